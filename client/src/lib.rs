@@ -1,0 +1,1 @@
+//! What a backend author needs: source, loop, full-state and incremental models, DiffStore.

@@ -1,0 +1,1 @@
+//! Small networks of namespaces, probes, and the Cases that every test layer reads.

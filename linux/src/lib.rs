@@ -1,0 +1,1 @@
+//! What more than one Linux backend needs: nf_tables netlink, addresses.

@@ -1,0 +1,1 @@
+//! Brain and one backend in one process, no gRPC between them.
