@@ -1,0 +1,46 @@
+#!/bin/sh
+# Installs the Debian packages that `make test` needs and that are not there yet. Changes nothing when all of them are.
+#
+#   nftables    nft, to compare what it loads with what netlink loads; kube-proxy calls it
+#   iproute2    ip, to make and to enter network namespaces
+#   conntrack   what the kernel remembers of the connections under test
+#   procps      ps and sysctl
+#   util-linux  setpriv, which ends a control plane together with its test
+set -eu
+
+packages="nftables iproute2 conntrack procps util-linux"
+
+fail() {
+    echo "failed to install test dependencies: $1" >&2
+    exit 1
+}
+
+installed() {
+    case $(dpkg -s "$1" 2>/dev/null) in
+        *"Status: install ok installed"*) return 0 ;;
+        *) return 1 ;;
+    esac
+}
+
+command -v dpkg >/dev/null || fail "this is no Debian system: install $packages (or their like) yourself"
+
+missing=
+for package in $packages; do
+    installed "$package" || missing="$missing $package"
+done
+[ -n "$missing" ] || exit 0
+
+if [ "$(id -u)" -eq 0 ]; then
+    as_root=
+elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
+    as_root=sudo
+else
+    fail "not root and no sudo without a password: run as root: apt-get install$missing"
+fi
+
+echo "installing$missing"
+# Some systems answer package questions on the terminal: nobody is there to do so.
+$as_root apt-get update -qq || fail "apt-get update: is the package archive reachable?"
+# shellcheck disable=SC2086 # a list of words
+$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null ||
+    fail "apt-get install$missing: see the lines above"
