@@ -1,0 +1,282 @@
+//! Tables, chains and sets as plain values. No I/O, no encoding.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::{Element, Rule};
+
+/// The name of a table, chain or set; cheap to clone because elements and rules repeat it.
+pub type Name = Arc<str>;
+
+/// The family of a table: `ip` or `ip6`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Family {
+    /// `ip`
+    V4,
+    /// `ip6`
+    V6,
+}
+
+impl Family {
+    /// Both families, IPv4 first.
+    pub const ALL: [Family; 2] = [Family::V4, Family::V6];
+
+    /// The family of an address.
+    pub fn of(address: &IpAddr) -> Self {
+        if address.is_ipv4() { Family::V4 } else { Family::V6 }
+    }
+
+    /// What nft calls the family, and its address fields: `ip`, `ip6`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Family::V4 => "ip",
+            Family::V6 => "ip6",
+        }
+    }
+
+    /// The type of an address of this family.
+    pub fn address_type(self) -> FieldType {
+        match self {
+            Family::V4 => FieldType::Ipv4Addr,
+            Family::V6 => FieldType::Ipv6Addr,
+        }
+    }
+}
+
+/// Names a table.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Table {
+    /// `ip` or `ip6`.
+    pub family: Family,
+    /// Its name, unique within the family.
+    pub name: Name,
+}
+
+impl Table {
+    /// A table of that family and name.
+    pub fn new(family: Family, name: impl Into<Name>) -> Self {
+        Self { family, name: name.into() }
+    }
+}
+
+/// A chain and its rules, in order.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Chain {
+    /// Its name, unique within the table.
+    pub name: Name,
+    /// Where the kernel enters it; none for a chain that is only jumped to.
+    pub hook: Option<Hook>,
+    /// Shown by `nft list`.
+    pub comment: Option<Name>,
+    /// Its rules, in order.
+    pub rules: Vec<Rule>,
+}
+
+impl Chain {
+    /// An empty chain that is only jumped to.
+    pub fn new(name: impl Into<Name>) -> Self {
+        Self { name: name.into(), hook: None, comment: None, rules: Vec::new() }
+    }
+
+    /// An empty chain that the kernel enters; its policy is accept.
+    pub fn base(name: impl Into<Name>, kind: ChainKind, point: HookPoint, priority: i32) -> Self {
+        Self { hook: Some(Hook { kind, point, priority }), ..Self::new(name) }
+    }
+
+    /// The same chain with a comment.
+    pub fn comment(mut self, comment: impl Into<Name>) -> Self {
+        self.comment = Some(comment.into());
+        self
+    }
+
+    /// The same chain with one more rule at its end.
+    pub fn rule(mut self, rule: impl Into<Rule>) -> Self {
+        self.rules.push(rule.into());
+        self
+    }
+}
+
+/// Where a base chain sits. Its policy is always accept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Hook {
+    /// What its rules may do.
+    pub kind: ChainKind,
+    /// Where on a packet's way it is.
+    pub point: HookPoint,
+    /// Its place among the chains of the same point; lower is earlier.
+    pub priority: i32,
+}
+
+/// The type of a base chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ChainKind {
+    /// `filter`: sees every packet.
+    Filter,
+    /// `nat`: sees the first packet of a connection.
+    Nat,
+}
+
+/// The hook of a base chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HookPoint {
+    /// Came in, not routed yet.
+    Prerouting,
+    /// For this node.
+    Input,
+    /// Passing through.
+    Forward,
+    /// From this node.
+    Output,
+    /// About to leave.
+    Postrouting,
+}
+
+/// The declaration of a set, or of a map (a set with data).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Set {
+    /// Its name, unique within the table.
+    pub name: Name,
+    /// The fields of the key, concatenated.
+    pub key: Vec<FieldType>,
+    /// What an element maps to.
+    pub data: SetData,
+    /// Its flags.
+    pub flags: SetFlags,
+    /// Default time after which an element disappears, in seconds.
+    pub timeout: Option<u32>,
+    /// The most elements it can hold. The kernel allocates for that many at once, which makes a full load three times
+    /// faster; one element more is refused with ENFILE.
+    pub size: Option<u32>,
+    /// Shown by `nft list`.
+    pub comment: Option<Name>,
+}
+
+impl Set {
+    /// A plain set.
+    pub fn new(name: impl Into<Name>, key: impl Into<Vec<FieldType>>) -> Self {
+        Self {
+            name: name.into(),
+            key: key.into(),
+            data: SetData::None,
+            flags: SetFlags::default(),
+            timeout: None,
+            size: None,
+            comment: None,
+        }
+    }
+
+    /// A verdict map.
+    pub fn verdict_map(name: impl Into<Name>, key: impl Into<Vec<FieldType>>) -> Self {
+        Self { data: SetData::Verdict, ..Self::new(name, key) }
+    }
+
+    /// A map to a concatenation of values.
+    pub fn map(name: impl Into<Name>, key: impl Into<Vec<FieldType>>, values: impl Into<Vec<FieldType>>) -> Self {
+        Self { data: SetData::Values(values.into()), ..Self::new(name, key) }
+    }
+
+    /// The same set whose elements may be ranges and prefixes.
+    pub fn interval(mut self) -> Self {
+        self.flags.interval = true;
+        self
+    }
+
+    /// The same set, filled by packets, its elements gone after `seconds`.
+    pub fn dynamic(mut self, seconds: Option<u32>) -> Self {
+        self.flags.dynamic = true;
+        self.flags.timeout = true;
+        self.timeout = seconds;
+        self
+    }
+
+    /// The same set with a limit on its elements.
+    pub fn size(mut self, size: u32) -> Self {
+        self.size = Some(size);
+        self
+    }
+
+    /// The same set with a comment.
+    pub fn comment(mut self, comment: impl Into<Name>) -> Self {
+        self.comment = Some(comment.into());
+        self
+    }
+
+    /// Whether it is a map.
+    pub fn is_map(&self) -> bool {
+        self.data != SetData::None
+    }
+
+    /// Bytes of a key in the kernel's registers.
+    pub fn key_len(&self) -> usize {
+        self.key.iter().map(|field| field.padded_len()).sum()
+    }
+}
+
+/// What the elements of a set map to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum SetData {
+    /// Nothing: a plain set.
+    None,
+    /// A verdict: `vmap`.
+    Verdict,
+    /// A concatenation of values.
+    Values(Vec<FieldType>),
+}
+
+/// The flags of a set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct SetFlags {
+    /// Elements may be ranges.
+    pub interval: bool,
+    /// Packets add elements.
+    pub dynamic: bool,
+    /// Elements may have a timeout.
+    pub timeout: bool,
+}
+
+/// The type of one field of a key or value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FieldType {
+    /// `ipv4_addr`
+    Ipv4Addr,
+    /// `ipv6_addr`
+    Ipv6Addr,
+    /// `inet_proto`
+    InetProto,
+    /// `inet_service`: a port.
+    InetService,
+    /// The number that a number generator yields: 32 bits in the machine's byte order.
+    Index,
+    /// `mark`: 32 bits in the machine's byte order.
+    Mark,
+    /// `ifname`: 16 bytes.
+    Ifname,
+}
+
+impl FieldType {
+    /// Bytes of a value, without padding.
+    pub fn byte_len(self) -> usize {
+        match self {
+            FieldType::InetProto => 1,
+            FieldType::InetService => 2,
+            FieldType::Ipv4Addr | FieldType::Index | FieldType::Mark => 4,
+            FieldType::Ipv6Addr | FieldType::Ifname => 16,
+        }
+    }
+
+    /// Bytes that it takes in a concatenation: fields start at multiples of four.
+    pub fn padded_len(self) -> usize {
+        self.byte_len().next_multiple_of(4)
+    }
+}
+
+/// Everything in a table: what a planner wants, what a listing shows, what a dump found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableContent {
+    /// Which table.
+    pub table: Table,
+    /// Its sets and maps with their elements.
+    pub sets: Vec<(Arc<Set>, Vec<Element>)>,
+    /// Its chains with their rules.
+    pub chains: Vec<Chain>,
+}
