@@ -1,1 +1,30 @@
 //! The localnetv1 contract: wire types and the typed model of one node's state.
+//!
+//! ```text
+//!            Service, Endpoint … (model)         NextItem … (wire)
+//!  brain ──► Snapshot ──► wire::items ──► gRPC ──► Assembler ──► Update ──► Snapshot::apply ──► backend
+//! ```
+//!
+//! - [`wire`] is generated from `localnetv1.proto`, which documents every message and field.
+//! - [`model`] is the same in types that cannot hold nonsense. Everything but the two conversions works on it.
+//! - [`encode`] (model → wire) and [`decode`] (wire → model) are the only places that know both.
+
+pub mod decode;
+pub mod encode;
+pub mod model;
+mod update;
+
+pub use model::{
+    Endpoint, EndpointPort, Family, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, Snapshot,
+    SourceFilter, Verdict, WhenEmpty,
+};
+pub use update::{Change, Changes, Update};
+
+/// Types and services generated from `localnetv1.proto`.
+#[expect(clippy::all, clippy::allow_attributes, reason = "generated code; the proto file documents it")]
+pub mod wire {
+    tonic::include_proto!("localnetv1");
+}
+
+/// The serialized `FileDescriptorSet` of `localnetv1.proto`, comments included, for gRPC reflection.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/localnetv1.binpb"));

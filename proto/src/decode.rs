@@ -1,0 +1,264 @@
+//! Wire → model: reads one answer of `Next`. Total: any bytes give an [`Update`] or an error that names the field.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Display,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    str::FromStr,
+    sync::Arc,
+};
+
+use ipnet::IpNet;
+
+use crate::{
+    model::{
+        Endpoint, EndpointPort, Family, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, Snapshot,
+        SourceFilter, Verdict, WhenEmpty,
+    },
+    update::{Change, Update},
+    wire,
+};
+
+/// An answer that cannot be a state.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{object}: {field}: {problem}")]
+pub struct DecodeError {
+    /// What was being read: `service ns/name`, `node`, `answer`.
+    pub object: String,
+    /// The field of the proto.
+    pub field: &'static str,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+/// Collects the items of one answer; [`Assembler::finish`] gives the update once the stream has ended with OK.
+#[derive(Debug, Default)]
+pub struct Assembler {
+    next: Option<wire::NextFilter>,
+    node: Option<Node>,
+    services: BTreeMap<ServiceKey, Service>,
+    removed: Vec<ServiceKey>,
+    /// The service of the item before, which a continuation must name.
+    last: Option<ServiceKey>,
+}
+
+impl Assembler {
+    /// Takes the next item of the stream.
+    pub fn push(&mut self, item: wire::NextItem) -> Result<(), DecodeError> {
+        if self.next.is_none() && item.next.is_none() {
+            return Err(answer_error("Next", "the first item must name the state"));
+        }
+        if let Some(next) = item.next
+            && self.next.replace(next).is_some()
+        {
+            return Err(answer_error("Next", "only the first item may name the state"));
+        }
+        if let Some(node) = &item.node {
+            self.node = Some(node.try_into()?);
+        }
+        if let Some(endpoints) = item.endpoints {
+            self.push_service(endpoints)?;
+        }
+        if let Some(key) = item.removed {
+            self.removed.push(service_key(&key.namespace, &key.name)?);
+        }
+        Ok(())
+    }
+
+    fn push_service(&mut self, item: wire::ServiceEndpoints) -> Result<(), DecodeError> {
+        let head = item.service.ok_or_else(|| answer_error("Endpoints.Service", "is missing"))?;
+        let key = service_key(&head.namespace, &head.name)?;
+        let endpoints =
+            item.endpoints.iter().map(|endpoint| endpoint_of(&key, endpoint)).collect::<Result<Vec<_>, _>>()?;
+        if item.continues {
+            let service = self.services.get_mut(&key).filter(|_| self.last.as_ref() == Some(&key));
+            let service =
+                service.ok_or_else(|| service_error(&key, "Continues", "does not follow an item of the service"))?;
+            service.endpoints.extend(endpoints);
+            return Ok(());
+        }
+        let service = service_of(key.clone(), &head, endpoints)?;
+        if self.services.insert(key.clone(), service).is_some() {
+            return Err(service_error(&key, "Service", "is sent twice"));
+        }
+        self.last = Some(key);
+        Ok(())
+    }
+
+    /// The update. Call it only when the stream has ended with OK.
+    pub fn finish(self) -> Result<Update, DecodeError> {
+        let next = self.next.ok_or_else(|| answer_error("Next", "the answer is empty"))?;
+        let revision = Revision { instance: next.instance_id, rev: next.rev };
+        if next.delta {
+            let services = self.services.into_values().map(|service| Change::Service(Arc::new(service)));
+            let changes = self.node.map(Change::Node).into_iter().chain(services);
+            let changes = changes.chain(self.removed.into_iter().map(Change::Removed)).collect();
+            return Ok(Update::Delta { revision, changes });
+        }
+        let node = self.node.ok_or_else(|| answer_error("Node", "is missing from a full state"))?;
+        if !self.removed.is_empty() {
+            return Err(answer_error("Removed", "makes no sense in a full state"));
+        }
+        let services = self.services.into_iter().map(|(key, service)| (key, Arc::new(service))).collect();
+        Ok(Update::Full(Snapshot { revision, node, services }))
+    }
+}
+
+fn answer_error(field: &'static str, problem: impl Display) -> DecodeError {
+    DecodeError { object: "answer".to_owned(), field, problem: problem.to_string() }
+}
+
+fn service_error(key: &ServiceKey, field: &'static str, problem: impl Display) -> DecodeError {
+    DecodeError { object: format!("service {key}"), field, problem: problem.to_string() }
+}
+
+fn service_key(namespace: &str, name: &str) -> Result<ServiceKey, DecodeError> {
+    if namespace.is_empty() || name.is_empty() {
+        return Err(answer_error("Service", format!("{namespace:?}/{name:?} lacks its namespace or name")));
+    }
+    Ok(ServiceKey::new(namespace, name))
+}
+
+/// Parses each text of a list.
+fn parsed<T: FromStr<Err: Display>>(texts: &[String]) -> Result<Vec<T>, String> {
+    texts.iter().map(|text| text.parse().map_err(|error| format!("{text:?}: {error}"))).collect()
+}
+
+/// The addresses of a set in the order they are sent, IPv4 first.
+fn ordered_addresses(set: Option<&wire::IpSet>) -> Result<Vec<IpAddr>, String> {
+    let Some(set) = set else { return Ok(Vec::new()) };
+    let v4 = parsed::<Ipv4Addr>(&set.v4)?.into_iter().map(IpAddr::V4);
+    let v6 = parsed::<Ipv6Addr>(&set.v6)?.into_iter().map(IpAddr::V6);
+    Ok(v4.chain(v6).collect())
+}
+
+/// The addresses of a set, sorted as the model has them.
+fn addresses(set: Option<&wire::IpSet>) -> Result<Vec<IpAddr>, String> {
+    let mut addresses = ordered_addresses(set)?;
+    addresses.sort_unstable();
+    addresses.dedup();
+    Ok(addresses)
+}
+
+/// A port number that must not be 0.
+fn port_number(number: i32) -> Result<u16, String> {
+    match u16::try_from(number) {
+        Ok(port) if port != 0 => Ok(port),
+        _ => Err(format!("{number} is not a port (1-65535)")),
+    }
+}
+
+/// A port number for which 0 means none.
+fn optional_port(number: i32) -> Result<Option<u16>, String> {
+    if number == 0 { Ok(None) } else { port_number(number).map(Some) }
+}
+
+impl TryFrom<&wire::NodeState> for Node {
+    type Error = DecodeError;
+
+    fn try_from(node: &wire::NodeState) -> Result<Self, Self::Error> {
+        let error = |field| move |problem| DecodeError { object: format!("node {:?}", node.name), field, problem };
+        Ok(Self {
+            name: node.name.clone(),
+            addresses: ordered_addresses(node.i_ps.as_ref()).map_err(error("IPs"))?,
+            zone: node.zone.clone(),
+            pod_cidrs: parsed(&node.pod_cid_rs).map_err(error("PodCIDRs"))?,
+            service_cidrs: parsed(&node.service_cid_rs).map_err(error("ServiceCIDRs"))?,
+        })
+    }
+}
+
+fn service_of(key: ServiceKey, head: &wire::Service, endpoints: Vec<Endpoint>) -> Result<Service, DecodeError> {
+    let error = |field| {
+        let key = &key;
+        move |problem: String| service_error(key, field, problem)
+    };
+    let ips = head.i_ps.as_ref();
+    let cluster_ips = addresses(ips.and_then(|ips| ips.cluster_i_ps.as_ref())).map_err(error("IPs.ClusterIPs"))?;
+    if cluster_ips.is_empty() {
+        return Err(service_error(&key, "IPs.ClusterIPs", "a service has at least one"));
+    }
+    let affinity = head.session_affinity.as_ref();
+    let client_ip_affinity = affinity.map(|wire::service::SessionAffinity::ClientIp(client)| {
+        u32::try_from(client.timeout_seconds).map_err(|_| format!("{} is negative", client.timeout_seconds))
+    });
+    Ok(Service {
+        kind: head.r#type.clone(),
+        cluster_ips,
+        external_ips: addresses(ips.and_then(|ips| ips.external_i_ps.as_ref())).map_err(error("IPs.ExternalIPs"))?,
+        load_balancer_ips: addresses(ips.and_then(|ips| ips.load_balancer_i_ps.as_ref()))
+            .map_err(error("IPs.LoadBalancerIPs"))?,
+        ports: head.ports.iter().map(port_of).collect::<Result<_, _>>().map_err(error("Ports"))?,
+        internal_traffic_to_local: head.internal_traffic_to_local,
+        external_traffic_to_local: head.external_traffic_to_local,
+        client_ip_affinity: client_ip_affinity.transpose().map_err(error("ClientIP.TimeoutSeconds"))?,
+        source_filters: head.ip_filters.iter().map(filter_of).collect::<Result<_, _>>().map_err(error("IPFilters"))?,
+        health_check_node_port: optional_port(head.health_check_node_port).map_err(error("HealthCheckNodePort"))?,
+        endpoints,
+        key,
+    })
+}
+
+fn port_of(port: &wire::PortMapping) -> Result<Port, String> {
+    let protocol = match wire::Protocol::try_from(port.protocol) {
+        Ok(wire::Protocol::Tcp) => Protocol::Tcp,
+        Ok(wire::Protocol::Udp) => Protocol::Udp,
+        Ok(wire::Protocol::Sctp) => Protocol::Sctp,
+        Ok(wire::Protocol::UnknownProtocol) | Err(_) => return Err(format!("unknown protocol {}", port.protocol)),
+    };
+    Ok(Port {
+        name: port.name.as_str().into(),
+        protocol,
+        port: port_number(port.port)?,
+        node_port: optional_port(port.node_port)?,
+        when_empty_v4: when_empty_of(port.when_empty_v4)?,
+        when_empty_v6: when_empty_of(port.when_empty_v6)?,
+    })
+}
+
+fn when_empty_of(when_empty: Option<wire::WhenEmpty>) -> Result<WhenEmpty, String> {
+    let Some(when_empty) = when_empty else { return Ok(WhenEmpty::default()) };
+    let verdict = |number| match wire::Verdict::try_from(number) {
+        Ok(wire::Verdict::Reject) => Ok(Verdict::Reject),
+        Ok(wire::Verdict::Drop) => Ok(Verdict::Drop),
+        Err(_) => Err(format!("unknown verdict {number}")),
+    };
+    Ok(WhenEmpty { internal: verdict(when_empty.internal)?, external: verdict(when_empty.external)? })
+}
+
+fn filter_of(filter: &wire::IpFilter) -> Result<SourceFilter, String> {
+    let targets = addresses(filter.target_i_ps.as_ref())?;
+    let source_ranges: Vec<IpNet> = parsed(&filter.source_ranges)?;
+    let mut families = targets.iter().map(|ip| Family::of(*ip));
+    let Some(family) = families.next() else { return Err("a filter without targets".to_owned()) };
+    let ranges = source_ranges.iter().map(|range| Family::of(range.addr()));
+    if families.chain(ranges).any(|other| other != family) {
+        return Err("a filter mixes IPv4 and IPv6".to_owned());
+    }
+    Ok(SourceFilter { targets, source_ranges })
+}
+
+fn endpoint_of(key: &ServiceKey, endpoint: &wire::Endpoint) -> Result<Endpoint, DecodeError> {
+    let error = |field| move |problem: String| service_error(key, field, problem);
+    let addresses = addresses(endpoint.i_ps.as_ref()).map_err(error("Endpoint.IPs"))?;
+    let [address] = addresses[..] else {
+        let problem = format!("{} addresses, one is expected", addresses.len());
+        return Err(service_error(key, "Endpoint.IPs", problem));
+    };
+    let port =
+        |port: &wire::PortName| Ok(EndpointPort { name: port.name.as_str().into(), port: port_number(port.port)? });
+    let ports: Result<_, String> = endpoint.port_overrides.iter().map(port).collect();
+    let scopes = endpoint.scopes.unwrap_or_default();
+    Ok(Endpoint {
+        address,
+        ports: ports.map_err(error("Endpoint.PortOverrides"))?,
+        local: endpoint.local,
+        hostname: (!endpoint.hostname.is_empty()).then(|| endpoint.hostname.as_str().into()),
+        scopes: Scopes {
+            internal: scopes.internal,
+            external: scopes.external,
+            short_circuit: scopes.short_circuit,
+            established: scopes.established,
+        },
+    })
+}

@@ -1,0 +1,215 @@
+//! Model → wire → model is the identity, whatever the state, and no bytes make the reader panic.
+
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+
+use localnet_proto::{
+    Change, Endpoint, EndpointPort, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, Snapshot,
+    SourceFilter, Update, Verdict, WhenEmpty,
+    decode::Assembler,
+    encode::{self, ENDPOINTS_PER_ITEM},
+    wire,
+};
+use proptest::{collection::vec, prelude::*};
+use prost::Message as _;
+
+fn address() -> impl Strategy<Value = IpAddr> {
+    prop_oneof![any::<[u8; 4]>().prop_map(IpAddr::from), any::<[u8; 16]>().prop_map(IpAddr::from)]
+}
+
+fn sorted(addresses: impl Strategy<Value = Vec<IpAddr>>) -> impl Strategy<Value = Vec<IpAddr>> {
+    addresses.prop_map(|mut list| {
+        list.sort_unstable();
+        list.dedup();
+        list
+    })
+}
+
+fn when_empty() -> impl Strategy<Value = WhenEmpty> {
+    let verdict = || prop_oneof![Just(Verdict::Reject), Just(Verdict::Drop)];
+    (verdict(), verdict()).prop_map(|(internal, external)| WhenEmpty { internal, external })
+}
+
+fn port() -> impl Strategy<Value = Port> {
+    let protocol = prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp), Just(Protocol::Sctp)];
+    (("[a-z]{0,3}", protocol, 1..=u16::MAX), (prop::option::of(1..=u16::MAX), when_empty(), when_empty())).prop_map(
+        |((name, protocol, port), (node_port, when_empty_v4, when_empty_v6))| Port {
+            name: name.into(),
+            protocol,
+            port,
+            node_port,
+            when_empty_v4,
+            when_empty_v6,
+        },
+    )
+}
+
+fn endpoint() -> impl Strategy<Value = Endpoint> {
+    let port = ("[a-z]{0,3}", 1..=u16::MAX).prop_map(|(name, port)| EndpointPort { name: name.into(), port });
+    let hostname = prop::option::of("[a-z]{1,5}".prop_map(Arc::from));
+    (address(), vec(port, 0..3), any::<bool>(), hostname, any::<[bool; 4]>()).prop_map(
+        |(address, ports, local, hostname, [internal, external, short_circuit, established])| Endpoint {
+            address,
+            ports,
+            local,
+            hostname,
+            scopes: Scopes { internal, external, short_circuit, established },
+        },
+    )
+}
+
+fn service() -> impl Strategy<Value = Service> {
+    let key = ("[a-z]{1,4}", "[a-z]{1,4}").prop_map(|(namespace, name)| ServiceKey::new(namespace, name));
+    let addresses = (sorted(vec(address(), 1..3)), sorted(vec(address(), 0..3)), sorted(vec(address(), 0..3)));
+    let options = (any::<bool>(), any::<bool>(), prop::option::of(0..86_401_u32), prop::option::of(1..=u16::MAX));
+    let filters = vec(any::<[u8; 4]>(), 0..2);
+    (key, addresses, options, filters, vec(port(), 0..3), vec(endpoint(), 0..6)).prop_map(
+        |(key, (cluster_ips, external_ips, load_balancer_ips), options, filters, ports, endpoints)| Service {
+            key,
+            kind: "ClusterIP".to_owned(),
+            cluster_ips,
+            external_ips,
+            load_balancer_ips,
+            ports,
+            internal_traffic_to_local: options.0,
+            external_traffic_to_local: options.1,
+            client_ip_affinity: options.2,
+            source_filters: filters
+                .into_iter()
+                .map(|ip| SourceFilter { targets: vec![ip.into()], source_ranges: vec!["10.0.0.0/8".parse().unwrap()] })
+                .collect(),
+            health_check_node_port: options.3,
+            endpoints,
+        },
+    )
+}
+
+fn snapshot() -> impl Strategy<Value = Snapshot> {
+    (vec(service(), 0..5), "[a-z]{0,4}", any::<(u64, u64)>(), vec(any::<[u8; 4]>().prop_map(IpAddr::from), 0..3))
+        .prop_map(|(services, zone, (instance, rev), addresses)| Snapshot {
+            revision: Revision { instance, rev },
+            node: Node {
+                name: "node".to_owned(),
+                addresses,
+                zone,
+                pod_cidrs: vec!["10.0.0.0/24".parse().unwrap()],
+                service_cidrs: Vec::new(),
+            },
+            services: services.into_iter().map(|service| (service.key.clone(), Arc::new(service))).collect(),
+        })
+}
+
+fn items(snapshot: &Snapshot) -> Vec<wire::NextItem> {
+    let head = [encode::next_item(snapshot.revision, false), encode::node_item(&snapshot.node)];
+    head.into_iter().chain(snapshot.services.values().flat_map(|service| encode::service_items(service))).collect()
+}
+
+fn assembled(items: impl IntoIterator<Item = wire::NextItem>) -> Result<Update, String> {
+    let mut assembler = Assembler::default();
+    for item in items {
+        assembler.push(item).map_err(|error| error.to_string())?;
+    }
+    assembler.finish().map_err(|error| error.to_string())
+}
+
+proptest! {
+    #[test]
+    fn full_states_survive_the_wire(snapshot in snapshot()) {
+        prop_assert_eq!(assembled(items(&snapshot)), Ok(Update::Full(snapshot)));
+    }
+
+    #[test]
+    fn folding_a_delta_gives_the_full_state(before in snapshot(), after in snapshot()) {
+        let sets = after.services.values().filter(|s| before.services.get(&s.key) != Some(*s));
+        let gone = before.services.keys().filter(|key| !after.services.contains_key(key));
+        let items = [encode::next_item(after.revision, true), encode::node_item(&after.node)].into_iter()
+            .chain(sets.flat_map(|service| encode::service_items(service)))
+            .chain(gone.map(encode::removed_item));
+        let mut folded = before.clone();
+        let by_delta = folded.apply(assembled(items).unwrap());
+        prop_assert_eq!(&folded, &after);
+        let mut replaced = before;
+        prop_assert_eq!(replaced.apply(Update::Full(after)), by_delta);
+        prop_assert_eq!(replaced, folded);
+    }
+
+    #[test]
+    fn no_bytes_make_the_reader_panic(bytes in vec(vec(any::<u8>(), 0..64), 0..4), snapshot in snapshot(), cut in any::<prop::sample::Index>()) {
+        let mut encoded: Vec<Vec<u8>> = items(&snapshot).iter().map(prost::Message::encode_to_vec).collect();
+        let at = cut.index(encoded.len());
+        encoded.splice(at..at, bytes);
+        let _ = assembled(encoded.iter().filter_map(|bytes| wire::NextItem::decode(bytes.as_slice()).ok()));
+    }
+
+    #[test]
+    fn text_form_holds_the_whole_snapshot(snapshot in snapshot()) {
+        let text = serde_json::to_string(&snapshot).unwrap();
+        let read: Snapshot = serde_json::from_str(&text).unwrap();
+        prop_assert_eq!(read, Snapshot { revision: Revision::default(), ..snapshot });
+    }
+}
+
+#[test]
+fn a_service_with_many_endpoints_is_sent_in_pieces() {
+    let endpoint = |number: u16| Endpoint {
+        address: IpAddr::from([10, 1, (number >> 8) as u8, number as u8]),
+        ports: vec![EndpointPort { name: "http".into(), port: 80 }],
+        local: false,
+        hostname: None,
+        scopes: Scopes { internal: true, ..Scopes::default() },
+    };
+    let service = Service {
+        key: ServiceKey::new("default", "big"),
+        kind: "ClusterIP".to_owned(),
+        cluster_ips: vec![IpAddr::from([10, 0, 0, 1])],
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        ports: Vec::new(),
+        internal_traffic_to_local: false,
+        external_traffic_to_local: false,
+        client_ip_affinity: None,
+        source_filters: Vec::new(),
+        health_check_node_port: None,
+        endpoints: (0..u16::try_from(2 * ENDPOINTS_PER_ITEM + 1).unwrap()).map(endpoint).collect(),
+    };
+    assert_eq!(encode::service_items(&service).len(), 3);
+    let services = BTreeMap::from([(service.key.clone(), Arc::new(service))]);
+    let snapshot = Snapshot { services, ..Snapshot::default() };
+    assert_eq!(assembled(items(&snapshot)), Ok(Update::Full(snapshot.clone())));
+
+    let torn = items(&snapshot).into_iter().filter(|item| item.endpoints.as_ref().is_none_or(|e| e.continues));
+    assert_eq!(
+        assembled(torn).unwrap_err(),
+        "service default/big: Continues: does not follow an item of the service",
+        "a continuation without its beginning"
+    );
+}
+
+#[test]
+fn nonsense_is_refused_by_name() {
+    let service = |service: wire::Service| {
+        let endpoints = Some(wire::ServiceEndpoints { service: Some(service), ..Default::default() });
+        let item = wire::NextItem { endpoints, ..Default::default() };
+        assembled([encode::next_item(Revision::default(), false), item]).unwrap_err()
+    };
+    let named = wire::Service { namespace: "ns".into(), name: "web".into(), ..Default::default() };
+    assert_eq!(service(wire::Service::default()), r#"answer: Service: ""/"" lacks its namespace or name"#);
+    assert_eq!(service(named.clone()), "service ns/web: IPs.ClusterIPs: a service has at least one");
+    let set = |text: &str| Some(wire::IpSet { v4: vec![text.into()], v6: vec![] });
+    let with_ip = |text: &str| {
+        let i_ps = Some(wire::ServiceIPs { cluster_i_ps: set(text), ..Default::default() });
+        wire::Service { i_ps, ..named.clone() }
+    };
+    assert_eq!(service(with_ip("fd00::1")), "service ns/web: IPs.ClusterIPs: \"fd00::1\": invalid IPv4 address syntax");
+    let ports = vec![wire::PortMapping { protocol: 1, port: 70_000, ..Default::default() }];
+    let bad_port = wire::Service { ports, ..with_ip("10.0.0.1") };
+    assert_eq!(service(bad_port), "service ns/web: Ports: 70000 is not a port (1-65535)");
+    assert_eq!(assembled([]).unwrap_err(), "answer: Next: the answer is empty");
+    assert_eq!(
+        assembled([encode::next_item(Revision::default(), false)]).unwrap_err(),
+        "answer: Node: is missing from a full state"
+    );
+    let changes = [encode::next_item(Revision::default(), true), encode::removed_item(&ServiceKey::new("a", "b"))];
+    let removed =
+        Update::Delta { revision: Revision::default(), changes: vec![Change::Removed(ServiceKey::new("a", "b"))] };
+    assert_eq!(assembled(changes), Ok(removed));
+}
