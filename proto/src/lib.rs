@@ -7,13 +7,16 @@
 //!
 //! - [`wire`] is generated from `localnetv1.proto`, which documents every message and field.
 //! - [`model`] is the same in types that cannot hold nonsense. Everything but the two conversions works on it.
+//! - [`Address`] is where a brain is served, in docker's syntax, for both sides.
 //! - [`encode`] (model → wire) and [`decode`] (wire → model) are the only places that know both.
 
+mod address;
 pub mod decode;
 pub mod encode;
 pub mod model;
 mod update;
 
+pub use address::{Address, BadAddress, DEFAULT_ADDRESS};
 pub use model::{
     Endpoint, EndpointPort, Family, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, Snapshot,
     SourceFilter, Verdict, WhenEmpty,

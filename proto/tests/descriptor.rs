@@ -1,5 +1,7 @@
 //! The wire only grows (invariant 7): every message, field, number, type and method of `localnetv1.golden.txt` is still there.
 
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
 use std::{collections::BTreeSet, env, fs};
 
 use prost::Message as _;

@@ -1,5 +1,7 @@
 //! Model → wire → model is the identity, whatever the state, and no bytes make the reader panic.
 
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use localnet_proto::{
