@@ -1,0 +1,246 @@
+//! A real control plane for tests: etcd, kube-apiserver and the endpointslice controller, as child processes.
+//!
+//! ```text
+//! Options ─▶ ControlPlane::start ─▶ etcd ◀─ kube-apiserver ◀─ kube-controller-manager (endpointslice, namespace)
+//!                                              ▲
+//!              client(), objects(namespace) ───┘    kubeconfigs for whatever else is under test
+//! ```
+//!
+//! It owns the processes, their folder and the few calls that make Nodes, Pods and Services. It starts no brain, no backend and
+//! no kube-proxy, makes no network namespace, and knows nothing of localnet. There is no kubelet and no scheduler: a test says on
+//! which node a Pod is and whether it is ready.
+
+mod binaries;
+mod client;
+mod credentials;
+mod netns;
+mod objects;
+mod process;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use kube::runtime::wait::await_condition;
+use kube::{Api, Client};
+use tempfile::TempDir;
+use tokio::time::{Instant, sleep, timeout};
+
+pub use binaries::binary;
+pub use objects::{NewNode, NewPod, Objects, Port, ready_addresses};
+
+use credentials::Credentials;
+use process::Process;
+
+/// How long a start may take. It takes some seconds; a machine that builds at the same time is slow.
+const READY_WITHIN: Duration = Duration::from_secs(120);
+/// The pause between two questions whether the API server is ready.
+const READY_POLL: Duration = Duration::from_millis(50);
+
+/// What a test may choose.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The network namespace in which everything runs, as a path (`/run/netns/NAME`, `/proc/PID/ns/net`); its `lo` must be up.
+    /// None: the namespace of the caller.
+    pub netns: Option<PathBuf>,
+    /// Where the API server listens; etcd is always on 127.0.0.1. Not an unspecified address: the kubeconfigs name it.
+    pub bind_address: IpAddr,
+    /// One CIDR or two, of different families; the first is the default family of Services.
+    pub service_cidrs: Vec<String>,
+    /// More arguments for kube-apiserver. They come last and win over ours.
+    pub apiserver_arguments: Vec<String>,
+}
+
+impl Default for Options {
+    /// In the caller's namespace, on 127.0.0.1, dual stack with IPv4 first.
+    fn default() -> Options {
+        Options {
+            netns: None,
+            bind_address: Ipv4Addr::LOCALHOST.into(),
+            service_cidrs: vec!["10.96.0.0/16".to_owned(), "fd00:96::/112".to_owned()],
+            apiserver_arguments: Vec::new(),
+        }
+    }
+}
+
+/// A running control plane. Dropping it ends the processes and removes their folder.
+pub struct ControlPlane {
+    options: Options,
+    server: SocketAddr,
+    etcd_url: String,
+    credentials: Credentials,
+    client: Client,
+    controllers: Option<Process>,
+    apiserver: Option<Process>,
+    etcd: Process,
+    // Last, so that it goes when nobody writes to it any more.
+    folder: TempDir,
+}
+
+impl ControlPlane {
+    /// Starts all three and returns when the API server is ready and Services can be made.
+    pub async fn start(options: Options) -> anyhow::Result<ControlPlane> {
+        let netns = options.netns.as_deref();
+        let folder = tempfile::Builder::new().prefix("localnet-controlplane-").tempdir()?;
+        let server = SocketAddr::new(options.bind_address, netns::free_port(netns, options.bind_address)?);
+        let credentials = Credentials::write(folder.path(), server)?;
+        let (etcd, etcd_url) = start_etcd(folder.path(), netns)?;
+        let client = client::connect(&credentials.admin, server, options.netns.clone()).await?;
+        let mut plane = ControlPlane {
+            options,
+            server,
+            etcd_url,
+            credentials,
+            client,
+            controllers: None,
+            apiserver: None,
+            etcd,
+            folder,
+        };
+        plane.start_apiserver().await?;
+        plane.await_service_addresses().await?;
+        plane.controllers = Some(plane.spawn_controllers()?);
+        Ok(plane)
+    }
+
+    /// The kubeconfig of a user who may do everything.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.credentials.admin
+    }
+
+    /// The kubeconfig of `system:kube-proxy`: RBAC's `system:node-proxier`, the rights a service proxy has in a real cluster.
+    pub fn kube_proxy_kubeconfig(&self) -> &Path {
+        &self.credentials.kube_proxy
+    }
+
+    /// `https://ADDRESS:PORT`, as seen from inside the namespace.
+    pub fn apiserver_url(&self) -> String {
+        format!("https://{}", self.server)
+    }
+
+    /// The same as an address.
+    pub fn apiserver_address(&self) -> SocketAddr {
+        self.server
+    }
+
+    /// A client with all rights. It works from outside the namespace, too, and outlives restarts of the API server.
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// What a test makes and awaits in one Kubernetes namespace.
+    pub fn objects(&self, namespace: &str) -> Objects {
+        Objects::new(self.client(), namespace)
+    }
+
+    /// Kills the API server; etcd keeps what it holds. Nothing happens if it is not running.
+    pub fn stop_apiserver(&mut self) -> anyhow::Result<()> {
+        self.apiserver.take().map_or(Ok(()), Process::kill)
+    }
+
+    /// Starts the API server, on the port it always had, and returns when it is ready. Nothing happens if it is running.
+    pub async fn start_apiserver(&mut self) -> anyhow::Result<()> {
+        if self.apiserver.is_none() {
+            self.apiserver = Some(self.spawn_apiserver()?);
+        }
+        let deadline = Instant::now() + READY_WITHIN;
+        while !self.is_ready().await {
+            for process in [Some(&mut self.etcd), self.apiserver.as_mut()].into_iter().flatten() {
+                process.check_alive()?;
+            }
+            if Instant::now() > deadline {
+                let log = self.apiserver.as_ref().map(Process::tail).unwrap_or_default();
+                bail!("{} was not ready within {READY_WITHIN:?}; {log}", self.apiserver_url());
+            }
+            sleep(READY_POLL).await;
+        }
+        Ok(())
+    }
+
+    async fn is_ready(&self) -> bool {
+        let Ok(request) = http::Request::get("/readyz").body(Vec::new()) else { return false };
+        self.client.request_text(request).await.is_ok_and(|answer| answer == "ok")
+    }
+
+    /// Until the API server has put its own CIDRs into the API it refuses to make Services.
+    async fn await_service_addresses(&self) -> anyhow::Result<()> {
+        let cidrs: Api<ServiceCIDR> = Api::all(self.client());
+        let ready = |cidr: Option<&ServiceCIDR>| {
+            let conditions = cidr.and_then(|cidr| cidr.status.as_ref()?.conditions.as_ref());
+            conditions.is_some_and(|all| all.iter().any(|one| one.type_ == "Ready" && one.status == "True"))
+        };
+        let awaited = timeout(READY_WITHIN, await_condition(cidrs, "kubernetes", ready)).await;
+        awaited.context("awaiting the ServiceCIDR `kubernetes`")?.context("watching the ServiceCIDR `kubernetes`")?;
+        Ok(())
+    }
+
+    fn spawn_apiserver(&self) -> anyhow::Result<Process> {
+        let credentials = &self.credentials;
+        let mut arguments = vec![
+            format!("--etcd-servers={}", self.etcd_url),
+            format!("--bind-address={}", self.server.ip()),
+            format!("--secure-port={}", self.server.port()),
+            // Otherwise it looks for a default route, which a namespace need not have.
+            format!("--advertise-address={}", self.server.ip()),
+            // The Service default/kubernetes stays without endpoints: a loopback address would not be valid there.
+            "--endpoint-reconciler-type=none".to_owned(),
+            format!("--cert-dir={}", self.folder.path().display()),
+            format!("--tls-cert-file={}", credentials.serving_certificate.display()),
+            format!("--tls-private-key-file={}", credentials.serving_key.display()),
+            format!("--token-auth-file={}", credentials.tokens.display()),
+            "--authorization-mode=RBAC".to_owned(),
+            "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
+            format!("--service-account-key-file={}", credentials.service_account_public_key.display()),
+            format!("--service-account-signing-key-file={}", credentials.service_account_key.display()),
+            // Pods need no account here; nobody would make one.
+            "--disable-admission-plugins=ServiceAccount".to_owned(),
+            format!("--service-cluster-ip-range={}", self.options.service_cidrs.join(",")),
+            "--allow-privileged=true".to_owned(),
+        ];
+        arguments.extend(self.options.apiserver_arguments.iter().cloned());
+        self.spawn("kube-apiserver", &arguments)
+    }
+
+    fn spawn_controllers(&self) -> anyhow::Result<Process> {
+        let arguments = [
+            format!("--kubeconfig={}", self.credentials.admin.display()),
+            "--controllers=endpointslice-controller,namespace-controller".to_owned(),
+            "--leader-elect=false".to_owned(),
+            "--secure-port=0".to_owned(),
+            // Tests of churn want the controller to be quicker than its default of 20 requests a second.
+            "--kube-api-qps=2000".to_owned(),
+            "--kube-api-burst=4000".to_owned(),
+        ];
+        self.spawn("kube-controller-manager", &arguments)
+    }
+
+    fn spawn(&self, name: &str, arguments: &[String]) -> anyhow::Result<Process> {
+        spawn(name, arguments, self.folder.path(), self.options.netns.as_deref())
+    }
+}
+
+/// The process and the URL of its clients.
+fn start_etcd(folder: &Path, netns: Option<&Path>) -> anyhow::Result<(Process, String)> {
+    let local = IpAddr::from(Ipv4Addr::LOCALHOST);
+    let clients = format!("http://{}", SocketAddr::new(local, netns::free_port(netns, local)?));
+    let peers = format!("http://{}", SocketAddr::new(local, netns::free_port(netns, local)?));
+    let arguments = [
+        "--name=e2e".to_owned(),
+        format!("--data-dir={}", folder.join("etcd").display()),
+        format!("--listen-client-urls={clients}"),
+        format!("--advertise-client-urls={clients}"),
+        format!("--listen-peer-urls={peers}"),
+        format!("--initial-advertise-peer-urls={peers}"),
+        format!("--initial-cluster=e2e={peers}"),
+        // What it holds need not survive the machine.
+        "--unsafe-no-fsync".to_owned(),
+        "--log-level=warn".to_owned(),
+    ];
+    Ok((spawn("etcd", &arguments, folder, netns)?, clients))
+}
+
+fn spawn(name: &str, arguments: &[String], folder: &Path, netns: Option<&Path>) -> anyhow::Result<Process> {
+    Process::spawn(&binary(name)?, arguments, netns, &folder.join(format!("{name}.log")))
+}

@@ -1,0 +1,60 @@
+//! Sockets inside a network namespace, for a process that stays outside.
+//!
+//! A socket belongs for ever to the namespace of the thread that made it. So a short-lived thread enters the namespace, makes the
+//! socket and hands it out; no thread of the caller's changes its namespace.
+
+use std::fs::File;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, bail};
+use nix::sched::{CloneFlags, setns};
+
+/// Ports below the range from which the kernel takes the source ports of connections: a port of ours that is closed for the
+/// length of a restart is not taken by anybody's connection.
+const PORTS: std::ops::Range<u16> = 10_000..30_000;
+
+/// How long a connection to a listener of our own may take. Where the interface is down the kernel says nothing, but drops.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+
+/// Connects to `address` as seen from inside the namespace.
+pub(crate) fn connect(netns: Option<&Path>, address: SocketAddr) -> io::Result<TcpStream> {
+    inside(netns, || TcpStream::connect(address))
+}
+
+/// A port on which nobody listens at `ip` in the namespace.
+pub(crate) fn free_port(netns: Option<&Path>, ip: IpAddr) -> anyhow::Result<u16> {
+    let place = || netns.map_or_else(String::new, |netns| format!(" in namespace {}", netns.display()));
+    for _ in 0..100 {
+        let address = SocketAddr::new(ip, rand::random_range(PORTS));
+        let bound = inside(netns, || {
+            let Ok(listener) = TcpListener::bind(address) else { return Ok(None) };
+            TcpStream::connect_timeout(&listener.local_addr()?, ANSWER_WITHIN).map(|_| Some(address.port()))
+        });
+        match bound {
+            Ok(Some(port)) => return Ok(port),
+            Ok(None) => {}
+            Err(error) => {
+                return Err(anyhow!(error))
+                    .with_context(|| format!("connecting to {ip}{}: is the interface up?", place()));
+            }
+        }
+    }
+    bail!("found no free port at {ip}{}: does the address exist there?", place())
+}
+
+/// Runs `make` in a thread that has entered the namespace.
+fn inside<T: Send>(netns: Option<&Path>, make: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    let Some(netns) = netns else { return make() };
+    let entered = thread::scope(|scope| {
+        let enter = || {
+            setns(File::open(netns)?, CloneFlags::CLONE_NEWNET)?;
+            make()
+        };
+        scope.spawn(enter).join()
+    });
+    entered.unwrap_or_else(|_panic| Err(io::Error::other("the thread inside the network namespace panicked")))
+}

@@ -1,0 +1,97 @@
+//! One child process: started in a network namespace, logging to a file, never outliving the test.
+//!
+//! `setpriv --pdeathsig` makes the kernel end the child with its parent, even after a `kill -9`. The kernel takes the *thread*
+//! that forked for the parent, and the threads of an async runtime come and go: so each child has a thread of its own, which does
+//! nothing but fork and then wait for the [`Process`] to be dropped.
+
+use std::convert::Infallible;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+
+use anyhow::{Context as _, anyhow, bail};
+
+/// Lines of the log that a failure shows.
+const TAIL: usize = 15;
+
+#[derive(Debug)]
+pub(crate) struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+    _parent: mpsc::Sender<Infallible>,
+}
+
+impl Process {
+    /// Starts `program`; its output is appended to `log`.
+    pub(crate) fn spawn(
+        program: &Path,
+        arguments: &[String],
+        netns: Option<&Path>,
+        log: &Path,
+    ) -> anyhow::Result<Process> {
+        let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let starting = || format!("starting {name} (setpriv and nsenter are in util-linux: run e2e/deps.sh)");
+        let output = File::options()
+            .create(true)
+            .append(true)
+            .open(log)
+            .with_context(|| format!("opening {}", log.display()))?;
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL"]);
+        if let Some(netns) = netns {
+            let mut net = OsString::from("--net=");
+            net.push(netns);
+            command.arg("nsenter").arg(net);
+        }
+        command.arg(program).args(arguments);
+        // A proxy or an ETCD_… setting of the caller's must not reach the control plane.
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        command.env_clear().env("PATH", path);
+        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+
+        let (parent, dropped) = mpsc::channel::<Infallible>();
+        let (spawned, child) = mpsc::channel();
+        thread::Builder::new().name(format!("parent of {name}")).spawn(move || {
+            if spawned.send(command.spawn()).is_ok() {
+                let Err(mpsc::RecvError) = dropped.recv();
+            }
+        })?;
+        let child = child.recv().with_context(starting)?.with_context(starting)?;
+        Ok(Process { name, child, log: log.to_owned(), _parent: parent })
+    }
+
+    /// Fails when the process has ended, with the end of its log.
+    pub(crate) fn check_alive(&mut self) -> anyhow::Result<()> {
+        if let Some(status) = self.child.try_wait().with_context(|| format!("looking after {}", self.name))? {
+            bail!("{} ended ({status})\n{}", self.name, self.tail());
+        }
+        Ok(())
+    }
+
+    /// The last lines of the log.
+    pub(crate) fn tail(&self) -> String {
+        let log = fs::read(&self.log).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let lines: Vec<&str> = log.lines().collect();
+        let last = &lines[lines.len().saturating_sub(TAIL)..];
+        format!("{} ends with:\n{}", self.log.display(), last.join("\n"))
+    }
+
+    /// Ends the process the hard way and waits until it is gone.
+    pub(crate) fn kill(mut self) -> anyhow::Result<()> {
+        self.child.kill().with_context(|| format!("killing {}", self.name))?;
+        self.child.wait().map(drop).map_err(|error| anyhow!(error).context(format!("waiting for {}", self.name)))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Both fail only for a child that is gone already.
+        self.child.kill().unwrap_or_default();
+        self.child.wait().map(drop).unwrap_or_default();
+    }
+}
