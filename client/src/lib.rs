@@ -1,1 +1,26 @@
 //! What a backend author needs: source, loop, full-state and incremental models, DiffStore.
+//!
+//! ```text
+//!  brain ──gRPC──► grpc::Brain ┐                      ┌► Backend (full state: look at the Snapshot)
+//!                              ├─ Source ─► drive ────┤
+//!  feed in the same process ───┘                      └► incremental::Adapter ─► Listener (one call for each change)
+//! ```
+//!
+//! Implement [`Backend`] (or [`incremental::Listener`]) and hand it to [`run`]. A [`DiffStore`] remembers what the kernel
+//! holds, so that a backend can fill in the whole desired state and send only the difference.
+
+pub mod args;
+mod backend;
+mod diff_store;
+mod drive;
+pub mod grpc;
+pub mod incremental;
+mod retry;
+mod source;
+pub mod telemetry;
+
+pub use backend::Backend;
+pub use diff_store::{Diff, DiffStore, Set};
+pub use drive::{Options, run};
+pub use localnet_proto::{Changes, Revision, Snapshot};
+pub use source::{Outcome, Report, Source, SourceError};

@@ -1,0 +1,52 @@
+//! KEP-2104's example of a backend: prints the state of the node each time it changes.
+//!
+//! ```text
+//! cargo run -p localnet-client --example print-state -- --api unix:///run/localnet/brain.sock --once
+//! ```
+
+use std::{
+    io::{self, Write as _},
+    process::ExitCode,
+};
+
+use clap::Parser;
+use localnet_client::{Backend, Changes, Snapshot, args, args::ClientArgs, telemetry};
+
+#[derive(Parser)]
+#[command(about = "Print the state of the node each time it changes")]
+struct Arguments {
+    #[command(flatten)]
+    client: ClientArgs,
+}
+
+struct PrintState;
+
+impl Backend for PrintState {
+    fn name(&self) -> &'static str {
+        "print-state"
+    }
+
+    async fn sync(&mut self, state: &Snapshot, _changes: &Changes) -> anyhow::Result<()> {
+        let mut out = io::stdout().lock();
+        writeln!(out, "# node {} at {}, {} services", state.node.name, state.revision, state.services.len())?;
+        for service in state.services.values() {
+            writeln!(out, "{}", serde_json::to_string(service)?)?;
+        }
+        Ok(out.flush()?)
+    }
+
+    async fn cleanup(&mut self) -> anyhow::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let Arguments { client } = Arguments::parse();
+    telemetry::init(client.log_format);
+    let result = match client.source() {
+        Ok(source) => args::run(PrintState, source, client.options()).await,
+        Err(error) => Err(error),
+    };
+    args::exit(result)
+}

@@ -1,0 +1,153 @@
+//! [`Brain`]: the source that reads a brain over gRPC, on a unix socket or TCP.
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::Context as _;
+use hyper_util::rt::TokioIo;
+use localnet_proto::{Address, Family, Revision, Update, decode::Assembler, encode, wire};
+use tokio::{net::UnixStream, time::timeout};
+use tonic::{
+    Code, Status,
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Uri},
+};
+use wire::{backends_client::BackendsClient, endpoints_client::EndpointsClient};
+
+use crate::source::{Report, Source, SourceError};
+
+/// An idle connection is asked for a sign of life this often, and given up after [`PING_TIMEOUT`] without one.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
+const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
+/// A message is far smaller; a peer that sends more is not a brain.
+const MAX_MESSAGE: usize = 16 << 20;
+
+/// Files for TLS on TCP. Read at each start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Certificates of the authorities that the brain's certificate may come from.
+    pub ca: PathBuf,
+    /// Own certificate and key, which the brain checks.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
+
+/// A brain at an address. Connects when first asked, and again after each failure.
+#[derive(Clone, Debug)]
+pub struct Brain {
+    address: Address,
+    channel: Channel,
+}
+
+impl Brain {
+    /// The brain at `address`; does not connect yet. Must be called in a tokio runtime.
+    ///
+    /// # Errors
+    /// The address cannot be dialled at all, or a TLS file cannot be read.
+    pub fn new(address: Address, tls: Option<&TlsFiles>) -> anyhow::Result<Self> {
+        let channel = match &address {
+            Address::Unix(path) => {
+                let path = path.clone();
+                let connect = move |_: Uri| {
+                    let path = path.clone();
+                    async move { UnixStream::connect(path).await.map(TokioIo::new) }
+                };
+                configured(Endpoint::from_static("http://localhost"))
+                    .connect_with_connector_lazy(tower::service_fn(connect))
+            }
+            Address::Tcp { .. } => {
+                let scheme = if tls.is_some() { "https" } else { "http" };
+                let uri = address.to_string().replacen("tcp", scheme, 1);
+                let endpoint = Endpoint::from_shared(uri).with_context(|| format!("address {address}"))?;
+                let endpoint = match tls {
+                    Some(files) => endpoint.tls_config(tls_config(files)?).context("TLS configuration")?,
+                    None => endpoint,
+                };
+                configured(endpoint).connect_lazy()
+            }
+        };
+        Ok(Self { address, channel })
+    }
+
+    async fn read(&self, have: Revision, fold: bool) -> Result<Update, SourceError> {
+        let mut client = EndpointsClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE);
+        let mut stream =
+            client.next(encode::next_filter(have, fold)).await.map_err(|status| failed(&status))?.into_inner();
+        let mut assembler = Assembler::default();
+        while let Some(item) = stream.message().await.map_err(|status| failed(&status))? {
+            assembler.push(item).map_err(|error| SourceError::Invalid(error.to_string()))?;
+        }
+        assembler.finish().map_err(|error| SourceError::Invalid(error.to_string()))
+    }
+}
+
+impl Source for Brain {
+    async fn next(&mut self, have: Revision, fold: bool) -> Result<Update, SourceError> {
+        self.read(have, fold).await
+    }
+
+    async fn report(&mut self, report: &Report) -> Result<(), SourceError> {
+        let mut client = BackendsClient::new(self.channel.clone());
+        match timeout(REPORT_TIMEOUT, client.report(wire_report(report))).await {
+            Ok(Ok(_)) => Ok(()),
+            // A brain that does not want to know is as good as one that does.
+            Ok(Err(status)) if status.code() == Code::Unimplemented => Ok(()),
+            Ok(Err(status)) => Err(failed(&status)),
+            Err(_) => Err(SourceError::Unreachable(format!("no reply within {REPORT_TIMEOUT:?}"))),
+        }
+    }
+
+    fn describe(&self) -> String {
+        self.address.to_string()
+    }
+}
+
+fn configured(endpoint: Endpoint) -> Endpoint {
+    endpoint
+        .connect_timeout(Duration::from_secs(5))
+        .http2_keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .keep_alive_while_idle(true)
+}
+
+fn tls_config(files: &TlsFiles) -> anyhow::Result<ClientTlsConfig> {
+    let read = |path: &PathBuf| std::fs::read(path).with_context(|| format!("reading {}", path.display()));
+    let config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(&files.ca)?));
+    Ok(match &files.identity {
+        Some((certificate, key)) => config.identity(Identity::from_pem(read(certificate)?, read(key)?)),
+        None => config,
+    })
+}
+
+fn failed(status: &Status) -> SourceError {
+    // The causes below "transport error" are what a person needs to know.
+    let mut text = status.message().to_owned();
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        let message = error.to_string();
+        if !text.contains(&message) {
+            text = if text.is_empty() { message } else { format!("{text}: {message}") };
+        }
+        cause = error.source();
+    }
+    match status.code() {
+        Code::Unavailable => SourceError::Unreachable(text),
+        code => SourceError::Broken(format!("{code:?}: {text}")),
+    }
+}
+
+fn wire_report(report: &Report) -> wire::BackendReport {
+    let family = |family| match family {
+        Family::V4 => wire::IpFamily::IPv4.into(),
+        Family::V6 => wire::IpFamily::IPv6.into(),
+    };
+    let families = report.families.iter().map(|(of, outcome)| wire::FamilyReport {
+        family: family(*of),
+        applied_rev: outcome.applied,
+        error: outcome.error.clone().unwrap_or_default(),
+    });
+    wire::BackendReport {
+        backend: report.backend.to_owned(),
+        instance_id: report.received.instance,
+        rev: report.received.rev,
+        families: families.collect(),
+    }
+}

@@ -1,0 +1,26 @@
+//! Logging of a backend's program.
+
+use std::io;
+
+use clap::ValueEnum;
+use tracing_subscriber::EnvFilter;
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object for each line.
+    Json,
+}
+
+/// Starts logging to standard error. `RUST_LOG` says what is logged, as in `localnet=debug`; by default it is `info`.
+pub fn init(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    match format {
+        LogFormat::Text => subscriber.with_target(false).init(),
+        LogFormat::Json => subscriber.json().init(),
+    }
+}

@@ -1,0 +1,103 @@
+//! The gRPC source against a small server written from the generated code: what a broken or strange peer does to it.
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+use std::{path::Path, sync::Arc};
+
+use localnet_client::{Report, Revision, Source as _, SourceError, grpc::Brain};
+use localnet_proto::{Address, Node, Snapshot, Update, encode, wire};
+use tokio::{net::UnixListener, sync::Mutex, task::JoinHandle};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status, transport::Server};
+use wire::{
+    backends_server::{Backends, BackendsServer},
+    endpoints_server::{Endpoints, EndpointsServer},
+};
+
+type Items = Vec<Result<wire::NextItem, Status>>;
+
+/// Answers every call with the same items, and remembers what it was asked.
+#[derive(Clone, Default)]
+struct Peer {
+    items: Arc<Mutex<Items>>,
+    asked: Arc<Mutex<Vec<wire::NextFilter>>>,
+    reports: Arc<Mutex<Vec<wire::BackendReport>>>,
+}
+
+#[tonic::async_trait]
+impl Endpoints for Peer {
+    type NextStream = tokio_stream::Iter<std::vec::IntoIter<Result<wire::NextItem, Status>>>;
+
+    async fn next(&self, request: Request<wire::NextFilter>) -> Result<Response<Self::NextStream>, Status> {
+        self.asked.lock().await.push(request.into_inner());
+        Ok(Response::new(tokio_stream::iter(self.items.lock().await.clone())))
+    }
+}
+
+#[tonic::async_trait]
+impl Backends for Peer {
+    async fn report(
+        &self,
+        request: Request<wire::BackendReport>,
+    ) -> Result<Response<wire::BackendReportReply>, Status> {
+        self.reports.lock().await.push(request.into_inner());
+        Ok(Response::new(wire::BackendReportReply {}))
+    }
+}
+
+fn serve(path: &Path, peer: &Peer) -> JoinHandle<()> {
+    let listener = UnixListenerStream::new(UnixListener::bind(path).unwrap());
+    let server = Server::builder()
+        .add_service(EndpointsServer::new(peer.clone()))
+        .add_service(BackendsServer::new(peer.clone()));
+    tokio::spawn(async move { server.serve_with_incoming(listener).await.unwrap() })
+}
+
+fn full(rev: u64) -> Items {
+    let revision = Revision { instance: 9, rev };
+    vec![Ok(encode::next_item(revision, false)), Ok(encode::node_item(&Node::default()))]
+}
+
+#[tokio::test]
+async fn answers_become_updates_and_broken_ones_never_happened() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("brain.sock");
+    let mut brain = Brain::new(Address::Unix(path.clone()), None).unwrap();
+    let absent = brain.next(Revision::default(), false).await.unwrap_err();
+    assert!(matches!(&absent, SourceError::Unreachable(text) if text.contains("No such file")), "{absent}");
+
+    let peer = Peer::default();
+    serve(&path, &peer);
+    let revision = Revision { instance: 9, rev: 4 };
+    *peer.items.lock().await = full(4);
+    let state = Snapshot { revision, ..Snapshot::default() };
+    assert_eq!(brain.next(Revision { instance: 9, rev: 3 }, true).await, Ok(Update::Full(state)));
+    assert_eq!(peer.asked.lock().await[0], wire::NextFilter { instance_id: 9, rev: 3, delta: true });
+
+    peer.items.lock().await.push(Err(Status::aborted("brain is going down")));
+    let broken = brain.next(revision, true).await;
+    assert_eq!(broken, Err(SourceError::Broken("Aborted: brain is going down".to_owned())));
+
+    *peer.items.lock().await = Vec::new();
+    let empty = brain.next(revision, true).await;
+    assert_eq!(empty, Err(SourceError::Invalid("answer: Next: the answer is empty".to_owned())));
+}
+
+#[tokio::test]
+async fn reports_arrive_family_by_family() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("brain.sock");
+    let peer = Peer::default();
+    serve(&path, &peer);
+    let outcome = |error: Option<&str>| localnet_client::Outcome { applied: 3, error: error.map(str::to_owned) };
+    let families = localnet_proto::Family::BOTH.into_iter().zip([outcome(None), outcome(Some("no"))]).collect();
+    let report = Report { backend: "nft", received: Revision { instance: 9, rev: 4 }, families };
+    Brain::new(Address::Unix(path), None).unwrap().report(&report).await.unwrap();
+    let family = |family: wire::IpFamily, error: &str| wire::FamilyReport {
+        family: family.into(),
+        applied_rev: 3,
+        error: error.to_owned(),
+    };
+    let families = vec![family(wire::IpFamily::IPv4, ""), family(wire::IpFamily::IPv6, "no")];
+    let expected = wire::BackendReport { backend: "nft".to_owned(), instance_id: 9, rev: 4, families };
+    assert_eq!(*peer.reports.lock().await, [expected]);
+}
