@@ -1,13 +1,16 @@
 //! The control plane itself: Pods become endpoints, a restart of the API server loses nothing, rights are those of a service
 //! proxy, and it can live in a network namespace.
 
-use std::fs;
-use std::net::IpAddr;
-use std::path::PathBuf;
-use std::process::Command;
+use std::io::{BufRead as _, BufReader, ErrorKind, Read as _};
+use std::net::{IpAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use std::{env, fs};
 
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
@@ -87,6 +90,11 @@ async fn a_service_proxy_may_read_services_and_nothing_more() -> anyhow::Result<
     let seen = Api::<Service>::all(proxy.clone()).list(&ListParams::default()).await?;
     let names: Vec<_> = seen.iter().filter_map(|service| service.metadata.name.as_deref()).collect();
     assert_eq!(names, ["kubernetes", "web"]);
+    assert_eq!(Api::<Node>::all(proxy.clone()).list(&ListParams::default()).await?.items.len(), 1);
+    Api::<EndpointSlice>::all(proxy.clone()).list(&ListParams::default()).await?;
+    let cidrs = Api::<ServiceCIDR>::all(proxy.clone()).list(&ListParams::default()).await?;
+    let cidrs: Vec<_> = cidrs.into_iter().filter_map(|cidr| cidr.spec?.cidrs).flatten().collect();
+    assert_eq!(cidrs, Options::default().service_cidrs);
     let denied = Api::<Service>::namespaced(proxy, "shop").delete("web", &kube::api::DeleteParams::default()).await;
     let error = denied.map(drop).expect_err("a service proxy must not delete Services");
     assert!(matches!(&error, kube::Error::Api(status) if status.code == 403), "{error}");
@@ -134,7 +142,7 @@ async fn it_can_live_in_a_network_namespace() -> anyhow::Result<()> {
     let inside = Command::new("ip").args(["netns", "exec", &netns.0, "ss", "-Hltn"]).output()?;
     let listening = String::from_utf8(inside.stdout)?;
     assert!(listening.contains(&address), "{address} is missing in:\n{listening}");
-    std::net::TcpStream::connect(plane.apiserver_address()).expect_err("nobody listens outside");
+    TcpStream::connect(plane.apiserver_address()).expect_err("nobody listens outside");
 
     // Everything that runs in the namespace is gone with the control plane.
     let running = || -> anyhow::Result<String> {
@@ -161,6 +169,44 @@ async fn an_apiserver_that_ends_at_once_says_why() {
     let error = ControlPlane::start(options).await.map(drop).expect_err("the flag does not exist");
     let error = format!("{error:#}");
     assert!(error.contains("kube-apiserver ended") && error.contains("unknown flag: --no-such-flag"), "{error}");
+}
+
+/// Set for a copy of this test that is to be killed.
+const HOLD: &str = "LOCALNET_E2E_HOLD_CONTROL_PLANE";
+
+#[tokio::test]
+async fn a_killed_test_leaves_no_process() -> anyhow::Result<()> {
+    if env::var_os(HOLD).is_some() {
+        let plane = ControlPlane::start(Options::default()).await?;
+        let folder = plane.kubeconfig().parent().unwrap_or(Path::new("/"));
+        println!("\nheld {} {}", plane.apiserver_address(), folder.display());
+        std::io::stdin().read_to_end(&mut Vec::new())?;
+        return Ok(());
+    }
+    let mut copy = Command::new(env::current_exe()?);
+    copy.args(["--exact", "a_killed_test_leaves_no_process", "--nocapture"]).env(HOLD, "1");
+    let mut copy = copy.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let said = BufReader::new(copy.stdout.take().expect("its output is a pipe")).lines().map_while(Result::ok);
+    let held = said.filter_map(|line| line.strip_prefix("held ").map(str::to_owned)).next();
+    let held = held.expect("the copy says where its control plane is");
+    let (address, folder) = held.split_once(' ').expect("an address and a folder");
+    let connection = TcpStream::connect(address)?;
+
+    copy.kill()?;
+    copy.wait()?;
+    // A connection ends with the process at its other end, whose listener may end a moment later: then there is one more.
+    let mut next = Some(connection);
+    let mut ended = 0;
+    while let Some(mut connection) = next {
+        connection.set_read_timeout(Some(Duration::from_secs(20)))?;
+        let end = connection.read(&mut [0]).map_err(|error| error.kind());
+        assert_ne!(end, Err(ErrorKind::WouldBlock), "kube-apiserver has outlived its test");
+        ended += 1;
+        assert!(ended < 1000, "kube-apiserver goes on to accept connections");
+        next = TcpStream::connect(address).ok();
+    }
+    fs::remove_dir_all(folder)?;
+    Ok(())
 }
 
 #[test]
