@@ -1,0 +1,44 @@
+# localnet's tasks. `make help` lists them.
+.PHONY: help deps controlplane build demo test lint bless bench clean
+.DEFAULT_GOAL := help
+
+CARGO ?= cargo
+
+help: ## List the tasks
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+deps: ## Install the Debian packages that the demo and the tests need
+	@e2e/deps.sh
+
+controlplane: ## Build etcd, kube-apiserver, kube-controller-manager, kube-proxy and grpcurl from Go modules (cached)
+	@e2e/controlplane/build.sh
+
+build: ## Build the programs in release mode
+	$(CARGO) build --release --locked -p localnet-brain -p localnet-nft -p localnet-node
+
+demo: deps ## Services on screen: brain and nft backend in a throw-away network namespace (ONCE=1: one round)
+	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-demo
+	$(CARGO) run --quiet --locked -p localnet-demo -- $(if $(ONCE),--once)
+
+test: deps controlplane ## Everything: unit, Cases, protocol, kernel, system (needs root for network namespaces)
+	@[ "$$(id -u)" = 0 ] || { echo "make test creates network namespaces: run it as root" >&2; exit 1; }
+	$(CARGO) build --locked --workspace --bins --examples
+	$(CARGO) test --locked --workspace
+
+lint: ## Formatting, clippy, documentation
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
+
+bless: deps ## Rewrite the expectations (golden files); read the difference before you commit it
+	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-proto --test descriptor
+	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-brain --test cases
+	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-nft --test cases
+	git diff --stat
+
+bench: deps ## Figures, as ratios against a peer in the same run (needs root)
+	$(CARGO) bench --locked -p localnet-nft
+
+clean: ## Remove what was built, caches included
+	$(CARGO) clean
+	rm -rf .cache
