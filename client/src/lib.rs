@@ -16,6 +16,7 @@ mod drive;
 pub mod grpc;
 pub mod incremental;
 mod retry;
+pub mod route;
 mod source;
 pub mod telemetry;
 

@@ -1,0 +1,270 @@
+//! The oracle: what happens to a packet, told from the state alone.
+//!
+//! Written from the rules (what `localnetv1.proto` says a field means, and kube-proxy's table of destinations), not from any
+//! backend's plan: backends are tested against it, and tools explain packets with it. Pure.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
+
+use localnet_proto::{Family, Port, Protocol, Scopes, Service, Snapshot, Verdict};
+
+/// The first packet of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// Its source address.
+    pub source: IpAddr,
+    /// Its destination address, before any translation.
+    pub destination: IpAddr,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// Its destination port.
+    pub port: u16,
+    /// Where it comes from.
+    pub origin: Origin,
+}
+
+/// Where a packet comes from, as the node sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A pod, says the detector of local traffic.
+    Pod,
+    /// The node itself: the source is one of its own addresses.
+    Node,
+    /// Anything else.
+    Outside,
+}
+
+/// How the backend is configured, as far as it decides what happens to packets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rules {
+    /// Masquerade all traffic to ClusterIPs.
+    pub masquerade_all: bool,
+    /// There is a detector of local traffic in the packet's family. Without one no packet has [`Origin::Pod`].
+    pub detects_pods: bool,
+    /// Addresses that serve NodePorts.
+    pub node_port_addresses: BTreeSet<IpAddr>,
+}
+
+/// What happens to a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It goes to one of these endpoints.
+    Endpoints {
+        /// Where it may go.
+        choices: BTreeSet<SocketAddr>,
+        /// Its source address is replaced by the node's, whichever endpoint is chosen.
+        masquerade: bool,
+        /// Endpoints for which it is replaced in any case: the sender itself, on this node.
+        hairpin: BTreeSet<SocketAddr>,
+        /// Seconds for which the sender keeps the endpoint.
+        affinity: Option<u32>,
+    },
+    /// It is answered with "port unreachable".
+    Reject,
+    /// It vanishes.
+    Drop,
+    /// It is none of ours.
+    NotOurs,
+}
+
+/// What is behind an address and port.
+struct Match<'a> {
+    service: &'a Service,
+    port: &'a Port,
+    /// It is a ClusterIP; otherwise an external address or a node's.
+    internal: bool,
+}
+
+/// What happens to `packet` in `state` under `rules`.
+pub fn route(state: &Snapshot, rules: &Rules, packet: &Packet) -> Outcome {
+    let Some(found) = destination(state, rules, packet) else { return unclaimed(state, packet) };
+    if !admitted(found.service, packet) {
+        return Outcome::Drop;
+    }
+    let family = Family::of(packet.destination);
+    let when_empty = found.port.when_empty(family);
+    let (scope, masquerade, verdict): (fn(&Scopes) -> bool, bool, Verdict) = if found.internal {
+        let foreign = rules.detects_pods && packet.origin != Origin::Pod;
+        (|scopes| scopes.internal, rules.masquerade_all || foreign, when_empty.internal)
+    } else if !found.service.external_traffic_to_local {
+        (|scopes| scopes.external, true, when_empty.external)
+    } else {
+        match packet.origin {
+            Origin::Pod => (|scopes| scopes.short_circuit, false, when_empty.external),
+            Origin::Node => (|scopes| scopes.short_circuit, true, when_empty.external),
+            Origin::Outside => (|scopes| scopes.external, false, when_empty.external),
+        }
+    };
+    let choices: BTreeSet<_> = found.service.endpoints_of(found.port, family, scope).collect();
+    if choices.is_empty() {
+        return match verdict {
+            Verdict::Reject => Outcome::Reject,
+            Verdict::Drop => Outcome::Drop,
+        };
+    }
+    let own = found.service.endpoints.iter().filter(|endpoint| endpoint.local && endpoint.address == packet.source);
+    let own = own.filter_map(|endpoint| Some(SocketAddr::new(endpoint.address, endpoint.port(&found.port.name)?)));
+    let hairpin = own.filter(|address| choices.contains(address)).collect();
+    Outcome::Endpoints { choices, masquerade, hairpin, affinity: found.service.client_ip_affinity }
+}
+
+/// The service port that the packet is for. Of two that claim the same, the first by name has it.
+fn destination<'a>(state: &'a Snapshot, rules: &Rules, packet: &Packet) -> Option<Match<'a>> {
+    let family = Family::of(packet.destination);
+    let of_protocol = |port: &&Port| port.protocol == packet.protocol;
+    for service in state.services.values().filter(|service| service.has_family(family)) {
+        let internal = service.cluster_ips.contains(&packet.destination);
+        let external =
+            service.external_ips.iter().chain(&service.load_balancer_ips).any(|ip| *ip == packet.destination);
+        if (internal || external)
+            && let Some(port) = service.ports.iter().filter(of_protocol).find(|port| port.port == packet.port)
+        {
+            return Some(Match { service, port, internal });
+        }
+        if rules.node_port_addresses.contains(&packet.destination)
+            && let Some(port) =
+                service.ports.iter().filter(of_protocol).find(|port| port.node_port == Some(packet.port))
+        {
+            return Some(Match { service, port, internal: false });
+        }
+    }
+    None
+}
+
+/// Whether the filters on the destination let the source pass.
+fn admitted(service: &Service, packet: &Packet) -> bool {
+    let mut filters = service.source_filters.iter().filter(|filter| filter.targets.contains(&packet.destination));
+    filters.all(|filter| filter.source_ranges.iter().any(|range| range.contains(&packet.source)))
+}
+
+/// No service port claims it: unused ports of ClusterIPs are refused, unallocated addresses are silent.
+fn unclaimed(state: &Snapshot, packet: &Packet) -> Outcome {
+    if state.services.values().any(|service| service.cluster_ips.contains(&packet.destination)) {
+        Outcome::Reject
+    } else if state.node.service_cidrs.iter().any(|cidr| cidr.contains(&packet.destination)) {
+        Outcome::Drop
+    } else {
+        Outcome::NotOurs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NODE: &str = "192.168.0.2";
+    const POD: &str = "10.0.0.2";
+    const CLIENT: &str = "203.0.113.2";
+
+    /// One load balancer service, as `services` of the text form of a snapshot, with what differs between the rows.
+    fn state(policy_local: bool, when_empty: &str, endpoints: &str) -> Snapshot {
+        let text = format!(
+            r#"{{"node": {{"name": "n", "serviceCIDRs": ["172.30.0.0/16"]}}, "services": [{{
+                "service": "ns/svc", "type": "LoadBalancer", "clusterIPs": ["172.30.0.41"],
+                "externalIPs": ["192.168.99.11"], "loadBalancerIPs": ["1.2.3.4"],
+                "externalTrafficToLocal": {policy_local},
+                "sourceFilters": [{{"targets": ["1.2.3.4"], "sourceRanges": ["203.0.113.0/25", "10.0.0.0/8", "192.168.0.0/16"]}}],
+                "ports": [{{"name": "p", "protocol": "TCP", "port": 80, "nodePort": 3001, "whenEmptyIPv4": {when_empty}}}],
+                "endpoints": [{endpoints}]}}]}}"#
+        );
+        serde_json::from_str(&text).unwrap()
+    }
+
+    fn endpoint(address: &str, local: bool, scopes: &[&str]) -> String {
+        let scopes: Vec<_> = scopes.iter().map(|scope| format!("\"{scope}\": true")).collect();
+        let scopes = scopes.join(", ");
+        format!(
+            r#"{{"address": "{address}", "local": {local}, "ports": [{{"name": "p", "port": 80}}], "scopes": {{{scopes}}}}}"#
+        )
+    }
+
+    fn outcome(state: &Snapshot, from: &str, to: &str, port: u16) -> String {
+        let source: IpAddr = from.parse().unwrap();
+        let origin = match from {
+            NODE => Origin::Node,
+            _ if from.starts_with("10.") => Origin::Pod,
+            _ => Origin::Outside,
+        };
+        let rules =
+            Rules { detects_pods: true, node_port_addresses: [NODE.parse().unwrap()].into(), ..Rules::default() };
+        let packet = Packet { source, destination: to.parse().unwrap(), protocol: Protocol::Tcp, port, origin };
+        match route(state, &rules, &packet) {
+            Outcome::Endpoints { choices, masquerade, hairpin, .. } => {
+                let choices: Vec<_> = choices.iter().map(|address| address.ip().to_string()).collect();
+                let hairpin: Vec<_> = hairpin.iter().map(|address| format!(" hairpin {}", address.ip())).collect();
+                format!("{} {}{}", choices.join(","), if masquerade { "Y" } else { "N" }, hairpin.concat())
+            }
+            other => format!("{other:?}"),
+        }
+    }
+
+    #[track_caller]
+    fn check(state: &Snapshot, rows: &[(&str, &str, u16, &str)]) {
+        for (from, to, port, expected) in rows {
+            assert_eq!(outcome(state, from, to, *port), *expected, "{from} → {to}:{port}");
+        }
+    }
+
+    #[test]
+    fn external_policy_local_as_in_kube_proxys_table() {
+        let remote = endpoint("10.180.0.1", false, &["internal", "shortCircuit", "established"]);
+        let local = endpoint("10.180.2.1", true, &["internal", "external", "shortCircuit", "established"]);
+        let both = "10.180.0.1,10.180.2.1";
+        check(
+            &state(true, "{\"internal\": \"reject\", \"external\": \"drop\"}", &format!("{remote}, {local}")),
+            &[
+                (POD, "172.30.0.41", 80, &format!("{both} N")),
+                (POD, "192.168.99.11", 80, &format!("{both} N")),
+                (POD, "1.2.3.4", 80, &format!("{both} N")),
+                (POD, NODE, 3001, &format!("{both} N")),
+                (NODE, "1.2.3.4", 80, &format!("{both} Y")),
+                (CLIENT, "192.168.99.11", 80, "10.180.2.1 N"),
+                (CLIENT, "1.2.3.4", 80, "10.180.2.1 N"),
+                (CLIENT, NODE, 3001, "10.180.2.1 N"),
+                (CLIENT, "172.30.0.41", 80, &format!("{both} Y")),
+                ("203.0.113.130", "1.2.3.4", 80, "Drop"),
+                ("203.0.113.130", NODE, 3001, "10.180.2.1 N"),
+                ("10.180.2.1", "172.30.0.41", 80, &format!("{both} N hairpin 10.180.2.1")),
+            ],
+        );
+    }
+
+    #[test]
+    fn external_policy_cluster_masquerades_everyone() {
+        let one = endpoint("10.180.0.1", false, &["internal", "external", "established"]);
+        check(
+            &state(false, "{\"internal\": \"reject\", \"external\": \"reject\"}", &one),
+            &[
+                (POD, "172.30.0.41", 80, "10.180.0.1 N"),
+                (POD, "1.2.3.4", 80, "10.180.0.1 Y"),
+                (CLIENT, NODE, 3001, "10.180.0.1 Y"),
+                (NODE, NODE, 3001, "10.180.0.1 Y"),
+                (CLIENT, "192.168.1.2", 3001, "NotOurs"),
+                (CLIENT, NODE, 80, "NotOurs"),
+            ],
+        );
+    }
+
+    #[test]
+    fn what_nothing_serves_is_refused_or_dropped() {
+        let nowhere = "{\"internal\": \"reject\", \"external\": \"reject\"}";
+        let elsewhere = "{\"internal\": \"drop\", \"external\": \"drop\"}";
+        let terminating = endpoint("10.180.0.1", false, &["established"]);
+        for (when_empty, expected) in [(nowhere, "Reject"), (elsewhere, "Drop")] {
+            check(
+                &state(true, when_empty, &terminating),
+                &[
+                    (POD, "172.30.0.41", 80, expected),
+                    (CLIENT, "192.168.99.11", 80, expected),
+                    (CLIENT, NODE, 3001, expected),
+                    (CLIENT, "1.2.3.4", 80, expected),
+                    (POD, "172.30.0.41", 443, "Reject"),
+                    (POD, "172.30.0.50", 80, "Drop"),
+                    (POD, "192.168.99.11", 443, "NotOurs"),
+                ],
+            );
+        }
+    }
+}
