@@ -10,6 +10,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use super::userdata;
 use super::{Name, Protocol, Verdict};
 
 /// A concatenation of values in the kernel's register layout: each field in network byte order (an index or mark in
@@ -225,7 +226,7 @@ impl Element {
 
     /// The same element with a comment.
     pub fn comment(mut self, comment: impl Into<Name>) -> Self {
-        self.comment = Some(comment.into());
+        self.comment = Some(userdata::comment_name(comment.into()));
         self
     }
 }

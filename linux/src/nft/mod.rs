@@ -8,14 +8,25 @@
 //! The plain values are the only form in which rules exist in this project. Both renderers read the same
 //! transaction, and a test loads each into a kernel and compares the listings.
 
+mod answer;
 mod element;
+mod encode;
+mod expression;
+mod kernel;
 mod ruleset;
+mod socket;
 mod statement;
+mod text;
 mod transaction;
+mod userdata;
+mod wire;
 
+pub use answer::Error;
 pub use element::{Element, ElementData, ElementKey, Tuple};
 pub use ruleset::{
     Chain, ChainKind, Family, FieldType, Hook, HookPoint, Name, Set, SetData, SetFlags, Table, TableContent,
 };
+pub use socket::{Sent, Socket};
 pub use statement::{AddressField, Field, Generator, InterfacePattern, Op, Protocol, Rule, Statement, Verdict};
+pub use text::{listing, script};
 pub use transaction::{Change, Transaction};

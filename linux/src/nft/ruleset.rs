@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::userdata;
 use super::{Element, Rule};
 
 /// The name of a table, chain or set; cheap to clone because elements and rules repeat it.
@@ -85,7 +86,7 @@ impl Chain {
 
     /// The same chain with a comment.
     pub fn comment(mut self, comment: impl Into<Name>) -> Self {
-        self.comment = Some(comment.into());
+        self.comment = Some(userdata::comment_name(comment.into()));
         self
     }
 
@@ -197,7 +198,7 @@ impl Set {
 
     /// The same set with a comment.
     pub fn comment(mut self, comment: impl Into<Name>) -> Self {
-        self.comment = Some(comment.into());
+        self.comment = Some(userdata::comment_name(comment.into()));
         self
     }
 

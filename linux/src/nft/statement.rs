@@ -4,7 +4,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::Name;
+use super::userdata;
+use super::{Family, FieldType, Name};
 
 /// One rule: statements from left to right.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -23,7 +24,7 @@ impl Rule {
 
     /// The same rule with a comment.
     pub fn comment(mut self, comment: impl Into<Name>) -> Self {
-        self.comment = Some(comment.into());
+        self.comment = Some(userdata::comment_name(comment.into()));
         self
     }
 }
@@ -157,6 +158,20 @@ pub enum Field {
     InputInterface,
     /// `numgen …`
     Index(Generator),
+}
+
+impl Field {
+    /// The type of its value in a table of that family.
+    pub fn field_type(self, family: Family) -> FieldType {
+        match self {
+            Field::SourceAddress | Field::DestinationAddress => family.address_type(),
+            Field::Protocol => FieldType::InetProto,
+            Field::SourcePort | Field::DestinationPort => FieldType::InetService,
+            Field::Mark => FieldType::Mark,
+            Field::InputInterface => FieldType::Ifname,
+            Field::Index(_) => FieldType::Index,
+        }
+    }
 }
 
 /// What yields the index of a lookup.

@@ -1,0 +1,167 @@
+//! What the kernel says to a batch: which change it refused, and why.
+
+use std::io;
+
+use rustix::io::Errno;
+
+use super::encode::Batch;
+use super::kernel::element;
+use super::text::{key_text, rule_text};
+use super::wire::{self, Attributes, Message};
+use super::{Change, Transaction};
+
+/// Why nothing of a transaction was applied, or why reading failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The kernel refused one change, and with it all others.
+    #[error("change {change} ({what}) refused by the kernel: {}{}", errno_text(*errno), note(message))]
+    Refused {
+        /// Index into the transaction's changes.
+        change: usize,
+        /// Index into the change's elements, where the kernel named one.
+        element: Option<usize>,
+        /// The change in words.
+        what: String,
+        /// The kernel's error.
+        errno: i32,
+        /// The kernel's own explanation.
+        message: Option<String>,
+    },
+    /// The kernel refused the batch as a whole.
+    #[error("transaction refused by the kernel: {}{}", errno_text(*errno), note(message))]
+    RefusedWhole {
+        /// The kernel's error.
+        errno: i32,
+        /// The kernel's own explanation.
+        message: Option<String>,
+    },
+    /// The process may not do this.
+    #[error("not permitted: nf_tables needs CAP_NET_ADMIN; run as root or grant the capability")]
+    NotPermitted,
+    /// The kernel has no nf_tables.
+    #[error("this kernel has no nf_tables: load the module nf_tables or use another backend")]
+    Unsupported,
+    /// The kernel gave no answer to the transaction: what became of it is not known.
+    #[error("the kernel did not answer the transaction: read the table back before going on")]
+    Unanswered,
+    /// A dump was interrupted by changes again and again.
+    #[error("tables keep changing while they are read: try again later")]
+    Changing,
+    /// The socket failed.
+    #[error("netlink socket: {0}")]
+    Io(#[from] io::Error),
+}
+
+impl Error {
+    /// The index of the change that was refused, if it was one.
+    pub fn change(&self) -> Option<usize> {
+        match self {
+            Error::Refused { change, .. } => Some(*change),
+            _ => None,
+        }
+    }
+
+    /// The kernel's error number, if it gave one.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Error::Refused { errno, .. } | Error::RefusedWhole { errno, .. } => Some(*errno),
+            Error::NotPermitted => Some(Errno::PERM.raw_os_error()),
+            Error::Io(error) => error.raw_os_error(),
+            Error::Unsupported | Error::Unanswered | Error::Changing => None,
+        }
+    }
+}
+
+fn errno_text(errno: i32) -> io::Error {
+    io::Error::from_raw_os_error(errno)
+}
+
+fn note(message: &Option<String>) -> String {
+    message.as_ref().map(|message| format!(" ({message})")).unwrap_or_default()
+}
+
+/// An error message of the kernel, or its acknowledgement.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) errno: i32,
+    message: Option<String>,
+    /// Of the attribute that is to blame, from the start of the message that was sent.
+    offset: Option<usize>,
+}
+
+impl Answer {
+    pub(super) fn of(message: &Message<'_>) -> Self {
+        // NLMSGERR_ATTR_MSG, NLMSGERR_ATTR_OFFS
+        const TEXT: u16 = 1;
+        const OFFSET: u16 = 2;
+        let errno = wire::array(message.payload).map(i32::from_ne_bytes).map_or(0, i32::wrapping_neg);
+        let with_text = message.flags & wire::ACK_TLVS != 0;
+        // The message that was sent follows: its header alone if capped.
+        let sent = wire::array(message.payload.get(4..).unwrap_or_default()).map_or(0, u32::from_ne_bytes) as usize;
+        let skip = if message.flags & wire::CAPPED != 0 { wire::HEADER } else { sent.max(wire::HEADER) };
+        let attributes = message.payload.get(skip.saturating_add(4)..).filter(|_| with_text).unwrap_or_default();
+        let attributes = Attributes(attributes);
+        Self {
+            errno,
+            message: attributes.string(TEXT).map(str::to_owned),
+            offset: attributes.find(OFFSET).and_then(wire::array).map(|offset| u32::from_ne_bytes(offset) as usize),
+        }
+    }
+
+    /// The error, with the change and element that it is about; `at` counts messages, the begin of the batch is 0.
+    pub(super) fn error(self, at: u32, batch: &Batch, transaction: &Transaction) -> Error {
+        let (errno, message) = (self.errno, self.message);
+        if errno == Errno::PERM.raw_os_error() {
+            return Error::NotPermitted;
+        }
+        let origin = (at as usize).checked_sub(1).and_then(|index| batch.messages.get(index));
+        let Some(origin) = origin else {
+            // Frames fail where nfnetlink is there but nf_tables is not.
+            let missing = [Errno::OPNOTSUPP, Errno::PROTONOSUPPORT].map(Errno::raw_os_error);
+            return if missing.contains(&errno) { Error::Unsupported } else { Error::RefusedWhole { errno, message } };
+        };
+        let change = &transaction.changes()[origin.change];
+        let element = self.offset.and_then(|offset| blamed_element(batch, origin.start, offset, change));
+        Error::Refused { change: origin.change, element, what: describe(change, element), errno, message }
+    }
+}
+
+/// The element whose attribute the kernel pointed at, found by its key.
+fn blamed_element(batch: &Batch, start: usize, offset: usize, change: &Change) -> Option<usize> {
+    let (Change::AddElements(_, _, elements) | Change::DeleteElements(_, _, elements)) = change else {
+        return None;
+    };
+    let item = Attributes(batch.bytes.get(start.checked_add(offset)?..)?).next()?;
+    let key = Attributes(item.1).nested(element::KEY).next()?.1;
+    elements.iter().position(|element| {
+        let bytes = element.key.start().as_bytes();
+        bytes.get(..key.len()) == Some(key) && bytes.len() <= key.len().next_multiple_of(4)
+    })
+}
+
+/// The change in words, for an error message.
+fn describe(change: &Change, element: Option<usize>) -> String {
+    match change {
+        Change::AddTable(table) => format!("add table {}", table.name),
+        Change::DeleteTable(table) => format!("delete table {}", table.name),
+        Change::AddChain(table, chain) => format!("add chain {} {}", table.name, chain.name),
+        Change::FlushChain(table, chain) => format!("flush chain {} {chain}", table.name),
+        Change::DeleteChain(table, chain) => format!("delete chain {} {chain}", table.name),
+        Change::AddRule(table, chain, rule) => {
+            format!("add rule {} {chain} {}", table.name, rule_text(rule, table.family))
+        }
+        Change::AddSet(table, set) => format!("add set {} {}", table.name, set.name),
+        Change::FlushSet(table, set) => format!("flush set {} {}", table.name, set.name),
+        Change::DeleteSet(table, set) => format!("delete set {} {set}", table.name),
+        Change::AddElements(table, set, elements) | Change::DeleteElements(table, set, elements) => {
+            let verb = if matches!(change, Change::AddElements(..)) { "add" } else { "delete" };
+            match element.and_then(|index| elements.get(index)) {
+                Some(element) => {
+                    let comment = element.comment.as_ref().map(|comment| format!(", {comment}")).unwrap_or_default();
+                    format!("{verb} element {} {} {}{comment}", table.name, set.name, key_text(set, &element.key))
+                }
+                None => format!("{verb} {} elements {} {}", elements.len(), table.name, set.name),
+            }
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! A transaction as one batch of netlink messages, and back from a message to the change it came from.
+
+use super::expression::{number, write as write_expressions, write_verdict};
+use super::kernel::{self, chain, data, element, msg, rule, set, table, userdata as tag};
+use super::userdata;
+use super::wire::{self, Head, Writer};
+use super::{
+    Chain, ChainKind, Change, Element, ElementData, ElementKey, FieldType, HookPoint, Rule, Set, SetData, Table,
+    Transaction, Tuple,
+};
+
+/// A list of elements is one attribute, whose length has 16 bits.
+const LIST_LIMIT: usize = 60_000;
+
+/// The bytes of a transaction, ready to be sent.
+#[derive(Debug)]
+pub(super) struct Batch {
+    /// Begin, messages, end.
+    pub(super) bytes: Vec<u8>,
+    /// Where each message starts and which change it belongs to; message `n` has the sequence number `first + 1 + n`.
+    pub(super) messages: Vec<Origin>,
+    /// Elements added and deleted.
+    pub(super) elements: usize,
+}
+
+/// Where a message comes from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Origin {
+    /// Index into the transaction's changes.
+    pub(super) change: usize,
+    /// Of its first byte in the batch.
+    pub(super) start: usize,
+}
+
+/// Encodes a transaction; `first` is the sequence number of the batch's first message.
+pub(super) fn encode(transaction: &Transaction, first: u32) -> Batch {
+    let mut encoder = Encoder {
+        writer: Writer::default(),
+        messages: Vec::with_capacity(transaction.changes().len()),
+        elements: 0,
+        sequence: first,
+        change: 0,
+    };
+    encoder.frame(kernel::BATCH_BEGIN);
+    for (index, change) in transaction.changes().iter().enumerate() {
+        encoder.change = index;
+        encoder.change(change);
+    }
+    encoder.acknowledge_last();
+    encoder.frame(kernel::BATCH_END);
+    Batch { bytes: encoder.writer.bytes, messages: encoder.messages, elements: encoder.elements }
+}
+
+struct Encoder {
+    writer: Writer,
+    messages: Vec<Origin>,
+    elements: usize,
+    sequence: u32,
+    change: usize,
+}
+
+impl Encoder {
+    fn frame(&mut self, kind: u16) {
+        let head = Head { kind, flags: wire::REQUEST, sequence: self.sequence, family: 0, resource: kernel::SUBSYSTEM };
+        self.sequence = self.sequence.wrapping_add(1);
+        self.writer.message(head, |_| ());
+    }
+
+    fn message(&mut self, table: &Table, kind: u16, flags: u16, fill: impl FnOnce(&mut Writer)) {
+        self.messages.push(Origin { change: self.change, start: self.writer.bytes.len() });
+        let head = Head {
+            kind: kernel::SUBSYSTEM << 8 | kind,
+            flags: wire::REQUEST | flags,
+            sequence: self.sequence,
+            family: number(table.family),
+            resource: 0,
+        };
+        self.sequence = self.sequence.wrapping_add(1);
+        self.writer.message(head, fill);
+    }
+
+    /// One acknowledgement for the batch: the last message's. Errors come back without having been asked for.
+    fn acknowledge_last(&mut self) {
+        if let Some(last) = self.messages.last() {
+            let at = last.start + 6;
+            let flags = u16::from_ne_bytes([self.writer.bytes[at], self.writer.bytes[at + 1]]) | wire::ACK;
+            self.writer.bytes[at..at + 2].copy_from_slice(&flags.to_ne_bytes());
+        }
+    }
+
+    fn change(&mut self, change: &Change) {
+        match change {
+            Change::AddTable(table) => self.message(table, msg::NEW_TABLE, wire::CREATE, |w| {
+                w.string(table::NAME, &table.name);
+                w.u32(table::FLAGS, 0);
+            }),
+            Change::DeleteTable(table) => {
+                self.message(table, msg::DEL_TABLE, 0, |w| w.string(table::NAME, &table.name));
+            }
+            Change::AddChain(table, chain) => {
+                self.message(table, msg::NEW_CHAIN, wire::CREATE, |w| add_chain(w, table, chain));
+            }
+            Change::FlushChain(table, chain) => self.message(table, msg::DEL_RULE, 0, |w| {
+                w.string(rule::TABLE, &table.name);
+                w.string(rule::CHAIN, chain);
+            }),
+            Change::DeleteChain(table, chain) => self.message(table, msg::DEL_CHAIN, 0, |w| {
+                w.string(chain::TABLE, &table.name);
+                w.string(chain::NAME, chain);
+            }),
+            Change::AddRule(table, chain, rule) => {
+                self.message(table, msg::NEW_RULE, wire::CREATE | wire::APPEND, |w| add_rule(w, table, chain, rule));
+            }
+            Change::AddSet(table, set) => {
+                let id = self.messages.len() as u32 + 1;
+                self.message(table, msg::NEW_SET, wire::CREATE, |w| add_set(w, table, set, id));
+            }
+            Change::FlushSet(table, set) => {
+                self.message(table, msg::DEL_ELEMENTS, 0, |w| name_set(w, table, set));
+            }
+            Change::DeleteSet(table, set) => self.message(table, msg::DEL_SET, 0, |w| {
+                w.string(set::TABLE, &table.name);
+                w.string(set::NAME, set);
+            }),
+            Change::AddElements(table, set, elements) => {
+                self.element_lists(table, set, elements, msg::NEW_ELEMENTS, wire::CREATE);
+            }
+            Change::DeleteElements(table, set, elements) => {
+                self.element_lists(table, set, elements, msg::DEL_ELEMENTS, 0);
+            }
+        }
+    }
+
+    fn element_lists(&mut self, table: &Table, set: &Set, elements: &[Element], kind: u16, flags: u16) {
+        self.elements += elements.len();
+        let mut left = elements;
+        while !left.is_empty() {
+            self.message(table, kind, flags, |w| {
+                name_set(w, table, set);
+                let list = w.open(element::LIST_ELEMENTS);
+                while let [next, rest @ ..] = left {
+                    write_element(w, set, next, kind == msg::NEW_ELEMENTS);
+                    left = rest;
+                    if w.bytes.len() - list > LIST_LIMIT {
+                        break;
+                    }
+                }
+                w.close(list);
+            });
+        }
+    }
+}
+
+fn add_chain(w: &mut Writer, table: &Table, chain: &Chain) {
+    w.string(chain::TABLE, &table.name);
+    w.string(chain::NAME, &chain.name);
+    if let Some(hook) = chain.hook {
+        w.string(chain::TYPE, chain_kind(hook.kind));
+        w.nest(chain::HOOK, |w| {
+            w.u32(chain::HOOK_POINT, hook_number(hook.point));
+            w.u32(chain::HOOK_PRIORITY, hook.priority.cast_unsigned());
+        });
+    }
+    if let Some(comment) = &chain.comment {
+        w.bytes(chain::USERDATA, &userdata::comment(comment));
+    }
+}
+
+fn add_rule(w: &mut Writer, table: &Table, chain: &str, rule: &Rule) {
+    w.string(rule::TABLE, &table.name);
+    w.string(rule::CHAIN, chain);
+    w.nest(rule::EXPRESSIONS, |w| write_expressions(w, table.family, rule));
+    if let Some(comment) = &rule.comment {
+        w.bytes(rule::USERDATA, &userdata::comment(comment));
+    }
+}
+
+fn add_set(w: &mut Writer, table: &Table, set: &Set, id: u32) {
+    let concat = set.flags.interval && set.key.len() > 1;
+    let flags = [
+        (set.flags.interval, set::FLAG_INTERVAL),
+        (set.is_map(), set::FLAG_MAP),
+        (set.flags.timeout, set::FLAG_TIMEOUT),
+        (set.flags.dynamic, set::FLAG_DYNAMIC),
+        (concat, set::FLAG_CONCAT),
+    ];
+    w.string(set::TABLE, &table.name);
+    w.string(set::NAME, &set.name);
+    w.u32(set::FLAGS, flags.iter().filter(|(on, _)| *on).map(|(_, flag)| flag).sum());
+    w.u32(set::KEY_TYPE, userdata::types_number(&set.key));
+    w.u32(set::KEY_LEN, register_len(&set.key));
+    match &set.data {
+        SetData::None => {}
+        SetData::Verdict => {
+            w.u32(set::DATA_TYPE, set::TYPE_VERDICT);
+            w.u32(set::DATA_LEN, 0);
+        }
+        SetData::Values(fields) => {
+            w.u32(set::DATA_TYPE, userdata::types_number(fields));
+            w.u32(set::DATA_LEN, register_len(fields));
+        }
+    }
+    w.u32(set::ID, id);
+    if set.size.is_some() || concat {
+        w.nest(set::DESC, |w| {
+            if let Some(size) = set.size {
+                w.u32(set::DESC_SIZE, size);
+            }
+            if concat {
+                w.nest(set::DESC_CONCAT, |w| {
+                    for field in &set.key {
+                        w.nest(element::LIST_ITEM, |w| w.u32(set::FIELD_LEN, field.byte_len() as u32));
+                    }
+                });
+            }
+        });
+    }
+    if let Some(seconds) = set.timeout {
+        w.u64(set::TIMEOUT, u64::from(seconds) * 1000);
+    }
+    w.bytes(set::USERDATA, &userdata::set(set, table.family));
+}
+
+fn name_set(w: &mut Writer, table: &Table, set: &Set) {
+    w.string(element::LIST_TABLE, &table.name);
+    w.string(element::LIST_SET, &set.name);
+}
+
+/// A single field is not padded, a concatenation is.
+pub(super) fn register_len(fields: &[FieldType]) -> u32 {
+    match fields {
+        [field] => field.byte_len() as u32,
+        _ => fields.iter().map(|field| field.padded_len() as u32).sum(),
+    }
+}
+
+/// A range of a single field is two elements for the kernel, the second one after its end; a concatenation of ranges
+/// is one element with a closing key.
+fn write_element(w: &mut Writer, set: &Set, element: &Element, with_data: bool) {
+    let concat = set.key.len() > 1;
+    let split = set.flags.interval && !concat;
+    let after = split.then(|| after(&element.key, register_len(&set.key) as usize));
+    let item = w.open(element::LIST_ITEM);
+    write_key(w, element::KEY, element.key.start(), set);
+    if set.flags.interval && concat {
+        write_key(w, element::KEY_END, element.key.end().unwrap_or(element.key.start()), set);
+    }
+    if with_data {
+        match &element.data {
+            ElementData::None => {}
+            ElementData::Verdict(verdict) => {
+                let nest = w.open(element::DATA);
+                write_verdict(w, verdict);
+                w.close(nest);
+            }
+            ElementData::Value(value) => {
+                let nest = w.open(element::DATA);
+                let fields = if let SetData::Values(fields) = &set.data { fields.as_slice() } else { &[] };
+                w.bytes(data::VALUE, unpadded(value, fields));
+                w.close(nest);
+            }
+        }
+        if let Some(comment) = &element.comment {
+            let comment = userdata::printable(comment);
+            let start = w.open_bytes(element::USERDATA);
+            w.bytes.extend_from_slice(&[tag::COMMENT, (comment.len() + 1) as u8]);
+            w.bytes.extend_from_slice(comment.as_bytes());
+            w.bytes.push(0);
+            if after == Some(None) {
+                userdata::element_flags(&mut w.bytes, tag::INTERVAL_OPEN);
+            }
+            w.close_bytes(start);
+        } else if after == Some(None) {
+            let start = w.open_bytes(element::USERDATA);
+            userdata::element_flags(&mut w.bytes, tag::INTERVAL_OPEN);
+            w.close_bytes(start);
+        }
+    }
+    w.close(item);
+    if let Some(Some(end)) = after {
+        let item = w.open(element::LIST_ITEM);
+        w.u32(element::FLAGS, element::FLAG_INTERVAL_END);
+        let nest = w.open(element::KEY);
+        w.bytes(data::VALUE, &end);
+        w.close(nest);
+        w.close(item);
+    }
+}
+
+fn write_key(w: &mut Writer, kind: u16, key: &Tuple, set: &Set) {
+    let nest = w.open(kind);
+    w.bytes(data::VALUE, unpadded(key, &set.key));
+    w.close(nest);
+}
+
+/// The kernel wants a single field without the padding that a tuple has.
+fn unpadded<'a>(tuple: &'a Tuple, fields: &[FieldType]) -> &'a [u8] {
+    let bytes = tuple.as_bytes();
+    match fields {
+        [field] => bytes.get(..field.byte_len()).unwrap_or(bytes),
+        _ => bytes,
+    }
+}
+
+/// The first key after a range; none after the last of all. Ranges are ordered as the bytes are.
+fn after(key: &ElementKey, len: usize) -> Option<Vec<u8>> {
+    let last = key.end().unwrap_or(key.start()).as_bytes();
+    let mut next = last.get(..len).unwrap_or(last).to_vec();
+    for byte in next.iter_mut().rev() {
+        *byte = byte.wrapping_add(1);
+        if *byte != 0 {
+            return Some(next);
+        }
+    }
+    None
+}
+
+/// What the kernel calls a chain type.
+pub(super) fn chain_kind(kind: ChainKind) -> &'static str {
+    match kind {
+        ChainKind::Filter => "filter",
+        ChainKind::Nat => "nat",
+    }
+}
+
+/// `enum nf_inet_hooks`
+pub(super) fn hook_number(point: HookPoint) -> u32 {
+    match point {
+        HookPoint::Prerouting => 0,
+        HookPoint::Input => 1,
+        HookPoint::Forward => 2,
+        HookPoint::Output => 3,
+        HookPoint::Postrouting => 4,
+    }
+}

@@ -1,0 +1,419 @@
+//! nft's own syntax: a transaction as a script for `nft -f`, a table as `nft list table` of 1.0.6 prints it.
+//!
+//! One function per kind of thing, used by both; the script differs from the listing only in its verbs.
+
+use std::fmt::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+
+use super::encode::chain_kind;
+use super::userdata::{INDEX_EXAMPLE_MODULUS, needs_typeof, printable};
+use super::wire::{array, string};
+use super::{
+    AddressField, Change, Element, ElementData, ElementKey, Family, Field, FieldType, Generator, Hook, HookPoint,
+    InterfacePattern, Name, Op, Protocol, Rule, Set, SetData, Statement, Table, TableContent, Transaction, Tuple,
+    Verdict,
+};
+
+/// The transaction as a script for `nft -f`, one change per line and one element per line.
+pub fn script(transaction: &Transaction) -> String {
+    let mut out = String::new();
+    for change in transaction.changes() {
+        write_change(&mut out, change);
+        out.push('\n');
+    }
+    out
+}
+
+/// The table as `nft list table` prints it.
+pub fn listing(content: &TableContent) -> String {
+    let family = content.table.family;
+    let mut blocks = Vec::new();
+    for (set, elements) in &content.sets {
+        let mut block = format!("\t{} {} {{\n", set_word(set), set.name);
+        for line in declaration(set, family) {
+            block += &format!("\t\t{line}\n");
+        }
+        block += &listed_elements(set, elements);
+        blocks.push(block + "\t}\n");
+    }
+    for chain in &content.chains {
+        let mut block = format!("\tchain {} {{\n", chain.name);
+        if let Some(comment) = &chain.comment {
+            block += &format!("\t\t{}\n", comment_text(comment));
+        }
+        if let Some(hook) = chain.hook {
+            block += &format!("\t\t{}\n", hook_text(hook));
+        }
+        for rule in &chain.rules {
+            block += &format!("\t\t{}\n", rule_text(rule, family));
+        }
+        blocks.push(block + "\t}\n");
+    }
+    format!("table {} {{\n{}}}\n", table_text(&content.table), blocks.join("\n"))
+}
+
+fn write_change(out: &mut String, change: &Change) {
+    match change {
+        Change::AddTable(table) => push(out, &["add table", &table_text(table)]),
+        Change::DeleteTable(table) => push(out, &["delete table", &table_text(table)]),
+        Change::AddChain(table, chain) => {
+            push(out, &["add chain", &table_text(table), &chain.name]);
+            let mut body = String::new();
+            if let Some(hook) = chain.hook {
+                body += &format!(" {}", hook_text(hook));
+            }
+            if let Some(comment) = &chain.comment {
+                body += &format!(" {};", comment_text(comment));
+            }
+            if !body.is_empty() {
+                out.push_str(&format!(" {{{body} }}"));
+            }
+        }
+        Change::FlushChain(table, chain) => push(out, &["flush chain", &table_text(table), chain]),
+        Change::DeleteChain(table, chain) => push(out, &["delete chain", &table_text(table), chain]),
+        Change::AddRule(table, chain, rule) => {
+            push(out, &["add rule", &table_text(table), chain, &rule_text(rule, table.family)]);
+        }
+        Change::AddSet(table, set) => {
+            let body: String = declaration(set, table.family).iter().map(|line| format!(" {line};")).collect();
+            push(out, &["add", set_word(set), &table_text(table), &set.name, &format!("{{{body} }}")]);
+        }
+        Change::FlushSet(table, set) => push(out, &["flush", set_word(set), &table_text(table), &set.name]),
+        // `delete set` also deletes maps.
+        Change::DeleteSet(table, set) => push(out, &["delete set", &table_text(table), set]),
+        Change::AddElements(table, set, elements) => write_elements(out, "add", table, set, elements),
+        Change::DeleteElements(table, set, elements) => write_elements(out, "delete", table, set, elements),
+    }
+}
+
+fn push(out: &mut String, words: &[&str]) {
+    out.push_str(&words.join(" "));
+}
+
+fn write_elements(out: &mut String, verb: &str, table: &Table, set: &Set, elements: &[Element]) {
+    push(out, &[verb, "element", &table_text(table), &set.name, "{\n"]);
+    for element in elements {
+        let text = if verb == "add" { element_text(set, element) } else { key_text(set, &element.key) };
+        out.push_str(&format!("\t{text},\n"));
+    }
+    out.push('}');
+}
+
+fn table_text(table: &Table) -> String {
+    format!("{} {}", table.family.as_str(), table.name)
+}
+
+fn set_word(set: &Set) -> &'static str {
+    if set.is_map() { "map" } else { "set" }
+}
+
+/// The lines of a set's declaration, in nft's order.
+fn declaration(set: &Set, family: Family) -> Vec<String> {
+    let mut lines = vec![type_line(set, family)];
+    if let Some(size) = set.size {
+        lines.push(format!("size {size}"));
+    }
+    let flags = [(set.flags.interval, "interval"), (set.flags.dynamic, "dynamic"), (set.flags.timeout, "timeout")];
+    let flags: Vec<&str> = flags.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
+    if !flags.is_empty() {
+        lines.push(format!("flags {}", flags.join(",")));
+    }
+    if let Some(seconds) = set.timeout {
+        lines.push(format!("timeout {}", duration(seconds)));
+    }
+    if let Some(comment) = &set.comment {
+        lines.push(comment_text(comment));
+    }
+    lines
+}
+
+fn type_line(set: &Set, family: Family) -> String {
+    let by_example = needs_typeof(set);
+    let fields = |fields: &[FieldType]| {
+        let names: Vec<String> =
+            fields.iter().map(|field| if by_example { example(*field, family) } else { type_name(*field) }).collect();
+        names.join(" . ")
+    };
+    let word = if by_example { "typeof" } else { "type" };
+    match &set.data {
+        SetData::None => format!("{word} {}", fields(&set.key)),
+        SetData::Verdict => format!("{word} {} : verdict", fields(&set.key)),
+        SetData::Values(values) => format!("{word} {} : {}", fields(&set.key), fields(values)),
+    }
+}
+
+/// nft's name of a type. An index has none; its set is declared by examples.
+fn type_name(field: FieldType) -> String {
+    match field {
+        FieldType::Ipv4Addr => "ipv4_addr",
+        FieldType::Ipv6Addr => "ipv6_addr",
+        FieldType::InetProto => "inet_proto",
+        FieldType::InetService => "inet_service",
+        FieldType::Mark => "mark",
+        FieldType::Ifname => "ifname",
+        FieldType::Index => "integer",
+    }
+    .to_owned()
+}
+
+/// An expression of that type; `userdata.rs` stores the same ones.
+fn example(field: FieldType, family: Family) -> String {
+    match field {
+        FieldType::Ipv4Addr => "ip daddr".to_owned(),
+        FieldType::Ipv6Addr => "ip6 daddr".to_owned(),
+        FieldType::InetProto => field_text(Field::Protocol, family),
+        FieldType::InetService => field_text(Field::DestinationPort, family),
+        FieldType::Mark => field_text(Field::Mark, family),
+        FieldType::Ifname => field_text(Field::InputInterface, family),
+        FieldType::Index => field_text(Field::Index(Generator::Random(INDEX_EXAMPLE_MODULUS)), family),
+    }
+}
+
+fn comment_text(comment: &str) -> String {
+    format!("comment \"{}\"", printable(comment))
+}
+
+/// `type nat hook prerouting priority dstnat; policy accept;`
+fn hook_text(hook: Hook) -> String {
+    let point = match hook.point {
+        HookPoint::Prerouting => "prerouting",
+        HookPoint::Input => "input",
+        HookPoint::Forward => "forward",
+        HookPoint::Output => "output",
+        HookPoint::Postrouting => "postrouting",
+    };
+    let priority = priority_text(hook.priority, hook.point);
+    format!("type {} hook {point} priority {priority}; policy accept;", chain_kind(hook.kind))
+}
+
+/// nft names a priority after a standard one that is at most ten away.
+fn priority_text(priority: i32, point: HookPoint) -> String {
+    const STANDARD: [(&str, i32, Option<HookPoint>); 6] = [
+        ("raw", -300, None),
+        ("mangle", -150, None),
+        ("dstnat", -100, Some(HookPoint::Prerouting)),
+        ("filter", 0, None),
+        ("security", 50, None),
+        ("srcnat", 100, Some(HookPoint::Postrouting)),
+    ];
+    let near = STANDARD.iter().find(|(_, value, _)| priority.abs_diff(*value) <= 10);
+    match near {
+        Some((name, value, only)) if only.is_none_or(|only| only == point) => match priority - value {
+            0 => (*name).to_owned(),
+            more @ 1.. => format!("{name} + {more}"),
+            less => format!("{name} - {}", -less),
+        },
+        _ => priority.to_string(),
+    }
+}
+
+/// The rule on one line.
+pub(super) fn rule_text(rule: &Rule, family: Family) -> String {
+    let mut words: Vec<String> = rule.statements.iter().map(|statement| statement_text(statement, family)).collect();
+    words.extend(rule.comment.as_deref().map(comment_text));
+    words.join(" ")
+}
+
+fn statement_text(statement: &Statement, family: Family) -> String {
+    match statement {
+        Statement::ConnectionNew => "ct state new".to_owned(),
+        Statement::ConnectionDnat => "ct status dnat".to_owned(),
+        Statement::Address(field, op, prefix) => {
+            format!("{} {} {}{}", family.as_str(), address_text(*field), op_text(*op), prefix_text(*prefix))
+        }
+        Statement::InputInterface(op, InterfacePattern::Exact(name)) => format!("iifname {}\"{name}\"", op_text(*op)),
+        Statement::InputInterface(op, InterfacePattern::Prefix(name)) => {
+            format!("iifname {}\"{name}*\"", op_text(*op))
+        }
+        Statement::Local(field, op) => format!("fib {} type {}local", address_text(*field), op_text(*op)),
+        Statement::Protocol(op, protocol) => format!("meta l4proto {}{}", op_text(*op), protocol.as_str()),
+        Statement::Lookup(fields, op, set) => format!("{} {}@{set}", fields_text(fields, family), op_text(*op)),
+        Statement::VerdictMap(fields, map) => format!("{} vmap @{map}", fields_text(fields, family)),
+        Statement::DnatMap(fields, map) => {
+            format!("dnat {} to {} map @{map}", family.as_str(), fields_text(fields, family))
+        }
+        Statement::MarkHas(op, bits) => {
+            let op = if *op == Op::Eq { "==" } else { "!=" };
+            format!("meta mark & {0} {op} {0}", mark_text(*bits))
+        }
+        Statement::MarkOr(bits) => format!("meta mark set meta mark | {}", mark_text(*bits)),
+        Statement::MarkXor(bits) => format!("meta mark set meta mark ^ {}", mark_text(*bits)),
+        Statement::Update(fields, set, timeout) => {
+            let timeout = timeout.map(|seconds| format!(" timeout {}", duration(seconds))).unwrap_or_default();
+            format!("update @{set} {{ {}{timeout} }}", fields_text(fields, family))
+        }
+        Statement::Masquerade => "masquerade fully-random".to_owned(),
+        Statement::Reject => "reject".to_owned(),
+        Statement::Verdict(verdict) => verdict_text(verdict),
+    }
+}
+
+fn op_text(op: Op) -> &'static str {
+    match op {
+        Op::Eq => "",
+        Op::Ne => "!= ",
+    }
+}
+
+fn address_text(field: AddressField) -> &'static str {
+    match field {
+        AddressField::Source => "saddr",
+        AddressField::Destination => "daddr",
+    }
+}
+
+fn prefix_text(prefix: IpNet) -> String {
+    if prefix.prefix_len() == prefix.max_prefix_len() {
+        prefix.network().to_string()
+    } else {
+        prefix.trunc().to_string()
+    }
+}
+
+fn fields_text(fields: &[Field], family: Family) -> String {
+    let names: Vec<String> = fields.iter().map(|field| field_text(*field, family)).collect();
+    names.join(" . ")
+}
+
+fn field_text(field: Field, family: Family) -> String {
+    match field {
+        Field::SourceAddress => format!("{} saddr", family.as_str()),
+        Field::DestinationAddress => format!("{} daddr", family.as_str()),
+        Field::Protocol => "meta l4proto".to_owned(),
+        Field::SourcePort => "th sport".to_owned(),
+        Field::DestinationPort => "th dport".to_owned(),
+        Field::Mark => "meta mark".to_owned(),
+        Field::InputInterface => "iifname".to_owned(),
+        Field::Index(Generator::Random(modulus)) => format!("numgen random mod {modulus}"),
+        Field::Index(Generator::Constant(0)) => "numgen inc mod 1".to_owned(),
+        Field::Index(Generator::Constant(value)) => format!("numgen inc mod 1 offset {value}"),
+    }
+}
+
+fn verdict_text(verdict: &Verdict) -> String {
+    let jump = |word: &str, chain: &Name| format!("{word} {chain}");
+    match verdict {
+        Verdict::Accept => "accept".to_owned(),
+        Verdict::Drop => "drop".to_owned(),
+        Verdict::Return => "return".to_owned(),
+        Verdict::Jump(chain) => jump("jump", chain),
+        Verdict::Goto(chain) => jump("goto", chain),
+    }
+}
+
+/// nft puts five short numbers, two IPv4 addresses or one of anything else on a line.
+fn listed_elements(set: &Set, elements: &[Element]) -> String {
+    let per_line = match set.key.as_slice() {
+        [FieldType::Ipv4Addr] => 2,
+        [FieldType::Index | FieldType::Mark | FieldType::InetProto | FieldType::InetService] => 5,
+        _ => 1,
+    };
+    let lines: Vec<String> = elements
+        .chunks(per_line)
+        .map(|line| line.iter().map(|element| element_text(set, element)).collect::<Vec<_>>().join(", "))
+        .collect();
+    if lines.is_empty() {
+        return String::new();
+    }
+    format!("\t\telements = {{ {} }}\n", lines.join(",\n\t\t\t     "))
+}
+
+/// `10.0.0.1 . tcp . 80 comment "x" : goto lb`
+pub(super) fn element_text(set: &Set, element: &Element) -> String {
+    let mut text = key_text(set, &element.key);
+    if let Some(comment) = &element.comment {
+        text += &format!(" {}", comment_text(comment));
+    }
+    match (&element.data, &set.data) {
+        (ElementData::None, _) => {}
+        (ElementData::Verdict(verdict), _) => text += &format!(" : {}", verdict_text(verdict)),
+        (ElementData::Value(value), SetData::Values(fields)) => {
+            text += &format!(" : {}", tuple_text(fields, value, value));
+        }
+        (ElementData::Value(value), _) => text += &format!(" : {value:?}"),
+    }
+    text
+}
+
+/// The key as nft writes it.
+pub(super) fn key_text(set: &Set, key: &ElementKey) -> String {
+    tuple_text(&set.key, key.start(), key.end().unwrap_or(key.start()))
+}
+
+/// Each field is a range from `start` to `end`, in most cases of one value.
+fn tuple_text(fields: &[FieldType], start: &Tuple, end: &Tuple) -> String {
+    let mut text = String::new();
+    let mut at = 0;
+    for field in fields {
+        let bytes = |tuple: &Tuple| {
+            let mut value = [0; 16];
+            let from = tuple.as_bytes().get(at..).unwrap_or_default();
+            let len = from.len().min(field.byte_len());
+            value[..len].copy_from_slice(&from[..len]);
+            value
+        };
+        if at > 0 {
+            text.push_str(" . ");
+        }
+        write_range(&mut text, *field, &bytes(start), &bytes(end));
+        at += field.padded_len();
+    }
+    text
+}
+
+fn write_range(out: &mut String, field: FieldType, start: &[u8; 16], end: &[u8; 16]) {
+    let first = value_text(field, start);
+    let done = if start == end {
+        write!(out, "{first}")
+    } else if let Some(len) = prefix_len(field, start, end) {
+        write!(out, "{first}/{len}")
+    } else {
+        write!(out, "{first}-{}", value_text(field, end))
+    };
+    done.expect("a string can always be written to");
+}
+
+/// The length of the prefix that covers exactly this range of addresses.
+fn prefix_len(field: FieldType, start: &[u8; 16], end: &[u8; 16]) -> Option<u8> {
+    let bits = match field {
+        FieldType::Ipv4Addr => 32,
+        FieldType::Ipv6Addr => 128,
+        _ => return None,
+    };
+    let (first, last) = (u128::from_be_bytes(*start) >> (128 - bits), u128::from_be_bytes(*end) >> (128 - bits));
+    let differing = first ^ last;
+    let host = 128 - differing.leading_zeros();
+    let contiguous = differing.count_ones() == host && first & differing == 0;
+    contiguous.then(|| (bits - host) as u8)
+}
+
+fn value_text(field: FieldType, bytes: &[u8; 16]) -> String {
+    let first = |n: usize| &bytes[..n];
+    let machine = || array(first(4)).map(u32::from_ne_bytes).unwrap_or_default();
+    match field {
+        FieldType::Ipv4Addr => IpAddr::V4(Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3])).to_string(),
+        FieldType::Ipv6Addr => IpAddr::V6(Ipv6Addr::from(*bytes)).to_string(),
+        FieldType::InetProto => match Protocol::from_number(bytes[0]) {
+            Some(protocol) => protocol.as_str().to_owned(),
+            None => bytes[0].to_string(),
+        },
+        FieldType::InetService => u16::from_be_bytes([bytes[0], bytes[1]]).to_string(),
+        FieldType::Index => machine().to_string(),
+        FieldType::Mark => mark_text(machine()),
+        FieldType::Ifname => format!("\"{}\"", string(bytes).unwrap_or_default()),
+    }
+}
+
+fn mark_text(mark: u32) -> String {
+    format!("{mark:#010x}")
+}
+
+/// `1d2h3m4s`
+fn duration(seconds: u32) -> String {
+    let parts = [(seconds / 86_400, "d"), (seconds / 3600 % 24, "h"), (seconds / 60 % 60, "m"), (seconds % 60, "s")];
+    let text: String =
+        parts.iter().filter(|(value, _)| *value > 0).map(|(value, unit)| format!("{value}{unit}")).collect();
+    if text.is_empty() { "0s".to_owned() } else { text }
+}

@@ -1,0 +1,248 @@
+//! What nft 1.0.6 keeps in userdata so that it can print a set's declaration and a comment, and read its own print.
+//!
+//! Without it the kernel works all the same, but `nft list ruleset` shows keys as raw numbers that it cannot load.
+
+use std::borrow::Cow;
+
+use super::kernel::userdata as tag;
+use super::wire::string;
+use super::{Family, FieldType, Name, Set, SetData};
+
+/// nft refuses to read longer ones.
+const COMMENT_MAX: usize = 128;
+
+/// A comment as nft can print and read it: no quotes, no control characters, at most 128 bytes.
+pub(super) fn printable(comment: &str) -> Cow<'_, str> {
+    let odd = |c: char| c == '"' || c.is_control();
+    if comment.len() <= COMMENT_MAX && !comment.contains(odd) {
+        return Cow::Borrowed(comment);
+    }
+    let mut clean: String = comment.chars().map(|c| if odd(c) { '\'' } else { c }).collect();
+    let mut end = clean.len().min(COMMENT_MAX);
+    while !clean.is_char_boundary(end) {
+        end -= 1;
+    }
+    clean.truncate(end);
+    Cow::Owned(clean)
+}
+
+/// The same, to keep.
+pub(super) fn comment_name(comment: Name) -> Name {
+    match printable(&comment) {
+        Cow::Borrowed(_) => comment,
+        Cow::Owned(clean) => clean.into(),
+    }
+}
+
+/// A comment of a rule, a chain or an element.
+pub(super) fn comment(comment: &str) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(comment.len() + 3);
+    text(&mut bytes, tag::COMMENT, &printable(comment));
+    bytes
+}
+
+/// The comment in the userdata of a rule, a chain or an element.
+pub(super) fn read_comment(userdata: &[u8]) -> Option<&str> {
+    find(userdata, tag::COMMENT).and_then(string)
+}
+
+/// The comment in the userdata of a set.
+pub(super) fn read_set_comment(userdata: &[u8]) -> Option<&str> {
+    find(userdata, tag::SET_COMMENT).and_then(string)
+}
+
+/// The value of the first entry of that kind.
+fn find(mut userdata: &[u8], kind: u8) -> Option<&[u8]> {
+    while let [found, len, rest @ ..] = userdata {
+        let value = rest.get(..usize::from(*len))?;
+        if *found == kind {
+            return Some(value);
+        }
+        userdata = &rest[value.len()..];
+    }
+    None
+}
+
+/// The userdata of a set's declaration.
+pub(super) fn set(set: &Set, family: Family) -> Vec<u8> {
+    let by_example = needs_typeof(set);
+    let mut bytes = Vec::with_capacity(tag::MAX);
+    number(&mut bytes, tag::KEY_BYTE_ORDER, byte_order(&set.key));
+    match &set.data {
+        SetData::None => {}
+        SetData::Verdict => number(&mut bytes, tag::DATA_BYTE_ORDER, 0),
+        SetData::Values(fields) => number(&mut bytes, tag::DATA_BYTE_ORDER, byte_order(fields)),
+    }
+    type_of(&mut bytes, tag::KEY_TYPEOF, &set.key, family, by_example);
+    match &set.data {
+        SetData::None => {}
+        SetData::Verdict if by_example => {
+            nest(&mut bytes, tag::DATA_TYPEOF, |b| {
+                number(b, EXPRESSION_KIND, KIND_VERDICT);
+                nest(b, EXPRESSION_DATA, |_| ());
+            });
+        }
+        SetData::Verdict => {}
+        SetData::Values(fields) => type_of(&mut bytes, tag::DATA_TYPEOF, fields, family, by_example),
+    }
+    if set.is_map() {
+        number(&mut bytes, tag::DATA_INTERVAL, 0);
+    }
+    if let Some(comment) = &set.comment {
+        let comment = printable(comment);
+        if bytes.len() + comment.len() + 3 <= tag::MAX {
+            text(&mut bytes, tag::SET_COMMENT, &comment);
+        }
+    }
+    bytes
+}
+
+/// An index has no name among nft's types, so such a set is declared by examples: `typeof ip daddr . numgen …`.
+pub(super) fn needs_typeof(set: &Set) -> bool {
+    let in_data = matches!(&set.data, SetData::Values(fields) if fields.contains(&FieldType::Index));
+    in_data || set.key.contains(&FieldType::Index)
+}
+
+// Kinds of expressions as nft numbers them in userdata.
+const KIND_VERDICT: u32 = 1;
+const KIND_PAYLOAD: u32 = 7;
+const KIND_META: u32 = 9;
+const KIND_CONCAT: u32 = 13;
+const KIND_NUMGEN: u32 = 23;
+/// An expression is its kind and its data.
+const EXPRESSION_KIND: u8 = 0;
+const EXPRESSION_DATA: u8 = 1;
+
+/// A declared concatenation is stored even if it was declared by type names; then it has no data.
+fn type_of(bytes: &mut Vec<u8>, kind: u8, fields: &[FieldType], family: Family, by_example: bool) {
+    match (fields, by_example) {
+        ([_], false) | ([], _) => {}
+        ([field], true) => nest(bytes, kind, |b| example(b, *field, family)),
+        (_, false) => nest(bytes, kind, |b| {
+            number(b, EXPRESSION_KIND, KIND_CONCAT);
+            nest(b, EXPRESSION_DATA, |_| ());
+        }),
+        (_, true) => nest(bytes, kind, |b| {
+            number(b, EXPRESSION_KIND, KIND_CONCAT);
+            nest(b, EXPRESSION_DATA, |b| {
+                for (at, field) in (0u8..).zip(fields) {
+                    nest(b, at, |b| example(b, *field, family));
+                }
+            });
+        }),
+    }
+}
+
+/// An expression of the type; `text.rs` prints the same ones.
+fn example(bytes: &mut Vec<u8>, field: FieldType, family: Family) {
+    // Protocol headers, fields and meta keys as nft numbers them.
+    const PROTO_TRANSPORT: u32 = 11;
+    const PROTO_IP: u32 = 12;
+    const PROTO_IP6: u32 = 13;
+    const IP_DADDR: u32 = 12;
+    const IP6_DADDR: u32 = 9;
+    const TRANSPORT_DPORT: u32 = 2;
+    const META_MARK: u32 = 3;
+    const META_IIFNAME: u32 = 6;
+    const META_L4PROTO: u32 = 16;
+    let payload = |bytes: &mut Vec<u8>, header: u32, field: u32| {
+        number(bytes, EXPRESSION_KIND, KIND_PAYLOAD);
+        nest(bytes, EXPRESSION_DATA, |b| {
+            number(b, 0, header);
+            number(b, 1, field);
+        });
+    };
+    let meta = |bytes: &mut Vec<u8>, key: u32| {
+        number(bytes, EXPRESSION_KIND, KIND_META);
+        nest(bytes, EXPRESSION_DATA, |b| number(b, 0, key));
+    };
+    match (field, family) {
+        (FieldType::Ipv4Addr, _) => payload(bytes, PROTO_IP, IP_DADDR),
+        (FieldType::Ipv6Addr, _) => payload(bytes, PROTO_IP6, IP6_DADDR),
+        (FieldType::InetService, _) => payload(bytes, PROTO_TRANSPORT, TRANSPORT_DPORT),
+        (FieldType::InetProto, _) => meta(bytes, META_L4PROTO),
+        (FieldType::Mark, _) => meta(bytes, META_MARK),
+        (FieldType::Ifname, _) => meta(bytes, META_IIFNAME),
+        (FieldType::Index, _) => {
+            number(bytes, EXPRESSION_KIND, KIND_NUMGEN);
+            nest(bytes, EXPRESSION_DATA, |b| {
+                number(b, 0, 1);
+                number(b, 1, INDEX_EXAMPLE_MODULUS);
+                number(b, 2, 0);
+            });
+        }
+    }
+}
+
+/// `numgen random mod 2` stands for an index in a declaration.
+pub(super) const INDEX_EXAMPLE_MODULUS: u32 = 2;
+
+/// nft's byte orders: 1 the machine's, 2 the network's, 0 for what has none or many.
+fn byte_order(fields: &[FieldType]) -> u32 {
+    match fields {
+        [FieldType::Index | FieldType::Mark | FieldType::Ifname] => 1,
+        [FieldType::InetProto] => 0,
+        [_] => 2,
+        _ => 0,
+    }
+}
+
+/// nft's number of a type; `linux/netfilter/nf_tables.h` leaves them to nft.
+pub(super) fn type_number(field: FieldType) -> u32 {
+    match field {
+        FieldType::Index => 4,
+        FieldType::Ipv4Addr => 7,
+        FieldType::Ipv6Addr => 8,
+        FieldType::InetProto => 12,
+        FieldType::InetService => 13,
+        FieldType::Mark => 19,
+        FieldType::Ifname => 41,
+    }
+}
+
+/// The type of a whole key: six bits for each field. Five fields fill the kernel's 32 bits.
+pub(super) fn types_number(fields: &[FieldType]) -> u32 {
+    fields.iter().fold(0, |sum, field| sum << 6 | type_number(*field))
+}
+
+/// The fields of a type, if they are all ours.
+pub(super) fn types_of_number(mut number: u32) -> Option<Vec<FieldType>> {
+    const ALL: [FieldType; 7] = [
+        FieldType::Index,
+        FieldType::Ipv4Addr,
+        FieldType::Ipv6Addr,
+        FieldType::InetProto,
+        FieldType::InetService,
+        FieldType::Mark,
+        FieldType::Ifname,
+    ];
+    let mut fields = Vec::new();
+    while number != 0 {
+        fields.push(*ALL.iter().find(|field| type_number(**field) == number & 0x3f)?);
+        number >>= 6;
+    }
+    fields.reverse();
+    (!fields.is_empty()).then_some(fields)
+}
+
+fn number(bytes: &mut Vec<u8>, kind: u8, value: u32) {
+    bytes.extend_from_slice(&[kind, 4]);
+    bytes.extend_from_slice(&value.to_ne_bytes());
+}
+
+pub(super) fn element_flags(bytes: &mut Vec<u8>, flags: u32) {
+    number(bytes, tag::ELEMENT_FLAGS, flags);
+}
+
+fn text(bytes: &mut Vec<u8>, kind: u8, value: &str) {
+    bytes.extend_from_slice(&[kind, (value.len() + 1) as u8]);
+    bytes.extend_from_slice(value.as_bytes());
+    bytes.push(0);
+}
+
+fn nest(bytes: &mut Vec<u8>, kind: u8, fill: impl FnOnce(&mut Vec<u8>)) {
+    bytes.extend_from_slice(&[kind, 0]);
+    let start = bytes.len();
+    fill(bytes);
+    bytes[start - 1] = (bytes.len() - start) as u8;
+}

@@ -1,0 +1,265 @@
+//! Netlink messages and attributes as bytes: a writer, and a reader that no bytes can make panic.
+//!
+//! Knows the framing of netlink (RFC 3549 style headers, nested attributes) and of nfnetlink's four-byte header,
+//! nothing of tables or rules.
+
+/// Bytes of a netlink header.
+pub(super) const HEADER: usize = 16;
+/// Bytes of nfnetlink's own header, which follows.
+pub(super) const NFGEN: usize = 4;
+/// The attribute is nested.
+const NESTED: u16 = 0x8000;
+/// What is left of an attribute's kind without the nested and byte-order bits.
+const KIND: u16 = 0x3fff;
+
+/// `NLM_F_REQUEST`
+pub(super) const REQUEST: u16 = 0x1;
+/// `NLM_F_ACK`
+pub(super) const ACK: u16 = 0x4;
+/// `NLM_F_DUMP_INTR`
+pub(super) const DUMP_INTERRUPTED: u16 = 0x10;
+/// `NLM_F_DUMP`
+pub(super) const DUMP: u16 = 0x300;
+/// `NLM_F_CREATE`
+pub(super) const CREATE: u16 = 0x400;
+/// `NLM_F_APPEND`
+pub(super) const APPEND: u16 = 0x800;
+/// `NLM_F_CAPPED`: an error carries only the header of what caused it.
+pub(super) const CAPPED: u16 = 0x100;
+/// `NLM_F_ACK_TLVS`: an error carries attributes.
+pub(super) const ACK_TLVS: u16 = 0x200;
+
+/// `NLMSG_ERROR`
+pub(super) const ERROR: u16 = 2;
+/// `NLMSG_DONE`
+pub(super) const DONE: u16 = 3;
+
+/// Appends messages to a buffer.
+#[derive(Debug, Default)]
+pub(super) struct Writer {
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Writer {
+    /// One message; `fill` writes its attributes.
+    pub(super) fn message(&mut self, head: Head, fill: impl FnOnce(&mut Self)) {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(&[0; 4]);
+        self.bytes.extend_from_slice(&head.kind.to_ne_bytes());
+        self.bytes.extend_from_slice(&head.flags.to_ne_bytes());
+        self.bytes.extend_from_slice(&head.sequence.to_ne_bytes());
+        self.bytes.extend_from_slice(&[0; 4]);
+        let [high, low] = head.resource.to_be_bytes();
+        self.bytes.extend_from_slice(&[head.family, 0, high, low]);
+        fill(self);
+        let len = (self.bytes.len() - start) as u32;
+        self.bytes[start..start + 4].copy_from_slice(&len.to_ne_bytes());
+    }
+
+    /// Begins an attribute of bytes that the caller appends and `close_bytes` ends.
+    pub(super) fn open_bytes(&mut self, kind: u16) -> usize {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(&[0; 2]);
+        self.bytes.extend_from_slice(&kind.to_ne_bytes());
+        start
+    }
+
+    /// Ends the attribute that began at `start`.
+    pub(super) fn close_bytes(&mut self, start: usize) {
+        self.close(start);
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+
+    /// One attribute.
+    pub(super) fn bytes(&mut self, kind: u16, value: &[u8]) {
+        self.bytes.extend_from_slice(&((value.len() + 4) as u16).to_ne_bytes());
+        self.bytes.extend_from_slice(&kind.to_ne_bytes());
+        self.bytes.extend_from_slice(value);
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+
+    /// A number of one byte.
+    pub(super) fn u8(&mut self, kind: u16, value: u8) {
+        self.bytes(kind, &[value]);
+    }
+
+    /// A number of 32 bits, in network byte order as nf_tables has them all.
+    pub(super) fn u32(&mut self, kind: u16, value: u32) {
+        self.bytes(kind, &value.to_be_bytes());
+    }
+
+    /// A number of 64 bits.
+    pub(super) fn u64(&mut self, kind: u16, value: u64) {
+        self.bytes(kind, &value.to_be_bytes());
+    }
+
+    /// A string with the zero byte that the kernel wants at its end.
+    pub(super) fn string(&mut self, kind: u16, value: &str) {
+        self.bytes.extend_from_slice(&((value.len() + 5) as u16).to_ne_bytes());
+        self.bytes.extend_from_slice(&kind.to_ne_bytes());
+        self.bytes.extend_from_slice(value.as_bytes());
+        self.bytes.push(0);
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+
+    /// A nested attribute; `fill` writes what is in it.
+    pub(super) fn nest(&mut self, kind: u16, fill: impl FnOnce(&mut Self)) {
+        let start = self.open(kind);
+        fill(self);
+        self.close(start);
+    }
+
+    /// Begins a nested attribute that `close` ends.
+    pub(super) fn open(&mut self, kind: u16) -> usize {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(&[0; 2]);
+        self.bytes.extend_from_slice(&(kind | NESTED).to_ne_bytes());
+        start
+    }
+
+    /// Ends the nested attribute that began at `start`.
+    pub(super) fn close(&mut self, start: usize) {
+        let len = (self.bytes.len() - start) as u16;
+        self.bytes[start..start + 2].copy_from_slice(&len.to_ne_bytes());
+    }
+}
+
+/// What a message's two headers say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    pub(super) kind: u16,
+    pub(super) flags: u16,
+    pub(super) sequence: u32,
+    pub(super) family: u8,
+    pub(super) resource: u16,
+}
+
+/// A message that was received.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Message<'a> {
+    pub(super) kind: u16,
+    pub(super) flags: u16,
+    pub(super) sequence: u32,
+    /// The netlink port of the process that caused it; 0 for the kernel itself.
+    pub(super) port: u32,
+    /// All after the netlink header.
+    pub(super) payload: &'a [u8],
+}
+
+impl<'a> Message<'a> {
+    /// The family in nfnetlink's header.
+    pub(super) fn family(&self) -> Option<u8> {
+        self.payload.first().copied()
+    }
+
+    /// The attributes after nfnetlink's header.
+    pub(super) fn attributes(&self) -> Attributes<'a> {
+        Attributes(self.payload.get(NFGEN..).unwrap_or_default())
+    }
+}
+
+/// The messages in what was received; ends at the first that is cut off.
+pub(super) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
+    std::iter::from_fn(move || {
+        let len = u32::from_ne_bytes(array(bytes)?) as usize;
+        let message = Message {
+            kind: u16::from_ne_bytes(array(bytes.get(4..)?)?),
+            flags: u16::from_ne_bytes(array(bytes.get(6..)?)?),
+            sequence: u32::from_ne_bytes(array(bytes.get(8..)?)?),
+            port: u32::from_ne_bytes(array(bytes.get(12..)?)?),
+            payload: bytes.get(HEADER..len)?,
+        };
+        bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
+        Some(message)
+    })
+}
+
+/// Attributes one after the other; ends at the first that is cut off.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Attributes<'a>(pub(super) &'a [u8]);
+
+impl<'a> Attributes<'a> {
+    /// The first attribute of that kind.
+    pub(super) fn find(self, kind: u16) -> Option<&'a [u8]> {
+        self.into_iter().find_map(|(found, value)| (found == kind).then_some(value))
+    }
+
+    /// The attributes in the first attribute of that kind; none if it is absent.
+    pub(super) fn nested(self, kind: u16) -> Attributes<'a> {
+        Attributes(self.find(kind).unwrap_or_default())
+    }
+
+    /// The number in the first attribute of that kind.
+    pub(super) fn u32(self, kind: u16) -> Option<u32> {
+        self.find(kind).and_then(array).map(u32::from_be_bytes)
+    }
+
+    /// The number in the first attribute of that kind.
+    pub(super) fn u64(self, kind: u16) -> Option<u64> {
+        self.find(kind).and_then(array).map(u64::from_be_bytes)
+    }
+
+    /// The string in the first attribute of that kind.
+    pub(super) fn string(self, kind: u16) -> Option<&'a str> {
+        self.find(kind).and_then(string)
+    }
+}
+
+impl<'a> Iterator for Attributes<'a> {
+    type Item = (u16, &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let len = usize::from(u16::from_ne_bytes(array(self.0)?));
+        let kind = u16::from_ne_bytes(array(self.0.get(2..)?)?) & KIND;
+        let value = self.0.get(4..len)?;
+        self.0 = self.0.get(len.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    }
+}
+
+/// The first `N` bytes.
+pub(super) fn array<const N: usize>(bytes: &[u8]) -> Option<[u8; N]> {
+    bytes.first_chunk().copied()
+}
+
+/// A string up to its zero byte, if it is UTF-8.
+pub(super) fn string(bytes: &[u8]) -> Option<&str> {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    std::str::from_utf8(&bytes[..end]).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let mut writer = Writer::default();
+        let head = Head { kind: 7, flags: REQUEST, sequence: 9, family: 2, resource: 10 };
+        writer.message(head, |w| {
+            w.string(1, "abc");
+            w.nest(2, |w| w.u32(3, 77));
+        });
+        writer.message(head, |_| ());
+        let read: Vec<_> = messages(&writer.bytes).collect();
+        assert_eq!(read.len(), 2);
+        assert_eq!((read[0].kind, read[0].flags, read[0].sequence, read[0].family()), (7, REQUEST, 9, Some(2)));
+        assert_eq!(read[0].attributes().string(1), Some("abc"));
+        assert_eq!(read[0].attributes().nested(2).u32(3), Some(77));
+        assert_eq!(read[1].attributes().count(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_can_be_read(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let mut seen = 0;
+            for message in messages(&bytes) {
+                seen += message.payload.len() + message.attributes().map(|(_, value)| value.len()).sum::<usize>();
+            }
+            seen += Attributes(&bytes).map(|(_, value)| value.len()).sum::<usize>();
+            prop_assert!(seen <= 3 * bytes.len());
+        }
+    }
+}
