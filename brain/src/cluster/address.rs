@@ -1,0 +1,86 @@
+//! Reads addresses as Kubernetes does: leading zeros are decimal (`ParseIPSloppy`), and an IPv4 address in the clothes of
+//! IPv6 (`::ffff:10.0.0.1`) is an IPv4 address. What comes out is canonical.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use ipnet::IpNet;
+
+/// The address that the text names.
+pub fn address(text: &str) -> Option<IpAddr> {
+    if !text.contains(':') {
+        return sloppy_v4(text).map(IpAddr::V4);
+    }
+    // Go reads leading zeros in the IPv4 tail of an IPv6 address too.
+    let canonical = match text.rsplit_once(':') {
+        Some((head, tail)) if tail.contains('.') => format!("{head}:{}", sloppy_v4(tail)?),
+        _ => text.to_owned(),
+    };
+    Some(canonical.parse::<std::net::Ipv6Addr>().ok()?.to_canonical())
+}
+
+/// The CIDR that the text names, without host bits.
+pub fn cidr(text: &str) -> Option<IpNet> {
+    let (ip, length) = text.split_once('/')?;
+    if length.is_empty() || length.len() > 3 || !length.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let (mapped, length) = (ip.contains(':'), length.parse::<u8>().ok()?);
+    let ip = address(ip)?;
+    // `::ffff:10.0.0.0/104` is 10.0.0.0/8.
+    let length = if mapped && ip.is_ipv4() { length.checked_sub(96)? } else { length };
+    Some(IpNet::new(ip, length).ok()?.trunc())
+}
+
+fn sloppy_v4(text: &str) -> Option<Ipv4Addr> {
+    let mut octets = [0; 4];
+    let mut parts = text.split('.');
+    for octet in &mut octets {
+        let part = parts.next()?;
+        let digits = part.trim_start_matches('0');
+        if part.is_empty() || digits.len() > 3 || !part.bytes().all(|byte| byte.is_ascii_digit()) {
+            return None;
+        }
+        *octet = if digits.is_empty() { 0 } else { digits.parse().ok()? };
+    }
+    parts.next().is_none().then(|| Ipv4Addr::from(octets))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, expected: Option<&str>) {
+        assert_eq!(address(text).map(|ip| ip.to_string()).as_deref(), expected, "{text}");
+    }
+
+    #[test]
+    fn addresses_are_read_as_kubernetes_reads_them() {
+        check("10.0.0.1", Some("10.0.0.1"));
+        check("172.30.0.041", Some("172.30.0.41"));
+        check("010.000.0.0001", Some("10.0.0.1"));
+        check("::ffff:10.0.0.1", Some("10.0.0.1"));
+        check("::ffff:10.0.0.01", Some("10.0.0.1"));
+        check("::ffff:a00:1", Some("10.0.0.1"));
+        check("fd00:0:0::0001", Some("fd00::1"));
+        check("FD00::A", Some("fd00::a"));
+        for none in
+            ["", "10.0.0", "10.0.0.256", "10.0.0.1.", "10.0.0.-1", "10.0.0.+1", "a", "::g", "fe80::1%eth0", " 10.0.0.1"]
+        {
+            check(none, None);
+        }
+    }
+
+    #[test]
+    fn cidrs_lose_their_host_bits() {
+        let read = |text| cidr(text).map(|net| net.to_string());
+        assert_eq!(read("10.1.2.3/8").as_deref(), Some("10.0.0.0/8"));
+        assert_eq!(read("010.1.2.3/08").as_deref(), Some("10.0.0.0/8"));
+        assert_eq!(read("fd00::1/64").as_deref(), Some("fd00::/64"));
+        assert_eq!(read("::ffff:10.0.0.0/104").as_deref(), Some("10.0.0.0/8"));
+        assert_eq!(read("::/0").as_deref(), Some("::/0"));
+        for none in ["10.0.0.0", "10.0.0.0/33", "10.0.0.0/", "10.0.0.0/+8", "::/129", "::ffff:10.0.0.0/95", "x/8"] {
+            assert_eq!(read(none), None, "{none}");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! The Kubernetes objects seen so far, and which services they leave to be localized again.
+//!
+//! [`Cluster::handle`] takes what a source says and marks only what it changes; [`Cluster::localize`] computes the marked
+//! services, once every kind has been listed completely. It holds no result: [`crate::feed`] does, and compares.
+
+mod address;
+mod claims;
+mod event;
+mod object;
+pub mod reduce;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    sync::Arc,
+};
+
+use localnet_proto::ServiceKey;
+
+use crate::localize::{self, Here, Localized};
+use claims::Claims;
+pub use event::{Event, Kind, Object};
+pub use object::{
+    Conditions, NodeObject, Parsed, ServiceCidrObject, ServiceObject, ServicePort, ServiceType, SliceEndpoint,
+    SliceObject, SlicePort,
+};
+
+/// What the brain was told of its node.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Name of the node, as the cluster knows it.
+    pub node_name: String,
+    /// Serve the Services whose label `service.kubernetes.io/service-proxy-name` has this value; without it, those that
+    /// lack the label.
+    pub service_proxy_name: Option<String>,
+}
+
+type ByName<T> = BTreeMap<Arc<str>, T>;
+
+/// The Kubernetes objects seen so far.
+#[derive(Debug)]
+pub struct Cluster {
+    options: Options,
+    /// What of the node decides about services.
+    here: Here,
+    synced: BTreeSet<Kind>,
+    services: HashMap<ServiceKey, ServiceObject>,
+    claims: Claims,
+    slices: HashMap<ServiceKey, ByName<SliceObject>>,
+    /// Whose each slice is: a slice may change its owner.
+    owners: HashMap<ServiceKey, ServiceKey>,
+    node: Option<NodeObject>,
+    service_cidrs: ByName<ServiceCidrObject>,
+    dirty: HashSet<ServiceKey>,
+    node_dirty: bool,
+}
+
+impl Cluster {
+    /// A cluster of which nothing is known yet.
+    pub fn new(options: Options) -> Self {
+        Self {
+            here: Here::new(&options.node_name),
+            options,
+            synced: BTreeSet::new(),
+            services: HashMap::new(),
+            claims: Claims::default(),
+            slices: HashMap::new(),
+            owners: HashMap::new(),
+            node: None,
+            service_cidrs: BTreeMap::new(),
+            dirty: HashSet::new(),
+            node_dirty: true,
+        }
+    }
+
+    /// Takes what a source says. What is equal to what is known changes nothing.
+    pub fn handle(&mut self, event: Event) {
+        match event {
+            Event::Apply(object) => self.apply(object),
+            Event::Delete { kind, namespace, name } => self.delete(kind, namespace, name),
+            Event::Replace { kind, objects } => self.replace(kind, objects),
+        }
+    }
+
+    /// Whether every kind has been listed completely.
+    pub fn is_synced(&self) -> bool {
+        self.synced.len() == Kind::ALL.len()
+    }
+
+    /// Computes what has been marked since the last call. `None` until every kind has been listed completely: a part of the
+    /// state is never served.
+    pub fn localize(&mut self) -> Option<Localized> {
+        if !self.is_synced() {
+            return None;
+        }
+        let mut localized = Localized::default();
+        if std::mem::take(&mut self.node_dirty) {
+            let (node, skipped) =
+                localize::node(&self.options.node_name, self.node.as_ref(), self.service_cidrs.values());
+            localized.node = Some(node);
+            localized.skipped = skipped;
+        }
+        let mut dirty: Vec<ServiceKey> = self.dirty.drain().collect();
+        dirty.sort_unstable();
+        for key in dirty {
+            let (service, skipped) = self.service(&key);
+            localized.skipped.extend(skipped);
+            localized.services.push((key, service.map(Arc::new)));
+        }
+        Some(localized)
+    }
+
+    fn service(&self, key: &ServiceKey) -> (Option<localnet_proto::Service>, Vec<localize::Skipped>) {
+        let Some(object) = self.services.get(key) else { return (None, Vec::new()) };
+        if !localize::is_proxied(object, self.options.service_proxy_name.as_deref()) {
+            return (None, Vec::new());
+        }
+        let slices = self.slices.get(key).into_iter().flat_map(BTreeMap::values);
+        localize::service(object, slices, &self.here, &self.claims.lost(object))
+    }
+
+    fn apply(&mut self, object: Object) {
+        match object {
+            Object::Service(service) => self.apply_service(service),
+            Object::Slice(slice) => self.apply_slice(slice),
+            Object::Node(node) if *node.name == *self.options.node_name => self.set_node(Some(node)),
+            Object::Node(_) => {}
+            Object::ServiceCidr(cidr) => {
+                if self.service_cidrs.get(&cidr.name) != Some(&cidr) {
+                    self.service_cidrs.insert(Arc::clone(&cidr.name), cidr);
+                    self.node_dirty = true;
+                }
+            }
+        }
+    }
+
+    fn apply_service(&mut self, service: ServiceObject) {
+        let key = service.key();
+        if self.services.get(&key) == Some(&service) {
+            return;
+        }
+        let before = self.services.get(&key).map(|before| self.claimed(before)).unwrap_or_default();
+        let after = self.claimed(&service);
+        self.services.insert(key.clone(), service);
+        self.dirty.extend(self.claims.change(&key, before, after));
+        self.dirty.insert(key);
+    }
+
+    fn claimed(&self, service: &ServiceObject) -> claims::Claimed {
+        let proxied = localize::is_proxied(service, self.options.service_proxy_name.as_deref());
+        if proxied { claims::Claimed::by(service) } else { claims::Claimed::default() }
+    }
+
+    fn apply_slice(&mut self, slice: SliceObject) {
+        let name = ServiceKey { namespace: Arc::clone(&slice.namespace), name: Arc::clone(&slice.name) };
+        // The slices of headless services can be many, and no service here has a use for them.
+        let owner = slice.owner().filter(|_| !slice.headless);
+        if self.owners.get(&name) != owner.as_ref() {
+            self.delete_slice(&name);
+        }
+        let Some(owner) = owner else { return };
+        let slices = self.slices.entry(owner.clone()).or_default();
+        if slices.get(&slice.name) == Some(&slice) {
+            return;
+        }
+        slices.insert(Arc::clone(&slice.name), slice);
+        self.owners.insert(name, owner.clone());
+        self.dirty.insert(owner);
+    }
+
+    fn delete(&mut self, kind: Kind, namespace: Arc<str>, name: Arc<str>) {
+        let key = ServiceKey { namespace, name };
+        match kind {
+            Kind::Service => self.delete_service(key),
+            Kind::Slice => self.delete_slice(&key),
+            Kind::Node if *key.name == *self.options.node_name => self.set_node(None),
+            Kind::Node => {}
+            Kind::ServiceCidr => self.node_dirty |= self.service_cidrs.remove(&key.name).is_some(),
+        }
+    }
+
+    fn delete_service(&mut self, key: ServiceKey) {
+        let Some(service) = self.services.remove(&key) else { return };
+        let before = self.claimed(&service);
+        self.dirty.extend(self.claims.change(&key, before, claims::Claimed::default()));
+        self.dirty.insert(key);
+    }
+
+    fn delete_slice(&mut self, name: &ServiceKey) {
+        let Some(owner) = self.owners.remove(name) else { return };
+        if let Some(slices) = self.slices.get_mut(&owner) {
+            slices.remove(&name.name);
+            if slices.is_empty() {
+                self.slices.remove(&owner);
+            }
+        }
+        self.dirty.insert(owner);
+    }
+
+    fn set_node(&mut self, node: Option<NodeObject>) {
+        if self.node == node {
+            return;
+        }
+        self.node = node;
+        self.node_dirty = true;
+        let here = Here::of(&self.options.node_name, self.node.as_ref());
+        if here.zone != self.here.zone {
+            let hinted = |slice: &SliceObject| slice.endpoints.iter().any(|endpoint| !endpoint.zone_hints.is_empty());
+            let owners = self.slices.iter().filter(|(_, slices)| slices.values().any(hinted)).map(|(owner, _)| owner);
+            self.dirty.extend(owners.cloned());
+        }
+        if here.addresses != self.here.addresses {
+            let filtered = self.services.iter().filter(|(_, service)| !service.source_ranges.is_empty());
+            self.dirty.extend(filtered.map(|(key, _)| key.clone()));
+        }
+        self.here = here;
+    }
+
+    fn replace(&mut self, kind: Kind, objects: Vec<Object>) {
+        self.synced.insert(kind);
+        let objects: Vec<Object> = objects.into_iter().filter(|object| object.kind() == kind).collect();
+        let kept: HashSet<(&str, &str)> = objects.iter().map(|object| (object.namespace(), object.name())).collect();
+        let gone = |key: &ServiceKey| !kept.contains(&(&*key.namespace, &*key.name));
+        let gone: Vec<ServiceKey> = match kind {
+            Kind::Service => self.services.keys().filter(|key| gone(key)).cloned().collect(),
+            Kind::Slice => self.owners.keys().filter(|key| gone(key)).cloned().collect(),
+            Kind::Node => self.node.iter().map(|node| unnamespaced(&node.name)).filter(gone).collect(),
+            Kind::ServiceCidr => self.service_cidrs.keys().map(unnamespaced).filter(gone).collect(),
+        };
+        for key in gone {
+            self.delete(kind, key.namespace, key.name);
+        }
+        for object in objects {
+            self.apply(object);
+        }
+    }
+}
+
+fn unnamespaced(name: &Arc<str>) -> ServiceKey {
+    ServiceKey { namespace: Arc::default(), name: Arc::clone(name) }
+}

@@ -1,0 +1,209 @@
+//! From Kubernetes' types to the reduced ones. Total: whatever arrives becomes an object; nothing is decided here.
+
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+
+use ipnet::IpNet;
+use k8s_openapi::{
+    api::{
+        core::v1::{Node, Service, ServicePort as KubePort, ServiceSpec},
+        discovery::v1::{Endpoint, EndpointPort, EndpointSlice},
+        networking::v1::ServiceCIDR,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use localnet_proto::{Family, Protocol};
+
+use super::{
+    address,
+    object::{
+        Conditions, NodeObject, Parsed, ServiceCidrObject, ServiceObject, ServicePort, ServiceType, SliceEndpoint,
+        SliceObject, SlicePort,
+    },
+};
+
+/// Excludes a Service from the ordinary service proxy, or names the one that serves it.
+pub const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
+/// Marks the EndpointSlices of headless Services.
+pub const HEADLESS: &str = "service.kubernetes.io/headless";
+/// Names the Service that an EndpointSlice belongs to.
+pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// Names the zone of a Node.
+pub const ZONE: &str = "topology.kubernetes.io/zone";
+
+/// The timeout of session affinity when nothing is said, as the API server fills it in.
+const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
+
+impl From<Service> for ServiceObject {
+    fn from(service: Service) -> Self {
+        let spec = service.spec.unwrap_or_default();
+        let ingress = service.status.and_then(|status| status.load_balancer?.ingress).unwrap_or_default();
+        let load_balancer_ips = ingress
+            .into_iter()
+            .filter(|ingress| ingress.ip_mode.as_deref().is_none_or(|mode| mode == "VIP"))
+            .filter_map(|ingress| ingress.ip.filter(|ip| !ip.is_empty()))
+            .map(|ip| parsed_address(&ip))
+            .collect();
+        let cluster_ips = cluster_ip_texts(&spec);
+        Self {
+            created: created(&service.metadata),
+            proxy_name: label(service.metadata.labels.as_ref(), SERVICE_PROXY_NAME),
+            namespace: text(service.metadata.namespace),
+            name: text(service.metadata.name),
+            kind: service_type(spec.type_.as_deref()),
+            headless: cluster_ips.first().is_some_and(|ip| *ip == "None"),
+            cluster_ips: cluster_ips.iter().filter(|ip| **ip != "None").map(|ip| parsed_address(ip)).collect(),
+            families: spec.ip_families.iter().flatten().filter_map(|family| family_of(family)).collect(),
+            external_ips: spec.external_ips.iter().flatten().map(|ip| parsed_address(ip)).collect(),
+            load_balancer_ips,
+            source_ranges: spec.load_balancer_source_ranges.iter().flatten().map(|cidr| parsed_cidr(cidr)).collect(),
+            internal_local: spec.internal_traffic_policy.as_deref() == Some("Local"),
+            external_local: spec.external_traffic_policy.as_deref() == Some("Local"),
+            affinity: affinity(&spec),
+            health_check_node_port: spec.health_check_node_port.unwrap_or(0),
+            ports: spec.ports.into_iter().flatten().map(Into::into).collect(),
+        }
+    }
+}
+
+fn cluster_ip_texts(spec: &ServiceSpec) -> Vec<&str> {
+    let many = spec.cluster_ips.iter().flatten().map(String::as_str);
+    let many: Vec<&str> = many.filter(|ip| !ip.is_empty()).collect();
+    match spec.cluster_ip.as_deref() {
+        Some("None") => vec!["None"],
+        Some(ip) if many.is_empty() && !ip.is_empty() => vec![ip],
+        _ => many,
+    }
+}
+
+fn affinity(spec: &ServiceSpec) -> Option<u32> {
+    if spec.session_affinity.as_deref() != Some("ClientIP") {
+        return None;
+    }
+    let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
+    let seconds = config.and_then(|client| client.timeout_seconds).and_then(|seconds| u32::try_from(seconds).ok());
+    Some(seconds.filter(|seconds| *seconds > 0).unwrap_or(DEFAULT_AFFINITY_SECONDS))
+}
+
+impl From<KubePort> for ServicePort {
+    fn from(port: KubePort) -> Self {
+        Self {
+            name: text(port.name),
+            protocol: protocol(port.protocol),
+            port: port.port,
+            node_port: port.node_port.unwrap_or(0),
+        }
+    }
+}
+
+impl From<EndpointSlice> for SliceObject {
+    fn from(slice: EndpointSlice) -> Self {
+        let labels = slice.metadata.labels.as_ref();
+        Self {
+            service: label(labels, SERVICE_NAME),
+            headless: labels.is_some_and(|labels| labels.contains_key(HEADLESS)),
+            namespace: text(slice.metadata.namespace),
+            name: text(slice.metadata.name),
+            family: family_of(&slice.address_type).map_or_else(|| Parsed::Bad(slice.address_type.into()), Parsed::Good),
+            ports: slice.ports.into_iter().flatten().map(Into::into).collect(),
+            endpoints: slice.endpoints.into_iter().flatten().map(Into::into).collect(),
+        }
+    }
+}
+
+impl From<EndpointPort> for SlicePort {
+    fn from(port: EndpointPort) -> Self {
+        Self { name: port.name.map(Into::into), protocol: protocol(port.protocol), port: port.port }
+    }
+}
+
+impl From<Endpoint> for SliceEndpoint {
+    fn from(endpoint: Endpoint) -> Self {
+        let conditions = endpoint.conditions.unwrap_or_default();
+        let hints = endpoint.hints.unwrap_or_default();
+        Self {
+            address: endpoint.addresses.first().map(|ip| parsed_address(ip)),
+            hostname: endpoint.hostname.filter(|name| !name.is_empty()).map(Into::into),
+            node: endpoint.node_name.map(Into::into),
+            // What is not said of readiness is yes; a ready of no says nothing about serving.
+            conditions: Conditions {
+                ready: conditions.ready.unwrap_or(true),
+                serving: conditions.serving.unwrap_or(true),
+                terminating: conditions.terminating.unwrap_or(false),
+            },
+            zone_hints: hints.for_zones.into_iter().flatten().map(|zone| zone.name.into()).collect(),
+            node_hints: hints.for_nodes.into_iter().flatten().map(|node| node.name.into()).collect(),
+        }
+    }
+}
+
+impl From<Node> for NodeObject {
+    fn from(node: Node) -> Self {
+        let addresses = node.status.and_then(|status| status.addresses).unwrap_or_default();
+        let of_type = |kind| addresses.iter().filter(move |address| address.type_ == kind);
+        let host_addresses = of_type("InternalIP").chain(of_type("ExternalIP"));
+        let spec = node.spec.unwrap_or_default();
+        let pod_cidrs = spec.pod_cidrs.filter(|cidrs| !cidrs.is_empty());
+        let pod_cidrs =
+            pod_cidrs.unwrap_or_else(|| spec.pod_cidr.into_iter().filter(|cidr| !cidr.is_empty()).collect());
+        Self {
+            zone: label(node.metadata.labels.as_ref(), ZONE).unwrap_or_default(),
+            name: text(node.metadata.name),
+            addresses: host_addresses.map(|address| parsed_address(&address.address)).collect(),
+            pod_cidrs: pod_cidrs.iter().map(|cidr| parsed_cidr(cidr)).collect(),
+        }
+    }
+}
+
+impl From<ServiceCIDR> for ServiceCidrObject {
+    fn from(cidr: ServiceCIDR) -> Self {
+        let cidrs = cidr.spec.and_then(|spec| spec.cidrs).unwrap_or_default();
+        Self { name: text(cidr.metadata.name), cidrs: cidrs.iter().map(|cidr| parsed_cidr(cidr)).collect() }
+    }
+}
+
+fn text(text: Option<String>) -> Arc<str> {
+    text.unwrap_or_default().into()
+}
+
+fn label(labels: Option<&BTreeMap<String, String>>, name: &str) -> Option<Arc<str>> {
+    labels?.get(name).map(|value| value.as_str().into())
+}
+
+fn created(metadata: &ObjectMeta) -> i64 {
+    metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
+}
+
+fn service_type(kind: Option<&str>) -> ServiceType {
+    match kind {
+        Some("NodePort") => ServiceType::NodePort,
+        Some("LoadBalancer") => ServiceType::LoadBalancer,
+        Some("ExternalName") => ServiceType::ExternalName,
+        _ => ServiceType::ClusterIp,
+    }
+}
+
+fn family_of(text: &str) -> Option<Family> {
+    match text {
+        "IPv4" => Some(Family::V4),
+        "IPv6" => Some(Family::V6),
+        _ => None,
+    }
+}
+
+fn protocol(text: Option<String>) -> Parsed<Protocol> {
+    match text.as_deref() {
+        None | Some("" | "TCP") => Parsed::Good(Protocol::Tcp),
+        Some("UDP") => Parsed::Good(Protocol::Udp),
+        Some("SCTP") => Parsed::Good(Protocol::Sctp),
+        Some(other) => Parsed::Bad(other.into()),
+    }
+}
+
+fn parsed_address(text: &str) -> Parsed<IpAddr> {
+    address::address(text).map_or_else(|| Parsed::Bad(text.into()), Parsed::Good)
+}
+
+/// The API server lets white space around source ranges pass.
+pub(crate) fn parsed_cidr(text: &str) -> Parsed<IpNet> {
+    address::cidr(text.trim()).map_or_else(|| Parsed::Bad(text.into()), Parsed::Good)
+}

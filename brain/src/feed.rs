@@ -1,0 +1,278 @@
+//! The states of the node, one after the other, for any number of readers.
+//!
+//! ```text
+//! publish ──► State: node, services, index by revision, tombstones   (persistent maps: a clone is a pointer)
+//!                └─► answer(request) ─► Items: a cursor, and bytes that all readers share
+//! ```
+//!
+//! A reader holds a [`State`] and its own place in it; nothing is queued for it, however slow it is. A full state is the
+//! changes since revision 0. Each service is encoded once, when it is first asked for.
+
+mod items;
+
+use std::{
+    ops::Bound,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+};
+
+use bytes::Bytes;
+use imbl::{OrdMap, OrdSet};
+use localnet_proto::{Change, Node, Revision, Service, ServiceKey, Snapshot, Update, encode};
+use prost::Message as _;
+use tokio::sync::watch;
+
+use crate::localize::Localized;
+pub use items::Items;
+
+/// So many services that are gone are remembered, for deltas. A reader that missed more gets the full state.
+const TOMBSTONES: usize = 4096;
+
+/// The states of the node. Clones are the same feed.
+#[derive(Clone, Debug)]
+pub struct Feed(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    state: Mutex<State>,
+    revision: watch::Sender<Revision>,
+}
+
+impl Feed {
+    /// A feed without any state yet: its revision is 0 until the first [`Feed::publish`]. `instance` is a random number.
+    pub fn new(instance: u64) -> Self {
+        let state = State::new(instance);
+        let (revision, _) = watch::channel(state.revision);
+        Self(Arc::new(Inner { state: Mutex::new(state), revision }))
+    }
+
+    /// Makes the changes a new state, unless there is nothing new in them. The first state is one, even when it is empty.
+    pub fn publish(&self, localized: Localized) -> Option<Revision> {
+        let revision = {
+            let mut state = self.lock();
+            // The next state is made beside the one that is served, and takes its place at once.
+            let mut next = state.clone();
+            next.fold(localized);
+            if next.revision == state.revision {
+                return None;
+            }
+            *state = next;
+            state.revision
+        };
+        self.0.revision.send_replace(revision);
+        Some(revision)
+    }
+
+    /// The newest state.
+    pub fn state(&self) -> State {
+        self.lock().clone()
+    }
+
+    /// Tells of new states. Its value is that of the newest one; `rev` 0 means that there is none yet.
+    pub fn subscribe(&self) -> watch::Receiver<Revision> {
+        self.0.revision.subscribe()
+    }
+
+    /// Waits for a state that is not the one `held`: what the long poll does.
+    pub async fn differing(&self, held: Revision) -> State {
+        let mut revision = self.subscribe();
+        // The sender lives as long as `self`.
+        let _ = revision.wait_for(|revision| revision.rev > 0 && *revision != held).await;
+        self.state()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A state is replaced as a whole: one that a panic left behind is complete.
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One service in a state.
+#[derive(Debug)]
+struct Entry {
+    /// The revision that it is from.
+    rev: u64,
+    service: Arc<Service>,
+    encoded: OnceLock<Box<[Bytes]>>,
+}
+
+impl Entry {
+    fn items(&self) -> &[Bytes] {
+        self.encoded.get_or_init(|| encode::service_bytes(&self.service).into())
+    }
+}
+
+/// The node's facts in a state.
+#[derive(Debug)]
+struct NodeEntry {
+    rev: u64,
+    node: Node,
+    encoded: Bytes,
+}
+
+impl NodeEntry {
+    fn new(rev: u64, node: Node) -> Self {
+        let encoded = encode::node_item(&node).encode_to_vec().into();
+        Self { rev, node, encoded }
+    }
+}
+
+/// A state of the node. Cheap to clone; it does not change.
+#[derive(Clone, Debug)]
+pub struct State {
+    revision: Revision,
+    /// Deltas are possible from this revision on: no tombstone after it has been forgotten.
+    floor: u64,
+    node: Arc<NodeEntry>,
+    services: OrdMap<ServiceKey, Arc<Entry>>,
+    changed: OrdMap<(u64, ServiceKey), Arc<Entry>>,
+    removed: OrdMap<ServiceKey, u64>,
+    removals: OrdSet<(u64, ServiceKey)>,
+}
+
+/// An answer for a reader: the first item names the state, the others make it up. Serialized `NextItem`s.
+#[derive(Debug)]
+pub struct Answer {
+    /// The items are changes since the request's revision, not a full state.
+    pub delta: bool,
+    /// The serialized items, one by one.
+    pub items: Items,
+}
+
+impl State {
+    fn new(instance: u64) -> Self {
+        Self {
+            revision: Revision { instance, rev: 0 },
+            floor: 1,
+            node: Arc::new(NodeEntry::new(0, Node::default())),
+            services: OrdMap::new(),
+            changed: OrdMap::new(),
+            removed: OrdMap::new(),
+            removals: OrdSet::new(),
+        }
+    }
+
+    /// Which state this is; `rev` 0 is "nothing yet", and must not be served.
+    pub fn revision(&self) -> Revision {
+        self.revision
+    }
+
+    /// How many services it has.
+    pub fn len(&self) -> usize {
+        self.services.len()
+    }
+
+    /// Whether it has no service.
+    pub fn is_empty(&self) -> bool {
+        self.services.is_empty()
+    }
+
+    /// The node's facts.
+    pub fn node(&self) -> &Node {
+        &self.node.node
+    }
+
+    /// The services, by name.
+    pub fn services(&self) -> impl Iterator<Item = &Arc<Service>> {
+        self.services.values().map(|entry| &entry.service)
+    }
+
+    /// A service.
+    pub fn service(&self, key: &ServiceKey) -> Option<&Arc<Service>> {
+        self.services.get(key).map(|entry| &entry.service)
+    }
+
+    /// What to send to a reader that holds the state `request` and can (`delta`) fold changes into it.
+    pub fn answer(&self, request: Revision, delta: bool) -> Answer {
+        let since = self.since(request, delta);
+        Answer { delta: since.is_some(), items: Items::new(self.clone(), since) }
+    }
+
+    /// The same for a reader in this process: services are shared, nothing is encoded.
+    pub fn update(&self, request: Revision, delta: bool) -> Update {
+        let Some(since) = self.since(request, delta) else { return Update::Full(self.snapshot()) };
+        let node = (self.node.rev > since).then(|| Change::Node(self.node.node.clone()));
+        let services = self.changed_since(since).map(|(_, entry)| Change::Service(Arc::clone(&entry.service)));
+        let removed = self.removed_since(since).map(|(_, key)| Change::Removed(key.clone()));
+        Update::Delta { revision: self.revision, changes: node.into_iter().chain(services).chain(removed).collect() }
+    }
+
+    /// The state as a value.
+    pub fn snapshot(&self) -> Snapshot {
+        let services = self.services.iter().map(|(key, entry)| (key.clone(), Arc::clone(&entry.service)));
+        Snapshot { revision: self.revision, node: self.node.node.clone(), services: services.collect() }
+    }
+
+    /// The revision that a delta can start from, if there can be one.
+    fn since(&self, request: Revision, delta: bool) -> Option<u64> {
+        let known =
+            request.instance == self.revision.instance && (self.floor..=self.revision.rev).contains(&request.rev);
+        (delta && known).then_some(request.rev)
+    }
+
+    fn changed_since(&self, since: u64) -> impl Iterator<Item = (&(u64, ServiceKey), &Arc<Entry>)> {
+        self.changed.range((Bound::Included(first_after(since)), Bound::Unbounded))
+    }
+
+    fn removed_since(&self, since: u64) -> impl Iterator<Item = &(u64, ServiceKey)> {
+        self.removals.range((Bound::Included(first_after(since)), Bound::Unbounded))
+    }
+
+    /// Folds the changes in; the revision moves on if there are any.
+    fn fold(&mut self, localized: Localized) {
+        let rev = self.revision.rev + 1;
+        let mut differs = self.revision.rev == 0;
+        if let Some(node) = localized.node.filter(|node| self.node.rev == 0 || *node != self.node.node) {
+            self.node = Arc::new(NodeEntry::new(rev, node));
+            differs = true;
+        }
+        for (key, service) in localized.services {
+            differs |= match service {
+                Some(service) => self.set(rev, key, service),
+                None => self.remove(rev, key),
+            };
+        }
+        if differs {
+            self.revision.rev = rev;
+            self.forget();
+        }
+    }
+
+    fn set(&mut self, rev: u64, key: ServiceKey, service: Arc<Service>) -> bool {
+        let before = self.services.get(&key);
+        if before.is_some_and(|before| before.service == service) {
+            return false;
+        }
+        if let Some(before) = before {
+            self.changed.remove(&(before.rev, key.clone()));
+        } else if let Some(removed) = self.removed.remove(&key) {
+            self.removals.remove(&(removed, key.clone()));
+        }
+        let entry = Arc::new(Entry { rev, service, encoded: OnceLock::new() });
+        self.changed.insert((rev, key.clone()), Arc::clone(&entry));
+        self.services.insert(key, entry);
+        true
+    }
+
+    fn remove(&mut self, rev: u64, key: ServiceKey) -> bool {
+        let Some(before) = self.services.remove(&key) else { return false };
+        self.changed.remove(&(before.rev, key.clone()));
+        self.removed.insert(key.clone(), rev);
+        self.removals.insert((rev, key));
+        true
+    }
+
+    /// Forgets the oldest tombstones: whoever holds a state from before them gets a full one.
+    fn forget(&mut self) {
+        while self.removals.len() > TOMBSTONES
+            && let Some((rev, key)) = self.removals.remove_min()
+        {
+            self.removed.remove(&key);
+            self.floor = rev;
+        }
+    }
+}
+
+/// Sorts before everything that is newer than `since`.
+fn first_after(since: u64) -> (u64, ServiceKey) {
+    (since.saturating_add(1), ServiceKey::new("", ""))
+}

@@ -1,0 +1,152 @@
+//! Merges the EndpointSlices of a service: which addresses answer for each of its ports.
+//!
+//! Slices are joined to ports by port name and protocol; the number is the slice's, so that a named port may differ between
+//! endpoints. Several slices may name the same address and port: while an endpoint moves from one slice to another, or
+//! when an address has gone to a new pod before the old one is forgotten. One of them counts, the same one on every node
+//! and in whatever order they came: a ready one before one that is not, then a serving one, then one that is not
+//! terminating, then that of the slice whose name sorts last, then that which stands first in it.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashSet, btree_map::Entry},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use localnet_proto::{Family, Port};
+
+use super::{Here, Skips, special};
+use crate::cluster::{Conditions, Parsed, SliceEndpoint, SliceObject};
+
+/// An endpoint of one port.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Candidate<'a> {
+    pub(super) conditions: Conditions,
+    /// On this node.
+    pub(super) local: bool,
+    pub(super) hostname: Option<&'a Arc<str>>,
+    pub(super) zone_hints: &'a [Arc<str>],
+    pub(super) node_hints: &'a [Arc<str>],
+    /// Slice and position in it, to choose between duplicates.
+    source: (&'a str, Reverse<usize>),
+}
+
+impl Candidate<'_> {
+    fn rank(&self) -> impl Ord {
+        let Conditions { ready, serving, terminating } = self.conditions;
+        (ready, serving, !terminating, self.source)
+    }
+
+    /// Serves although it is about to go: the choice when nothing is ready.
+    pub(super) fn serves_while_terminating(&self) -> bool {
+        self.conditions.serving && self.conditions.terminating
+    }
+}
+
+/// The endpoints of each port (by position), by address and number.
+pub(super) type Candidates<'a> = Vec<BTreeMap<(IpAddr, u16), Candidate<'a>>>;
+
+/// Merges the slices of a service that exists in `families`.
+pub(super) fn merge<'a>(
+    ports: &[Port],
+    families: &[Family],
+    slices: impl IntoIterator<Item = &'a SliceObject>,
+    here: &Here,
+    skips: &mut Skips<'_>,
+) -> Candidates<'a> {
+    let mut candidates: Candidates<'a> = vec![BTreeMap::new(); ports.len()];
+    for slice in slices {
+        let family = match &slice.family {
+            Parsed::Good(family) => *family,
+            Parsed::Bad(text) => {
+                let problem = format!("endpoints of type {text:?} cannot be reached by address");
+                skips.slice(slice, "addressType", problem, "use IPv4 or IPv6");
+                continue;
+            }
+        };
+        if slice.headless || !families.contains(&family) {
+            continue;
+        }
+        let joined = join(ports, slice, skips);
+        for (address, position, endpoint) in usable(slice, family, skips) {
+            let candidate = Candidate {
+                conditions: endpoint.conditions,
+                local: endpoint.node.as_ref().is_some_and(|node| *node == here.name && !node.is_empty()),
+                hostname: endpoint.hostname.as_ref(),
+                zone_hints: &endpoint.zone_hints,
+                node_hints: &endpoint.node_hints,
+                source: (&*slice.name, Reverse(position)),
+            };
+            for (port, number) in &joined {
+                match candidates[*port].entry((address, *number)) {
+                    Entry::Vacant(vacant) => {
+                        vacant.insert(candidate.clone());
+                    }
+                    Entry::Occupied(mut other) => {
+                        if other.get().rank() < candidate.rank() {
+                            other.insert(candidate.clone());
+                        }
+                    }
+                }
+            }
+        }
+    }
+    candidates
+}
+
+/// Which service ports (by position) the slice's ports mean, and their numbers there.
+fn join(ports: &[Port], slice: &SliceObject, skips: &mut Skips<'_>) -> Vec<(usize, u16)> {
+    let mut joined = Vec::new();
+    for (position, port) in slice.ports.iter().enumerate() {
+        let (Some(name), Parsed::Good(protocol)) = (&port.name, &port.protocol) else { continue };
+        let Some(target) = ports.iter().position(|of| of.name == *name && of.protocol == *protocol) else { continue };
+        match port.port {
+            // "All ports" is not implemented by any service proxy.
+            None | Some(0) => {}
+            Some(number) => match u16::try_from(number) {
+                Ok(number) => joined.push((target, number)),
+                Err(_) => skips.slice(
+                    slice,
+                    format!("ports[{position}].port"),
+                    format!("{number} is not a port"),
+                    "use a number from 1 to 65535",
+                ),
+            },
+        }
+    }
+    joined.sort_unstable();
+    joined.dedup();
+    joined
+}
+
+/// The endpoints whose addresses can be used, with their positions.
+fn usable<'a>(
+    slice: &'a SliceObject,
+    family: Family,
+    skips: &mut Skips<'_>,
+) -> Vec<(IpAddr, usize, &'a SliceEndpoint)> {
+    let mut usable = Vec::with_capacity(slice.endpoints.len());
+    let mut said = HashSet::new();
+    for (position, endpoint) in slice.endpoints.iter().enumerate() {
+        let problem = match &endpoint.address {
+            None => continue,
+            Some(Parsed::Bad(text)) => format!("{text:?} is not an IP address"),
+            Some(Parsed::Good(address)) if Family::of(*address) != family => {
+                format!("{address} is not an {family} address, as addressType says")
+            }
+            Some(Parsed::Good(address)) => match special::reserved_for(*address) {
+                Some(reserved) => format!("{address} is {reserved}, which no endpoint may have (CVE-2021-25737)"),
+                None => {
+                    usable.push((*address, position, endpoint));
+                    continue;
+                }
+            },
+        };
+        // A slice that is wrong throughout is said to be so once.
+        if said.insert(problem.clone()) {
+            let field = format!("endpoints[{position}].addresses[0]");
+            skips.slice(slice, field, problem, "correct the address; other endpoints are served");
+        }
+    }
+    usable
+}

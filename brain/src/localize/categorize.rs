@@ -1,0 +1,134 @@
+//! Which endpoints of a port serve which traffic: kube-proxy's `CategorizeEndpoints` (KEP-1669, KEP-1864, KEP-2086).
+//!
+//! Two sets are formed, each on its own: the *cluster* set for traffic that may go anywhere, the *local* set for traffic that
+//! must stay on this node. Each has the ready endpoints, or, when it has none, those that serve while they terminate.
+//! Hints narrow the ready part of the cluster set alone.
+
+use localnet_proto::{Scopes, Verdict, WhenEmpty};
+
+use super::{
+    Here,
+    candidates::Candidate,
+    topology::{self, Mode},
+};
+use crate::cluster::{ServiceObject, ServiceType};
+
+/// The traffic policies of a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Policy {
+    /// `internalTrafficPolicy: Local`.
+    pub(super) internal_local: bool,
+    /// `externalTrafficPolicy: Local`, where it applies.
+    pub(super) external_local: bool,
+}
+
+/// `externalTrafficPolicy` applies to Services that are made for external traffic.
+pub(super) fn external_policy_local(object: &ServiceObject) -> bool {
+    let external = match object.kind {
+        ServiceType::NodePort | ServiceType::LoadBalancer => true,
+        ServiceType::ClusterIp => !object.external_ips.is_empty(),
+        ServiceType::ExternalName => false,
+    };
+    object.external_local && external
+}
+
+/// How the endpoints of one port in one family are used.
+#[derive(Debug)]
+pub(super) struct Usage {
+    policy: Policy,
+    external: bool,
+    cluster: Choice,
+    local: Choice,
+    mode: Mode,
+    /// Some endpoint could serve, here or elsewhere.
+    any: bool,
+}
+
+/// Which endpoints form a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Choice {
+    /// The set is not needed, or there are none.
+    None,
+    Ready,
+    ServingTerminating,
+}
+
+impl Choice {
+    fn of<'a>(endpoints: impl Iterator<Item = &'a Candidate<'a>> + Clone) -> Self {
+        if endpoints.clone().any(|endpoint| endpoint.conditions.ready) {
+            Self::Ready
+        } else if endpoints.clone().any(Candidate::serves_while_terminating) {
+            Self::ServingTerminating
+        } else {
+            Self::None
+        }
+    }
+
+    fn has(self, endpoint: &Candidate<'_>) -> bool {
+        match self {
+            Self::None => false,
+            Self::Ready => endpoint.conditions.ready,
+            Self::ServingTerminating => endpoint.serves_while_terminating(),
+        }
+    }
+}
+
+/// Decides how the endpoints of one port in one family are used. `external`: the port is reached in other ways than through
+/// its ClusterIP.
+pub(super) fn categorize<'a>(
+    endpoints: impl Iterator<Item = &'a Candidate<'a>> + Clone,
+    policy: Policy,
+    external: bool,
+    here: &Here,
+) -> Usage {
+    // Even under external policy Local, traffic from this node to external addresses may go anywhere (KEP-1864).
+    let uses_cluster = !policy.internal_local || external;
+    let uses_local = policy.internal_local || (policy.external_local && external);
+    let cluster = Choice::of(endpoints.clone());
+    Usage {
+        policy,
+        external,
+        mode: topology::mode(endpoints.clone(), here),
+        any: cluster != Choice::None,
+        cluster: if uses_cluster { cluster } else { Choice::None },
+        local: if uses_local { Choice::of(endpoints.filter(|endpoint| endpoint.local)) } else { Choice::None },
+    }
+}
+
+impl Usage {
+    /// Whether the endpoint is in the cluster set.
+    fn in_cluster(&self, endpoint: &Candidate<'_>, here: &Here) -> bool {
+        let near = self.cluster != Choice::Ready || topology::admits(self.mode, endpoint, here);
+        self.cluster.has(endpoint) && near
+    }
+
+    /// Whether the endpoint is in the local set.
+    fn in_local(&self, endpoint: &Candidate<'_>) -> bool {
+        endpoint.local && self.local.has(endpoint)
+    }
+
+    /// What the endpoint serves.
+    pub(super) fn scopes(&self, endpoint: &Candidate<'_>, here: &Here) -> Scopes {
+        let (cluster, local) = (self.in_cluster(endpoint, here), self.in_local(endpoint));
+        Scopes {
+            internal: if self.policy.internal_local { local } else { cluster },
+            external: self.external && if self.policy.external_local { local } else { cluster },
+            short_circuit: self.external && self.policy.external_local && cluster,
+            // An endpoint published although it is not ready gets new connections, so it may keep them.
+            established: endpoint.conditions.serving || endpoint.conditions.ready,
+        }
+    }
+
+    /// What happens to traffic that no endpoint serves: silence when a policy keeps it from endpoints that exist, since a
+    /// client should try again elsewhere; refusal when there are none.
+    pub(super) fn when_empty(&self) -> WhenEmpty {
+        let verdict = |set: Choice| if set == Choice::None && self.any { Verdict::Drop } else { Verdict::Reject };
+        WhenEmpty {
+            internal: verdict(if self.policy.internal_local { self.local } else { self.cluster }),
+            external: match self.external {
+                true => verdict(if self.policy.external_local { self.local } else { self.cluster }),
+                false => Verdict::Reject,
+            },
+        }
+    }
+}

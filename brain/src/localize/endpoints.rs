@@ -1,0 +1,84 @@
+//! Puts the endpoints of all ports together: ports of one address that share the same conclusions share an entry.
+
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use localnet_proto::{Endpoint, EndpointPort, Family, Port, Scopes};
+
+use super::{
+    Here,
+    candidates::{Candidate, Candidates},
+    categorize::{self, Policy},
+    front::Front,
+};
+
+/// What two ports of an address must have in common to share an entry. The last is a counter: a port that an address
+/// serves under two numbers needs two entries.
+type Group<'a> = (IpAddr, bool, Option<&'a Arc<str>>, Scopes, usize);
+
+/// The ports, with what happens when they are empty, and the endpoints of a service, sorted.
+pub(super) fn endpoints(
+    mut ports: Vec<Port>,
+    families: &[Family],
+    front: &Front,
+    policy: Policy,
+    candidates: &Candidates<'_>,
+    here: &Here,
+) -> (Vec<Port>, Vec<Endpoint>) {
+    let mut groups: BTreeMap<Group<'_>, Vec<EndpointPort>> = BTreeMap::new();
+    for (port, candidates) in ports.iter_mut().zip(candidates) {
+        for family in families {
+            let of_family = candidates.iter().filter(|((address, _), _)| Family::of(*address) == *family);
+            let external = port.node_port.is_some() || front.is_external(*family);
+            let usage =
+                categorize::categorize(of_family.clone().map(|(_, candidate)| candidate), policy, external, here);
+            match family {
+                Family::V4 => port.when_empty_v4 = usage.when_empty(),
+                Family::V6 => port.when_empty_v6 = usage.when_empty(),
+            }
+            for ((address, number), candidate) in of_family {
+                let scopes = usage.scopes(candidate, here);
+                if scopes != Scopes::default() {
+                    let port = EndpointPort { name: Arc::clone(&port.name), port: *number };
+                    insert(&mut groups, *address, candidate, scopes, port);
+                }
+            }
+        }
+    }
+    let endpoints = groups.into_iter().map(|((address, local, hostname, scopes, _), ports)| Endpoint {
+        address,
+        ports,
+        local,
+        hostname: hostname.cloned(),
+        scopes,
+    });
+    let mut endpoints: Vec<Endpoint> = endpoints.collect();
+    endpoints.sort_unstable();
+    (ports, endpoints)
+}
+
+/// Ports come sorted by name and number, so each entry's ports are sorted too.
+fn insert<'a>(
+    groups: &mut BTreeMap<Group<'a>, Vec<EndpointPort>>,
+    address: IpAddr,
+    candidate: &Candidate<'a>,
+    scopes: Scopes,
+    port: EndpointPort,
+) {
+    for count in 0.. {
+        match groups.entry((address, candidate.local, candidate.hostname, scopes, count)) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(vec![port]);
+                return;
+            }
+            Entry::Occupied(mut ports) if ports.get().iter().all(|other| other.name != port.name) => {
+                ports.get_mut().push(port);
+                return;
+            }
+            Entry::Occupied(_) => {}
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Objects for the tables of the tests here.
+
+use std::net::IpAddr;
+
+use localnet_proto::{Family, Protocol};
+
+use crate::cluster::{
+    Conditions, Parsed, ServiceObject, ServicePort, ServiceType, SliceEndpoint, SliceObject, SlicePort,
+};
+
+/// `default/web` with a ClusterIP and ports; the first is named `p80` after its number.
+pub(crate) fn service(ip: &str, ports: &[(i32, &str)]) -> ServiceObject {
+    ServiceObject {
+        namespace: "default".into(),
+        name: "web".into(),
+        created: 0,
+        proxy_name: None,
+        kind: ServiceType::ClusterIp,
+        headless: false,
+        cluster_ips: addresses(&[ip]),
+        families: [].into(),
+        external_ips: [].into(),
+        load_balancer_ips: [].into(),
+        source_ranges: [].into(),
+        ports: ports
+            .iter()
+            .map(|(port, protocol)| ServicePort {
+                name: format!("p{port}").into(),
+                protocol: protocol_of(protocol),
+                port: *port,
+                node_port: 0,
+            })
+            .collect(),
+        internal_local: false,
+        external_local: false,
+        affinity: None,
+        health_check_node_port: 0,
+    }
+}
+
+/// A slice of `default/web` with named ports.
+pub(crate) fn slice(name: &str, ports: &[(&str, i32)], endpoints: Vec<SliceEndpoint>) -> SliceObject {
+    SliceObject {
+        namespace: "default".into(),
+        name: name.into(),
+        service: Some("web".into()),
+        headless: false,
+        family: Parsed::Good(Family::V4),
+        ports: ports
+            .iter()
+            .map(|(name, port)| SlicePort {
+                name: Some((*name).into()),
+                protocol: Parsed::Good(Protocol::Tcp),
+                port: Some(*port),
+            })
+            .collect(),
+        endpoints: endpoints.into(),
+    }
+}
+
+/// A ready endpoint on no node.
+pub(crate) fn endpoint(address: &str) -> SliceEndpoint {
+    SliceEndpoint {
+        address: Some(parsed(address)),
+        hostname: None,
+        node: None,
+        conditions: Conditions { ready: true, serving: true, terminating: false },
+        zone_hints: [].into(),
+        node_hints: [].into(),
+    }
+}
+
+pub(crate) fn cluster_ip(ip: &str) -> Box<[Parsed<IpAddr>]> {
+    addresses(&[ip])
+}
+
+pub(crate) fn addresses(texts: &[&str]) -> Box<[Parsed<IpAddr>]> {
+    texts.iter().map(|text| parsed(text)).collect()
+}
+
+pub(crate) fn ips(texts: &[&str]) -> Vec<IpAddr> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+fn parsed(text: &str) -> Parsed<IpAddr> {
+    text.parse().map_or_else(|_| Parsed::Bad(text.into()), Parsed::Good)
+}
+
+fn protocol_of(text: &str) -> Parsed<Protocol> {
+    match text {
+        "TCP" => Parsed::Good(Protocol::Tcp),
+        "UDP" => Parsed::Good(Protocol::Udp),
+        "SCTP" => Parsed::Good(Protocol::Sctp),
+        other => Parsed::Bad(other.into()),
+    }
+}

@@ -1,0 +1,180 @@
+//! The addresses on which a service is reached, and who may reach them.
+//!
+//! A service exists only in the families in which it has a ClusterIP: its addresses of another family mean nothing here.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use localnet_proto::{Family, SourceFilter};
+
+use super::{Here, Lost, Skips, source_ranges, special};
+use crate::cluster::{Parsed, ServiceObject};
+
+/// The addresses on which a service is reached; each list sorted.
+#[derive(Debug, Default)]
+pub(super) struct Front {
+    pub(super) cluster_ips: Vec<IpAddr>,
+    pub(super) external_ips: Vec<IpAddr>,
+    pub(super) load_balancer_ips: Vec<IpAddr>,
+    pub(super) source_filters: Vec<SourceFilter>,
+}
+
+impl Front {
+    /// Whether the service has an external address or one of a load balancer in the family.
+    pub(super) fn is_external(&self, family: Family) -> bool {
+        self.external_ips.iter().chain(&self.load_balancer_ips).any(|ip| Family::of(*ip) == family)
+    }
+}
+
+/// Decides about the addresses of a service.
+pub(super) fn front(object: &ServiceObject, here: &Here, lost: &[Lost], skips: &mut Skips<'_>) -> Front {
+    let cluster_ips = cluster_ips(object, lost, skips);
+    let mut front = Front { cluster_ips: cluster_ips.iter().copied().collect(), ..Front::default() };
+    let mut others = |field, addresses| -> Vec<IpAddr> {
+        usable(field, addresses, lost, skips)
+            .filter(|ip| front.cluster_ips.iter().any(|own| Family::of(*own) == Family::of(*ip)))
+            .filter(|ip| !cluster_ips.contains(ip))
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect()
+    };
+    let external_ips = others("spec.externalIPs", &object.external_ips);
+    let load_balancer_ips = others("status.loadBalancer.ingress", &object.load_balancer_ips);
+    (front.external_ips, front.load_balancer_ips) = (external_ips, load_balancer_ips);
+    front.source_filters = source_ranges::filters(object, &front.load_balancer_ips, here, skips);
+    front
+}
+
+/// One ClusterIP of each family: that which `ipFamilies` names, or the first of the family when it names none.
+fn cluster_ips(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>) -> BTreeSet<IpAddr> {
+    let named = !object.families.is_empty();
+    let mut found: BTreeSet<IpAddr> = BTreeSet::new();
+    for (position, address) in usable_at("spec.clusterIPs", &object.cluster_ips, lost, skips) {
+        let family = Family::of(address);
+        if named && object.families.get(position) != Some(&family) {
+            skips.service(
+                format!("spec.clusterIPs[{position}]"),
+                format!("{address} is not of the family that spec.ipFamilies names for it"),
+                "give spec.ipFamilies and spec.clusterIPs the same order",
+            );
+        } else if found.iter().all(|other| Family::of(*other) != family) {
+            found.insert(address);
+        }
+    }
+    found
+}
+
+fn usable(
+    field: &'static str,
+    addresses: &[Parsed<IpAddr>],
+    lost: &[Lost],
+    skips: &mut Skips<'_>,
+) -> impl Iterator<Item = IpAddr> + use<> {
+    usable_at(field, addresses, lost, skips).into_iter().map(|(_, address)| address)
+}
+
+/// The addresses that can be used, with their positions.
+fn usable_at(
+    field: &'static str,
+    addresses: &[Parsed<IpAddr>],
+    lost: &[Lost],
+    skips: &mut Skips<'_>,
+) -> Vec<(usize, IpAddr)> {
+    let mut usable = Vec::new();
+    for (position, address) in addresses.iter().enumerate() {
+        let mut skip =
+            |problem: String, remedy: &str| skips.service(format!("{field}[{position}]"), problem, remedy.to_owned());
+        let address = match address {
+            Parsed::Good(address) => *address,
+            Parsed::Bad(text) => {
+                skip(format!("{text:?} is not an IP address"), "write an IPv4 or IPv6 address");
+                continue;
+            }
+        };
+        if let Some(reserved) = special::reserved_for(address) {
+            skip(format!("{address} is {reserved}"), "use an address that is routed to the node");
+        } else if let Some(Lost { front: (_, protocol, port), to, .. }) =
+            lost.iter().find(|lost| lost.field == field && lost.front.0 == address)
+        {
+            skip(
+                format!("{address} port {port}/{protocol} belongs to Service {to}, which is older or sorts first"),
+                "give one of the two another address or port",
+            );
+        } else {
+            usable.push((position, address));
+        }
+    }
+    usable
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::localize::fixtures::{addresses, ips, service};
+
+    /// Addresses of a service in each field, and those that are served.
+    #[track_caller]
+    fn check(change: impl FnOnce(&mut ServiceObject), expected: [&[&str]; 3], problems: &[&str]) {
+        let mut object = service("10.96.0.1", &[(80, "TCP")]);
+        change(&mut object);
+        let mut skips = Skips { service: &object, skipped: Vec::new() };
+        let front = front(&object, &Here::new("node-1"), &[], &mut skips);
+        assert_eq!([front.cluster_ips, front.external_ips, front.load_balancer_ips], expected.map(ips));
+        let said: Vec<&str> = skips.skipped.iter().map(|skipped| skipped.field.as_str()).collect();
+        assert_eq!(said, problems);
+    }
+
+    #[test]
+    fn a_service_exists_in_the_families_of_its_cluster_ips() {
+        let externals = addresses(&["203.0.113.1", "2001:db8::1"]);
+        let both = |service: &mut ServiceObject| {
+            service.external_ips = externals.clone();
+            service.load_balancer_ips = addresses(&["192.0.2.1", "2001:db8::2"]);
+        };
+        check(both, [&["10.96.0.1"], &["203.0.113.1"], &["192.0.2.1"]], &[]);
+        check(
+            |service| {
+                both(service);
+                service.cluster_ips = addresses(&["fd00::1"]);
+            },
+            [&["fd00::1"], &["2001:db8::1"], &["2001:db8::2"]],
+            &[],
+        );
+        check(
+            |service| {
+                both(service);
+                service.cluster_ips = addresses(&["fd00::1", "10.96.0.1"]);
+                service.families = [Family::V6, Family::V4].into();
+            },
+            [&["10.96.0.1", "fd00::1"], &["203.0.113.1", "2001:db8::1"], &["192.0.2.1", "2001:db8::2"]],
+            &[],
+        );
+    }
+
+    #[test]
+    fn ip_families_name_the_cluster_ips() {
+        check(|service| service.families = [Family::V4].into(), [&["10.96.0.1"], &[], &[]], &[]);
+        check(|service| service.families = [Family::V6].into(), [&[], &[], &[]], &["spec.clusterIPs[0]"]);
+        check(|service| service.cluster_ips = addresses(&["10.96.0.2", "10.96.0.1"]), [&["10.96.0.2"], &[], &[]], &[]);
+    }
+
+    #[test]
+    fn what_is_no_address_or_a_special_one_is_left_out() {
+        check(
+            |service| {
+                service.external_ips = addresses(&["203.0.113.9", "x", "127.0.0.1", "203.0.113.1", "203.0.113.9"])
+            },
+            [&["10.96.0.1"], &["203.0.113.1", "203.0.113.9"], &[]],
+            &["spec.externalIPs[1]", "spec.externalIPs[2]"],
+        );
+        check(
+            |service| service.load_balancer_ips = addresses(&["fe80::1", "y"]),
+            [&["10.96.0.1"], &[], &[]],
+            &["status.loadBalancer.ingress[0]", "status.loadBalancer.ingress[1]"],
+        );
+    }
+
+    #[test]
+    fn a_cluster_ip_is_not_external_too() {
+        check(|service| service.external_ips = addresses(&["10.96.0.1"]), [&["10.96.0.1"], &[], &[]], &[]);
+    }
+}

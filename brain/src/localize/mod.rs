@@ -1,0 +1,149 @@
+//! From Kubernetes objects to what they mean on this node: pure, total, one module per decision.
+//!
+//! ```text
+//! proxied?  ─► front: families, addresses, ports, source ranges   ─┐
+//! slices ─► candidates: merged, de-duplicated endpoints per port  ─┼─► categorize ─► Service
+//! node   ─► here: name, zone, addresses                           ─┘
+//! ```
+//!
+//! The rules are those of kube-proxy v1.36; each module says which one it holds. Whatever cannot be used is left out and
+//! returned as [`Skipped`]; an odd object never stops another.
+
+mod candidates;
+mod categorize;
+mod endpoints;
+#[cfg(test)]
+mod fixtures;
+mod front;
+mod node;
+mod ports;
+mod proxied;
+mod source_ranges;
+mod special;
+mod topology;
+
+use std::{net::IpAddr, sync::Arc};
+
+use localnet_proto::{Family, Node, Protocol, Service, ServiceKey};
+
+use crate::cluster::{ServiceObject, ServiceType, SliceObject};
+pub use node::{Here, node};
+pub use proxied::is_proxied;
+
+/// What changed on this node.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Localized {
+    /// The facts about the node, if they may have changed.
+    pub node: Option<Node>,
+    /// The services that may have changed, sorted; `None` for those that are not served (any more).
+    pub services: Vec<(ServiceKey, Option<Arc<Service>>)>,
+    /// What was left out of them.
+    pub skipped: Vec<Skipped>,
+}
+
+/// Something that was left out of the state, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Skipped {
+    /// The service that misses it; `None` for the node.
+    pub service: Option<ServiceKey>,
+    /// The object at fault: `Service default/web`.
+    pub object: String,
+    /// The field at fault: `spec.ports[1].port`.
+    pub field: String,
+    /// What is wrong with it.
+    pub problem: String,
+    /// What can be done.
+    pub remedy: String,
+}
+
+/// An address and port of a service that belongs to another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// The address and port; NodePorts stand under the unspecified address of their family.
+    pub front: (IpAddr, Protocol, u16),
+    /// The field that names it.
+    pub field: &'static str,
+    /// Whose it is.
+    pub to: ServiceKey,
+}
+
+/// Collects what is left out of one service.
+struct Skips<'a> {
+    service: &'a ServiceObject,
+    skipped: Vec<Skipped>,
+}
+
+impl Skips<'_> {
+    fn service(&mut self, field: impl Into<String>, problem: impl Into<String>, remedy: impl Into<String>) {
+        let object = format!("Service {}/{}", self.service.namespace, self.service.name);
+        self.push(object, field, problem, remedy);
+    }
+
+    fn slice(&mut self, slice: &SliceObject, field: impl Into<String>, problem: impl Into<String>, remedy: &str) {
+        self.push(format!("EndpointSlice {}/{}", slice.namespace, slice.name), field, problem, remedy);
+    }
+
+    fn push(
+        &mut self,
+        object: String,
+        field: impl Into<String>,
+        problem: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        let (field, problem, remedy) = (field.into(), problem.into(), remedy.into());
+        self.skipped.push(Skipped { service: Some(self.service.key()), object, field, problem, remedy });
+    }
+}
+
+/// What a proxied service means on this node. `None` when nothing of it can be served.
+pub fn service<'a>(
+    object: &ServiceObject,
+    slices: impl IntoIterator<Item = &'a SliceObject>,
+    here: &Here,
+    lost: &[Lost],
+) -> (Option<Service>, Vec<Skipped>) {
+    let mut skips = Skips { service: object, skipped: Vec::new() };
+    let front = front::front(object, here, lost, &mut skips);
+    let ports = ports::ports(object, lost, &mut skips);
+    if front.cluster_ips.is_empty() || ports.is_empty() {
+        return (None, skips.skipped);
+    }
+    let families: Vec<Family> = front.cluster_ips.iter().map(|ip| Family::of(*ip)).collect();
+    let candidates = candidates::merge(&ports, &families, slices, here, &mut skips);
+    let policy = categorize::Policy {
+        internal_local: object.internal_local,
+        external_local: categorize::external_policy_local(object),
+    };
+    let (ports, endpoints) = endpoints::endpoints(ports, &families, &front, policy, &candidates, here);
+    let service = Service {
+        key: object.key(),
+        kind: object.kind.as_str().to_owned(),
+        cluster_ips: front.cluster_ips,
+        external_ips: front.external_ips,
+        load_balancer_ips: front.load_balancer_ips,
+        ports,
+        internal_traffic_to_local: policy.internal_local,
+        external_traffic_to_local: policy.external_local,
+        client_ip_affinity: object.affinity,
+        source_filters: front.source_filters,
+        health_check_node_port: health_check_node_port(object, &mut skips),
+        endpoints,
+    };
+    (Some(service), skips.skipped)
+}
+
+/// Load balancers ask a node whether it has local endpoints, when that makes a difference to them.
+fn health_check_node_port(object: &ServiceObject, skips: &mut Skips<'_>) -> Option<u16> {
+    if object.kind != ServiceType::LoadBalancer || !object.external_local {
+        return None;
+    }
+    let port = u16::try_from(object.health_check_node_port).ok().filter(|port| *port != 0);
+    if port.is_none() {
+        skips.service(
+            "spec.healthCheckNodePort",
+            "a load balancer with externalTrafficPolicy Local has no port for its health checks",
+            "set it, or let the API server allocate one by removing it",
+        );
+    }
+    port
+}

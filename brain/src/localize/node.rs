@@ -1,0 +1,95 @@
+//! What is known of this node.
+
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+
+use ipnet::IpNet;
+use localnet_proto::{Family, Node};
+
+use super::Skipped;
+use crate::cluster::{NodeObject, Parsed, ServiceCidrObject};
+
+/// What of the node decides about services.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Here {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its zone; empty when unknown.
+    pub zone: Arc<str>,
+    /// Its addresses: the first of each family is the primary one.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl Here {
+    /// A node of which only the name is known.
+    pub fn new(name: &str) -> Self {
+        Self { name: name.into(), zone: Arc::default(), addresses: Vec::new() }
+    }
+
+    /// What the Node says.
+    pub fn of(name: &str, node: Option<&NodeObject>) -> Self {
+        let Some(node) = node else { return Self::new(name) };
+        Self { name: name.into(), zone: Arc::clone(&node.zone), addresses: addresses(node) }
+    }
+
+    /// The node's primary address of a family.
+    pub fn primary_address(&self, family: Family) -> Option<IpAddr> {
+        self.addresses.iter().copied().find(|address| Family::of(*address) == family)
+    }
+}
+
+/// The facts that backends need. A brain that was told of no Node knows the name alone.
+pub fn node<'a>(
+    name: &str,
+    node: Option<&NodeObject>,
+    service_cidrs: impl IntoIterator<Item = &'a ServiceCidrObject>,
+) -> (Node, Vec<Skipped>) {
+    let mut skipped = Vec::new();
+    let mut skip = |object: String, field: &str, text: &str, remedy: &str| {
+        let (field, problem) = (field.to_owned(), format!("{text:?} is not what it should be"));
+        skipped.push(Skipped { service: None, object, field, problem, remedy: remedy.to_owned() });
+    };
+    let mut facts = Node { name: name.to_owned(), ..Node::default() };
+    if let Some(node) = node {
+        facts.addresses = addresses(node);
+        facts.zone = node.zone.to_string();
+        for bad in node.addresses.iter().filter_map(bad) {
+            skip(format!("Node {name}"), "status.addresses", bad, "correct the address in the Node's status");
+        }
+        let mut seen = BTreeSet::new();
+        facts.pod_cidrs = node.pod_cidrs.iter().filter_map(good).filter(|cidr| seen.insert(*cidr)).collect();
+        for bad in node.pod_cidrs.iter().filter_map(bad) {
+            skip(format!("Node {name}"), "spec.podCIDRs", bad, "write it as a CIDR, like 10.244.0.0/24");
+        }
+    }
+    let mut cidrs: BTreeSet<IpNet> = BTreeSet::new();
+    for object in service_cidrs {
+        cidrs.extend(object.cidrs.iter().filter_map(good));
+        for bad in object.cidrs.iter().filter_map(bad) {
+            skip(format!("ServiceCIDR {}", object.name), "spec.cidrs", bad, "write it as a CIDR, like 10.96.0.0/16");
+        }
+    }
+    facts.service_cidrs = cidrs.into_iter().collect();
+    (facts, skipped)
+}
+
+fn good<T: Copy>(parsed: &Parsed<T>) -> Option<T> {
+    match parsed {
+        Parsed::Good(value) => Some(*value),
+        Parsed::Bad(_) => None,
+    }
+}
+
+fn bad<T>(parsed: &Parsed<T>) -> Option<&str> {
+    match parsed {
+        Parsed::Good(_) => None,
+        Parsed::Bad(text) => Some(text),
+    }
+}
+
+/// The node's addresses: IPv4 first, each family in the Node's order (which makes its first one the primary address).
+fn addresses(node: &NodeObject) -> Vec<IpAddr> {
+    let mut seen = BTreeSet::new();
+    let mut addresses: Vec<IpAddr> = node.addresses.iter().filter_map(good).filter(|ip| seen.insert(*ip)).collect();
+    addresses.sort_by_key(IpAddr::is_ipv6);
+    addresses
+}

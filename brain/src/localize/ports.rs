@@ -1,0 +1,75 @@
+//! The ports of a service. Each has a name of its own; endpoints are joined to ports by it.
+
+use std::collections::BTreeSet;
+
+use localnet_proto::{Family, Port, Protocol, WhenEmpty};
+
+use super::{Lost, Skips};
+use crate::cluster::{Parsed, ServiceObject, ServicePort};
+
+/// The ports that can be served, sorted by name. What happens to traffic without endpoints is filled in later.
+pub(super) fn ports(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>) -> Vec<Port> {
+    let mut ports: Vec<Port> = Vec::new();
+    let (mut names, mut numbers, mut node_ports) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    for (position, port) in object.ports.iter().enumerate() {
+        let mut skip = |field: &str, problem: String, remedy: &str| {
+            skips.service(format!("spec.ports[{position}]{field}"), problem, remedy.to_owned());
+        };
+        let protocol = match &port.protocol {
+            Parsed::Good(protocol) => *protocol,
+            Parsed::Bad(text) => {
+                skip(".protocol", format!("{text:?} is not a protocol"), "use TCP, UDP or SCTP");
+                continue;
+            }
+        };
+        let Some(number) = port_number(port.port) else {
+            skip(".port", format!("{} is not a port", port.port), "use a number from 1 to 65535");
+            continue;
+        };
+        if names.contains(&port.name) {
+            skip(".name", format!("the name {:?} is used twice", port.name), "give each port a name of its own");
+            continue;
+        }
+        if !numbers.insert((protocol, number)) {
+            skip(".port", format!("{number}/{protocol} is used twice"), "give each port a number of its own");
+            continue;
+        }
+        names.insert(port.name.clone());
+        let mut node_port = node_port(port, protocol, lost, &mut skip);
+        if let Some(number) = node_port
+            && !node_ports.insert((protocol, number))
+        {
+            skip(".nodePort", format!("{number}/{protocol} is used twice"), "give each port a nodePort of its own");
+            node_port = None;
+        }
+        let (when_empty_v4, when_empty_v6) = (WhenEmpty::default(), WhenEmpty::default());
+        ports.push(Port { name: port.name.clone(), protocol, port: number, node_port, when_empty_v4, when_empty_v6 });
+    }
+    ports.sort_by(|a, b| a.name.cmp(&b.name));
+    ports
+}
+
+fn port_number(number: i32) -> Option<u16> {
+    u16::try_from(number).ok().filter(|number| *number != 0)
+}
+
+fn node_port(
+    port: &ServicePort,
+    protocol: Protocol,
+    lost: &[Lost],
+    skip: &mut impl FnMut(&str, String, &str),
+) -> Option<u16> {
+    let number = port_number(port.node_port);
+    if number.is_none() && port.node_port != 0 {
+        skip(".nodePort", format!("{} is not a port", port.node_port), "use a number from 1 to 65535");
+    }
+    let number = number?;
+    let taken = lost.iter().find(|lost| {
+        let (address, of, port) = lost.front;
+        address.is_unspecified() && Family::BOTH.contains(&Family::of(address)) && (of, port) == (protocol, number)
+    });
+    let Some(taken) = taken else { return Some(number) };
+    let problem = format!("{number}/{protocol} belongs to Service {}, which is older or sorts first", taken.to);
+    skip(".nodePort", problem, "give one of the two another nodePort");
+    None
+}

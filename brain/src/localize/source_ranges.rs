@@ -1,0 +1,114 @@
+//! Who may reach a service's load-balancer addresses (`spec.loadBalancerSourceRanges`).
+//!
+//! They guard those addresses alone, not ClusterIPs, external IPs or NodePorts. Each family stands for itself: one with a /0
+//! range, or with no range at all, is open.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use localnet_proto::{Family, SourceFilter};
+
+use super::{Here, Skips};
+use crate::cluster::{Parsed, ServiceObject};
+
+/// The filters for the load-balancer addresses of a service.
+pub(super) fn filters(
+    object: &ServiceObject,
+    load_balancer_ips: &[IpAddr],
+    here: &Here,
+    skips: &mut Skips<'_>,
+) -> Vec<SourceFilter> {
+    let mut ranges = Vec::new();
+    for (position, range) in object.source_ranges.iter().enumerate() {
+        match range {
+            Parsed::Good(range) => ranges.push(*range),
+            Parsed::Bad(text) if text.trim().is_empty() => {}
+            Parsed::Bad(text) => skips.service(
+                format!("spec.loadBalancerSourceRanges[{position}]"),
+                format!("{text:?} is not a CIDR"),
+                "write it like 203.0.113.0/24 or 2001:db8::/32",
+            ),
+        }
+    }
+    Family::BOTH.into_iter().filter_map(|family| filter(family, &ranges, load_balancer_ips, here)).collect()
+}
+
+fn filter(family: Family, ranges: &[IpNet], load_balancer_ips: &[IpAddr], here: &Here) -> Option<SourceFilter> {
+    let targets: Vec<IpAddr> = load_balancer_ips.iter().copied().filter(|ip| Family::of(*ip) == family).collect();
+    let ranges = ranges.iter().copied().filter(|range| Family::of(range.addr()) == family);
+    let mut source_ranges: Vec<IpNet> = ranges.collect();
+    if targets.is_empty() || source_ranges.is_empty() || source_ranges.iter().any(|range| range.prefix_len() == 0) {
+        return None;
+    }
+    // Where the load balancer's address is on the node itself, the node's own packets to it also come from it.
+    let node = here.primary_address(family);
+    if node.is_some_and(|node| source_ranges.iter().any(|range| range.contains(&node))) {
+        source_ranges.extend(targets.iter().map(|target| IpNet::from(*target)));
+    }
+    source_ranges.sort_unstable();
+    source_ranges.dedup();
+    Some(SourceFilter { targets, source_ranges })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cluster::reduce::parsed_cidr,
+        localize::fixtures::{ips, service},
+    };
+
+    /// Load-balancer addresses, ranges and the node's address; what may pass for each family.
+    #[track_caller]
+    fn check(targets: &[&str], ranges: &[&str], node: &[&str], expected: &[(&[&str], &[&str])]) {
+        let mut object = service("10.96.0.1", &[(80, "TCP")]);
+        object.source_ranges = ranges.iter().map(|range| parsed_cidr(range)).collect();
+        let here = Here { addresses: ips(node), ..Here::new("node-1") };
+        let mut skips = Skips { service: &object, skipped: Vec::new() };
+        let filters = filters(&object, &ips(targets), &here, &mut skips);
+        let expected = expected.iter().map(|(targets, ranges)| SourceFilter {
+            targets: ips(targets),
+            source_ranges: ranges.iter().map(|range| range.parse().unwrap()).collect(),
+        });
+        assert_eq!(filters, expected.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn ranges_guard_the_load_balancer_addresses_of_their_family() {
+        check(&["192.0.2.1"], &["203.0.113.0/25"], &[], &[(&["192.0.2.1"], &["203.0.113.0/25"])]);
+        check(&["192.0.2.1"], &[" 203.0.113.0/25 "], &[], &[(&["192.0.2.1"], &["203.0.113.0/25"])]);
+        check(
+            &["192.0.2.1", "2001:db8::1"],
+            &["203.0.113.0/25", "2001:db8:1::/64"],
+            &[],
+            &[(&["192.0.2.1"], &["203.0.113.0/25"]), (&["2001:db8::1"], &["2001:db8:1::/64"])],
+        );
+    }
+
+    #[test]
+    fn a_family_without_ranges_or_with_all_is_open() {
+        check(&["192.0.2.1"], &[], &[], &[]);
+        check(&[], &["203.0.113.0/25"], &[], &[]);
+        check(&["192.0.2.1"], &["2001:db8:1::/64"], &[], &[]);
+        check(&["192.0.2.1"], &["203.0.113.0/25", "0.0.0.0/0"], &[], &[]);
+        check(&["192.0.2.1"], &["203.0.113.0/25", "::/0"], &[], &[(&["192.0.2.1"], &["203.0.113.0/25"])]);
+        check(&["192.0.2.1"], &["nonsense"], &[], &[]);
+    }
+
+    #[test]
+    fn a_node_that_may_pass_may_also_come_from_the_address_itself() {
+        check(
+            &["192.0.2.1"],
+            &["192.168.0.0/24"],
+            &["192.168.0.2", "fd00::2"],
+            &[(&["192.0.2.1"], &["192.0.2.1/32", "192.168.0.0/24"])],
+        );
+        check(&["192.0.2.1"], &["192.168.0.0/24"], &["192.168.1.2"], &[(&["192.0.2.1"], &["192.168.0.0/24"])]);
+        check(
+            &["192.0.2.1"],
+            &["192.168.0.0/24"],
+            &["10.0.0.1", "192.168.0.2"],
+            &[(&["192.0.2.1"], &["192.168.0.0/24"])],
+        );
+    }
+}

@@ -1,0 +1,97 @@
+//! Moves events from a source to the feed: the one task that owns the [`Cluster`].
+//!
+//! What is queued is taken together: a change is published at once when nothing else happens, and joined with the others
+//! under load, but never held back for longer than [`JOIN`].
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    time::Duration,
+};
+
+use localnet_proto::ServiceKey;
+use tokio::{sync::mpsc, time::Instant};
+
+use crate::{
+    cluster::{Cluster, Event},
+    feed::Feed,
+    localize::{Localized, Skipped},
+};
+
+/// No change is held back for longer than this to be joined with others; the rest of 20 ms is for computing them.
+const JOIN: Duration = Duration::from_millis(10);
+
+/// Revisions closer together than this are logged as details.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// Publishes what the events make of the cluster, until all senders are gone. Each `Vec` takes effect at once.
+pub async fn run(mut cluster: Cluster, mut events: mpsc::Receiver<Vec<Event>>, feed: Feed) {
+    let mut report = Report::default();
+    while let Some(batch) = events.recv().await {
+        let since = Instant::now();
+        handle(&mut cluster, batch);
+        while since.elapsed() < JOIN
+            && let Ok(batch) = events.try_recv()
+        {
+            handle(&mut cluster, batch);
+        }
+        let Some(localized) = cluster.localize() else { continue };
+        report.skipped(&localized);
+        let touched = localized.services.len();
+        if let Some(revision) = feed.publish(localized) {
+            report.revision(revision, touched, feed.state().len(), since.elapsed());
+        }
+        // Under load the queue is never empty; others have their turn between two states.
+        tokio::task::yield_now().await;
+    }
+}
+
+fn handle(cluster: &mut Cluster, batch: Vec<Event>) {
+    for event in batch {
+        cluster.handle(event);
+    }
+}
+
+/// What has been said in the log.
+#[derive(Default)]
+struct Report {
+    last: Option<Instant>,
+    skipped: BTreeMap<Option<ServiceKey>, HashSet<Skipped>>,
+}
+
+impl Report {
+    fn revision(&mut self, revision: localnet_proto::Revision, touched: usize, services: usize, took: Duration) {
+        let rev = revision.rev;
+        let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        if self.last.replace(Instant::now()).is_some_and(|last| last.elapsed() < QUIET) {
+            tracing::debug!(rev, services, touched, took_us, "new state");
+        } else {
+            tracing::info!(rev, services, touched, took_us, "new state");
+        }
+    }
+
+    /// Says what is skipped when it is first seen, not each time that its service is computed again.
+    fn skipped(&mut self, localized: &Localized) {
+        let mut of: BTreeMap<Option<&ServiceKey>, Vec<&Skipped>> = BTreeMap::new();
+        for skipped in &localized.skipped {
+            of.entry(skipped.service.as_ref()).or_default().push(skipped);
+        }
+        let node = localized.node.iter().map(|_| None);
+        for about in node.chain(localized.services.iter().map(|(key, _)| Some(key))) {
+            self.of(about, of.remove(&about).unwrap_or_default());
+        }
+    }
+
+    fn of(&mut self, service: Option<&ServiceKey>, skipped: Vec<&Skipped>) {
+        if skipped.is_empty() && self.skipped.is_empty() {
+            return;
+        }
+        let now: HashSet<Skipped> = skipped.into_iter().cloned().collect();
+        let known = self.skipped.remove(&service.cloned()).unwrap_or_default();
+        for Skipped { object, field, problem, remedy, .. } in now.difference(&known) {
+            tracing::warn!(%object, %field, %problem, %remedy, "skipped");
+        }
+        if !now.is_empty() {
+            self.skipped.insert(service.cloned(), now);
+        }
+    }
+}

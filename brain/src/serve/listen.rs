@@ -1,0 +1,177 @@
+//! Bound sockets: where the brain is served, and who may connect.
+//!
+//! On a unix socket the kernel says who the peer is; its file is 0660. TCP beyond loopback asks for a client certificate.
+
+use std::{fmt, io, net::SocketAddr, sync::Arc};
+
+use anyhow::{Context as _, bail};
+use localnet_proto::Address;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream, UnixListener, UnixStream, lookup_host},
+};
+
+use super::{
+    tls::{Tls, TlsFiles},
+    unix::{self, SocketFile},
+};
+
+/// How to listen.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Group that owns the files of unix sockets, and the folders made for them.
+    pub socket_gid: Option<u32>,
+    /// Users that may connect to unix sockets. With an empty `allow_gids` as well: whoever may open the file.
+    pub allow_uids: Vec<u32>,
+    /// Primary groups that may connect to unix sockets.
+    pub allow_gids: Vec<u32>,
+    /// Certificates for TCP. Without them TCP is limited to loopback.
+    pub tls: Option<TlsFiles>,
+    /// Serve TCP beyond loopback without TLS, to everybody.
+    pub insecure_tcp: bool,
+}
+
+impl Options {
+    fn allows(&self, uid: u32, gid: u32) -> bool {
+        (self.allow_uids.is_empty() && self.allow_gids.is_empty())
+            || self.allow_uids.contains(&uid)
+            || self.allow_gids.contains(&gid)
+    }
+}
+
+/// A socket on which the brain can be served.
+#[derive(Debug)]
+pub struct Listener {
+    address: Address,
+    socket: Socket,
+    options: Arc<Options>,
+}
+
+#[derive(Debug)]
+enum Socket {
+    /// The file is removed when this is dropped.
+    Unix(UnixListener, #[expect(dead_code, reason = "held for its drop")] SocketFile),
+    Tcp(TcpListener, Option<Arc<Tls>>),
+}
+
+impl Listener {
+    /// Binds `address`. A file of a unix socket that nobody listens on any more is replaced.
+    pub async fn bind(address: &Address, options: &Options) -> anyhow::Result<Self> {
+        Self::try_bind(address, options).await.with_context(|| format!("failed to listen on {address}"))
+    }
+
+    async fn try_bind(address: &Address, options: &Options) -> anyhow::Result<Self> {
+        let (socket, address) = match address {
+            Address::Unix(path) => {
+                let (listener, file) = unix::bind(path, options.socket_gid)?;
+                (Socket::Unix(listener, file), address.clone())
+            }
+            Address::Tcp { host, port } => {
+                let tls = options.tls.as_ref().map(|files| Tls::load(files.clone())).transpose()?.map(Arc::new);
+                let listener = bind_tcp(host, *port, tls.is_some() || options.insecure_tcp).await?;
+                let port = listener.local_addr()?.port();
+                (Socket::Tcp(listener, tls), Address::Tcp { host: host.clone(), port })
+            }
+        };
+        Ok(Self { address, socket, options: Arc::new(options.clone()) })
+    }
+
+    /// Where it listens; the port is the one that the kernel chose if 0 was asked for.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Waits for the next peer. Whether it may stay is found out by [`Accepted::establish`].
+    pub(super) async fn accept(&self) -> io::Result<Accepted> {
+        let (peer, stream) = match &self.socket {
+            Socket::Unix(listener, _) => {
+                let (stream, _) = listener.accept().await?;
+                (self.address.to_string(), Stream::Unix(stream))
+            }
+            Socket::Tcp(listener, tls) => {
+                let (stream, peer) = listener.accept().await?;
+                (peer.to_string(), Stream::Tcp(stream, tls.clone()))
+            }
+        };
+        Ok(Accepted { peer, stream, options: Arc::clone(&self.options) })
+    }
+}
+
+async fn bind_tcp(host: &str, port: u16, beyond_loopback: bool) -> anyhow::Result<TcpListener> {
+    let addresses: Vec<SocketAddr> =
+        lookup_host((host, port)).await.with_context(|| format!("{host:?} is not known; use an address"))?.collect();
+    if !beyond_loopback && let Some(open) = addresses.iter().find(|address| !address.ip().is_loopback()) {
+        bail!(
+            "{} can be reached from other machines; pass --tls-cert, --tls-key and --tls-client-ca, or --insecure-tcp to serve everybody",
+            open.ip()
+        );
+    }
+    match TcpListener::bind(&*addresses).await {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => bail!("another process serves there; stop it or choose another port"),
+        bound => Ok(bound?),
+    }
+}
+
+/// A peer that has connected.
+pub(super) struct Accepted {
+    peer: String,
+    stream: Stream,
+    options: Arc<Options>,
+}
+
+enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream, Option<Arc<Tls>>),
+}
+
+impl Accepted {
+    /// Its address, for the log.
+    pub(super) fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    /// Checks who the peer is, and does the handshake if there is one.
+    pub(super) async fn establish(self) -> io::Result<Box<dyn Io>> {
+        match self.stream {
+            Stream::Unix(stream) => {
+                let peer = stream.peer_cred()?;
+                if !self.options.allows(peer.uid(), peer.gid()) {
+                    let refused = Refused { uid: peer.uid(), gid: peer.gid(), pid: peer.pid() };
+                    return Err(io::Error::new(io::ErrorKind::PermissionDenied, refused));
+                }
+                Ok(Box::new(stream))
+            }
+            Stream::Tcp(stream, tls) => {
+                stream.set_nodelay(true)?;
+                Ok(match tls {
+                    None => Box::new(stream),
+                    Some(tls) => Box::new(tls.acceptor().accept(stream).await?),
+                })
+            }
+        }
+    }
+}
+
+/// Somebody who is on no list.
+#[derive(Debug, thiserror::Error)]
+struct Refused {
+    uid: u32,
+    gid: u32,
+    pid: Option<i32>,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { uid, gid, pid } = self;
+        write!(f, "user {uid}, group {gid}")?;
+        if let Some(pid) = pid {
+            write!(f, " (process {pid})")?;
+        }
+        write!(f, " may not connect; --allow-uid {uid} or --allow-gid {gid} would let it")
+    }
+}
+
+/// What HTTP/2 runs over.
+pub(super) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}

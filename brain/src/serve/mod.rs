@@ -1,0 +1,163 @@
+//! Serves the feed: `localnetv1`, `grpc.health.v1` and gRPC reflection, over unix sockets and TCP.
+//!
+//! ```text
+//! Listener ──accept──► peer check, TLS ──► HTTP/2 ──► Routes ─┬► Next     (a cursor into the feed)
+//!                                                             ├► Reports  (what backends say)
+//!                                                             └► health, reflection
+//! ```
+//!
+//! Listeners come bound, so that the caller has reported what failed and tests can use port 0. Nothing is encoded here and
+//! nothing is queued: a reader that is slow holds a state, which shares everything unchanged with the newest one.
+
+pub mod listen;
+mod next;
+mod reports;
+mod routes;
+mod stall;
+mod tls;
+mod unix;
+
+use std::{future::Future, io, sync::Arc, time::Duration};
+
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto,
+    service::TowerToHyperService,
+};
+use tokio::{sync::Semaphore, task::JoinSet, time};
+use tokio_util::sync::CancellationToken;
+use tonic_health::{ServingStatus, server::HealthReporter};
+use tracing::{debug, info, warn};
+
+pub use self::{
+    listen::{Listener, Options},
+    reports::{Received, Reports},
+    tls::TlsFiles,
+};
+use self::{listen::Accepted, routes::Routes, stall::Stalls};
+use crate::feed::Feed;
+
+/// Connections of one listener. A node has a handful of backends; more than this is a fault, or an attack.
+const MAX_CONNECTIONS: usize = 1024;
+/// Streams of one connection.
+const MAX_STREAMS: u32 = 256;
+/// How long a connection may be silent before it is asked whether it still lives, and how long it has to answer.
+const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(10));
+/// How long a peer may take for the TLS handshake.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long streams that are being read may take to end after a shutdown.
+const GRACE: Duration = Duration::from_secs(2);
+/// Pause after a failed accept, for instance when there are no more file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Serves `feed` on `listeners` until `shutdown`; stores what backends say in `reports`.
+///
+/// After `shutdown` every waiting reader gets `UNAVAILABLE`, answers under way have two seconds to end, and the files of
+/// unix sockets are removed. Dropping the future stops everything at once.
+pub async fn run(listeners: Vec<Listener>, feed: Feed, reports: Reports, shutdown: impl Future<Output = ()>) {
+    let stop = CancellationToken::new();
+    let (health, health_server) = tonic_health::server::health_reporter();
+    set_health(&health, ServingStatus::NotServing).await;
+    let stalls = Stalls::default();
+    let routes = Routes::new(&feed, reports, health_server, stalls.clone(), stop.clone());
+
+    let mut tasks = JoinSet::new();
+    tasks.spawn(report_health(health, feed, stop.clone()));
+    tasks.spawn(stall::sweep(stalls, stop.clone()));
+    for listener in listeners {
+        tasks.spawn(accept(listener, routes.clone(), stop.clone()));
+    }
+    shutdown.await;
+    stop.cancel();
+    while tasks.join_next().await.is_some() {}
+}
+
+/// Tells health clients that the brain serves once there is a complete state, and that it does not when it ends.
+async fn report_health(health: HealthReporter, feed: Feed, stop: CancellationToken) {
+    let mut revisions = feed.subscribe();
+    tokio::select! {
+        () = stop.cancelled() => return,
+        complete = revisions.wait_for(next::is_complete) => if complete.is_err() { return },
+    }
+    set_health(&health, ServingStatus::Serving).await;
+    stop.cancelled().await;
+    set_health(&health, ServingStatus::NotServing).await;
+}
+
+async fn set_health(health: &HealthReporter, status: ServingStatus) {
+    for service in ["", routes::ENDPOINTS] {
+        health.set_service_status(service, status).await;
+    }
+}
+
+/// Owns the connections of one listener.
+async fn accept(listener: Listener, routes: Routes, stop: CancellationToken) {
+    info!(address = %listener.address(), "serving");
+    let mut connections = JoinSet::new();
+    let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let accepted = tokio::select! {
+            () = stop.cancelled() => break,
+            Some(_) = connections.join_next() => continue,
+            accepted = listener.accept() => accepted,
+        };
+        let accepted = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                warn!(address = %listener.address(), %error, "failed to accept a connection; raise the limit of open files if it is reached");
+                time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let Ok(permit) = Arc::clone(&free).try_acquire_owned() else {
+            warn!(address = %listener.address(), limit = MAX_CONNECTIONS, "refused a connection: there are too many");
+            continue;
+        };
+        let (routes, stop) = (routes.clone(), stop.clone());
+        connections.spawn(async move {
+            serve_connection(accepted, routes, stop).await;
+            drop(permit);
+        });
+    }
+    drop(listener);
+    let drained = async { while connections.join_next().await.is_some() {} };
+    if time::timeout(GRACE, drained).await.is_err() {
+        debug!("readers that took too long are cut");
+    }
+}
+
+async fn serve_connection(accepted: Accepted, routes: Routes, stop: CancellationToken) {
+    let peer = accepted.peer().to_owned();
+    let established = tokio::select! {
+        () = stop.cancelled() => return,
+        established = time::timeout(HANDSHAKE, accepted.establish()) => established,
+    };
+    let io = match established.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+        Ok(io) => io,
+        Err(error) => return warn!(peer, %error, "refused a connection"),
+    };
+    let server = http2_server();
+    let mut connection = std::pin::pin!(server.serve_connection(TokioIo::new(io), TowerToHyperService::new(routes)));
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        debug!(peer, %error, "a connection was cut");
+    }
+}
+
+/// Pings peers, so that dead ones are noticed; answers theirs whenever they come.
+fn http2_server() -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new()).http2_only();
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(KEEP_ALIVE.0)
+        .keep_alive_timeout(KEEP_ALIVE.1)
+        .max_concurrent_streams(MAX_STREAMS);
+    builder
+}

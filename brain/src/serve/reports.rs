@@ -1,0 +1,122 @@
+//! What backends say about how far they have come: the last report of each, in memory.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use localnet_proto::wire::{BackendReport, BackendReportReply, backends_server::Backends};
+use tokio::{sync::watch, time::Instant};
+use tonic::{Request, Response, Status};
+
+/// Backends that are remembered. A node has a handful; names beyond it are a fault, or an attack.
+const MAX_BACKENDS: usize = 64;
+/// Length of a backend's name.
+const MAX_NAME: usize = 253;
+
+/// A report and when it came.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Received {
+    /// What the backend said.
+    pub report: BackendReport,
+    /// When.
+    pub at: Instant,
+}
+
+/// The last report of each backend, by its name. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Reports(Arc<watch::Sender<BTreeMap<String, Received>>>);
+
+impl Default for Reports {
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::default()))
+    }
+}
+
+/// A report that is not kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadReport {
+    /// It does not say whose it is.
+    #[error("Backend is empty, or longer than {MAX_NAME} bytes")]
+    Name,
+    /// It comes from one backend too many.
+    #[error("{MAX_BACKENDS} other backends have reported already; give a backend the same name each time")]
+    TooMany,
+}
+
+impl Reports {
+    /// Keeps `report` in place of the backend's last one.
+    pub fn record(&self, report: BackendReport) -> Result<(), BadReport> {
+        if report.backend.is_empty() || report.backend.len() > MAX_NAME {
+            return Err(BadReport::Name);
+        }
+        let mut recorded = Ok(());
+        self.0.send_if_modified(|reports| {
+            if reports.len() >= MAX_BACKENDS && !reports.contains_key(&report.backend) {
+                recorded = Err(BadReport::TooMany);
+                return false;
+            }
+            reports.insert(report.backend.clone(), Received { report, at: Instant::now() });
+            true
+        });
+        recorded
+    }
+
+    /// The last report of every backend.
+    pub fn all(&self) -> BTreeMap<String, Received> {
+        self.0.borrow().clone()
+    }
+
+    /// The last report of one backend.
+    pub fn last(&self, backend: &str) -> Option<Received> {
+        self.0.borrow().get(backend).cloned()
+    }
+
+    /// The last report of every backend, and a notice of each new one.
+    pub fn subscribe(&self) -> watch::Receiver<BTreeMap<String, Received>> {
+        self.0.subscribe()
+    }
+}
+
+#[tonic::async_trait]
+impl Backends for Reports {
+    async fn report(&self, request: Request<BackendReport>) -> Result<Response<BackendReportReply>, Status> {
+        match self.record(request.into_inner()) {
+            Ok(()) => Ok(Response::new(BackendReportReply {})),
+            Err(bad @ BadReport::Name) => Err(Status::invalid_argument(bad.to_string())),
+            Err(bad @ BadReport::TooMany) => Err(Status::resource_exhausted(bad.to_string())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(backend: &str, rev: u64) -> BackendReport {
+        BackendReport { backend: backend.to_owned(), rev, ..BackendReport::default() }
+    }
+
+    #[tokio::test]
+    async fn the_last_report_of_each_backend_is_kept() {
+        let reports = Reports::default();
+        let mut notices = reports.subscribe();
+        for (backend, rev) in [("nft", 1), ("ipvs", 1), ("nft", 2)] {
+            reports.record(report(backend, rev)).unwrap();
+        }
+        assert!(notices.has_changed().unwrap());
+        assert_eq!(notices.borrow_and_update()["nft"].report, report("nft", 2));
+        assert_eq!(reports.last("ipvs").unwrap().report, report("ipvs", 1));
+        assert_eq!(reports.last("iptables"), None);
+        assert_eq!(reports.all().into_keys().collect::<Vec<_>>(), ["ipvs", "nft"]);
+    }
+
+    #[tokio::test]
+    async fn memory_for_reports_is_bounded() {
+        let reports = Reports::default();
+        assert_eq!(reports.record(report("", 1)), Err(BadReport::Name));
+        assert_eq!(reports.record(report(&"x".repeat(MAX_NAME + 1), 1)), Err(BadReport::Name));
+        for number in 0..MAX_BACKENDS {
+            reports.record(report(&number.to_string(), 1)).unwrap();
+        }
+        assert_eq!(reports.record(report("one more", 1)), Err(BadReport::TooMany));
+        assert_eq!(reports.record(report("0", 2)), Ok(()));
+    }
+}

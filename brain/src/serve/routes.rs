@@ -1,0 +1,105 @@
+//! Which service answers which path.
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use localnet_proto::{
+    DESCRIPTORS,
+    wire::{backends_server::BackendsServer, endpoints_server},
+};
+use tokio_util::sync::CancellationToken;
+use tonic::{BoxError, Status, body::Body, server::NamedService};
+use tonic_health::pb::health_server::{Health, HealthServer};
+use tower::{Service, ServiceExt as _, service_fn, util::BoxCloneSyncService};
+
+use super::{next::Next, reports::Reports, stall::Stalls};
+use crate::feed::Feed;
+
+/// The service that serves the state; health clients may ask for it.
+pub(super) const ENDPOINTS: &str = endpoints_server::SERVICE_NAME;
+
+type Route = BoxCloneSyncService<http::Request<Body>, http::Response<Body>, Infallible>;
+
+/// All services, by name.
+#[derive(Clone)]
+pub(super) struct Routes(Arc<[(&'static str, Route)]>);
+
+impl Routes {
+    pub(super) fn new(
+        feed: &Feed,
+        reports: Reports,
+        health: HealthServer<impl Health>,
+        stalls: Stalls,
+        stop: CancellationToken,
+    ) -> Self {
+        let next = Next::new(feed.clone(), stalls, stop);
+        let endpoints = service_fn(move |request: http::Request<Body>| {
+            let next = next.clone();
+            async move {
+                Ok(match request.uri().path().rsplit('/').next() {
+                    Some("Next") => next.handle(request).await,
+                    _ => unimplemented(request.uri().path()),
+                })
+            }
+        });
+        let reflection = || {
+            tonic_reflection::server::Builder::configure()
+                .register_encoded_file_descriptor_set(DESCRIPTORS)
+                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        };
+        let reflection_v1 = reflection().build_v1().expect("descriptors of the build are well-formed");
+        let reflection_v1alpha = reflection().build_v1alpha().expect("descriptors of the build are well-formed");
+        Self(Arc::new([
+            (ENDPOINTS, BoxCloneSyncService::new(endpoints)),
+            named(BackendsServer::new(reports)),
+            named(health),
+            named(reflection_v1),
+            named(reflection_v1alpha),
+        ]))
+    }
+}
+
+fn named<S>(service: S) -> (&'static str, Route)
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>
+        + NamedService
+        + Clone
+        + Send
+        + Sync
+        + 'static,
+    S::Future: Send + 'static,
+{
+    (S::NAME, BoxCloneSyncService::new(service))
+}
+
+fn unimplemented(path: &str) -> http::Response<Body> {
+    Status::unimplemented(format!("{path} is not served here")).into_http()
+}
+
+impl<B> Service<http::Request<B>> for Routes
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<B>) -> Self::Future {
+        let name = request.uri().path().split('/').nth(1);
+        match self.0.iter().find(|(route, _)| Some(*route) == name) {
+            Some((_, route)) => Box::pin(route.clone().oneshot(request.map(Body::new))),
+            None => Box::pin(std::future::ready(Ok(unimplemented(request.uri().path())))),
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Ends answers that nobody reads.
+//!
+//! An answer holds its state, and what has changed since then is kept for it alone. HTTP/2 asks an answer for more only when
+//! the peer reads, so one that is stuck is never asked and cannot notice by itself: a sweep drops its state.
+
+use std::{
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio::time::{self, Instant};
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+use tracing::warn;
+
+/// How long a reader may read nothing of an answer.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+type Items = Box<dyn Iterator<Item = Bytes> + Send>;
+
+/// The answers under way.
+#[derive(Clone, Default)]
+pub(super) struct Stalls(Arc<Mutex<Vec<Weak<Mutex<Pace>>>>>);
+
+impl Stalls {
+    /// Watches over the pace at which `items` are read.
+    pub(super) fn pace(&self, items: Items) -> Paced {
+        let pace = Arc::new(Mutex::new(Pace { items: Some(items), read: Instant::now() }));
+        lock(&self.0).push(Arc::downgrade(&pace));
+        Paced(pace)
+    }
+
+    fn sweep(&self, now: Instant) {
+        lock(&self.0).retain(|pace| {
+            let Some(pace) = pace.upgrade() else { return false };
+            let mut pace = lock(&pace);
+            let stalled = now.duration_since(pace.read) > PATIENCE;
+            if stalled && pace.items.take().is_some() {
+                warn!(patience = ?PATIENCE, "a reader has stopped reading in the middle of an answer; it has to call again");
+            }
+            !stalled
+        });
+    }
+}
+
+/// Looks for stalled answers until `stop`.
+pub(super) async fn sweep(stalls: Stalls, stop: CancellationToken) {
+    let mut ticks = time::interval(PATIENCE / 4);
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            now = ticks.tick() => stalls.sweep(now),
+        }
+    }
+}
+
+struct Pace {
+    /// `None` once the answer was given up.
+    items: Option<Items>,
+    /// When the reader was last ready for more.
+    read: Instant,
+}
+
+/// An answer whose pace is watched.
+pub(super) struct Paced(Arc<Mutex<Pace>>);
+
+impl futures::Stream for Paced {
+    type Item = Result<Bytes, Status>;
+
+    fn poll_next(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let mut pace = lock(&self.0);
+        pace.read = Instant::now();
+        Poll::Ready(match &mut pace.items {
+            Some(items) => items.next().map(Ok),
+            None => Some(Err(Status::aborted("nothing was read for too long; call again"))),
+        })
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::StreamExt as _;
+
+    use super::*;
+
+    fn items() -> Items {
+        Box::new(["a", "b", "c"].map(Bytes::from).into_iter())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_not_read_is_given_up() {
+        let stalls = Stalls::default();
+        let mut answer = stalls.pace(items());
+        assert_eq!(answer.next().await.unwrap().unwrap(), "a");
+        stalls.sweep(Instant::now() + PATIENCE + Duration::from_secs(1));
+        assert_eq!(answer.next().await.unwrap().unwrap_err().code(), tonic::Code::Aborted);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_read_slowly_goes_on() {
+        let stalls = Stalls::default();
+        let mut answer = stalls.pace(items());
+        for expected in ["a", "b", "c"] {
+            time::advance(PATIENCE).await;
+            stalls.sweep(Instant::now());
+            assert_eq!(answer.next().await.unwrap().unwrap(), expected);
+        }
+        assert!(answer.next().await.is_none());
+        drop(answer);
+        stalls.sweep(Instant::now());
+        assert!(lock(&stalls.0).is_empty());
+    }
+}

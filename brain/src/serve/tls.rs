@@ -1,0 +1,124 @@
+//! Mutual TLS for TCP. The files are read again when they have changed, so that short-lived certificates need no restart.
+
+use std::{
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use anyhow::Context as _;
+use tokio_rustls::{
+    TlsAcceptor,
+    rustls::{
+        RootCertStore, ServerConfig,
+        crypto::ring,
+        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+        server::WebPkiClientVerifier,
+    },
+};
+use tracing::{info, warn};
+
+/// The files of mutual TLS, in PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The brain's certificate, followed by those that lead to its root.
+    pub certificate: PathBuf,
+    /// The key of the certificate.
+    pub key: PathBuf,
+    /// Roots of the clients' certificates.
+    pub client_ca: PathBuf,
+}
+
+impl TlsFiles {
+    fn stamp(&self) -> [Option<Stamp>; 3] {
+        [&self.certificate, &self.key, &self.client_ca].map(|path| Stamp::of(path))
+    }
+
+    fn config(&self) -> anyhow::Result<ServerConfig> {
+        let provider = Arc::new(ring::default_provider());
+        let mut roots = RootCertStore::empty();
+        for root in certificates(&self.client_ca)? {
+            roots.add(root).with_context(|| format!("{} holds a bad certificate", self.client_ca.display()))?;
+        }
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
+            .build()
+            .with_context(|| format!("{} cannot verify clients", self.client_ca.display()))?;
+        let key = PrivateKeyDer::from_pem_file(&self.key)
+            .with_context(|| format!("failed to read a private key in PEM from {}", self.key.display()))?;
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(certificates(&self.certificate)?, key)
+            .with_context(|| format!("{} and {} do not belong together", self.certificate.display(), self.key.display()))?;
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Ok(config)
+    }
+}
+
+fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+    let read = || CertificateDer::pem_file_iter(path)?.collect::<Result<Vec<_>, _>>();
+    let found = read().with_context(|| format!("failed to read certificates in PEM from {}", path.display()))?;
+    anyhow::ensure!(!found.is_empty(), "{} holds no certificate in PEM", path.display());
+    Ok(found)
+}
+
+/// Tells one content of a file from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    inode: u64,
+    modified: (i64, i64),
+    size: u64,
+}
+
+impl Stamp {
+    fn of(path: &Path) -> Option<Self> {
+        let file = fs::metadata(path).ok()?;
+        Some(Self { inode: file.ino(), modified: (file.mtime(), file.mtime_nsec()), size: file.size() })
+    }
+}
+
+/// Mutual TLS with the newest usable content of its files.
+pub(super) struct Tls {
+    files: TlsFiles,
+    loaded: Mutex<Loaded>,
+}
+
+struct Loaded {
+    /// Of the files when they were last read, whether or not they were good.
+    stamp: [Option<Stamp>; 3],
+    config: Arc<ServerConfig>,
+}
+
+impl Tls {
+    pub(super) fn load(files: TlsFiles) -> anyhow::Result<Self> {
+        let stamp = files.stamp();
+        let config = Arc::new(files.config()?);
+        Ok(Self { files, loaded: Mutex::new(Loaded { stamp, config }) })
+    }
+
+    /// For the next connection. While the files are unusable, for instance half replaced, the last good ones stay.
+    pub(super) fn acceptor(&self) -> TlsAcceptor {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let stamp = self.files.stamp();
+        if stamp != loaded.stamp {
+            loaded.stamp = stamp;
+            match self.files.config() {
+                Ok(config) => {
+                    loaded.config = Arc::new(config);
+                    info!(certificate = %self.files.certificate.display(), "certificates read again");
+                }
+                Err(error) => {
+                    warn!(error = format!("{error:#}"), "the changed certificates are not usable; the former ones stay in use");
+                }
+            }
+        }
+        TlsAcceptor::from(Arc::clone(&loaded.config))
+    }
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tls").field("files", &self.files).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,73 @@
+//! Watches a Kubernetes API server.
+//!
+//! Four watches, one for each kind, run side by side over one connection. Each lists, then follows the changes; a list goes to
+//! a buffer and is sent as one `Replace`, so nobody ever sees half of it. While the API server is away nothing is sent, and
+//! everything that was stays.
+//!
+//! The selectors are kube-proxy's: what this node must not serve, and what is of no use to it, is not even sent.
+
+mod api_server;
+mod backoff;
+mod follow;
+mod trouble;
+
+use k8s_openapi::api::{
+    core::v1::{Node, Service},
+    discovery::v1::EndpointSlice,
+    networking::v1::ServiceCIDR,
+};
+use kube::runtime::watcher;
+use tokio::{sync::mpsc, task::JoinSet};
+use tokio_util::sync::CancellationToken;
+
+pub use self::api_server::{ApiServer, KeepAlive};
+use self::follow::{Absent, Follow};
+use crate::cluster::{
+    Event, Kind, Object,
+    reduce::{HEADLESS, SERVICE_PROXY_NAME},
+};
+
+/// What to watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The Node to watch.
+    pub node_name: String,
+    /// Serve only Services that name this proxy in a label; without it, only those that name none.
+    pub service_proxy_name: Option<String>,
+}
+
+impl Options {
+    fn services(&self) -> watcher::Config {
+        let proxy = match &self.service_proxy_name {
+            Some(name) => format!("{SERVICE_PROXY_NAME}={name}"),
+            None => format!("!{SERVICE_PROXY_NAME}"),
+        };
+        watcher::Config::default().labels(&proxy).fields("spec.clusterIP!=None")
+    }
+
+    fn slices() -> watcher::Config {
+        watcher::Config::default().labels(&format!("!{HEADLESS}"))
+    }
+
+    fn node(&self) -> watcher::Config {
+        watcher::Config::default().fields(&format!("metadata.name={}", self.node_name))
+    }
+}
+
+/// Watches until `cancel`, or until nobody takes the events.
+pub async fn run(api: ApiServer, options: Options, events: mpsc::Sender<Vec<Event>>, cancel: CancellationToken) {
+    let mut watches = JoinSet::new();
+    let follow = |kind, absent, config| Follow { api: api.clone(), kind, absent, config, events: events.clone() };
+
+    let services = follow(Kind::Service, Absent::IsEmpty, options.services());
+    watches.spawn(services.run(|service: Service| Object::Service(service.into())));
+    let slices = follow(Kind::Slice, Absent::IsEmpty, Options::slices());
+    watches.spawn(slices.run(|slice: EndpointSlice| Object::Slice(slice.into())));
+    let node = follow(Kind::Node, Absent::IsAwaited { name: options.node_name.clone() }, options.node());
+    watches.spawn(node.run(|node: Node| Object::Node(node.into())));
+    let cidrs = follow(Kind::ServiceCidr, Absent::IsTolerated, watcher::Config::default());
+    watches.spawn(cidrs.run(|cidr: ServiceCIDR| Object::ServiceCidr(cidr.into())));
+
+    let ended = async { while watches.join_next().await.is_some() {} };
+    cancel.run_until_cancelled(ended).await;
+}

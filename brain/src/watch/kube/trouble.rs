@@ -1,0 +1,173 @@
+//! What keeps a watch from the API server, and what an operator can do about it.
+
+use std::{error::Error, fmt};
+
+use kube::{core::Status, runtime::watcher};
+
+use crate::cluster::Kind;
+
+/// A reason why a kind cannot be watched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Trouble {
+    /// No answer comes.
+    Unreachable(String),
+    /// The API server does not know who asks.
+    Unauthorized,
+    /// It knows, and says no.
+    Forbidden { verb: &'static str },
+    /// It has no such kind.
+    Unknown,
+    /// Its history does not reach as far back as what was seen last: list again.
+    Outdated,
+    /// It says that it cannot.
+    Failing(String),
+    /// The stream of changes has broken off, as it does now and then.
+    Interrupted(String),
+}
+
+impl Trouble {
+    pub(super) fn of(error: &watcher::Error) -> Self {
+        match error {
+            watcher::Error::InitialListFailed(error) => Self::of_request("list", error),
+            watcher::Error::WatchStartFailed(error) => Self::of_request("watch", error),
+            watcher::Error::WatchError(status) => Self::of_status("watch", status),
+            watcher::Error::WatchFailed(error) => Self::Interrupted(cause(error)),
+            watcher::Error::NoResourceVersion => Self::Failing(error.to_string()),
+        }
+    }
+
+    fn of_request(verb: &'static str, error: &kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) => Self::of_status(verb, status),
+            kube::Error::SerdeError(_) | kube::Error::Auth(_) => Self::Failing(cause(error)),
+            _ => Self::Unreachable(cause(error)),
+        }
+    }
+
+    fn of_status(verb: &'static str, status: &Status) -> Self {
+        match status.code {
+            401 => Self::Unauthorized,
+            403 => Self::Forbidden { verb },
+            404 => Self::Unknown,
+            410 => Self::Outdated,
+            // The server was restored from a backup: what was seen last has not happened yet.
+            504 if status.message.contains("Too large resource version") => Self::Outdated,
+            code => Self::Failing(one_line(&format!("{} ({code})", status.message))),
+        }
+    }
+
+    /// Passes by itself without anybody noticing.
+    pub(super) fn is_ordinary(&self) -> bool {
+        matches!(self, Self::Outdated | Self::Interrupted(_))
+    }
+
+    /// The same trouble, whatever its words.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other)
+    }
+
+    /// One line for the log: what, where, remedy.
+    pub(super) fn describe(&self, kind: Kind, url: &str) -> impl fmt::Display {
+        let resource = resource(kind);
+        match self {
+            Self::Unreachable(why) => {
+                format!("the API server at {url} cannot be reached: {why}; check that it runs and that its address is right")
+            }
+            Self::Unauthorized => {
+                format!("the API server at {url} does not accept the credentials; renew the token or the certificate")
+            }
+            Self::Forbidden { verb } => format!(
+                "the API server at {url} does not allow to {verb} {resource}; grant the verbs list and watch on {resource} (ClusterRole system:node-proxier has all that is needed)"
+            ),
+            Self::Unknown => format!("the API server at {url} has no {resource}; use a server that has them"),
+            Self::Outdated => "the watch is outdated; listing again".to_owned(),
+            Self::Failing(why) => format!("the API server at {url} fails to serve {resource}: {why}; look into its log"),
+            Self::Interrupted(why) => format!("the watch was interrupted: {why}"),
+        }
+    }
+}
+
+/// As RBAC rules and `kubectl` write it.
+pub(super) fn resource(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Service => "services",
+        Kind::Slice => "endpointslices.discovery.k8s.io",
+        Kind::Node => "nodes",
+        Kind::ServiceCidr => "servicecidrs.networking.k8s.io",
+    }
+}
+
+/// The error and what caused it, each said once, in one line.
+pub(super) fn cause(error: &dyn Error) -> String {
+    let mut text = one_line(&error.to_string());
+    let mut source = error.source();
+    while let Some(error) = source {
+        let more = one_line(&error.to_string());
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        source = error.source();
+    }
+    text
+}
+
+fn one_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(code: u16, message: &str) -> kube::Error {
+        kube::Error::Api(Status { code, message: message.to_owned(), ..Status::default() }.boxed())
+    }
+
+    #[track_caller]
+    fn check(error: watcher::Error, expected: Trouble, words: &[&str]) {
+        let trouble = Trouble::of(&error);
+        assert_eq!(trouble, expected);
+        let text = trouble.describe(Kind::Slice, "https://api:6443").to_string();
+        for word in words {
+            assert!(text.contains(word), "{word:?} is missing in {text:?}");
+        }
+        assert!(!text.contains('\n'));
+    }
+
+    #[test]
+    fn each_error_says_what_is_wrong_where_and_what_helps() {
+        use watcher::Error::{InitialListFailed, WatchError, WatchFailed, WatchStartFailed};
+        let refused = || kube::Error::Service("connection refused\nand more".into());
+        let rows = [
+            (InitialListFailed(status(401, "")), Trouble::Unauthorized, ["https://api:6443", "credentials", "renew"]),
+            (
+                InitialListFailed(status(403, "no")),
+                Trouble::Forbidden { verb: "list" },
+                ["list endpointslices.discovery.k8s.io", "list and watch", "system:node-proxier"],
+            ),
+            (WatchStartFailed(status(403, "no")), Trouble::Forbidden { verb: "watch" }, ["allow to watch", "grant", "https"]),
+            (InitialListFailed(status(404, "")), Trouble::Unknown, ["has no endpointslices", "https", "use"]),
+            (WatchStartFailed(status(410, "")), Trouble::Outdated, ["outdated", "listing", "again"]),
+            (WatchStartFailed(status(504, "Too large resource version: 9")), Trouble::Outdated, ["outdated", "", ""]),
+            (
+                InitialListFailed(status(500, "etcd\nis away")),
+                Trouble::Failing("etcd\nis away (500)".lines().next().unwrap().to_owned()),
+                ["etcd", "https", "log"],
+            ),
+            (
+                InitialListFailed(refused()),
+                Trouble::Unreachable("ServiceError: connection refused".to_owned()),
+                ["https://api:6443 cannot be reached", "refused", "check"],
+            ),
+            (WatchFailed(refused()), Trouble::Interrupted("ServiceError: connection refused".to_owned()), ["refused", "", ""]),
+            (
+                WatchError(Status { code: 410, ..Status::default() }.boxed()),
+                Trouble::Outdated,
+                ["outdated", "", ""],
+            ),
+        ];
+        for (error, expected, words) in rows {
+            check(error, expected, &words);
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Where the objects come from. Each source sends batches of [`Event`](crate::cluster::Event)s; one batch takes effect at once.
