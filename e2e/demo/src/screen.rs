@@ -1,0 +1,113 @@
+//! The table.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, IsTerminal as _, Write as _},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use localnet_lab::Outcome;
+use localnet_proto::Snapshot;
+
+use crate::targets::{self, Answers, Kind, Target};
+
+/// Shows rounds: on a terminal each replaces the one before, otherwise they follow each other.
+#[derive(Debug)]
+pub(crate) struct Screen {
+    once: bool,
+    services: PathBuf,
+    redraw: bool,
+    rounds: usize,
+    connections: usize,
+    failed: usize,
+}
+
+impl Screen {
+    /// Nothing shown yet.
+    pub(crate) fn new(once: bool, services: &Path) -> Self {
+        let redraw = !once && io::stdout().is_terminal();
+        Self { once, services: services.to_owned(), redraw, rounds: 0, connections: 0, failed: 0 }
+    }
+
+    /// Shows a round and returns how many of its connections failed. An outcome is right if it is so in the state before
+    /// the round or in the one after it.
+    pub(crate) fn show(&mut self, before: &Snapshot, after: &Snapshot, answers: &[(Target, Answers)]) -> usize {
+        let now = targets::of(after);
+        let right = |target: &Target, outcome: &Outcome| {
+            let same = now.iter().find(|other| (other.protocol, other.to) == (target.protocol, target.to));
+            target.accepts(outcome) || same.is_none_or(|other| other.accepts(outcome))
+        };
+        let mut failed = 0;
+        let mut text = String::new();
+        if self.redraw {
+            text.push_str("\x1b[2J\x1b[H");
+        }
+        text.push_str(&heading(before));
+        for (target, outcomes) in answers {
+            let wrong: usize = outcomes.iter().filter(|(outcome, _)| !right(target, outcome)).map(|(_, n)| n).sum();
+            failed += wrong;
+            self.connections += outcomes.values().sum::<usize>();
+            text.push_str(&row(target, outcomes, wrong));
+        }
+        self.rounds += 1;
+        self.failed += failed;
+        text.push_str(&format!(
+            "\n{} connections in {} rounds, {} failed\n",
+            self.connections, self.rounds, self.failed
+        ));
+        if !self.once {
+            text.push_str(&format!("edit {} and see where connections go; Ctrl-C ends it\n", self.services.display()));
+        }
+        // Nobody to show it to is no failure of a connection.
+        _ = io::stdout().write_all(text.as_bytes());
+        failed
+    }
+}
+
+fn heading(state: &Snapshot) -> String {
+    let mut text = format!("node {} · revision {}\n\n", state.node.name, state.revision.rev);
+    for service in state.services.values() {
+        let ips: Vec<_> = service.cluster_ips.iter().map(ToString::to_string).collect();
+        let ports: Vec<_> = service.ports.iter().map(|port| format!("{}/{}", port.port, port.protocol)).collect();
+        text.push_str(&format!(
+            "  {:<24} {:<12} {:<32} {:<16} {} endpoints\n",
+            service.key.to_string(),
+            service.kind,
+            ips.join(","),
+            ports.join(","),
+            service.endpoints.len()
+        ));
+    }
+    text.push_str(&format!(
+        "\n  {:<14} {:<4} {:<30} {:<20} {}\n",
+        "ADDRESS KIND", "", "ADDRESS", "FROM", "ANSWERED BY"
+    ));
+    text
+}
+
+fn row(target: &Target, outcomes: &Answers, wrong: usize) -> String {
+    let (kind, from) = match target.kind {
+        Kind::ClusterIp => ("ClusterIP", "pod 10.180.0.1"),
+        Kind::NodePort => ("NodePort", "client outside"),
+        Kind::LoadBalancer => ("LoadBalancer", "client outside"),
+        Kind::ExternalIp => ("ExternalIP", "client outside"),
+    };
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for (outcome, count) in outcomes {
+        let name = match outcome {
+            Outcome::Answer { by, .. } => short(*by),
+            Outcome::Rejected if target.endpoints.is_empty() => "refused (no endpoints)".to_owned(),
+            other => other.to_string(),
+        };
+        *counts.entry(name).or_default() += count;
+    }
+    let counts: Vec<_> = counts.iter().map(|(name, count)| format!("{name} ×{count}")).collect();
+    let wrong = if wrong > 0 { format!("  {wrong} FAILED") } else { String::new() };
+    let to = target.to.to_string();
+    format!("  {kind:<14} {:<4} {to:<30} {from:<20} {}{wrong}\n", target.protocol, counts.join("  "))
+}
+
+fn short(address: SocketAddr) -> String {
+    address.ip().to_string()
+}

@@ -1,0 +1,117 @@
+//! What to connect to: every address and port of every service, from where such traffic comes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+};
+
+use localnet_lab::{Namespace, Outcome, Probe, Protocol, topology::CLIENT};
+use localnet_proto::{Family, Port, Service, ServiceKey, Snapshot};
+
+use crate::world::World;
+
+/// One address and port of a service.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Target {
+    /// The service.
+    pub(crate) service: ServiceKey,
+    /// What kind of address it is.
+    pub(crate) kind: Kind,
+    /// By which protocol.
+    pub(crate) protocol: Protocol,
+    /// The address and port.
+    pub(crate) to: SocketAddr,
+    /// Who may answer; nobody when it is to be refused.
+    pub(crate) endpoints: BTreeSet<SocketAddr>,
+}
+
+/// Kinds of addresses, and so where traffic to them comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    /// Asked by a pod.
+    ClusterIp,
+    /// Asked by a client outside.
+    NodePort,
+    /// Asked by a client outside.
+    LoadBalancer,
+    /// Asked by a client outside.
+    ExternalIp,
+}
+
+/// What came of the connections to one target: how often each outcome.
+pub(crate) type Answers = BTreeMap<Outcome, usize>;
+
+impl Target {
+    /// The namespace that asks.
+    pub(crate) fn from<'a>(&self, world: &'a World) -> anyhow::Result<&'a Namespace> {
+        match self.kind {
+            Kind::ClusterIp => world.network.pod(IpAddr::from([10, 180, 0, 1])),
+            Kind::NodePort | Kind::LoadBalancer | Kind::ExternalIp => world.network.home(CLIENT[0]),
+        }
+    }
+
+    /// Whether an outcome is right for it.
+    pub(crate) fn accepts(&self, outcome: &Outcome) -> bool {
+        match outcome {
+            Outcome::Answer { by, .. } => self.endpoints.contains(by),
+            Outcome::Rejected => self.endpoints.is_empty(),
+            Outcome::Dropped | Outcome::NoRoute => false,
+        }
+    }
+}
+
+/// The targets of a state. SCTP is left out: most kernels have no sockets for it.
+pub(crate) fn of(state: &Snapshot) -> Vec<Target> {
+    let mut targets = Vec::new();
+    for service in state.services.values() {
+        for port in &service.ports {
+            let protocol = match port.protocol {
+                localnet_proto::Protocol::Tcp => Protocol::Tcp,
+                localnet_proto::Protocol::Udp => Protocol::Udp,
+                localnet_proto::Protocol::Sctp => continue,
+            };
+            for (kind, to) in addresses(state, service, port) {
+                let family = Family::of(to.ip());
+                let scope = if kind == Kind::ClusterIp { |s: &_| internal(s) } else { |s: &_| external(s) };
+                let endpoints = service.endpoints_of(port, family, scope).collect();
+                targets.push(Target { service: service.key.clone(), kind, protocol, to, endpoints });
+            }
+        }
+    }
+    targets
+}
+
+fn internal(scopes: &localnet_proto::Scopes) -> bool {
+    scopes.internal
+}
+
+fn external(scopes: &localnet_proto::Scopes) -> bool {
+    scopes.external
+}
+
+fn addresses(state: &Snapshot, service: &Service, port: &Port) -> Vec<(Kind, SocketAddr)> {
+    let each =
+        |kind, ips: &[IpAddr]| ips.iter().map(move |ip| (kind, SocketAddr::new(*ip, port.port))).collect::<Vec<_>>();
+    let mut addresses = each(Kind::ClusterIp, &service.cluster_ips);
+    if let Some(node_port) = port.node_port {
+        let families = Family::BOTH.into_iter().filter(|family| service.has_family(*family));
+        let primary = families.filter_map(|family| state.node.primary_address(family));
+        addresses.extend(primary.map(|ip| (Kind::NodePort, SocketAddr::new(ip, node_port))));
+    }
+    addresses.extend(each(Kind::LoadBalancer, &service.load_balancer_ips));
+    addresses.extend(each(Kind::ExternalIp, &service.external_ips));
+    addresses
+}
+
+/// Makes `connections` connections to each target.
+pub(crate) fn probe_all(world: &World, state: &Snapshot, connections: usize) -> anyhow::Result<Vec<(Target, Answers)>> {
+    let probe = |target: Target| {
+        let mut answers = Answers::new();
+        target.from(world)?.probe_until(Probe::new(target.protocol, target.to), connections, |outcome| {
+            *answers.entry(outcome).or_default() += 1;
+            false
+        })?;
+        Ok((target, answers))
+    };
+    of(state).into_iter().map(probe).collect()
+}

@@ -1,0 +1,104 @@
+//! The namespaces, the programs that run in them, and the pods that answer.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use localnet_lab::{Endpoint, Network, Probe, Protocol, Running, Servers, Topology};
+use localnet_proto::Snapshot;
+use tempfile::TempDir;
+
+use crate::targets;
+
+/// Ports on which every pod answers, over TCP and UDP: what the examples name, and a few to play with.
+const POD_PORTS: [u16; 4] = [8080, 8081, 5353, 9090];
+const PODS: [&str; 3] = ["10.180.0.1", "10.180.0.2", "10.180.0.3"];
+
+/// Everything that runs. Dropping it ends the programs and removes the namespaces.
+#[derive(Debug)]
+pub(crate) struct World {
+    _brain: Running,
+    _backend: Running,
+    _servers: Servers,
+    pub(crate) network: Network,
+    folder: TempDir,
+}
+
+impl World {
+    /// Builds the network, starts the pods, the brain on `services`, and the nft backend.
+    pub(crate) fn build(services: &Path) -> anyhow::Result<Self> {
+        let network = Network::build(Topology::with_pods(PODS)?)?;
+        let servers = Servers::start(&network, endpoints()?)?;
+        let folder = tempfile::tempdir().context("creating a temporary folder")?;
+        let address = format!("unix://{}", folder.path().join("brain.sock").display());
+        let log = std::fs::File::create(folder.path().join("log")).context("creating the log")?;
+        let program = |name: &str| -> anyhow::Result<Command> {
+            let mut command = Command::new(beside_this(name)?);
+            command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log.try_clone()?);
+            Ok(command)
+        };
+        let source = format!("file:{}", services.display());
+        let brain = network.node().spawn(program("localnet-brain")?.args([
+            "--source",
+            &source,
+            "--node-name",
+            "demo-node",
+            "--listen",
+            &address,
+        ]))?;
+        let backend = network.node().spawn(program("localnet-nft")?.args([
+            "--api",
+            &address,
+            "--cluster-cidr",
+            "10.180.0.0/16,fd00:10:180::/48",
+        ]))?;
+        Ok(Self { _brain: brain, _backend: backend, _servers: servers, network, folder })
+    }
+
+    /// Where the brain is served.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.folder.path().join("brain.sock")
+    }
+
+    /// Waits until every service that has endpoints answers; shows the programs' log if that does not happen.
+    pub(crate) fn await_programmed(&self, state: &Snapshot, patience: Duration) -> anyhow::Result<()> {
+        let deadline = Instant::now() + patience;
+        for target in targets::of(state).into_iter().filter(|target| !target.endpoints.is_empty()) {
+            let probe = Probe::new(target.protocol, target.to).timeout(Duration::from_millis(100));
+            while !matches!(target.from(self)?.probe(probe)?, localnet_lab::Outcome::Answer { .. }) {
+                anyhow::ensure!(
+                    Instant::now() < deadline,
+                    "{} at {} does not answer; the programs say:\n{}",
+                    target.service,
+                    target.to,
+                    std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default(),
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the pods answer on.
+fn endpoints() -> anyhow::Result<Vec<Endpoint>> {
+    let mut endpoints = Vec::new();
+    for pod in Topology::with_pods(PODS)?.pods {
+        for (address, port) in pod.addresses().into_iter().flat_map(|ip: IpAddr| POD_PORTS.map(|port| (ip, port))) {
+            for protocol in [Protocol::Tcp, Protocol::Udp] {
+                endpoints.push(Endpoint { protocol, address: SocketAddr::new(address, port) });
+            }
+        }
+    }
+    Ok(endpoints)
+}
+
+/// A program that was built beside this one.
+fn beside_this(name: &str) -> anyhow::Result<PathBuf> {
+    let path = std::env::current_exe().context("finding this program")?.with_file_name(name);
+    anyhow::ensure!(path.exists(), "{} is not built: run `make demo`", path.display());
+    Ok(path)
+}
