@@ -12,4 +12,5 @@ pub mod cluster;
 pub mod feed;
 pub mod localize;
 pub mod pump;
+pub mod serve;
 pub mod watch;

@@ -107,7 +107,9 @@ async fn bind_tcp(host: &str, port: u16, beyond_loopback: bool) -> anyhow::Resul
         );
     }
     match TcpListener::bind(&*addresses).await {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => bail!("another process serves there; stop it or choose another port"),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            bail!("another process serves there; stop it or choose another port")
+        }
         bound => Ok(bound?),
     }
 }

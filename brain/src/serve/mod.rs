@@ -29,12 +29,12 @@ use tokio_util::sync::CancellationToken;
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tracing::{debug, info, warn};
 
+use self::{listen::Accepted, routes::Routes, stall::Stalls};
 pub use self::{
     listen::{Listener, Options},
     reports::{Received, Reports},
     tls::TlsFiles,
 };
-use self::{listen::Accepted, routes::Routes, stall::Stalls};
 use crate::feed::Feed;
 
 /// Connections of one listener. A node has a handful of backends; more than this is a fault, or an attack.
@@ -77,7 +77,7 @@ async fn report_health(health: HealthReporter, feed: Feed, stop: CancellationTok
     let mut revisions = feed.subscribe();
     tokio::select! {
         () = stop.cancelled() => return,
-        complete = revisions.wait_for(next::is_complete) => if complete.is_err() { return },
+        complete = revisions.wait_for(|revision| revision.rev > 0) => if complete.is_err() { return },
     }
     set_health(&health, ServingStatus::Serving).await;
     stop.cancelled().await;

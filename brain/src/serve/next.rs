@@ -39,21 +39,13 @@ impl Next {
     /// Waits until there is a state other than the one that `request` names.
     async fn answer(self, request: NextFilter) -> Result<Paced, Status> {
         let known = Revision { instance: request.instance_id, rev: request.rev };
-        let mut revisions = self.feed.subscribe();
-        let other = revisions.wait_for(|newest| is_complete(newest) && *newest != known);
-        tokio::select! {
+        let state = tokio::select! {
             biased;
             () = self.stop.cancelled() => return Err(ending()),
-            found = other => drop(found.map_err(|_| ending())?),
-        }
-        let answer = self.feed.state().answer(known, request.delta);
-        Ok(self.stalls.pace(Box::new(answer.items)))
+            state = self.feed.differing(known) => state,
+        };
+        Ok(self.stalls.pace(Box::new(state.answer(known, request.delta).items)))
     }
-}
-
-/// The first revision is the first complete state; nothing is served before it.
-pub(super) fn is_complete(revision: &Revision) -> bool {
-    revision.rev >= 1
 }
 
 fn ending() -> Status {

@@ -14,9 +14,9 @@ use localnet_proto::{
     wire::{backends_server::BackendsServer, endpoints_server},
 };
 use tokio_util::sync::CancellationToken;
-use tonic::{BoxError, Status, body::Body, server::NamedService};
+use tonic::{Status, body::Body, server::NamedService};
 use tonic_health::pb::health_server::{Health, HealthServer};
-use tower::{Service, ServiceExt as _, service_fn, util::BoxCloneSyncService};
+use tower::{BoxError, Service, ServiceExt as _, service_fn, util::BoxCloneSyncService};
 
 use super::{next::Next, reports::Reports, stall::Stalls};
 use crate::feed::Feed;

@@ -50,7 +50,9 @@ impl TlsFiles {
             .with_safe_default_protocol_versions()?
             .with_client_cert_verifier(verifier)
             .with_single_cert(certificates(&self.certificate)?, key)
-            .with_context(|| format!("{} and {} do not belong together", self.certificate.display(), self.key.display()))?;
+            .with_context(|| {
+                format!("{} and {} do not belong together", self.certificate.display(), self.key.display())
+            })?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(config)
     }
@@ -109,7 +111,10 @@ impl Tls {
                     info!(certificate = %self.files.certificate.display(), "certificates read again");
                 }
                 Err(error) => {
-                    warn!(error = format!("{error:#}"), "the changed certificates are not usable; the former ones stay in use");
+                    warn!(
+                        error = format!("{error:#}"),
+                        "the changed certificates are not usable; the former ones stay in use"
+                    );
                 }
             }
         }

@@ -28,7 +28,8 @@ const BACKLOG: i32 = 128;
 pub(super) fn bind(path: &Path, gid: Option<u32>) -> anyhow::Result<(UnixListener, SocketFile)> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     make_folder(folder, gid)?;
-    let socket = SocketAddrUnix::new(path).with_context(|| format!("{} is no path for a socket; a path of at most 107 bytes is", path.display()))?;
+    let socket = SocketAddrUnix::new(path)
+        .with_context(|| format!("{} is no path for a socket; a path of at most 107 bytes is", path.display()))?;
 
     // Two that start at once must not both find the file stale. The lock ends with the handle.
     let lock = File::open(folder).with_context(|| format!("failed to open folder {}", folder.display()))?;
@@ -43,7 +44,8 @@ pub(super) fn bind(path: &Path, gid: Option<u32>) -> anyhow::Result<(UnixListene
     fchmod(&listener, Mode::RUSR | Mode::WUSR)?;
     bind_socket(&listener, &socket).with_context(|| unwritable(folder))?;
     let file = SocketFile::of(path)?;
-    chown(path, None, gid).with_context(|| format!("failed to give {} to group {}", path.display(), gid.unwrap_or_default()))?;
+    chown(path, None, gid)
+        .with_context(|| format!("failed to give {} to group {}", path.display(), gid.unwrap_or_default()))?;
     fs::set_permissions(path, Permissions::from_mode(0o660))?;
     listen(&listener, BACKLOG)?;
     Ok((UnixListener::from_std(StdListener::from(listener))?, file))
@@ -60,12 +62,16 @@ fn make_folder(folder: &Path, gid: Option<u32>) -> anyhow::Result<()> {
     DirBuilder::new().recursive(true).mode(0o750).create(folder).with_context(|| {
         format!("failed to make folder {}; make it, or choose another with --listen", folder.display())
     })?;
-    chown(folder, None, gid).with_context(|| format!("failed to give folder {} to the socket's group", folder.display()))
+    chown(folder, None, gid)
+        .with_context(|| format!("failed to give folder {} to the socket's group", folder.display()))
 }
 
 fn unwritable(folder: &Path) -> String {
     let user = rustix::process::geteuid().as_raw();
-    format!("user {user} cannot make a socket in folder {}; make it writable, or choose another with --listen", folder.display())
+    format!(
+        "user {user} cannot make a socket in folder {}; make it writable, or choose another with --listen",
+        folder.display()
+    )
 }
 
 /// Removes the file that a process which ended in haste has left behind.
@@ -82,7 +88,10 @@ fn remove_stale(path: &Path, socket: &SocketAddrUnix) -> anyhow::Result<()> {
         Err(Errno::NOENT) => return Ok(()),
         // It listens, and too many wait to be accepted.
         Ok(()) | Err(Errno::AGAIN) => bail!("another process serves there; stop it or choose another path"),
-        Err(error) => bail!("failed to find out whether another process serves there: {error}; remove {} if none does", path.display()),
+        Err(error) => bail!(
+            "failed to find out whether another process serves there: {error}; remove {} if none does",
+            path.display()
+        ),
     }
     fs::remove_file(path).with_context(|| format!("failed to remove the stale socket {}", path.display()))
 }
@@ -104,7 +113,8 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let ours = fs::symlink_metadata(&self.path).is_ok_and(|found| found.dev() == self.device && found.ino() == self.inode);
+        let ours =
+            fs::symlink_metadata(&self.path).is_ok_and(|found| found.dev() == self.device && found.ino() == self.inode);
         if ours && let Err(error) = fs::remove_file(&self.path) {
             tracing::warn!(path = %self.path.display(), %error, "failed to remove the socket");
         }

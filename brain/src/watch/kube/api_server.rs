@@ -6,6 +6,8 @@
 use std::{error::Error, fmt, path::Path, time::Duration};
 
 use anyhow::{Context as _, bail};
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
 use hyper_util::{
     client::legacy::{self, connect::HttpConnector},
@@ -39,11 +41,13 @@ impl Default for KeepAlive {
     }
 }
 
+type AnyBody = UnsyncBoxBody<Bytes, BoxError>;
+
 /// An API server that can be asked.
 #[derive(Clone)]
 pub struct ApiServer {
     url: String,
-    service: BoxCloneService<http::Request<Body>, http::Response<Body>, BoxError>,
+    service: BoxCloneService<http::Request<Body>, http::Response<AnyBody>, BoxError>,
 }
 
 impl fmt::Debug for ApiServer {
@@ -59,7 +63,10 @@ impl ApiServer {
         let config = match kubeconfig {
             Some(path) => read(path).await.with_context(|| format!("failed to use kubeconfig {}", path.display()))?,
             None => Config::infer().await.map_err(|error| {
-                anyhow::anyhow!("failed to find an API server: {}; name a kubeconfig with --source kube:PATH", trouble::cause(&error))
+                anyhow::anyhow!(
+                    "failed to find an API server: {}; name a kubeconfig with --source kube:PATH",
+                    trouble::cause(&error)
+                )
             })?,
         };
         Self::from_config(&config, keep_alive).context("failed to use the configuration of the API server")
@@ -105,10 +112,12 @@ impl ApiServer {
         S: Service<http::Request<Body>, Response = http::Response<B>> + Clone + Send + 'static,
         S::Error: Into<BoxError>,
         S::Future: Send + 'static,
-        B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
+        B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let service = service.map_response(|response| response.map(Body::wrap_body)).map_err(Into::into);
+        let service = service
+            .map_response(|response| response.map(|body: B| body.map_err(Into::into).boxed_unsync()))
+            .map_err(Into::into);
         Self { url: url.into(), service: BoxCloneService::new(service) }
     }
 
@@ -123,7 +132,8 @@ impl ApiServer {
             let (service, answered) = (service.clone(), answered.clone());
             async move {
                 let answer = time::timeout(ANSWER, service.oneshot(request)).await;
-                let answer = answer.map_err(|_| BoxError::from(format!("no answer within {} s", ANSWER.as_secs())))??;
+                let answer =
+                    answer.map_err(|_| BoxError::from(format!("no answer within {} s", ANSWER.as_secs())))??;
                 if answer.status().is_success() {
                     answered.send_replace(());
                 }

@@ -1,6 +1,6 @@
 //! What keeps a watch from the API server, and what an operator can do about it.
 
-use std::{error::Error, fmt};
+use std::error::Error;
 
 use kube::{core::Status, runtime::watcher};
 
@@ -67,11 +67,13 @@ impl Trouble {
     }
 
     /// One line for the log: what, where, remedy.
-    pub(super) fn describe(&self, kind: Kind, url: &str) -> impl fmt::Display {
+    pub(super) fn describe(&self, kind: Kind, url: &str) -> String {
         let resource = resource(kind);
         match self {
             Self::Unreachable(why) => {
-                format!("the API server at {url} cannot be reached: {why}; check that it runs and that its address is right")
+                format!(
+                    "the API server at {url} cannot be reached: {why}; check that it runs and that its address is right"
+                )
             }
             Self::Unauthorized => {
                 format!("the API server at {url} does not accept the credentials; renew the token or the certificate")
@@ -81,7 +83,9 @@ impl Trouble {
             ),
             Self::Unknown => format!("the API server at {url} has no {resource}; use a server that has them"),
             Self::Outdated => "the watch is outdated; listing again".to_owned(),
-            Self::Failing(why) => format!("the API server at {url} fails to serve {resource}: {why}; look into its log"),
+            Self::Failing(why) => {
+                format!("the API server at {url} fails to serve {resource}: {why}; look into its log")
+            }
             Self::Interrupted(why) => format!("the watch was interrupted: {why}"),
         }
     }
@@ -127,7 +131,7 @@ mod tests {
     fn check(error: watcher::Error, expected: Trouble, words: &[&str]) {
         let trouble = Trouble::of(&error);
         assert_eq!(trouble, expected);
-        let text = trouble.describe(Kind::Slice, "https://api:6443").to_string();
+        let text = trouble.describe(Kind::Slice, "https://api:6443");
         for word in words {
             assert!(text.contains(word), "{word:?} is missing in {text:?}");
         }
@@ -145,7 +149,11 @@ mod tests {
                 Trouble::Forbidden { verb: "list" },
                 ["list endpointslices.discovery.k8s.io", "list and watch", "system:node-proxier"],
             ),
-            (WatchStartFailed(status(403, "no")), Trouble::Forbidden { verb: "watch" }, ["allow to watch", "grant", "https"]),
+            (
+                WatchStartFailed(status(403, "no")),
+                Trouble::Forbidden { verb: "watch" },
+                ["allow to watch", "grant", "https"],
+            ),
             (InitialListFailed(status(404, "")), Trouble::Unknown, ["has no endpointslices", "https", "use"]),
             (WatchStartFailed(status(410, "")), Trouble::Outdated, ["outdated", "listing", "again"]),
             (WatchStartFailed(status(504, "Too large resource version: 9")), Trouble::Outdated, ["outdated", "", ""]),
@@ -159,12 +167,12 @@ mod tests {
                 Trouble::Unreachable("ServiceError: connection refused".to_owned()),
                 ["https://api:6443 cannot be reached", "refused", "check"],
             ),
-            (WatchFailed(refused()), Trouble::Interrupted("ServiceError: connection refused".to_owned()), ["refused", "", ""]),
             (
-                WatchError(Status { code: 410, ..Status::default() }.boxed()),
-                Trouble::Outdated,
-                ["outdated", "", ""],
+                WatchFailed(refused()),
+                Trouble::Interrupted("ServiceError: connection refused".to_owned()),
+                ["refused", "", ""],
             ),
+            (WatchError(Status { code: 410, ..Status::default() }.boxed()), Trouble::Outdated, ["outdated", "", ""]),
         ];
         for (error, expected, words) in rows {
             check(error, expected, &words);
