@@ -1,0 +1,39 @@
+//! What an operator chooses. Parsing of flags is `args`; this is what the planner sees.
+
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+/// How the backend programs the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Masquerade everything that is sent to a ClusterIP.
+    pub masquerade_all: bool,
+    /// Which bit of the packet mark asks for masquerading, 0–31.
+    pub masquerade_bit: u8,
+    /// How traffic of this node's pods is told from other traffic.
+    pub detector: Detector,
+}
+
+impl Config {
+    /// The mark of packets to masquerade.
+    pub fn masquerade_mark(&self) -> u32 {
+        1 << (self.masquerade_bit & 31)
+    }
+}
+
+/// How traffic of this node's pods is told from other traffic: what comes from elsewhere to a ClusterIP is masqueraded,
+/// and pods reach external addresses under policy Local as if they were ClusterIPs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Detector {
+    /// Not at all.
+    None,
+    /// Their addresses are in one of these.
+    ClusterCidr(Vec<IpNet>),
+    /// Their addresses are in the node's pod CIDR.
+    NodeCidr,
+    /// They come in through this bridge.
+    BridgeInterface(Arc<str>),
+    /// They come in through interfaces whose names start so.
+    InterfaceNamePrefix(Arc<str>),
+}

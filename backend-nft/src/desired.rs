@@ -1,0 +1,317 @@
+//! What the kernel should hold, kept up to date as services change: who has which VIP, and what follows for each table.
+//!
+//! ```text
+//!  Snapshot, Changes ──► plan::service ──► claims (one winner for each VIP) ──► elements, chains ──► table::TableState ×2
+//! ```
+//!
+//! No I/O. Costs what changed: a service that did not change is neither planned nor looked at.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::IpAddr,
+    ops::Bound,
+    sync::Arc,
+};
+
+use localnet_linux::nft::{Element, Family};
+use localnet_proto::{Changes, Service, ServiceKey, Snapshot};
+
+use crate::{
+    config::Config,
+    plan::{
+        ChainNames, Facts, chains, elements,
+        service::{self, Hairpin, ServicePlan, Vip, VipKey},
+        sets::{Pool, SetId},
+    },
+    table::TableState,
+};
+
+/// Something of a service that is not programmed, and why.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Notice {
+    /// Whose.
+    pub service: ServiceKey,
+    /// What and why.
+    pub text: String,
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "service {}: {}", self.service, self.text)
+    }
+}
+
+/// What the kernel should hold.
+#[derive(Debug)]
+pub struct Desired {
+    config: Config,
+    names: ChainNames,
+    /// What the present plans were made from; none before the first state.
+    facts: Option<Facts>,
+    services: BTreeMap<ServiceKey, Arc<Service>>,
+    /// Services that the kernel refuses, until they change.
+    refused: BTreeSet<ServiceKey>,
+    /// Who asks for a VIP. The first service has it.
+    claims: BTreeMap<(VipKey, ServiceKey), Vip>,
+    /// Claims that another service's claim outranks.
+    outranked: BTreeSet<(VipKey, ServiceKey)>,
+    /// What was left out of plans.
+    skipped: BTreeMap<ServiceKey, Vec<String>>,
+    /// How many services ask for a ClusterIP.
+    cluster_ips: BTreeMap<IpAddr, usize>,
+    /// How many services ask for a hairpin.
+    hairpins: BTreeMap<Hairpin, usize>,
+    /// How many VIPs use a chain that picks.
+    pools: [BTreeMap<(Pool, u32), usize>; 2],
+    tables: [TableState; 2],
+    /// Sorts before every service.
+    least: ServiceKey,
+}
+
+impl Desired {
+    /// Nothing yet: not even the fixed chains, which need the node's facts.
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            names: ChainNames::default(),
+            facts: None,
+            services: BTreeMap::new(),
+            refused: BTreeSet::new(),
+            claims: BTreeMap::new(),
+            outranked: BTreeSet::new(),
+            skipped: BTreeMap::new(),
+            cluster_ips: BTreeMap::new(),
+            hairpins: BTreeMap::new(),
+            pools: [BTreeMap::new(), BTreeMap::new()],
+            tables: Family::ALL.map(TableState::new),
+            least: ServiceKey::new("", ""),
+        }
+    }
+
+    /// The tables, IPv4 first.
+    pub fn tables(&mut self) -> &mut [TableState; 2] {
+        &mut self.tables
+    }
+
+    /// Goes to `state`, of which only `changes` differs from the state before. Says what is not programmed, once.
+    pub fn update(&mut self, state: &Snapshot, changes: &Changes) -> Vec<Notice> {
+        let outranked_before = self.outranked.clone();
+        let mut notices = Vec::new();
+
+        let first = self.facts.is_none();
+        let replaced = (first || changes.everything || changes.node).then(|| Facts::new(&self.config, &state.node));
+        let node_ports_move = match (&self.facts, &replaced) {
+            (Some(before), Some(after)) => before.node_port_addresses != after.node_port_addresses,
+            _ => false,
+        };
+        let keys = self.differing(state, changes, node_ports_move);
+        if let Some(before) = self.facts.take() {
+            for key in &keys {
+                self.retract(key, &before);
+            }
+            self.facts = Some(before);
+        }
+        let fixed_change = match replaced {
+            Some(facts) if self.facts.as_ref() != Some(&facts) => {
+                self.facts = Some(facts);
+                true
+            }
+            _ => false,
+        };
+        if let Some(facts) = self.facts.take() {
+            for key in &keys {
+                self.refused.remove(key);
+                let skipped_before = self.skipped.remove(key).unwrap_or_default();
+                if let Some(service) = state.services.get(key) {
+                    let plan = service::plan(service, &facts);
+                    let new = plan.skipped.iter().filter(|text| !skipped_before.contains(text));
+                    notices.extend(new.map(|text| Notice { service: key.clone(), text: text.clone() }));
+                    if !plan.skipped.is_empty() {
+                        self.skipped.insert(key.clone(), plan.skipped.clone());
+                    }
+                    self.services.insert(key.clone(), service.clone());
+                    self.claim(key, plan);
+                }
+            }
+            self.facts = Some(facts);
+        }
+        self.update_chains(fixed_change);
+
+        for (vip, loser) in self.outranked.difference(&outranked_before) {
+            if let Some(((_, winner), _)) = self.winner(vip) {
+                let text = format!("{vip} belongs to service {winner}, which comes first by name");
+                notices.push(Notice { service: loser.clone(), text });
+            }
+        }
+        notices
+    }
+
+    /// The services to plan again.
+    fn differing(&self, state: &Snapshot, changes: &Changes, all_with_node_ports: bool) -> BTreeSet<ServiceKey> {
+        let mut keys = changes.services.clone();
+        if changes.everything || self.facts.is_none() {
+            let gone = self.services.keys().filter(|key| !state.services.contains_key(*key));
+            let new = state.services.iter().filter(|(key, service)| self.services.get(*key) != Some(*service));
+            keys.extend(gone.chain(new.map(|(key, _)| key)).cloned());
+        }
+        if all_with_node_ports {
+            let moved =
+                state.services.values().filter(|service| service.ports.iter().any(|port| port.node_port.is_some()));
+            keys.extend(moved.map(|service| service.key.clone()));
+        }
+        keys
+    }
+
+    /// Takes a service out that the kernel refuses; the others are programmed without it until it changes.
+    pub fn refuse(&mut self, key: &ServiceKey) {
+        if let Some(facts) = self.facts.take() {
+            let service = self.services.get(key).cloned();
+            self.retract(key, &facts);
+            if let Some(service) = service {
+                // Kept, so that the next change of it retracts nothing that is not there, but finds it differing.
+                self.services.insert(key.clone(), service);
+                self.refused.insert(key.clone());
+            }
+            self.facts = Some(facts);
+        }
+        self.update_chains(false);
+    }
+
+    /// The service whose element this is, if it is of one only.
+    pub fn owner(&self, set: SetId, element: &Element) -> Option<ServiceKey> {
+        let comment = element.comment.as_deref();
+        let owns = |(vip, key): &(VipKey, ServiceKey), held: &Vip| {
+            if comment.is_some_and(|comment| *comment != *held.comment) || self.outranked.contains(&(*vip, key.clone()))
+            {
+                return false;
+            }
+            let mut found = false;
+            elements::of_vip(vip, held, &self.names, |id, one| found |= id == set && one.key == element.key);
+            found
+        };
+        self.claims.iter().find(|(claim, vip)| owns(claim, vip)).map(|((_, key), _)| key.clone())
+    }
+
+    fn retract(&mut self, key: &ServiceKey, facts: &Facts) {
+        let Some(service) = self.services.remove(key) else { return };
+        if self.refused.remove(key) {
+            return;
+        }
+        let plan = service::plan(&service, facts);
+        for (vip, _) in &plan.vips {
+            self.retract_vip(vip, key);
+        }
+        for address in plan.cluster_ips {
+            if release(&mut self.cluster_ips, &address) {
+                let element = elements::of_cluster_ip(address);
+                self.table(Family::of(&address)).remove(SetId::ClusterIps, &element.key);
+            }
+        }
+        for hairpin in plan.hairpins {
+            if release(&mut self.hairpins, &hairpin) {
+                let element = elements::of_hairpin(&hairpin);
+                self.table(Family::of(&hairpin.endpoint.ip())).remove(SetId::Hairpin, &element.key);
+            }
+        }
+    }
+
+    fn retract_vip(&mut self, vip: &VipKey, key: &ServiceKey) {
+        self.outranked.remove(&(*vip, key.clone()));
+        let had_it = self.winner(vip).is_some_and(|((_, winner), _)| winner == key);
+        let Some(held) = self.claims.remove(&(*vip, key.clone())) else { return };
+        if !had_it {
+            return;
+        }
+        self.unprogram(vip, &held);
+        if let Some(((_, next), held)) = self.winner(vip).map(|(claim, held)| (claim.clone(), held.clone())) {
+            self.outranked.remove(&(*vip, next));
+            self.program(vip, &held);
+        }
+    }
+
+    fn claim(&mut self, key: &ServiceKey, plan: ServicePlan) {
+        for (vip, held) in plan.vips {
+            self.claim_vip(vip, key, held);
+        }
+        for address in plan.cluster_ips {
+            *self.cluster_ips.entry(address).or_default() += 1;
+            self.table(Family::of(&address)).set(SetId::ClusterIps, elements::of_cluster_ip(address));
+        }
+        for hairpin in plan.hairpins {
+            *self.hairpins.entry(hairpin).or_default() += 1;
+            let family = Family::of(&hairpin.endpoint.ip());
+            self.table(family).set(SetId::Hairpin, elements::of_hairpin(&hairpin));
+        }
+    }
+
+    fn claim_vip(&mut self, vip: VipKey, key: &ServiceKey, held: Vip) {
+        match self.winner(&vip).map(|(claim, held)| (claim.1.clone(), held.clone())) {
+            Some((winner, _)) if winner < *key => {
+                self.outranked.insert((vip, key.clone()));
+            }
+            before => {
+                if let Some((loser, held)) = before {
+                    self.unprogram(&vip, &held);
+                    self.outranked.insert((vip, loser));
+                }
+                self.program(&vip, &held);
+            }
+        }
+        self.claims.insert((vip, key.clone()), held);
+    }
+
+    /// The claim of the service that has a VIP.
+    fn winner(&self, vip: &VipKey) -> Option<(&(VipKey, ServiceKey), &Vip)> {
+        let from = Bound::Included((*vip, self.least.clone()));
+        self.claims.range((from, Bound::Unbounded)).next().filter(|((found, _), _)| found == vip)
+    }
+
+    fn program(&mut self, key: &VipKey, vip: &Vip) {
+        let table = &mut self.tables[key.family() as usize];
+        elements::of_vip(key, vip, &self.names, |set, element| table.set(set, element));
+        for pool in elements::pools_of(vip) {
+            *self.pools[key.family() as usize].entry(pool).or_default() += 1;
+        }
+    }
+
+    fn unprogram(&mut self, key: &VipKey, vip: &Vip) {
+        let table = &mut self.tables[key.family() as usize];
+        elements::of_vip(key, vip, &self.names, |set, element| table.remove(set, &element.key));
+        for pool in elements::pools_of(vip) {
+            release(&mut self.pools[key.family() as usize], &pool);
+        }
+    }
+
+    fn table(&mut self, family: Family) -> &mut TableState {
+        &mut self.tables[family as usize]
+    }
+
+    /// Chains depend on the facts and on which pools are in use.
+    fn update_chains(&mut self, fixed_change: bool) {
+        let Some(facts) = &self.facts else { return };
+        for family in Family::ALL {
+            let table = &mut self.tables[family as usize];
+            if fixed_change {
+                table.set_fixed_chains(chains::fixed(facts, family));
+            }
+            let names = &self.names;
+            table.set_pools(&self.pools[family as usize], |pool, slots| chains::lb(names, pool, slots));
+        }
+    }
+}
+
+/// Counts one user less; says whether that was the last.
+fn release<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) -> bool {
+    match counts.get_mut(key) {
+        Some(count) if *count > 1 => {
+            *count -= 1;
+            false
+        }
+        Some(_) => {
+            counts.remove(key);
+            true
+        }
+        None => false,
+    }
+}

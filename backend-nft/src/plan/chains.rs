@@ -1,0 +1,156 @@
+//! The chains and their rules. None of them names a service: services are elements of sets and maps.
+
+use localnet_linux::nft::{
+    AddressField, Chain, ChainKind, Family, Field, Generator, HookPoint, Op, Rule, Statement, Verdict,
+};
+
+use super::{
+    ChainNames, EXACT_SLOTS, Facts, PodSource,
+    sets::{Pool, SetId, VIP},
+};
+
+/// Names of the chains that others jump to.
+pub mod names {
+    /// Sends traffic to VIPs on to endpoints.
+    pub const SERVICES: &str = "services";
+    /// Traffic to VIPs whose external policy is Local.
+    pub const EXTERNAL_LOCAL: &str = "external-local";
+    /// Asks for masquerading.
+    pub const MARK_MASQUERADE: &str = "mark-masquerade";
+    /// Masquerades what asked for it, and hairpins.
+    pub const MASQUERADING: &str = "masquerading";
+    /// Answers "connection refused".
+    pub const REJECT_PORT: &str = "reject-port";
+    /// Drops what source filters do not allow.
+    pub const FIREWALL: &str = "firewall";
+    /// Answers for VIPs without endpoints.
+    pub const UNSERVED: &str = "unserved";
+    /// Answers for what is no VIP but could be one.
+    pub const UNALLOCATED: &str = "unallocated";
+}
+
+/// Source filters must see the address that the client asked for: just before destination NAT.
+const BEFORE_DNAT: i32 = -110;
+const DNAT: i32 = -100;
+const FILTER: i32 = 0;
+const SNAT: i32 = 100;
+
+/// The chains that are always there, in the order in which a human reads them.
+pub fn fixed(facts: &Facts, family: Family) -> Vec<Chain> {
+    let new = || Statement::ConnectionNew;
+    let base = |name, kind, point, priority| Chain::base(name, kind, point, priority);
+    let filter =
+        |name, point| base(name, ChainKind::Filter, point, FILTER).rule([new(), Statement::jump(names::UNSERVED)]);
+    let before =
+        |name, point| base(name, ChainKind::Filter, point, BEFORE_DNAT).rule([new(), Statement::jump(names::FIREWALL)]);
+    let unallocated = || [new(), Statement::jump(names::UNALLOCATED)];
+    let services = || Statement::jump(names::SERVICES);
+    vec![
+        before("filter-prerouting", HookPoint::Prerouting).comment("source filters, before translation"),
+        before("filter-output-pre-dnat", HookPoint::Output).comment("source filters, before translation"),
+        base("nat-prerouting", ChainKind::Nat, HookPoint::Prerouting, DNAT).rule(services()),
+        base("nat-output", ChainKind::Nat, HookPoint::Output, DNAT).rule(services()),
+        base("nat-postrouting", ChainKind::Nat, HookPoint::Postrouting, SNAT)
+            .rule(Statement::jump(names::MASQUERADING)),
+        filter("filter-input", HookPoint::Input),
+        filter("filter-forward", HookPoint::Forward).rule(unallocated()),
+        filter("filter-output", HookPoint::Output).rule(unallocated()),
+        services_chain(facts, family),
+        external_local(facts, family),
+        Chain::new(names::MARK_MASQUERADE).rule(Statement::MarkOr(facts.masquerade_mark)),
+        masquerading(facts),
+        firewall(),
+        Chain::new(names::UNSERVED).rule(Statement::vmap(VIP, SetId::NoEndpoints.name())),
+        unallocated_chain(facts, family),
+        Chain::new(names::REJECT_PORT).rule(Statement::Reject),
+    ]
+}
+
+fn services_chain(facts: &Facts, family: Family) -> Chain {
+    let mut chain = Chain::new(names::SERVICES).comment("VIP to endpoint");
+    let to_cluster_ip = || Statement::is_in([Field::DestinationAddress], SetId::ClusterIps.name());
+    let mark = || Statement::jump(names::MARK_MASQUERADE);
+    if facts.masquerade_all {
+        chain = chain.rule([to_cluster_ip(), mark()]);
+    } else if let Some(pods) = facts.pods(family) {
+        chain =
+            chain.rule(Rule::new([pods.is(Op::Ne), to_cluster_ip(), mark()]).comment("not from a pod of this node"));
+    }
+    chain
+        .rule([Statement::is_in(VIP, SetId::External.name()), mark()])
+        .rule([Statement::is_in(VIP, SetId::ExternalLocal.name()), Statement::jump(names::EXTERNAL_LOCAL)])
+        .rule(Statement::vmap(VIP, SetId::Services.name()))
+}
+
+/// Returns for what may go to any endpoint. The map `services` is looked up in one rule of one chain only: the kernel
+/// validates all that a map leads to once for each way to reach it.
+fn external_local(facts: &Facts, family: Family) -> Chain {
+    let mut chain = Chain::new(names::EXTERNAL_LOCAL).comment("external traffic policy Local");
+    if let Some(pods) = facts.pods(family) {
+        let rule = Rule::new([pods.is(Op::Eq), Statement::Verdict(Verdict::Return)]);
+        chain = chain.rule(rule.comment("pods of this node reach any endpoint"));
+    }
+    let from_node = Statement::Local(AddressField::Source, Op::Eq);
+    chain
+        .rule(Rule::new([from_node, Statement::goto(names::MARK_MASQUERADE)]).comment("and so does the node itself"))
+        .rule(Statement::vmap(VIP, SetId::LocalServices.name()))
+        .rule(Rule::from(Statement::Verdict(Verdict::Accept)).comment("no local endpoint: not translated"))
+}
+
+fn masquerading(facts: &Facts) -> Chain {
+    let mark = facts.masquerade_mark;
+    let hairpin = [Field::SourceAddress, Field::DestinationAddress, Field::Protocol, Field::DestinationPort];
+    Chain::new(names::MASQUERADING)
+        .rule([Statement::MarkHas(Op::Eq, mark), Statement::MarkXor(mark), Statement::Masquerade])
+        .rule([Statement::ConnectionDnat, Statement::is_in(hairpin, SetId::Hairpin.name()), Statement::Masquerade])
+}
+
+fn firewall() -> Chain {
+    let with_source = [VIP.as_slice(), &[Field::SourceAddress]].concat();
+    Chain::new(names::FIREWALL).rule([
+        Statement::is_in(VIP, SetId::Firewalled.name()),
+        Statement::is_not_in(with_source, SetId::AllowedSources.name()),
+        Statement::Verdict(Verdict::Drop),
+    ])
+}
+
+fn unallocated_chain(facts: &Facts, family: Family) -> Chain {
+    let unused_port =
+        Rule::new([Statement::is_in([Field::DestinationAddress], SetId::ClusterIps.name()), Statement::Reject]);
+    let chain = Chain::new(names::UNALLOCATED).rule(unused_port.comment("unused ports of ClusterIPs"));
+    let cidrs = facts.service_cidrs.iter().filter(|cidr| Family::of(&cidr.addr()) == family);
+    cidrs.fold(chain, |chain, cidr| {
+        let to_cidr = Statement::Address(AddressField::Destination, Op::Eq, cidr.trunc());
+        chain.rule(Rule::new([to_cidr, Statement::Verdict(Verdict::Drop)]).comment("unallocated ClusterIPs"))
+    })
+}
+
+impl PodSource {
+    /// The match of packets that come from a pod (`==`), or do not (`!=`).
+    fn is(&self, op: Op) -> Statement {
+        match self {
+            PodSource::Cidr(cidr) => Statement::Address(AddressField::Source, op, *cidr),
+            PodSource::Interface(pattern) => Statement::InputInterface(op, pattern.clone()),
+        }
+    }
+}
+
+/// Looked up so often a size that is filled at least by half misses once in 256 times at most, and then takes slot 0.
+const TRIES_OF_SPARSE: usize = 8;
+/// A packet may find its chain before a change and its endpoint after it: where slots are all filled, one more try.
+const TRIES_OF_EXACT: usize = 2;
+
+/// The chain that picks one of so many slots. Slot 0 is always filled.
+pub fn lb(names: &ChainNames, pool: Pool, slots: u32) -> Chain {
+    let pick = |modulus| {
+        let index = Field::Index(Generator::Random(modulus));
+        Statement::dnat([VIP.as_slice(), &[index]].concat(), pool.endpoints().name())
+    };
+    let tries = match slots {
+        0 | 1 => 0,
+        2..=EXACT_SLOTS => TRIES_OF_EXACT,
+        _ => TRIES_OF_SPARSE,
+    };
+    let chain = Chain::new(names.chain(pool, slots).clone());
+    (0..tries).fold(chain, |chain, _| chain.rule(pick(slots))).rule(pick(1))
+}

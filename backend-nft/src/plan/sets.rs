@@ -1,0 +1,164 @@
+//! The sets and maps: always these, whatever the services.
+
+use localnet_linux::nft::{Family, Field, FieldType, Set};
+
+/// One of the sets and maps of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SetId {
+    /// ClusterIPs: unused ports of theirs are rejected.
+    ClusterIps,
+    /// VIPs whose traffic is masqueraded.
+    External,
+    /// VIPs that send traffic from outside to local endpoints only.
+    ExternalLocal,
+    /// VIP → the chain that picks one of its endpoints.
+    Services,
+    /// VIP and slot → endpoint.
+    Endpoints,
+    /// VIP → the chain that picks one of its local endpoints.
+    LocalServices,
+    /// VIP and slot → local endpoint.
+    LocalEndpoints,
+    /// VIP → what happens as nothing serves it.
+    NoEndpoints,
+    /// Connections of local endpoints to themselves.
+    Hairpin,
+    /// VIPs that not everyone may reach.
+    Firewalled,
+    /// Who may reach them.
+    AllowedSources,
+}
+
+impl SetId {
+    /// All, in the order in which they are declared.
+    pub const ALL: [Self; 11] = [
+        Self::ClusterIps,
+        Self::External,
+        Self::ExternalLocal,
+        Self::Services,
+        Self::Endpoints,
+        Self::LocalServices,
+        Self::LocalEndpoints,
+        Self::NoEndpoints,
+        Self::Hairpin,
+        Self::Firewalled,
+        Self::AllowedSources,
+    ];
+
+    /// Its name in the kernel.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ClusterIps => "cluster-ips",
+            Self::External => "external",
+            Self::ExternalLocal => "external-local-vips",
+            Self::Services => "services",
+            Self::Endpoints => "endpoints",
+            Self::LocalServices => "local-services",
+            Self::LocalEndpoints => "local-endpoints",
+            Self::NoEndpoints => "no-endpoints",
+            Self::Hairpin => "hairpin",
+            Self::Firewalled => "firewalled",
+            Self::AllowedSources => "allowed-sources",
+        }
+    }
+
+    /// The set of that name.
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|id| id.name() == name)
+    }
+
+    /// What it is for, as `nft list` shows it.
+    pub fn comment(self) -> &'static str {
+        match self {
+            Self::ClusterIps => "ClusterIPs: unused ports are rejected",
+            Self::External => "VIPs whose traffic is masqueraded",
+            Self::ExternalLocal => "VIPs that send traffic from outside to local endpoints",
+            Self::Services => "VIP to the choice of an endpoint",
+            Self::Endpoints => "VIP and slot to endpoint",
+            Self::LocalServices => "VIP to the choice of a local endpoint",
+            Self::LocalEndpoints => "VIP and slot to local endpoint",
+            Self::NoEndpoints => "VIPs that nothing serves",
+            Self::Hairpin => "local endpoints that reach themselves",
+            Self::Firewalled => "VIPs that not everyone may reach",
+            Self::AllowedSources => "who may reach them",
+        }
+    }
+
+    /// Its declaration in a family's table, for so many elements.
+    pub fn declaration(self, family: Family, size: u32) -> Set {
+        let address = family.address_type();
+        let vip = [address, FieldType::InetProto, FieldType::InetService];
+        let with = |field| [vip.as_slice(), &[field]].concat();
+        let endpoint = [address, FieldType::InetService];
+        let name = self.name();
+        let set = match self {
+            Self::ClusterIps => Set::new(name, [address]),
+            Self::External | Self::ExternalLocal | Self::Firewalled => Set::new(name, vip),
+            Self::Services | Self::LocalServices | Self::NoEndpoints => Set::verdict_map(name, vip),
+            Self::Endpoints | Self::LocalEndpoints => Set::map(name, with(FieldType::Index), endpoint),
+            Self::Hairpin => Set::new(name, [address, address, FieldType::InetProto, FieldType::InetService]),
+            Self::AllowedSources => Set::new(name, with(address)).interval(),
+        };
+        set.size(size).comment(self.comment())
+    }
+}
+
+/// Where an endpoint is chosen from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Pool {
+    /// All endpoints that serve the VIP.
+    Cluster,
+    /// Those on this node, for traffic from outside under policy Local.
+    Local,
+}
+
+impl Pool {
+    /// The map from VIP and slot to endpoint.
+    pub fn endpoints(self) -> SetId {
+        match self {
+            Self::Cluster => SetId::Endpoints,
+            Self::Local => SetId::LocalEndpoints,
+        }
+    }
+
+    /// The map from VIP to the chain that picks.
+    pub fn services(self) -> SetId {
+        match self {
+            Self::Cluster => SetId::Services,
+            Self::Local => SetId::LocalServices,
+        }
+    }
+}
+
+/// What of a packet is the key of a VIP.
+pub const VIP: [Field; 3] = [Field::DestinationAddress, Field::Protocol, Field::DestinationPort];
+
+/// The size to declare for a set of so many elements: room to double, and never so little that a small cluster's growth
+/// replaces tables. The kernel allocates its buckets at once, a few bytes for each.
+pub fn size_for(elements: usize) -> u32 {
+    let wanted = u32::try_from(elements.saturating_mul(2)).unwrap_or(1 << 31);
+    wanted.clamp(MIN_SIZE, 1 << 31).next_power_of_two()
+}
+
+/// The smallest declared size.
+pub const MIN_SIZE: u32 = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_leave_room_to_double() {
+        for (elements, size) in [(0, 4096), (2048, 4096), (2049, 8192), (30_000, 65_536), (usize::MAX, 1 << 31)] {
+            assert_eq!(size_for(elements), size, "{elements}");
+        }
+    }
+
+    #[test]
+    fn names_are_read_back() {
+        for id in SetId::ALL {
+            assert_eq!(SetId::of_name(id.name()), Some(id));
+            assert_eq!(SetId::ALL[id as usize], id);
+        }
+    }
+}
