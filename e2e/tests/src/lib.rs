@@ -1,1 +1,149 @@
-//! Tests that need several of the crates, or the programs as they are shipped: see the `tests` folder of this crate.
+//! Tests of the programs as they are shipped, and of the repository itself: see the `tests` folder of this crate.
+//!
+//! Here is what these tests share: starting the programs in a lab's node, and waiting until packets say something.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use localnet_lab::{Namespace, Outcome, Probe, Running};
+use tempfile::TempDir;
+
+/// How long anything that must happen may take on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A program of the workspace, as built beside the tests.
+///
+/// # Errors
+/// It is not built: `make test` builds all of them first.
+pub fn program(name: &str) -> anyhow::Result<PathBuf> {
+    let test = std::env::current_exe().context("finding this test")?;
+    // target/PROFILE/deps/TEST-HASH
+    let folder = test.ancestors().nth(2).context("finding the folder of programs")?;
+    let path = [folder.join(name), folder.join("examples").join(name)].into_iter().find(|path| path.exists());
+    path.with_context(|| format!("{} is not built: run `make test`", folder.join(name).display()))
+}
+
+/// The programs of one node, with their sockets and logs in a folder of their own.
+#[derive(Debug)]
+pub struct Programs {
+    folder: TempDir,
+}
+
+impl Programs {
+    /// Nothing runs yet.
+    ///
+    /// # Errors
+    /// There is no temporary folder.
+    pub fn new() -> anyhow::Result<Self> {
+        Ok(Self { folder: tempfile::tempdir().context("creating a temporary folder")? })
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Where the brain listens, in docker's syntax.
+    pub fn api(&self) -> String {
+        format!("unix://{}", self.folder.path().join("brain.sock").display())
+    }
+
+    /// Starts a program in a namespace; its output is appended to a log of its name.
+    ///
+    /// # Errors
+    /// It is not built, or cannot be started.
+    pub fn start(&self, namespace: &Namespace, name: &str, arguments: &[&str]) -> anyhow::Result<Running> {
+        let log = File::options().create(true).append(true).open(self.log_path(name)).context("opening a log")?;
+        let mut command = Command::new(program(name)?);
+        command.args(arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        namespace.spawn(command.env("RUST_LOG", "info,localnet=debug"))
+    }
+
+    /// Starts the brain on a source, for the node `node-a`.
+    ///
+    /// # Errors
+    /// See [`Self::start`].
+    pub fn start_brain(&self, namespace: &Namespace, source: &str) -> anyhow::Result<Running> {
+        let api = self.api();
+        self.start(namespace, "localnet-brain", &["--source", source, "--node-name", "node-a", "--listen", &api])
+    }
+
+    /// Starts the nft backend for the lab's pods.
+    ///
+    /// # Errors
+    /// See [`Self::start`].
+    pub fn start_nft(&self, namespace: &Namespace) -> anyhow::Result<Running> {
+        let cluster = localnet_lab::topology::CLUSTER_CIDRS.join(",");
+        self.start(namespace, "localnet-nft", &["--api", &self.api(), "--cluster-cidr", &cluster])
+    }
+
+    /// What a program has said so far.
+    pub fn log(&self, name: &str) -> String {
+        fs::read_to_string(self.log_path(name)).unwrap_or_default()
+    }
+
+    fn log_path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(format!("{name}.log"))
+    }
+
+    /// Waits until the answers to a probe come from exactly these endpoints, over some tens of probes.
+    ///
+    /// # Errors
+    /// They do not within [`PATIENCE`]; tells what came instead, and what the programs said.
+    pub fn await_answers(&self, from: &Namespace, probe: Probe, endpoints: &[SocketAddr]) -> anyhow::Result<()> {
+        let expected: BTreeSet<_> = endpoints.iter().copied().collect();
+        self.await_outcomes(from, probe, endpoints.len() * 12, |outcomes| {
+            let by = |outcome: &Outcome| match outcome {
+                Outcome::Answer { by, .. } => Some(*by),
+                Outcome::Rejected | Outcome::Dropped | Outcome::NoRoute => None,
+            };
+            outcomes.iter().map(by).collect::<Option<BTreeSet<_>>>().as_ref() == Some(&expected)
+        })
+    }
+
+    /// Waits until `count` probes in a row have outcomes that are right.
+    ///
+    /// # Errors
+    /// They have not within [`PATIENCE`].
+    pub fn await_outcomes(
+        &self,
+        from: &Namespace,
+        probe: Probe,
+        count: usize,
+        right: impl Fn(&BTreeSet<Outcome>) -> bool,
+    ) -> anyhow::Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let mut outcomes = BTreeSet::new();
+            from.probe_until(probe.timeout(Duration::from_millis(500)), count, |outcome| {
+                outcomes.insert(outcome);
+                false
+            })?;
+            if right(&outcomes) {
+                return Ok(());
+            }
+            let programs = ["localnet-brain", "localnet-nft"].map(|name| format!("{name}:\n{}", self.log(name)));
+            anyhow::ensure!(Instant::now() < deadline, "{probe:?} came to {outcomes:?}; {}", programs.concat());
+        }
+    }
+}
+
+/// Waits until something is so, asking again and again.
+///
+/// # Errors
+/// It is not within [`PATIENCE`].
+pub fn await_condition(what: &str, mut condition: impl FnMut() -> bool) -> anyhow::Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        anyhow::ensure!(Instant::now() < deadline, "waited {PATIENCE:?} for: {what}");
+        std::thread::yield_now();
+    }
+    Ok(())
+}

@@ -43,7 +43,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("localnet-lab", &["localnet-proto"]),
     ("localnet-controlplane", &[]),
     ("localnet-demo", &["localnet-lab", "localnet-proto", "localnet-client"]),
-    ("localnet-e2e", &[]),
+    ("localnet-e2e", &["localnet-lab"]),
 ];
 
 /// Crates of others that must stay out of some of ours.
@@ -123,9 +123,9 @@ fn every_source_file_is_compiled() {
             "mod" => (folder.file_name().unwrap().to_str().unwrap(), folder.parent().unwrap()),
             _ => (stem, folder),
         };
-        let parents = sources.iter().filter(|(other, _)| {
-            other.parent() == Some(home) && other != path || home.with_extension("rs") == *other
-        });
+        let parents = sources
+            .iter()
+            .filter(|(other, _)| other.parent() == Some(home) && other != path || home.with_extension("rs") == *other);
         let declared = |text: &str| {
             text.lines().any(|line| {
                 let line = line.trim().trim_end_matches('{').trim_end_matches(';').trim();
@@ -166,11 +166,8 @@ fn nothing_is_left_undone_or_switched_off() {
 
 #[test]
 fn every_module_says_what_it_is() {
-    let bare: Vec<_> = rust_sources()
-        .into_iter()
-        .filter(|(_, text)| !text.starts_with("//!"))
-        .map(|(path, _)| name(&path))
-        .collect();
+    let bare: Vec<_> =
+        rust_sources().into_iter().filter(|(_, text)| !text.starts_with("//!")).map(|(path, _)| name(&path)).collect();
     assert!(bare.is_empty(), "without a header: {bare:#?}");
 }
 
