@@ -2,4 +2,5 @@
 //!
 //! Knows nothing of Kubernetes, of Services or of the wire contract: its words are the kernel's.
 
+mod netlink;
 pub mod nft;

@@ -19,7 +19,8 @@ mod statement;
 mod text;
 mod transaction;
 mod userdata;
-mod wire;
+
+use crate::netlink as wire;
 
 pub use answer::Error;
 pub use element::{Element, ElementData, ElementKey, Tuple};

@@ -1,48 +1,48 @@
 //! Netlink messages and attributes as bytes: a writer, and a reader that no bytes can make panic.
 //!
 //! Knows the framing of netlink (RFC 3549 style headers, nested attributes) and of nfnetlink's four-byte header,
-//! nothing of tables or rules.
+//! nothing of tables, rules or flows.
 
 /// Bytes of a netlink header.
-pub(super) const HEADER: usize = 16;
+pub(crate) const HEADER: usize = 16;
 /// Bytes of nfnetlink's own header, which follows.
-pub(super) const NFGEN: usize = 4;
+pub(crate) const NFGEN: usize = 4;
 /// The attribute is nested.
 const NESTED: u16 = 0x8000;
 /// What is left of an attribute's kind without the nested and byte-order bits.
 const KIND: u16 = 0x3fff;
 
 /// `NLM_F_REQUEST`
-pub(super) const REQUEST: u16 = 0x1;
+pub(crate) const REQUEST: u16 = 0x1;
 /// `NLM_F_ACK`
-pub(super) const ACK: u16 = 0x4;
+pub(crate) const ACK: u16 = 0x4;
 /// `NLM_F_DUMP_INTR`
-pub(super) const DUMP_INTERRUPTED: u16 = 0x10;
+pub(crate) const DUMP_INTERRUPTED: u16 = 0x10;
 /// `NLM_F_DUMP`
-pub(super) const DUMP: u16 = 0x300;
+pub(crate) const DUMP: u16 = 0x300;
 /// `NLM_F_CREATE`
-pub(super) const CREATE: u16 = 0x400;
+pub(crate) const CREATE: u16 = 0x400;
 /// `NLM_F_APPEND`
-pub(super) const APPEND: u16 = 0x800;
+pub(crate) const APPEND: u16 = 0x800;
 /// `NLM_F_CAPPED`: an error carries only the header of what caused it.
-pub(super) const CAPPED: u16 = 0x100;
+pub(crate) const CAPPED: u16 = 0x100;
 /// `NLM_F_ACK_TLVS`: an error carries attributes.
-pub(super) const ACK_TLVS: u16 = 0x200;
+pub(crate) const ACK_TLVS: u16 = 0x200;
 
 /// `NLMSG_ERROR`
-pub(super) const ERROR: u16 = 2;
+pub(crate) const ERROR: u16 = 2;
 /// `NLMSG_DONE`
-pub(super) const DONE: u16 = 3;
+pub(crate) const DONE: u16 = 3;
 
 /// Appends messages to a buffer.
 #[derive(Debug, Default)]
-pub(super) struct Writer {
-    pub(super) bytes: Vec<u8>,
+pub(crate) struct Writer {
+    pub(crate) bytes: Vec<u8>,
 }
 
 impl Writer {
     /// One message; `fill` writes its attributes.
-    pub(super) fn message(&mut self, head: Head, fill: impl FnOnce(&mut Self)) {
+    pub(crate) fn message(&mut self, head: Head, fill: impl FnOnce(&mut Self)) {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&[0; 4]);
         self.bytes.extend_from_slice(&head.kind.to_ne_bytes());
@@ -57,7 +57,7 @@ impl Writer {
     }
 
     /// Begins an attribute of bytes that the caller appends and `close_bytes` ends.
-    pub(super) fn open_bytes(&mut self, kind: u16) -> usize {
+    pub(crate) fn open_bytes(&mut self, kind: u16) -> usize {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&[0; 2]);
         self.bytes.extend_from_slice(&kind.to_ne_bytes());
@@ -65,13 +65,13 @@ impl Writer {
     }
 
     /// Ends the attribute that began at `start`.
-    pub(super) fn close_bytes(&mut self, start: usize) {
+    pub(crate) fn close_bytes(&mut self, start: usize) {
         self.close(start);
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
 
     /// One attribute.
-    pub(super) fn bytes(&mut self, kind: u16, value: &[u8]) {
+    pub(crate) fn bytes(&mut self, kind: u16, value: &[u8]) {
         self.bytes.extend_from_slice(&((value.len() + 4) as u16).to_ne_bytes());
         self.bytes.extend_from_slice(&kind.to_ne_bytes());
         self.bytes.extend_from_slice(value);
@@ -79,22 +79,22 @@ impl Writer {
     }
 
     /// A number of one byte.
-    pub(super) fn u8(&mut self, kind: u16, value: u8) {
+    pub(crate) fn u8(&mut self, kind: u16, value: u8) {
         self.bytes(kind, &[value]);
     }
 
     /// A number of 32 bits, in network byte order as nf_tables has them all.
-    pub(super) fn u32(&mut self, kind: u16, value: u32) {
+    pub(crate) fn u32(&mut self, kind: u16, value: u32) {
         self.bytes(kind, &value.to_be_bytes());
     }
 
     /// A number of 64 bits.
-    pub(super) fn u64(&mut self, kind: u16, value: u64) {
+    pub(crate) fn u64(&mut self, kind: u16, value: u64) {
         self.bytes(kind, &value.to_be_bytes());
     }
 
     /// A string with the zero byte that the kernel wants at its end.
-    pub(super) fn string(&mut self, kind: u16, value: &str) {
+    pub(crate) fn string(&mut self, kind: u16, value: &str) {
         self.bytes.extend_from_slice(&((value.len() + 5) as u16).to_ne_bytes());
         self.bytes.extend_from_slice(&kind.to_ne_bytes());
         self.bytes.extend_from_slice(value.as_bytes());
@@ -103,14 +103,14 @@ impl Writer {
     }
 
     /// A nested attribute; `fill` writes what is in it.
-    pub(super) fn nest(&mut self, kind: u16, fill: impl FnOnce(&mut Self)) {
+    pub(crate) fn nest(&mut self, kind: u16, fill: impl FnOnce(&mut Self)) {
         let start = self.open(kind);
         fill(self);
         self.close(start);
     }
 
     /// Begins a nested attribute that `close` ends.
-    pub(super) fn open(&mut self, kind: u16) -> usize {
+    pub(crate) fn open(&mut self, kind: u16) -> usize {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&[0; 2]);
         self.bytes.extend_from_slice(&(kind | NESTED).to_ne_bytes());
@@ -118,7 +118,7 @@ impl Writer {
     }
 
     /// Ends the nested attribute that began at `start`.
-    pub(super) fn close(&mut self, start: usize) {
+    pub(crate) fn close(&mut self, start: usize) {
         let len = (self.bytes.len() - start) as u16;
         self.bytes[start..start + 2].copy_from_slice(&len.to_ne_bytes());
     }
@@ -126,40 +126,40 @@ impl Writer {
 
 /// What a message's two headers say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Head {
-    pub(super) kind: u16,
-    pub(super) flags: u16,
-    pub(super) sequence: u32,
-    pub(super) family: u8,
-    pub(super) resource: u16,
+pub(crate) struct Head {
+    pub(crate) kind: u16,
+    pub(crate) flags: u16,
+    pub(crate) sequence: u32,
+    pub(crate) family: u8,
+    pub(crate) resource: u16,
 }
 
 /// A message that was received.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Message<'a> {
-    pub(super) kind: u16,
-    pub(super) flags: u16,
-    pub(super) sequence: u32,
+pub(crate) struct Message<'a> {
+    pub(crate) kind: u16,
+    pub(crate) flags: u16,
+    pub(crate) sequence: u32,
     /// The netlink port of the process that caused it; 0 for the kernel itself.
-    pub(super) port: u32,
+    pub(crate) port: u32,
     /// All after the netlink header.
-    pub(super) payload: &'a [u8],
+    pub(crate) payload: &'a [u8],
 }
 
 impl<'a> Message<'a> {
     /// The family in nfnetlink's header.
-    pub(super) fn family(&self) -> Option<u8> {
+    pub(crate) fn family(&self) -> Option<u8> {
         self.payload.first().copied()
     }
 
     /// The attributes after nfnetlink's header.
-    pub(super) fn attributes(&self) -> Attributes<'a> {
+    pub(crate) fn attributes(&self) -> Attributes<'a> {
         Attributes(self.payload.get(NFGEN..).unwrap_or_default())
     }
 }
 
 /// The messages in what was received; ends at the first that is cut off.
-pub(super) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
+pub(crate) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     std::iter::from_fn(move || {
         let len = u32::from_ne_bytes(array(bytes)?) as usize;
         let message = Message {
@@ -176,31 +176,31 @@ pub(super) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
 
 /// Attributes one after the other; ends at the first that is cut off.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Attributes<'a>(pub(super) &'a [u8]);
+pub(crate) struct Attributes<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Attributes<'a> {
     /// The first attribute of that kind.
-    pub(super) fn find(self, kind: u16) -> Option<&'a [u8]> {
+    pub(crate) fn find(self, kind: u16) -> Option<&'a [u8]> {
         self.into_iter().find_map(|(found, value)| (found == kind).then_some(value))
     }
 
     /// The attributes in the first attribute of that kind; none if it is absent.
-    pub(super) fn nested(self, kind: u16) -> Attributes<'a> {
+    pub(crate) fn nested(self, kind: u16) -> Attributes<'a> {
         Attributes(self.find(kind).unwrap_or_default())
     }
 
     /// The number in the first attribute of that kind.
-    pub(super) fn u32(self, kind: u16) -> Option<u32> {
+    pub(crate) fn u32(self, kind: u16) -> Option<u32> {
         self.find(kind).and_then(array).map(u32::from_be_bytes)
     }
 
     /// The number in the first attribute of that kind.
-    pub(super) fn u64(self, kind: u16) -> Option<u64> {
+    pub(crate) fn u64(self, kind: u16) -> Option<u64> {
         self.find(kind).and_then(array).map(u64::from_be_bytes)
     }
 
     /// The string in the first attribute of that kind.
-    pub(super) fn string(self, kind: u16) -> Option<&'a str> {
+    pub(crate) fn string(self, kind: u16) -> Option<&'a str> {
         self.find(kind).and_then(string)
     }
 }
@@ -218,12 +218,12 @@ impl<'a> Iterator for Attributes<'a> {
 }
 
 /// The first `N` bytes.
-pub(super) fn array<const N: usize>(bytes: &[u8]) -> Option<[u8; N]> {
+pub(crate) fn array<const N: usize>(bytes: &[u8]) -> Option<[u8; N]> {
     bytes.first_chunk().copied()
 }
 
 /// A string up to its zero byte, if it is UTF-8.
-pub(super) fn string(bytes: &[u8]) -> Option<&str> {
+pub(crate) fn string(bytes: &[u8]) -> Option<&str> {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     std::str::from_utf8(&bytes[..end]).ok()
 }
