@@ -1,6 +1,28 @@
 //! The nft backend: services and endpoints are elements of a constant number of sets and maps.
+//!
+//! ```text
+//!  Snapshot ──► desired (plan, claims) ──► table ×2 (DiffStores) ──► Transaction ──► kernel
+//!               pure                       pure                                      the only I/O
+//! ```
+//!
+//! - [`plan`]: one service, or the node's facts, as elements and chains.
+//! - [`desired`]: what follows from all services together, kept up to date.
+//! - [`table`]: what differs from what the kernel is known to hold.
+//! - [`NftBackend`]: reads what is not known, applies what differs, leaves out what is refused.
+//!
+//! `docs/backends/nft.md` has a table of every object in the kernel.
 
+pub mod args;
+mod backend;
 pub mod config;
 pub mod desired;
+pub mod dry_run;
+#[cfg(test)]
+mod fake;
+pub mod kernel;
 pub mod plan;
 pub mod table;
+
+pub use backend::NftBackend;
+pub use config::{Config, Detector};
+pub use kernel::{Kernel, Netlink};

@@ -10,9 +10,12 @@ use localnet_linux::nft::{
     Chain, Element, ElementData, ElementKey, Family, Name, Set, Table, TableContent, Transaction,
 };
 
-use crate::plan::{
-    self,
-    sets::{self, Pool, SetId},
+use crate::{
+    kernel::{Found, Likeness},
+    plan::{
+        self,
+        sets::{self, Pool, SetId},
+    },
 };
 
 /// What an element maps to, and its comment.
@@ -24,7 +27,8 @@ pub struct TableState {
     family: Family,
     table: Table,
     elements: [DiffStore<ElementKey, Value>; SetId::ALL.len()],
-    chains: DiffStore<Name, Arc<Chain>>,
+    /// Wanted chains are known; of what is in the kernel it may be known only that it is another.
+    chains: DiffStore<Name, Option<Arc<Chain>>>,
     /// The order in which chains are declared in a new table: as a human reads them.
     fixed: Vec<Name>,
     /// The chains that pick, by what they pick from.
@@ -96,7 +100,7 @@ impl TableState {
         }
         for chain in chains {
             self.fixed.push(chain.name.clone());
-            self.chains.set(chain.name.clone(), Arc::new(chain));
+            self.chains.set(chain.name.clone(), Some(Arc::new(chain)));
         }
     }
 
@@ -113,7 +117,7 @@ impl TableState {
             if !self.lb.contains_key(&(*pool, *slots)) {
                 let chain = chain(*pool, *slots);
                 self.lb.insert((*pool, *slots), chain.name.clone());
-                self.chains.set(chain.name.clone(), Arc::new(chain));
+                self.chains.set(chain.name.clone(), Some(Arc::new(chain)));
             }
         }
     }
@@ -123,25 +127,34 @@ impl TableState {
         self.held.is_some()
     }
 
+    /// The chain of that name, if there should be one.
+    pub fn chain(&self, name: &str) -> Option<Arc<Chain>> {
+        self.chains.desired(&name.into()).cloned().flatten()
+    }
+
     /// This was found in the kernel. What differs too much to be changed in place is replaced as a whole.
-    pub fn adopt(&mut self, found: TableContent) {
+    pub fn adopt(&mut self, found: Found) {
         self.forget();
         let Some(sets) = compatible_sets(self.family, &found) else { return };
-        let hooks_agree = found.chains.iter().all(|chain| match self.chains.desired(&chain.name) {
-            Some(desired) => desired.hook == chain.hook && desired.comment == chain.comment,
-            None => true,
-        });
-        if !hooks_agree {
+        if found.chains.iter().any(|(_, likeness)| *likeness == Likeness::OtherDeclaration) {
             return;
         }
+        let chains: Vec<_> = found
+            .chains
+            .into_iter()
+            .map(|(name, likeness)| {
+                let chain = if likeness == Likeness::Same { self.chain(&name) } else { None };
+                (name, chain)
+            })
+            .collect();
+        self.chains.adopt(chains);
         let mut counts = [0; SetId::ALL.len()];
-        for (set, elements) in found.sets {
+        for (set, elements) in found.sets.into_iter().flatten() {
             let Some(id) = SetId::of_name(&set.name) else { continue };
             counts[id as usize] = elements.len();
             let entries = elements.into_iter().map(|element| (element.key, (element.data, element.comment)));
             self.elements[id as usize].adopt(entries);
         }
-        self.chains.adopt(found.chains.into_iter().map(|chain| (chain.name.clone(), Arc::new(chain))));
         self.held = Some(Held { sets, counts });
     }
 
@@ -173,7 +186,7 @@ impl TableState {
             (Arc::new(id.declaration(self.family, sets::size_for(elements.len()))), elements)
         });
         let names = self.fixed.iter().chain(self.lb.values());
-        let chains = names.filter_map(|name| self.chains.desired(name)).map(|chain| Chain::clone(chain)).collect();
+        let chains = names.filter_map(|name| self.chain(name)).map(|chain| Chain::clone(&chain)).collect();
         TableContent { table: self.table.clone(), sets: sets.collect(), chains }
     }
 
@@ -192,16 +205,17 @@ impl TableState {
 
         let chains = self.chains.diff();
         let mut stale = self.stale.clone();
-        for change in &chains.set {
+        let wanted = || chains.set.iter().filter_map(|change| Some((change, change.value.as_ref()?)));
+        for (change, chain) in wanted() {
             if change.replaces.is_none() {
-                transaction.declare_chain(table, &Arc::new(Chain { rules: Vec::new(), ..Chain::clone(change.value) }));
+                transaction.declare_chain(table, &Arc::new(Chain { rules: Vec::new(), ..Chain::clone(chain) }));
             }
             if change.replaces.is_some() || stale.remove(change.key) {
                 transaction.flush_chain(table, change.key);
             }
         }
-        for change in &chains.set {
-            transaction.add_rules(table, change.value);
+        for (_, chain) in wanted() {
+            transaction.add_rules(table, chain);
         }
         for (diff, set) in diffs.iter().zip(&held.sets) {
             let replaced = diff.set.iter().filter_map(|set| Some((set.key, set.replaces?)));
@@ -260,14 +274,14 @@ fn element((key, (data, comment)): (&ElementKey, &Value)) -> Element {
 }
 
 /// The kernel's sets in our order, if they are declared as ours are but for their size.
-fn compatible_sets(family: Family, found: &TableContent) -> Option<Vec<Arc<Set>>> {
+fn compatible_sets(family: Family, found: &Found) -> Option<Vec<Arc<Set>>> {
     if found.sets.len() != SetId::ALL.len() {
         return None;
     }
     SetId::ALL
         .into_iter()
         .map(|id| {
-            let (set, _) = found.sets.iter().find(|(set, _)| *set.name == *id.name())?;
+            let (set, _) = found.sets.iter().flatten().find(|(set, _)| *set.name == *id.name())?;
             (**set == id.declaration(family, set.size?)).then(|| set.clone())
         })
         .collect()

@@ -1,0 +1,194 @@
+//! The backend's flags, and the program that they run.
+
+use anyhow::{Context as _, bail};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use ipnet::IpNet;
+use localnet_client::{
+    args::{self, ClientArgs},
+    telemetry::{self, LogFormat},
+};
+
+use crate::{
+    NftBackend,
+    config::{Config, Detector},
+    dry_run::DryRun,
+    kernel::Netlink,
+};
+
+/// `localnet-nft`
+#[derive(Debug, Parser)]
+#[command(
+    name = "localnet-nft",
+    version,
+    about = "Program Services into nf_tables",
+    args_conflicts_with_subcommands = true
+)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    client: ClientArgs,
+    #[command(flatten)]
+    nft: NftArgs,
+    /// Print the tables that the present state gives, as nft text, and change nothing; needs no privileges
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Remove the tables ip localnet and ip6 localnet, if they exist
+    Cleanup,
+}
+
+/// The flags that say how the node is programmed; `localnet-node` has them too.
+#[derive(Args, Clone, Debug)]
+pub struct NftArgs {
+    /// CIDRs of the cluster's pods, at most one of each family: traffic to ClusterIPs from elsewhere is masqueraded
+    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    pub cluster_cidr: Vec<IpNet>,
+    /// How traffic of this node's pods is recognised
+    #[arg(long, value_enum, value_name = "MODE", ignore_case = true, default_value_t)]
+    pub detect_local_mode: DetectLocalMode,
+    /// The bridge of this node's pods, for BridgeInterface
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    pub pod_bridge_interface: String,
+    /// How the names of this node's pods' interfaces start, for InterfaceNamePrefix
+    #[arg(long, value_name = "PREFIX", default_value = "", hide_default_value = true)]
+    pub pod_interface_name_prefix: String,
+    /// Masquerade everything that is sent to a ClusterIP
+    #[arg(long)]
+    pub masquerade_all: bool,
+    /// Bit of the packet mark that asks for masquerading
+    #[arg(long, value_name = "BIT", default_value_t = 14, value_parser = clap::value_parser!(u8).range(0..32))]
+    pub masquerade_bit: u8,
+}
+
+/// How traffic of this node's pods is recognised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum DetectLocalMode {
+    /// By --cluster-cidr; not at all without it
+    #[default]
+    #[value(name = "ClusterCIDR")]
+    ClusterCidr,
+    /// By the node's pod CIDRs
+    #[value(name = "NodeCIDR")]
+    NodeCidr,
+    /// By --pod-bridge-interface
+    #[value(name = "BridgeInterface")]
+    BridgeInterface,
+    /// By --pod-interface-name-prefix
+    #[value(name = "InterfaceNamePrefix")]
+    InterfaceNamePrefix,
+}
+
+impl NftArgs {
+    /// The configuration that the flags say.
+    ///
+    /// # Errors
+    /// They contradict each other.
+    pub fn config(&self) -> anyhow::Result<Config> {
+        let interface = |flag, name: &str| match name.len() {
+            0 => bail!("{flag} is needed for --detect-local-mode {:?}", self.detect_local_mode),
+            1..=15 => Ok(name.into()),
+            _ => bail!("{flag} {name:?} is longer than the 15 bytes of an interface name"),
+        };
+        let detector = match self.detect_local_mode {
+            DetectLocalMode::ClusterCidr => cluster_cidr(&self.cluster_cidr)?,
+            DetectLocalMode::NodeCidr => Detector::NodeCidr,
+            DetectLocalMode::BridgeInterface => {
+                Detector::BridgeInterface(interface("--pod-bridge-interface", &self.pod_bridge_interface)?)
+            }
+            DetectLocalMode::InterfaceNamePrefix => Detector::InterfaceNamePrefix(interface(
+                "--pod-interface-name-prefix",
+                &self.pod_interface_name_prefix,
+            )?),
+        };
+        Ok(Config { masquerade_all: self.masquerade_all, masquerade_bit: self.masquerade_bit, detector })
+    }
+}
+
+fn cluster_cidr(cidrs: &[IpNet]) -> anyhow::Result<Detector> {
+    let v4 = cidrs.iter().filter(|cidr| cidr.addr().is_ipv4()).count();
+    match (v4, cidrs.len() - v4) {
+        (0, 0) => Ok(Detector::None),
+        (0 | 1, 0 | 1) => Ok(Detector::ClusterCidr(cidrs.to_vec())),
+        _ => bail!("--cluster-cidr takes at most one CIDR of each family, not {}", cidrs.len()),
+    }
+}
+
+/// Runs the program.
+///
+/// # Errors
+/// The flags contradict each other, the kernel cannot be programmed at all, or with `--once` anything failed.
+pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let Arguments { command, client, nft, dry_run } = arguments;
+    if let Some(Command::Cleanup) = command {
+        telemetry::init(LogFormat::Text);
+        // What is removed does not depend on the configuration.
+        return NftBackend::new(nft.config()?, Netlink::open()?).remove_all();
+    }
+    telemetry::init(client.log_format);
+    let config = nft.config()?;
+    let source = client.source()?;
+    let mut options = client.options();
+    if dry_run {
+        options.once = true;
+        return args::run(DryRun::new(config), source, options).await;
+    }
+    let mut backend = NftBackend::new(config, Netlink::open()?);
+    backend.check().context("program nf_tables")?;
+    args::run(backend, source, options).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(flags: &[&str]) -> Result<Config, String> {
+        let arguments = Arguments::try_parse_from([&["localnet-nft"], flags].concat()).map_err(|e| e.to_string())?;
+        arguments.nft.config().map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn flags_become_a_configuration() {
+        let defaults = Config { masquerade_all: false, masquerade_bit: 14, detector: Detector::None };
+        let detector = |detector| Ok(Config { detector, ..defaults.clone() });
+        let cidrs = |texts: &[&str]| Detector::ClusterCidr(texts.iter().map(|text| text.parse().unwrap()).collect());
+        for (flags, expected) in [
+            (&[][..], Ok(defaults.clone())),
+            (&["--cluster-cidr", "10.0.0.0/8,fd00::/48"], detector(cidrs(&["10.0.0.0/8", "fd00::/48"]))),
+            (&["--detect-local-mode", "nodecidr"], detector(Detector::NodeCidr)),
+            (
+                &["--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", "cni0"],
+                detector(Detector::BridgeInterface("cni0".into())),
+            ),
+            (
+                &["--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "veth"],
+                detector(Detector::InterfaceNamePrefix("veth".into())),
+            ),
+            (&["--masquerade-all", "--masquerade-bit", "31"], {
+                Ok(Config { masquerade_all: true, masquerade_bit: 31, detector: Detector::None })
+            }),
+        ] {
+            assert_eq!(config(flags), expected, "{flags:?}");
+        }
+    }
+
+    #[test]
+    fn contradicting_flags_are_told() {
+        for (flags, expected) in [
+            (&["--cluster-cidr", "10.0.0.0/8,11.0.0.0/8"][..], "at most one CIDR of each family"),
+            (&["--cluster-cidr", "10.0.0"], "10.0.0"),
+            (&["--detect-local-mode", "BridgeInterface"], "--pod-bridge-interface is needed"),
+            (&["--masquerade-bit", "32"], "32"),
+            (
+                &["--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "a-very-long-name"],
+                "longer than the 15 bytes",
+            ),
+        ] {
+            let error = config(flags).unwrap_err();
+            assert!(error.contains(expected), "{flags:?}: {error}");
+        }
+    }
+}

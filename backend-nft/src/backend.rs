@@ -1,0 +1,231 @@
+//! [`NftBackend`]: state in, one transaction out; what is not known is read, what is refused is left out.
+
+use anyhow::Context as _;
+use localnet_client::Backend;
+use localnet_linux::nft::{Change, Element, Error, Family, Table, TableContent, Transaction};
+use localnet_proto::{Changes, ServiceKey, Snapshot};
+use tracing::{debug, info, warn};
+
+use crate::{
+    config::Config,
+    desired::{Desired, Notice},
+    kernel::Kernel,
+    plan::{self, sets::SetId},
+};
+
+/// Programs nf_tables.
+#[derive(Debug)]
+pub struct NftBackend<K> {
+    kernel: K,
+    desired: Desired,
+    /// Nothing was synced yet.
+    first: bool,
+}
+
+/// So many services may be refused in one sync before it is given up: then it is not the services.
+const MAX_REFUSED: usize = 16;
+
+impl<K: Kernel> NftBackend<K> {
+    /// A backend that has neither read nor written anything yet.
+    pub fn new(config: Config, kernel: K) -> Self {
+        Self { kernel, desired: Desired::new(config), first: true }
+    }
+
+    /// The tables as they should be, after a sync.
+    pub fn plan(&mut self) -> Vec<TableContent> {
+        self.desired.tables().iter().map(|table| table.content()).collect()
+    }
+
+    /// What the backend writes to.
+    pub fn kernel(&self) -> &K {
+        &self.kernel
+    }
+
+    /// Fails if nf_tables cannot be used at all, as without privileges: then trying again is no use.
+    ///
+    /// # Errors
+    /// That, and how to mend it.
+    pub fn check(&mut self) -> Result<(), Error> {
+        // Reading needs the same privileges as writing, and a table that does not exist costs nothing to read.
+        self.kernel.read(&Table::new(Family::V4, "localnet-check"), &|_| None).map(drop)
+    }
+
+    /// Makes the kernel hold `state`, of which only `changes` differs from the state before.
+    ///
+    /// # Errors
+    /// The kernel refuses something that is not of one service, or it cannot be reached.
+    pub fn apply(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<()> {
+        if std::mem::take(&mut self.first) && !self.kernel.has_family(Family::V6) {
+            info!("this host has no IPv6: only IPv4 is programmed");
+        }
+        for notice in self.desired.update(state, changes) {
+            warn!("{notice}");
+        }
+        self.write().with_context(|| format!("program nf_tables with revision {}", state.revision))?;
+        self.remove_stale_chains();
+        Ok(())
+    }
+
+    fn write(&mut self) -> anyhow::Result<()> {
+        // What was just read is as the kernel has it: if it then refuses a change, the change is to blame.
+        let mut fresh = false;
+        let mut refused = 0;
+        loop {
+            fresh |= self.read_unknown()?;
+            let mut transaction = Transaction::new();
+            for table in self.desired.tables().iter_mut().filter(|table| self.kernel.has_family(table.family())) {
+                table.changes(&mut transaction);
+            }
+            if transaction.is_empty() {
+                return Ok(());
+            }
+            let error = match self.kernel.apply(&transaction) {
+                Ok(sent) => {
+                    debug!(sent.messages, sent.bytes, sent.elements, "transaction applied");
+                    self.desired.tables().iter_mut().for_each(|table| table.commit());
+                    return Ok(());
+                }
+                Err(error) => error,
+            };
+            let Some((transaction, error)) =
+                (if fresh { self.pinpoint(transaction, error) } else { Some((transaction, error)) })
+            else {
+                return Ok(());
+            };
+            let owner = self.owner(&transaction, &error);
+            match owner {
+                Some(service) if fresh && refused < MAX_REFUSED => {
+                    refused += 1;
+                    let text = format!("left out until it changes: {error}");
+                    warn!("{}", Notice { service: service.clone(), text });
+                    self.desired.refuse(&service);
+                }
+                _ => {
+                    self.desired.tables().iter_mut().for_each(|table| table.forget());
+                    if fresh || !matches!(error, Error::Refused { .. }) {
+                        return Err(self.named(owner, error));
+                    }
+                    info!("the tables are not as they were left: reading them ({error})");
+                }
+            }
+        }
+    }
+
+    /// Older kernels name only the set: to learn which element they refuse, each is sent as a change of its own.
+    /// `None` if it refuses none of them now.
+    fn pinpoint(&mut self, transaction: Transaction, error: Error) -> Option<(Transaction, Error)> {
+        let Error::Refused { change, element: None, .. } = error else { return Some((transaction, error)) };
+        let mut single = Transaction::new();
+        for (index, sent) in transaction.changes().iter().enumerate() {
+            match sent {
+                Change::AddElements(table, set, elements) if index == change => {
+                    for element in elements {
+                        single.add_elements(table, set, vec![element.clone()]);
+                    }
+                }
+                other => _ = single.push(other.clone()),
+            }
+        }
+        match self.kernel.apply(&single) {
+            Err(Error::Refused { change, element: None, what, errno, message }) => {
+                Some((single, Error::Refused { change, element: Some(0), what, errno, message }))
+            }
+            Err(error) => Some((single, error)),
+            Ok(_) => {
+                self.desired.tables().iter_mut().for_each(|table| table.commit());
+                None
+            }
+        }
+    }
+
+    /// Reads the tables of which it is not known what they hold; says whether there were any.
+    fn read_unknown(&mut self) -> anyhow::Result<bool> {
+        let mut any = false;
+        for table in self.desired.tables().iter_mut() {
+            if table.is_known() || !self.kernel.has_family(table.family()) {
+                continue;
+            }
+            any = true;
+            let found = self.kernel.read(table.table(), &|name| table.chain(name));
+            if let Some(found) = found.with_context(|| format!("read {}", name(table.table())))? {
+                table.adopt(found);
+            }
+        }
+        Ok(any)
+    }
+
+    /// The service whose element the kernel refused.
+    fn owner(&self, transaction: &Transaction, error: &Error) -> Option<ServiceKey> {
+        let Error::Refused { change, element: Some(index), .. } = error else { return None };
+        let Change::AddElements(_, set, elements) = transaction.changes().get(*change)? else { return None };
+        let element: &Element = elements.get(*index)?;
+        self.desired.owner(SetId::of_name(&set.name)?, element)
+    }
+
+    fn named(&self, owner: Option<ServiceKey>, error: Error) -> anyhow::Error {
+        match owner {
+            Some(service) => anyhow::Error::new(error).context(format!("service {service}")),
+            None => error.into(),
+        }
+    }
+
+    /// Chains that nothing refers to any more are harmless: if the kernel is not ready to let them go, later will do.
+    fn remove_stale_chains(&mut self) {
+        for table in self.desired.tables() {
+            let mut transaction = Transaction::new();
+            table.removal_of_stale_chains(&mut transaction);
+            if transaction.is_empty() {
+                continue;
+            }
+            match self.kernel.apply(&transaction) {
+                Ok(_) => table.stale_chains_are_gone(),
+                Err(error) => debug!(%error, "unused chains stay for now"),
+            }
+        }
+    }
+
+    /// Removes both tables; they may be absent.
+    ///
+    /// # Errors
+    /// The kernel refuses it or cannot be reached.
+    pub fn remove_all(&mut self) -> anyhow::Result<()> {
+        let mut transaction = Transaction::new();
+        for family in Family::ALL.into_iter().filter(|family| self.kernel.has_family(*family)) {
+            // Deleting what is absent is an error; adding what is there is not.
+            transaction.add_table(&plan::table(family)).delete_table(&plan::table(family));
+        }
+        self.desired.tables().iter_mut().for_each(|table| table.forget());
+        self.kernel.apply(&transaction).context("remove the tables ip localnet and ip6 localnet")?;
+        Ok(())
+    }
+}
+
+impl<K: Kernel> Backend for NftBackend<K> {
+    fn name(&self) -> &'static str {
+        "nft"
+    }
+
+    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<()> {
+        blocking(|| self.apply(state, changes))
+    }
+
+    async fn cleanup(&mut self) -> anyhow::Result<()> {
+        blocking(|| self.remove_all())
+    }
+}
+
+/// A big transaction keeps the kernel busy for a while: other tasks of this thread go elsewhere meanwhile.
+fn blocking<T>(work: impl FnOnce() -> T) -> T {
+    use tokio::runtime::{Handle, RuntimeFlavor};
+    match Handle::try_current().map(|handle| handle.runtime_flavor()) {
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
+        _ => work(),
+    }
+}
+
+fn name(table: &Table) -> String {
+    format!("table {} {}", table.family.as_str(), table.name)
+}
+
+#[cfg(test)]
+mod tests;

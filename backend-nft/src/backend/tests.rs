@@ -1,0 +1,417 @@
+//! The backend against the fake kernel: what is sent, and what is there afterwards.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use localnet_linux::nft::{Element, Tuple};
+use localnet_proto::{Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Service, SourceFilter, Verdict, WhenEmpty};
+use proptest::prelude::*;
+
+use super::*;
+use crate::{config::Detector, fake::FakeKernel};
+
+fn config() -> Config {
+    Config {
+        masquerade_all: false,
+        masquerade_bit: 14,
+        detector: Detector::ClusterCidr(vec!["10.180.0.0/16".parse().unwrap(), "fd00:10:180::/48".parse().unwrap()]),
+    }
+}
+
+fn backend() -> NftBackend<FakeKernel> {
+    NftBackend::new(config(), FakeKernel::default())
+}
+
+/// Another process on the same kernel.
+fn restarted(backend: &NftBackend<FakeKernel>) -> NftBackend<FakeKernel> {
+    NftBackend::new(config(), backend.kernel().clone())
+}
+
+const ALL_SCOPES: Scopes = Scopes { internal: true, external: true, short_circuit: false, established: true };
+
+fn endpoint(address: &str, scopes: Scopes) -> Endpoint {
+    let address: IpAddr = address.parse().unwrap();
+    let ports = vec![EndpointPort { name: "http".into(), port: 8080 }];
+    Endpoint { address, ports, local: address.to_string().ends_with('1'), hostname: None, scopes }
+}
+
+fn port(name: &str, number: u16, node_port: Option<u16>) -> Port {
+    let when_empty = WhenEmpty::default();
+    Port {
+        name: name.into(),
+        protocol: Protocol::Tcp,
+        port: number,
+        node_port,
+        when_empty_v4: when_empty,
+        when_empty_v6: when_empty,
+    }
+}
+
+fn service(name: &str, cluster_ip: &str, endpoints: &[&str]) -> Service {
+    Service {
+        key: ServiceKey::new("default", name),
+        kind: "ClusterIP".to_owned(),
+        cluster_ips: vec![cluster_ip.parse().unwrap()],
+        external_ips: vec![],
+        load_balancer_ips: vec![],
+        ports: vec![port("http", 80, None)],
+        internal_traffic_to_local: false,
+        external_traffic_to_local: false,
+        client_ip_affinity: None,
+        source_filters: vec![],
+        health_check_node_port: None,
+        endpoints: endpoints.iter().map(|address| endpoint(address, ALL_SCOPES)).collect(),
+    }
+}
+
+fn node() -> Node {
+    Node {
+        name: "node".to_owned(),
+        addresses: vec!["192.168.0.2".parse().unwrap(), "fd00:192::2".parse().unwrap()],
+        zone: String::new(),
+        pod_cidrs: vec![],
+        service_cidrs: vec!["172.30.0.0/16".parse().unwrap()],
+    }
+}
+
+fn state(services: impl IntoIterator<Item = Service>) -> Snapshot {
+    let services = services.into_iter().map(|service| (service.key.clone(), Arc::new(service))).collect();
+    Snapshot { node: node(), services, ..Snapshot::default() }
+}
+
+fn changed(names: &[&str]) -> Changes {
+    let services = names.iter().map(|name| ServiceKey::new("default", *name)).collect();
+    Changes { services, ..Changes::default() }
+}
+
+fn difference(before: &Snapshot, after: &Snapshot) -> Changes {
+    before.clone().apply(localnet_proto::Update::Full(after.clone()))
+}
+
+/// Elements added, elements deleted and other changes that a sync sends.
+#[track_caller]
+fn sent(backend: &mut NftBackend<FakeKernel>, state: &Snapshot, changes: &Changes) -> (usize, usize, usize) {
+    let from = backend.kernel.log.len();
+    backend.apply(state, changes).unwrap();
+    backend.kernel.sent_since(from)
+}
+
+fn has(backend: &NftBackend<FakeKernel>, set: SetId, vip: (&str, u16)) -> Option<Element> {
+    let address: IpAddr = vip.0.parse().unwrap();
+    let key = Tuple::new().address(address).protocol(localnet_linux::nft::Protocol::Tcp).port(vip.1);
+    let (_, elements) = &backend.kernel.tables[&plan::table(Family::of(&address))].sets[set.name()];
+    elements.get(&key.into()).cloned()
+}
+
+/// Without what may differ by history: how big sets are declared.
+fn normal(kernel: &FakeKernel) -> BTreeMap<Table, crate::fake::FakeTable> {
+    let mut tables = kernel.tables.clone();
+    for (set, _) in tables.values_mut().flat_map(|table| table.sets.values_mut()) {
+        *set = Arc::new(localnet_linux::nft::Set { size: None, ..localnet_linux::nft::Set::clone(set) });
+    }
+    tables
+}
+
+#[test]
+fn a_second_sync_and_a_restart_send_nothing() {
+    let mut backend = backend();
+    let state = state([service("web", "172.30.0.41", &["10.180.0.1", "10.180.1.2"])]);
+    backend.apply(&state, &Changes::everything()).unwrap();
+    assert_eq!(backend.kernel.log.len(), 1);
+    assert_eq!(sent(&mut backend, &state, &Changes::default()), (0, 0, 0));
+    assert_eq!(sent(&mut backend, &state, &Changes::everything()), (0, 0, 0));
+    assert_eq!(sent(&mut restarted(&backend), &state, &Changes::everything()), (0, 0, 0));
+    assert_eq!(backend.kernel.reads, 2, "tables are read once");
+}
+
+#[test]
+fn one_endpoint_more_sends_only_what_differs() {
+    let mut backend = backend();
+    let web = |endpoints: &[&str]| service("web", "172.30.0.41", endpoints);
+    let others = || (0..50).map(|i| service(&format!("s{i}"), &format!("172.30.1.{i}"), &["10.180.1.2", "10.180.1.4"]));
+    let with = |endpoints: &[&str]| state(others().chain([web(endpoints)]));
+    backend.apply(&with(&["10.180.1.2", "10.180.1.4"]), &Changes::everything()).unwrap();
+
+    let replaced = with(&["10.180.1.2", "10.180.1.6"]);
+    assert_eq!(sent(&mut backend, &replaced, &changed(&["web"])), (1, 1, 0), "another endpoint in slot 1");
+    let grown = with(&["10.180.1.2", "10.180.1.6", "10.180.1.8"]);
+    // The dispatch changes and slot 2 is new; lb-3 is declared with three rules.
+    assert_eq!(sent(&mut backend, &grown, &changed(&["web"])), (2, 1, 4));
+    assert_eq!(sent(&mut backend, &replaced, &changed(&["web"])), (1, 2, 2), "and lb-3 is flushed and deleted");
+    let gone = with(&[]);
+    // The dispatch and two slots go, and the VIP is answered for.
+    assert_eq!(sent(&mut backend, &gone, &changed(&["web"])), (1, 3, 0));
+    assert_eq!(backend.kernel.reads, 2);
+}
+
+#[test]
+fn a_restart_sends_only_differences() {
+    let mut first = backend();
+    let services = |n: u8| (1..=n).map(|i| service(&format!("s{i}"), &format!("172.30.0.{i}"), &["10.180.0.1"]));
+    first.apply(&state(services(20)), &Changes::everything()).unwrap();
+    let mut second = restarted(&first);
+    // One service more: its ClusterIP, dispatch and slot. The endpoint's hairpin is there.
+    assert_eq!(sent(&mut second, &state(services(21)), &Changes::everything()), (3, 0, 0));
+    let mut third = restarted(&second);
+    assert_eq!(sent(&mut third, &state(services(19)), &Changes::everything()), (0, 6, 0));
+}
+
+#[test]
+fn what_others_changed_is_found_and_repaired() {
+    let mut backend = backend();
+    let web = |endpoints: &[&str]| state([service("web", "172.30.0.41", endpoints)]);
+    backend.apply(&web(&["10.180.1.2"]), &Changes::everything()).unwrap();
+    backend.kernel.tables.clear();
+    backend.apply(&web(&["10.180.1.2", "10.180.1.4"]), &changed(&["web"])).unwrap();
+    let mut fresh = self::backend();
+    fresh.apply(&web(&["10.180.1.2", "10.180.1.4"]), &Changes::everything()).unwrap();
+    assert_eq!(backend.kernel.tables, fresh.kernel.tables);
+}
+
+#[test]
+fn tables_of_another_shape_are_replaced_in_one_transaction() {
+    let mut other = FakeKernel::default();
+    let table = plan::table(Family::V4);
+    let mut transaction = Transaction::new();
+    let odd = Arc::new(localnet_linux::nft::Set::new("services", [localnet_linux::nft::FieldType::Mark]));
+    transaction.add_table(&table).add_set(&table, &odd);
+    other.apply(&transaction).unwrap();
+    let mut backend = NftBackend::new(config(), other);
+    backend.apply(&state([service("web", "172.30.0.41", &["10.180.1.2"])]), &Changes::everything()).unwrap();
+    assert_eq!(backend.kernel.log.len(), 2);
+    assert!(has(&backend, SetId::Services, ("172.30.0.41", 80)).is_some());
+}
+
+#[test]
+fn the_first_service_by_name_has_a_vip_and_leaves_it_to_the_next() {
+    let claimants = |names: &[&str]| state(names.iter().map(|name| service(name, "172.30.0.41", &["10.180.1.2"])));
+    let owner = |backend: &NftBackend<FakeKernel>| {
+        has(backend, SetId::Services, ("172.30.0.41", 80)).unwrap().comment.unwrap().to_string()
+    };
+    let mut backend = backend();
+    backend.apply(&claimants(&["b"]), &Changes::everything()).unwrap();
+    assert_eq!(owner(&backend), "default/b:http");
+    let notices = backend.desired.update(&claimants(&["a", "b"]), &changed(&["a"]));
+    assert_eq!(
+        notices.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        ["service default/b: 172.30.0.41:80/tcp belongs to service default/a, which comes first by name"]
+    );
+    backend.apply(&claimants(&["a", "b"]), &Changes::default()).unwrap();
+    assert_eq!(owner(&backend), "default/a:http");
+    assert!(backend.desired.update(&claimants(&["a", "b", "c"]), &changed(&["a", "b", "c"])).len() == 1, "said once");
+    backend.apply(&claimants(&["b", "c"]), &changed(&["a"])).unwrap();
+    assert_eq!(owner(&backend), "default/b:http");
+    backend.apply(&claimants(&[]), &changed(&["b", "c"])).unwrap();
+    assert_eq!(has(&backend, SetId::Services, ("172.30.0.41", 80)), None);
+    assert_eq!(has(&backend, SetId::NoEndpoints, ("172.30.0.41", 80)), None);
+}
+
+#[test]
+fn a_service_that_the_kernel_refuses_is_left_out_until_it_changes() {
+    [false, true].into_iter().for_each(refused_service);
+}
+
+/// `vague`: the kernel does not say which element it refuses.
+fn refused_service(vague: bool) {
+    let mut backend = backend();
+    backend.kernel.vague = vague;
+    let bad =
+        Tuple::new().address("172.30.0.42".parse().unwrap()).protocol(localnet_linux::nft::Protocol::Tcp).port(80);
+    backend.kernel.hated.insert(bad.into());
+    let services =
+        ["172.30.0.41", "172.30.0.42", "172.30.0.43"].map(|ip| service(&format!("s-{ip}"), ip, &["10.180.1.2"]));
+    let state = state(services);
+    backend.apply(&state, &Changes::everything()).unwrap();
+    assert!(has(&backend, SetId::Services, ("172.30.0.41", 80)).is_some());
+    assert_eq!(has(&backend, SetId::Services, ("172.30.0.42", 80)), None);
+    assert!(has(&backend, SetId::Services, ("172.30.0.43", 80)).is_some());
+    assert_eq!(sent(&mut backend, &state, &Changes::default()), (0, 0, 0));
+    backend.kernel.hated.clear();
+    assert_eq!(sent(&mut backend, &state, &changed(&["s-172.30.0.42"])), (3, 0, 0));
+    assert!(has(&backend, SetId::Services, ("172.30.0.42", 80)).is_some());
+}
+
+#[test]
+fn without_privileges_the_error_names_the_remedy() {
+    let mut backend = backend();
+    backend.kernel.denied = true;
+    let error = backend.apply(&state([]), &Changes::everything()).unwrap_err();
+    assert!(format!("{error:#}").contains("CAP_NET_ADMIN"), "{error:#}");
+    backend.kernel.denied = false;
+    backend.apply(&state([]), &Changes::everything()).unwrap();
+    assert_eq!(backend.kernel.tables.len(), 2);
+}
+
+#[test]
+fn growth_replaces_the_table_in_one_transaction() {
+    let mut backend = backend();
+    let services = |n: u16| {
+        (0..n).map(|i| {
+            service(&format!("s{i}"), &format!("172.30.{}.{}", i / 250, i % 250), &["10.180.1.2", "10.180.1.4"])
+        })
+    };
+    let small = state(services(1000));
+    backend.apply(&small, &Changes::everything()).unwrap();
+    let big = state(services(2100));
+    backend.apply(&big, &difference(&small, &big)).unwrap();
+    assert_eq!(backend.kernel.log.len(), 2);
+    let (set, elements) = &backend.kernel.tables[&plan::table(Family::V4)].sets["endpoints"];
+    assert_eq!((elements.len(), set.size), (4200, Some(16_384)));
+    assert_eq!(sent(&mut restarted(&backend), &big, &Changes::everything()), (0, 0, 0), "the size found is kept");
+    let less = state(services(10));
+    backend.apply(&less, &difference(&big, &less)).unwrap();
+    assert_eq!(sent(&mut restarted(&backend), &less, &Changes::everything()), (0, 0, 0));
+}
+
+#[test]
+fn the_node_moves_its_node_ports_along() {
+    let mut backend = backend();
+    let mut with_node_port = service("web", "172.30.0.41", &["10.180.1.2"]);
+    with_node_port.ports[0].node_port = Some(30_080);
+    let mut state = state([with_node_port]);
+    backend.apply(&state, &Changes::everything()).unwrap();
+    assert!(has(&backend, SetId::External, ("192.168.0.2", 30_080)).is_some());
+    state.node.addresses[0] = "192.168.0.9".parse().unwrap();
+    backend.apply(&state, &Changes { node: true, ..Changes::default() }).unwrap();
+    assert_eq!(has(&backend, SetId::External, ("192.168.0.2", 30_080)), None);
+    assert!(has(&backend, SetId::External, ("192.168.0.9", 30_080)).is_some());
+    assert_eq!(backend.kernel.sent_since(1), (3, 3, 0), "mark, dispatch and slot, and no chain");
+}
+
+#[test]
+fn service_cidrs_rewrite_one_chain() {
+    let mut backend = backend();
+    let mut state = state([service("web", "172.30.0.41", &["10.180.1.2"])]);
+    backend.apply(&state, &Changes::everything()).unwrap();
+    state.node.service_cidrs.push("172.31.0.0/16".parse().unwrap());
+    assert_eq!(
+        sent(&mut backend, &state, &Changes { node: true, ..Changes::default() }),
+        (0, 0, 4),
+        "flush, three rules"
+    );
+}
+
+#[test]
+fn cleanup_leaves_nothing_and_sync_starts_anew() {
+    let mut backend = backend();
+    backend.remove_all().unwrap();
+    let state = state([service("web", "172.30.0.41", &["10.180.1.2"])]);
+    backend.apply(&state, &Changes::everything()).unwrap();
+    backend.remove_all().unwrap();
+    assert_eq!(backend.kernel.tables, BTreeMap::new());
+    backend.apply(&state, &Changes::default()).unwrap();
+    assert!(has(&backend, SetId::Services, ("172.30.0.41", 80)).is_some());
+}
+
+fn any_scopes() -> impl Strategy<Value = Scopes> {
+    any::<[bool; 4]>().prop_map(|[internal, external, short_circuit, established]| Scopes {
+        internal,
+        external,
+        short_circuit,
+        established,
+    })
+}
+
+fn any_endpoint(v6: bool) -> impl Strategy<Value = Endpoint> {
+    (1..40_u8, any::<bool>(), any_scopes(), any::<bool>()).prop_map(move |(host, local, scopes, second_port)| {
+        let address = if v6 { format!("fd00:10:180::{host}") } else { format!("10.180.0.{host}") };
+        let mut ports = vec![EndpointPort { name: "http".into(), port: 8080 }];
+        if second_port {
+            ports.push(EndpointPort { name: "dns".into(), port: 53 });
+        }
+        Endpoint { address: address.parse().unwrap(), ports, local, hostname: None, scopes }
+    })
+}
+
+/// Services whose addresses collide now and then.
+fn any_service() -> impl Strategy<Value = Service> {
+    let endpoints =
+        (proptest::collection::vec(any_endpoint(false), 0..24), proptest::collection::vec(any_endpoint(true), 0..4));
+    let addresses = (1..6_u8, 0..4_u8, 0..4_u8, proptest::option::of(30_000..30_003_u16));
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
+    (0..6_u8, addresses, flags, endpoints).prop_map(|(name, addresses, flags, (v4, v6))| {
+        let (cluster, external, balancer, node_port) = addresses;
+        let (dual, to_local, drops, filtered) = flags;
+        let ip = |text: String| text.parse::<IpAddr>().unwrap();
+        let verdict = if drops { Verdict::Drop } else { Verdict::Reject };
+        let when_empty = WhenEmpty { internal: Verdict::Reject, external: verdict };
+        let mut dns = Port { protocol: Protocol::Udp, ..port("dns", 53, None) };
+        (dns.when_empty_v4, dns.when_empty_v6) = (when_empty, when_empty);
+        let mut service = service(&format!("s{name}"), &format!("172.30.0.{cluster}"), &[]);
+        if dual {
+            service.cluster_ips.push(ip(format!("fd00:172:30::{cluster}")));
+        }
+        service.ports = vec![dns, port("http", 80, node_port)];
+        service.external_ips = (0..external).map(|i| ip(format!("192.168.99.{i}"))).collect();
+        service.load_balancer_ips = (0..balancer).map(|i| ip(format!("192.168.99.{}", i + 2))).collect();
+        if filtered {
+            let source_ranges =
+                ["10.0.0.0/8", "10.1.0.0/16", "203.0.113.7/32"].map(|cidr| cidr.parse().unwrap()).into();
+            service.source_filters = vec![SourceFilter { targets: service.load_balancer_ips.clone(), source_ranges }];
+        }
+        service.external_traffic_to_local = to_local;
+        service.endpoints = v4.into_iter().chain(v6).collect();
+        service.endpoints.sort();
+        service
+    })
+}
+
+fn any_state() -> impl Strategy<Value = Snapshot> {
+    proptest::collection::vec(any_service(), 0..6).prop_map(state)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_history_ends_in_the_same_kernel(history in proptest::collection::vec((any_state(), any::<bool>(), any::<bool>()), 1..6)) {
+        let mut backend = backend();
+        let mut before = Snapshot::default();
+        let mut changes = Changes::everything();
+        for (state, restart, interrupted) in &history {
+            changes.merge(difference(&before, state));
+            before = state.clone();
+            if *restart {
+                backend = restarted(&backend);
+                changes = Changes::everything();
+            }
+            backend.kernel.denied = *interrupted;
+            if backend.apply(state, &changes).is_ok() {
+                changes = Changes::default();
+            }
+            backend.kernel.denied = false;
+        }
+        let (last, ..) = history.last().unwrap();
+        backend.apply(last, &changes).unwrap();
+        let mut fresh = self::backend();
+        fresh.apply(last, &Changes::everything()).unwrap();
+        prop_assert_eq!(normal(backend.kernel()), normal(fresh.kernel()));
+        prop_assert_eq!(backend.plan(), fresh.plan());
+
+        let from = backend.kernel.log.len();
+        backend.apply(last, &Changes::everything()).unwrap();
+        prop_assert_eq!(backend.kernel.log.len(), from);
+    }
+
+    #[test]
+    fn services_may_come_in_any_order(state in any_state(), seed in any::<u64>()) {
+        let mut at_once = backend();
+        at_once.apply(&state, &Changes::everything()).unwrap();
+        let mut one_by_one = backend();
+        one_by_one.apply(&self::state([]), &Changes::everything()).unwrap();
+        let mut keys: Vec<_> = state.services.keys().cloned().collect();
+        let len = keys.len().max(1);
+        keys.rotate_left(seed as usize % len);
+        let mut known = Snapshot { services: BTreeMap::new(), ..state.clone() };
+        for key in keys {
+            known.services.insert(key.clone(), state.services[&key].clone());
+            let changes = Changes { services: BTreeSet::from([key]), ..Changes::default() };
+            one_by_one.apply(&known, &changes).unwrap();
+        }
+        prop_assert_eq!(normal(at_once.kernel()), normal(one_by_one.kernel()));
+        prop_assert_eq!(at_once.plan(), one_by_one.plan());
+    }
+}

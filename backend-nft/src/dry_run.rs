@@ -1,0 +1,47 @@
+//! `--dry-run`: the plan as text. Touches no kernel.
+
+use std::io::{self, Write as _};
+
+use localnet_client::Backend;
+use localnet_linux::nft;
+use localnet_proto::{Changes, Snapshot};
+
+use crate::{config::Config, desired::Desired};
+
+/// Prints the tables of each state.
+#[derive(Debug)]
+pub struct DryRun {
+    desired: Desired,
+}
+
+impl DryRun {
+    /// Prints what this configuration gives.
+    pub fn new(config: Config) -> Self {
+        Self { desired: Desired::new(config) }
+    }
+
+    /// The tables as text that `nft -f` reads. What is left out is said in comments.
+    pub fn text(&mut self, state: &Snapshot, changes: &Changes) -> String {
+        let notices = self.desired.update(state, changes);
+        let comments: String = notices.iter().map(|notice| format!("# {notice}\n")).collect();
+        let tables = self.desired.tables().iter().map(|table| nft::listing(&table.content()));
+        comments + &tables.collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl Backend for DryRun {
+    fn name(&self) -> &'static str {
+        "nft"
+    }
+
+    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<()> {
+        let text = self.text(state, changes);
+        let mut out = io::stdout().lock();
+        out.write_all(text.as_bytes())?;
+        Ok(out.flush()?)
+    }
+
+    async fn cleanup(&mut self) -> anyhow::Result<()> {
+        Ok(())
+    }
+}
