@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use ipnet::IpNet;
 
 /// The address that the text names.
-pub fn address(text: &str) -> Option<IpAddr> {
+pub(super) fn address(text: &str) -> Option<IpAddr> {
     if !text.contains(':') {
         return sloppy_v4(text).map(IpAddr::V4);
     }
@@ -19,7 +19,7 @@ pub fn address(text: &str) -> Option<IpAddr> {
 }
 
 /// The CIDR that the text names, without host bits.
-pub fn cidr(text: &str) -> Option<IpNet> {
+pub(super) fn cidr(text: &str) -> Option<IpNet> {
     let (ip, length) = text.split_once('/')?;
     if length.is_empty() || length.len() > 3 || !length.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;

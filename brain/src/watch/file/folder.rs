@@ -1,0 +1,137 @@
+//! Reads all files at a path into one batch of events.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use super::{checks, document, problem::Problem, reading};
+use crate::cluster::{Event, Kind, Object};
+
+/// Names of files that are read from a folder end in one of these.
+pub(super) const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
+
+/// What the files say.
+#[derive(Debug, Default, PartialEq)]
+pub struct Loaded {
+    /// One batch: a complete list of each kind.
+    pub events: Vec<Event>,
+    /// Objects of kinds that mean nothing here; the first of each.
+    pub ignored: Vec<Problem>,
+}
+
+/// Reads a file, or all `.yaml`, `.yml` and `.json` files of a folder (not of the folders in it). If anything cannot be
+/// read, nothing is.
+pub fn load(path: &Path) -> Result<Loaded, Vec<Problem>> {
+    let files = files(path).map_err(|error| vec![unreadable(path, &error)])?;
+    let mut all = Collected::default();
+    for file in files {
+        match fs::read(&file) {
+            Ok(bytes) => all.file(&Arc::new(file), bytes),
+            // It is gone again; what is there now is read next, when the watch tells.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && file != path => {}
+            Err(error) => all.problems.push(unreadable(&file, &error)),
+        }
+    }
+    all.finish()
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Problem {
+    let remedy = match error.kind() {
+        io::ErrorKind::NotFound => "give the path of a file or folder of Kubernetes YAML",
+        io::ErrorKind::PermissionDenied => "let the user that this runs as read it",
+        _ => "",
+    };
+    whole_file(&Arc::new(path.to_owned()), format!("cannot be read: {error}"), remedy)
+}
+
+fn whole_file(file: &Arc<PathBuf>, problem: String, remedy: &str) -> Problem {
+    let (object, field) = (String::new(), String::new());
+    Problem { file: Arc::clone(file), line: 0, object, field, problem, remedy: remedy.to_owned() }
+}
+
+/// The files to read, sorted.
+fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
+    if !fs::metadata(path)?.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut files = Vec::new();
+    for entry in fs::read_dir(path)? {
+        let file = entry?.path();
+        if is_named_like_one(&file) && fs::metadata(&file).is_ok_and(|metadata| metadata.is_file()) {
+            files.push(file);
+        }
+    }
+    files.sort_unstable();
+    Ok(files)
+}
+
+/// Whether a folder's file is read, by its name. Editors' and ConfigMaps' own files begin with a dot.
+pub(super) fn is_named_like_one(file: &Path) -> bool {
+    let hidden = file.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
+    let extension = file.extension().and_then(|extension| extension.to_str());
+    !hidden && extension.is_some_and(|extension| EXTENSIONS.contains(&extension))
+}
+
+/// Where an object stands.
+type Place = (Arc<PathBuf>, u64);
+
+#[derive(Default)]
+struct Collected {
+    objects: BTreeMap<Kind, Vec<Object>>,
+    places: BTreeMap<(Kind, String, String), Place>,
+    ignored: Vec<Problem>,
+    ignored_kinds: BTreeSet<String>,
+    problems: Vec<Problem>,
+}
+
+impl Collected {
+    fn file(&mut self, file: &Arc<PathBuf>, bytes: Vec<u8>) {
+        let Ok(text) = String::from_utf8(bytes) else {
+            self.problems.push(whole_file(file, "is not UTF-8 text".to_owned(), "save it as UTF-8"));
+            return;
+        };
+        for document in document::split(&text) {
+            let reading = reading::read(document, file);
+            self.problems.extend(reading.problems);
+            for (line, kind) in reading.ignored {
+                if self.ignored_kinds.insert(kind.clone()) {
+                    let mut problem = whole_file(file, "objects of this kind are ignored".to_owned(), "");
+                    (problem.line, problem.object) = (line, kind);
+                    self.ignored.push(problem);
+                }
+            }
+            for found in reading.found {
+                self.object(file, found);
+            }
+        }
+    }
+
+    fn object(&mut self, file: &Arc<PathBuf>, reading::Found { line, object }: reading::Found) {
+        let key = (object.kind(), object.namespace().to_owned(), object.name().to_owned());
+        match self.places.entry(key) {
+            Entry::Vacant(vacant) => {
+                vacant.insert((Arc::clone(file), line));
+                self.objects.entry(object.kind()).or_default().push(object);
+            }
+            Entry::Occupied(first) => {
+                let (first, first_line) = first.get();
+                let problem = format!("is there twice, first in {}:{first_line}", first.display());
+                let (file, object, field) = (Arc::clone(file), checks::spoken(&object), String::new());
+                let remedy = "remove one of them".to_owned();
+                self.problems.push(Problem { file, line, object, field, problem, remedy });
+            }
+        }
+    }
+
+    fn finish(mut self) -> Result<Loaded, Vec<Problem>> {
+        if !self.problems.is_empty() {
+            return Err(self.problems);
+        }
+        let events =
+            Kind::ALL.map(|kind| Event::Replace { kind, objects: self.objects.remove(&kind).unwrap_or_default() });
+        Ok(Loaded { events: events.into(), ignored: self.ignored })
+    }
+}

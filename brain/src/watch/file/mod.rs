@@ -1,0 +1,16 @@
+//! `file:PATH`: ordinary Kubernetes YAML or JSON, a file or a folder of them, served without any cluster.
+//!
+//! The path is watched; on a change everything is read again and swapped in at once. If anything in it cannot be read, all
+//! of it is refused and reported, and the last good state stays.
+
+mod checks;
+mod document;
+mod folder;
+mod problem;
+mod reading;
+mod tree;
+mod watcher;
+
+pub use folder::{Loaded, load};
+pub use problem::Problem;
+pub use watcher::run;
