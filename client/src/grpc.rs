@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use anyhow::Context as _;
 use hyper_util::rt::TokioIo;
-use localnet_proto::{Address, Family, Revision, Update, decode::Assembler, encode, wire};
+use localnet_proto::{Address, Revision, Update, decode::Assembler, encode, wire};
 use tokio::{net::UnixStream, time::timeout};
 use tonic::{
     Code, Status,
@@ -86,7 +86,7 @@ impl Source for Brain {
 
     async fn report(&mut self, report: &Report) -> Result<(), SourceError> {
         let mut client = BackendsClient::new(self.channel.clone());
-        match timeout(REPORT_TIMEOUT, client.report(wire_report(report))).await {
+        match timeout(REPORT_TIMEOUT, client.report(wire::BackendReport::from(report))).await {
             Ok(Ok(_)) => Ok(()),
             // A brain that does not want to know is as good as one that does.
             Ok(Err(status)) if status.code() == Code::Unimplemented => Ok(()),
@@ -131,23 +131,5 @@ fn failed(status: &Status) -> SourceError {
     match status.code() {
         Code::Unavailable => SourceError::Unreachable(text),
         code => SourceError::Broken(format!("{code:?}: {text}")),
-    }
-}
-
-fn wire_report(report: &Report) -> wire::BackendReport {
-    let family = |family| match family {
-        Family::V4 => wire::IpFamily::IPv4.into(),
-        Family::V6 => wire::IpFamily::IPv6.into(),
-    };
-    let families = report.families.iter().map(|(of, outcome)| wire::FamilyReport {
-        family: family(*of),
-        applied_rev: outcome.applied,
-        error: outcome.error.clone().unwrap_or_default(),
-    });
-    wire::BackendReport {
-        backend: report.backend.to_owned(),
-        instance_id: report.received.instance,
-        rev: report.received.rev,
-        families: families.collect(),
     }
 }

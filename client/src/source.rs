@@ -1,6 +1,6 @@
 //! [`Source`]: where the state of the node comes from.
 
-use localnet_proto::{Family, Revision, Update};
+use localnet_proto::{Family, Revision, Update, wire};
 
 /// Delivers complete states, and takes reports. Implemented by the gRPC client ([`crate::grpc::Brain`]) and by the feed of a
 /// brain in the same process.
@@ -48,4 +48,24 @@ pub struct Outcome {
     pub applied: u64,
     /// Why the newest could not be applied.
     pub error: Option<String>,
+}
+
+impl From<&Report> for wire::BackendReport {
+    fn from(report: &Report) -> Self {
+        let number = |family| match family {
+            Family::V4 => wire::IpFamily::IPv4.into(),
+            Family::V6 => wire::IpFamily::IPv6.into(),
+        };
+        let families = report.families.iter().map(|(family, outcome)| wire::FamilyReport {
+            family: number(*family),
+            applied_rev: outcome.applied,
+            error: outcome.error.clone().unwrap_or_default(),
+        });
+        Self {
+            backend: report.backend.to_owned(),
+            instance_id: report.received.instance,
+            rev: report.received.rev,
+            families: families.collect(),
+        }
+    }
 }

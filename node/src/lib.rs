@@ -1,1 +1,9 @@
-//! Brain and one backend in one process, no gRPC between them.
+//! Brain and one backend in one process, no gRPC between them: KEP-2104's in-memory mode.
+//!
+//! [`FeedSource`] hands the states of a brain's feed to the client library's loop. Services are shared, not copied, and
+//! nothing is encoded unless somebody else listens.
+
+pub mod args;
+mod feed_source;
+
+pub use feed_source::FeedSource;

@@ -1,0 +1,80 @@
+//! The flags of `localnet-node`, and the program that they run.
+
+use std::pin::pin;
+
+use anyhow::Context as _;
+use clap::{Parser, ValueEnum};
+use localnet_brain::{
+    args::{LogArgs, SourceArgs},
+    run::start,
+    serve::{self, Listener, Reports},
+    telemetry,
+};
+use localnet_client::{Options, args::terminated};
+use localnet_nft::{Netlink, NftBackend, args::NftArgs};
+use localnet_proto::Address;
+use tokio_util::sync::CancellationToken;
+
+use crate::FeedSource;
+
+/// Brain and one backend in one process: reads Services and programs them into this node's kernel
+#[derive(Clone, Debug, Parser)]
+#[command(name = "localnet-node", version)]
+pub struct Arguments {
+    #[command(flatten)]
+    source: SourceArgs,
+    /// What programs the kernel
+    #[arg(long, value_enum, default_value_t)]
+    backend: BackendName,
+    #[command(flatten)]
+    nft: NftArgs,
+    /// Apply one state, print how to resume, and exit
+    #[arg(long)]
+    once: bool,
+    /// Serve the state to others as well: unix:///path or tcp://host:port of loopback; may be given several times
+    #[arg(long, value_name = "ADDR")]
+    listen: Vec<Address>,
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+/// A backend that can run in this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum BackendName {
+    /// nf_tables, over netlink
+    #[default]
+    Nft,
+}
+
+/// Runs the program until SIGTERM or SIGINT, or with `--once` until one state is applied.
+///
+/// # Errors
+/// The flags contradict each other, the source cannot be used, the kernel cannot be programmed at all, or with `--once`
+/// anything failed.
+pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
+    telemetry::init(arguments.log.log_format, &arguments.log.log_level)?;
+    let BackendName::Nft = arguments.backend;
+    let mut backend = NftBackend::new(arguments.nft.config()?, Netlink::open()?);
+    backend.check().context("program nf_tables")?;
+    let mut listeners = Vec::new();
+    for address in &arguments.listen {
+        listeners.push(Listener::bind(address, &serve::Options::default()).await?);
+    }
+    let mut brain = start(&arguments.source.source, arguments.source.cluster()?).await?;
+    let reports = Reports::default();
+    let stop = CancellationToken::new();
+    let mut served = pin!(serve::run(listeners, brain.feed().clone(), reports.clone(), stop.clone().cancelled_owned()));
+    let source = FeedSource::new(brain.feed().clone(), reports);
+    let options = Options { once: arguments.once, ..Options::default() };
+    let serving = !arguments.listen.is_empty();
+    let result = tokio::select! {
+        result = localnet_client::run(backend, source, options, terminated()) => result,
+        error = brain.failed() => Err(error),
+        () = &mut served, if serving => Err(anyhow::anyhow!("the server has ended")),
+    };
+    stop.cancel();
+    if serving {
+        served.await;
+    }
+    result
+}

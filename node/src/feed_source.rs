@@ -1,0 +1,33 @@
+//! The feed of a brain in the same process as a [`Source`].
+
+use localnet_brain::{feed::Feed, serve::Reports};
+use localnet_client::{Report, Revision, Source, SourceError};
+use localnet_proto::Update;
+
+/// Reads a feed, and records reports where the brain keeps those of others.
+#[derive(Clone, Debug)]
+pub struct FeedSource {
+    feed: Feed,
+    reports: Reports,
+}
+
+impl FeedSource {
+    /// The states of `feed`; reports go to `reports`.
+    pub fn new(feed: Feed, reports: Reports) -> Self {
+        Self { feed, reports }
+    }
+}
+
+impl Source for FeedSource {
+    async fn next(&mut self, have: Revision, fold: bool) -> Result<Update, SourceError> {
+        Ok(self.feed.differing(have).await.update(have, fold))
+    }
+
+    async fn report(&mut self, report: &Report) -> Result<(), SourceError> {
+        self.reports.record(report.into()).map_err(|error| SourceError::Invalid(error.to_string()))
+    }
+
+    fn describe(&self) -> String {
+        "the brain of this process".to_owned()
+    }
+}
