@@ -2,5 +2,6 @@
 //!
 //! Knows nothing of Kubernetes, of Services or of the wire contract: its words are the kernel's.
 
+pub mod addresses;
 mod netlink;
 pub mod nft;

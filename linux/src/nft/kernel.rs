@@ -41,6 +41,7 @@ pub(super) mod chain {
     pub(crate) const TABLE: u16 = 1;
     pub(crate) const NAME: u16 = 3;
     pub(crate) const HOOK: u16 = 4;
+    pub(crate) const POLICY: u16 = 5;
     pub(crate) const TYPE: u16 = 7;
     pub(crate) const USERDATA: u16 = 12;
     pub(crate) const HOOK_POINT: u16 = 1;
@@ -90,7 +91,6 @@ pub(super) mod element {
     pub(crate) const KEY: u16 = 1;
     pub(crate) const DATA: u16 = 2;
     pub(crate) const FLAGS: u16 = 3;
-    pub(crate) const EXPIRATION: u16 = 5;
     pub(crate) const USERDATA: u16 = 6;
     pub(crate) const KEY_END: u16 = 10;
     pub(crate) const FLAG_INTERVAL_END: u32 = 1;

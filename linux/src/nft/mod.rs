@@ -9,10 +9,13 @@
 //! transaction, and a test loads each into a kernel and compares the listings.
 
 mod answer;
+mod dump;
 mod element;
 mod encode;
 mod expression;
 mod kernel;
+mod monitor;
+mod parse;
 mod ruleset;
 mod socket;
 mod statement;
@@ -23,7 +26,10 @@ mod userdata;
 use crate::netlink as wire;
 
 pub use answer::Error;
+pub use dump::{SetDump, TableDump};
 pub use element::{Element, ElementData, ElementKey, Tuple};
+pub use monitor::{Commit, Event, Monitor};
+pub use parse::{ChainDump, RuleDump};
 pub use ruleset::{
     Chain, ChainKind, Family, FieldType, Hook, HookPoint, Name, Set, SetData, SetFlags, Table, TableContent,
 };

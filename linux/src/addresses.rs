@@ -1,0 +1,95 @@
+//! The node's own addresses: which there are, and when that changes.
+//!
+//! Facts of the kernel, without judgement: loopback and link-local addresses are told like all others.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::IpAddr;
+
+use futures::channel::mpsc::UnboundedReceiver;
+use futures::stream::{StreamExt, TryStreamExt};
+use rtnetlink::packet_core::NetlinkMessage;
+use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
+use rtnetlink::{Handle, MulticastGroup, new_multicast_connection};
+use tokio::task::JoinHandle;
+
+/// Why the addresses are not known.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The subscription ended: what changed since is not known. Watch again.
+    #[error("rtnetlink subscription ended: watch the addresses again")]
+    Ended,
+    /// The kernel refused to list them.
+    #[error("failed to list the node's addresses: {0}")]
+    List(#[from] rtnetlink::Error),
+    /// The socket failed.
+    #[error("rtnetlink socket: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// One address of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Address {
+    /// The address itself.
+    pub ip: IpAddr,
+    /// The length of its network's prefix.
+    pub prefix_len: u8,
+    /// The number of the interface.
+    pub interface: u32,
+}
+
+/// A subscription to the addresses of the network namespace in which it was made.
+#[derive(Debug)]
+pub struct Addresses {
+    handle: Handle,
+    changes: UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, rtnetlink::sys::SocketAddr)>,
+    connection: JoinHandle<()>,
+}
+
+impl Addresses {
+    /// Subscribes; must be called within a tokio runtime.
+    pub fn watch() -> Result<Self, Error> {
+        let groups = [MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
+        let (connection, handle, changes) = new_multicast_connection(&groups)?;
+        Ok(Self { handle, changes, connection: tokio::spawn(connection) })
+    }
+
+    /// All addresses of all interfaces.
+    pub async fn list(&self) -> Result<BTreeSet<Address>, Error> {
+        let messages: Vec<AddressMessage> = self.handle.address().get().execute().try_collect().await?;
+        Ok(messages.iter().filter_map(address).collect())
+    }
+
+    /// Waits until an address came or went since the subscription, or since this returned last; then list them.
+    pub async fn changed(&mut self) -> Result<(), Error> {
+        self.changes.next().await.ok_or(Error::Ended)?;
+        // One answer for all that has been told so far.
+        while let Ok(message) = self.changes.try_recv() {
+            drop(message);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Addresses {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
+}
+
+/// On a point-to-point link the own address is the local one, and the other is the peer's.
+fn address(message: &AddressMessage) -> Option<Address> {
+    let find = |wanted: fn(&AddressAttribute) -> Option<IpAddr>| message.attributes.iter().find_map(wanted);
+    let local = find(|attribute| match attribute {
+        AddressAttribute::Local(ip) => Some(*ip),
+        _ => None,
+    });
+    let ip = local.or_else(|| {
+        find(|attribute| match attribute {
+            AddressAttribute::Address(ip) => Some(*ip),
+            _ => None,
+        })
+    })?;
+    Some(Address { ip, prefix_len: message.header.prefix_len, interface: message.header.index })
+}

@@ -1,0 +1,147 @@
+//! Notices what other processes do to nf_tables.
+//!
+//! The kernel tells each change of a commit, then that a new generation of the ruleset began and who began it. What
+//! this process's own sockets do is left out. When changes come faster than they are read some are lost: that is
+//! told too, and means "read everything back".
+
+use std::collections::{BTreeSet, VecDeque};
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+
+use netlink_sys::{AsyncSocket, SocketAddr, TokioSocket, protocols::NETLINK_NETFILTER};
+use rustix::io::Errno;
+use rustix::net::sockopt;
+
+use super::answer::Error;
+use super::kernel::{self, generation, msg, table};
+use super::wire::{Message, messages};
+use super::{Family, Table};
+
+/// Room for the notifications of a commit of some ten thousand elements.
+const RECEIVE_BUFFER: usize = 8 << 20;
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Another process committed.
+    Committed(Commit),
+    /// Some notifications were lost: anything may have changed.
+    Lost,
+}
+
+/// One commit of another process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Commit {
+    /// The generation that it began.
+    pub generation: u32,
+    /// The process, as far as the kernel told.
+    pub process_id: Option<u32>,
+    /// Its name.
+    pub process_name: Option<String>,
+    /// The tables in which anything changed; of families `ip` and `ip6` only.
+    pub tables: BTreeSet<Table>,
+}
+
+/// A subscription to the changes of this network namespace's nf_tables.
+pub struct Monitor {
+    netlink: TokioSocket,
+    buffer: Vec<u8>,
+    own: Vec<u32>,
+    commits: Commits,
+    pending: VecDeque<Event>,
+}
+
+impl fmt::Debug for Monitor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Monitor").field("own", &self.own).field("pending", &self.pending).finish_non_exhaustive()
+    }
+}
+
+impl Monitor {
+    /// Subscribes; must be called within a tokio runtime. Commits through sockets of these netlink ports
+    /// ([`super::Socket::port`]) are not told.
+    pub fn subscribe(own: Vec<u32>) -> Result<Self, Error> {
+        let mut netlink = TokioSocket::new(NETLINK_NETFILTER)?;
+        netlink.socket_mut().bind(&SocketAddr::new(0, 0))?;
+        let socket = netlink.socket_ref();
+        if sockopt::set_socket_recv_buffer_size_force(socket, RECEIVE_BUFFER).is_err() {
+            sockopt::set_socket_recv_buffer_size(socket, RECEIVE_BUFFER).map_err(io::Error::from)?;
+        }
+        socket.add_membership(kernel::MULTICAST_GROUP).map_err(|error| match errno(&error) {
+            Some(Errno::PERM) => Error::NotPermitted,
+            _ => Error::Io(error),
+        })?;
+        Ok(Self {
+            netlink,
+            buffer: Vec::with_capacity(256 << 10),
+            own,
+            commits: Commits::default(),
+            pending: VecDeque::new(),
+        })
+    }
+
+    /// The next event. Nothing is lost when the future is dropped.
+    pub async fn next(&mut self) -> Result<Event, Error> {
+        loop {
+            if let Some(event) = self.pending.pop_front() {
+                return Ok(event);
+            }
+            self.buffer.clear();
+            match poll_fn(|context| self.netlink.poll_recv(context, &mut self.buffer)).await {
+                Ok(()) => {
+                    for message in messages(&self.buffer) {
+                        self.pending.extend(self.commits.message(&message, &self.own).map(Event::Committed));
+                    }
+                }
+                Err(error) => match errno(&error) {
+                    Some(Errno::NOBUFS) => {
+                        self.commits = Commits::default();
+                        self.pending.push_back(Event::Lost);
+                    }
+                    Some(Errno::INTR) => {}
+                    _ => return Err(Error::Io(error)),
+                },
+            }
+        }
+    }
+}
+
+fn errno(error: &io::Error) -> Option<Errno> {
+    error.raw_os_error().map(Errno::from_raw_os_error)
+}
+
+/// Puts the notifications of one commit together.
+#[derive(Debug, Default)]
+struct Commits {
+    tables: BTreeSet<Table>,
+}
+
+impl Commits {
+    /// The commit that ends with this message, if it does and was another's.
+    fn message(&mut self, message: &Message<'_>, own: &[u32]) -> Option<Commit> {
+        let attributes = message.attributes();
+        if message.kind != kernel::SUBSYSTEM << 8 | msg::NEW_GENERATION {
+            let family = match message.family() {
+                Some(2) => Family::V4,
+                Some(10) => Family::V6,
+                _ => return None,
+            };
+            // The table's name has the same number in every kind of message.
+            if let Some(name) = attributes.string(table::NAME)
+                && !own.contains(&message.port)
+                && !self.tables.iter().any(|table| table.family == family && &*table.name == name)
+            {
+                self.tables.insert(Table::new(family, name));
+            }
+            return None;
+        }
+        let tables = std::mem::take(&mut self.tables);
+        (!own.contains(&message.port)).then(|| Commit {
+            generation: attributes.u32(generation::ID).unwrap_or_default(),
+            process_id: attributes.u32(generation::PROCESS_ID),
+            process_name: attributes.string(generation::PROCESS_NAME).map(str::to_owned),
+            tables,
+        })
+    }
+}

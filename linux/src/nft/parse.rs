@@ -1,0 +1,402 @@
+//! What the kernel's dumps say, as plain values. Total: any bytes parse to something, or to nothing.
+
+use std::collections::HashSet;
+
+use super::encode::register_len;
+use super::expression;
+use super::kernel::{chain, data, element, rule, set};
+use super::userdata;
+use super::wire::{Attributes, Writer};
+use super::{
+    Chain, ChainKind, Element, ElementData, ElementKey, Family, Hook, HookPoint, Name, Rule, Set, SetData, SetFlags,
+    Tuple, Verdict,
+};
+
+/// A chain as the kernel has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChainDump {
+    /// Its name.
+    pub name: Name,
+    /// Where the kernel enters it.
+    pub hook: Option<Hook>,
+    /// It is entered from a hook, or has a policy, that the plain values cannot say: none of ours.
+    pub foreign: bool,
+    /// Its comment.
+    pub comment: Option<Name>,
+    /// Its rules, in order.
+    pub rules: Vec<RuleDump>,
+}
+
+impl ChainDump {
+    /// Whether it is exactly that chain, rules included.
+    pub fn is(&self, family: Family, chain: &Chain) -> bool {
+        let same_rules = || self.rules.iter().zip(&chain.rules).all(|(found, wanted)| found.is(family, wanted));
+        self.is_declared(chain) && self.rules.len() == chain.rules.len() && same_rules()
+    }
+
+    /// Whether name, hook and comment are those of that chain.
+    pub fn is_declared(&self, chain: &Chain) -> bool {
+        !self.foreign && self.name == chain.name && self.hook == chain.hook && self.comment == chain.comment
+    }
+}
+
+/// A rule as the kernel has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleDump {
+    /// The kernel's number of the rule.
+    pub handle: u64,
+    /// Its comment.
+    pub comment: Option<Name>,
+    expressions: Vec<Expression>,
+}
+
+impl RuleDump {
+    /// Whether it is exactly that rule.
+    pub fn is(&self, family: Family, rule: &Rule) -> bool {
+        let mut writer = Writer::default();
+        expression::write(&mut writer, family, rule);
+        self.comment == rule.comment && self.expressions == expressions(Attributes(&writer.bytes))
+    }
+}
+
+/// An expression without what the kernel adds or leaves out when it prints one: order, zeros, repeated registers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Expression {
+    name: String,
+    attributes: Vec<(u16, Vec<u8>)>,
+}
+
+fn expressions(list: Attributes<'_>) -> Vec<Expression> {
+    list.map(|(_, item)| {
+        let name = Attributes(item).string(1).unwrap_or_default().to_owned();
+        let attributes = Attributes(item).nested(2);
+        let mut attributes: Vec<(u16, Vec<u8>)> = attributes
+            .filter(|(kind, value)| !is_implied(&name, *kind, value, attributes))
+            .map(|(kind, value)| (kind, if is_nested(&name, kind) { flat(value) } else { value.to_vec() }))
+            .collect();
+        attributes.sort_unstable();
+        Expression { name, attributes }
+    })
+    .filter(|expression| !expression.is_idle())
+    .collect()
+}
+
+impl Expression {
+    /// nft swaps the one byte of a protocol before it looks it up among ranges: that does nothing.
+    fn is_idle(&self) -> bool {
+        self.name == "byteorder" && self.attributes.contains(&(4, 1u32.to_be_bytes().to_vec()))
+    }
+}
+
+/// Comparisons, masks and verdicts are nested; the kernel does not always mark them as such.
+fn is_nested(name: &str, kind: u16) -> bool {
+    matches!((name, kind), ("cmp", 3) | ("bitwise", 4 | 5) | ("immediate", 2))
+}
+
+/// A value, or a verdict's parts, without headers.
+fn flat(nested: &[u8]) -> Vec<u8> {
+    let parts = Attributes(nested).map(|(kind, value)| match kind {
+        data::VERDICT => Attributes(value).flat_map(|(_, part)| part.to_vec()).collect(),
+        _ => value.to_vec(),
+    });
+    parts.collect::<Vec<Vec<u8>>>().concat()
+}
+
+/// A zero is what an absent number means; a translation's last register is its first one unless another is given.
+fn is_implied(name: &str, kind: u16, value: &[u8], all: Attributes<'_>) -> bool {
+    let zero = matches!(value.len(), 4 | 8) && value.iter().all(|byte| *byte == 0) && !is_nested(name, kind);
+    let nat = name == "nat"
+        && match kind {
+            4 => all.find(3) == Some(value),
+            6 => all.find(5) == Some(value),
+            // NF_NAT_RANGE_MAP_IPS | NF_NAT_RANGE_PROTO_SPECIFIED
+            7 => value == 3u32.to_be_bytes() && all.find(3).is_some() && all.find(5).is_some(),
+            _ => false,
+        };
+    zero || nat
+}
+
+/// A chain of that table, without its rules.
+pub(super) fn parse_chain(attributes: Attributes<'_>, table: &str) -> Option<ChainDump> {
+    if attributes.string(chain::TABLE)? != table {
+        return None;
+    }
+    let base = attributes.find(chain::HOOK).map(Attributes);
+    let hook = base.and_then(|hook| {
+        Some(Hook {
+            kind: match attributes.string(chain::TYPE)? {
+                "filter" => ChainKind::Filter,
+                "nat" => ChainKind::Nat,
+                _ => return None,
+            },
+            point: match hook.u32(chain::HOOK_POINT)? {
+                0 => HookPoint::Prerouting,
+                1 => HookPoint::Input,
+                2 => HookPoint::Forward,
+                3 => HookPoint::Output,
+                4 => HookPoint::Postrouting,
+                _ => return None,
+            },
+            priority: hook.u32(chain::HOOK_PRIORITY)?.cast_signed(),
+        })
+    });
+    // NF_ACCEPT
+    let accepts = attributes.u32(chain::POLICY).is_none_or(|policy| policy == 1);
+    Some(ChainDump {
+        name: attributes.string(chain::NAME)?.into(),
+        hook,
+        foreign: base.is_some() && (hook.is_none() || !accepts),
+        comment: comment(attributes.find(chain::USERDATA)),
+        rules: Vec::new(),
+    })
+}
+
+/// A rule, and the name of its chain.
+pub(super) fn parse_rule<'a>(attributes: Attributes<'a>, table: &str) -> Option<(&'a str, RuleDump)> {
+    if attributes.string(rule::TABLE)? != table {
+        return None;
+    }
+    let dump = RuleDump {
+        handle: attributes.u64(rule::HANDLE)?,
+        comment: comment(attributes.find(rule::USERDATA)),
+        expressions: expressions(attributes.nested(rule::EXPRESSIONS)),
+    };
+    Some((attributes.string(rule::CHAIN)?, dump))
+}
+
+fn comment(userdata: Option<&[u8]>) -> Option<Name> {
+    userdata.and_then(userdata::read_comment).map(Name::from)
+}
+
+/// A set of that table: its name, and its declaration if the plain values can say it.
+pub(super) fn parse_set(attributes: Attributes<'_>, table: &str) -> Option<(Name, Option<Set>)> {
+    if attributes.string(set::TABLE)? != table {
+        return None;
+    }
+    let name: Name = attributes.string(set::NAME)?.into();
+    Some((name.clone(), declaration(attributes, name)))
+}
+
+fn declaration(attributes: Attributes<'_>, name: Name) -> Option<Set> {
+    const KNOWN: u32 = set::FLAG_INTERVAL | set::FLAG_MAP | set::FLAG_TIMEOUT | set::FLAG_DYNAMIC | set::FLAG_CONCAT;
+    let flags = attributes.u32(set::FLAGS).unwrap_or_default();
+    let key = userdata::types_of_number(attributes.u32(set::KEY_TYPE)?)?;
+    if flags & !KNOWN != 0 || attributes.u32(set::KEY_LEN)? != register_len(&key) {
+        return None;
+    }
+    let set_data = match attributes.u32(set::DATA_TYPE) {
+        _ if flags & set::FLAG_MAP == 0 => SetData::None,
+        Some(set::TYPE_VERDICT) => SetData::Verdict,
+        number => SetData::Values(userdata::types_of_number(number?)?),
+    };
+    Some(Set {
+        name,
+        key,
+        data: set_data,
+        flags: SetFlags {
+            interval: flags & set::FLAG_INTERVAL != 0,
+            dynamic: flags & set::FLAG_DYNAMIC != 0,
+            timeout: flags & set::FLAG_TIMEOUT != 0,
+        },
+        timeout: attributes.u64(set::TIMEOUT).and_then(|millis| u32::try_from(millis / 1000).ok()),
+        size: attributes.nested(set::DESC).u32(set::DESC_SIZE),
+        comment: attributes.find(set::USERDATA).and_then(userdata::read_set_comment).map(Name::from),
+    })
+}
+
+/// Collects the elements of one set from the messages of its dump.
+#[derive(Debug)]
+pub(super) struct Elements<'a> {
+    set: &'a Set,
+    /// Comments and chains repeat: each is kept once.
+    names: HashSet<Name>,
+    elements: Vec<Element>,
+    /// Of a set of single-field ranges: the keys at which ranges end, excluded.
+    ends: Vec<Tuple>,
+}
+
+impl<'a> Elements<'a> {
+    pub(super) fn new(set: &'a Set) -> Self {
+        Self { set, names: HashSet::new(), elements: Vec::new(), ends: Vec::new() }
+    }
+
+    /// The elements of one message.
+    pub(super) fn message(&mut self, attributes: Attributes<'_>) {
+        for (_, item) in attributes.nested(element::LIST_ELEMENTS) {
+            self.item(Attributes(item));
+        }
+    }
+
+    fn item(&mut self, item: Attributes<'_>) {
+        let Some(key) = item.nested(element::KEY).find(data::VALUE) else {
+            return;
+        };
+        let start = padded(key);
+        if item.u32(element::FLAGS).unwrap_or_default() & element::FLAG_INTERVAL_END != 0 {
+            self.ends.push(start);
+            return;
+        }
+        let key = match item.find(element::KEY_END).and_then(|end| Attributes(end).find(data::VALUE)) {
+            Some(end) => ElementKey::range(start, padded(end)),
+            None => start.into(),
+        };
+        let data = match item.find(element::DATA).map(Attributes) {
+            Some(data) => self.data(data),
+            None => ElementData::None,
+        };
+        let comment = item.find(element::USERDATA).and_then(userdata::read_comment);
+        let comment = comment.map(|comment| self.name(comment));
+        self.elements.push(Element { key, data, comment });
+    }
+
+    /// What cannot be said reads as no data, which equals nothing that anyone wants of a map.
+    fn data(&mut self, found: Attributes<'_>) -> ElementData {
+        if let Some(value) = found.find(data::VALUE) {
+            return ElementData::Value(padded(value));
+        }
+        let verdict = found.nested(data::VERDICT);
+        let chain = verdict.string(data::VERDICT_CHAIN).map(|chain| self.name(chain));
+        match (verdict.u32(data::VERDICT_CODE).map(u32::cast_signed), chain) {
+            (Some(data::DROP), None) => ElementData::Verdict(Verdict::Drop),
+            (Some(data::ACCEPT), None) => ElementData::Verdict(Verdict::Accept),
+            (Some(data::RETURN), None) => ElementData::Verdict(Verdict::Return),
+            (Some(data::JUMP), Some(chain)) => ElementData::Verdict(Verdict::Jump(chain)),
+            (Some(data::GOTO), Some(chain)) => ElementData::Verdict(Verdict::Goto(chain)),
+            _ => ElementData::None,
+        }
+    }
+
+    fn name(&mut self, text: &str) -> Name {
+        if let Some(name) = self.names.get(text) {
+            return name.clone();
+        }
+        let name = Name::from(text);
+        self.names.insert(name.clone());
+        name
+    }
+
+    /// All elements, ranges put together again.
+    pub(super) fn finish(mut self) -> Vec<Element> {
+        if !self.set.flags.interval || self.set.key.len() != 1 {
+            return self.elements;
+        }
+        self.elements.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+        self.ends.sort_unstable();
+        let len = register_len(&self.set.key) as usize;
+        let starts: Vec<Tuple> = self.elements.iter().skip(1).map(|element| element.key.start().clone()).collect();
+        let mut starts = starts.into_iter();
+        let mut ends = self.ends.iter().peekable();
+        for element in &mut self.elements {
+            let start = element.key.start().clone();
+            while ends.next_if(|end| **end <= start).is_some() {}
+            // A range goes on to its end, to where the next one begins, or to the last key of all.
+            let after = [ends.peek().map(|end| (*end).clone()), starts.next()].into_iter().flatten().min();
+            element.key = ElementKey::range(start, last_before(after.as_ref(), len));
+        }
+        self.elements
+    }
+}
+
+/// The key before that one; before none, the last of all.
+fn last_before(after: Option<&Tuple>, len: usize) -> Tuple {
+    let mut bytes = after.map_or_else(|| vec![0; len], |after| after.as_bytes().to_vec());
+    bytes.truncate(len);
+    for byte in bytes.iter_mut().rev() {
+        *byte = byte.wrapping_sub(1);
+        if *byte != 0xff {
+            break;
+        }
+    }
+    padded(&bytes)
+}
+
+/// The kernel does not pad a single field, a tuple does.
+fn padded(bytes: &[u8]) -> Tuple {
+    if bytes.len().is_multiple_of(4) {
+        return Tuple::from_bytes(bytes);
+    }
+    let mut padded = bytes.to_vec();
+    padded.resize(bytes.len().next_multiple_of(4), 0);
+    Tuple::from_bytes(&padded)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::nft::FieldType;
+    use crate::nft::wire::messages;
+    use std::net::Ipv4Addr;
+
+    fn sets() -> [Set; 3] {
+        let ranges = Set::new("r", [FieldType::Ipv4Addr]).interval();
+        let map = Set::map("m", [FieldType::Ipv4Addr, FieldType::InetService], [FieldType::Ipv4Addr]);
+        [ranges, map, Set::verdict_map("v", [FieldType::InetProto])]
+    }
+
+    fn parse_all(bytes: &[u8]) -> usize {
+        let mut found = 0;
+        for message in messages(bytes) {
+            let attributes = message.attributes();
+            found += usize::from(parse_chain(attributes, "t").is_some());
+            found += usize::from(parse_rule(attributes, "t").is_some());
+            found += usize::from(parse_set(attributes, "t").is_some());
+            for set in sets() {
+                let mut elements = Elements::new(&set);
+                elements.message(attributes);
+                found += elements.finish().len();
+            }
+        }
+        found
+    }
+
+    fn a_batch() -> Vec<u8> {
+        use crate::nft::{Statement, Table, Transaction};
+        let table = Table::new(Family::V4, "t");
+        let mut transaction = Transaction::new();
+        let chain = Chain::base("c", ChainKind::Nat, HookPoint::Output, 1).comment("x").rule([
+            Statement::ConnectionNew,
+            Statement::MarkOr(1),
+            Statement::jump("c"),
+        ]);
+        transaction.add_chain(&table, &chain.into());
+        for (set, data) in sets().into_iter().zip([
+            ElementData::None,
+            ElementData::Value(Tuple::new().port(1)),
+            ElementData::Verdict(Verdict::Goto("c".into())),
+        ]) {
+            let set = std::sync::Arc::new(set);
+            let key = Tuple::new().address(Ipv4Addr::LOCALHOST.into()).port(9);
+            let element = Element { key: key.into(), data, comment: Some("y".into()) };
+            transaction.add_set(&table, &set).add_elements(&table, &set, vec![element]);
+        }
+        crate::nft::encode::encode(&transaction, 1).bytes
+    }
+
+    #[test]
+    fn what_is_encoded_is_parsed() {
+        assert!(parse_all(&a_batch()) >= 8, "{}", parse_all(&a_batch()));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_parse(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            parse_all(&bytes);
+            let mut framed = (bytes.len() as u32 + 20).to_ne_bytes().to_vec();
+            framed.extend([0; 16]);
+            framed.extend(bytes);
+            parse_all(&framed);
+        }
+
+        #[test]
+        fn a_damaged_dump_parses(changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8)) {
+            let mut bytes = a_batch();
+            for (at, value) in changes {
+                let at = at.index(bytes.len());
+                bytes[at] = value;
+            }
+            parse_all(&bytes);
+        }
+    }
+}

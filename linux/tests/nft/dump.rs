@@ -1,0 +1,174 @@
+//! What is read back is what was loaded.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use localnet_linux::nft::{
+    Element, Family, FieldType, Protocol, Rule, Set, Socket, Statement, Table, Transaction, Tuple, Verdict,
+};
+
+use crate::namespace::{isolated, nft};
+use crate::ruleset::{everything, load};
+
+fn dump_is_what_was_loaded(family: Family) {
+    let content = everything(family);
+    let mut socket = load(&content);
+    let check = |socket: &mut Socket| {
+        let dump = socket.table(&content.table).unwrap().expect("the table exists");
+        assert_eq!(dump.chains.len(), content.chains.len());
+        for (found, wanted) in dump.chains.iter().zip(&content.chains) {
+            for (found, wanted) in found.rules.iter().zip(&wanted.rules) {
+                assert!(found.is(family, wanted), "found {found:#?}\nwanted {wanted:#?}");
+            }
+            assert!(found.is(family, wanted), "{}", wanted.name);
+        }
+        assert_eq!(dump.sets.len(), content.sets.len());
+        for (found, (set, elements)) in dump.sets.iter().zip(&content.sets) {
+            assert_eq!(found.set.as_deref(), Some(&**set));
+            let order = |elements: &[Element]| {
+                let mut elements = elements.to_vec();
+                elements.sort_by(|a, b| a.key.cmp(&b.key));
+                elements
+            };
+            assert_eq!(order(&found.elements), order(elements), "{}", set.name);
+        }
+    };
+    check(&mut socket);
+
+    let mut transaction = Transaction::new();
+    transaction.add_content(&content);
+    nft(&["flush", "ruleset"], "");
+    nft(&["-f", "-"], &localnet_linux::nft::script(&transaction));
+    check(&mut socket);
+
+    let other = Table::new(family, "other");
+    assert!(!socket.has_table(&other).unwrap());
+    assert_eq!(socket.table(&other).unwrap(), None);
+}
+
+#[test]
+fn dump_is_what_was_loaded_v4() {
+    isolated(|| dump_is_what_was_loaded(Family::V4));
+}
+
+#[test]
+fn dump_is_what_was_loaded_v6() {
+    isolated(|| dump_is_what_was_loaded(Family::V6));
+}
+
+#[test]
+fn each_rule_differs_from_every_other() {
+    isolated(|| {
+        let content = everything(Family::V4);
+        let mut socket = load(&content);
+        let dump = socket.table(&content.table).unwrap().unwrap();
+        let wanted: Vec<&Rule> = content.chains.iter().flat_map(|chain| &chain.rules).collect();
+        let found: Vec<_> = dump.chains.iter().flat_map(|chain| &chain.rules).collect();
+        for (at, found) in found.iter().enumerate() {
+            for (other, wanted) in wanted.iter().enumerate() {
+                assert_eq!(found.is(Family::V4, wanted), at == other, "{found:?} {wanted:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn what_others_changed_shows() {
+    isolated(|| {
+        let content = everything(Family::V4);
+        let mut socket = load(&content);
+        let services = content.sets[0].0.clone();
+        let before = socket.generation().unwrap();
+        nft(&["delete", "element", "ip", "everything", "services", "{ 10.96.0.1 . tcp . 80 }"], "");
+        nft(&["flush", "chain", "ip", "everything", "postrouting"], "");
+        nft(&["add", "set", "ip", "everything", "alien", "{ type ether_addr; }"], "");
+        nft(&["add", "chain", "ip", "everything", "drops", "{ type filter hook input priority 0; policy drop; }"], "");
+        assert!(socket.generation().unwrap() > before);
+        let dump = socket.table(&content.table).unwrap().unwrap();
+        assert_eq!(dump.set("services").unwrap().elements.len(), 4);
+        assert_eq!(socket.elements(&content.table, &services).unwrap().unwrap().len(), 4);
+        assert!(dump.chain("postrouting").unwrap().rules.is_empty());
+        assert_eq!(dump.set("alien").unwrap().set, None);
+        assert!(dump.chain("drops").unwrap().foreign && !dump.chain("output").unwrap().foreign);
+    });
+}
+
+#[test]
+fn forty_thousand_elements_are_read_back() {
+    isolated(|| {
+        use FieldType::{Index, InetProto, InetService, Ipv4Addr as Address};
+        let table = Table::new(Family::V4, "t");
+        let set = Set::map("endpoints", [Address, InetProto, InetService, Index], [Address, InetService]).size(50_000);
+        let set = Arc::new(set);
+        let element = |number: u32| {
+            let vip = IpAddr::V4(Ipv4Addr::from(0x0a60_0000 + number / 4));
+            let pod = IpAddr::V4(Ipv4Addr::from(0x0af4_0000 + number));
+            let key = Tuple::new().address(vip).protocol(Protocol::Tcp).port(80).index(number % 4);
+            Element::value(key, Tuple::new().address(pod).port(8080))
+                .comment(format!("default/web-{}:http", number / 4))
+        };
+        let wanted: Vec<Element> = (0..40_000).map(element).collect();
+        let mut transaction = Transaction::new();
+        transaction.add_table(&table).add_set(&table, &set).add_elements(&table, &set, wanted.clone());
+        let mut socket = Socket::open().unwrap();
+        let start = std::time::Instant::now();
+        socket.commit(&transaction).unwrap();
+        println!("loaded 40000 elements in {:?}", start.elapsed());
+        let start = std::time::Instant::now();
+        let mut found = socket.elements(&table, &set).unwrap().unwrap();
+        println!("read 40000 elements in {:?}", start.elapsed());
+        found.sort_by(|a, b| a.key.cmp(&b.key));
+        assert!(found == wanted, "{} elements", found.len());
+    });
+}
+
+#[test]
+fn a_table_that_changes_meanwhile_is_read_as_one_state() {
+    isolated(|| {
+        let table = Table::new(Family::V4, "t");
+        let set = Arc::new(Set::verdict_map("all", [FieldType::Ipv4Addr]));
+        let addresses = 0..5_000u32;
+        let elements = |verdict: &Verdict| -> Vec<Element> {
+            let key = |number| Tuple::new().address(IpAddr::V4(Ipv4Addr::from(number)));
+            addresses.clone().map(|number| Element::verdict(key(number), verdict.clone())).collect()
+        };
+        let mut writer = Socket::open().unwrap();
+        let mut reader = Socket::open().unwrap();
+        let mut transaction = Transaction::new();
+        transaction.add_table(&table).add_set(&table, &set);
+        writer.commit(&transaction).unwrap();
+        let states = [elements(&Verdict::Drop), elements(&Verdict::Accept)];
+        std::thread::scope(|scope| {
+            // The writer's socket stays in this namespace, whatever thread uses it.
+            let written = scope.spawn(|| {
+                for round in 0..20 {
+                    let mut transaction = Transaction::new();
+                    transaction.flush_set(&table, &set);
+                    transaction.add_elements(&table, &set, states[round % 2].clone());
+                    writer.commit(&transaction).unwrap();
+                }
+            });
+            while !written.is_finished() {
+                let found = reader.table(&table).unwrap().unwrap().sets.remove(0).elements;
+                let drops = found.iter().filter(|element| element.data == states[0][0].data).count();
+                assert!(
+                    [0, 5_000].contains(&found.len()) && [0, found.len()].contains(&drops),
+                    "{drops} of {}",
+                    found.len()
+                );
+            }
+        });
+    });
+}
+
+#[test]
+fn statements_without_effect_on_a_dump_are_not_confused() {
+    isolated(|| {
+        let content = everything(Family::V4);
+        let mut socket = load(&content);
+        let dump = socket.table(&content.table).unwrap().unwrap();
+        let last = &dump.chain("output").unwrap().rules[2];
+        assert!(last.is(Family::V4, &Rule::new([Statement::Reject]).comment("no endpoints")));
+        assert!(!last.is(Family::V4, &Rule::new([Statement::Reject])), "the comment counts");
+    });
+}
