@@ -11,6 +11,7 @@ mod backoff;
 mod follow;
 mod trouble;
 
+use anyhow::Context as _;
 use k8s_openapi::api::{
     core::v1::{Node, Service},
     discovery::v1::EndpointSlice,
@@ -23,51 +24,59 @@ use tokio_util::sync::CancellationToken;
 pub use self::api_server::{ApiServer, KeepAlive};
 use self::follow::{Absent, Follow};
 use crate::cluster::{
-    Event, Kind, Object,
+    Event, Kind, Object, Options,
     reduce::{HEADLESS, SERVICE_PROXY_NAME},
 };
 
-/// What to watch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// The Node to watch.
-    pub node_name: String,
-    /// Serve only Services that name this proxy in a label; without it, only those that name none.
-    pub service_proxy_name: Option<String>,
+/// Services of this proxy that are not headless.
+fn services(options: &Options) -> watcher::Config {
+    let proxy = match &options.service_proxy_name {
+        Some(name) => format!("{SERVICE_PROXY_NAME}={name}"),
+        None => format!("!{SERVICE_PROXY_NAME}"),
+    };
+    watcher::Config::default().labels(&proxy).fields("spec.clusterIP!=None")
 }
 
-impl Options {
-    fn services(&self) -> watcher::Config {
-        let proxy = match &self.service_proxy_name {
-            Some(name) => format!("{SERVICE_PROXY_NAME}={name}"),
-            None => format!("!{SERVICE_PROXY_NAME}"),
-        };
-        watcher::Config::default().labels(&proxy).fields("spec.clusterIP!=None")
-    }
+fn slices() -> watcher::Config {
+    watcher::Config::default().labels(&format!("!{HEADLESS}"))
+}
 
-    fn slices() -> watcher::Config {
-        watcher::Config::default().labels(&format!("!{HEADLESS}"))
-    }
-
-    fn node(&self) -> watcher::Config {
-        watcher::Config::default().fields(&format!("metadata.name={}", self.node_name))
-    }
+fn node(options: &Options) -> watcher::Config {
+    watcher::Config::default().fields(&format!("metadata.name={}", options.node_name))
 }
 
 /// Watches until `cancel`, or until nobody takes the events.
-pub async fn run(api: ApiServer, options: Options, events: mpsc::Sender<Vec<Event>>, cancel: CancellationToken) {
+///
+/// # Errors
+/// A watch has crashed. Whatever the API server does is not an error: it is said in the log and waited out.
+pub async fn run(
+    api: ApiServer,
+    options: Options,
+    events: mpsc::Sender<Vec<Event>>,
+    cancel: CancellationToken,
+) -> anyhow::Result<()> {
+    let mut watches = watches(&api, &options, &events);
+    drop((api, events));
+    let ended = async {
+        while let Some(ended) = watches.join_next().await {
+            ended.context("a watch has crashed")?;
+        }
+        Ok(())
+    };
+    cancel.run_until_cancelled(ended).await.unwrap_or(Ok(()))
+}
+
+fn watches(api: &ApiServer, options: &Options, events: &mpsc::Sender<Vec<Event>>) -> JoinSet<()> {
     let mut watches = JoinSet::new();
     let follow = |kind, absent, config| Follow { api: api.clone(), kind, absent, config, events: events.clone() };
 
-    let services = follow(Kind::Service, Absent::IsEmpty, options.services());
+    let services = follow(Kind::Service, Absent::IsEmpty, services(options));
     watches.spawn(services.run(|service: Service| Object::Service(service.into())));
-    let slices = follow(Kind::Slice, Absent::IsEmpty, Options::slices());
+    let slices = follow(Kind::Slice, Absent::IsEmpty, slices());
     watches.spawn(slices.run(|slice: EndpointSlice| Object::Slice(slice.into())));
-    let node = follow(Kind::Node, Absent::IsAwaited { name: options.node_name.clone() }, options.node());
+    let node = follow(Kind::Node, Absent::IsAwaited { name: options.node_name.clone() }, node(options));
     watches.spawn(node.run(|node: Node| Object::Node(node.into())));
     let cidrs = follow(Kind::ServiceCidr, Absent::IsTolerated, watcher::Config::default());
     watches.spawn(cidrs.run(|cidr: ServiceCIDR| Object::ServiceCidr(cidr.into())));
-
-    let ended = async { while watches.join_next().await.is_some() {} };
-    cancel.run_until_cancelled(ended).await;
+    watches
 }

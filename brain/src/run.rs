@@ -1,0 +1,122 @@
+//! Puts the parts together: source → pump → feed, and for the command also serve.
+
+use std::future::Future;
+
+use anyhow::Context as _;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::mpsc,
+    task::JoinSet,
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::{
+    args::{Arguments, Source},
+    cluster::{self, Cluster, Event},
+    feed::Feed,
+    pump,
+    serve::{self, Listener, Reports},
+    watch::{file, kube},
+};
+
+/// Batches of events that may wait for the pump; a source that is faster is slowed down.
+const QUEUE: usize = 64;
+
+/// A brain at work in this process. Dropping it ends the work; what was read stays readable in clones of the feed.
+#[derive(Debug)]
+pub struct Brain {
+    feed: Feed,
+    work: JoinSet<anyhow::Result<()>>,
+    _stop: DropGuard,
+}
+
+impl Brain {
+    /// The states of the node.
+    pub fn feed(&self) -> &Feed {
+        &self.feed
+    }
+
+    /// Resolves when the source has failed for good. Sources mend what they can, so this is rare.
+    pub async fn failed(&mut self) -> anyhow::Error {
+        while let Some(ended) = self.work.join_next().await {
+            match ended.context("a part of the brain has crashed") {
+                Ok(Err(error)) | Err(error) => return error,
+                Ok(Ok(())) => {}
+            }
+        }
+        anyhow::anyhow!("the source has ended")
+    }
+}
+
+/// Starts a brain. What is wrong with the source's configuration is an error here; what is wrong with its content, or an API
+/// server that is away, is said in the log and waited out.
+pub async fn start(source: &Source, options: cluster::Options) -> anyhow::Result<Brain> {
+    let feed = Feed::new(rand::random());
+    let (events, batches) = mpsc::channel(QUEUE);
+    let stop = CancellationToken::new();
+    let mut work = JoinSet::new();
+    watch(source, &options, events, stop.clone(), &mut work).await?;
+    let pump = pump::run(Cluster::new(options), batches, feed.clone());
+    work.spawn(async move {
+        pump.await;
+        Ok(())
+    });
+    Ok(Brain { feed, work, _stop: stop.drop_guard() })
+}
+
+async fn watch(
+    source: &Source,
+    options: &cluster::Options,
+    events: mpsc::Sender<Vec<Event>>,
+    stop: CancellationToken,
+    work: &mut JoinSet<anyhow::Result<()>>,
+) -> anyhow::Result<()> {
+    match source {
+        Source::File(path) => {
+            work.spawn(file::run(path.clone(), events, stop));
+        }
+        Source::Kube(kubeconfig) => {
+            let api = kube::ApiServer::from_kubeconfig(kubeconfig.as_deref(), kube::KeepAlive::default()).await?;
+            work.spawn(kube::run(api, options.clone(), events, stop));
+        }
+    }
+    Ok(())
+}
+
+/// Runs the command until `shutdown`.
+pub async fn run(arguments: Arguments, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
+    let options = arguments.source.cluster()?;
+    let listening = arguments.serve.options();
+    let mut listeners = Vec::new();
+    for address in &arguments.serve.listen {
+        listeners.push(Listener::bind(address, &listening).await?);
+    }
+    let mut brain = start(&arguments.source.source, options).await?;
+
+    let stop = CancellationToken::new();
+    let served = serve::run(listeners, brain.feed().clone(), Reports::default(), stop.clone().cancelled_owned());
+    let mut served = std::pin::pin!(served);
+    let result = tokio::select! {
+        () = shutdown => Ok(()),
+        error = brain.failed() => Err(error),
+        () = &mut served => return Ok(()),
+    };
+    stop.cancel();
+    served.await;
+    result
+}
+
+/// Resolves on SIGTERM or SIGINT.
+///
+/// # Errors
+/// The signals cannot be handled.
+pub fn terminated() -> anyhow::Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate()).context("failed to handle SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("failed to handle SIGINT")?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}

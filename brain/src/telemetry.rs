@@ -1,0 +1,52 @@
+//! Logging.
+
+use std::io;
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+use tracing_subscriber::EnvFilter;
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object for each line.
+    Json,
+}
+
+/// Starts logging to standard error.
+///
+/// # Errors
+/// `level` is no directive, as in `debug` or `warn,localnet_brain=debug`.
+pub fn init(format: LogFormat, level: &str) -> anyhow::Result<()> {
+    let filter = filter(level).with_context(|| {
+        format!("failed to understand log level {level:?}; use error, warn, info, debug or trace, or directives as in RUST_LOG")
+    })?;
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    match format {
+        LogFormat::Text => subscriber.with_target(false).init(),
+        LogFormat::Json => subscriber.json().init(),
+    }
+    Ok(())
+}
+
+/// The watches say once what is wrong; the libraries below them would repeat it at each attempt.
+fn filter(level: &str) -> Result<EnvFilter, tracing_subscriber::filter::ParseError> {
+    let quiet = !level.contains("kube") && !level.contains("trace");
+    EnvFilter::try_new(if quiet { format!("kube_runtime=off,kube_client=off,{level}") } else { level.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_and_directives_are_understood() {
+        for level in ["info", "warn,localnet_brain=debug", "trace", "kube_client=debug"] {
+            assert!(filter(level).is_ok(), "{level}");
+        }
+        assert!(filter("localnet_brain=loud").is_err());
+    }
+}
