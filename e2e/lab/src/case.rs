@@ -1,0 +1,196 @@
+//! The directories under `e2e/cases`: each one scenario, read by every layer of tests.
+//!
+//! | file | what | written by |
+//! |---|---|---|
+//! | `cluster.yaml` | Services, EndpointSlices, Nodes | hand |
+//! | `flows.yaml` | which packets go where, see [`crate::flow`] | hand |
+//! | `state.yaml` | the expected state of the node | `UPDATE_EXPECT=1`, then read by a human |
+//! | `nft.txt` … | the expected plan of a backend | `UPDATE_EXPECT=1`, then read by a human |
+//!
+//! The lab reads the flows, and of the cluster only where endpoints are, so that all of them answer: those too
+//! that must not be chosen.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow};
+use serde::Deserialize;
+
+use crate::flow::Flows;
+use crate::probe::Protocol;
+use crate::serve::Endpoint;
+use crate::topology::Pod;
+
+/// One scenario.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Case {
+    /// The directory's name.
+    pub name: String,
+    /// The directory.
+    pub dir: PathBuf,
+    /// What must be true of packets.
+    pub flows: Flows,
+}
+
+/// All Cases, by name.
+///
+/// # Panics
+/// If one of them cannot be read: then every test that reads Cases must fail.
+pub fn cases() -> Vec<Case> {
+    read_cases(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../cases")).unwrap_or_else(|error| panic!("{error:#}"))
+}
+
+impl Case {
+    /// Reads the Case in `dir`.
+    pub fn load(dir: &Path) -> anyhow::Result<Self> {
+        let name =
+            dir.file_name().and_then(|name| name.to_str()).ok_or_else(|| anyhow!("{} has no name", dir.display()))?;
+        let path = dir.join("flows.yaml");
+        let flows =
+            read(&path).and_then(|text| Flows::parse(&text)).with_context(|| format!("reading {}", path.display()))?;
+        Ok(Self { name: name.to_owned(), dir: dir.to_owned(), flows })
+    }
+
+    /// The Kubernetes objects.
+    pub fn cluster(&self) -> PathBuf {
+        self.dir.join("cluster.yaml")
+    }
+
+    /// The expected state of the node.
+    pub fn state(&self) -> PathBuf {
+        self.dir.join("state.yaml")
+    }
+
+    /// The expected plan of the nft backend.
+    pub fn nft(&self) -> PathBuf {
+        self.dir.join("nft.txt")
+    }
+
+    /// Another expected file, such as a further backend's plan.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// What has to answer: every pod endpoint that a slice names, and what the flows name.
+    pub fn endpoints(&self) -> anyhow::Result<BTreeSet<Endpoint>> {
+        let path = self.cluster();
+        let text = read(&path)?;
+        let objects = serde_saphyr::from_multiple(&text).map_err(anyhow::Error::from);
+        let objects: Vec<Object> = objects.with_context(|| format!("reading {}", path.display()))?;
+        let mut endpoints = self.flows.endpoints();
+        endpoints.extend(objects.iter().flat_map(Object::pod_endpoints));
+        Ok(endpoints)
+    }
+}
+
+fn read_cases(root: &Path) -> anyhow::Result<Vec<Case>> {
+    let entries = std::fs::read_dir(root).with_context(|| format!("listing {}", root.display()))?;
+    let mut dirs = Vec::new();
+    for entry in entries {
+        let path = entry.with_context(|| format!("listing {}", root.display()))?.path();
+        if path.is_dir() {
+            dirs.push(path);
+        }
+    }
+    dirs.sort();
+    dirs.iter().map(|dir| Case::load(dir)).collect()
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
+}
+
+/// As much of a Kubernetes object as tells where an endpoint listens.
+#[derive(Debug, Deserialize)]
+struct Object {
+    kind: String,
+    #[serde(default)]
+    endpoints: Vec<SliceEndpoint>,
+    #[serde(default)]
+    ports: Vec<SlicePort>,
+    #[serde(default)]
+    items: Vec<Object>,
+}
+
+#[derive(Debug, Deserialize)]
+struct SliceEndpoint {
+    #[serde(default)]
+    addresses: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct SlicePort {
+    port: Option<u16>,
+    protocol: Option<Protocol>,
+}
+
+impl Object {
+    fn pod_endpoints(&self) -> Vec<Endpoint> {
+        let mut endpoints: Vec<_> = self.items.iter().flat_map(Self::pod_endpoints).collect();
+        if self.kind != "EndpointSlice" {
+            return endpoints;
+        }
+        let addresses = self.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
+        for address in addresses.filter_map(|address| address.parse::<IpAddr>().ok()) {
+            if Pod::at(address).is_none() {
+                continue;
+            }
+            for port in &self.ports {
+                let Some(number) = port.port.filter(|number| *number != 0) else { continue };
+                let protocol = port.protocol.unwrap_or(Protocol::Tcp);
+                endpoints.push(Endpoint { protocol, address: SocketAddr::new(address, number) });
+            }
+        }
+        endpoints
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pod_endpoint_of_every_slice_has_to_answer() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(
+            dir.path().join("cluster.yaml"),
+            "\
+kind: Service
+spec: {ports: [{port: 80}]}
+---
+kind: EndpointSlice
+addressType: IPv4
+endpoints:
+- addresses: [10.180.0.1]
+  conditions: {ready: false}
+- addresses: [192.0.2.1]
+- addresses: [nonsense]
+ports: [{name: a, port: 80}, {name: b, port: 53, protocol: UDP}, {name: c}]
+---
+kind: List
+items:
+- kind: EndpointSlice
+  endpoints: [{addresses: ['fd00:10:180:1::2']}]
+  ports: [{port: 9, protocol: SCTP}]
+",
+        )
+        .unwrap();
+        let flow = "{from: client, proto: tcp, to: 1.2.3.5, port: 80, outcome: untouched}";
+        std::fs::write(dir.path().join("flows.yaml"), format!("flows: [{flow}]")).unwrap();
+        let named: Vec<_> =
+            Case::load(dir.path()).unwrap().endpoints().unwrap().iter().map(ToString::to_string).collect();
+        let expected = ["tcp 1.2.3.5:80", "tcp 10.180.0.1:80", "udp 10.180.0.1:53", "sctp [fd00:10:180:1::2]:9"];
+        assert_eq!(named, expected);
+    }
+
+    #[test]
+    fn an_unreadable_case_says_which_file_and_where() {
+        let dir = tempfile::tempdir().unwrap();
+        let case = dir.path().join("odd");
+        std::fs::create_dir(&case).unwrap();
+        std::fs::write(case.join("flows.yaml"), "flows:\n- {from: client, to: there}\n").unwrap();
+        let error = format!("{:#}", read_cases(dir.path()).unwrap_err());
+        assert!(error.contains("odd/flows.yaml") && error.contains("line 2"), "{error}");
+    }
+}

@@ -1,0 +1,146 @@
+//! Flows against real packets, whatever programmed the node.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, bail};
+
+use crate::case::Case;
+use crate::flow::{Expect, Flow, Flows, Sender, Source};
+use crate::namespace::Namespace;
+use crate::network::Network;
+use crate::probe::{Outcome, Probe, SILENCE};
+use crate::serve::Servers;
+
+/// With fewer probes an endpoint that must not answer could go unnoticed by chance.
+const LEAST_PROBES: usize = 16;
+/// All of n endpoints have answered before this many probes for each, or one of them never does: with 20 endpoints the
+/// chance to miss one of them is below 10⁻¹⁶.
+const MOST_PROBES_PER_ENDPOINT: usize = 40;
+const PROBES_INTO_SILENCE: usize = 3;
+
+/// Builds the network of a Case, serves all its endpoints, lets `program` program the node, and checks every flow.
+///
+/// `program` returns whatever must live as long as the check, such as a [`crate::Running`] process.
+pub fn check_case<G>(case: &Case, program: impl FnOnce(&Network) -> anyhow::Result<G>) -> anyhow::Result<()> {
+    let checked = || {
+        let endpoints = case.endpoints()?;
+        let network = Network::build(case.flows.topology(&endpoints))?;
+        let _servers = Servers::start(&network, endpoints)?;
+        check_flows(&network, &case.flows, program).map(drop)
+    };
+    checked().with_context(|| format!("case {} ({})", case.name, case.dir.display()))
+}
+
+/// Lets `program` program the node, then checks every flow. Endpoints must be served already ([`Flows::endpoints`] names
+/// them). The result is what `program` gave; as long as it is held [`probe_flows`] can check further flows.
+pub fn check_flows<G>(
+    network: &Network,
+    flows: &Flows,
+    program: impl FnOnce(&Network) -> anyhow::Result<G>,
+) -> anyhow::Result<G> {
+    let guard = program(network).context("programming the node")?;
+    probe_flows(network, &flows.flows)?;
+    Ok(guard)
+}
+
+/// Checks flows against the node as it is. The error lists every flow that is wrong, with what was seen instead.
+pub fn probe_flows(network: &Network, flows: &[Flow]) -> anyhow::Result<()> {
+    let mut wrong = String::new();
+    let mut count = 0;
+    for flow in flows {
+        if let Err(error) = probe_flow(network, flow) {
+            count += 1;
+            let _ = write!(wrong, "\n- {flow}\n    wanted {}\n    got {error:#}", flow.expect);
+        }
+    }
+    if count > 0 {
+        bail!("{count} of {} flows are wrong:{wrong}", flows.len());
+    }
+    Ok(())
+}
+
+fn probe_flow(network: &Network, flow: &Flow) -> anyhow::Result<()> {
+    let sender = match flow.from {
+        Sender::Client(_) => network.client(),
+        Sender::Node => network.node(),
+        Sender::Pod(pod) => network.pod(pod.addresses()[0])?,
+    };
+    let mut probe = Probe::new(flow.protocol, flow.to);
+    if let Sender::Client(Some(address)) = flow.from {
+        probe = probe.from(address);
+    }
+    let own = flow.from.source(flow.to.ip());
+    match &flow.expect {
+        Expect::Answers { by, source } => {
+            let seen_as = |seen: IpAddr| match source {
+                Some(Source::Kept) => seen == own,
+                Some(Source::Masqueraded) => network.topology().node_has(seen),
+                None => true,
+            };
+            answers(sender, probe, by, seen_as)
+        }
+        Expect::Untouched => answers(sender, probe, &BTreeSet::from([flow.to]), |seen| seen == own),
+        Expect::Reject => all_are(sender, probe, Outcome::Rejected),
+        Expect::Drop => silence(sender, probe),
+    }
+}
+
+/// Probes until every one of `expected` has answered, and fails at the first thing that is not one of them.
+fn answers(
+    sender: &Namespace,
+    probe: Probe,
+    expected: &BTreeSet<SocketAddr>,
+    source_is_right: impl Fn(IpAddr) -> bool + Sync,
+) -> anyhow::Result<()> {
+    let most = LEAST_PROBES.max(MOST_PROBES_PER_ENDPOINT * expected.len());
+    let mut counts: BTreeMap<SocketAddr, usize> = expected.iter().map(|address| (*address, 0)).collect();
+    let mut probes = 0;
+    let mut surprise = None;
+    sender.probe_until(probe, most, |outcome| {
+        probes += 1;
+        match outcome {
+            Outcome::Answer { by, seen_source } if expected.contains(&by) && source_is_right(seen_source) => {
+                *counts.entry(by).or_default() += 1;
+            }
+            _ => surprise = Some(outcome),
+        }
+        surprise.is_some() || probes >= LEAST_PROBES && counts.values().all(|count| *count > 0)
+    })?;
+    if let Some(outcome) = surprise {
+        bail!("{outcome} (probe number {probes})");
+    }
+    let missing: Vec<_> = counts.iter().filter(|(_, count)| **count == 0).map(|(by, _)| by.to_string()).collect();
+    if !missing.is_empty() {
+        bail!("no answer by {} in {probes} probes", missing.join(", "));
+    }
+    Ok(())
+}
+
+fn all_are(sender: &Namespace, probe: Probe, expected: Outcome) -> anyhow::Result<()> {
+    let mut surprise = None;
+    sender.probe_until(probe, LEAST_PROBES, |outcome| {
+        surprise = (outcome != expected).then_some(outcome);
+        surprise.is_some()
+    })?;
+    match surprise {
+        Some(outcome) => bail!("{outcome}"),
+        None => Ok(()),
+    }
+}
+
+fn silence(sender: &Namespace, probe: Probe) -> anyhow::Result<()> {
+    let probe = probe.timeout(SILENCE);
+    let outcomes: Vec<_> = std::thread::scope(|scope| {
+        let probes: Vec<_> = (0..PROBES_INTO_SILENCE).map(|_| scope.spawn(|| sender.probe(probe))).collect();
+        probes.into_iter().map(|probe| probe.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    });
+    for outcome in outcomes {
+        match outcome? {
+            Outcome::Dropped => {}
+            other => bail!("{other}"),
+        }
+    }
+    Ok(())
+}

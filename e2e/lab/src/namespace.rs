@@ -1,0 +1,222 @@
+//! One network namespace: created by name, entered by a thread of its own, removed when dropped.
+//!
+//! A name is `lab-PID-N-ROLE`. What a killed process left behind is swept when the next process creates its first
+//! namespaces: the pid in the name says whether the owner still lives.
+
+use std::fs::File;
+use std::io::Write;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use anyhow::{Context, anyhow, bail};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+const NAMED: &str = "/run/netns";
+const PREFIX: &str = "lab-";
+// Below it are the NodePorts of most tests, above it nothing that the kernel needs.
+const FIRST_SOURCE_PORT: u16 = 40_000;
+const LAST_SOURCE_PORT: u16 = 59_999;
+
+/// A network namespace of the lab.
+#[derive(Debug)]
+pub struct Namespace {
+    name: String,
+    handle: File,
+    next_source_port: AtomicU16,
+}
+
+impl Namespace {
+    /// Creates the namespaces named `lab-PID-RUN-ROLE`, in the order of `roles`.
+    pub(crate) fn create_all(run: u32, roles: &[String]) -> anyhow::Result<Vec<Self>> {
+        static SWEPT: Once = Once::new();
+        SWEPT.call_once(sweep);
+        let names: Vec<_> = roles.iter().map(|role| format!("{PREFIX}{}-{run}-{role}", std::process::id())).collect();
+        let created = ip_batch(None, names.iter().map(|name| format!("netns add {name}")))
+            .context("creating network namespaces (needs root and iproute2)")
+            .and_then(|()| names.iter().map(|name| Self::open(name.clone())).collect());
+        if created.is_err() {
+            remove(&names);
+        }
+        created
+    }
+
+    fn open(name: String) -> anyhow::Result<Self> {
+        let path = Path::new(NAMED).join(&name);
+        let handle = File::open(&path).with_context(|| format!("opening {}", path.display()))?;
+        Ok(Self { name, handle, next_source_port: AtomicU16::new(FIRST_SOURCE_PORT) })
+    }
+
+    /// Its name, as `ip netns` knows it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The file to hand to programs that enter a namespace themselves.
+    pub fn path(&self) -> PathBuf {
+        Path::new(NAMED).join(&self.name)
+    }
+
+    /// Runs `work` on a new thread inside of the namespace, and waits for it. Threads, processes and sockets that `work`
+    /// creates are inside as well. A panic of `work` goes on in the caller.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
+        let inside = || {
+            move_into_link_name_space(self.handle.as_fd(), Some(LinkNameSpaceType::Network))
+                .with_context(|| format!("entering network namespace {} (needs root)", self.name))?;
+            work()
+        };
+        std::thread::scope(|scope| match scope.spawn(inside).join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        })
+    }
+
+    /// Runs a command to its end inside of the namespace and returns what it printed. A failure shows its standard error.
+    pub fn output(&self, command: &mut Command) -> anyhow::Result<String> {
+        self.run(|| output(command, None))
+    }
+
+    /// As [`Namespace::output`], with `input` on the command's standard input.
+    pub fn output_with_input(&self, command: &mut Command, input: &str) -> anyhow::Result<String> {
+        self.run(|| output(command, Some(input)))
+    }
+
+    /// Starts a command inside of the namespace; it is killed when the result is dropped.
+    pub fn spawn(&self, command: &mut Command) -> anyhow::Result<Running> {
+        self.run(|| Ok(Running(command.spawn().with_context(|| format!("starting {command:?}"))?)))
+    }
+
+    /// Writes settings below /proc/sys, of this namespace only: `("net/ipv4/ip_forward", "1")`.
+    pub fn sysctl(&self, settings: &[(&str, &str)]) -> anyhow::Result<()> {
+        self.run(|| {
+            for (key, value) in settings {
+                let path = Path::new("/proc/sys").join(key);
+                std::fs::write(&path, value).with_context(|| format!("writing {value} to {}", path.display()))?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Runs the lines as one `ip -batch` inside of the namespace.
+    pub fn ip(&self, lines: impl IntoIterator<Item = String>) -> anyhow::Result<()> {
+        ip_batch(Some(&self.name), lines)
+    }
+
+    /// The next port to probe from: no probe shares a conntrack entry with an earlier one.
+    pub(crate) fn next_source_port(&self) -> u16 {
+        let next = |port| Some(if port >= LAST_SOURCE_PORT { FIRST_SOURCE_PORT } else { port + 1 });
+        match self.next_source_port.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) {
+            Ok(port) | Err(port) => port,
+        }
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        remove(std::slice::from_ref(&self.name));
+    }
+}
+
+/// A process in a namespace, killed and waited for when dropped.
+#[derive(Debug)]
+pub struct Running(Child);
+
+impl Deref for Running {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Running {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Both fail only if it ended and was waited for already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+pub(crate) fn ip_batch(namespace: Option<&str>, lines: impl IntoIterator<Item = String>) -> anyhow::Result<()> {
+    let script: Vec<String> = lines.into_iter().collect();
+    let mut command = Command::new("ip");
+    if let Some(namespace) = namespace {
+        command.args(["-n", namespace]);
+    }
+    command.args(["-batch", "-"]);
+    let input = script.join("\n") + "\n";
+    output(&mut command, Some(&input)).with_context(|| format!("running this script:\n{input}"))?;
+    Ok(())
+}
+
+fn output(command: &mut Command, input: Option<&str>) -> anyhow::Result<String> {
+    let stdin = if input.is_some() { Stdio::piped() } else { Stdio::null() };
+    command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().with_context(|| format!("starting {command:?} (is it installed?)"))?;
+    let fed = match (input, child.stdin.take()) {
+        (Some(input), Some(mut stdin)) => stdin.write_all(input.as_bytes()),
+        _ => Ok(()),
+    };
+    let ended = child.wait_with_output().with_context(|| format!("waiting for {command:?}"))?;
+    if !ended.status.success() {
+        bail!("{command:?} ended with {}: {}", ended.status, String::from_utf8_lossy(&ended.stderr).trim());
+    }
+    fed.with_context(|| format!("writing to {command:?}"))?;
+    String::from_utf8(ended.stdout).map_err(|_| anyhow!("{command:?} printed something that is not UTF-8"))
+}
+
+/// Removes the namespaces with these names, as far as they exist.
+pub(crate) fn remove(names: &[String]) {
+    let exist: Vec<_> = names.iter().filter(|name| Path::new(NAMED).join(name).exists()).collect();
+    if exist.is_empty() {
+        return;
+    }
+    if let Err(error) = ip_batch(None, exist.iter().map(|name| format!("netns del {name}"))) {
+        eprintln!("namespaces left behind, the next run sweeps them: {error:#}");
+    }
+}
+
+/// Removes what dead processes left, and what an earlier process left that had our own pid.
+fn sweep() {
+    let left: Vec<_> = named()
+        .filter(|name| match owner_of(name) {
+            Some(owner) => owner == std::process::id() || !Path::new(&format!("/proc/{owner}")).exists(),
+            None => false,
+        })
+        .collect();
+    for name in left {
+        // Another process may be sweeping the same one.
+        let _ = ip_batch(None, [format!("netns del {name}")]);
+    }
+}
+
+fn named() -> impl Iterator<Item = String> {
+    let entries = std::fs::read_dir(NAMED).into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+}
+
+fn owner_of(name: &str) -> Option<u32> {
+    name.strip_prefix(PREFIX)?.split_once('-')?.0.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_tells_its_owner() {
+        assert_eq!(owner_of("lab-12-0-node"), Some(12));
+        assert_eq!(owner_of("lab-12"), None);
+        assert_eq!(owner_of("lab-x-0-node"), None);
+        assert_eq!(owner_of("other-12-0-node"), None);
+    }
+}

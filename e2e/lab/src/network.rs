@@ -1,0 +1,309 @@
+//! A topology made real: namespaces, the links between them, addresses and routes.
+//!
+//! ```text
+//!  pod 10.180.0.N ── eth0/podN ── node ── uplink/uplink ── router ── client/eth0 ── client
+//!                                  └─ outside/node ── outside   └─── podN/eth0 ──── remote pod 10.180.1.N
+//! ```
+//!
+//! The router sends whatever the client and the remote pods ask for to the node, as a network would that announces
+//! Service addresses there. The outside world has every address that nobody else has: a packet that leaves the node
+//! untouched is answered there, and not merely missed. Answers of remote pods to the client do not pass the node: a backend that
+//! forgets to masquerade is caught as in real life.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail};
+
+use crate::namespace::{Namespace, ip_batch, remove};
+use crate::topology::{CLIENT, CLIENT_GATEWAY, CLIENT_TWO, NODE, Place, Pod, ROUTER, Topology, of_family};
+
+/// A network that is up. Dropping it removes it.
+#[derive(Debug)]
+pub struct Network {
+    topology: Topology,
+    node: Namespace,
+    router: Namespace,
+    outside: Namespace,
+    client: Namespace,
+    pods: BTreeMap<Pod, Namespace>,
+}
+
+impl Network {
+    /// Builds a network. When this returns its addresses are usable, in both families.
+    pub fn build(topology: Topology) -> anyhow::Result<Self> {
+        let network = Self::create(topology)?;
+        network.set_sysctls()?;
+        ip_batch(None, network.links()).context("creating the links of a network")?;
+        network.node.ip(network.node_lines())?;
+        network.router.ip(network.router_lines())?;
+        network.outside.ip(outside_lines())?;
+        network.client.ip(client_lines())?;
+        for (pod, namespace) in &network.pods {
+            namespace.ip(pod_lines(*pod))?;
+        }
+        await_links(&network.node, 2 + network.pods_at(Place::Local).count())?;
+        await_links(&network.router, 2 + network.pods_at(Place::Remote).count())?;
+        for namespace in [&network.outside, &network.client].into_iter().chain(network.pods.values()) {
+            await_links(namespace, 1)?;
+        }
+        Ok(network)
+    }
+
+    /// What it was built from.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// The node: the namespace that a backend programs.
+    pub fn node(&self) -> &Namespace {
+        &self.node
+    }
+
+    /// The outside client.
+    pub fn client(&self) -> &Namespace {
+        &self.client
+    }
+
+    /// The rest of the world: it has every address that nobody else has.
+    pub fn outside(&self) -> &Namespace {
+        &self.outside
+    }
+
+    /// The pod that has `address`.
+    pub fn pod(&self, address: IpAddr) -> anyhow::Result<&Namespace> {
+        let pod = Pod::at(address).ok_or_else(|| anyhow!("{address} is no pod address of the lab"))?;
+        self.pods.get(&pod).ok_or_else(|| anyhow!("this network has no pod {address}: add it to the topology"))
+    }
+
+    /// Where something listens that is to be reached at `address`: a pod, the node, or else the outside world.
+    pub fn home(&self, address: IpAddr) -> anyhow::Result<&Namespace> {
+        if Pod::at(address).is_some() {
+            self.pod(address)
+        } else if self.topology.node_has(address) {
+            Ok(&self.node)
+        } else if CLIENT.contains(&address) || CLIENT_TWO.contains(&address) {
+            Ok(&self.client)
+        } else {
+            Ok(&self.outside)
+        }
+    }
+
+    /// Every namespace of the network.
+    pub fn namespaces(&self) -> impl Iterator<Item = &Namespace> {
+        [&self.node, &self.router, &self.outside, &self.client].into_iter().chain(self.pods.values())
+    }
+
+    fn create(topology: Topology) -> anyhow::Result<Self> {
+        static RUN: AtomicU32 = AtomicU32::new(0);
+        let mut roles = ["node", "router", "outside", "client"].map(str::to_owned).to_vec();
+        roles.extend(topology.pods.iter().map(|pod| format!("pod-{}", pod.addresses()[0])));
+        let mut created = Namespace::create_all(RUN.fetch_add(1, Ordering::Relaxed), &roles)?.into_iter();
+        let mut next = || created.next().context("fewer namespaces were created than asked for");
+        let (node, router, outside, client) = (next()?, next()?, next()?, next()?);
+        let pods = topology.pods.iter().copied().zip(created).collect();
+        Ok(Self { topology, node, router, outside, client, pods })
+    }
+
+    /// Before there are links: most settings are copied to a link when it appears.
+    fn set_sysctls(&self) -> anyhow::Result<()> {
+        for namespace in self.namespaces() {
+            namespace.sysctl(EVERYWHERE)?;
+        }
+        self.node.sysctl(FORWARDING)?;
+        self.router.sysctl(FORWARDING)?;
+        self.outside.sysctl(&[("net/ipv6/ip_nonlocal_bind", "1")])
+    }
+
+    /// Every end of a link gets an index of its own: the kernel defers what follows from a link that comes up, by up to a second,
+    /// if both ends have the same.
+    fn links(&self) -> Vec<String> {
+        let (node, router) = (self.node.name(), self.router.name());
+        let mut ends = vec![
+            ("uplink".to_owned(), router, "uplink", node),
+            ("outside".to_owned(), node, "node", self.outside.name()),
+            ("client".to_owned(), router, "eth0", self.client.name()),
+        ];
+        for (pod, namespace) in &self.pods {
+            let at = if pod.place == Place::Local { node } else { router };
+            ends.push((interface(*pod), at, "eth0", namespace.name()));
+        }
+        let line = |(number, (name, at, peer, peer_at)): (usize, &(String, &str, &str, &str))| {
+            let (index, peer_index) = (10 + 2 * number, 11 + 2 * number);
+            format!(
+                "link add name {name} index {index} netns {at} type veth peer name {peer} index {peer_index} netns {peer_at}"
+            )
+        };
+        ends.iter().enumerate().map(line).collect()
+    }
+
+    fn node_lines(&self) -> Vec<String> {
+        let mut lines = up("lo");
+        lines.extend(NODE.map(|address| add_address(address, network_length(address), "uplink")));
+        lines.extend(
+            self.topology.node_addresses.iter().map(|address| add_address(*address, host_length(*address), "uplink")),
+        );
+        lines.extend(up("uplink"));
+        lines.push(format!("addr add {NODE_ON_OUTSIDE}/64 dev outside nodad"));
+        lines.extend(up("outside"));
+        for (router, [client, remote_pods]) in ROUTER.into_iter().zip(BEHIND_ROUTER) {
+            lines.push(format!("route add {client} via {router}"));
+            lines.push(format!("route add {remote_pods} via {router}"));
+        }
+        lines.push(format!("route add default via {OUTSIDE_V4} dev outside onlink src {}", NODE[0]));
+        lines.push(format!("route add default via {OUTSIDE} dev outside src {}", NODE[1]));
+        lines.extend(self.pods_at(Place::Local).flat_map(link_to_pod));
+        lines
+    }
+
+    fn router_lines(&self) -> Vec<String> {
+        let mut lines = up("lo");
+        lines.extend(ROUTER.map(|address| add_address(address, network_length(address), "uplink")));
+        lines.extend(up("uplink"));
+        lines.extend(CLIENT_GATEWAY.map(|address| add_address(address, network_length(address), "client")));
+        lines.extend(up("client"));
+        lines.extend(NODE.map(|node| format!("route add default via {node}")));
+        lines.extend(self.pods_at(Place::Remote).flat_map(link_to_pod));
+        lines
+    }
+
+    fn pods_at(&self, place: Place) -> impl Iterator<Item = Pod> {
+        self.pods.keys().copied().filter(move |pod| pod.place == place)
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        let names: Vec<_> = self.namespaces().map(|namespace| namespace.name().to_owned()).collect();
+        remove(&names);
+    }
+}
+
+/// Link-local addresses on the link between node and outside world, where neither needs another one.
+const NODE_ON_OUTSIDE: &str = "fe80::2";
+const OUTSIDE: &str = "fe80::1";
+const OUTSIDE_V4: &str = "192.0.2.1";
+const BEHIND_ROUTER: [[&str; 2]; 2] = [["203.0.113.0/24", "10.180.1.0/24"], ["2001:db8:2::/64", "fd00:10:180:1::/64"]];
+/// What the outside world reaches through the node.
+const ELSEWHERE: [&[&str]; 2] =
+    [&["192.168.0.0/24", "203.0.113.0/24", "10.180.0.0/16"], &["2001:db8::/64", "2001:db8:2::/64", "fd00:10:180::/48"]];
+const PATIENCE: Duration = Duration::from_secs(10);
+
+const FORWARDING: &[(&str, &str)] = &[("net/ipv4/ip_forward", "1"), ("net/ipv6/conf/all/forwarding", "1")];
+const EVERYWHERE: &[(&str, &str)] = &[
+    // New namespaces copy some of these from the machine, whatever it has.
+    ("net/ipv6/conf/all/disable_ipv6", "0"),
+    ("net/ipv6/conf/default/disable_ipv6", "0"),
+    ("net/ipv4/conf/all/rp_filter", "0"),
+    ("net/ipv4/conf/default/rp_filter", "0"),
+    ("net/ipv4/conf/all/send_redirects", "0"),
+    ("net/ipv4/conf/default/send_redirects", "0"),
+    ("net/ipv4/conf/all/accept_redirects", "0"),
+    ("net/ipv4/conf/default/accept_redirects", "0"),
+    // Addresses are usable at once.
+    ("net/ipv6/conf/all/accept_dad", "0"),
+    ("net/ipv6/conf/default/accept_dad", "0"),
+    ("net/ipv6/conf/all/accept_ra", "0"),
+    ("net/ipv6/conf/default/accept_ra", "0"),
+    ("net/ipv6/conf/default/addr_gen_mode", "0"),
+    // Every rejected probe hears of it, not one in a second.
+    ("net/ipv4/icmp_ratemask", "0"),
+    ("net/ipv6/icmp/ratemask", "0"),
+];
+
+/// Everything is a local address here, except what is reached through the node.
+fn outside_lines() -> Vec<String> {
+    let mut lines = up("lo");
+    lines.push(format!("addr add {OUTSIDE}/64 dev node nodad"));
+    lines.extend(up("node"));
+    for (node, elsewhere) in NODE.into_iter().zip(ELSEWHERE) {
+        let via = if node.is_ipv4() { node.to_string() } else { NODE_ON_OUTSIDE.to_owned() };
+        let route = |network| format!("route add {network} via {via} dev node onlink table local");
+        lines.extend(elsewhere.iter().map(route));
+    }
+    lines.push("route add fe80::/64 dev node table local".to_owned());
+    lines.push("route add local 0.0.0.0/0 dev lo table local".to_owned());
+    lines.push("route add local ::/0 dev lo table local".to_owned());
+    lines
+}
+
+/// Waits until the kernel has done what follows from links that come up. The last of it is to give each a link-local
+/// address made from its hardware address.
+fn await_links(namespace: &Namespace, links: usize) -> anyhow::Result<()> {
+    let started = Instant::now();
+    namespace.run(|| {
+        loop {
+            let addresses = std::fs::read_to_string("/proc/thread-self/net/if_inet6").context("reading addresses")?;
+            let made = |line: &&str| line.starts_with("fe80") && line.get(22..26) == Some("fffe");
+            if addresses.lines().filter(made).count() >= links {
+                return Ok(());
+            }
+            if started.elapsed() > PATIENCE {
+                bail!("the {links} links of {} are not up after {PATIENCE:?}:\n{addresses}", namespace.name());
+            }
+            std::thread::sleep(Duration::from_micros(500));
+        }
+    })
+}
+
+fn client_lines() -> Vec<String> {
+    let mut lines = up("lo");
+    lines.extend(CLIENT.map(|address| add_address(address, network_length(address), "eth0")));
+    // Not at home in the /24 resp. /64, so that the kernel never picks them as a source by itself.
+    lines.extend(CLIENT_TWO.map(add_unchosen_address));
+    lines.extend(up("eth0"));
+    lines.extend(CLIENT_GATEWAY.map(|gateway| format!("route add default via {gateway}")));
+    lines
+}
+
+fn pod_lines(pod: Pod) -> Vec<String> {
+    let mut lines = up("lo");
+    lines.extend(pod.addresses().map(|address| add_address(address, host_length(address), "eth0")));
+    lines.extend(up("eth0"));
+    for gateway in pod.gateways() {
+        lines.push(format!("route add {gateway}/{} dev eth0", host_length(gateway)));
+        let source = of_family(pod.addresses(), gateway);
+        lines.push(format!("route add default via {gateway} dev eth0 src {source}"));
+    }
+    lines
+}
+
+/// The node's (for a remote pod: the router's) end of a pod's link, as the ptp CNI plugin sets it up.
+fn link_to_pod(pod: Pod) -> Vec<String> {
+    let interface = interface(pod);
+    let mut lines: Vec<_> =
+        pod.gateways().into_iter().map(|gateway| add_address(gateway, host_length(gateway), &interface)).collect();
+    lines.extend(up(&interface));
+    lines
+        .extend(pod.addresses().map(|address| format!("route add {address}/{} dev {interface}", host_length(address))));
+    lines
+}
+
+/// The name of the link to a pod on its node: every one begins with `pod`.
+fn interface(pod: Pod) -> String {
+    format!("pod{}", pod.number)
+}
+
+fn up(interface: &str) -> Vec<String> {
+    vec![format!("link set {interface} up")]
+}
+
+fn add_address(address: IpAddr, length: u8, interface: &str) -> String {
+    let nodad = if address.is_ipv6() { " nodad" } else { "" };
+    format!("addr add {address}/{length} dev {interface}{nodad}")
+}
+
+fn add_unchosen_address(address: IpAddr) -> String {
+    let unchosen = if address.is_ipv6() { " nodad preferred_lft 0" } else { "" };
+    format!("addr add {address}/{} dev eth0{unchosen}", host_length(address))
+}
+
+fn network_length(address: IpAddr) -> u8 {
+    if address.is_ipv4() { 24 } else { 64 }
+}
+
+fn host_length(address: IpAddr) -> u8 {
+    if address.is_ipv4() { 32 } else { 128 }
+}

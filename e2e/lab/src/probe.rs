@@ -1,0 +1,317 @@
+//! Asks one endpoint, once, from inside of a namespace, and says what came of it.
+//!
+//! A probe is one new connection (TCP), one datagram (UDP) or one INIT (SCTP, over a raw socket) from a port that no
+//! earlier probe of the namespace had. The servers of [`crate::serve`] answer with their own name and the peer they saw.
+
+use std::fmt;
+use std::io::{self, Read};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, ioctl_fionbio};
+use rustix::net::sockopt::{Timeout, set_socket_reuseaddr, set_socket_timeout, socket_error};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, connect, ipproto, recv, send};
+use serde::Deserialize;
+
+use crate::namespace::Namespace;
+use crate::sctp::{Chunk, Packet};
+
+/// How long a probe waits unless told otherwise: where an answer is expected it comes within milliseconds, and what a loaded
+/// machine delays must not be called dropped.
+pub const PATIENCE: Duration = Duration::from_secs(3);
+/// How long to wait where silence is expected.
+pub const SILENCE: Duration = Duration::from_millis(300);
+
+/// A transport protocol of Services.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// TCP, the default of Kubernetes.
+    #[serde(alias = "TCP")]
+    Tcp,
+    /// UDP.
+    #[serde(alias = "UDP")]
+    Udp,
+    /// SCTP.
+    #[serde(alias = "SCTP")]
+    Sctp,
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+        })
+    }
+}
+
+/// A question to one address and port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// By which protocol.
+    pub protocol: Protocol,
+    /// From which address; the kernel's choice when absent.
+    pub from: Option<IpAddr>,
+    /// To which address and port.
+    pub to: SocketAddr,
+    /// How long to wait for anything to happen.
+    pub timeout: Duration,
+}
+
+impl Probe {
+    /// From the address that the kernel chooses, with [`PATIENCE`].
+    pub fn new(protocol: Protocol, to: SocketAddr) -> Self {
+        Self { protocol, from: None, to, timeout: PATIENCE }
+    }
+
+    /// From this address of the namespace.
+    pub fn from(self, address: IpAddr) -> Self {
+        Self { from: Some(address), ..self }
+    }
+
+    /// With another time to wait.
+    pub fn timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
+    }
+}
+
+/// What came of a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outcome {
+    /// An endpoint answered.
+    Answer {
+        /// The endpoint's own name for itself, whatever address was asked.
+        by: SocketAddr,
+        /// Where the endpoint saw the probe come from.
+        seen_source: IpAddr,
+    },
+    /// Refused at once: a reset, an ICMP error that says unreachable port, or an administrator's prohibition.
+    Rejected,
+    /// Nothing came back in time.
+    Dropped,
+    /// No route to the address, here or further on.
+    NoRoute,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Answer { by, seen_source } => write!(f, "an answer by {by}, which saw {seen_source}"),
+            Self::Rejected => f.write_str("a reject"),
+            Self::Dropped => f.write_str("silence"),
+            Self::NoRoute => f.write_str("no route"),
+        }
+    }
+}
+
+impl Namespace {
+    /// Sends one probe. An error means that the probe itself could not be made.
+    ///
+    /// SCTP only: two probes at the same time from one namespace to the same address can mistake each other's reject
+    /// for their own, as raw sockets know no ports.
+    pub fn probe(&self, probe: Probe) -> anyhow::Result<Outcome> {
+        self.run(|| self.probe_from_inside(&probe))
+    }
+
+    /// Sends the same probe again and again, up to `limit` times, until `enough` says so; each outcome goes to `enough`.
+    pub fn probe_until(
+        &self,
+        probe: Probe,
+        limit: usize,
+        mut enough: impl FnMut(Outcome) -> bool + Send,
+    ) -> anyhow::Result<()> {
+        self.run(|| {
+            for _ in 0..limit {
+                if enough(self.probe_from_inside(&probe)?) {
+                    break;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn probe_from_inside(&self, probe: &Probe) -> anyhow::Result<Outcome> {
+        let port = self.next_source_port();
+        let outcome = match probe.protocol {
+            Protocol::Tcp => probe.tcp(port),
+            Protocol::Udp => probe.udp(port),
+            Protocol::Sctp => probe.sctp(port),
+        };
+        outcome.with_context(|| format!("probing {} {} from {}", probe.protocol, probe.to, self.name()))
+    }
+}
+
+impl Probe {
+    fn tcp(&self, port: u16) -> anyhow::Result<Outcome> {
+        let socket = match self.connected(SocketType::STREAM, ipproto::TCP, port)? {
+            Ok(socket) => socket,
+            Err(outcome) => return Ok(outcome),
+        };
+        let mut line = String::new();
+        match TcpStream::from(socket).take(1024).read_to_string(&mut line) {
+            Ok(_) => answer(&line),
+            Err(error) => verdict(&error),
+        }
+    }
+
+    fn udp(&self, port: u16) -> anyhow::Result<Outcome> {
+        let socket = match self.connected(SocketType::DGRAM, ipproto::UDP, port)? {
+            Ok(socket) => socket,
+            Err(outcome) => return Ok(outcome),
+        };
+        if let Some(outcome) = sent(&socket, b"?")? {
+            return Ok(outcome);
+        }
+        let mut buffer = [0; 1024];
+        match recv(&socket, &mut buffer, RecvFlags::empty()) {
+            Ok((length, _)) => answer(std::str::from_utf8(&buffer[..length]).context("reading the answer")?),
+            Err(error) => verdict(&error.into()),
+        }
+    }
+
+    fn sctp(&self, port: u16) -> anyhow::Result<Outcome> {
+        let socket = match self.connected(SocketType::RAW, ipproto::SCTP, 0)? {
+            Ok(socket) => socket,
+            Err(outcome) => return Ok(outcome),
+        };
+        let tag = u32::from(port) << 16 | u32::from(port);
+        let destination_port = self.to.port();
+        let init = Packet { source_port: port, destination_port, verification_tag: 0, chunk: Chunk::Init { tag } };
+        if let Some(outcome) = sent(&socket, &init.encode())? {
+            return Ok(outcome);
+        }
+        let started = Instant::now();
+        let mut buffer = [0; 2048];
+        loop {
+            let left = self.timeout.saturating_sub(started.elapsed());
+            if left.is_zero() {
+                return Ok(Outcome::Dropped);
+            }
+            set_socket_timeout(&socket, Timeout::Recv, Some(left.max(Duration::from_micros(1))))?;
+            let length = match recv(&socket, &mut buffer, RecvFlags::empty()) {
+                Ok((length, _)) => length,
+                Err(error) => return verdict(&error.into()),
+            };
+            let Some(packet) = Packet::decode(transport_part(&buffer[..length], self.to.is_ipv4())) else { continue };
+            let ours = packet.source_port == destination_port
+                && packet.destination_port == port
+                && packet.verification_tag == tag;
+            if let (true, Chunk::InitAck { cookie, .. }) = (ours, packet.chunk) {
+                return answer(std::str::from_utf8(&cookie).context("reading the answer")?);
+            }
+        }
+    }
+
+    /// A socket bound to the source port and connected, or what became of it on the way.
+    fn connected(
+        &self,
+        kind: SocketType,
+        protocol: rustix::net::Protocol,
+        port: u16,
+    ) -> anyhow::Result<Result<OwnedFd, Outcome>> {
+        let family = if self.to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, Some(protocol))
+            .context("opening a socket (raw ones need root)")?;
+        set_socket_reuseaddr(&socket, true)?;
+        set_socket_timeout(&socket, Timeout::Send, Some(self.timeout))?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(self.timeout))?;
+        let any = if self.to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let from = SocketAddr::new(self.from.unwrap_or(any), port);
+        bind(&socket, &from).with_context(|| format!("binding a socket to {from}"))?;
+        // A raw socket has no port, and IPv6 takes one for the protocol's number.
+        let to = if kind == SocketType::RAW { SocketAddr::new(self.to.ip(), 0) } else { self.to };
+        ioctl_fionbio(&socket, true)?;
+        let connected = match connect(&socket, &to) {
+            Err(Errno::INPROGRESS) => self.wait_until_connected(&socket)?,
+            connected => connected,
+        };
+        ioctl_fionbio(&socket, false)?;
+        match connected {
+            Ok(()) => Ok(Ok(socket)),
+            Err(error) => verdict(&error.into()).map(Err),
+        }
+    }
+
+    /// Between namespaces of one machine an ICMP error may arrive before `connect` has returned. The kernel then keeps it as a
+    /// soft error, which wakes nobody before the SYN is repeated a second later, but can be asked for.
+    fn wait_until_connected(&self, socket: &OwnedFd) -> anyhow::Result<Result<(), Errno>> {
+        let soft = socket_error(socket)?;
+        if soft.is_err() {
+            return Ok(soft);
+        }
+        let timeout = Timespec::try_from(self.timeout).context("reading the timeout")?;
+        if poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&timeout))? == 0 {
+            return Ok(Err(Errno::TIMEDOUT));
+        }
+        Ok(socket_error(socket)?)
+    }
+}
+
+/// The part of what a raw socket received that comes after the IP header: IPv4 delivers that too, IPv6 does not.
+pub(crate) fn transport_part(received: &[u8], ipv4: bool) -> &[u8] {
+    let header = match received.first() {
+        Some(first) if ipv4 => usize::from(first & 0xf) * 4,
+        _ => 0,
+    };
+    received.get(header..).unwrap_or_default()
+}
+
+/// Sends, and says what became of it if that is known already. A packet that the node's own output rules stop gives
+/// "operation not permitted"; whether it was rejected or dropped is known only from what is received.
+fn sent(socket: impl AsFd, packet: &[u8]) -> anyhow::Result<Option<Outcome>> {
+    match send(socket, packet, SendFlags::empty()) {
+        Ok(_) | Err(Errno::PERM) => Ok(None),
+        Err(error) => verdict(&error.into()).map(Some),
+    }
+}
+
+fn verdict(error: &io::Error) -> anyhow::Result<Outcome> {
+    match Errno::from_io_error(error) {
+        Some(Errno::CONNREFUSED | Errno::ACCESS | Errno::NOPROTOOPT) => Ok(Outcome::Rejected),
+        Some(Errno::INPROGRESS | Errno::AGAIN | Errno::TIMEDOUT) => Ok(Outcome::Dropped),
+        Some(Errno::NETUNREACH | Errno::HOSTUNREACH) => Ok(Outcome::NoRoute),
+        _ => bail!("something that is neither an answer, a reject nor silence: {error}"),
+    }
+}
+
+fn answer(line: &str) -> anyhow::Result<Outcome> {
+    let parsed = line.trim_end().split_once(' ').and_then(|(by, seen)| Some((by.parse().ok()?, seen.parse().ok()?)));
+    match parsed {
+        Some((by, seen_source)) => Ok(Outcome::Answer { by, seen_source }),
+        None => bail!("an answer by something that is no server of the lab: {line:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_the_kernel_have_one_meaning_each() {
+        for (errno, outcome) in [
+            (Errno::CONNREFUSED, Outcome::Rejected),
+            (Errno::ACCESS, Outcome::Rejected),
+            (Errno::INPROGRESS, Outcome::Dropped),
+            (Errno::AGAIN, Outcome::Dropped),
+            (Errno::NETUNREACH, Outcome::NoRoute),
+            (Errno::HOSTUNREACH, Outcome::NoRoute),
+        ] {
+            assert_eq!(verdict(&errno.into()).unwrap(), outcome, "{errno}");
+        }
+        assert!(verdict(&Errno::CONNRESET.into()).is_err());
+    }
+
+    #[test]
+    fn an_answer_names_the_server_and_the_source() {
+        let by = "[fd00:10:180::1]:80".parse().unwrap();
+        let seen_source = "2001:db8:2::2".parse().unwrap();
+        assert_eq!(answer("[fd00:10:180::1]:80 2001:db8:2::2\n").unwrap(), Outcome::Answer { by, seen_source });
+        assert!(answer("SSH-2.0-OpenSSH").is_err());
+        assert!(answer("").is_err());
+    }
+}

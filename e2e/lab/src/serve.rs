@@ -1,0 +1,192 @@
+//! Answers at endpoints: one line with the endpoint's own name and the source it saw.
+//!
+//! Sockets are opened inside of the namespace that has the address and served by one thread, so that many endpoints cost
+//! little. SCTP is a raw socket per address that answers INIT; ports nobody asked for get silence, as several [`Servers`] may share
+//! an address.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::io::{self, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use anyhow::Context;
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, ipproto, recvfrom, sendto};
+
+use crate::network::Network;
+use crate::probe::{Protocol, transport_part};
+use crate::sctp::{Chunk, Packet};
+
+/// Something that answers: a protocol, an address and a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Endpoint {
+    /// By which protocol.
+    pub protocol: Protocol,
+    /// Where; also the name that it answers with.
+    pub address: SocketAddr,
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.protocol, self.address)
+    }
+}
+
+/// Endpoints that answer until this is dropped.
+#[derive(Debug)]
+pub struct Servers {
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Servers {
+    /// Starts to answer. Each endpoint listens where its address is at home: a pod, the node, or the outside world
+    /// (see [`Network::home`]). When this returns, all of them answer. Endpoints named twice are served once.
+    pub fn start(network: &Network, endpoints: impl IntoIterator<Item = Endpoint>) -> anyhow::Result<Self> {
+        let endpoints: BTreeSet<_> = endpoints.into_iter().collect();
+        let mut by_home: BTreeMap<&str, (_, Vec<Endpoint>)> = BTreeMap::new();
+        for endpoint in endpoints {
+            let home = network.home(endpoint.address.ip()).with_context(|| format!("serving {endpoint}"))?;
+            by_home.entry(home.name()).or_insert_with(|| (home, Vec::new())).1.push(endpoint);
+        }
+        let mut sockets = Vec::new();
+        for (home, endpoints) in by_home.values() {
+            sockets.extend(home.run(|| open(endpoints))?);
+        }
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).context("creating an eventfd")?);
+        let waiting = epoll::create(epoll::CreateFlags::CLOEXEC).context("creating an epoll instance")?;
+        let watch = |fd: BorrowedFd<'_>, number: usize| {
+            epoll::add(&waiting, fd, epoll::EventData::new_u64(number as u64), epoll::EventFlags::IN)
+                .context("adding a socket to epoll")
+        };
+        for (number, socket) in sockets.iter().enumerate() {
+            watch(socket.as_fd(), number)?;
+        }
+        watch(stop.as_fd(), sockets.len())?;
+        let thread = std::thread::Builder::new()
+            .name("lab-servers".to_owned())
+            .spawn(move || serve(&waiting, &sockets))
+            .context("starting the thread of servers")?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Servers {
+    fn drop(&mut self) {
+        // An eventfd takes an eight byte number; it cannot be full after one.
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Socket {
+    Tcp(TcpListener, SocketAddr),
+    Udp(UdpSocket, SocketAddr),
+    Sctp(OwnedFd, IpAddr, BTreeSet<u16>),
+}
+
+impl Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(listener, _) => listener.as_fd(),
+            Self::Udp(socket, _) => socket.as_fd(),
+            Self::Sctp(socket, ..) => socket.as_fd(),
+        }
+    }
+
+    /// Answers once. What goes wrong concerns the peer that asked, which sees it for itself.
+    fn answer(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(listener, name) => {
+                let (mut stream, peer) = listener.accept()?;
+                stream.write_all(line(*name, peer.ip()).as_bytes())
+            }
+            Self::Udp(socket, name) => {
+                let (_, peer) = socket.recv_from(&mut [0; 1024])?;
+                socket.send_to(line(*name, peer.ip()).as_bytes(), peer).map(drop)
+            }
+            Self::Sctp(socket, address, ports) => answer_init(socket, *address, ports),
+        }
+    }
+}
+
+fn open(endpoints: &[Endpoint]) -> anyhow::Result<Vec<Socket>> {
+    let mut sockets = Vec::new();
+    let mut sctp: BTreeMap<IpAddr, BTreeSet<u16>> = BTreeMap::new();
+    for endpoint in endpoints {
+        let address = endpoint.address;
+        let listening = || format!("listening at {endpoint}");
+        match endpoint.protocol {
+            Protocol::Tcp => {
+                let listener = TcpListener::bind(address).with_context(listening)?;
+                listener.set_nonblocking(true)?;
+                sockets.push(Socket::Tcp(listener, address));
+            }
+            Protocol::Udp => {
+                let socket = UdpSocket::bind(address).with_context(listening)?;
+                socket.set_nonblocking(true)?;
+                sockets.push(Socket::Udp(socket, address));
+            }
+            Protocol::Sctp => {
+                sctp.entry(address.ip()).or_default().insert(address.port());
+            }
+        }
+    }
+    for (address, ports) in sctp {
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(family, SocketType::RAW, flags, Some(ipproto::SCTP))
+            .and_then(|socket| bind(&socket, &SocketAddr::new(address, 0)).map(|()| socket))
+            .with_context(|| format!("listening at sctp {address}"))?;
+        sockets.push(Socket::Sctp(socket, address, ports));
+    }
+    Ok(sockets)
+}
+
+/// Until the event arrives that is numbered after all sockets.
+fn serve(waiting: &OwnedFd, sockets: &[Socket]) {
+    let mut events = Vec::with_capacity(64);
+    loop {
+        events.clear();
+        match epoll::wait(waiting, rustix::buffer::spare_capacity(&mut events), None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return,
+        }
+        for event in &events {
+            let number = usize::try_from(event.data.u64()).unwrap_or(usize::MAX);
+            let Some(socket) = sockets.get(number) else { return };
+            let _ = socket.answer();
+        }
+    }
+}
+
+fn answer_init(socket: &OwnedFd, address: IpAddr, ports: &BTreeSet<u16>) -> io::Result<()> {
+    let mut buffer = [0; 2048];
+    let (length, _, peer) = recvfrom(socket, &mut buffer, RecvFlags::empty())?;
+    let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
+    let packet = Packet::decode(transport_part(&buffer[..length], address.is_ipv4()));
+    let (Some(peer), Some(packet)) = (peer, packet) else { return Ok(()) };
+    let Chunk::Init { tag } = packet.chunk else { return Ok(()) };
+    if !ports.contains(&packet.destination_port) {
+        return Ok(());
+    }
+    let name = SocketAddr::new(address, packet.destination_port);
+    let answer = Packet {
+        source_port: packet.destination_port,
+        destination_port: packet.source_port,
+        verification_tag: tag,
+        chunk: Chunk::InitAck { tag: !tag, cookie: line(name, peer.ip()).into_bytes() },
+    };
+    sendto(socket, &answer.encode(), SendFlags::empty(), &SocketAddr::new(peer.ip(), 0))?;
+    Ok(())
+}
+
+fn line(name: SocketAddr, source: IpAddr) -> String {
+    format!("{name} {source}\n")
+}

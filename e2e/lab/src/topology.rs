@@ -1,0 +1,179 @@
+//! Which addresses a network of the lab has. Fixed, so that a Case can name them.
+//!
+//! | what | IPv4 | IPv6 |
+//! |---|---|---|
+//! | node, its first (uplink) address | 192.168.0.2 | 2001:db8::2 |
+//! | further node addresses | as asked, say 192.168.1.2 | as asked, say 2001:db8:1::2 |
+//! | pod number N of the node | 10.180.0.N | fd00:10:180::N |
+//! | the node, as these pods see it | 10.180.0.254 | fd00:10:180::fe |
+//! | pod number N of another node | 10.180.1.N | fd00:10:180:1::N |
+//! | all pods | 10.180.0.0/16 | fd00:10:180::/48 |
+//! | outside client | 203.0.113.2, 203.0.113.130 | 2001:db8:2::2, 2001:db8:2::82 |
+//! | Services | 172.30.0.0/16 | fd00:172:30::/112 |
+//! | any other address | the outside world, behind the router | |
+//!
+//! A pod has both families, and the same number N (1 to 253) in both: 10.180.0.10 is fd00:10:180::a.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use anyhow::{Context, bail};
+
+/// The node's first address in each family: where its NodePorts are, and what it masquerades to towards other machines.
+pub const NODE: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(192, 168, 0, 2)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2))];
+/// The router's address on the node's side.
+pub const ROUTER: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(192, 168, 0, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
+/// The outside client's first address.
+pub const CLIENT: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(203, 0, 113, 2)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 2, 0, 0, 0, 0, 2))];
+/// The outside client's second address, for source ranges that admit the first one only.
+pub const CLIENT_TWO: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(203, 0, 113, 130)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 2, 0, 0, 0, 0, 0x82))];
+/// The router's address on the client's side.
+pub const CLIENT_GATEWAY: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 2, 0, 0, 0, 0, 1))];
+/// The pods of every node.
+pub const CLUSTER_CIDRS: [&str; 2] = ["10.180.0.0/16", "fd00:10:180::/48"];
+/// The pods of the node.
+pub const POD_CIDRS: [&str; 2] = ["10.180.0.0/24", "fd00:10:180::/64"];
+/// The cluster IPs of Services.
+pub const SERVICE_CIDRS: [&str; 2] = ["172.30.0.0/16", "fd00:172:30::/112"];
+
+const GATEWAY_NUMBER: u8 = 254;
+
+/// Which node a pod runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Place {
+    /// The node under test.
+    Local,
+    /// Another node, reached through the router.
+    Remote,
+}
+
+/// A pod, known by where it runs and its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Pod {
+    /// Where it runs.
+    pub place: Place,
+    /// 1 to 253.
+    pub number: u8,
+}
+
+impl Pod {
+    /// The pod that has `address`, if that is a pod's address.
+    pub fn at(address: IpAddr) -> Option<Self> {
+        let (place, number) = match address {
+            IpAddr::V4(address) => match address.octets() {
+                [10, 180, 0, number] => (Place::Local, u16::from(number)),
+                [10, 180, 1, number] => (Place::Remote, u16::from(number)),
+                _ => return None,
+            },
+            IpAddr::V6(address) => match address.segments() {
+                [0xfd00, 0x10, 0x180, 0, 0, 0, 0, number] => (Place::Local, number),
+                [0xfd00, 0x10, 0x180, 1, 0, 0, 0, number] => (Place::Remote, number),
+                _ => return None,
+            },
+        };
+        let number = u8::try_from(number).ok()?;
+        (1..GATEWAY_NUMBER).contains(&number).then_some(Self { place, number })
+    }
+
+    /// Its addresses: IPv4, IPv6.
+    pub fn addresses(self) -> [IpAddr; 2] {
+        Self::subnet_addresses(self.place, self.number)
+    }
+
+    /// The addresses of its node (or, for a remote pod, of the router) on the pod's link.
+    pub fn gateways(self) -> [IpAddr; 2] {
+        Self::subnet_addresses(self.place, GATEWAY_NUMBER)
+    }
+
+    fn subnet_addresses(place: Place, number: u8) -> [IpAddr; 2] {
+        let subnet = match place {
+            Place::Local => 0,
+            Place::Remote => 1,
+        };
+        [
+            Ipv4Addr::new(10, 180, subnet, number).into(),
+            Ipv6Addr::new(0xfd00, 0x10, 0x180, subnet.into(), 0, 0, 0, number.into()).into(),
+        ]
+    }
+}
+
+/// What a network is made of, besides the node, the router and the client that every network has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Topology {
+    /// The pods to create.
+    pub pods: BTreeSet<Pod>,
+    /// Addresses of the node beyond [`NODE`].
+    pub node_addresses: Vec<IpAddr>,
+}
+
+impl Topology {
+    /// A network with these pods, each named by one of its addresses.
+    pub fn with_pods<'a>(addresses: impl IntoIterator<Item = &'a str>) -> anyhow::Result<Self> {
+        let mut topology = Self::default();
+        for text in addresses {
+            let address = text.parse::<IpAddr>().with_context(|| format!("reading the pod address {text:?}"))?;
+            topology.add_pod(address)?;
+        }
+        Ok(topology)
+    }
+
+    /// Adds the pod that has `address`.
+    pub fn add_pod(&mut self, address: IpAddr) -> anyhow::Result<()> {
+        let Some(pod) = Pod::at(address) else {
+            bail!(
+                "{address} is no pod address of the lab: use 10.180.0.N, 10.180.1.N, fd00:10:180::N or fd00:10:180:1::N"
+            );
+        };
+        self.pods.insert(pod);
+        Ok(())
+    }
+
+    /// Whether the node itself has `address`.
+    pub fn node_has(&self, address: IpAddr) -> bool {
+        let gateways = Pod::subnet_addresses(Place::Local, GATEWAY_NUMBER);
+        NODE.contains(&address) || gateways.contains(&address) || self.node_addresses.contains(&address)
+    }
+}
+
+/// The one of a pair (IPv4, IPv6) that has the family of `like`.
+pub fn of_family(pair: [IpAddr; 2], like: IpAddr) -> IpAddr {
+    if like.is_ipv4() { pair[0] } else { pair[1] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_has_the_same_number_in_both_families() {
+        for (address, place, number) in [
+            ("10.180.0.1", Place::Local, 1),
+            ("10.180.0.253", Place::Local, 253),
+            ("10.180.1.10", Place::Remote, 10),
+            ("fd00:10:180::a", Place::Local, 10),
+            ("fd00:10:180:1::2", Place::Remote, 2),
+        ] {
+            let address = address.parse().unwrap();
+            let pod = Pod::at(address).unwrap();
+            assert_eq!(pod, Pod { place, number });
+            assert!(pod.addresses().contains(&address));
+            assert_eq!(pod.addresses().map(Pod::at), [Some(pod), Some(pod)]);
+        }
+    }
+
+    #[test]
+    fn other_addresses_are_no_pods() {
+        for address in
+            ["10.180.0.254", "10.180.0.0", "10.180.2.1", "192.168.0.2", "fd00:10:180::fe", "fd00:10:180::101"]
+        {
+            assert_eq!(Pod::at(address.parse().unwrap()), None, "{address}");
+        }
+        assert!(Topology::with_pods(["10.181.0.1"]).is_err());
+        assert!(Topology::with_pods(["pod"]).is_err());
+    }
+}

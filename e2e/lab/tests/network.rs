@@ -1,0 +1,199 @@
+//! A network comes up, answers by the right addresses, and goes away.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use localnet_lab::foreign::Foreign;
+use localnet_lab::probe::SILENCE;
+use localnet_lab::topology::{CLIENT, CLIENT_TWO, NODE, of_family};
+use localnet_lab::{Endpoint, Network, Outcome, Probe, Protocol, Servers, Topology};
+
+const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+
+fn network(pods: &[&str]) -> Network {
+    Network::build(Topology::with_pods(pods.iter().copied()).unwrap()).unwrap()
+}
+
+fn at(address: &str) -> SocketAddr {
+    address.parse().unwrap()
+}
+
+fn endpoints(addresses: &[&str]) -> Vec<Endpoint> {
+    let every = |address: &&str| PROTOCOLS.map(|protocol| Endpoint { protocol, address: at(address) });
+    addresses.iter().flat_map(every).collect()
+}
+
+#[test]
+fn pods_reach_each_other_in_both_families_at_once() {
+    let pods = ["10.180.0.1", "10.180.0.2", "10.180.1.1"];
+    let started = Instant::now();
+    let network = network(&pods);
+    let built = started.elapsed();
+    let served = ["10.180.0.1:80", "[fd00:10:180::1]:80", "10.180.1.1:80", "[fd00:10:180:1::1]:80"];
+    let _servers = Servers::start(&network, endpoints(&served)).unwrap();
+    let serving = started.elapsed();
+    let sender = network.pod("10.180.0.2".parse().unwrap()).unwrap();
+    let mut first = None;
+    for server in served.map(at) {
+        let own: IpAddr = if server.is_ipv4() { "10.180.0.2" } else { "fd00:10:180::2" }.parse().unwrap();
+        for protocol in PROTOCOLS {
+            let outcome = sender.probe(Probe::new(protocol, server)).unwrap();
+            assert_eq!(outcome, Outcome::Answer { by: server, seen_source: own }, "{protocol} {server}");
+            first.get_or_insert_with(|| started.elapsed());
+        }
+    }
+    println!("built {built:?}, serving {serving:?}, first answer {first:?}, all {:?}", started.elapsed());
+    // Far above what it takes, far below what duplicate address detection or a missed link event would cost.
+    assert!(built < Duration::from_secs(2), "{built:?}");
+}
+
+#[test]
+fn client_node_and_outside_world_reach_what_they_should() {
+    let network = network(&["10.180.0.1"]);
+    let served = [
+        "10.180.0.1:80",
+        "[fd00:10:180::1]:80",
+        "192.168.0.2:81",
+        "[2001:db8::2]:81",
+        "1.2.3.5:82",
+        "[2001:db8:99::1]:82",
+    ];
+    let _servers = Servers::start(&network, endpoints(&served)).unwrap();
+    for server in served.map(at) {
+        for protocol in PROTOCOLS {
+            for (sender, own, set) in [
+                (network.client(), of_family(CLIENT, server.ip()), false),
+                (network.client(), of_family(CLIENT_TWO, server.ip()), true),
+                (
+                    network.pod("10.180.0.1".parse().unwrap()).unwrap(),
+                    of_family(["10.180.0.1".parse().unwrap(), "fd00:10:180::1".parse().unwrap()], server.ip()),
+                    false,
+                ),
+            ] {
+                let probe = Probe::new(protocol, server);
+                let probe = if set { probe.from(own) } else { probe };
+                let outcome = sender.probe(probe).unwrap();
+                assert_eq!(
+                    outcome,
+                    Outcome::Answer { by: server, seen_source: own },
+                    "{protocol} {server} from {}",
+                    sender.name()
+                );
+            }
+        }
+    }
+    let outcome = network.node().probe(Probe::new(Protocol::Tcp, at("1.2.3.5:82"))).unwrap();
+    assert_eq!(outcome, Outcome::Answer { by: at("1.2.3.5:82"), seen_source: NODE[0] });
+}
+
+#[test]
+fn rejects_drops_and_missing_routes_are_told_apart() {
+    let network = network(&["10.180.0.1"]);
+    let rules = "
+        table inet t {
+            chain f { type filter hook forward priority 0; th dport 7 reject; th dport 9 drop; }
+            chain o { type filter hook output priority 0; th dport 7 reject; th dport 9 drop; }
+        }";
+    network.node().output_with_input(Command::new("nft").args(["-f", "-"]), rules).unwrap();
+    for address in ["10.180.0.1", "fd00:10:180::1"] {
+        for protocol in PROTOCOLS {
+            for sender in [network.client(), network.node()] {
+                for (port, expected) in [(7, Outcome::Rejected), (9, Outcome::Dropped)] {
+                    let probe = Probe::new(protocol, SocketAddr::new(address.parse().unwrap(), port)).timeout(SILENCE);
+                    // Rejects are not rate limited: as many as asked for.
+                    for _ in 0..if port == 7 { 20 } else { 1 } {
+                        let outcome = sender.probe(probe).unwrap();
+                        assert_eq!(outcome, expected, "{protocol} {address}:{port} from {}", sender.name());
+                    }
+                }
+            }
+        }
+    }
+    // Nothing listens.
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        assert_eq!(network.client().probe(Probe::new(protocol, at("10.180.0.1:80"))).unwrap(), Outcome::Rejected);
+    }
+    let pod = network.pod("10.180.0.1".parse().unwrap()).unwrap();
+    pod.output(Command::new("ip").args(["route", "del", "default"])).unwrap();
+    for protocol in PROTOCOLS {
+        assert_eq!(pod.probe(Probe::new(protocol, at("1.2.3.4:80"))).unwrap(), Outcome::NoRoute, "{protocol}");
+    }
+}
+
+#[test]
+fn dropping_a_network_removes_it_even_in_a_panic() {
+    let network = network(&["10.180.0.1", "10.180.1.1"]);
+    let paths: Vec<_> = network.namespaces().map(|namespace| namespace.path()).collect();
+    assert_eq!(paths.len(), 6);
+    assert!(paths.iter().all(|path| path.exists()));
+    let _servers = Servers::start(&network, endpoints(&["10.180.0.1:80"])).unwrap();
+    let panicked = std::thread::spawn(move || {
+        let _network = network;
+        panic!("as a failing test does");
+    });
+    assert!(panicked.join().is_err());
+    assert_eq!(paths.iter().filter(|path| path.exists()).count(), 0);
+}
+
+#[test]
+fn leftovers_of_a_dead_process_are_swept() {
+    // A process that has ended, whose number is not taken by another one yet.
+    let mut ended = Command::new("true").spawn().unwrap();
+    let name = format!("lab-{}-0-node", ended.id());
+    ended.wait().unwrap();
+    assert!(Command::new("ip").args(["netns", "add", &name]).status().unwrap().success());
+    // Sweeping is the first thing that a process of the lab does, so another one has to do it.
+    let test = std::env::current_exe().unwrap();
+    let other = Command::new(test).args(["--exact", "dropping_a_network_removes_it_even_in_a_panic"]).output().unwrap();
+    assert!(other.status.success(), "{}", String::from_utf8_lossy(&other.stdout));
+    let left = std::path::Path::new("/run/netns").join(&name);
+    let swept = !left.exists();
+    if !swept {
+        Command::new("ip").args(["netns", "del", &name]).status().unwrap();
+    }
+    assert!(swept, "{name} is still there");
+}
+
+#[test]
+fn a_process_runs_inside_and_ends_with_its_guard() {
+    let network = network(&[]);
+    let sleeping = network.node().spawn(Command::new("sleep").arg("1000")).unwrap();
+    let process = std::path::PathBuf::from(format!("/proc/{}", sleeping.id()));
+    let inside = |file: &std::path::Path| rustix::fs::stat(file).unwrap().st_ino;
+    assert_eq!(
+        inside(&process.join("ns/net")),
+        rustix::fs::fstat(std::fs::File::open(network.node().path()).unwrap().as_fd()).unwrap().st_ino
+    );
+    drop(sleeping);
+    assert!(!process.exists());
+}
+
+#[test]
+fn commands_that_fail_say_why() {
+    let network = network(&[]);
+    let error = network.node().output(Command::new("ip").args(["link", "show", "nothing"])).unwrap_err();
+    assert!(format!("{error:#}").contains("nothing"), "{error:#}");
+    let error = network.pod("10.180.0.1".parse().unwrap()).unwrap_err();
+    assert!(format!("{error:#}").contains("add it to the topology"), "{error:#}");
+}
+
+#[test]
+fn foreign_tables_are_noticed_when_touched_and_let_traffic_pass() {
+    let network = network(&["10.180.0.1"]);
+    let foreign = Foreign::install(network.node()).unwrap();
+    let _servers =
+        Servers::start(&network, endpoints(&["10.180.0.1:80", "1.2.3.5:80", "[2001:db8:99::1]:80"])).unwrap();
+    let pod = network.pod("10.180.0.1".parse().unwrap()).unwrap();
+    for (server, seen_source) in [("1.2.3.5:80", NODE[0]), ("[2001:db8:99::1]:80", NODE[1])] {
+        let outcome = pod.probe(Probe::new(Protocol::Tcp, at(server))).unwrap();
+        assert_eq!(outcome, Outcome::Answer { by: at(server), seen_source });
+    }
+    let outcome = network.client().probe(Probe::new(Protocol::Tcp, at("10.180.0.1:23")).timeout(SILENCE)).unwrap();
+    assert_eq!(outcome, Outcome::Dropped);
+    foreign.unchanged(network.node()).unwrap();
+    let touch = ["add", "element", "inet", "firewall", "blocked", "{ 198.51.100.2 }"];
+    network.node().output(Command::new("nft").args(touch)).unwrap();
+    assert!(format!("{:#}", foreign.unchanged(network.node()).unwrap_err()).contains("198.51.100.2"));
+}
