@@ -94,6 +94,8 @@ impl Socket {
                         errno if errno == Errno::NOENT.raw_os_error() => return Ok(Dumped::Absent),
                         errno if errno == Errno::INTR.raw_os_error() => return Ok(Dumped::Interrupted),
                         errno if errno == Errno::PERM.raw_os_error() => return Err(Error::NotPermitted),
+                        // The requests are well formed: so says nfnetlink when it knows no nf_tables.
+                        errno if errno == Errno::INVAL.raw_os_error() => return Err(Error::Unsupported),
                         errno => return Err(Error::RefusedWhole { errno, message: None }),
                     },
                     _ => each(&message),

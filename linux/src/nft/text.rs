@@ -417,3 +417,94 @@ fn duration(seconds: u32) -> String {
         parts.iter().filter(|(value, _)| *value > 0).map(|(value, unit)| format!("{value}{unit}")).collect();
     if text.is_empty() { "0s".to_owned() } else { text }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nft::Chain;
+
+    #[test]
+    fn priorities_near_a_standard_one_are_named_after_it() {
+        #[track_caller]
+        fn check(priority: i32, point: HookPoint, expected: &str) {
+            assert_eq!(priority_text(priority, point), expected);
+        }
+        check(-100, HookPoint::Prerouting, "dstnat");
+        check(-110, HookPoint::Prerouting, "dstnat - 10");
+        check(-111, HookPoint::Prerouting, "-111");
+        check(-100, HookPoint::Output, "-100");
+        check(100, HookPoint::Postrouting, "srcnat");
+        check(100, HookPoint::Input, "100");
+        check(10, HookPoint::Forward, "filter + 10");
+        check(11, HookPoint::Forward, "11");
+        check(-301, HookPoint::Output, "raw - 1");
+        check(i32::MIN, HookPoint::Output, "-2147483648");
+    }
+
+    #[test]
+    fn durations_leave_out_zeros() {
+        let texts = [0, 1, 59, 60, 90, 3600, 10_800, 90_061].map(duration);
+        assert_eq!(texts, ["0s", "1s", "59s", "1m", "1m30s", "1h", "3h", "1d1h1m1s"]);
+    }
+
+    #[test]
+    fn ranges_are_prefixes_where_they_can_be() {
+        #[track_caller]
+        fn check(start: &str, end: &str, expected: &str) {
+            let ends = [start, end].map(|address| Tuple::new().address(address.parse().unwrap()));
+            let set = Set::new("s", [if start.contains(':') { FieldType::Ipv6Addr } else { FieldType::Ipv4Addr }]);
+            let [start, end] = ends;
+            assert_eq!(key_text(&set, &ElementKey::range(start, end)), expected);
+        }
+        check("10.0.0.0", "10.255.255.255", "10.0.0.0/8");
+        check("0.0.0.0", "255.255.255.255", "0.0.0.0/0");
+        check("10.0.0.1", "10.0.0.1", "10.0.0.1");
+        check("10.0.0.1", "10.0.0.2", "10.0.0.1-10.0.0.2");
+        check("10.0.0.2", "10.0.0.3", "10.0.0.2/31");
+        check("10.0.0.2", "10.0.0.5", "10.0.0.2-10.0.0.5");
+        check("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "::/0");
+        check("fd00::", "fd00::ffff", "fd00::/112");
+    }
+
+    #[test]
+    fn a_script_is_one_change_per_line() {
+        let table = Table::new(Family::V6, "t");
+        let set = Set::verdict_map("m", [FieldType::Ipv6Addr, FieldType::InetProto]).size(9).comment("a\"b");
+        let set = std::sync::Arc::new(set);
+        let key = Tuple::new().address("fd00::1".parse().unwrap()).protocol(Protocol::Udp);
+        let element = Element::verdict(key, Verdict::Goto("c".into())).comment("x/y:z");
+        let chain = Chain::new("c").rule(Rule::new([Statement::Reject]).comment("why"));
+        let mut transaction = Transaction::new();
+        transaction
+            .add_table(&table)
+            .add_chain(&table, &chain.into())
+            .add_set(&table, &set)
+            .add_elements(&table, &set, vec![element.clone()])
+            .add_elements(&table, &set, vec![])
+            .delete_elements(&table, &set, vec![element])
+            .flush_set(&table, &set)
+            .delete_set(&table, &set.name)
+            .flush_chain(&table, &"c".into())
+            .delete_chain(&table, &"c".into())
+            .delete_table(&table);
+        let expected = [
+            "add table ip6 t",
+            "add chain ip6 t c",
+            "add rule ip6 t c reject comment \"why\"",
+            "add map ip6 t m { type ipv6_addr . inet_proto : verdict; size 9; comment \"a'b\"; }",
+            "add element ip6 t m {",
+            "\tfd00::1 . udp comment \"x/y:z\" : goto c,",
+            "}",
+            "delete element ip6 t m {",
+            "\tfd00::1 . udp,",
+            "}",
+            "flush map ip6 t m",
+            "delete set ip6 t m",
+            "flush chain ip6 t c",
+            "delete chain ip6 t c",
+            "delete table ip6 t",
+            "",
+        ];
+        assert_eq!(script(&transaction).lines().collect::<Vec<_>>(), expected[..expected.len() - 1]);
+    }
+}

@@ -246,3 +246,57 @@ fn nest(bytes: &mut Vec<u8>, kind: u8, fill: impl FnOnce(&mut Vec<u8>)) {
     fill(bytes);
     bytes[start - 1] = (bytes.len() - start) as u8;
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn comments_are_cleaned_and_cut_where_nft_would_refuse_them() {
+        assert_eq!(printable("default/web:http"), "default/web:http");
+        assert_eq!(printable("say \"hi\"\n"), "say 'hi''");
+        assert_eq!(printable(&"x".repeat(200)), "x".repeat(128));
+        assert_eq!(printable(&"é".repeat(65)), "é".repeat(64));
+        assert_eq!(printable(&format!("x{}", "é".repeat(65))), format!("x{}", "é".repeat(63)));
+    }
+
+    #[test]
+    fn a_comment_that_no_longer_fits_is_left_out() {
+        use FieldType::{Index, InetProto, InetService, Ipv6Addr};
+        let map = Set::map("m", [Ipv6Addr, InetProto, InetService, Index], [Ipv6Addr, InetService]);
+        let short = set(&map.clone().comment("short"), Family::V6);
+        assert_eq!(read_set_comment(&short), Some("short"));
+        let long = set(&map.comment("x".repeat(128)), Family::V6);
+        assert!(long.len() <= tag::MAX && read_set_comment(&long).is_none());
+    }
+
+    #[test]
+    fn the_number_of_a_type_names_its_fields() {
+        use FieldType::{Ifname, Index, InetProto, InetService, Ipv4Addr, Ipv6Addr, Mark};
+        for fields in [&[Ipv4Addr, InetProto, InetService, Index][..], &[Ipv6Addr], &[Mark, Ifname]] {
+            assert_eq!(types_of_number(types_number(fields)).as_deref(), Some(fields));
+        }
+        // ether_addr, and no type at all.
+        assert_eq!(types_of_number(9), None);
+        assert_eq!(types_of_number(0), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_comment_can_be_stored_and_read(text in ".{0,200}") {
+            let clean = printable(&text).into_owned();
+            prop_assert_eq!(&printable(&clean), &clean);
+            let stored = comment(&text);
+            prop_assert_eq!(read_comment(&stored), Some(&*clean));
+        }
+
+        #[test]
+        fn any_userdata_can_be_read(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
+            let longest = bytes.len();
+            prop_assert!(read_comment(&bytes).is_none_or(|comment| comment.len() <= longest));
+            prop_assert!(read_set_comment(&bytes).is_none_or(|comment| comment.len() <= longest));
+        }
+    }
+}

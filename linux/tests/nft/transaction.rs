@@ -110,6 +110,7 @@ fn without_the_privilege_the_error_says_what_to_do() {
         let error = socket.commit(&transaction).unwrap_err();
         assert!(matches!(error, Error::NotPermitted), "{error}");
         assert!(error.to_string().contains("CAP_NET_ADMIN"));
+        assert!(matches!(socket.table(&table()).unwrap_err(), Error::NotPermitted));
     });
 }
 
