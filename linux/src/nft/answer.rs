@@ -6,7 +6,8 @@ use rustix::io::Errno;
 
 use super::encode::Batch;
 use super::kernel::element;
-use super::text::{key_text, rule_text};
+use super::text::rule_text;
+use super::text_value::key_text;
 use super::wire::{self, Attributes, Message};
 use super::{Change, Transaction};
 

@@ -20,6 +20,7 @@ mod ruleset;
 mod socket;
 mod statement;
 mod text;
+mod text_value;
 mod transaction;
 mod userdata;
 

@@ -2,18 +2,14 @@
 //!
 //! One function per kind of thing, used by both; the script differs from the listing only in its verbs.
 
-use std::fmt::Write;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
 use ipnet::IpNet;
 
 use super::encode::chain_kind;
-use super::userdata::{INDEX_EXAMPLE_MODULUS, needs_typeof, printable};
-use super::wire::{array, string};
+use super::text_value::{comment_text, duration, element_text, key_text, mark_text, verdict_text};
+use super::userdata::{INDEX_EXAMPLE_MODULUS, needs_typeof};
 use super::{
-    AddressField, Change, Element, ElementData, ElementKey, Family, Field, FieldType, Generator, Hook, HookPoint,
-    InterfacePattern, Name, Op, Protocol, Rule, Set, SetData, Statement, Table, TableContent, Transaction, Tuple,
-    Verdict,
+    AddressField, Change, Element, Family, Field, FieldType, Generator, Hook, HookPoint, InterfacePattern, Op, Rule,
+    Set, SetData, Statement, Table, TableContent, Transaction,
 };
 
 /// The transaction as a script for `nft -f`, one change per line and one element per line.
@@ -171,10 +167,6 @@ fn example(field: FieldType, family: Family) -> String {
     }
 }
 
-fn comment_text(comment: &str) -> String {
-    format!("comment \"{}\"", printable(comment))
-}
-
 /// `type nat hook prerouting priority dstnat; policy accept;`
 fn hook_text(hook: Hook) -> String {
     let point = match hook.point {
@@ -292,17 +284,6 @@ fn field_text(field: Field, family: Family) -> String {
     }
 }
 
-fn verdict_text(verdict: &Verdict) -> String {
-    let jump = |word: &str, chain: &Name| format!("{word} {chain}");
-    match verdict {
-        Verdict::Accept => "accept".to_owned(),
-        Verdict::Drop => "drop".to_owned(),
-        Verdict::Return => "return".to_owned(),
-        Verdict::Jump(chain) => jump("jump", chain),
-        Verdict::Goto(chain) => jump("goto", chain),
-    }
-}
-
 /// nft puts five short numbers, two IPv4 addresses or one of anything else on a line.
 fn listed_elements(set: &Set, elements: &[Element]) -> String {
     let per_line = match set.key.as_slice() {
@@ -320,108 +301,10 @@ fn listed_elements(set: &Set, elements: &[Element]) -> String {
     format!("\t\telements = {{ {} }}\n", lines.join(",\n\t\t\t     "))
 }
 
-/// `10.0.0.1 . tcp . 80 comment "x" : goto lb`
-pub(super) fn element_text(set: &Set, element: &Element) -> String {
-    let mut text = key_text(set, &element.key);
-    if let Some(comment) = &element.comment {
-        text += &format!(" {}", comment_text(comment));
-    }
-    match (&element.data, &set.data) {
-        (ElementData::None, _) => {}
-        (ElementData::Verdict(verdict), _) => text += &format!(" : {}", verdict_text(verdict)),
-        (ElementData::Value(value), SetData::Values(fields)) => {
-            text += &format!(" : {}", tuple_text(fields, value, value));
-        }
-        (ElementData::Value(value), _) => text += &format!(" : {value:?}"),
-    }
-    text
-}
-
-/// The key as nft writes it.
-pub(super) fn key_text(set: &Set, key: &ElementKey) -> String {
-    tuple_text(&set.key, key.start(), key.end().unwrap_or(key.start()))
-}
-
-/// Each field is a range from `start` to `end`, in most cases of one value.
-fn tuple_text(fields: &[FieldType], start: &Tuple, end: &Tuple) -> String {
-    let mut text = String::new();
-    let mut at = 0;
-    for field in fields {
-        let bytes = |tuple: &Tuple| {
-            let mut value = [0; 16];
-            let from = tuple.as_bytes().get(at..).unwrap_or_default();
-            let len = from.len().min(field.byte_len());
-            value[..len].copy_from_slice(&from[..len]);
-            value
-        };
-        if at > 0 {
-            text.push_str(" . ");
-        }
-        write_range(&mut text, *field, &bytes(start), &bytes(end));
-        at += field.padded_len();
-    }
-    text
-}
-
-fn write_range(out: &mut String, field: FieldType, start: &[u8; 16], end: &[u8; 16]) {
-    let first = value_text(field, start);
-    let done = if start == end {
-        write!(out, "{first}")
-    } else if let Some(len) = prefix_len(field, start, end) {
-        write!(out, "{first}/{len}")
-    } else {
-        write!(out, "{first}-{}", value_text(field, end))
-    };
-    done.expect("a string can always be written to");
-}
-
-/// The length of the prefix that covers exactly this range of addresses.
-fn prefix_len(field: FieldType, start: &[u8; 16], end: &[u8; 16]) -> Option<u8> {
-    let bits = match field {
-        FieldType::Ipv4Addr => 32,
-        FieldType::Ipv6Addr => 128,
-        _ => return None,
-    };
-    let (first, last) = (u128::from_be_bytes(*start) >> (128 - bits), u128::from_be_bytes(*end) >> (128 - bits));
-    let differing = first ^ last;
-    let host = 128 - differing.leading_zeros();
-    let contiguous = differing.count_ones() == host && first & differing == 0;
-    contiguous.then(|| (bits - host) as u8)
-}
-
-fn value_text(field: FieldType, bytes: &[u8; 16]) -> String {
-    let first = |n: usize| &bytes[..n];
-    let machine = || array(first(4)).map(u32::from_ne_bytes).unwrap_or_default();
-    match field {
-        FieldType::Ipv4Addr => IpAddr::V4(Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3])).to_string(),
-        FieldType::Ipv6Addr => IpAddr::V6(Ipv6Addr::from(*bytes)).to_string(),
-        FieldType::InetProto => match Protocol::from_number(bytes[0]) {
-            Some(protocol) => protocol.as_str().to_owned(),
-            None => bytes[0].to_string(),
-        },
-        FieldType::InetService => u16::from_be_bytes([bytes[0], bytes[1]]).to_string(),
-        FieldType::Index => machine().to_string(),
-        FieldType::Mark => mark_text(machine()),
-        FieldType::Ifname => format!("\"{}\"", string(bytes).unwrap_or_default()),
-    }
-}
-
-fn mark_text(mark: u32) -> String {
-    format!("{mark:#010x}")
-}
-
-/// `1d2h3m4s`
-fn duration(seconds: u32) -> String {
-    let parts = [(seconds / 86_400, "d"), (seconds / 3600 % 24, "h"), (seconds / 60 % 60, "m"), (seconds % 60, "s")];
-    let text: String =
-        parts.iter().filter(|(value, _)| *value > 0).map(|(value, unit)| format!("{value}{unit}")).collect();
-    if text.is_empty() { "0s".to_owned() } else { text }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nft::Chain;
+    use crate::nft::{Chain, Protocol, Tuple, Verdict};
 
     #[test]
     fn priorities_near_a_standard_one_are_named_after_it() {
@@ -439,31 +322,6 @@ mod tests {
         check(11, HookPoint::Forward, "11");
         check(-301, HookPoint::Output, "raw - 1");
         check(i32::MIN, HookPoint::Output, "-2147483648");
-    }
-
-    #[test]
-    fn durations_leave_out_zeros() {
-        let texts = [0, 1, 59, 60, 90, 3600, 10_800, 90_061].map(duration);
-        assert_eq!(texts, ["0s", "1s", "59s", "1m", "1m30s", "1h", "3h", "1d1h1m1s"]);
-    }
-
-    #[test]
-    fn ranges_are_prefixes_where_they_can_be() {
-        #[track_caller]
-        fn check(start: &str, end: &str, expected: &str) {
-            let ends = [start, end].map(|address| Tuple::new().address(address.parse().unwrap()));
-            let set = Set::new("s", [if start.contains(':') { FieldType::Ipv6Addr } else { FieldType::Ipv4Addr }]);
-            let [start, end] = ends;
-            assert_eq!(key_text(&set, &ElementKey::range(start, end)), expected);
-        }
-        check("10.0.0.0", "10.255.255.255", "10.0.0.0/8");
-        check("0.0.0.0", "255.255.255.255", "0.0.0.0/0");
-        check("10.0.0.1", "10.0.0.1", "10.0.0.1");
-        check("10.0.0.1", "10.0.0.2", "10.0.0.1-10.0.0.2");
-        check("10.0.0.2", "10.0.0.3", "10.0.0.2/31");
-        check("10.0.0.2", "10.0.0.5", "10.0.0.2-10.0.0.5");
-        check("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "::/0");
-        check("fd00::", "fd00::ffff", "fd00::/112");
     }
 
     #[test]
