@@ -1,0 +1,10 @@
+//! The protocol as a client sees it: generated clients, over real unix and TCP sockets, against a feed filled by hand.
+
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+mod introspection;
+mod next;
+mod readers;
+mod server;
+mod sockets;
+mod tls;

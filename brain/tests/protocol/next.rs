@@ -1,0 +1,174 @@
+//! What `Next` answers, and when.
+
+use futures::FutureExt as _;
+use localnet_brain::{localize::Localized, serve::Options};
+use localnet_proto::{Change, Revision, ServiceKey, Snapshot, Update, encode, wire::endpoints_client::EndpointsClient};
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+
+use crate::server::{INSTANCE, Reader, Server, applied, assemble, at, node, removed, service, soon};
+
+fn revision_of(update: &Update) -> (Revision, bool) {
+    (update.revision(), matches!(update, Update::Delta { .. }))
+}
+
+async fn long_poll(server: Server) {
+    server.feed.publish(applied([service("a", 1, 0)]));
+    let mut reader = server.reader().await;
+    let first = reader.read(Revision::default(), false).await;
+    assert_eq!(first, Update::Full(server.feed.state().snapshot()));
+    assert_eq!(first.revision(), at(1));
+
+    let mut waiting = reader.ask(at(1), false).await;
+    assert!(waiting.message().now_or_never().is_none(), "nothing has changed");
+    server.feed.publish(applied([service("b", 2, 0)]));
+    let second = soon(assemble(waiting)).await.unwrap();
+    assert_eq!(second, Update::Full(server.feed.state().snapshot()));
+    assert_eq!(second.revision(), at(2));
+    server.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_long_poll_waits_for_a_change_over_a_unix_socket() {
+    long_poll(Server::unix().await).await;
+}
+
+#[tokio::test]
+async fn a_long_poll_waits_for_a_change_over_tcp() {
+    long_poll(Server::tcp(&Options::default()).await).await;
+}
+
+#[tokio::test]
+async fn nothing_is_sent_before_the_first_complete_state() {
+    let server = Server::unix().await;
+    let channel = server.channel().await;
+    let mut reader = Reader(EndpointsClient::new(channel.clone()));
+    let mut answers = Vec::new();
+    for (known, delta) in
+        [(Revision::default(), false), (at(0), true), (at(5), false), (Revision { instance: 1, rev: 1 }, true)]
+    {
+        answers.push(reader.ask(known, delta).await);
+    }
+    // A round trip over the same connection: the server has seen all that was sent before.
+    soon(HealthClient::new(channel).check(HealthCheckRequest::default())).await.unwrap();
+    for answer in &mut answers {
+        assert!(answer.message().now_or_never().is_none());
+    }
+    server.feed.publish(node("node-a"));
+    for answer in answers {
+        assert_eq!(revision_of(&soon(assemble(answer)).await.unwrap()), (at(1), false));
+    }
+}
+
+#[tokio::test]
+async fn an_empty_cluster_is_a_state() {
+    let server = Server::unix().await;
+    server.feed.publish(Localized::default());
+    let mut answer = server.reader().await.ask(Revision::default(), false).await;
+    let mut items = Vec::new();
+    while let Some(item) = soon(answer.message()).await.unwrap() {
+        items.push(item);
+    }
+    assert_eq!(items[0], encode::next_item(at(1), false));
+    assert!(items[1].node.is_some());
+    assert_eq!(items.len(), 2);
+}
+
+#[tokio::test]
+async fn what_the_server_does_not_know_is_answered_at_once_with_the_full_state() {
+    let server = Server::unix().await;
+    server.feed.publish(applied([service("a", 1, 0)]));
+    server.feed.publish(applied([service("b", 2, 0)]));
+    let mut reader = server.reader().await;
+    let full = Update::Full(server.feed.state().snapshot());
+    let unknown = [
+        Revision::default(),
+        Revision { instance: INSTANCE + 1, rev: 1 },
+        Revision { instance: INSTANCE + 1, rev: 2 },
+        Revision { instance: 0, rev: 2 },
+        at(3),
+        at(u64::MAX),
+    ];
+    for known in unknown {
+        for delta in [false, true] {
+            assert_eq!(reader.read(known, delta).await, full, "{known} {delta}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_reader_resumes_where_another_one_stopped() {
+    let server = Server::unix().await;
+    server.feed.publish(applied([service("a", 1, 0)]));
+    let seen = server.reader().await.read(Revision::default(), false).await.revision();
+    let mut resumed = server.reader().await.ask(seen, true).await;
+    assert!(resumed.message().now_or_never().is_none());
+    server.feed.publish(removed("a"));
+    let update = soon(assemble(resumed)).await.unwrap();
+    assert_eq!(
+        update,
+        Update::Delta { revision: at(2), changes: vec![Change::Removed(ServiceKey::new("default", "a"))] }
+    );
+}
+
+#[tokio::test]
+async fn deltas_and_full_states_may_be_mixed_at_will() {
+    let server = Server::unix().await;
+    let mut reader = server.reader().await;
+    let mut states = Vec::new();
+    let mut folded = Snapshot::default();
+    let steps = [
+        applied([service("a", 1, 0), service("b", 1, 0)]),
+        applied([service("c", 1, 0)]),
+        removed("a"),
+        node("node-b"),
+        applied([service("a", 2, 0), service("b", 2, 0)]),
+        removed("c"),
+    ];
+    for (step, localized) in steps.into_iter().enumerate() {
+        server.feed.publish(localized);
+        let delta = step % 3 != 2;
+        let update = reader.read(folded.revision, delta).await;
+        assert_eq!(revision_of(&update), (at(step as u64 + 1), delta && step > 0));
+        folded.apply(update);
+        assert_eq!(folded, server.feed.state().snapshot());
+        states.push(folded.clone());
+    }
+    // From any earlier state, in one step.
+    for mut state in states {
+        if state.revision == folded.revision {
+            continue;
+        }
+        let update = reader.read(state.revision, true).await;
+        state.apply(update);
+        assert_eq!(state, folded);
+    }
+}
+
+#[tokio::test]
+async fn the_end_of_the_server_is_an_error_and_not_a_state() {
+    let server = Server::unix().await;
+    let mut before = server.reader().await.ask(Revision::default(), false).await;
+    server.feed.publish(applied([service("a", 1, 0)]));
+    soon(before.message()).await.unwrap();
+    let waiting = server.reader().await.ask(at(1), false).await;
+    server.begin_shutdown();
+    let error = soon(assemble(waiting)).await.unwrap_err();
+    assert_eq!(error.code(), tonic::Code::Unavailable);
+    server.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_shutdown_waits_for_an_answer_that_is_being_read() {
+    let server = Server::unix().await;
+    server.feed.publish(applied((0..2000).map(|number| service(&format!("s{number}"), 1, 1000))));
+    let mut answer = server.reader().await.ask(Revision::default(), false).await;
+    let first = soon(answer.message()).await.unwrap().unwrap();
+    assert_eq!(first, encode::next_item(at(1), false));
+    server.begin_shutdown();
+    let mut items = 1;
+    while soon(answer.message()).await.unwrap().is_some() {
+        items += 1;
+    }
+    assert_eq!(items, 2 + 2000);
+    server.shutdown().await;
+}

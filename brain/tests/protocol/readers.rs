@@ -1,0 +1,170 @@
+//! Readers that are slow, that go away, that are dead.
+
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use localnet_brain::serve::Options;
+use localnet_proto::{
+    Revision, Service, Update,
+    wire::{NextItem, endpoints_client::EndpointsClient},
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::UnixStream,
+    task::yield_now,
+    time,
+};
+use tonic::{Status, Streaming, transport::Endpoint};
+
+use crate::server::{Reader, Server, applied, at, connect, removed, service, soon};
+
+/// More than the buffers between a server and a reader that does not read.
+const SERVICES: usize = 500;
+const SIZE: usize = 4000;
+
+/// A state of two megabytes, and something that tells whether anybody still holds it.
+fn publish_much(server: &Server) -> Weak<Service> {
+    let watched = service("watched", 1, 0);
+    let weak = Arc::downgrade(&watched);
+    let many = (0..SERVICES).map(|number| service(&format!("s{number}"), 1, SIZE));
+    server.feed.publish(applied(many.chain([watched])));
+    weak
+}
+
+/// A reader whose HTTP/2 windows are small.
+async fn narrow_reader(server: &Server) -> Reader {
+    let endpoint =
+        Endpoint::from_static("http://brain").initial_stream_window_size(65_535).initial_connection_window_size(65_535);
+    Reader(EndpointsClient::new(soon(connect(server.address.clone(), endpoint)).await.unwrap()))
+}
+
+/// Reads what is left of an answer that will never be complete.
+async fn failure(mut answer: Streaming<NextItem>) -> Status {
+    loop {
+        match answer.message().await {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("a part of a state has ended with OK"),
+            Err(error) => return error,
+        }
+    }
+}
+
+async fn gone(state: &Weak<Service>) {
+    while state.strong_count() > 0 {
+        yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_reader_that_does_not_read_holds_up_nobody() {
+    let server = Server::unix().await;
+    publish_much(&server);
+    let mut stuck = Vec::new();
+    for _ in 0..8 {
+        let mut reader = narrow_reader(&server).await;
+        let mut answer = reader.ask(Revision::default(), false).await;
+        soon(answer.message()).await.unwrap();
+        stuck.push((reader, answer));
+    }
+
+    let mut reader = server.reader().await;
+    let mut state = match reader.read(Revision::default(), false).await {
+        Update::Full(state) => state,
+        delta @ Update::Delta { .. } => panic!("{delta:?}"),
+    };
+    for change in 2..=50 {
+        server.feed.publish(applied([service("changing", change, 0)]));
+        state.apply(reader.read(state.revision, true).await);
+        assert_eq!(state.revision, at(change.into()));
+    }
+    assert_eq!(state, server.feed.state().snapshot());
+
+    // Nothing was queued for those that were stuck: they end what they began, and then get the newest state alone.
+    for (mut reader, mut answer) in stuck {
+        let mut items = 1;
+        while soon(answer.message()).await.unwrap().is_some() {
+            items += 1;
+        }
+        assert_eq!(items, SERVICES + 3);
+        let next = reader.read(at(1), true).await;
+        assert_eq!(next.revision(), at(50));
+        assert!(matches!(next, Update::Delta { changes, .. } if changes.len() == 1));
+    }
+}
+
+#[tokio::test]
+async fn a_reader_that_cuts_its_stream_leaves_nothing_behind() {
+    let server = Server::unix().await;
+    let state = publish_much(&server);
+    let mut reader = narrow_reader(&server).await;
+    let mut answer = reader.ask(Revision::default(), false).await;
+    soon(answer.message()).await.unwrap();
+    let waiting = reader.ask(at(1), false).await;
+
+    server.feed.publish(removed("watched"));
+    assert!(state.strong_count() > 0, "the answer under way holds the state it began with");
+    drop((answer, waiting));
+    soon(gone(&state)).await;
+
+    // The connection, and the server, go on.
+    assert_eq!(reader.read(at(1), true).await.revision(), at(2));
+    drop(reader);
+    assert_eq!(server.reader().await.read(Revision::default(), false).await.revision(), at(2));
+    server.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_reader_that_is_killed_leaves_nothing_behind() {
+    let server = Server::unix().await;
+    let state = publish_much(&server);
+    let mut reader = narrow_reader(&server).await;
+    let mut answer = reader.ask(Revision::default(), false).await;
+    soon(answer.message()).await.unwrap();
+    server.feed.publish(removed("watched"));
+    drop((answer, reader));
+    soon(gone(&state)).await;
+}
+
+#[tokio::test]
+async fn a_stuck_reader_does_not_hold_up_the_end() {
+    let server = Server::unix().await;
+    publish_much(&server);
+    let mut reader = narrow_reader(&server).await;
+    let mut answer = reader.ask(Revision::default(), false).await;
+    soon(answer.message()).await.unwrap();
+    server.shutdown().await;
+    soon(failure(answer)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_that_stays_stuck_loses_its_state() {
+    let server = Server::unix().await;
+    let state = publish_much(&server);
+    let mut reader = narrow_reader(&server).await;
+    let mut answer = reader.ask(Revision::default(), false).await;
+    answer.message().await.unwrap();
+    server.feed.publish(removed("watched"));
+    assert!(state.strong_count() > 0);
+    while state.strong_count() > 0 {
+        time::advance(Duration::from_secs(5)).await;
+    }
+    assert_eq!(failure(answer).await.code(), tonic::Code::Aborted);
+    assert_eq!(reader.read(at(1), true).await.revision(), at(2));
+}
+
+/// Connection preface and empty SETTINGS: a client that then says nothing any more.
+const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_peer_is_noticed() {
+    let server = Server::unix_with(&Options::default()).await;
+    let localnet_proto::Address::Unix(path) = &server.address else { panic!("a unix socket was asked for") };
+    let mut peer = UnixStream::connect(path).await.unwrap();
+    peer.write_all(HELLO).await.unwrap();
+    let begun = time::Instant::now();
+    let mut received = Vec::new();
+    peer.read_to_end(&mut received).await.unwrap();
+    assert!(begun.elapsed() <= Duration::from_secs(30), "{:?}", begun.elapsed());
+}

@@ -1,0 +1,182 @@
+//! A server on a socket of its own, and how to fill its feed and read it.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use hyper_util::rt::TokioIo;
+use localnet_brain::{
+    feed::Feed,
+    localize::Localized,
+    serve::{self, Listener, Options, Reports},
+};
+use localnet_proto::{
+    Address, Node, Port, Protocol, Revision, Service, ServiceKey, Update, WhenEmpty,
+    decode::Assembler,
+    encode,
+    wire::{NextItem, endpoints_client::EndpointsClient},
+};
+use tempfile::TempDir;
+use tokio::{
+    net::{TcpStream, UnixStream},
+    task::JoinHandle,
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
+use tonic::{
+    Status, Streaming,
+    transport::{Channel, Endpoint, Uri},
+};
+
+/// Nothing here takes this long, unless it is broken.
+const BROKEN: Duration = Duration::from_secs(20);
+
+/// The instance of every feed here.
+pub(crate) const INSTANCE: u64 = 7;
+
+/// A revision of the feed.
+pub(crate) fn at(rev: u64) -> Revision {
+    Revision { instance: INSTANCE, rev }
+}
+
+/// Fails instead of hanging.
+#[track_caller]
+pub(crate) fn soon<T>(what: impl Future<Output = T>) -> impl Future<Output = T> {
+    let caller = std::panic::Location::caller();
+    async move { timeout(BROKEN, what).await.unwrap_or_else(|_| panic!("nothing happens at {caller}")) }
+}
+
+/// A server at work.
+pub(crate) struct Server {
+    pub(crate) feed: Feed,
+    pub(crate) reports: Reports,
+    pub(crate) address: Address,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+    _folder: TempDir,
+}
+
+impl Server {
+    pub(crate) async fn unix() -> Self {
+        Self::unix_with(&Options::default()).await
+    }
+
+    pub(crate) async fn unix_with(options: &Options) -> Self {
+        let folder = TempDir::new().unwrap();
+        let address = Address::Unix(folder.path().join("brain.sock"));
+        Self::start(address, options, folder).await
+    }
+
+    pub(crate) async fn tcp(options: &Options) -> Self {
+        let address = Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
+        Self::start(address, options, TempDir::new().unwrap()).await
+    }
+
+    async fn start(address: Address, options: &Options, folder: TempDir) -> Self {
+        let listener = Listener::bind(&address, options).await.unwrap();
+        let address = listener.address().clone();
+        let (feed, reports, stop) = (Feed::new(INSTANCE), Reports::default(), CancellationToken::new());
+        let run = serve::run(vec![listener], feed.clone(), reports.clone(), stop.clone().cancelled_owned());
+        Self { feed, reports, address, stop, task: tokio::spawn(run), _folder: folder }
+    }
+
+    /// A connection of its own.
+    pub(crate) async fn channel(&self) -> Channel {
+        soon(connect(self.address.clone(), Endpoint::from_static("http://brain"))).await.unwrap()
+    }
+
+    pub(crate) async fn reader(&self) -> Reader {
+        Reader(EndpointsClient::new(self.channel().await))
+    }
+
+    pub(crate) fn begin_shutdown(&self) {
+        self.stop.cancel();
+    }
+
+    pub(crate) async fn shutdown(self) {
+        self.begin_shutdown();
+        soon(self.task).await.unwrap();
+    }
+}
+
+pub(crate) async fn connect(address: Address, endpoint: Endpoint) -> Result<Channel, tonic::transport::Error> {
+    let connect = tower::service_fn(move |_: Uri| {
+        let address = address.clone();
+        async move {
+            let io: Box<dyn Io> = match address {
+                Address::Unix(path) => Box::new(UnixStream::connect(path).await?),
+                Address::Tcp { host, port } => Box::new(TcpStream::connect((host, port)).await?),
+            };
+            Ok::<_, std::io::Error>(TokioIo::new(io))
+        }
+    });
+    endpoint.connect_with_connector(connect).await
+}
+
+trait Io: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
+
+impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> Io for T {}
+
+/// A reader on a connection of its own.
+#[derive(Clone)]
+pub(crate) struct Reader(pub(crate) EndpointsClient<Channel>);
+
+impl Reader {
+    /// Asks, and returns as soon as the server has accepted the call.
+    pub(crate) async fn ask(&mut self, known: Revision, delta: bool) -> Streaming<NextItem> {
+        soon(self.0.next(encode::next_filter(known, delta))).await.unwrap().into_inner()
+    }
+
+    /// The complete answer.
+    pub(crate) async fn read(&mut self, known: Revision, delta: bool) -> Update {
+        let answer = self.ask(known, delta).await;
+        soon(assemble(answer)).await.unwrap()
+    }
+}
+
+/// Reads to the end.
+pub(crate) async fn assemble(mut answer: Streaming<NextItem>) -> Result<Update, Status> {
+    let mut assembler = Assembler::default();
+    while let Some(item) = answer.message().await? {
+        assembler.push(item).unwrap();
+    }
+    Ok(assembler.finish().unwrap())
+}
+
+/// A service that is recognised by its port and, if it matters, by its size.
+pub(crate) fn service(name: &str, port: u16, size: usize) -> Arc<Service> {
+    Arc::new(Service {
+        key: ServiceKey::new("default", name),
+        kind: "x".repeat(size),
+        cluster_ips: vec![[10, 0, 0, 1].into()],
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        ports: vec![Port {
+            name: "".into(),
+            protocol: Protocol::Tcp,
+            port,
+            node_port: None,
+            when_empty_v4: WhenEmpty::default(),
+            when_empty_v6: WhenEmpty::default(),
+        }],
+        internal_traffic_to_local: false,
+        external_traffic_to_local: false,
+        client_ip_affinity: None,
+        source_filters: Vec::new(),
+        health_check_node_port: None,
+        endpoints: Vec::new(),
+    })
+}
+
+/// What the pump would publish for these services.
+pub(crate) fn applied(services: impl IntoIterator<Item = Arc<Service>>) -> Localized {
+    let services = services.into_iter().map(|service| (service.key.clone(), Some(service)));
+    Localized { services: services.collect(), ..Localized::default() }
+}
+
+pub(crate) fn removed(name: &str) -> Localized {
+    Localized { services: vec![(ServiceKey::new("default", name), None)], ..Localized::default() }
+}
+
+/// What the pump would publish for a node.
+pub(crate) fn node(name: &str) -> Localized {
+    Localized { node: Some(Node { name: name.to_owned(), ..Node::default() }), ..Localized::default() }
+}

@@ -1,0 +1,150 @@
+//! Who may listen where, and who may connect.
+
+use std::{
+    fs,
+    os::unix::{
+        fs::{MetadataExt as _, PermissionsExt as _},
+        net::UnixListener,
+    },
+    path::Path,
+};
+
+use localnet_brain::serve::{Listener, Options};
+use localnet_proto::{Address, Revision};
+use tempfile::TempDir;
+
+use crate::server::{Server, applied, at, service, soon};
+
+async fn refused(address: &Address) -> String {
+    let error = Listener::bind(address, &Options::default()).await.unwrap_err();
+    let text = format!("{error:#}");
+    assert!(!text.contains('\n'), "{text}");
+    assert!(text.starts_with(&format!("failed to listen on {address}: ")), "{text}");
+    text
+}
+
+fn socket(folder: &Path) -> Address {
+    Address::Unix(folder.join("brain.sock"))
+}
+
+#[tokio::test]
+async fn a_stale_socket_is_replaced() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("brain.sock");
+    drop(UnixListener::bind(&path).unwrap());
+    assert!(path.exists(), "std leaves the file, as a killed process does");
+    let listener = Listener::bind(&socket(folder.path()), &Options::default()).await.unwrap();
+    tokio::net::UnixStream::connect(&path).await.unwrap();
+    drop(listener);
+    assert!(!path.exists());
+}
+
+#[tokio::test]
+async fn a_socket_in_use_is_left_alone() {
+    let folder = TempDir::new().unwrap();
+    let other = UnixListener::bind(folder.path().join("brain.sock")).unwrap();
+    let text = refused(&socket(folder.path())).await;
+    assert!(text.contains("another process serves there"), "{text}");
+    other.accept().unwrap();
+    assert!(folder.path().join("brain.sock").exists());
+}
+
+#[tokio::test]
+async fn a_socket_that_somebody_else_has_put_there_is_not_removed() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("brain.sock");
+    let listener = Listener::bind(&socket(folder.path()), &Options::default()).await.unwrap();
+    fs::remove_file(&path).unwrap();
+    let _other = UnixListener::bind(&path).unwrap();
+    drop(listener);
+    assert!(path.exists());
+}
+
+#[tokio::test]
+async fn the_socket_and_its_folder_are_for_the_group_alone() {
+    let folder = TempDir::new().unwrap();
+    let nested = folder.path().join("run/localnet");
+    let options = Options { socket_gid: Some(4242), ..Options::default() };
+    let _listener = Listener::bind(&socket(&nested), &options).await.unwrap();
+    let (made, file) = (fs::metadata(&nested).unwrap(), fs::metadata(nested.join("brain.sock")).unwrap());
+    assert_eq!((made.permissions().mode() & 0o777, made.gid()), (0o750, 4242));
+    assert_eq!((file.permissions().mode() & 0o777, file.gid()), (0o660, 4242));
+}
+
+#[tokio::test]
+async fn what_cannot_be_a_socket_is_named_with_a_remedy() {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("brain.sock"), "precious").unwrap();
+    let text = refused(&socket(folder.path())).await;
+    assert!(text.contains("is no socket; remove it or choose another path"), "{text}");
+    assert_eq!(fs::read(folder.path().join("brain.sock")).unwrap(), b"precious");
+
+    let text = refused(&socket(&folder.path().join("brain.sock/below"))).await;
+    assert!(text.contains("failed to make folder") && text.contains("--listen"), "{text}");
+
+    // No user, not even root, can make a file here.
+    let text = refused(&socket(Path::new("/proc/self"))).await;
+    assert!(text.contains("in folder /proc/self; make it writable"), "{text}");
+
+    let text = refused(&socket(&folder.path().join("x".repeat(100)))).await;
+    assert!(text.contains("107 bytes"), "{text}");
+}
+
+#[tokio::test]
+async fn tcp_beyond_loopback_needs_certificates_or_a_decision() {
+    let open = Address::Tcp { host: "0.0.0.0".to_owned(), port: 0 };
+    let text = refused(&open).await;
+    assert!(text.contains("--tls-cert") && text.contains("--insecure-tcp"), "{text}");
+    let options = Options { insecure_tcp: true, ..Options::default() };
+    let listener = Listener::bind(&open, &options).await.unwrap();
+    let Address::Tcp { port, .. } = listener.address() else { panic!("{listener:?}") };
+    assert_ne!(*port, 0);
+
+    let taken = Address::Tcp { host: "127.0.0.1".to_owned(), port: *port };
+    let text = refused(&taken).await;
+    assert!(text.contains("another process serves there"), "{text}");
+}
+
+#[tokio::test]
+async fn the_socket_is_gone_after_a_shutdown() {
+    let server = Server::unix().await;
+    let Address::Unix(path) = server.address.clone() else { panic!("a unix socket was asked for") };
+    assert!(path.exists());
+    server.shutdown().await;
+    assert!(!path.exists());
+}
+
+#[tokio::test]
+async fn only_listed_peers_are_served() {
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let rows = [
+        (vec![], vec![], true),
+        (vec![uid], vec![], true),
+        (vec![], vec![gid], true),
+        (vec![uid + 1], vec![gid], true),
+        (vec![uid], vec![gid + 1], true),
+        (vec![uid + 1], vec![], false),
+        (vec![], vec![gid + 1], false),
+        (vec![uid + 1], vec![gid + 1], false),
+    ];
+    for (allow_uids, allow_gids, served) in rows {
+        let options = Options { allow_uids, allow_gids, ..Options::default() };
+        let server = Server::unix_with(&options).await;
+        server.feed.publish(applied([service("a", 1, 0)]));
+        if served {
+            assert_eq!(server.reader().await.read(Revision::default(), false).await.revision(), at(1));
+        } else {
+            let mut reader = match crate::server::connect(
+                server.address.clone(),
+                tonic::transport::Endpoint::from_static("http://brain"),
+            )
+            .await
+            {
+                Ok(channel) => localnet_proto::wire::endpoints_client::EndpointsClient::new(channel),
+                Err(_) => continue,
+            };
+            soon(reader.next(localnet_proto::wire::NextFilter::default())).await.unwrap_err();
+        }
+        server.shutdown().await;
+    }
+}

@@ -1,0 +1,180 @@
+//! Mutual TLS: who gets in, and certificates that change under way.
+
+use std::{fs, path::PathBuf, sync::Arc};
+
+use hyper_util::rt::TokioIo;
+use localnet_brain::serve::{Listener, Options, TlsFiles};
+use localnet_proto::{
+    Address, Revision,
+    wire::{NextFilter, endpoints_client::EndpointsClient},
+};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, KeyUsagePurpose};
+use tempfile::TempDir;
+use tokio::net::TcpStream;
+use tokio_rustls::{
+    TlsConnector,
+    client::TlsStream,
+    rustls::{
+        ClientConfig, RootCertStore,
+        crypto::ring,
+        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    },
+};
+use tonic::{
+    Status,
+    transport::{Endpoint, Uri},
+};
+
+use crate::server::{Reader, Server, applied, at, service, soon};
+
+/// An authority, and files for a server that it vouches for.
+struct Pki {
+    authority: CertifiedIssuer<'static, KeyPair>,
+    folder: TempDir,
+}
+
+impl Pki {
+    fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let pki = Self { authority, folder: TempDir::new().unwrap() };
+        fs::write(pki.path("ca.crt"), pki.authority.pem()).unwrap();
+        pki.renew();
+        pki
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Certificate and key, in PEM.
+    fn issue(&self) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(["localhost".to_owned()]).unwrap();
+        (params.signed_by(&key, &self.authority).unwrap().pem(), key.serialize_pem())
+    }
+
+    /// Gives the server a new certificate, which is returned.
+    fn renew(&self) -> CertificateDer<'static> {
+        let (certificate, key) = self.issue();
+        fs::write(self.path("tls.key"), key).unwrap();
+        fs::write(self.path("tls.crt"), &certificate).unwrap();
+        CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()
+    }
+
+    fn options(&self) -> Options {
+        let files =
+            TlsFiles { certificate: self.path("tls.crt"), key: self.path("tls.key"), client_ca: self.path("ca.crt") };
+        Options { tls: Some(files), ..Options::default() }
+    }
+
+    /// A client that trusts this authority, and shows a certificate of `issuer`.
+    fn client(&self, issuer: Option<&Self>) -> TlsConnector {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.authority.der().clone()).unwrap();
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots);
+        let mut config = match issuer.map(Self::issue) {
+            None => config.with_no_client_auth(),
+            Some((certificate, key)) => {
+                let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
+                config.with_client_auth_cert(chain, PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap()).unwrap()
+            }
+        };
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        TlsConnector::from(Arc::new(config))
+    }
+}
+
+async fn dial(address: &Address, client: &TlsConnector) -> std::io::Result<TlsStream<TcpStream>> {
+    let Address::Tcp { host, port } = address else { panic!("TCP was asked for") };
+    let stream = TcpStream::connect((host.as_str(), *port)).await?;
+    client.connect("localhost".try_into().unwrap(), stream).await
+}
+
+async fn ask(server: &Server, client: TlsConnector) -> Result<Reader, Status> {
+    let address = server.address.clone();
+    let connect = tower::service_fn(move |_: Uri| {
+        let (address, client) = (address.clone(), client.clone());
+        async move { dial(&address, &client).await.map(TokioIo::new) }
+    });
+    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connect).await;
+    let mut reader = EndpointsClient::new(channel.map_err(|error| Status::from_error(Box::new(error)))?);
+    reader.next(NextFilter::default()).await?;
+    Ok(Reader(reader))
+}
+
+#[tokio::test]
+async fn only_clients_of_the_authority_are_served() {
+    let (pki, other) = (Pki::new(), Pki::new());
+    let server = Server::tcp(&pki.options()).await;
+    server.feed.publish(applied([service("a", 1, 0)]));
+    let mut reader = soon(ask(&server, pki.client(Some(&pki)))).await.unwrap();
+    assert_eq!(reader.read(Revision::default(), false).await.revision(), at(1));
+    assert!(soon(ask(&server, pki.client(None))).await.is_err(), "a client without a certificate");
+    assert!(soon(ask(&server, pki.client(Some(&other)))).await.is_err(), "a client of another authority");
+    assert!(soon(ask(&server, other.client(Some(&pki)))).await.is_err(), "a client that does not trust the server");
+    server.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_client_without_tls_is_not_served() {
+    let pki = Pki::new();
+    let server = Server::tcp(&pki.options()).await;
+    let plain = crate::server::connect(server.address.clone(), Endpoint::from_static("http://localhost")).await;
+    if let Ok(channel) = plain {
+        soon(EndpointsClient::new(channel).next(NextFilter::default())).await.unwrap_err();
+    }
+}
+
+async fn shown(server: &Server, pki: &Pki) -> CertificateDer<'static> {
+    let stream = soon(dial(&server.address, &pki.client(Some(pki)))).await.unwrap();
+    stream.get_ref().1.peer_certificates().unwrap()[0].clone().into_owned()
+}
+
+#[tokio::test]
+async fn changed_certificates_are_used_without_a_restart() {
+    let pki = Pki::new();
+    let server = Server::tcp(&pki.options()).await;
+    server.feed.publish(applied([service("a", 1, 0)]));
+    let mut early = soon(ask(&server, pki.client(Some(&pki)))).await.unwrap();
+
+    let renewed = pki.renew();
+    assert_eq!(shown(&server, &pki).await, renewed);
+    assert_eq!(early.read(Revision::default(), false).await.revision(), at(1));
+
+    // Half of the files are new: the last good ones stay in use until the others follow.
+    let (certificate, key) = pki.issue();
+    fs::write(pki.path("tls.crt"), &certificate).unwrap();
+    assert_eq!(shown(&server, &pki).await, renewed);
+    fs::write(pki.path("tls.key"), key).unwrap();
+    assert_eq!(shown(&server, &pki).await, CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap());
+
+    // Another authority for clients.
+    let other = Pki::new();
+    fs::write(pki.path("ca.crt"), other.authority.pem()).unwrap();
+    assert!(soon(ask(&server, pki.client(Some(&pki)))).await.is_err());
+    soon(ask(&server, pki.client(Some(&other)))).await.unwrap();
+}
+
+#[tokio::test]
+async fn files_that_cannot_be_used_are_named() {
+    let pki = Pki::new();
+    let address = Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
+    let rows =
+        [("tls.crt", "no certificate"), ("tls.key", "failed to read a private key"), ("ca.crt", "no certificate")];
+    for (file, problem) in rows {
+        let good = fs::read(pki.path(file)).unwrap();
+        fs::write(pki.path(file), "nothing").unwrap();
+        let text = format!("{:#}", Listener::bind(&address, &pki.options()).await.unwrap_err());
+        assert!(text.contains(file) && text.contains(problem) && !text.contains('\n'), "{text}");
+        fs::write(pki.path(file), good).unwrap();
+    }
+    fs::write(pki.path("tls.key"), pki.issue().1).unwrap();
+    let text = format!("{:#}", Listener::bind(&address, &pki.options()).await.unwrap_err());
+    assert!(text.contains("do not belong together"), "{text}");
+}
