@@ -308,3 +308,48 @@ fn every_change_does_the_same_in_both_ways_v4() {
 fn every_change_does_the_same_in_both_ways_v6() {
     isolated(|| every_change_does_the_same_in_both_ways(Family::V6));
 }
+
+/// A rule and a range for each length of a prefix.
+fn every_prefix(family: Family) -> TableContent {
+    let address: std::net::IpAddr = match family {
+        Family::V4 => "213.170.85.171".parse().unwrap(),
+        Family::V6 => "d5aa:55ab:d5aa:55ab:d5aa:55ab:d5aa:55ab".parse().unwrap(),
+    };
+    let most = if family == Family::V4 { 32 } else { 128 };
+    let prefix = |len| ipnet::IpNet::new(address, len).unwrap().trunc();
+    let mut chain = Chain::new("prefixes");
+    let mut sets = Vec::new();
+    for len in 0..=most {
+        for op in [Op::Eq, Op::Ne] {
+            chain = chain.rule([
+                Statement::Address(AddressField::Source, op, prefix(len)),
+                Statement::Address(AddressField::Destination, op, prefix(len)),
+                Statement::Verdict(Verdict::Accept),
+            ]);
+        }
+        let set = Set::new(format!("prefix-{len}"), [family.address_type()]).interval();
+        sets.push((Arc::new(set), vec![Element::new(ElementKey::prefix(prefix(len)))]));
+    }
+    TableContent { table: Table::new(family, "prefixes"), sets, chains: vec![chain] }
+}
+
+fn every_length_of_a_prefix_works(family: Family) {
+    let content = every_prefix(family);
+    let mut socket = load(&content);
+    assert_same(&nft(&LIST, ""), &listing(&content), "nft lists what was meant");
+    let dump = socket.table(&content.table).unwrap().unwrap();
+    assert!(dump.chains[0].is(family, &content.chains[0]));
+    for (found, (set, elements)) in dump.sets.iter().zip(&content.sets) {
+        assert_eq!((found.set.as_deref(), &found.elements), (Some(&**set), elements));
+    }
+}
+
+#[test]
+fn every_length_of_a_prefix_works_v4() {
+    isolated(|| every_length_of_a_prefix_works(Family::V4));
+}
+
+#[test]
+fn every_length_of_a_prefix_works_v6() {
+    isolated(|| every_length_of_a_prefix_works(Family::V6));
+}
