@@ -38,7 +38,8 @@ pub struct Case {
 /// # Panics
 /// If one of them cannot be read: then every test that reads Cases must fail.
 pub fn cases() -> Vec<Case> {
-    read_cases(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../cases")).unwrap_or_else(|error| panic!("{error:#}"))
+    let lab = Path::new(env!("CARGO_MANIFEST_DIR"));
+    read_cases(&lab.with_file_name("cases")).unwrap_or_else(|error| panic!("{error:#}"))
 }
 
 impl Case {
@@ -74,13 +75,17 @@ impl Case {
 
     /// What has to answer: every pod endpoint that a slice names, and what the flows name.
     pub fn endpoints(&self) -> anyhow::Result<BTreeSet<Endpoint>> {
-        let path = self.cluster();
-        let text = read(&path)?;
-        let objects = serde_saphyr::from_multiple(&text).map_err(anyhow::Error::from);
-        let objects: Vec<Object> = objects.with_context(|| format!("reading {}", path.display()))?;
-        let mut endpoints = self.flows.endpoints();
-        endpoints.extend(objects.iter().flat_map(Object::pod_endpoints));
+        let mut endpoints = self.slice_endpoints()?;
+        endpoints.extend(self.flows.endpoints());
         Ok(endpoints)
+    }
+
+    /// Every pod endpoint that a slice names, whether or not it may be chosen.
+    pub fn slice_endpoints(&self) -> anyhow::Result<BTreeSet<Endpoint>> {
+        let path = self.cluster();
+        let objects = read(&path).and_then(|text| Ok(serde_saphyr::from_multiple(&text)?));
+        let objects: Vec<Object> = objects.with_context(|| format!("reading {}", path.display()))?;
+        Ok(objects.iter().flat_map(Object::pod_endpoints).collect())
     }
 }
 
@@ -98,7 +103,7 @@ fn read_cases(root: &Path) -> anyhow::Result<Vec<Case>> {
 }
 
 fn read(path: &Path) -> anyhow::Result<String> {
-    std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
+    Ok(std::fs::read_to_string(path)?)
 }
 
 /// As much of a Kubernetes object as tells where an endpoint listens.

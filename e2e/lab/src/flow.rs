@@ -132,14 +132,17 @@ impl Flows {
         Ok(serde_saphyr::from_str(text)?)
     }
 
-    /// What has to answer so that the flows can be checked: every endpoint they name, and for `untouched` the destination.
+    /// What has to answer so that the flows can be checked: every endpoint they name, and for an outcome the destination itself, a witness
+    /// of packets that get through. Without it a reject would look like a port where nothing listens. (Pods have no witnesses.)
     pub fn endpoints(&self) -> BTreeSet<Endpoint> {
         let mut endpoints = BTreeSet::new();
         for flow in &self.flows {
             let addresses = match &flow.expect {
                 Expect::Answers { by, .. } => by.clone(),
-                Expect::Untouched => BTreeSet::from([flow.to]),
-                Expect::Reject | Expect::Drop => continue,
+                Expect::Reject | Expect::Drop | Expect::Untouched if Pod::at(flow.to.ip()).is_none() => {
+                    BTreeSet::from([flow.to])
+                }
+                Expect::Reject | Expect::Drop | Expect::Untouched => continue,
             };
             endpoints.extend(addresses.into_iter().map(|address| Endpoint { protocol: flow.protocol, address }));
         }

@@ -184,7 +184,9 @@ impl Drop for Network {
 /// Link-local addresses on the link between node and outside world, where neither needs another one.
 const NODE_ON_OUTSIDE: &str = "fe80::2";
 const OUTSIDE: &str = "fe80::1";
+/// What it reports errors from.
 const OUTSIDE_V4: &str = "192.0.2.1";
+const OUTSIDE_V6: &str = "2001:db8:f::1";
 const BEHIND_ROUTER: [[&str; 2]; 2] = [["203.0.113.0/24", "10.180.1.0/24"], ["2001:db8:2::/64", "fd00:10:180:1::/64"]];
 /// What the outside world reaches through the node.
 const ELSEWHERE: [&[&str]; 2] =
@@ -216,7 +218,9 @@ const EVERYWHERE: &[(&str, &str)] = &[
 /// Everything is a local address here, except what is reached through the node.
 fn outside_lines() -> Vec<String> {
     let mut lines = up("lo");
+    lines.push(format!("addr add {OUTSIDE_V4}/32 dev node"));
     lines.push(format!("addr add {OUTSIDE}/64 dev node nodad"));
+    lines.push(format!("addr add {OUTSIDE_V6}/128 dev node nodad"));
     lines.extend(up("node"));
     for (node, elsewhere) in NODE.into_iter().zip(ELSEWHERE) {
         let via = if node.is_ipv4() { node.to_string() } else { NODE_ON_OUTSIDE.to_owned() };

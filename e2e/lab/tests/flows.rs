@@ -20,6 +20,7 @@ table ip byhand {
         meta mark 1 masquerade
         ip saddr . ip daddr { 10.180.0.1 . 10.180.0.1 } masquerade
     }
+    chain input { type filter hook input priority filter; tcp dport 30081 reject; }
     chain forward { type filter hook forward priority filter; jump verdicts; }
     chain local { type filter hook output priority filter; jump verdicts; }
     chain verdicts {
@@ -82,8 +83,8 @@ fn right() -> String {
 
 fn served(flows: &Flows) -> (Network, Servers) {
     let endpoints = flows.endpoints();
-    let network = Network::build(flows.topology(&endpoints)).unwrap();
-    let servers = Servers::start(&network, endpoints).unwrap();
+    let network = Network::build(flows.topology(&endpoints)).expect("a network can be built");
+    let servers = Servers::start(&network, endpoints).expect("endpoints can be served");
     (network, servers)
 }
 
@@ -114,7 +115,8 @@ fn every_wrong_expectation_fails_for_its_reason() {
         ("to: 172.30.0.43, port: 80, outcome: untouched", "got a reject"),
         ("to: 172.30.0.44, port: 80, outcome: reject", "got silence"),
         ("to: 172.30.0.44, port: 80, outcome: untouched", "got silence"),
-        ("to: 172.30.0.46, port: 80, outcome: drop", "got a"),
+        ("to: 172.30.0.46, port: 80, outcome: drop", "got an answer by 172.30.0.46:80"),
+        ("to: 172.30.0.46, port: 80, outcome: reject", "got an answer by 172.30.0.46:80"),
     ];
     let lines: String =
         wrong.iter().map(|(line, _)| format!("- {{from: 'pod:10.180.0.2', proto: tcp, {line}}}\n")).collect();

@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 use localnet_lab::foreign::Foreign;
 use localnet_lab::probe::SILENCE;
 use localnet_lab::topology::{CLIENT, CLIENT_TWO, NODE, of_family};
-use localnet_lab::{Endpoint, Network, Outcome, Probe, Protocol, Servers, Topology};
+use localnet_lab::{Endpoint, Namespace, Network, Outcome, Probe, Protocol, Servers, Topology};
 
 const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 
 fn network(pods: &[&str]) -> Network {
-    Network::build(Topology::with_pods(pods.iter().copied()).unwrap()).unwrap()
+    Topology::with_pods(pods.iter().copied()).and_then(Network::build).expect("a network can be built")
 }
 
 fn at(address: &str) -> SocketAddr {
-    address.parse().unwrap()
+    address.parse().expect("an address and a port")
 }
 
 fn endpoints(addresses: &[&str]) -> Vec<Endpoint> {
@@ -125,7 +125,7 @@ fn rejects_drops_and_missing_routes_are_told_apart() {
 #[test]
 fn dropping_a_network_removes_it_even_in_a_panic() {
     let network = network(&["10.180.0.1", "10.180.1.1"]);
-    let paths: Vec<_> = network.namespaces().map(|namespace| namespace.path()).collect();
+    let paths: Vec<_> = network.namespaces().map(Namespace::path).collect();
     assert_eq!(paths.len(), 6);
     assert!(paths.iter().all(|path| path.exists()));
     let _servers = Servers::start(&network, endpoints(&["10.180.0.1:80"])).unwrap();

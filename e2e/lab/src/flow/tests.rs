@@ -31,7 +31,10 @@ fn the_network_has_what_the_flows_name() {
     let flows = Flows::parse(EXAMPLE).unwrap();
     let endpoints = flows.endpoints();
     let named: Vec<_> = endpoints.iter().map(ToString::to_string).collect();
-    assert_eq!(named, ["tcp 10.180.0.1:80", "tcp 10.180.1.1:80", "udp 1.2.3.5:53", "sctp [fd00:10:180::1]:80"]);
+    assert_eq!(
+        named,
+        ["tcp 10.180.0.1:80", "tcp 10.180.1.1:80", "udp 1.2.3.5:53", "udp 172.30.0.41:53", "sctp [fd00:10:180::1]:80"]
+    );
     let mut expected = Topology::with_pods(["10.180.0.1", "10.180.0.2", "10.180.1.1"]).unwrap();
     expected.node_addresses = vec!["192.168.1.2".parse().unwrap()];
     assert_eq!(flows.topology(&endpoints), expected);
