@@ -77,6 +77,7 @@ impl<K: Kernel> NftBackend<K> {
                 table.changes(&mut transaction);
             }
             if transaction.is_empty() {
+                self.desired.tables().iter_mut().for_each(|table| table.commit());
                 return Ok(());
             }
             let error = match self.kernel.apply(&transaction) {

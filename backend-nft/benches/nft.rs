@@ -1,0 +1,195 @@
+//! What programming costs, from a state in memory to the kernel's acknowledgement, in a network namespace of its own.
+//!
+//! ```text
+//! cargo bench -p localnet-nft            # as root
+//! ```
+//!
+//! Beside it, in the same run, `nft -f` is given the same plan as text. Other machines give other times: compare ratios.
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    process::Command,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use localnet_lab::{Network, Topology};
+use localnet_linux::nft::{self, Transaction};
+use localnet_nft::{Config, Detector, Netlink, NftBackend};
+use localnet_proto::{
+    Changes, Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Service, ServiceKey, Snapshot, WhenEmpty,
+};
+
+const ROUNDS: usize = 5;
+const CHANGES: usize = 2000;
+
+fn main() -> anyhow::Result<()> {
+    println!(
+        "{:>9} {:>10} {:>22} {:>14} {:>7} {:>32} {:>28}",
+        "services",
+        "endpoints",
+        "empty → all, ms",
+        "nft -f, ms",
+        "ratio",
+        "one endpoint changed, µs",
+        "one more and one less, µs"
+    );
+    for (services, endpoints, peer) in [(1_000, 3, true), (10_000, 3, true), (45_000, 2, false)] {
+        let mut full = Vec::new();
+        let mut loads = Vec::new();
+        let mut replaced = Vec::new();
+        let mut counted = Vec::new();
+        for round in 0..ROUNDS {
+            let network = network()?;
+            let last = round + 1 == ROUNDS;
+            let (time, text) = network.node().run(|| {
+                let state = state(services, endpoints);
+                let mut backend = NftBackend::new(config(), Netlink::open()?);
+                let start = Instant::now();
+                backend.apply(&state, &Changes::everything())?;
+                let time = start.elapsed();
+                if last {
+                    let mut state = state;
+                    replaced = changes(&mut backend, &mut state, |service, change| {
+                        service.endpoints[0].address = Ipv4Addr::new(10, 255, (change >> 8) as u8, change as u8).into();
+                    })?;
+                    counted = changes(&mut backend, &mut state, |service, _| {
+                        let endpoint = service.endpoints.pop().expect("each service has endpoints");
+                        if service.endpoints.len() < endpoints {
+                            let other = Endpoint { address: Ipv4Addr::new(10, 254, 1, 1).into(), ..endpoint.clone() };
+                            service.endpoints.extend([endpoint, other]);
+                        }
+                    })?;
+                }
+                Ok((time, script(&mut backend)))
+            })?;
+            full.push(time);
+            drop(network);
+            if peer {
+                loads.push(load(&text)?);
+            }
+        }
+        let full = quantile(&mut full, 50);
+        let load = (!loads.is_empty()).then(|| quantile(&mut loads, 50));
+        println!(
+            "{services:>9} {:>10} {:>22} {:>14} {:>7} {:>32} {:>28}",
+            services * endpoints,
+            ms(full),
+            load.map_or("-".to_owned(), ms),
+            load.map_or("-".to_owned(), |load| format!("{:.1}", load.as_secs_f64() / full.as_secs_f64())),
+            micros(&mut replaced),
+            micros(&mut counted),
+        );
+    }
+    Ok(())
+}
+
+fn config() -> Config {
+    let pods = vec!["10.0.0.0/8".parse().expect("is a CIDR")];
+    Config { masquerade_all: false, masquerade_bit: 14, detector: Detector::ClusterCidr(pods) }
+}
+
+/// Each time another service: how long until the kernel has acknowledged its change.
+fn changes(
+    backend: &mut NftBackend<Netlink>,
+    state: &mut Snapshot,
+    mut change: impl FnMut(&mut Service, usize),
+) -> anyhow::Result<Vec<Duration>> {
+    let keys: Vec<ServiceKey> = state.services.keys().cloned().collect();
+    let mut times = Vec::with_capacity(CHANGES);
+    for (count, key) in keys.iter().cycle().take(CHANGES).enumerate() {
+        if let Some(service) = state.services.get_mut(key) {
+            change(Arc::make_mut(service), count);
+        }
+        let changes = Changes { services: [key.clone()].into(), ..Changes::default() };
+        let start = Instant::now();
+        backend.apply(state, &changes)?;
+        times.push(start.elapsed());
+    }
+    Ok(times)
+}
+
+/// A node without pods.
+fn network() -> anyhow::Result<Network> {
+    Network::build(Topology::default())
+}
+
+/// The plan as `nft -f` reads it.
+fn script(backend: &mut NftBackend<Netlink>) -> String {
+    let mut transaction = Transaction::new();
+    for content in backend.plan() {
+        transaction.add_content(&content);
+    }
+    nft::script(&transaction)
+}
+
+/// How long `nft -f` takes for the same in a namespace of its own.
+fn load(text: &str) -> anyhow::Result<Duration> {
+    let network = network()?;
+    let start = Instant::now();
+    network.node().output_with_input(Command::new("nft").args(["-f", "-"]), text)?;
+    Ok(start.elapsed())
+}
+
+fn state(services: usize, endpoints: usize) -> Snapshot {
+    let services = (0..services).map(|index| service(index, endpoints));
+    Snapshot {
+        node: Node {
+            name: "node".to_owned(),
+            addresses: vec![Ipv4Addr::new(192, 168, 0, 2).into()],
+            ..Node::default()
+        },
+        services: services.map(|service| (service.key.clone(), Arc::new(service))).collect(),
+        ..Snapshot::default()
+    }
+}
+
+fn service(index: usize, endpoints: usize) -> Service {
+    let address = |first: u8, number: usize| -> IpAddr {
+        Ipv4Addr::new(first, (number >> 16) as u8, (number >> 8) as u8, number as u8).into()
+    };
+    let when_empty = WhenEmpty::default();
+    let port = Port {
+        name: "http".into(),
+        protocol: Protocol::Tcp,
+        port: 80,
+        node_port: None,
+        when_empty_v4: when_empty,
+        when_empty_v6: when_empty,
+    };
+    let endpoint = |slot| Endpoint {
+        address: address(10, index * endpoints + slot),
+        ports: vec![EndpointPort { name: "http".into(), port: 8080 }],
+        local: slot == 0 && index % 30 == 0,
+        hostname: None,
+        scopes: Scopes { internal: true, external: true, short_circuit: false, established: true },
+    };
+    Service {
+        key: ServiceKey::new(format!("namespace-{}", index % 100), format!("service-{index}")),
+        kind: "ClusterIP".to_owned(),
+        cluster_ips: vec![address(172, (16 << 16) + index)],
+        external_ips: vec![],
+        load_balancer_ips: vec![],
+        ports: vec![port],
+        internal_traffic_to_local: false,
+        external_traffic_to_local: false,
+        client_ip_affinity: None,
+        source_filters: vec![],
+        health_check_node_port: None,
+        endpoints: (0..endpoints).map(endpoint).collect(),
+    }
+}
+
+fn quantile(times: &mut [Duration], percent: usize) -> Duration {
+    times.sort_unstable();
+    times.get(times.len() * percent / 100).copied().unwrap_or_default()
+}
+
+fn ms(time: Duration) -> String {
+    format!("{:.1}", time.as_secs_f64() * 1000.0)
+}
+
+fn micros(times: &mut [Duration]) -> String {
+    let micros = |time: Duration| time.as_secs_f64() * 1e6;
+    format!("p50 {:.1}, p99 {:.1}", micros(quantile(times, 50)), micros(quantile(times, 99)))
+}

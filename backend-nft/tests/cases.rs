@@ -1,0 +1,49 @@
+//! Every Case: its state gives the plan in `nft.txt`, and real packets go where `flows.yaml` says.
+
+use localnet_lab::{Case, DetectLocal, Flows, Network, cases, check_case, expect_file};
+use localnet_nft::{Config, Detector, Netlink, NftBackend, dry_run::DryRun};
+use localnet_proto::{Changes, Snapshot};
+
+fn state(case: &Case) -> Snapshot {
+    let path = case.state();
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn config(flows: &Flows) -> Config {
+    let detector = match &flows.node.detect_local {
+        None => Detector::None,
+        Some(DetectLocal::ClusterCidr(cidrs)) => Detector::ClusterCidr(cidrs.clone()),
+        Some(DetectLocal::NodeCidr) => Detector::NodeCidr,
+        Some(DetectLocal::BridgeInterface(name)) => Detector::BridgeInterface(name.as_str().into()),
+        Some(DetectLocal::InterfaceNamePrefix(prefix)) => Detector::InterfaceNamePrefix(prefix.as_str().into()),
+    };
+    Config { masquerade_all: flows.node.masquerade_all, masquerade_bit: 14, detector }
+}
+
+#[test]
+fn states_give_plans() {
+    let cases = cases();
+    assert!(!cases.is_empty());
+    for case in cases {
+        let text = DryRun::new(config(&case.flows)).text(&state(&case), &Changes::everything());
+        expect_file(&case.nft(), &text);
+    }
+}
+
+#[test]
+fn packets_go_where_the_flows_say() {
+    let wrong: Vec<String> = cases()
+        .iter()
+        .filter_map(|case| {
+            let program = |network: &Network| {
+                network.node().run(|| {
+                    let mut backend = NftBackend::new(config(&case.flows), Netlink::open()?);
+                    backend.apply(&state(case), &Changes::everything())
+                })
+            };
+            check_case(case, program).err().map(|error| format!("{error:#}"))
+        })
+        .collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+}

@@ -1,0 +1,300 @@
+//! The backend against the real kernel, in network namespaces of its own. Needs root, iproute2 and nft.
+
+use std::{net::IpAddr, process::Command, sync::Arc};
+
+use localnet_lab::{Namespace, Network, Topology, foreign::Foreign};
+use localnet_linux::nft::{self, Chain, Error, Family, Sent, Table, Transaction};
+use localnet_nft::{Config, Detector, Kernel, Netlink, NftBackend, dry_run::DryRun, kernel::Found};
+use localnet_proto::{Changes, Service, ServiceKey, Snapshot};
+
+fn config() -> Config {
+    let pods = ["10.180.0.0/16", "fd00:10:180::/48"].map(|cidr| cidr.parse().unwrap());
+    Config { masquerade_all: false, masquerade_bit: 14, detector: Detector::ClusterCidr(pods.into()) }
+}
+
+fn detectors() -> [Config; 4] {
+    let with = |detector, masquerade_all| Config { masquerade_all, masquerade_bit: 31, detector };
+    [
+        config(),
+        with(Detector::None, true),
+        with(Detector::BridgeInterface("cni0".into()), false),
+        with(Detector::InterfaceNamePrefix("veth".into()), false),
+    ]
+}
+
+fn state() -> Snapshot {
+    serde_saphyr::from_str(include_str!("state.yaml")).unwrap()
+}
+
+fn network() -> Network {
+    Network::build(Topology::default()).unwrap()
+}
+
+/// The kernel, and what was sent to it.
+struct Counting {
+    netlink: Netlink,
+    sent: Vec<Sent>,
+}
+
+impl Kernel for Counting {
+    fn apply(&mut self, transaction: &Transaction) -> Result<Sent, Error> {
+        let sent = self.netlink.apply(transaction)?;
+        self.sent.push(sent);
+        Ok(sent)
+    }
+
+    fn read(&mut self, table: &Table, wanted: &dyn Fn(&str) -> Option<Arc<Chain>>) -> Result<Option<Found>, Error> {
+        self.netlink.read(table, wanted)
+    }
+
+    fn has_family(&self, family: Family) -> bool {
+        self.netlink.has_family(family)
+    }
+}
+
+/// Runs a new process's backend in the namespace: all that differs is found by reading.
+fn sync(node: &Namespace, config: &Config, state: &Snapshot) -> Vec<Sent> {
+    let work = || {
+        let mut backend = NftBackend::new(config.clone(), Counting { netlink: Netlink::open()?, sent: Vec::new() });
+        backend.apply(state, &Changes::everything())?;
+        Ok(backend.kernel().sent.clone())
+    };
+    node.run(work).unwrap()
+}
+
+fn list(node: &Namespace) -> String {
+    node.output(Command::new("nft").args(["list", "ruleset"])).unwrap()
+}
+
+fn list_with_handles(node: &Namespace) -> String {
+    node.output(Command::new("nft").args(["-a", "list", "ruleset"])).unwrap()
+}
+
+fn load(node: &Namespace, text: &str) {
+    node.output_with_input(Command::new("nft").args(["-f", "-"]), text).unwrap();
+}
+
+/// Elements come in the order of the kernel's hash tables, which differs each time.
+fn sorted(listing: &str) -> Vec<String> {
+    let mut lines: Vec<String> = listing
+        .lines()
+        .map(|line| line.trim().trim_start_matches("elements = {").trim_end_matches(['}', ',', ' ']).trim().to_owned())
+        .collect();
+    lines.sort();
+    lines
+}
+
+#[track_caller]
+fn assert_same(left: &str, right: &str, what: &str) {
+    let (left, right) = (sorted(left), sorted(right));
+    let only = |one: &[String], other: &[String]| -> Vec<String> {
+        one.iter().filter(|line| !other.contains(line)).cloned().collect()
+    };
+    assert!(left == right, "{what}\n<<< {:#?}\n>>> {:#?}", only(&left, &right), only(&right, &left));
+}
+
+#[test]
+fn text_and_netlink_give_the_same_tables_and_their_listing_can_be_loaded() {
+    for config in detectors() {
+        let [by_netlink, by_text, again] = std::array::from_fn(|_| network());
+        sync(by_netlink.node(), &config, &state());
+        let text = DryRun::new(config.clone()).text(&state(), &Changes::everything());
+        load(by_text.node(), &text);
+        let listing = list(by_netlink.node());
+        assert_same(&listing, &list(by_text.node()), &format!("{config:?}"));
+        load(again.node(), &listing);
+        assert_same(&listing, &list(again.node()), &format!("{config:?}"));
+    }
+}
+
+#[test]
+fn a_restart_changes_nothing() {
+    for config in detectors() {
+        let network = network();
+        sync(network.node(), &config, &state());
+        let before = list_with_handles(network.node());
+        assert_eq!(sync(network.node(), &config, &state()), [], "{config:?}");
+        assert_eq!(list_with_handles(network.node()), before);
+    }
+}
+
+#[test]
+fn what_nft_loaded_is_adopted() {
+    let network = network();
+    load(network.node(), &DryRun::new(config()).text(&state(), &Changes::everything()));
+    let before = list_with_handles(network.node());
+    assert_eq!(sync(network.node(), &config(), &state()), []);
+    assert_eq!(list_with_handles(network.node()), before);
+}
+
+#[test]
+fn another_configuration_rewrites_only_its_chains() {
+    let network = network();
+    sync(network.node(), &config(), &state());
+    let all = Config { masquerade_all: true, ..config() };
+    let sent = sync(network.node(), &all, &state());
+    // Both families: the chain `services` is flushed and gets its four rules.
+    assert_eq!(sent.iter().map(|sent| (sent.messages, sent.elements)).collect::<Vec<_>>(), [(10, 0)]);
+    let fresh = self::network();
+    sync(fresh.node(), &all, &state());
+    assert_same(&list(network.node()), &list(fresh.node()), "");
+}
+
+#[test]
+fn one_endpoint_changed_sends_one_element_and_deletes_one() {
+    let network = network();
+    let sent = network.node().run(|| {
+        let mut state = state();
+        let mut backend = NftBackend::new(config(), Counting { netlink: Netlink::open()?, sent: Vec::new() });
+        backend.apply(&state, &Changes::everything())?;
+        let key = ServiceKey::new("default", "many");
+        let changed = Changes { services: [key.clone()].into(), ..Changes::default() };
+        for last in ["10.180.1.99", "10.180.1.98"] {
+            let service: &mut Service = Arc::make_mut(state.services.get_mut(&key).unwrap());
+            service.endpoints.last_mut().unwrap().address = last.parse::<IpAddr>().unwrap();
+            backend.apply(&state, &changed)?;
+        }
+        Ok(backend.kernel().sent[1..].to_vec())
+    });
+    let sent: Vec<_> = sent.unwrap().iter().map(|sent| (sent.messages, sent.elements)).collect();
+    // The service has a ClusterIP and a load balancer's address: one message deletes both elements, one adds both.
+    assert_eq!(sent, [(2, 4), (2, 4)]);
+}
+
+#[test]
+fn a_size_that_is_used_no_longer_leaves_no_chain() {
+    let network = network();
+    let mut state = state();
+    sync(network.node(), &config(), &state);
+    assert!(list(network.node()).contains("chain lb-32 {"));
+    let many = Arc::make_mut(state.services.get_mut(&ServiceKey::new("default", "many")).unwrap());
+    many.endpoints.truncate(2);
+    let sent = sync(network.node(), &config(), &state);
+    assert_eq!(sent.len(), 2, "the chain goes after its last element");
+    let fresh = self::network();
+    sync(fresh.node(), &config(), &state);
+    assert_same(&list(network.node()), &list(fresh.node()), "");
+    assert!(!list(network.node()).contains("lb-32"));
+}
+
+#[test]
+fn whatever_is_in_the_tables_is_put_right() {
+    let network = network();
+    let node = network.node();
+    sync(node, &config(), &state());
+    let right = list(node);
+    for damage in [
+        "flush ruleset",
+        "flush chain ip localnet services",
+        "flush map ip localnet endpoints",
+        "delete element ip6 localnet cluster-ips { fd00:172:30::10 }",
+        "add element ip localnet cluster-ips { 10.0.0.1 }",
+        "add chain ip localnet odd { type filter hook input priority 5; }",
+        "add set ip localnet odd { type mark; }",
+        "insert rule ip localnet masquerading accept",
+    ] {
+        load(node, damage);
+        assert_ne!(sorted(&list(node)), sorted(&right), "{damage}");
+        sync(node, &config(), &state());
+        assert_same(&list(node), &right, damage);
+    }
+}
+
+#[test]
+fn a_running_backend_notices_at_the_next_change_that_its_tables_are_gone() {
+    let network = network();
+    let node = network.node();
+    let mut state = state();
+    let key = ServiceKey::new("default", "dns");
+    node.run(|| {
+        let mut backend = NftBackend::new(config(), Netlink::open()?);
+        backend.apply(&state, &Changes::everything())?;
+        node.output(Command::new("nft").args(["flush", "ruleset"]))?;
+        Arc::make_mut(state.services.get_mut(&key).unwrap()).endpoints.remove(0);
+        backend.apply(&state, &Changes { services: [key.clone()].into(), ..Changes::default() })
+    })
+    .unwrap();
+    let fresh = self::network();
+    sync(fresh.node(), &config(), &state);
+    assert_same(&list(node), &list(fresh.node()), "");
+}
+
+#[test]
+fn outgrown_maps_are_replaced_in_one_transaction() {
+    let network = network();
+    let mut state = state();
+    let sent = network.node().run(|| {
+        let mut backend = NftBackend::new(config(), Counting { netlink: Netlink::open()?, sent: Vec::new() });
+        backend.apply(&state, &Changes::everything())?;
+        let many = state.services[&ServiceKey::new("default", "many")].clone();
+        let mut changes = Changes::default();
+        for index in 0..300_u32 {
+            let mut service = Service::clone(&many);
+            service.key = ServiceKey::new("crowd", format!("s{index}"));
+            service.cluster_ips = vec![IpAddr::V4((0xac1e_1000 + index).into())];
+            service.load_balancer_ips.clear();
+            service.source_filters.clear();
+            changes.services.insert(service.key.clone());
+            state.services.insert(service.key.clone(), Arc::new(service));
+        }
+        backend.apply(&state, &changes)?;
+        Ok(backend.kernel().sent.len())
+    });
+    assert_eq!(sent.unwrap(), 2);
+    let listing = list(network.node());
+    assert!(listing.contains("size 16384"), "{}", &listing[..2000]);
+    assert_eq!(sync(network.node(), &config(), &state), [], "a grown table is adopted");
+    let fresh = self::network();
+    sync(fresh.node(), &config(), &state);
+    assert_same(&listing, &list(fresh.node()), "");
+}
+
+#[test]
+fn foreign_tables_stay_and_cleanup_leaves_nothing_else() {
+    let network = network();
+    let node = network.node();
+    let foreign = Foreign::install(node).unwrap();
+    let before = list_with_handles(node);
+    let cleanup = || node.output(Command::new(env!("CARGO_BIN_EXE_localnet-nft")).arg("cleanup")).unwrap();
+    cleanup();
+    assert_eq!(list_with_handles(node), before, "nothing to remove is no error");
+    sync(node, &config(), &state());
+    foreign.unchanged(node).unwrap();
+    cleanup();
+    assert_eq!(list_with_handles(node), before);
+}
+
+#[test]
+fn without_privileges_there_is_one_line_and_exit_code_1() {
+    let node = network();
+    for arguments in [&["--api", "unix:///nowhere.sock"][..], &["cleanup"]] {
+        let program = env!("CARGO_BIN_EXE_localnet-nft");
+        let error = node
+            .node()
+            .output(
+                Command::new("setpriv")
+                    .args(["--bounding-set=-net_admin", "--inh-caps=-net_admin", program])
+                    .args(arguments),
+            )
+            .unwrap_err();
+        let error = format!("{error:#}");
+        assert!(error.contains("CAP_NET_ADMIN"), "{error}");
+        assert_eq!(error.matches("error:").count(), 1, "{error}");
+    }
+}
+
+#[test]
+fn scripts_are_transactions() {
+    // What the benchmark hands to `nft -f` is what the dry run prints.
+    let [by_script, by_listing] = std::array::from_fn(|_| network());
+    let mut backend = by_script.node().run(|| Ok(NftBackend::new(config(), Netlink::open()?))).unwrap();
+    backend.apply(&state(), &Changes::everything()).unwrap();
+    backend.remove_all().unwrap();
+    let mut transaction = Transaction::new();
+    for content in backend.plan() {
+        transaction.add_content(&content);
+    }
+    load(by_script.node(), &nft::script(&transaction));
+    load(by_listing.node(), &DryRun::new(config()).text(&state(), &Changes::everything()));
+    assert_same(&list(by_script.node()), &list(by_listing.node()), "");
+}
