@@ -9,6 +9,8 @@
 //! changes since revision 0. Each service is encoded once, when it is first asked for.
 
 mod items;
+#[cfg(test)]
+mod tests;
 
 use std::{
     ops::Bound,
@@ -221,7 +223,7 @@ impl State {
     fn fold(&mut self, localized: Localized) {
         let rev = self.revision.rev + 1;
         let mut differs = self.revision.rev == 0;
-        if let Some(node) = localized.node.filter(|node| self.node.rev == 0 || *node != self.node.node) {
+        if let Some(node) = localized.node.filter(|node| *node != self.node.node) {
             self.node = Arc::new(NodeEntry::new(rev, node));
             differs = true;
         }

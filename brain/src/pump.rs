@@ -95,3 +95,57 @@ impl Report {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use localnet_proto::Revision;
+
+    use super::*;
+    use crate::{
+        cluster::{Kind, Object, Options},
+        localize::fixtures::service,
+    };
+
+    fn lists(ip: &str) -> Vec<Event> {
+        let services = vec![Object::Service(service(ip, &[(80, "TCP")]))];
+        Kind::ALL
+            .map(|kind| Event::Replace { kind, objects: if kind == Kind::Service { services.clone() } else { vec![] } })
+            .into()
+    }
+
+    #[tokio::test]
+    async fn a_batch_is_one_state_and_equal_batches_are_none() {
+        let feed = Feed::new(7);
+        let cluster = Cluster::new(Options { node_name: "node-1".into(), service_proxy_name: None });
+        let (sender, receiver) = mpsc::channel(64);
+        let pump = tokio::spawn(run(cluster, receiver, feed.clone()));
+        let mut revisions = feed.subscribe();
+        sender.send(lists("10.96.0.1")[..2].to_vec()).await.unwrap();
+        sender.send(lists("10.96.0.1")).await.unwrap();
+        let at = |rev| Revision { instance: 7, rev };
+        assert_eq!(*revisions.wait_for(|revision| revision.rev > 0).await.unwrap(), at(1));
+        assert_eq!(feed.state().len(), 1);
+        sender.send(lists("10.96.0.1")).await.unwrap();
+        sender.send(lists("10.96.0.2")).await.unwrap();
+        assert_eq!(*revisions.wait_for(|revision| revision.rev > 1).await.unwrap(), at(2));
+        drop(sender);
+        pump.await.unwrap();
+        assert_eq!(feed.state().revision(), at(2));
+    }
+
+    #[tokio::test]
+    async fn what_is_queued_is_joined() {
+        let feed = Feed::new(7);
+        let cluster = Cluster::new(Options { node_name: "node-1".into(), service_proxy_name: None });
+        let (sender, receiver) = mpsc::channel(64);
+        for last in 1..=20 {
+            sender.send(lists(&format!("10.96.0.{last}"))).await.unwrap();
+        }
+        drop(sender);
+        run(cluster, receiver, feed.clone()).await;
+        assert!(feed.state().revision().rev < 20, "{}", feed.state().revision());
+        let state = feed.state();
+        let service = state.services().next().unwrap();
+        assert_eq!(service.cluster_ips, ["10.96.0.20".parse::<std::net::IpAddr>().unwrap()]);
+    }
+}

@@ -8,6 +8,8 @@ mod claims;
 mod event;
 mod object;
 pub mod reduce;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},

@@ -9,7 +9,7 @@ use prost::Message as _;
 use super::{Entry, State};
 
 /// A delta of so many services is sorted in memory; for more, all services are gone through.
-const FEW: usize = 256;
+pub(super) const FEW: usize = 256;
 
 /// The serialized items of an answer. It holds the state it is about and a place in it, nothing else.
 #[derive(Debug)]

@@ -13,13 +13,15 @@ mod candidates;
 mod categorize;
 mod endpoints;
 #[cfg(test)]
-mod fixtures;
+pub(crate) mod fixtures;
 mod front;
 mod node;
 mod ports;
 mod proxied;
 mod source_ranges;
 mod special;
+#[cfg(test)]
+mod tests;
 mod topology;
 
 use std::{net::IpAddr, sync::Arc};

@@ -6,6 +6,11 @@ use ipnet::IpNet;
 
 use crate::cluster::{NodeObject, Object, Parsed, ServiceCidrObject, ServiceObject, SliceObject};
 
+/// The list of ClusterIPs; a file may say only [`CLUSTER_IP`] instead.
+pub(super) const CLUSTER_IPS: &str = "clusterIPs";
+/// The one ClusterIP.
+pub(super) const CLUSTER_IP: &str = "clusterIP";
+
 /// A field that is wrong.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Wrong {
@@ -65,8 +70,7 @@ impl List {
     }
 
     fn service(&mut self, service: &ServiceObject) {
-        // A file may say only `clusterIP`; the tree then gives the line of `spec`.
-        self.addresses(|position| format!("spec.clusterIPs[{position}]"), &service.cluster_ips);
+        self.addresses(|position| format!("spec.{CLUSTER_IPS}[{position}]"), &service.cluster_ips);
         self.addresses(|position| format!("spec.externalIPs[{position}]"), &service.external_ips);
         self.addresses(|position| format!("status.loadBalancer.ingress[{position}].ip"), &service.load_balancer_ips);
         self.cidrs("spec.loadBalancerSourceRanges", &service.source_ranges);

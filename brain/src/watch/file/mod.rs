@@ -8,6 +8,8 @@ mod document;
 mod folder;
 mod problem;
 mod reading;
+#[cfg(test)]
+mod tests;
 mod tree;
 mod watcher;
 

@@ -172,6 +172,10 @@ impl Reader<'_> {
             for checks::Wrong { field, problem, remedy } in checks::check(&object) {
                 let mut tree = tree.borrow_mut();
                 let tree = tree.get_or_insert_with(|| self.tree());
+                let said = |field: &str| tree.as_ref().is_some_and(|tree| tree.has(&format!("{prefix}{field}")));
+                let first_ip = format!("spec.{}[0]", checks::CLUSTER_IPS);
+                let one_ip = format!("spec.{}", checks::CLUSTER_IP);
+                let field = if field == first_ip && !said(&field) && said(&one_ip) { one_ip } else { field };
                 let line = tree.as_ref().map_or(line, |tree| self.line(tree.line(&format!("{prefix}{field}"))));
                 let (file, object) = (Arc::clone(self.file), checks::spoken(&object));
                 let remedy = remedy.to_owned();

@@ -87,6 +87,16 @@ impl Tree {
 
     /// The line of a field: `spec.ports[1].port`, or of the nearest thing around it that is there.
     pub(super) fn line(&self, field: &str) -> u64 {
+        self.find(field).0.place().0
+    }
+
+    /// Whether the field is there.
+    pub(super) fn has(&self, field: &str) -> bool {
+        self.find(field).1
+    }
+
+    /// The node of a field and true, or the last one on the way to it and false.
+    fn find(&self, field: &str) -> (&Self, bool) {
         let mut node = self;
         for step in field.split(['.', '[', ']']).filter(|step| !step.is_empty()) {
             let next = match &node.0.value {
@@ -94,10 +104,10 @@ impl Tree {
                 Inner::List(items) => step.parse::<usize>().ok().and_then(|position| items.get(position)),
                 Inner::Leaf => None,
             };
-            let Some(next) = next else { break };
+            let Some(next) = next else { return (node, false) };
             node = next;
         }
-        node.place().0
+        (node, true)
     }
 
     /// The field that stands at a place, or the last one before it.

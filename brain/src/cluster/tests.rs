@@ -1,0 +1,290 @@
+//! What is marked by which event, and when the first state is ready.
+
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+
+use localnet_proto::{Family, Protocol, Service, ServiceKey};
+
+use super::*;
+use crate::localize::fixtures::{addresses, endpoint, service as web, slice};
+
+fn cluster() -> Cluster {
+    Cluster::new(Options { node_name: "node-1".into(), service_proxy_name: None })
+}
+
+fn named(name: &str, ip: &str) -> ServiceObject {
+    ServiceObject { name: name.into(), cluster_ips: addresses(&[ip]), ..web(ip, &[(80, "TCP")]) }
+}
+
+fn node(zone: &str, ip: &str) -> Object {
+    Object::Node(NodeObject {
+        name: "node-1".into(),
+        zone: zone.into(),
+        addresses: addresses(&[ip]),
+        pod_cidrs: [].into(),
+    })
+}
+
+/// A slice of `default/web` with one endpoint.
+fn one(name: &str, address: &str) -> SliceObject {
+    slice(name, &[("p80", 8080)], vec![endpoint(address)])
+}
+
+fn replace(kind: Kind, objects: Vec<Object>) -> Event {
+    Event::Replace { kind, objects }
+}
+
+fn delete(kind: Kind, name: &str) -> Event {
+    Event::Delete { kind, namespace: "default".into(), name: name.into() }
+}
+
+/// A cluster that has seen these objects, and nothing marked.
+fn synced(services: Vec<ServiceObject>, slices: Vec<SliceObject>) -> Cluster {
+    let mut cluster = cluster();
+    cluster.handle(replace(Kind::Service, services.into_iter().map(Object::Service).collect()));
+    cluster.handle(replace(Kind::Slice, slices.into_iter().map(Object::Slice).collect()));
+    cluster.handle(replace(Kind::Node, vec![node("zone-a", "192.168.0.1")]));
+    cluster.handle(replace(Kind::ServiceCidr, vec![]));
+    cluster.localize().unwrap();
+    cluster
+}
+
+/// What an event marks: names of services, with the node's zone first if the node is marked.
+#[track_caller]
+fn check_marks(cluster: &mut Cluster, event: Event, expected: &[&str]) -> Vec<Option<Arc<Service>>> {
+    cluster.handle(event);
+    let localized = cluster.localize().unwrap();
+    let node = localized.node.iter().map(|node| node.zone.clone());
+    let (keys, services): (Vec<_>, Vec<_>) = localized.services.into_iter().unzip();
+    let marked: Vec<String> = node.chain(keys.iter().map(|key| key.name.to_string())).collect();
+    assert_eq!(marked, expected);
+    services
+}
+
+#[test]
+fn nothing_is_said_before_every_kind_is_listed() {
+    let mut cluster = cluster();
+    for kind in Kind::ALL {
+        assert_eq!(cluster.localize(), None);
+        cluster.handle(Event::Apply(Object::Service(web("10.96.0.1", &[(80, "TCP")]))));
+        assert_eq!(cluster.localize(), None, "an object is no list");
+        let objects = if kind == Kind::Service { vec![Object::Service(named("a", "10.96.0.1"))] } else { vec![] };
+        cluster.handle(replace(kind, objects));
+    }
+    let localized = cluster.localize().unwrap();
+    assert_eq!(localized.node.unwrap().name, "node-1");
+    assert!(cluster.localize().unwrap() == Localized::default(), "it is said once");
+}
+
+#[test]
+fn equal_objects_mark_nothing() {
+    let mut cluster = synced(vec![named("web", "10.96.0.1")], vec![one("web-1", "10.1.0.1")]);
+    check_marks(&mut cluster, Event::Apply(Object::Service(named("web", "10.96.0.1"))), &[]);
+    check_marks(&mut cluster, Event::Apply(Object::Slice(one("web-1", "10.1.0.1"))), &[]);
+    check_marks(&mut cluster, Event::Apply(node("zone-a", "192.168.0.1")), &[]);
+    check_marks(&mut cluster, replace(Kind::Slice, vec![Object::Slice(one("web-1", "10.1.0.1"))]), &[]);
+    check_marks(&mut cluster, delete(Kind::Slice, "unknown"), &[]);
+    check_marks(&mut cluster, delete(Kind::Service, "unknown"), &[]);
+    let other = NodeObject { name: "node-2".into(), ..NodeObject::from(k8s_openapi::api::core::v1::Node::default()) };
+    check_marks(&mut cluster, Event::Apply(Object::Node(other)), &[]);
+}
+
+#[test]
+fn a_slice_marks_its_service() {
+    let mut cluster =
+        synced(vec![named("web", "10.96.0.1"), named("other", "10.96.0.2")], vec![one("web-1", "10.1.0.1")]);
+    let endpoints = |services: &[Option<Arc<Service>>]| -> Vec<Vec<IpAddr>> {
+        let of = |service: &Option<Arc<Service>>| {
+            service.iter().flat_map(|s| s.endpoints.iter().map(|e| e.address)).collect()
+        };
+        services.iter().map(of).collect()
+    };
+    let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+    let marked = check_marks(&mut cluster, Event::Apply(Object::Slice(one("web-2", "10.1.0.2"))), &["web"]);
+    assert_eq!(endpoints(&marked), [[ip("10.1.0.1"), ip("10.1.0.2")]]);
+    // A slice that goes over to another service.
+    let moved = SliceObject { service: Some("other".into()), ..one("web-2", "10.1.0.2") };
+    let marked = check_marks(&mut cluster, Event::Apply(Object::Slice(moved)), &["other", "web"]);
+    assert_eq!(endpoints(&marked), [[ip("10.1.0.2")], [ip("10.1.0.1")]]);
+    let marked = check_marks(&mut cluster, replace(Kind::Slice, vec![]), &["other", "web"]);
+    assert_eq!(endpoints(&marked), [[], []] as [[IpAddr; 0]; 2]);
+    assert!(cluster.slices.is_empty() && cluster.owners.is_empty());
+}
+
+#[test]
+fn slices_may_come_before_their_service_and_stay_after_it() {
+    let mut cluster = synced(vec![], vec![]);
+    let none = check_marks(&mut cluster, Event::Apply(Object::Slice(one("web-1", "10.1.0.1"))), &["web"]);
+    assert_eq!(none, [None]);
+    let web = check_marks(&mut cluster, Event::Apply(Object::Service(named("web", "10.96.0.1"))), &["web"]);
+    assert_eq!(web[0].as_ref().unwrap().endpoints.len(), 1);
+    assert_eq!(check_marks(&mut cluster, delete(Kind::Service, "web"), &["web"]), [None]);
+    let web = check_marks(&mut cluster, Event::Apply(Object::Service(named("web", "10.96.0.1"))), &["web"]);
+    assert_eq!(web[0].as_ref().unwrap().endpoints.len(), 1);
+}
+
+#[test]
+fn the_node_marks_what_depends_on_it() {
+    let mut filtered = named("filtered", "10.96.0.2");
+    filtered.source_ranges = [reduce::parsed_cidr("203.0.113.0/24")].into();
+    let mut hinted = one("web-1", "10.1.0.1");
+    hinted.endpoints[0].zone_hints = ["zone-a".into()].into();
+    let mut cluster = synced(vec![named("web", "10.96.0.1"), filtered, named("other", "10.96.0.3")], vec![hinted]);
+    check_marks(&mut cluster, Event::Apply(node("zone-b", "192.168.0.1")), &["zone-b", "web"]);
+    check_marks(&mut cluster, Event::Apply(node("zone-b", "192.168.0.2")), &["zone-b", "filtered"]);
+    check_marks(&mut cluster, replace(Kind::Node, vec![]), &["", "filtered", "web"]);
+    let cidr = ServiceCidrObject { name: "kubernetes".into(), cidrs: [reduce::parsed_cidr("10.96.0.0/16")].into() };
+    check_marks(&mut cluster, Event::Apply(Object::ServiceCidr(cidr.clone())), &[""]);
+    check_marks(&mut cluster, Event::Apply(Object::ServiceCidr(cidr)), &[]);
+    check_marks(&mut cluster, replace(Kind::ServiceCidr, vec![]), &[""]);
+}
+
+#[test]
+fn a_service_that_names_another_proxy_is_gone() {
+    let mut cluster = synced(vec![named("web", "10.96.0.1")], vec![]);
+    let mesh = ServiceObject { proxy_name: Some("mesh".into()), ..named("web", "10.96.0.1") };
+    assert_eq!(check_marks(&mut cluster, Event::Apply(Object::Service(mesh)), &["web"]), [None]);
+}
+
+#[test]
+fn an_address_that_two_services_claim_belongs_to_the_older() {
+    let external = |name: &str, created: i64, ip: &str| {
+        let own_ip = format!("10.96.1.{created}");
+        ServiceObject { created, external_ips: addresses(&[ip]), ..named(name, &own_ip) }
+    };
+    let apply = |service: ServiceObject| Event::Apply(Object::Service(service));
+    let owners = |services: &[Option<Arc<Service>>]| -> Vec<bool> {
+        services
+            .iter()
+            .map(|service| service.as_ref().is_some_and(|service| !service.external_ips.is_empty()))
+            .collect()
+    };
+    let mut cluster = synced(vec![external("b", 5, "203.0.113.1")], vec![]);
+    // A younger one gets nothing, and the older one is looked at again.
+    let marked = check_marks(&mut cluster, apply(external("c", 7, "203.0.113.1")), &["b", "c"]);
+    assert_eq!(owners(&marked), [true, false]);
+    // An even older one takes it over.
+    let marked = check_marks(&mut cluster, apply(external("z", 3, "203.0.113.1")), &["b", "c", "z"]);
+    assert_eq!(owners(&marked), [false, false, true]);
+    // Of the same age: the name decides.
+    let marked = check_marks(&mut cluster, apply(external("a", 3, "203.0.113.1")), &["a", "b", "c", "z"]);
+    assert_eq!(owners(&marked), [true, false, false, false]);
+    let marked = check_marks(&mut cluster, delete(Kind::Service, "a"), &["a", "b", "c", "z"]);
+    assert_eq!(owners(&marked), [false, false, false, true]);
+    let marked = check_marks(&mut cluster, apply(external("z", 3, "203.0.113.2")), &["b", "c", "z"]);
+    assert_eq!(owners(&marked), [true, false, true]);
+    // Other ports of one address can be shared.
+    let mut other_port = external("c", 7, "203.0.113.1");
+    other_port.ports[0].port = 81;
+    let marked = check_marks(&mut cluster, apply(other_port), &["b", "c"]);
+    assert_eq!(owners(&marked), [true, true]);
+}
+
+/// Whatever the order of events, the end is the same as that of one list.
+mod any_order {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Service(u8, u8, bool),
+        Slice(u8, u8, u8),
+        Node(u8),
+        DeleteService(u8),
+        DeleteSlice(u8),
+        Relist,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            3 => (0..4u8, 0..3u8, any::<bool>()).prop_map(|(name, ip, node_port)| Step::Service(name, ip, node_port)),
+            3 => (0..4u8, 0..4u8, 0..3u8).prop_map(|(name, of, ip)| Step::Slice(name, of, ip)),
+            1 => (0..3u8).prop_map(Step::Node),
+            1 => (0..4u8).prop_map(Step::DeleteService),
+            1 => (0..4u8).prop_map(Step::DeleteSlice),
+            1 => Just(Step::Relist),
+        ]
+    }
+
+    fn all(objects: &BTreeMap<(Kind, String), Object>, kind: Kind) -> Vec<Object> {
+        objects.iter().filter(|((of, _), _)| *of == kind).map(|(_, object)| object.clone()).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn ends_in_the_same_state(steps in prop::collection::vec(step(), 1..40), every in 1..5usize) {
+            let mut cluster = synced(vec![], vec![]);
+            let mut objects: BTreeMap<(Kind, String), Object> = BTreeMap::new();
+            objects.insert((Kind::Node, String::new()), node("zone-a", "192.168.0.1"));
+            let mut state: BTreeMap<ServiceKey, Arc<Service>> = BTreeMap::new();
+            let fold = |localized: Localized, state: &mut BTreeMap<ServiceKey, Arc<Service>>| {
+                for (key, service) in localized.services {
+                    match service {
+                        Some(service) => state.insert(key, service),
+                        None => state.remove(&key),
+                    };
+                }
+            };
+            for (count, step) in steps.into_iter().enumerate() {
+                let mut put = |kind: Kind, name: u8, object: Object| {
+                    objects.insert((kind, name.to_string()), object.clone());
+                    vec![Event::Apply(object)]
+                };
+                let events = match step {
+                    Step::Service(name, ip, node_port) => {
+                        let mut service = named(&name.to_string(), &format!("10.96.0.{ip}"));
+                        service.external_ips = addresses(&[&format!("203.0.113.{ip}")]);
+                        service.created = i64::from(ip % 2);
+                        service.ports[0].node_port = if node_port { 30000 } else { 0 };
+                        put(Kind::Service, name, Object::Service(service))
+                    }
+                    Step::Slice(name, of, ip) => {
+                        let mut slice = one(&name.to_string(), &format!("10.1.0.{ip}"));
+                        slice.service = Some(of.to_string().into());
+                        slice.endpoints[0].zone_hints = [format!("zone-{ip}").into()].into();
+                        put(Kind::Slice, name, Object::Slice(slice))
+                    }
+                    Step::Node(zone) => {
+                        let node = node(&format!("zone-{zone}"), &format!("192.168.0.{zone}"));
+                        objects.insert((Kind::Node, String::new()), node.clone());
+                        vec![Event::Apply(node)]
+                    }
+                    Step::DeleteService(name) => {
+                        objects.remove(&(Kind::Service, name.to_string()));
+                        vec![delete(Kind::Service, &name.to_string())]
+                    }
+                    Step::DeleteSlice(name) => {
+                        objects.remove(&(Kind::Slice, name.to_string()));
+                        vec![delete(Kind::Slice, &name.to_string())]
+                    }
+                    Step::Relist => Kind::ALL.map(|kind| replace(kind, all(&objects, kind))).into(),
+                };
+                for event in events {
+                    cluster.handle(event);
+                }
+                if count % every == 0 {
+                    fold(cluster.localize().unwrap(), &mut state);
+                }
+            }
+            fold(cluster.localize().unwrap(), &mut state);
+
+            let mut fresh = super::cluster();
+            for kind in Kind::ALL {
+                fresh.handle(replace(kind, all(&objects, kind)));
+            }
+            let mut expected = BTreeMap::new();
+            fold(fresh.localize().unwrap(), &mut expected);
+            prop_assert_eq!(&state, &expected);
+            // Two services never answer on the same address, protocol and port.
+            let mut fronts = std::collections::BTreeSet::new();
+            for service in state.values() {
+                for ip in service.cluster_ips.iter().chain(&service.external_ips) {
+                    prop_assert!(fronts.insert((*ip, Protocol::Tcp, service.ports[0].port)));
+                }
+                if let Some(port) = service.ports[0].node_port {
+                    prop_assert!(service.has_family(Family::V4) && fronts.insert(([0, 0, 0, 0].into(), Protocol::Tcp, port)));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! What a file may say, what is wrong with it and where, and how changes arrive.
+
+use std::{fs, os::unix::fs::symlink, path::Path, time::Duration};
+
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::{Loaded, load, run};
+use crate::cluster::{Event, Kind, Object, Parsed};
+
+const WEB: &str = "apiVersion: v1
+kind: Service
+metadata:
+  name: web
+spec:
+  clusterIP: 10.96.0.10
+  ports:
+  - name: http
+    port: 80
+";
+
+const SLICE: &str = "apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: web-1
+  labels: {kubernetes.io/service-name: web}
+addressType: IPv4
+ports:
+- name: http
+  port: 8080
+endpoints:
+- addresses: [10.1.0.1]
+";
+
+/// Names of the objects of each kind that a text says.
+#[track_caller]
+fn names(loaded: &Loaded) -> Vec<String> {
+    let mut names = Vec::new();
+    let kinds: Vec<Kind> = loaded
+        .events
+        .iter()
+        .map(|event| {
+            let Event::Replace { kind, objects } = event else { panic!("{event:?}") };
+            names.extend(objects.iter().map(|object| format!("{} {}", object.kind().as_str(), object.name())));
+            *kind
+        })
+        .collect();
+    assert_eq!(kinds, Kind::ALL);
+    names
+}
+
+fn loaded(name: &str, text: &str) -> Result<Loaded, Vec<String>> {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join(name), text).unwrap();
+    load(folder.path()).map_err(|problems| {
+        let prefix = format!("{}/", folder.path().display());
+        problems.iter().map(|problem| problem.to_string().replace(&prefix, "")).collect()
+    })
+}
+
+/// A text and the problems with it.
+#[track_caller]
+fn check_problems(text: &str, expected: &[&str]) {
+    assert_eq!(loaded("a.yaml", text).unwrap_err(), expected);
+}
+
+#[test]
+fn documents_lists_and_json_are_read() {
+    let two = loaded("a.yaml", &format!("# both\n---\n{WEB}---\n{SLICE}")).unwrap();
+    assert_eq!(names(&two), ["Service web", "EndpointSlice web-1"]);
+
+    let list = "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Node\n  metadata: {name: n1}\n- kind: Pod\n  apiVersion: v1\n  metadata: {name: p}\n- metadata: {name: kubernetes}\n  spec: {cidrs: [10.96.0.0/16]}\n  kind: ServiceCIDR\n  apiVersion: networking.k8s.io/v1\n";
+    let list = loaded("a.yml", list).unwrap();
+    assert_eq!(names(&list), ["Node n1", "ServiceCIDR kubernetes"]);
+    assert_eq!(list.ignored.iter().map(|ignored| &*ignored.object).collect::<Vec<_>>(), ["v1 Pod"]);
+
+    let json = "{\n\t\"kind\": \"Service\",\n\t\"apiVersion\": \"v1\",\n\t\"metadata\": {\"name\": \"web\", \"namespace\": \"shop\"},\n\t\"spec\": {\"clusterIP\": \"10.96.0.1\", \"ports\": [{\"port\": 80}]}\n}\n";
+    assert_eq!(names(&loaded("a.json", json).unwrap()), ["Service web"]);
+    let json = json.replace("Service", "ServiceList").replace("\"spec\"", "\"items\": [], \"spec\"");
+    assert_eq!(names(&loaded("a.json", &json).unwrap()), [""; 0]);
+    assert_eq!(names(&loaded("a.yaml", "").unwrap()), [""; 0]);
+}
+
+#[test]
+fn the_namespace_is_default_unless_said() {
+    let both = loaded("a.yaml", &format!("{WEB}---\n{}", WEB.replace("name: web", "namespace: shop\n  name: web")));
+    let Event::Replace { objects, .. } = &both.unwrap().events[0] else { panic!() };
+    assert_eq!(objects.iter().map(Object::namespace).collect::<Vec<_>>(), ["default", "shop"]);
+}
+
+#[test]
+fn only_yaml_and_json_files_of_the_folder_itself_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str| fs::write(folder.path().join(name), WEB.replace("web", &name.replace(['.', '~'], "-")));
+    for name in ["a.yaml", "b.yml", "c.json", ".hidden.yaml", "d.yaml~", "e.txt"] {
+        write(name).unwrap();
+    }
+    fs::create_dir(folder.path().join("sub.yaml")).unwrap();
+    fs::write(folder.path().join("sub.yaml/f.yaml"), "not: read").unwrap();
+    assert_eq!(names(&load(folder.path()).unwrap()), ["Service a-yaml", "Service b-yml", "Service c-json"]);
+    let hidden = load(&folder.path().join("e.txt")).unwrap();
+    assert_eq!(names(&hidden), ["Service e-txt"], "a file that is named is read whatever its name");
+}
+
+#[test]
+fn a_problem_names_file_line_object_and_field() {
+    check_problems(
+        &format!("{WEB}---\n{}", WEB.replace("port: 80", "port: eighty")),
+        &["a.yaml:19: Service default/web: spec.ports[0].port: invalid i32"],
+    );
+    check_problems(
+        &WEB.replace("10.96.0.10", "10.96.0.300"),
+        &[
+            "a.yaml:6: Service default/web: spec.clusterIP: \"10.96.0.300\" is not an IP address; write it like 10.0.0.1 or 2001:db8::1",
+        ],
+    );
+    check_problems(
+        &format!("{WEB}  - name: http\n    port: 81\n"),
+        &[
+            "a.yaml:10: Service default/web: spec.ports[1].name: the name \"http\" is used twice; give each port a name of its own",
+        ],
+    );
+    check_problems(
+        &format!("{WEB}  - name: other\n    port: 80\n    protocol: ICMP\n"),
+        &["a.yaml:12: Service default/web: spec.ports[1].protocol: \"ICMP\" is not a protocol; use TCP, UDP or SCTP"],
+    );
+    check_problems(
+        &format!("{SLICE}- addresses: [10.1.0]\n"),
+        &[
+            "a.yaml:12: EndpointSlice default/web-1: endpoints[1].addresses[0]: \"10.1.0\" is not an IP address; write it like 10.0.0.1 or 2001:db8::1",
+        ],
+    );
+    check_problems(
+        &SLICE.replace("  labels: {kubernetes.io/service-name: web}\n", ""),
+        &[
+            "a.yaml:4: EndpointSlice default/web-1: metadata.labels: lacks the label kubernetes.io/service-name; name the Service that these endpoints belong to with it",
+        ],
+    );
+    check_problems(
+        &WEB.replace("  name: web\n", "  labels: {a: b}\n"),
+        &["a.yaml:4: Service default/: metadata.name: is missing; every object has a name"],
+    );
+    check_problems(
+        "metadata: {name: x}\n",
+        &["a.yaml:1: object: kind: is missing; every document is a Kubernetes object with apiVersion and kind"],
+    );
+}
+
+#[test]
+fn a_problem_in_a_list_names_the_item() {
+    let item = "- apiVersion: v1\n  kind: Service\n  metadata: {name: web}\n  spec:\n    clusterIP: 10.96.0.1\n    ports:\n    - port: 80\n";
+    let list = format!("apiVersion: v1\nkind: List\nitems:\n{item}{}", item.replace("name: web", "name: b"));
+    assert_eq!(names(&loaded("a.yaml", &list).unwrap()), ["Service web", "Service b"]);
+    let at = list.rfind("80").unwrap();
+    let bad = format!("{}x{}", &list[..at], &list[at + 2..]);
+    check_problems(&bad, &["a.yaml:17: Service default/b: spec.ports[0].port: invalid i32"]);
+    let bad = format!("{}99999{}", &list[..at], &list[at + 2..]);
+    check_problems(
+        &bad,
+        &["a.yaml:17: Service default/b: spec.ports[0].port: 99999 is not a port; use a number from 1 to 65535"],
+    );
+}
+
+#[test]
+fn a_text_that_is_no_yaml_is_refused_with_its_line() {
+    let problems = loaded("a.yaml", &format!("{WEB}---\nkind: Service\n  name: [\n")).unwrap_err();
+    assert!(problems[0].starts_with("a.yaml:1"), "{problems:?}");
+    assert!(!problems[0].contains('\n') && problems.len() == 1, "{problems:?}");
+    let problems = loaded("a.json", "{\"kind\": \"Service\",\n \"apiVersion\": \"v1\",\n \"spec\": }\n").unwrap_err();
+    assert!(problems[0].starts_with("a.json:"), "{problems:?}");
+}
+
+#[test]
+fn an_object_that_is_there_twice_is_refused_with_both_places() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("a.yaml"), WEB).unwrap();
+    fs::write(folder.path().join("b.yaml"), format!("\n\n{WEB}")).unwrap();
+    let problem = load(folder.path()).unwrap_err()[0].to_string();
+    let (a, b) = (folder.path().join("a.yaml"), folder.path().join("b.yaml"));
+    let expected = format!(
+        "{}:3: Service default/web: is there twice, first in {}:1; remove one of them",
+        b.display(),
+        a.display()
+    );
+    assert_eq!(problem, expected);
+}
+
+#[test]
+fn a_path_that_cannot_be_read_says_so() {
+    let problem = load(Path::new("/nonexistent/x.yaml")).unwrap_err()[0].to_string();
+    assert!(problem.starts_with("/nonexistent/x.yaml: cannot be read: "), "{problem}");
+}
+
+/// A source at work on a path.
+struct Source {
+    batches: mpsc::Receiver<Vec<Event>>,
+    stop: CancellationToken,
+    task: tokio::task::JoinHandle<anyhow::Result<()>>,
+}
+
+impl Source {
+    fn start(path: &Path) -> Self {
+        let (sender, batches) = mpsc::channel(4);
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(run(path.to_owned(), sender, stop.clone()));
+        Self { batches, stop, task }
+    }
+
+    /// The ClusterIPs of the next batch.
+    async fn next(&mut self) -> Vec<String> {
+        let batch = tokio::time::timeout(Duration::from_secs(20), self.batches.recv());
+        let batch = batch.await.expect("no change arrived").expect("the source has ended");
+        let Event::Replace { objects, .. } = &batch[0] else { panic!("{batch:?}") };
+        let ip = |object: &Object| match object {
+            Object::Service(service) => match &service.cluster_ips[0] {
+                Parsed::Good(ip) => ip.to_string(),
+                Parsed::Bad(text) => text.to_string(),
+            },
+            other => panic!("{other:?}"),
+        };
+        objects.iter().map(ip).collect()
+    }
+
+    async fn stop(self) {
+        self.stop.cancel();
+        self.task.await.unwrap().unwrap();
+    }
+}
+
+fn web(last: u8) -> String {
+    WEB.replace("10.96.0.10", &format!("10.96.0.{last}"))
+}
+
+#[tokio::test]
+async fn a_file_is_read_again_when_it_is_written_or_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("web.yaml");
+    fs::write(&file, web(1)).unwrap();
+    let mut source = Source::start(&file);
+    assert_eq!(source.next().await, ["10.96.0.1"]);
+    fs::write(&file, web(2)).unwrap();
+    assert_eq!(source.next().await, ["10.96.0.2"]);
+    fs::write(folder.path().join("new"), web(3)).unwrap();
+    fs::rename(folder.path().join("new"), &file).unwrap();
+    assert_eq!(source.next().await, ["10.96.0.3"]);
+    source.stop().await;
+}
+
+#[tokio::test]
+async fn files_of_a_folder_come_and_go() {
+    let parent = tempfile::tempdir().unwrap();
+    let folder = parent.path().join("services");
+    fs::create_dir(&folder).unwrap();
+    let mut source = Source::start(&folder);
+    assert_eq!(source.next().await, [""; 0]);
+    fs::write(folder.join("a.yaml"), web(1)).unwrap();
+    assert_eq!(source.next().await, ["10.96.0.1"]);
+    fs::write(folder.join("b.yaml"), web(2).replace("name: web", "name: b")).unwrap();
+    assert_eq!(source.next().await, ["10.96.0.1", "10.96.0.2"]);
+    fs::remove_file(folder.join("a.yaml")).unwrap();
+    assert_eq!(source.next().await, ["10.96.0.2"]);
+    // The folder as a whole is replaced by another one, and that one is watched from then on.
+    let other = parent.path().join("other");
+    fs::create_dir(&other).unwrap();
+    fs::write(other.join("c.yaml"), web(3)).unwrap();
+    fs::rename(&folder, parent.path().join("old")).unwrap();
+    fs::rename(&other, &folder).unwrap();
+    assert_eq!(source.next().await, ["10.96.0.3"]);
+    fs::write(folder.join("c.yaml"), web(4)).unwrap();
+    assert_eq!(source.next().await, ["10.96.0.4"]);
+    source.stop().await;
+}
+
+#[tokio::test]
+async fn a_config_map_is_swapped_through_its_link() {
+    let mount = tempfile::tempdir().unwrap();
+    let at = |name: &str| mount.path().join(name);
+    for (version, ip) in [("..1", 1), ("..2", 2)] {
+        fs::create_dir(at(version)).unwrap();
+        fs::write(at(version).join("web.yaml"), web(ip)).unwrap();
+    }
+    symlink("..1", at("..data")).unwrap();
+    symlink("..data/web.yaml", at("web.yaml")).unwrap();
+    let mut folder = Source::start(mount.path());
+    let mut file = Source::start(&at("web.yaml"));
+    assert_eq!((folder.next().await, file.next().await), (vec!["10.96.0.1".to_owned()], vec!["10.96.0.1".to_owned()]));
+    symlink("..2", at("..data_tmp")).unwrap();
+    fs::rename(at("..data_tmp"), at("..data")).unwrap();
+    assert_eq!((folder.next().await, file.next().await), (vec!["10.96.0.2".to_owned()], vec!["10.96.0.2".to_owned()]));
+    folder.stop().await;
+    file.stop().await;
+}
+
+#[tokio::test]
+async fn the_last_good_state_stays_while_a_file_is_bad() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("web.yaml");
+    fs::write(&file, web(1)).unwrap();
+    let mut source = Source::start(folder.path());
+    assert_eq!(source.next().await, ["10.96.0.1"]);
+    fs::write(&file, "kind: [").unwrap();
+    fs::write(folder.path().join("b.yaml"), web(2).replace("name: web", "name: b")).unwrap();
+    // Whatever was read in between: the next good state is the next that is sent.
+    fs::write(&file, web(3)).unwrap();
+    assert_eq!(source.next().await, ["10.96.0.2", "10.96.0.3"]);
+    source.stop().await;
+}
+
+#[tokio::test]
+async fn a_bad_file_at_the_start_is_an_error_of_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("web.yaml"), WEB.replace("80", "x")).unwrap();
+    let source = Source::start(folder.path());
+    let error = source.task.await.unwrap().unwrap_err();
+    let said = format!("{error:#}");
+    assert!(said.ends_with("web.yaml:9: Service default/web: spec.ports[0].port: invalid i32"), "{said}");
+}
