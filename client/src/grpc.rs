@@ -118,16 +118,16 @@ fn tls_config(files: &TlsFiles) -> anyhow::Result<ClientTlsConfig> {
 }
 
 fn failed(status: &Status) -> SourceError {
-    // The causes below "transport error" are what a person needs to know.
-    let mut text = status.message().to_owned();
+    // The causes below tonic's own "transport error" are what a person needs to know.
+    let mut texts: Vec<String> = vec![status.message().to_owned()];
     let mut cause = std::error::Error::source(status);
     while let Some(error) = cause {
-        let message = error.to_string();
-        if !text.contains(&message) {
-            text = if text.is_empty() { message } else { format!("{text}: {message}") };
-        }
+        texts.push(error.to_string());
         cause = error.source();
     }
+    texts.retain(|text| !text.is_empty() && text != "transport error");
+    texts.dedup();
+    let text = texts.join(": ");
     match status.code() {
         Code::Unavailable => SourceError::Unreachable(text),
         code => SourceError::Broken(format!("{code:?}: {text}")),

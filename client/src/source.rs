@@ -20,7 +20,7 @@ pub trait Source: Send {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
     /// Nobody answers there.
-    #[error("cannot be reached: {0}")]
+    #[error("cannot be reached, is localnet-brain running and serving there? {0}")]
     Unreachable(String),
     /// The stream broke before its end; what it had delivered is thrown away.
     #[error("the stream broke: {0}")]

@@ -1,6 +1,6 @@
 //! Logging of a backend's program.
 
-use std::io;
+use std::io::{self, IsTerminal as _};
 
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
@@ -18,7 +18,8 @@ pub enum LogFormat {
 /// Starts logging to standard error. `RUST_LOG` says what is logged, as in `localnet=debug`; by default it is `info`.
 pub fn init(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let subscriber =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
     match format {
         LogFormat::Text => subscriber.with_target(false).init(),
         LogFormat::Json => subscriber.json().init(),

@@ -202,7 +202,9 @@ async fn once_ends_with_the_first_success_or_failure() {
     let (backend, ..) = fake(0);
     let lost = script([Err(SourceError::Unreachable("gone".to_owned()))]);
     let lost = run(backend, lost, options(), std::future::pending()).await;
-    assert_eq!(format!("{:#}", lost.unwrap_err()), "getting the state from a script: cannot be reached: gone");
+    let expected =
+        "getting the state from a script: cannot be reached, is localnet-brain running and serving there? gone";
+    assert_eq!(format!("{:#}", lost.unwrap_err()), expected);
 }
 
 #[tokio::test(start_paused = true)]
