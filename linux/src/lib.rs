@@ -3,5 +3,6 @@
 //! Knows nothing of Kubernetes, of Services or of the wire contract: its words are the kernel's.
 
 pub mod addresses;
+pub mod conntrack;
 mod netlink;
 pub mod nft;

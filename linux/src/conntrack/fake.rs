@@ -1,0 +1,88 @@
+//! A table of flows in memory, and flows to put in it.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::{Conntrack, Endpoints, Error, Flow, Frontend, Protocol, Selection, Status, TcpState, Tuple, Zone};
+
+/// The kernel's table, with faults to order.
+#[derive(Debug, Default)]
+pub(super) struct Fake {
+    pub(super) flows: Vec<Flow>,
+    /// What was dumped, in order.
+    pub(super) dumps: Vec<Selection>,
+    pub(super) dump_fails: bool,
+    pub(super) delete_fails: bool,
+    /// Flows are shown again after the first pass, as when the kernel interrupts a dump.
+    pub(super) shows_twice: bool,
+}
+
+impl Fake {
+    pub(super) fn new(flows: impl IntoIterator<Item = Flow>) -> Self {
+        Self { flows: flows.into_iter().collect(), ..Self::default() }
+    }
+}
+
+impl Conntrack for Fake {
+    fn dump(&mut self, selection: Selection, visit: &mut dyn FnMut(&Flow)) -> Result<(), Error> {
+        self.dumps.push(selection);
+        for _ in 0..1 + usize::from(self.shows_twice) {
+            self.flows.iter().filter(|flow| selection.admits(flow)).for_each(&mut *visit);
+        }
+        if self.dump_fails { Err(Error::Interrupted) } else { Ok(()) }
+    }
+
+    fn delete(&mut self, flows: &[Flow]) -> Result<usize, Error> {
+        if self.delete_fails && !flows.is_empty() {
+            return Err(Error::Unanswered);
+        }
+        let before = self.flows.len();
+        self.flows.retain(|flow| !flows.iter().any(|named| named.id == flow.id && named.reply == flow.reply));
+        Ok(before - self.flows.len())
+    }
+}
+
+/// How far a flow has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    Unanswered,
+    Answered,
+}
+
+pub(super) fn address(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+pub(super) fn frontend(protocol: Protocol, text: &str) -> Frontend {
+    Frontend::new(protocol, address(text))
+}
+
+pub(super) fn endpoints(all: &[&str]) -> Endpoints {
+    all.iter().map(|text| address(text)).collect()
+}
+
+/// A flow to `destination` that ends at `endpoint`, as the kernel would have it after our rules rewrote it.
+pub(super) fn flow(protocol: Protocol, stage: Stage, destination: SocketAddr, endpoint: SocketAddr) -> Flow {
+    let client: IpAddr =
+        if destination.is_ipv4() { [10, 0, 0, 9].into() } else { [0xfd00, 0, 0, 0, 0, 0, 0, 9].into() };
+    let client = SocketAddr::new(client, 40_000);
+    let mut status = 0;
+    if stage == Stage::Answered {
+        status |= Status::SEEN_REPLY.0 | Status::ASSURED.0;
+    }
+    if destination != endpoint {
+        status |= Status::DESTINATION_NAT.0;
+    }
+    let tcp_state = match stage {
+        Stage::Unanswered => TcpState::SYN_SENT,
+        Stage::Answered => TcpState::ESTABLISHED,
+    };
+    Flow {
+        protocol,
+        original: Tuple { source: client, destination },
+        reply: Tuple { source: endpoint, destination: client },
+        status: Status(status),
+        tcp_state: (protocol == Protocol::Tcp).then_some(tcp_state),
+        zone: Zone::Both(0),
+        id: 1,
+    }
+}

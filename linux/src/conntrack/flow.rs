@@ -1,0 +1,378 @@
+//! One flow as the kernel tracks it, read from and named in ctnetlink's messages.
+//!
+//! Reading is total: what is not a flow of TCP, UDP or SCTP, or is cut off, is none.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use super::{Family, Protocol};
+use crate::netlink::{Attributes, Writer, array};
+
+/// `enum ctattr_type` and what nests in it, `linux/netfilter/nfnetlink_conntrack.h`.
+pub(super) mod attribute {
+    pub(crate) const TUPLE_ORIGINAL: u16 = 1;
+    pub(crate) const TUPLE_REPLY: u16 = 2;
+    pub(crate) const STATUS: u16 = 3;
+    pub(crate) const PROTOCOL_INFO: u16 = 4;
+    pub(crate) const ID: u16 = 12;
+    pub(crate) const ZONE: u16 = 18;
+    pub(crate) const FILTER: u16 = 25;
+    pub(crate) const STATUS_MASK: u16 = 26;
+
+    pub(crate) const TUPLE_ADDRESSES: u16 = 1;
+    pub(crate) const TUPLE_PROTOCOL: u16 = 2;
+    pub(crate) const TUPLE_ZONE: u16 = 3;
+
+    pub(crate) const V4_SOURCE: u16 = 1;
+    pub(crate) const V4_DESTINATION: u16 = 2;
+    pub(crate) const V6_SOURCE: u16 = 3;
+    pub(crate) const V6_DESTINATION: u16 = 4;
+
+    pub(crate) const PROTOCOL_NUMBER: u16 = 1;
+    pub(crate) const SOURCE_PORT: u16 = 2;
+    pub(crate) const DESTINATION_PORT: u16 = 3;
+
+    pub(crate) const INFO_TCP: u16 = 1;
+    pub(crate) const TCP_STATE: u16 = 1;
+
+    pub(crate) const FILTER_ORIGINAL: u16 = 1;
+    /// Bit of `CTA_FILTER_ORIG_FLAGS`: compare the protocol's number.
+    pub(crate) const FILTER_PROTOCOL_NUMBER: u32 = 1 << 3;
+}
+
+/// A tracked flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Flow {
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// Its first packet, before any translation.
+    pub original: Tuple,
+    /// What an answer looks like: its source is where the flow really goes.
+    pub reply: Tuple,
+    /// What the kernel knows of it.
+    pub status: Status,
+    /// The state of a TCP connection.
+    pub tcp_state: Option<TcpState>,
+    /// The zone in which its tuples are unique.
+    pub zone: Zone,
+    /// The kernel's number of the entry.
+    pub id: u32,
+}
+
+impl Flow {
+    /// Reads the attributes of a message; none if it is no flow that a service could have.
+    pub(crate) fn parse(attributes: Attributes<'_>) -> Option<Self> {
+        let (protocol, original, original_zone) = parse_tuple(attributes.nested(attribute::TUPLE_ORIGINAL))?;
+        let (_, reply, reply_zone) = parse_tuple(attributes.nested(attribute::TUPLE_REPLY))?;
+        let zone = attributes.find(attribute::ZONE).and_then(be16);
+        let tcp_state = attributes
+            .nested(attribute::PROTOCOL_INFO)
+            .nested(attribute::INFO_TCP)
+            .find(attribute::TCP_STATE)
+            .and_then(|value| value.first().copied());
+        Some(Self {
+            protocol,
+            original,
+            reply,
+            status: Status(attributes.u32(attribute::STATUS)?),
+            tcp_state: tcp_state.map(TcpState),
+            zone: match (original_zone, reply_zone) {
+                (Some(id), _) => Zone::Original(id),
+                (None, Some(id)) => Zone::Reply(id),
+                (None, None) => Zone::Both(zone.unwrap_or_default()),
+            },
+            id: attributes.u32(attribute::ID)?,
+        })
+    }
+
+    /// Its family.
+    pub fn family(&self) -> Family {
+        Family::of(&self.original.destination.ip())
+    }
+
+    /// Writes what names this entry and no other. The kernel makes the id from the original tuple and the entry's place
+    /// in memory, which the next flow of a client soon gets again: so it is the reply tuple that tells apart a flow
+    /// that went to another endpoint since.
+    pub(crate) fn write_name(&self, writer: &mut Writer) {
+        writer.nest(attribute::TUPLE_REPLY, |writer| {
+            write_tuple(writer, self.protocol, &self.reply);
+            if let Zone::Reply(id) = self.zone {
+                writer.bytes(attribute::TUPLE_ZONE, &id.to_be_bytes());
+            }
+        });
+        if let Zone::Both(id @ 1..) = self.zone {
+            writer.bytes(attribute::ZONE, &id.to_be_bytes());
+        }
+        writer.u32(attribute::ID, self.id);
+    }
+}
+
+impl fmt::Display for Flow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { protocol, original, reply, .. } = self;
+        let answered = if self.status.has(Status::SEEN_REPLY) { "" } else { ", unanswered" };
+        write!(f, "{} {} to {} at {}{answered}", protocol.as_str(), original.source, original.destination, reply.source)
+    }
+}
+
+/// Source and destination of one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tuple {
+    /// Who sends.
+    pub source: SocketAddr,
+    /// To whom.
+    pub destination: SocketAddr,
+}
+
+/// `enum ip_conntrack_status`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Status(pub u32);
+
+impl Status {
+    /// `IPS_SEEN_REPLY`: packets went both ways.
+    pub const SEEN_REPLY: Self = Self(1 << 1);
+    /// `IPS_ASSURED`: the kernel does not drop it early.
+    pub const ASSURED: Self = Self(1 << 2);
+    /// `IPS_DST_NAT`: its destination was rewritten.
+    pub const DESTINATION_NAT: Self = Self(1 << 5);
+
+    /// Whether all of these bits are set.
+    pub fn has(self, bits: Self) -> bool {
+        self.0 & bits.0 == bits.0
+    }
+}
+
+/// `enum tcp_conntrack`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TcpState(pub u8);
+
+impl TcpState {
+    /// `TCP_CONNTRACK_SYN_SENT`: a connection was asked for.
+    pub const SYN_SENT: Self = Self(1);
+    /// `TCP_CONNTRACK_ESTABLISHED`
+    pub const ESTABLISHED: Self = Self(3);
+}
+
+/// The zone of a flow, and the directions in which it counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Zone {
+    /// Both directions; 0 is what everything has that no rule put elsewhere.
+    Both(u16),
+    /// The original direction only; replies are in zone 0.
+    Original(u16),
+    /// Replies only.
+    Reply(u16),
+}
+
+impl Zone {
+    /// Whether nobody chose a zone for the flow.
+    pub fn is_default(self) -> bool {
+        self == Self::Both(0)
+    }
+}
+
+/// The flows that a dump is about. TCP means connections that were never answered: no other can be stale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Selection {
+    /// The family.
+    pub family: Family,
+    /// The protocol.
+    pub protocol: Protocol,
+}
+
+impl Selection {
+    /// Whether a flow is one of them.
+    pub fn admits(self, flow: &Flow) -> bool {
+        let answered = flow.status.has(Status::SEEN_REPLY);
+        flow.family() == self.family && flow.protocol == self.protocol && !(self.protocol == Protocol::Tcp && answered)
+    }
+
+    /// Writes the same for the kernel. `CTA_FILTER` is known since Linux 5.8 and the status since 5.13; an older
+    /// kernel passes over either and shows more.
+    pub(crate) fn write_filter(self, writer: &mut Writer) {
+        writer.nest(attribute::TUPLE_ORIGINAL, |writer| {
+            writer.nest(attribute::TUPLE_PROTOCOL, |writer| {
+                writer.u8(attribute::PROTOCOL_NUMBER, self.protocol.number());
+            });
+        });
+        writer.nest(attribute::FILTER, |writer| {
+            writer.bytes(attribute::FILTER_ORIGINAL, &attribute::FILTER_PROTOCOL_NUMBER.to_ne_bytes());
+        });
+        if self.protocol == Protocol::Tcp {
+            writer.u32(attribute::STATUS, 0);
+            writer.u32(attribute::STATUS_MASK, Status::SEEN_REPLY.0);
+        }
+    }
+}
+
+fn parse_tuple(tuple: Attributes<'_>) -> Option<(Protocol, Tuple, Option<u16>)> {
+    let protocol = tuple.nested(attribute::TUPLE_PROTOCOL);
+    let number = *protocol.find(attribute::PROTOCOL_NUMBER)?.first()?;
+    let source_port = be16(protocol.find(attribute::SOURCE_PORT)?)?;
+    let destination_port = be16(protocol.find(attribute::DESTINATION_PORT)?)?;
+    let addresses = tuple.nested(attribute::TUPLE_ADDRESSES);
+    let v4 = |kind| addresses.find(kind).and_then(array::<4>).map(|octets| IpAddr::V4(Ipv4Addr::from(octets)));
+    let v6 = |kind| addresses.find(kind).and_then(array::<16>).map(|octets| IpAddr::V6(Ipv6Addr::from(octets)));
+    let (source, destination) = match (v4(attribute::V4_SOURCE), v4(attribute::V4_DESTINATION)) {
+        (Some(source), Some(destination)) => (source, destination),
+        _ => (v6(attribute::V6_SOURCE)?, v6(attribute::V6_DESTINATION)?),
+    };
+    let tuple_of_ports = Tuple {
+        source: SocketAddr::new(source, source_port),
+        destination: SocketAddr::new(destination, destination_port),
+    };
+    Some((Protocol::from_number(number)?, tuple_of_ports, tuple.find(attribute::TUPLE_ZONE).and_then(be16)))
+}
+
+fn write_tuple(writer: &mut Writer, protocol: Protocol, tuple: &Tuple) {
+    writer.nest(attribute::TUPLE_ADDRESSES, |writer| {
+        let mut address = |address: IpAddr, v4, v6| match address {
+            IpAddr::V4(address) => writer.bytes(v4, &address.octets()),
+            IpAddr::V6(address) => writer.bytes(v6, &address.octets()),
+        };
+        address(tuple.source.ip(), attribute::V4_SOURCE, attribute::V6_SOURCE);
+        address(tuple.destination.ip(), attribute::V4_DESTINATION, attribute::V6_DESTINATION);
+    });
+    writer.nest(attribute::TUPLE_PROTOCOL, |writer| {
+        writer.u8(attribute::PROTOCOL_NUMBER, protocol.number());
+        writer.bytes(attribute::SOURCE_PORT, &tuple.source.port().to_be_bytes());
+        writer.bytes(attribute::DESTINATION_PORT, &tuple.destination.port().to_be_bytes());
+    });
+}
+
+fn be16(bytes: &[u8]) -> Option<u16> {
+    array(bytes).map(u16::from_be_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn flows() -> impl Strategy<Value = Flow> {
+        let protocol = prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp), Just(Protocol::Sctp)];
+        let addresses = prop_oneof![
+            any::<[[u8; 4]; 4]>().prop_map(|all| all.map(IpAddr::from)),
+            any::<[[u8; 16]; 4]>().prop_map(|all| all.map(IpAddr::from)),
+        ];
+        let zone = prop_oneof![
+            any::<u16>().prop_map(Zone::Both),
+            any::<u16>().prop_map(Zone::Original),
+            any::<u16>().prop_map(Zone::Reply)
+        ];
+        (protocol, addresses, any::<[u16; 4]>(), any::<[u32; 2]>(), zone, any::<u8>()).prop_map(
+            |(protocol, addresses, ports, [status, id], zone, state)| {
+                let [a, b, c, d] = std::array::from_fn(|at| SocketAddr::new(addresses[at], ports[at]));
+                Flow {
+                    protocol,
+                    original: Tuple { source: a, destination: b },
+                    reply: Tuple { source: c, destination: d },
+                    status: Status(status),
+                    tcp_state: (protocol == Protocol::Tcp).then_some(TcpState(state)),
+                    zone,
+                    id,
+                }
+            },
+        )
+    }
+
+    /// A flow as the kernel shows it.
+    fn write(flow: &Flow, writer: &mut Writer) {
+        for (kind, tuple, zone) in [
+            (attribute::TUPLE_ORIGINAL, flow.original, matches!(flow.zone, Zone::Original(_))),
+            (attribute::TUPLE_REPLY, flow.reply, matches!(flow.zone, Zone::Reply(_))),
+        ] {
+            writer.nest(kind, |writer| {
+                write_tuple(writer, flow.protocol, &tuple);
+                if let (true, Zone::Original(id) | Zone::Reply(id)) = (zone, flow.zone) {
+                    writer.bytes(attribute::TUPLE_ZONE, &id.to_be_bytes());
+                }
+            });
+        }
+        writer.u32(attribute::STATUS, flow.status.0);
+        if let Some(TcpState(state)) = flow.tcp_state {
+            writer.nest(attribute::PROTOCOL_INFO, |writer| {
+                writer.nest(attribute::INFO_TCP, |writer| writer.u8(attribute::TCP_STATE, state));
+            });
+        }
+        if let Zone::Both(id @ 1..) = flow.zone {
+            writer.bytes(attribute::ZONE, &id.to_be_bytes());
+        }
+        writer.u32(attribute::ID, flow.id);
+    }
+
+    #[test]
+    fn a_deletion_always_names_one_entry() {
+        // The kernel takes a deletion without a tuple as the wish to delete everything.
+        let mut writer = Writer::default();
+        let flow = Flow {
+            protocol: Protocol::Udp,
+            original: Tuple { source: "10.0.0.1:1".parse().unwrap(), destination: "10.0.0.2:2".parse().unwrap() },
+            reply: Tuple { source: "10.0.0.2:2".parse().unwrap(), destination: "10.0.0.1:1".parse().unwrap() },
+            status: Status(0),
+            tcp_state: None,
+            zone: Zone::Both(0),
+            id: 9,
+        };
+        flow.write_name(&mut writer);
+        let written = Attributes(&writer.bytes);
+        assert_eq!(parse_tuple(written.nested(attribute::TUPLE_REPLY)), Some((Protocol::Udp, flow.reply, None)));
+        assert_eq!(written.u32(attribute::ID), Some(9));
+        assert_eq!(written.find(attribute::ZONE), None);
+    }
+
+    proptest! {
+        #[test]
+        fn what_the_kernel_shows_is_read(flow in flows()) {
+            let mut writer = Writer::default();
+            write(&flow, &mut writer);
+            prop_assert_eq!(Flow::parse(Attributes(&writer.bytes)), Some(flow));
+        }
+
+        #[test]
+        fn a_name_holds_the_reply_tuple_its_zone_and_the_id(flow in flows()) {
+            let mut writer = Writer::default();
+            flow.write_name(&mut writer);
+            let written = Attributes(&writer.bytes);
+            let (protocol, reply, tuple_zone) = parse_tuple(written.nested(attribute::TUPLE_REPLY)).unwrap();
+            prop_assert_eq!((protocol, reply), (flow.protocol, flow.reply));
+            let zone = written.find(attribute::ZONE).and_then(be16);
+            match flow.zone {
+                Zone::Both(id) => prop_assert_eq!((zone.unwrap_or(0), tuple_zone), (id, None)),
+                Zone::Original(_) => prop_assert_eq!((zone, tuple_zone), (None, None)),
+                Zone::Reply(id) => prop_assert_eq!((zone, tuple_zone), (None, Some(id))),
+            }
+            prop_assert_eq!(written.u32(attribute::ID), Some(flow.id));
+        }
+
+        #[test]
+        fn any_bytes_can_be_read(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            reads_as_it_is_written(&bytes)?;
+        }
+
+        #[test]
+        fn a_flow_that_is_damaged_or_cut_off_can_be_read(
+            flow in flows(), at in any::<prop::sample::Index>(), byte in any::<u8>(), len in any::<prop::sample::Index>(),
+        ) {
+            let mut writer = Writer::default();
+            write(&flow, &mut writer);
+            let mut bytes = writer.bytes;
+            // The id comes last: a flow that is cut off has none.
+            prop_assert_eq!(Flow::parse(Attributes(&bytes[..len.index(bytes.len())])), None);
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            reads_as_it_is_written(&bytes)?;
+        }
+    }
+
+    /// Whatever is read as a flow is one.
+    fn reads_as_it_is_written(bytes: &[u8]) -> Result<(), TestCaseError> {
+        if let Some(flow) = Flow::parse(Attributes(bytes)) {
+            let mut writer = Writer::default();
+            write(&flow, &mut writer);
+            prop_assert_eq!(Flow::parse(Attributes(&writer.bytes)), Some(flow));
+        }
+        Ok(())
+    }
+}

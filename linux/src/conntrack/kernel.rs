@@ -1,0 +1,317 @@
+//! The kernel's table of flows, over ctnetlink: shows flows and deletes one at a time.
+//!
+//! The only file here that does I/O. Knows nothing of frontends.
+
+use std::io;
+
+use netlink_sys::{Socket as Netlink, SocketAddr, protocols::NETLINK_NETFILTER};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
+use super::{Family, Flow, Selection};
+use crate::netlink::{self, Head, Message, Writer, messages};
+
+/// `NFNL_SUBSYS_CTNETLINK`
+const SUBSYSTEM: u16 = 1;
+/// `IPCTNL_MSG_CT_GET`
+const GET: u16 = 1;
+/// `IPCTNL_MSG_CT_DELETE`
+const DELETE: u16 = 2;
+/// How often a dump that the kernel calls inconsistent is begun again.
+const ATTEMPTS: usize = 5;
+/// Deletions sent at once: as many as have room for their answers in a receive buffer of the default size.
+const WINDOW: usize = 64;
+/// The kernel fills at most 32 KiB.
+const RECEIVE: usize = 64 << 10;
+
+/// A table of tracked flows.
+pub trait Conntrack {
+    /// Shows each flow of the selection, and no other; one that lives meanwhile may be shown twice.
+    fn dump(&mut self, selection: Selection, visit: &mut dyn FnMut(&Flow)) -> Result<(), Error>;
+
+    /// Deletes these very entries and returns how many there were. One that is gone, or whose place was taken by a flow
+    /// to another endpoint, is passed over.
+    fn delete(&mut self, flows: &[Flow]) -> Result<usize, Error>;
+}
+
+/// Why the table could not be read or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The process may not.
+    #[error("no permission to {0} tracked flows: CAP_NET_ADMIN is needed")]
+    NotPermitted(&'static str),
+    /// The kernel has no ctnetlink.
+    #[error("the kernel does not show tracked flows: load the module nf_conntrack_netlink")]
+    Unsupported,
+    /// The kernel refused.
+    #[error("the kernel refused to {action} tracked flows: {errno}")]
+    Refused {
+        /// What was asked for.
+        action: &'static str,
+        /// Its answer.
+        errno: io::Error,
+    },
+    /// The table changed under every attempt to read it.
+    #[error("the table of tracked flows changed during every attempt to read it; trying again later helps")]
+    Interrupted,
+    /// The kernel's answer was lost.
+    #[error("the kernel's answer about tracked flows was lost, for want of memory; trying again later helps")]
+    Unanswered,
+    /// The socket failed.
+    #[error("netlink socket for tracked flows: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// The flows of a network namespace. Calls block, for as long as the kernel works on them.
+#[derive(Debug)]
+pub struct Kernel {
+    /// None after an exchange that did not end, whose rest would disturb the next.
+    netlink: Option<Netlink>,
+    sequence: u32,
+    /// Whether the kernel is asked to leave out what is not selected.
+    filters: bool,
+    buffer: Vec<u8>,
+}
+
+impl Kernel {
+    /// Connects to the network namespace of this thread. An error later on is followed by a new connection, so use
+    /// it in that namespace.
+    pub fn open() -> Result<Self, Error> {
+        Ok(Self { netlink: Some(connect()?), sequence: 0, filters: true, buffer: vec![0; RECEIVE] })
+    }
+
+    /// Sends messages, and hands what comes back to `each` until that breaks off. Nothing waits: the kernel answers
+    /// while it is sent to, and goes on with a dump while it is read from.
+    fn exchange(&mut self, request: &[u8], mut each: impl FnMut(&Message<'_>) -> bool) -> Result<(), Error> {
+        let netlink = match self.netlink.take() {
+            Some(netlink) => netlink,
+            None => connect()?,
+        };
+        rustix::io::retry_on_intr(|| rustix::net::send(&netlink, request, SendFlags::empty()))
+            .map_err(io::Error::from)?;
+        loop {
+            let received =
+                rustix::io::retry_on_intr(|| rustix::net::recv(&netlink, &mut *self.buffer, RecvFlags::DONTWAIT));
+            let len = match received {
+                Ok((len, _)) => len,
+                Err(Errno::AGAIN | Errno::NOBUFS) => return Err(Error::Unanswered),
+                Err(error) => return Err(Error::Io(error.into())),
+            };
+            for message in messages(&self.buffer[..len]) {
+                if !each(&message) {
+                    self.netlink = Some(netlink);
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn dump_once(&mut self, selection: Selection, visit: &mut dyn FnMut(&Flow)) -> Result<Dumped, Error> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut request = Writer::default();
+        request.message(head(GET, netlink::DUMP, self.sequence, selection.family), |writer| {
+            if self.filters {
+                selection.write_filter(writer);
+            }
+        });
+        let mut interrupted = false;
+        let mut outcome = Dumped::Complete;
+        self.exchange(&request.bytes, |message| {
+            interrupted |= message.flags & netlink::DUMP_INTERRUPTED != 0;
+            match message.kind {
+                netlink::DONE | netlink::ERROR => {
+                    outcome = match answer(message) {
+                        None if interrupted => Dumped::Interrupted,
+                        None => Dumped::Complete,
+                        Some(Errno::INTR) => Dumped::Interrupted,
+                        Some(errno) => Dumped::Refused(errno),
+                    };
+                    false
+                }
+                _ => {
+                    if let Some(flow) = Flow::parse(message.attributes()).filter(|flow| selection.admits(flow)) {
+                        visit(&flow);
+                    }
+                    true
+                }
+            }
+        })?;
+        Ok(outcome)
+    }
+}
+
+impl Conntrack for Kernel {
+    fn dump(&mut self, selection: Selection, visit: &mut dyn FnMut(&Flow)) -> Result<(), Error> {
+        for _ in 0..ATTEMPTS {
+            match self.dump_once(selection, visit)? {
+                Dumped::Complete => return Ok(()),
+                Dumped::Interrupted => {}
+                // A kernel that knows filters, but not this one.
+                Dumped::Refused(Errno::INVAL | Errno::OPNOTSUPP) if self.filters => self.filters = false,
+                Dumped::Refused(Errno::INVAL | Errno::OPNOTSUPP) => {
+                    self.filters = true;
+                    return Err(Error::Unsupported);
+                }
+                Dumped::Refused(errno) => return Err(refused("show", errno)),
+            }
+        }
+        Err(Error::Interrupted)
+    }
+
+    fn delete(&mut self, flows: &[Flow]) -> Result<usize, Error> {
+        let mut deleted = 0;
+        for window in flows.chunks(WINDOW) {
+            let mut requests = Writer::default();
+            for flow in window {
+                self.sequence = self.sequence.wrapping_add(1);
+                let head = head(DELETE, netlink::ACK, self.sequence, flow.family());
+                requests.message(head, |writer| flow.write_name(writer));
+            }
+            let mut unanswered = window.len();
+            let mut error = None;
+            self.exchange(&requests.bytes, |message| {
+                if message.kind == netlink::ERROR {
+                    unanswered -= 1;
+                    match answer(message) {
+                        None => deleted += 1,
+                        Some(Errno::NOENT) => {}
+                        Some(errno) => error = Some(refused("delete", errno)),
+                    }
+                }
+                unanswered > 0
+            })?;
+            if let Some(error) = error {
+                return Err(error);
+            }
+        }
+        Ok(deleted)
+    }
+}
+
+/// How a dump ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Dumped {
+    Complete,
+    Interrupted,
+    Refused(Errno),
+}
+
+fn connect() -> Result<Netlink, Error> {
+    let mut netlink = Netlink::new(NETLINK_NETFILTER).map_err(|error| match error.raw_os_error() {
+        Some(errno) if errno == Errno::PROTONOSUPPORT.raw_os_error() => Error::Unsupported,
+        _ => Error::Io(error),
+    })?;
+    netlink.bind_auto()?;
+    netlink.connect(&SocketAddr::new(0, 0))?;
+    netlink.set_cap_ack(true)?;
+    Ok(netlink)
+}
+
+fn head(message: u16, flags: u16, sequence: u32, family: Family) -> Head {
+    let family = match family {
+        Family::V4 => rustix::net::AddressFamily::INET,
+        Family::V6 => rustix::net::AddressFamily::INET6,
+    };
+    Head {
+        kind: SUBSYSTEM << 8 | message,
+        flags: netlink::REQUEST | flags,
+        sequence,
+        family: family.as_raw() as u8,
+        resource: 0,
+    }
+}
+
+/// The error that a last message carries. One that is cut off counts as one.
+fn answer(message: &Message<'_>) -> Option<Errno> {
+    match netlink::array(message.payload).map(i32::from_ne_bytes) {
+        Some(0) => None,
+        Some(code) => Some(Errno::from_raw_os_error(code.wrapping_neg())),
+        None => Some(Errno::BADMSG),
+    }
+}
+
+fn refused(action: &'static str, errno: Errno) -> Error {
+    match errno {
+        Errno::PERM => Error::NotPermitted(action),
+        errno => Error::Refused { action, errno: errno.into() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+    use std::process::Command;
+
+    use super::super::Protocol;
+    use super::*;
+
+    const RULES: &str = "add table inet t; add chain inet t c { type filter hook output priority 0; }; \
+                         add rule inet t c ct state new";
+
+    fn run(program: &str, arguments: &[&str]) {
+        let output = Command::new(program).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    impl Kernel {
+        /// The flows of a selection, and how many the kernel sent.
+        fn selected(&mut self, selection: Selection) -> (Vec<Flow>, usize) {
+            let mut flows = Vec::new();
+            self.dump(selection, &mut |flow| flows.push(*flow)).unwrap();
+            let mut request = Writer::default();
+            request.message(head(GET, netlink::DUMP, 1, selection.family), |writer| {
+                if self.filters {
+                    selection.write_filter(writer);
+                }
+            });
+            let mut sent = 0;
+            self.exchange(&request.bytes, |message| {
+                sent += usize::from(message.kind == SUBSYSTEM << 8);
+                message.kind != netlink::DONE
+            })
+            .unwrap();
+            (flows, sent)
+        }
+    }
+
+    #[test]
+    fn the_kernel_filters_as_we_do() {
+        let test = || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            run("ip", &["link", "set", "lo", "up"]);
+            run("nft", &[RULES]);
+            let at_v4 = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let at_v6 = UdpSocket::bind("[::1]:0").unwrap();
+            at_v4.send_to(b"x", at_v4.local_addr().unwrap()).unwrap();
+            at_v6.send_to(b"x", at_v6.local_addr().unwrap()).unwrap();
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let _connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+
+            let mut filtering = Kernel::open().unwrap();
+            let mut plain = Kernel { filters: false, ..Kernel::open().unwrap() };
+            for (family, protocol, expected) in [
+                (Family::V4, Protocol::Tcp, 0),
+                (Family::V4, Protocol::Udp, 1),
+                (Family::V4, Protocol::Sctp, 0),
+                (Family::V6, Protocol::Tcp, 0),
+                (Family::V6, Protocol::Udp, 1),
+            ] {
+                let selection = Selection { family, protocol };
+                let (flows, sent) = filtering.selected(selection);
+                assert_eq!((flows.len(), sent), (expected, expected), "{selection:?}");
+                let all = if family == Family::V4 { 2 } else { 1 };
+                assert_eq!(plain.selected(selection), (flows, all), "{selection:?}");
+            }
+        };
+        std::thread::spawn(test).join().unwrap();
+    }
+
+    #[test]
+    fn an_answer_that_is_cut_off_is_an_error() {
+        let message = |payload| Message { kind: netlink::ERROR, flags: 0, sequence: 0, port: 0, payload };
+        assert_eq!(answer(&message(&[0, 0, 0])), Some(Errno::BADMSG));
+        assert_eq!(answer(&message(&[0, 0, 0, 0])), None);
+        let code = (-Errno::NOENT.raw_os_error()).to_ne_bytes();
+        assert_eq!(answer(&message(&code)), Some(Errno::NOENT));
+    }
+}
