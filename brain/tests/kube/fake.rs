@@ -1,0 +1,244 @@
+//! An API server at the HTTP seam: the test sees each request and says what is answered.
+
+use std::{collections::VecDeque, future::Future, io, time::Duration};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
+use kube::client::Body;
+use localnet_brain::{
+    cluster::{Event, Kind, Options},
+    watch::kube::{self as watch, ApiServer},
+};
+use serde_json::{Value, json};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinHandle,
+    time::timeout,
+};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tower::BoxError;
+
+type Answer = http::Response<UnsyncBoxBody<Bytes, BoxError>>;
+
+/// Longer than every wait of the watches. Time is paused in most tests, so it costs nothing.
+const BROKEN: Duration = Duration::from_secs(3600);
+
+#[track_caller]
+pub(crate) fn soon<T>(what: impl Future<Output = T>) -> impl Future<Output = T> {
+    let caller = std::panic::Location::caller();
+    async move { timeout(BROKEN, what).await.unwrap_or_else(|_| panic!("nothing happens at {caller}")) }
+}
+
+/// A request that waits for its answer.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) kind: Kind,
+    /// With everything that was escaped in plain.
+    pub(crate) query: String,
+    answer: oneshot::Sender<io::Result<Answer>>,
+}
+
+fn kind_of(path: &str) -> Kind {
+    match path {
+        "/api/v1/services" => Kind::Service,
+        "/apis/discovery.k8s.io/v1/endpointslices" => Kind::Slice,
+        "/api/v1/nodes" => Kind::Node,
+        "/apis/networking.k8s.io/v1/servicecidrs" => Kind::ServiceCidr,
+        _ => panic!("unexpected request for {path}"),
+    }
+}
+
+impl Request {
+    pub(crate) fn is_watch(&self) -> bool {
+        self.query.contains("watch=true")
+    }
+
+    /// The value of a parameter.
+    pub(crate) fn parameter(&self, name: &str) -> Option<&str> {
+        self.query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))
+    }
+
+    fn respond(self, status: u16, body: UnsyncBoxBody<Bytes, BoxError>) {
+        let answer = http::Response::builder().status(status).body(body).unwrap();
+        self.answer.send(Ok(answer)).unwrap();
+    }
+
+    fn respond_json(self, status: u16, body: &Value) {
+        let body = Full::new(Bytes::from(body.to_string())).map_err(|never| match never {}).boxed_unsync();
+        self.respond(status, body);
+    }
+
+    /// A page of a list.
+    pub(crate) fn page(self, objects: &[Value], version: &str, more: &str) {
+        assert!(!self.is_watch(), "{}", self.query);
+        let metadata = json!({ "resourceVersion": version, "continue": more });
+        self.respond_json(200, &json!({ "metadata": metadata, "items": objects }));
+    }
+
+    /// A whole list.
+    pub(crate) fn list(self, objects: &[Value], version: &str) {
+        self.page(objects, version, "");
+    }
+
+    pub(crate) fn error(self, code: u16) {
+        self.respond_json(code, &status(code));
+    }
+
+    /// The connection breaks.
+    pub(crate) fn break_off(self) {
+        self.answer.send(Err(io::ErrorKind::ConnectionReset.into())).unwrap();
+    }
+
+    /// A stream of changes.
+    pub(crate) fn stream(self) -> Changes {
+        assert!(self.is_watch(), "{}", self.query);
+        let (sender, receiver) = mpsc::unbounded_channel();
+        self.respond(200, BodyExt::boxed_unsync(StreamBody::new(UnboundedReceiverStream::new(receiver))));
+        Changes(sender)
+    }
+}
+
+fn status(code: u16) -> Value {
+    json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "the test says so", "reason": "Test" })
+}
+
+type Frame = Result<http_body::Frame<Bytes>, BoxError>;
+
+/// A stream of changes that is open.
+pub(crate) struct Changes(mpsc::UnboundedSender<Frame>);
+
+impl Changes {
+    pub(crate) fn send(&self, changes: &[(&str, Value)]) {
+        let lines: String =
+            changes.iter().map(|(kind, object)| json!({ "type": kind, "object": object }).to_string() + "\n").collect();
+        self.0.send(Ok(http_body::Frame::data(lines.into()))).unwrap();
+    }
+
+    pub(crate) fn error(&self, code: u16) {
+        self.send(&[("ERROR", status(code))]);
+    }
+
+    /// Breaks the connection.
+    pub(crate) fn break_off(self) {
+        self.0.send(Err("connection reset".into())).unwrap();
+    }
+}
+
+/// The API server, and the watches that ask it.
+pub(crate) struct Fake {
+    requests: mpsc::UnboundedReceiver<Request>,
+    /// Requests that were not asked for yet.
+    early: VecDeque<Request>,
+    pub(crate) events: mpsc::Receiver<Vec<Event>>,
+    _cancel: tokio_util::sync::DropGuard,
+    _task: JoinHandle<anyhow::Result<()>>,
+}
+
+impl Fake {
+    pub(crate) fn start(service_proxy_name: Option<&str>) -> Self {
+        let (sender, requests) = mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let query = request.uri().query().unwrap_or_default();
+            let query = percent_decoded(query);
+            let (answer, answered) = oneshot::channel();
+            sender.send(Request { kind: kind_of(request.uri().path()), query, answer }).unwrap();
+            async move { answered.await.unwrap_or_else(|_| Err(io::ErrorKind::ConnectionRefused.into())) }
+        });
+        let (events, received) = mpsc::channel(64);
+        let cancel = CancellationToken::new();
+        let options =
+            Options { node_name: "node-a".to_owned(), service_proxy_name: service_proxy_name.map(str::to_owned) };
+        let run = watch::run(ApiServer::new("https://api.test", service), options, events, cancel.clone());
+        Self {
+            requests,
+            early: VecDeque::new(),
+            events: received,
+            _cancel: cancel.drop_guard(),
+            _task: tokio::spawn(run),
+        }
+    }
+
+    /// The next request for a kind.
+    pub(crate) async fn request(&mut self, kind: Kind) -> Request {
+        if let Some(place) = self.early.iter().position(|request| request.kind == kind) {
+            return self.early.remove(place).unwrap();
+        }
+        loop {
+            let request = soon(self.requests.recv()).await.unwrap();
+            if request.kind == kind {
+                return request;
+            }
+            self.early.push_back(request);
+        }
+    }
+
+    /// The next event.
+    pub(crate) async fn event(&mut self) -> Event {
+        let mut batch = soon(self.events.recv()).await.unwrap();
+        assert_eq!(batch.len(), 1, "{batch:?}");
+        batch.remove(0)
+    }
+
+    /// Lists these objects of a kind, and opens the stream of their changes.
+    pub(crate) async fn open(&mut self, kind: Kind, objects: &[Value], version: &str) -> Changes {
+        self.request(kind).await.list(objects, version);
+        let Event::Replace { kind: listed, objects: found } = self.event().await else { panic!("a list was sent") };
+        assert_eq!((listed, found.len()), (kind, objects.len()));
+        let request = self.request(kind).await;
+        assert_eq!(request.parameter("resourceVersion"), Some(version));
+        request.stream()
+    }
+}
+
+fn percent_decoded(text: &str) -> String {
+    let mut decoded = Vec::new();
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        decoded.push(match byte {
+            b'%' => {
+                let digits = [bytes.next().unwrap(), bytes.next().unwrap()];
+                u8::from_str_radix(std::str::from_utf8(&digits).unwrap(), 16).unwrap()
+            }
+            b'+' => b' ',
+            other => other,
+        });
+    }
+    String::from_utf8(decoded).unwrap()
+}
+
+/// A Service as the API server sends it.
+pub(crate) fn service(name: &str, version: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": { "namespace": "default", "name": name, "resourceVersion": version },
+        "spec": { "clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1"], "ports": [{ "port": 80 }] },
+    })
+}
+
+/// A Node as the API server sends it.
+pub(crate) fn node(version: &str) -> Value {
+    json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "node-a", "resourceVersion": version } })
+}
+
+/// A ServiceCIDR as the API server sends it.
+pub(crate) fn service_cidr(version: &str) -> Value {
+    json!({
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "ServiceCIDR",
+        "metadata": { "name": "kubernetes", "resourceVersion": version },
+        "spec": { "cidrs": ["10.0.0.0/16"] },
+    })
+}
+
+/// The names of what an event is about: `+a` applied, `-a` deleted, `=a,b` all there are.
+pub(crate) fn brief(event: &Event) -> String {
+    match event {
+        Event::Apply(object) => format!("+{}", object.name()),
+        Event::Delete { name, .. } => format!("-{name}"),
+        Event::Replace { objects, .. } => {
+            format!("={}", objects.iter().map(|object| object.name()).collect::<Vec<_>>().join(","))
+        }
+    }
+}

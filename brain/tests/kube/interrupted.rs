@@ -1,0 +1,138 @@
+//! What happens when the API server goes away, forgets, or says no: nothing is sent but complete lists and true changes.
+
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use localnet_brain::cluster::Kind;
+use tokio::time::{self, Instant};
+
+use crate::{
+    fake::{Fake, brief, service},
+    log::Log,
+};
+
+#[tokio::test(start_paused = true)]
+async fn an_outdated_watch_is_replaced_by_a_whole_list() {
+    let mut fake = Fake::start(None);
+    let changes = fake.open(Kind::Service, &[service("a", "1"), service("b", "2")], "5").await;
+    changes.error(410);
+    let list = fake.request(Kind::Service).await;
+    assert!(!list.is_watch());
+    list.page(&[service("b", "2")], "9", "more");
+    let second = fake.request(Kind::Service).await;
+    assert!(fake.events.recv().now_or_never().is_none(), "half a list was sent");
+    second.list(&[service("c", "8")], "9");
+    assert_eq!(brief(&fake.event().await), "=b,c");
+    assert_eq!(fake.request(Kind::Service).await.parameter("resourceVersion"), Some("9"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_cannot_begin_where_it_ended_lists_again() {
+    let mut fake = Fake::start(None);
+    let changes = fake.open(Kind::Service, &[service("a", "1")], "5").await;
+    drop(changes);
+    let resumed = fake.request(Kind::Service).await;
+    assert_eq!(resumed.parameter("resourceVersion"), Some("5"));
+    resumed.error(410);
+    fake.request(Kind::Service).await.list(&[service("b", "7")], "8");
+    assert_eq!(brief(&fake.event().await), "=b");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_breaks_off_is_begun_anew_and_nothing_of_it_is_seen() {
+    let mut fake = Fake::start(None);
+    fake.request(Kind::Service).await.page(&[service("a", "1")], "5", "more");
+    fake.request(Kind::Service).await.break_off();
+    let again = fake.request(Kind::Service).await;
+    assert_eq!((again.is_watch(), again.parameter("continue")), (false, None));
+    assert!(fake.events.recv().now_or_never().is_none(), "half a list was sent");
+    again.list(&[service("b", "1")], "6");
+    assert_eq!(brief(&fake.event().await), "=b");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_connection_changes_nothing_and_is_resumed() {
+    let mut fake = Fake::start(None);
+    let changes = fake.open(Kind::Service, &[service("a", "1")], "5").await;
+    changes.send(&[("ADDED", service("b", "6"))]);
+    assert_eq!(brief(&fake.event().await), "+b");
+    changes.break_off();
+    for _ in 0..20 {
+        let request = fake.request(Kind::Service).await;
+        assert_eq!(request.parameter("resourceVersion"), Some("6"), "{}", request.query);
+        request.break_off();
+    }
+    assert!(fake.events.recv().now_or_never().is_none());
+    let changes = fake.request(Kind::Service).await.stream();
+    changes.send(&[("DELETED", service("a", "7"))]);
+    assert_eq!(brief(&fake.event().await), "-a");
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempts_become_rare_but_never_stop() {
+    let mut fake = Fake::start(None);
+    let begun = Instant::now();
+    for _ in 0..12 {
+        fake.request(Kind::Service).await.break_off();
+    }
+    let waited = begun.elapsed();
+    assert!(waited > Duration::from_secs(30), "too often: {waited:?}");
+    let last = Instant::now();
+    fake.request(Kind::Service).await.break_off();
+    assert!(last.elapsed() <= Duration::from_secs(15), "{:?}", last.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_does_not_come_is_not_waited_for() {
+    let mut fake = Fake::start(None);
+    let _hanging = fake.request(Kind::Service).await;
+    let begun = Instant::now();
+    fake.request(Kind::Service).await.list(&[], "1");
+    assert!(begun.elapsed() <= Duration::from_secs(31), "{:?}", begun.elapsed());
+    assert_eq!(brief(&fake.event().await), "=");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_watch_is_begun_anew() {
+    let mut fake = Fake::start(None);
+    let _silent = fake.open(Kind::Service, &[service("a", "1")], "5").await;
+    let again = fake.request(Kind::Service).await;
+    assert_eq!(again.parameter("resourceVersion"), Some("5"));
+    assert!(fake.events.recv().now_or_never().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn trouble_is_said_once_with_its_remedy_and_so_is_its_end() {
+    let (log, _guard) = Log::begin();
+    let mut fake = Fake::start(None);
+    for _ in 0..5 {
+        fake.request(Kind::Service).await.error(403);
+    }
+    let forbidden = ["WARN", "does not allow to list services", "grant the verbs list and watch", "https://api.test"];
+    assert_eq!(log.lines(&forbidden).len(), 1, "{:#?}", log.lines(&[]));
+    assert_eq!(log.lines(&["nothing is served until then"]).len(), 1);
+
+    for _ in 0..5 {
+        fake.request(Kind::Service).await.error(401);
+    }
+    fake.request(Kind::Service).await.list(&[], "1");
+    fake.event().await;
+    assert_eq!(log.lines(&forbidden).len(), 1);
+    assert_eq!(log.lines(&["does not accept the credentials; renew"]).len(), 1);
+
+    let changes = fake.request(Kind::Service).await.stream();
+    // Nothing changes meanwhile, and still it is known that all is well again.
+    while log.lines(&["the API server answers again", "Service"]).is_empty() {
+        time::advance(Duration::from_millis(10)).await;
+    }
+    changes.break_off();
+    for _ in 0..5 {
+        fake.request(Kind::Service).await.break_off();
+    }
+    assert_eq!(
+        log.lines(&["cannot be reached", "connection reset", "what was last seen stays in use"]).len(),
+        1,
+        "{:#?}",
+        log.lines(&[])
+    );
+}

@@ -1,0 +1,90 @@
+//! What is asked for, and what becomes of lists and changes.
+
+use futures::FutureExt as _;
+use localnet_brain::cluster::{Event, Kind, Object};
+
+use crate::fake::{Fake, brief, node, service, soon};
+
+#[tokio::test(start_paused = true)]
+async fn the_selectors_are_those_of_kube_proxy() {
+    let rows = [
+        (None, "!service.kubernetes.io/service-proxy-name"),
+        (Some("mesh"), "service.kubernetes.io/service-proxy-name=mesh"),
+    ];
+    for (proxy, labels) in rows {
+        let mut fake = Fake::start(proxy);
+        let expected = [
+            (Kind::Service, Some(labels), Some("spec.clusterIP!=None")),
+            (Kind::Slice, Some("!service.kubernetes.io/headless"), None),
+            (Kind::Node, None, Some("metadata.name=node-a")),
+            (Kind::ServiceCidr, None, None),
+        ];
+        for (kind, labels, fields) in expected {
+            let list = fake.request(kind).await;
+            assert_eq!(
+                (list.parameter("labelSelector"), list.parameter("fieldSelector")),
+                (labels, fields),
+                "{kind:?}"
+            );
+            list.list(&[], "1");
+            if kind == Kind::Node {
+                continue;
+            }
+            fake.event().await;
+            let watch = fake.request(kind).await;
+            assert_eq!(
+                (watch.parameter("labelSelector"), watch.parameter("fieldSelector")),
+                (labels, fields),
+                "{kind:?}"
+            );
+            assert_eq!(watch.parameter("allowWatchBookmarks"), Some("true"));
+            drop(watch.stream());
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn pages_of_a_list_are_one_replacement() {
+    let mut fake = Fake::start(None);
+    fake.request(Kind::Service).await.page(&[service("a", "1"), service("b", "2")], "5", "more");
+    let second = fake.request(Kind::Service).await;
+    assert_eq!(second.parameter("continue"), Some("more"));
+    assert!(fake.events.recv().now_or_never().is_none(), "half a list was sent");
+    second.list(&[service("c", "3")], "5");
+    let Event::Replace { kind: Kind::Service, objects } = fake.event().await else { panic!("a list was sent") };
+    let names: Vec<_> = objects.iter().map(Object::name).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    let Object::Service(first) = &objects[0] else { panic!("{objects:?}") };
+    assert_eq!(first.ports[0].port, 80);
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_follow_the_list() {
+    let mut fake = Fake::start(None);
+    let changes = fake.open(Kind::Service, &[service("a", "1")], "5").await;
+    changes.send(&[("ADDED", service("b", "6"))]);
+    assert_eq!(brief(&fake.event().await), "+b");
+    changes.send(&[("MODIFIED", service("a", "7"))]);
+    assert_eq!(brief(&fake.event().await), "+a");
+    changes.send(&[("DELETED", service("a", "8"))]);
+    let Event::Delete { kind: Kind::Service, namespace, name } = fake.event().await else { panic!("it was deleted") };
+    assert_eq!((&*namespace, &*name), ("default", "a"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_that_come_together_are_handed_on_together() {
+    let mut fake = Fake::start(None);
+    let changes = fake.open(Kind::Service, &[], "5").await;
+    changes.send(&[("ADDED", service("a", "6")), ("ADDED", service("b", "7")), ("DELETED", service("a", "8"))]);
+    let batch = soon(fake.events.recv()).await.unwrap();
+    assert_eq!(batch.iter().map(brief).collect::<Vec<_>>(), ["+a", "+b", "-a"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_node_is_reduced_and_followed() {
+    let mut fake = Fake::start(None);
+    let changes = fake.open(Kind::Node, &[node("1")], "5").await;
+    changes.send(&[("MODIFIED", node("6"))]);
+    let Event::Apply(Object::Node(object)) = fake.event().await else { panic!("it was modified") };
+    assert_eq!(&*object.name, "node-a");
+}
