@@ -1,0 +1,149 @@
+//! The command: exit codes, one clear line for each failure, a clean end.
+
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    os::unix::net::UnixListener,
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use tempfile::TempDir;
+
+const CLUSTER: &str = "
+apiVersion: v1
+kind: Service
+metadata: { name: web, namespace: default }
+spec: { clusterIP: 10.96.0.10, ports: [{ port: 80 }] }
+---
+apiVersion: v1
+kind: Node
+metadata: { name: node-a }
+";
+
+fn brain(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_localnet-brain"));
+    command
+        .args(arguments)
+        .env_remove("RUST_LOG")
+        .env_remove("KUBECONFIG")
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// A folder with a cluster, and the address of a socket in it.
+fn folder() -> (TempDir, String, String) {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("cluster.yaml"), CLUSTER).unwrap();
+    let source = format!("file:{}", text(&folder.path().join("cluster.yaml")));
+    let listen = format!("unix://{}", text(&folder.path().join("brain.sock")));
+    (folder, source, listen)
+}
+
+/// Exit code and last line.
+#[track_caller]
+fn check_failure(arguments: &[&str], code: i32, words: &[&str]) {
+    let output = brain(arguments).output().unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{errors}");
+    let lines: Vec<_> = errors.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert_eq!(lines.len(), 1, "{errors}");
+    for word in words {
+        assert!(lines[0].contains(word), "{word:?} is missing in {errors}");
+    }
+}
+
+#[test]
+fn failures_are_one_line_and_exit_code_1() {
+    let (folder, source, listen) = folder();
+    check_failure(
+        &["--source", "kube:/none/kubeconfig", "--listen", &listen],
+        1,
+        &["failed to use kubeconfig /none/kubeconfig", "No such file"],
+    );
+    check_failure(
+        &["--source", &source, "--listen", "unix:///proc/self/brain.sock"],
+        1,
+        &["/proc/self", "make it writable"],
+    );
+    check_failure(&["--source", &source, "--listen", "tcp://0.0.0.0:0"], 1, &["--insecure-tcp"]);
+    check_failure(&["--source", &source, "--listen", &listen, "--log-level", "a=loud"], 1, &["log level", "debug"]);
+    check_failure(&["--source", "file:/none/cluster.yaml", "--listen", &listen], 1, &["/none/cluster.yaml"]);
+
+    fs::write(folder.path().join("cluster.yaml"), "kind: Service\nspec: [").unwrap();
+    check_failure(&["--source", &source, "--listen", &listen], 1, &["cluster.yaml"]);
+
+    let _other = UnixListener::bind(folder.path().join("brain.sock")).unwrap();
+    check_failure(&["--source", &source, "--listen", &listen], 1, &["another process serves there"]);
+}
+
+#[test]
+fn wrong_usage_is_exit_code_2() {
+    check_failure(&["--source", "nowhere"], 2, &["--source", "file:PATH, kube or kube:KUBECONFIG"]);
+    check_failure(&["--source", "kube", "--listen", "/run/brain.sock"], 2, &["unix:///absolute/path"]);
+    check_failure(&["--no-such-flag"], 2, &["--no-such-flag"]);
+}
+
+/// Starts a brain, and waits until it serves.
+fn serving(arguments: &[&str]) -> (Child, Vec<String>) {
+    let mut child = brain(arguments).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut seen = Vec::new();
+    while let Some(line) = lines.next().transpose().unwrap() {
+        seen.push(line);
+        if seen.last().is_some_and(|line| line.contains("serving")) {
+            // The rest is read, so that the child is never held up by its log.
+            std::thread::spawn(move || lines.count());
+            return (child, seen);
+        }
+    }
+    panic!("it has ended: {:?}: {seen:#?}", child.wait());
+}
+
+#[test]
+fn a_signal_ends_it_cleanly() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let (folder, source, listen) = folder();
+        let (mut child, _) = serving(&["--source", &source, "--node-name", "node-a", "--listen", &listen]);
+        assert!(folder.path().join("brain.sock").exists());
+        kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(0));
+        assert!(!folder.path().join("brain.sock").exists());
+    }
+}
+
+#[test]
+fn a_brain_that_was_killed_is_replaced_and_one_that_lives_is_not() {
+    let (_folder, source, listen) = folder();
+    let arguments = ["--source", source.as_str(), "--node-name", "node-a", "--listen", listen.as_str()];
+    let (mut first, _) = serving(&arguments);
+    check_failure(&arguments, 1, &["another process serves there"]);
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let (mut second, _) = serving(&arguments);
+    second.kill().unwrap();
+    second.wait().unwrap();
+}
+
+#[test]
+fn log_lines_can_be_json() {
+    let (_folder, source, listen) = folder();
+    let (mut child, lines) =
+        serving(&["--source", &source, "--node-name", "node-a", "--listen", &listen, "--log-format", "json"]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    for line in lines {
+        serde_json::from_str::<serde_json::Value>(&line).unwrap();
+    }
+}
