@@ -88,7 +88,7 @@ impl From<KubePort> for ServicePort {
     fn from(port: KubePort) -> Self {
         Self {
             name: text(port.name),
-            protocol: protocol(port.protocol),
+            protocol: protocol(port.protocol.as_deref()),
             port: port.port,
             node_port: port.node_port.unwrap_or(0),
         }
@@ -112,7 +112,7 @@ impl From<EndpointSlice> for SliceObject {
 
 impl From<EndpointPort> for SlicePort {
     fn from(port: EndpointPort) -> Self {
-        Self { name: port.name.map(Into::into), protocol: protocol(port.protocol), port: port.port }
+        Self { name: port.name.map(Into::into), protocol: protocol(port.protocol.as_deref()), port: port.port }
     }
 }
 
@@ -190,8 +190,8 @@ fn family_of(text: &str) -> Option<Family> {
     }
 }
 
-fn protocol(text: Option<String>) -> Parsed<Protocol> {
-    match text.as_deref() {
+fn protocol(text: Option<&str>) -> Parsed<Protocol> {
+    match text {
         None | Some("" | "TCP") => Parsed::Good(Protocol::Tcp),
         Some("UDP") => Parsed::Good(Protocol::Udp),
         Some("SCTP") => Parsed::Good(Protocol::Sctp),

@@ -54,14 +54,17 @@ enum Choice {
 }
 
 impl Choice {
-    fn of<'a>(endpoints: impl Iterator<Item = &'a Candidate<'a>> + Clone) -> Self {
-        if endpoints.clone().any(|endpoint| endpoint.conditions.ready) {
-            Self::Ready
-        } else if endpoints.clone().any(Candidate::serves_while_terminating) {
-            Self::ServingTerminating
-        } else {
-            Self::None
+    fn of<'a>(endpoints: impl Iterator<Item = &'a Candidate<'a>>) -> Self {
+        let mut choice = Self::None;
+        for endpoint in endpoints {
+            if endpoint.conditions.ready {
+                return Self::Ready;
+            }
+            if endpoint.serves_while_terminating() {
+                choice = Self::ServingTerminating;
+            }
         }
+        choice
     }
 
     fn has(self, endpoint: &Candidate<'_>) -> bool {

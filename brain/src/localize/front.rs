@@ -161,7 +161,7 @@ mod tests {
     fn what_is_no_address_or_a_special_one_is_left_out() {
         check(
             |service| {
-                service.external_ips = addresses(&["203.0.113.9", "x", "127.0.0.1", "203.0.113.1", "203.0.113.9"])
+                service.external_ips = addresses(&["203.0.113.9", "x", "127.0.0.1", "203.0.113.1", "203.0.113.9"]);
             },
             [&["10.96.0.1"], &["203.0.113.1", "203.0.113.9"], &[]],
             &["spec.externalIPs[1]", "spec.externalIPs[2]"],

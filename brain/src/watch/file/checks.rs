@@ -114,10 +114,6 @@ impl List {
         if matches!(&slice.family, Parsed::Bad(text) if &**text != "FQDN") {
             self.push("addressType", "is not an address type", "use IPv4 or IPv6");
         }
-        if slice.owner().is_none() {
-            let problem = "lacks the label kubernetes.io/service-name";
-            self.push("metadata.labels", problem, "name the Service that these endpoints belong to with it");
-        }
         for (position, port) in slice.ports.iter().enumerate() {
             if let Parsed::Bad(text) = &port.protocol {
                 let problem = format!("{text:?} is not a protocol");

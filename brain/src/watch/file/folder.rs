@@ -18,7 +18,7 @@ pub(super) const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 pub struct Loaded {
     /// One batch: a complete list of each kind.
     pub events: Vec<Event>,
-    /// Objects of kinds that mean nothing here; the first of each.
+    /// What means nothing here: objects of other kinds (the first of each), slices that belong to no Service.
     pub ignored: Vec<Problem>,
 }
 
@@ -110,6 +110,12 @@ impl Collected {
     }
 
     fn object(&mut self, file: &Arc<PathBuf>, reading::Found { line, object }: reading::Found) {
+        if matches!(&object, Object::Slice(slice) if slice.owner().is_none()) {
+            let problem = "belongs to no Service".to_owned();
+            let remedy = "name its Service with the label kubernetes.io/service-name".to_owned();
+            let (file, object, field) = (Arc::clone(file), checks::spoken(&object), String::new());
+            self.ignored.push(Problem { file, line, object, field, problem, remedy });
+        }
         let key = (object.kind(), object.namespace().to_owned(), object.name().to_owned());
         match self.places.entry(key) {
             Entry::Vacant(vacant) => {

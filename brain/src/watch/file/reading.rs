@@ -123,7 +123,7 @@ impl Reader<'_> {
         let line = self.line(first_line(self.document.text));
         match header.meaning() {
             Meaning::Object(kind) => self.single(kind),
-            Meaning::List => self.list(header.items.unwrap_or_default()),
+            Meaning::List => self.list(header.items.as_deref().unwrap_or_default()),
             Meaning::Ignored(what) => Reading { ignored: vec![(line, what)], ..Reading::default() },
             Meaning::Nothing => self.one_problem(
                 line,
@@ -135,7 +135,7 @@ impl Reader<'_> {
         }
     }
 
-    fn list(&self, items: Vec<Spanned<Header>>) -> Reading {
+    fn list(&self, items: &[Spanned<Header>]) -> Reading {
         let (mut ignored, mut kinds) = (Vec::new(), Vec::new());
         for (position, item) in items.iter().enumerate() {
             let line = self.line(item.referenced.line());

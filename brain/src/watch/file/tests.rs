@@ -82,6 +82,15 @@ fn documents_lists_and_json_are_read() {
 }
 
 #[test]
+fn a_slice_of_no_service_is_said_to_mean_nothing() {
+    let orphan = loaded("a.yaml", &SLICE.replace("  labels: {kubernetes.io/service-name: web}\n", "")).unwrap();
+    assert_eq!(
+        orphan.ignored.iter().map(|ignored| (ignored.line, &*ignored.object)).collect::<Vec<_>>(),
+        [(1, "EndpointSlice default/web-1")]
+    );
+}
+
+#[test]
 fn the_namespace_is_default_unless_said() {
     let both = loaded("a.yaml", &format!("{WEB}---\n{}", WEB.replace("name: web", "namespace: shop\n  name: web")));
     let Event::Replace { objects, .. } = &both.unwrap().events[0] else { panic!() };
@@ -128,12 +137,6 @@ fn a_problem_names_file_line_object_and_field() {
         &format!("{SLICE}- addresses: [10.1.0]\n"),
         &[
             "a.yaml:12: EndpointSlice default/web-1: endpoints[1].addresses[0]: \"10.1.0\" is not an IP address; write it like 10.0.0.1 or 2001:db8::1",
-        ],
-    );
-    check_problems(
-        &SLICE.replace("  labels: {kubernetes.io/service-name: web}\n", ""),
-        &[
-            "a.yaml:4: EndpointSlice default/web-1: metadata.labels: lacks the label kubernetes.io/service-name; name the Service that these endpoints belong to with it",
         ],
     );
     check_problems(

@@ -1,0 +1,52 @@
+//! Cluster → state: every Case under `e2e/cases`, read as files, against its expected state.
+
+use std::{collections::BTreeMap, fmt::Write as _, path::Path};
+
+use localnet_brain::{
+    cluster::{Cluster, Options},
+    localize::Localized,
+    watch::file,
+};
+use localnet_lab::{cases, expect_file};
+use localnet_proto::Snapshot;
+
+/// The state of a node, from the files that the brain reads.
+fn snapshot(cluster_yaml: &Path, node_name: &str) -> (Snapshot, Localized) {
+    let loaded = file::load(cluster_yaml).unwrap_or_else(|problems| panic!("{}", problems[0]));
+    let mut cluster = Cluster::new(Options { node_name: node_name.to_owned(), service_proxy_name: None });
+    for event in loaded.events {
+        cluster.handle(event);
+    }
+    let localized = cluster.localize().expect("files are complete lists");
+    let services = localized.services.iter().filter_map(|(key, service)| Some((key.clone(), service.clone()?)));
+    let services: BTreeMap<_, _> = services.collect();
+    let node = localized.node.clone().expect("the first state has the node");
+    (Snapshot { node, services, ..Snapshot::default() }, localized)
+}
+
+/// What was left out, as comments above the state.
+fn skipped(localized: &Localized) -> String {
+    localized.skipped.iter().fold(String::new(), |mut text, skipped| {
+        writeln!(text, "# skipped: {}: {}: {}", skipped.object, skipped.field, skipped.problem).unwrap();
+        text
+    })
+}
+
+#[test]
+fn every_case_has_its_state() {
+    let cases = cases();
+    assert!(cases.len() >= 12, "only {} Cases were found", cases.len());
+    let mut wrong = Vec::new();
+    for case in cases {
+        let (snapshot, localized) = snapshot(&case.cluster(), &case.flows.node.name);
+        let text = skipped(&localized) + &serde_saphyr::to_string(&snapshot).unwrap();
+        let read: Snapshot = serde_saphyr::from_str(&text).unwrap();
+        assert_eq!(read, snapshot, "{}: the text of a state is read back as the same state", case.name);
+        // All Cases are compared before the first difference fails the test.
+        let check = || expect_file(&case.state(), &text);
+        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).is_err() {
+            wrong.push(case.name);
+        }
+    }
+    assert!(wrong.is_empty(), "these Cases have another state: {wrong:?}");
+}
