@@ -61,7 +61,7 @@ fn main() -> anyhow::Result<()> {
                         }
                     })?;
                 }
-                Ok((time, script(&mut backend)))
+                Ok((time, script(&backend)))
             })?;
             full.push(time);
             drop(network);
@@ -115,7 +115,7 @@ fn network() -> anyhow::Result<Network> {
 }
 
 /// The plan as `nft -f` reads it.
-fn script(backend: &mut NftBackend<Netlink>) -> String {
+fn script(backend: &NftBackend<Netlink>) -> String {
     let mut transaction = Transaction::new();
     for content in backend.plan() {
         transaction.add_content(&content);
@@ -160,7 +160,7 @@ fn service(index: usize, endpoints: usize) -> Service {
     let endpoint = |slot| Endpoint {
         address: address(10, index * endpoints + slot),
         ports: vec![EndpointPort { name: "http".into(), port: 8080 }],
-        local: slot == 0 && index % 30 == 0,
+        local: slot == 0 && index.is_multiple_of(30),
         hostname: None,
         scopes: Scopes { internal: true, external: true, short_circuit: false, established: true },
     };

@@ -32,8 +32,8 @@ impl<K: Kernel> NftBackend<K> {
     }
 
     /// The tables as they should be, after a sync.
-    pub fn plan(&mut self) -> Vec<TableContent> {
-        self.desired.tables().iter().map(|table| table.content()).collect()
+    pub fn plan(&self) -> Vec<TableContent> {
+        self.desired.content()
     }
 
     /// What the backend writes to.
@@ -77,13 +77,13 @@ impl<K: Kernel> NftBackend<K> {
                 table.changes(&mut transaction);
             }
             if transaction.is_empty() {
-                self.desired.tables().iter_mut().for_each(|table| table.commit());
+                self.desired.commit();
                 return Ok(());
             }
             let error = match self.kernel.apply(&transaction) {
                 Ok(sent) => {
                     debug!(sent.messages, sent.bytes, sent.elements, "transaction applied");
-                    self.desired.tables().iter_mut().for_each(|table| table.commit());
+                    self.desired.commit();
                     return Ok(());
                 }
                 Err(error) => error,
@@ -102,7 +102,7 @@ impl<K: Kernel> NftBackend<K> {
                     self.desired.refuse(&service);
                 }
                 _ => {
-                    self.desired.tables().iter_mut().for_each(|table| table.forget());
+                    self.desired.forget();
                     if fresh || !matches!(error, Error::Refused { .. }) {
                         return Err(self.named(owner, error));
                     }
@@ -133,7 +133,7 @@ impl<K: Kernel> NftBackend<K> {
             }
             Err(error) => Some((single, error)),
             Ok(_) => {
-                self.desired.tables().iter_mut().for_each(|table| table.commit());
+                self.desired.commit();
                 None
             }
         }
@@ -195,7 +195,7 @@ impl<K: Kernel> NftBackend<K> {
             // Deleting what is absent is an error; adding what is there is not.
             transaction.add_table(&plan::table(family)).delete_table(&plan::table(family));
         }
-        self.desired.tables().iter_mut().for_each(|table| table.forget());
+        self.desired.forget();
         self.kernel.apply(&transaction).context("remove the tables ip localnet and ip6 localnet")?;
         Ok(())
     }

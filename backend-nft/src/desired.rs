@@ -14,7 +14,7 @@ use std::{
     sync::Arc,
 };
 
-use localnet_linux::nft::{Element, Family};
+use localnet_linux::nft::{Element, Family, TableContent};
 use localnet_proto::{Changes, Service, ServiceKey, Snapshot};
 
 use crate::{
@@ -92,6 +92,21 @@ impl Desired {
     /// The tables, IPv4 first.
     pub fn tables(&mut self) -> &mut [TableState; 2] {
         &mut self.tables
+    }
+
+    /// Both tables as they should be.
+    pub fn content(&self) -> Vec<TableContent> {
+        self.tables.iter().map(TableState::content).collect()
+    }
+
+    /// What the tables' changes said was applied.
+    pub fn commit(&mut self) {
+        self.tables.iter_mut().for_each(TableState::commit);
+    }
+
+    /// It is no longer known what the kernel holds.
+    pub fn forget(&mut self) {
+        self.tables.iter_mut().for_each(TableState::forget);
     }
 
     /// Goes to `state`, of which only `changes` differs from the state before. Says what is not programmed, once.

@@ -24,8 +24,8 @@ impl DryRun {
     pub fn text(&mut self, state: &Snapshot, changes: &Changes) -> String {
         let notices = self.desired.update(state, changes);
         let comments: String = notices.iter().map(|notice| format!("# {notice}\n")).collect();
-        let tables = self.desired.tables().iter().map(|table| nft::listing(&table.content()));
-        comments + &tables.collect::<Vec<_>>().join("\n")
+        let tables: Vec<String> = self.desired.content().iter().map(nft::listing).collect();
+        comments + &tables.join("\n")
     }
 }
 

@@ -109,20 +109,25 @@ impl TableState {
         if self.lb.keys().eq(used.keys()) {
             return;
         }
-        let gone: Vec<_> = self.lb.extract_if(.., |pool, _| !used.contains_key(pool)).collect();
-        for (_, name) in gone {
-            self.chains.remove(&name);
-        }
-        for (pool, slots) in used.keys() {
-            if !self.lb.contains_key(&(*pool, *slots)) {
-                let chain = chain(*pool, *slots);
-                self.lb.insert((*pool, *slots), chain.name.clone());
-                self.chains.set(chain.name.clone(), Some(Arc::new(chain)));
+        let chains = &mut self.chains;
+        self.lb.retain(|pool, name| {
+            let stays = used.contains_key(pool);
+            if !stays {
+                chains.remove(name);
             }
+            stays
+        });
+        for (pool, slots) in used.keys() {
+            self.lb.entry((*pool, *slots)).or_insert_with(|| {
+                let chain = chain(*pool, *slots);
+                let name = chain.name.clone();
+                chains.set(name.clone(), Some(Arc::new(chain)));
+                name
+            });
         }
     }
 
-    /// Whether it must be read before changes can be told.
+    /// Whether it is known what is in the kernel; otherwise it must be read before changes can be told.
     pub fn is_known(&self) -> bool {
         self.held.is_some()
     }

@@ -46,8 +46,8 @@ pub fn fixed(facts: &Facts, family: Family) -> Vec<Chain> {
     let unallocated = || [new(), Statement::jump(names::UNALLOCATED)];
     let services = || Statement::jump(names::SERVICES);
     vec![
-        before("filter-prerouting", HookPoint::Prerouting).comment("source filters, before translation"),
-        before("filter-output-pre-dnat", HookPoint::Output).comment("source filters, before translation"),
+        before("firewall-prerouting", HookPoint::Prerouting).comment("source filters, before translation"),
+        before("firewall-output", HookPoint::Output).comment("source filters, before translation"),
         base("nat-prerouting", ChainKind::Nat, HookPoint::Prerouting, DNAT).rule(services()),
         base("nat-output", ChainKind::Nat, HookPoint::Output, DNAT).rule(services()),
         base("nat-postrouting", ChainKind::Nat, HookPoint::Postrouting, SNAT)

@@ -1,4 +1,5 @@
 //! The backend against the real kernel, in network namespaces of its own. Needs root, iproute2 and nft.
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 use std::{net::IpAddr, process::Command, sync::Arc};
 
