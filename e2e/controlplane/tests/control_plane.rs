@@ -216,7 +216,7 @@ fn every_tool_is_there_and_runs() -> anyhow::Result<()> {
         ("kube-apiserver", "Kubernetes v1.36.3"),
         ("kube-controller-manager", "Kubernetes v1.36.3"),
         ("kube-proxy", "Kubernetes v1.36.3"),
-        ("grpcurl", "grpcurl v1.9.3"),
+        ("grpcurl", "grpcurl v1.9.1"),
     ] {
         let flag = if name == "grpcurl" { "-version" } else { "--version" };
         let output = Command::new(binary(name)?).arg(flag).output()?;
