@@ -83,4 +83,21 @@ mod tests {
             assert_eq!(read(none), None, "{none}");
         }
     }
+
+    mod any_text {
+        use proptest::prelude::*;
+
+        proptest! {
+            #[test]
+            fn what_is_read_is_canonical(text in "[0-9a-f:./]{0,24}") {
+                if let Some(ip) = super::address(&text) {
+                    prop_assert_eq!(super::address(&ip.to_string()), Some(ip));
+                }
+                if let Some(net) = super::cidr(&text) {
+                    prop_assert_eq!(super::cidr(&net.to_string()), Some(net));
+                    prop_assert_eq!(net.trunc(), net);
+                }
+            }
+        }
+    }
 }

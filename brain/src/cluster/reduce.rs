@@ -207,3 +207,116 @@ fn parsed_address(text: &str) -> Parsed<IpAddr> {
 pub(crate) fn parsed_cidr(text: &str) -> Parsed<IpNet> {
     address::cidr(text.trim()).map_or_else(|| Parsed::Bad(text.into()), Parsed::Good)
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn service(spec: Value, ingress: Value) -> ServiceObject {
+        let object = json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": "web", "namespace": "shop", "creationTimestamp": "1970-01-01T00:01:00Z"},
+            "spec": spec, "status": {"loadBalancer": {"ingress": ingress}},
+        });
+        serde_json::from_value::<Service>(object).unwrap().into()
+    }
+
+    fn texts<T: ToString>(list: &[Parsed<T>]) -> Vec<String> {
+        let text = |parsed: &Parsed<T>| match parsed {
+            Parsed::Good(value) => value.to_string(),
+            Parsed::Bad(text) => format!("bad {text}"),
+        };
+        list.iter().map(text).collect()
+    }
+
+    #[test]
+    fn load_balancer_addresses_are_those_that_packets_keep() {
+        let ingress = json!([
+            {"ip": "192.0.2.1"}, {"ip": "192.0.2.2", "ipMode": "VIP"}, {"ip": "192.0.2.3", "ipMode": "Proxy"},
+            {"hostname": "lb.example.com"}, {"ip": ""}, {"ip": "192.0.2.x"}
+        ]);
+        let service = service(json!({}), ingress);
+        assert_eq!(texts(&service.load_balancer_ips), ["192.0.2.1", "192.0.2.2", "bad 192.0.2.x"]);
+        assert_eq!((&*service.namespace, &*service.name, service.created), ("shop", "web", 60));
+    }
+
+    #[test]
+    fn cluster_ips_are_many_or_one_or_none() {
+        let of = |spec: Value| {
+            let service = service(spec, json!([]));
+            (texts(&service.cluster_ips), service.headless)
+        };
+        let one = || vec!["10.96.0.41".to_owned()];
+        assert_eq!(of(json!({"clusterIP": "10.96.0.041"})), (one(), false));
+        assert_eq!(of(json!({"clusterIP": "10.96.0.41", "clusterIPs": ["10.96.0.41"]})), (one(), false));
+        assert_eq!(of(json!({"clusterIPs": ["10.96.0.41"]})), (one(), false));
+        assert_eq!(of(json!({"clusterIP": "None", "clusterIPs": ["None"]})), (vec![], true));
+        assert_eq!(of(json!({"clusterIPs": ["None"]})), (vec![], true));
+        assert_eq!(of(json!({"clusterIP": ""})), (vec![], false));
+        assert_eq!(of(json!({})), (vec![], false));
+    }
+
+    #[test]
+    fn affinity_has_a_timeout() {
+        let of = |spec: Value| service(spec, json!([])).affinity;
+        assert_eq!(of(json!({})), None);
+        assert_eq!(of(json!({"sessionAffinity": "None"})), None);
+        assert_eq!(of(json!({"sessionAffinity": "ClientIP"})), Some(10_800));
+        let config =
+            json!({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 60}}});
+        assert_eq!(of(config), Some(60));
+    }
+
+    #[test]
+    fn policies_types_and_ports_are_read() {
+        let service = service(
+            json!({
+                "type": "LoadBalancer", "internalTrafficPolicy": "Local", "externalTrafficPolicy": "Local",
+                "healthCheckNodePort": 30000, "loadBalancerSourceRanges": [" 203.0.113.7/24 ", "x"],
+                "ports": [{"port": 53, "protocol": "UDP", "nodePort": 30053}, {"name": "b", "port": 1, "protocol": "X"}],
+            }),
+            json!([]),
+        );
+        assert_eq!(
+            (service.kind, service.internal_local, service.external_local),
+            (ServiceType::LoadBalancer, true, true)
+        );
+        assert_eq!(texts(&service.source_ranges), ["203.0.113.0/24", "bad x"]);
+        assert_eq!(service.health_check_node_port, 30000);
+        let dns = ServicePort { name: "".into(), protocol: Parsed::Good(Protocol::Udp), port: 53, node_port: 30053 };
+        let odd = ServicePort { name: "b".into(), protocol: Parsed::Bad("X".into()), port: 1, node_port: 0 };
+        assert_eq!(*service.ports, [dns, odd]);
+    }
+
+    #[test]
+    fn what_is_not_said_of_an_endpoint_is_filled_in() {
+        let of = |conditions: Value| {
+            let endpoint = json!({"addresses": ["10.0.0.1", "10.0.0.2"], "conditions": conditions});
+            let endpoint: SliceEndpoint = serde_json::from_value::<Endpoint>(endpoint).unwrap().into();
+            assert_eq!(endpoint.address, Some(Parsed::Good("10.0.0.1".parse().unwrap())), "only the first counts");
+            let Conditions { ready, serving, terminating } = endpoint.conditions;
+            (ready, serving, terminating)
+        };
+        assert_eq!(of(json!(null)), (true, true, false));
+        assert_eq!(of(json!({"ready": false})), (false, true, false));
+        assert_eq!(of(json!({"ready": false, "serving": false})), (false, false, false));
+        assert_eq!(of(json!({"ready": false, "serving": true, "terminating": true})), (false, true, true));
+    }
+
+    #[test]
+    fn a_node_has_its_internal_addresses_first() {
+        let node = json!({
+            "metadata": {"name": "n", "labels": {"topology.kubernetes.io/zone": "z"}},
+            "spec": {"podCIDR": "10.1.0.0/24"},
+            "status": {"addresses": [
+                {"type": "Hostname", "address": "n"}, {"type": "ExternalIP", "address": "203.0.113.1"},
+                {"type": "InternalIP", "address": "192.168.0.1"}, {"type": "InternalIP", "address": "fd00::1"}
+            ]},
+        });
+        let node: NodeObject = serde_json::from_value::<Node>(node).unwrap().into();
+        assert_eq!(texts(&node.addresses), ["192.168.0.1", "fd00::1", "203.0.113.1"]);
+        assert_eq!((texts(&node.pod_cidrs), &*node.zone), (vec!["10.1.0.0/24".to_owned()], "z"));
+    }
+}

@@ -93,3 +93,37 @@ fn addresses(node: &NodeObject) -> Vec<IpAddr> {
     addresses.sort_by_key(IpAddr::is_ipv6);
     addresses
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cluster::reduce::parsed_cidr,
+        localize::fixtures::{addresses, ips},
+    };
+
+    #[test]
+    fn the_facts_come_from_node_and_service_cidrs() {
+        let object = NodeObject {
+            name: "n".into(),
+            zone: "z".into(),
+            addresses: addresses(&["fd00::1", "192.168.0.2", "x", "192.168.0.1", "fd00::1"]),
+            pod_cidrs: ["10.1.0.0/24", "y"].map(parsed_cidr).into(),
+        };
+        let cidrs = [["10.96.0.0/16", "fd00:96::/112"], ["10.95.0.0/16", "w"]];
+        let cidrs = cidrs.map(|cidrs| ServiceCidrObject { name: "c".into(), cidrs: cidrs.map(parsed_cidr).into() });
+        let (facts, skipped) = node("n", Some(&object), &cidrs);
+        let text = |cidrs: &[IpNet]| cidrs.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(facts.addresses, ips(&["192.168.0.2", "192.168.0.1", "fd00::1"]), "IPv4 first, each in its order");
+        assert_eq!(text(&facts.pod_cidrs), ["10.1.0.0/24"]);
+        assert_eq!(text(&facts.service_cidrs), ["10.95.0.0/16", "10.96.0.0/16", "fd00:96::/112"]);
+        assert_eq!((&*facts.name, &*facts.zone), ("n", "z"));
+        let said: Vec<_> = skipped.iter().map(|skipped| format!("{} {}", skipped.object, skipped.field)).collect();
+        assert_eq!(said, ["Node n status.addresses", "Node n spec.podCIDRs", "ServiceCIDR c spec.cidrs"]);
+    }
+
+    #[test]
+    fn a_brain_without_a_node_knows_its_name() {
+        assert_eq!(node("n", None, []).0, Node { name: "n".into(), ..Node::default() });
+    }
+}

@@ -2,7 +2,9 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
-    fs, io,
+    fs,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -20,6 +22,8 @@ pub struct Loaded {
     pub events: Vec<Event>,
     /// What means nothing here: objects of other kinds (the first of each), slices that belong to no Service.
     pub ignored: Vec<Problem>,
+    /// Of the names and contents of the files: equal for equal files.
+    pub fingerprint: u64,
 }
 
 /// Reads a file, or all `.yaml`, `.yml` and `.json` files of a folder (not of the folders in it). If anything cannot be
@@ -29,7 +33,10 @@ pub fn load(path: &Path) -> Result<Loaded, Vec<Problem>> {
     let mut all = Collected::default();
     for file in files {
         match fs::read(&file) {
-            Ok(bytes) => all.file(&Arc::new(file), bytes),
+            Ok(bytes) => {
+                (&file, &bytes).hash(&mut all.hasher);
+                all.file(&Arc::new(file), bytes);
+            }
             // It is gone again; what is there now is read next, when the watch tells.
             Err(error) if error.kind() == io::ErrorKind::NotFound && file != path => {}
             Err(error) => all.problems.push(unreadable(&file, &error)),
@@ -84,6 +91,7 @@ struct Collected {
     places: BTreeMap<(Kind, String, String), Place>,
     ignored: Vec<Problem>,
     ignored_kinds: BTreeSet<String>,
+    hasher: DefaultHasher,
     problems: Vec<Problem>,
 }
 
@@ -138,6 +146,6 @@ impl Collected {
         }
         let events =
             Kind::ALL.map(|kind| Event::Replace { kind, objects: self.objects.remove(&kind).unwrap_or_default() });
-        Ok(Loaded { events: events.into(), ignored: self.ignored })
+        Ok(Loaded { events: events.into(), ignored: self.ignored, fingerprint: self.hasher.finish() })
     }
 }

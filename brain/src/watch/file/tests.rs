@@ -295,6 +295,19 @@ async fn a_config_map_is_swapped_through_its_link() {
 }
 
 #[tokio::test]
+async fn a_link_is_followed_to_the_file_it_names() {
+    let (folder, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (link, file) = (folder.path().join("link.yaml"), elsewhere.path().join("file.yaml"));
+    fs::write(&file, web(1)).unwrap();
+    symlink(&file, &link).unwrap();
+    let mut source = Source::start(&link);
+    assert_eq!(source.next().await, ["10.96.0.1"]);
+    fs::write(&file, web(2)).unwrap();
+    assert_eq!(source.next().await, ["10.96.0.2"]);
+    source.stop().await;
+}
+
+#[tokio::test]
 async fn the_last_good_state_stays_while_a_file_is_bad() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("web.yaml");
@@ -317,4 +330,46 @@ async fn a_bad_file_at_the_start_is_an_error_of_one_line() {
     let error = source.task.await.unwrap().unwrap_err();
     let said = format!("{error:#}");
     assert!(said.ends_with("web.yaml:9: Service default/web: spec.ports[0].port: invalid i32"), "{said}");
+}
+
+mod any_text {
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Whatever a file says, it is read or refused with the line at fault.
+        #[test]
+        fn is_read_or_refused(lines in prop::collection::vec(line(), 0..12)) {
+            let text = lines.join("\n");
+            if let Err(problems) = super::loaded("a.yaml", &text) {
+                prop_assert!(!problems.is_empty());
+                for problem in problems {
+                    prop_assert!(problem.starts_with("a.yaml:") && !problem.contains('\n'), "{problem}");
+                }
+            }
+        }
+    }
+
+    fn line() -> impl Strategy<Value = String> {
+        let known = prop::sample::select(super::WEB.lines().chain(super::SLICE.lines()).collect::<Vec<_>>());
+        let odd = prop::sample::select(vec![
+            "---",
+            "...",
+            "items:",
+            "kind: List",
+            "- kind: Service",
+            "  - port: 1",
+            "a: &a [*a]",
+            "? ",
+            "{",
+            "]",
+            "\t",
+            "\u{feff}",
+            "%YAML 1.2",
+            "spec: null",
+            "metadata: 7",
+            "items: [[], {}, 1]",
+            "  ports: {}",
+        ]);
+        prop_oneof![6 => known.prop_map(str::to_owned), 3 => odd.prop_map(str::to_owned), 1 => "\\PC{0,12}"]
+    }
 }

@@ -43,7 +43,8 @@ pub async fn run(path: PathBuf, sender: mpsc::Sender<Vec<Event>>, shutdown: Canc
         Err(problems) => bail!("{}", first_of(&problems)),
     };
     report_ignored(&last, &Loaded::default());
-    if sender.send(last.events.clone()).await.is_err() {
+    // What was sent is not kept: the cluster holds it, and the fingerprint tells whether there is news.
+    if sender.send(std::mem::take(&mut last.events)).await.is_err() {
         return Ok(());
     }
     tracing::info!(path = %path.display(), "watching files");
@@ -54,10 +55,10 @@ pub async fn run(path: PathBuf, sender: mpsc::Sender<Vec<Event>>, shutdown: Canc
         }
         watch.arm();
         match read(&path).await? {
-            Ok(loaded) if loaded == last => {}
-            Ok(loaded) => {
+            Ok(loaded) if loaded.fingerprint == last.fingerprint => {}
+            Ok(mut loaded) => {
                 report_ignored(&loaded, &last);
-                if sender.send(loaded.events.clone()).await.is_err() {
+                if sender.send(std::mem::take(&mut loaded.events)).await.is_err() {
                     return Ok(());
                 }
                 last = loaded;
