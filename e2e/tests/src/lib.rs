@@ -143,7 +143,7 @@ pub fn await_condition(what: &str, mut condition: impl FnMut() -> bool) -> anyho
     let deadline = Instant::now() + PATIENCE;
     while !condition() {
         anyhow::ensure!(Instant::now() < deadline, "waited {PATIENCE:?} for: {what}");
-        std::thread::yield_now();
+        std::thread::park_timeout(Duration::from_millis(5));
     }
     Ok(())
 }

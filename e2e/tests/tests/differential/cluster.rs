@@ -1,0 +1,229 @@
+//! A cluster as the generator thinks of it, and the Kubernetes objects that it stands for.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use localnet_lab::Protocol;
+use serde_json::{Value, json};
+
+/// The Services of a cluster, by slot.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Cluster {
+    pub(crate) services: BTreeMap<u8, Service>,
+}
+
+/// What kind of Service; ExternalName and headless ones are nothing to a service proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    ClusterIp,
+    NodePort,
+    LoadBalancer,
+    Headless,
+    ExternalName,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Service {
+    pub(crate) name: String,
+    pub(crate) kind: Kind,
+    /// One of each family, the first one's family first.
+    pub(crate) cluster_ips: Vec<IpAddr>,
+    pub(crate) ports: Vec<Port>,
+    pub(crate) external_ips: Vec<IpAddr>,
+    pub(crate) ingress: Vec<Ingress>,
+    pub(crate) source_ranges: Vec<&'static str>,
+    pub(crate) internal_local: bool,
+    pub(crate) external_local: bool,
+    pub(crate) affinity: Option<u32>,
+    pub(crate) other_proxy: bool,
+    pub(crate) allocate_node_ports: bool,
+    pub(crate) health_port: u16,
+    pub(crate) distribution: Option<&'static str>,
+    pub(crate) slices: Vec<Slice>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Port {
+    pub(crate) name: &'static str,
+    pub(crate) protocol: Protocol,
+    pub(crate) number: u16,
+    /// Used when the kind has NodePorts.
+    pub(crate) node_port: u16,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Ingress {
+    pub(crate) ip: IpAddr,
+    pub(crate) mode: Option<&'static str>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Slice {
+    pub(crate) name: String,
+    pub(crate) v4: bool,
+    pub(crate) ports: Vec<SlicePort>,
+    pub(crate) endpoints: Vec<SliceEndpoint>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct SlicePort {
+    pub(crate) name: &'static str,
+    pub(crate) protocol: Protocol,
+    pub(crate) number: Option<u16>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct SliceEndpoint {
+    pub(crate) address: IpAddr,
+    pub(crate) node: Option<&'static str>,
+    pub(crate) ready: Option<bool>,
+    pub(crate) serving: Option<bool>,
+    pub(crate) terminating: Option<bool>,
+    pub(crate) zones: Vec<&'static str>,
+    pub(crate) nodes: Vec<&'static str>,
+}
+
+impl Service {
+    fn has_node_ports(&self) -> bool {
+        self.kind == Kind::NodePort || self.kind == Kind::LoadBalancer && self.allocate_node_ports
+    }
+
+    /// The ports at which the nodes serve it.
+    pub(crate) fn node_ports(&self) -> impl Iterator<Item = (Protocol, u16)> + '_ {
+        let ports = self.has_node_ports().then_some(&self.ports);
+        ports.into_iter().flatten().map(|port| (port.protocol, port.node_port))
+    }
+
+    /// The load balancer addresses that the API shows.
+    pub(crate) fn ingress(&self) -> &[Ingress] {
+        if self.kind == Kind::LoadBalancer { &self.ingress } else { &[] }
+    }
+
+    pub(crate) fn object(&self) -> Value {
+        let mut labels = json!({});
+        if self.other_proxy {
+            labels["service.kubernetes.io/service-proxy-name"] = "another".into();
+        }
+        json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": { "name": self.name, "labels": labels },
+            "spec": self.spec(),
+        })
+    }
+
+    fn spec(&self) -> Value {
+        let mut spec = json!({ "ports": self.port_objects(), "externalIPs": self.external_ips });
+        match self.kind {
+            Kind::ExternalName => {
+                spec["type"] = "ExternalName".into();
+                spec["externalName"] = "example.org".into();
+                return spec;
+            }
+            Kind::Headless => {
+                spec["type"] = "ClusterIP".into();
+                spec["clusterIP"] = "None".into();
+                spec["clusterIPs"] = json!(["None"]);
+                return spec;
+            }
+            Kind::ClusterIp => spec["type"] = "ClusterIP".into(),
+            Kind::NodePort => spec["type"] = "NodePort".into(),
+            Kind::LoadBalancer => {
+                spec["type"] = "LoadBalancer".into();
+                spec["allocateLoadBalancerNodePorts"] = self.allocate_node_ports.into();
+                spec["loadBalancerSourceRanges"] = json!(self.source_ranges);
+            }
+        }
+        let family = |ip: &IpAddr| if ip.is_ipv4() { "IPv4" } else { "IPv6" };
+        spec["clusterIP"] = json!(self.cluster_ips[0]);
+        spec["clusterIPs"] = json!(self.cluster_ips);
+        spec["ipFamilies"] = self.cluster_ips.iter().map(family).collect();
+        spec["ipFamilyPolicy"] = if self.cluster_ips.len() == 2 { "RequireDualStack" } else { "SingleStack" }.into();
+        spec["internalTrafficPolicy"] = policy(self.internal_local).into();
+        if self.kind != Kind::ClusterIp || !self.external_ips.is_empty() {
+            spec["externalTrafficPolicy"] = policy(self.external_local).into();
+        }
+        if self.kind == Kind::LoadBalancer && self.external_local {
+            spec["healthCheckNodePort"] = self.health_port.into();
+        }
+        if let Some(seconds) = self.affinity {
+            spec["sessionAffinity"] = "ClientIP".into();
+            spec["sessionAffinityConfig"] = json!({ "clientIP": { "timeoutSeconds": seconds } });
+        }
+        if let Some(distribution) = self.distribution {
+            spec["trafficDistribution"] = distribution.into();
+        }
+        spec
+    }
+
+    fn port_objects(&self) -> Vec<Value> {
+        let object = |port: &Port| {
+            let mut object = json!({ "name": port.name, "protocol": upper(port.protocol), "port": port.number });
+            if self.has_node_ports() {
+                object["nodePort"] = port.node_port.into();
+            }
+            object
+        };
+        self.ports.iter().map(object).collect()
+    }
+
+    /// What the status of the object becomes.
+    pub(crate) fn status(&self) -> Value {
+        let entry = |ingress: &Ingress| match ingress.mode {
+            Some(mode) => json!({ "ip": ingress.ip, "ipMode": mode }),
+            None => json!({ "ip": ingress.ip }),
+        };
+        match self.ingress() {
+            [] => json!({ "loadBalancer": { "ingress": null } }),
+            ingress => json!({ "loadBalancer": { "ingress": ingress.iter().map(entry).collect::<Vec<_>>() } }),
+        }
+    }
+}
+
+impl Slice {
+    pub(crate) fn object(&self, service: &str) -> Value {
+        let port = |port: &SlicePort| {
+            let mut object = json!({ "name": port.name, "protocol": upper(port.protocol) });
+            if let Some(number) = port.number {
+                object["port"] = number.into();
+            }
+            object
+        };
+        json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": { "name": self.name, "labels": { "kubernetes.io/service-name": service } },
+            "addressType": if self.v4 { "IPv4" } else { "IPv6" },
+            "ports": self.ports.iter().map(port).collect::<Vec<_>>(),
+            "endpoints": self.endpoints.iter().map(SliceEndpoint::object).collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl SliceEndpoint {
+    fn object(&self) -> Value {
+        let mut object = json!({ "addresses": [self.address], "conditions": {} });
+        let conditions = [("ready", self.ready), ("serving", self.serving), ("terminating", self.terminating)];
+        for (name, condition) in conditions {
+            if let Some(condition) = condition {
+                object["conditions"][name] = condition.into();
+            }
+        }
+        if let Some(node) = self.node {
+            object["nodeName"] = node.into();
+        }
+        let named = |names: &[&str]| names.iter().map(|name| json!({ "name": name })).collect::<Vec<_>>();
+        for (kind, names) in [("forZones", &self.zones), ("forNodes", &self.nodes)] {
+            if !names.is_empty() {
+                object["hints"][kind] = named(names).into();
+            }
+        }
+        object
+    }
+}
+
+/// As Kubernetes writes it.
+pub(crate) fn upper(protocol: Protocol) -> String {
+    protocol.to_string().to_uppercase()
+}
+
+fn policy(local: bool) -> &'static str {
+    if local { "Local" } else { "Cluster" }
+}

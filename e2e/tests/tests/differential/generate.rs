@@ -1,0 +1,356 @@
+//! Random clusters from a seed, and random changes to them. Pure: the same seed gives the same clusters.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use localnet_lab::{
+    Protocol,
+    topology::{NODE, Place},
+};
+
+use crate::{
+    cluster::{Cluster, Ingress, Kind, Port, Service, Slice, SliceEndpoint, SlicePort},
+    pools,
+    random::Random,
+};
+
+const FEWEST: usize = 15;
+const PORT_NAMES: [&str; 4] = ["http", "dns", "metrics", "p"];
+const SOURCE_RANGES: [&str; 10] = [
+    "203.0.113.0/25",
+    "203.0.113.128/25",
+    "10.180.0.0/16",
+    "192.168.0.0/24",
+    "0.0.0.0/0",
+    "2001:db8:2::/121",
+    "fd00:10:180::/64",
+    "2001:db8::/64",
+    "::/0",
+    "198.51.100.0/24",
+];
+
+impl Cluster {
+    /// A new cluster.
+    pub(crate) fn random(random: &mut Random) -> Self {
+        let mut cluster = Self::default();
+        for slot in random.some(&slots(), FEWEST..usize::from(pools::SLOTS) + 1) {
+            cluster.add(slot, 'a', random);
+        }
+        cluster
+    }
+
+    /// Some Services come, go and change; most stay.
+    pub(crate) fn change(&mut self, random: &mut Random) {
+        for _ in 0..3 + random.below(5) {
+            let slot = *random.pick(&slots());
+            let Some(mut service) = self.services.remove(&slot) else {
+                self.add(slot, 'a', random);
+                continue;
+            };
+            match random.below(10) {
+                0 => {}
+                // Another Service with the same addresses and NodePorts.
+                1 => self.add(slot, if service.name.ends_with('a') { 'b' } else { 'a' }, random),
+                2..5 => {
+                    endpoints_change(&mut service, random);
+                    self.services.insert(slot, service);
+                }
+                _ => {
+                    let other = self.service(slot, &service.name, random);
+                    mix(&mut service, other, random);
+                    self.services.insert(slot, service);
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, slot: u8, suffix: char, random: &mut Random) {
+        let service = self.service(slot, &format!("svc-{slot}{suffix}"), random);
+        self.services.insert(slot, service);
+    }
+
+    /// A Service for a slot that is free or that it takes over.
+    fn service(&self, slot: u8, name: &str, random: &mut Random) -> Service {
+        let kind = random.weighted(&[
+            (35, Kind::ClusterIp),
+            (25, Kind::NodePort),
+            (32, Kind::LoadBalancer),
+            (4, Kind::Headless),
+            (4, Kind::ExternalName),
+        ]);
+        let [v4, v6] = pools::cluster_ips(slot);
+        let ports = ports(slot, random);
+        let taken = self.taken_beside(slot);
+        let free = |pool: Vec<IpAddr>| -> Vec<IpAddr> {
+            let is_free = |ip: &IpAddr| ports.iter().all(|port| !taken.contains(&(*ip, port.protocol, port.number)));
+            pool.into_iter().filter(is_free).collect()
+        };
+        let ingress = random.some(&free(pools::load_balancer_ips()), 0..4);
+        let mut external_ips = match random.percent(35) {
+            true => random.some(&free(pools::external_ips()), 1..4),
+            false => Vec::new(),
+        };
+        if random.percent(4) {
+            external_ips.extend(ingress.first());
+        }
+        let mode = |ip| Ingress { ip, mode: random.weighted(&[(4, Some("VIP")), (2, None), (1, Some("Proxy"))]) };
+        let ingress = ingress.into_iter().map(mode).collect();
+        Service {
+            name: name.to_owned(),
+            kind,
+            cluster_ips: random.pick(&[vec![v4, v6], vec![v6, v4], vec![v4], vec![v6], vec![v4, v6]]).clone(),
+            external_ips,
+            ingress,
+            source_ranges: match random.percent(40) {
+                true => random.some(&SOURCE_RANGES, 1..4),
+                false => Vec::new(),
+            },
+            internal_local: random.percent(25),
+            external_local: random.percent(40),
+            affinity: random.percent(25).then(|| *random.pick(&[60, 600, 10_800, 86_400])),
+            other_proxy: random.percent(4),
+            allocate_node_ports: random.percent(75),
+            health_port: pools::health_port(slot),
+            distribution: random.weighted(&[(6, None), (1, Some("PreferSameZone")), (1, Some("PreferSameNode"))]),
+            slices: slices(name, &ports, random),
+            ports,
+        }
+    }
+
+    /// Addresses outside of the cluster that the Services of other slots claim, with protocols and ports.
+    fn taken_beside(&self, slot: u8) -> BTreeSet<(IpAddr, Protocol, u16)> {
+        let others = self.services.iter().filter(|(other, _)| **other != slot).map(|(_, service)| service);
+        others.flat_map(claims).collect()
+    }
+}
+
+fn slots() -> Vec<u8> {
+    (0..pools::SLOTS).collect()
+}
+
+fn claims(service: &Service) -> impl Iterator<Item = (IpAddr, Protocol, u16)> + '_ {
+    let addresses = service.ingress.iter().map(|ingress| ingress.ip).chain(service.external_ips.iter().copied());
+    addresses.flat_map(|ip| service.ports.iter().map(move |port| (ip, port.protocol, port.number)))
+}
+
+fn ports(slot: u8, random: &mut Random) -> Vec<Port> {
+    let protocol = |random: &mut Random| random.weighted(&[(6, Protocol::Tcp), (3, Protocol::Udp), (1, Protocol::Sctp)]);
+    let node_ports = pools::node_ports(slot);
+    let count = 1 + random.below(3);
+    let unnamed = count == 1 && random.percent(50);
+    let names = random.some(&PORT_NAMES, count..count + 1);
+    let mut ports: Vec<Port> = Vec::new();
+    for (name, node_port) in names.into_iter().zip(node_ports) {
+        let name = if unnamed { "" } else { name };
+        let (mut number, mut node_port, own) = (*random.pick(&pools::SERVICE_PORTS), node_port, protocol(random));
+        // The same numbers by another protocol are another port.
+        if let Some(first) = ports.first()
+            && first.protocol != own
+            && random.percent(60)
+        {
+            (number, node_port) = (first.number, first.node_port);
+        }
+        let is_taken =
+            |port: &Port| port.protocol == own && (port.number == number || port.node_port == node_port);
+        if !ports.iter().any(is_taken) {
+            ports.push(Port { name, protocol: own, number, node_port });
+        }
+    }
+    ports
+}
+
+/// How the endpoints of a slice are hinted.
+#[derive(Clone, Copy)]
+enum Hints {
+    None,
+    Zones,
+    ZonesAndNodes,
+    Any,
+}
+
+fn slices(service: &str, ports: &[Port], random: &mut Random) -> Vec<Slice> {
+    let mut slices = Vec::new();
+    for v4 in [true, false] {
+        let hints = random.weighted(&[
+            (55, Hints::None),
+            (20, Hints::Zones),
+            (15, Hints::ZonesAndNodes),
+            (10, Hints::Any),
+        ]);
+        // How likely an endpoint is as it should be: most Services work, some have nothing that is ready.
+        let healthy = random.weighted(&[(6, 85), (2, 40), (2, 0)]);
+        let of_family = slices.len();
+        for number in 0..random.weighted(&[(12, 0), (50, 1), (28, 2), (10, 3)]) {
+            let name = format!("{service}-{}-{number}", if v4 { "v4" } else { "v6" });
+            let count = random.weighted(&[(1, 0), (5, 1), (5, 2), (4, 3), (2, 5)]);
+            let endpoints = random.some(&endpoints(v4), count..count + 1);
+            let endpoints = endpoints.into_iter().map(|(address, node)| endpoint(address, node, hints, healthy, random));
+            slices.push(Slice { name, v4, endpoints: endpoints.collect(), ports: slice_ports(ports, random) });
+        }
+        settle_duplicates(&mut slices[of_family..], random);
+    }
+    slices
+}
+
+/// Addresses of endpoints, with the node that they may be said to be on: a pod on its own, others anywhere or nowhere.
+fn endpoints(v4: bool) -> Vec<(IpAddr, Option<&'static str>)> {
+    let of_family = |pair: [IpAddr; 2]| if v4 { pair[0] } else { pair[1] };
+    let mut endpoints = Vec::new();
+    for number in pools::PODS {
+        for (place, node) in [(Place::Local, "node-a"), (Place::Remote, "node-b")] {
+            endpoints.push((of_family(pools::pod(place, number).addresses()), Some(node)));
+        }
+    }
+    endpoints.push((of_family(NODE), Some("node-a")));
+    endpoints.push((of_family(pools::FOREIGN[0]), None));
+    endpoints.push((of_family(pools::FOREIGN[1]), Some("node-b")));
+    endpoints
+}
+
+fn endpoint(
+    address: IpAddr,
+    node: Option<&'static str>,
+    hints: Hints,
+    healthy: usize,
+    random: &mut Random,
+) -> SliceEndpoint {
+    let (yes, no) = (Some(true), Some(false));
+    let [ready, serving, terminating] = match random.percent(healthy) {
+        true => *random.pick(&[[yes, yes, no], [yes, None, None], [None, None, None], [yes, yes, None]]),
+        false => random.weighted(&[
+            (30, [no, yes, yes]),
+            (25, [no, no, no]),
+            (10, [no, no, yes]),
+            (10, [no, None, yes]),
+            (5, [no, None, None]),
+            (5, [no, yes, no]),
+            // As with publishNotReadyAddresses.
+            (8, [yes, no, yes]),
+            (7, [yes, yes, yes]),
+            (5, [None, no, no]),
+        ]),
+    };
+    let zones = |random: &mut Random| random.pick(&[vec!["zone-a"], vec!["zone-b"], vec!["zone-b", "zone-a"]]).clone();
+    let nodes = |random: &mut Random| random.pick(&[vec!["node-a"], vec!["node-b"], vec!["node-b"]]).clone();
+    let (zones, nodes) = match hints {
+        Hints::None => (vec![], vec![]),
+        Hints::Zones => (zones(random), vec![]),
+        Hints::ZonesAndNodes => (zones(random), nodes(random)),
+        Hints::Any => (
+            if random.percent(60) { zones(random) } else { vec![] },
+            if random.percent(60) { nodes(random) } else { vec![] },
+        ),
+    };
+    SliceEndpoint { address, node, ready, serving, terminating, zones, nodes }
+}
+
+fn slice_ports(ports: &[Port], random: &mut Random) -> Vec<SlicePort> {
+    let mut of_slice = Vec::new();
+    for port in ports {
+        let (name, protocol) = (port.name, port.protocol);
+        let number = Some(*random.pick(&pools::ENDPOINT_PORTS));
+        let as_it_is = SlicePort { name, protocol, number };
+        of_slice.extend(match random.below(25) {
+            0 => None,
+            1 => Some(SlicePort { number: None, ..as_it_is }),
+            2 => {
+                let other = if protocol == Protocol::Tcp { Protocol::Udp } else { Protocol::Tcp };
+                Some(SlicePort { protocol: other, ..as_it_is })
+            }
+            _ => Some(as_it_is),
+        });
+    }
+    if random.percent(10) {
+        of_slice.push(SlicePort { name: "unrelated", protocol: Protocol::Tcp, number: Some(pools::ENDPOINT_PORTS[0]) });
+    }
+    of_slice
+}
+
+/// Of two endpoints that say different things about one address, kube-proxy takes whichever its map yields last, unless
+/// exactly one of them is terminating. Only what it decides can be compared.
+fn settle_duplicates(slices: &mut [Slice], random: &mut Random) {
+    let mut seen: Vec<SliceEndpoint> = Vec::new();
+    for endpoint in slices.iter_mut().flat_map(|slice| &mut slice.endpoints) {
+        let mut same = seen.iter().filter(|other| other.address == endpoint.address);
+        match (same.next().cloned(), same.next()) {
+            (None, _) => {}
+            (Some(first), None) if random.percent(50) => {
+                let terminating = Some(first.terminating != Some(true));
+                *endpoint = SliceEndpoint { terminating, ..endpoint.clone() };
+            }
+            (Some(first), _) => *endpoint = first,
+        }
+        seen.push(endpoint.clone());
+    }
+}
+
+/// What a rolling update, a scaling or a probe does: only slices change.
+fn endpoints_change(service: &mut Service, random: &mut Random) {
+    match random.below(5) {
+        0 => service.slices.clear(),
+        1 => service.slices.iter_mut().for_each(|slice| slice.endpoints.clear()),
+        2 => {
+            for slice in &mut service.slices {
+                slice.endpoints.pop();
+            }
+        }
+        3 => {
+            let end = |endpoint: &mut SliceEndpoint| (endpoint.ready, endpoint.terminating) = (Some(false), Some(true));
+            service.slices.iter_mut().flat_map(|slice| &mut slice.endpoints).for_each(end);
+            let mut seen: Vec<SliceEndpoint> = Vec::new();
+            for endpoint in service.slices.iter_mut().flat_map(|slice| &mut slice.endpoints) {
+                match seen.iter().find(|other| other.address == endpoint.address) {
+                    Some(first) => *endpoint = first.clone(),
+                    None => seen.push(endpoint.clone()),
+                }
+            }
+        }
+        _ => service.slices = slices(&service.name, &service.ports, random),
+    }
+}
+
+/// Takes over some of what another Service in the same slot is like.
+fn mix(service: &mut Service, other: Service, random: &mut Random) {
+    match random.below(9) {
+        0 => service.kind = other.kind,
+        1 => (service.internal_local, service.external_local) = (other.internal_local, other.external_local),
+        2 => service.affinity = other.affinity.xor(service.affinity),
+        3 => service.source_ranges = other.source_ranges,
+        4 => service.other_proxy = !service.other_proxy,
+        5 => service.cluster_ips = other.cluster_ips,
+        6 => service.allocate_node_ports = !service.allocate_node_ports,
+        // What is claimed goes together: others may have taken the rest meanwhile.
+        7 => {
+            service.ports = other.ports;
+            service.external_ips = other.external_ips;
+            service.ingress = other.ingress;
+        }
+        _ => *service = other,
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_cluster_and_no_two_services_claim_the_same() {
+    let grow = |seed| {
+        let mut random = Random::new(seed);
+        let mut cluster = Cluster::random(&mut random);
+        let mut all = vec![cluster.clone()];
+        for _ in 0..20 {
+            cluster.change(&mut random);
+            all.push(cluster.clone());
+        }
+        all
+    };
+    for seed in 0..50 {
+        let clusters = grow(seed);
+        assert_eq!(clusters, grow(seed));
+        assert_ne!(clusters, grow(seed + 1));
+        for cluster in clusters {
+            assert!(cluster.services.len() <= usize::from(pools::SLOTS));
+            let mut claimed = BTreeSet::new();
+            for service in cluster.services.values() {
+                let own: BTreeSet<_> = claims(service).collect();
+                assert!(own.iter().all(|claim| claimed.insert(*claim)), "seed {seed}: {}", service.name);
+            }
+        }
+    }
+}

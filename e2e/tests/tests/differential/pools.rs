@@ -1,0 +1,93 @@
+//! What random clusters are made of: the addresses and ports of the lab that Services, endpoints and packets may name.
+//!
+//! Every address that a packet could reach untouched has something that answers there, so that "untouched" is seen and not
+//! merely missed. Two Services never claim the same address and port: kube-proxy then takes whichever it happens to see last.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+};
+
+use localnet_lab::{
+    Endpoint, Pod, Protocol, Topology,
+    topology::{NODE, Place},
+};
+
+/// How many Services a cluster has at most. A slot has its own ClusterIPs, NodePorts and health check port, which go from one
+/// Service to the next one in the slot.
+pub(crate) const SLOTS: u8 = 22;
+/// Pods of the node, and as many of another node.
+pub(crate) const PODS: [u8; 3] = [1, 2, 3];
+pub(crate) const SERVICE_PORTS: [u16; 4] = [80, 443, 53, 8080];
+pub(crate) const ENDPOINT_PORTS: [u16; 3] = [8080, 8081, 9000];
+pub(crate) const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+const NODE_PORTS_OF_SLOT: u16 = 3;
+const FIRST_NODE_PORT: u16 = 30_000;
+const FIRST_HEALTH_PORT: u16 = 30_200;
+
+/// The node's second address in each family: no NodePorts there.
+pub(crate) const SECOND: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(192, 168, 1, 2)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 2))];
+
+/// The addresses of a slot's Service: IPv4, IPv6.
+pub(crate) fn cluster_ips(slot: u8) -> [IpAddr; 2] {
+    [
+        Ipv4Addr::new(172, 30, 1, slot + 1).into(),
+        Ipv6Addr::new(0xfd00, 0x172, 0x30, 0, 0, 0, 1, u16::from(slot) + 1).into(),
+    ]
+}
+
+pub(crate) fn node_ports(slot: u8) -> Vec<u16> {
+    (0..NODE_PORTS_OF_SLOT).map(|n| FIRST_NODE_PORT + u16::from(slot) * NODE_PORTS_OF_SLOT + n).collect()
+}
+
+pub(crate) fn health_port(slot: u8) -> u16 {
+    FIRST_HEALTH_PORT + u16::from(slot)
+}
+
+/// What `spec.externalIPs` may name: addresses of the outside world, and of the node.
+pub(crate) fn external_ips() -> Vec<IpAddr> {
+    let mut addresses: Vec<IpAddr> = (1..=5).map(|n| Ipv4Addr::new(198, 51, 100, n).into()).collect();
+    addresses.extend((1..=5).map(|n| IpAddr::from(Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, n))));
+    addresses.extend(SECOND);
+    addresses.extend(NODE);
+    addresses
+}
+
+/// What a load balancer may have.
+pub(crate) fn load_balancer_ips() -> Vec<IpAddr> {
+    let v6 = |n| IpAddr::from(Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 1, 0, 0, 0, n));
+    (1..=5).map(|n| Ipv4Addr::new(198, 51, 101, n).into()).chain((1..=5).map(v6)).collect()
+}
+
+/// Endpoints that are no pods: IPv4, IPv6. The longest prefix that they share with an address of the node is that of its first
+/// address, so this is what it masquerades to.
+pub(crate) const FOREIGN: [[IpAddr; 2]; 2] = [
+    [IpAddr::V4(Ipv4Addr::new(198, 18, 0, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0xf, 0, 0, 0, 1))],
+    [IpAddr::V4(Ipv4Addr::new(198, 18, 0, 2)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0xf, 0, 0, 0, 2))],
+];
+
+pub(crate) fn pod(place: Place, number: u8) -> Pod {
+    Pod { place, number }
+}
+
+pub(crate) fn topology() -> Topology {
+    let pods = [Place::Local, Place::Remote].into_iter().flat_map(|place| PODS.map(|number| pod(place, number)));
+    Topology { pods: pods.collect(), node_addresses: SECOND.to_vec() }
+}
+
+/// Everything that answers.
+pub(crate) fn servers() -> BTreeSet<Endpoint> {
+    let pods = topology().pods.into_iter().flat_map(Pod::addresses);
+    let behind = pods.chain(NODE).chain(FOREIGN.into_iter().flatten()).map(|address| (address, &ENDPOINT_PORTS[..]));
+    let external = external_ips().into_iter().chain(load_balancer_ips()).map(|address| (address, &SERVICE_PORTS[..]));
+    let node_ports: Vec<u16> = (0..SLOTS).flat_map(node_ports).collect();
+    let of_node = NODE.into_iter().chain(SECOND).map(|address| (address, &node_ports[..]));
+    let all = behind.chain(external).chain(of_node).flat_map(|(address, ports)| {
+        let at = move |port: &u16| SocketAddr::new(address, *port);
+        PROTOCOLS
+            .into_iter()
+            .flat_map(move |protocol| ports.iter().map(move |port| Endpoint { protocol, address: at(port) }))
+    });
+    all.collect()
+}

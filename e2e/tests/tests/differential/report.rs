@@ -1,0 +1,57 @@
+//! What a run has come to: counts by kind.
+
+use std::{collections::BTreeMap, fmt};
+
+use localnet_client::route::Outcome;
+
+use crate::ask::Asked;
+
+/// Counts of a run.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    pub(crate) clusters: usize,
+    pub(crate) states: usize,
+    pub(crate) packets: usize,
+    pub(crate) connections: usize,
+    pub(crate) unexplained: usize,
+    expected: BTreeMap<&'static str, usize>,
+    protocols: BTreeMap<String, usize>,
+    explained: BTreeMap<usize, usize>,
+}
+
+impl Report {
+    pub(crate) fn count(&mut self, asked: &Asked) {
+        self.packets += 1;
+        let kind = match &asked.expected {
+            Outcome::Endpoints { affinity: Some(_), .. } => "sticky",
+            Outcome::Endpoints { masquerade: true, .. } => "masqueraded",
+            Outcome::Endpoints { .. } => "kept",
+            Outcome::Reject => "rejected",
+            Outcome::Drop => "dropped",
+            Outcome::NotOurs => "untouched",
+        };
+        *self.expected.entry(kind).or_default() += 1;
+        *self.protocols.entry(asked.question.protocol.to_string()).or_default() += 1;
+        let family = if asked.question.to.is_ipv4() { "IPv4" } else { "IPv6" };
+        *self.protocols.entry(family.to_owned()).or_default() += 1;
+    }
+
+    /// An intended difference.
+    pub(crate) fn explained(&mut self, entry: usize) {
+        *self.explained.entry(entry).or_default() += 1;
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { clusters, states, packets, connections, unexplained, .. } = self;
+        write!(f, "{packets} packets ({connections} connections) in {states} states of {clusters} clusters: ")?;
+        let kinds = self.expected.iter().map(|(kind, count)| format!("{count} {kind}"));
+        let protocols = self.protocols.iter().map(|(protocol, count)| format!("{count} {protocol}"));
+        write!(f, "{}; {}; ", kinds.collect::<Vec<_>>().join(", "), protocols.collect::<Vec<_>>().join(", "))?;
+        for (entry, count) in &self.explained {
+            write!(f, "{count} as entry {entry} of docs/differences.md, ")?;
+        }
+        write!(f, "{unexplained} unexplained differences")
+    }
+}

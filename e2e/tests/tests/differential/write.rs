@@ -1,0 +1,207 @@
+//! Writes clusters to the API server: what differs from the cluster before, then the sentinel.
+//!
+//! The sentinel is a Service with one slice in each family. Its port and its endpoints change in every round, as the last of
+//! the Services and the last of the slices: whoever sends packets where the sentinel says has seen everything before it.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Debug,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+};
+
+use anyhow::Context as _;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use k8s_openapi::api::{core::v1, discovery::v1::EndpointSlice};
+use kube::{
+    Api, Client, Resource,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+};
+use localnet_lab::{Protocol, topology::Place};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+use crate::{
+    cluster::{Cluster, Kind, Port, Service, Slice, SliceEndpoint, SlicePort},
+    pools,
+};
+
+/// The Kubernetes namespace of everything.
+pub(crate) const NAMESPACE: &str = "diff";
+pub(crate) const SENTINEL: &str = "sentinel";
+const SENTINEL_IPS: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(172, 30, 0, 250)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0x172, 0x30, 0, 0, 0, 0, 0xfa)),
+];
+const WRITES_AT_ONCE: usize = 8;
+
+/// The way to the API server, and what is there.
+pub(crate) struct Writer {
+    services: Api<v1::Service>,
+    slices: Api<EndpointSlice>,
+    written: Cluster,
+    round: u16,
+}
+
+/// Where the sentinel of a round leads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Sentinel {
+    round: u16,
+}
+
+impl Sentinel {
+    /// The port of the Service.
+    pub(crate) fn port(self) -> u16 {
+        10_000 + self.round
+    }
+
+    /// In each family: the address to ask, and the endpoint that must answer.
+    pub(crate) fn paths(self) -> [(SocketAddr, SocketAddr); 2] {
+        let number = pools::PODS[usize::from(self.round) % pools::PODS.len()];
+        let pods = pools::pod(Place::Local, number).addresses();
+        [0, 1].map(|family| {
+            let to = SocketAddr::new(SENTINEL_IPS[family], self.port());
+            (to, SocketAddr::new(pods[family], pools::ENDPOINT_PORTS[0]))
+        })
+    }
+
+    fn service(self) -> Service {
+        let slice = |(to, endpoint): (SocketAddr, SocketAddr)| Slice {
+            name: format!("{SENTINEL}-{}", if to.is_ipv4() { "v4" } else { "v6" }),
+            v4: to.is_ipv4(),
+            ports: vec![SlicePort { name: "", protocol: Protocol::Tcp, number: Some(endpoint.port()) }],
+            endpoints: vec![SliceEndpoint {
+                address: endpoint.ip(),
+                node: Some("node-a"),
+                ready: Some(true),
+                serving: None,
+                terminating: None,
+                zones: vec![],
+                nodes: vec![],
+            }],
+        };
+        Service {
+            name: SENTINEL.to_owned(),
+            kind: Kind::ClusterIp,
+            cluster_ips: SENTINEL_IPS.to_vec(),
+            ports: vec![Port { name: "", protocol: Protocol::Tcp, number: self.port(), node_port: 0 }],
+            external_ips: vec![],
+            ingress: vec![],
+            source_ranges: vec![],
+            internal_local: false,
+            external_local: false,
+            affinity: None,
+            other_proxy: false,
+            allocate_node_ports: false,
+            health_port: 0,
+            distribution: None,
+            slices: self.paths().map(slice).to_vec(),
+        }
+    }
+}
+
+impl Writer {
+    pub(crate) fn new(client: &Client) -> Self {
+        Self {
+            services: Api::namespaced(client.clone(), NAMESPACE),
+            slices: Api::namespaced(client.clone(), NAMESPACE),
+            written: Cluster::default(),
+            round: 0,
+        }
+    }
+
+    /// Makes the API server hold `cluster`.
+    pub(crate) async fn write(&mut self, cluster: &Cluster) -> anyhow::Result<Sentinel> {
+        let by_name = |cluster: &Cluster| -> BTreeMap<String, Service> {
+            cluster.services.values().map(|service| (service.name.clone(), service.clone())).collect()
+        };
+        let (old, new) = (by_name(&self.written), by_name(cluster));
+        // What goes makes room for what comes: addresses, node ports.
+        let gone = old.iter().filter(|(name, service)| new.get(*name).is_none_or(|new| must_move(service, new)));
+        stream::iter(gone.map(Ok)).try_for_each_concurrent(WRITES_AT_ONCE, |(_, old)| self.remove(old)).await?;
+        let left = |name| old.get(name).filter(|old| !must_move(old, &new[name]));
+        let changes: Vec<_> = new.iter().map(|(name, new)| (left(name), new)).filter(|(old, new)| *old != Some(new)).collect();
+        // First what releases claims, then what makes them.
+        stream::iter(changes).map(Ok).try_for_each_concurrent(WRITES_AT_ONCE, |(old, new)| self.put(old, new)).await?;
+        self.written = cluster.clone();
+        self.round += 1;
+        let (last, next) = (Sentinel { round: self.round - 1 }, Sentinel { round: self.round });
+        let last = (self.round > 1).then(|| last.service());
+        self.put(last.as_ref(), &next.service()).await?;
+        Ok(next)
+    }
+
+    async fn remove(&self, old: &Service) -> anyhow::Result<()> {
+        remove(&self.services, &old.name).await?;
+        for slice in &old.slices {
+            remove(&self.slices, &slice.name).await?;
+        }
+        Ok(())
+    }
+
+    async fn put(&self, old: Option<&Service>, new: &Service) -> anyhow::Result<()> {
+        let (name, object) = (&new.name, new.object());
+        // Addresses of a load balancer are gone before the Service is of another type.
+        if let Some(old) = old
+            && !old.ingress().is_empty()
+            && new.ingress().is_empty()
+        {
+            self.set_ingress(new).await?;
+        }
+        if old.is_none_or(|old| old.object() != object) {
+            put(&self.services, name, object, old.is_some()).await?;
+        }
+        if !new.ingress().is_empty() && old.is_none_or(|old| old.status() != new.status()) {
+            self.set_ingress(new).await?;
+        }
+        let before = |slice: &Slice| old?.slices.iter().find(|old| old.name == slice.name);
+        for slice in &new.slices {
+            let old = before(slice);
+            if old != Some(slice) {
+                put(&self.slices, &slice.name, slice.object(name), old.is_some()).await?;
+            }
+        }
+        for old in old.iter().flat_map(|old| &old.slices) {
+            if new.slices.iter().all(|new| new.name != old.name) {
+                remove(&self.slices, &old.name).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn set_ingress(&self, service: &Service) -> anyhow::Result<()> {
+        let change = Patch::Merge(json!({ "status": service.status() }));
+        let set = self.services.patch_status(&service.name, &PatchParams::default(), &change).await;
+        set.map(drop).with_context(|| format!("setting the status of {}: {}", service.name, service.status()))
+    }
+}
+
+/// Whether the API refuses to turn one into the other: ClusterIPs may come and go only as second ones.
+fn must_move(old: &Service, new: &Service) -> bool {
+    let addresses = |service: &Service| match service.kind {
+        Kind::Headless | Kind::ExternalName => None,
+        Kind::ClusterIp | Kind::NodePort | Kind::LoadBalancer => service.cluster_ips.first().copied(),
+    };
+    let moved = matches!((addresses(old), addresses(new)), (Some(old), Some(new)) if old != new);
+    moved || (old.kind == Kind::Headless) != (new.kind == Kind::Headless)
+}
+
+async fn put<K>(api: &Api<K>, name: &str, object: Value, exists: bool) -> anyhow::Result<()>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
+{
+    let shown = object.to_string();
+    let object = serde_json::from_value(object).with_context(|| format!("reading {shown}"))?;
+    let params = PostParams::default();
+    let written = match exists {
+        true => api.replace(name, &params, &object).await,
+        false => api.create(&params, &object).await,
+    };
+    written.map(drop).with_context(|| format!("writing {shown}"))
+}
+
+async fn remove<K>(api: &Api<K>, name: &str) -> anyhow::Result<()>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    api.delete(name, &DeleteParams::default()).await.map(drop).with_context(|| format!("removing {name}"))
+}
