@@ -47,7 +47,8 @@ pub struct Cluster {
     synced: BTreeSet<Kind>,
     services: HashMap<ServiceKey, ServiceObject>,
     claims: Claims,
-    slices: HashMap<ServiceKey, ByName<SliceObject>>,
+    /// Of each service, sorted by name. Nearly all have one, so this is no map: its nodes would be most of the memory.
+    slices: HashMap<ServiceKey, Vec<SliceObject>>,
     /// Whose each slice is: a slice may change its owner.
     owners: HashMap<ServiceKey, ServiceKey>,
     node: Option<NodeObject>,
@@ -116,7 +117,7 @@ impl Cluster {
         if !localize::is_proxied(object, self.options.service_proxy_name.as_deref()) {
             return (None, Vec::new());
         }
-        let slices = self.slices.get(key).into_iter().flat_map(BTreeMap::values);
+        let slices = self.slices.get(key).into_iter().flatten();
         localize::service(object, slices, &self.here, &self.claims.lost(object))
     }
 
@@ -161,10 +162,14 @@ impl Cluster {
         }
         let Some(owner) = owner else { return };
         let slices = self.slices.entry(owner.clone()).or_default();
-        if slices.get(&slice.name) == Some(&slice) {
-            return;
+        match slices.binary_search_by(|known| known.name.cmp(&slice.name)) {
+            Ok(at) if slices[at] == slice => return,
+            Ok(at) => slices[at] = slice,
+            Err(at) => {
+                slices.reserve_exact(1);
+                slices.insert(at, slice);
+            }
         }
-        slices.insert(Arc::clone(&slice.name), slice);
         self.owners.insert(name, owner.clone());
         self.dirty.insert(owner);
     }
@@ -190,7 +195,7 @@ impl Cluster {
     fn delete_slice(&mut self, name: &ServiceKey) {
         let Some(owner) = self.owners.remove(name) else { return };
         if let Some(slices) = self.slices.get_mut(&owner) {
-            slices.remove(&name.name);
+            slices.retain(|slice| slice.name != name.name);
             if slices.is_empty() {
                 self.slices.remove(&owner);
             }
@@ -207,7 +212,7 @@ impl Cluster {
         let here = Here::of(&self.options.node_name, self.node.as_ref());
         if here.zone != self.here.zone {
             let hinted = |slice: &SliceObject| slice.endpoints.iter().any(|endpoint| !endpoint.zone_hints.is_empty());
-            let owners = self.slices.iter().filter(|(_, slices)| slices.values().any(hinted)).map(|(owner, _)| owner);
+            let owners = self.slices.iter().filter(|(_, slices)| slices.iter().any(hinted)).map(|(owner, _)| owner);
             self.dirty.extend(owners.cloned());
         }
         if here.addresses != self.here.addresses {
