@@ -1,3 +1,5 @@
+//! What a flow can say, and what it cannot.
+
 use super::*;
 
 const EXAMPLE: &str = "
