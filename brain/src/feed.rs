@@ -8,6 +8,7 @@
 //! A reader holds a [`State`] and its own place in it; nothing is queued for it, however slow it is. A full state is the
 //! changes since revision 0. Each service is encoded once, when it is first asked for.
 
+mod health;
 mod items;
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,7 @@ use prost::Message as _;
 use tokio::sync::watch;
 
 use crate::localize::Localized;
+pub use health::HealthFacts;
 pub use items::Items;
 
 /// So many services that are gone are remembered, for deltas. A reader that missed more gets the full state.
@@ -37,6 +39,7 @@ pub struct Feed(Arc<Inner>);
 struct Inner {
     state: Mutex<State>,
     revision: watch::Sender<Revision>,
+    health: watch::Sender<HealthFacts>,
 }
 
 impl Feed {
@@ -44,11 +47,13 @@ impl Feed {
     pub fn new(instance: u64) -> Self {
         let state = State::new(instance);
         let (revision, _) = watch::channel(state.revision);
-        Self(Arc::new(Inner { state: Mutex::new(state), revision }))
+        Self(Arc::new(Inner { state: Mutex::new(state), revision, health: watch::Sender::default() }))
     }
 
     /// Makes the changes a new state, unless there is nothing new in them. The first state is one, even when it is empty.
     pub fn publish(&self, localized: Localized) -> Option<Revision> {
+        // Load balancers are told first, so that they go before the rules do.
+        self.0.health.send_if_modified(|facts| facts.fold(&localized));
         let revision = {
             let mut state = self.lock();
             // The next state is made beside the one that is served, and takes its place at once.
@@ -72,6 +77,11 @@ impl Feed {
     /// Tells of new states. Its value is that of the newest one; `rev` 0 means that there is none yet.
     pub fn subscribe(&self) -> watch::Receiver<Revision> {
         self.0.revision.subscribe()
+    }
+
+    /// What load balancers are told, and a notice of each change of it.
+    pub fn health_facts(&self) -> watch::Receiver<HealthFacts> {
+        self.0.health.subscribe()
     }
 
     /// Waits for a state that is not the one `held`: what the long poll does.

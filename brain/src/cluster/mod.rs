@@ -100,6 +100,8 @@ impl Cluster {
             let (node, skipped) =
                 localize::node(&self.options.node_name, self.node.as_ref(), self.service_cidrs.values());
             localized.node = Some(node);
+            // What was last known of the Node holds on when it is gone.
+            localized.node_eligible = self.node.as_ref().map(localize::is_eligible);
             localized.skipped = skipped;
         }
         let mut dirty: Vec<ServiceKey> = self.dirty.drain().collect();
@@ -107,6 +109,8 @@ impl Cluster {
         for key in dirty {
             let (service, skipped) = self.service(&key);
             localized.skipped.extend(skipped);
+            let health_check = service.as_ref().and_then(|service| self.health_check(&key, service));
+            localized.health_checks.extend(health_check.map(|check| (key.clone(), check)));
             localized.services.push((key, service.map(Arc::new)));
         }
         Some(localized)
@@ -117,8 +121,15 @@ impl Cluster {
         if !localize::is_proxied(object, self.options.service_proxy_name.as_deref()) {
             return (None, Vec::new());
         }
-        let slices = self.slices.get(key).into_iter().flatten();
-        localize::service(object, slices, &self.here, &self.claims.lost(object))
+        localize::service(object, self.slices_of(key), &self.here, &self.claims.lost(object))
+    }
+
+    fn health_check(&self, key: &ServiceKey, service: &localnet_proto::Service) -> Option<localize::HealthCheck> {
+        localize::health_check(self.services.get(key)?, service, self.slices_of(key), &self.here)
+    }
+
+    fn slices_of(&self, key: &ServiceKey) -> impl Iterator<Item = &SliceObject> {
+        self.slices.get(key).into_iter().flatten()
     }
 
     fn apply(&mut self, object: Object) {

@@ -178,6 +178,10 @@ pub struct NodeObject {
     pub addresses: Box<[Parsed<IpAddr>]>,
     /// `spec.podCIDRs`, or `spec.podCIDR`.
     pub pod_cidrs: Box<[Parsed<IpNet>]>,
+    /// Keys of `spec.taints`.
+    pub taints: Box<[Arc<str>]>,
+    /// Has a `metadata.deletionTimestamp`.
+    pub deleting: bool,
 }
 
 /// A ServiceCIDR.

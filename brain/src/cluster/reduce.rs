@@ -150,6 +150,8 @@ impl From<Node> for NodeObject {
             name: text(node.metadata.name),
             addresses: host_addresses.map(|address| parsed_address(&address.address)).collect(),
             pod_cidrs: pod_cidrs.iter().map(|cidr| parsed_cidr(cidr)).collect(),
+            taints: spec.taints.into_iter().flatten().map(|taint| taint.key.into()).collect(),
+            deleting: node.metadata.deletion_timestamp.is_some(),
         }
     }
 }

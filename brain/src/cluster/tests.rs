@@ -21,6 +21,8 @@ fn node(zone: &str, ip: &str) -> Object {
         zone: zone.into(),
         addresses: addresses(&[ip]),
         pod_cidrs: [].into(),
+        taints: [].into(),
+        deleting: false,
     })
 }
 

@@ -255,7 +255,7 @@ proptest! {
                     if let Some(zone) = zone {
                         node.zone = zone.to_string();
                     }
-                    let localized = Localized { node: zone.map(|_| node.clone()), services: list.collect(), skipped: vec![] };
+                    let localized = Localized { node: zone.map(|_| node.clone()), services: list.collect(), ..Localized::default() };
                     let revision = feed.publish(localized);
                     prop_assert_eq!(revision.is_some(), (&before.0, &before.1) != (&model, &node));
                 }

@@ -15,6 +15,7 @@ mod endpoints;
 #[cfg(test)]
 pub(crate) mod fixtures;
 mod front;
+mod health;
 mod node;
 mod ports;
 mod proxied;
@@ -29,6 +30,7 @@ use std::{net::IpAddr, sync::Arc};
 use localnet_proto::{Family, Node, Protocol, Service, ServiceKey};
 
 use crate::cluster::{ServiceObject, ServiceType, SliceObject};
+pub use health::{HealthCheck, health_check, is_eligible};
 pub use node::{Here, node};
 pub use proxied::is_proxied;
 
@@ -39,6 +41,10 @@ pub struct Localized {
     pub node: Option<Node>,
     /// The services that may have changed, sorted; `None` for those that are not served (any more).
     pub services: Vec<(ServiceKey, Option<Arc<Service>>)>,
+    /// Those of the services that load balancers ask after, sorted: what they are told.
+    pub health_checks: Vec<(ServiceKey, HealthCheck)>,
+    /// Whether load balancers may choose this node, if that may have changed.
+    pub node_eligible: Option<bool>,
     /// What was left out of them.
     pub skipped: Vec<Skipped>,
 }

@@ -109,6 +109,8 @@ mod tests {
             zone: "z".into(),
             addresses: addresses(&["fd00::1", "192.168.0.2", "x", "192.168.0.1", "fd00::1"]),
             pod_cidrs: ["10.1.0.0/24", "y"].map(parsed_cidr).into(),
+            taints: [].into(),
+            deleting: false,
         };
         let cidrs = [["10.96.0.0/16", "fd00:96::/112"], ["10.95.0.0/16", "w"]];
         let cidrs = cidrs.map(|cidrs| ServiceCidrObject { name: "c".into(), cidrs: cidrs.map(parsed_cidr).into() });

@@ -1,0 +1,199 @@
+//! What load balancers are told: how many endpoints of a service are ready on this node, and whether to choose this node at
+//! all (KEP-3836).
+//!
+//! The count is another question than who serves: an endpoint that serves on while it terminates, because nothing is ready,
+//! gets traffic but is not counted, so that load balancers move away while it can still answer (KEP-1669).
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use localnet_proto::{Family, Service};
+
+use super::{Here, Skips, candidates};
+use crate::cluster::{NodeObject, ServiceObject, SliceObject};
+
+/// The autoscaler puts it on a Node that it is about to delete.
+const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
+
+/// The answer to load balancers' health checks of a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    /// `spec.healthCheckNodePort`.
+    pub port: u16,
+    /// Addresses of its IPv4 endpoints that are ready on this node; `None` when it does not exist in that family.
+    pub v4: Option<usize>,
+    /// The same for IPv6.
+    pub v6: Option<usize>,
+}
+
+impl HealthCheck {
+    /// How many addresses are ready on this node in the family; `None` when the service does not exist in it.
+    pub fn ready(&self, family: Family) -> Option<usize> {
+        match family {
+            Family::V4 => self.v4,
+            Family::V6 => self.v6,
+        }
+    }
+}
+
+/// The answer for `service`, which `object` has been localized to. `None` when it has no port for health checks.
+///
+/// An address counts once, however many ports it serves.
+pub fn health_check<'a>(
+    object: &ServiceObject,
+    service: &Service,
+    slices: impl IntoIterator<Item = &'a SliceObject>,
+    here: &Here,
+) -> Option<HealthCheck> {
+    let port = service.health_check_node_port?;
+    let families: Vec<Family> = service.cluster_ips.iter().map(|ip| Family::of(*ip)).collect();
+    // What is wrong with the slices has been said when the service was localized.
+    let mut said = Skips { service: object, skipped: Vec::new() };
+    let candidates = candidates::merge(&service.ports, &families, slices, here, &mut said);
+    let ready: BTreeSet<IpAddr> = candidates
+        .iter()
+        .flatten()
+        .filter(|(_, candidate)| candidate.local && candidate.conditions.ready)
+        .map(|((address, _), _)| *address)
+        .collect();
+    let count = |family| {
+        let of_family = || ready.iter().filter(|address| Family::of(**address) == family).count();
+        families.contains(&family).then(of_family)
+    };
+    Some(HealthCheck { port, v4: count(Family::V4), v6: count(Family::V6) })
+}
+
+/// Whether load balancers may choose the node: it is not about to go.
+pub fn is_eligible(node: &NodeObject) -> bool {
+    !node.deleting && !node.taints.iter().any(|key| **key == *TO_BE_DELETED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cluster::{Conditions, Parsed, ServiceType, SliceEndpoint},
+        localize::{
+            fixtures::{addresses, endpoint, service, slice},
+            service as localize,
+        },
+    };
+    use k8s_openapi::api::core::v1::Node;
+
+    const READY: Conditions = Conditions { ready: true, serving: true, terminating: false };
+    const UNREADY: Conditions = Conditions { ready: false, serving: false, terminating: false };
+    const TERMINATING: Conditions = Conditions { ready: false, serving: true, terminating: true };
+    const GONE: Conditions = Conditions { ready: false, serving: false, terminating: true };
+    const PUBLISHED: Conditions = Conditions { ready: true, serving: false, terminating: true };
+
+    fn on(node: &str, address: &str, conditions: Conditions) -> SliceEndpoint {
+        SliceEndpoint { node: Some(node.into()), conditions, ..endpoint(address) }
+    }
+
+    fn load_balancer() -> ServiceObject {
+        ServiceObject {
+            kind: ServiceType::LoadBalancer,
+            external_local: true,
+            health_check_node_port: 30123,
+            ..service("10.96.0.1", &[(80, "TCP"), (443, "TCP")])
+        }
+    }
+
+    fn both_ports(name: &str, endpoints: Vec<SliceEndpoint>) -> SliceObject {
+        slice(name, &[("p80", 8080), ("p443", 8443)], endpoints)
+    }
+
+    #[track_caller]
+    fn check(object: &ServiceObject, slices: &[SliceObject], expected: Option<HealthCheck>) {
+        let here = Here::new("here");
+        let localized = localize(object, slices, &here, &[]).0.unwrap();
+        assert_eq!(health_check(object, &localized, slices, &here), expected);
+    }
+
+    #[track_caller]
+    fn counts(endpoints: Vec<SliceEndpoint>, expected: usize) {
+        let answer = HealthCheck { port: 30123, v4: Some(expected), v6: None };
+        check(&load_balancer(), &[both_ports("a", endpoints)], Some(answer));
+    }
+
+    #[test]
+    fn ready_endpoints_of_this_node_count_once_for_all_ports() {
+        counts(vec![], 0);
+        counts(vec![on("here", "10.1.0.1", READY)], 1);
+        counts(vec![on("there", "10.1.0.1", READY), endpoint("10.1.0.2")], 0);
+        counts(vec![on("here", "10.1.0.1", READY), on("here", "10.1.0.2", READY), on("there", "10.1.0.3", READY)], 2);
+    }
+
+    /// kube-proxy's `TestHealthCheckNodePortWhenTerminating`: 3 while three of four are ready, none when all terminate.
+    #[test]
+    fn terminating_endpoints_do_not_count_although_they_serve() {
+        let ips = ["10.1.0.1", "10.1.0.2", "10.1.0.3"];
+        let four = |conditions, last| {
+            let three = ips.iter().map(|ip| on("here", ip, conditions));
+            three.chain([on("here", "10.1.0.4", last)]).collect::<Vec<_>>()
+        };
+        counts(four(READY, UNREADY), 3);
+        counts(four(TERMINATING, UNREADY), 0);
+        counts(four(GONE, GONE), 0);
+        counts(four(TERMINATING, READY), 1);
+    }
+
+    #[test]
+    fn endpoints_that_are_published_although_not_ready_count() {
+        counts(vec![on("here", "10.1.0.1", PUBLISHED)], 1);
+    }
+
+    #[test]
+    fn of_duplicates_the_one_that_serves_counts() {
+        let slices = |first, second| {
+            let of = |name, node| both_ports(name, vec![on(node, "10.1.0.1", READY)]);
+            [of("a", first), of("b", second)]
+        };
+        let answer = |count| Some(HealthCheck { port: 30123, v4: Some(count), v6: None });
+        check(&load_balancer(), &slices("there", "here"), answer(1));
+        check(&load_balancer(), &slices("here", "there"), answer(0));
+    }
+
+    #[test]
+    fn each_family_has_its_count() {
+        let mut object = load_balancer();
+        object.cluster_ips = addresses(&["10.96.0.1", "fd00::1"]);
+        let v4 = both_ports("a", vec![on("here", "10.1.0.1", READY), on("here", "10.1.0.2", READY)]);
+        let mut v6 = both_ports("b", vec![on("here", "fd00:1::1", READY)]);
+        v6.family = Parsed::Good(Family::V6);
+        let slices = [v4, v6];
+        check(&object, &slices, Some(HealthCheck { port: 30123, v4: Some(2), v6: Some(1) }));
+        object.cluster_ips = addresses(&["fd00::1"]);
+        check(&object, &slices, Some(HealthCheck { port: 30123, v4: None, v6: Some(1) }));
+    }
+
+    #[test]
+    fn ports_that_no_service_port_means_do_not_count() {
+        let other = slice("a", &[("other", 1)], vec![on("here", "10.1.0.1", READY)]);
+        check(&load_balancer(), &[other], Some(HealthCheck { port: 30123, v4: Some(0), v6: None }));
+    }
+
+    #[test]
+    fn only_load_balancers_with_external_policy_local_have_one() {
+        check(&ServiceObject { external_local: false, ..load_balancer() }, &[], None);
+        check(&ServiceObject { kind: ServiceType::NodePort, ..load_balancer() }, &[], None);
+        check(&ServiceObject { health_check_node_port: 0, ..load_balancer() }, &[], None);
+    }
+
+    #[test]
+    fn a_node_that_is_about_to_go_is_not_eligible() {
+        let rows = [
+            (serde_json::json!({ "metadata": { "name": "n" } }), true),
+            (serde_json::json!({ "spec": { "taints": [{ "key": "other", "effect": "NoSchedule" }] } }), true),
+            (
+                serde_json::json!({ "spec": { "taints": [{ "key": "x", "effect": "y" }, { "key": TO_BE_DELETED, "effect": "NoSchedule" }] } }),
+                false,
+            ),
+            (serde_json::json!({ "spec": { "taints": [{ "key": TO_BE_DELETED, "effect": "NoExecute" }] } }), false),
+            (serde_json::json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } }), false),
+        ];
+        for (node, expected) in rows {
+            let object = serde_json::from_value::<Node>(node.clone()).unwrap().into();
+            assert_eq!(is_eligible(&object), expected, "{node}");
+        }
+    }
+}
