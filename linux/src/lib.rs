@@ -1,4 +1,5 @@
-//! What more than one Linux backend needs: nf_tables over netlink, the node's own addresses.
+//! What more than one Linux backend needs: nf_tables and connection tracking over netlink, the node's own
+//! addresses.
 //!
 //! Knows nothing of Kubernetes, of Services or of the wire contract: its words are the kernel's.
 

@@ -322,6 +322,23 @@ mod tests {
         assert_eq!(written.find(attribute::ZONE), None);
     }
 
+    #[test]
+    fn a_selection_is_of_one_family_and_protocol_and_of_tcp_what_was_not_answered() {
+        use super::super::fake::{Stage, address, flow};
+        let at = [(Family::V4, "10.0.0.1:1"), (Family::V6, "[fd00::1]:1")];
+        let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+        for (family, protocol) in Family::ALL.into_iter().flat_map(|family| protocols.map(|one| (family, one))) {
+            for ((of, text), stage) in at.into_iter().flat_map(|at| [(at, Stage::Unanswered), (at, Stage::Answered)]) {
+                for other in protocols {
+                    let expected =
+                        (of, other) == (family, protocol) && (other, stage) != (Protocol::Tcp, Stage::Answered);
+                    let flow = flow(other, stage, address(text), address(text));
+                    assert_eq!(Selection { family, protocol }.admits(&flow), expected, "{flow:?}");
+                }
+            }
+        }
+    }
+
     proptest! {
         #[test]
         fn what_the_kernel_shows_is_read(flow in flows()) {

@@ -127,3 +127,27 @@ impl Frontends {
         self.current.is_empty() && self.former.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::{address, endpoints};
+
+    #[test]
+    fn endpoints_are_a_set() {
+        let [a, b, c] = ["10.244.0.2:53", "10.244.0.3:53", "10.244.0.4:53"];
+        let all = endpoints(&[c, a, b]);
+        assert_eq!(all, endpoints(&[a, b, c, b, a]));
+        for (text, expected) in [(a, true), (b, true), (c, true), ("10.244.0.2:54", false), ("[fd00::1]:53", false)] {
+            assert_eq!(all.contains(&address(text)), expected, "{text}");
+        }
+        for (left, right, expected) in [
+            (&[a][..], &[a, b][..], true),
+            (&[a, b], &[a], false),
+            (&[], &[a], true),
+            (&[], &[], true),
+            (&[c], &[a], false),
+        ] {
+            assert_eq!(endpoints(left).is_subset(&endpoints(right)), expected, "{left:?} in {right:?}");
+        }
+    }
+}

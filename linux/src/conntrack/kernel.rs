@@ -274,12 +274,22 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_kernel_filters_as_we_do() {
-        let test = || {
+    /// Runs `test` in a network namespace of its own in which flows are tracked.
+    fn isolated(test: impl FnOnce() + Send + 'static) {
+        let inside = || {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
             run("ip", &["link", "set", "lo", "up"]);
             run("nft", &[RULES]);
+            test();
+        };
+        if let Err(panic) = std::thread::spawn(inside).join() {
+            std::panic::resume_unwind(panic);
+        }
+    }
+
+    #[test]
+    fn the_kernel_filters_as_we_do() {
+        isolated(|| {
             let at_v4 = UdpSocket::bind("127.0.0.1:0").unwrap();
             let at_v6 = UdpSocket::bind("[::1]:0").unwrap();
             at_v4.send_to(b"x", at_v4.local_addr().unwrap()).unwrap();
@@ -302,8 +312,26 @@ mod tests {
                 let all = if family == Family::V4 { 2 } else { 1 };
                 assert_eq!(plain.selected(selection), (flows, all), "{selection:?}");
             }
-        };
-        std::thread::spawn(test).join().unwrap();
+        });
+    }
+
+    #[test]
+    fn answers_that_are_lost_are_an_error_and_disturb_nothing_later() {
+        isolated(|| {
+            let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+            for port in 1..=WINDOW as u16 {
+                client.send_to(b"x", ("127.0.0.1", port)).unwrap();
+            }
+            let mut kernel = Kernel::open().unwrap();
+            let selection = Selection { family: Family::V4, protocol: Protocol::Udp };
+            let (flows, _) = kernel.selected(selection);
+            assert_eq!(flows.len(), WINDOW);
+            rustix::net::sockopt::set_socket_recv_buffer_size(kernel.netlink.as_ref().unwrap(), 1).unwrap();
+            let lost = kernel.delete(&flows);
+            assert!(matches!(lost, Err(Error::Unanswered)), "{lost:?}");
+            kernel.delete(&flows).unwrap();
+            assert_eq!(kernel.selected(selection), (Vec::new(), 0));
+        });
     }
 
     #[test]

@@ -218,6 +218,18 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_that_was_answered_is_not_cut_whatever_its_state() {
+        let mut frontends = Frontends::default();
+        frontends.set(frontend(Tcp, "10.96.0.10:80"), endpoints(&[]));
+        for (stage, expected) in [(Unanswered, true), (Answered, false)] {
+            let flow = flow(Tcp, stage, address("10.96.0.10:80"), address("10.244.0.2:80"));
+            for tcp_state in [None, Some(TcpState::SYN_SENT)] {
+                assert_eq!(is_stale(&Flow { tcp_state, ..flow }, &frontends), expected, "{stage:?} {tcp_state:?}");
+            }
+        }
+    }
+
+    #[test]
     fn a_zone_counts_where_the_flow_was_rewritten() {
         let mut frontends = Frontends::default();
         frontends.set(frontend(Udp, "10.96.0.10:53"), endpoints(&["10.244.0.2:53"]));

@@ -3,6 +3,9 @@
 //!
 //! It never acts on an event. What changed only says whether to look; a look compares every flow with everything
 //! that is known. So whatever failed, or was lost, or happened while no backend ran, the next look makes up for.
+//!
+//! A backend calls `set` and `remove`, commits its rules, and calls `run` after every commit, which is free if nothing
+//! is due; again after a while if that failed; and once more, a second after, if that is wanted `Later`.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -18,8 +21,10 @@ const PASSES: usize = 64;
 #[derive(Clone, Debug)]
 pub struct Reconciler {
     frontends: Frontends,
-    /// What changed since the last run that succeeded, and how it was then.
+    /// What changed since the last run, and how it was then.
     changed: HashMap<Frontend, Before>,
+    /// What a run that failed was to look at.
+    pending: BTreeSet<Selection>,
     /// All flows are to be compared, whatever changed.
     everything: bool,
     /// What the last run looked at and the second look is still to look at.
@@ -71,6 +76,7 @@ impl Reconciler {
         Self {
             frontends: Frontends::default(),
             changed: HashMap::new(),
+            pending: BTreeSet::new(),
             everything: true,
             second_look: BTreeSet::new(),
             looked_at: HashSet::new(),
@@ -103,6 +109,7 @@ impl Reconciler {
         if self.frontends.endpoints(frontend).is_some()
             && let Some(before) = self.frontends.retire(frontend)
         {
+            self.looked_at.remove(frontend);
             self.changed.entry(*frontend).or_insert(Before::Endpoints(before));
         }
     }
@@ -112,6 +119,7 @@ impl Reconciler {
         self.changed.insert(frontend, Before::Unknown);
         if self.frontends.endpoints(&frontend).is_none() {
             self.frontends.retire(&frontend);
+            self.looked_at.remove(&frontend);
         }
     }
 
@@ -122,7 +130,7 @@ impl Reconciler {
 
     /// Whether a run is wanted.
     pub fn due(&self) -> Due {
-        if !self.changed_selections().is_empty() {
+        if !self.first_look().is_empty() {
             Due::Now
         } else if !self.second_look.is_empty() {
             Due::Later
@@ -141,33 +149,37 @@ impl Reconciler {
         self.due() == Due::Now
     }
 
-    /// Compares the flows that can be stale, and deletes those that are. Call it after the rules for what was desired
-    /// are in force: a flow that is deleted earlier comes back as it was. Costs nothing if nothing is due; after an
-    /// error it is as due as before. Blocks while the kernel works.
+    /// Compares the flows that can be stale, and deletes those that are. Call it after each commit, with the rules for
+    /// what is desired in force: a flow that is deleted earlier comes back as it was. Costs nothing if nothing is due;
+    /// after an error it is as due as before. Blocks while the kernel works.
     pub fn run(&mut self, conntrack: &mut impl Conntrack) -> Result<Report, Error> {
-        let first_look = self.changed_selections();
-        let mut selections = first_look.clone();
-        selections.append(&mut self.second_look.clone());
+        // From here on it does not matter how it was before: flows of each state that was in force may exist.
+        self.pending = self.first_look();
+        self.changed = HashMap::new();
+        let selections: BTreeSet<_> = self.pending.union(&self.second_look).copied().collect();
+        if selections.is_empty() {
+            self.looked();
+            return Ok(Report::default());
+        }
         let started = Instant::now();
         let mut report = Report::default();
-        for selection in &selections {
-            self.clean(conntrack, *selection, &mut report)?;
+        for selection in selections {
+            self.clean(conntrack, selection, &mut report)?;
         }
-        report.took = if selections.is_empty() { Duration::ZERO } else { started.elapsed() };
-        self.looked(first_look);
+        report.took = started.elapsed();
+        self.looked();
         Ok(report)
     }
 
     /// A look succeeded.
-    fn looked(&mut self, first_look: BTreeSet<Selection>) {
+    fn looked(&mut self) {
         // Before the first frontend is known nothing was compared.
         self.everything &= self.frontends.is_empty();
-        let changed = std::mem::take(&mut self.changed);
-        for frontend in self.looked_at.drain().filter(|frontend| !changed.contains_key(frontend)) {
+        for frontend in self.looked_at.drain() {
             self.frontends.forget(&frontend);
         }
         self.looked_at.extend(self.frontends.former());
-        self.second_look = first_look;
+        self.second_look = std::mem::take(&mut self.pending);
     }
 
     fn clean(&self, conntrack: &mut impl Conntrack, selection: Selection, report: &mut Report) -> Result<(), Error> {
@@ -195,7 +207,7 @@ impl Reconciler {
     }
 
     /// The flows among which some may have become stale since the last run that succeeded.
-    fn changed_selections(&self) -> BTreeSet<Selection> {
+    fn first_look(&self) -> BTreeSet<Selection> {
         if self.everything {
             return self.frontends.current().chain(self.frontends.former()).map(Frontend::selection).collect();
         }
@@ -208,7 +220,8 @@ impl Reconciler {
             };
             lost || frontend.protocol != Protocol::Tcp && gained(before, after)
         };
-        self.changed.iter().filter(matters).map(|(frontend, _)| frontend.selection()).collect()
+        let changed = self.changed.iter().filter(matters).map(|(frontend, _)| frontend.selection());
+        changed.chain(self.pending.iter().copied()).collect()
     }
 }
 
@@ -334,11 +347,14 @@ mod tests {
 
     #[test]
     fn what_is_taken_out_and_put_back_is_no_change() {
-        let mut reconciler = settled(Udp, &[A]);
-        reconciler.remove(&frontend(Udp, VIP));
-        assert!(reconciler.is_due());
-        reconciler.set(frontend(Udp, VIP), endpoints(&[A]));
-        assert_eq!(reconciler.due(), Due::Nothing);
+        for all in [&[A][..], &[]] {
+            let mut reconciler = settled(Udp, all);
+            reconciler.set(frontend(Udp, VIP), endpoints(&[B]));
+            assert!(reconciler.is_due());
+            reconciler.remove(&frontend(Udp, VIP));
+            reconciler.set(frontend(Udp, VIP), endpoints(all));
+            assert_eq!(reconciler.due(), Due::Nothing);
+        }
     }
 
     #[test]
@@ -360,6 +376,27 @@ mod tests {
     }
 
     #[test]
+    fn flows_of_a_state_that_lasted_from_one_commit_to_the_next_are_found() {
+        // The run after the commit of B failed; of what was added, was not wanted.
+        for (between, fails) in [(&[B][..], true), (&[A, B], false)] {
+            let mut reconciler = settled(Udp, &[A]);
+            reconciler.set(frontend(Udp, VIP), endpoints(between));
+            assert_eq!(reconciler.run(&mut Fake { dump_fails: fails, ..Fake::default() }).is_err(), fails);
+            reconciler.set(frontend(Udp, VIP), endpoints(&[A]));
+            assert!(reconciler.is_due());
+            let mut kernel = Fake::new([to(Udp, Stage::Answered, VIP, B)]);
+            assert_eq!(reconciler.run(&mut kernel).unwrap().deleted, 1);
+        }
+        let mut reconciler = settled(Udp, &[A]);
+        let fleeting = frontend(Udp, NODE_PORT);
+        reconciler.set(fleeting, endpoints(&[A]));
+        reconciler.run(&mut Fake { dump_fails: true, ..Fake::default() }).unwrap_err();
+        reconciler.remove(&fleeting);
+        let mut kernel = Fake::new([to(Udp, Stage::Answered, NODE_PORT, A)]);
+        assert_eq!(reconciler.run(&mut kernel).unwrap().deleted, 1);
+    }
+
+    #[test]
     fn a_second_look_finds_what_came_behind_the_first() {
         let mut reconciler = settled(Udp, &[A]);
         reconciler.remove(&frontend(Udp, VIP));
@@ -373,6 +410,19 @@ mod tests {
         reconciler.recheck();
         reconciler.run(&mut kernel).unwrap();
         assert_eq!(ids(&kernel), [1], "whoever has the address now is not our business");
+    }
+
+    #[test]
+    fn a_frontend_that_went_twice_gets_two_looks_each_time() {
+        let mut reconciler = settled(Udp, &[A]);
+        for _ in 0..2 {
+            reconciler.set(frontend(Udp, VIP), endpoints(&[A]));
+            reconciler.remove(&frontend(Udp, VIP));
+            reconciler.recheck();
+            reconciler.run(&mut Fake::default()).unwrap();
+        }
+        let mut kernel = Fake::new([to(Udp, Stage::Answered, VIP, A)]);
+        assert_eq!(reconciler.run(&mut kernel).unwrap().deleted, 1);
     }
 
     #[test]
@@ -390,18 +440,19 @@ mod tests {
 
     #[test]
     fn a_frontend_that_the_kernel_held_before_us_is_cleaned_up() {
-        let mut kernel = Fake::new([to(Udp, Stage::Answered, VIP, A)]);
+        let flows = [to(Udp, Stage::Answered, NODE_PORT, A), to(Udp, Stage::Answered, VIP, A)];
         let mut reconciler = Reconciler::new();
-        reconciler.remember(frontend(Udp, VIP));
-        reconciler.desired([(frontend(Udp, NODE_PORT), endpoints(&[A]))]);
-        assert_eq!(reconciler.run(&mut kernel).unwrap().deleted, 1);
+        reconciler.remember(frontend(Udp, NODE_PORT));
+        reconciler.desired([(frontend(Sctp, VIP), endpoints(&[A]))]);
+        assert_eq!(reconciler.run(&mut Fake::new(numbered(flows))).unwrap().deleted, 1);
 
-        let mut kernel = Fake::new([to(Udp, Stage::Answered, VIP, A)]);
         let mut reconciler = settled(Udp, &[A]);
         reconciler.remember(frontend(Udp, VIP));
         reconciler.remember(frontend(Udp, NODE_PORT));
-        assert_eq!(reconciler.run(&mut kernel).unwrap().deleted, 0);
-        assert_eq!(reconciler.frontends().endpoints(&frontend(Udp, VIP)), Some(&endpoints(&[A])));
+        assert!(reconciler.is_due());
+        let mut kernel = Fake::new(numbered(flows));
+        assert_eq!(reconciler.run(&mut kernel).unwrap().deleted, 1);
+        assert_eq!(ids(&kernel), [2], "what is desired stays");
     }
 
     #[test]
