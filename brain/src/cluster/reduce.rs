@@ -216,7 +216,7 @@ mod tests {
 
     use super::*;
 
-    fn service(spec: Value, ingress: Value) -> ServiceObject {
+    fn service(spec: &Value, ingress: &Value) -> ServiceObject {
         let object = json!({
             "apiVersion": "v1", "kind": "Service",
             "metadata": {"name": "web", "namespace": "shop", "creationTimestamp": "1970-01-01T00:01:00Z"},
@@ -239,7 +239,7 @@ mod tests {
             {"ip": "192.0.2.1"}, {"ip": "192.0.2.2", "ipMode": "VIP"}, {"ip": "192.0.2.3", "ipMode": "Proxy"},
             {"hostname": "lb.example.com"}, {"ip": ""}, {"ip": "192.0.2.x"}
         ]);
-        let service = service(json!({}), ingress);
+        let service = service(&json!({}), &ingress);
         assert_eq!(texts(&service.load_balancer_ips), ["192.0.2.1", "192.0.2.2", "bad 192.0.2.x"]);
         assert_eq!((&*service.namespace, &*service.name, service.created), ("shop", "web", 60));
     }
@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn cluster_ips_are_many_or_one_or_none() {
         let of = |spec: Value| {
-            let service = service(spec, json!([]));
+            let service = service(&spec, &json!([]));
             (texts(&service.cluster_ips), service.headless)
         };
         let one = || vec!["10.96.0.41".to_owned()];
@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn affinity_has_a_timeout() {
-        let of = |spec: Value| service(spec, json!([])).affinity;
+        let of = |spec: Value| service(&spec, &json!([])).affinity;
         assert_eq!(of(json!({})), None);
         assert_eq!(of(json!({"sessionAffinity": "None"})), None);
         assert_eq!(of(json!({"sessionAffinity": "ClientIP"})), Some(10_800));
@@ -274,12 +274,12 @@ mod tests {
     #[test]
     fn policies_types_and_ports_are_read() {
         let service = service(
-            json!({
+            &json!({
                 "type": "LoadBalancer", "internalTrafficPolicy": "Local", "externalTrafficPolicy": "Local",
                 "healthCheckNodePort": 30000, "loadBalancerSourceRanges": [" 203.0.113.7/24 ", "x"],
                 "ports": [{"port": 53, "protocol": "UDP", "nodePort": 30053}, {"name": "b", "port": 1, "protocol": "X"}],
             }),
-            json!([]),
+            &json!([]),
         );
         assert_eq!(
             (service.kind, service.internal_local, service.external_local),
