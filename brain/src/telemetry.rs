@@ -1,6 +1,6 @@
 //! Logging.
 
-use std::io;
+use std::io::{self, IsTerminal as _};
 
 use anyhow::Context as _;
 use clap::ValueEnum;
@@ -24,7 +24,8 @@ pub fn init(format: LogFormat, level: &str) -> anyhow::Result<()> {
     let filter = filter(level).with_context(|| {
         format!("failed to understand log level {level:?}; use error, warn, info, debug or trace, or directives as in RUST_LOG")
     })?;
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let colours = io::stderr().is_terminal();
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(io::stderr);
     match format {
         LogFormat::Text => subscriber.with_target(false).init(),
         LogFormat::Json => subscriber.json().init(),

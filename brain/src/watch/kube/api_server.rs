@@ -3,7 +3,16 @@
 //! One HTTP/2 connection for all watches. A watch may be silent for minutes, so its silence says nothing: pings find out
 //! whether the peer still lives, and TCP keep-alive does the same where HTTP/2 is not spoken.
 
-use std::{error::Error, fmt, path::Path, time::Duration};
+use std::{
+    error::Error,
+    fmt,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
@@ -48,6 +57,8 @@ type AnyBody = UnsyncBoxBody<Bytes, BoxError>;
 pub struct ApiServer {
     url: String,
     service: BoxCloneService<http::Request<Body>, http::Response<AnyBody>, BoxError>,
+    /// How many watches cannot reach it.
+    lost: Arc<AtomicUsize>,
 }
 
 impl fmt::Debug for ApiServer {
@@ -118,11 +129,21 @@ impl ApiServer {
         let service = service
             .map_response(|response| response.map(|body: B| body.map_err(Into::into).boxed_unsync()))
             .map_err(Into::into);
-        Self { url: url.into(), service: BoxCloneService::new(service) }
+        Self { url: url.into(), service: BoxCloneService::new(service), lost: Arc::default() }
     }
 
     pub(super) fn url(&self) -> &str {
         &self.url
+    }
+
+    /// A watch cannot reach it; whether it is the first one.
+    pub(super) fn lost(&self) -> bool {
+        self.lost.fetch_add(1, Ordering::Relaxed) == 0
+    }
+
+    /// A watch reaches it again; whether it is the last one.
+    pub(super) fn found(&self) -> bool {
+        self.lost.fetch_sub(1, Ordering::Relaxed) == 1
     }
 
     /// A client that tells `answered` of each answer that is no error.

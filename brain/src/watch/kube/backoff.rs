@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 const FIRST: Duration = Duration::from_millis(250);
-const LONGEST: Duration = Duration::from_secs(15);
+const LONGEST: Duration = Duration::from_secs(10);
 
 /// Doubles from attempt to attempt, and spreads the attempts of many nodes: each waits between half of it and all of it.
 #[derive(Debug, Default)]

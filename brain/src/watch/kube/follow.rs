@@ -25,8 +25,10 @@ use crate::cluster::{Event, Kind, Object};
 const BATCH: usize = 256;
 /// How long the Node is waited for, as kube-proxy does.
 const AWAIT: Duration = Duration::from_secs(30);
-/// When to look again for a kind that the API server does not have, or does not show.
-const LOOK_AGAIN: Duration = Duration::from_secs(300);
+/// When to look again for a kind that the API server does not have.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
+/// An API server that has just started says no for a moment, until it knows its rules: so often it is not taken at its word.
+const NOT_AT_ITS_WORD: u32 = 3;
 
 /// What it means that there are no objects of a kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,8 +59,7 @@ impl Follow {
         let (answered, mut answers) = watch::channel(());
         let api = Api::<K>::all(self.api.client(answered));
         let mut intake = Intake::new(self.kind, self.absent);
-        let mut standing =
-            Standing { kind: self.kind, url: self.api.url().to_owned(), trouble: None, backoff: Backoff::default() };
+        let mut standing = Standing::new(self.kind, self.api.clone());
         let mut pause = Instant::now();
         'list: loop {
             let mut changes = pin!(watcher(api.clone(), self.config.clone()));
@@ -208,20 +209,27 @@ impl Intake {
         Some(self.replace(Vec::new()))
     }
 
+    /// A kind that the API server does not have comes with an upgrade, not within seconds.
     fn look_again(&self, trouble: &Trouble) -> Option<Duration> {
-        self.is_tolerable(trouble).then_some(LOOK_AGAIN)
+        (self.absent == Absent::IsTolerated && *trouble == Trouble::Unknown).then_some(LOOK_AGAIN)
     }
 }
 
 /// How the watch stands with the API server. Says it in the log once, when it changes.
 struct Standing {
     kind: Kind,
-    url: String,
+    api: ApiServer,
     trouble: Option<Trouble>,
+    /// How often the trouble was met without a break.
+    met: u32,
     backoff: Backoff,
 }
 
 impl Standing {
+    fn new(kind: Kind, api: ApiServer) -> Self {
+        Self { kind, api, trouble: None, met: 0, backoff: Backoff::default() }
+    }
+
     /// The next answer that is no error is worth knowing of.
     fn is_shaken(&self) -> bool {
         self.trouble.is_some() || self.backoff.is_running()
@@ -229,22 +237,42 @@ impl Standing {
 
     /// Takes note of `trouble`, and says how long to wait.
     fn shaken(&mut self, trouble: Trouble, synced: bool) -> Duration {
-        let wait = self.backoff.next();
-        let text = trouble.describe(self.kind, &self.url);
-        let known = self.trouble.as_ref().is_some_and(|known| known.is_like(&trouble));
-        if known || trouble.is_ordinary() {
-            debug!(kind = self.kind.as_str(), ?wait, "{text}");
-            return wait;
+        if trouble.is_ordinary() {
+            debug!(kind = self.kind.as_str(), "{}", trouble.describe(self.kind, self.api.url()));
+            return self.backoff.next();
         }
-        let meanwhile = if synced { "what was last seen stays in use" } else { "nothing is served until then" };
-        warn!(kind = self.kind.as_str(), "{text}; {meanwhile}, and it is tried again");
+        if self.trouble.as_ref().is_some_and(|known| !known.is_like(&trouble)) {
+            // A server that says something else is another situation: it may be well soon.
+            self.recovered();
+        }
+        self.met += 1;
+        if self.is_news(&trouble) {
+            let meanwhile = if synced { "what was last seen stays in use" } else { "nothing is served until then" };
+            let text = trouble.describe(self.kind, self.api.url());
+            warn!("{text}; {meanwhile}, and it is tried again");
+        }
         self.trouble = Some(trouble);
-        wait
+        self.backoff.next()
+    }
+
+    /// Whether the operator has not been told. All kinds lose the API server together: one of them says so.
+    fn is_news(&self, trouble: &Trouble) -> bool {
+        match trouble {
+            Trouble::Unreachable(_) => self.met == 1 && self.api.lost(),
+            Trouble::Unknown => self.met == 1,
+            _ => self.met == NOT_AT_ITS_WORD,
+        }
     }
 
     fn recovered(&mut self) {
         self.backoff.reset();
-        if self.trouble.take().is_some() {
+        let told = match self.trouble.take() {
+            None => false,
+            Some(Trouble::Unreachable(_)) => self.api.found(),
+            Some(_) => self.met >= NOT_AT_ITS_WORD,
+        };
+        self.met = 0;
+        if told {
             info!(kind = self.kind.as_str(), "the API server answers again");
         }
     }

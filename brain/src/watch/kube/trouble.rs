@@ -40,6 +40,7 @@ impl Trouble {
         match error {
             kube::Error::Api(status) => Self::of_status(verb, status),
             kube::Error::SerdeError(_) | kube::Error::Auth(_) => Self::Failing(cause(error)),
+            kube::Error::Service(error) => Self::Unreachable(cause(&**error)),
             _ => Self::Unreachable(cause(error)),
         }
     }
@@ -164,7 +165,7 @@ mod tests {
             ),
             (
                 InitialListFailed(refused()),
-                Trouble::Unreachable("ServiceError: connection refused".to_owned()),
+                Trouble::Unreachable("connection refused".to_owned()),
                 ["https://api:6443 cannot be reached", "refused", "check"],
             ),
             (
