@@ -423,6 +423,13 @@ mod tests {
         }
         let mut kernel = Fake::new([to(Udp, Stage::Answered, VIP, A)]);
         assert_eq!(reconciler.run(&mut kernel).unwrap().deleted, 1);
+
+        for _ in 0..2 {
+            reconciler.remember(frontend(Udp, NODE_PORT));
+            reconciler.run(&mut Fake::default()).unwrap();
+        }
+        let mut kernel = Fake::new([to(Udp, Stage::Answered, NODE_PORT, A)]);
+        assert_eq!(reconciler.run(&mut kernel).unwrap().deleted, 1);
     }
 
     #[test]
