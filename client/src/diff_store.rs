@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Debug)]
 pub struct DiffStore<K, V> {
     entries: BTreeMap<K, Entry<V>>,
-    /// Keys whose entry is not `Same`.
+    /// Keys whose entry is not `Same`. Not kept while nothing is known of what is applied: then it is all of them.
     dirty: BTreeSet<K>,
     /// Whether the applied side is known.
     known: bool,
@@ -75,10 +75,17 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
             let desired = self.take_desired(&key);
             self.put(key, desired, Some(value));
         }
+        let differs = self.entries.iter().filter(|(_, entry)| matches!(entry, Entry::Differs { .. }));
+        self.dirty = differs.map(|(key, _)| key.clone()).collect();
     }
 
     /// `value` is desired at `key`.
     pub fn set(&mut self, key: K, value: V) {
+        // A first fill is most of the work of a backend's start: one look-up for each entry.
+        if !self.known {
+            self.entries.insert(key, Entry::Differs { desired: Some(value), applied: None });
+            return;
+        }
         let applied = self.take_applied(&key);
         self.put(key, Some(value), applied);
     }
@@ -120,6 +127,10 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
     /// How to get to what is desired. Costs only what differs, unless all is unknown.
     pub fn diff(&self) -> Diff<'_, K, V> {
         let mut diff = Diff { unknown: !self.known, set: Vec::new(), removed: Vec::new() };
+        if !self.known {
+            diff.set.extend(self.iter_desired().map(|(key, value)| Set { key, value, replaces: None }));
+            return diff;
+        }
         for key in &self.dirty {
             let Some((key, Entry::Differs { desired, applied })) = self.entries.get_key_value(key) else { continue };
             match (desired, applied) {
@@ -133,7 +144,17 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
 
     /// The diff was applied.
     pub fn commit(&mut self) {
-        self.known = true;
+        if !self.known {
+            self.known = true;
+            for entry in self.entries.values_mut() {
+                if let Entry::Differs { desired, .. } = entry
+                    && let Some(value) = desired.take()
+                {
+                    *entry = Entry::Same(value);
+                }
+            }
+            return;
+        }
         for key in std::mem::take(&mut self.dirty) {
             if let Some(Entry::Differs { desired: Some(value), .. }) = self.entries.remove(&key) {
                 self.entries.insert(key, Entry::Same(value));
@@ -147,7 +168,7 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
         self.dirty.clear();
         for (key, entry) in std::mem::take(&mut self.entries) {
             if let Entry::Same(desired) | Entry::Differs { desired: Some(desired), .. } = entry {
-                self.put(key, Some(desired), None);
+                self.entries.insert(key, Entry::Differs { desired: Some(desired), applied: None });
             }
         }
     }
@@ -179,7 +200,9 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
                 Entry::Same(desired)
             }
             (desired, applied) => {
-                self.dirty.insert(key.clone());
+                if self.known {
+                    self.dirty.insert(key.clone());
+                }
                 Entry::Differs { desired, applied }
             }
         };
