@@ -5,6 +5,7 @@
 //! ```
 //!
 //! Beside it, in the same run, `nft -f` is given the same plan as text. Other machines give other times: compare ratios.
+//! CPU time is that of the thread, in the kernel too; on a busy machine it says more than the clock.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -14,8 +15,8 @@ use std::{
 };
 
 use localnet_lab::{Network, Topology};
-use localnet_linux::nft::{self, Transaction};
-use localnet_nft::{Config, Detector, Netlink, NftBackend};
+use localnet_linux::nft::{self, Chain, Error, Family, Sent, Table, Transaction};
+use localnet_nft::{Config, Detector, Kernel, Netlink, NftBackend, kernel::Found};
 use localnet_proto::{
     Changes, Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Service, ServiceKey, Snapshot, WhenEmpty,
 };
@@ -24,64 +25,99 @@ const ROUNDS: usize = 5;
 const CHANGES: usize = 2000;
 
 fn main() -> anyhow::Result<()> {
+    println!("medians of {ROUNDS} rounds in ms; changes in µs");
     println!(
-        "{:>9} {:>10} {:>22} {:>14} {:>7} {:>32} {:>28}",
-        "services",
-        "endpoints",
-        "empty → all, ms",
-        "nft -f, ms",
-        "ratio",
-        "one endpoint changed, µs",
-        "one more and one less, µs"
+        "services endpoints | empty → all   CPU  of it kernel | nft -f  ratio | one endpoint replaced | one more, one less"
     );
     for (services, endpoints, peer) in [(1_000, 3, true), (10_000, 3, true), (45_000, 2, false)] {
-        let mut full = Vec::new();
         let mut loads = Vec::new();
-        let mut replaced = Vec::new();
-        let mut counted = Vec::new();
+        let mut figures = Figures::default();
         for round in 0..ROUNDS {
-            let network = network()?;
-            let last = round + 1 == ROUNDS;
-            let (time, text) = network.node().run(|| {
-                let state = state(services, endpoints);
-                let mut backend = NftBackend::new(config(), Netlink::open()?);
-                let start = Instant::now();
-                backend.apply(&state, &Changes::everything())?;
-                let time = start.elapsed();
-                if last {
-                    let mut state = state;
-                    replaced = changes(&mut backend, &mut state, |service, change| {
-                        service.endpoints[0].address = Ipv4Addr::new(10, 255, (change >> 8) as u8, change as u8).into();
-                    })?;
-                    counted = changes(&mut backend, &mut state, |service, _| {
-                        let endpoint = service.endpoints.pop().expect("each service has endpoints");
-                        if service.endpoints.len() < endpoints {
-                            let other = Endpoint { address: Ipv4Addr::new(10, 254, 1, 1).into(), ..endpoint.clone() };
-                            service.endpoints.extend([endpoint, other]);
-                        }
-                    })?;
-                }
-                Ok((time, script(&backend)))
-            })?;
-            full.push(time);
-            drop(network);
+            let text = measure(services, endpoints, round + 1 == ROUNDS, &mut figures)?;
             if peer {
                 loads.push(load(&text)?);
             }
         }
-        let full = quantile(&mut full, 50);
+        let full = quantile(&mut figures.full, 50);
         let load = (!loads.is_empty()).then(|| quantile(&mut loads, 50));
         println!(
-            "{services:>9} {:>10} {:>22} {:>14} {:>7} {:>32} {:>28}",
+            "{services:>8} {:>9} | {:>11} {:>5} {:>13} | {:>6} {:>6} | {:>21} | {:>18}",
             services * endpoints,
             ms(full),
+            ms(quantile(&mut figures.cpu, 50)),
+            ms(quantile(&mut figures.kernel, 50)),
             load.map_or("-".to_owned(), ms),
             load.map_or("-".to_owned(), |load| format!("{:.1}", load.as_secs_f64() / full.as_secs_f64())),
-            micros(&mut replaced),
-            micros(&mut counted),
+            micros(&mut figures.replaced),
+            micros(&mut figures.counted),
         );
     }
     Ok(())
+}
+
+#[derive(Default)]
+struct Figures {
+    full: Vec<Duration>,
+    cpu: Vec<Duration>,
+    kernel: Vec<Duration>,
+    replaced: Vec<Duration>,
+    counted: Vec<Duration>,
+}
+
+/// Programs an empty kernel; in the last round changes services one by one as well. Gives the plan as text.
+fn measure(services: usize, endpoints: usize, last: bool, figures: &mut Figures) -> anyhow::Result<String> {
+    network()?.node().run(|| {
+        let mut state = state(services, endpoints);
+        let mut backend = NftBackend::new(config(), Timed { netlink: Netlink::open()?, cpu: Duration::ZERO });
+        let (start, cpu_start) = (Instant::now(), cpu()?);
+        backend.apply(&state, &Changes::everything())?;
+        figures.full.push(start.elapsed());
+        figures.cpu.push(cpu()? - cpu_start);
+        figures.kernel.push(backend.kernel().cpu);
+        let text = script(&backend);
+        if last {
+            figures.replaced = changes(&mut backend, &mut state, |service, change| {
+                service.endpoints[0].address = Ipv4Addr::new(10, 255, (change >> 8) as u8, change as u8).into();
+            })?;
+            figures.counted = changes(&mut backend, &mut state, |service, change| {
+                let endpoint = service.endpoints.pop().expect("each service has endpoints");
+                if change % 2 == 1 {
+                    let other = Endpoint { address: Ipv4Addr::new(10, 254, 1, 1).into(), ..endpoint.clone() };
+                    service.endpoints.extend([endpoint, other]);
+                }
+            })?;
+        }
+        Ok(text)
+    })
+}
+
+/// The kernel, and what it costs: encoding, the system calls, and the answers.
+struct Timed {
+    netlink: Netlink,
+    cpu: Duration,
+}
+
+impl Kernel for Timed {
+    fn apply(&mut self, transaction: &Transaction) -> Result<Sent, Error> {
+        let start = cpu()?;
+        let result = self.netlink.apply(transaction);
+        self.cpu += cpu()? - start;
+        result
+    }
+
+    fn read(&mut self, table: &Table, wanted: &dyn Fn(&str) -> Option<Arc<Chain>>) -> Result<Option<Found>, Error> {
+        self.netlink.read(table, wanted)
+    }
+
+    fn has_family(&self, family: Family) -> bool {
+        self.netlink.has_family(family)
+    }
+}
+
+/// CPU time of this thread.
+fn cpu() -> std::io::Result<Duration> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat")?;
+    Ok(Duration::from_nanos(text.split(' ').next().and_then(|field| field.parse().ok()).unwrap_or_default()))
 }
 
 fn config() -> Config {
@@ -89,15 +125,15 @@ fn config() -> Config {
     Config { masquerade_all: false, masquerade_bit: 14, detector: Detector::ClusterCidr(pods) }
 }
 
-/// Each time another service: how long until the kernel has acknowledged its change.
+/// Each service twice: how long until the kernel has acknowledged its change.
 fn changes(
-    backend: &mut NftBackend<Netlink>,
+    backend: &mut NftBackend<Timed>,
     state: &mut Snapshot,
     mut change: impl FnMut(&mut Service, usize),
 ) -> anyhow::Result<Vec<Duration>> {
     let keys: Vec<ServiceKey> = state.services.keys().cloned().collect();
     let mut times = Vec::with_capacity(CHANGES);
-    for (count, key) in keys.iter().cycle().take(CHANGES).enumerate() {
+    for (count, key) in keys.iter().flat_map(|key| [key, key]).cycle().take(CHANGES).enumerate() {
         if let Some(service) = state.services.get_mut(key) {
             change(Arc::make_mut(service), count);
         }
@@ -115,7 +151,7 @@ fn network() -> anyhow::Result<Network> {
 }
 
 /// The plan as `nft -f` reads it.
-fn script(backend: &NftBackend<Netlink>) -> String {
+fn script(backend: &NftBackend<Timed>) -> String {
     let mut transaction = Transaction::new();
     for content in backend.plan() {
         transaction.add_content(&content);
