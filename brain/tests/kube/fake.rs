@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use kube::client::Body;
 use localnet_brain::{
-    cluster::{Event, Kind, Options},
+    cluster::{Event, Kind, Object, Options},
     watch::kube::{self as watch, ApiServer},
 };
 use serde_json::{Value, json};
@@ -238,7 +238,7 @@ pub(crate) fn brief(event: &Event) -> String {
         Event::Apply(object) => format!("+{}", object.name()),
         Event::Delete { name, .. } => format!("-{name}"),
         Event::Replace { objects, .. } => {
-            format!("={}", objects.iter().map(|object| object.name()).collect::<Vec<_>>().join(","))
+            format!("={}", objects.iter().map(Object::name).collect::<Vec<_>>().join(","))
         }
     }
 }

@@ -34,11 +34,11 @@ const NOT_AT_ITS_WORD: u32 = 3;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Absent {
     /// There are none.
-    IsEmpty,
+    Empty,
     /// The one object of that name may not be there yet: it is waited for, but not for ever.
-    IsAwaited { name: String },
+    Awaited { name: String },
     /// There are none; nor are there if the API server does not have the kind, or does not show it.
-    IsTolerated,
+    Tolerated,
 }
 
 /// A kind to follow.
@@ -170,7 +170,7 @@ impl Intake {
 
     fn complete(&mut self) -> Option<Event> {
         let objects = std::mem::take(&mut self.listed);
-        if let Absent::IsAwaited { name } = &self.absent
+        if let Absent::Awaited { name } = &self.absent
             && objects.is_empty()
             && !self.synced
         {
@@ -190,7 +190,7 @@ impl Intake {
 
     /// Goes on without the object that was waited for.
     fn wait_no_longer(&mut self) -> Event {
-        if let Absent::IsAwaited { name } = &self.absent {
+        if let Absent::Awaited { name } = &self.absent {
             error!(node = %name, "the Node still does not exist; going on without its addresses and its zone; check --node-name, and that the kubelet has registered");
         }
         self.replace(Vec::new())
@@ -198,7 +198,7 @@ impl Intake {
 
     /// Whether `trouble` means that there are no objects of the kind.
     fn is_tolerable(&self, trouble: &Trouble) -> bool {
-        self.absent == Absent::IsTolerated && matches!(trouble, Trouble::Unknown | Trouble::Forbidden { .. })
+        self.absent == Absent::Tolerated && matches!(trouble, Trouble::Unknown | Trouble::Forbidden { .. })
     }
 
     fn tolerate(&mut self, trouble: &Trouble) -> Option<Event> {
@@ -211,7 +211,7 @@ impl Intake {
 
     /// A kind that the API server does not have comes with an upgrade, not within seconds.
     fn look_again(&self, trouble: &Trouble) -> Option<Duration> {
-        (self.absent == Absent::IsTolerated && *trouble == Trouble::Unknown).then_some(LOOK_AGAIN)
+        (self.absent == Absent::Tolerated && *trouble == Trouble::Unknown).then_some(LOOK_AGAIN)
     }
 }
 

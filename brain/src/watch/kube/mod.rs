@@ -70,13 +70,13 @@ fn watches(api: &ApiServer, options: &Options, events: &mpsc::Sender<Vec<Event>>
     let mut watches = JoinSet::new();
     let follow = |kind, absent, config| Follow { api: api.clone(), kind, absent, config, events: events.clone() };
 
-    let services = follow(Kind::Service, Absent::IsEmpty, services(options));
+    let services = follow(Kind::Service, Absent::Empty, services(options));
     watches.spawn(services.run(|service: Service| Object::Service(service.into())));
-    let slices = follow(Kind::Slice, Absent::IsEmpty, slices());
+    let slices = follow(Kind::Slice, Absent::Empty, slices());
     watches.spawn(slices.run(|slice: EndpointSlice| Object::Slice(slice.into())));
-    let node = follow(Kind::Node, Absent::IsAwaited { name: options.node_name.clone() }, node(options));
+    let node = follow(Kind::Node, Absent::Awaited { name: options.node_name.clone() }, node(options));
     watches.spawn(node.run(|node: Node| Object::Node(node.into())));
-    let cidrs = follow(Kind::ServiceCidr, Absent::IsTolerated, watcher::Config::default());
+    let cidrs = follow(Kind::ServiceCidr, Absent::Tolerated, watcher::Config::default());
     watches.spawn(cidrs.run(|cidr: ServiceCIDR| Object::ServiceCidr(cidr.into())));
     watches
 }

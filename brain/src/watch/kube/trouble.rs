@@ -129,9 +129,9 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(error: watcher::Error, expected: Trouble, words: &[&str]) {
-        let trouble = Trouble::of(&error);
-        assert_eq!(trouble, expected);
+    fn check(error: &watcher::Error, expected: &Trouble, words: &[&str]) {
+        let trouble = Trouble::of(error);
+        assert_eq!(trouble, *expected);
         let text = trouble.describe(Kind::Slice, "https://api:6443");
         for word in words {
             assert!(text.contains(word), "{word:?} is missing in {text:?}");
@@ -176,7 +176,7 @@ mod tests {
             (WatchError(Status { code: 410, ..Status::default() }.boxed()), Trouble::Outdated, ["outdated", "", ""]),
         ];
         for (error, expected, words) in rows {
-            check(error, expected, &words);
+            check(&error, &expected, &words);
         }
     }
 }
