@@ -47,3 +47,11 @@ fn packets_go_where_the_flows_say() {
         .collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
 }
+
+#[test]
+fn without_rules_the_flows_are_wrong() {
+    let cases = cases();
+    let case = cases.iter().find(|case| case.name == "hairpin").unwrap();
+    let error = format!("{:#}", check_case(case, |_| Ok(())).unwrap_err());
+    assert!(error.contains("flows are wrong"), "{error}");
+}

@@ -97,3 +97,77 @@ pub fn pools_of(vip: &Vip) -> impl Iterator<Item = (Pool, u32)> {
         .filter(|(_, endpoints)| !endpoints.is_empty())
         .map(|(pool, endpoints)| (pool, slots(endpoints.len())))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
+
+    use localnet_linux::nft::{ElementData, Protocol};
+
+    use super::*;
+
+    fn endpoints(count: u8) -> Arc<[SocketAddr]> {
+        (0..count).map(|host| SocketAddr::from(([10, 0, 0, host], 8080))).collect()
+    }
+
+    /// The sets that get elements: how many, and where verdicts lead to.
+    fn said(exposure: Exposure, cluster: u8, local: u8, when_empty: WhenEmpty) -> String {
+        let key = VipKey { address: IpAddr::from([172, 30, 0, 1]), protocol: Protocol::Tcp, port: 80 };
+        let vip = Vip {
+            comment: "default/web:http".into(),
+            exposure,
+            endpoints: endpoints(cluster),
+            local_endpoints: endpoints(local),
+            when_empty,
+            sources: None,
+        };
+        let mut said: BTreeMap<SetId, (usize, String)> = BTreeMap::new();
+        of_vip(&key, &vip, &ChainNames::default(), |set, element| {
+            let (count, target) = said.entry(set).or_default();
+            *count += 1;
+            if let ElementData::Verdict(verdict) = element.data {
+                *target = match verdict {
+                    Verdict::Goto(chain) | Verdict::Jump(chain) => format!(" {chain}"),
+                    other => format!(" {other:?}").to_lowercase(),
+                };
+            }
+        });
+        let said = said.into_iter().map(|(set, (count, target))| match count {
+            1 => format!("{}{target}", set.name()),
+            _ => format!("{} ×{count}", set.name()),
+        });
+        said.collect::<Vec<_>>().join(", ")
+    }
+
+    #[test]
+    fn each_kind_of_vip_has_its_elements() {
+        use Exposure::{External, ExternalLocal, Internal};
+        use WhenEmpty::{Drop, Reject};
+        for (exposure, cluster, local, when_empty, expected) in [
+            (Internal, 2, 0, Reject, "services lb-2, endpoints ×2"),
+            (Internal, 17, 0, Reject, "services lb-32, endpoints ×17"),
+            (Internal, 0, 0, Reject, "no-endpoints reject-port"),
+            (Internal, 0, 0, Drop, "no-endpoints drop"),
+            (External, 1, 0, Drop, "external, services lb-1, endpoints"),
+            (External, 0, 0, Drop, "no-endpoints drop"),
+            (
+                ExternalLocal,
+                3,
+                2,
+                Drop,
+                "external-local-vips, services lb-3, endpoints ×3, local-services lb-local-2, local-endpoints ×2",
+            ),
+            (ExternalLocal, 3, 0, Drop, "external-local-vips, services lb-3, endpoints ×3, no-endpoints drop"),
+            (
+                ExternalLocal,
+                0,
+                1,
+                Reject,
+                "external-local-vips, local-services lb-local-1, local-endpoints, no-endpoints reject-port",
+            ),
+            (ExternalLocal, 0, 0, Reject, "no-endpoints reject-port"),
+        ] {
+            assert_eq!(said(exposure, cluster, local, when_empty), expected, "{exposure:?} {cluster} {local}");
+        }
+    }
+}

@@ -201,3 +201,92 @@ fn sources(service: &Service, address: IpAddr) -> Option<Arc<[IpNet]>> {
     // The kernel refuses ranges that overlap.
     Some(IpNet::aggregate(&ranges).into())
 }
+
+#[cfg(test)]
+mod tests {
+    use localnet_proto::{ServiceKey, SourceFilter};
+
+    use super::*;
+    use crate::plan::{Config, Detector};
+
+    fn service(yaml: &str) -> Service {
+        serde_saphyr::from_str(yaml).unwrap()
+    }
+
+    fn facts() -> Facts {
+        let config = Config { masquerade_all: false, masquerade_bit: 14, detector: Detector::None };
+        let addresses = ["192.168.0.2", "192.168.0.3", "fd00::2"].map(|address| address.parse().unwrap()).into();
+        Facts::new(&config, &localnet_proto::Node { addresses, ..localnet_proto::Node::default() })
+    }
+
+    const WEB: &str =
+        "{service: default/web, type: NodePort, clusterIPs: [172.30.0.1], externalIPs: [1.1.1.1, \"fd00::9\"],
+        loadBalancerIPs: [1.1.1.1], ports: [{name: http, protocol: TCP, port: 80, nodePort: 30080}], endpoints: [
+        {address: 10.0.0.2, ports: [{name: http, port: 8080}], local: true, scopes: {internal: true}},
+        {address: 10.0.0.1, ports: [{name: http, port: 8080}], scopes: {external: true}},
+        {address: 10.0.0.3, ports: [{name: other, port: 8080}], local: true, scopes: {internal: true, external: true}},
+        {address: 10.0.0.4, ports: [{name: http, port: 8080}], local: true, scopes: {established: true}}]}";
+
+    #[test]
+    fn a_service_has_vips_only_in_families_of_its_cluster_ips_and_node_ports_on_primary_addresses() {
+        let plan = plan(&service(WEB), &facts());
+        let vips: Vec<String> =
+            plan.vips.iter().map(|(key, vip)| format!("{key} {:?} {:?}", vip.exposure, vip.endpoints)).collect();
+        assert_eq!(
+            vips,
+            [
+                "172.30.0.1:80/tcp Internal [10.0.0.2:8080]",
+                "1.1.1.1:80/tcp External [10.0.0.1:8080]",
+                "192.168.0.2:30080/tcp External [10.0.0.1:8080]",
+            ]
+        );
+        let hairpin = Hairpin { endpoint: "10.0.0.2:8080".parse().unwrap(), protocol: Protocol::Tcp };
+        assert_eq!(plan.hairpins, [hairpin]);
+        assert_eq!(plan.skipped, [] as [String; 0], "an address that is named twice is one");
+    }
+
+    #[test]
+    fn what_cannot_be_is_left_out_and_said() {
+        let mut odd = service(WEB);
+        odd.ports.push(Port { name: "again".into(), ..odd.ports[0].clone() });
+        odd.client_ip_affinity = Some(10_800);
+        let plan = plan(&odd, &facts());
+        assert_eq!(plan.vips.len(), 3);
+        assert_eq!(plan.skipped[0], "default/web:again on 172.30.0.1:80/tcp: default/web:http has it already");
+        assert!(plan.skipped.last().unwrap().contains("affinity"));
+    }
+
+    #[test]
+    fn comments_are_printable_and_short_enough_for_nft() {
+        let mut odd = service(WEB);
+        odd.key = ServiceKey::new("n".repeat(63), "say \"hi\"\n");
+        odd.ports[0].name = "p".repeat(63).into();
+        let comment = comment(&odd, &odd.ports[0]);
+        assert_eq!(comment.len(), COMMENT_MAX);
+        assert!(comment.contains("/say??hi??:ppp") && comment.ends_with("ppp..."), "{comment}");
+        odd.ports[0].name = "".into();
+        assert!(super::comment(&odd, &odd.ports[0]).ends_with(":80"));
+    }
+
+    #[test]
+    fn allowed_sources_do_not_overlap_and_none_means_nobody() {
+        let mut web = service(WEB);
+        let filter = |ranges: &[&str]| SourceFilter {
+            targets: vec!["1.1.1.1".parse().unwrap()],
+            source_ranges: ranges.iter().map(|range| range.parse().unwrap()).collect(),
+        };
+        for (filters, expected) in [
+            (vec![filter(&["10.0.0.0/8", "10.1.0.0/16", "fd00::/8"])], Some("[10.0.0.0/8]")),
+            (vec![filter(&["10.0.0.0/8"]), filter(&["11.0.0.0/8"])], Some("[10.0.0.0/7]")),
+            (vec![filter(&[])], Some("[]")),
+            (vec![], None),
+        ] {
+            web.source_filters = filters;
+            let plan = plan(&web, &facts());
+            let of =
+                |port| plan.vips.iter().find(|(key, _)| key.address.to_string() == port).unwrap().1.sources.clone();
+            assert_eq!(of("1.1.1.1").map(|sources| format!("{sources:?}")).as_deref(), expected);
+            assert_eq!(of("172.30.0.1"), None);
+        }
+    }
+}
