@@ -59,6 +59,8 @@ pub struct ApiServer {
     service: BoxCloneService<http::Request<Body>, http::Response<AnyBody>, BoxError>,
     /// How many watches cannot reach it.
     lost: Arc<AtomicUsize>,
+    /// Tells of every answer, whatever it says.
+    reached: watch::Sender<()>,
 }
 
 impl fmt::Debug for ApiServer {
@@ -129,11 +131,21 @@ impl ApiServer {
         let service = service
             .map_response(|response| response.map(|body: B| body.map_err(Into::into).boxed_unsync()))
             .map_err(Into::into);
-        Self { url: url.into(), service: BoxCloneService::new(service), lost: Arc::default() }
+        Self {
+            url: url.into(),
+            service: BoxCloneService::new(service),
+            lost: Arc::default(),
+            reached: watch::Sender::default(),
+        }
     }
 
     pub(super) fn url(&self) -> &str {
         &self.url
+    }
+
+    /// Tells of every answer to any of the watches.
+    pub(super) fn reached(&self) -> watch::Receiver<()> {
+        self.reached.subscribe()
     }
 
     /// A watch cannot reach it; whether it is the first one.
@@ -148,13 +160,14 @@ impl ApiServer {
 
     /// A client that tells `answered` of each answer that is no error.
     pub(super) fn client(&self, answered: watch::Sender<()>) -> Client {
-        let service = self.service.clone();
+        let (service, reached) = (self.service.clone(), self.reached.clone());
         let observed = service_fn(move |request| {
-            let (service, answered) = (service.clone(), answered.clone());
+            let (service, reached, answered) = (service.clone(), reached.clone(), answered.clone());
             async move {
                 let answer = time::timeout(ANSWER, service.oneshot(request)).await;
                 let answer =
                     answer.map_err(|_| BoxError::from(format!("no answer within {} s", ANSWER.as_secs())))??;
+                reached.send_replace(());
                 if answer.status().is_success() {
                     answered.send_replace(());
                 }

@@ -59,6 +59,7 @@ impl Follow {
         let (answered, mut answers) = watch::channel(());
         let api = Api::<K>::all(self.api.client(answered));
         let mut intake = Intake::new(self.kind, self.absent);
+        let mut reached = self.api.reached();
         let mut standing = Standing::new(self.kind, self.api.clone());
         let mut pause = Instant::now();
         'list: loop {
@@ -72,6 +73,11 @@ impl Follow {
                     next = next => next,
                     Ok(()) = answers.changed(), if standing.is_shaken() => {
                         standing.recovered();
+                        continue;
+                    }
+                    // Another watch has an answer: no need to wait any longer.
+                    Ok(()) = reached.changed(), if standing.is_cut_off() => {
+                        pause = Instant::now();
                         continue;
                     }
                     () = until(intake.awaited_until) => {
@@ -233,6 +239,11 @@ impl Standing {
     /// The next answer that is no error is worth knowing of.
     fn is_shaken(&self) -> bool {
         self.trouble.is_some() || self.backoff.is_running()
+    }
+
+    /// The API server was last seen to be away.
+    fn is_cut_off(&self) -> bool {
+        matches!(self.trouble, Some(Trouble::Unreachable(_)))
     }
 
     /// Takes note of `trouble`, and says how long to wait.
