@@ -7,6 +7,7 @@ use localnet_proto::{Address, DEFAULT_ADDRESS};
 
 use crate::{
     cluster,
+    health::{self, HealthzAddress, node_ports::NodePortAddresses},
     serve::{self, TlsFiles},
     telemetry::LogFormat,
 };
@@ -21,6 +22,9 @@ pub struct Arguments {
     /// Where the state is served.
     #[command(flatten)]
     pub serve: ServeArgs,
+    /// Where it tells how the node is.
+    #[command(flatten)]
+    pub health: HealthArgs,
     /// How it logs.
     #[command(flatten)]
     pub log: LogArgs,
@@ -131,6 +135,25 @@ impl ServeArgs {
     }
 }
 
+/// Where a brain tells how the node is.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct HealthArgs {
+    /// Where to answer /healthz and /livez: IP:PORT (0.0.0.0 and [::] are all addresses of both families), or nothing for nowhere
+    #[arg(long, value_name = "IP:PORT", default_value = "0.0.0.0:10256", value_parser = HealthzAddress::from_str)]
+    pub healthz_bind_address: HealthzAddress,
+}
+
+impl HealthArgs {
+    /// Where to answer, and when to be unhealthy.
+    pub fn options(&self) -> health::Options {
+        health::Options {
+            healthz: self.healthz_bind_address,
+            node_port_addresses: NodePortAddresses::default(),
+            timeout: health::TIMEOUT,
+        }
+    }
+}
+
 /// How a program logs.
 #[derive(Args, Clone, Debug)]
 pub struct LogArgs {
@@ -227,8 +250,17 @@ mod tests {
     }
 
     #[test]
+    fn health_is_told_on_the_port_of_kube_proxy_unless_said_otherwise() {
+        let address = |line: &str| parse(line).unwrap().health.options().healthz.0.map(|address| address.to_string());
+        assert_eq!(address("--source kube").as_deref(), Some("0.0.0.0:10256"));
+        assert_eq!(address("--source kube --healthz-bind-address ::").as_deref(), Some("[::]:10256"));
+        assert_eq!(address("--source kube --healthz-bind-address="), None);
+    }
+
+    #[test]
     fn nonsense_is_a_usage_error() {
         let lines = [
+            "--source kube --healthz-bind-address :10256",
             "",
             "--source nowhere",
             "--source kube --listen /run/brain.sock",

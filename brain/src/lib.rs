@@ -2,15 +2,16 @@
 //!
 //! ```text
 //! watch (kube, file) ──Event──► cluster ──► localize ──Localized──► feed ──State──► serve
-//!                      └─────────────── pump ─────────────────────────┘
+//!                      └─────────────── pump ─────────────────────────┘         └──► health
 //! ```
 //!
-//! Only [`watch`], `serve` and the command do I/O. [`cluster`] and [`localize`] are synchronous and pure: they return what
+//! Only [`watch`], `serve`, `health` and the command do I/O. [`cluster`] and [`localize`] are synchronous and pure: they return what
 //! they skipped and why, and [`pump`] says it in the log.
 
 pub mod args;
 pub mod cluster;
 pub mod feed;
+pub mod health;
 pub mod localize;
 pub mod pump;
 pub mod run;

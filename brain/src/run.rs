@@ -14,6 +14,7 @@ use crate::{
     args::{Arguments, Source},
     cluster::{self, Cluster, Event},
     feed::Feed,
+    health::{self, clock::Clock},
     pump,
     serve::{self, Listener, Reports},
     watch::{file, kube},
@@ -93,8 +94,10 @@ pub async fn run(arguments: Arguments, shutdown: impl Future<Output = ()>) -> an
     }
     let mut brain = start(&arguments.source.source, options).await?;
 
+    let reports = Reports::default();
+    let _health = health::start(&arguments.health.options(), brain.feed(), &reports, Clock::System);
     let stop = CancellationToken::new();
-    let served = serve::run(listeners, brain.feed().clone(), Reports::default(), stop.clone().cancelled_owned());
+    let served = serve::run(listeners, brain.feed().clone(), reports, stop.clone().cancelled_owned());
     let mut served = std::pin::pin!(served);
     let result = tokio::select! {
         () = shutdown => Ok(()),

@@ -1,0 +1,241 @@
+//! Tells load balancers and probes how this node is: `healthCheckNodePort` of each service, `/healthz` and `/livez`, answered as
+//! kube-proxy v1.36 does.
+//!
+//! ```text
+//! feed: revisions ─────┐
+//! reports of backends ─┴─► Progress ─► Health ─┬─► answer ─► /healthz, /livez
+//! feed: HealthFacts ───────────────────────────┴─► answer ─► one port for each service, family and address
+//! ```
+//!
+//! [`progress`] and [`answer`] are pure, and are passed the time; [`port`] owns sockets, [`node_ports`] says which there are.
+//! A port that cannot be opened is said in the log and in the [`Status`], tried again, and never in the way of another.
+
+pub mod answer;
+pub mod clock;
+pub mod node_ports;
+pub mod port;
+pub mod progress;
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    str::FromStr,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use localnet_proto::{Family, Revision, ServiceKey};
+use tokio::{
+    sync::watch,
+    task::JoinSet,
+    time::{MissedTickBehavior, interval},
+};
+
+use self::{
+    answer::Answer,
+    clock::Clock,
+    node_ports::NodePortAddresses,
+    port::{Port, Retry, Status},
+    progress::{Health, Progress},
+};
+use crate::{
+    feed::{Feed, HealthFacts},
+    serve::{Received, Reports},
+};
+
+/// The port of `/healthz` unless said otherwise, as kube-proxy's.
+pub const HEALTHZ_PORT: u16 = 10256;
+/// A revision that has not been applied for so long makes a node unhealthy: twice kube-proxy's sync period.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Where to answer, and when to be unhealthy.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where `/healthz` and `/livez` are.
+    pub healthz: HealthzAddress,
+    /// On which addresses of the node services' ports for health checks are.
+    pub node_port_addresses: NodePortAddresses,
+    /// How long a revision may wait to be applied.
+    pub timeout: Duration,
+}
+
+/// Where `/healthz` and `/livez` are; `None` is nowhere. The unspecified address, of either family, is every address of
+/// both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthzAddress(pub Option<SocketAddr>);
+
+impl Default for HealthzAddress {
+    fn default() -> Self {
+        Self(Some((Ipv4Addr::UNSPECIFIED, HEALTHZ_PORT).into()))
+    }
+}
+
+impl FromStr for HealthzAddress {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+        if text.is_empty() {
+            Ok(Self(None))
+        } else if let Ok(address) = text.parse() {
+            Ok(Self(Some(address)))
+        } else if let Ok(ip) = bare.parse::<IpAddr>() {
+            Ok(Self(Some((ip, HEALTHZ_PORT).into())))
+        } else {
+            Err("expected IP:PORT, like 0.0.0.0:10256 or [::]:10256, or nothing for no server")
+        }
+    }
+}
+
+/// The servers at work. Dropping it closes all of their ports.
+#[derive(Debug)]
+pub struct Servers {
+    status: watch::Receiver<Status>,
+    watched: Arc<Watched>,
+    _work: JoinSet<()>,
+}
+
+impl Servers {
+    /// Which ports are open, and which are not and why; and a notice of each change.
+    pub fn status(&self) -> watch::Receiver<Status> {
+        self.status.clone()
+    }
+
+    /// The health of the backends.
+    pub fn health(&self) -> Health {
+        self.watched.health().0
+    }
+}
+
+/// Starts the servers. Must be called in a tokio runtime.
+pub fn start(options: &Options, feed: &Feed, reports: &Reports, clock: Clock) -> Servers {
+    let watched = Arc::new(Watched {
+        revision: feed.subscribe(),
+        reports: reports.subscribe(),
+        facts: feed.health_facts(),
+        clock,
+        seen: Mutex::new(Seen { progress: Progress::new(options.timeout), reports: BTreeMap::new() }),
+    });
+    let (status, receiver) = watch::channel(Status::new());
+    let mut work = JoinSet::new();
+    work.spawn(follow(Arc::clone(&watched), options.timeout));
+    if let HealthzAddress(Some(address)) = options.healthz {
+        let answers = Arc::clone(&watched);
+        let answer = Arc::new(move |path: &str| answers.proxy(path));
+        work.spawn(port::keep(Port { service: None, address }, answer, Retry::Steady, status.clone()));
+    }
+    work.spawn(node_ports::run(options.node_port_addresses.clone(), Arc::clone(&watched), status));
+    Servers { status: receiver, watched, _work: work }
+}
+
+/// All that answers are made of.
+#[derive(Debug)]
+struct Watched {
+    revision: watch::Receiver<Revision>,
+    reports: watch::Receiver<BTreeMap<String, Received>>,
+    facts: watch::Receiver<HealthFacts>,
+    clock: Clock,
+    seen: Mutex<Seen>,
+}
+
+/// What has been taken notice of.
+#[derive(Debug)]
+struct Seen {
+    progress: Progress,
+    reports: BTreeMap<String, Received>,
+}
+
+impl Watched {
+    /// The health of the backends, now.
+    fn health(&self) -> (Health, SystemTime) {
+        // Nothing in it is half done when a panic leaves it.
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.clock.now();
+        seen.progress.publish(*self.revision.borrow(), now.at);
+        for (backend, received) in self.reports.borrow().iter() {
+            if seen.reports.get(backend) != Some(received) {
+                seen.progress.report(&received.report, now);
+                seen.reports.insert(backend.clone(), received.clone());
+            }
+        }
+        (seen.progress.health(now.at), now.wall)
+    }
+
+    fn proxy(&self, path: &str) -> Answer {
+        let (health, now) = self.health();
+        match path {
+            "/healthz" => answer::healthz(&health, self.facts.borrow().node_eligible, now),
+            "/livez" => answer::livez(&health, now),
+            _ => answer::not_found(),
+        }
+    }
+
+    /// For a service that has just gone, there is nothing ready.
+    fn service(&self, key: &ServiceKey, family: Family) -> Answer {
+        let ready = self.facts.borrow().checks.get(key).and_then(|check| check.ready(family)).unwrap_or(0);
+        answer::service(key, ready, self.health().0.is_healthy())
+    }
+}
+
+/// Takes notice of revisions and reports when they come, so that their times are known; says which backends are late.
+async fn follow(watched: Arc<Watched>, timeout: Duration) {
+    let (mut revision, mut reports) = (watched.revision.clone(), watched.reports.clone());
+    let mut look = interval((timeout / 4).max(Duration::from_millis(1)));
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut said = Health::default();
+    loop {
+        revision.mark_unchanged();
+        reports.mark_unchanged();
+        let (health, _) = watched.health();
+        say(&said, &health);
+        said = health;
+        let gone = tokio::select! {
+            changed = revision.changed() => changed.is_err(),
+            changed = reports.changed() => changed.is_err(),
+            _ = look.tick() => false,
+        };
+        if gone {
+            return;
+        }
+    }
+}
+
+fn say(before: &Health, now: &Health) {
+    for (family, health) in &now.families {
+        let was_late = before.families.get(family).map_or(&[][..], |before| &before.late);
+        if health.late == was_late {
+            continue;
+        }
+        if health.is_healthy() {
+            tracing::info!(%family, "all backends are up to date again");
+        } else {
+            let backends = health.late.join(", ");
+            tracing::warn!(%family, backends, "backends do not apply new states: this node is unhealthy; look at their logs");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_with_and_without_port() {
+        let rows = [
+            ("0.0.0.0:10256", Some("0.0.0.0:10256")),
+            ("0.0.0.0", Some("0.0.0.0:10256")),
+            ("[::]:1", Some("[::]:1")),
+            ("[::1]", Some("[::1]:10256")),
+            ("::", Some("[::]:10256")),
+            ("localhost:1", None),
+            (":10256", None),
+            ("0.0.0.0:65536", None),
+        ];
+        for (text, expected) in rows {
+            let expected = expected.map(|expected| HealthzAddress(Some(expected.parse().unwrap())));
+            assert_eq!(text.parse().ok(), expected, "{text}");
+        }
+        assert_eq!("".parse(), Ok(HealthzAddress(None)));
+        assert_eq!("0.0.0.0".parse(), Ok(HealthzAddress::default()));
+    }
+}

@@ -1,0 +1,188 @@
+//! Which ports for health checks should be open: one for each service, family and address.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+    time::Duration,
+};
+
+use ipnet::IpNet;
+use localnet_proto::{Family, ServiceKey};
+use tokio::{
+    sync::watch,
+    task::JoinHandle,
+    time::{MissedTickBehavior, interval},
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::{
+    Watched,
+    port::{self, Port, Retry, Status},
+};
+use crate::feed::HealthFacts;
+
+/// How often the addresses of the node are looked at, when only some of them are to be used.
+const LOOK: Duration = Duration::from_secs(30);
+
+/// On which addresses of the node ports of services are open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodePortAddresses(Vec<IpNet>);
+
+impl NodePortAddresses {
+    /// Those addresses of the node that are in `cidrs`. A family without CIDRs is open on all of its addresses.
+    pub fn within(cidrs: Vec<IpNet>) -> Self {
+        Self(cidrs)
+    }
+
+    fn of(&self, family: Family) -> impl Iterator<Item = &IpNet> {
+        self.0.iter().filter(move |cidr| Family::of(cidr.addr()) == family)
+    }
+
+    /// Whether all addresses of the family are open.
+    fn is_all(&self, family: Family) -> bool {
+        self.of(family).all(|cidr| cidr.prefix_len() == 0) || self.of(family).any(|cidr| cidr.prefix_len() == 0)
+    }
+
+    /// Where to listen, on a node with these addresses.
+    fn addresses(&self, family: Family, node: &[IpAddr]) -> Vec<IpAddr> {
+        if self.is_all(family) {
+            return match family {
+                Family::V4 => vec![Ipv4Addr::UNSPECIFIED.into()],
+                Family::V6 => vec![Ipv6Addr::UNSPECIFIED.into()],
+            };
+        }
+        node.iter().copied().filter(|address| self.of(family).any(|cidr| cidr.contains(address))).collect()
+    }
+
+    /// The ports that should be open.
+    fn ports(&self, facts: &HealthFacts, node: &[IpAddr]) -> BTreeMap<Port, (ServiceKey, Family)> {
+        let addresses = Family::BOTH.map(|family| (family, self.addresses(family, node)));
+        let mut ports = BTreeMap::new();
+        for (key, check) in &facts.checks {
+            for (family, addresses) in addresses.iter().filter(|(family, _)| check.ready(*family).is_some()) {
+                for address in addresses {
+                    let port = Port { service: Some(key.clone()), address: (*address, check.port).into() };
+                    ports.insert(port, (key.clone(), *family));
+                }
+            }
+        }
+        ports
+    }
+}
+
+/// The addresses of the node's interfaces. Those that mean something on one link alone cannot be listened on.
+fn node_addresses() -> io::Result<Vec<IpAddr>> {
+    let interfaces = nix::ifaddrs::getifaddrs()?;
+    let addresses = interfaces.filter_map(|interface| {
+        let address = interface.address?;
+        let v4 = address.as_sockaddr_in().map(|address| IpAddr::from(address.ip()));
+        let v6 = address.as_sockaddr_in6().map(|address| address.ip()).filter(|ip| !ip.is_unicast_link_local());
+        v4.or(v6.map(IpAddr::from))
+    });
+    Ok(addresses.collect::<BTreeSet<_>>().into_iter().collect())
+}
+
+/// A port that is kept open; closed when it is dropped.
+struct Open {
+    stop: DropGuard,
+    task: JoinHandle<()>,
+}
+
+/// Keeps open what should be, until it is dropped or the feed has ended.
+pub(super) async fn run(addresses: NodePortAddresses, watched: Arc<Watched>, status: watch::Sender<Status>) {
+    let mut facts = watched.facts.clone();
+    let restricted = !Family::BOTH.iter().all(|family| addresses.is_all(*family));
+    let mut look = interval(LOOK);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut node = Vec::new();
+    let mut open: BTreeMap<Port, Open> = BTreeMap::new();
+    loop {
+        if restricted {
+            node = node_addresses().unwrap_or_else(|error| {
+                tracing::warn!(%error, "failed to read the addresses of this node; those known before are used");
+                node
+            });
+        }
+        let ports = addresses.ports(&facts.borrow_and_update(), &node);
+        close(&mut open, &ports).await;
+        for (port, (key, family)) in ports {
+            let (watched, status) = (Arc::clone(&watched), status.clone());
+            open.entry(port).or_insert_with_key(|port| {
+                let answers = Arc::new(move |_: &str| watched.service(&key, family));
+                let keep = port::keep(port.clone(), answers, Retry::BackOff, status);
+                let stop = CancellationToken::new();
+                let kept = stop.clone().run_until_cancelled_owned(keep);
+                let task = tokio::spawn(async { kept.await.unwrap_or_default() });
+                Open { stop: stop.drop_guard(), task }
+            });
+        }
+        let ended = tokio::select! {
+            changed = facts.changed() => changed.is_err(),
+            _ = look.tick(), if restricted => false,
+        };
+        if ended {
+            return;
+        }
+    }
+}
+
+/// Closes what should not be open any more, before anything else takes its port.
+async fn close(open: &mut BTreeMap<Port, Open>, ports: &BTreeMap<Port, (ServiceKey, Family)>) {
+    let closing: Vec<Port> = open.keys().filter(|port| !ports.contains_key(port)).cloned().collect();
+    for Open { stop, task } in closing.iter().filter_map(|port| open.remove(port)) {
+        drop(stop);
+        // Whatever became of it, it is closed.
+        let _ = task.await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use imbl::OrdMap;
+
+    use super::*;
+    use crate::localize::HealthCheck;
+
+    fn ips(texts: &[&str]) -> Vec<IpAddr> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[track_caller]
+    fn check(cidrs: &[&str], v4: &[&str], v6: &[&str]) {
+        let addresses = NodePortAddresses::within(cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect());
+        let node = ips(&["127.0.0.1", "192.168.0.1", "192.168.1.1", "::1", "fd00::1"]);
+        assert_eq!(addresses.addresses(Family::V4, &node), ips(v4));
+        assert_eq!(addresses.addresses(Family::V6, &node), ips(v6));
+    }
+
+    #[test]
+    fn addresses_are_chosen_for_each_family() {
+        check(&[], &["0.0.0.0"], &["::"]);
+        check(&["0.0.0.0/0", "::/0"], &["0.0.0.0"], &["::"]);
+        check(&["127.0.0.0/8"], &["127.0.0.1"], &["::"]);
+        check(&["192.168.0.0/16"], &["192.168.0.1", "192.168.1.1"], &["::"]);
+        check(&["192.168.1.0/24", "0.0.0.0/0"], &["0.0.0.0"], &["::"]);
+        check(&["10.0.0.0/8", "fd00::/64"], &[], &["fd00::1"]);
+    }
+
+    #[test]
+    fn a_service_has_a_port_in_each_of_its_families() {
+        let services = [("a", Some(0), None), ("b", Some(1), Some(1)), ("c", None, Some(0))];
+        let checks: OrdMap<_, _> = services
+            .into_iter()
+            .zip(30000..)
+            .map(|((name, v4, v6), port)| (ServiceKey::new("default", name), HealthCheck { port, v4, v6 }))
+            .collect();
+        let facts = HealthFacts { checks, ..HealthFacts::default() };
+        let ports = NodePortAddresses::default().ports(&facts, &[]);
+        let said: Vec<_> = ports.keys().map(|port| port.address.to_string()).collect();
+        assert_eq!(said, ["0.0.0.0:30000", "0.0.0.0:30001", "[::]:30001", "[::]:30002"]);
+    }
+
+    #[test]
+    fn this_machine_has_a_loopback_address() {
+        assert!(node_addresses().unwrap().contains(&Ipv4Addr::LOCALHOST.into()));
+    }
+}
