@@ -168,7 +168,8 @@ impl Desired {
         if changes.everything || self.facts.is_none() {
             let gone = self.services.keys().filter(|key| !state.services.contains_key(*key));
             let new = state.services.iter().filter(|(key, service)| self.services.get(*key) != Some(*service));
-            keys.extend(gone.chain(new.map(|(key, _)| key)).cloned());
+            // Collected rather than added one by one: that is linear for keys in order.
+            keys.append(&mut gone.chain(new.map(|(key, _)| key)).cloned().collect());
         }
         if all_with_node_ports {
             let moved =

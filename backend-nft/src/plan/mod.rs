@@ -16,7 +16,10 @@ pub mod elements;
 pub mod service;
 pub mod sets;
 
-use std::net::IpAddr;
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use ipnet::IpNet;
 use localnet_linux::nft::{self, Family, InterfacePattern, Name, Table};
@@ -64,6 +67,8 @@ pub struct Facts {
     pub pods_v6: Option<PodSource>,
     /// Where the cluster's ClusterIPs come from, both families.
     pub service_cidrs: Vec<IpNet>,
+    /// No endpoints: shared by all VIPs that have none, which is most.
+    pub no_endpoints: Arc<[SocketAddr]>,
 }
 
 /// What a packet of one of this node's pods looks like.
@@ -87,6 +92,7 @@ impl Facts {
             pods_v4: pod_source(&config.detector, node, Family::V4),
             pods_v6: pod_source(&config.detector, node, Family::V6),
             service_cidrs: node.service_cidrs.clone(),
+            no_endpoints: Arc::new([]),
         }
     }
 

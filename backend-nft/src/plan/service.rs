@@ -110,7 +110,7 @@ fn plan_port(service: &Service, port: &Port, family: localnet_proto::Family, fac
     let when_empty = port.when_empty(family);
     let of_family = |address: &&IpAddr| localnet_proto::Family::of(**address) == family;
     let protocol = protocol_of(port.protocol);
-    let none: Arc<[SocketAddr]> = Arc::new([]);
+    let none = &facts.no_endpoints;
 
     let internal = in_scope(|scopes| scopes.internal);
     for address in service.cluster_ips.iter().filter(of_family) {
@@ -135,7 +135,7 @@ fn plan_port(service: &Service, port: &Port, family: localnet_proto::Family, fac
         let (exposure, endpoints, local_endpoints) = if service.external_traffic_to_local {
             (Exposure::ExternalLocal, in_scope(|scopes| scopes.short_circuit), in_scope(|scopes| scopes.external))
         } else {
-            (Exposure::External, in_scope(|scopes| scopes.external), none)
+            (Exposure::External, in_scope(|scopes| scopes.external), none.clone())
         };
         for (address, number) in external {
             let vip = Vip {
