@@ -78,7 +78,8 @@ fn node_addresses() -> io::Result<Vec<IpAddr>> {
     let addresses = interfaces.filter_map(|interface| {
         let address = interface.address?;
         let v4 = address.as_sockaddr_in().map(|address| IpAddr::from(address.ip()));
-        let v6 = address.as_sockaddr_in6().map(|address| address.ip()).filter(|ip| !ip.is_unicast_link_local());
+        let v6 =
+            address.as_sockaddr_in6().map(nix::sys::socket::SockaddrIn6::ip).filter(|ip| !ip.is_unicast_link_local());
         v4.or(v6.map(IpAddr::from))
     });
     Ok(addresses.collect::<BTreeSet<_>>().into_iter().collect())
