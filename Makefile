@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane build demo test lint bless bench clean
+.PHONY: help deps controlplane build demo test differential lint bless bench clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -25,6 +25,10 @@ test: deps controlplane ## Everything: unit, Cases, protocol, kernel, system (ne
 	$(CARGO) build --locked --workspace --bins --examples
 	$(CARGO) test --locked --workspace
 
+differential: deps controlplane ## Random clusters and N random packets (20000): the oracle, localnet-nft and kube-proxy must agree (SEED=… again)
+	$(CARGO) build --locked -p localnet-brain -p localnet-nft
+	N=$(or $(N),20000) SEED=$(SEED) $(CARGO) test --locked -p localnet-e2e --test differential -- --nocapture
+
 lint: ## Formatting, clippy, documentation
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
@@ -37,7 +41,8 @@ bless: deps ## Rewrite the expectations (golden files); read the difference befo
 	git diff --stat
 
 bench: deps ## Figures, as ratios against a peer in the same run (needs root)
-	$(CARGO) bench --locked -p localnet-nft
+	$(CARGO) build --release --locked --workspace --bins
+	$(CARGO) bench --locked --workspace --bench nft --bench from_yaml
 
 clean: ## Remove what was built, caches included
 	$(CARGO) clean

@@ -1,0 +1,146 @@
+//! From a folder of YAML to the kernel, by the programs as they are shipped, in a namespace of their own.
+//!
+//! ```text
+//! make bench                             # as root; or: SERVICES=1000 cargo bench -p localnet-e2e
+//! ```
+//!
+//! What the programs say in their logs is shown beside what an outsider sees: the kernel's notice of each commit. Peers in
+//! the same run are the same YAML parsed alone, and `nft -f` of the plan that the backend prints.
+
+use std::{
+    env,
+    fmt::Write as _,
+    fs,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use localnet_e2e::{Programs, await_condition, program};
+use localnet_lab::{Network, Topology};
+
+const ENDPOINTS: usize = 3;
+const FILES: usize = 100;
+const CHANGES: usize = 50;
+
+fn main() -> anyhow::Result<()> {
+    let services: usize = env::var("SERVICES").map_or(Ok(10_000), |text| text.parse()).context("reading SERVICES")?;
+    let network = Network::build(Topology::default())?;
+    let programs = Programs::new()?;
+    let folder = programs.path().join("services");
+    fs::create_dir(&folder)?;
+    for file in 0..FILES {
+        write(&folder, services, file, 0)?;
+    }
+    println!("{services} services × {ENDPOINTS} endpoints in {FILES} YAML files");
+
+    let started = Instant::now();
+    let brain = programs.start_brain(network.node(), &format!("file:{}", folder.display()))?;
+    await_condition("the brain has a state", || programs.log("localnet-brain").contains("new state"))?;
+    println!("{:<52} {:>10.1} ms", "brain: start → state served", millis(started.elapsed()));
+    let started = Instant::now();
+    let backend = programs.start_nft(network.node())?;
+    await_condition("the backend has applied it", || applied(&programs).len() == 1)?;
+    println!("{:<52} {:>10.1} ms", "nft: start → all rules in the kernel", millis(started.elapsed()));
+    let first = applied(&programs)[0];
+    println!("{:<52} {:>10.1} ms", "  of it: state in memory → acknowledged", millis(first));
+    for (name, process) in [("brain", brain.id()), ("nft backend", backend.id())] {
+        println!("{:<52} {:>10.1} MiB", format!("{name}: resident memory"), resident(process)?);
+    }
+
+    let peer = load_as_text(&network, &programs)?;
+    println!("{:<52} {:>10.1} ms  ×{:.1}", "peer: nft -f of the same tables", millis(peer), ratio(peer, first));
+
+    let mut whole = Vec::new();
+    for change in 1..=CHANGES {
+        let since = Instant::now();
+        write(&folder, services, change % FILES, change)?;
+        await_condition("a change is applied", || applied(&programs).len() == change + 1)?;
+        whole.push(since.elapsed());
+    }
+    whole.sort_unstable();
+    let mut commits = applied(&programs)[1..].to_vec();
+    commits.sort_unstable();
+    let (half, last) = (CHANGES / 2, CHANGES * 99 / 100);
+    println!("one endpoint changed ({CHANGES} times):              p50 / p99");
+    let row = |what: &str, times: &[Duration]| {
+        println!("{what:<52} {:>10.3} / {:.3} ms", millis(times[half]), millis(times[last]));
+    };
+    row("  file renamed → applied (all files are read again)", &whole);
+    row("  state in memory → acknowledged", &commits);
+    Ok(())
+}
+
+/// Writes one file of services; its first service has an endpoint that tells the change.
+fn write(folder: &Path, services: usize, file: usize, change: usize) -> anyhow::Result<()> {
+    let mut text = String::new();
+    for number in (0..services).filter(|number| number % FILES == file) {
+        let (high, low) = (number / 250, number % 250 + 1);
+        write!(
+            text,
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: svc-{number}, namespace: bench}}\nspec:\n  \
+             type: ClusterIP\n  clusterIP: 172.30.{high}.{low}\n  ports: [{{name: http, port: 80, targetPort: 8080}}]\n\
+             ---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: svc-{number}-1\n  \
+             namespace: bench\n  labels: {{kubernetes.io/service-name: svc-{number}}}\naddressType: IPv4\n\
+             ports: [{{name: http, port: 8080}}]\nendpoints:\n"
+        )?;
+        for endpoint in 0..ENDPOINTS {
+            let changed = if endpoint == 0 && number == file { 100 + change % 100 } else { endpoint };
+            writeln!(text, "- {{addresses: [10.{}.{high}.{low}], nodeName: node-b}}", 64 + changed)?;
+        }
+    }
+    let (new, path) = (folder.join("new"), folder.join(format!("services-{file}.yaml")));
+    fs::write(&new, text)?;
+    Ok(fs::rename(new, path)?)
+}
+
+/// How long each sync of the backend took, from its log.
+fn applied(programs: &Programs) -> Vec<Duration> {
+    let log = programs.log("localnet-nft");
+    let lines = log.lines().filter(|line| line.contains(" applied "));
+    lines.filter_map(|line| parse(line.rsplit_once("took=")?.1)).collect()
+}
+
+/// A duration as `Debug` prints it.
+fn parse(text: &str) -> Option<Duration> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+    let number: f64 = text[..digits].parse().ok()?;
+    let unit = match text[digits..].split_whitespace().next()? {
+        "s" => 1.0,
+        "ms" => 1e-3,
+        "µs" => 1e-6,
+        "ns" => 1e-9,
+        _ => return None,
+    };
+    Some(Duration::from_secs_f64(number * unit))
+}
+
+/// Loads the tables that the backend has made into another namespace with nft.
+fn load_as_text(network: &Network, programs: &Programs) -> anyhow::Result<Duration> {
+    let cluster = localnet_lab::topology::CLUSTER_CIDRS.join(",");
+    let mut dry_run = Command::new(program("localnet-nft")?);
+    dry_run.args(["--dry-run", "--api", &programs.api(), "--cluster-cidr", &cluster]).env("RUST_LOG", "error");
+    let text = network.node().output(&mut dry_run)?;
+    let path = programs.path().join("plan.nft");
+    fs::write(&path, text)?;
+    let started = Instant::now();
+    network.client().output(Command::new("nft").arg("-f").arg(path))?;
+    Ok(started.elapsed())
+}
+
+/// Resident memory of a process, in MiB.
+fn resident(process: u32) -> anyhow::Result<f64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("VmRSS is missing")?;
+    let kibibytes: f64 = line.trim().trim_end_matches("kB").trim().parse()?;
+    Ok(kibibytes / 1024.0)
+}
+
+fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+fn ratio(peer: Duration, ours: Duration) -> f64 {
+    peer.as_secs_f64() / ours.as_secs_f64()
+}
