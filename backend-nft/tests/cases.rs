@@ -1,13 +1,14 @@
 //! Every Case: its state gives the plan in `nft.txt`, and real packets go where `flows.yaml` says.
 
+use anyhow::Context as _;
 use localnet_lab::{Case, DetectLocal, Flows, Network, cases, check_case, expect_file};
 use localnet_nft::{Config, Detector, Netlink, NftBackend, dry_run::DryRun};
 use localnet_proto::{Changes, Snapshot};
 
-fn state(case: &Case) -> Snapshot {
+fn state(case: &Case) -> anyhow::Result<Snapshot> {
     let path = case.state();
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    serde_saphyr::from_str(&text).with_context(|| path.display().to_string())
 }
 
 fn config(flows: &Flows) -> Config {
@@ -26,7 +27,7 @@ fn states_give_plans() {
     let cases = cases();
     assert!(!cases.is_empty());
     for case in cases {
-        let text = DryRun::new(config(&case.flows)).text(&state(&case), &Changes::everything());
+        let text = DryRun::new(config(&case.flows)).text(&state(&case).unwrap(), &Changes::everything());
         expect_file(&case.nft(), &text);
     }
 }
@@ -39,7 +40,7 @@ fn packets_go_where_the_flows_say() {
             let program = |network: &Network| {
                 network.node().run(|| {
                     let mut backend = NftBackend::new(config(&case.flows), Netlink::open()?);
-                    backend.apply(&state(case), &Changes::everything())
+                    backend.apply(&state(case)?, &Changes::everything())
                 })
             };
             check_case(case, program).err().map(|error| format!("{error:#}"))
