@@ -1,8 +1,13 @@
 //! The intended differences: entries of `docs/differences.md`, matched by number.
 
+use std::{collections::BTreeSet, net::SocketAddr};
+
+use localnet_client::route::{self, Outcome, Packet};
+use localnet_lab::probe;
 
 use crate::{
     ask::{Asked, Seen},
+    run::Scene,
     world::Side,
 };
 
@@ -11,6 +16,7 @@ pub(crate) struct Difference<'a> {
     pub(crate) side: Side,
     pub(crate) asked: &'a Asked,
     pub(crate) seen: &'a Seen,
+    pub(crate) scene: &'a Scene<'a>,
 }
 
 struct Entry {
@@ -18,9 +24,25 @@ struct Entry {
     matches: fn(&Difference<'_>) -> bool,
 }
 
-const ENTRIES: [Entry; 0] = [];
+const ENTRIES: [Entry; 1] = [Entry { number: 1, matches: translated_packet_meets_another_service }];
 
 /// The number of the entry that explains it.
 pub(crate) fn explain(difference: &Difference<'_>) -> Option<usize> {
     ENTRIES.iter().find(|entry| (entry.matches)(difference)).map(|entry| entry.number)
+}
+
+fn translated_packet_meets_another_service(difference: &Difference<'_>) -> bool {
+    let Difference { side: Side::KubeProxy, asked, seen, scene } = difference else { return false };
+    let Outcome::Endpoints { choices, .. } = &asked.expected else { return false };
+    let answered = |choice: &SocketAddr| seen.answers.keys().any(|(by, _)| by == choice);
+    let meets = |choice: &SocketAddr| {
+        let packet = Packet { destination: choice.ip(), port: choice.port(), ..asked.question.packet() };
+        let outcome = match route::route(scene.state, scene.rules, &packet) {
+            Outcome::Reject => probe::Outcome::Rejected,
+            Outcome::Drop => probe::Outcome::Dropped,
+            Outcome::Endpoints { .. } | Outcome::NotOurs => return false,
+        };
+        !answered(choice) && seen.others == BTreeSet::from([outcome])
+    };
+    seen.answers.keys().all(|(by, _)| choices.contains(by)) && choices.iter().any(meets)
 }

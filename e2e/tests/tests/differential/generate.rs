@@ -133,7 +133,8 @@ fn claims(service: &Service) -> impl Iterator<Item = (IpAddr, Protocol, u16)> + 
 }
 
 fn ports(slot: u8, random: &mut Random) -> Vec<Port> {
-    let protocol = |random: &mut Random| random.weighted(&[(6, Protocol::Tcp), (3, Protocol::Udp), (1, Protocol::Sctp)]);
+    let protocol =
+        |random: &mut Random| random.weighted(&[(6, Protocol::Tcp), (3, Protocol::Udp), (1, Protocol::Sctp)]);
     let node_ports = pools::node_ports(slot);
     let count = 1 + random.below(3);
     let unnamed = count == 1 && random.percent(50);
@@ -149,8 +150,7 @@ fn ports(slot: u8, random: &mut Random) -> Vec<Port> {
         {
             (number, node_port) = (first.number, first.node_port);
         }
-        let is_taken =
-            |port: &Port| port.protocol == own && (port.number == number || port.node_port == node_port);
+        let is_taken = |port: &Port| port.protocol == own && (port.number == number || port.node_port == node_port);
         if !ports.iter().any(is_taken) {
             ports.push(Port { name, protocol: own, number, node_port });
         }
@@ -170,21 +170,19 @@ enum Hints {
 fn slices(service: &str, ports: &[Port], random: &mut Random) -> Vec<Slice> {
     let mut slices = Vec::new();
     for v4 in [true, false] {
-        let hints = random.weighted(&[
-            (55, Hints::None),
-            (20, Hints::Zones),
-            (15, Hints::ZonesAndNodes),
-            (10, Hints::Any),
-        ]);
+        let hints =
+            random.weighted(&[(55, Hints::None), (20, Hints::Zones), (15, Hints::ZonesAndNodes), (10, Hints::Any)]);
         // How likely an endpoint is as it should be: most Services work, some have nothing that is ready.
         let healthy = random.weighted(&[(6, 85), (2, 40), (2, 0)]);
         let of_family = slices.len();
+        let usual = *random.pick(&pools::ENDPOINT_PORTS);
         for number in 0..random.weighted(&[(12, 0), (50, 1), (28, 2), (10, 3)]) {
             let name = format!("{service}-{}-{number}", if v4 { "v4" } else { "v6" });
             let count = random.weighted(&[(1, 0), (5, 1), (5, 2), (4, 3), (2, 5)]);
             let endpoints = random.some(&endpoints(v4), count..count + 1);
-            let endpoints = endpoints.into_iter().map(|(address, node)| endpoint(address, node, hints, healthy, random));
-            slices.push(Slice { name, v4, endpoints: endpoints.collect(), ports: slice_ports(ports, random) });
+            let endpoints =
+                endpoints.into_iter().map(|(address, node)| endpoint(address, node, hints, healthy, random));
+            slices.push(Slice { name, v4, endpoints: endpoints.collect(), ports: slice_ports(ports, usual, random) });
         }
         settle_duplicates(&mut slices[of_family..], random);
     }
@@ -243,11 +241,11 @@ fn endpoint(
     SliceEndpoint { address, node, ready, serving, terminating, zones, nodes }
 }
 
-fn slice_ports(ports: &[Port], random: &mut Random) -> Vec<SlicePort> {
+fn slice_ports(ports: &[Port], usual: u16, random: &mut Random) -> Vec<SlicePort> {
     let mut of_slice = Vec::new();
     for port in ports {
         let (name, protocol) = (port.name, port.protocol);
-        let number = Some(*random.pick(&pools::ENDPOINT_PORTS));
+        let number = Some(if random.percent(60) { usual } else { *random.pick(&pools::ENDPOINT_PORTS) });
         let as_it_is = SlicePort { name, protocol, number };
         of_slice.extend(match random.below(25) {
             0 => None,

@@ -29,7 +29,9 @@ pub(crate) fn judge(asked: &Asked, seen: &Seen, topology: &Topology) -> Option<S
             if let Some(wrong) = by.difference(choices).next() {
                 return Some(format!("{wrong} is none of the endpoints"));
             }
-            if let Some(wrong) = seen.answers.keys().find(|(by, source)| !source_is_right(asked, topology, *by, *source)) {
+            if let Some(wrong) =
+                seen.answers.keys().find(|(by, source)| !source_is_right(asked, topology, *by, *source))
+            {
                 return Some(format!("{} saw the source {}", wrong.0, wrong.1));
             }
             if affinity.is_some() && by.len() > 1 {

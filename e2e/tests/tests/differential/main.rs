@@ -13,6 +13,7 @@
 
 mod ask;
 mod cluster;
+mod describe;
 mod differences;
 mod generate;
 mod judge;
@@ -21,6 +22,7 @@ mod question;
 mod random;
 mod report;
 mod run;
+mod sticky;
 mod world;
 mod write;
 
@@ -41,13 +43,13 @@ fn oracle_nft_backend_and_kube_proxy_agree() -> anyhow::Result<()> {
         Some(seed) => vec![(seed, packets)],
         None => vec![(SEED, packets.div_ceil(2)), (new_seed()?, packets / 2)],
     };
-    let mut world = world::World::build()?;
-    let mut report = report::Report::default();
+    let mut runs = run::Runs::new(world::World::build()?);
     say(&format!("differential: both sides run after {:.1?}", started.elapsed()));
     for (seed, packets) in seeds {
         say(&format!("differential: {packets} packets from SEED={seed}"));
-        run::run(&mut world, seed, packets, &mut report)?;
+        runs.run(seed, packets)?;
     }
+    let report = &runs.report;
     say(&format!("differential: {report} in {:.1?}", started.elapsed()));
     anyhow::ensure!(report.unexplained == 0, "{} unexplained differences, see above", report.unexplained);
     Ok(())

@@ -33,7 +33,7 @@ pub(crate) const SECOND: [IpAddr; 2] =
 pub(crate) fn cluster_ips(slot: u8) -> [IpAddr; 2] {
     [
         Ipv4Addr::new(172, 30, 1, slot + 1).into(),
-        Ipv6Addr::new(0xfd00, 0x172, 0x30, 0, 0, 0, 1, u16::from(slot) + 1).into(),
+        Ipv6Addr::new(0xfd00, 0x172, 0x30, 0, 0, 0, 0, 0x101 + u16::from(slot)).into(),
     ]
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use localnet_client::route::{Origin, Packet};
 use localnet_lab::{
-    Network, Namespace, Pod, Protocol,
+    Namespace, Network, Pod, Protocol,
     topology::{CLIENT, CLIENT_TWO, NODE, Place, of_family},
 };
 

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt::Write as _,
     net::IpAddr,
     thread,
 };
@@ -18,13 +17,14 @@ use localnet_lab::{
 
 use crate::{
     ask::{Asked, Seen},
-    cluster::{Cluster, Service},
+    cluster::Cluster,
     differences::{Difference, explain},
     judge::judge,
     question::{Question, Sender},
     random::Random,
     report::Report,
     say,
+    sticky::Memory,
     world::{Side, World},
     write::Writer,
 };
@@ -33,72 +33,104 @@ const STATES_PER_CLUSTER: usize = 8;
 const PACKETS_PER_STATE: usize = 63;
 /// One question in so many goes on until every endpoint has answered.
 const COVERED: usize = 5;
+/// Questions that no endpoint is expected to answer are drawn again so often in a hundred: there are enough of them.
+const REDRAWN: usize = 50;
 
-/// Sends at least so many packets.
-pub(crate) fn run(world: &mut World, seed: u64, packets: usize, report: &mut Report) -> anyhow::Result<()> {
-    let mut writer = world.writer();
-    let (mut sent, mut cluster_seed) = (0, seed);
-    while sent < packets {
-        report.clusters += 1;
-        let mut random = Random::new(cluster_seed);
-        let mut cluster = Cluster::random(&mut random);
-        for _ in 0..STATES_PER_CLUSTER {
-            sent += one_state(world, &mut writer, &cluster, cluster_seed, &mut random, report)?;
-            cluster.change(&mut random);
-        }
-        // Each cluster has a seed of its own, with which it is the first one of a run.
-        cluster_seed = Random::new(cluster_seed).number() >> 32;
-    }
-    world.block_on(writer.write(&Cluster::default()))?;
-    Ok(())
+/// Runs in a world, one after the other.
+pub(crate) struct Runs {
+    world: World,
+    writer: Writer,
+    memory: Memory,
+    pub(crate) report: Report,
 }
 
-fn one_state(
-    world: &mut World,
-    writer: &mut Writer,
-    cluster: &Cluster,
-    seed: u64,
-    random: &mut Random,
-    report: &mut Report,
-) -> anyhow::Result<usize> {
-    let sentinel = world.block_on(writer.write(cluster))?;
-    let state = world.settle(sentinel)?;
-    report.states += 1;
-    let rules = Rules { masquerade_all: false, detects_pods: true, node_port_addresses: BTreeSet::from(NODE) };
-    let asked: Vec<Asked> = (0..PACKETS_PER_STATE).map(|_| draw(cluster, &state, &rules, random)).collect();
-    let seen = ask_all(world, &asked)?;
-    for (number, asked) in asked.iter().enumerate() {
-        report.count(asked);
-        let both = Side::BOTH.map(|side| &seen[&(side, number)]);
-        for (side, seen) in Side::BOTH.into_iter().zip(both) {
-            report.connections += seen.connections;
-            let Some(wrong) = judge(asked, seen, world.network(side).topology()) else { continue };
-            match explain(&Difference { side, asked, seen }) {
-                Some(entry) => report.explained(entry),
-                None => {
-                    report.unexplained += 1;
-                    say(&describe(seed, report.states, cluster, &state, asked, both, side, &wrong));
+/// A cluster in one of its states, as both sides hold it.
+pub(crate) struct Scene<'a> {
+    /// The cluster is the first one of a run with this seed …
+    pub(crate) seed: u64,
+    /// … and this is the state after so many changes.
+    pub(crate) changes: usize,
+    pub(crate) cluster: &'a Cluster,
+    pub(crate) state: &'a Snapshot,
+    pub(crate) rules: &'a Rules,
+}
+
+impl Runs {
+    pub(crate) fn new(world: World) -> Self {
+        let writer = world.writer();
+        Self { world, writer, memory: Memory::default(), report: Report::default() }
+    }
+
+    /// Sends at least so many packets.
+    pub(crate) fn run(&mut self, seed: u64, packets: usize) -> anyhow::Result<()> {
+        let enough = self.report.packets + packets;
+        let mut seed = seed;
+        while self.report.packets < enough {
+            self.report.clusters += 1;
+            let mut random = Random::new(seed);
+            let mut cluster = Cluster::random(&mut random);
+            for changes in 0..STATES_PER_CLUSTER {
+                let sentinel = self.world.block_on(self.writer.write(&cluster))?;
+                let state = self.world.settle(sentinel)?;
+                let node_port_addresses = BTreeSet::from(NODE);
+                let rules = Rules { masquerade_all: false, detects_pods: true, node_port_addresses };
+                let scene = Scene { seed, changes, cluster: &cluster, state: &state, rules: &rules };
+                self.compare(&scene, &mut random)?;
+                cluster.change(&mut random);
+            }
+            // Each cluster has a seed of its own, with which it is the first one of a run.
+            seed = Random::new(seed).number() >> 32;
+        }
+        Ok(())
+    }
+
+    fn compare(&mut self, scene: &Scene<'_>, random: &mut Random) -> anyhow::Result<()> {
+        let asked: Vec<Asked> = (0..PACKETS_PER_STATE).map(|_| scene.draw(random)).collect();
+        let seen = ask_all(&self.world, &asked)?;
+        self.report.states += 1;
+        for (number, asked) in asked.iter().enumerate() {
+            self.report.count(asked);
+            let both = Side::BOTH.map(|side| &seen[&(side, number)]);
+            for (side, seen) in Side::BOTH.into_iter().zip(both) {
+                self.report.connections += seen.connections;
+                let wrong = judge(asked, seen, self.world.network(side).topology());
+                let Some(wrong) = wrong.or_else(|| self.memory.check(side, asked, seen, scene)) else { continue };
+                match explain(&Difference { side, asked, seen, scene }) {
+                    Some(entry) => self.report.explained(entry),
+                    None => {
+                        self.report.unexplained += 1;
+                        say(&format!("\ndifference: {side:?}: {wrong}\n{}", scene.describe(asked, both)));
+                    }
                 }
             }
         }
+        Ok(())
     }
-    Ok(asked.len())
 }
 
-/// A question that an answer can come back to: nobody sees what a remote pod gets from another one directly.
-fn draw(cluster: &Cluster, state: &Snapshot, rules: &Rules, random: &mut Random) -> Asked {
-    loop {
-        let question = Question::random(cluster, random);
-        let expected = route::route(state, rules, &question.packet());
-        let is_remote = |ip: IpAddr| Pod::at(ip).is_some_and(|pod| pod.place == Place::Remote);
-        let past_the_node = match &expected {
-            Outcome::Endpoints { choices, masquerade: false, .. } => choices.iter().any(|choice| is_remote(choice.ip())),
-            _ => false,
-        };
-        if past_the_node && matches!(question.sender, Sender::Pod(pod) if pod.place == Place::Remote) {
-            continue;
+impl Scene<'_> {
+    /// A question that an answer can come back to: nobody sees what a remote pod gets from another one directly.
+    fn draw(&self, random: &mut Random) -> Asked {
+        loop {
+            let question = Question::random(self.cluster, random);
+            let expected = route::route(self.state, self.rules, &question.packet());
+            let is_remote = |ip: IpAddr| Pod::at(ip).is_some_and(|pod| pod.place == Place::Remote);
+            let past_the_node = match &expected {
+                Outcome::Endpoints { choices, masquerade, .. } => {
+                    !masquerade && choices.iter().any(|choice| is_remote(choice.ip()))
+                }
+                Outcome::Reject | Outcome::Drop | Outcome::NotOurs => {
+                    if random.percent(REDRAWN) {
+                        continue;
+                    }
+                    false
+                }
+            };
+            if past_the_node && matches!(question.sender, Sender::Pod(pod) if pod.place == Place::Remote) {
+                continue;
+            }
+            return Asked { question, expected, cover: random.below(COVERED) == 0 };
         }
-        return Asked { question, expected, cover: random.below(COVERED) == 0 };
     }
 }
 
@@ -127,43 +159,4 @@ fn ask_all(world: &World, asked: &[Asked]) -> anyhow::Result<BTreeMap<(Side, usi
         }
         Ok(all)
     })
-}
-
-#[expect(clippy::too_many_arguments, reason = "it tells all there is to tell")]
-fn describe(
-    seed: u64,
-    states: usize,
-    cluster: &Cluster,
-    state: &Snapshot,
-    asked: &Asked,
-    [ours, theirs]: [&Seen; 2],
-    side: Side,
-    wrong: &str,
-) -> String {
-    let mut text = format!(
-        "\ndifference: {side:?}: {wrong}\n  cluster SEED={seed}, state {} of it ({states} of the run)\n  packet: {}\n  oracle: {:?}\n  \
-         ours: {ours}\n  kube-proxy: {theirs}\n",
-        (states - 1) % STATES_PER_CLUSTER,
-        asked.question,
-        asked.expected,
-    );
-    let to = asked.question.to;
-    let concerns = |service: &&Service| {
-        service.name == asked.question.about
-            || [service.cluster_ips.clone(), service.external_ips.clone()].concat().contains(&to.ip())
-            || service.ingress.iter().any(|ingress| ingress.ip == to.ip())
-    };
-    for service in cluster.services.values().filter(concerns) {
-        let mut objects = vec![service.object()];
-        objects[0]["status"] = service.status();
-        objects.extend(service.slices.iter().map(|slice| slice.object(&service.name)));
-        for object in objects {
-            let yaml = serde_saphyr::to_string(&object).unwrap_or_else(|_| object.to_string());
-            let _ = write!(text, "---\n{yaml}");
-        }
-        let localized = state.services.values().find(|localized| *localized.key.name == *service.name);
-        let localized = localized.map(|localized| serde_saphyr::to_string(&**localized).unwrap_or_default());
-        let _ = write!(text, "--- in the brain's state:\n{}", localized.unwrap_or_else(|| "nothing\n".to_owned()));
-    }
-    text
 }

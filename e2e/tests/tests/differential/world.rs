@@ -64,7 +64,8 @@ impl World {
             // Thousands of short connections need not be remembered for minutes.
             network.node().sysctl(&[("net/netfilter/nf_conntrack_tcp_timeout_time_wait", "2")])?;
         }
-        let servers = sides.iter().map(|network| Servers::start(network, pools::servers())).collect::<Result<_, _>>()?;
+        let servers =
+            sides.iter().map(|network| Servers::start(network, pools::servers())).collect::<Result<_, _>>()?;
         let programs = Programs::new()?;
         let options = Options {
             netns: Some(sides[0].node().path()),

@@ -28,10 +28,8 @@ use crate::{
 /// The Kubernetes namespace of everything.
 pub(crate) const NAMESPACE: &str = "diff";
 pub(crate) const SENTINEL: &str = "sentinel";
-const SENTINEL_IPS: [IpAddr; 2] = [
-    IpAddr::V4(Ipv4Addr::new(172, 30, 0, 250)),
-    IpAddr::V6(Ipv6Addr::new(0xfd00, 0x172, 0x30, 0, 0, 0, 0, 0xfa)),
-];
+const SENTINEL_IPS: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(172, 30, 0, 250)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0x172, 0x30, 0, 0, 0, 0, 0xfa))];
 const WRITES_AT_ONCE: usize = 8;
 
 /// The way to the API server, and what is there.
@@ -119,7 +117,8 @@ impl Writer {
         let gone = old.iter().filter(|(name, service)| new.get(*name).is_none_or(|new| must_move(service, new)));
         stream::iter(gone.map(Ok)).try_for_each_concurrent(WRITES_AT_ONCE, |(_, old)| self.remove(old)).await?;
         let left = |name| old.get(name).filter(|old| !must_move(old, &new[name]));
-        let changes: Vec<_> = new.iter().map(|(name, new)| (left(name), new)).filter(|(old, new)| *old != Some(new)).collect();
+        let changes: Vec<_> =
+            new.iter().map(|(name, new)| (left(name), new)).filter(|(old, new)| *old != Some(new)).collect();
         // First what releases claims, then what makes them.
         stream::iter(changes).map(Ok).try_for_each_concurrent(WRITES_AT_ONCE, |(old, new)| self.put(old, new)).await?;
         self.written = cluster.clone();
@@ -150,7 +149,7 @@ impl Writer {
         if old.is_none_or(|old| old.object() != object) {
             put(&self.services, name, object, old.is_some()).await?;
         }
-        if !new.ingress().is_empty() && old.is_none_or(|old| old.status() != new.status()) {
+        if !new.ingress().is_empty() {
             self.set_ingress(new).await?;
         }
         let before = |slice: &Slice| old?.slices.iter().find(|old| old.name == slice.name);
@@ -175,13 +174,13 @@ impl Writer {
     }
 }
 
-/// Whether the API refuses to turn one into the other: ClusterIPs may come and go only as second ones.
+/// Whether one cannot become the other while others want what it has: the first ClusterIP stays, as does having none.
 fn must_move(old: &Service, new: &Service) -> bool {
-    let addresses = |service: &Service| match service.kind {
+    let address = |service: &Service| match service.kind {
         Kind::Headless | Kind::ExternalName => None,
         Kind::ClusterIp | Kind::NodePort | Kind::LoadBalancer => service.cluster_ips.first().copied(),
     };
-    let moved = matches!((addresses(old), addresses(new)), (Some(old), Some(new)) if old != new);
+    let moved = matches!((address(old), address(new)), (Some(old), Some(new)) if old != new);
     moved || (old.kind == Kind::Headless) != (new.kind == Kind::Headless)
 }
 
@@ -192,10 +191,14 @@ where
     let shown = object.to_string();
     let object = serde_json::from_value(object).with_context(|| format!("reading {shown}"))?;
     let params = PostParams::default();
-    let written = match exists {
-        true => api.replace(name, &params, &object).await,
-        false => api.create(&params, &object).await,
-    };
+    if exists {
+        match api.replace(name, &params, &object).await {
+            // Not everything may change: a new object takes its place.
+            Err(kube::Error::Api(status)) if status.code == 422 => remove(api, name).await?,
+            replaced => return replaced.map(drop).with_context(|| format!("replacing {shown}")),
+        }
+    }
+    let written = api.create(&params, &object).await;
     written.map(drop).with_context(|| format!("writing {shown}"))
 }
 

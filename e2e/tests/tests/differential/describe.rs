@@ -1,0 +1,38 @@
+//! A difference in words: the packet, the three outcomes, and the objects of the Services that it concerns.
+
+use std::fmt::Write as _;
+
+use crate::{
+    ask::{Asked, Seen},
+    cluster::Service,
+    run::Scene,
+};
+
+impl Scene<'_> {
+    pub(crate) fn describe(&self, asked: &Asked, [ours, theirs]: [&Seen; 2]) -> String {
+        let mut text = format!(
+            "  cluster: SEED={}, after {} changes\n  packet: {}\n  oracle: {:?}\n  ours: {ours}\n  kube-proxy: {theirs}\n",
+            self.seed, self.changes, asked.question, asked.expected,
+        );
+        let to = asked.question.to.ip();
+        let concerns = |service: &&Service| {
+            service.name == asked.question.about
+                || service.cluster_ips.iter().chain(&service.external_ips).any(|ip| *ip == to)
+                || service.ingress.iter().any(|ingress| ingress.ip == to)
+                || service.node_ports().any(|(_, number)| number == asked.question.to.port())
+        };
+        for service in self.cluster.services.values().filter(concerns) {
+            let mut objects = vec![service.object()];
+            objects[0]["status"] = service.status();
+            objects.extend(service.slices.iter().map(|slice| slice.object(&service.name)));
+            for object in objects {
+                let yaml = serde_saphyr::to_string(&object).unwrap_or_else(|_| object.to_string());
+                let _ = write!(text, "---\n{yaml}");
+            }
+            let localized = self.state.services.values().find(|localized| *localized.key.name == *service.name);
+            let yaml = localized.map(|localized| serde_saphyr::to_string(&**localized).unwrap_or_default());
+            let _ = write!(text, "--- in the brain's state:\n{}", yaml.unwrap_or_else(|| "nothing\n".to_owned()));
+        }
+        text
+    }
+}

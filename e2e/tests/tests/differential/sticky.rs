@@ -1,0 +1,55 @@
+//! Session affinity from one question to the next: a client stays with its endpoint whichever address of the Service it asks,
+//! and whatever happens to other Services, as long as the endpoint serves what it asks for.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+};
+
+use localnet_client::route::Outcome;
+
+use crate::{
+    ask::{Asked, Seen},
+    cluster::Service,
+    run::Scene,
+    world::Side,
+};
+
+/// A client of a Service's port.
+type Client = (Side, IpAddr, PortKey);
+/// Names of a Service and of its port.
+type PortKey = (String, String);
+
+/// Where clients have been sent.
+#[derive(Debug, Default)]
+pub(crate) struct Memory(BTreeMap<Client, (Service, SocketAddr)>);
+
+impl Memory {
+    /// What is wrong with an answer that is right for itself.
+    pub(crate) fn check(&mut self, side: Side, asked: &Asked, seen: &Seen, scene: &Scene<'_>) -> Option<String> {
+        let Outcome::Endpoints { choices, affinity: Some(_), .. } = &asked.expected else { return None };
+        let (by, _) = *seen.answers.keys().next()?;
+        let port = port(scene, asked)?;
+        let service = scene.cluster.services.values().find(|service| service.name == port.0)?;
+        let client = (side, asked.question.source(), port);
+        let before = self.0.insert(client, (service.clone(), by));
+        let (_, left) = before.filter(|(then, left)| then == service && *left != by && choices.contains(left))?;
+        Some(format!("the client was sent to {left} before"))
+    }
+}
+
+/// Whose the packet is. No two Services claim the same address and port.
+fn port(scene: &Scene<'_>, asked: &Asked) -> Option<PortKey> {
+    let packet = asked.question.packet();
+    let to = packet.destination;
+    scene.state.services.values().find_map(|service| {
+        let vips = service.cluster_ips.iter().chain(&service.external_ips).chain(&service.load_balancer_ips);
+        let is_vip = vips.into_iter().any(|vip| *vip == to);
+        let mut ports = service.ports.iter().filter(|port| port.protocol == packet.protocol);
+        let port = ports.find(|port| {
+            is_vip && port.port == packet.port
+                || scene.rules.node_port_addresses.contains(&to) && port.node_port == Some(packet.port)
+        })?;
+        Some((service.key.name.to_string(), port.name.to_string()))
+    })
+}
