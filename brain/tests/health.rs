@@ -519,3 +519,12 @@ async fn the_command_answers_and_backends_reports_reach_it() {
     let answer = ask(address, "GET /livez").await;
     assert!(answer.contains(r#","healthy":true,"status":{"IPv4":{"lastUpdated":""#), "{answer}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_asks_nothing_is_closed() {
+    let (_node, address) = healthz(&options(Some((LOCALHOST, 0).into()))).await;
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let start = tokio::time::Instant::now();
+    assert_eq!(stream.read(&mut [0; 1]).await.unwrap_or(0), 0);
+    assert_eq!(start.elapsed().as_secs(), 10);
+}
