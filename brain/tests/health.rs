@@ -1,12 +1,12 @@
 //! Health answers over real connections: `/healthz`, `/livez` and services' ports for health checks.
+//!
+//! No test here starts a process: until it runs another program it would keep ports open that a test has closed.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 use std::{
     future::Future,
-    io::{BufRead as _, BufReader},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    process::{Child, Command, Stdio},
     time::{Duration, UNIX_EPOCH},
 };
 
@@ -22,9 +22,8 @@ use localnet_brain::{
     localize::{HealthCheck, Localized},
     serve::Reports,
 };
-use localnet_client::{Outcome, Report, Source as _};
 use localnet_proto::{
-    Family, Revision, ServiceKey, Update,
+    ServiceKey,
     wire::{BackendReport, FamilyReport, IpFamily},
 };
 use serde_json::json;
@@ -465,59 +464,6 @@ async fn load_balancers_are_sent_away_while_endpoints_still_serve() {
     cluster.handle(Event::Delete { kind: Kind::Node, namespace: "".into(), name: "here".into() });
     publish(&mut cluster);
     assert!(!eligible(), "what was last known of the Node holds on");
-}
-
-/// The program, killed when it is dropped.
-struct Program(Child);
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-#[tokio::test]
-async fn the_command_answers_and_backends_reports_reach_it() {
-    let folder = tempfile::TempDir::new().unwrap();
-    let cluster = folder.path().join("cluster.yaml");
-    std::fs::write(&cluster, "{ apiVersion: v1, kind: Node, metadata: { name: here } }").unwrap();
-    let listen = format!("unix://{}", folder.path().join("brain.sock").display());
-    let mut child = Command::new(env!("CARGO_BIN_EXE_localnet-brain"))
-        .arg(format!("--source=file:{}", cluster.display()))
-        .args(["--node-name=here", "--healthz-bind-address=127.0.0.1:0", "--log-format=json", "--listen", &listen])
-        .env_remove("RUST_LOG")
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let log = BufReader::new(child.stderr.take().unwrap());
-    let _program = Program(child);
-    let (mut address, mut serving, mut complete) = (None, false, false);
-    let mut lines = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(&line.unwrap()).unwrap());
-    while address.is_none() || !serving || !complete {
-        let line = lines.next().expect("it has ended");
-        let fields = &line["fields"];
-        match fields["message"].as_str().unwrap() {
-            "answering health checks" => address = Some(fields["address"].as_str().unwrap().parse().unwrap()),
-            "serving" => serving = true,
-            "new state" => complete = true,
-            _ => {}
-        }
-    }
-    std::thread::spawn(move || lines.count());
-    let address = address.unwrap();
-    let answer = ask(address, "GET /healthz").await;
-    assert!(answer.ends_with(r#""nodeEligible":true,"healthy":true}"#), "{answer}");
-
-    let mut brain = localnet_client::grpc::Brain::new(listen.parse().unwrap(), None).unwrap();
-    let update = soon(brain.next(Revision::default(), false)).await.unwrap();
-    let Update::Full(snapshot) = update else { panic!("{update:?}") };
-    let outcome = Outcome { applied: snapshot.revision.rev, error: None };
-    let report = Report { backend: "nft", received: snapshot.revision, families: vec![(Family::V4, outcome)] };
-    soon(brain.report(&report)).await.unwrap();
-    let answer = ask(address, "GET /livez").await;
-    assert!(answer.contains(r#","healthy":true,"status":{"IPv4":{"lastUpdated":""#), "{answer}");
 }
 
 #[tokio::test(start_paused = true)]

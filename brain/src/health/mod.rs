@@ -36,7 +36,7 @@ use self::{
     clock::Clock,
     node_ports::NodePortAddresses,
     port::{Port, Retry, Status},
-    progress::{Health, Progress},
+    progress::{FamilyHealth, Health, Progress},
 };
 use crate::{
     feed::{Feed, HealthFacts},
@@ -201,11 +201,7 @@ async fn follow(watched: Arc<Watched>, timeout: Duration) {
 }
 
 fn say(before: &Health, now: &Health) {
-    for (family, health) in &now.families {
-        let was_late = before.families.get(family).map_or(&[][..], |before| &before.late);
-        if health.late == was_late {
-            continue;
-        }
+    for (family, health) in changes(before, now) {
         if health.is_healthy() {
             tracing::info!(%family, "all backends are up to date again");
         } else {
@@ -213,6 +209,15 @@ fn say(before: &Health, now: &Health) {
             tracing::warn!(%family, backends, "backends do not apply new states: this node is unhealthy; look at their logs");
         }
     }
+}
+
+/// The families of which other backends are late than before.
+fn changes<'a>(before: &'a Health, now: &'a Health) -> impl Iterator<Item = (Family, &'a FamilyHealth)> {
+    let was_late = |family| before.families.get(family).map_or(&[][..], |before| &before.late);
+    now.families
+        .iter()
+        .filter(move |(family, health)| health.late != was_late(family))
+        .map(|(family, health)| (*family, health))
 }
 
 #[cfg(test)]
@@ -237,5 +242,24 @@ mod tests {
         }
         assert_eq!("".parse(), Ok(HealthzAddress(None)));
         assert_eq!("0.0.0.0".parse(), Ok(HealthzAddress::default()));
+    }
+
+    #[test]
+    fn who_is_late_is_said_when_it_changes() {
+        let late = |v4: &[&str], v6: Option<&[&str]>| {
+            let health = |late: &[&str]| FamilyHealth {
+                last_updated: SystemTime::UNIX_EPOCH,
+                late: late.iter().map(ToString::to_string).collect(),
+            };
+            let families = [(Family::V4, Some(health(v4))), (Family::V6, v6.map(health))];
+            Health { families: families.into_iter().filter_map(|(family, health)| Some((family, health?))).collect() }
+        };
+        let said = |before: &Health, now: &Health| changes(before, now).map(|(family, _)| family).collect::<Vec<_>>();
+        let nothing: &[&str] = &[];
+        assert_eq!(said(&Health::default(), &late(&[], None)), []);
+        assert_eq!(said(&Health::default(), &late(&["nft"], None)), [Family::V4]);
+        assert_eq!(said(&late(&["nft"], None), &late(&["nft"], Some(nothing))), []);
+        assert_eq!(said(&late(&["nft"], None), &late(&["ipvs", "nft"], Some(&["nft"]))), Family::BOTH);
+        assert_eq!(said(&late(&["nft"], Some(nothing)), &late(&[], Some(nothing))), [Family::V4]);
     }
 }
