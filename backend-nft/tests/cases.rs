@@ -1,7 +1,7 @@
 //! Every Case: its state gives the plan in `nft.txt`, and real packets go where `flows.yaml` says.
 
 use anyhow::Context as _;
-use localnet_lab::{Case, DetectLocal, Flows, Network, cases, check_case, expect_file};
+use localnet_lab::{Case, DetectLocal, Flows, cases, check_case, check_cases, expect_file};
 use localnet_nft::{Config, Detector, Netlink, NftBackend, dry_run::DryRun};
 use localnet_proto::{Changes, Snapshot};
 
@@ -34,18 +34,12 @@ fn states_give_plans() {
 
 #[test]
 fn packets_go_where_the_flows_say() {
-    let wrong: Vec<String> = cases()
-        .iter()
-        .filter_map(|case| {
-            let program = |network: &Network| {
-                network.node().run(|| {
-                    let mut backend = NftBackend::new(config(&case.flows), Netlink::open()?);
-                    backend.apply(&state(case)?, &Changes::everything())
-                })
-            };
-            check_case(case, program).err().map(|error| format!("{error:#}"))
+    let wrong = check_cases(&cases(), |case, network| {
+        network.node().run(|| {
+            let mut backend = NftBackend::new(config(&case.flows), Netlink::open()?);
+            backend.apply(&state(case)?, &Changes::everything())
         })
-        .collect();
+    });
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
 }
 

@@ -20,7 +20,7 @@ use serde::Deserialize;
 use crate::flow::Flows;
 use crate::probe::Protocol;
 use crate::serve::Endpoint;
-use crate::topology::Pod;
+use crate::topology::{NODE, Pod};
 
 /// One scenario.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,19 +73,19 @@ impl Case {
         self.dir.join(name)
     }
 
-    /// What has to answer: every pod endpoint that a slice names, and what the flows name.
+    /// What has to answer: every endpoint of a pod or of the node's own network that a slice names, and what the flows name.
     pub fn endpoints(&self) -> anyhow::Result<BTreeSet<Endpoint>> {
         let mut endpoints = self.slice_endpoints()?;
         endpoints.extend(self.flows.endpoints());
         Ok(endpoints)
     }
 
-    /// Every pod endpoint that a slice names, whether or not it may be chosen.
+    /// Every endpoint of a pod or of the node's own network that a slice names, whether or not it may be chosen.
     pub fn slice_endpoints(&self) -> anyhow::Result<BTreeSet<Endpoint>> {
         let path = self.cluster();
         let objects = read(&path).and_then(|text| Ok(serde_saphyr::from_multiple(&text)?));
         let objects: Vec<Object> = objects.with_context(|| format!("reading {}", path.display()))?;
-        Ok(objects.iter().flat_map(Object::pod_endpoints).collect())
+        Ok(objects.iter().flat_map(Object::lab_endpoints).collect())
     }
 }
 
@@ -131,14 +131,14 @@ struct SlicePort {
 }
 
 impl Object {
-    fn pod_endpoints(&self) -> Vec<Endpoint> {
-        let mut endpoints: Vec<_> = self.items.iter().flat_map(Self::pod_endpoints).collect();
+    fn lab_endpoints(&self) -> Vec<Endpoint> {
+        let mut endpoints: Vec<_> = self.items.iter().flat_map(Self::lab_endpoints).collect();
         if self.kind != "EndpointSlice" {
             return endpoints;
         }
         let addresses = self.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
-        for address in addresses.filter_map(|address| address.parse::<IpAddr>().ok()) {
-            if Pod::at(address).is_none() {
+        for address in addresses.filter_map(|address| written_address(address)) {
+            if Pod::at(address).is_none() && !NODE.contains(&address) {
                 continue;
             }
             for port in &self.ports {
@@ -149,6 +149,21 @@ impl Object {
         }
         endpoints
     }
+}
+
+/// The address that the text names, in one of the ways in which Kubernetes lets it be written: with leading zeros, or an IPv4
+/// address as an IPv6 one.
+fn written_address(text: &str) -> Option<IpAddr> {
+    let without_zeros = |octet: &str| match octet.trim_start_matches('0') {
+        "" => "0".to_owned(),
+        digits => digits.to_owned(),
+    };
+    let canonical = if text.contains(':') {
+        text.to_owned()
+    } else {
+        text.split('.').map(without_zeros).collect::<Vec<_>>().join(".")
+    };
+    canonical.parse::<IpAddr>().ok().map(|address| address.to_canonical())
 }
 
 #[cfg(test)]
@@ -171,6 +186,8 @@ endpoints:
   conditions: {ready: false}
 - addresses: [192.0.2.1]
 - addresses: [nonsense]
+- addresses: [010.180.000.002]
+- addresses: ['::ffff:192.168.0.2']
 ports: [{name: a, port: 80}, {name: b, port: 53, protocol: UDP}, {name: c}]
 ---
 kind: List
@@ -185,7 +202,16 @@ items:
         std::fs::write(dir.path().join("flows.yaml"), format!("flows: [{flow}]")).unwrap();
         let named: Vec<_> =
             Case::load(dir.path()).unwrap().endpoints().unwrap().iter().map(ToString::to_string).collect();
-        let expected = ["tcp 1.2.3.5:80", "tcp 10.180.0.1:80", "udp 10.180.0.1:53", "sctp [fd00:10:180:1::2]:9"];
+        let expected = [
+            "tcp 1.2.3.5:80",
+            "tcp 10.180.0.1:80",
+            "tcp 10.180.0.2:80",
+            "tcp 192.168.0.2:80",
+            "udp 10.180.0.1:53",
+            "udp 10.180.0.2:53",
+            "udp 192.168.0.2:53",
+            "sctp [fd00:10:180:1::2]:9",
+        ];
         assert_eq!(named, expected);
     }
 

@@ -3,6 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::ScopedJoinHandle;
 
 use anyhow::{Context, bail};
 
@@ -18,6 +21,7 @@ const LEAST_PROBES: usize = 16;
 /// All of n endpoints have answered before this many probes for each, or one of them never does: with 20 endpoints the
 /// chance to miss one of them is below 10⁻¹⁶.
 const MOST_PROBES_PER_ENDPOINT: usize = 40;
+const AT_A_TIME: usize = 6;
 const PROBES_INTO_SILENCE: usize = 3;
 
 /// Builds the network of a Case, serves all its endpoints, lets `program` program the node, and checks every flow.
@@ -31,6 +35,28 @@ pub fn check_case<G>(case: &Case, program: impl FnOnce(&Network) -> anyhow::Resu
         check_flows(&network, &case.flows, program).map(drop)
     };
     checked().with_context(|| format!("case {} ({})", case.name, case.dir.display()))
+}
+
+/// Checks Cases as [`check_case`] does, several at a time, as they mostly wait. What is wrong, by the order of the Cases.
+pub fn check_cases<G>(cases: &[Case], program: impl Fn(&Case, &Network) -> anyhow::Result<G> + Sync) -> Vec<String> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut wrong = Vec::new();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(case) = cases.get(number) else { return wrong };
+            if let Err(error) = check_case(case, |network| program(case, network)) {
+                wrong.push((number, format!("{error:#}")));
+            }
+        }
+    };
+    let mut wrong: Vec<_> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..AT_A_TIME).map(|_| scope.spawn(work)).collect();
+        let join = |worker: ScopedJoinHandle<'_, _>| worker.join().unwrap_or_else(|panic| resume_unwind(panic));
+        workers.into_iter().flat_map(join).collect()
+    });
+    wrong.sort();
+    wrong.into_iter().map(|(_, text)| text).collect()
 }
 
 /// Lets `program` program the node, then checks every flow. Endpoints must be served already ([`Flows::endpoints`] names
@@ -71,7 +97,10 @@ fn probe_flow(network: &Network, flow: &Flow) -> anyhow::Result<()> {
     if let Sender::Client(Some(address)) = flow.from {
         probe = probe.from(address);
     }
-    let own = flow.from.source(flow.to.ip());
+    let to = flow.to.ip();
+    // What the node sends to an address of its own comes from that address.
+    let to_itself = flow.from == Sender::Node && (to.is_loopback() || network.topology().node_has(to));
+    let own = if to_itself { to } else { flow.from.source(to) };
     match &flow.expect {
         Expect::Answers { by, source } => {
             let seen_as = |seen: IpAddr| match source {
@@ -134,7 +163,7 @@ fn silence(sender: &Namespace, probe: Probe) -> anyhow::Result<()> {
     let probe = probe.timeout(SILENCE);
     let outcomes: Vec<_> = std::thread::scope(|scope| {
         let probes: Vec<_> = (0..PROBES_INTO_SILENCE).map(|_| scope.spawn(|| sender.probe(probe))).collect();
-        probes.into_iter().map(|probe| probe.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        probes.into_iter().map(|probe| probe.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
     });
     for outcome in outcomes {
         match outcome? {

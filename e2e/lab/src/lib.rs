@@ -36,7 +36,7 @@ pub mod serve;
 pub mod topology;
 
 pub use case::{Case, cases};
-pub use check::{check_case, check_flows, probe_flows};
+pub use check::{check_case, check_cases, check_flows, probe_flows};
 pub use expect::expect_file;
 pub use flow::{DetectLocal, Flow, Flows, NodeOptions, Sender};
 pub use namespace::{Namespace, Running};

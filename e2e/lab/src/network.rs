@@ -82,7 +82,7 @@ impl Network {
     pub fn home(&self, address: IpAddr) -> anyhow::Result<&Namespace> {
         if Pod::at(address).is_some() {
             self.pod(address)
-        } else if self.topology.node_has(address) {
+        } else if self.topology.node_has(address) || address.is_loopback() {
             Ok(&self.node)
         } else if CLIENT.contains(&address) || CLIENT_TWO.contains(&address) {
             Ok(&self.client)
