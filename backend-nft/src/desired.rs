@@ -42,6 +42,14 @@ impl fmt::Display for Notice {
     }
 }
 
+/// Who asks for a VIP; the least one has it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Claimant {
+    /// By its NodePort rather than by its own address and port: as in kube-proxy addresses come first.
+    by_node_port: bool,
+    service: ServiceKey,
+}
+
 /// What the kernel should hold.
 #[derive(Debug)]
 pub struct Desired {
@@ -52,10 +60,10 @@ pub struct Desired {
     services: BTreeMap<ServiceKey, Arc<Service>>,
     /// Services that the kernel refuses, until they change.
     refused: BTreeSet<ServiceKey>,
-    /// Who asks for a VIP. The first service has it.
-    claims: BTreeMap<(VipKey, ServiceKey), Vip>,
+    /// Who asks for a VIP. The first one has it.
+    claims: BTreeMap<(VipKey, Claimant), Vip>,
     /// Claims that another service's claim outranks.
-    outranked: BTreeSet<(VipKey, ServiceKey)>,
+    outranked: BTreeSet<(VipKey, Claimant)>,
     /// What was left out of plans.
     skipped: BTreeMap<ServiceKey, Vec<String>>,
     /// How many services ask for a ClusterIP.
@@ -65,8 +73,8 @@ pub struct Desired {
     /// How many VIPs use a chain that picks.
     pools: [BTreeMap<(Pool, u32), usize>; 2],
     tables: [TableState; 2],
-    /// Sorts before every service.
-    least: ServiceKey,
+    /// Sorts before everyone.
+    least: Claimant,
 }
 
 impl Desired {
@@ -85,7 +93,7 @@ impl Desired {
             hairpins: BTreeMap::new(),
             pools: [BTreeMap::new(), BTreeMap::new()],
             tables: Family::ALL.map(TableState::new),
-            least: ServiceKey::new("", ""),
+            least: Claimant { by_node_port: false, service: ServiceKey::new("", "") },
         }
     }
 
@@ -155,8 +163,12 @@ impl Desired {
 
         for (vip, loser) in self.outranked.difference(&outranked_before) {
             if let Some(((_, winner), _)) = self.winner(vip) {
-                let text = format!("{vip} belongs to service {winner}, which comes first by name");
-                notices.push(Notice { service: loser.clone(), text });
+                let why = match (winner.by_node_port, loser.by_node_port) {
+                    (false, true) => "as its own address, which comes before NodePorts",
+                    _ => "which comes first by name",
+                };
+                let text = format!("{vip} belongs to service {}, {why}", winner.service);
+                notices.push(Notice { service: loser.service.clone(), text });
             }
         }
         notices
@@ -197,7 +209,7 @@ impl Desired {
     /// The service whose element this is, if it is of one only.
     pub fn owner(&self, set: SetId, element: &Element) -> Option<ServiceKey> {
         let comment = element.comment.as_deref();
-        let owns = |(vip, key): &(VipKey, ServiceKey), held: &Vip| {
+        let owns = |(vip, key): &(VipKey, Claimant), held: &Vip| {
             if comment.is_some_and(|comment| *comment != *held.comment) || self.outranked.contains(&(*vip, key.clone()))
             {
                 return false;
@@ -206,7 +218,7 @@ impl Desired {
             elements::of_vip(vip, held, &self.names, |id, one| found |= id == set && one.key == element.key);
             found
         };
-        self.claims.iter().find(|(claim, vip)| owns(claim, vip)).map(|((_, key), _)| key.clone())
+        self.claims.iter().find(|(claim, vip)| owns(claim, vip)).map(|((_, key), _)| key.service.clone())
     }
 
     fn retract(&mut self, key: &ServiceKey, facts: &Facts) {
@@ -215,8 +227,8 @@ impl Desired {
             return;
         }
         let plan = service::plan(&service, facts);
-        for (vip, _) in &plan.vips {
-            self.retract_vip(vip, key);
+        for (vip, held) in &plan.vips {
+            self.retract_vip(vip, &Claimant { by_node_port: held.by_node_port, service: key.clone() });
         }
         for address in plan.cluster_ips {
             if release(&mut self.cluster_ips, &address) {
@@ -232,7 +244,7 @@ impl Desired {
         }
     }
 
-    fn retract_vip(&mut self, vip: &VipKey, key: &ServiceKey) {
+    fn retract_vip(&mut self, vip: &VipKey, key: &Claimant) {
         self.outranked.remove(&(*vip, key.clone()));
         let had_it = self.winner(vip).is_some_and(|((_, winner), _)| winner == key);
         let Some(held) = self.claims.remove(&(*vip, key.clone())) else { return };
@@ -248,7 +260,7 @@ impl Desired {
 
     fn claim(&mut self, key: &ServiceKey, plan: ServicePlan) {
         for (vip, held) in plan.vips {
-            self.claim_vip(vip, key, held);
+            self.claim_vip(vip, Claimant { by_node_port: held.by_node_port, service: key.clone() }, held);
         }
         for address in plan.cluster_ips {
             *self.cluster_ips.entry(address).or_default() += 1;
@@ -261,9 +273,9 @@ impl Desired {
         }
     }
 
-    fn claim_vip(&mut self, vip: VipKey, key: &ServiceKey, held: Vip) {
+    fn claim_vip(&mut self, vip: VipKey, key: Claimant, held: Vip) {
         match self.winner(&vip).map(|(claim, held)| (claim.1.clone(), held.clone())) {
-            Some((winner, _)) if winner < *key => {
+            Some((winner, _)) if winner < key => {
                 self.outranked.insert((vip, key.clone()));
             }
             before => {
@@ -274,11 +286,11 @@ impl Desired {
                 self.program(&vip, &held);
             }
         }
-        self.claims.insert((vip, key.clone()), held);
+        self.claims.insert((vip, key), held);
     }
 
     /// The claim of the service that has a VIP.
-    fn winner(&self, vip: &VipKey) -> Option<(&(VipKey, ServiceKey), &Vip)> {
+    fn winner(&self, vip: &VipKey) -> Option<(&(VipKey, Claimant), &Vip)> {
         let from = Bound::Included((*vip, self.least.clone()));
         self.claims.range((from, Bound::Unbounded)).next().filter(|((found, _), _)| found == vip)
     }

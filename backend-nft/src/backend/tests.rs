@@ -210,6 +210,31 @@ fn the_first_service_by_name_has_a_vip_and_leaves_it_to_the_next() {
 }
 
 #[test]
+fn an_address_comes_before_a_node_port_whatever_the_names() {
+    let mut by_port = service("a", "172.30.0.41", &["10.180.1.2"]);
+    by_port.ports[0].node_port = Some(30_080);
+    let mut by_address = service("z", "172.30.0.42", &["10.180.1.4"]);
+    by_address.external_ips = vec!["192.168.0.2".parse().unwrap()];
+    by_address.ports[0].port = 30_080;
+    let owner = |backend: &NftBackend<FakeKernel>| {
+        has(backend, SetId::Services, ("192.168.0.2", 30_080)).unwrap().comment.unwrap().to_string()
+    };
+    let mut backend = backend();
+    let both = state([by_port.clone(), by_address]);
+    let notices = backend.desired.update(&both, &Changes::everything());
+    assert_eq!(
+        notices.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        [
+            "service default/a: 192.168.0.2:30080/tcp belongs to service default/z, as its own address, which comes before NodePorts"
+        ]
+    );
+    backend.apply(&both, &Changes::default()).unwrap();
+    assert_eq!(owner(&backend), "default/z:http");
+    backend.apply(&state([by_port]), &changed(&["z"])).unwrap();
+    assert_eq!(owner(&backend), "default/a:http");
+}
+
+#[test]
 fn a_service_that_the_kernel_refuses_is_left_out_until_it_changes() {
     [false, true].into_iter().for_each(refused_service);
 }

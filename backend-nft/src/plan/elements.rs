@@ -115,6 +115,7 @@ mod tests {
         let key = VipKey { address: IpAddr::from([172, 30, 0, 1]), protocol: Protocol::Tcp, port: 80 };
         let vip = Vip {
             comment: "default/web:http".into(),
+            by_node_port: false,
             exposure,
             endpoints: endpoints(cluster),
             local_endpoints: endpoints(local),

@@ -37,6 +37,8 @@ impl fmt::Display for VipKey {
 pub struct Vip {
     /// `namespace/name:port`, on every element.
     pub comment: Name,
+    /// It is a NodePort: a service whose own address and port are the same has it instead.
+    pub by_node_port: bool,
     /// Who may reach which endpoints, and whether the source is kept.
     pub exposure: Exposure,
     /// Where packets go: sorted, without duplicates.
@@ -116,6 +118,7 @@ fn plan_port(service: &Service, port: &Port, family: localnet_proto::Family, fac
     for address in service.cluster_ips.iter().filter(of_family) {
         let vip = Vip {
             comment: comment.clone(),
+            by_node_port: false,
             exposure: Exposure::Internal,
             endpoints: internal.clone(),
             local_endpoints: none.clone(),
@@ -125,21 +128,23 @@ fn plan_port(service: &Service, port: &Port, family: localnet_proto::Family, fac
         claim(plan, VipKey { address: *address, protocol, port: port.port }, vip);
     }
 
-    let addresses = service.external_ips.iter().chain(&service.load_balancer_ips).map(|address| (address, port.port));
+    let addresses =
+        service.external_ips.iter().chain(&service.load_balancer_ips).map(|address| (address, port.port, false));
     let node_ports = port
         .node_port
         .into_iter()
-        .flat_map(|number| facts.node_port_addresses.iter().map(move |address| (address, number)));
-    let external: Vec<_> = addresses.chain(node_ports).filter(|(address, _)| of_family(address)).collect();
+        .flat_map(|number| facts.node_port_addresses.iter().map(move |address| (address, number, true)));
+    let external: Vec<_> = addresses.chain(node_ports).filter(|(address, ..)| of_family(address)).collect();
     if !external.is_empty() {
         let (exposure, endpoints, local_endpoints) = if service.external_traffic_to_local {
             (Exposure::ExternalLocal, in_scope(|scopes| scopes.short_circuit), in_scope(|scopes| scopes.external))
         } else {
             (Exposure::External, in_scope(|scopes| scopes.external), none.clone())
         };
-        for (address, number) in external {
+        for (address, number, by_node_port) in external {
             let vip = Vip {
                 comment: comment.clone(),
+                by_node_port,
                 exposure,
                 endpoints: endpoints.clone(),
                 local_endpoints: local_endpoints.clone(),
