@@ -16,7 +16,7 @@ use std::{
 
 use localnet_lab::{Network, Topology};
 use localnet_linux::nft::{self, Chain, Error, Family, Sent, Table, Transaction};
-use localnet_nft::{Config, Detector, Kernel, Netlink, NftBackend, kernel::Found};
+use localnet_nft::{Config, Detector, Kernel, Netlink, NftBackend, NodePortAddresses, kernel::Found};
 use localnet_proto::{
     Changes, Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Service, ServiceKey, Snapshot, WhenEmpty,
 };
@@ -122,7 +122,12 @@ fn cpu() -> std::io::Result<Duration> {
 
 fn config() -> Config {
     let pods = vec!["10.0.0.0/8".parse().expect("is a CIDR")];
-    Config { masquerade_all: false, masquerade_bit: 14, detector: Detector::ClusterCidr(pods) }
+    Config {
+        masquerade_all: false,
+        masquerade_bit: 14,
+        detector: Detector::ClusterCidr(pods),
+        node_port_addresses: NodePortAddresses::Primary,
+    }
 }
 
 /// Each service twice: how long until the kernel has acknowledged its change.

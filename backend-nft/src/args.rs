@@ -10,7 +10,7 @@ use localnet_client::{
 
 use crate::{
     NftBackend,
-    config::{Config, Detector},
+    config::{Config, Detector, NodePortAddresses},
     dry_run::DryRun,
     kernel::Netlink,
 };
@@ -62,7 +62,13 @@ pub struct NftArgs {
     /// Bit of the packet mark that asks for masquerading
     #[arg(long, value_name = "BIT", default_value_t = 14, value_parser = clap::value_parser!(u8).range(0..32))]
     pub masquerade_bit: u8,
+    /// Answer NodePorts on the addresses of this node that are in these CIDRs, or, if the word `primary` is given, only on
+    /// those that the Node object names first
+    #[arg(long, value_name = "CIDR[,CIDR]|primary", value_delimiter = ',', default_value = PRIMARY)]
+    pub nodeport_addresses: Vec<String>,
 }
+
+const PRIMARY: &str = "primary";
 
 /// How traffic of this node's pods is recognised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -104,7 +110,27 @@ impl NftArgs {
                 &self.pod_interface_name_prefix,
             )?),
         };
-        Ok(Config { masquerade_all: self.masquerade_all, masquerade_bit: self.masquerade_bit, detector })
+        Ok(Config {
+            masquerade_all: self.masquerade_all,
+            masquerade_bit: self.masquerade_bit,
+            detector,
+            node_port_addresses: node_port_addresses(&self.nodeport_addresses)?,
+        })
+    }
+}
+
+fn node_port_addresses(texts: &[String]) -> anyhow::Result<NodePortAddresses> {
+    match texts {
+        [only] if only == PRIMARY => Ok(NodePortAddresses::Primary),
+        texts if texts.iter().any(|text| text == PRIMARY) => {
+            bail!("--nodeport-addresses takes either {PRIMARY} or CIDRs, not both")
+        }
+        texts => {
+            let parse = |text: &String| {
+                text.parse().with_context(|| format!("--nodeport-addresses {text:?} is neither {PRIMARY} nor a CIDR"))
+            };
+            Ok(NodePortAddresses::Cidrs(texts.iter().map(parse).collect::<anyhow::Result<_>>()?))
+        }
     }
 }
 
@@ -152,7 +178,16 @@ mod tests {
 
     #[test]
     fn flags_become_a_configuration() {
-        let defaults = Config { masquerade_all: false, masquerade_bit: 14, detector: Detector::None };
+        let defaults = Config {
+            masquerade_all: false,
+            masquerade_bit: 14,
+            detector: Detector::None,
+            node_port_addresses: NodePortAddresses::Primary,
+        };
+        let node_ports = |texts: &[&str]| {
+            let cidrs = NodePortAddresses::Cidrs(texts.iter().map(|text| text.parse().unwrap()).collect());
+            Ok(Config { node_port_addresses: cidrs, ..defaults.clone() })
+        };
         let detector = |detector| Ok(Config { detector, ..defaults.clone() });
         let cidrs = |texts: &[&str]| Detector::ClusterCidr(texts.iter().map(|text| text.parse().unwrap()).collect());
         for (flags, expected) in [
@@ -168,8 +203,10 @@ mod tests {
                 detector(Detector::InterfaceNamePrefix("veth".into())),
             ),
             (&["--masquerade-all", "--masquerade-bit", "31"], {
-                Ok(Config { masquerade_all: true, masquerade_bit: 31, detector: Detector::None })
+                Ok(Config { masquerade_all: true, masquerade_bit: 31, ..defaults.clone() })
             }),
+            (&["--nodeport-addresses", "primary"], Ok(defaults.clone())),
+            (&["--nodeport-addresses", "192.168.0.0/24,::/0"], node_ports(&["192.168.0.0/24", "::/0"])),
         ] {
             assert_eq!(config(flags), expected, "{flags:?}");
         }
@@ -182,6 +219,8 @@ mod tests {
             (&["--cluster-cidr", "10.0.0"], "10.0.0"),
             (&["--detect-local-mode", "BridgeInterface"], "--pod-bridge-interface is needed"),
             (&["--masquerade-bit", "32"], "32"),
+            (&["--nodeport-addresses", "primary,10.0.0.0/8"], "either primary or CIDRs"),
+            (&["--nodeport-addresses", "192.168.0.2"], "\"192.168.0.2\" is neither primary nor a CIDR"),
             (
                 &["--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "a-very-long-name"],
                 "longer than the 15 bytes",

@@ -13,6 +13,8 @@ pub struct Config {
     pub masquerade_bit: u8,
     /// How traffic of this node's pods is told from other traffic.
     pub detector: Detector,
+    /// On which of the node's addresses NodePorts are answered.
+    pub node_port_addresses: NodePortAddresses,
 }
 
 impl Config {
@@ -36,4 +38,13 @@ pub enum Detector {
     BridgeInterface(Arc<str>),
     /// They come in through interfaces whose names start so.
     InterfaceNamePrefix(Arc<str>),
+}
+
+/// On which of the node's addresses NodePorts are answered. Never on loopback addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodePortAddresses {
+    /// On the first address of each family that the Node object has; where it has none, on all of the family.
+    Primary,
+    /// On those within; a family without CIDR, or with one of length 0, has all but link-local ones.
+    Cidrs(Vec<IpNet>),
 }

@@ -15,12 +15,12 @@ use std::{
 };
 
 use localnet_linux::nft::{Element, Family, TableContent};
-use localnet_proto::{Changes, Service, ServiceKey, Snapshot};
+use localnet_proto::{Changes, Node, Service, ServiceKey, Snapshot};
 
 use crate::{
     config::Config,
     plan::{
-        ChainNames, Facts, chains, elements,
+        ChainNames, Facts, chains, elements, node_ports,
         service::{self, Hairpin, ServicePlan, Vip, VipKey},
         sets::{Pool, SetId},
     },
@@ -55,6 +55,10 @@ struct Claimant {
 pub struct Desired {
     config: Config,
     names: ChainNames,
+    /// The addresses of the node's interfaces, as far as they were told.
+    local_addresses: Vec<IpAddr>,
+    /// The node as of the facts.
+    node: Node,
     /// What the present plans were made from; none before the first state.
     facts: Option<Facts>,
     services: BTreeMap<ServiceKey, Arc<Service>>,
@@ -83,6 +87,8 @@ impl Desired {
         Self {
             config,
             names: ChainNames::default(),
+            local_addresses: Vec::new(),
+            node: Node::default(),
             facts: None,
             services: BTreeMap::new(),
             refused: BTreeSet::new(),
@@ -95,6 +101,17 @@ impl Desired {
             tables: Family::ALL.map(TableState::new),
             least: Claimant { by_node_port: false, service: ServiceKey::new("", "") },
         }
+    }
+
+    /// Tells the addresses of the node's interfaces; says whether the next update moves NodePorts for it.
+    pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
+        self.local_addresses = addresses;
+        self.node_ports_move()
+    }
+
+    fn node_ports_move(&self) -> bool {
+        let wanted = || node_ports::addresses(&self.config.node_port_addresses, &self.node, &self.local_addresses);
+        self.facts.as_ref().is_some_and(|facts| facts.node_port_addresses != wanted())
     }
 
     /// The tables, IPv4 first.
@@ -122,8 +139,7 @@ impl Desired {
         let outranked_before = self.outranked.clone();
         let mut notices = Vec::new();
 
-        let first = self.facts.is_none();
-        let replaced = (first || changes.everything || changes.node).then(|| Facts::new(&self.config, &state.node));
+        let replaced = self.replaced_facts(state, changes);
         let node_ports_move = match (&self.facts, &replaced) {
             (Some(before), Some(after)) => before.node_port_addresses != after.node_port_addresses,
             _ => false,
@@ -172,6 +188,16 @@ impl Desired {
             }
         }
         notices
+    }
+
+    /// What plans are to be made from, if that may have changed.
+    fn replaced_facts(&mut self, state: &Snapshot, changes: &Changes) -> Option<Facts> {
+        if self.facts.is_none() || changes.everything || changes.node {
+            self.node = state.node.clone();
+        } else if !self.node_ports_move() {
+            return None;
+        }
+        Some(Facts::new(&self.config, &self.node, &self.local_addresses))
     }
 
     /// The services to plan again.

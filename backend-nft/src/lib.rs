@@ -24,5 +24,5 @@ pub mod plan;
 pub mod table;
 
 pub use backend::NftBackend;
-pub use config::{Config, Detector};
+pub use config::{Config, Detector, NodePortAddresses};
 pub use kernel::{Kernel, Netlink};

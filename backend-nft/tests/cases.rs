@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use localnet_lab::{Case, DetectLocal, Flows, cases, check_case, check_cases, expect_file};
-use localnet_nft::{Config, Detector, Netlink, NftBackend, dry_run::DryRun};
+use localnet_nft::{Config, Detector, Netlink, NftBackend, NodePortAddresses, dry_run::DryRun};
 use localnet_proto::{Changes, Snapshot};
 
 fn state(case: &Case) -> anyhow::Result<Snapshot> {
@@ -19,7 +19,12 @@ fn config(flows: &Flows) -> Config {
         Some(DetectLocal::BridgeInterface(name)) => Detector::BridgeInterface(name.as_str().into()),
         Some(DetectLocal::InterfaceNamePrefix(prefix)) => Detector::InterfaceNamePrefix(prefix.as_str().into()),
     };
-    Config { masquerade_all: flows.node.masquerade_all, masquerade_bit: 14, detector }
+    Config {
+        masquerade_all: flows.node.masquerade_all,
+        masquerade_bit: 14,
+        detector,
+        node_port_addresses: NodePortAddresses::Primary,
+    }
 }
 
 #[test]

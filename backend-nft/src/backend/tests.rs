@@ -11,13 +11,17 @@ use localnet_proto::{Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Servi
 use proptest::prelude::*;
 
 use super::*;
-use crate::{config::Detector, fake::FakeKernel};
+use crate::{
+    config::{Detector, NodePortAddresses},
+    fake::FakeKernel,
+};
 
 fn config() -> Config {
     Config {
         masquerade_all: false,
         masquerade_bit: 14,
         detector: Detector::ClusterCidr(vec!["10.180.0.0/16".parse().unwrap(), "fd00:10:180::/48".parse().unwrap()]),
+        node_port_addresses: NodePortAddresses::Primary,
     }
 }
 

@@ -13,6 +13,7 @@
 
 pub mod chains;
 pub mod elements;
+pub mod node_ports;
 pub mod service;
 pub mod sets;
 
@@ -81,14 +82,12 @@ pub enum PodSource {
 }
 
 impl Facts {
-    /// What plans need of the configuration and the node.
-    pub fn new(config: &Config, node: &Node) -> Self {
-        let primaries = localnet_proto::Family::BOTH.into_iter().filter_map(|family| node.primary_address(family));
+    /// What plans need of the configuration, the node and the addresses of its interfaces.
+    pub fn new(config: &Config, node: &Node, local_addresses: &[IpAddr]) -> Self {
         Self {
             masquerade_all: config.masquerade_all,
             masquerade_mark: config.masquerade_mark(),
-            // kube-proxy's nftables mode never answers NodePorts on loopback addresses.
-            node_port_addresses: primaries.filter(|address| !address.is_loopback()).collect(),
+            node_port_addresses: node_ports::addresses(&config.node_port_addresses, node, local_addresses),
             pods_v4: pod_source(&config.detector, node, Family::V4),
             pods_v6: pod_source(&config.detector, node, Family::V6),
             service_cidrs: node.service_cidrs.clone(),

@@ -212,16 +212,21 @@ mod tests {
     use localnet_proto::{ServiceKey, SourceFilter};
 
     use super::*;
-    use crate::plan::{Config, Detector};
+    use crate::config::{Config, Detector, NodePortAddresses};
 
     fn service(yaml: &str) -> Service {
         serde_saphyr::from_str(yaml).unwrap()
     }
 
     fn facts() -> Facts {
-        let config = Config { masquerade_all: false, masquerade_bit: 14, detector: Detector::None };
+        let config = Config {
+            masquerade_all: false,
+            masquerade_bit: 14,
+            detector: Detector::None,
+            node_port_addresses: NodePortAddresses::Primary,
+        };
         let addresses = ["192.168.0.2", "192.168.0.3", "fd00::2"].map(|address| address.parse().unwrap()).into();
-        Facts::new(&config, &localnet_proto::Node { addresses, ..localnet_proto::Node::default() })
+        Facts::new(&config, &localnet_proto::Node { addresses, ..localnet_proto::Node::default() }, &[])
     }
 
     const WEB: &str =

@@ -5,16 +5,21 @@ use std::{net::IpAddr, process::Command, sync::Arc};
 
 use localnet_lab::{Namespace, Network, Topology, foreign::Foreign};
 use localnet_linux::nft::{self, Chain, Error, Family, Sent, Table, Transaction};
-use localnet_nft::{Config, Detector, Kernel, Netlink, NftBackend, dry_run::DryRun, kernel::Found};
+use localnet_nft::{Config, Detector, Kernel, Netlink, NftBackend, NodePortAddresses, dry_run::DryRun, kernel::Found};
 use localnet_proto::{Changes, Service, ServiceKey, Snapshot};
 
 fn config() -> Config {
     let pods = ["10.180.0.0/16", "fd00:10:180::/48"].map(|cidr| cidr.parse().unwrap());
-    Config { masquerade_all: false, masquerade_bit: 14, detector: Detector::ClusterCidr(pods.into()) }
+    Config {
+        masquerade_all: false,
+        masquerade_bit: 14,
+        detector: Detector::ClusterCidr(pods.into()),
+        node_port_addresses: NodePortAddresses::Primary,
+    }
 }
 
 fn detectors() -> [Config; 4] {
-    let with = |detector, masquerade_all| Config { masquerade_all, masquerade_bit: 31, detector };
+    let with = |detector, masquerade_all| Config { masquerade_all, masquerade_bit: 31, ..config() };
     [
         config(),
         with(Detector::None, true),
