@@ -7,14 +7,17 @@
 //! No I/O. Costs what changed: a service that did not change is neither planned nor looked at.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     fmt,
     net::IpAddr,
     ops::Bound,
     sync::Arc,
 };
 
-use localnet_linux::nft::{Element, Family, TableContent};
+use localnet_linux::{
+    conntrack::{Endpoints, Frontend},
+    nft::{Element, Family, TableContent},
+};
 use localnet_proto::{Changes, Node, Service, ServiceKey, Snapshot};
 
 use crate::{
@@ -77,6 +80,8 @@ pub struct Desired {
     /// How many VIPs use a chain that picks.
     pools: [BTreeMap<(Pool, u32), usize>; 2],
     tables: [TableState; 2],
+    /// VIPs whose programming differs from what [`Self::take_moved`] told last.
+    moved: HashSet<VipKey>,
     /// Sorts before everyone.
     least: Claimant,
 }
@@ -99,8 +104,16 @@ impl Desired {
             hairpins: BTreeMap::new(),
             pools: [BTreeMap::new(), BTreeMap::new()],
             tables: Family::ALL.map(TableState::new),
+            moved: HashSet::new(),
             least: Claimant { by_node_port: false, service: ServiceKey::new("", "") },
         }
+    }
+
+    /// Whose endpoints may differ since this was called last, and who they are now; none if it is no VIP any more.
+    pub fn take_moved(&mut self) -> Vec<(Frontend, Option<Endpoints>)> {
+        let moved = std::mem::take(&mut self.moved);
+        let now = |vip: &VipKey| self.winner(vip).map(|(_, held)| held.serving.clone());
+        moved.iter().map(|vip| (vip.frontend(), now(vip))).collect()
     }
 
     /// Tells the addresses of the node's interfaces; says whether the next update moves NodePorts for it.
@@ -322,6 +335,7 @@ impl Desired {
     }
 
     fn program(&mut self, key: &VipKey, vip: &Vip) {
+        self.moved.insert(*key);
         let table = &mut self.tables[key.family() as usize];
         elements::of_vip(key, vip, &self.names, |set, element| table.set(set, element));
         for pool in elements::pools_of(vip) {
@@ -330,6 +344,7 @@ impl Desired {
     }
 
     fn unprogram(&mut self, key: &VipKey, vip: &Vip) {
+        self.moved.insert(*key);
         let table = &mut self.tables[key.family() as usize];
         elements::of_vip(key, vip, &self.names, |set, element| table.remove(set, &element.key));
         for pool in elements::pools_of(vip) {

@@ -119,6 +119,7 @@ mod tests {
             exposure,
             endpoints: endpoints(cluster),
             local_endpoints: endpoints(local),
+            serving: [].into_iter().collect(),
             when_empty,
             sources: None,
         };

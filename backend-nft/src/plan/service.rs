@@ -3,7 +3,10 @@
 use std::{fmt, net::IpAddr, net::SocketAddr, sync::Arc};
 
 use ipnet::IpNet;
-use localnet_linux::nft::{Family, Name, Protocol};
+use localnet_linux::{
+    conntrack::{Endpoints, Frontend},
+    nft::{Family, Name, Protocol},
+};
 use localnet_proto::{Port, Scopes, Service, Verdict};
 
 use super::{Facts, protocol_of};
@@ -23,6 +26,11 @@ impl VipKey {
     /// The family of its address.
     pub fn family(&self) -> Family {
         Family::of(&self.address)
+    }
+
+    /// What flows to it are known by.
+    pub fn frontend(&self) -> Frontend {
+        Frontend::new(self.protocol, SocketAddr::new(self.address, self.port))
     }
 }
 
@@ -45,6 +53,8 @@ pub struct Vip {
     pub endpoints: Arc<[SocketAddr]>,
     /// Under [`Exposure::ExternalLocal`]: where packets from outside go instead.
     pub local_endpoints: Arc<[SocketAddr]>,
+    /// Who may answer in flows that exist: all that serve in any scope, and those that only may finish what they began.
+    pub serving: Endpoints,
     /// What happens where nothing serves.
     pub when_empty: Verdict,
     /// Who may reach it; `None`: everyone.
@@ -114,6 +124,8 @@ fn plan_port(service: &Service, port: &Port, family: localnet_proto::Family, fac
     let protocol = protocol_of(port.protocol);
     let none = &facts.no_endpoints;
 
+    let serving: Endpoints = service.endpoints_of(port, family, serves).collect();
+
     let internal = in_scope(|scopes| scopes.internal);
     for address in service.cluster_ips.iter().filter(of_family) {
         let vip = Vip {
@@ -122,6 +134,7 @@ fn plan_port(service: &Service, port: &Port, family: localnet_proto::Family, fac
             exposure: Exposure::Internal,
             endpoints: internal.clone(),
             local_endpoints: none.clone(),
+            serving: serving.clone(),
             when_empty: when_empty.internal,
             sources: sources(service, *address),
         };
@@ -148,6 +161,7 @@ fn plan_port(service: &Service, port: &Port, family: localnet_proto::Family, fac
                 exposure,
                 endpoints: endpoints.clone(),
                 local_endpoints: local_endpoints.clone(),
+                serving: serving.clone(),
                 when_empty: when_empty.external,
                 sources: sources(service, *address),
             };
@@ -168,6 +182,11 @@ fn plan_port(service: &Service, port: &Port, family: localnet_proto::Family, fac
             }
         }
     }
+}
+
+/// Whether an endpoint may answer in a flow that exists.
+fn serves(scopes: &Scopes) -> bool {
+    scopes.established || scopes.internal || scopes.external || scopes.short_circuit
 }
 
 /// `namespace/name:port`, as nft can print it and read it again: at most 128 printable bytes without quotes.
