@@ -42,7 +42,7 @@ impl NodePortAddresses {
 
     /// Whether all addresses of the family are open.
     fn is_all(&self, family: Family) -> bool {
-        self.of(family).all(|cidr| cidr.prefix_len() == 0) || self.of(family).any(|cidr| cidr.prefix_len() == 0)
+        self.of(family).next().is_none() || self.of(family).any(|cidr| cidr.prefix_len() == 0)
     }
 
     /// Where to listen, on a node with these addresses.

@@ -229,7 +229,10 @@ fn the_state_of_a_former_brain_is_none_of_this_one() {
     let mut story = Story::new();
     story.report("nft", 6, &[(V4, 100, "")]);
     story.check(&[(V4, 0, &[])]);
-    story.step(10);
+    story.step(5);
+    story.report("nft", 6, &[(V4, 101, "")]);
+    story.check(&[(V4, 0, &[])]);
+    story.step(5);
     story.check(&[(V4, 0, &["nft"])]);
     story.applied("nft", 1, 1);
     story.check(&[(V4, 10, &[]), (V6, 10, &[])]);
