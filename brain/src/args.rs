@@ -138,7 +138,7 @@ impl ServeArgs {
 /// Where a brain tells how the node is.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct HealthArgs {
-    /// Where to answer /healthz and /livez: IP:PORT (0.0.0.0 and [::] are all addresses of both families), or nothing for nowhere
+    /// Where to answer /healthz and /livez: IP:PORT (0.0.0.0 or :: is every address of both families), or nothing for nowhere
     #[arg(long, value_name = "IP:PORT", default_value = "0.0.0.0:10256", value_parser = HealthzAddress::from_str)]
     pub healthz_bind_address: HealthzAddress,
 }
