@@ -1,6 +1,8 @@
 //! The Cases are sound in themselves, before any backend reads them.
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 use localnet_lab::flow::Expect;
 use localnet_lab::{Case, Endpoint, Flow, Protocol, cases, check_case};
@@ -81,4 +83,63 @@ fn a_node_that_nobody_programs_passes_what_is_untouched_alone() {
         let expected = format!("{wrong} of {} flows are wrong", flows.len());
         assert!(text.contains(&format!("case {name}")) && text.contains(&expected), "{expected}, not {text}");
     }
+}
+
+/// The words between backticks in the last column of the tables of `docs/cases.md`, by row.
+fn listed() -> Vec<(String, Vec<String>)> {
+    let text = std::fs::read_to_string(root().join("docs/cases.md")).unwrap();
+    let rows = text.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
+    rows.map(|row| {
+        let cells: Vec<_> = row.split(" | ").collect();
+        let words = cells[cells.len() - 1].split('`').skip(1).step_by(2);
+        (cells[0].to_owned(), words.map(str::to_owned).collect())
+    })
+    .collect()
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
+}
+
+fn rust_sources(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if path.is_dir() && name != "target" && !name.starts_with('.') {
+            rust_sources(&path, found);
+        } else if name.ends_with(".rs") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn every_case_is_listed_and_what_is_listed_exists() {
+    let listed: BTreeSet<String> = listed().into_iter().flat_map(|(_, words)| words).collect();
+    let (tests, listed): (BTreeSet<_>, BTreeSet<_>) = listed.into_iter().partition(|word| word.contains("::"));
+    let exist: BTreeSet<String> = cases().into_iter().map(|case| case.name).collect();
+    let missing: Vec<_> = exist.difference(&listed).collect();
+    let absent: Vec<_> = listed.difference(&exist).collect();
+    assert!(missing.is_empty() && absent.is_empty(), "docs/cases.md lacks {missing:?} and names {absent:?}");
+
+    let mut sources = Vec::new();
+    rust_sources(&root(), &mut sources);
+    for test in tests {
+        let (file, function) = test.split_once("::").unwrap();
+        let holds = |path: &PathBuf| {
+            path.to_str().unwrap().contains(file)
+                && std::fs::read_to_string(path).unwrap().contains(&format!("fn {function}("))
+        };
+        assert!(sources.iter().any(holds), "{test}, named in docs/cases.md, does not exist");
+    }
+}
+
+#[test]
+fn no_row_that_a_case_is_to_show_is_missing() {
+    let listed = listed();
+    let held = |row: &str| listed.iter().any(|(of, words)| of == row && !words.is_empty());
+    let endpoints = (1..=21).map(|row| row.to_string());
+    let reported = (1..=8).chain(13..=16).chain([30]).chain(33..=40).map(|row| format!("B-{row:02}"));
+    let missing: Vec<_> = endpoints.chain(reported).filter(|row| !held(row)).collect();
+    assert!(missing.is_empty(), "docs/cases.md has nothing for {missing:?}");
 }

@@ -1,0 +1,91 @@
+//! The oracle against every Case: what it says of a packet is what `flows.yaml` says of it.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use localnet_client::route::{Origin, Outcome, Packet, Rules, route};
+use localnet_lab::{
+    DetectLocal, Flow, Flows, Pod, Sender, cases,
+    flow::{Expect, Source},
+    probe,
+    topology::Place,
+};
+use localnet_proto::{Family, Protocol, Snapshot};
+
+/// Whether the detector of local traffic takes the sender for a pod; `None`: there is no detector in this family.
+fn detected(flows: &Flows, state: &Snapshot, sender: Sender, source: IpAddr) -> Option<bool> {
+    let interface = match sender {
+        Sender::Pod(pod) if pod.place == Place::Local => format!("pod{}", pod.number),
+        Sender::Pod(_) | Sender::Client(_) => "uplink".to_owned(),
+        Sender::Node => String::new(),
+    };
+    let first = |cidrs: &[ipnet::IpNet]| {
+        let of_family = |cidr: &&ipnet::IpNet| cidr.addr().is_ipv4() == source.is_ipv4();
+        cidrs.iter().find(of_family).map(|cidr| cidr.contains(&source))
+    };
+    match flows.node.detect_local.as_ref()? {
+        DetectLocal::ClusterCidr(cidrs) => first(cidrs),
+        DetectLocal::NodeCidr => first(&state.node.pod_cidrs),
+        DetectLocal::BridgeInterface(name) => Some(interface == *name),
+        DetectLocal::InterfaceNamePrefix(prefix) => Some(interface.starts_with(prefix.as_str())),
+    }
+}
+
+fn outcome(flows: &Flows, state: &Snapshot, flow: &Flow) -> Outcome {
+    let to = flow.to.ip();
+    let on_node = |address: IpAddr| state.node.addresses.contains(&address) || flows.node.addresses.contains(&address);
+    let source = if flow.from == Sender::Node && on_node(to) { to } else { flow.from.source(to) };
+    let detected = detected(flows, state, flow.from, source);
+    let origin = match (flow.from, detected) {
+        (Sender::Node, _) => Origin::Node,
+        (_, Some(true)) => Origin::Pod,
+        _ => Origin::Outside,
+    };
+    let protocol = match flow.protocol {
+        probe::Protocol::Tcp => Protocol::Tcp,
+        probe::Protocol::Udp => Protocol::Udp,
+        probe::Protocol::Sctp => Protocol::Sctp,
+    };
+    let rules = Rules {
+        masquerade_all: flows.node.masquerade_all,
+        detects_pods: detected.is_some(),
+        node_port_addresses: Family::BOTH.iter().filter_map(|family| state.node.primary_address(*family)).collect(),
+    };
+    route(state, &rules, &Packet { source, destination: to, protocol, port: flow.to.port(), origin })
+}
+
+/// What is wrong with the oracle's answer.
+fn differs(flows: &Flows, state: &Snapshot, flow: &Flow) -> Option<String> {
+    let told = outcome(flows, state, flow);
+    let right = match (&flow.expect, &told) {
+        (Expect::Answers { by, .. }, Outcome::NotOurs) => *by == BTreeSet::from([flow.to]),
+        (Expect::Answers { by, source }, Outcome::Endpoints { choices, masquerade, hairpin, .. }) => {
+            // A packet that ends on the node itself is never masqueraded, whatever was asked for.
+            let leaves = by.iter().any(|endpoint| Pod::at(endpoint.ip()).is_some());
+            by == choices
+                && match source {
+                    Some(Source::Kept) => !leaves || !masquerade && hairpin.is_empty(),
+                    Some(Source::Masqueraded) => !leaves || *masquerade || hairpin == by,
+                    None => true,
+                }
+        }
+        (Expect::Reject, Outcome::Reject) | (Expect::Drop, Outcome::Drop) | (Expect::Untouched, Outcome::NotOurs) => {
+            true
+        }
+        // Nothing listens on that port of the pod.
+        (Expect::Reject, Outcome::NotOurs) => Pod::at(flow.to.ip()).is_some(),
+        _ => false,
+    };
+    (!right).then(|| format!("{flow}\n    wanted {}\n    told {told:?}", flow.expect))
+}
+
+#[test]
+fn the_oracle_says_what_the_flows_say() {
+    let mut wrong = Vec::new();
+    for case in cases() {
+        let text = std::fs::read_to_string(case.state()).unwrap();
+        let state: Snapshot = serde_saphyr::from_str(&text).unwrap();
+        let differ = case.flows.flows.iter().filter_map(|flow| differs(&case.flows, &state, flow));
+        wrong.extend(differ.map(|text| format!("{}: {text}", case.name)));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
