@@ -1,8 +1,9 @@
 //! Session affinity from one question to the next: a client stays with its endpoint whichever address of the Service it asks,
-//! and whatever happens to other Services, as long as the endpoint serves what it asks for.
+//! and whatever happens to other Services, as long as the endpoint serves what it asks for. One that has got another endpoint
+//! from where the first does not serve, under a policy Local, has two of them to return to.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
 };
 
@@ -20,9 +21,9 @@ type Client = (Side, IpAddr, PortKey);
 /// Names of a Service and of its port.
 type PortKey = (String, String);
 
-/// Where clients have been sent.
+/// Where clients have been sent since their Service was as it is.
 #[derive(Debug, Default)]
-pub(crate) struct Memory(BTreeMap<Client, (Service, SocketAddr)>);
+pub(crate) struct Memory(BTreeMap<Client, (Service, BTreeSet<SocketAddr>)>);
 
 impl Memory {
     /// What is wrong with an answer that is right for itself.
@@ -32,9 +33,13 @@ impl Memory {
         let port = port(scene, asked)?;
         let service = scene.cluster.services.values().find(|service| service.name == port.0)?;
         let client = (side, asked.question.source(), port);
-        let before = self.0.insert(client, (service.clone(), by));
-        let (_, left) = before.filter(|(then, left)| then == service && *left != by && choices.contains(left))?;
-        Some(format!("the client was sent to {left} before"))
+        let (then, known) = self.0.entry(client).or_insert_with(|| (service.clone(), BTreeSet::new()));
+        if then != service {
+            (*then, *known) = (service.clone(), BTreeSet::new());
+        }
+        let left: Vec<String> = known.intersection(choices).map(ToString::to_string).collect();
+        let is_new = known.insert(by);
+        (is_new && !left.is_empty()).then(|| format!("{by} is new to a client of {}", left.join(" and ")))
     }
 }
 

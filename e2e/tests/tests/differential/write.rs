@@ -4,7 +4,7 @@
 //! the Services and the last of the slices: whoever sends packets where the sentinel says has seen everything before it.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt::Debug,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
@@ -149,7 +149,7 @@ impl Writer {
         if old.is_none_or(|old| old.object() != object) {
             put(&self.services, name, object, old.is_some()).await?;
         }
-        if !new.ingress().is_empty() {
+        if !new.ingress().is_empty() && old.is_none_or(|old| old.status() != new.status()) {
             self.set_ingress(new).await?;
         }
         let before = |slice: &Slice| old?.slices.iter().find(|old| old.name == slice.name);
@@ -174,14 +174,18 @@ impl Writer {
     }
 }
 
-/// Whether one cannot become the other while others want what it has: the first ClusterIP stays, as does having none.
+/// Whether the API server cannot turn one into the other. The first ClusterIP stays, as does having none. A NodePort that goes
+/// from one protocol to another is taken, by the Service itself; and a load balancer keeps the NodePorts that it has.
 fn must_move(old: &Service, new: &Service) -> bool {
     let address = |service: &Service| match service.kind {
         Kind::Headless | Kind::ExternalName => None,
         Kind::ClusterIp | Kind::NodePort | Kind::LoadBalancer => service.cluster_ips.first().copied(),
     };
     let moved = matches!((address(old), address(new)), (Some(old), Some(new)) if old != new);
-    moved || (old.kind == Kind::Headless) != (new.kind == Kind::Headless)
+    let node_ports = |service: &Service| service.node_ports().collect::<BTreeSet<_>>();
+    let (had, has) = (node_ports(old), node_ports(new));
+    let kept = !had.is_empty() && had != has && (!has.is_empty() || new.kind == Kind::LoadBalancer);
+    moved || kept || (old.kind == Kind::Headless) != (new.kind == Kind::Headless)
 }
 
 async fn put<K>(api: &Api<K>, name: &str, object: Value, exists: bool) -> anyhow::Result<()>
@@ -191,14 +195,10 @@ where
     let shown = object.to_string();
     let object = serde_json::from_value(object).with_context(|| format!("reading {shown}"))?;
     let params = PostParams::default();
-    if exists {
-        match api.replace(name, &params, &object).await {
-            // Not everything may change: a new object takes its place.
-            Err(kube::Error::Api(status)) if status.code == 422 => remove(api, name).await?,
-            replaced => return replaced.map(drop).with_context(|| format!("replacing {shown}")),
-        }
-    }
-    let written = api.create(&params, &object).await;
+    let written = match exists {
+        true => api.replace(name, &params, &object).await,
+        false => api.create(&params, &object).await,
+    };
     written.map(drop).with_context(|| format!("writing {shown}"))
 }
 
