@@ -110,27 +110,26 @@ pub fn route(state: &Snapshot, rules: &Rules, packet: &Packet) -> Outcome {
     Outcome::Endpoints { choices, masquerade, hairpin, affinity: found.service.client_ip_affinity }
 }
 
-/// The service port that the packet is for. Of two that claim the same, the first by name has it.
+/// The service port that the packet is for. An address comes before a NodePort; of two that claim the same, the first by name has it.
 fn destination<'a>(state: &'a Snapshot, rules: &Rules, packet: &Packet) -> Option<Match<'a>> {
     let family = Family::of(packet.destination);
-    let of_protocol = |port: &&Port| port.protocol == packet.protocol;
-    for service in state.services.values().filter(|service| service.has_family(family)) {
+    let services = || state.services.values().map(|service| &**service).filter(|service| service.has_family(family));
+    let port = |service: &'a Service, is: &dyn Fn(&Port) -> bool| {
+        service.ports.iter().find(|port| port.protocol == packet.protocol && is(port))
+    };
+    let by_address = |service: &'a Service| {
         let internal = service.cluster_ips.contains(&packet.destination);
-        let external =
-            service.external_ips.iter().chain(&service.load_balancer_ips).any(|ip| *ip == packet.destination);
-        if (internal || external)
-            && let Some(port) = service.ports.iter().filter(of_protocol).find(|port| port.port == packet.port)
-        {
-            return Some(Match { service, port, internal });
-        }
-        if rules.node_port_addresses.contains(&packet.destination)
-            && let Some(port) =
-                service.ports.iter().filter(of_protocol).find(|port| port.node_port == Some(packet.port))
-        {
-            return Some(Match { service, port, internal: false });
-        }
-    }
-    None
+        let mut external = service.external_ips.iter().chain(&service.load_balancer_ips);
+        let reached = internal || external.any(|ip| *ip == packet.destination);
+        let port = port(service, &|port| port.port == packet.port).filter(|_| reached)?;
+        Some(Match { service, port, internal })
+    };
+    let by_node_port = |service: &'a Service| {
+        let port = port(service, &|port| port.node_port == Some(packet.port))?;
+        Some(Match { service, port, internal: false })
+    };
+    let has_node_ports = rules.node_port_addresses.contains(&packet.destination);
+    services().find_map(by_address).or_else(|| services().filter(|_| has_node_ports).find_map(by_node_port))
 }
 
 /// Whether the filters on the destination let the source pass.
