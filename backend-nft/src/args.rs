@@ -1,5 +1,7 @@
 //! The backend's flags, and the program that they run.
 
+use std::net::IpAddr;
+
 use anyhow::{Context as _, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
@@ -7,9 +9,10 @@ use localnet_client::{
     args::{self, ClientArgs},
     telemetry::{self, LogFormat},
 };
+use localnet_linux::addresses::Addresses;
 
 use crate::{
-    NftBackend,
+    LiveBackend, NftBackend,
     config::{Config, Detector, NodePortAddresses},
     dry_run::DryRun,
     kernel::Netlink,
@@ -143,6 +146,10 @@ fn cluster_cidr(cidrs: &[IpNet]) -> anyhow::Result<Detector> {
     }
 }
 
+async fn local_addresses() -> anyhow::Result<Vec<IpAddr>> {
+    Ok(Addresses::watch()?.list().await?.into_iter().map(|address| address.ip).collect())
+}
+
 /// Runs the program.
 ///
 /// # Errors
@@ -160,11 +167,9 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let mut options = client.options();
     if dry_run {
         options.once = true;
-        return args::run(DryRun::new(config), source, options).await;
+        return args::run(DryRun::new(config).with_addresses(local_addresses().await?), source, options).await;
     }
-    let mut backend = NftBackend::new(config, Netlink::open()?);
-    backend.check().context("program nf_tables")?;
-    args::run(backend, source, options).await
+    args::run(LiveBackend::open(config).await?, source, options).await
 }
 
 #[cfg(test)]

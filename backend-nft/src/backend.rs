@@ -1,16 +1,23 @@
 //! [`NftBackend`]: state in, one transaction out; what is not known is read, what is refused is left out.
 
+use std::{collections::BTreeSet, net::IpAddr};
+
 use anyhow::Context as _;
 use localnet_client::Backend;
-use localnet_linux::nft::{Change, Element, Error, Family, Table, TableContent, Transaction};
+use localnet_linux::{
+    conntrack::Frontend,
+    nft::{Change, Element, Error, Family, Sent, Table, TableContent, Transaction},
+};
 use localnet_proto::{Changes, ServiceKey, Snapshot};
 use tracing::{debug, info, warn};
 
 use crate::{
     config::Config,
     desired::{Desired, Notice},
-    kernel::Kernel,
-    plan::{self, sets::SetId},
+    flows::Commit,
+    kernel::{Found, Kernel},
+    plan::{self, service::VipKey, sets::SetId},
+    table::TableState,
 };
 
 /// Programs nf_tables.
@@ -20,6 +27,18 @@ pub struct NftBackend<K> {
     desired: Desired,
     /// Nothing was synced yet.
     first: bool,
+    /// The VIPs in the tables when they were read last.
+    found: Vec<Frontend>,
+    generations: Generations,
+}
+
+/// Numbers of the ruleset's generations; none where they are not known.
+#[derive(Clone, Copy, Debug, Default)]
+struct Generations {
+    /// What the tables were read at.
+    read: Option<u32>,
+    /// Up to here no other process has touched the tables since they were read.
+    undisturbed: Option<u32>,
 }
 
 /// So many services may be refused in one sync before it is given up: then it is not the services.
@@ -28,7 +47,13 @@ const MAX_REFUSED: usize = 16;
 impl<K: Kernel> NftBackend<K> {
     /// A backend that has neither read nor written anything yet.
     pub fn new(config: Config, kernel: K) -> Self {
-        Self { kernel, desired: Desired::new(config), first: true }
+        Self {
+            kernel,
+            desired: Desired::new(config),
+            first: true,
+            found: Vec::new(),
+            generations: Generations::default(),
+        }
     }
 
     /// The tables as they should be, after a sync.
@@ -66,6 +91,51 @@ impl<K: Kernel> NftBackend<K> {
         Ok(())
     }
 
+    /// What the last sync changed for flows.
+    pub fn take_commit(&mut self) -> Commit {
+        let remembered = std::mem::take(&mut self.found);
+        Commit { frontends: self.desired.take_moved(), remembered, recheck: false }
+    }
+
+    /// It is no longer known what the tables hold: the next sync reads them.
+    pub fn forget(&mut self) {
+        self.desired.forget();
+    }
+
+    /// Tells the addresses of the node's interfaces; says whether the next sync moves NodePorts for it.
+    pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
+        self.desired.set_local_addresses(addresses)
+    }
+
+    /// Tells of another process's commit; says whether the tables must be read again.
+    pub fn committed_elsewhere(&mut self, tables: &BTreeSet<Table>, generation: u32) -> bool {
+        let is_next = |known: u32| generation == known.wrapping_add(1);
+        if !Family::ALL.into_iter().any(|family| tables.contains(&plan::table(family))) {
+            self.generations.undisturbed = self.generations.undisturbed.map(|known| match is_next(known) {
+                true => generation,
+                false => known,
+            });
+            return false;
+        }
+        // What was committed before the tables were read was read with them.
+        let is_newer = |read: u32| generation.wrapping_sub(read).cast_signed() > 0;
+        self.generations.read.is_none_or(is_newer)
+    }
+
+    /// Tells that nobody knows what other processes did; says whether the tables must be read again.
+    pub fn lost_sight(&mut self) -> bool {
+        self.generations.undisturbed.is_none() || self.kernel.generation() != self.generations.undisturbed
+    }
+
+    fn apply_transaction(&mut self, transaction: &Transaction) -> Result<Sent, Error> {
+        let sent = self.kernel.apply(transaction)?;
+        let next = self.generations.undisturbed.map(|known| known.wrapping_add(1));
+        if next.is_some() && self.kernel.generation() == next {
+            self.generations.undisturbed = next;
+        }
+        Ok(sent)
+    }
+
     fn write(&mut self) -> anyhow::Result<()> {
         // What was just read is as the kernel has it: if it then refuses a change, the change is to blame.
         let mut fresh = false;
@@ -80,7 +150,7 @@ impl<K: Kernel> NftBackend<K> {
                 self.desired.commit();
                 return Ok(());
             }
-            let error = match self.kernel.apply(&transaction) {
+            let error = match self.apply_transaction(&transaction) {
                 Ok(sent) => {
                     debug!(sent.messages, sent.bytes, sent.elements, "transaction applied");
                     self.desired.commit();
@@ -127,7 +197,7 @@ impl<K: Kernel> NftBackend<K> {
                 other => _ = single.push(other.clone()),
             }
         }
-        match self.kernel.apply(&single) {
+        match self.apply_transaction(&single) {
             Err(Error::Refused { change, element: None, what, errno, message }) => {
                 Some((single, Error::Refused { change, element: Some(0), what, errno, message }))
             }
@@ -141,18 +211,24 @@ impl<K: Kernel> NftBackend<K> {
 
     /// Reads the tables of which it is not known what they hold; says whether there were any.
     fn read_unknown(&mut self) -> anyhow::Result<bool> {
-        let mut any = false;
+        let unknown = |table: &TableState| !table.is_known() && self.kernel.has_family(table.family());
+        if !self.desired.tables().iter().any(unknown) {
+            return Ok(false);
+        }
+        let generation = self.kernel.generation();
+        self.generations = Generations { read: generation, undisturbed: generation };
+        self.found.clear();
         for table in self.desired.tables().iter_mut() {
             if table.is_known() || !self.kernel.has_family(table.family()) {
                 continue;
             }
-            any = true;
             let found = self.kernel.read(table.table(), &|name| table.chain(name));
             if let Some(found) = found.with_context(|| format!("read {}", name(table.table())))? {
+                self.found.extend(frontends(&found));
                 table.adopt(found);
             }
         }
-        Ok(any)
+        Ok(true)
     }
 
     /// The service whose element the kernel refused.
@@ -172,14 +248,14 @@ impl<K: Kernel> NftBackend<K> {
 
     /// Chains that nothing refers to any more are harmless: if the kernel is not ready to let them go, later will do.
     fn remove_stale_chains(&mut self) {
-        for table in self.desired.tables() {
+        for family in Family::ALL {
             let mut transaction = Transaction::new();
-            table.removal_of_stale_chains(&mut transaction);
+            self.desired.tables()[family as usize].removal_of_stale_chains(&mut transaction);
             if transaction.is_empty() {
                 continue;
             }
-            match self.kernel.apply(&transaction) {
-                Ok(_) => table.stale_chains_are_gone(),
+            match self.apply_transaction(&transaction) {
+                Ok(_) => self.desired.tables()[family as usize].stale_chains_are_gone(),
                 Err(error) => debug!(%error, "unused chains stay for now"),
             }
         }
@@ -216,12 +292,25 @@ impl<K: Kernel> Backend for NftBackend<K> {
 }
 
 /// A big transaction keeps the kernel busy for a while: other tasks of this thread go elsewhere meanwhile.
-fn blocking<T>(work: impl FnOnce() -> T) -> T {
+pub(crate) fn blocking<T>(work: impl FnOnce() -> T) -> T {
     use tokio::runtime::{Handle, RuntimeFlavor};
     match Handle::try_current().map(|handle| handle.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
         _ => work(),
     }
+}
+
+/// The VIPs that a table answers, whatever became of it since it was ours.
+fn frontends(found: &Found) -> impl Iterator<Item = Frontend> {
+    let maps = found.sets.iter().flatten().filter(|(set, _)| {
+        SetId::of_name(&set.name).is_some_and(|id| {
+            let answers = matches!(id, SetId::Services | SetId::LocalServices | SetId::NoEndpoints);
+            answers && Family::ALL.into_iter().any(|family| set.key == id.declaration(family, 1).key)
+        })
+    });
+    maps.flat_map(|(_, elements)| elements)
+        .filter_map(|element| VipKey::read(element.key.start()))
+        .map(|vip| vip.frontend())
 }
 
 fn name(table: &Table) -> String {

@@ -1,6 +1,9 @@
 //! `--dry-run`: the plan as text. Touches no kernel.
 
-use std::io::{self, Write as _};
+use std::{
+    io::{self, Write as _},
+    net::IpAddr,
+};
 
 use localnet_client::Backend;
 use localnet_linux::nft;
@@ -18,6 +21,12 @@ impl DryRun {
     /// Prints what this configuration gives.
     pub fn new(config: Config) -> Self {
         Self { desired: Desired::new(config) }
+    }
+
+    /// With these addresses of the node's interfaces.
+    pub fn with_addresses(mut self, addresses: Vec<IpAddr>) -> Self {
+        self.desired.set_local_addresses(addresses);
+        self
     }
 
     /// The tables as text that `nft -f` reads. What is left out is said in comments.

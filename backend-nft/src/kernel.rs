@@ -12,6 +12,11 @@ pub trait Kernel: Send {
     fn read(&mut self, table: &Table, wanted: &dyn Fn(&str) -> Option<Arc<Chain>>) -> Result<Option<Found>, Error>;
     /// Whether the host has this address family at all.
     fn has_family(&self, family: Family) -> bool;
+    /// The number of the ruleset's generation, by which commits of others are told to be older than what was read;
+    /// `None` where nobody asks.
+    fn generation(&mut self) -> Option<u32> {
+        None
+    }
 }
 
 /// What is in a table.
@@ -53,6 +58,11 @@ impl Netlink {
         let has_ipv6 = std::path::Path::new("/proc/self/net/if_inet6").exists();
         Ok(Self { socket: Socket::open()?, has_ipv6 })
     }
+
+    /// The netlink port, by which this process's commits are known.
+    pub fn port(&self) -> u32 {
+        self.socket.port()
+    }
 }
 
 impl Kernel for Netlink {
@@ -77,5 +87,9 @@ impl Kernel for Netlink {
 
     fn has_family(&self, family: Family) -> bool {
         family == Family::V4 || self.has_ipv6
+    }
+
+    fn generation(&mut self) -> Option<u32> {
+        self.socket.generation().ok()
     }
 }

@@ -9,6 +9,7 @@
 //! - [`desired`]: what follows from all services together, kept up to date.
 //! - [`table`]: what differs from what the kernel is known to hold.
 //! - [`NftBackend`]: reads what is not known, applies what differs, leaves out what is refused.
+//! - [`LiveBackend`]: that on a live node: repairs what others change, follows the node's addresses, ends stale flows.
 //!
 //! `docs/backends/nft.md` has a table of every object in the kernel.
 
@@ -19,10 +20,14 @@ pub mod desired;
 pub mod dry_run;
 #[cfg(test)]
 mod fake;
+pub mod flows;
 pub mod kernel;
+mod live;
+mod pace;
 pub mod plan;
 pub mod table;
 
 pub use backend::NftBackend;
 pub use config::{Config, Detector, NodePortAddresses};
 pub use kernel::{Kernel, Netlink};
+pub use live::LiveBackend;

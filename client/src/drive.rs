@@ -106,7 +106,7 @@ impl<B: Backend, S: Source> Drive<B, S> {
                     self.source_failed(error)?;
                     continue;
                 }
-                Wake::Disturbed => info!("the kernel was changed by someone else, repairing"),
+                Wake::Disturbed => debug!("the backend is to sync again"),
                 Wake::Retry => {}
             }
             let result = self.sync().await;

@@ -2,7 +2,6 @@
 
 use std::pin::pin;
 
-use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
 use localnet_brain::{
     args::{LogArgs, SourceArgs},
@@ -11,7 +10,7 @@ use localnet_brain::{
     telemetry,
 };
 use localnet_client::{Options, args::terminated};
-use localnet_nft::{Netlink, NftBackend, args::NftArgs};
+use localnet_nft::{LiveBackend, args::NftArgs};
 use localnet_proto::Address;
 use tokio_util::sync::CancellationToken;
 
@@ -54,8 +53,7 @@ enum BackendName {
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     telemetry::init(arguments.log.log_format, &arguments.log.log_level)?;
     let BackendName::Nft = arguments.backend;
-    let mut backend = NftBackend::new(arguments.nft.config()?, Netlink::open()?);
-    backend.check().context("program nf_tables")?;
+    let backend = LiveBackend::open(arguments.nft.config()?).await?;
     let mut listeners = Vec::new();
     for address in &arguments.listen {
         listeners.push(Listener::bind(address, &serve::Options::default()).await?);

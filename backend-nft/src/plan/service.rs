@@ -5,7 +5,7 @@ use std::{fmt, net::IpAddr, net::SocketAddr, sync::Arc};
 use ipnet::IpNet;
 use localnet_linux::{
     conntrack::{Endpoints, Frontend},
-    nft::{Family, Name, Protocol},
+    nft::{Family, Name, Protocol, Tuple},
 };
 use localnet_proto::{Port, Scopes, Service, Verdict};
 
@@ -26,6 +26,24 @@ impl VipKey {
     /// The family of its address.
     pub fn family(&self) -> Family {
         Family::of(&self.address)
+    }
+
+    /// Reads the key of an element; none if it is too short or of another protocol.
+    pub fn read(key: &Tuple) -> Option<Self> {
+        // Each field is padded to a multiple of four bytes.
+        let (address, rest) = match key.as_bytes() {
+            v4 if v4.len() == 12 => {
+                let (address, rest) = v4.split_first_chunk::<4>()?;
+                (IpAddr::from(*address), rest)
+            }
+            v6 => {
+                let (address, rest) = v6.split_first_chunk::<16>()?;
+                (IpAddr::from(*address), rest)
+            }
+        };
+        let [number, _, _, _, high, low, _, _] = *rest else { return None };
+        let protocol = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|p| p.number() == number)?;
+        Some(Self { address, protocol, port: u16::from_be_bytes([high, low]) })
     }
 
     /// What flows to it are known by.

@@ -1,0 +1,313 @@
+//! Flows that stick to endpoints which no longer serve: ended after each commit, on a thread of its own, so that
+//! programming never waits for it.
+//!
+//! ```text
+//!  LiveBackend ─ Commit (channel) ─▶ Cleaner's thread: Reconciler ─▶ Conntrack
+//! ```
+//!
+//! What fails stays due and is tried again, with growing delays; it is said once, and so is its end.
+
+use std::{
+    sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use localnet_linux::conntrack::{Conntrack, Due, Endpoints, Error, Frontend, Kernel, Reconciler, Report};
+use tracing::{debug, info, warn};
+
+/// What a commit changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Commit {
+    /// Frontends whose endpoints changed, and the endpoints that may answer now; none if it is no frontend any more.
+    pub frontends: Vec<(Frontend, Option<Endpoints>)>,
+    /// Frontends that the kernel held before this process.
+    pub remembered: Vec<Frontend>,
+    /// Rules were missing or wrong for a while: any flow may have gone astray.
+    pub recheck: bool,
+}
+
+/// A thread that ends stale flows. Dropping it waits for a run that is under way or due, and for no other.
+#[derive(Debug)]
+pub struct Cleaner {
+    commits: Option<Sender<Commit>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Cleaner {
+    /// Starts it for the flows of this thread's network namespace.
+    ///
+    /// # Errors
+    /// The system has no room for one more thread.
+    pub fn start() -> std::io::Result<Self> {
+        Self::with(Kernel::open, Timing::default())
+    }
+
+    fn with<C: Conntrack>(
+        open: impl FnMut() -> Result<C, Error> + Send + 'static,
+        timing: Timing,
+    ) -> std::io::Result<Self> {
+        let (commits, received) = channel();
+        let work = move || Worker::new(open, timing).run(&received);
+        let thread = std::thread::Builder::new().name("conntrack".to_owned()).spawn(work)?;
+        Ok(Self { commits: Some(commits), thread: Some(thread) })
+    }
+
+    /// Tells of a commit that is in force.
+    pub fn committed(&self, commit: Commit) {
+        if commit != Commit::default()
+            && let Some(commits) = &self.commits
+        {
+            // The thread ends after the sender only.
+            _ = commits.send(commit);
+        }
+    }
+}
+
+impl Drop for Cleaner {
+    fn drop(&mut self) {
+        self.commits = None;
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            warn!("the thread that ends stale flows has panicked");
+        }
+    }
+}
+
+/// How long the worker waits for what.
+#[derive(Clone, Copy, Debug)]
+struct Timing {
+    /// From a look to the second look.
+    second_look: Duration,
+    /// From a failure to the next attempt; doubled each time.
+    first_retry: Duration,
+    longest_retry: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            second_look: Duration::from_secs(1),
+            first_retry: Duration::from_millis(200),
+            longest_retry: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Reading a big table over and over takes at most this share of one processor: a quarter.
+const REST: u32 = 3;
+
+struct Worker<C, O> {
+    open: O,
+    conntrack: Option<C>,
+    reconciler: Reconciler,
+    timing: Timing,
+    failures: u32,
+    /// When the last run ended.
+    ended: Instant,
+    /// How long to rest after it.
+    rest: Duration,
+}
+
+impl<C: Conntrack, O: FnMut() -> Result<C, Error>> Worker<C, O> {
+    fn new(open: O, timing: Timing) -> Self {
+        let (ended, rest) = (Instant::now(), Duration::ZERO);
+        Self { open, conntrack: None, reconciler: Reconciler::new(), timing, failures: 0, ended, rest }
+    }
+
+    /// Until the channel's other end is gone.
+    fn run(&mut self, commits: &Receiver<Commit>) {
+        loop {
+            let received = match self.next_run() {
+                None => commits.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(at) => commits.recv_timeout(at.saturating_duration_since(Instant::now())),
+            };
+            match received {
+                // All that is waiting is taken before the next run.
+                Ok(commit) => self.take(commit),
+                Err(RecvTimeoutError::Timeout) => self.clean(),
+                Err(RecvTimeoutError::Disconnected) => {
+                    if self.reconciler.is_due() {
+                        self.clean();
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    fn next_run(&self) -> Option<Instant> {
+        match self.reconciler.due() {
+            Due::Nothing => None,
+            Due::Later => Some(self.ended + self.rest.max(self.timing.second_look)),
+            Due::Now => Some(self.ended + self.rest),
+        }
+    }
+
+    fn take(&mut self, commit: Commit) {
+        for frontend in commit.remembered {
+            self.reconciler.remember(frontend);
+        }
+        for (frontend, endpoints) in commit.frontends {
+            match endpoints {
+                Some(endpoints) => self.reconciler.set(frontend, endpoints),
+                None => self.reconciler.remove(&frontend),
+            }
+        }
+        if commit.recheck {
+            self.reconciler.recheck();
+        }
+    }
+
+    fn clean(&mut self) {
+        let began = Instant::now();
+        let result = self.clean_once();
+        self.ended = Instant::now();
+        match result {
+            Ok(report) => {
+                if self.failures > 0 {
+                    info!("stale flows are ended again");
+                }
+                self.failures = 0;
+                self.rest = (self.ended - began) * REST;
+                if report.deleted > 0 {
+                    info!(ended = report.deleted, of = report.dumped, took = ?report.took, "stale flows ended");
+                } else {
+                    debug!(of = report.dumped, took = ?report.took, "no stale flows");
+                }
+            }
+            Err(error) => {
+                self.rest = self.timing.first_retry.saturating_mul(1 << self.failures.min(16));
+                self.rest = self.rest.min(self.timing.longest_retry);
+                if self.failures == 0 {
+                    warn!(%error, "stale flows cannot be ended: some may stick to endpoints that are gone; will be tried again");
+                } else {
+                    debug!(%error, "stale flows still cannot be ended");
+                }
+                self.failures = self.failures.saturating_add(1);
+            }
+        }
+    }
+
+    fn clean_once(&mut self) -> Result<Report, Error> {
+        let conntrack = match &mut self.conntrack {
+            Some(conntrack) => conntrack,
+            None => self.conntrack.insert((self.open)()?),
+        };
+        self.reconciler.run(conntrack)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use localnet_linux::conntrack::{Family, Flow, Protocol, Selection};
+
+    use super::*;
+
+    /// Tells each dump; the first ones fail.
+    struct Table {
+        failures: usize,
+        dumps: Sender<(Selection, Instant)>,
+    }
+
+    impl Conntrack for Table {
+        fn dump(&mut self, selection: Selection, _visit: &mut dyn FnMut(&Flow)) -> Result<(), Error> {
+            self.dumps.send((selection, Instant::now())).unwrap();
+            self.failures = self.failures.saturating_sub(1);
+            if self.failures > 0 { Err(Error::Interrupted) } else { Ok(()) }
+        }
+
+        fn delete(&mut self, flows: &[Flow]) -> Result<usize, Error> {
+            Ok(flows.len())
+        }
+    }
+
+    const UDP: Selection = Selection { family: Family::V4, protocol: Protocol::Udp };
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    fn frontend() -> Frontend {
+        Frontend::new(Protocol::Udp, "10.96.0.10:53".parse().unwrap())
+    }
+
+    fn served_by(endpoints: &[&str]) -> Commit {
+        let endpoints = endpoints.iter().map(|endpoint| endpoint.parse().unwrap()).collect();
+        Commit { frontends: vec![(frontend(), Some(endpoints))], ..Commit::default() }
+    }
+
+    /// The thread, and what it reads. It cannot be opened at first, and then cannot be read.
+    fn cleaner(mut not_opened: usize, failures: usize, timing: Timing) -> (Cleaner, Receiver<(Selection, Instant)>) {
+        let (dumps, read) = channel();
+        let open = move || {
+            not_opened = not_opened.saturating_sub(1);
+            if not_opened > 0 { Err(Error::Unsupported) } else { Ok(Table { failures, dumps: dumps.clone() }) }
+        };
+        (Cleaner::with(open, timing).unwrap(), read)
+    }
+
+    fn fast() -> Timing {
+        Timing { first_retry: Duration::from_millis(1), second_look: Duration::from_millis(1), ..Timing::default() }
+    }
+
+    fn dumps(read: &Receiver<(Selection, Instant)>, count: usize) {
+        for _ in 0..count {
+            assert_eq!(read.recv_timeout(PATIENCE).unwrap().0, UDP);
+        }
+    }
+
+    #[test]
+    fn what_fails_is_tried_again_without_another_commit() {
+        for (not_opened, failures) in [(0, 0), (3, 0), (0, 4), (3, 4)] {
+            let (cleaner, read) = cleaner(not_opened, failures, fast());
+            cleaner.committed(served_by(&[]));
+            // The attempts that fail, the one that succeeds, and the second look.
+            dumps(&read, failures.saturating_sub(1) + 2);
+            drop(cleaner);
+            assert!(read.try_recv().is_err(), "done is done");
+        }
+    }
+
+    #[test]
+    fn the_second_look_comes_a_moment_after_the_first() {
+        let second_look = Duration::from_millis(50);
+        let (cleaner, read) = cleaner(0, 0, Timing { second_look, ..Timing::default() });
+        cleaner.committed(served_by(&[]));
+        let [(_, first), (_, second)] = std::array::from_fn(|_| read.recv_timeout(PATIENCE).unwrap());
+        assert!(second - first >= second_look);
+        drop(cleaner);
+    }
+
+    #[test]
+    fn only_changes_that_matter_read_the_table() {
+        let (cleaner, read) = cleaner(0, 0, fast());
+        let (a, b) = ("10.244.0.2:53", "10.244.0.3:53");
+        cleaner.committed(served_by(&[a]));
+        dumps(&read, 2);
+        cleaner.committed(served_by(&[a, b]));
+        cleaner.committed(Commit::default());
+        cleaner.committed(served_by(&[b]));
+        dumps(&read, 2);
+        cleaner.committed(Commit { frontends: vec![(frontend(), None)], ..Commit::default() });
+        dumps(&read, 2);
+        cleaner.committed(Commit { remembered: vec![frontend()], ..Commit::default() });
+        dumps(&read, 2);
+        drop(cleaner);
+        assert!(read.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_recheck_reads_whatever_did_not_change() {
+        let (cleaner, read) = cleaner(0, 0, fast());
+        cleaner.committed(served_by(&["10.244.0.2:53"]));
+        dumps(&read, 2);
+        cleaner.committed(Commit { recheck: true, ..Commit::default() });
+        dumps(&read, 2);
+        drop(cleaner);
+    }
+
+    #[test]
+    fn the_end_waits_for_what_is_due() {
+        let (cleaner, read) = cleaner(0, 0, Timing::default());
+        cleaner.committed(served_by(&[]));
+        drop(cleaner);
+        assert_eq!(read.try_iter().count(), 1);
+    }
+}

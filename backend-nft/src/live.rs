@@ -1,0 +1,259 @@
+//! [`LiveBackend`]: the backend on a live node. Beside programming it notices and repairs what others change in its tables,
+//! follows the node's addresses, and ends stale flows.
+//!
+//! ```text
+//!  Monitor (nf_tables) ──┐
+//!                        ├─► disturbed() ─► drive ─► sync ─► NftBackend ─► Cleaner
+//!  Addresses (rtnetlink)─┘
+//! ```
+
+use std::{
+    net::IpAddr,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use localnet_client::Backend;
+use localnet_linux::{
+    addresses::{self, Addresses},
+    nft::{self, Commit, Event, Monitor},
+};
+use localnet_proto::{Changes, Snapshot};
+use tokio::{select, time};
+use tracing::{debug, info, warn};
+
+use crate::{Config, Netlink, NftBackend, backend::blocking, flows::Cleaner, pace::Pace};
+
+/// The nft backend of the node, or network namespace, in which it was opened.
+#[derive(Debug)]
+pub struct LiveBackend {
+    backend: NftBackend<Netlink>,
+    cleaner: Option<Cleaner>,
+    rules: Rules,
+    addresses: NodeAddresses,
+    pace: Pace,
+    /// The tables were changed: when to repair them.
+    repair_at: Option<Instant>,
+    /// Rules were missing or wrong, and stale flows were not looked for since.
+    recheck: bool,
+    /// Another instance of ours that was warned of already.
+    rival: Option<u32>,
+}
+
+/// After this a subscription that broke is made again, or what could not be listed is listed again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+impl LiveBackend {
+    /// Subscribes to what it follows; nothing is programmed yet. Must be called in a tokio runtime.
+    ///
+    /// # Errors
+    /// nf_tables cannot be used at all, as without privileges.
+    pub async fn open(config: Config) -> anyhow::Result<Self> {
+        let kernel = Netlink::open()?;
+        let port = kernel.port();
+        let mut backend = NftBackend::new(config, kernel);
+        backend.check().context("program nf_tables")?;
+        let cleaner = Cleaner::start().inspect_err(|error| warn!(%error, "stale flows are not ended")).ok();
+        let mut live = Self {
+            backend,
+            cleaner,
+            rules: Rules { port, monitor: None, again: None },
+            addresses: NodeAddresses::default(),
+            pace: Pace::default(),
+            repair_at: None,
+            recheck: false,
+            rival: None,
+        };
+        live.rules.subscribe();
+        let addresses = live.addresses.list().await;
+        live.told(addresses);
+        Ok(live)
+    }
+
+    /// The addresses are these; says whether NodePorts move.
+    fn told(&mut self, addresses: Result<Vec<IpAddr>, addresses::Error>) -> bool {
+        match addresses {
+            Ok(addresses) => self.backend.set_local_addresses(addresses),
+            Err(error) => {
+                warn!(%error, "the node's addresses are not known; will be asked for again");
+                false
+            }
+        }
+    }
+
+    /// Says whether the tables are to be repaired.
+    fn noticed(&mut self, event: &Event) -> bool {
+        match event {
+            Event::Committed(commit) if self.backend.committed_elsewhere(&commit.tables, commit.generation) => {
+                self.say_who(commit);
+                true
+            }
+            Event::Committed(_) => false,
+            Event::Lost if self.backend.lost_sight() => {
+                info!("too much changed in nf_tables to follow it: reading the tables");
+                true
+            }
+            Event::Lost => false,
+        }
+    }
+
+    fn say_who(&mut self, commit: &Commit) {
+        let name = commit.process_name.as_deref().unwrap_or("an unknown process");
+        let pid = commit.process_id.unwrap_or_default();
+        if ["localnet-nft", "localnet-node"].contains(&name) && self.rival != Some(pid) {
+            self.rival = Some(pid);
+            warn!(pid, "another {name} writes the same tables: only one may run on a node, stop the other");
+        } else {
+            info!(by = name, pid, "the tables were changed by someone else, repairing");
+        }
+    }
+
+    fn sync_now(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<()> {
+        let began = Instant::now();
+        let repairs = self.repair_at.is_some_and(|at| at <= began);
+        if repairs {
+            self.repair_at = None;
+            self.recheck = true;
+            self.backend.forget();
+        }
+        let result = self.backend.apply(state, changes);
+        if repairs && self.pace.repaired(Instant::now(), began.elapsed()) {
+            warn!("someone keeps changing the tables ip localnet and ip6 localnet: repairs slow down until that ends");
+        }
+        result?;
+        let mut commit = self.backend.take_commit();
+        commit.recheck = std::mem::take(&mut self.recheck);
+        if let Some(cleaner) = &self.cleaner {
+            cleaner.committed(commit);
+        }
+        Ok(())
+    }
+}
+
+impl Backend for LiveBackend {
+    fn name(&self) -> &'static str {
+        self.backend.name()
+    }
+
+    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<()> {
+        blocking(|| self.sync_now(state, changes))
+    }
+
+    async fn cleanup(&mut self) -> anyhow::Result<()> {
+        self.backend.cleanup().await
+    }
+
+    async fn disturbed(&mut self) {
+        loop {
+            if let Some(at) = self.repair_at {
+                return time::sleep_until(at.into()).await;
+            }
+            select! {
+                event = self.rules.next() => {
+                    if self.noticed(&event) {
+                        self.repair_at = Some(self.pace.when(Instant::now()));
+                    }
+                }
+                addresses = self.addresses.next() => {
+                    if self.told(addresses) {
+                        info!("the node's addresses changed: its NodePorts follow");
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What other processes do to nf_tables.
+#[derive(Debug)]
+struct Rules {
+    /// Of the socket whose commits are our own.
+    port: u32,
+    monitor: Option<Monitor>,
+    /// There is no subscription: when to subscribe again.
+    again: Option<Instant>,
+}
+
+impl Rules {
+    fn subscribe(&mut self) -> bool {
+        match Monitor::subscribe(vec![self.port]) {
+            Ok(monitor) => self.monitor = Some(monitor),
+            Err(error) if self.again.is_some() => debug!(%error, "still no subscription to nf_tables"),
+            Err(error) => warn!(%error, "changes of the tables by others are not noticed; will be tried again"),
+        }
+        self.again = self.monitor.is_none().then(|| Instant::now() + AGAIN);
+        self.monitor.is_some()
+    }
+
+    /// Cancel-safe.
+    async fn next(&mut self) -> Event {
+        loop {
+            if let Some(again) = self.again {
+                time::sleep_until(again.into()).await;
+            }
+            let Some(monitor) = &mut self.monitor else {
+                if self.subscribe() {
+                    return Event::Lost;
+                }
+                continue;
+            };
+            match monitor.next().await {
+                Ok(event) => return event,
+                Err(error) => self.lose(&error),
+            }
+        }
+    }
+
+    fn lose(&mut self, error: &nft::Error) {
+        warn!(%error, "the subscription to nf_tables broke; subscribing again");
+        self.monitor = None;
+        self.again = Some(Instant::now() + AGAIN);
+    }
+}
+
+/// The addresses of the node's interfaces.
+#[derive(Debug, Default)]
+struct NodeAddresses {
+    watch: Option<Addresses>,
+    /// They differ from what was listed last.
+    changed: bool,
+    /// They could not be listed: when to list them again.
+    again: Option<Instant>,
+}
+
+impl NodeAddresses {
+    async fn list(&mut self) -> Result<Vec<IpAddr>, addresses::Error> {
+        let listed = self.try_list().await;
+        self.changed = listed.is_err();
+        self.again = listed.is_err().then(|| Instant::now() + AGAIN);
+        if listed.is_err() {
+            self.watch = None;
+        }
+        listed
+    }
+
+    async fn try_list(&mut self) -> Result<Vec<IpAddr>, addresses::Error> {
+        let watch = match &mut self.watch {
+            Some(watch) => watch,
+            None => self.watch.insert(Addresses::watch()?),
+        };
+        Ok(watch.list().await?.into_iter().map(|address| address.ip).collect())
+    }
+
+    /// The addresses, after they changed. Cancel-safe.
+    async fn next(&mut self) -> Result<Vec<IpAddr>, addresses::Error> {
+        if let Some(again) = self.again {
+            time::sleep_until(again.into()).await;
+        }
+        if !self.changed
+            && let Some(watch) = &mut self.watch
+        {
+            if watch.changed().await.is_err() {
+                self.watch = None;
+            }
+            self.changed = true;
+        }
+        self.list().await
+    }
+}
