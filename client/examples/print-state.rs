@@ -10,7 +10,7 @@ use std::{
 };
 
 use clap::Parser;
-use localnet_client::{Backend, Changes, Snapshot, args, args::ClientArgs, telemetry};
+use localnet_client::{Backend, Changes, Options, Snapshot, args, args::ClientArgs, telemetry};
 
 #[derive(Parser)]
 #[command(about = "Print the state of the node each time it changes")]
@@ -45,7 +45,7 @@ async fn main() -> ExitCode {
     let Arguments { client } = Arguments::parse();
     telemetry::init(client.log_format);
     let result = match client.source() {
-        Ok(source) => args::run(PrintState, source, client.options()).await,
+        Ok(source) => args::run(PrintState, source, Options { report: false, ..client.options() }).await,
         Err(error) => Err(error),
     };
     args::exit(result)

@@ -27,6 +27,9 @@ pub struct Options {
     pub min_interval: Duration,
     /// Longest delay between two attempts after failures, of the source and of the backend each.
     pub max_backoff: Duration,
+    /// Tell the brain how far the backend has come. Not for a reader that programs nothing: the brain's health answers
+    /// would wait for it once it is gone. A run with `once` never reports, for the same reason.
+    pub report: bool,
 }
 
 impl Default for Options {
@@ -36,6 +39,7 @@ impl Default for Options {
             resume: Revision::default(),
             min_interval: Duration::ZERO,
             max_backoff: Duration::from_secs(10),
+            report: true,
         }
     }
 }
@@ -57,8 +61,10 @@ pub async fn run(
         applied: Revision::default(),
         source_backoff: Backoff::new(options.max_backoff),
         sync_backoff: Backoff::new(options.max_backoff),
+        report_backoff: Backoff::new(options.max_backoff),
         ask_at: None,
         retry_at: None,
+        undelivered: None,
         backend,
         source,
         options,
@@ -81,10 +87,13 @@ struct Drive<B, S> {
     applied: Revision,
     source_backoff: Backoff,
     sync_backoff: Backoff,
+    report_backoff: Backoff,
     /// After a failure of the source: when to ask it again.
     ask_at: Option<Instant>,
     /// After a failure of the backend: when to try again even without a newer state.
     retry_at: Option<Instant>,
+    /// A report that the brain did not take, and when to offer it again.
+    undelivered: Option<(Report, Instant)>,
 }
 
 /// Why the loop woke up.
@@ -92,6 +101,7 @@ enum Wake {
     State(Result<Update, SourceError>),
     Disturbed,
     Retry,
+    Report,
     Shutdown,
 }
 
@@ -108,6 +118,10 @@ impl<B: Backend, S: Source> Drive<B, S> {
                 }
                 Wake::Disturbed => debug!("the backend is to sync again"),
                 Wake::Retry => {}
+                Wake::Report => {
+                    self.deliver().await;
+                    continue;
+                }
             }
             let result = self.sync().await;
             self.retry_at = result.is_err().then(|| Instant::now() + self.sync_backoff.next());
@@ -132,18 +146,14 @@ impl<B: Backend, S: Source> Drive<B, S> {
             }
             self.source.next(self.state.revision, self.holds_state).await
         };
-        let retry = async {
-            match self.retry_at {
-                Some(at) => time::sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
+        let report_at = self.undelivered.as_ref().map(|(_, at)| *at);
         select! {
             biased;
             () = shutdown => Wake::Shutdown,
             update = next => Wake::State(update),
             () = self.backend.disturbed(), if self.holds_state => Wake::Disturbed,
-            () = retry => Wake::Retry,
+            () = at(self.retry_at) => Wake::Retry,
+            () = at(report_at) => Wake::Report,
         }
     }
 
@@ -189,8 +199,10 @@ impl<B: Backend, S: Source> Drive<B, S> {
         result
     }
 
-    /// A report that cannot be delivered changes nothing: the next one says more.
     async fn report(&mut self, error: Option<&anyhow::Error>) {
+        if self.options.once || !self.options.report {
+            return;
+        }
         let applied = if self.applied.instance == self.state.revision.instance { self.applied.rev } else { 0 };
         let outcome = Outcome { applied, error: error.map(|error| format!("{error:#}")) };
         let report = Report {
@@ -198,8 +210,31 @@ impl<B: Backend, S: Source> Drive<B, S> {
             received: self.state.revision,
             families: Family::BOTH.map(|family| (family, outcome.clone())).to_vec(),
         };
-        if let Err(error) = self.source.report(&report).await {
-            debug!(%error, "the brain did not take the report");
+        self.undelivered = Some((report, Instant::now()));
+        self.deliver().await;
+    }
+
+    /// Offers the newest report to the brain. One that it does not take is offered again: nothing may change for a long
+    /// time, and the brain's health answers wait for it.
+    async fn deliver(&mut self) {
+        let Some((report, at)) = &mut self.undelivered else { return };
+        match self.source.report(report).await {
+            Ok(()) => {
+                self.undelivered = None;
+                self.report_backoff.reset();
+            }
+            Err(error) => {
+                debug!(%error, "the brain did not take the report");
+                *at = Instant::now() + self.report_backoff.next();
+            }
         }
+    }
+}
+
+/// Resolves at an instant; never without one.
+async fn at(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => time::sleep_until(instant).await,
+        None => std::future::pending().await,
     }
 }

@@ -22,6 +22,8 @@ struct Script {
     /// (have, fold) of each call, with its time.
     asked: Arc<Mutex<Vec<(Revision, bool)>>>,
     reports: Arc<Mutex<Vec<Report>>>,
+    /// So many reports are not taken.
+    deaf: usize,
 }
 
 impl Source for Script {
@@ -34,6 +36,10 @@ impl Source for Script {
     }
 
     async fn report(&mut self, report: &Report) -> Result<(), SourceError> {
+        if self.deaf > 0 {
+            self.deaf -= 1;
+            return Err(SourceError::Unreachable("not now".to_owned()));
+        }
         self.reports.lock().unwrap().push(report.clone());
         Ok(())
     }
@@ -222,4 +228,28 @@ async fn shutdown_ends_the_wait() {
     let (backend, ..) = fake(0);
     let shutdown = tokio::time::sleep(Duration::from_secs(3));
     run(backend, script([]), Options::default(), shutdown).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_report_that_is_lost_is_offered_again() {
+    let (backend, mut called, _) = fake(0);
+    let source = Script { deaf: 3, ..script([Ok(full(1, &["a"]))]) };
+    let reports = Arc::clone(&source.reports);
+    tokio::spawn(run(backend, source, Options::default(), std::future::pending()));
+    called.recv().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    let reports = reports.lock().unwrap();
+    assert_eq!((reports.len(), reports[0].families[0].1.applied), (1, 1));
+    assert!(called.try_recv().is_err(), "nothing is synced again for it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn readers_that_do_not_stay_or_program_nothing_do_not_report() {
+    for options in [Options { once: true, ..Options::default() }, Options { report: false, ..Options::default() }] {
+        let (backend, ..) = fake(0);
+        let source = script([Ok(full(1, &["a"]))]);
+        let reports = Arc::clone(&source.reports);
+        run(backend, source, options, tokio::time::sleep(Duration::from_secs(3))).await.unwrap();
+        assert!(reports.lock().unwrap().is_empty());
+    }
 }

@@ -4,7 +4,8 @@ use std::pin::pin;
 
 use clap::{Parser, ValueEnum};
 use localnet_brain::{
-    args::{LogArgs, SourceArgs},
+    args::{HealthArgs, LogArgs, SourceArgs},
+    health::{self, clock::Clock},
     run::start,
     serve::{self, Listener, Reports},
     telemetry,
@@ -34,6 +35,8 @@ pub struct Arguments {
     #[arg(long, value_name = "ADDR")]
     listen: Vec<Address>,
     #[command(flatten)]
+    health: HealthArgs,
+    #[command(flatten)]
     log: LogArgs,
 }
 
@@ -60,6 +63,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     }
     let mut brain = start(&arguments.source.source, arguments.source.cluster()?).await?;
     let reports = Reports::default();
+    let _health = health::start(&arguments.health.options(), brain.feed(), &reports, Clock::System);
     let stop = CancellationToken::new();
     let mut served = pin!(serve::run(listeners, brain.feed().clone(), reports.clone(), stop.clone().cancelled_owned()));
     let source = FeedSource::new(brain.feed().clone(), reports);
