@@ -117,7 +117,7 @@ impl Claims {
     }
 }
 
-/// Every address and port that a service names, and the field that names it.
+/// Every address and port that a service names and could be served on, and the field that names it.
 fn fronts(service: &ServiceObject) -> impl Iterator<Item = (Front, &'static str)> + '_ {
     let fields = [
         ("spec.clusterIPs", &service.cluster_ips),
@@ -129,7 +129,9 @@ fn fronts(service: &ServiceObject) -> impl Iterator<Item = (Front, &'static str)
             Parsed::Good(address) => Some(*address),
             Parsed::Bad(_) => None,
         });
-        good.map(move |address| (address, field))
+        // In other families the service does not exist; the unspecified address is that of NodePorts.
+        let served = good.filter(|address| has_family(service, Family::of(*address)) && !address.is_unspecified());
+        served.map(move |address| (address, field))
     });
     let on_addresses = addresses.flat_map(|(address, field)| {
         ports(service, |port| port.port).map(move |(protocol, port)| ((address, protocol, port), field))
