@@ -3,8 +3,9 @@
 //! Slices are joined to ports by port name and protocol; the number is the slice's, so that a named port may differ between
 //! endpoints. Several slices may name the same address and port: while an endpoint moves from one slice to another, or
 //! when an address has gone to a new pod before the old one is forgotten. One of them counts, the same one on every node
-//! and in whatever order they came: a ready one before one that is not, then a serving one, then one that is not
-//! terminating, then that of the slice whose name sorts last, then that which stands first in it.
+//! and in whatever order they came: one that is not terminating before one that is (kube-proxy's rule: the address is the
+//! new pod's, ready or not), then a ready one, then a serving one, then that of the slice whose name sorts last, then that
+//! which stands first in it.
 
 use std::{
     cmp::Reverse,
@@ -34,7 +35,7 @@ pub(super) struct Candidate<'a> {
 impl Candidate<'_> {
     fn rank(&self) -> impl Ord {
         let Conditions { ready, serving, terminating } = self.conditions;
-        (ready, serving, !terminating, self.source)
+        (!terminating, ready, serving, self.source)
     }
 
     /// Serves although it is about to go: the choice when nothing is ready.

@@ -280,12 +280,18 @@ fn one_of_two_duplicates_counts() {
         local([a, b])
     };
     let ready = (true, true, false);
-    assert!(local(&with("a", ready, "node-1"), &with("b", (false, true, false), "node-2")), "ready first");
-    assert!(
-        local(&with("a", (false, true, true), "node-1"), &with("b", (false, false, false), "node-2")),
-        "then serving"
-    );
-    assert!(local(&with("a", ready, "node-1"), &with("b", (true, true, true), "node-2")), "then not terminating");
+    let new = (false, false, false);
+    for old in [(true, true, true), (false, true, true)] {
+        let object = with_policy(Policy::Cluster);
+        let slices = [with("a", new, "node-1"), with("b", old, "node-2")];
+        for slices in [[&slices[0], &slices[1]], [&slices[1], &slices[0]]] {
+            let service = service(&object, slices, &here(1, ""), &[]).0.unwrap();
+            assert_eq!(service.endpoints, [], "the address of {old:?} is a new pod's, which is not ready");
+        }
+    }
+    assert!(local(&with("a", ready, "node-1"), &with("b", (true, true, true), "node-2")), "not terminating first");
+    assert!(local(&with("a", ready, "node-1"), &with("b", (false, true, false), "node-2")), "then ready");
+    assert!(local(&with("a", ready, "node-1"), &with("b", (true, false, false), "node-2")), "then serving");
     assert!(local(&with("b", ready, "node-1"), &with("a", ready, "node-2")), "then the slice that sorts last");
 }
 
