@@ -1,4 +1,7 @@
 //! Wire → model: reads one answer of `Next`. Total: any bytes give an [`Update`] or an error that names the field.
+//!
+//! The wire only grows, so a newer brain may say what this reader does not know yet: a port of an unknown protocol is left
+//! out, and an unknown verdict is read as the one that tells a client something, reject.
 
 use std::{
     collections::BTreeMap,
@@ -188,7 +191,12 @@ fn service_of(key: ServiceKey, head: &wire::Service, endpoints: Vec<Endpoint>) -
         external_ips: addresses(ips.and_then(|ips| ips.external_i_ps.as_ref())).map_err(error("IPs.ExternalIPs"))?,
         load_balancer_ips: addresses(ips.and_then(|ips| ips.load_balancer_i_ps.as_ref()))
             .map_err(error("IPs.LoadBalancerIPs"))?,
-        ports: head.ports.iter().map(port_of).collect::<Result<_, _>>().map_err(error("Ports"))?,
+        ports: head
+            .ports
+            .iter()
+            .filter_map(|port| port_of(port).transpose())
+            .collect::<Result<_, _>>()
+            .map_err(error("Ports"))?,
         internal_traffic_to_local: head.internal_traffic_to_local,
         external_traffic_to_local: head.external_traffic_to_local,
         client_ip_affinity: client_ip_affinity.transpose().map_err(error("ClientIP.TimeoutSeconds"))?,
@@ -199,31 +207,32 @@ fn service_of(key: ServiceKey, head: &wire::Service, endpoints: Vec<Endpoint>) -
     })
 }
 
-fn port_of(port: &wire::PortMapping) -> Result<Port, String> {
+/// `None` for a port of a protocol that is not known here.
+fn port_of(port: &wire::PortMapping) -> Result<Option<Port>, String> {
     let protocol = match wire::Protocol::try_from(port.protocol) {
         Ok(wire::Protocol::Tcp) => Protocol::Tcp,
         Ok(wire::Protocol::Udp) => Protocol::Udp,
         Ok(wire::Protocol::Sctp) => Protocol::Sctp,
-        Ok(wire::Protocol::UnknownProtocol) | Err(_) => return Err(format!("unknown protocol {}", port.protocol)),
+        Ok(wire::Protocol::UnknownProtocol) => return Err("a port without protocol".to_owned()),
+        Err(_) => return Ok(None),
     };
-    Ok(Port {
+    Ok(Some(Port {
         name: port.name.as_str().into(),
         protocol,
         port: port_number(port.port)?,
         node_port: optional_port(port.node_port)?,
-        when_empty_v4: when_empty_of(port.when_empty_v4)?,
-        when_empty_v6: when_empty_of(port.when_empty_v6)?,
-    })
+        when_empty_v4: when_empty_of(port.when_empty_v4),
+        when_empty_v6: when_empty_of(port.when_empty_v6),
+    }))
 }
 
-fn when_empty_of(when_empty: Option<wire::WhenEmpty>) -> Result<WhenEmpty, String> {
-    let Some(when_empty) = when_empty else { return Ok(WhenEmpty::default()) };
+fn when_empty_of(when_empty: Option<wire::WhenEmpty>) -> WhenEmpty {
+    let Some(when_empty) = when_empty else { return WhenEmpty::default() };
     let verdict = |number| match wire::Verdict::try_from(number) {
-        Ok(wire::Verdict::Reject) => Ok(Verdict::Reject),
-        Ok(wire::Verdict::Drop) => Ok(Verdict::Drop),
-        Err(_) => Err(format!("unknown verdict {number}")),
+        Ok(wire::Verdict::Drop) => Verdict::Drop,
+        Ok(wire::Verdict::Reject) | Err(_) => Verdict::Reject,
     };
-    Ok(WhenEmpty { internal: verdict(when_empty.internal)?, external: verdict(when_empty.external)? })
+    WhenEmpty { internal: verdict(when_empty.internal), external: verdict(when_empty.external) }
 }
 
 fn filter_of(filter: &wire::IpFilter) -> Result<SourceFilter, String> {

@@ -205,6 +205,9 @@ fn nonsense_is_refused_by_name() {
     let ports = vec![wire::PortMapping { protocol: 1, port: 70_000, ..Default::default() }];
     let bad_port = wire::Service { ports, ..with_ip("10.0.0.1") };
     assert_eq!(service(bad_port), "service ns/web: Ports: 70000 is not a port (1-65535)");
+    let ports = vec![wire::PortMapping { port: 80, ..Default::default() }];
+    let no_protocol = wire::Service { ports, ..with_ip("10.0.0.1") };
+    assert_eq!(service(no_protocol), "service ns/web: Ports: a port without protocol");
     assert_eq!(assembled([]).unwrap_err(), "answer: Next: the answer is empty");
     assert_eq!(
         assembled([encode::next_item(Revision::default(), false)]).unwrap_err(),
@@ -214,4 +217,28 @@ fn nonsense_is_refused_by_name() {
     let removed =
         Update::Delta { revision: Revision::default(), changes: vec![Change::Removed(ServiceKey::new("a", "b"))] };
     assert_eq!(assembled(changes), Ok(removed));
+}
+
+#[test]
+fn a_newer_brain_is_understood_as_far_as_it_can_be() {
+    let when_empty_v4 = Some(wire::WhenEmpty { internal: 1, external: 77 });
+    let known = wire::PortMapping { name: "a".into(), protocol: 1, port: 80, when_empty_v4, ..Default::default() };
+    let unknown = wire::PortMapping { name: "b".into(), protocol: 77, port: 81, ..Default::default() };
+    let cluster_i_ps = Some(wire::IpSet { v4: vec!["10.0.0.1".into()], v6: vec![] });
+    let i_ps = Some(wire::ServiceIPs { cluster_i_ps, ..Default::default() });
+    let service = wire::Service {
+        namespace: "ns".into(),
+        name: "web".into(),
+        i_ps,
+        ports: vec![known, unknown],
+        ..Default::default()
+    };
+    let endpoints = Some(wire::ServiceEndpoints { service: Some(service), ..Default::default() });
+    let item = wire::NextItem { endpoints, ..Default::default() };
+    let head = [encode::next_item(Revision::default(), false), encode::node_item(&Node::default())];
+    let Ok(Update::Full(state)) = assembled(head.into_iter().chain([item])) else { panic!("a full state is expected") };
+    let ports = &state.services[&ServiceKey::new("ns", "web")].ports;
+    let expected = WhenEmpty { internal: Verdict::Drop, external: Verdict::Reject };
+    assert_eq!(ports.len(), 1, "the port of an unknown protocol is left out");
+    assert_eq!((&*ports[0].name, ports[0].when_empty_v4), ("a", expected));
 }
