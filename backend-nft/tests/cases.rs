@@ -19,12 +19,9 @@ fn config(flows: &Flows) -> Config {
         Some(DetectLocal::BridgeInterface(name)) => Detector::BridgeInterface(name.as_str().into()),
         Some(DetectLocal::InterfaceNamePrefix(prefix)) => Detector::InterfaceNamePrefix(prefix.as_str().into()),
     };
-    Config {
-        masquerade_all: flows.node.masquerade_all,
-        masquerade_bit: 14,
-        detector,
-        node_port_addresses: NodePortAddresses::Primary,
-    }
+    let given = flows.node.node_port_addresses.clone();
+    let node_port_addresses = given.map_or(NodePortAddresses::Primary, NodePortAddresses::Cidrs);
+    Config { masquerade_all: flows.node.masquerade_all, masquerade_bit: 14, detector, node_port_addresses }
 }
 
 #[test]
@@ -32,7 +29,8 @@ fn states_give_plans() {
     let cases = cases();
     assert!(!cases.is_empty());
     for case in cases {
-        let text = DryRun::new(config(&case.flows)).text(&state(&case).unwrap(), &Changes::everything());
+        let mut backend = DryRun::new(config(&case.flows)).with_addresses(case.flows.local_addresses());
+        let text = backend.text(&state(&case).unwrap(), &Changes::everything());
         expect_file(&case.nft(), &text);
     }
 }
@@ -42,6 +40,7 @@ fn packets_go_where_the_flows_say() {
     let wrong = check_cases(&cases(), |case, network| {
         network.node().run(|| {
             let mut backend = NftBackend::new(config(&case.flows), Netlink::open()?);
+            backend.set_local_addresses(case.flows.local_addresses());
             backend.apply(&state(case)?, &Changes::everything())
         })
     });

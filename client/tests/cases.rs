@@ -30,6 +30,21 @@ fn detected(flows: &Flows, state: &Snapshot, sender: Sender, source: IpAddr) -> 
     }
 }
 
+/// The addresses of a family on which NodePorts are answered.
+fn node_ports(flows: &Flows, state: &Snapshot, family: Family) -> Vec<IpAddr> {
+    let of_family = |address: &IpAddr| Family::of(*address) == family;
+    let own = flows.local_addresses().into_iter().filter(|address| of_family(address) && !address.is_loopback());
+    let (given, primary) = match &flows.node.node_port_addresses {
+        Some(given) => (given.iter().filter(|given| of_family(&given.addr())).collect(), None),
+        None => (Vec::new(), state.node.primary_address(family)),
+    };
+    match primary {
+        Some(primary) => vec![primary],
+        None if given.is_empty() => own.collect(),
+        None => own.filter(|address| given.iter().any(|given| given.contains(address))).collect(),
+    }
+}
+
 fn outcome(flows: &Flows, state: &Snapshot, flow: &Flow) -> Outcome {
     let to = flow.to.ip();
     let on_node = |address: IpAddr| state.node.addresses.contains(&address) || flows.node.addresses.contains(&address);
@@ -48,7 +63,7 @@ fn outcome(flows: &Flows, state: &Snapshot, flow: &Flow) -> Outcome {
     let rules = Rules {
         masquerade_all: flows.node.masquerade_all,
         detects_pods: detected.is_some(),
-        node_port_addresses: Family::BOTH.iter().filter_map(|family| state.node.primary_address(*family)).collect(),
+        node_port_addresses: Family::BOTH.into_iter().flat_map(|family| node_ports(flows, state, family)).collect(),
     };
     route(state, &rules, &Packet { source, destination: to, protocol, port: flow.to.port(), origin })
 }

@@ -5,6 +5,7 @@
 //!   name: node-a                          # whose view of the cluster is tested
 //!   detect_local: {cluster_cidr: [10.180.0.0/16, fd00:10:180::/48]}
 //!   masquerade_all: false
+//!   node_port_addresses: [192.168.0.0/16] # on its addresses inside of these; absent: on the primary ones
 //!   addresses: [192.168.1.2]              # of the node, beyond the lab's fixed ones
 //! flows:
 //!   - {from: pod:10.180.0.2, proto: tcp, to: 172.30.0.41, port: 80, answers: [10.180.0.1:80, 10.180.1.1:80], source: kept}
@@ -24,7 +25,7 @@ use serde::Deserialize;
 
 use crate::probe::Protocol;
 use crate::serve::Endpoint;
-use crate::topology::{CLIENT, CLIENT_TWO, NODE, Place, Pod, Topology, of_family};
+use crate::topology::{CLIENT, CLIENT_TWO, LOOPBACK, NODE, NODE_TO_PODS, Place, Pod, Topology, of_family};
 
 /// The contents of a `flows.yaml`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -47,13 +48,21 @@ pub struct NodeOptions {
     pub detect_local: Option<DetectLocal>,
     /// Whether everything sent to a cluster IP is masqueraded.
     pub masquerade_all: bool,
+    /// Where NodePorts are open: on its addresses inside of these; absent: on its primary ones.
+    pub node_port_addresses: Option<Vec<IpNet>>,
     /// Addresses of the node beyond the lab's fixed ones.
     pub addresses: Vec<IpAddr>,
 }
 
 impl Default for NodeOptions {
     fn default() -> Self {
-        Self { name: "node-a".to_owned(), detect_local: None, masquerade_all: false, addresses: Vec::new() }
+        Self {
+            name: "node-a".to_owned(),
+            detect_local: None,
+            masquerade_all: false,
+            node_port_addresses: None,
+            addresses: Vec::new(),
+        }
     }
 }
 
@@ -147,6 +156,11 @@ impl Flows {
             endpoints.extend(addresses.into_iter().map(|address| Endpoint { protocol: flow.protocol, address }));
         }
         endpoints
+    }
+
+    /// The addresses of the node's interfaces, as far as they are of use to anyone.
+    pub fn local_addresses(&self) -> Vec<IpAddr> {
+        NODE.into_iter().chain(NODE_TO_PODS).chain(self.node.addresses.iter().copied()).chain(LOOPBACK).collect()
     }
 
     /// The network that the flows and these endpoints need.

@@ -22,6 +22,13 @@ use anyhow::{Context, bail};
 /// The node's first address in each family: where its NodePorts are, and what it masquerades to towards other machines.
 pub const NODE: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 168, 0, 2)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2))];
+/// The node's addresses on the links to its pods.
+pub const NODE_TO_PODS: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(10, 180, 0, GATEWAY_NUMBER)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0x10, 0x180, 0, 0, 0, 0, GATEWAY_NUMBER as u16)),
+];
+/// The node's own addresses of itself.
+pub const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 /// The router's address on the node's side.
 pub const ROUTER: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 168, 0, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
@@ -135,8 +142,7 @@ impl Topology {
 
     /// Whether the node itself has `address`.
     pub fn node_has(&self, address: IpAddr) -> bool {
-        let gateways = Pod::subnet_addresses(Place::Local, GATEWAY_NUMBER);
-        NODE.contains(&address) || gateways.contains(&address) || self.node_addresses.contains(&address)
+        NODE.contains(&address) || NODE_TO_PODS.contains(&address) || self.node_addresses.contains(&address)
     }
 }
 
