@@ -1,11 +1,21 @@
 //! The one loop that every backend runs in: newest state wins, failures are retried, nothing is ever undone by a lost stream.
+//!
+//! ```text
+//! source ──► read ──Update──► sync ──► backend
+//!    ▲                          │
+//!    └──────── report ◄─Report──┘
+//! ```
+//!
+//! The three run side by side in one task: a sync that takes long, or a repair, never throws away what is half read, and a
+//! brain that is away never holds up a repair.
 
-use std::{pin::Pin, time::Duration};
+use std::{convert::Infallible, pin::Pin, time::Duration};
 
 use anyhow::Context as _;
 use localnet_proto::{Changes, Family, Revision, Snapshot, Update};
 use tokio::{
     pin, select,
+    sync::{mpsc, watch},
     time::{self, Instant},
 };
 use tracing::{debug, info, warn};
@@ -13,7 +23,7 @@ use tracing::{debug, info, warn};
 use crate::{
     backend::Backend,
     retry::Backoff,
-    source::{Outcome, Report, Source, SourceError},
+    source::{Outcome, Report, Source},
 };
 
 /// How the loop runs.
@@ -44,6 +54,9 @@ impl Default for Options {
     }
 }
 
+/// Updates that may wait for the backend; the reader then waits too.
+const WAITING: usize = 16;
+
 /// Runs a backend on a source until `shutdown`; with [`Options::once`], until the first sync succeeds.
 ///
 /// # Errors
@@ -54,77 +67,123 @@ pub async fn run(
     options: Options,
     shutdown: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
-    let mut drive = Drive {
+    let (updates, inbox) = mpsc::channel(WAITING);
+    let (outbox, reports) = watch::channel(None);
+    let sync = Sync {
         state: Snapshot { revision: options.resume, ..Snapshot::default() },
-        holds_state: false,
         changes: Changes::everything(),
         applied: Revision::default(),
-        source_backoff: Backoff::new(options.max_backoff),
-        sync_backoff: Backoff::new(options.max_backoff),
-        report_backoff: Backoff::new(options.max_backoff),
-        ask_at: None,
+        backoff: Backoff::new(options.max_backoff),
         retry_at: None,
-        undelivered: None,
         backend,
-        source,
-        options,
+        inbox,
+        outbox,
+        options: options.clone(),
     };
     pin!(shutdown);
-    drive.run(shutdown).await
+    select! {
+        biased;
+        result = sync.run(shutdown) => result,
+        result = read(&source, &updates, &options) => result.map(|never| match never {}),
+        never = report(&source, reports, &options) => match never {},
+    }
 }
 
-struct Drive<B, S> {
+/// Asks the source for one state after the other. Ends only with [`Options::once`], at the first failure.
+async fn read(source: &impl Source, updates: &mpsc::Sender<Update>, options: &Options) -> anyhow::Result<Infallible> {
+    let mut backoff = Backoff::new(options.max_backoff);
+    let (mut have, mut fold, mut failing) = (options.resume, false, false);
+    loop {
+        match source.next(have, fold).await {
+            Ok(update) => {
+                if std::mem::take(&mut failing) {
+                    info!(source = source.describe(), "connected again");
+                }
+                backoff.reset();
+                (have, fold) = (update.revision(), true);
+                if updates.send(update).await.is_err() {
+                    // The sync has ended, and so has all of this.
+                    std::future::pending::<()>().await;
+                }
+            }
+            Err(error) if options.once => {
+                return Err(error).with_context(|| format!("getting the state from {}", source.describe()));
+            }
+            Err(error) => {
+                let source = source.describe();
+                if std::mem::replace(&mut failing, true) {
+                    debug!(source, %error, "still no state");
+                } else {
+                    warn!(source, %error, "no state from the brain; the kernel stays as it is, retrying");
+                }
+                time::sleep(backoff.next()).await;
+            }
+        }
+    }
+}
+
+/// Offers the newest report to the brain until it takes it: nothing may change for a long time, and the brain's health
+/// answers wait for it.
+async fn report(source: &impl Source, mut reports: watch::Receiver<Option<Report>>, options: &Options) -> Infallible {
+    let mut backoff = Backoff::new(options.max_backoff);
+    loop {
+        let newest = reports.borrow_and_update().clone();
+        let delivered = match &newest {
+            Some(report) => source.report(report).await,
+            None => Ok(()),
+        };
+        match delivered {
+            Ok(()) => {
+                backoff.reset();
+                if reports.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+            Err(error) => {
+                debug!(%error, "the brain did not take the report");
+                time::sleep(backoff.next()).await;
+            }
+        }
+    }
+}
+
+struct Sync<B> {
     backend: B,
-    source: S,
     options: Options,
+    inbox: mpsc::Receiver<Update>,
+    outbox: watch::Sender<Option<Report>>,
     /// The newest state received.
     state: Snapshot,
-    /// Whether `state` was received, so that changes can be folded into it.
-    holds_state: bool,
     /// What differs between `state` and the last sync that succeeded.
     changes: Changes,
     /// The newest state that the backend holds.
     applied: Revision,
-    source_backoff: Backoff,
-    sync_backoff: Backoff,
-    report_backoff: Backoff,
-    /// After a failure of the source: when to ask it again.
-    ask_at: Option<Instant>,
-    /// After a failure of the backend: when to try again even without a newer state.
+    backoff: Backoff,
+    /// After a failure: when to try again even without a newer state.
     retry_at: Option<Instant>,
-    /// A report that the brain did not take, and when to offer it again.
-    undelivered: Option<(Report, Instant)>,
 }
 
-/// Why the loop woke up.
-enum Wake {
-    State(Result<Update, SourceError>),
-    Disturbed,
-    Retry,
-    Report,
-    Shutdown,
-}
-
-impl<B: Backend, S: Source> Drive<B, S> {
-    /// A running sync is finished before a shutdown; anything else is left at once.
-    async fn run(&mut self, mut shutdown: Pin<&mut impl Future<Output = ()>>) -> anyhow::Result<()> {
+impl<B: Backend> Sync<B> {
+    /// A running sync is finished before a shutdown.
+    async fn run(mut self, mut shutdown: Pin<&mut impl Future<Output = ()>>) -> anyhow::Result<()> {
+        let mut received = false;
         loop {
-            match self.wake(shutdown.as_mut()).await {
-                Wake::Shutdown => return Ok(()),
-                Wake::State(Ok(update)) => self.receive(update),
-                Wake::State(Err(error)) => {
-                    self.source_failed(error)?;
-                    continue;
-                }
-                Wake::Disturbed => debug!("the backend is to sync again"),
-                Wake::Retry => {}
-                Wake::Report => {
-                    self.deliver().await;
-                    continue;
-                }
+            select! {
+                biased;
+                () = shutdown.as_mut() => return Ok(()),
+                update = self.inbox.recv() => match update {
+                    Some(update) => self.fold(update),
+                    None => return Ok(()),
+                },
+                () = self.backend.disturbed(), if received => info!("the kernel is to be looked at again"),
+                () = at(self.retry_at) => {}
+            }
+            received = true;
+            while let Ok(update) = self.inbox.try_recv() {
+                self.fold(update);
             }
             let result = self.sync().await;
-            self.retry_at = result.is_err().then(|| Instant::now() + self.sync_backoff.next());
+            self.retry_at = result.is_err().then(|| Instant::now() + self.backoff.next());
             if self.options.once {
                 if result.is_ok() {
                     let Revision { instance, rev } = self.applied;
@@ -139,46 +198,9 @@ impl<B: Backend, S: Source> Drive<B, S> {
         }
     }
 
-    async fn wake(&mut self, shutdown: Pin<&mut impl Future<Output = ()>>) -> Wake {
-        let next = async {
-            if let Some(at) = self.ask_at {
-                time::sleep_until(at).await;
-            }
-            self.source.next(self.state.revision, self.holds_state).await
-        };
-        let report_at = self.undelivered.as_ref().map(|(_, at)| *at);
-        select! {
-            biased;
-            () = shutdown => Wake::Shutdown,
-            update = next => Wake::State(update),
-            () = self.backend.disturbed(), if self.holds_state => Wake::Disturbed,
-            () = at(self.retry_at) => Wake::Retry,
-            () = at(report_at) => Wake::Report,
-        }
-    }
-
-    fn receive(&mut self, update: Update) {
-        if self.ask_at.take().is_some() {
-            info!(source = self.source.describe(), "connected again");
-        }
-        self.source_backoff.reset();
+    fn fold(&mut self, update: Update) {
         let changed = self.state.apply(update);
         self.changes.merge(changed);
-        self.holds_state = true;
-    }
-
-    fn source_failed(&mut self, error: SourceError) -> anyhow::Result<()> {
-        let source = self.source.describe();
-        if self.options.once {
-            return Err(error).with_context(|| format!("getting the state from {source}"));
-        }
-        if self.ask_at.is_some() {
-            debug!(source, %error, "still no state");
-        } else {
-            warn!(source, %error, "no state from the brain; the kernel stays as it is, retrying");
-        }
-        self.ask_at = Some(Instant::now() + self.source_backoff.next());
-        Ok(())
     }
 
     async fn sync(&mut self) -> anyhow::Result<()> {
@@ -191,42 +213,23 @@ impl<B: Backend, S: Source> Drive<B, S> {
                 info!(%revision, changed, services = self.state.services.len(), took = ?started.elapsed(), "applied");
                 self.changes = Changes::default();
                 self.applied = revision;
-                self.sync_backoff.reset();
+                self.backoff.reset();
             }
             Err(error) => warn!(%revision, error = format!("{error:#}"), "not applied, will be tried again"),
         }
-        self.report(result.as_ref().err()).await;
+        if self.options.report && !self.options.once {
+            self.outbox.send_replace(Some(self.report(result.as_ref().err())));
+        }
         result
     }
 
-    async fn report(&mut self, error: Option<&anyhow::Error>) {
-        if self.options.once || !self.options.report {
-            return;
-        }
+    fn report(&self, error: Option<&anyhow::Error>) -> Report {
         let applied = if self.applied.instance == self.state.revision.instance { self.applied.rev } else { 0 };
         let outcome = Outcome { applied, error: error.map(|error| format!("{error:#}")) };
-        let report = Report {
+        Report {
             backend: self.backend.name(),
             received: self.state.revision,
             families: Family::BOTH.map(|family| (family, outcome.clone())).to_vec(),
-        };
-        self.undelivered = Some((report, Instant::now()));
-        self.deliver().await;
-    }
-
-    /// Offers the newest report to the brain. One that it does not take is offered again: nothing may change for a long
-    /// time, and the brain's health answers wait for it.
-    async fn deliver(&mut self) {
-        let Some((report, at)) = &mut self.undelivered else { return };
-        match self.source.report(report).await {
-            Ok(()) => {
-                self.undelivered = None;
-                self.report_backoff.reset();
-            }
-            Err(error) => {
-                debug!(%error, "the brain did not take the report");
-                *at = Instant::now() + self.report_backoff.next();
-            }
         }
     }
 }

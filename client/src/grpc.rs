@@ -66,25 +66,21 @@ impl Brain {
         };
         Ok(Self { address, channel })
     }
+}
 
-    async fn read(&self, have: Revision, fold: bool) -> Result<Update, SourceError> {
+impl Source for Brain {
+    async fn next(&self, have: Revision, fold: bool) -> Result<Update, SourceError> {
         let mut client = EndpointsClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE);
-        let mut stream =
-            client.next(encode::next_filter(have, fold)).await.map_err(|status| failed(&status))?.into_inner();
+        let request = encode::next_filter(have, fold);
+        let mut stream = client.next(request).await.map_err(|status| failed(&status))?.into_inner();
         let mut assembler = Assembler::default();
         while let Some(item) = stream.message().await.map_err(|status| failed(&status))? {
             assembler.push(item).map_err(|error| SourceError::Invalid(error.to_string()))?;
         }
         assembler.finish().map_err(|error| SourceError::Invalid(error.to_string()))
     }
-}
 
-impl Source for Brain {
-    async fn next(&mut self, have: Revision, fold: bool) -> Result<Update, SourceError> {
-        self.read(have, fold).await
-    }
-
-    async fn report(&mut self, report: &Report) -> Result<(), SourceError> {
+    async fn report(&self, report: &Report) -> Result<(), SourceError> {
         let mut client = BackendsClient::new(self.channel.clone());
         match timeout(REPORT_TIMEOUT, client.report(wire::BackendReport::from(report))).await {
             Ok(Ok(_)) => Ok(()),

@@ -4,13 +4,13 @@ use localnet_proto::{Family, Revision, Update, wire};
 
 /// Delivers complete states, and takes reports. Implemented by the gRPC client ([`crate::grpc::Brain`]) and by the feed of a
 /// brain in the same process.
-pub trait Source: Send {
+pub trait Source: Send + Sync {
     /// Waits until there is a state other than `have`, and gives it. `fold` says that the caller holds `have` and can fold
-    /// changes into it; otherwise the answer is a full state. Never a partial state. Must be cancel-safe.
-    fn next(&mut self, have: Revision, fold: bool) -> impl Future<Output = Result<Update, SourceError>> + Send;
+    /// changes into it; otherwise the answer is a full state. Never a partial state.
+    fn next(&self, have: Revision, fold: bool) -> impl Future<Output = Result<Update, SourceError>> + Send;
 
     /// Tells the brain how far the backend has come.
-    fn report(&mut self, report: &Report) -> impl Future<Output = Result<(), SourceError>> + Send;
+    fn report(&self, report: &Report) -> impl Future<Output = Result<(), SourceError>> + Send;
 
     /// Where the states come from, for messages to people.
     fn describe(&self) -> String;

@@ -2,51 +2,77 @@
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::BTreeMap,
     net::IpAddr,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex as StdMutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
 use localnet_client::{Backend, Changes, Options, Report, Revision, Snapshot, Source, SourceError, run};
 use localnet_proto::{Change, Service, ServiceKey, Update};
 use tokio::{
-    sync::{Notify, mpsc},
+    sync::{Mutex, Notify, mpsc},
     time::Instant,
 };
 
-/// A source whose answers are scripted; when they end it waits forever.
-#[derive(Default)]
+/// A source that gives what the test puts into it.
 struct Script {
-    answers: VecDeque<Result<Update, SourceError>>,
-    /// (have, fold) of each call, with its time.
-    asked: Arc<Mutex<Vec<(Revision, bool)>>>,
-    reports: Arc<Mutex<Vec<Report>>>,
+    answers: Mutex<mpsc::UnboundedReceiver<Result<Update, SourceError>>>,
+    asked: Arc<StdMutex<Vec<(Revision, bool)>>>,
+    reports: mpsc::UnboundedSender<Report>,
     /// So many reports are not taken.
-    deaf: usize,
+    deaf: AtomicUsize,
 }
 
 impl Source for Script {
-    async fn next(&mut self, have: Revision, fold: bool) -> Result<Update, SourceError> {
+    async fn next(&self, have: Revision, fold: bool) -> Result<Update, SourceError> {
         self.asked.lock().unwrap().push((have, fold));
-        match self.answers.pop_front() {
+        match self.answers.lock().await.recv().await {
             Some(answer) => answer,
             None => std::future::pending().await,
         }
     }
 
-    async fn report(&mut self, report: &Report) -> Result<(), SourceError> {
-        if self.deaf > 0 {
-            self.deaf -= 1;
+    async fn report(&self, report: &Report) -> Result<(), SourceError> {
+        if self.deaf.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
             return Err(SourceError::Unreachable("not now".to_owned()));
         }
-        self.reports.lock().unwrap().push(report.clone());
+        _ = self.reports.send(report.clone());
         Ok(())
     }
 
     fn describe(&self) -> String {
         "a script".to_owned()
     }
+}
+
+/// The other end of a [`Script`].
+struct Hand {
+    answers: mpsc::UnboundedSender<Result<Update, SourceError>>,
+    asked: Arc<StdMutex<Vec<(Revision, bool)>>>,
+    reports: mpsc::UnboundedReceiver<Report>,
+}
+
+impl Hand {
+    fn give(&self, answer: Result<Update, SourceError>) {
+        self.answers.send(answer).unwrap();
+    }
+
+    fn lose(&self) {
+        self.give(Err(SourceError::Unreachable("gone".to_owned())));
+    }
+}
+
+fn script(deaf: usize) -> (Script, Hand) {
+    let (give, answers) = mpsc::unbounded_channel();
+    let (tell, reports) = mpsc::unbounded_channel();
+    let asked = Arc::new(StdMutex::new(Vec::new()));
+    let script =
+        Script { answers: Mutex::new(answers), asked: Arc::clone(&asked), reports: tell, deaf: AtomicUsize::new(deaf) };
+    (script, Hand { answers: give, asked, reports })
 }
 
 /// A backend that refuses the first syncs, and tells what it was called with.
@@ -122,36 +148,51 @@ fn fake(refuse: usize) -> (Fake, mpsc::UnboundedReceiver<(Revision, Changes, Ins
     (Fake { refuse, calls, disturbed: Arc::clone(&disturbed) }, called, disturbed)
 }
 
-fn script(answers: impl IntoIterator<Item = Result<Update, SourceError>>) -> Script {
-    Script { answers: answers.into_iter().collect(), ..Script::default() }
-}
-
 #[tokio::test(start_paused = true)]
 async fn each_state_is_synced_with_what_changed_and_reported() {
     let (backend, mut called, _) = fake(0);
-    let source = script([Ok(full(1, &["a"])), Ok(delta(2, "b")), Ok(full(3, &["b"]))]);
-    let (asked, reports) = (Arc::clone(&source.asked), Arc::clone(&source.reports));
+    let (source, mut hand) = script(0);
     tokio::spawn(run(backend, source, Options::default(), std::future::pending()));
+    hand.give(Ok(full(1, &["a"])));
     let first = called.recv().await.unwrap();
     assert_eq!(first.0, revision(1));
     assert!(first.1.everything, "nothing is known of the kernel before the first sync");
+    assert_eq!(hand.reports.recv().await.unwrap().families[0].1.applied, 1);
+    hand.give(Ok(delta(2, "b")));
     assert_eq!(called.recv().await.unwrap().1, named(&["b"]));
+    hand.give(Ok(full(3, &["b"])));
     assert_eq!(called.recv().await.unwrap().1, named(&["a"]), "a full state names only real differences");
-    while reports.lock().unwrap().len() < 3 || asked.lock().unwrap().len() < 4 {
-        tokio::task::yield_now().await;
-    }
-    let asked = asked.lock().unwrap().clone();
+    while hand.reports.recv().await.unwrap().families[0].1.applied < 3 {}
+    let asked = hand.asked.lock().unwrap().clone();
     assert_eq!(asked, [(Revision::default(), false), (revision(1), true), (revision(2), true), (revision(3), true)]);
-    assert_eq!(reports.lock().unwrap().last().unwrap().families[0].1.applied, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn states_that_wait_are_folded_into_one_sync() {
+    let (backend, mut called, _) = fake(0);
+    let (source, hand) = script(0);
+    hand.give(Ok(full(1, &["a"])));
+    let options = Options { min_interval: Duration::from_secs(1), ..Options::default() };
+    tokio::spawn(run(backend, source, options, std::future::pending()));
+    let (_, _, began) = called.recv().await.unwrap();
+    hand.give(Ok(delta(2, "b")));
+    hand.give(Ok(delta(3, "c")));
+    let (newest, changes, at) = called.recv().await.unwrap();
+    assert_eq!((newest, changes), (revision(3), named(&["b", "c"])));
+    assert_eq!(at - began, Duration::from_secs(1), "not before the interval has passed");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_refused_state_is_tried_again_and_a_newer_one_wins() {
     let (backend, mut called, _) = fake(2);
-    let source = script([Ok(full(1, &["a"])), Ok(delta(2, "b"))]);
-    let reports = Arc::clone(&source.reports);
+    let (source, mut hand) = script(0);
     tokio::spawn(run(backend, source, Options::default(), std::future::pending()));
+    hand.give(Ok(full(1, &["a"])));
     assert_eq!(called.recv().await.unwrap().0, revision(1));
+    let refused = hand.reports.recv().await.unwrap();
+    let outcome = &refused.families[0].1;
+    assert_eq!((refused.received.rev, outcome.applied, outcome.error.as_deref()), (1, 0, Some("no")));
+    hand.give(Ok(delta(2, "b")));
     let (newer, changes, at) = called.recv().await.unwrap();
     assert_eq!(newer, revision(2), "the newest state wins over the retry");
     assert!(changes.everything, "what was refused is still due");
@@ -159,34 +200,39 @@ async fn a_refused_state_is_tried_again_and_a_newer_one_wins() {
     assert_eq!(again, revision(2));
     assert!(changes.everything);
     assert!(then > at && then - at <= Duration::from_millis(200), "back-off of the second failure: {:?}", then - at);
-    while reports.lock().unwrap().len() < 3 {
-        tokio::task::yield_now().await;
+    loop {
+        let report = hand.reports.recv().await.unwrap();
+        if report.families[0].1.error.is_none() {
+            assert_eq!((report.received.rev, report.families[0].1.applied), (2, 2));
+            break;
+        }
     }
-    let outcomes: Vec<_> = reports.lock().unwrap().iter().map(|r| (r.received.rev, r.families[0].1.clone())).collect();
-    assert_eq!((outcomes[0].0, outcomes[0].1.applied, outcomes[0].1.error.as_deref()), (1, 0, Some("no")));
-    assert_eq!((outcomes[2].0, outcomes[2].1.applied, outcomes[2].1.error.as_deref()), (2, 2, None));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_lost_stream_changes_nothing_and_is_resumed() {
     let (backend, mut called, _) = fake(0);
-    let lost = || Err(SourceError::Unreachable("gone".to_owned()));
-    let source = script([lost(), Ok(full(1, &["a"])), lost(), lost(), Ok(delta(2, "b"))]);
-    let asked = Arc::clone(&source.asked);
+    let (source, hand) = script(0);
     tokio::spawn(run(backend, source, Options::default(), std::future::pending()));
+    hand.lose();
+    hand.give(Ok(full(1, &["a"])));
     assert_eq!(called.recv().await.unwrap().0, revision(1));
+    hand.lose();
+    hand.lose();
+    hand.give(Ok(delta(2, "b")));
     let (second, changes, _) = called.recv().await.unwrap();
     assert_eq!((second, changes), (revision(2), named(&["b"])));
-    assert_eq!(asked.lock().unwrap()[2..5], [(revision(1), true); 3], "it asks again for what follows what it holds");
+    assert_eq!(hand.asked.lock().unwrap()[2..5], [(revision(1), true); 3], "it asks for what follows what it holds");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_disturbed_kernel_is_repaired_even_without_a_brain() {
     let (backend, mut called, disturbed) = fake(0);
-    let lost = std::iter::repeat_with(|| Err(SourceError::Unreachable("gone".to_owned()))).take(1000);
-    let source = script([Ok(full(1, &["a"]))].into_iter().chain(lost));
+    let (source, hand) = script(0);
     tokio::spawn(run(backend, source, Options::default(), std::future::pending()));
+    hand.give(Ok(full(1, &["a"])));
     called.recv().await.unwrap();
+    (0..100).for_each(|_| hand.lose());
     tokio::time::sleep(Duration::from_secs(60)).await;
     let at = Instant::now();
     disturbed.notify_one();
@@ -195,19 +241,38 @@ async fn a_disturbed_kernel_is_repaired_even_without_a_brain() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_is_half_read_survives_a_repair() {
+    let (backend, mut called, disturbed) = fake(0);
+    let (source, hand) = script(0);
+    tokio::spawn(run(backend, source, Options::default(), std::future::pending()));
+    hand.give(Ok(full(1, &["a"])));
+    called.recv().await.unwrap();
+    disturbed.notify_one();
+    called.recv().await.unwrap();
+    hand.give(Ok(delta(2, "b")));
+    called.recv().await.unwrap();
+    assert_eq!(hand.asked.lock().unwrap()[..2], [(Revision::default(), false), (revision(1), true)], "asked once each");
+}
+
+#[tokio::test(start_paused = true)]
 async fn once_ends_with_the_first_success_or_failure() {
     let options = || Options { once: true, ..Options::default() };
     let (backend, mut called, _) = fake(0);
-    run(backend, script([Ok(full(1, &[]))]), options(), std::future::pending()).await.unwrap();
+    let (source, hand) = script(0);
+    hand.give(Ok(full(1, &[])));
+    run(backend, source, options(), std::future::pending()).await.unwrap();
     assert_eq!(called.recv().await.unwrap().0, revision(1));
 
     let (backend, ..) = fake(1);
-    let refused = run(backend, script([Ok(full(1, &[]))]), options(), std::future::pending()).await;
+    let (source, hand) = script(0);
+    hand.give(Ok(full(1, &[])));
+    let refused = run(backend, source, options(), std::future::pending()).await;
     assert_eq!(format!("{:#}", refused.unwrap_err()), "no");
 
     let (backend, ..) = fake(0);
-    let lost = script([Err(SourceError::Unreachable("gone".to_owned()))]);
-    let lost = run(backend, lost, options(), std::future::pending()).await;
+    let (source, hand) = script(0);
+    hand.lose();
+    let lost = run(backend, source, options(), std::future::pending()).await;
     let expected =
         "getting the state from a script: cannot be reached, is localnet-brain running and serving there? gone";
     assert_eq!(format!("{:#}", lost.unwrap_err()), expected);
@@ -216,30 +281,30 @@ async fn once_ends_with_the_first_success_or_failure() {
 #[tokio::test(start_paused = true)]
 async fn resuming_waits_for_another_state_but_asks_for_all_of_it() {
     let (backend, ..) = fake(0);
-    let source = script([Ok(full(8, &["a"]))]);
-    let asked = Arc::clone(&source.asked);
+    let (source, hand) = script(0);
+    hand.give(Ok(full(8, &["a"])));
     let options = Options { once: true, resume: revision(7), ..Options::default() };
     run(backend, source, options, std::future::pending()).await.unwrap();
-    assert_eq!(*asked.lock().unwrap(), [(revision(7), false)]);
+    assert_eq!(hand.asked.lock().unwrap()[0], (revision(7), false));
 }
 
 #[tokio::test(start_paused = true)]
 async fn shutdown_ends_the_wait() {
     let (backend, ..) = fake(0);
-    let shutdown = tokio::time::sleep(Duration::from_secs(3));
-    run(backend, script([]), Options::default(), shutdown).await.unwrap();
+    let (source, _hand) = script(0);
+    run(backend, source, Options::default(), tokio::time::sleep(Duration::from_secs(3))).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_report_that_is_lost_is_offered_again() {
     let (backend, mut called, _) = fake(0);
-    let source = Script { deaf: 3, ..script([Ok(full(1, &["a"]))]) };
-    let reports = Arc::clone(&source.reports);
+    let (source, mut hand) = script(3);
     tokio::spawn(run(backend, source, Options::default(), std::future::pending()));
+    hand.give(Ok(full(1, &["a"])));
     called.recv().await.unwrap();
+    assert_eq!(hand.reports.recv().await.unwrap().families[0].1.applied, 1);
     tokio::time::sleep(Duration::from_secs(30)).await;
-    let reports = reports.lock().unwrap();
-    assert_eq!((reports.len(), reports[0].families[0].1.applied), (1, 1));
+    assert!(hand.reports.try_recv().is_err(), "and not once more after it was taken");
     assert!(called.try_recv().is_err(), "nothing is synced again for it");
 }
 
@@ -247,9 +312,9 @@ async fn a_report_that_is_lost_is_offered_again() {
 async fn readers_that_do_not_stay_or_program_nothing_do_not_report() {
     for options in [Options { once: true, ..Options::default() }, Options { report: false, ..Options::default() }] {
         let (backend, ..) = fake(0);
-        let source = script([Ok(full(1, &["a"]))]);
-        let reports = Arc::clone(&source.reports);
+        let (source, mut hand) = script(0);
+        hand.give(Ok(full(1, &["a"])));
         run(backend, source, options, tokio::time::sleep(Duration::from_secs(3))).await.unwrap();
-        assert!(reports.lock().unwrap().is_empty());
+        assert!(hand.reports.try_recv().is_err());
     }
 }

@@ -61,7 +61,7 @@ fn full(rev: u64) -> Items {
 async fn answers_become_updates_and_broken_ones_never_happened() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("brain.sock");
-    let mut brain = Brain::new(Address::Unix(path.clone()), None).unwrap();
+    let brain = Brain::new(Address::Unix(path.clone()), None).unwrap();
     let absent = brain.next(Revision::default(), false).await.unwrap_err();
     assert!(matches!(&absent, SourceError::Unreachable(text) if text.contains("No such file")), "{absent}");
 

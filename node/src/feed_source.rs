@@ -19,11 +19,11 @@ impl FeedSource {
 }
 
 impl Source for FeedSource {
-    async fn next(&mut self, have: Revision, fold: bool) -> Result<Update, SourceError> {
+    async fn next(&self, have: Revision, fold: bool) -> Result<Update, SourceError> {
         Ok(self.feed.differing(have).await.update(have, fold))
     }
 
-    async fn report(&mut self, report: &Report) -> Result<(), SourceError> {
+    async fn report(&self, report: &Report) -> Result<(), SourceError> {
         self.reports.record(report.into()).map_err(|error| SourceError::Invalid(error.to_string()))
     }
 

@@ -61,7 +61,7 @@ async fn demo(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 /// Keeps the newest state at hand.
-async fn read_states(mut brain: Brain, states: watch::Sender<Snapshot>) {
+async fn read_states(brain: Brain, states: watch::Sender<Snapshot>) {
     let mut held = Revision::default();
     loop {
         match brain.next(held, held.rev > 0).await {
