@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!            Service, Endpoint … (model)         NextItem … (wire)
-//!  brain ──► Snapshot ──► wire::items ──► gRPC ──► Assembler ──► Update ──► Snapshot::apply ──► backend
+//!  brain ──► Snapshot ──► encode ──► gRPC ──► Assembler ──► Update ──► Snapshot::apply ──► backend
 //! ```
 //!
 //! - [`wire`] is generated from `localnetv1.proto`, which documents every message and field.
