@@ -1,6 +1,11 @@
 //! The backend against the real kernel, in network namespaces of its own. Needs root, iproute2 and nft.
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+mod flows;
+mod live;
+mod node_ports;
+mod repair;
+
 use std::{net::IpAddr, process::Command, sync::Arc};
 
 use localnet_lab::{Namespace, Network, Topology, foreign::Foreign};
@@ -19,7 +24,7 @@ fn config() -> Config {
 }
 
 fn detectors() -> [Config; 4] {
-    let with = |detector, masquerade_all| Config { masquerade_all, masquerade_bit: 31, ..config() };
+    let with = |detector, masquerade_all| Config { masquerade_all, masquerade_bit: 31, detector, ..config() };
     [
         config(),
         with(Detector::None, true),

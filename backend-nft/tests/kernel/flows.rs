@@ -1,0 +1,345 @@
+//! Flows after a change of endpoints: real sockets, real packets.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use localnet_lab::{Endpoint, Namespace, Network, Protocol, Servers, Topology};
+use localnet_linux::conntrack::{self, Conntrack as _, Flow, Selection};
+use localnet_proto::{ServiceKey, Snapshot};
+
+use super::{
+    config,
+    live::{Live, PATIENCE},
+    load,
+};
+
+const A: &str = "10.180.0.1";
+const B: &str = "10.180.0.2";
+const VIP: &str = "172.30.0.53:53";
+const NODE_PORT: &str = "192.168.0.2:30053";
+const ANSWER_WITHIN: Duration = Duration::from_millis(200);
+
+struct World {
+    network: Arc<Network>,
+    _servers: Servers,
+}
+
+impl World {
+    fn build() -> Self {
+        let network = Network::build(Topology::with_pods([A, B]).unwrap()).unwrap();
+        let endpoint =
+            |pod: &str| Endpoint { protocol: Protocol::Udp, address: format!("{pod}:5353").parse().unwrap() };
+        let servers = Servers::start(&network, [A, B].map(endpoint)).unwrap();
+        Self { network: Arc::new(network), _servers: servers }
+    }
+
+    fn live(&self, state: Snapshot) -> Live {
+        Live::start(&self.network, config(), state)
+    }
+
+    fn node(&self) -> &Namespace {
+        self.network.node()
+    }
+
+    /// A client's socket, and the pod that answers it.
+    fn flow(&self, to: &str) -> (UdpSocket, Option<String>) {
+        let socket = self.network.client().run(|| {
+            let socket = UdpSocket::bind("0.0.0.0:0")?;
+            socket.connect(to)?;
+            socket.set_read_timeout(Some(ANSWER_WITHIN))?;
+            Ok(socket)
+        });
+        let socket = socket.unwrap();
+        let by = ask(&socket);
+        (socket, by)
+    }
+
+    /// The tracked flows to a port.
+    fn tracked(&self, selection: Selection, port: u16) -> Vec<Flow> {
+        self.node()
+            .run(|| {
+                let mut flows = Vec::new();
+                conntrack::Kernel::open()?.dump(selection, &mut |flow| flows.push(*flow))?;
+                Ok(flows)
+            })
+            .unwrap()
+            .into_iter()
+            .filter(|flow| flow.original.destination.port() == port)
+            .collect()
+    }
+
+    fn tracked_udp(&self, port: u16) -> Vec<Flow> {
+        self.tracked(Selection { family: conntrack::Family::V4, protocol: conntrack::Protocol::Udp }, port)
+    }
+
+    #[track_caller]
+    fn await_no_flow(&self, port: u16) {
+        let began = Instant::now();
+        while let flows = self.tracked_udp(port)
+            && !flows.is_empty()
+        {
+            assert!(began.elapsed() < PATIENCE, "{flows:?}");
+        }
+    }
+}
+
+/// The pod that answers a datagram; none if nobody does, or it is refused. The world outside has every address that
+/// nobody else has, but answers in no pod's name.
+fn ask(socket: &UdpSocket) -> Option<String> {
+    let mut answer = [0; 256];
+    let length = socket.send(b"who is there?").and_then(|_| socket.recv(&mut answer)).ok()?;
+    let text = String::from_utf8_lossy(&answer[..length]).into_owned();
+    let pod = text.split(':').next()?;
+    [A, B].contains(&pod).then(|| pod.to_owned())
+}
+
+#[track_caller]
+fn await_answer(socket: &UdpSocket, by: &str) {
+    let began = Instant::now();
+    while ask(socket).as_deref() != Some(by) {
+        assert!(began.elapsed() < PATIENCE, "{by} does not answer");
+    }
+}
+
+const SERVES: &str = "{internal: true, external: true}";
+const FINISHES: &str = "{established: true}";
+
+fn service(endpoints: &[(&str, &str)], node_port: u16) -> Snapshot {
+    let endpoints: Vec<String> = endpoints
+        .iter()
+        .map(|(address, scopes)| {
+            format!("{{address: {address}, ports: [{{name: dns, port: 5353}}], local: true, scopes: {scopes}}}")
+        })
+        .collect();
+    let yaml = format!(
+        "node: {{name: node-a, addresses: [192.168.0.2]}}
+services:
+  - service: default/dns
+    type: NodePort
+    clusterIPs: [172.30.0.53]
+    ports:
+      - {{name: dns, protocol: UDP, port: 53, nodePort: {node_port}}}
+      - {{name: dns-tcp, protocol: TCP, port: 53}}
+    endpoints: [{}]
+",
+        endpoints
+            .join(", ")
+            .replace("[{name: dns, port: 5353}]", "[{name: dns, port: 5353}, {name: dns-tcp, port: 5353}]")
+    );
+    serde_saphyr::from_str(&yaml).unwrap()
+}
+
+fn dns(endpoints: &[(&str, &str)]) -> Snapshot {
+    service(endpoints, 30053)
+}
+
+fn deleted() -> Snapshot {
+    let mut state = dns(&[]);
+    state.services.remove(&ServiceKey::new("default", "dns"));
+    state
+}
+
+/// B-01: a client that goes on sending from one port is moved to the endpoint that serves now.
+#[test]
+fn a_flow_moves_from_an_endpoint_that_was_replaced() {
+    let world = World::build();
+    let live = world.live(dns(&[(A, SERVES)]));
+    let (to_vip, by) = world.flow(VIP);
+    assert_eq!(by.as_deref(), Some(A));
+    let (to_node, by) = world.flow(NODE_PORT);
+    assert_eq!(by.as_deref(), Some(A));
+    live.set(dns(&[(B, SERVES)]));
+    await_answer(&to_vip, B);
+    await_answer(&to_node, B);
+}
+
+/// B-02
+#[test]
+fn a_service_scaled_to_zero_keeps_no_flow() {
+    let world = World::build();
+    let live = world.live(dns(&[(A, SERVES)]));
+    let (socket, by) = world.flow(VIP);
+    assert_eq!(by.as_deref(), Some(A));
+    live.set(dns(&[]));
+    world.await_no_flow(53);
+    assert_eq!(ask(&socket), None);
+    live.set(dns(&[(B, SERVES)]));
+    await_answer(&socket, B);
+}
+
+/// B-03
+#[test]
+fn a_deleted_service_keeps_no_flow() {
+    let world = World::build();
+    let live = world.live(dns(&[(A, SERVES)]));
+    let (socket, by) = world.flow(VIP);
+    assert_eq!(by.as_deref(), Some(A));
+    live.set(deleted());
+    let began = Instant::now();
+    while ask(&socket).is_some() {
+        assert!(began.elapsed() < PATIENCE);
+    }
+    live.set(dns(&[(B, SERVES)]));
+    await_answer(&socket, B);
+}
+
+/// B-03 where nobody was there to see it.
+#[test]
+fn a_service_that_was_deleted_while_no_backend_ran_keeps_no_flow() {
+    let world = World::build();
+    let live = world.live(dns(&[(A, SERVES)]));
+    let (_socket, by) = world.flow(VIP);
+    assert_eq!(by.as_deref(), Some(A));
+    drop(live);
+    assert_eq!(world.tracked_udp(53).len(), 1);
+    let _live = world.live(deleted());
+    world.await_no_flow(53);
+}
+
+#[test]
+fn an_endpoint_that_only_finishes_keeps_its_flows() {
+    let world = World::build();
+    let live = world.live(dns(&[(A, SERVES)]));
+    let (old, by) = world.flow(VIP);
+    assert_eq!(by.as_deref(), Some(A));
+    let before = world.tracked_udp(53);
+    live.set(dns(&[(A, FINISHES), (B, SERVES)]));
+    let (_new, by) = world.flow(VIP);
+    assert_eq!(by.as_deref(), Some(B));
+    // Something that is cleaned up after it shows that the table was looked through.
+    let (_gone, by) = world.flow(NODE_PORT);
+    assert_eq!(by.as_deref(), Some(B));
+    live.set(service(&[(A, FINISHES), (B, SERVES)], 30054));
+    world.await_no_flow(30053);
+    assert_eq!(ask(&old).as_deref(), Some(A));
+    let of_old = |flow: &&Flow| flow.original.source == old.local_addr().unwrap();
+    assert_eq!(world.tracked_udp(53).iter().find(of_old).map(|flow| flow.id), Some(before[0].id));
+}
+
+#[test]
+fn a_changed_node_port_ends_flows_to_the_node_s_addresses_only() {
+    let world = World::build();
+    let live = world.live(dns(&[(A, SERVES)]));
+    let (_to_node, by) = world.flow(NODE_PORT);
+    assert_eq!(by.as_deref(), Some(A));
+    // The same port of somebody else, tracked on its way through the node.
+    let (_passing, by) = world.flow("198.51.100.77:30053");
+    assert_eq!((by, world.tracked_udp(30053).len()), (None, 2));
+    live.set(service(&[(A, SERVES)], 30054));
+    let began = Instant::now();
+    while world.tracked_udp(30053).len() == 2 {
+        assert!(began.elapsed() < PATIENCE);
+    }
+    drop(live);
+    let left: Vec<SocketAddr> = world.tracked_udp(30053).iter().map(|flow| flow.original.destination).collect();
+    assert_eq!(left, ["198.51.100.77:30053".parse().unwrap()]);
+}
+
+/// B-05
+#[test]
+fn a_restart_leaves_good_flows_alone() {
+    let world = World::build();
+    let live = world.live(dns(&[(A, SERVES), (B, SERVES)]));
+    let flows: Vec<_> = (0..20).map(|_| world.flow(VIP)).collect();
+    let ids = || {
+        let mut ids: Vec<u32> = world.tracked_udp(53).iter().map(|flow| flow.id).collect();
+        ids.sort_unstable();
+        ids
+    };
+    let before = ids();
+    assert_eq!(before.len(), 20);
+    drop(live);
+    // The first run, which compares everything, ends before this returns.
+    drop(world.live(dns(&[(A, SERVES), (B, SERVES)])));
+    assert_eq!(ids(), before);
+    for (socket, by) in &flows {
+        assert_eq!(&ask(socket), by);
+    }
+}
+
+/// A datagram that comes while the rules are gone is tracked untranslated, and would stay so.
+#[test]
+fn flows_that_went_astray_while_rules_were_gone_are_put_right() {
+    let world = World::build();
+    let _live = world.live(dns(&[(A, SERVES)]));
+    // Flows are tracked without us too.
+    load(
+        world.node(),
+        "add table ip t; add chain ip t c { type filter hook forward priority 0; }; add rule ip t c ct state new",
+    );
+    let mut astray = 0;
+    for _ in 0..20 {
+        load(world.node(), "delete table ip localnet");
+        let (socket, by) = world.flow(VIP);
+        astray += usize::from(by.is_none());
+        await_answer(&socket, A);
+    }
+    println!("{astray} of 20 flows went astray and came back");
+}
+
+/// Answers each line with the name of the pod, until the client goes.
+fn echo(pod: &Namespace, address: &str) {
+    let listener = pod.run(|| Ok(TcpListener::bind(address)?)).unwrap();
+    let name = address.to_owned();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, name) = (stream.unwrap(), name.clone());
+            std::thread::spawn(move || {
+                while stream.read(&mut [0; 16]).is_ok_and(|len| len > 0) && stream.write_all(name.as_bytes()).is_ok() {}
+            });
+        }
+    });
+}
+
+fn say(stream: &mut TcpStream) -> String {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(b"hello").unwrap();
+    let mut answer = [0; 64];
+    let length = stream.read(&mut answer).unwrap();
+    String::from_utf8_lossy(&answer[..length]).into_owned()
+}
+
+/// B-06
+#[test]
+fn an_established_connection_is_never_cut() {
+    let world = World::build();
+    for pod in [A, B] {
+        echo(world.network.pod(pod.parse().unwrap()).unwrap(), &format!("{pod}:5353"));
+    }
+    let live = world.live(dns(&[(A, SERVES)]));
+    let connect = || world.network.client().run(|| Ok(TcpStream::connect(VIP)?)).unwrap();
+    let mut stream = connect();
+    assert_eq!(say(&mut stream), format!("{A}:5353"));
+    let (socket, _) = world.flow(VIP);
+    live.set(dns(&[(B, SERVES)]));
+    await_answer(&socket, B);
+    assert_eq!(say(&mut connect()), format!("{B}:5353"));
+    live.set(deleted());
+    drop(live);
+    assert_eq!(say(&mut stream), format!("{A}:5353"));
+}
+
+/// B-07
+#[test]
+fn a_connection_that_is_asked_for_moves_from_a_dead_endpoint() {
+    let world = World::build();
+    echo(world.network.pod(B.parse().unwrap()).unwrap(), &format!("{B}:5353"));
+    let dead = world.network.pod(A.parse().unwrap()).unwrap();
+    load(dead, "add table ip t; add chain ip t c { type filter hook input priority 0; policy drop; }");
+    let live = world.live(dns(&[(A, SERVES)]));
+    let unanswered = Selection { family: conntrack::Family::V4, protocol: conntrack::Protocol::Tcp };
+    std::thread::scope(|scope| {
+        // The client asks again after a second, then two, from the same port.
+        let connecting = scope.spawn(|| world.network.client().run(|| Ok(TcpStream::connect(VIP)?)).unwrap());
+        let began = Instant::now();
+        while world.tracked(unanswered, 53).is_empty() {
+            assert!(began.elapsed() < PATIENCE);
+        }
+        live.set(dns(&[(B, SERVES)]));
+        assert_eq!(say(&mut connecting.join().unwrap()), format!("{B}:5353"));
+    });
+}

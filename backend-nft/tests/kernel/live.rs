@@ -1,0 +1,100 @@
+//! The backend's loop in a node, on states that a test sets.
+
+use std::{sync::Arc, thread::JoinHandle, time::Duration};
+
+use localnet_client::{Options, Report, Revision, Source, SourceError};
+use localnet_lab::Network;
+use localnet_nft::{Config, LiveBackend};
+use localnet_proto::{Snapshot, Update};
+use tokio::sync::{oneshot, watch};
+
+/// How long anything that must happen may take on a busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A backend that runs until it is dropped.
+pub(crate) struct Live {
+    states: watch::Sender<Snapshot>,
+    syncs: std::sync::mpsc::Receiver<Report>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Live {
+    /// Starts it and waits until `state` is in force.
+    pub(crate) fn start(network: &Arc<Network>, config: Config, state: Snapshot) -> Self {
+        let (states, receiver) = watch::channel(Snapshot::default());
+        let (reports, syncs) = std::sync::mpsc::channel();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let network = network.clone();
+        let work = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                let source = States { states: receiver, reports };
+                let shutdown = async { _ = stopped.await };
+                localnet_client::run(LiveBackend::open(config).await?, source, Options::default(), shutdown).await
+            })
+        };
+        let thread = std::thread::spawn(move || network.node().run(work).unwrap());
+        let live = Self { states, syncs, stop: Some(stop), thread: Some(thread) };
+        live.set(state);
+        live
+    }
+
+    /// Makes this the state, and waits until it is in force.
+    pub(crate) fn set(&self, state: Snapshot) {
+        let rev = self.states.borrow().revision.rev + 1;
+        self.states.send(Snapshot { revision: Revision { instance: 1, rev }, ..state }).unwrap();
+        while self.next_sync().received.rev < rev {}
+    }
+
+    /// Waits for the next sync.
+    pub(crate) fn next_sync(&self) -> Report {
+        let report = self.syncs.recv_timeout(PATIENCE).expect("a sync");
+        for (_, outcome) in &report.families {
+            assert_eq!(outcome.error, None);
+        }
+        report
+    }
+
+    /// How many syncs there were that nobody waited for.
+    pub(crate) fn syncs(&self) -> usize {
+        self.syncs.try_iter().count()
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.stop = None;
+        let ended = self.thread.take().map(JoinHandle::join);
+        if !std::thread::panicking() {
+            ended.unwrap().unwrap();
+        }
+    }
+}
+
+struct States {
+    states: watch::Receiver<Snapshot>,
+    reports: std::sync::mpsc::Sender<Report>,
+}
+
+impl Source for States {
+    async fn next(&self, have: Revision, _fold: bool) -> Result<Update, SourceError> {
+        let is_new = |state: &Snapshot| state.revision != have && state.revision.rev > 0;
+        let mut states = self.states.clone();
+        let state = states.wait_for(is_new).await.ok().map(|state| state.clone());
+        match state {
+            Some(state) => Ok(Update::Full(state)),
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn report(&self, report: &Report) -> Result<(), SourceError> {
+        // Nobody listens any more while the test ends.
+        _ = self.reports.send(report.clone());
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        "a test".to_owned()
+    }
+}

@@ -1,0 +1,107 @@
+//! NodePorts on addresses that come and go.
+
+use std::{net::IpAddr, sync::Arc, time::Instant};
+
+use localnet_lab::{Namespace, Network};
+use localnet_nft::{Config, NodePortAddresses};
+use localnet_proto::Snapshot;
+
+use super::{
+    config, list,
+    live::{Live, PATIENCE},
+};
+
+fn in_cidrs(cidrs: &[&str]) -> Config {
+    let cidrs = cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect();
+    Config { node_port_addresses: NodePortAddresses::Cidrs(cidrs), ..config() }
+}
+
+fn state() -> Snapshot {
+    serde_saphyr::from_str(
+        "node: {name: node-a, addresses: [192.168.0.2]}
+services:
+  - service: default/web
+    type: NodePort
+    clusterIPs: [172.30.0.10, \"fd00:172:30::10\"]
+    ports: [{protocol: TCP, port: 80, nodePort: 30080}]
+    endpoints:
+      - {address: 10.180.0.1, ports: [{port: 8080}], local: true, scopes: {internal: true, external: true}}
+      - {address: \"fd00:10:180::1\", ports: [{port: 8080}], local: true, scopes: {internal: true, external: true}}
+",
+    )
+    .unwrap()
+}
+
+/// The addresses of a family on which NodePorts are answered.
+fn answered(node: &Namespace, family: &str) -> Vec<IpAddr> {
+    let listing = list(node);
+    let table =
+        listing.split("\ntable ").find(|table| table.trim_start_matches("table ").starts_with(&format!("{family} ")));
+    let external = table.unwrap().split("set external {").nth(1).unwrap().split("\n\t}").next().unwrap();
+    let words = external.split([' ', '\n', '\t']).filter_map(|word| word.parse().ok());
+    let mut addresses: Vec<_> = words.collect();
+    addresses.sort();
+    addresses
+}
+
+#[track_caller]
+fn await_answered(node: &Namespace, family: &str, expected: &[&str]) {
+    let mut expected: Vec<IpAddr> = expected.iter().map(|address| address.parse().unwrap()).collect();
+    expected.sort();
+    let began = Instant::now();
+    while answered(node, family) != expected {
+        assert!(began.elapsed() < PATIENCE, "{:?}, not {expected:?}", answered(node, family));
+    }
+}
+
+#[test]
+fn addresses_that_come_and_go_are_followed() {
+    let network = Arc::new(super::network());
+    let node = network.node();
+    let live = Live::start(&network, in_cidrs(&["192.168.0.0/16", "127.0.0.0/8"]), state());
+    await_answered(node, "ip", &["192.168.0.2"]);
+    live.syncs();
+    node.ip(["address add 192.168.77.7/32 dev lo".to_owned()]).unwrap();
+    await_answered(node, "ip", &["192.168.0.2", "192.168.77.7"]);
+    node.ip(["address add 10.9.9.9/32 dev lo".to_owned(), "address del 192.168.77.7/32 dev lo".to_owned()]).unwrap();
+    await_answered(node, "ip", &["192.168.0.2"]);
+    assert_eq!(live.syncs(), 2, "an address that no CIDR contains is nobody's business");
+}
+
+#[test]
+fn all_addresses_are_those_of_the_interfaces_but_loopback_and_link_local_ones() {
+    for config in [in_cidrs(&["0.0.0.0/0", "::/0"]), in_cidrs(&[])] {
+        let network = Arc::new(super::network());
+        let node = network.node();
+        let _live = Live::start(&network, config, state());
+        let shown = node.output(std::process::Command::new("ip").args(["-o", "address"])).unwrap();
+        let local = |family: &str| -> Vec<String> {
+            let words = shown.lines().filter_map(|line| line.split_once(&format!(" {family} "))?.1.split('/').next());
+            let mut all: Vec<_> = words
+                .filter(|word| !word.starts_with("127.") && *word != "::1" && !word.starts_with("fe80:"))
+                .collect();
+            all.sort();
+            all.dedup();
+            all.into_iter().map(str::to_owned).collect()
+        };
+        for (family, name) in [("ip", "inet"), ("ip6", "inet6")] {
+            let expected = local(name);
+            assert!(!expected.is_empty());
+            await_answered(node, family, &expected.iter().map(String::as_str).collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn primary_is_all_of_a_family_that_the_node_object_does_not_name() {
+    let network: Arc<Network> = Arc::new(super::network());
+    let node = network.node();
+    let _live = Live::start(&network, config(), state());
+    await_answered(node, "ip", &["192.168.0.2"]);
+    node.ip(["address add 192.168.77.7/32 dev lo".to_owned(), "address add fd77::7/128 dev lo".to_owned()]).unwrap();
+    let began = Instant::now();
+    while !answered(node, "ip6").contains(&"fd77::7".parse().unwrap()) {
+        assert!(began.elapsed() < PATIENCE, "{:?}", answered(node, "ip6"));
+    }
+    await_answered(node, "ip", &["192.168.0.2"]);
+}

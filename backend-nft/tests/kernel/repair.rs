@@ -1,0 +1,185 @@
+//! What others change is repaired at once, and nothing else is.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    sync::{
+        Arc,
+        mpsc::{Receiver, channel},
+    },
+    time::{Duration, Instant},
+};
+
+use localnet_lab::{Endpoint, Namespace, Network, Outcome, Probe, Protocol, Servers, Topology};
+use localnet_linux::nft::{Commit, Event, Monitor, TableContent};
+use localnet_nft::{
+    Kernel, Netlink,
+    kernel::{Found, Likeness},
+};
+
+use super::{config, list, live::Live, live::PATIENCE, load, sorted, state, sync};
+
+const DAMAGE: [&str; 8] = [
+    "flush ruleset",
+    "delete element ip localnet services { 172.30.0.13 . tcp . 80 }",
+    "flush chain ip localnet services",
+    "flush map ip6 localnet endpoints",
+    "delete table ip localnet",
+    "flush set ip localnet cluster-ips",
+    // One rule replaced.
+    "flush chain ip6 localnet mark-masquerade; add rule ip6 localnet mark-masquerade meta mark set 1",
+    "insert rule ip localnet masquerading accept",
+];
+
+/// What the tables should be, to compare with what they are.
+struct Wanted(Vec<TableContent>);
+
+impl Wanted {
+    /// What another instance of the backend plans; the tables are right already.
+    fn new(node: &Namespace) -> Self {
+        let plan = node.run(|| {
+            let mut backend = localnet_nft::NftBackend::new(config(), Netlink::open()?);
+            backend.apply(&state(), &localnet_proto::Changes::everything())?;
+            Ok(backend.plan())
+        });
+        Self(plan.unwrap())
+    }
+
+    fn is_there(&self, kernel: &mut Netlink) -> bool {
+        self.0.iter().all(|wanted| {
+            let chains: BTreeMap<_, _> =
+                wanted.chains.iter().map(|chain| (chain.name.clone(), Arc::new(chain.clone()))).collect();
+            let find = |name: &str| chains.get(name).cloned();
+            let Some(Found { sets, chains: found }) = kernel.read(&wanted.table, &find).unwrap() else { return false };
+            let sets_are_right = wanted.sets.iter().all(|(set, elements)| {
+                sets.iter().flatten().any(|(found, held)| {
+                    found.name == set.name
+                        && held.len() == elements.len()
+                        && elements.iter().all(|one| held.contains(one))
+                })
+            });
+            let same = |(_, likeness): &(_, Likeness)| *likeness == Likeness::Same;
+            sets_are_right && found.len() == chains.len() && found.iter().all(same)
+        })
+    }
+}
+
+/// Every commit in a node, and when it was told. Ends with the receiver.
+fn commits(network: &Arc<Network>) -> Receiver<(Instant, Commit)> {
+    let (told, receiver) = channel();
+    let (ready, is_ready) = channel();
+    let network = network.clone();
+    let work = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            let mut monitor = Monitor::subscribe(Vec::new())?;
+            ready.send(())?;
+            while let Event::Committed(commit) = monitor.next().await? {
+                if told.send((Instant::now(), commit)).is_err() {
+                    break;
+                }
+            }
+            Ok(())
+        })
+    };
+    std::thread::spawn(move || network.node().run(work));
+    is_ready.recv_timeout(PATIENCE).unwrap();
+    receiver
+}
+
+/// Damages the tables each time as soon as they are right again; how long each repair took, from nft's commit to ours.
+fn repairs(network: &Arc<Network>, rounds: usize) -> Vec<Duration> {
+    let node = network.node();
+    let wanted = Wanted::new(node);
+    let mut kernel = node.run(|| Ok(Netlink::open()?)).unwrap();
+    assert!(wanted.is_there(&mut kernel));
+    let commits = commits(network);
+    let next = |by_nft: bool| loop {
+        let (at, commit) = commits.recv_timeout(PATIENCE).expect("a commit");
+        if (commit.process_name.as_deref() == Some("nft")) == by_nft {
+            return at;
+        }
+    };
+    let repair = |damage: &&str| {
+        load(node, damage);
+        let damaged = next(true);
+        let took = next(false) - damaged;
+        let began = Instant::now();
+        while !wanted.is_there(&mut kernel) {
+            assert!(began.elapsed() < PATIENCE, "{damage} is not repaired:\n{}", list(node));
+        }
+        took
+    };
+    DAMAGE.iter().cycle().take(rounds).map(repair).collect()
+}
+
+#[test]
+fn what_others_damage_is_repaired_at_once() {
+    let network = Arc::new(super::network());
+    let _live = Live::start(&network, config(), state());
+    let mut took = repairs(&network, 40);
+    took.sort();
+    let (p50, p99) = (took[took.len() / 2], took[took.len() - 1]);
+    println!("repaired after p50 {p50:?}, p99 {p99:?}");
+    assert!(p99 < Duration::from_secs(1), "{took:?}");
+}
+
+#[test]
+fn changes_of_other_tables_cost_nothing() {
+    let network = Arc::new(super::network());
+    let live = Live::start(&network, config(), state());
+    let before = sorted(&list(network.node()));
+    live.syncs();
+    for _ in 0..20 {
+        load(network.node(), "add table ip other; add chain ip other c; flush chain ip other c; delete table ip other");
+    }
+    // Proof that all of that was seen: this is noticed, and was committed later.
+    load(network.node(), "delete element ip localnet cluster-ips { 172.30.0.13 }");
+    live.next_sync();
+    assert_eq!(live.syncs(), 0, "one disturbance, one repair");
+    assert_eq!(sorted(&list(network.node())), before);
+}
+
+#[test]
+fn another_instance_with_the_same_state_starts_no_fight() {
+    let network = Arc::new(super::network());
+    let first = Live::start(&network, config(), state());
+    let second = Live::start(&network, config(), state());
+    load(network.node(), "flush ruleset");
+    // Each repairs or finds repaired; then each reads once more what the other wrote, at most.
+    first.next_sync();
+    second.next_sync();
+    let wanted = Wanted::new(network.node());
+    let mut kernel = network.node().run(|| Ok(Netlink::open()?)).unwrap();
+    let began = Instant::now();
+    while !wanted.is_there(&mut kernel) {
+        assert!(began.elapsed() < PATIENCE);
+    }
+    drop((first, second));
+    assert_eq!(sync(network.node(), &config(), &state()), []);
+}
+
+#[test]
+fn packets_flow_again_after_a_flush() {
+    let vip: SocketAddr = "172.30.0.13:80".parse().unwrap();
+    let pod: IpAddr = "10.180.0.1".parse().unwrap();
+    let network = Arc::new(Network::build(Topology::with_pods(["10.180.0.1"]).unwrap()).unwrap());
+    let endpoint = Endpoint { protocol: Protocol::Tcp, address: SocketAddr::new(pod, 8080) };
+    let _servers = Servers::start(&network, [endpoint]).unwrap();
+    let mut state = state();
+    let key = localnet_proto::ServiceKey::new("default", "many");
+    let many = Arc::make_mut(state.services.get_mut(&key).unwrap());
+    many.endpoints.truncate(1);
+    many.endpoints[0].address = pod;
+    let _live = Live::start(&network, config(), state);
+    for _ in 0..5 {
+        load(network.node(), "flush ruleset");
+        let began = Instant::now();
+        let probe = Probe::new(Protocol::Tcp, vip).timeout(Duration::from_millis(200));
+        // The outside world answers for every address, but not in the name of the pod.
+        while !matches!(network.client().probe(probe).unwrap(), Outcome::Answer { by, .. } if by == endpoint.address) {
+            assert!(began.elapsed() < PATIENCE, "{}", list(network.node()));
+        }
+        println!("answered {:?} after the flush", began.elapsed());
+    }
+}
