@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use localnet_proto::{Changes, Node, Scopes, Service, ServiceKey, Snapshot};
+use localnet_proto::{Changes, Node, Protocol, Scopes, Service, ServiceKey, Snapshot};
 
 use crate::backend::Backend;
 
@@ -27,11 +27,13 @@ pub trait Listener: Send {
     fn set_endpoint(&mut self, service: &ServiceKey, endpoint: &PortEndpoint);
     /// An endpoint is gone.
     fn delete_endpoint(&mut self, service: &ServiceKey, endpoint: &PortEndpoint);
+    /// Forget all that was said: everything is said anew before the next commit. Comes after [`Listener::disturbed`].
+    fn reset(&mut self);
     /// Makes the subsystem hold what the calls so far say. On error it is called again, after further calls or none.
     fn commit(&mut self) -> impl Future<Output = anyhow::Result<()>> + Send;
     /// Removes everything that this backend ever wrote.
     fn cleanup(&mut self) -> impl Future<Output = anyhow::Result<()>> + Send;
-    /// See [`Backend::disturbed`].
+    /// See [`Backend::disturbed`]. All is then said anew, so a listener needs no copy of the state of its own.
     fn disturbed(&mut self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
@@ -42,6 +44,8 @@ pub trait Listener: Send {
 pub struct PortEndpoint {
     /// Name of the service's port.
     pub port_name: Arc<str>,
+    /// Its protocol.
+    pub protocol: Protocol,
     /// Address and port that traffic is sent to.
     pub address: SocketAddr,
     /// It is on this node.
@@ -57,12 +61,14 @@ pub struct Adapter<L> {
     /// What the listener has been told, whether or not it could commit it.
     told: BTreeMap<ServiceKey, Arc<Service>>,
     told_node: Option<Node>,
+    /// All is to be said anew.
+    replay: bool,
 }
 
 impl<L: Listener> Adapter<L> {
     /// A listener that has been told nothing yet.
     pub fn new(listener: L) -> Self {
-        Self { listener, told: BTreeMap::new(), told_node: None }
+        Self { listener, told: BTreeMap::new(), told_node: None, replay: false }
     }
 
     /// The listener.
@@ -71,11 +77,17 @@ impl<L: Listener> Adapter<L> {
     }
 
     fn tell(&mut self, state: &Snapshot, changes: &Changes) {
+        let replay = std::mem::take(&mut self.replay);
+        if replay {
+            self.listener.reset();
+            self.told.clear();
+            self.told_node = None;
+        }
         if self.told_node.as_ref() != Some(&state.node) {
             self.listener.set_node(&state.node);
             self.told_node = Some(state.node.clone());
         }
-        if changes.everything {
+        if changes.everything || replay {
             let keys: BTreeSet<_> = self.told.keys().chain(state.services.keys()).cloned().collect();
             keys.iter().for_each(|key| self.tell_service(key, state.services.get(key)));
         } else {
@@ -92,8 +104,8 @@ impl<L: Listener> Adapter<L> {
             return;
         }
         if let Some(service) = now {
-            let head = without_endpoints(service);
-            if before.as_deref().map(without_endpoints).as_ref() != Some(&head) {
+            let head = service.without_endpoints();
+            if before.as_deref().map(Service::without_endpoints).as_ref() != Some(&head) {
                 self.listener.set_service(&head);
             }
         }
@@ -129,20 +141,21 @@ impl<L: Listener> Backend for Adapter<L> {
 
     async fn disturbed(&mut self) {
         self.listener.disturbed().await;
+        self.replay = true;
     }
-}
-
-fn without_endpoints(service: &Service) -> Service {
-    Service { endpoints: Vec::new(), ..service.clone() }
 }
 
 fn port_endpoints(service: &Service) -> BTreeMap<(Arc<str>, SocketAddr), PortEndpoint> {
     let each = service.endpoints.iter().flat_map(|endpoint| {
-        endpoint.ports.iter().map(move |port| PortEndpoint {
-            port_name: Arc::clone(&port.name),
-            address: SocketAddr::new(endpoint.address, port.port),
-            local: endpoint.local,
-            scopes: endpoint.scopes,
+        endpoint.ports.iter().filter_map(move |port| {
+            let protocol = service.ports.iter().find(|of_service| of_service.name == port.name)?.protocol;
+            Some(PortEndpoint {
+                port_name: Arc::clone(&port.name),
+                protocol,
+                address: SocketAddr::new(endpoint.address, port.port),
+                local: endpoint.local,
+                scopes: endpoint.scopes,
+            })
         })
     });
     each.map(|endpoint| ((Arc::clone(&endpoint.port_name), endpoint.address), endpoint)).collect()

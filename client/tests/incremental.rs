@@ -10,7 +10,7 @@ use localnet_client::{
     Backend as _, Changes, Snapshot,
     incremental::{Adapter, Listener, PortEndpoint},
 };
-use localnet_proto::{Endpoint, EndpointPort, Node, Scopes, Service, ServiceKey, Update};
+use localnet_proto::{Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Service, ServiceKey, Update, WhenEmpty};
 use proptest::{collection::vec, prelude::*};
 
 /// Folds what it hears, and checks the order that is promised.
@@ -61,6 +61,12 @@ impl Listener for &mut Fold {
         self.calls += 1;
     }
 
+    fn reset(&mut self) {
+        (self.node, self.services, self.endpoints) = Default::default();
+    }
+
+    async fn disturbed(&mut self) {}
+
     async fn commit(&mut self) -> anyhow::Result<()> {
         anyhow::ensure!(!self.refuse, "no");
         let services = self.services.keys().map(ToString::to_string);
@@ -93,7 +99,14 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
             cluster_ips: vec![IpAddr::from([10, 0, 0, ip])],
             external_ips: Vec::new(),
             load_balancer_ips: Vec::new(),
-            ports: Vec::new(),
+            ports: vec![Port {
+                name: "http".into(),
+                protocol: Protocol::Tcp,
+                port: 80,
+                node_port: None,
+                when_empty_v4: WhenEmpty::default(),
+                when_empty_v6: WhenEmpty::default(),
+            }],
             internal_traffic_to_local: false,
             external_traffic_to_local: false,
             client_ip_affinity: None,
@@ -111,14 +124,17 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
 
 proptest! {
     #[test]
-    fn what_a_listener_hears_folds_to_the_state(history in vec((snapshot(), any::<bool>()), 1..8)) {
+    fn what_a_listener_hears_folds_to_the_state(history in vec((snapshot(), any::<bool>(), any::<bool>()), 1..8)) {
         let mut fold = Fold::default();
         let mut adapter = Adapter::new(&mut fold);
         let mut state = Snapshot::default();
         let mut changes = Changes::everything();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let last = history.last().unwrap().0.clone();
-        for (next, refuse) in history {
+        for (next, refuse, disturbed) in history {
+            if disturbed {
+                runtime.block_on(adapter.disturbed());
+            }
             changes.merge(state.apply(Update::Full(next)));
             adapter.listener_mut().refuse = refuse;
             if runtime.block_on(adapter.sync(&state, &changes)).is_ok() {

@@ -217,6 +217,24 @@ pub struct Service {
 }
 
 impl Service {
+    /// The service alone.
+    pub fn without_endpoints(&self) -> Self {
+        Self {
+            key: self.key.clone(),
+            kind: self.kind.clone(),
+            cluster_ips: self.cluster_ips.clone(),
+            external_ips: self.external_ips.clone(),
+            load_balancer_ips: self.load_balancer_ips.clone(),
+            ports: self.ports.clone(),
+            internal_traffic_to_local: self.internal_traffic_to_local,
+            external_traffic_to_local: self.external_traffic_to_local,
+            client_ip_affinity: self.client_ip_affinity,
+            source_filters: self.source_filters.clone(),
+            health_check_node_port: self.health_check_node_port,
+            endpoints: Vec::new(),
+        }
+    }
+
     /// Whether the service exists in a family.
     pub fn has_family(&self, family: Family) -> bool {
         self.cluster_ips.iter().any(|ip| Family::of(*ip) == family)
