@@ -53,8 +53,11 @@ impl Screen {
         self.rounds += 1;
         self.failed += failed;
         text.push_str(&format!(
-            "\n{} connections in {} rounds, {} failed\n",
-            self.connections, self.rounds, self.failed
+            "\n{} connections in {} round{}, {} failed\n",
+            self.connections,
+            self.rounds,
+            if self.rounds == 1 { "" } else { "s" },
+            self.failed
         ));
         if !self.once {
             text.push_str(&format!("edit {} and see where connections go; Ctrl-C ends it\n", self.services.display()));
@@ -105,7 +108,7 @@ fn row(target: &Target, outcomes: &Answers, wrong: usize) -> String {
     let counts: Vec<_> = counts.iter().map(|(name, count)| format!("{name} ×{count}")).collect();
     let wrong = if wrong > 0 { format!("  {wrong} FAILED") } else { String::new() };
     let to = target.to.to_string();
-    format!("  {kind:<14} {:<4} {to:<30} {from:<20} {}{wrong}\n", target.protocol, counts.join("  "))
+    format!("  {kind:<14} {:<5} {to:<30} {from:<16} {}{wrong}\n", target.protocol.to_string(), counts.join("  "))
 }
 
 fn short(address: SocketAddr) -> String {
