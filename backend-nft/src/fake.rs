@@ -24,6 +24,8 @@ pub(crate) struct FakeKernel {
     pub(crate) hated: BTreeSet<ElementKey>,
     /// Whether the errors of elements name only their set.
     pub(crate) vague: bool,
+    /// The ruleset's generation; none if nobody counts.
+    pub(crate) generation: Option<u32>,
     /// Everything fails as if without privileges.
     pub(crate) denied: bool,
 }
@@ -50,6 +52,7 @@ impl Kernel for FakeKernel {
             })?;
         }
         next.log.push(transaction.clone());
+        next.generation = next.generation.map(|generation| generation + 1);
         *self = next;
         Ok(Sent::default())
     }
@@ -75,6 +78,10 @@ impl Kernel for FakeKernel {
 
     fn has_family(&self, _family: Family) -> bool {
         true
+    }
+
+    fn generation(&mut self) -> Option<u32> {
+        self.generation
     }
 }
 

@@ -335,6 +335,59 @@ fn cleanup_leaves_nothing_and_sync_starts_anew() {
     assert!(has(&backend, SetId::Services, ("172.30.0.41", 80)).is_some());
 }
 
+#[test]
+fn what_flows_are_about_is_told_once_and_only_of_what_changed() {
+    let mut backend = backend();
+    let web =
+        |endpoints: &[&str]| state([service("web", "172.30.0.41", endpoints), service("other", "172.30.0.42", &[])]);
+    let vip = |text: &str| Frontend::new(localnet_linux::nft::Protocol::Tcp, text.parse().unwrap());
+    let told = |backend: &mut NftBackend<FakeKernel>, state: &Snapshot, changes: &Changes| {
+        backend.apply(state, changes).unwrap();
+        let mut commit = backend.take_commit();
+        commit.frontends.sort_by_key(|(frontend, _)| *frontend);
+        (commit.frontends, commit.remembered)
+    };
+    let endpoints = |texts: &[&str]| Some(texts.iter().map(|text| text.parse().unwrap()).collect());
+    let first = vec![(vip("172.30.0.41:80"), endpoints(&["10.180.1.2:8080"])), (vip("172.30.0.42:80"), endpoints(&[]))];
+    assert_eq!(told(&mut backend, &web(&["10.180.1.2"]), &Changes::everything()), (first.clone(), vec![]));
+    assert_eq!(told(&mut backend, &web(&["10.180.1.2"]), &Changes::default()), (vec![], vec![]));
+    let replaced = vec![(vip("172.30.0.41:80"), endpoints(&["10.180.1.4:8080"]))];
+    assert_eq!(told(&mut backend, &web(&["10.180.1.4"]), &changed(&["web"])), (replaced, vec![]));
+
+    // A new process remembers what the one before held, and what failed is told with the commit that succeeds.
+    let mut second = restarted(&backend);
+    second.kernel.denied = true;
+    second.apply(&state([]), &Changes::everything()).unwrap_err();
+    second.kernel.denied = false;
+    let (frontends, mut remembered) = told(&mut second, &state([]), &Changes::everything());
+    remembered.sort();
+    remembered.dedup();
+    assert_eq!((frontends, remembered), (vec![], vec![vip("172.30.0.41:80"), vip("172.30.0.42:80")]));
+    let gone = told(&mut backend, &state([]), &changed(&["web", "other"]));
+    assert_eq!(gone, (vec![(vip("172.30.0.41:80"), None), (vip("172.30.0.42:80"), None)], vec![]));
+}
+
+#[test]
+fn only_commits_since_the_tables_were_read_disturb() {
+    let mut backend = backend();
+    backend.kernel.generation = Some(40);
+    let web = state([service("web", "172.30.0.41", &["10.180.1.2"])]);
+    backend.apply(&web, &Changes::everything()).unwrap();
+    let ours = BTreeSet::from([plan::table(Family::V6), Table::new(Family::V4, "other")]);
+    let others = BTreeSet::from([Table::new(Family::V4, "other")]);
+    // The tables were read at 40; 41 is our own commit.
+    for (tables, generation, disturbs) in
+        [(&ours, 39, false), (&ours, 40, false), (&ours, 42, true), (&others, 42, false), (&BTreeSet::new(), 43, false)]
+    {
+        assert_eq!(backend.committed_elsewhere(tables, generation), disturbs, "{tables:?} {generation}");
+    }
+    // What was lost was our own commit, or was told already.
+    backend.kernel.generation = Some(43);
+    assert!(!backend.lost_sight());
+    backend.kernel.generation = Some(44);
+    assert!(backend.lost_sight());
+}
+
 fn any_scopes() -> impl Strategy<Value = Scopes> {
     any::<[bool; 4]>().prop_map(|[internal, external, short_circuit, established]| Scopes {
         internal,

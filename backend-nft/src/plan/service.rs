@@ -293,6 +293,30 @@ mod tests {
     }
 
     #[test]
+    fn vips_are_read_back_from_their_elements() {
+        let key = |address: &str, protocol, port| VipKey { address: address.parse().unwrap(), protocol, port };
+        for vip in [
+            key("172.30.0.1", Protocol::Tcp, 80),
+            key("0.0.0.0", Protocol::Sctp, 65_535),
+            key("fd00::1", Protocol::Udp, 53),
+        ] {
+            assert_eq!(VipKey::read(&crate::plan::elements::tuple(&vip)), Some(vip));
+        }
+        let address: IpAddr = "172.30.0.1".parse().unwrap();
+        for odd in [Tuple::new(), Tuple::new().address(address), Tuple::new().address(address).port(1).port(2).port(3)]
+        {
+            assert_eq!(VipKey::read(&odd), None);
+        }
+    }
+
+    #[test]
+    fn flows_may_stay_at_whoever_serves_in_any_scope() {
+        let serving = plan(&service(WEB), &facts()).vips[0].1.serving.clone();
+        let expected = ["10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.4:8080"].map(|text| text.parse().unwrap());
+        assert_eq!(serving, expected.into_iter().collect());
+    }
+
+    #[test]
     fn what_cannot_be_is_left_out_and_said() {
         let mut odd = service(WEB);
         odd.ports.push(Port { name: "again".into(), ..odd.ports[0].clone() });

@@ -21,6 +21,8 @@ const A: &str = "10.180.0.1";
 const B: &str = "10.180.0.2";
 const VIP: &str = "172.30.0.53:53";
 const NODE_PORT: &str = "192.168.0.2:30053";
+const TRACKS: &str =
+    "add table ip t; add chain ip t c { type filter hook forward priority 0; }; add rule ip t c ct state new";
 const ANSWER_WITHIN: Duration = Duration::from_millis(200);
 
 struct World {
@@ -261,16 +263,29 @@ fn a_restart_leaves_good_flows_alone() {
     }
 }
 
+/// Whoever takes over finds the flows as they were.
+#[test]
+fn cleanup_ends_no_flow() {
+    let world = World::build();
+    let live = world.live(dns(&[(A, SERVES)]));
+    let (_socket, by) = world.flow(VIP);
+    assert_eq!(by.as_deref(), Some(A));
+    drop(live);
+    let before = world.tracked_udp(53);
+    assert_eq!(before.len(), 1);
+    // Flows are tracked without us too.
+    load(world.node(), TRACKS);
+    world.node().output(std::process::Command::new(env!("CARGO_BIN_EXE_localnet-nft")).arg("cleanup")).unwrap();
+    assert_eq!(world.tracked_udp(53).iter().map(|flow| flow.id).collect::<Vec<_>>(), [before[0].id]);
+}
+
 /// A datagram that comes while the rules are gone is tracked untranslated, and would stay so.
 #[test]
 fn flows_that_went_astray_while_rules_were_gone_are_put_right() {
     let world = World::build();
     let _live = world.live(dns(&[(A, SERVES)]));
     // Flows are tracked without us too.
-    load(
-        world.node(),
-        "add table ip t; add chain ip t c { type filter hook forward priority 0; }; add rule ip t c ct state new",
-    );
+    load(world.node(), TRACKS);
     let mut astray = 0;
     for _ in 0..20 {
         load(world.node(), "delete table ip localnet");

@@ -40,11 +40,12 @@ impl Live {
         live
     }
 
-    /// Makes this the state, and waits until it is in force.
-    pub(crate) fn set(&self, state: Snapshot) {
+    /// Makes this the state, and waits until it is in force. Says how many syncs there were that nobody waited for,
+    /// this one included.
+    pub(crate) fn set(&self, state: Snapshot) -> usize {
         let rev = self.states.borrow().revision.rev + 1;
         self.states.send(Snapshot { revision: Revision { instance: 1, rev }, ..state }).unwrap();
-        while self.next_sync().received.rev < rev {}
+        1 + std::iter::from_fn(|| Some(self.next_sync())).take_while(|report| report.received.rev < rev).count()
     }
 
     /// Waits for the next sync.
@@ -54,11 +55,6 @@ impl Live {
             assert_eq!(outcome.error, None);
         }
         report
-    }
-
-    /// How many syncs there were that nobody waited for.
-    pub(crate) fn syncs(&self) -> usize {
-        self.syncs.try_iter().count()
     }
 }
 

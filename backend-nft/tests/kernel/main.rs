@@ -3,7 +3,7 @@
 
 mod flows;
 mod live;
-mod node_ports;
+mod node_facts;
 mod repair;
 
 use std::{net::IpAddr, process::Command, sync::Arc};

@@ -1,8 +1,8 @@
-//! NodePorts on addresses that come and go.
+//! What follows from the node while it changes: addresses of NodePorts, and the cluster's ServiceCIDRs.
 
 use std::{net::IpAddr, sync::Arc, time::Instant};
 
-use localnet_lab::{Namespace, Network};
+use localnet_lab::{Namespace, Network, Outcome, Probe, Protocol};
 use localnet_nft::{Config, NodePortAddresses};
 use localnet_proto::Snapshot;
 
@@ -60,12 +60,11 @@ fn addresses_that_come_and_go_are_followed() {
     let node = network.node();
     let live = Live::start(&network, in_cidrs(&["192.168.0.0/16", "127.0.0.0/8"]), state());
     await_answered(node, "ip", &["192.168.0.2"]);
-    live.syncs();
     node.ip(["address add 192.168.77.7/32 dev lo".to_owned()]).unwrap();
     await_answered(node, "ip", &["192.168.0.2", "192.168.77.7"]);
     node.ip(["address add 10.9.9.9/32 dev lo".to_owned(), "address del 192.168.77.7/32 dev lo".to_owned()]).unwrap();
     await_answered(node, "ip", &["192.168.0.2"]);
-    assert_eq!(live.syncs(), 2, "an address that no CIDR contains is nobody's business");
+    assert_eq!(live.set(state()), 3, "an address that no CIDR contains is nobody's business");
 }
 
 #[test]
@@ -104,4 +103,27 @@ fn primary_is_all_of_a_family_that_the_node_object_does_not_name() {
         assert!(began.elapsed() < PATIENCE, "{:?}", answered(node, "ip6"));
     }
     await_answered(node, "ip", &["192.168.0.2"]);
+}
+
+#[test]
+fn unallocated_addresses_are_dropped_in_the_service_cidrs_of_the_moment() {
+    let network = Arc::new(super::network());
+    let live = Live::start(&network, config(), state());
+    let silence = std::time::Duration::from_millis(300);
+    for (cidrs, dropped) in [
+        (&[][..], [false, false]),
+        (&["172.30.0.0/16", "fd00:172:30::/112"], [true, false]),
+        (&["172.30.0.0/16", "172.31.0.0/16"], [true, true]),
+        (&["172.31.0.0/16"], [false, true]),
+    ] {
+        let mut state = state();
+        state.node.service_cidrs = cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect();
+        live.set(state);
+        let is_dropped = ["172.30.0.99:80", "172.31.0.99:80"].map(|to| {
+            let probe = Probe::new(Protocol::Tcp, to.parse().unwrap()).timeout(silence);
+            // The world outside refuses what it does not serve.
+            network.client().probe(probe).unwrap() == Outcome::Dropped
+        });
+        assert_eq!(is_dropped, dropped, "{cidrs:?}");
+    }
 }
