@@ -60,7 +60,7 @@ pub fn fixed(facts: &Facts, family: Family) -> Vec<Chain> {
         Chain::new(names::MARK_MASQUERADE).rule(Statement::MarkOr(facts.masquerade_mark)),
         masquerading(facts),
         firewall(),
-        Chain::new(names::UNSERVED).rule(Statement::vmap(VIP, SetId::NoEndpoints.name())),
+        unserved(),
         unallocated_chain(facts, family),
         Chain::new(names::REJECT_PORT).rule(Statement::Reject),
     ]
@@ -112,6 +112,15 @@ fn firewall() -> Chain {
         Statement::is_not_in(with_source, SetId::AllowedSources.name()),
         Statement::Verdict(Verdict::Drop),
     ])
+}
+
+/// An endpoint may have the address and port of a VIP that nothing serves, such as a pod of the host network behind a node's
+/// address: what was sent there by way of another VIP goes on.
+fn unserved() -> Chain {
+    let translated = Rule::new([Statement::ConnectionDnat, Statement::Verdict(Verdict::Return)]);
+    Chain::new(names::UNSERVED)
+        .rule(translated.comment("asked for another VIP"))
+        .rule(Statement::vmap(VIP, SetId::NoEndpoints.name()))
 }
 
 fn unallocated_chain(facts: &Facts, family: Family) -> Chain {
