@@ -115,26 +115,30 @@ impl Writer {
         let (old, new) = (by_name(&self.written), by_name(cluster));
         // What goes makes room for what comes: addresses, node ports.
         let gone = old.iter().filter(|(name, service)| new.get(*name).is_none_or(|new| must_move(service, new)));
-        stream::iter(gone.map(Ok)).try_for_each_concurrent(WRITES_AT_ONCE, |(_, old)| self.remove(old)).await?;
+        let gone: Vec<&Service> = gone.map(|(_, service)| service).collect();
+        for service in &gone {
+            remove(&self.services, &service.name).await?;
+        }
+        let slices = gone.iter().flat_map(|service| &service.slices);
+        stream::iter(slices.map(Ok))
+            .try_for_each_concurrent(WRITES_AT_ONCE, |slice| remove(&self.slices, &slice.name))
+            .await?;
         let left = |name| old.get(name).filter(|old| !must_move(old, &new[name]));
         let changes: Vec<_> =
             new.iter().map(|(name, new)| (left(name), new)).filter(|(old, new)| *old != Some(new)).collect();
-        // First what releases claims, then what makes them.
-        stream::iter(changes).map(Ok).try_for_each_concurrent(WRITES_AT_ONCE, |(old, new)| self.put(old, new)).await?;
+        // One by one: the API server sometimes forgets to release a NodePort when several Services change at once.
+        for (old, new) in &changes {
+            self.put(*old, new).await?;
+        }
+        let slices = |(old, new)| self.put_slices(old, new);
+        stream::iter(changes).map(Ok).try_for_each_concurrent(WRITES_AT_ONCE, slices).await?;
         self.written = cluster.clone();
         self.round += 1;
         let (last, next) = (Sentinel { round: self.round - 1 }, Sentinel { round: self.round });
         let last = (self.round > 1).then(|| last.service());
         self.put(last.as_ref(), &next.service()).await?;
+        self.put_slices(last.as_ref(), &next.service()).await?;
         Ok(next)
-    }
-
-    async fn remove(&self, old: &Service) -> anyhow::Result<()> {
-        remove(&self.services, &old.name).await?;
-        for slice in &old.slices {
-            remove(&self.slices, &slice.name).await?;
-        }
-        Ok(())
     }
 
     async fn put(&self, old: Option<&Service>, new: &Service) -> anyhow::Result<()> {
@@ -152,11 +156,15 @@ impl Writer {
         if !new.ingress().is_empty() && old.is_none_or(|old| old.status() != new.status()) {
             self.set_ingress(new).await?;
         }
+        Ok(())
+    }
+
+    async fn put_slices(&self, old: Option<&Service>, new: &Service) -> anyhow::Result<()> {
         let before = |slice: &Slice| old?.slices.iter().find(|old| old.name == slice.name);
         for slice in &new.slices {
             let old = before(slice);
             if old != Some(slice) {
-                put(&self.slices, &slice.name, slice.object(name), old.is_some()).await?;
+                put(&self.slices, &slice.name, slice.object(&new.name), old.is_some()).await?;
             }
         }
         for old in old.iter().flat_map(|old| &old.slices) {
