@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use localnet_lab::{Endpoint, Namespace, Network, Protocol, Servers, Topology};
+use localnet_lab::{Endpoint, Namespace, Network, Outcome, Probe, Protocol, Servers, Topology};
 use localnet_linux::conntrack::{self, Conntrack as _, Flow, Selection};
 use localnet_proto::{ServiceKey, Snapshot};
 
@@ -33,9 +33,9 @@ struct World {
 impl World {
     fn build() -> Self {
         let network = Network::build(Topology::with_pods([A, B]).unwrap()).unwrap();
-        let endpoint =
-            |pod: &str| Endpoint { protocol: Protocol::Udp, address: format!("{pod}:5353").parse().unwrap() };
-        let servers = Servers::start(&network, [A, B].map(endpoint)).unwrap();
+        let endpoint = |protocol, pod: &str| Endpoint { protocol, address: format!("{pod}:5353").parse().unwrap() };
+        let all = [A, B].map(|pod| [Protocol::Udp, Protocol::Sctp].map(|protocol| endpoint(protocol, pod)));
+        let servers = Servers::start(&network, all.concat()).unwrap();
         Self { network: Arc::new(network), _servers: servers }
     }
 
@@ -107,15 +107,14 @@ fn await_answer(socket: &UdpSocket, by: &str) {
     }
 }
 
+const PORTS: &str = "{name: dns, port: 5353}, {name: dns-tcp, port: 5353}, {name: dns-sctp, port: 5353}";
 const SERVES: &str = "{internal: true, external: true}";
 const FINISHES: &str = "{established: true}";
 
 fn service(endpoints: &[(&str, &str)], node_port: u16) -> Snapshot {
     let endpoints: Vec<String> = endpoints
         .iter()
-        .map(|(address, scopes)| {
-            format!("{{address: {address}, ports: [{{name: dns, port: 5353}}], local: true, scopes: {scopes}}}")
-        })
+        .map(|(address, scopes)| format!("{{address: {address}, ports: [{PORTS}], local: true, scopes: {scopes}}}"))
         .collect();
     let yaml = format!(
         "node: {{name: node-a, addresses: [192.168.0.2]}}
@@ -126,11 +125,10 @@ services:
     ports:
       - {{name: dns, protocol: UDP, port: 53, nodePort: {node_port}}}
       - {{name: dns-tcp, protocol: TCP, port: 53}}
+      - {{name: dns-sctp, protocol: SCTP, port: 53}}
     endpoints: [{}]
 ",
-        endpoints
-            .join(", ")
-            .replace("[{name: dns, port: 5353}]", "[{name: dns, port: 5353}, {name: dns-tcp, port: 5353}]")
+        endpoints.join(", ")
     );
     serde_saphyr::from_str(&yaml).unwrap()
 }
@@ -157,6 +155,27 @@ fn a_flow_moves_from_an_endpoint_that_was_replaced() {
     live.set(dns(&[(B, SERVES)]));
     await_answer(&to_vip, B);
     await_answer(&to_node, B);
+}
+
+/// B-08: an association that was asked for at an endpoint that is gone.
+#[test]
+fn sctp_flows_move_as_well() {
+    let world = World::build();
+    let live = world.live(dns(&[(A, SERVES)]));
+    let selection = Selection { family: conntrack::Family::V4, protocol: conntrack::Protocol::Sctp };
+    let probe = Probe::new(Protocol::Sctp, VIP.parse().unwrap());
+    let ask = || match world.network.client().probe(probe).unwrap() {
+        Outcome::Answer { by, .. } => by.ip().to_string(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(ask(), A);
+    assert_eq!(world.tracked(selection, 53).len(), 1);
+    live.set(dns(&[(B, SERVES)]));
+    let began = Instant::now();
+    while !world.tracked(selection, 53).is_empty() {
+        assert!(began.elapsed() < PATIENCE);
+    }
+    assert_eq!(ask(), B);
 }
 
 /// B-02
