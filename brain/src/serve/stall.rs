@@ -4,8 +4,9 @@
 //! the peer reads, so one that is stuck is never asked and cannot notice by itself: a sweep drops its state.
 
 use std::{
+    collections::HashMap,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
     time::Duration,
 };
@@ -21,22 +22,31 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 type Items = Box<dyn Iterator<Item = Bytes> + Send>;
 
-/// The answers under way.
+/// The answers under way: an answer that has ended, or that nobody waits for any more, is not among them.
 #[derive(Clone, Default)]
-pub(super) struct Stalls(Arc<Mutex<Vec<Weak<Mutex<Pace>>>>>);
+pub(super) struct Stalls(Arc<Mutex<UnderWay>>);
+
+#[derive(Default)]
+struct UnderWay {
+    /// Numbers are not used twice.
+    next: u64,
+    paces: HashMap<u64, Arc<Mutex<Pace>>>,
+}
 
 impl Stalls {
     /// Watches over the pace at which `items` are read.
     pub(super) fn pace(&self, items: Items) -> Paced {
         let pace = Arc::new(Mutex::new(Pace { items: Some(items), read: Instant::now() }));
-        lock(&self.0).push(Arc::downgrade(&pace));
-        Paced(pace)
+        let mut under_way = lock(&self.0);
+        let number = under_way.next;
+        under_way.next += 1;
+        under_way.paces.insert(number, Arc::clone(&pace));
+        Paced { pace, number, of: self.clone() }
     }
 
     fn sweep(&self, now: Instant) {
-        lock(&self.0).retain(|pace| {
-            let Some(pace) = pace.upgrade() else { return false };
-            let mut pace = lock(&pace);
+        lock(&self.0).paces.retain(|_, pace| {
+            let mut pace = lock(pace);
             let stalled = now.duration_since(pace.read) > PATIENCE;
             if stalled && pace.items.take().is_some() {
                 warn!(patience = ?PATIENCE, "a reader has stopped reading in the middle of an answer; it has to call again");
@@ -65,13 +75,23 @@ struct Pace {
 }
 
 /// An answer whose pace is watched.
-pub(super) struct Paced(Arc<Mutex<Pace>>);
+pub(super) struct Paced {
+    pace: Arc<Mutex<Pace>>,
+    number: u64,
+    of: Stalls,
+}
+
+impl Drop for Paced {
+    fn drop(&mut self) {
+        lock(&self.of.0).paces.remove(&self.number);
+    }
+}
 
 impl futures::Stream for Paced {
     type Item = Result<Bytes, Status>;
 
     fn poll_next(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let mut pace = lock(&self.0);
+        let mut pace = lock(&self.pace);
         pace.read = Instant::now();
         Poll::Ready(match &mut pace.items {
             Some(items) => items.next().map(Ok),
@@ -104,6 +124,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn an_answer_that_has_ended_is_forgotten_at_once() {
+        let stalls = Stalls::default();
+        let under_way = stalls.pace(items());
+        for read in 0..4 {
+            let answer = stalls.pace(items());
+            assert_eq!(answer.take(read).count().await, read.min(3));
+        }
+        assert_eq!(lock(&stalls.0).paces.len(), 1);
+        drop(under_way);
+        assert_eq!(lock(&stalls.0).paces.len(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn an_answer_that_is_read_slowly_goes_on() {
         let stalls = Stalls::default();
         let mut answer = stalls.pace(items());
@@ -113,8 +146,5 @@ mod tests {
             assert_eq!(answer.next().await.unwrap().unwrap(), expected);
         }
         assert!(answer.next().await.is_none());
-        drop(answer);
-        stalls.sweep(Instant::now());
-        assert!(lock(&stalls.0).is_empty());
     }
 }
