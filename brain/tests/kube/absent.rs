@@ -39,10 +39,13 @@ async fn a_node_that_does_not_come_is_not_waited_for_for_ever() {
 
 #[tokio::test(start_paused = true)]
 async fn an_api_server_without_service_cidrs_is_good_enough() {
-    for (code, asked_again) in [(404, 60..61), (403, 0..1)] {
+    for (code, said, asked_again) in [(404, 1, 60..61), (403, 3, 0..2)] {
         let (log, _guard) = Log::begin();
         let mut fake = Fake::start(None);
-        fake.request(Kind::ServiceCidr).await.error(code);
+        for _ in 0..said {
+            assert!(fake.events.recv().now_or_never().is_none(), "{code} was believed too early");
+            fake.request(Kind::ServiceCidr).await.error(code);
+        }
         assert_eq!(brief(&fake.event().await), "=");
         assert_eq!(log.lines(&["WARN", "going on without servicecidrs"]).len(), 1, "{:#?}", log.lines(&[]));
 
@@ -65,4 +68,29 @@ async fn an_api_server_that_fails_is_not_one_without_service_cidrs() {
     assert!(fake.events.recv().now_or_never().is_none());
     fake.request(Kind::ServiceCidr).await.list(&[service_cidr("1")], "2");
     assert_eq!(brief(&fake.event().await), "=kubernetes");
+}
+
+/// An API server that has just started forbids what it will allow.
+#[tokio::test(start_paused = true)]
+async fn an_api_server_that_forbids_service_cidrs_for_a_moment_has_them() {
+    let (log, _guard) = Log::begin();
+    let mut fake = Fake::start(None);
+    for _ in 0..2 {
+        fake.request(Kind::ServiceCidr).await.error(403);
+    }
+    fake.request(Kind::ServiceCidr).await.break_off();
+    for _ in 0..2 {
+        fake.request(Kind::ServiceCidr).await.error(403);
+    }
+    let changes = fake.open(Kind::ServiceCidr, &[service_cidr("1")], "2").await;
+    assert!(log.lines(&["going on without"]).is_empty(), "{:#?}", log.lines(&[]));
+
+    // What was listed stays, however often it is forbidden afterwards.
+    changes.error(410);
+    for _ in 0..5 {
+        fake.request(Kind::ServiceCidr).await.error(403);
+    }
+    fake.request(Kind::ServiceCidr).await.list(&[service_cidr("3")], "4");
+    assert_eq!(brief(&fake.event().await), "=kubernetes");
+    assert!(log.lines(&["going on without"]).is_empty(), "{:#?}", log.lines(&[]));
 }

@@ -104,7 +104,7 @@ impl Follow {
                     }
                 }
                 if let Some(trouble) = &failed {
-                    batch.extend(intake.tolerate(trouble));
+                    batch.extend(intake.tolerate(trouble, standing.times(trouble)));
                 }
                 if !batch.is_empty() && self.events.send(batch).await.is_err() {
                     return;
@@ -207,8 +207,10 @@ impl Intake {
         self.absent == Absent::Tolerated && matches!(trouble, Trouble::Unknown | Trouble::Forbidden { .. })
     }
 
-    fn tolerate(&mut self, trouble: &Trouble) -> Option<Event> {
-        if !self.is_tolerable(trouble) || self.synced {
+    /// `times`: how often the trouble was met without a break. A list that is known already stays.
+    fn tolerate(&mut self, trouble: &Trouble, times: u32) -> Option<Event> {
+        let premature = matches!(trouble, Trouble::Forbidden { .. }) && times < NOT_AT_ITS_WORD;
+        if self.synced || premature || !self.is_tolerable(trouble) {
             return None;
         }
         warn!("going on without {}: backends then cannot reject traffic to unallocated addresses", resource(self.kind));
@@ -244,6 +246,11 @@ impl Standing {
     /// The API server was last seen to be away.
     fn is_cut_off(&self) -> bool {
         matches!(self.trouble, Some(Trouble::Unreachable(_)))
+    }
+
+    /// How often `trouble` has been met without a break, this time included.
+    fn times(&self, trouble: &Trouble) -> u32 {
+        if self.trouble.as_ref().is_some_and(|known| known.is_like(trouble)) { self.met + 1 } else { 1 }
     }
 
     /// Takes note of `trouble`, and says how long to wait.
