@@ -1,4 +1,9 @@
-//! From Kubernetes' types to the reduced ones. Total: whatever arrives becomes an object; nothing is decided here.
+//! From Kubernetes' types to the reduced ones. Total: whatever arrives becomes an object.
+//!
+//! What is decided here is how an object is to be read, as the API server and kube-proxy read it: what a field that is not
+//! there means (TCP, ready, three hours of affinity), which of two fields counts (`clusterIPs` before `clusterIP`, internal
+//! addresses of a Node before external ones), and what no service proxy looks at (addresses of `ipMode: Proxy`, all but the
+//! first address of an endpoint). What an object means on this node is [`crate::localize`]'s.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
