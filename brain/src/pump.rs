@@ -1,7 +1,7 @@
 //! Moves events from a source to the feed: the one task that owns the [`Cluster`].
 //!
 //! What is queued is taken together: a change is published at once when nothing else happens, and joined with the others
-//! under load, but never held back for longer than [`JOIN`].
+//! under load, but never held back for longer than 10 ms.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -87,8 +87,9 @@ impl Report {
         }
         let now: HashSet<Skipped> = skipped.into_iter().cloned().collect();
         let known = self.skipped.remove(&service.cloned()).unwrap_or_default();
-        for Skipped { object, field, problem, remedy, .. } in now.difference(&known) {
-            tracing::warn!(%object, %field, %problem, %remedy, "skipped");
+        for Skipped { left_out, object, field, problem, remedy, .. } in now.difference(&known) {
+            let what = if *left_out { "skipped" } else { "odd" };
+            tracing::warn!(%object, %field, %problem, %remedy, "{what}");
         }
         if !now.is_empty() {
             self.skipped.insert(service.cloned(), now);

@@ -51,7 +51,10 @@ pub struct Cluster {
     slices: HashMap<ServiceKey, Vec<SliceObject>>,
     /// Whose each slice is: a slice may change its owner.
     owners: HashMap<ServiceKey, ServiceKey>,
+    /// The Node as it was last seen.
     node: Option<NodeObject>,
+    /// It was seen, and is gone.
+    node_gone: bool,
     service_cidrs: ByName<ServiceCidrObject>,
     dirty: HashSet<ServiceKey>,
     node_dirty: bool,
@@ -69,6 +72,7 @@ impl Cluster {
             slices: HashMap::new(),
             owners: HashMap::new(),
             node: None,
+            node_gone: false,
             service_cidrs: BTreeMap::new(),
             dirty: HashSet::new(),
             node_dirty: true,
@@ -100,9 +104,9 @@ impl Cluster {
             let (node, skipped) =
                 localize::node(&self.options.node_name, self.node.as_ref(), self.service_cidrs.values());
             localized.node = Some(node);
-            // What was last known of the Node holds on when it is gone.
             localized.node_eligible = self.node.as_ref().map(localize::is_eligible);
             localized.skipped = skipped;
+            localized.skipped.extend(self.node_gone.then(|| localize::node_is_gone(&self.options.node_name)));
         }
         let mut dirty: Vec<ServiceKey> = self.dirty.drain().collect();
         dirty.sort_unstable();
@@ -136,7 +140,7 @@ impl Cluster {
         match object {
             Object::Service(service) => self.apply_service(service),
             Object::Slice(slice) => self.apply_slice(slice),
-            Object::Node(node) if *node.name == *self.options.node_name => self.set_node(Some(node)),
+            Object::Node(node) if *node.name == *self.options.node_name => self.set_node(node),
             Object::Node(_) => {}
             Object::ServiceCidr(cidr) => {
                 if self.service_cidrs.get(&cidr.name) != Some(&cidr) {
@@ -190,8 +194,7 @@ impl Cluster {
         match kind {
             Kind::Service => self.delete_service(key),
             Kind::Slice => self.delete_slice(&key),
-            Kind::Node if *key.name == *self.options.node_name => self.set_node(None),
-            Kind::Node => {}
+            Kind::Node => self.lose_node(&key.name),
             Kind::ServiceCidr => self.node_dirty |= self.service_cidrs.remove(&key.name).is_some(),
         }
     }
@@ -214,13 +217,23 @@ impl Cluster {
         self.dirty.insert(owner);
     }
 
-    fn set_node(&mut self, node: Option<NodeObject>) {
-        if self.node == node {
+    /// A Node may be deleted while its machine still runs: what was last known of it stays, as in kube-proxy.
+    fn lose_node(&mut self, name: &str) {
+        let ours = self.node.as_ref().is_some_and(|node| *node.name == *name);
+        if ours && !std::mem::replace(&mut self.node_gone, true) {
+            self.node_dirty = true;
+        }
+    }
+
+    fn set_node(&mut self, node: NodeObject) {
+        let back = std::mem::take(&mut self.node_gone);
+        self.node_dirty |= back;
+        if self.node.as_ref() == Some(&node) {
             return;
         }
-        self.node = node;
+        let here = Here::of(&self.options.node_name, Some(&node));
+        self.node = Some(node);
         self.node_dirty = true;
-        let here = Here::of(&self.options.node_name, self.node.as_ref());
         if here.zone != self.here.zone {
             let hinted = |slice: &SliceObject| slice.endpoints.iter().any(|endpoint| !endpoint.zone_hints.is_empty());
             let owners = self.slices.iter().filter(|(_, slices)| slices.iter().any(hinted)).map(|(owner, _)| owner);

@@ -133,11 +133,45 @@ fn the_node_marks_what_depends_on_it() {
     let mut cluster = synced(vec![named("web", "10.96.0.1"), filtered, named("other", "10.96.0.3")], vec![hinted]);
     check_marks(&mut cluster, Event::Apply(node("zone-b", "192.168.0.1")), &["zone-b", "web"]);
     check_marks(&mut cluster, Event::Apply(node("zone-b", "192.168.0.2")), &["zone-b", "filtered"]);
-    check_marks(&mut cluster, replace(Kind::Node, vec![]), &["", "filtered", "web"]);
     let cidr = ServiceCidrObject { name: "kubernetes".into(), cidrs: [reduce::parsed_cidr("10.96.0.0/16")].into() };
-    check_marks(&mut cluster, Event::Apply(Object::ServiceCidr(cidr.clone())), &[""]);
+    check_marks(&mut cluster, Event::Apply(Object::ServiceCidr(cidr.clone())), &["zone-b"]);
     check_marks(&mut cluster, Event::Apply(Object::ServiceCidr(cidr)), &[]);
-    check_marks(&mut cluster, replace(Kind::ServiceCidr, vec![]), &[""]);
+    check_marks(&mut cluster, replace(Kind::ServiceCidr, vec![]), &["zone-b"]);
+}
+
+/// As kube-proxy does: a Node is deleted while its machine still runs, and what ran on it is still reached.
+#[test]
+fn what_was_last_known_of_a_node_that_is_gone_stays() {
+    let facts = |cluster: &mut Cluster, event: Event| {
+        cluster.handle(event);
+        cluster.localize().unwrap()
+    };
+    for gone in
+        [Event::Delete { kind: Kind::Node, namespace: "".into(), name: "node-1".into() }, replace(Kind::Node, vec![])]
+    {
+        let mut hinted = one("web-1", "10.1.0.1");
+        hinted.endpoints[0].zone_hints = ["zone-a".into()].into();
+        let mut cluster = synced(vec![named("web", "10.96.0.1")], vec![hinted]);
+        let localized = facts(&mut cluster, gone.clone());
+        let known = localized.node.unwrap();
+        assert_eq!((&*known.zone, known.addresses), ("zone-a", vec!["192.168.0.1".parse::<IpAddr>().unwrap()]));
+        assert_eq!((localized.services, localized.node_eligible), (vec![], Some(true)));
+        let [said] = &*localized.skipped else { panic!("{:?}", localized.skipped) };
+        assert_eq!((&*said.object, &*said.problem), ("Node node-1", "is gone; what was last known of it stays in use"));
+        assert_eq!(facts(&mut cluster, gone), Localized::default(), "it is said once");
+        // The node that is registered anew counts at once.
+        let back = facts(&mut cluster, Event::Apply(node("zone-a", "192.168.0.1")));
+        assert_eq!((back.node.unwrap().zone, back.skipped), ("zone-a".to_owned(), vec![]));
+        let moved = facts(&mut cluster, replace(Kind::Node, vec![node("zone-b", "192.168.0.1")]));
+        assert_eq!((moved.node.unwrap().zone, moved.services.len()), ("zone-b".to_owned(), 1));
+    }
+    // Nothing is known of one that was never seen.
+    let mut never = cluster();
+    for kind in Kind::ALL {
+        never.handle(replace(kind, vec![]));
+    }
+    let localized = never.localize().unwrap();
+    assert_eq!((localized.node.unwrap().addresses, localized.skipped), (vec![], vec![]));
 }
 
 #[test]

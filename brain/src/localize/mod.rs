@@ -31,7 +31,7 @@ use localnet_proto::{Family, Node, Protocol, Service, ServiceKey};
 
 use crate::cluster::{ServiceObject, ServiceType, SliceObject};
 pub use health::{HealthCheck, health_check, is_eligible};
-pub use node::{Here, node};
+pub use node::{Here, node, node_is_gone};
 pub use proxied::is_proxied;
 
 /// What changed on this node.
@@ -45,14 +45,16 @@ pub struct Localized {
     pub health_checks: Vec<(ServiceKey, HealthCheck)>,
     /// Whether load balancers may choose this node, if that may have changed.
     pub node_eligible: Option<bool>,
-    /// What was left out of them.
+    /// What was left out of them, or is odd in them.
     pub skipped: Vec<Skipped>,
 }
 
-/// Something that was left out of the state, and why.
+/// Something that was left out of the state, or that is odd in it, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Skipped {
-    /// The service that misses it; `None` for the node.
+    /// Whether it was left out. What is odd is in the state nevertheless.
+    pub left_out: bool,
+    /// The service that it is about; `None` for the node.
     pub service: Option<ServiceKey>,
     /// The object at fault: `Service default/web`.
     pub object: String,
@@ -99,7 +101,8 @@ impl Skips<'_> {
         remedy: impl Into<String>,
     ) {
         let (field, problem, remedy) = (field.into(), problem.into(), remedy.into());
-        self.skipped.push(Skipped { service: Some(self.service.key()), object, field, problem, remedy });
+        let service = Some(self.service.key());
+        self.skipped.push(Skipped { left_out: true, service, object, field, problem, remedy });
     }
 }
 

@@ -46,7 +46,7 @@ pub fn node<'a>(
     let mut skipped = Vec::new();
     let mut skip = |object: String, field: &str, text: &str, remedy: &str| {
         let (field, problem) = (field.to_owned(), format!("{text:?} is not what it should be"));
-        skipped.push(Skipped { service: None, object, field, problem, remedy: remedy.to_owned() });
+        skipped.push(Skipped { left_out: true, service: None, object, field, problem, remedy: remedy.to_owned() });
     };
     let mut facts = Node { name: name.to_owned(), ..Node::default() };
     if let Some(node) = node {
@@ -70,6 +70,18 @@ pub fn node<'a>(
     }
     facts.service_cidrs = cidrs.into_iter().collect();
     (facts, skipped)
+}
+
+/// What is said when the Node was deleted.
+pub fn node_is_gone(name: &str) -> Skipped {
+    Skipped {
+        left_out: false,
+        service: None,
+        object: format!("Node {name}"),
+        field: String::new(),
+        problem: "is gone; what was last known of it stays in use".to_owned(),
+        remedy: "register it again, or stop what runs on it".to_owned(),
+    }
 }
 
 fn good<T: Copy>(parsed: &Parsed<T>) -> Option<T> {
