@@ -194,8 +194,28 @@ impl Reader<'_> {
             _ => (String::new(), String::new()),
         };
         let options = serde_saphyr::render_options! { snippets: serde_saphyr::SnippetMode::Off };
-        let problem = without_place(&error.render_with_options(options));
-        self.one_problem(line, object, &field, problem, "")
+        let (problem, remedy) = match mistyped(error) {
+            Some(Mistyped::Number) => no_number(self.scalar(place)),
+            Some(Mistyped::Truth) => {
+                (format!("{:?} is neither true nor false", self.scalar(place)), "write true or false")
+            }
+            None => (without_place(&error.render_with_options(options)), ""),
+        };
+        self.one_problem(line, object, &field, problem, remedy)
+    }
+
+    /// The scalar that stands at a place, as it is written there.
+    fn scalar(&self, (line, column): (u64, u64)) -> &str {
+        let at = |number: u64| usize::try_from(number.saturating_sub(1)).unwrap_or(usize::MAX);
+        let line = self.document.text.lines().nth(at(line)).unwrap_or_default();
+        let start = line.char_indices().nth(at(column)).map_or(line.len(), |(start, _)| start);
+        let rest = &line[start..];
+        match rest.chars().next() {
+            Some(quote @ ('"' | '\'')) => rest[1..].split(quote).next().unwrap_or_default(),
+            _ => {
+                rest.split(" #").next().unwrap_or_default().split([',', '}', ']']).next().unwrap_or_default().trim_end()
+            }
+        }
     }
 
     /// Object and field, seen from the document: those of an item of a list are its own.
@@ -257,6 +277,31 @@ fn quick_kind(text: &str) -> Option<Kind> {
         ("discovery.k8s.io/v1", "EndpointSlice") => Some(Kind::Slice),
         ("networking.k8s.io/v1", "ServiceCIDR") => Some(Kind::ServiceCidr),
         _ => None,
+    }
+}
+
+/// What a scalar should have been.
+enum Mistyped {
+    Number,
+    Truth,
+}
+
+fn mistyped(error: &serde_saphyr::Error) -> Option<Mistyped> {
+    match error.without_snippet() {
+        serde_saphyr::Error::InvalidScalar { ty: "bool" | "boolean", .. } => Some(Mistyped::Truth),
+        serde_saphyr::Error::InvalidScalar { ty, .. } if ty.starts_with(['i', 'u', 'f']) => Some(Mistyped::Number),
+        _ => None,
+    }
+}
+
+/// What is wrong with a text that should be a whole number, and what helps.
+fn no_number(text: &str) -> (String, &'static str) {
+    match text.parse::<f64>() {
+        Ok(number) if number.is_finite() && number.fract() == 0.0 => {
+            (format!("{text} is out of range"), "use a smaller number")
+        }
+        Ok(number) if number.is_finite() => (format!("{text} is not a whole number"), "leave out the fraction"),
+        _ => (format!("{text:?} is not a number"), "write it in digits"),
     }
 }
 

@@ -115,7 +115,7 @@ fn only_yaml_and_json_files_of_the_folder_itself_are_read() {
 fn a_problem_names_file_line_object_and_field() {
     check_problems(
         &format!("{WEB}---\n{}", WEB.replace("port: 80", "port: eighty")),
-        &["a.yaml:19: Service default/web: spec.ports[0].port: invalid i32"],
+        &["a.yaml:19: Service default/web: spec.ports[0].port: \"eighty\" is not a number; write it in digits"],
     );
     check_problems(
         &WEB.replace("10.96.0.10", "10.96.0.300"),
@@ -149,6 +149,31 @@ fn a_problem_names_file_line_object_and_field() {
     );
 }
 
+/// What is no number or truth is named as it stands in the text.
+#[test]
+fn a_scalar_of_another_type_is_quoted() {
+    let port = |text: &str| WEB.replace("port: 80", &format!("port: {text}"));
+    let rows = [
+        ("eighty # http", "\"eighty\" is not a number; write it in digits"),
+        ("'8o'", "\"8o\" is not a number; write it in digits"),
+        ("80.5", "80.5 is not a whole number; leave out the fraction"),
+        ("99999999999", "99999999999 is out of range; use a smaller number"),
+    ];
+    for (text, problem) in rows {
+        check_problems(&port(text), &[&format!("a.yaml:9: Service default/web: spec.ports[0].port: {problem}")]);
+    }
+    check_problems(
+        &WEB.replace("  - name: http\n    port: 80\n", "  - {port: many, name: http}\n"),
+        &["a.yaml:8: Service default/web: spec.ports[0].port: \"many\" is not a number; write it in digits"],
+    );
+    check_problems(
+        &SLICE.replace("[10.1.0.1]", "[10.1.0.1]\n  conditions: {ready: perhaps}"),
+        &[
+            "a.yaml:12: EndpointSlice default/web-1: endpoints[0].conditions.ready: \"perhaps\" is neither true nor false; write true or false",
+        ],
+    );
+}
+
 #[test]
 fn a_problem_in_a_list_names_the_item() {
     let item = "- apiVersion: v1\n  kind: Service\n  metadata: {name: web}\n  spec:\n    clusterIP: 10.96.0.1\n    ports:\n    - port: 80\n";
@@ -156,7 +181,10 @@ fn a_problem_in_a_list_names_the_item() {
     assert_eq!(names(&loaded("a.yaml", &list).unwrap()), ["Service web", "Service b"]);
     let at = list.rfind("80").unwrap();
     let bad = format!("{}x{}", &list[..at], &list[at + 2..]);
-    check_problems(&bad, &["a.yaml:17: Service default/b: spec.ports[0].port: invalid i32"]);
+    check_problems(
+        &bad,
+        &["a.yaml:17: Service default/b: spec.ports[0].port: \"x\" is not a number; write it in digits"],
+    );
     let bad = format!("{}99999{}", &list[..at], &list[at + 2..]);
     check_problems(
         &bad,
@@ -275,6 +303,33 @@ async fn files_of_a_folder_come_and_go() {
 }
 
 #[tokio::test]
+async fn a_file_that_comes_as_a_whole_is_read() {
+    let (folder, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (a, outside) = (folder.path().join("a.yaml"), elsewhere.path().join("a"));
+    let mut source = Source::start(folder.path());
+    assert_eq!(source.next().await, [""; 0]);
+    // A second name of a file, which nobody writes to any more.
+    fs::write(&outside, web(1)).unwrap();
+    fs::hard_link(&outside, &a).unwrap();
+    assert_eq!(source.next().await, ["10.96.0.1"]);
+    fs::remove_file(&a).unwrap();
+    assert_eq!(source.next().await, [""; 0]);
+    // A file that was made elsewhere.
+    fs::write(&outside, web(2)).unwrap();
+    fs::rename(&outside, &a).unwrap();
+    assert_eq!(source.next().await, ["10.96.0.2"]);
+    source.stop().await;
+
+    let mut source = Source::start(&a);
+    assert_eq!(source.next().await, ["10.96.0.2"]);
+    fs::write(&outside, web(3)).unwrap();
+    fs::remove_file(&a).unwrap();
+    fs::hard_link(&outside, &a).unwrap();
+    assert_eq!(source.next().await, ["10.96.0.3"]);
+    source.stop().await;
+}
+
+#[tokio::test]
 async fn a_config_map_is_swapped_through_its_link() {
     let mount = tempfile::tempdir().unwrap();
     let at = |name: &str| mount.path().join(name);
@@ -329,7 +384,12 @@ async fn a_bad_file_at_the_start_is_an_error_of_one_line() {
     let source = Source::start(folder.path());
     let error = source.task.await.unwrap().unwrap_err();
     let said = format!("{error:#}");
-    assert!(said.ends_with("web.yaml:9: Service default/web: spec.ports[0].port: invalid i32"), "{said}");
+    assert!(
+        said.ends_with(
+            "web.yaml:9: Service default/web: spec.ports[0].port: \"x\" is not a number; write it in digits"
+        ),
+        "{said}"
+    );
 }
 
 mod any_text {

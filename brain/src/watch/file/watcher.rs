@@ -4,6 +4,8 @@
 //! same name. After an event there is a short wait for the others that belong to it.
 
 use std::{
+    fs::{self, Metadata},
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -129,7 +131,7 @@ impl Watch {
             // The watch of a folder that is gone is gone too.
             let _ = self.watcher.unwatch(&old);
         }
-        let real = std::fs::canonicalize(&self.path).ok();
+        let real = fs::canonicalize(&self.path).ok();
         let parents = [Some(self.path.as_path()), real.as_deref()].map(|path| path.and_then(Path::parent));
         let folder = Some(self.path.as_path()).filter(|path| path.is_dir());
         for folder in parents.into_iter().chain([folder]).flatten() {
@@ -144,20 +146,30 @@ impl Watch {
     }
 }
 
+/// Whether a file that is new under its name was made before: a link to one, symbolic or hard. Nobody will be done with
+/// writing it. One that is being written has one name, and was changed when it was last written.
+fn came_as_a_whole(file: &Path) -> bool {
+    let changed = |metadata: &Metadata| (metadata.ctime(), metadata.ctime_nsec());
+    let written = |metadata: &Metadata| (metadata.mtime(), metadata.mtime_nsec());
+    fs::symlink_metadata(file).is_ok_and(|metadata| {
+        metadata.is_symlink() || metadata.nlink() > 1 || (metadata.len() > 0 && changed(&metadata) > written(&metadata))
+    })
+}
+
 /// Whether an event may change what the path says.
 fn is_change(event: &notify::Event, path: &Path) -> bool {
     let matters = match event.kind {
         // A file is read when its writer is done with it, not while it is being written.
         EventKind::Access(AccessKind::Close(AccessMode::Write)) => true,
         EventKind::Access(_) | EventKind::Modify(ModifyKind::Data(_)) => false,
-        EventKind::Create(CreateKind::File) => event.paths.iter().any(|path| path.is_symlink()),
+        EventKind::Create(CreateKind::File) => event.paths.iter().any(|path| came_as_a_whole(path)),
         _ => true,
     };
     // ConfigMaps are swapped by renaming a link whose name begins with two dots.
     let swap = |file: &Path| file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".."));
     let named = |file: &Path| {
         let same_name = file.file_name() == path.file_name();
-        let target = || std::fs::canonicalize(path).is_ok_and(|target| target == file);
+        let target = || fs::canonicalize(path).is_ok_and(|target| target == file);
         same_name || swap(file) || (file.parent() == Some(path) && folder::is_named_like_one(file)) || target()
     };
     event.need_rescan() || (matters && event.paths.iter().any(|file| named(file)))
