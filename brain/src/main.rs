@@ -1,6 +1,9 @@
 //! `localnet-brain`: watches Services, EndpointSlices and one Node, and serves the state of that node to backends.
 
-use std::process::ExitCode;
+use std::{
+    io::{self, Write as _},
+    process::ExitCode,
+};
 
 use clap::Parser as _;
 use localnet_brain::{args::Arguments, run, telemetry};
@@ -10,7 +13,8 @@ fn main() -> ExitCode {
     match brain(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", format!("{error:#}").replace('\n', " "));
+            // There is nobody to tell that standard error cannot be written.
+            _ = writeln!(io::stderr(), "error: {}", format!("{error:#}").replace('\n', " "));
             ExitCode::FAILURE
         }
     }

@@ -25,7 +25,12 @@ pub fn init(format: LogFormat, level: &str) -> anyhow::Result<()> {
         format!("failed to understand log level {level:?}; use error, warn, info, debug or trace, or directives as in RUST_LOG")
     })?;
     let colours = io::stderr().is_terminal();
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(io::stderr);
+    // A log that cannot be written (its disk is full, its reader is gone) must not end a program that serves a node.
+    let subscriber = tracing_subscriber::fmt()
+        .log_internal_errors(false)
+        .with_env_filter(filter)
+        .with_ansi(colours)
+        .with_writer(io::stderr);
     match format {
         LogFormat::Text => subscriber.with_target(false).init(),
         LogFormat::Json => subscriber.json().init(),

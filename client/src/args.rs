@@ -1,6 +1,11 @@
 //! The flags that every backend has.
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    io::{self, Write as _},
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
 
 use clap::Args;
 use localnet_proto::{Address, DEFAULT_ADDRESS, Revision};
@@ -68,7 +73,7 @@ impl ClientArgs {
     }
 }
 
-/// Runs a backend's program to its end: until SIGTERM or SIGINT, or with `--once` until one state is applied.
+/// Runs a backend's program to its end: until SIGTERM, SIGINT or SIGHUP, or with `--once` until one state is applied.
 ///
 /// # Errors
 /// See [`crate::run`].
@@ -81,13 +86,14 @@ pub fn exit(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            // There is nobody to tell that standard error cannot be written.
+            _ = writeln!(io::stderr(), "error: {error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// Resolves on SIGTERM or SIGINT.
+/// Resolves on SIGTERM, SIGINT or SIGHUP (the terminal is gone).
 pub async fn terminated() {
     let wait = |kind| async move {
         match signal(kind) {
@@ -99,5 +105,6 @@ pub async fn terminated() {
     tokio::select! {
         () = wait(SignalKind::terminate()) => {}
         () = wait(SignalKind::interrupt()) => {}
+        () = wait(SignalKind::hangup()) => {}
     }
 }

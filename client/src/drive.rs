@@ -9,7 +9,12 @@
 //! The three run side by side in one task: a sync that takes long, or a repair, never throws away what is half read, and a
 //! brain that is away never holds up a repair.
 
-use std::{convert::Infallible, pin::Pin, time::Duration};
+use std::{
+    convert::Infallible,
+    io::{self, Write as _},
+    pin::Pin,
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use localnet_proto::{Changes, Family, Revision, Snapshot, Update};
@@ -187,7 +192,9 @@ impl<B: Backend> Sync<B> {
             if self.options.once {
                 if result.is_ok() {
                     let Revision { instance, rev } = self.applied;
-                    eprintln!("to resume this watch, use --instance-id {instance} --rev {rev}");
+                    let text = format!("to resume this watch, use --instance-id {instance} --rev {rev}\n");
+                    // Nobody to read it: that is no reason to fail.
+                    _ = io::stderr().write_all(text.as_bytes());
                 }
                 return result;
             }

@@ -135,13 +135,31 @@ fn a_file_that_goes_bad_changes_nothing_until_it_is_mended() -> anyhow::Result<(
         log.lines().any(|line| line.contains("web.yaml:14") && line.contains("EndpointSlice shop/web-1"))
     })?;
     asks(pods[0])?;
-    fs::remove_file(folder.join("web.yaml"))?;
     write("not: {kubernetes")?;
     await_condition("the brain reports what is no YAML", || programs.log("localnet-brain").contains("web.yaml:1"))?;
     assert_eq!(list()?, before, "a bad file changed the kernel");
 
     write(&good.replace("addresses: [10.180.0.1]", "addresses: [10.180.0.2]"))?;
     asks(pods[1])?;
+    Ok(())
+}
+
+#[test]
+fn a_log_that_cannot_be_written_ends_nothing() -> anyhow::Result<()> {
+    let network = Network::build(Topology::default())?;
+    let programs = Programs::new()?;
+    let path = programs.path().join("services.yaml");
+    fs::write(&path, SERVICE)?;
+    let full = || std::fs::File::options().write(true).open("/dev/full");
+    let mut brain = Command::new(program("localnet-brain")?);
+    brain.args(["--source", &format!("file:{}", path.display()), "--node-name", "node-a", "--listen", &programs.api()]);
+    let mut brain = network.node().spawn(brain.env_remove("RUST_LOG").stderr(full()?))?;
+    let socket = programs.path().join("brain.sock");
+    await_condition("the brain serves", || socket.exists())?;
+    let mut nft = Command::new(program("localnet-nft")?);
+    let mut nft = network.node().spawn(nft.args(["--once", "--api", &programs.api()]).stderr(full()?))?;
+    assert_eq!(nft.wait()?.code(), Some(0), "the backend");
+    assert!(brain.try_wait()?.is_none(), "the brain has ended");
     Ok(())
 }
 
