@@ -15,7 +15,7 @@ use std::{
 };
 
 use localnet_lab::{Network, Topology};
-use localnet_linux::nft::{self, Chain, Error, Family, Sent, Table, Transaction};
+use localnet_linux::nft::{self, Chain, Element, Error, Family, Sent, Set, Table, Transaction};
 use localnet_nft::{Config, Detector, Kernel, Netlink, NftBackend, NodePortAddresses, kernel::Found};
 use localnet_proto::{
     Changes, Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Service, ServiceKey, Snapshot, WhenEmpty,
@@ -107,6 +107,10 @@ impl Kernel for Timed {
 
     fn read(&mut self, table: &Table, wanted: &dyn Fn(&str) -> Option<Arc<Chain>>) -> Result<Option<Found>, Error> {
         self.netlink.read(table, wanted)
+    }
+
+    fn elements(&mut self, table: &Table, set: &Set) -> Result<Option<Vec<Element>>, Error> {
+        self.netlink.elements(table, set)
     }
 
     fn has_family(&self, family: Family) -> bool {

@@ -1,6 +1,9 @@
 //! [`NftBackend`]: state in, one transaction out; what is not known is read, what is refused is left out.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use anyhow::Context as _;
 use localnet_client::Backend;
@@ -12,6 +15,7 @@ use localnet_proto::{Changes, ServiceKey, Snapshot};
 use tracing::{debug, info, warn};
 
 use crate::{
+    affinity::{Departed, vip_of_client},
     config::Config,
     desired::{Desired, Notice},
     flows::Commit,
@@ -40,6 +44,9 @@ struct Generations {
     /// Up to here no other process has touched the tables since they were read.
     undisturbed: Option<u32>,
 }
+
+/// How often clients are looked up again because some expired before they were forgotten.
+const FORGET_ATTEMPTS: usize = 8;
 
 /// So many services may be refused in one sync before it is given up: then it is not the services.
 const MAX_REFUSED: usize = 16;
@@ -88,6 +95,7 @@ impl<K: Kernel> NftBackend<K> {
         }
         self.write().with_context(|| format!("program nf_tables with revision {}", state.revision))?;
         self.remove_stale_chains();
+        self.forget_clients();
         Ok(())
     }
 
@@ -218,15 +226,15 @@ impl<K: Kernel> NftBackend<K> {
         let generation = self.kernel.generation();
         self.generations = Generations { read: generation, undisturbed: generation };
         self.found.clear();
-        for table in self.desired.tables().iter_mut() {
-            if table.is_known() || !self.kernel.has_family(table.family()) {
+        for family in Family::ALL {
+            let table = &self.desired.tables()[family as usize];
+            if table.is_known() || !self.kernel.has_family(family) {
                 continue;
             }
             let found = self.kernel.read(table.table(), &|name| table.chain(name));
-            if let Some(found) = found.with_context(|| format!("read {}", name(table.table())))? {
-                self.found.extend(frontends(&found));
-                table.adopt(found);
-            }
+            let found = found.with_context(|| format!("read {}", name(table.table())))?;
+            self.found.extend(found.iter().flat_map(frontends));
+            self.desired.adopt(family, found);
         }
         Ok(true)
     }
@@ -249,14 +257,52 @@ impl<K: Kernel> NftBackend<K> {
     /// Chains that nothing refers to any more are harmless: if the kernel is not ready to let them go, later will do.
     fn remove_stale_chains(&mut self) {
         for family in Family::ALL {
-            let mut transaction = Transaction::new();
-            self.desired.tables()[family as usize].removal_of_stale_chains(&mut transaction);
-            if transaction.is_empty() {
+            let [mut emptying, mut removal] = [Transaction::new(), Transaction::new()];
+            let table = &self.desired.tables()[family as usize];
+            table.emptying_of_stale_chains(&mut emptying);
+            table.removal_of_stale_chains(&mut removal);
+            if removal.is_empty() {
                 continue;
             }
-            match self.apply_transaction(&transaction) {
+            let emptied = if emptying.is_empty() { Ok(Sent::default()) } else { self.apply_transaction(&emptying) };
+            match emptied.and_then(|_| self.apply_transaction(&removal)) {
                 Ok(_) => self.desired.tables()[family as usize].stale_chains_are_gone(),
                 Err(error) => debug!(%error, "unused chains stay for now"),
+            }
+        }
+    }
+
+    /// Clients of endpoints that have left are to be sent elsewhere when another endpoint gets the slot. Until that is done the
+    /// slot stays empty, so a failure does no harm but that.
+    fn forget_clients(&mut self) {
+        for (departed, vips) in self.desired.departed() {
+            match self.forget_clients_of(departed, &vips) {
+                Ok(()) => self.desired.purged(&departed),
+                Err(error) => debug!(%error, departed.slot, "clients of endpoints that left are still remembered"),
+            }
+        }
+    }
+
+    fn forget_clients_of(&mut self, departed: Departed, vips: &BTreeSet<VipKey>) -> Result<(), Error> {
+        let table = &self.desired.tables()[departed.family as usize];
+        let Some(set) = table.clients(departed.slot).cloned() else { return Ok(()) };
+        let table = table.table().clone();
+        let mut attempts = 1..=FORGET_ATTEMPTS;
+        loop {
+            let clients = self.kernel.elements(&table, &set)?.unwrap_or_default();
+            let of_vips =
+                |client: &Element| vip_of_client(departed.family, client).is_some_and(|vip| vips.contains(&vip));
+            // The kernel may tell an element twice while packets add others.
+            let gone: BTreeMap<_, _> =
+                clients.into_iter().filter(of_vips).map(|client| (client.key.clone(), client)).collect();
+            let mut transaction = Transaction::new();
+            if transaction.delete_elements(&table, &set, gone.into_values().collect()).is_empty() {
+                return Ok(());
+            }
+            match self.apply_transaction(&transaction) {
+                // One of them expired meanwhile.
+                Err(Error::Refused { .. }) if attempts.next().is_some() => {}
+                result => return result.map(drop),
             }
         }
     }
@@ -304,7 +350,8 @@ pub(crate) fn blocking<T>(work: impl FnOnce() -> T) -> T {
 fn frontends(found: &Found) -> impl Iterator<Item = Frontend> {
     let maps = found.sets.iter().flatten().filter(|(set, _)| {
         SetId::of_name(&set.name).is_some_and(|id| {
-            let answers = matches!(id, SetId::Services | SetId::LocalServices | SetId::NoEndpoints);
+            let answers =
+                matches!(id, SetId::Services | SetId::LocalServices | SetId::NoEndpoints | SetId::AffinityVips);
             answers && Family::ALL.into_iter().any(|family| set.key == id.declaration(family, 1).key)
         })
     });

@@ -21,7 +21,9 @@ use localnet_linux::{
 use localnet_proto::{Changes, Node, Service, ServiceKey, Snapshot};
 
 use crate::{
+    affinity::{Affinity, Departed},
     config::Config,
+    kernel::Found,
     plan::{
         ChainNames, Facts, chains, elements, node_ports,
         service::{self, Hairpin, ServicePlan, Vip, VipKey},
@@ -82,6 +84,7 @@ pub struct Desired {
     tables: [TableState; 2],
     /// VIPs whose programming differs from what [`Self::take_moved`] told last.
     moved: HashSet<VipKey>,
+    affinity: Affinity,
     /// Sorts before everyone.
     least: Claimant,
 }
@@ -105,6 +108,7 @@ impl Desired {
             pools: [BTreeMap::new(), BTreeMap::new()],
             tables: Family::ALL.map(TableState::new),
             moved: HashSet::new(),
+            affinity: Affinity::default(),
             least: Claimant { by_node_port: false, service: ServiceKey::new("", "") },
         }
     }
@@ -140,6 +144,30 @@ impl Desired {
     /// What the tables' changes said was applied.
     pub fn commit(&mut self) {
         self.tables.iter_mut().for_each(TableState::commit);
+        self.affinity.commit();
+    }
+
+    /// This was found in the kernel's table, or that there is none.
+    pub fn adopt(&mut self, family: Family, found: Option<Found>) {
+        let keys = self.affinity.programmed(family);
+        let sticky: Vec<_> = keys.filter_map(|key| Some((*key, self.winner(key)?.1.clone()))).collect();
+        sticky.iter().for_each(|(key, vip)| self.unprogram(key, vip));
+        self.affinity.adopt(family, found.as_ref());
+        sticky.iter().for_each(|(key, vip)| self.program(key, vip));
+        self.update_chains(false);
+        if let Some(found) = found {
+            self.table(family).adopt(found);
+        }
+    }
+
+    /// Slots of session affinity whose clients are to be forgotten.
+    pub fn departed(&self) -> Vec<(Departed, BTreeSet<VipKey>)> {
+        self.affinity.departed()
+    }
+
+    /// The clients of that slot were forgotten.
+    pub fn purged(&mut self, departed: &Departed) {
+        self.affinity.purged(departed);
     }
 
     /// It is no longer known what the kernel holds.
@@ -254,7 +282,8 @@ impl Desired {
                 return false;
             }
             let mut found = false;
-            elements::of_vip(vip, held, &self.names, |id, one| found |= id == set && one.key == element.key);
+            let slots = self.affinity.slots(vip);
+            elements::of_vip(vip, held, slots, &self.names, |id, one| found |= id == set && one.key == element.key);
             found
         };
         self.claims.iter().find(|(claim, vip)| owns(claim, vip)).map(|((_, key), _)| key.service.clone())
@@ -336,8 +365,10 @@ impl Desired {
 
     fn program(&mut self, key: &VipKey, vip: &Vip) {
         self.moved.insert(*key);
+        self.affinity.program(key, vip);
         let table = &mut self.tables[key.family() as usize];
-        elements::of_vip(key, vip, &self.names, |set, element| table.set(set, element));
+        let slots = self.affinity.slots(key);
+        elements::of_vip(key, vip, slots, &self.names, |set, element| table.set(set, element));
         for pool in elements::pools_of(vip) {
             *self.pools[key.family() as usize].entry(pool).or_default() += 1;
         }
@@ -346,7 +377,9 @@ impl Desired {
     fn unprogram(&mut self, key: &VipKey, vip: &Vip) {
         self.moved.insert(*key);
         let table = &mut self.tables[key.family() as usize];
-        elements::of_vip(key, vip, &self.names, |set, element| table.remove(set, &element.key));
+        let slots = self.affinity.slots(key);
+        elements::of_vip(key, vip, slots, &self.names, |set, element| table.remove(set, &element.key));
+        self.affinity.unprogram(key, vip);
         for pool in elements::pools_of(vip) {
             release(&mut self.pools[key.family() as usize], &pool);
         }
@@ -358,11 +391,13 @@ impl Desired {
 
     /// Chains depend on the facts and on which pools are in use.
     fn update_chains(&mut self, fixed_change: bool) {
+        self.affinity.settle();
         let Some(facts) = &self.facts else { return };
         for family in Family::ALL {
             let table = &mut self.tables[family as usize];
-            if fixed_change {
-                table.set_fixed_chains(chains::fixed(facts, family));
+            let affinity_change = table.set_affinity(self.affinity.shape(family));
+            if fixed_change || affinity_change {
+                table.set_fixed_chains(chains::fixed(facts, family, table.has_affinity()));
             }
             let names = &self.names;
             table.set_pools(&self.pools[family as usize], |pool, slots| chains::lb(names, pool, slots));

@@ -20,6 +20,8 @@ pub(crate) struct FakeKernel {
     pub(crate) log: Vec<Transaction>,
     /// How often a table was read.
     pub(crate) reads: usize,
+    /// How often a set was read.
+    pub(crate) dumps: usize,
     /// Elements that are refused, for whatever reason a kernel may have.
     pub(crate) hated: BTreeSet<ElementKey>,
     /// Whether the errors of elements name only their set.
@@ -74,6 +76,12 @@ impl Kernel for FakeKernel {
             (found.name.clone(), likeness)
         });
         Ok(Some(Found { sets: sets.collect(), chains: chains.collect() }))
+    }
+
+    fn elements(&mut self, table: &Table, set: &Set) -> Result<Option<Vec<Element>>, Error> {
+        self.dumps += 1;
+        let found = self.tables.get(table).and_then(|table| table.sets.get(&set.name));
+        Ok(found.map(|(_, elements)| elements.values().cloned().collect()))
     }
 
     fn has_family(&self, _family: Family) -> bool {

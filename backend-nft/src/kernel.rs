@@ -10,6 +10,8 @@ pub trait Kernel: Send {
     fn apply(&mut self, transaction: &Transaction) -> Result<Sent, Error>;
     /// Everything in a table, its chains compared with those that are wanted; `None` if there is no such table.
     fn read(&mut self, table: &Table, wanted: &dyn Fn(&str) -> Option<Arc<Chain>>) -> Result<Option<Found>, Error>;
+    /// The elements of a set; `None` if there is no such set.
+    fn elements(&mut self, table: &Table, set: &Set) -> Result<Option<Vec<Element>>, Error>;
     /// Whether the host has this address family at all.
     fn has_family(&self, family: Family) -> bool;
     /// The number of the ruleset's generation, by which commits of others are told to be older than what was read;
@@ -83,6 +85,10 @@ impl Kernel for Netlink {
         });
         let sets = dump.sets.into_iter().map(|found| Some((found.set?, found.elements)));
         Ok(Some(Found { sets: sets.collect(), chains: chains.collect() }))
+    }
+
+    fn elements(&mut self, table: &Table, set: &Set) -> Result<Option<Vec<Element>>, Error> {
+        self.socket.elements(table, set)
     }
 
     fn has_family(&self, family: Family) -> bool {

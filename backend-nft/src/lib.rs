@@ -7,12 +7,14 @@
 //!
 //! - [`plan`]: one service, or the node's facts, as elements and chains.
 //! - [`desired`]: what follows from all services together, kept up to date.
+//! - [`affinity`]: which endpoint has which slot.
 //! - [`table`]: what differs from what the kernel is known to hold.
 //! - [`NftBackend`]: reads what is not known, applies what differs, leaves out what is refused.
 //! - [`LiveBackend`]: that on a live node: repairs what others change, follows the node's addresses, ends stale flows.
 //!
 //! `docs/backends/nft.md` has a table of every object in the kernel.
 
+pub mod affinity;
 pub mod args;
 mod backend;
 pub mod config;

@@ -14,6 +14,7 @@ use crate::{
     kernel::{Found, Likeness},
     plan::{
         self,
+        affinity::{self, Shape},
         sets::{self, Pool, SetId},
     },
 };
@@ -33,6 +34,10 @@ pub struct TableState {
     fixed: Vec<Name>,
     /// The chains that pick, by what they pick from.
     lb: BTreeMap<(Pool, u32), Name>,
+    /// What session affinity needs.
+    affinity: Shape,
+    /// Its chains.
+    affinity_chains: Vec<Name>,
     /// Chains that are in the kernel, but nothing refers to them any more.
     stale: BTreeSet<Name>,
     /// What the kernel's table was declared with; none when it is not known, or there is no table.
@@ -44,10 +49,16 @@ pub struct TableState {
 /// The kernel's sets.
 #[derive(Clone, Debug)]
 struct Held {
-    sets: Vec<Arc<Set>>,
+    /// By their id; none if it is not there.
+    sets: Vec<Option<Arc<Set>>>,
     /// How many elements each has.
     counts: [usize; SetId::ALL.len()],
+    /// The clients of each slot, which packets write.
+    clients: Clients,
 }
+
+/// By slot.
+type Clients = Vec<Arc<Set>>;
 
 #[derive(Debug)]
 struct Next {
@@ -65,6 +76,8 @@ impl TableState {
             chains: DiffStore::new(),
             fixed: Vec::new(),
             lb: BTreeMap::new(),
+            affinity: Shape::default(),
+            affinity_chains: Vec::new(),
             stale: BTreeSet::new(),
             held: None,
             next: None,
@@ -127,6 +140,41 @@ impl TableState {
         }
     }
 
+    /// This is what session affinity needs. Says whether it needs anything now and did not before, or the other way round.
+    pub fn set_affinity(&mut self, affinity: Shape) -> bool {
+        if affinity == self.affinity {
+            return false;
+        }
+        let before = self.has_affinity();
+        let chains = affinity.chains();
+        for name in std::mem::take(&mut self.affinity_chains) {
+            if !chains.iter().any(|chain| chain.name == name) {
+                self.chains.remove(&name);
+            }
+        }
+        for chain in chains {
+            self.affinity_chains.push(chain.name.clone());
+            self.chains.set(chain.name.clone(), Some(Arc::new(chain)));
+        }
+        self.affinity = affinity;
+        before != self.has_affinity()
+    }
+
+    /// Whether anything has session affinity.
+    pub fn has_affinity(&self) -> bool {
+        self.affinity.slots() > 0
+    }
+
+    /// Whether the set should be there.
+    fn wants(&self, set: SetId) -> bool {
+        !set.is_of_affinity() || self.has_affinity()
+    }
+
+    /// The set of a slot's clients, if it is in the kernel.
+    pub fn clients(&self, slot: u32) -> Option<&Arc<Set>> {
+        self.held.as_ref()?.clients.get(slot as usize)
+    }
+
     /// Whether it is known what is in the kernel; otherwise it must be read before changes can be told.
     pub fn is_known(&self) -> bool {
         self.held.is_some()
@@ -140,7 +188,7 @@ impl TableState {
     /// This was found in the kernel. What differs too much to be changed in place is replaced as a whole.
     pub fn adopt(&mut self, found: Found) {
         self.forget();
-        let Some(sets) = compatible_sets(self.family, &found) else { return };
+        let Some((sets, clients)) = compatible_sets(self.family, &found) else { return };
         if found.chains.iter().any(|(_, likeness)| *likeness == Likeness::OtherDeclaration) {
             return;
         }
@@ -154,13 +202,16 @@ impl TableState {
             .collect();
         self.chains.adopt(chains);
         let mut counts = [0; SetId::ALL.len()];
+        for id in SetId::ALL.into_iter().filter(|id| sets[*id as usize].is_none()) {
+            self.elements[id as usize].adopt([]);
+        }
         for (set, elements) in found.sets.into_iter().flatten() {
             let Some(id) = SetId::of_name(&set.name) else { continue };
             counts[id as usize] = elements.len();
             let entries = elements.into_iter().map(|element| (element.key, (element.data, element.comment)));
             self.elements[id as usize].adopt(entries);
         }
-        self.held = Some(Held { sets, counts });
+        self.held = Some(Held { sets, counts, clients });
     }
 
     /// Appends what leads from what is there to what should be.
@@ -179,60 +230,114 @@ impl TableState {
     fn anew(&self, transaction: &mut Transaction) -> Next {
         let content = self.content();
         transaction.add_table(&self.table).delete_table(&self.table).add_content(&content);
-        let counts = std::array::from_fn(|index| content.sets[index].1.len());
-        let sets = content.sets.into_iter().map(|(set, _)| set).collect();
-        Next { held: Held { sets, counts }, stale: BTreeSet::new() }
+        let mut held = Held { sets: vec![None; SetId::ALL.len()], counts: [0; SetId::ALL.len()], clients: Vec::new() };
+        for (set, elements) in content.sets {
+            match SetId::of_name(&set.name) {
+                Some(id) => {
+                    held.counts[id as usize] = elements.len();
+                    held.sets[id as usize] = Some(set);
+                }
+                None => held.clients.push(set),
+            }
+        }
+        Next { held, stale: BTreeSet::new() }
     }
 
     /// All that it should hold.
     pub fn content(&self) -> TableContent {
-        let sets = SetId::ALL.into_iter().map(|id| {
+        let sets = SetId::ALL.into_iter().filter(|id| self.wants(*id)).map(|id| {
             let elements: Vec<Element> = self.elements[id as usize].iter_desired().map(element).collect();
             (Arc::new(id.declaration(self.family, sets::size_for(elements.len()))), elements)
         });
-        let names = self.fixed.iter().chain(self.lb.values());
+        let clients =
+            (0..self.affinity.slots()).map(|slot| (Arc::new(affinity::clients(self.family, slot)), Vec::new()));
+        let names = self.fixed.iter().chain(self.lb.values()).chain(&self.affinity_chains);
         let chains = names.filter_map(|name| self.chain(name)).map(|chain| Chain::clone(&chain)).collect();
-        TableContent { table: self.table.clone(), sets: sets.collect(), chains }
+        TableContent { table: self.table.clone(), sets: sets.chain(clients).collect(), chains }
     }
 
-    /// Only the differences; none if an element more would not fit.
+    /// Only the differences; none if an element more would not fit. A table that remembers clients is not replaced for that,
+    /// only its sets that are too small: what packets wrote would be lost.
     fn in_place(&self, held: &Held, transaction: &mut Transaction) -> Option<Next> {
         let table = &self.table;
         let diffs: Vec<_> = self.elements.iter().map(DiffStore::diff).collect();
-        let mut counts = held.counts;
+        let mut held = held.clone();
+        let mut outgrown = Vec::new();
         for (index, diff) in diffs.iter().enumerate() {
             let new = diff.set.iter().filter(|set| set.replaces.is_none()).count();
-            counts[index] = counts[index] + new - diff.removed.len();
-            if held.sets[index].size.is_some_and(|size| counts[index] > size as usize) {
-                return None;
+            held.counts[index] = held.counts[index] + new - diff.removed.len();
+            let size = held.sets[index].as_ref().and_then(|set| set.size);
+            if size.is_some_and(|size| held.counts[index] > size as usize) {
+                outgrown.push(index);
             }
+        }
+        if !outgrown.is_empty() && held.clients.is_empty() {
+            return None;
         }
 
         let chains = self.chains.diff();
         let mut stale = self.stale.clone();
         let wanted = || chains.set.iter().filter_map(|change| Some((change, change.value.as_ref()?)));
+        let mut flushed = BTreeSet::new();
         for (change, chain) in wanted() {
             if change.replaces.is_none() {
                 transaction.declare_chain(table, &Arc::new(Chain { rules: Vec::new(), ..Chain::clone(chain) }));
             }
             if change.replaces.is_some() || stale.remove(change.key) {
-                transaction.flush_chain(table, change.key);
+                flushed.insert(change.key.clone());
             }
         }
-        for (_, chain) in wanted() {
+        stale.extend(chains.removed.iter().map(|(name, _)| Name::clone(name)));
+        let mut filled: Vec<&Arc<Chain>> = wanted().map(|(_, chain)| chain).collect();
+        if !outgrown.is_empty() {
+            // Nothing may refer to a set that goes.
+            filled = self.chains.iter_desired().filter_map(|(_, chain)| chain.as_ref()).collect();
+            flushed.extend(stale.iter().cloned().chain(filled.iter().map(|chain| chain.name.clone())));
+        }
+        for name in &flushed {
+            transaction.flush_chain(table, name);
+        }
+
+        for index in &outgrown {
+            if let Some(set) = held.sets[*index].take() {
+                transaction.delete_set(table, &set.name);
+            }
+        }
+        let mut fresh = BTreeSet::new();
+        for id in SetId::ALL.into_iter().filter(|id| self.wants(*id)) {
+            let index = id as usize;
+            if held.sets[index].is_none() {
+                let set = Arc::new(id.declaration(self.family, sets::size_for(held.counts[index])));
+                transaction.add_set(table, &set);
+                held.sets[index] = Some(set);
+                fresh.insert(index);
+            }
+        }
+        for slot in held.clients.len()..self.affinity.slots() as usize {
+            let set = Arc::new(affinity::clients(self.family, u32::try_from(slot).unwrap_or(u32::MAX)));
+            transaction.add_set(table, &set);
+            held.clients.push(set);
+        }
+
+        for chain in filled {
             transaction.add_rules(table, chain);
         }
-        for (diff, set) in diffs.iter().zip(&held.sets) {
+        let sets = || held.sets.iter().enumerate().filter_map(|(index, set)| Some((index, set.as_ref()?)));
+        for (index, set) in sets().filter(|(index, _)| !fresh.contains(index)) {
+            let diff = &diffs[index];
             let replaced = diff.set.iter().filter_map(|set| Some((set.key, set.replaces?)));
             let gone = diff.removed.iter().copied().chain(replaced).map(element).collect();
             transaction.delete_elements(table, set, gone);
         }
-        for (diff, set) in diffs.iter().zip(&held.sets) {
-            let new = diff.set.iter().map(|set| element((set.key, set.value))).collect();
+        for (index, set) in sets() {
+            let new = if fresh.contains(&index) {
+                self.elements[index].iter_desired().map(element).collect()
+            } else {
+                diffs[index].set.iter().map(|set| element((set.key, set.value))).collect()
+            };
             transaction.add_elements(table, set, new);
         }
-        stale.extend(chains.removed.iter().map(|(name, _)| Name::clone(name)));
-        Some(Next { held: Held { sets: held.sets.clone(), counts }, stale })
+        Some(Next { held, stale })
     }
 
     /// The transaction was applied.
@@ -257,8 +362,17 @@ impl TableState {
         }
     }
 
-    /// Appends the removal of chains that nothing refers to any more. To be sent after the changes: the kernel may hold
-    /// on to a reference until the transaction that dropped it is over.
+    /// Appends what makes chains let go of each other that nothing else refers to any more, to be sent before their removal.
+    pub fn emptying_of_stale_chains(&self, transaction: &mut Transaction) {
+        // Those that pick refer to none.
+        let picks = |name: &Name| name.starts_with("lb-") && !name.starts_with("lb-affinity-");
+        if !self.stale.iter().all(picks) {
+            self.stale.iter().for_each(|name| _ = transaction.flush_chain(&self.table, name));
+        }
+    }
+
+    /// Appends the removal of chains and sets that nothing refers to any more. To be sent after the changes: the kernel may
+    /// hold on to a reference until the transaction that dropped it is over.
     pub fn removal_of_stale_chains(&self, transaction: &mut Transaction) {
         for name in &self.stale {
             transaction.flush_chain(&self.table, name);
@@ -266,11 +380,22 @@ impl TableState {
         for name in &self.stale {
             transaction.delete_chain(&self.table, name);
         }
+        let Some(held) = &self.held else { return };
+        let unwanted = SetId::ALL.into_iter().filter(|id| !self.wants(*id));
+        let unwanted = unwanted.filter_map(|id| held.sets[id as usize].as_ref());
+        for set in unwanted.chain(held.clients.iter().skip(self.affinity.slots() as usize)) {
+            transaction.delete_set(&self.table, &set.name);
+        }
     }
 
     /// That removal was applied.
     pub fn stale_chains_are_gone(&mut self) {
         self.stale.clear();
+        let unwanted: Vec<SetId> = SetId::ALL.into_iter().filter(|id| !self.wants(*id)).collect();
+        if let Some(held) = &mut self.held {
+            unwanted.into_iter().for_each(|id| held.sets[id as usize] = None);
+            held.clients.truncate(self.affinity.slots() as usize);
+        }
     }
 }
 
@@ -278,16 +403,19 @@ fn element((key, (data, comment)): (&ElementKey, &Value)) -> Element {
     Element { key: key.clone(), data: data.clone(), comment: comment.clone() }
 }
 
-/// The kernel's sets in our order, if they are declared as ours are but for their size.
-fn compatible_sets(family: Family, found: &Found) -> Option<Vec<Arc<Set>>> {
-    if found.sets.len() != SetId::ALL.len() {
-        return None;
+/// The kernel's sets in our order, and those of clients, if they are declared as ours are but for their size.
+fn compatible_sets(family: Family, found: &Found) -> Option<(Vec<Option<Arc<Set>>>, Clients)> {
+    let mut sets = vec![None; SetId::ALL.len()];
+    let mut clients = BTreeMap::new();
+    for found in &found.sets {
+        let (set, _) = found.as_ref()?;
+        match (SetId::of_name(&set.name), affinity::slot_of_clients(&set.name)) {
+            (Some(id), _) if **set == id.declaration(family, set.size?) => sets[id as usize] = Some(set.clone()),
+            (None, Some(slot)) if **set == affinity::clients(family, slot) => _ = clients.insert(slot, set.clone()),
+            _ => return None,
+        }
     }
-    SetId::ALL
-        .into_iter()
-        .map(|id| {
-            let (set, _) = found.sets.iter().flatten().find(|(set, _)| *set.name == *id.name())?;
-            (**set == id.declaration(family, set.size?)).then(|| set.clone())
-        })
-        .collect()
+    let all_there = SetId::ALL.into_iter().all(|id| id.is_of_affinity() || sets[id as usize].is_some());
+    let in_order = (0..).zip(clients.keys()).all(|(slot, found)| slot == *found);
+    (all_there && in_order).then(|| (sets, clients.into_values().collect()))
 }

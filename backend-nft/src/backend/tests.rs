@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use localnet_linux::nft::{Element, Tuple};
+use localnet_linux::nft::{self, Element, ElementData, Tuple};
 use localnet_proto::{Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Service, SourceFilter, Verdict, WhenEmpty};
 use proptest::prelude::*;
 
@@ -110,13 +110,72 @@ fn has(backend: &NftBackend<FakeKernel>, set: SetId, vip: (&str, u16)) -> Option
     elements.get(&key.into()).cloned()
 }
 
-/// Without what may differ by history: how big sets are declared.
+/// Without what may differ by history: how big sets are declared, and which slots endpoints have.
 fn normal(kernel: &FakeKernel) -> BTreeMap<Table, crate::fake::FakeTable> {
     let mut tables = kernel.tables.clone();
-    for (set, _) in tables.values_mut().flat_map(|table| table.sets.values_mut()) {
-        *set = Arc::new(localnet_linux::nft::Set { size: None, ..localnet_linux::nft::Set::clone(set) });
+    for table in tables.values_mut() {
+        without_slots(table);
+        for (set, _) in table.sets.values_mut() {
+            *set = Arc::new(localnet_linux::nft::Set { size: None, ..localnet_linux::nft::Set::clone(set) });
+        }
     }
     tables
+}
+
+/// The plan, in a kernel of its own.
+fn planned(backend: &NftBackend<FakeKernel>) -> BTreeMap<Table, crate::fake::FakeTable> {
+    let mut kernel = FakeKernel::default();
+    let mut transaction = Transaction::new();
+    backend.plan().iter().for_each(|content| _ = transaction.add_content(content));
+    kernel.apply(&transaction).unwrap();
+    normal(&kernel)
+}
+
+/// Where an element names a slot it names the endpoint.
+fn without_slots(table: &mut crate::fake::FakeTable) {
+    let Some((_, endpoints)) = table.sets.get(SetId::AffinityEndpoints.name()).cloned() else { return };
+    let endpoint = |key: &Tuple, slot: &[u8]| {
+        let vip = key.as_bytes().split_last_chunk::<4>().unwrap().0;
+        endpoints[&Tuple::from_bytes(&[vip, slot].concat()).into()].data.clone()
+    };
+    let resolved = |id: SetId, element: &Element| {
+        let key = element.key.start().as_bytes();
+        let slot = match (&element.data, id) {
+            (ElementData::Verdict(nft::Verdict::Jump(chain)), _) => {
+                chain.strip_prefix("slot-").unwrap().parse::<u32>().unwrap().to_ne_bytes()
+            }
+            _ => *key.last_chunk::<4>().unwrap(),
+        };
+        let ElementData::Value(endpoint) = endpoint(element.key.start(), &slot) else { panic!("a map to endpoints") };
+        // Picks keep their number.
+        let number = if id == SetId::AffinityEndpoints
+            || slot == *key.last_chunk::<4>().unwrap() && element.data == ElementData::None
+        {
+            &[]
+        } else {
+            key
+        };
+        let vip = &key[..key.len() - 4];
+        Tuple::from_bytes(&[vip, number, endpoint.as_bytes()].concat())
+    };
+    let ids = [
+        SetId::AffinitySlots,
+        SetId::AffinityLocalSlots,
+        SetId::AffinityPicks,
+        SetId::AffinityLocalPicks,
+        SetId::AffinityEndpoints,
+    ];
+    for id in ids {
+        let (_, elements) = table.sets.get_mut(id.name()).unwrap();
+        *elements = elements
+            .values()
+            .map(|element| resolved(id, element))
+            .map(|key| (key.clone().into(), Element::new(key)))
+            .collect();
+    }
+    let clients = |name: &str| plan::affinity::slot_of_clients(name).is_some();
+    table.sets.retain(|name, _| !clients(name));
+    table.chains.retain(|name, _| !name.starts_with("slot-") && !name.starts_with("lb-affinity"));
 }
 
 #[test]
@@ -413,10 +472,11 @@ fn any_service() -> impl Strategy<Value = Service> {
     let endpoints =
         (proptest::collection::vec(any_endpoint(false), 0..24), proptest::collection::vec(any_endpoint(true), 0..4));
     let addresses = (1..6_u8, 0..4_u8, 0..4_u8, proptest::option::of(30_000..30_003_u16));
-    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
+    let affinity = proptest::option::weighted(0.3, prop::sample::select(vec![60_u32, 10_800]));
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), affinity);
     (0..6_u8, addresses, flags, endpoints).prop_map(|(name, addresses, flags, (v4, v6))| {
         let (cluster, external, balancer, node_port) = addresses;
-        let (dual, to_local, drops, filtered) = flags;
+        let (dual, to_local, drops, filtered, affinity) = flags;
         let ip = |text: String| text.parse::<IpAddr>().unwrap();
         let verdict = if drops { Verdict::Drop } else { Verdict::Reject };
         let when_empty = WhenEmpty { internal: Verdict::Reject, external: verdict };
@@ -435,6 +495,7 @@ fn any_service() -> impl Strategy<Value = Service> {
             service.source_filters = vec![SourceFilter { targets: service.load_balancer_ips.clone(), source_ranges }];
         }
         service.external_traffic_to_local = to_local;
+        service.client_ip_affinity = affinity;
         service.endpoints = v4.into_iter().chain(v6).collect();
         service.endpoints.sort();
         service
@@ -471,7 +532,7 @@ proptest! {
         let mut fresh = self::backend();
         fresh.apply(last, &Changes::everything()).unwrap();
         prop_assert_eq!(normal(backend.kernel()), normal(fresh.kernel()));
-        prop_assert_eq!(backend.plan(), fresh.plan());
+        prop_assert_eq!(planned(&backend), planned(&fresh));
 
         let from = backend.kernel.log.len();
         backend.apply(last, &Changes::everything()).unwrap();
@@ -494,6 +555,8 @@ proptest! {
             one_by_one.apply(&known, &changes).unwrap();
         }
         prop_assert_eq!(normal(at_once.kernel()), normal(one_by_one.kernel()));
-        prop_assert_eq!(at_once.plan(), one_by_one.plan());
+        prop_assert_eq!(planned(&at_once), planned(&one_by_one));
     }
 }
+
+mod affinity;

@@ -27,6 +27,10 @@ pub mod names {
     pub const UNSERVED: &str = "unserved";
     /// Answers for what is no VIP but could be one.
     pub const UNALLOCATED: &str = "unallocated";
+    /// Traffic to VIPs whose clients keep their endpoint.
+    pub const AFFINITY: &str = "affinity";
+    /// The same, for traffic that goes to local endpoints only.
+    pub const AFFINITY_LOCAL: &str = "affinity-local";
 }
 
 /// Source filters must see the address that the client asked for: just before destination NAT.
@@ -36,7 +40,8 @@ const FILTER: i32 = 0;
 const SNAT: i32 = 100;
 
 /// The chains that are always there, in the order in which a human reads them.
-pub fn fixed(facts: &Facts, family: Family) -> Vec<Chain> {
+/// `affinity`: some VIP's clients keep their endpoint.
+pub fn fixed(facts: &Facts, family: Family, affinity: bool) -> Vec<Chain> {
     let new = || Statement::ConnectionNew;
     let base = |name, kind, point, priority| Chain::base(name, kind, point, priority);
     let filter =
@@ -55,8 +60,8 @@ pub fn fixed(facts: &Facts, family: Family) -> Vec<Chain> {
         filter("filter-input", HookPoint::Input),
         filter("filter-forward", HookPoint::Forward).rule(unallocated()),
         filter("filter-output", HookPoint::Output).rule(unallocated()),
-        services_chain(facts, family),
-        external_local(facts, family),
+        services_chain(facts, family, affinity),
+        external_local(facts, family, affinity),
         Chain::new(names::MARK_MASQUERADE).rule(Statement::MarkOr(facts.masquerade_mark)),
         masquerading(facts),
         firewall(),
@@ -66,7 +71,7 @@ pub fn fixed(facts: &Facts, family: Family) -> Vec<Chain> {
     ]
 }
 
-fn services_chain(facts: &Facts, family: Family) -> Chain {
+fn services_chain(facts: &Facts, family: Family, affinity: bool) -> Chain {
     let mut chain = Chain::new(names::SERVICES).comment("VIP to endpoint");
     let to_cluster_ip = || Statement::is_in([Field::DestinationAddress], SetId::ClusterIps.name());
     let mark = || Statement::jump(names::MARK_MASQUERADE);
@@ -76,25 +81,33 @@ fn services_chain(facts: &Facts, family: Family) -> Chain {
         chain =
             chain.rule(Rule::new([pods.is(Op::Ne), to_cluster_ip(), mark()]).comment("not from a pod of this node"));
     }
-    chain
+    chain = chain
         .rule([Statement::is_in(VIP, SetId::External.name()), mark()])
         .rule([Statement::is_in(VIP, SetId::ExternalLocal.name()), Statement::jump(names::EXTERNAL_LOCAL)])
-        .rule(Statement::vmap(VIP, SetId::Services.name()))
+        .rule(Statement::vmap(VIP, SetId::Services.name()));
+    if affinity { chain.rule(to_affinity(Statement::goto(names::AFFINITY))) } else { chain }
+}
+
+fn to_affinity(verdict: Statement) -> Rule {
+    Rule::new([Statement::is_in(VIP, SetId::AffinityVips.name()), verdict])
 }
 
 /// Returns for what may go to any endpoint. The map `services` is looked up in one rule of one chain only: the kernel
 /// validates all that a map leads to once for each way to reach it.
-fn external_local(facts: &Facts, family: Family) -> Chain {
+fn external_local(facts: &Facts, family: Family, affinity: bool) -> Chain {
     let mut chain = Chain::new(names::EXTERNAL_LOCAL).comment("external traffic policy Local");
     if let Some(pods) = facts.pods(family) {
         let rule = Rule::new([pods.is(Op::Eq), Statement::Verdict(Verdict::Return)]);
         chain = chain.rule(rule.comment("pods of this node reach any endpoint"));
     }
     let from_node = Statement::Local(AddressField::Source, Op::Eq);
-    chain
+    chain = chain
         .rule(Rule::new([from_node, Statement::goto(names::MARK_MASQUERADE)]).comment("and so does the node itself"))
-        .rule(Statement::vmap(VIP, SetId::LocalServices.name()))
-        .rule(Rule::from(Statement::Verdict(Verdict::Accept)).comment("no local endpoint: not translated"))
+        .rule(Statement::vmap(VIP, SetId::LocalServices.name()));
+    if affinity {
+        chain = chain.rule(to_affinity(Statement::jump(names::AFFINITY_LOCAL)));
+    }
+    chain.rule(Rule::from(Statement::Verdict(Verdict::Accept)).comment("no local endpoint: not translated"))
 }
 
 fn masquerading(facts: &Facts) -> Chain {
@@ -155,11 +168,15 @@ pub fn lb(names: &ChainNames, pool: Pool, slots: u32) -> Chain {
         let index = Field::Index(Generator::Random(modulus));
         Statement::dnat([VIP.as_slice(), &[index]].concat(), pool.endpoints().name())
     };
-    let tries = match slots {
+    let chain = Chain::new(names.chain(pool, slots).clone());
+    (0..tries(slots)).fold(chain, |chain, _| chain.rule(pick(slots))).rule(pick(1))
+}
+
+/// How often to look up one of so many slots before slot 0 is taken.
+pub(super) fn tries(slots: u32) -> usize {
+    match slots {
         0 | 1 => 0,
         2..=EXACT_SLOTS => TRIES_OF_EXACT,
         _ => TRIES_OF_SPARSE,
-    };
-    let chain = Chain::new(names.chain(pool, slots).clone());
-    (0..tries).fold(chain, |chain, _| chain.rule(pick(slots))).rule(pick(1))
+    }
 }

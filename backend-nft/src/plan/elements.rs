@@ -6,18 +6,22 @@ use localnet_linux::nft::{Element, ElementKey, Tuple, Verdict};
 use localnet_proto::Verdict as WhenEmpty;
 
 use super::{
-    ChainNames,
+    ChainNames, affinity,
     service::{Exposure, Hairpin, Vip, VipKey},
     sets::{Pool, SetId},
     slots,
+    stable_slots::Slots,
 };
 
-/// Says every element of a VIP.
-pub fn of_vip(key: &VipKey, vip: &Vip, names: &ChainNames, mut emit: impl FnMut(SetId, Element)) {
+/// Says every element of a VIP; `slots` are those of its endpoints if it has affinity.
+pub fn of_vip(key: &VipKey, vip: &Vip, slots: &Slots, names: &ChainNames, mut emit: impl FnMut(SetId, Element)) {
     let comment = || vip.comment.clone();
     let tuple = tuple(key);
     let member = || Element::new(tuple.clone()).comment(comment());
 
+    if vip.affinity.is_some() {
+        affinity::of_vip(&tuple, vip, slots, &mut emit);
+    }
     pool(&tuple, vip, Pool::Cluster, names, &mut emit);
     match vip.exposure {
         Exposure::Internal => {}
@@ -56,7 +60,7 @@ fn pool(tuple: &Tuple, vip: &Vip, pool: Pool, names: &ChainNames, emit: &mut imp
         Pool::Cluster => &vip.endpoints,
         Pool::Local => &vip.local_endpoints,
     };
-    if endpoints.is_empty() {
+    if endpoints.is_empty() || vip.affinity.is_some() {
         return;
     }
     let chain = names.chain(pool, slots(endpoints.len())).clone();
@@ -94,7 +98,7 @@ pub fn pools_of(vip: &Vip) -> impl Iterator<Item = (Pool, u32)> {
     let local = (Pool::Local, &vip.local_endpoints);
     [(Pool::Cluster, &vip.endpoints), local]
         .into_iter()
-        .filter(|(_, endpoints)| !endpoints.is_empty())
+        .filter(|(_, endpoints)| !endpoints.is_empty() && vip.affinity.is_none())
         .map(|(pool, endpoints)| (pool, slots(endpoints.len())))
 }
 
@@ -120,11 +124,12 @@ mod tests {
             endpoints: endpoints(cluster),
             local_endpoints: endpoints(local),
             serving: [].into_iter().collect(),
+            affinity: None,
             when_empty,
             sources: None,
         };
         let mut said: BTreeMap<SetId, (usize, String)> = BTreeMap::new();
-        of_vip(&key, &vip, &ChainNames::default(), |set, element| {
+        of_vip(&key, &vip, &Slots::default(), &ChainNames::default(), |set, element| {
             let (count, target) = said.entry(set).or_default();
             *count += 1;
             if let ElementData::Verdict(verdict) = element.data {

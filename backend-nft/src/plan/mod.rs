@@ -10,12 +10,15 @@
 //! |---|---|
 //! | [`sets`] | the sets and maps; a constant number |
 //! | [`chains`] | the chains; a constant number, and one `lb-N` for each size N in use |
+//! | [`affinity`], [`stable_slots`] | what session affinity adds to both, while a service has it |
 
+pub mod affinity;
 pub mod chains;
 pub mod elements;
 pub mod node_ports;
 pub mod service;
 pub mod sets;
+pub mod stable_slots;
 
 use std::{
     net::{IpAddr, SocketAddr},

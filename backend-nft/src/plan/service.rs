@@ -73,6 +73,8 @@ pub struct Vip {
     pub local_endpoints: Arc<[SocketAddr]>,
     /// Who may answer in flows that exist: all that serve in any scope, and those that only may finish what they began.
     pub serving: Endpoints,
+    /// Seconds for which a client keeps its endpoint.
+    pub affinity: Option<u32>,
     /// What happens where nothing serves.
     pub when_empty: Verdict,
     /// Who may reach it; `None`: everyone.
@@ -123,9 +125,6 @@ pub fn plan(service: &Service, facts: &Facts) -> ServicePlan {
             }
         }
     }
-    if service.client_ip_affinity.is_some() {
-        plan.skipped.push("session affinity ClientIP: each connection picks its endpoint anew".to_owned());
-    }
     plan
 }
 
@@ -153,6 +152,7 @@ fn plan_port(service: &Service, port: &Port, family: localnet_proto::Family, fac
             endpoints: internal.clone(),
             local_endpoints: none.clone(),
             serving: serving.clone(),
+            affinity: service.client_ip_affinity,
             when_empty: when_empty.internal,
             sources: sources(service, *address),
         };
@@ -180,6 +180,7 @@ fn plan_port(service: &Service, port: &Port, family: localnet_proto::Family, fac
                 endpoints: endpoints.clone(),
                 local_endpoints: local_endpoints.clone(),
                 serving: serving.clone(),
+                affinity: service.client_ip_affinity,
                 when_empty: when_empty.external,
                 sources: sources(service, *address),
             };
@@ -320,11 +321,9 @@ mod tests {
     fn what_cannot_be_is_left_out_and_said() {
         let mut odd = service(WEB);
         odd.ports.push(Port { name: "again".into(), ..odd.ports[0].clone() });
-        odd.client_ip_affinity = Some(10_800);
         let plan = plan(&odd, &facts());
         assert_eq!(plan.vips.len(), 3);
         assert_eq!(plan.skipped[0], "default/web:again on 172.30.0.1:80/tcp: default/web:http has it already");
-        assert!(plan.skipped.last().unwrap().contains("affinity"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The sets and maps: always these, whatever the services.
+//! The sets and maps: always these, whatever the services; those of affinity only while one has it.
 
 use localnet_linux::nft::{Family, Field, FieldType, Set};
 
@@ -27,11 +27,29 @@ pub enum SetId {
     Firewalled,
     /// Who may reach them.
     AllowedSources,
+    /// VIPs whose clients keep their endpoint.
+    AffinityVips,
+    /// VIP and timeout in seconds.
+    AffinityTimeouts,
+    /// VIP and how many endpoints there are to pick from.
+    AffinitySizes,
+    /// VIP and slot that has an endpoint.
+    AffinitySlots,
+    /// VIP and number of an endpoint → the chain of its slot.
+    AffinityPicks,
+    /// VIP and how many local endpoints there are to pick from.
+    AffinityLocalSizes,
+    /// VIP and slot that has a local endpoint.
+    AffinityLocalSlots,
+    /// VIP and number of a local endpoint → the chain of its slot.
+    AffinityLocalPicks,
+    /// VIP and slot → endpoint.
+    AffinityEndpoints,
 }
 
 impl SetId {
     /// All, in the order in which they are declared.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 20] = [
         Self::ClusterIps,
         Self::External,
         Self::ExternalLocal,
@@ -43,7 +61,21 @@ impl SetId {
         Self::Hairpin,
         Self::Firewalled,
         Self::AllowedSources,
+        Self::AffinityVips,
+        Self::AffinityTimeouts,
+        Self::AffinitySizes,
+        Self::AffinitySlots,
+        Self::AffinityPicks,
+        Self::AffinityLocalSizes,
+        Self::AffinityLocalSlots,
+        Self::AffinityLocalPicks,
+        Self::AffinityEndpoints,
     ];
+
+    /// Whether it exists only while something has session affinity.
+    pub fn is_of_affinity(self) -> bool {
+        self >= Self::AffinityVips
+    }
 
     /// Its name in the kernel.
     pub fn name(self) -> &'static str {
@@ -59,6 +91,15 @@ impl SetId {
             Self::Hairpin => "hairpin",
             Self::Firewalled => "firewalled",
             Self::AllowedSources => "allowed-sources",
+            Self::AffinityVips => "affinity-vips",
+            Self::AffinityTimeouts => "affinity-timeouts",
+            Self::AffinitySizes => "affinity-sizes",
+            Self::AffinitySlots => "affinity-slots",
+            Self::AffinityPicks => "affinity-picks",
+            Self::AffinityLocalSizes => "affinity-local-sizes",
+            Self::AffinityLocalSlots => "affinity-local-slots",
+            Self::AffinityLocalPicks => "affinity-local-picks",
+            Self::AffinityEndpoints => "affinity-endpoints",
         }
     }
 
@@ -81,6 +122,15 @@ impl SetId {
             Self::Hairpin => "local endpoints that reach themselves",
             Self::Firewalled => "VIPs that not everyone may reach",
             Self::AllowedSources => "who may reach them",
+            Self::AffinityVips => "VIPs whose clients keep their endpoint",
+            Self::AffinityTimeouts => "VIP and seconds for which clients keep it",
+            Self::AffinitySizes => "VIP and size to pick from",
+            Self::AffinitySlots => "VIP and slot in use",
+            Self::AffinityPicks => "VIP and number of an endpoint to its slot",
+            Self::AffinityLocalSizes => "VIP and size to pick a local endpoint from",
+            Self::AffinityLocalSlots => "VIP and slot in use by a local endpoint",
+            Self::AffinityLocalPicks => "VIP and number of a local endpoint to its slot",
+            Self::AffinityEndpoints => "VIP and slot to endpoint",
         }
     }
 
@@ -93,9 +143,17 @@ impl SetId {
         let name = self.name();
         let set = match self {
             Self::ClusterIps => Set::new(name, [address]),
-            Self::External | Self::ExternalLocal | Self::Firewalled => Set::new(name, vip),
+            Self::External | Self::ExternalLocal | Self::Firewalled | Self::AffinityVips => Set::new(name, vip),
             Self::Services | Self::LocalServices | Self::NoEndpoints => Set::verdict_map(name, vip),
-            Self::Endpoints | Self::LocalEndpoints => Set::map(name, with(FieldType::Index), endpoint),
+            Self::Endpoints | Self::LocalEndpoints | Self::AffinityEndpoints => {
+                Set::map(name, with(FieldType::Index), endpoint)
+            }
+            Self::AffinityTimeouts
+            | Self::AffinitySizes
+            | Self::AffinitySlots
+            | Self::AffinityLocalSizes
+            | Self::AffinityLocalSlots => Set::new(name, with(FieldType::Index)),
+            Self::AffinityPicks | Self::AffinityLocalPicks => Set::verdict_map(name, with(FieldType::Index)),
             Self::Hairpin => Set::new(name, [address, address, FieldType::InetProto, FieldType::InetService]),
             Self::AllowedSources => Set::new(name, with(address)).interval(),
         };

@@ -9,7 +9,7 @@ mod repair;
 use std::{net::IpAddr, process::Command, sync::Arc};
 
 use localnet_lab::{Namespace, Network, Topology, foreign::Foreign};
-use localnet_linux::nft::{self, Chain, Error, Family, Sent, Table, Transaction};
+use localnet_linux::nft::{self, Chain, Element, Error, Family, Sent, Set, Table, Transaction};
 use localnet_nft::{Config, Detector, Kernel, Netlink, NftBackend, NodePortAddresses, dry_run::DryRun, kernel::Found};
 use localnet_proto::{Changes, Service, ServiceKey, Snapshot};
 
@@ -56,6 +56,10 @@ impl Kernel for Counting {
 
     fn read(&mut self, table: &Table, wanted: &dyn Fn(&str) -> Option<Arc<Chain>>) -> Result<Option<Found>, Error> {
         self.netlink.read(table, wanted)
+    }
+
+    fn elements(&mut self, table: &Table, set: &Set) -> Result<Option<Vec<Element>>, Error> {
+        self.netlink.elements(table, set)
     }
 
     fn has_family(&self, family: Family) -> bool {
@@ -144,8 +148,8 @@ fn another_configuration_rewrites_only_its_chains() {
     sync(network.node(), &config(), &state());
     let all = Config { masquerade_all: true, ..config() };
     let sent = sync(network.node(), &all, &state());
-    // Both families: the chain `services` is flushed and gets its four rules.
-    assert_eq!(sent.iter().map(|sent| (sent.messages, sent.elements)).collect::<Vec<_>>(), [(10, 0)]);
+    // Both families: the chain `services` is flushed and gets its five rules.
+    assert_eq!(sent.iter().map(|sent| (sent.messages, sent.elements)).collect::<Vec<_>>(), [(12, 0)]);
     let fresh = self::network();
     sync(fresh.node(), &all, &state());
     assert_same(&list(network.node()), &list(fresh.node()), "");

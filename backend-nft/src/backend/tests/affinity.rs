@@ -1,0 +1,491 @@
+//! Session affinity: who keeps their endpoint, told by running the rules that the fake kernel holds.
+
+use localnet_client::route::{self, Origin, Outcome, Packet, Rules};
+use localnet_linux::nft::{AddressField, ElementKey, Field, Generator, Name, Op, Set, Statement, Verdict as Then};
+
+use super::*;
+use crate::fake::FakeTable;
+
+const POD: &str = "10.180.9.9";
+const CLIENTS: [&str; 6] = [POD, "10.180.9.8", "203.0.113.7", "203.0.113.8", "fd00:10:180::99", "2001:db8::7"];
+const VIPS: [(&str, u16); 6] = [
+    ("172.30.0.1", 80),
+    ("172.30.0.2", 80),
+    ("192.168.99.1", 80),
+    ("192.168.99.2", 80),
+    ("fd00:172:30::1", 80),
+    ("192.168.0.2", 30_001),
+];
+
+/// A process, the kernel, and the time as its sets of clients see it.
+struct World {
+    backend: NftBackend<FakeKernel>,
+    now: u64,
+    expires: BTreeMap<(Table, Name, ElementKey), u64>,
+    random: u64,
+}
+
+fn packet(client: &str, vip: (&str, u16)) -> Packet {
+    let source: IpAddr = client.parse().unwrap();
+    let pods: [ipnet::IpNet; 2] = ["10.180.0.0/16".parse().unwrap(), "fd00:10:180::/48".parse().unwrap()];
+    let origin = if pods.iter().any(|pods| pods.contains(&source)) { Origin::Pod } else { Origin::Outside };
+    Packet { source, destination: vip.0.parse().unwrap(), protocol: Protocol::Tcp, port: vip.1, origin }
+}
+
+impl World {
+    fn new() -> Self {
+        Self { backend: backend(), now: 0, expires: BTreeMap::new(), random: 0x9e37_79b9_7f4a_7c15 }
+    }
+
+    fn apply(&mut self, state: &Snapshot) {
+        self.backend.apply(state, &Changes::everything()).unwrap();
+    }
+
+    fn restart(&mut self) {
+        self.backend = restarted(&self.backend);
+    }
+
+    fn wait(&mut self, seconds: u64) {
+        self.now += seconds;
+        let now = self.now;
+        let kernel = &mut self.backend.kernel;
+        self.expires.retain(|(table, set, key), until| {
+            let expired = *until <= now;
+            let set = kernel.tables.get_mut(table).and_then(|table| table.sets.get_mut(set));
+            if let Some((_, elements)) = set.filter(|_| expired) {
+                elements.remove(key);
+            }
+            !expired
+        });
+    }
+
+    /// Where the first packet of a connection is translated to.
+    fn connect(&mut self, client: &str, vip: (&str, u16)) -> Option<std::net::SocketAddr> {
+        let packet = packet(client, vip);
+        let table = plan::table(Family::of(&packet.source));
+        let mut held = self.backend.kernel.tables.remove(&table)?;
+        let end = self.run(&table, &mut held, "services", &packet);
+        self.backend.kernel.tables.insert(table, held);
+        match end {
+            End::Dnat(endpoint) => Some(endpoint),
+            _ => None,
+        }
+    }
+
+    fn run(&mut self, table: &Table, held: &mut FakeTable, chain: &str, packet: &Packet) -> End {
+        let rules = held.chains.get(chain).unwrap_or_else(|| panic!("no chain {chain}")).rules.clone();
+        'rules: for rule in &rules {
+            for statement in &rule.statements {
+                let verdict = match statement {
+                    Statement::Verdict(verdict) => verdict.clone(),
+                    Statement::VerdictMap(fields, map) => match held.find(map, &self.key(fields, packet)) {
+                        Some(Element { data: localnet_linux::nft::ElementData::Verdict(verdict), .. }) => verdict,
+                        _ => continue 'rules,
+                    },
+                    Statement::DnatMap(fields, map) => match held.find(map, &self.key(fields, packet)) {
+                        Some(Element { data: localnet_linux::nft::ElementData::Value(value), .. }) => {
+                            return End::Dnat(endpoint_of(&value));
+                        }
+                        _ => continue 'rules,
+                    },
+                    Statement::Update(fields, set, timeout) => {
+                        let key = self.key(fields, packet);
+                        let (declared, elements) = held.sets.get_mut(set).unwrap();
+                        if !elements.contains_key(&key) && elements.len() >= declared.size.unwrap() as usize {
+                            continue 'rules;
+                        }
+                        elements.insert(key.clone(), Element::new(key.clone()));
+                        let until = self.now + u64::from(timeout.unwrap());
+                        self.expires.insert((table.clone(), set.clone(), key), until);
+                        continue;
+                    }
+                    statement if self.matches(held, statement, packet) => continue,
+                    _ => continue 'rules,
+                };
+                match verdict {
+                    Then::Accept | Then::Drop => return End::Untranslated,
+                    Then::Return => return End::Fell,
+                    Then::Goto(chain) => return self.run(table, held, &chain, packet),
+                    Then::Jump(chain) => match self.run(table, held, &chain, packet) {
+                        End::Fell => continue 'rules,
+                        end => return end,
+                    },
+                }
+            }
+        }
+        End::Fell
+    }
+
+    fn matches(&mut self, held: &FakeTable, statement: &Statement, packet: &Packet) -> bool {
+        match statement {
+            Statement::Lookup(fields, op, set) => {
+                held.find(set, &self.key(fields, packet)).is_some() == (*op == Op::Eq)
+            }
+            Statement::Address(AddressField::Source, op, net) => net.contains(&packet.source) == (*op == Op::Eq),
+            Statement::Local(AddressField::Source, op) => *op == Op::Ne,
+            Statement::MarkOr(_) => true,
+            other => panic!("what does {other:?} do?"),
+        }
+    }
+
+    fn key(&mut self, fields: &[Field], packet: &Packet) -> ElementKey {
+        let fields = fields.iter().fold(Tuple::new(), |key, field| match field {
+            Field::SourceAddress => key.address(packet.source),
+            Field::DestinationAddress => key.address(packet.destination),
+            Field::Protocol => key.protocol(localnet_linux::nft::Protocol::Tcp),
+            Field::DestinationPort => key.port(packet.port),
+            Field::Index(Generator::Constant(value)) => key.index(*value),
+            Field::Index(Generator::Random(modulus)) => {
+                self.random ^= self.random << 13;
+                self.random ^= self.random >> 7;
+                self.random ^= self.random << 17;
+                key.index(((self.random >> 32) % u64::from(*modulus)) as u32)
+            }
+            other => panic!("what is {other:?}?"),
+        });
+        fields.into()
+    }
+}
+
+/// How a chain ended.
+#[derive(Debug)]
+enum End {
+    Dnat(std::net::SocketAddr),
+    Untranslated,
+    Fell,
+}
+
+impl FakeTable {
+    fn find(&self, set: &Name, key: &ElementKey) -> Option<Element> {
+        self.sets[set].1.get(key).cloned()
+    }
+}
+
+fn endpoint_of(value: &Tuple) -> std::net::SocketAddr {
+    let (address, port) = value.as_bytes().split_last_chunk::<4>().unwrap();
+    let address: IpAddr = match address.len() {
+        4 => <[u8; 4]>::try_from(address).unwrap().into(),
+        _ => <[u8; 16]>::try_from(address).unwrap().into(),
+    };
+    (address, u16::from_be_bytes([port[0], port[1]])).into()
+}
+
+/// Where a packet may go.
+fn choices(state: &Snapshot, packet: &Packet) -> (BTreeSet<std::net::SocketAddr>, Option<u32>) {
+    let rules =
+        Rules { detects_pods: true, node_port_addresses: node().addresses.into_iter().collect(), ..Rules::default() };
+    match route::route(state, &rules, packet) {
+        Outcome::Endpoints { choices, affinity, .. } => (choices, affinity),
+        _ => (BTreeSet::new(), None),
+    }
+}
+
+fn sticky(name: &str, cluster_ip: &str, endpoints: &[&str]) -> Service {
+    Service { client_ip_affinity: Some(100), ..service(name, cluster_ip, endpoints) }
+}
+
+fn web(endpoints: &[&str]) -> Snapshot {
+    state([sticky("web", VIPS[0].0, endpoints)])
+}
+
+const FOUR: [&str; 4] = ["10.180.1.2", "10.180.1.4", "10.180.1.6", "10.180.1.8"];
+
+/// Where so many clients are sent.
+fn crowd(world: &mut World, clients: u8) -> Vec<IpAddr> {
+    let connect = |client| world.connect(&format!("10.180.7.{client}"), VIPS[0]).unwrap().ip();
+    (0..clients).map(connect).collect()
+}
+
+#[test]
+fn clients_stay_whatever_happens_to_other_endpoints() {
+    let mut world = World::new();
+    world.apply(&web(&FOUR));
+    let first = crowd(&mut world, 100);
+    assert_eq!(first.iter().collect::<BTreeSet<_>>().len(), 4, "all endpoints are used");
+    assert_eq!(crowd(&mut world, 100), first);
+
+    world.apply(&web(&[&FOUR[..], &["10.180.1.1", "10.180.1.5"]].concat()));
+    assert_eq!(crowd(&mut world, 100), first, "one more moves nobody");
+    world.restart();
+    world.apply(&web(&[&FOUR[..], &["10.180.1.1", "10.180.1.5"]].concat()));
+    assert_eq!(crowd(&mut world, 100), first, "nor does a restart");
+
+    let gone: IpAddr = FOUR[1].parse().unwrap();
+    world.apply(&web(&[FOUR[0], FOUR[2], FOUR[3], "10.180.1.7"]));
+    let then = crowd(&mut world, 100);
+    for (before, after) in first.iter().zip(&then) {
+        assert!(before == after || *before == gone && *after != gone, "{before} {after}");
+    }
+    world.apply(&web(&FOUR));
+    let moved = first.iter().zip(crowd(&mut world, 100)).filter(|(before, after)| **before != gone && *before != after);
+    assert_eq!(moved.count(), 0, "whose endpoint stayed, stays");
+}
+
+#[test]
+fn a_slot_is_used_again_only_when_its_clients_are_forgotten() {
+    let mut world = World::new();
+    world.apply(&web(&FOUR));
+    crowd(&mut world, 100);
+    let dumps = world.backend.kernel.dumps;
+    world.apply(&web(&FOUR[..3]));
+    assert_eq!(world.backend.kernel.dumps, dumps + 1, "one slot was left");
+    let slot = &world.backend.kernel.tables[&plan::table(Family::V4)].sets["affinity-3"].1;
+    assert_eq!(slot.len(), 0);
+    let then = crowd(&mut world, 100);
+    world.apply(&web(&[FOUR[0], FOUR[1], FOUR[2], "10.180.1.9"]));
+    assert_eq!(crowd(&mut world, 100), then, "nobody is sent to who has the slot now");
+    assert_eq!(world.backend.kernel.dumps, dumps + 1, "nothing is read where no endpoint left");
+}
+
+#[test]
+fn a_client_is_forgotten_after_the_timeout_and_each_connection_begins_it_anew() {
+    let mut world = World::new();
+    world.apply(&web(&FOUR));
+    let mut ends = BTreeSet::new();
+    for _ in 0..40 {
+        let end = world.connect(POD, VIPS[0]).unwrap();
+        world.wait(99);
+        assert_eq!(world.connect(POD, VIPS[0]), Some(end));
+        world.wait(99);
+        assert_eq!(world.connect(POD, VIPS[0]), Some(end));
+        world.wait(100);
+        ends.insert(end);
+    }
+    assert!(ends.len() > 1);
+}
+
+#[test]
+fn where_no_client_can_be_remembered_traffic_flows() {
+    let mut world = World::new();
+    world.apply(&web(&FOUR));
+    for (set, _) in world.backend.kernel.tables.get_mut(&plan::table(Family::V4)).unwrap().sets.values_mut() {
+        if set.flags.dynamic {
+            *set = Arc::new(Set { size: Some(0), ..Set::clone(set) });
+        }
+    }
+    assert!(crowd(&mut world, 100).iter().collect::<BTreeSet<_>>().len() == 4);
+}
+
+#[test]
+fn new_clients_are_spread_evenly_though_slots_have_holes() {
+    let mut world = World::new();
+    let many: Vec<String> = (0..24).map(|host| format!("10.180.3.{host}")).collect();
+    world.apply(&web(&many.iter().map(String::as_str).collect::<Vec<_>>()));
+    world.apply(&web(&[&many[3], &many[17], &many[23]]));
+    let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
+    for end in crowd(&mut world, 240) {
+        *counts.entry(end).or_default() += 1;
+    }
+    assert!(counts.len() == 3 && counts.values().all(|count| (50..120).contains(count)), "{counts:?}");
+}
+
+#[test]
+fn objects_do_not_grow_with_services() {
+    let objects = |services: u8| {
+        let mut backend = backend();
+        let services = (1..=services).map(|i| sticky(&format!("s{i}"), &format!("172.30.0.{i}"), &FOUR));
+        backend.apply(&state(services), &Changes::everything()).unwrap();
+        let table = &backend.kernel.tables[&plan::table(Family::V4)];
+        let rules: usize = table.chains.values().map(|chain| chain.rules.len()).sum();
+        (table.chains.len(), rules, table.sets.len())
+    };
+    assert_eq!(objects(1), objects(200));
+    let mut plain = backend();
+    plain.apply(&state([service("web", "172.30.0.1", &FOUR)]), &Changes::everything()).unwrap();
+    let table = &plain.kernel.tables[&plan::table(Family::V4)];
+    assert!(!table.sets.keys().any(|name| name.contains("affinity")), "nothing without affinity");
+}
+
+#[test]
+fn affinity_comes_and_goes() {
+    let with = web(&FOUR);
+    let without = state([service("web", VIPS[0].0, &FOUR)]);
+    let fresh = |state: &Snapshot| {
+        let mut backend = backend();
+        backend.apply(state, &Changes::everything()).unwrap();
+        normal(backend.kernel())
+    };
+    let mut world = World::new();
+    for state in [&without, &with, &without, &with] {
+        world.apply(state);
+        assert_eq!(normal(world.backend.kernel()), fresh(state));
+    }
+    let ends = crowd(&mut world, 100);
+    world.apply(&without);
+    world.apply(&with);
+    assert!(crowd(&mut world, 100) != ends, "whose affinity was switched off is forgotten");
+    let v6 = &world.backend.kernel.tables[&plan::table(Family::V6)];
+    assert!(!v6.sets.contains_key("affinity-vips"), "only in the family that has it");
+}
+
+#[test]
+fn growth_keeps_the_clients() {
+    let mut world = World::new();
+    world.apply(&web(&FOUR));
+    let ends = crowd(&mut world, 100);
+    let crowded = |prefix: &str, sticky_too: bool| {
+        let many = (0..2200_u16).map(|i| {
+            let affinity = (sticky_too && i % 2 == 0).then_some(7);
+            let other = service(&format!("{prefix}{i}"), &format!("172.31.{}.{}", i / 250, i % 250), &FOUR[..2]);
+            Service { client_ip_affinity: affinity, ..other }
+        });
+        state(many.chain([sticky("web", VIPS[0].0, &FOUR)]))
+    };
+    for state in [crowded("p", false), crowded("q", true)] {
+        let from = world.backend.kernel.log.len();
+        world.apply(&state);
+        let sent = &world.backend.kernel.log[from..];
+        let deletes = |change: &Change| matches!(change, Change::DeleteTable(_));
+        assert!(!sent.iter().flat_map(Transaction::changes).any(deletes));
+        assert_eq!(crowd(&mut world, 100), ends);
+        let mut fresh = backend();
+        fresh.apply(&state, &Changes::everything()).unwrap();
+        assert_eq!(normal(world.backend.kernel()), normal(fresh.kernel()));
+    }
+    let from = world.backend.kernel.log.len();
+    world.restart();
+    world.apply(&crowded("q", true));
+    assert_eq!(world.backend.kernel.log.len(), from, "what has grown is adopted");
+}
+
+#[test]
+fn clients_of_what_vanished_while_nobody_looked_are_forgotten_at_the_start() {
+    let mut world = World::new();
+    world.apply(&web(&FOUR));
+    let first = crowd(&mut world, 100);
+    world.restart();
+    let replaced = web(&[FOUR[0], FOUR[1], FOUR[2], "10.180.1.3"]);
+    world.apply(&replaced);
+    let second = crowd(&mut world, 100);
+    let gone: IpAddr = FOUR[3].parse().unwrap();
+    for (before, after) in first.iter().zip(&second) {
+        assert!(before == after || *before == gone);
+    }
+    world.apply(&web(&[FOUR[0], FOUR[1], FOUR[2], "10.180.1.3", FOUR[3]]));
+    assert_eq!(crowd(&mut world, 100), second);
+}
+
+/// Of each service: whether external traffic goes to local endpoints, affinity, and endpoints.
+type ServiceParts = (bool, Option<u32>, Vec<(u8, Scopes)>);
+type Services = Vec<ServiceParts>;
+
+/// What happens next.
+#[derive(Clone, Debug)]
+enum Step {
+    State(Services),
+    Denied(Services),
+    Restart,
+    Wait(u64),
+    Connect(usize, usize),
+}
+
+fn any_services() -> impl Strategy<Value = Services> {
+    let affinity = proptest::option::weighted(0.8, prop::sample::select(vec![10_u32, 60]));
+    let endpoints = proptest::collection::btree_map(1..9_u8, any_scopes(), 0..7);
+    let service = (any::<bool>(), affinity, endpoints);
+    proptest::collection::vec(
+        service.prop_map(|(local, affinity, endpoints)| (local, affinity, endpoints.into_iter().collect())),
+        0..3,
+    )
+}
+
+fn state_of(services: &[ServiceParts]) -> Snapshot {
+    state(services.iter().enumerate().map(|(index, (to_local, affinity, endpoints))| {
+        let number = index + 1;
+        let mut service = service(&format!("s{number}"), &format!("172.30.0.{number}"), &[]);
+        if number == 1 {
+            service.cluster_ips.push("fd00:172:30::1".parse().unwrap());
+            service.ports[0].node_port = Some(30_001);
+        }
+        service.external_ips = vec![format!("192.168.99.{number}").parse().unwrap()];
+        service.external_traffic_to_local = *to_local;
+        service.client_ip_affinity = *affinity;
+        let of = |prefix: &str| {
+            endpoints.iter().map(|(host, scopes)| endpoint(&format!("{prefix}{host}"), *scopes)).collect::<Vec<_>>()
+        };
+        service.endpoints = of("10.180.0.").into_iter().chain(of("fd00:10:180::")).collect();
+        service
+    }))
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => any_services().prop_map(Step::State),
+        1 => any_services().prop_map(Step::Denied),
+        1 => Just(Step::Restart),
+        1 => (1..15_u64).prop_map(Step::Wait),
+        12 => (0..CLIENTS.len(), 0..VIPS.len()).prop_map(|(client, vip)| Step::Connect(client, vip)),
+    ]
+}
+
+/// Endpoints of a client at a VIP, and until when they are remembered.
+type Remembered = BTreeMap<(usize, usize), BTreeMap<std::net::SocketAddr, u64>>;
+
+/// Endpoints that no longer serve a VIP anybody, or without affinity, lose their clients.
+fn retain_usable(remembered: &mut Remembered, state: &Snapshot) {
+    for ((_, vip), ends) in remembered.iter_mut() {
+        let clients = if VIPS[*vip].0.contains(':') { [CLIENTS[4], CLIENTS[5]] } else { [CLIENTS[0], CLIENTS[2]] };
+        let usable: Vec<_> = clients.map(|client| choices(state, &packet(client, VIPS[*vip]))).into();
+        ends.retain(|end, _| usable.iter().any(|(ends, affinity)| affinity.is_some() && ends.contains(end)));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_happens_clients_keep_endpoints_that_serve(steps in proptest::collection::vec(any_step(), 1..60)) {
+        let mut world = World::new();
+        let mut applied = state([]);
+        world.apply(&applied);
+        let mut remembered = Remembered::new();
+        for step in steps {
+            match step {
+                Step::State(services) => {
+                    applied = state_of(&services);
+                    world.apply(&applied);
+                    retain_usable(&mut remembered, &applied);
+                }
+                Step::Denied(services) => {
+                    world.backend.kernel.denied = true;
+                    let result = world.backend.apply(&state_of(&services), &Changes::everything());
+                    world.backend.kernel.denied = false;
+                    if result.is_ok() {
+                        applied = state_of(&services);
+                        retain_usable(&mut remembered, &applied);
+                    }
+                }
+                Step::Restart => {
+                    world.restart();
+                    world.apply(&applied);
+                }
+                Step::Wait(seconds) => world.wait(seconds),
+                Step::Connect(client, vip) => {
+                    let packet = packet(CLIENTS[client], VIPS[vip]);
+                    if Family::of(&packet.source) != Family::of(&packet.destination) {
+                        continue;
+                    }
+                    let (choices, affinity) = choices(&applied, &packet);
+                    let end = world.connect(CLIENTS[client], VIPS[vip]);
+                    let Some(end) = end else {
+                        prop_assert!(choices.is_empty(), "nothing serves {packet:?}");
+                        continue;
+                    };
+                    prop_assert!(choices.contains(&end), "{end} does not serve {packet:?}");
+                    let Some(seconds) = affinity else { continue };
+                    let known = remembered.entry((client, vip)).or_default();
+                    known.retain(|_, until| *until > world.now);
+                    let kept = known.keys().any(|known| choices.contains(known));
+                    prop_assert!(!kept || known.contains_key(&end), "{packet:?} went to {end}, not to {known:?}");
+                    known.insert(end, world.now + u64::from(seconds));
+                }
+            }
+        }
+        // Whichever slots endpoints have had: the same serve, and slots without one have no clients.
+        let mut fresh = backend();
+        world.apply(&applied);
+        fresh.apply(&applied, &Changes::everything()).unwrap();
+        prop_assert_eq!(normal(world.backend.kernel()), normal(fresh.kernel()));
+        prop_assert_eq!(world.backend.desired.departed(), vec![]);
+    }
+}

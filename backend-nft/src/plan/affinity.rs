@@ -1,0 +1,245 @@
+//! Session affinity: a client of a VIP is sent to the endpoint that it had before.
+//!
+//! ```text
+//!  services ─► affinity ─► lb-affinity-N ─┬─ client is in `affinity-S`, slot S is used ─► slot-S   for each slot S
+//!                                         └─ else `affinity-picks`, at random ──────────► slot-S
+//!  slot-S: the client goes into `affinity-S` for the VIP's timeout, then translation to who is in slot S
+//! ```
+//!
+//! The number of sets and chains depends on the most slots that one VIP has, not on the number of services. What a rule
+//! wants to know of a VIP (how many endpoints, which timeout, which slots) is a number behind the VIP in a plain set: were it
+//! a map of verdicts, older kernels would validate all of it for each VIP.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+};
+
+use localnet_linux::nft::{Chain, Element, Family, Field, FieldType, Generator, Name, Set, Statement, Tuple, Verdict};
+
+use super::{
+    chains,
+    service::Vip,
+    sets::{Pool, SetId, VIP},
+    stable_slots::Slots,
+};
+
+/// What the VIPs with affinity of one family use, counted.
+#[derive(Clone, Debug, Default)]
+pub struct Uses {
+    /// How many VIPs pick from so many, by how many slots they need.
+    pools: BTreeMap<(Pool, u32), BTreeMap<u32, usize>>,
+    timeouts: BTreeMap<u32, usize>,
+}
+
+/// What chains and sets depend on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shape {
+    /// Pools and sizes that are picked from, and how many slots are looked at for clients.
+    pools: BTreeMap<(Pool, u32), u32>,
+    /// Timeouts in seconds.
+    timeouts: BTreeSet<u32>,
+}
+
+impl Uses {
+    /// A VIP is there.
+    pub fn add(&mut self, vip: &Vip, slots: &Slots) {
+        for (pool, size, top) in pools_of(vip, slots) {
+            *self.pools.entry((pool, size)).or_default().entry(top).or_default() += 1;
+            *self.timeouts.entry(timeout(vip)).or_default() += 1;
+        }
+    }
+
+    /// A VIP that was added, with the same slots, is not there any more.
+    pub fn remove(&mut self, vip: &Vip, slots: &Slots) {
+        for (pool, size, top) in pools_of(vip, slots) {
+            if let Some(tops) = self.pools.get_mut(&(pool, size)) {
+                release(tops, top);
+                if tops.is_empty() {
+                    self.pools.remove(&(pool, size));
+                }
+            }
+            release(&mut self.timeouts, timeout(vip));
+        }
+    }
+
+    /// What is used, not how often.
+    pub fn shape(&self) -> Shape {
+        let top = |(pool, tops): (&_, &BTreeMap<u32, usize>)| Some((*pool, *tops.last_key_value()?.0));
+        Shape { pools: self.pools.iter().filter_map(top).collect(), timeouts: self.timeouts.keys().copied().collect() }
+    }
+}
+
+fn release(counts: &mut BTreeMap<u32, usize>, key: u32) {
+    match counts.get_mut(&key) {
+        Some(count) if *count > 1 => *count -= 1,
+        _ => _ = counts.remove(&key),
+    }
+}
+
+/// The pools that a VIP picks from, with their size and the slots to look at, which double so that chains seldom change.
+fn pools_of(vip: &Vip, slots: &Slots) -> impl Iterator<Item = (Pool, u32, u32)> {
+    let pools = [(Pool::Cluster, &vip.endpoints), (Pool::Local, &vip.local_endpoints)];
+    pools.into_iter().filter(|(_, endpoints)| !endpoints.is_empty()).map(|(pool, endpoints)| {
+        let last = endpoints.iter().filter_map(|endpoint| slots.of(endpoint)).max().unwrap_or_default();
+        (pool, super::slots(endpoints.len()), last.saturating_add(1).next_power_of_two())
+    })
+}
+
+/// The kernel takes no timeout as for ever.
+fn timeout(vip: &Vip) -> u32 {
+    vip.affinity.unwrap_or_default().max(1)
+}
+
+/// All endpoints of a VIP, from near and far: one that serves both has one slot.
+pub fn endpoints_of(vip: &Vip) -> BTreeSet<SocketAddr> {
+    vip.endpoints.iter().chain(&*vip.local_endpoints).copied().collect()
+}
+
+/// Says the elements of a VIP with affinity that are not there for those without.
+pub fn of_vip(tuple: &Tuple, vip: &Vip, slots: &Slots, emit: &mut impl FnMut(SetId, Element)) {
+    let with = |number: u32| tuple.clone().index(number);
+    if vip.endpoints.is_empty() && vip.local_endpoints.is_empty() {
+        return;
+    }
+    emit(SetId::AffinityVips, Element::new(tuple.clone()).comment(vip.comment.clone()));
+    emit(SetId::AffinityTimeouts, Element::new(with(timeout(vip))));
+    for (pool, endpoints) in [(Pool::Cluster, &vip.endpoints), (Pool::Local, &vip.local_endpoints)] {
+        if endpoints.is_empty() {
+            continue;
+        }
+        emit(pool.affinity_sizes(), Element::new(with(super::slots(endpoints.len()))));
+        for (index, slot) in (0..).zip(endpoints.iter().filter_map(|endpoint| slots.of(endpoint))) {
+            emit(pool.affinity_slots(), Element::new(with(slot)));
+            emit(pool.affinity_picks(), Element::verdict(with(index), Verdict::Jump(slot_chain(slot))));
+        }
+    }
+    for (endpoint, slot) in slots.used() {
+        let value = Tuple::new().address(endpoint.ip()).port(endpoint.port());
+        emit(SetId::AffinityEndpoints, Element::value(with(slot), value));
+    }
+}
+
+/// The set of the clients of a slot. If it is full, a client is not remembered, and served all the same.
+pub fn clients(family: Family, slot: u32) -> Set {
+    let address = family.address_type();
+    Set::new(clients_name(slot), [address, address, FieldType::InetProto, FieldType::InetService])
+        .dynamic(None)
+        .size(CLIENTS)
+        .comment("client and VIP: who stays with this slot")
+}
+
+/// So many clients are remembered for each slot.
+const CLIENTS: u32 = 65_536;
+
+/// The slot whose clients are in a set of that name.
+pub fn slot_of_clients(name: &str) -> Option<u32> {
+    let number = name.strip_prefix("affinity-")?.parse().ok()?;
+    (*clients_name(number) == *name).then_some(number)
+}
+
+fn clients_name(slot: u32) -> Name {
+    format!("affinity-{slot}").into()
+}
+
+fn slot_chain(slot: u32) -> Name {
+    format!("slot-{slot}").into()
+}
+
+impl Shape {
+    /// How many slots there are, each with its set of clients and its chain.
+    pub fn slots(&self) -> u32 {
+        self.pools.values().copied().max().unwrap_or_default()
+    }
+
+    /// The chains, none if nothing has affinity.
+    pub fn chains(&self) -> Vec<Chain> {
+        if self.slots() == 0 {
+            return Vec::new();
+        }
+        let dispatch = [Pool::Cluster, Pool::Local].map(|pool| self.dispatch(pool));
+        let sizes = self.pools.iter().map(|((pool, size), top)| lb(*pool, *size, *top));
+        let slots = (0..self.slots()).map(|slot| self.slot(slot));
+        dispatch.into_iter().chain(sizes).chain(slots).collect()
+    }
+
+    /// Each VIP has one size.
+    fn dispatch(&self, pool: Pool) -> Chain {
+        let chain = Chain::new(pool.affinity_chain()).comment("session affinity, by the number of endpoints");
+        self.pools.keys().filter(|(of, _)| *of == pool).fold(chain, |chain, (_, size)| {
+            let has_size = Statement::is_in(numbered(Generator::Constant(*size)), pool.affinity_sizes().name());
+            chain.rule([has_size, Statement::goto(lb_chain(pool, *size))])
+        })
+    }
+
+    fn slot(&self, slot: u32) -> Chain {
+        let client = [&[Field::SourceAddress], VIP.as_slice()].concat();
+        let endpoint = numbered(Generator::Constant(slot));
+        let chain = self.timeouts.iter().fold(Chain::new(slot_chain(slot)), |chain, seconds| {
+            let has_timeout = numbered(Generator::Constant(*seconds));
+            chain.rule([
+                Statement::is_in(has_timeout, SetId::AffinityTimeouts.name()),
+                Statement::Update(client.clone(), clients_name(slot), Some(*seconds)),
+            ])
+        });
+        chain.rule(Statement::dnat(endpoint, SetId::AffinityEndpoints.name()))
+    }
+}
+
+/// First who was here before, then a pick. A miss falls through to what comes next: the slot was given up meanwhile.
+fn lb(pool: Pool, size: u32, top: u32) -> Chain {
+    let client = [&[Field::SourceAddress], VIP.as_slice()].concat();
+    let pick = |modulus| Statement::vmap(numbered(Generator::Random(modulus)), pool.affinity_picks().name());
+    let chain = (0..top).fold(Chain::new(lb_chain(pool, size)), |chain, slot| {
+        chain.rule([
+            Statement::is_in(client.clone(), clients_name(slot)),
+            Statement::is_in(numbered(Generator::Constant(slot)), pool.affinity_slots().name()),
+            Statement::jump(slot_chain(slot)),
+        ])
+    });
+    (0..chains::tries(size)).fold(chain, |chain, _| chain.rule(pick(size))).rule(pick(1))
+}
+
+fn lb_chain(pool: Pool, size: u32) -> Name {
+    match pool {
+        Pool::Cluster => format!("lb-affinity-{size}"),
+        Pool::Local => format!("lb-affinity-local-{size}"),
+    }
+    .into()
+}
+
+/// A VIP and a number.
+fn numbered(generator: Generator) -> Vec<Field> {
+    [VIP.as_slice(), &[Field::Index(generator)]].concat()
+}
+
+impl Pool {
+    /// The chain for VIPs with affinity.
+    pub fn affinity_chain(self) -> &'static str {
+        match self {
+            Self::Cluster => chains::names::AFFINITY,
+            Self::Local => chains::names::AFFINITY_LOCAL,
+        }
+    }
+
+    fn affinity_sizes(self) -> SetId {
+        match self {
+            Self::Cluster => SetId::AffinitySizes,
+            Self::Local => SetId::AffinityLocalSizes,
+        }
+    }
+
+    fn affinity_slots(self) -> SetId {
+        match self {
+            Self::Cluster => SetId::AffinitySlots,
+            Self::Local => SetId::AffinityLocalSlots,
+        }
+    }
+
+    fn affinity_picks(self) -> SetId {
+        match self {
+            Self::Cluster => SetId::AffinityPicks,
+            Self::Local => SetId::AffinityLocalPicks,
+        }
+    }
+}
