@@ -2,8 +2,9 @@
 
 use std::{collections::BTreeSet, net::SocketAddr, process::Command};
 
+use anyhow::Context as _;
 use localnet_e2e::{Programs, await_condition};
-use localnet_lab::{Endpoint, Namespace, Network, Probe, Protocol, Servers, Topology};
+use localnet_lab::{Endpoint, Namespace, Network, Probe, Protocol, Running, Servers, Topology};
 
 const PODS: [&str; 3] = ["10.180.0.1", "10.180.0.2", "10.180.0.3"];
 /// The cluster IP of `web` in the examples.
@@ -22,32 +23,76 @@ fn words(node: &Namespace) -> anyhow::Result<Vec<String>> {
     Ok(words)
 }
 
+struct World {
+    programs: Programs,
+    pods: Vec<SocketAddr>,
+    brain: Running,
+    _backend: Running,
+    _servers: Servers,
+    network: Network,
+}
+
+impl World {
+    /// The examples are programmed.
+    fn build() -> anyhow::Result<Self> {
+        let network = Network::build(Topology::with_pods(PODS)?)?;
+        let pods = PODS.iter().map(|pod| format!("{pod}:8080").parse()).collect::<Result<Vec<SocketAddr>, _>>()?;
+        let endpoints = pods.iter().map(|&address| Endpoint { protocol: Protocol::Tcp, address });
+        let _servers = Servers::start(&network, endpoints)?;
+        let programs = Programs::new()?;
+        let examples = concat!("file:", env!("CARGO_MANIFEST_DIR"), "/../../examples");
+        let brain = programs.start_brain(network.node(), examples)?;
+        let _backend = programs.start_nft(network.node())?;
+        let world = Self { programs, pods, brain, _backend, _servers, network };
+        world.await_answers()?;
+        Ok(world)
+    }
+
+    fn await_answers(&self) -> anyhow::Result<()> {
+        let web = Probe::new(Protocol::Tcp, WEB.parse()?);
+        self.programs.await_answers(self.network.client(), web, &self.pods)
+    }
+
+    fn await_said(&self, text: &str) -> anyhow::Result<()> {
+        await_condition(text, || self.programs.log("localnet-nft").contains(text))
+            .with_context(|| self.programs.log("localnet-nft"))
+    }
+}
+
 #[test]
 fn flushed_rules_come_back_while_the_brain_is_away() -> anyhow::Result<()> {
-    let network = Network::build(Topology::with_pods(PODS)?)?;
-    let pods = PODS.iter().map(|pod| format!("{pod}:8080").parse()).collect::<Result<Vec<SocketAddr>, _>>()?;
-    let _servers = Servers::start(&network, pods.iter().map(|&address| Endpoint { protocol: Protocol::Tcp, address }))?;
-    let programs = Programs::new()?;
-    let examples = concat!("file:", env!("CARGO_MANIFEST_DIR"), "/../../examples");
-    let mut brain = programs.start_brain(network.node(), examples)?;
-    let _backend = programs.start_nft(network.node())?;
-    let web = Probe::new(Protocol::Tcp, WEB.parse()?);
-    programs.await_answers(network.client(), web, &pods)?;
-    let before = words(network.node())?;
-
-    brain.kill()?;
-    brain.wait()?;
-    await_condition("the backend notices that the brain is gone", || {
-        programs.log("localnet-nft").contains("no state from the brain")
-    })?;
+    let mut world = World::build()?;
+    let node = world.network.node();
+    let before = words(node)?;
+    world.brain.kill()?;
+    world.brain.wait()?;
+    world.await_said("no state from the brain")?;
     for _ in 0..ROUNDS {
-        nft(network.node(), &["flush", "ruleset"])?;
-        programs.await_answers(network.client(), web, &pods)?;
-        await_condition("the tables are as they were", || words(network.node()).is_ok_and(|now| now == before))?;
+        nft(node, &["flush", "ruleset"])?;
+        world.await_answers()?;
+        await_condition("the tables are as they were", || words(node).is_ok_and(|now| now == before))?;
     }
-    let log = programs.log("localnet-nft");
+    let log = world.programs.log("localnet-nft");
     let said: BTreeSet<_> =
         log.lines().filter(|line| line.contains("the tables were changed by someone else")).collect();
     assert!((1..=ROUNDS).contains(&said.len()) && said.iter().all(|line| line.contains("nft")), "{log}");
     Ok(())
+}
+
+/// Each puts right what the other wrote: neither may keep the node busy with it, and an operator must be told.
+#[test]
+fn two_backends_of_one_node_say_so_and_fight_ever_more_slowly() -> anyhow::Result<()> {
+    let world = World::build()?;
+    let node = world.network.node();
+    let before = words(node)?;
+    let api = world.programs.api();
+    let mut rival = world.programs.start(node, "localnet-nft", &["--api", &api, "--masquerade-all"])?;
+    world.await_said("another localnet-nft writes the same tables: only one may run on a node")?;
+    world.await_said("someone keeps changing the tables ip localnet and ip6 localnet: repairs slow down")?;
+    rival.kill()?;
+    rival.wait()?;
+    let repairs = world.programs.log("localnet-nft").matches(": applied ").count();
+    assert!((50..150).contains(&repairs), "{repairs} repairs until the fight slowed down");
+    await_condition("the tables are as they were", || words(node).is_ok_and(|now| now == before))?;
+    world.await_answers()
 }
