@@ -102,11 +102,10 @@ pub async fn run(arguments: Arguments, shutdown: impl Future<Output = ()>) -> an
     let result = tokio::select! {
         () = shutdown => Ok(()),
         error = brain.failed() => Err(error),
-        () = &mut served => return Ok(()),
+        ended = &mut served => return ended,
     };
     stop.cancel();
-    served.await;
-    result
+    result.and(served.await)
 }
 
 /// Resolves on SIGTERM or SIGINT.

@@ -72,11 +72,8 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let result = tokio::select! {
         result = localnet_client::run(backend, source, options, terminated()) => result,
         error = brain.failed() => Err(error),
-        () = &mut served, if serving => Err(anyhow::anyhow!("the server has ended")),
+        ended = &mut served, if serving => return ended,
     };
     stop.cancel();
-    if serving {
-        served.await;
-    }
-    result
+    if serving { result.and(served.await) } else { result }
 }

@@ -19,12 +19,17 @@ mod unix;
 
 use std::{future::Future, io, sync::Arc, time::Duration};
 
+use anyhow::Context as _;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
     service::TowerToHyperService,
 };
-use tokio::{sync::Semaphore, task::JoinSet, time};
+use tokio::{
+    sync::Semaphore,
+    task::{JoinError, JoinSet},
+    time,
+};
 use tokio_util::sync::CancellationToken;
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tracing::{debug, info, warn};
@@ -54,7 +59,15 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 ///
 /// After `shutdown` every waiting reader gets `UNAVAILABLE`, answers under way have two seconds to end, and the files of
 /// unix sockets are removed. Dropping the future stops everything at once.
-pub async fn run(listeners: Vec<Listener>, feed: Feed, reports: Reports, shutdown: impl Future<Output = ()>) {
+///
+/// # Errors
+/// A part of the server has crashed or ended although nobody asked for it: readers would wait for nothing.
+pub async fn run(
+    listeners: Vec<Listener>,
+    feed: Feed,
+    reports: Reports,
+    shutdown: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     let (health, health_server) = tonic_health::server::health_reporter();
     set_health(&health, ServingStatus::NotServing).await;
@@ -67,9 +80,30 @@ pub async fn run(listeners: Vec<Listener>, feed: Feed, reports: Reports, shutdow
     for listener in listeners {
         tasks.spawn(accept(listener, routes.clone(), stop.clone()));
     }
-    shutdown.await;
+    supervise(tasks, stop, shutdown).await
+}
+
+/// Waits for `shutdown`, then for the end of the tasks, which `stop` asks for. None of them may end before.
+async fn supervise(
+    mut tasks: JoinSet<()>,
+    stop: CancellationToken,
+    shutdown: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    let mut result = tokio::select! {
+        () = shutdown => Ok(()),
+        Some(ended) = tasks.join_next() => {
+            crashed(ended).and_then(|()| Err(anyhow::anyhow!("a part of the server has ended by itself")))
+        }
+    };
     stop.cancel();
-    while tasks.join_next().await.is_some() {}
+    while let Some(ended) = tasks.join_next().await {
+        result = result.and(crashed(ended));
+    }
+    result
+}
+
+fn crashed(ended: Result<(), JoinError>) -> anyhow::Result<()> {
+    ended.context("a part of the server has crashed")
 }
 
 /// Tells health clients that the brain serves once there is a complete state, and that it does not when it ends.
@@ -160,4 +194,39 @@ fn http2_server() -> auto::Builder<TokioExecutor> {
         .keep_alive_timeout(KEEP_ALIVE.1)
         .max_concurrent_streams(MAX_STREAMS);
     builder
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use super::*;
+
+    /// What comes of a task beside one that ends only when it is asked to.
+    async fn supervised(task: impl Future<Output = ()> + Send + 'static, shutdown: impl Future<Output = ()>) -> String {
+        let stop = CancellationToken::new();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(stop.clone().cancelled_owned());
+        tasks.spawn(task);
+        let ended = time::timeout(Duration::from_secs(60), supervise(tasks, stop.clone(), shutdown)).await;
+        assert!(stop.is_cancelled(), "the other parts go on");
+        ended.expect("it is noticed").map_or_else(|error| format!("{error:#}"), |()| "ok".to_owned())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_part_that_crashes_or_ends_is_the_end_of_the_server() {
+        let crashed = supervised(async { panic!("out of luck") }, pending()).await;
+        assert!(
+            crashed.starts_with("a part of the server has crashed: ") && crashed.contains("out of luck"),
+            "{crashed}"
+        );
+        assert_eq!(supervised(async {}, pending()).await, "a part of the server has ended by itself");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_a_shutdown_the_parts_end_without_an_error() {
+        assert_eq!(supervised(time::sleep(Duration::from_secs(1)), async {}).await, "ok");
+        let late = supervised(async { panic!("too late") }, async {}).await;
+        assert!(late.contains("too late"), "{late}");
+    }
 }

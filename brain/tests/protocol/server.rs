@@ -50,7 +50,7 @@ pub(crate) struct Server {
     pub(crate) reports: Reports,
     pub(crate) address: Address,
     stop: CancellationToken,
-    task: JoinHandle<()>,
+    task: JoinHandle<anyhow::Result<()>>,
     _folder: TempDir,
 }
 
@@ -93,7 +93,7 @@ impl Server {
 
     pub(crate) async fn shutdown(self) {
         self.begin_shutdown();
-        soon(self.task).await.unwrap();
+        soon(self.task).await.unwrap().unwrap();
     }
 }
 
