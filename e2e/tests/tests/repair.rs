@@ -91,7 +91,8 @@ fn two_backends_of_one_node_say_so_and_fight_ever_more_slowly() -> anyhow::Resul
     world.await_said("someone keeps changing the tables ip localnet and ip6 localnet: repairs slow down")?;
     rival.kill()?;
     rival.wait()?;
-    let repairs = world.programs.log("localnet-nft").matches(": applied ").count();
+    let log = world.programs.log("localnet-nft");
+    let repairs = log.matches(" applied revision=").count();
     assert!((50..150).contains(&repairs), "{repairs} repairs until the fight slowed down");
     await_condition("the tables are as they were", || words(node).is_ok_and(|now| now == before))?;
     world.await_answers()
