@@ -1,6 +1,6 @@
 //! Cluster → state: every Case under `e2e/cases`, read as files, against its expected state.
 
-use std::{collections::BTreeMap, fmt::Write as _, path::Path};
+use std::{collections::BTreeMap, path::Path};
 
 use localnet_brain::{
     cluster::{Cluster, Options},
@@ -24,10 +24,11 @@ fn snapshot(cluster_yaml: &Path, node_name: &str) -> (Snapshot, Localized) {
     (Snapshot { node, services, ..Snapshot::default() }, localized)
 }
 
-/// What was left out, as comments above the state.
+/// What was left out or is odd, as comments above the state.
 fn skipped(localized: &Localized) -> String {
     localized.skipped.iter().fold(String::new(), |mut text, skipped| {
-        writeln!(text, "# skipped: {}: {}: {}", skipped.object, skipped.field, skipped.problem).unwrap();
+        let what = if skipped.left_out { "skipped" } else { "odd" };
+        text.push_str(&format!("# {what}: {}: {}: {}\n", skipped.object, skipped.field, skipped.problem));
         text
     })
 }

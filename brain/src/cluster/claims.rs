@@ -12,13 +12,13 @@ use std::{
 use localnet_proto::{Family, Protocol, ServiceKey};
 
 use super::object::{Parsed, ServiceObject};
-use crate::localize::Lost;
+use crate::localize::{self, Lost};
 
 /// An address and port on which packets arrive. NodePorts stand under the unspecified address of their family.
 type Front = (IpAddr, Protocol, u16);
 
 /// What one service claims, with its age.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq)]
 pub(super) struct Claimed {
     created: i64,
     fronts: BTreeSet<Front>,
@@ -117,27 +117,15 @@ impl Claims {
     }
 }
 
-/// Every address and port that a service names and could be served on, and the field that names it.
+/// Every address and port that a service names and would be served on, and the field that names it.
 fn fronts(service: &ServiceObject) -> impl Iterator<Item = (Front, &'static str)> + '_ {
-    let fields = [
-        ("spec.clusterIPs", &service.cluster_ips),
-        ("spec.externalIPs", &service.external_ips),
-        ("status.loadBalancer.ingress", &service.load_balancer_ips),
-    ];
-    let addresses = fields.into_iter().flat_map(|(field, addresses)| {
-        let good = addresses.iter().filter_map(|address| match address {
-            Parsed::Good(address) => Some(*address),
-            Parsed::Bad(_) => None,
-        });
-        // In other families the service does not exist; the unspecified address is that of NodePorts.
-        let served = good.filter(|address| has_family(service, Family::of(*address)) && !address.is_unspecified());
-        served.map(move |address| (address, field))
-    });
-    let on_addresses = addresses.flat_map(|(address, field)| {
+    let wanted = localize::wanted(service);
+    let family = |family| wanted.iter().any(|(address, _)| Family::of(*address) == family);
+    let families: Vec<Family> = Family::BOTH.into_iter().filter(|of| family(*of)).collect();
+    let on_addresses = wanted.into_iter().flat_map(|(address, field)| {
         ports(service, |port| port.port).map(move |(protocol, port)| ((address, protocol, port), field))
     });
-    let families = Family::BOTH.into_iter().filter(|family| has_family(service, *family));
-    let on_node = families.flat_map(|family| {
+    let on_node = families.into_iter().flat_map(|family| {
         let any = match family {
             Family::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             Family::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
@@ -156,8 +144,4 @@ fn ports(
         let Parsed::Good(protocol) = port.protocol else { return None };
         Some((protocol, u16::try_from(number(port)).ok().filter(|number| *number != 0)?))
     })
-}
-
-fn has_family(service: &ServiceObject, family: Family) -> bool {
-    service.cluster_ips.iter().any(|ip| matches!(ip, Parsed::Good(ip) if Family::of(*ip) == family))
 }

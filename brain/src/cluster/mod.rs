@@ -13,6 +13,7 @@ mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    net::IpAddr,
     sync::Arc,
 };
 
@@ -240,8 +241,13 @@ impl Cluster {
             self.dirty.extend(owners.cloned());
         }
         if here.addresses != self.here.addresses {
-            let filtered = self.services.iter().filter(|(_, service)| !service.source_ranges.is_empty());
-            self.dirty.extend(filtered.map(|(key, _)| key.clone()));
+            let moved = |address: &IpAddr| here.addresses.contains(address) != self.here.addresses.contains(address);
+            let concerned = |service: &ServiceObject| {
+                let mut named = service.external_ips.iter().chain(&service.load_balancer_ips);
+                !service.source_ranges.is_empty() || named.any(|ip| matches!(ip, Parsed::Good(ip) if moved(ip)))
+            };
+            let concerned = self.services.iter().filter(|(_, service)| concerned(service));
+            self.dirty.extend(concerned.map(|(key, _)| key.clone()));
         }
         self.here = here;
     }

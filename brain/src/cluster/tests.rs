@@ -139,6 +139,19 @@ fn the_node_marks_what_depends_on_it() {
     check_marks(&mut cluster, replace(Kind::ServiceCidr, vec![]), &["zone-b"]);
 }
 
+#[test]
+fn the_node_marks_services_that_have_its_addresses() {
+    let mut taken = named("taken", "10.96.0.2");
+    taken.external_ips = addresses(&["192.168.0.2"]);
+    let mut cluster = synced(vec![named("web", "10.96.0.1"), taken], vec![]);
+    check_marks(&mut cluster, Event::Apply(node("zone-a", "192.168.0.3")), &["zone-a"]);
+    cluster.handle(Event::Apply(node("zone-a", "192.168.0.2")));
+    let localized = cluster.localize().unwrap();
+    let said: Vec<_> = localized.skipped.iter().map(|said| (said.left_out, &*said.object, &*said.field)).collect();
+    assert_eq!(said, [(false, "Service default/taken", "spec.externalIPs[0]")]);
+    check_marks(&mut cluster, Event::Apply(node("zone-a", "192.168.0.3")), &["zone-a", "taken"]);
+}
+
 /// As kube-proxy does: a Node is deleted while its machine still runs, and what ran on it is still reached.
 #[test]
 fn what_was_last_known_of_a_node_that_is_gone_stays() {
@@ -230,6 +243,38 @@ mod any_order {
         DeleteSlice(u8),
         Relist,
     }
+#[test]
+fn an_address_is_claimed_only_by_a_service_that_would_be_served_on_it() {
+    let externals = |created: i64, cluster_ips: &[&str], families: &[Family]| ServiceObject {
+        created,
+        cluster_ips: addresses(cluster_ips),
+        families: families.into(),
+        external_ips: addresses(&["203.0.113.1"]),
+        ..named(&format!("s{created}"), "10.96.0.1")
+    };
+    let rows = [
+        externals(1, &["fd00::1"], &[]),
+        externals(2, &["127.0.0.1"], &[]),
+        externals(3, &["10.96.1.3"], &[Family::V6]),
+        externals(4, &["fd00::4", "10.96.1.4"], &[Family::V6, Family::V6]),
+    ];
+    for older in rows {
+        let name = older.name.clone();
+        let cluster = synced(vec![older, externals(9, &["10.96.1.9"], &[])], vec![]);
+        let younger = &cluster.services[&ServiceKey::new("default", "s9")];
+        assert_eq!(cluster.claims.lost(younger), [], "{name}");
+    }
+    // Of the ClusterIPs of one family, one counts; an address that means something else on each machine never does.
+    let mut two = externals(1, &["10.96.1.1", "10.96.1.9"], &[]);
+    two.external_ips = addresses(&["127.0.0.9", "10.96.1.1"]);
+    assert_eq!(
+        claims::Claimed::by(&two),
+        claims::Claimed::by(&ServiceObject { external_ips: [].into(), ..two.clone() })
+    );
+    let cluster = synced(vec![two, externals(9, &["10.96.1.9"], &[])], vec![]);
+    assert_eq!(cluster.claims.lost(&cluster.services[&ServiceKey::new("default", "s9")]), []);
+}
+
 
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![

@@ -9,6 +9,10 @@ use localnet_proto::{Family, SourceFilter};
 use super::{Here, Lost, Skips, source_ranges, special};
 use crate::cluster::{Parsed, ServiceObject};
 
+const CLUSTER_IPS: &str = "spec.clusterIPs";
+const EXTERNAL_IPS: &str = "spec.externalIPs";
+const LOAD_BALANCER_IPS: &str = "status.loadBalancer.ingress";
+
 /// The addresses on which a service is reached; each list sorted.
 #[derive(Debug, Default)]
 pub(super) struct Front {
@@ -25,20 +29,32 @@ impl Front {
     }
 }
 
+/// The addresses on which a service would be reached if no other claimed them, each with the field that names it.
+pub fn wanted(object: &ServiceObject) -> Vec<(IpAddr, &'static str)> {
+    let mut said = Skips { service: object, skipped: Vec::new() };
+    let front = front(object, &Here::new(""), &[], &mut said);
+    let of = |addresses: Vec<IpAddr>, field| addresses.into_iter().map(move |address| (address, field));
+    let mut wanted: Vec<_> = of(front.cluster_ips, CLUSTER_IPS).collect();
+    wanted.extend(of(front.external_ips, EXTERNAL_IPS).chain(of(front.load_balancer_ips, LOAD_BALANCER_IPS)));
+    wanted
+}
+
 /// Decides about the addresses of a service.
 pub(super) fn front(object: &ServiceObject, here: &Here, lost: &[Lost], skips: &mut Skips<'_>) -> Front {
     let cluster_ips = cluster_ips(object, lost, skips);
     let mut front = Front { cluster_ips: cluster_ips.iter().copied().collect(), ..Front::default() };
     let mut others = |field, addresses| -> Vec<IpAddr> {
-        usable(field, addresses, lost, skips)
-            .filter(|ip| front.cluster_ips.iter().any(|own| Family::of(*own) == Family::of(*ip)))
-            .filter(|ip| !cluster_ips.contains(ip))
-            .collect::<BTreeSet<_>>()
-            .into_iter()
-            .collect()
+        let mut served = BTreeSet::new();
+        for (position, ip) in usable(field, addresses, lost, skips) {
+            let exists = cluster_ips.iter().any(|own| Family::of(*own) == Family::of(ip));
+            if exists && !cluster_ips.contains(&ip) && served.insert(ip) && here.addresses.contains(&ip) {
+                say_it_is_the_nodes(format!("{field}[{position}]"), ip, skips);
+            }
+        }
+        served.into_iter().collect()
     };
-    let external_ips = others("spec.externalIPs", &object.external_ips);
-    let load_balancer_ips = others("status.loadBalancer.ingress", &object.load_balancer_ips);
+    let external_ips = others(EXTERNAL_IPS, &object.external_ips);
+    let load_balancer_ips = others(LOAD_BALANCER_IPS, &object.load_balancer_ips);
     (front.external_ips, front.load_balancer_ips) = (external_ips, load_balancer_ips);
     front.source_filters = source_ranges::filters(object, &front.load_balancer_ips, here, skips);
     front
@@ -48,7 +64,7 @@ pub(super) fn front(object: &ServiceObject, here: &Here, lost: &[Lost], skips: &
 fn cluster_ips(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>) -> BTreeSet<IpAddr> {
     let named = !object.families.is_empty();
     let mut found: BTreeSet<IpAddr> = BTreeSet::new();
-    for (position, address) in usable_at("spec.clusterIPs", &object.cluster_ips, lost, skips) {
+    for (position, address) in usable(CLUSTER_IPS, &object.cluster_ips, lost, skips) {
         let family = Family::of(address);
         if named && object.families.get(position) != Some(&family) {
             skips.service(
@@ -63,17 +79,19 @@ fn cluster_ips(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>) -> 
     found
 }
 
-fn usable(
-    field: &'static str,
-    addresses: &[Parsed<IpAddr>],
-    lost: &[Lost],
-    skips: &mut Skips<'_>,
-) -> impl Iterator<Item = IpAddr> + use<> {
-    usable_at(field, addresses, lost, skips).into_iter().map(|(_, address)| address)
+/// kube-proxy serves it too: addresses of Services are looked up before those of the node.
+fn say_it_is_the_nodes(field: String, address: IpAddr, skips: &mut Skips<'_>) {
+    skips.odd(
+        field,
+        format!(
+            "{address} is an address of this node: what is sent to the ports of the Service there does not reach the node itself"
+        ),
+        "nothing if that is meant; else give the Service an address of its own",
+    );
 }
 
 /// The addresses that can be used, with their positions.
-fn usable_at(
+fn usable(
     field: &'static str,
     addresses: &[Parsed<IpAddr>],
     lost: &[Lost],
@@ -171,6 +189,22 @@ mod tests {
             [&["10.96.0.1"], &[], &[]],
             &["status.loadBalancer.ingress[0]", "status.loadBalancer.ingress[1]"],
         );
+    }
+
+    #[test]
+    fn an_address_of_the_node_is_served_and_said_to_be_one() {
+        let mut object = service("10.96.0.1", &[(80, "TCP")]);
+        object.external_ips = addresses(&["203.0.113.1", "192.168.0.1", "2001:db8::1"]);
+        object.load_balancer_ips = addresses(&["192.168.0.2"]);
+        let here = Here { addresses: ips(&["192.168.0.1", "192.168.0.2", "2001:db8::1"]), ..Here::new("node-1") };
+        let mut skips = Skips { service: &object, skipped: Vec::new() };
+        let front = front(&object, &here, &[], &mut skips);
+        assert_eq!(front.external_ips, ips(&["192.168.0.1", "203.0.113.1"]));
+        assert_eq!(front.load_balancer_ips, ips(&["192.168.0.2"]));
+        let said: Vec<_> = skips.skipped.iter().map(|said| (said.left_out, &*said.field)).collect();
+        assert_eq!(said, [(false, "spec.externalIPs[1]"), (false, "status.loadBalancer.ingress[0]")]);
+        let expected = "192.168.0.1 is an address of this node: what is sent to the ports of the Service there does not reach the node itself";
+        assert_eq!(skips.skipped[0].problem, expected);
     }
 
     #[test]

@@ -30,6 +30,7 @@ use std::{net::IpAddr, sync::Arc};
 use localnet_proto::{Family, Node, Protocol, Service, ServiceKey};
 
 use crate::cluster::{ServiceObject, ServiceType, SliceObject};
+pub use front::wanted;
 pub use health::{HealthCheck, health_check, is_eligible};
 pub use node::{Here, node, node_is_gone};
 pub use proxied::is_proxied;
@@ -91,6 +92,14 @@ impl Skips<'_> {
 
     fn slice(&mut self, slice: &SliceObject, field: impl Into<String>, problem: impl Into<String>, remedy: &str) {
         self.push(format!("EndpointSlice {}/{}", slice.namespace, slice.name), field, problem, remedy);
+    /// Says what is odd about the service although it is served.
+    fn odd(&mut self, field: impl Into<String>, problem: impl Into<String>, remedy: impl Into<String>) {
+        self.service(field, problem, remedy);
+        if let Some(said) = self.skipped.last_mut() {
+            said.left_out = false;
+        }
+    }
+
     }
 
     fn push(
