@@ -121,12 +121,21 @@ impl Cluster {
         Some(localized)
     }
 
+    fn proxied(&self, key: &ServiceKey) -> Option<&ServiceObject> {
+        let proxy_name = self.options.service_proxy_name.as_deref();
+        self.services.get(key).filter(|object| localize::is_proxied(object, proxy_name))
+    }
+
     fn service(&self, key: &ServiceKey) -> (Option<localnet_proto::Service>, Vec<localize::Skipped>) {
-        let Some(object) = self.services.get(key) else { return (None, Vec::new()) };
-        if !localize::is_proxied(object, self.options.service_proxy_name.as_deref()) {
-            return (None, Vec::new());
-        }
+        let Some(object) = self.proxied(key) else { return (None, Vec::new()) };
         localize::service(object, self.slices_of(key), &self.here, &self.claims.lost(object))
+    }
+
+    /// How topology hints narrow the endpoints of a service, for each port and family, and why they do not. `None` when the
+    /// service is not served here.
+    pub fn topology(&self, key: &ServiceKey) -> Option<Vec<localize::Topology>> {
+        let object = self.proxied(key)?;
+        Some(localize::topology(object, self.slices_of(key), &self.here, &self.claims.lost(object)))
     }
 
     fn health_check(&self, key: &ServiceKey, service: &localnet_proto::Service) -> Option<localize::HealthCheck> {

@@ -152,6 +152,21 @@ fn the_node_marks_services_that_have_its_addresses() {
     check_marks(&mut cluster, Event::Apply(node("zone-a", "192.168.0.3")), &["zone-a", "taken"]);
 }
 
+#[test]
+fn it_can_be_asked_why_hints_are_not_followed() {
+    let mut hinted = one("web-1", "10.1.0.1");
+    hinted.endpoints[0].zone_hints = ["zone-b".into()].into();
+    let mesh = ServiceObject { proxy_name: Some("mesh".into()), ..named("other", "10.96.0.2") };
+    let mut cluster = synced(vec![named("web", "10.96.0.1"), mesh], vec![hinted]);
+    let asked = |cluster: &Cluster, name: &str| cluster.topology(&ServiceKey::new("default", name));
+    let of_zone = |cluster: &Cluster| asked(cluster, "web").unwrap()[0].not_same_zone.clone();
+    assert_eq!(of_zone(&cluster), Some(localize::Reason::NoHintForZone("zone-a".into())));
+    cluster.handle(Event::Apply(node("zone-b", "192.168.0.1")));
+    assert_eq!(of_zone(&cluster), None);
+    assert_eq!(asked(&cluster, "web").unwrap()[0].mode, localize::Mode::SameZone);
+    assert_eq!((asked(&cluster, "other"), asked(&cluster, "unknown")), (None, None));
+}
+
 /// As kube-proxy does: a Node is deleted while its machine still runs, and what ran on it is still reached.
 #[test]
 fn what_was_last_known_of_a_node_that_is_gone_stays() {
@@ -228,21 +243,6 @@ fn an_address_that_two_services_claim_belongs_to_the_older() {
     assert_eq!(owners(&marked), [true, true]);
 }
 
-/// Whatever the order of events, the end is the same as that of one list.
-mod any_order {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    #[derive(Clone, Debug)]
-    enum Step {
-        Service(u8, u8, bool),
-        Slice(u8, u8, u8),
-        Node(u8),
-        DeleteService(u8),
-        DeleteSlice(u8),
-        Relist,
-    }
 #[test]
 fn an_address_is_claimed_only_by_a_service_that_would_be_served_on_it() {
     let externals = |created: i64, cluster_ips: &[&str], families: &[Family]| ServiceObject {
@@ -275,6 +275,21 @@ fn an_address_is_claimed_only_by_a_service_that_would_be_served_on_it() {
     assert_eq!(cluster.claims.lost(&cluster.services[&ServiceKey::new("default", "s9")]), []);
 }
 
+/// Whatever the order of events, the end is the same as that of one list.
+mod any_order {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Service(u8, u8, bool),
+        Slice(u8, u8, u8),
+        Node(u8),
+        DeleteService(u8),
+        DeleteSlice(u8),
+        Relist,
+    }
 
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![

@@ -22,8 +22,21 @@ pub(super) struct Policy {
     pub(super) external_local: bool,
 }
 
+impl Policy {
+    /// The policies of a service.
+    pub(super) fn of(object: &ServiceObject) -> Self {
+        Self { internal_local: object.internal_local, external_local: external_policy_local(object) }
+    }
+
+    /// Whether some traffic may go to other nodes. Even under external policy Local, traffic from this node to external
+    /// addresses may (KEP-1864).
+    pub(super) fn uses_cluster(self, external: bool) -> bool {
+        !self.internal_local || external
+    }
+}
+
 /// `externalTrafficPolicy` applies to Services that are made for external traffic.
-pub(super) fn external_policy_local(object: &ServiceObject) -> bool {
+fn external_policy_local(object: &ServiceObject) -> bool {
     let external = match object.kind {
         ServiceType::NodePort | ServiceType::LoadBalancer => true,
         ServiceType::ClusterIp => !object.external_ips.is_empty(),
@@ -84,8 +97,7 @@ pub(super) fn categorize<'a>(
     external: bool,
     here: &Here,
 ) -> Usage {
-    // Even under external policy Local, traffic from this node to external addresses may go anywhere (KEP-1864).
-    let uses_cluster = !policy.internal_local || external;
+    let uses_cluster = policy.uses_cluster(external);
     let uses_local = policy.internal_local || (policy.external_local && external);
     let cluster = Choice::of(endpoints.clone());
     Usage {

@@ -30,10 +30,12 @@ use std::{net::IpAddr, sync::Arc};
 use localnet_proto::{Family, Node, Protocol, Service, ServiceKey};
 
 use crate::cluster::{ServiceObject, ServiceType, SliceObject};
+use categorize::Policy;
 pub use front::wanted;
 pub use health::{HealthCheck, health_check, is_eligible};
 pub use node::{Here, node, node_is_gone};
 pub use proxied::is_proxied;
+pub use topology::{Mode, Reason, Topology};
 
 /// What changed on this node.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -90,8 +92,6 @@ impl Skips<'_> {
         self.push(object, field, problem, remedy);
     }
 
-    fn slice(&mut self, slice: &SliceObject, field: impl Into<String>, problem: impl Into<String>, remedy: &str) {
-        self.push(format!("EndpointSlice {}/{}", slice.namespace, slice.name), field, problem, remedy);
     /// Says what is odd about the service although it is served.
     fn odd(&mut self, field: impl Into<String>, problem: impl Into<String>, remedy: impl Into<String>) {
         self.service(field, problem, remedy);
@@ -100,6 +100,8 @@ impl Skips<'_> {
         }
     }
 
+    fn slice(&mut self, slice: &SliceObject, field: impl Into<String>, problem: impl Into<String>, remedy: &str) {
+        self.push(format!("EndpointSlice {}/{}", slice.namespace, slice.name), field, problem, remedy);
     }
 
     fn push(
@@ -130,10 +132,7 @@ pub fn service<'a>(
     }
     let families: Vec<Family> = front.cluster_ips.iter().map(|ip| Family::of(*ip)).collect();
     let candidates = candidates::merge(&ports, &families, slices, here, &mut skips);
-    let policy = categorize::Policy {
-        internal_local: object.internal_local,
-        external_local: categorize::external_policy_local(object),
-    };
+    let policy = Policy::of(object);
     let (ports, endpoints) = endpoints::endpoints(ports, &families, &front, policy, &candidates, here);
     let service = Service {
         key: object.key(),
@@ -150,6 +149,33 @@ pub fn service<'a>(
         endpoints,
     };
     (Some(service), skips.skipped)
+}
+
+/// How hints narrow the endpoints of each port of a proxied service in each family, and why they do not. Computed anew: it is
+/// for people who ask, not for each change.
+pub fn topology<'a>(
+    object: &ServiceObject,
+    slices: impl IntoIterator<Item = &'a SliceObject>,
+    here: &Here,
+    lost: &[Lost],
+) -> Vec<Topology> {
+    // What is wrong has been said when the service was localized.
+    let mut said = Skips { service: object, skipped: Vec::new() };
+    let front = front::front(object, here, lost, &mut said);
+    let ports = ports::ports(object, lost, &mut said);
+    let families: Vec<Family> = front.cluster_ips.iter().map(|ip| Family::of(*ip)).collect();
+    let candidates = candidates::merge(&ports, &families, slices, here, &mut said);
+    let policy = Policy::of(object);
+    let mut explained = Vec::new();
+    for (port, candidates) in ports.iter().zip(&candidates) {
+        for family in &families {
+            let asked = policy.uses_cluster(port.node_port.is_some() || front.is_external(*family));
+            let of_family = candidates.iter().filter(|((address, _), _)| Family::of(*address) == *family);
+            let endpoints = of_family.map(|((address, _), candidate)| (*address, candidate));
+            explained.push(topology::explain(port, *family, asked, endpoints, here));
+        }
+    }
+    explained
 }
 
 /// Load balancers ask a node whether it has local endpoints, when that makes a difference to them.

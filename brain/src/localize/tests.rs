@@ -5,9 +5,9 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 use localnet_proto::{Family, Protocol, Scopes, Service, ServiceKey, Verdict};
 
 use super::{
-    Here, Lost,
+    Here, Lost, Mode, Reason, Topology,
     fixtures::{addresses, endpoint, service as object, slice},
-    service,
+    service, topology,
 };
 use crate::cluster::{Conditions, Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject};
 
@@ -156,6 +156,61 @@ fn terminating_endpoints_serve_when_none_is_ready() {
     check(a, ExternalLocal, &[(1, "L ST"), (2, "ST")], Some(&[1, 2]), Some(&[1]), true);
     check(a, InternalLocal, &[(1, "L NR"), (2, "ST")], None, Some(&[]), true);
     check(a, InternalLocal, &[(1, "L ST"), (2, "")], None, Some(&[1]), true);
+}
+
+/// One row: what is followed, and why the hints for nodes and those for zones are not.
+#[track_caller]
+fn explained(here: &Here, policy: Policy, endpoints: &[(u8, &str)], mode: Mode, reasons: [Option<Reason>; 2]) {
+    let slice = slice("web-1", &[("p80", 80)], endpoints.iter().map(|(last, words)| row(*last, words)).collect());
+    let [not_same_node, not_same_zone] = reasons;
+    let expected = Topology { port: "p80".into(), family: Family::V4, mode, not_same_node, not_same_zone };
+    assert_eq!(topology(&with_policy(policy), &[slice], here, &[]), [expected]);
+}
+
+#[test]
+fn it_is_known_why_hints_are_not_followed() {
+    use Mode::{Everywhere, SameNode, SameZone};
+    use Policy::{Cluster, ExternalLocal, InternalLocal, InternalLocalExternal};
+    use Reason::{
+        EndpointWithoutHint, NoHintForNode, NoHintForZone, NoHints, NoReadyEndpoint, NodeHasNoZone, PolicyLocal,
+    };
+    let a = &here(1, "zone-a");
+    let both = |reason: Reason| [Some(reason.clone()), Some(reason)];
+    let ip = |last: u8| IpAddr::from([10, 1, 2, last]);
+    explained(a, Cluster, &[(3, "a n1"), (4, "b n2")], SameNode, [None, None]);
+    explained(a, Cluster, &[(3, "a"), (4, "b")], SameZone, [Some(NoHints), None]);
+    explained(a, ExternalLocal, &[(3, "a"), (4, "b")], SameZone, [Some(NoHints), None]);
+    explained(a, InternalLocalExternal, &[(3, "a"), (4, "b")], SameZone, [Some(NoHints), None]);
+    explained(a, Cluster, &[(3, "a n2"), (4, "b n2")], SameZone, [Some(NoHintForNode("node-1".into())), None]);
+    explained(a, Cluster, &[(3, "a n1"), (4, "b")], SameZone, [Some(EndpointWithoutHint(ip(4))), None]);
+    explained(a, Cluster, &[(3, ""), (4, "")], Everywhere, both(NoHints));
+    explained(a, Cluster, &[(3, "a n1"), (5, ""), (4, "")], Everywhere, both(EndpointWithoutHint(ip(4))));
+    let no_zone = [Some(NoHints), Some(NoHintForZone("zone-a".into()))];
+    explained(a, Cluster, &[(3, "b"), (4, "c")], Everywhere, no_zone);
+    explained(&here(1, ""), Cluster, &[(3, "b"), (4, "c")], Everywhere, [Some(NoHints), Some(NodeHasNoZone)]);
+    // An endpoint that is not ready offers nothing, and misses nothing.
+    explained(a, Cluster, &[(3, "a"), (4, "NR"), (5, "ST")], SameZone, [Some(NoHints), None]);
+    explained(a, Cluster, &[(3, "a NR"), (4, "b ST")], Everywhere, both(NoReadyEndpoint));
+    explained(a, Cluster, &[], Everywhere, both(NoReadyEndpoint));
+    explained(a, InternalLocal, &[(3, "a n1 L")], Everywhere, both(PolicyLocal));
+}
+
+#[test]
+fn hints_are_explained_for_each_port_and_family() {
+    let mut object = object("10.96.0.1", &[(80, "TCP"), (443, "TCP")]);
+    object.cluster_ips = addresses(&["10.96.0.1", "fd00::1"]);
+    let slices =
+        [slice("web-1", &[("p80", 8080)], vec![row(3, "a")]), slice("web-2", &[("p443", 8443)], vec![row(4, "")])];
+    let explained = topology(&object, &slices, &here(1, "zone-a"), &[]);
+    let found: Vec<_> = explained.iter().map(|of| (&*of.port, of.family, of.mode, of.not_same_zone.clone())).collect();
+    let expected = [
+        ("p443", Family::V4, Mode::Everywhere, Some(Reason::NoHints)),
+        ("p443", Family::V6, Mode::Everywhere, Some(Reason::NoReadyEndpoint)),
+        ("p80", Family::V4, Mode::SameZone, None),
+        ("p80", Family::V6, Mode::Everywhere, Some(Reason::NoReadyEndpoint)),
+    ];
+    assert_eq!(found, expected);
+    assert_eq!(Reason::EndpointWithoutHint([10, 1, 2, 4].into()).to_string(), "the endpoint 10.1.2.4 has no hint");
 }
 
 #[test]
