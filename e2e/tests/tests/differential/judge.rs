@@ -1,6 +1,9 @@
 //! Whether what was seen is what the oracle says. Pure.
 
-use std::{collections::BTreeSet, net::SocketAddr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
 
 use localnet_client::route::Outcome;
 use localnet_lab::{Topology, probe};
@@ -43,7 +46,7 @@ pub(crate) fn judge(asked: &Asked, seen: &Seen, topology: &Topology) -> Option<S
     }
 }
 
-fn source_is_right(asked: &Asked, topology: &Topology, by: SocketAddr, seen: std::net::IpAddr) -> bool {
+fn source_is_right(asked: &Asked, topology: &Topology, by: SocketAddr, seen: IpAddr) -> bool {
     let Outcome::Endpoints { masquerade, hairpin, .. } = &asked.expected else { return true };
     // What comes in and stays on the node never passes the hook that masquerades.
     let leaves = asked.question.sender == Sender::Node || !topology.node_has(by.ip());
@@ -51,5 +54,51 @@ fn source_is_right(asked: &Asked, topology: &Topology, by: SocketAddr, seen: std
         topology.node_has(seen)
     } else {
         seen == asked.question.source()
+    }
+}
+
+#[test]
+fn what_the_oracle_does_not_say_is_wrong() {
+    use crate::{pools, question::Question};
+    let endpoint = |text: &str| text.parse::<SocketAddr>().unwrap();
+    let (one, two, host) = (endpoint("10.180.0.1:80"), endpoint("10.180.0.2:80"), endpoint("192.168.0.2:80"));
+    let (client, node): (IpAddr, IpAddr) = ("203.0.113.2".parse().unwrap(), "10.180.0.254".parse().unwrap());
+    let to = endpoint("198.51.100.1:80");
+    let asked = |expected, cover| {
+        let about = String::new();
+        let question = Question { sender: Sender::Client, protocol: localnet_lab::Protocol::Tcp, to, about };
+        Asked { question, expected, cover }
+    };
+    let goes = |masquerade, affinity| {
+        let choices = BTreeSet::from([one, two, host]);
+        asked(Outcome::Endpoints { choices, masquerade, hairpin: BTreeSet::new(), affinity }, true)
+    };
+    let seen = |answers: &[(SocketAddr, IpAddr)], others: &[probe::Outcome]| Seen {
+        answers: answers.iter().map(|answer| (*answer, 1)).collect(),
+        others: others.iter().copied().collect(),
+        connections: 1,
+    };
+    let all = |source| seen(&[(one, source), (two, source), (host, client)], &[]);
+    for (asked, seen, right) in [
+        (goes(false, None), all(client), true),
+        (goes(true, None), all(node), true),
+        (goes(false, None), all(node), false),
+        (goes(true, None), all(client), false),
+        (goes(false, None), seen(&[(one, client)], &[]), false),
+        (goes(false, Some(9)), seen(&[(one, client)], &[]), true),
+        (goes(false, Some(9)), seen(&[(one, client), (two, client)], &[]), false),
+        (goes(false, None), seen(&[(to, client)], &[]), false),
+        (goes(false, None), seen(&[(one, client)], &[probe::Outcome::Dropped]), false),
+        (asked(Outcome::NotOurs, false), seen(&[(to, client)], &[]), true),
+        (asked(Outcome::NotOurs, false), seen(&[(to, node)], &[]), false),
+        (asked(Outcome::NotOurs, false), seen(&[(one, client)], &[]), false),
+        (asked(Outcome::Reject, false), seen(&[], &[probe::Outcome::Rejected]), true),
+        (asked(Outcome::Reject, false), seen(&[], &[probe::Outcome::Dropped]), false),
+        (asked(Outcome::Drop, false), seen(&[], &[probe::Outcome::Dropped]), true),
+        (asked(Outcome::Drop, false), seen(&[], &[probe::Outcome::Rejected]), false),
+        (asked(Outcome::Drop, false), seen(&[(to, client)], &[]), false),
+    ] {
+        let wrong = judge(&asked, &seen, &pools::topology());
+        assert_eq!(wrong.is_none(), right, "{:?}: {seen}: {wrong:?}", asked.expected);
     }
 }

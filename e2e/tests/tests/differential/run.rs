@@ -94,8 +94,10 @@ impl Runs {
             for (side, seen) in Side::BOTH.into_iter().zip(both) {
                 self.report.connections += seen.connections;
                 let wrong = judge(asked, seen, self.world.network(side).topology());
-                let Some(wrong) = wrong.or_else(|| self.memory.check(side, asked, seen, scene)) else { continue };
-                match explain(&Difference { side, asked, seen, scene }) {
+                let left = self.memory.check(side, asked, seen, scene);
+                let by_another_address = wrong.is_none() && left.as_ref().is_some_and(|left| left.by_another_address);
+                let Some(wrong) = wrong.or(left.map(|left| left.wrong)) else { continue };
+                match explain(&Difference { side, asked, seen, scene, by_another_address }) {
                     Some(entry) => self.report.explained(entry),
                     None => {
                         self.report.unexplained += 1;

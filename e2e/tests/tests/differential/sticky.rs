@@ -23,23 +23,41 @@ type PortKey = (String, String);
 
 /// Where clients have been sent since their Service was as it is.
 #[derive(Debug, Default)]
-pub(crate) struct Memory(BTreeMap<Client, (Service, BTreeSet<SocketAddr>)>);
+pub(crate) struct Memory(BTreeMap<Client, (Service, Endpoints)>);
+
+/// Endpoints of a client, and what it asked for when it was sent there.
+type Endpoints = BTreeMap<SocketAddr, BTreeSet<SocketAddr>>;
+
+/// A client that has left its endpoint.
+#[derive(Debug)]
+pub(crate) struct Left {
+    pub(crate) wrong: String,
+    /// It was sent elsewhere by another address of the Service only.
+    pub(crate) by_another_address: bool,
+}
 
 impl Memory {
     /// What is wrong with an answer that is right for itself.
-    pub(crate) fn check(&mut self, side: Side, asked: &Asked, seen: &Seen, scene: &Scene<'_>) -> Option<String> {
+    pub(crate) fn check(&mut self, side: Side, asked: &Asked, seen: &Seen, scene: &Scene<'_>) -> Option<Left> {
         let Outcome::Endpoints { choices, affinity: Some(_), .. } = &asked.expected else { return None };
         let (by, _) = *seen.answers.keys().next()?;
         let port = port(scene, asked)?;
         let service = scene.cluster.services.values().find(|service| service.name == port.0)?;
         let client = (side, asked.question.source(), port);
-        let (then, known) = self.0.entry(client).or_insert_with(|| (service.clone(), BTreeSet::new()));
+        let (then, known) = self.0.entry(client).or_insert_with(|| (service.clone(), Endpoints::new()));
         if then != service {
-            (*then, *known) = (service.clone(), BTreeSet::new());
+            (*then, *known) = (service.clone(), Endpoints::new());
         }
-        let left: Vec<String> = known.intersection(choices).map(ToString::to_string).collect();
-        let is_new = known.insert(by);
-        (is_new && !left.is_empty()).then(|| format!("{by} is new to a client of {}", left.join(" and ")))
+        let to = asked.question.to;
+        let left: Endpoints = known.clone().into_iter().filter(|(endpoint, _)| choices.contains(endpoint)).collect();
+        let had = known.entry(by).or_default();
+        let (is_new, is_new_here) = (had.is_empty(), had.insert(to));
+        // kube-proxy may return to an endpoint that the client has by another address, under another policy.
+        let left_here = (is_new || side == Side::Ours && is_new_here) && left.values().any(|asked| asked.contains(&to));
+        (left_here || is_new && !left.is_empty()).then(|| Left {
+            wrong: format!("{by} is new to a client of {:?}", left.keys()),
+            by_another_address: !left_here,
+        })
     }
 }
 

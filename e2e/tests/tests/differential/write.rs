@@ -7,6 +7,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Debug,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
@@ -16,6 +17,7 @@ use kube::{
     Api, Client, Resource,
     api::{DeleteParams, Patch, PatchParams, PostParams},
 };
+use localnet_e2e::PATIENCE;
 use localnet_lab::{Protocol, topology::Place};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -182,17 +184,17 @@ impl Writer {
     }
 }
 
-/// Whether the API server cannot turn one into the other. The first ClusterIP stays, as does having none. A NodePort that goes
-/// from one protocol to another is taken, by the Service itself; and a load balancer keeps the NodePorts that it has.
+/// Whether the API server had better not turn one into the other. The first ClusterIP stays, as does having none; a NodePort that
+/// goes from one protocol to another is taken, by the Service itself; and a load balancer keeps the NodePorts that it has.
 fn must_move(old: &Service, new: &Service) -> bool {
-    let address = |service: &Service| match service.kind {
-        Kind::Headless | Kind::ExternalName => None,
-        Kind::ClusterIp | Kind::NodePort | Kind::LoadBalancer => service.cluster_ips.first().copied(),
+    let addresses = |service: &Service| match service.kind {
+        Kind::Headless | Kind::ExternalName => Vec::new(),
+        Kind::ClusterIp | Kind::NodePort | Kind::LoadBalancer => service.cluster_ips.clone(),
     };
-    let moved = matches!((address(old), address(new)), (Some(old), Some(new)) if old != new);
     let node_ports = |service: &Service| service.node_ports().collect::<BTreeSet<_>>();
     let (had, has) = (node_ports(old), node_ports(new));
     let kept = !had.is_empty() && had != has && (!has.is_empty() || new.kind == Kind::LoadBalancer);
+    let moved = addresses(old) != addresses(new) && !addresses(old).is_empty();
     moved || kept || (old.kind == Kind::Headless) != (new.kind == Kind::Headless)
 }
 
@@ -203,9 +205,22 @@ where
     let shown = object.to_string();
     let object = serde_json::from_value(object).with_context(|| format!("reading {shown}"))?;
     let params = PostParams::default();
-    let written = match exists {
-        true => api.replace(name, &params, &object).await,
-        false => api.create(&params, &object).await,
+    let deadline = Instant::now() + PATIENCE;
+    let written = loop {
+        let written = match exists {
+            true => api.replace(name, &params, &object).await,
+            false => api.create(&params, &object).await,
+        };
+        match &written {
+            // What a removed Service had is not always free at once.
+            Err(kube::Error::Api(status)) if status.message.contains("already allocated") => {
+                if Instant::now() > deadline {
+                    break written;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            _ => break written,
+        }
     };
     written.map(drop).with_context(|| format!("writing {shown}"))
 }
