@@ -75,7 +75,7 @@ async fn the_command_answers_and_backends_reports_reach_it() {
     let answer = ask(address, "/healthz").await;
     assert!(answer.ends_with(r#""nodeEligible":true,"healthy":true}"#), "{answer}");
 
-    let mut brain = localnet_client::grpc::Brain::new(listen.parse().unwrap(), None).unwrap();
+    let brain = localnet_client::grpc::Brain::new(listen.parse().unwrap(), None).unwrap();
     let update = soon(brain.next(Revision::default(), false)).await.unwrap();
     let Update::Full(snapshot) = update else { panic!("{update:?}") };
     let outcome = Outcome { applied: snapshot.revision.rev, error: None };
