@@ -1,6 +1,7 @@
 //! The backend against the real kernel, in network namespaces of its own. Needs root, iproute2 and nft.
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+mod affinity;
 mod flows;
 mod live;
 mod node_facts;

@@ -1,0 +1,248 @@
+//! Session affinity: real clients, real connections.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    process::Command,
+    sync::Arc,
+    time::Instant,
+};
+
+use localnet_lab::{Endpoint, Network, Outcome, Probe, Protocol, Servers, Topology};
+use localnet_nft::{Netlink, NftBackend};
+use localnet_proto::{Changes, Service, ServiceKey, Snapshot};
+
+use super::{
+    config, list,
+    live::{Live, PATIENCE},
+    load, network, sorted, sync,
+};
+
+const ENDPOINTS: [&str; 3] = ["10.180.0.1", "10.180.1.2", "10.180.1.3"];
+const CLIENTS: u8 = 12;
+const CONNECTIONS: usize = 6;
+
+struct World {
+    network: Arc<Network>,
+    _servers: Servers,
+}
+
+/// Who answered each client.
+type Ends = BTreeMap<u8, SocketAddr>;
+
+impl World {
+    fn build() -> Self {
+        let clients: Vec<String> = (0..CLIENTS).map(client).collect();
+        let pods = ENDPOINTS.into_iter().chain(clients.iter().map(String::as_str));
+        let network = Network::build(Topology::with_pods(pods).unwrap()).unwrap();
+        let pairs = ENDPOINTS.map(|text| localnet_lab::Pod::at(text.parse().unwrap()).unwrap().addresses());
+        let endpoints = pairs.into_iter().flatten().flat_map(|ip| {
+            [(Protocol::Tcp, 8080), (Protocol::Udp, 5353)]
+                .map(|(protocol, port)| Endpoint { protocol, address: SocketAddr::new(ip, port) })
+        });
+        let servers = Servers::start(&network, endpoints).unwrap();
+        Self { network: Arc::new(network), _servers: servers }
+    }
+
+    fn apply(&self, backend: &mut NftBackend<Netlink>, state: &Snapshot) {
+        self.network.node().run(|| backend.apply(state, &Changes::everything())).unwrap();
+    }
+
+    fn backend(&self) -> NftBackend<Netlink> {
+        self.network.node().run(|| Ok(NftBackend::new(config(), Netlink::open()?))).unwrap()
+    }
+
+    fn connect(&self, number: u8, protocol: Protocol, to: &str) -> SocketAddr {
+        let client = self.network.pod(client(number).parse().unwrap()).unwrap();
+        match client.probe(Probe::new(protocol, to.parse().unwrap())).unwrap() {
+            Outcome::Answer { by, .. } => by,
+            other => panic!("{other}"),
+        }
+    }
+
+    /// One connection of every client.
+    fn ends(&self, protocol: Protocol, to: &str) -> Ends {
+        (0..CLIENTS).map(|number| (number, self.connect(number, protocol, to))).collect()
+    }
+
+    fn elements(&self, set: &str) -> String {
+        self.network.node().output(Command::new("nft").args(["list", "set", "ip", "localnet", set])).unwrap()
+    }
+}
+
+fn client(number: u8) -> String {
+    format!("10.180.0.{}", 20 + number)
+}
+
+const TCP: &str = "172.30.0.20:80";
+const UDP: &str = "172.30.0.20:53";
+const TCP6: &str = "[fd00:172:30::20]:80";
+
+/// A Service with so many of the endpoints, in both families.
+fn state(endpoints: &[&str], seconds: Option<u32>) -> Snapshot {
+    let ports = "ports: [{name: dns, port: 5353}, {name: web, port: 8080}]";
+    let scopes = "scopes: {internal: true, external: true, shortCircuit: true}";
+    let both = endpoints.iter().flat_map(|text| {
+        let [v4, v6] = localnet_lab::Pod::at(text.parse().unwrap()).unwrap().addresses();
+        [v4, v6].map(|address| format!("{{address: \"{address}\", {ports}, {scopes}}}"))
+    });
+    let affinity = seconds.map(|seconds| format!("clientIpAffinity: {seconds},")).unwrap_or_default();
+    let text = format!(
+        "{{node: {{name: node-a, addresses: [192.168.0.2, \"2001:db8::2\"]}}, services: [{{service: default/sticky,
+        type: ClusterIP, clusterIPs: [172.30.0.20, \"fd00:172:30::20\"], {affinity}
+        ports: [{{name: dns, protocol: UDP, port: 53}}, {{name: web, protocol: TCP, port: 80}}], endpoints: [{}]}}]}}",
+        both.collect::<Vec<_>>().join(", ")
+    );
+    serde_saphyr::from_str(&text).unwrap()
+}
+
+fn used(ends: &Ends) -> BTreeSet<IpAddr> {
+    ends.values().map(SocketAddr::ip).collect()
+}
+
+#[test]
+fn each_client_stays_with_one_endpoint_and_listings_work_meanwhile() {
+    let world = World::build();
+    let mut backend = world.backend();
+    world.apply(&mut backend, &state(&ENDPOINTS[..2], Some(10_800)));
+    for (protocol, to) in [(Protocol::Tcp, TCP), (Protocol::Udp, UDP), (Protocol::Tcp, TCP6)] {
+        let first = world.ends(protocol, to);
+        assert_eq!(used(&first).len(), 2, "12 clients use both endpoints: {first:?}");
+        for _ in 1..CONNECTIONS {
+            assert_eq!(world.ends(protocol, to), first, "{to}");
+        }
+    }
+    let node = world.network.node();
+    let listing = list(node);
+    assert_eq!(listing.matches("timeout 3h expires").count(), 3 * usize::from(CLIENTS), "{listing}");
+    let json = node.output(Command::new("nft").args(["-j", "list", "ruleset"])).unwrap();
+    assert!(json.contains("affinity-1"), "{json}");
+    let again = network();
+    load(again.node(), &listing);
+    let timeless = |listing: &str| {
+        let lines = sorted(listing).into_iter();
+        lines.map(|line| line.split(" expires").next().unwrap_or_default().to_owned()).collect::<BTreeSet<_>>()
+    };
+    assert_eq!(timeless(&list(again.node())), timeless(&listing));
+}
+
+#[test]
+fn only_clients_of_an_endpoint_that_left_go_elsewhere() {
+    let world = World::build();
+    let mut backend = world.backend();
+    world.apply(&mut backend, &state(&ENDPOINTS[..2], Some(10_800)));
+    let first = world.ends(Protocol::Tcp, TCP);
+
+    world.apply(&mut backend, &state(&ENDPOINTS, Some(10_800)));
+    assert_eq!(world.ends(Protocol::Tcp, TCP), first, "one endpoint more moves nobody");
+    let mut backend = world.backend();
+    world.apply(&mut backend, &state(&ENDPOINTS, Some(10_800)));
+    assert_eq!(world.ends(Protocol::Tcp, TCP), first, "nor does another process");
+    world.apply(&mut backend, &crowded(state(&ENDPOINTS, Some(10_800))));
+    assert!(list(world.network.node()).contains("size 16384"));
+    assert_eq!(world.ends(Protocol::Tcp, TCP), first, "nor do maps that grow");
+
+    let gone: IpAddr = ENDPOINTS[0].parse().unwrap();
+    world.apply(&mut backend, &state(&ENDPOINTS[1..], Some(10_800)));
+    assert!(!world.elements("affinity-0").contains("expires"), "who had slot 0 is forgotten");
+    let second = world.ends(Protocol::Tcp, TCP);
+    for (number, before) in &first {
+        let after = second[number];
+        assert!(if before.ip() == gone { after.ip() != gone } else { after == *before }, "{before} {after}");
+    }
+    world.apply(&mut backend, &state(&ENDPOINTS, Some(10_800)));
+    assert_eq!(world.ends(Protocol::Tcp, TCP), second, "who comes back gets nobody");
+    assert_eq!(sync(world.network.node(), &config(), &state(&ENDPOINTS, Some(10_800))), []);
+}
+
+/// With so many more Services that every map must grow.
+fn crowded(mut state: Snapshot) -> Snapshot {
+    let service = Service::clone(&state.services[&ServiceKey::new("default", "sticky")]);
+    for index in 0..2500_u32 {
+        let key = ServiceKey::new("crowd", format!("s{index}"));
+        let cluster_ips = vec![IpAddr::V4((0xac1e_1000 + index).into())];
+        let service = Service { key: key.clone(), cluster_ips, client_ip_affinity: None, ..service.clone() };
+        state.services.insert(key, Arc::new(service));
+    }
+    state
+}
+
+#[test]
+fn clients_are_forgotten_after_the_timeout() {
+    let world = World::build();
+    world.apply(&mut world.backend(), &state(&ENDPOINTS[..2], Some(1)));
+    let deadline = Instant::now() + PATIENCE;
+    let first = world.ends(Protocol::Tcp, TCP);
+    // By chance a client may get the same endpoint again.
+    while world.ends(Protocol::Tcp, TCP) == first {
+        while ["affinity-0", "affinity-1"].iter().any(|set| world.elements(set).contains("expires")) {
+            assert!(Instant::now() < deadline, "clients are remembered for ever");
+        }
+        assert!(Instant::now() < deadline, "nobody ever goes elsewhere");
+    }
+}
+
+#[test]
+fn without_room_for_clients_connections_are_served_all_the_same() {
+    let world = World::build();
+    let node = world.network.node();
+    world.apply(&mut world.backend(), &state(&ENDPOINTS[..2], Some(10_800)));
+    // The same table with room for two clients in each slot.
+    let small = list(node).replace("size 65536", "size 2");
+    node.output(Command::new("nft").args(["flush", "ruleset"])).unwrap();
+    load(node, &small);
+    for _ in 0..3 {
+        world.ends(Protocol::Tcp, TCP);
+    }
+    for slot in 0..2 {
+        let remembered = world.elements(&format!("affinity-{slot}")).matches("expires").count();
+        assert_eq!(remembered, 2);
+    }
+}
+
+#[test]
+fn affinity_that_is_switched_off_leaves_no_object() {
+    let world = World::build();
+    let mut backend = world.backend();
+    for seconds in [Some(10_800), None, Some(60)] {
+        world.apply(&mut backend, &state(&ENDPOINTS, seconds));
+        let ends = world.ends(Protocol::Tcp, TCP);
+        assert_eq!(world.ends(Protocol::Tcp, TCP) == ends, seconds.is_some());
+        let fresh = network();
+        sync(fresh.node(), &config(), &state(&ENDPOINTS, seconds));
+        let objects = |listing: &str| {
+            let lines = listing.lines().filter(|line| line.ends_with('{')).map(|line| line.trim().to_owned());
+            lines.collect::<BTreeSet<_>>()
+        };
+        assert_eq!(objects(&list(world.network.node())), objects(&list(fresh.node())), "{seconds:?}");
+    }
+}
+
+#[test]
+fn someone_elses_flush_is_repaired() {
+    let world = World::build();
+    let mut backend = world.backend();
+    world.apply(&mut backend, &state(&ENDPOINTS, Some(10_800)));
+    let first = world.ends(Protocol::Tcp, TCP);
+    let node = world.network.node();
+    let nft = |arguments: &str| node.output(Command::new("nft").args(arguments.split(' '))).unwrap();
+    nft("flush chain ip localnet affinity");
+    nft("flush map ip localnet affinity-picks");
+    nft("flush set ip localnet affinity-vips");
+    backend.forget();
+    world.apply(&mut backend, &state(&ENDPOINTS, Some(10_800)));
+    assert_eq!(world.ends(Protocol::Tcp, TCP), first, "clients are where they were");
+}
+
+#[test]
+fn clients_that_come_and_go_disturb_nobody() {
+    let world = World::build();
+    let state = state(&ENDPOINTS, Some(1));
+    let live = Live::start(&world.network, config(), state.clone());
+    let deadline = Instant::now() + PATIENCE;
+    world.ends(Protocol::Tcp, TCP);
+    while (0..3).any(|slot| world.elements(&format!("affinity-{slot}")).contains("expires")) {
+        assert!(Instant::now() < deadline, "clients are remembered for ever");
+    }
+    assert_eq!(live.set(state), 1, "no sync but this one");
+}
