@@ -22,6 +22,10 @@ pub(crate) struct FakeKernel {
     pub(crate) reads: usize,
     /// How often a set was read.
     pub(crate) dumps: usize,
+    /// In so many sets an element expires right after they were read.
+    pub(crate) expiring: usize,
+    /// Sets cannot be read.
+    pub(crate) blind: bool,
     /// Elements that are refused, for whatever reason a kernel may have.
     pub(crate) hated: BTreeSet<ElementKey>,
     /// Whether the errors of elements name only their set.
@@ -80,8 +84,17 @@ impl Kernel for FakeKernel {
 
     fn elements(&mut self, table: &Table, set: &Set) -> Result<Option<Vec<Element>>, Error> {
         self.dumps += 1;
-        let found = self.tables.get(table).and_then(|table| table.sets.get(&set.name));
-        Ok(found.map(|(_, elements)| elements.values().cloned().collect()))
+        if self.blind {
+            return Err(Error::Changing);
+        }
+        let found = self.tables.get_mut(table).and_then(|table| table.sets.get_mut(&set.name));
+        let Some((_, elements)) = found else { return Ok(None) };
+        let read = elements.values().cloned().collect();
+        if self.expiring > 0 {
+            self.expiring -= 1;
+            elements.pop_first();
+        }
+        Ok(Some(read))
     }
 
     fn has_family(&self, _family: Family) -> bool {

@@ -243,3 +243,104 @@ impl Pool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use localnet_proto::Verdict as WhenEmpty;
+
+    use super::*;
+    use crate::plan::service::Exposure;
+
+    fn vip(cluster: &[u8], local: &[u8], affinity: u32) -> Vip {
+        let endpoints = |hosts: &[u8]| -> Arc<[SocketAddr]> {
+            hosts.iter().map(|host| SocketAddr::from(([10, 0, 0, *host], 80))).collect()
+        };
+        Vip {
+            comment: "default/web:http".into(),
+            by_node_port: false,
+            exposure: Exposure::ExternalLocal,
+            endpoints: endpoints(cluster),
+            local_endpoints: endpoints(local),
+            serving: [].into_iter().collect(),
+            affinity: Some(affinity),
+            when_empty: WhenEmpty::Reject,
+            sources: None,
+        }
+    }
+
+    fn slots_of(vip: &Vip) -> Slots {
+        let mut slots = Slots::default();
+        slots.assign(&endpoints_of(vip));
+        slots
+    }
+
+    /// What is said of a VIP: the numbers behind it in each set.
+    fn said(vip: &Vip) -> String {
+        let mut said: BTreeMap<SetId, Vec<String>> = BTreeMap::new();
+        of_vip(&Tuple::new(), vip, &slots_of(vip), &mut |set, element| {
+            let number = element.key.start().as_bytes().try_into().map(u32::from_ne_bytes);
+            let number = number.map_or_else(|_| "there".to_owned(), |number| number.to_string());
+            said.entry(set).or_default().push(match element.data {
+                localnet_linux::nft::ElementData::Verdict(Verdict::Jump(chain)) => format!("{number} {chain}"),
+                _ => number,
+            });
+        });
+        let said = said.into_iter().map(|(set, numbers)| format!("{} {}", set.name(), numbers.join(" ")));
+        said.collect::<Vec<_>>().join(", ").replace("affinity-", "")
+    }
+
+    #[test]
+    fn an_endpoint_has_one_slot_in_both_pools() {
+        for (cluster, local, expected) in [
+            (&[][..], &[][..], ""),
+            (&[1, 2], &[], "vips there, timeouts 600, sizes 2, slots 0 1, picks 0 slot-0 1 slot-1, endpoints 0 1"),
+            (&[], &[3], "vips there, timeouts 600, local-sizes 1, local-slots 0, local-picks 0 slot-0, endpoints 0"),
+            (
+                &[1, 3],
+                &[2, 3],
+                "vips there, timeouts 600, sizes 2, slots 0 2, picks 0 slot-0 1 slot-2, \
+                 local-sizes 2, local-slots 1 2, local-picks 0 slot-1 1 slot-2, endpoints 0 1 2",
+            ),
+        ] {
+            assert_eq!(said(&vip(cluster, local, 600)), expected, "{cluster:?} {local:?}");
+        }
+    }
+
+    #[test]
+    fn a_timeout_of_zero_is_not_for_ever() {
+        assert!(said(&vip(&[1], &[], 0)).contains("timeouts 1,"));
+    }
+
+    #[test]
+    fn what_is_used_is_counted() {
+        let vips = [vip(&[1, 2], &[], 60), vip(&[1, 2, 3], &[1], 600), vip(&[1, 2, 3], &[], 60), vip(&[], &[], 7)];
+        let mut uses = Uses::default();
+        assert_eq!(uses.shape(), Shape::default());
+        vips.iter().for_each(|vip| uses.add(vip, &slots_of(vip)));
+        let names = |uses: &Uses| {
+            let chains = uses.shape().chains();
+            chains.iter().map(|chain| format!("{} {}", chain.name, chain.rules.len())).collect::<Vec<_>>().join(", ")
+        };
+        let all = "affinity 2, affinity-local 1, lb-affinity-2 5, lb-affinity-3 7, lb-affinity-local-1 2, \
+                   slot-0 3, slot-1 3, slot-2 3, slot-3 3";
+        assert_eq!(names(&uses), all);
+        uses.remove(&vips[2], &slots_of(&vips[2]));
+        assert_eq!(names(&uses), all);
+        uses.remove(&vips[1], &slots_of(&vips[1]));
+        assert_eq!(names(&uses), "affinity 1, affinity-local 0, lb-affinity-2 5, slot-0 2, slot-1 2");
+        [&vips[0], &vips[3]].into_iter().for_each(|vip| uses.remove(vip, &slots_of(vip)));
+        assert_eq!(uses.shape(), Shape::default());
+    }
+
+    #[test]
+    fn names_of_sets_of_clients_are_read_back() {
+        for slot in [0, 7, 4_000_000_000] {
+            assert_eq!(slot_of_clients(&clients(Family::V4, slot).name), Some(slot));
+        }
+        for name in ["affinity-", "affinity-vips", "affinity-07", "affinity-+7", "slot-7"] {
+            assert_eq!(slot_of_clients(name), None, "{name}");
+        }
+    }
+}

@@ -112,3 +112,61 @@ impl Slots {
         self.used.is_empty() && self.left.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoint(host: u8) -> SocketAddr {
+        ([10, 0, 0, host], 80).into()
+    }
+
+    /// Goes to these endpoints, and says `host:slot` of each and which slots were left.
+    fn assigned(slots: &mut Slots, hosts: &[u8]) -> String {
+        slots.assign(&hosts.iter().map(|host| endpoint(*host)).collect());
+        said(slots)
+    }
+
+    fn said(slots: &Slots) -> String {
+        let host = |endpoint: SocketAddr| endpoint.ip().to_string().rsplit('.').next().unwrap().to_owned();
+        let used = slots.used().map(|(endpoint, slot)| format!("{}:{slot}", host(endpoint)));
+        let left = slots.left().map(|slot| format!("left {slot}"));
+        used.chain(left).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn who_stays_keeps_its_slot_and_who_is_new_gets_the_lowest_that_nobody_had() {
+        let mut slots = Slots::default();
+        assert_eq!(assigned(&mut slots, &[5, 7, 9]), "5:0 7:1 9:2");
+        assert_eq!(assigned(&mut slots, &[1, 5, 9]), "1:3 5:0 9:2 left 1");
+        slots.commit();
+        assert_eq!(assigned(&mut slots, &[1, 2, 5, 9]), "1:3 2:4 5:0 9:2 left 1");
+        slots.purged(1);
+        assert_eq!(assigned(&mut slots, &[1, 2, 3, 4, 5, 9]), "1:3 2:4 3:1 4:5 5:0 9:2");
+        assert_eq!(assigned(&mut slots, &[]), "left 0 left 1 left 2 left 3 left 4 left 5");
+        slots.commit();
+        (0..6).for_each(|slot| slots.purged(slot));
+        assert!(slots.is_empty());
+    }
+
+    #[test]
+    fn who_comes_back_gets_its_slot_only_if_nobody_heard_that_it_left() {
+        let mut slots = Slots::default();
+        assigned(&mut slots, &[5, 7]);
+        slots.commit();
+        assert_eq!(assigned(&mut slots, &[7]), "7:1 left 0");
+        assert_eq!(assigned(&mut slots, &[5, 7]), "5:0 7:1");
+        assigned(&mut slots, &[7]);
+        slots.commit();
+        assert_eq!(assigned(&mut slots, &[5, 7]), "5:2 7:1 left 0");
+    }
+
+    #[test]
+    fn what_is_in_the_kernel_is_taken_up() {
+        let mut slots = Slots::found([(endpoint(5), 4), (endpoint(7), 0), (endpoint(5), 2)]);
+        assert_eq!(said(&slots), "5:4 7:0 left 2");
+        assert!(!slots.leave(4), "it has an endpoint");
+        assert!(slots.leave(1));
+        assert_eq!(assigned(&mut slots, &[5, 7, 9]), "5:4 7:0 9:3 left 1 left 2");
+    }
+}

@@ -365,6 +365,68 @@ fn clients_of_what_vanished_while_nobody_looked_are_forgotten_at_the_start() {
     assert_eq!(crowd(&mut world, 100), second);
 }
 
+#[test]
+fn a_slot_whose_clients_cannot_be_forgotten_stays_empty_until_they_are() {
+    let mut world = World::new();
+    world.apply(&web(&FOUR));
+    let first = crowd(&mut world, 100);
+    world.backend.kernel.blind = true;
+    world.apply(&web(&FOUR[..3]));
+    let other = "10.180.1.9";
+    let with_other = web(&[FOUR[0], FOUR[1], FOUR[2], other]);
+    world.apply(&with_other);
+    let second = crowd(&mut world, 100);
+    for (before, after) in first.iter().zip(&second) {
+        assert!(before == after || before.to_string() == FOUR[3], "{before} {after}");
+    }
+    let clients = |world: &World, slot: &str| {
+        let sets = &world.backend.kernel.tables[&plan::table(Family::V4)].sets;
+        sets.get(slot).map_or(0, |(_, clients)| clients.len())
+    };
+    assert!(
+        clients(&world, "affinity-3") > 0 && clients(&world, "affinity-4") > 0,
+        "the other one has a slot of its own"
+    );
+    // The process ends before it comes to it.
+    world.restart();
+    world.backend.kernel.blind = false;
+    world.apply(&with_other);
+    assert_eq!(clients(&world, "affinity-3"), 0);
+    assert_eq!(crowd(&mut world, 100), second);
+    assert_eq!(world.backend.desired.departed(), vec![]);
+}
+
+#[test]
+fn a_client_that_expires_while_it_is_to_be_forgotten_is_no_error() {
+    let mut world = World::new();
+    world.apply(&web(&FOUR));
+    let gone = crowd(&mut world, 100)[0].to_string();
+    world.backend.kernel.expiring = 3;
+    let others: Vec<&str> = FOUR.into_iter().filter(|endpoint| *endpoint != gone).collect();
+    world.apply(&web(&others));
+    assert_eq!(world.backend.kernel.expiring, 0);
+    assert_eq!(world.backend.desired.departed(), vec![]);
+}
+
+#[test]
+fn a_service_with_affinity_that_the_kernel_refuses_is_left_out_alone() {
+    for vague in [false, true] {
+        let mut world = World::new();
+        world.backend.kernel.vague = vague;
+        let bad = Tuple::new().address(VIPS[1].0.parse().unwrap()).protocol(nft::Protocol::Tcp).port(80).index(100);
+        world.backend.kernel.hated.insert(bad.into());
+        let services = || [sticky("bad", VIPS[1].0, &FOUR), sticky("web", VIPS[0].0, &FOUR)];
+        world.apply(&state(services()));
+        let ends = crowd(&mut world, 20);
+        assert_eq!(world.connect(POD, VIPS[1]), None);
+        world.backend.kernel.hated.clear();
+        world.backend.apply(&state(services()), &changed(&["bad"])).unwrap();
+        let end = world.connect(POD, VIPS[1]);
+        assert!(end.is_some() && world.connect(POD, VIPS[1]) == end);
+        assert_eq!(crowd(&mut world, 20), ends);
+    }
+}
+
 /// Of each service: whether external traffic goes to local endpoints, affinity, and endpoints.
 type ServiceParts = (bool, Option<u32>, Vec<(u8, Scopes)>);
 type Services = Vec<ServiceParts>;
