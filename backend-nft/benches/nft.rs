@@ -27,7 +27,7 @@ const CHANGES: usize = 2000;
 fn main() -> anyhow::Result<()> {
     println!("medians of {ROUNDS} rounds in ms; changes in µs");
     println!(
-        "services endpoints | empty → all   CPU  of it kernel | nft -f  ratio | one endpoint replaced | one more, one less"
+        "services endpoints | empty → all   CPU  of it kernel | nft -f  ratio | one endpoint replaced | one more, one less | flushed → repaired | all compared"
     );
     for (services, endpoints, peer) in [(1_000, 3, true), (10_000, 3, true), (45_000, 2, false)] {
         let mut loads = Vec::new();
@@ -41,7 +41,7 @@ fn main() -> anyhow::Result<()> {
         let full = quantile(&mut figures.full, 50);
         let load = (!loads.is_empty()).then(|| quantile(&mut loads, 50));
         println!(
-            "{services:>8} {:>9} | {:>11} {:>5} {:>13} | {:>6} {:>6} | {:>21} | {:>18}",
+            "{services:>8} {:>9} | {:>11} {:>5} {:>13} | {:>6} {:>6} | {:>21} | {:>18} | {:>18} | {:>12}",
             services * endpoints,
             ms(full),
             ms(quantile(&mut figures.cpu, 50)),
@@ -50,6 +50,8 @@ fn main() -> anyhow::Result<()> {
             load.map_or("-".to_owned(), |load| format!("{:.1}", load.as_secs_f64() / full.as_secs_f64())),
             micros(&mut figures.replaced),
             micros(&mut figures.counted),
+            ms(quantile(&mut figures.repaired, 50)),
+            ms(quantile(&mut figures.compared, 50)),
         );
     }
     Ok(())
@@ -62,6 +64,8 @@ struct Figures {
     kernel: Vec<Duration>,
     replaced: Vec<Duration>,
     counted: Vec<Duration>,
+    repaired: Vec<Duration>,
+    compared: Vec<Duration>,
 }
 
 /// Programs an empty kernel; in the last round changes services one by one as well. Gives the plan as text.
@@ -75,6 +79,10 @@ fn measure(services: usize, endpoints: usize, last: bool, figures: &mut Figures)
         figures.cpu.push(cpu()? - cpu_start);
         figures.kernel.push(backend.kernel().cpu);
         let text = script(&backend);
+        for flush in [true, false] {
+            let took = repair(&mut backend, &state, flush)?;
+            if flush { &mut figures.repaired } else { &mut figures.compared }.push(took);
+        }
         if last {
             figures.replaced = changes(&mut backend, &mut state, |service, change| {
                 service.endpoints[0].address = Ipv4Addr::new(10, 255, (change >> 8) as u8, change as u8).into();
@@ -89,6 +97,19 @@ fn measure(services: usize, endpoints: usize, last: bool, figures: &mut Figures)
         }
         Ok(text)
     })
+}
+
+/// How long it takes to read the tables and to send what differs: everything, or nothing.
+fn repair(backend: &mut NftBackend<Timed>, state: &Snapshot, flush: bool) -> anyhow::Result<Duration> {
+    if flush {
+        let mut transaction = Transaction::new();
+        transaction.delete_table(&Table::new(Family::V4, "localnet"));
+        nft::Socket::open()?.commit(&transaction)?;
+    }
+    backend.forget();
+    let start = Instant::now();
+    backend.apply(state, &Changes::default())?;
+    Ok(start.elapsed())
 }
 
 /// The kernel, and what it costs: encoding, the system calls, and the answers.

@@ -31,6 +31,8 @@ pub struct LiveBackend {
     cleaner: Option<Cleaner>,
     rules: Rules,
     addresses: NodeAddresses,
+    /// They could not be listed, which was said.
+    addresses_unknown: bool,
     pace: Pace,
     /// The tables were changed: when to repair them.
     repair_at: Option<Instant>,
@@ -59,6 +61,7 @@ impl LiveBackend {
             cleaner,
             rules: Rules { port, monitor: None, again: None },
             addresses: NodeAddresses::default(),
+            addresses_unknown: false,
             pace: Pace::default(),
             repair_at: None,
             recheck: false,
@@ -73,9 +76,16 @@ impl LiveBackend {
     /// The addresses are these; says whether NodePorts move.
     fn told(&mut self, addresses: Result<Vec<IpAddr>, addresses::Error>) -> bool {
         match addresses {
-            Ok(addresses) => self.backend.set_local_addresses(addresses),
+            Ok(addresses) => {
+                self.addresses_unknown = false;
+                self.backend.set_local_addresses(addresses)
+            }
             Err(error) => {
-                warn!(%error, "the node's addresses are not known; will be asked for again");
+                if std::mem::replace(&mut self.addresses_unknown, true) {
+                    debug!(%error, "the node's addresses are still not known");
+                } else {
+                    warn!(%error, "the node's addresses are not known; will be asked for again");
+                }
                 false
             }
         }
