@@ -138,25 +138,18 @@ fn without_slots(table: &mut crate::fake::FakeTable) {
         let vip = key.as_bytes().split_last_chunk::<4>().unwrap().0;
         endpoints[&Tuple::from_bytes(&[vip, slot].concat()).into()].data.clone()
     };
-    let resolved = |id: SetId, element: &Element| {
-        let key = element.key.start().as_bytes();
-        let slot = match (&element.data, id) {
-            (ElementData::Verdict(nft::Verdict::Jump(chain)), _) => {
+    let resolved = |element: &Element| {
+        let (vip, number) = element.key.start().as_bytes().split_last_chunk::<4>().unwrap();
+        let slot = match &element.data {
+            ElementData::Verdict(nft::Verdict::Jump(chain)) => {
                 chain.strip_prefix("slot-").unwrap().parse::<u32>().unwrap().to_ne_bytes()
             }
-            _ => *key.last_chunk::<4>().unwrap(),
+            _ => *number,
         };
         let ElementData::Value(endpoint) = endpoint(element.key.start(), &slot) else { panic!("a map to endpoints") };
-        // Picks keep their number.
-        let number = if id == SetId::AffinityEndpoints
-            || slot == *key.last_chunk::<4>().unwrap() && element.data == ElementData::None
-        {
-            &[]
-        } else {
-            key
-        };
-        let vip = &key[..key.len() - 4];
-        Tuple::from_bytes(&[vip, number, endpoint.as_bytes()].concat())
+        // Picks have all numbers, but in the order of slots.
+        let numbered = matches!(element.data, ElementData::Verdict(_)).then(|| element.key.start().clone());
+        [Some(Tuple::from_bytes(&[vip, endpoint.as_bytes()].concat())), numbered]
     };
     let ids = [
         SetId::AffinitySlots,
@@ -167,15 +160,13 @@ fn without_slots(table: &mut crate::fake::FakeTable) {
     ];
     for id in ids {
         let (_, elements) = table.sets.get_mut(id.name()).unwrap();
-        *elements = elements
-            .values()
-            .map(|element| resolved(id, element))
-            .map(|key| (key.clone().into(), Element::new(key)))
-            .collect();
+        *elements =
+            elements.values().flat_map(resolved).flatten().map(|key| (key.clone().into(), Element::new(key))).collect();
     }
     let clients = |name: &str| plan::affinity::slot_of_clients(name).is_some();
     table.sets.retain(|name, _| !clients(name));
-    table.chains.retain(|name, _| !name.starts_with("slot-") && !name.starts_with("lb-affinity"));
+    let of_slots = ["slot-", "lb-affinity", "affinity"];
+    table.chains.retain(|name, _| !of_slots.iter().any(|start| name.starts_with(start)));
 }
 
 #[test]

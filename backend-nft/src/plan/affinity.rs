@@ -109,7 +109,9 @@ pub fn of_vip(tuple: &Tuple, vip: &Vip, slots: &Slots, emit: &mut impl FnMut(Set
             continue;
         }
         emit(pool.affinity_sizes(), Element::new(with(super::slots(endpoints.len()))));
-        for (index, slot) in (0..).zip(endpoints.iter().filter_map(|endpoint| slots.of(endpoint))) {
+        // In the order of slots: the last resort, number 0, is one whose chain has been there for long.
+        let in_use: BTreeSet<u32> = endpoints.iter().filter_map(|endpoint| slots.of(endpoint)).collect();
+        for (index, slot) in (0..).zip(in_use) {
             emit(pool.affinity_slots(), Element::new(with(slot)));
             emit(pool.affinity_picks(), Element::verdict(with(index), Verdict::Jump(slot_chain(slot))));
         }
@@ -163,13 +165,17 @@ impl Shape {
         dispatch.into_iter().chain(sizes).chain(slots).collect()
     }
 
-    /// Each VIP has one size.
+    /// Each VIP has one size. A packet that comes while the size changes may miss it before and after: the chain that looks at
+    /// most slots does for all.
     fn dispatch(&self, pool: Pool) -> Chain {
         let chain = Chain::new(pool.affinity_chain()).comment("session affinity, by the number of endpoints");
-        self.pools.keys().filter(|(of, _)| *of == pool).fold(chain, |chain, (_, size)| {
-            let has_size = Statement::is_in(numbered(Generator::Constant(*size)), pool.affinity_sizes().name());
-            chain.rule([has_size, Statement::goto(lb_chain(pool, *size))])
-        })
+        let sizes = || self.pools.iter().filter(|((of, _), _)| *of == pool).map(|((_, size), top)| (*size, *top));
+        let Some((last, _)) = sizes().max_by_key(|(size, top)| (*top, *size)) else { return chain };
+        let chain = sizes().filter(|(size, _)| *size != last).fold(chain, |chain, (size, _)| {
+            let has_size = Statement::is_in(numbered(Generator::Constant(size)), pool.affinity_sizes().name());
+            chain.rule([has_size, Statement::goto(lb_chain(pool, size))])
+        });
+        chain.rule(Statement::goto(lb_chain(pool, last)))
     }
 
     fn slot(&self, slot: u32) -> Chain {
@@ -197,7 +203,9 @@ fn lb(pool: Pool, size: u32, top: u32) -> Chain {
             Statement::jump(slot_chain(slot)),
         ])
     });
-    (0..chains::tries(size)).fold(chain, |chain, _| chain.rule(pick(size))).rule(pick(1))
+    // A pick is two look-ups, the chain's and the endpoint's, and the endpoint may leave in between.
+    let tries = chains::tries(size).max(1);
+    (0..tries).fold(chain, |chain, _| chain.rule(pick(size))).rule(pick(1))
 }
 
 fn lb_chain(pool: Pool, size: u32) -> Name {
@@ -323,7 +331,7 @@ mod tests {
             let chains = uses.shape().chains();
             chains.iter().map(|chain| format!("{} {}", chain.name, chain.rules.len())).collect::<Vec<_>>().join(", ")
         };
-        let all = "affinity 2, affinity-local 1, lb-affinity-2 5, lb-affinity-3 7, lb-affinity-local-1 2, \
+        let all = "affinity 2, affinity-local 1, lb-affinity-2 5, lb-affinity-3 7, lb-affinity-local-1 3, \
                    slot-0 3, slot-1 3, slot-2 3, slot-3 3";
         assert_eq!(names(&uses), all);
         uses.remove(&vips[2], &slots_of(&vips[2]));

@@ -246,3 +246,39 @@ fn clients_that_come_and_go_disturb_nobody() {
     }
     assert_eq!(live.set(state), 1, "no sync but this one");
 }
+
+#[test]
+fn no_connection_fails_while_endpoints_come_and_go() {
+    let world = World::build();
+    let mut backend = world.backend();
+    let states =
+        [&ENDPOINTS[..2], &ENDPOINTS[1..], &ENDPOINTS[..], &ENDPOINTS[2..]].map(|some| state(some, Some(10_800)));
+    world.apply(&mut backend, &states[0]);
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let connections: usize = std::thread::scope(|scope| {
+        let (world, done) = (&world, &done);
+        let clients: Vec<_> = (0..4)
+            .map(|number| {
+                scope.spawn(move || {
+                    let to = if number % 2 == 0 { TCP } else { TCP6 };
+                    let mut count = 0;
+                    while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                        world.connect(number, Protocol::Tcp, to);
+                        count += 1;
+                    }
+                    count
+                })
+            })
+            .collect();
+        let changes = world
+            .network
+            .node()
+            .run(|| (0..400).try_for_each(|turn| backend.apply(&states[turn % 4], &Changes::everything())));
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        changes.unwrap();
+        clients.into_iter().map(|client| client.join().unwrap()).sum()
+    });
+    assert!(connections > 100, "{connections}");
+    let used: BTreeSet<_> = (0..CLIENTS).map(|number| world.connect(number, Protocol::Tcp, TCP)).collect();
+    assert_eq!(used.len(), 1, "one endpoint is left");
+}
