@@ -111,20 +111,7 @@ fn revision(rev: u64) -> Revision {
 }
 
 fn service(name: &str) -> Arc<Service> {
-    Arc::new(Service {
-        key: ServiceKey::new("default", name),
-        kind: "ClusterIP".to_owned(),
-        cluster_ips: vec![IpAddr::from([10, 0, 0, 1])],
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        ports: Vec::new(),
-        internal_traffic_to_local: false,
-        external_traffic_to_local: false,
-        client_ip_affinity: None,
-        source_filters: Vec::new(),
-        health_check_node_port: None,
-        endpoints: Vec::new(),
-    })
+    Arc::new(Service::new(ServiceKey::new("default", name), vec![IpAddr::from([10, 0, 0, 1])]))
 }
 
 fn full(rev: u64, names: &[&str]) -> Update {

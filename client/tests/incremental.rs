@@ -93,27 +93,16 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
     let service = (0..4_u8, 1..3_u8, vec(endpoint(), 0..4)).prop_map(|(name, ip, mut endpoints)| {
         endpoints.sort();
         endpoints.dedup_by_key(|endpoint| (endpoint.address, endpoint.ports[0].port));
-        Service {
-            key: ServiceKey::new("default", format!("s{name}")),
-            kind: "ClusterIP".to_owned(),
-            cluster_ips: vec![IpAddr::from([10, 0, 0, ip])],
-            external_ips: Vec::new(),
-            load_balancer_ips: Vec::new(),
-            ports: vec![Port {
-                name: "http".into(),
-                protocol: Protocol::Tcp,
-                port: 80,
-                node_port: None,
-                when_empty_v4: WhenEmpty::default(),
-                when_empty_v6: WhenEmpty::default(),
-            }],
-            internal_traffic_to_local: false,
-            external_traffic_to_local: false,
-            client_ip_affinity: None,
-            source_filters: Vec::new(),
-            health_check_node_port: None,
-            endpoints,
-        }
+        let port = Port {
+            name: "http".into(),
+            protocol: Protocol::Tcp,
+            port: 80,
+            node_port: None,
+            when_empty_v4: WhenEmpty::default(),
+            when_empty_v6: WhenEmpty::default(),
+        };
+        let key = ServiceKey::new("default", format!("s{name}"));
+        Service { ports: vec![port], endpoints, ..Service::new(key, vec![IpAddr::from([10, 0, 0, ip])]) }
     });
     (vec(service, 0..5), "[ab]").prop_map(|(services, name)| Snapshot {
         node: Node { name, ..Node::default() },

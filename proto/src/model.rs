@@ -217,6 +217,24 @@ pub struct Service {
 }
 
 impl Service {
+    /// A service of type ClusterIP that has nothing but its addresses.
+    pub fn new(key: ServiceKey, cluster_ips: Vec<IpAddr>) -> Self {
+        Self {
+            key,
+            kind: "ClusterIP".to_owned(),
+            cluster_ips,
+            external_ips: Vec::new(),
+            load_balancer_ips: Vec::new(),
+            ports: Vec::new(),
+            internal_traffic_to_local: false,
+            external_traffic_to_local: false,
+            client_ip_affinity: None,
+            source_filters: Vec::new(),
+            health_check_node_port: None,
+            endpoints: Vec::new(),
+        }
+    }
+
     /// The service alone.
     pub fn without_endpoints(&self) -> Self {
         Self {

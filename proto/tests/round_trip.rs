@@ -160,18 +160,8 @@ fn a_service_with_many_endpoints_is_sent_in_pieces() {
         scopes: Scopes { internal: true, ..Scopes::default() },
     };
     let service = Service {
-        key: ServiceKey::new("default", "big"),
-        kind: "ClusterIP".to_owned(),
-        cluster_ips: vec![IpAddr::from([10, 0, 0, 1])],
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        ports: Vec::new(),
-        internal_traffic_to_local: false,
-        external_traffic_to_local: false,
-        client_ip_affinity: None,
-        source_filters: Vec::new(),
-        health_check_node_port: None,
         endpoints: (0..u16::try_from(2 * ENDPOINTS_PER_ITEM + 1).unwrap()).map(endpoint).collect(),
+        ..Service::new(ServiceKey::new("default", "big"), vec![IpAddr::from([10, 0, 0, 1])])
     };
     assert_eq!(encode::service_items(&service).len(), 3);
     let services = BTreeMap::from([(service.key.clone(), Arc::new(service))]);
