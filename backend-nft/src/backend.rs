@@ -150,6 +150,7 @@ impl<K: Kernel> NftBackend<K> {
         let mut refused = 0;
         loop {
             fresh |= self.read_unknown()?;
+            self.prepare();
             let mut transaction = Transaction::new();
             for table in self.desired.tables().iter_mut().filter(|table| self.kernel.has_family(table.family())) {
                 table.changes(&mut transaction);
@@ -187,6 +188,28 @@ impl<K: Kernel> NftBackend<K> {
                     info!("the tables are not as they were left: reading them ({error})");
                 }
             }
+        }
+    }
+
+    /// Fills new chains before anything leads to them. If that fails, all comes at once, and errors are dealt with there.
+    fn prepare(&mut self) {
+        let mut transaction = Transaction::new();
+        let here = |table: &TableState| self.kernel.has_family(table.family());
+        let tables: Vec<_> = self
+            .desired
+            .tables()
+            .iter()
+            .map(|table| here(table).then(|| table.preparation(&mut transaction)))
+            .collect();
+        if transaction.is_empty() {
+            return;
+        }
+        match self.apply_transaction(&transaction) {
+            Ok(_) => {
+                let prepared = self.desired.tables().iter_mut().zip(tables);
+                prepared.for_each(|(table, names)| table.prepared(names.unwrap_or_default()));
+            }
+            Err(error) => debug!(%error, "new chains come with what leads to them"),
         }
     }
 

@@ -40,6 +40,8 @@ pub struct TableState {
     affinity_chains: Vec<Name>,
     /// Chains that are in the kernel, but nothing refers to them any more.
     stale: BTreeSet<Name>,
+    /// Chains that pick, filled before anything leads to them.
+    prepared: BTreeSet<Name>,
     /// What the kernel's table was declared with; none when it is not known, or there is no table.
     held: Option<Held>,
     /// What the transaction under way will have led to.
@@ -79,6 +81,7 @@ impl TableState {
             affinity: Shape::default(),
             affinity_chains: Vec::new(),
             stale: BTreeSet::new(),
+            prepared: BTreeSet::new(),
             held: None,
             next: None,
         }
@@ -214,6 +217,30 @@ impl TableState {
         self.held = Some(Held { sets, counts, clients });
     }
 
+    /// Appends new chains that pick, to be sent before the elements that lead to them: a packet that is under way while both come
+    /// at once finds the elements new, but every chain as it was, and that is empty. Says which.
+    pub fn preparation(&self, transaction: &mut Transaction) -> BTreeSet<Name> {
+        let mut names = BTreeSet::new();
+        if self.held.is_none() {
+            return names;
+        }
+        for change in self.chains.diff().set {
+            let (name, Some(chain)) = (change.key, change.value) else { continue };
+            let is_there = change.replaces.is_some() || self.stale.contains(name) || self.prepared.contains(name);
+            if !is_there && self.lb.values().any(|lb| lb == name) {
+                transaction.declare_chain(&self.table, &Arc::new(Chain { rules: Vec::new(), ..Chain::clone(chain) }));
+                transaction.add_rules(&self.table, chain);
+                names.insert(name.clone());
+            }
+        }
+        names
+    }
+
+    /// That was applied.
+    pub fn prepared(&mut self, names: BTreeSet<Name>) {
+        self.prepared.extend(names);
+    }
+
     /// Appends what leads from what is there to what should be.
     pub fn changes(&mut self, transaction: &mut Transaction) {
         let next = match &self.held {
@@ -277,7 +304,9 @@ impl TableState {
 
         let chains = self.chains.diff();
         let mut stale = self.stale.clone();
-        let wanted = || chains.set.iter().filter_map(|change| Some((change, change.value.as_ref()?)));
+        let changed = chains.set.iter().filter(|change| !self.prepared.contains(change.key));
+        let wanted = || changed.clone().filter_map(|change| Some((change, change.value.as_ref()?)));
+        stale.extend(self.prepared.iter().filter(|name| self.chain(name).is_none()).cloned());
         let mut flushed = BTreeSet::new();
         for (change, chain) in wanted() {
             if change.replaces.is_none() {
@@ -345,6 +374,7 @@ impl TableState {
         let Some(next) = self.next.take() else { return };
         self.held = Some(next.held);
         self.stale = next.stale;
+        self.prepared.clear();
         self.chains.commit();
         for elements in &mut self.elements {
             elements.commit();
@@ -356,6 +386,7 @@ impl TableState {
         self.held = None;
         self.next = None;
         self.stale.clear();
+        self.prepared.clear();
         self.chains.forget();
         for elements in &mut self.elements {
             elements.forget();
