@@ -1,15 +1,21 @@
 //! Reads all files at a path into one batch of events.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, btree_map},
     fs,
     hash::{DefaultHasher, Hash as _, Hasher as _},
     io,
     path::{Path, PathBuf},
     sync::Arc,
+    thread::JoinHandle,
 };
 
-use super::{checks, document, problem::Problem, reading};
+use super::{
+    checks, document,
+    open::{self, Entry, Refused},
+    problem::Problem,
+    reading, thread,
+};
 use crate::cluster::{Event, Kind, Object};
 
 /// Names of files that are read from a folder end in one of these.
@@ -29,20 +35,45 @@ pub struct Loaded {
 /// Reads a file, or all `.yaml`, `.yml` and `.json` files of a folder (not of the folders in it). If anything cannot be
 /// read, nothing is.
 pub fn load(path: &Path) -> Result<Loaded, Vec<Problem>> {
-    let files = files(path).map_err(|error| vec![unreadable(path, &error)])?;
+    let of = path.to_owned();
+    match thread::start(move || read(&of)).map(JoinHandle::join) {
+        Ok(Ok(read)) => read,
+        Ok(Err(_panic)) => Err(vec![crashed(path)]),
+        Err(error) => Err(vec![unreadable(path, &error)]),
+    }
+}
+
+/// What is said when reading has crashed: the parser is not ours.
+pub(super) fn crashed(path: &Path) -> Problem {
+    whole_file(
+        &Arc::new(path.to_owned()),
+        "cannot be read: the parser has crashed".to_owned(),
+        "simplify what changed last",
+    )
+}
+
+/// Does it, on a thread that has the stack for it.
+pub(super) fn read(path: &Path) -> Result<Loaded, Vec<Problem>> {
     let mut all = Collected::default();
-    for file in files {
-        match fs::read(&file) {
+    for file in files(path, &mut all.problems).map_err(|error| vec![unreadable(path, &error)])? {
+        match open::read(&file) {
             Ok(bytes) => {
                 (&file, &bytes).hash(&mut all.hasher);
                 all.file(&Arc::new(file), bytes);
             }
             // It is gone again; what is there now is read next, when the watch tells.
-            Err(error) if error.kind() == io::ErrorKind::NotFound && file != path => {}
-            Err(error) => all.problems.push(unreadable(&file, &error)),
+            Err(Refused::Failed(error)) if error.kind() == io::ErrorKind::NotFound && file != path => {}
+            Err(refused) => all.problems.push(refused_file(&file, &refused)),
         }
     }
     all.finish()
+}
+
+fn refused_file(file: &Path, refused: &Refused) -> Problem {
+    match refused {
+        Refused::Failed(error) => unreadable(file, error),
+        Refused::Odd(problem, remedy) => whole_file(&Arc::new(file.to_owned()), problem.clone(), remedy),
+    }
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Problem {
@@ -60,15 +91,20 @@ fn whole_file(file: &Arc<PathBuf>, problem: String, remedy: &str) -> Problem {
 }
 
 /// The files to read, sorted.
-fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
+fn files(path: &Path, problems: &mut Vec<Problem>) -> io::Result<Vec<PathBuf>> {
     if !fs::metadata(path)?.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
     let mut files = Vec::new();
     for entry in fs::read_dir(path)? {
         let file = entry?.path();
-        if is_named_like_one(&file) && fs::metadata(&file).is_ok_and(|metadata| metadata.is_file()) {
-            files.push(file);
+        if !is_named_like_one(&file) {
+            continue;
+        }
+        match open::entry(&file) {
+            Ok(Entry::File) => files.push(file),
+            Ok(Entry::Nothing) => {}
+            Err(refused) => problems.push(refused_file(&file, &refused)),
         }
     }
     files.sort_unstable();
@@ -126,11 +162,11 @@ impl Collected {
         }
         let key = (object.kind(), object.namespace().to_owned(), object.name().to_owned());
         match self.places.entry(key) {
-            Entry::Vacant(vacant) => {
+            btree_map::Entry::Vacant(vacant) => {
                 vacant.insert((Arc::clone(file), line));
                 self.objects.entry(object.kind()).or_default().push(object);
             }
-            Entry::Occupied(first) => {
+            btree_map::Entry::Occupied(first) => {
                 let (first, first_line) = first.get();
                 let problem = format!("is there twice, first in {}:{first_line}", first.display());
                 let (file, object, field) = (Arc::clone(file), checks::spoken(&object), String::new());

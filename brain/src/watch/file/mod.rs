@@ -6,12 +6,18 @@
 mod checks;
 mod document;
 mod folder;
+#[cfg(test)]
+mod hostile;
+mod limits;
+mod open;
 mod problem;
 mod reading;
 #[cfg(test)]
 mod tests;
+mod thread;
 mod tree;
 mod watcher;
+mod words;
 
 pub use folder::{Loaded, load};
 pub use problem::Problem;

@@ -13,8 +13,11 @@ use serde::{
 };
 use serde_saphyr::Spanned;
 
-use super::{checks, document::Document, problem::Problem, tree::Tree};
+use super::{checks, document::Document, limits::options, problem::Problem, tree::Tree, words::words};
 use crate::cluster::{Kind, Object};
+
+/// Documents that are larger than this are not read a second time to name the field at fault.
+const LARGEST_TREE: usize = 8 << 20;
 
 /// An object, and the line it begins on.
 #[derive(Debug)]
@@ -39,7 +42,16 @@ struct Header {
     api_version: Option<String>,
     kind: Option<String>,
     metadata: Option<Named>,
-    items: Option<Vec<Spanned<Header>>>,
+    items: Option<Vec<Spanned<Item>>>,
+}
+
+/// What an item of a list says about itself. A list in a list means nothing, so its own items are not looked at.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Item {
+    api_version: Option<String>,
+    kind: Option<String>,
+    metadata: Option<Named>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -60,32 +72,50 @@ enum Meaning {
 
 impl Header {
     fn meaning(&self) -> Meaning {
-        let version = self.api_version.as_deref().unwrap_or_default();
-        let Some(kind) = self.kind.as_deref().filter(|kind| !kind.is_empty()) else { return Meaning::Nothing };
-        match (version, kind) {
-            ("v1", "Service") => Meaning::Object(Kind::Service),
-            ("v1", "Node") => Meaning::Object(Kind::Node),
-            ("discovery.k8s.io/v1", "EndpointSlice") => Meaning::Object(Kind::Slice),
-            ("networking.k8s.io/v1", "ServiceCIDR") => Meaning::Object(Kind::ServiceCidr),
-            ("v1", "List" | "ServiceList" | "NodeList")
-            | ("discovery.k8s.io/v1", "EndpointSliceList")
-            | ("networking.k8s.io/v1", "ServiceCIDRList") => Meaning::List,
-            _ => Meaning::Ignored(format!("{version} {kind}").trim().to_owned()),
-        }
+        meaning(self.api_version.as_deref(), self.kind.as_deref())
     }
 
-    /// As it is spoken of: `Service default/web`.
     fn object(&self) -> String {
-        let kind = self.kind.as_deref().unwrap_or("object");
-        let named = self.metadata.clone().unwrap_or_default();
-        let name = named.name.as_deref().unwrap_or("without a name");
-        match self.meaning() {
-            Meaning::Object(Kind::Service | Kind::Slice) => {
-                format!("{kind} {}/{name}", named.namespace.as_deref().unwrap_or("default"))
-            }
-            Meaning::Object(_) => format!("{kind} {name}"),
-            _ => kind.to_owned(),
+        spoken(&self.meaning(), self.kind.as_deref(), self.metadata.as_ref())
+    }
+}
+
+impl Item {
+    fn meaning(&self) -> Meaning {
+        meaning(self.api_version.as_deref(), self.kind.as_deref())
+    }
+
+    fn object(&self) -> String {
+        spoken(&self.meaning(), self.kind.as_deref(), self.metadata.as_ref())
+    }
+}
+
+fn meaning(version: Option<&str>, kind: Option<&str>) -> Meaning {
+    let version = version.unwrap_or_default();
+    let Some(kind) = kind.filter(|kind| !kind.is_empty()) else { return Meaning::Nothing };
+    match (version, kind) {
+        ("v1", "Service") => Meaning::Object(Kind::Service),
+        ("v1", "Node") => Meaning::Object(Kind::Node),
+        ("discovery.k8s.io/v1", "EndpointSlice") => Meaning::Object(Kind::Slice),
+        ("networking.k8s.io/v1", "ServiceCIDR") => Meaning::Object(Kind::ServiceCidr),
+        ("v1", "List" | "ServiceList" | "NodeList")
+        | ("discovery.k8s.io/v1", "EndpointSliceList")
+        | ("networking.k8s.io/v1", "ServiceCIDRList") => Meaning::List,
+        _ => Meaning::Ignored(format!("{version} {kind}").trim().to_owned()),
+    }
+}
+
+/// An object as it is spoken of: `Service default/web`.
+fn spoken(meaning: &Meaning, kind: Option<&str>, named: Option<&Named>) -> String {
+    let kind = kind.unwrap_or("object");
+    let named = named.cloned().unwrap_or_default();
+    let name = named.name.as_deref().unwrap_or("without a name");
+    match meaning {
+        Meaning::Object(Kind::Service | Kind::Slice) => {
+            format!("{kind} {}/{name}", named.namespace.as_deref().unwrap_or("default"))
         }
+        Meaning::Object(_) => format!("{kind} {name}"),
+        _ => kind.to_owned(),
     }
 }
 
@@ -93,10 +123,12 @@ impl Header {
 pub(super) fn read(document: Document<'_>, file: &Arc<std::path::PathBuf>) -> Reading {
     let reader = Reader { document, file };
     // The items of a list of many kinds are read in a second pass, when their kinds are known.
-    if let Some(kind) = quick_kind(document.text) {
-        return reader.single(kind);
+    match quick_meaning(document.text) {
+        Some(Meaning::Object(kind)) => reader.single(kind),
+        // What is ignored is not even read.
+        Some(Meaning::Ignored(what)) => reader.ignored(what),
+        _ => reader.with_header(),
     }
-    reader.with_header()
 }
 
 struct Reader<'a> {
@@ -124,7 +156,7 @@ impl Reader<'_> {
         match header.meaning() {
             Meaning::Object(kind) => self.single(kind),
             Meaning::List => self.list(header.items.as_deref().unwrap_or_default()),
-            Meaning::Ignored(what) => Reading { ignored: vec![(line, what)], ..Reading::default() },
+            Meaning::Ignored(what) => self.ignored(what),
             Meaning::Nothing => self.one_problem(
                 line,
                 header.object(),
@@ -135,7 +167,11 @@ impl Reader<'_> {
         }
     }
 
-    fn list(&self, items: &[Spanned<Header>]) -> Reading {
+    fn ignored(&self, what: String) -> Reading {
+        Reading { ignored: vec![(self.line(first_line(self.document.text)), what)], ..Reading::default() }
+    }
+
+    fn list(&self, items: &[Spanned<Item>]) -> Reading {
         let (mut ignored, mut kinds) = (Vec::new(), Vec::new());
         for (position, item) in items.iter().enumerate() {
             let line = self.line(item.referenced.line());
@@ -199,7 +235,7 @@ impl Reader<'_> {
             Some(Mistyped::Truth) => {
                 (format!("{:?} is neither true nor false", self.scalar(place)), "write true or false")
             }
-            None => (without_place(&error.render_with_options(options)), ""),
+            None => words(error).unwrap_or_else(|| (without_place(&error.render_with_options(options)), "")),
         };
         self.one_problem(line, object, &field, problem, remedy)
     }
@@ -234,11 +270,12 @@ impl Reader<'_> {
     }
 
     fn header(&self) -> Result<Header, serde_saphyr::Error> {
-        serde_saphyr::from_str_with_options(self.document.text, options())
+        serde_saphyr::from_str_with_options(self.document.text, options(self.document.text.len()))
     }
 
     fn tree(&self) -> Option<Tree> {
-        serde_saphyr::from_str_with_options(self.document.text, options()).ok()
+        let text = Some(self.document.text).filter(|text| text.len() <= LARGEST_TREE)?;
+        serde_saphyr::from_str_with_options(text, options(text.len())).ok()
     }
 
     fn line(&self, line_of_document: u64) -> u64 {
@@ -246,38 +283,26 @@ impl Reader<'_> {
     }
 }
 
-/// Kubernetes' objects are read without regard to size: they are the operator's own.
-fn options() -> serde_saphyr::Options {
-    serde_saphyr::options! {
-        budget: serde_saphyr::budget! {
-            max_events: usize::MAX,
-            max_nodes: usize::MAX,
-            max_total_scalar_bytes: usize::MAX,
-        },
-        with_snippet: false,
-    }
-}
-
 fn with_text<'de, T>(
     text: &'de str,
     read: impl for<'e> FnOnce(serde_saphyr::Deserializer<'de, 'e>) -> Result<T, serde_saphyr::Error>,
 ) -> Result<T, serde_saphyr::Error> {
-    serde_saphyr::with_deserializer_from_str_with_options(text, options(), read)
+    serde_saphyr::with_deserializer_from_str_with_options(text, options(text.len()), read)
 }
 
-/// The kind of a document that says it in plain lines of its own, as nearly all do; it spares a pass over the text.
-fn quick_kind(text: &str) -> Option<Kind> {
+/// The meaning of a document that says it in plain lines of its own, as nearly all do; it spares a pass over the text.
+fn quick_meaning(text: &str) -> Option<Meaning> {
     let plain = |name: &str| {
         let mut lines = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
-        lines.next().map(str::trim_end).filter(|_| lines.next().is_none())
+        lines.next().map(str::trim_end).filter(|_| lines.next().is_none()).filter(|word| is_plain(word))
     };
-    match (plain("apiVersion")?, plain("kind")?) {
-        ("v1", "Service") => Some(Kind::Service),
-        ("v1", "Node") => Some(Kind::Node),
-        ("discovery.k8s.io/v1", "EndpointSlice") => Some(Kind::Slice),
-        ("networking.k8s.io/v1", "ServiceCIDR") => Some(Kind::ServiceCidr),
-        _ => None,
-    }
+    Some(meaning(Some(plain("apiVersion")?), Some(plain("kind")?)))
+}
+
+/// Whether a text means itself in YAML, without quotes or a comment.
+fn is_plain(word: &str) -> bool {
+    word.starts_with(|first: char| first.is_ascii_alphabetic())
+        && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"./-".contains(&byte))
 }
 
 /// What a scalar should have been.

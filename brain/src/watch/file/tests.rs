@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Loaded, load, run};
 use crate::cluster::{Event, Kind, Object, Parsed};
 
-const WEB: &str = "apiVersion: v1
+pub(super) const WEB: &str = "apiVersion: v1
 kind: Service
 metadata:
   name: web
@@ -34,7 +34,7 @@ endpoints:
 
 /// Names of the objects of each kind that a text says.
 #[track_caller]
-fn names(loaded: &Loaded) -> Vec<String> {
+pub(super) fn names(loaded: &Loaded) -> Vec<String> {
     let mut names = Vec::new();
     let kinds: Vec<Kind> = loaded
         .events
@@ -49,7 +49,7 @@ fn names(loaded: &Loaded) -> Vec<String> {
     names
 }
 
-fn loaded(name: &str, text: &str) -> Result<Loaded, Vec<String>> {
+pub(super) fn loaded(name: &str, text: &str) -> Result<Loaded, Vec<String>> {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join(name), text).unwrap();
     load(folder.path()).map_err(|problems| {
@@ -60,7 +60,7 @@ fn loaded(name: &str, text: &str) -> Result<Loaded, Vec<String>> {
 
 /// A text and the problems with it.
 #[track_caller]
-fn check_problems(text: &str, expected: &[&str]) {
+pub(super) fn check_problems(text: &str, expected: &[&str]) {
     assert_eq!(loaded("a.yaml", text).unwrap_err(), expected);
 }
 

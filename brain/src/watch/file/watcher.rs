@@ -16,12 +16,13 @@ use notify::{
     EventKind, RecursiveMode, Watcher as _,
     event::{AccessKind, AccessMode, CreateKind, ModifyKind},
 };
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     folder::{self, Loaded},
     problem::Problem,
+    thread,
 };
 use crate::cluster::Event;
 
@@ -71,8 +72,13 @@ pub async fn run(path: PathBuf, sender: mpsc::Sender<Vec<Event>>, shutdown: Canc
 }
 
 async fn read(path: &Path) -> anyhow::Result<Result<Loaded, Vec<Problem>>> {
-    let path = path.to_owned();
-    tokio::task::spawn_blocking(move || folder::load(&path)).await.context("reading files")
+    let (of, (done, read)) = (path.to_owned(), oneshot::channel());
+    let work = move || {
+        // Nobody may be waiting any more.
+        _ = done.send(folder::read(&of));
+    };
+    thread::start(work).context("reading files")?;
+    Ok(read.await.unwrap_or_else(|_| Err(vec![folder::crashed(path)])))
 }
 
 async fn settle(changed: &Notify) {

@@ -1,0 +1,125 @@
+//! Files that would bring a reader down: too deep, too large, too much when expanded, or no files at all.
+
+use std::{
+    fs,
+    os::unix::{fs::symlink, net::UnixListener},
+    path::Path,
+};
+
+use super::{
+    load,
+    tests::{WEB, check_problems, loaded, names},
+};
+
+/// A List in a List in a List, as kubectl never writes it.
+fn nested_lists(levels: usize) -> String {
+    let mut text = String::from("apiVersion: v1\nkind: List\n");
+    for level in 0..levels {
+        let indent = "  ".repeat(level);
+        text += &format!("{indent}items:\n{indent}- apiVersion: v1\n{indent}  kind: List\n");
+    }
+    text
+}
+
+/// A CustomResourceDefinition whose schema is nested.
+fn custom_resource(levels: usize) -> String {
+    let mut text = String::from("apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nspec:\n");
+    for level in 1..=levels {
+        text += &format!("{}properties:\n", " ".repeat(level));
+    }
+    text
+}
+
+#[test]
+fn what_is_nested_too_deeply_is_refused_with_its_line() {
+    let deep = |levels: usize| format!("{WEB}status:\n  odd: {}{}\n", "[".repeat(levels), "]".repeat(levels));
+    let refused = "is nested too deeply; nest at most 128 levels";
+    check_problems(&deep(200), &[&format!("a.yaml:11: {refused}")]);
+    check_problems(&deep(100_000), &[&format!("a.yaml:11: {refused}")]);
+    check_problems(&nested_lists(500), &[&format!("a.yaml:193: {refused}")]);
+    assert_eq!(names(&loaded("a.yaml", &deep(100)).unwrap()), ["Service web"]);
+    check_problems(
+        &nested_lists(50),
+        &["a.yaml:4: List: items[0]: an item of a list is an object with apiVersion and kind"],
+    );
+    let json = |levels: usize| format!("{{\"kind\": \"Pod\", \"a\": {}1{}}}", "[".repeat(levels), "]".repeat(levels));
+    assert_eq!(loaded("a.json", &json(120)).unwrap().ignored.len(), 1);
+    assert_eq!(loaded("a.json", &json(100_000)).unwrap_err(), [format!("a.json:1: {refused}")]);
+}
+
+#[test]
+fn an_ignored_kind_may_be_nested_as_it_likes() {
+    let text = format!("{}---\n{WEB}", custom_resource(1_000));
+    let loaded = loaded("a.yaml", &text).unwrap();
+    assert_eq!(names(&loaded), ["Service web"]);
+    assert_eq!(loaded.ignored[0].object, "apiextensions.k8s.io/v1 CustomResourceDefinition");
+}
+
+#[test]
+fn aliases_that_expand_to_too_much_are_refused() {
+    let refused = |text: &str| {
+        let problems = loaded("a.yaml", text).unwrap_err();
+        assert!(problems[0].contains("aliases (*name) stand for too much; write out"), "{problems:?}");
+    };
+    let mut long = format!("{WEB}status:\n  a: &a \"{}\"\n", "x".repeat(100_000));
+    (0..20_000).for_each(|n| long += &format!("  k{n}: *a\n"));
+    refused(&long);
+    let mut many = format!("{WEB}status:\n  a0: &a0 [x, x, x, x, x, x, x, x, x]\n");
+    for level in 1..=6 {
+        many += &format!("  a{level}: &a{level} [{}]\n", vec![format!("*a{}", level - 1); 9].join(", "));
+    }
+    refused(&many);
+    let mut deep = format!("{WEB}status:\n  a0: &a0 [x]\n");
+    (1..=2_000).for_each(|level| deep += &format!("  a{level}: &a{level} [*a{}]\n", level - 1));
+    assert!(loaded("a.yaml", &deep).is_err());
+
+    let mut few = format!("{WEB}---\n{}", WEB.replace("name: web", "name: b\n  annotations:\n    k: &a v"));
+    few = few.replace(
+        "    k: &a v\n",
+        &format!("    k: &a v\n{}", (0..500).fold(String::new(), |text, n| text + &format!("    k{n}: *a\n"))),
+    );
+    assert_eq!(names(&loaded("a.yaml", &few).unwrap()), ["Service web", "Service b"]);
+}
+
+#[test]
+fn a_file_that_is_too_large_is_refused_unread() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::File::create(folder.path().join("big.yaml")).unwrap().set_len(1 << 40).unwrap();
+    only_problem(folder.path(), "big.yaml", "is larger than 64 MiB; split it into several files");
+}
+
+#[track_caller]
+fn only_problem(path: &Path, file: &str, expected: &str) {
+    let problems: Vec<String> = load(path).unwrap_err().iter().map(ToString::to_string).collect();
+    let file = if file.is_empty() { path.to_owned() } else { path.join(file) };
+    assert_eq!(problems, [format!("{}: {expected}", file.display())]);
+}
+
+#[test]
+fn a_link_that_leads_nowhere_is_an_error_that_names_it() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("a.yaml"), WEB).unwrap();
+    let link = folder.path().join("b.yaml");
+    symlink("nowhere", &link).unwrap();
+    only_problem(folder.path(), "b.yaml", "is a link to nothing; correct the link or remove it");
+    fs::remove_file(&link).unwrap();
+    symlink("b.yaml", &link).unwrap();
+    only_problem(folder.path(), "b.yaml", "is a link that leads back to itself; correct the link or remove it");
+    fs::remove_file(&link).unwrap();
+    assert_eq!(names(&load(folder.path()).unwrap()), ["Service web"]);
+}
+
+#[test]
+fn what_is_no_regular_file_is_refused_and_not_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let (fifo, socket) = (folder.path().join("a.yaml"), folder.path().join("b.yaml"));
+    let mode = nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR;
+    nix::unistd::mkfifo(&fifo, mode).unwrap();
+    let remedy = "put a regular file there";
+    only_problem(&fifo, "", &format!("is a FIFO; {remedy}"));
+    only_problem(folder.path(), "a.yaml", &format!("is a FIFO; {remedy}"));
+    fs::remove_file(&fifo).unwrap();
+    let _listening = UnixListener::bind(&socket).unwrap();
+    only_problem(folder.path(), "b.yaml", &format!("is a socket; {remedy}"));
+    only_problem(Path::new("/dev/zero"), "", &format!("is a device; {remedy}"));
+}

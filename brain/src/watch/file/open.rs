@@ -1,0 +1,91 @@
+//! Opens files and nothing else: whatever the path leads to, nobody waits for it.
+
+use std::{
+    fs::{self, File, FileType, Metadata, OpenOptions},
+    io::{self, Read as _},
+    os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _},
+    path::Path,
+};
+
+/// A file may have so many MiB.
+const LARGEST_MIB: u64 = 64;
+
+/// Why a file is not read.
+pub(super) enum Refused {
+    /// It cannot be, for now.
+    Failed(io::Error),
+    /// It is not what it should be: what is wrong, and what helps.
+    Odd(String, &'static str),
+}
+
+impl From<io::Error> for Refused {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// The content of a regular file.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, Refused> {
+    // To open a device may already do something.
+    check(&fs::metadata(path)?)?;
+    let without_waiting = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or_default();
+    let file = OpenOptions::new().read(true).custom_flags(without_waiting).open(path)?;
+    // Another one may have taken its place.
+    let metadata = file.metadata()?;
+    check(&metadata)?;
+    let mut bytes = Vec::with_capacity(usize::try_from(metadata.len()).unwrap_or_default());
+    File::take(file, limit() + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit() { Err(too_large()) } else { Ok(bytes) }
+}
+
+fn limit() -> u64 {
+    LARGEST_MIB << 20
+}
+
+fn check(metadata: &Metadata) -> Result<(), Refused> {
+    if !metadata.is_file() {
+        return Err(Refused::Odd(format!("is a {}", kind(metadata.file_type())), "put a regular file there"));
+    }
+    if metadata.len() > limit() { Err(too_large()) } else { Ok(()) }
+}
+
+fn too_large() -> Refused {
+    Refused::Odd(format!("is larger than {LARGEST_MIB} MiB"), "split it into several files")
+}
+
+fn kind(file_type: FileType) -> &'static str {
+    match file_type {
+        kind if kind.is_fifo() => "FIFO",
+        kind if kind.is_socket() => "socket",
+        kind if kind.is_dir() => "folder",
+        _ => "device",
+    }
+}
+
+/// What a name in a folder stands for.
+pub(super) enum Entry {
+    /// What may be read.
+    File,
+    /// A folder, or nothing any more.
+    Nothing,
+}
+
+/// Looks at a name in a folder.
+pub(super) fn entry(path: &Path) -> Result<Entry, Refused> {
+    match fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => Ok(Entry::Nothing),
+        Ok(_) => Ok(Entry::File),
+        Err(error) => {
+            let link = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink());
+            let remedy = "correct the link or remove it";
+            match error.kind() {
+                io::ErrorKind::NotFound if link => Err(Refused::Odd("is a link to nothing".to_owned(), remedy)),
+                io::ErrorKind::NotFound => Ok(Entry::Nothing),
+                _ if link && error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
+                    Err(Refused::Odd("is a link that leads back to itself".to_owned(), remedy))
+                }
+                _ => Err(error.into()),
+            }
+        }
+    }
+}
