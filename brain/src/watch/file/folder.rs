@@ -76,7 +76,7 @@ fn refused_file(file: &Path, refused: &Refused) -> Problem {
     }
 }
 
-fn unreadable(path: &Path, error: &io::Error) -> Problem {
+pub(super) fn unreadable(path: &Path, error: &io::Error) -> Problem {
     let remedy = match error.kind() {
         io::ErrorKind::NotFound => "give the path of a file or folder of Kubernetes YAML",
         io::ErrorKind::PermissionDenied => "let the user that this runs as read it",

@@ -9,6 +9,7 @@ mod folder;
 #[cfg(test)]
 mod hostile;
 mod limits;
+mod look;
 mod open;
 mod problem;
 mod reading;

@@ -5,7 +5,10 @@ use std::{fs, os::unix::fs::symlink, path::Path, time::Duration};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{Loaded, load, run};
+use super::{
+    Loaded, load, run,
+    watcher::{Pace, run_at},
+};
 use crate::cluster::{Event, Kind, Object, Parsed};
 
 pub(super) const WEB: &str = "apiVersion: v1
@@ -237,6 +240,15 @@ impl Source {
         Self { batches, stop, task }
     }
 
+    /// One that does not wait for seconds before it looks by itself.
+    fn hasty(path: &Path) -> Self {
+        let (sender, batches) = mpsc::channel(4);
+        let stop = CancellationToken::new();
+        let pace = Pace { look: Duration::from_millis(20), quiet: Duration::from_millis(5) };
+        let task = tokio::spawn(run_at(pace, path.to_owned(), sender, stop.clone()));
+        Self { batches, stop, task }
+    }
+
     /// The ClusterIPs of the next batch.
     async fn next(&mut self) -> Vec<String> {
         let batch = tokio::time::timeout(Duration::from_secs(20), self.batches.recv());
@@ -250,6 +262,11 @@ impl Source {
             other => panic!("{other:?}"),
         };
         objects.iter().map(ip).collect()
+    }
+
+    /// Waits for a state of one ClusterIP; the one before it may come again.
+    async fn until(&mut self, last: u8) {
+        while self.next().await != [format!("10.96.0.{last}")] {}
     }
 
     async fn stop(self) {
@@ -359,6 +376,64 @@ async fn a_link_is_followed_to_the_file_it_names() {
     assert_eq!(source.next().await, ["10.96.0.1"]);
     fs::write(&file, web(2)).unwrap();
     assert_eq!(source.next().await, ["10.96.0.2"]);
+    source.stop().await;
+}
+
+#[tokio::test]
+async fn a_folder_that_was_away_with_its_parents_is_read_again() {
+    let root = tempfile::tempdir().unwrap();
+    let (top, folder) = (root.path().join("top"), root.path().join("top/middle/services"));
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("a.yaml"), web(1)).unwrap();
+    let mut source = Source::hasty(&folder);
+    assert_eq!(source.next().await, ["10.96.0.1"]);
+    for last in [2, 4] {
+        fs::remove_dir_all(&top).unwrap();
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(root.path().join("new"), web(last)).unwrap();
+        fs::rename(root.path().join("new"), folder.join("a.yaml")).unwrap();
+        source.until(last).await;
+        fs::write(folder.join("a.yaml"), web(last + 1)).unwrap();
+        source.until(last + 1).await;
+    }
+    source.stop().await;
+}
+
+#[tokio::test]
+async fn a_link_in_the_path_may_lead_elsewhere() {
+    let root = tempfile::tempdir().unwrap();
+    let at = |name: &str| root.path().join(name);
+    for last in [1, 2] {
+        let folder = at(&format!("v{last}/services"));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("a.yaml"), web(last)).unwrap();
+    }
+    symlink("v1", at("current")).unwrap();
+    let mut source = Source::hasty(&at("current/services"));
+    assert_eq!(source.next().await, ["10.96.0.1"]);
+    symlink("v2", at("next")).unwrap();
+    fs::rename(at("next"), at("current")).unwrap();
+    source.until(2).await;
+    fs::write(at("v2/services/a.yaml"), web(3)).unwrap();
+    source.until(3).await;
+    source.stop().await;
+}
+
+#[tokio::test]
+async fn a_file_behind_a_link_of_the_folder_is_read_again() {
+    let (folder, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let file = elsewhere.path().join("a");
+    fs::write(&file, web(1)).unwrap();
+    symlink(&file, folder.path().join("a.yaml")).unwrap();
+    let mut source = Source::hasty(folder.path());
+    assert_eq!(source.next().await, ["10.96.0.1"]);
+    fs::write(&file, web(2)).unwrap();
+    source.until(2).await;
+    // Nothing is there for a while: that takes nothing away.
+    fs::remove_file(&file).unwrap();
+    fs::write(elsewhere.path().join("new"), web(3)).unwrap();
+    fs::rename(elsewhere.path().join("new"), &file).unwrap();
+    source.until(3).await;
     source.stop().await;
 }
 

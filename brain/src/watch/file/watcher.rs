@@ -4,7 +4,9 @@
 //! same name. After an event there is a short wait for the others that belong to it.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, Metadata},
+    io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
@@ -21,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     folder::{self, Loaded},
+    look,
     problem::Problem,
     thread,
 };
@@ -33,15 +36,47 @@ const SETTLE_AT_MOST: Duration = Duration::from_millis(50);
 /// So many problems are reported one by one.
 const REPORTED: usize = 10;
 
+/// How often the files are looked at without being told of a change.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    /// So often.
+    pub(super) look: Duration,
+    /// What changed is read when it has not changed further for so long.
+    pub(super) quiet: Duration,
+}
+
+/// A watch sees no change behind a link, nor above the path; there is time for those.
+const PACE: Pace = Pace { look: Duration::from_secs(10), quiet: Duration::from_secs(1) };
+/// What could not be read is tried again after this, then after twice as long, and so on.
+const RETRY: Duration = Duration::from_millis(100);
+
 /// Sends what the path says, then again after each change, until `shutdown`. What cannot be read is an error at first; later
 /// it is reported, and the last good state stays.
 pub async fn run(path: PathBuf, sender: mpsc::Sender<Vec<Event>>, shutdown: CancellationToken) -> anyhow::Result<()> {
+    run_at(PACE, path, sender, shutdown).await
+}
+
+pub(super) async fn run_at(
+    pace: Pace,
+    path: PathBuf,
+    sender: mpsc::Sender<Vec<Event>>,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    // Whatever it waits for, the end is not held up.
+    tokio::select! {
+        () = shutdown.cancelled() => Ok(()),
+        ended = follow(pace, path, sender) => ended,
+    }
+}
+
+async fn follow(pace: Pace, path: PathBuf, sender: mpsc::Sender<Vec<Event>>) -> anyhow::Result<()> {
     let path = std::path::absolute(&path).with_context(|| format!("{}: cannot be found", path.display()))?;
     let changed = Arc::new(Notify::new());
     // Watching begins before reading, so that no change falls between the two.
     let mut watch = Watch::new(&path, Arc::clone(&changed))?;
     watch.arm();
-    let mut last = match read(&path).await? {
+    let (mut seen, read) = read(&path).await;
+    let mut last = match read {
         Ok(loaded) => loaded,
         Err(problems) => bail!("{}", first_of(&problems)),
     };
@@ -51,34 +86,103 @@ pub async fn run(path: PathBuf, sender: mpsc::Sender<Vec<Event>>, shutdown: Canc
         return Ok(());
     }
     tracing::info!(path = %path.display(), "watching files");
+    let mut trouble = Trouble::default();
     loop {
-        tokio::select! {
-            () = shutdown.cancelled() => return Ok(()),
-            () = changed.notified() => settle(&changed).await,
+        let told = tokio::select! {
+            () = changed.notified() => true,
+            () = tokio::time::sleep(trouble.retry.unwrap_or(pace.look).min(pace.look)) => false,
+        };
+        if told {
+            settle(&changed).await;
+        } else if trouble.retry.is_none() && !has_changed(&path, seen, pace.quiet).await {
+            continue;
         }
         watch.arm();
-        match read(&path).await? {
-            Ok(loaded) if loaded.fingerprint == last.fingerprint => {}
+        let (look, read) = self::read(&path).await;
+        seen = look;
+        match read {
             Ok(mut loaded) => {
+                trouble.is_over();
+                if loaded.fingerprint == last.fingerprint {
+                    continue;
+                }
                 report_ignored(&loaded, &last);
                 if sender.send(std::mem::take(&mut loaded.events)).await.is_err() {
                     return Ok(());
                 }
                 last = loaded;
             }
-            Err(problems) => report(&problems),
+            Err(problems) => trouble.is(problems, told),
         }
     }
 }
 
-async fn read(path: &Path) -> anyhow::Result<Result<Loaded, Vec<Problem>>> {
-    let (of, (done, read)) = (path.to_owned(), oneshot::channel());
+/// Why the files cannot be read at the moment.
+#[derive(Default)]
+struct Trouble {
+    problems: Vec<Problem>,
+    /// When to try again; what is wrong with a text waits until it is another one.
+    retry: Option<Duration>,
+}
+
+impl Trouble {
+    /// Says what is wrong: after each change, but not after each attempt.
+    fn is(&mut self, problems: Vec<Problem>, told: bool) {
+        if told || problems != self.problems {
+            report(&problems);
+        }
+        let may_mend_itself = problems.iter().any(|problem| problem.line == 0);
+        self.retry = may_mend_itself.then(|| self.retry.map_or(RETRY, |before| (before * 2).min(PACE.look)));
+        self.problems = problems;
+    }
+
+    fn is_over(&mut self) {
+        if !std::mem::take(self).problems.is_empty() {
+            tracing::info!("files can be read again");
+        }
+    }
+}
+
+/// Looks at the files, and again: one that is being written is not read.
+async fn has_changed(path: &Path, seen: u64, quiet: Duration) -> bool {
+    let mut now = look(path).await;
+    if now == seen {
+        return false;
+    }
+    loop {
+        tokio::time::sleep(quiet).await;
+        let then = std::mem::replace(&mut now, look(path).await);
+        if then == now {
+            return now != seen;
+        }
+    }
+}
+
+async fn look(path: &Path) -> u64 {
+    let of = path.to_owned();
+    // What cannot be looked at is read, and that says why.
+    on_thread(move || look::look(&of)).await.ok().flatten().unwrap_or_default()
+}
+
+/// How the files look, and what they say from then on.
+async fn read(path: &Path) -> (u64, Result<Loaded, Vec<Problem>>) {
+    let of = path.to_owned();
+    match on_thread(move || (look::look(&of), folder::read(&of))).await {
+        Ok(Some(read)) => read,
+        Ok(None) => (0, Err(vec![folder::crashed(path)])),
+        Err(error) => (0, Err(vec![folder::unreadable(path, &error)])),
+    }
+}
+
+/// `None` when the work has crashed.
+async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<Option<T>> {
+    let (done, result) = oneshot::channel();
     let work = move || {
         // Nobody may be waiting any more.
-        _ = done.send(folder::read(&of));
+        _ = done.send(work());
     };
-    thread::start(work).context("reading files")?;
-    Ok(read.await.unwrap_or_else(|_| Err(vec![folder::crashed(path)])))
+    thread::start(work)?;
+    Ok(result.await.ok())
 }
 
 async fn settle(changed: &Notify) {
@@ -116,6 +220,8 @@ struct Watch {
     path: PathBuf,
     watcher: notify::RecommendedWatcher,
     armed: Vec<PathBuf>,
+    /// Those of which it was said that they cannot be watched.
+    unwatched: BTreeSet<PathBuf>,
 }
 
 impl Watch {
@@ -128,7 +234,7 @@ impl Watch {
             }
         });
         let watcher = watcher.context("watching files (is fs.inotify.max_user_instances too small?)")?;
-        Ok(Self { path: path.to_owned(), watcher, armed: Vec::new() })
+        Ok(Self { path: path.to_owned(), watcher, armed: Vec::new(), unwatched: BTreeSet::new() })
     }
 
     /// Watches what the path is now: a folder may have been replaced by another one, a link may lead elsewhere.
@@ -145,8 +251,14 @@ impl Watch {
                 continue;
             }
             match self.watcher.watch(folder, RecursiveMode::NonRecursive) {
-                Ok(()) => self.armed.push(folder.to_owned()),
-                Err(error) => tracing::warn!(folder = %folder.display(), %error, "cannot be watched"),
+                Ok(()) => {
+                    self.unwatched.remove(folder);
+                    self.armed.push(folder.to_owned());
+                }
+                Err(error) if self.unwatched.insert(folder.to_owned()) => {
+                    tracing::warn!(folder = %folder.display(), %error, "cannot be watched: it is looked at every 10 s");
+                }
+                Err(_) => {}
             }
         }
     }
