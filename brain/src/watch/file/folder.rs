@@ -16,7 +16,7 @@ use super::{
     problem::Problem,
     reading, thread,
 };
-use crate::cluster::{Event, Kind, Object};
+use crate::cluster::{Event, Kind, Object, ServiceType};
 
 /// Names of files that are read from a folder end in one of these.
 pub(super) const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
@@ -26,7 +26,8 @@ pub(super) const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 pub struct Loaded {
     /// One batch: a complete list of each kind.
     pub events: Vec<Event>,
-    /// What means nothing here: objects of other kinds (the first of each), slices that belong to no Service.
+    /// What means nothing here: objects of other kinds (the first of each), slices that belong to no Service, Services
+    /// without a ClusterIP.
     pub ignored: Vec<Problem>,
     /// Of the names and contents of the files: equal for equal files.
     pub fingerprint: u64,
@@ -118,6 +119,12 @@ pub(super) fn is_named_like_one(file: &Path) -> bool {
     !hidden && extension.is_some_and(|extension| EXTENSIONS.contains(&extension))
 }
 
+/// Whether a Service should have a ClusterIP and has none. An API server would have chosen one.
+fn is_without_cluster_ip(object: &Object) -> bool {
+    matches!(object, Object::Service(service)
+        if service.cluster_ips.is_empty() && !service.headless && service.kind != ServiceType::ExternalName)
+}
+
 /// Where an object stands.
 type Place = (Arc<PathBuf>, u64);
 
@@ -157,6 +164,12 @@ impl Collected {
         if matches!(&object, Object::Slice(slice) if slice.owner().is_none()) {
             let problem = "belongs to no Service".to_owned();
             let remedy = "name its Service with the label kubernetes.io/service-name".to_owned();
+            let (file, object, field) = (Arc::clone(file), checks::spoken(&object), String::new());
+            self.ignored.push(Problem { file, line, object, field, problem, remedy });
+        }
+        if is_without_cluster_ip(&object) {
+            let problem = "has no ClusterIP and is not proxied".to_owned();
+            let remedy = "set spec.clusterIP: none is invented".to_owned();
             let (file, object, field) = (Arc::clone(file), checks::spoken(&object), String::new());
             self.ignored.push(Problem { file, line, object, field, problem, remedy });
         }

@@ -123,3 +123,78 @@ fn what_is_no_regular_file_is_refused_and_not_waited_for() {
     only_problem(folder.path(), "b.yaml", &format!("is a socket; {remedy}"));
     only_problem(Path::new("/dev/zero"), "", &format!("is a device; {remedy}"));
 }
+
+#[test]
+fn names_are_those_that_kubernetes_allows() {
+    let label = "use at most 63 lower case letters, digits and '-', and a letter or digit at each end";
+    let at = |line: u32, object: &str, field: &str, text: &str| {
+        format!("a.yaml:{line}: {object}: {field}: {text:?} is not a name; {label}")
+    };
+    for (yaml, name) in
+        [("\"a\\nb\"", "a\nb"), ("\"a\\e[31m\"", "a\u{1b}[31m"), ("a/b", "a/b"), ("Web", "Web"), ("-a", "-a")]
+    {
+        let object = format!("Service default/{}", name.replace('\n', "\\n").replace('\u{1b}', "\\u{1b}"));
+        check_problems(&WEB.replace("name: web", &format!("name: {yaml}")), &[&at(4, &object, "metadata.name", name)]);
+    }
+    check_problems(
+        &WEB.replace("name: web", "name: web\n  namespace: a.b"),
+        &[&at(5, "Service a.b/web", "metadata.namespace", "a.b")],
+    );
+    check_problems(
+        &WEB.replace("name: http", "name: HTTP"),
+        &[&at(8, "Service default/web", "spec.ports[0].name", "HTTP")],
+    );
+    let long = loaded("a.yaml", &WEB.replace("name: web", &format!("name: {}", "x".repeat(17_000_000)))).unwrap_err();
+    assert!(long.len() == 1 && long[0].len() < 2_000 && long[0].contains("is not a name") | long[0].contains('…'));
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("a\u{1b}\n.yaml"), "kind: [").unwrap();
+    let said = load(folder.path()).unwrap_err()[0].to_string();
+    assert!(said.contains("a\\u{1b}\\n.yaml:1") && !said.contains(char::is_control), "{said}");
+}
+
+#[test]
+fn words_that_stand_for_no_choice_are_errors() {
+    let rows = [
+        (
+            "type: Clusterip",
+            "spec.type: \"Clusterip\" is not known; use ClusterIP, NodePort, LoadBalancer or ExternalName",
+        ),
+        ("externalTrafficPolicy: local", "spec.externalTrafficPolicy: \"local\" is not known; use Cluster or Local"),
+        ("internalTrafficPolicy: Node", "spec.internalTrafficPolicy: \"Node\" is not known; use Cluster or Local"),
+        ("sessionAffinity: clientIP", "spec.sessionAffinity: \"clientIP\" is not known; use None or ClientIP"),
+        ("healthCheckNodePort: 70000", "spec.healthCheckNodePort: 70000 is not a port; use a number from 1 to 65535"),
+    ];
+    for (line, problem) in rows {
+        let text = WEB.replace("spec:\n", &format!("spec:\n  {line}\n"));
+        check_problems(&text, &[&format!("a.yaml:6: Service default/web: {problem}")]);
+    }
+}
+
+#[test]
+fn a_service_without_a_cluster_ip_is_said_to_be_left_out() {
+    let without = loaded("a.yaml", &WEB.replace("  clusterIP: 10.96.0.10\n", "")).unwrap();
+    let said = without.ignored[0].to_string();
+    let expected =
+        "a.yaml:1: Service default/web: has no ClusterIP and is not proxied; set spec.clusterIP: none is invented";
+    assert!(said.ends_with(expected), "{said}");
+    let external = WEB.replace("clusterIP: 10.96.0.10", "type: ExternalName\n  externalName: example.com");
+    assert_eq!(loaded("a.yaml", &external).unwrap().ignored, []);
+    assert_eq!(loaded("a.yaml", &WEB.replace("10.96.0.10", "None")).unwrap().ignored, []);
+}
+
+#[test]
+fn what_the_parser_refuses_is_said_in_plain_words() {
+    let rows = [
+        (format!("{WEB}spec: {{}}\n"), "the field \"spec\" is there twice; remove one of them"),
+        (WEB.replace("clusterIP: 10.96.0.10", "clusterIP: []"), "is not a single value; write one text or number"),
+        (
+            WEB.replace("metadata:\n  name: web", "metadata: 7"),
+            "is not a map of fields; write its fields as name: value, indented below it",
+        ),
+        (WEB.replace("10.96.0.10", "*ip"), "an alias (*name) stands for nothing; define it before with &name"),
+    ];
+    for (text, expected) in rows {
+        let problems = loaded("a.yaml", &text).unwrap_err();
+        assert!(problems[0].ends_with(expected), "{problems:?}");
+    }
+}

@@ -1,6 +1,10 @@
 //! What is wrong with a document, and where.
 
-use std::{fmt, path::PathBuf, sync::Arc};
+use std::{
+    fmt::{self, Write as _},
+    path::PathBuf,
+    sync::Arc,
+};
 
 /// A document, or part of one, that cannot be used. Its text is one line: where, what, remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,17 +25,37 @@ pub struct Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.file.display())?;
+        shown(f, &self.file.display().to_string())?;
         if self.line > 0 {
             write!(f, ":{}", self.line)?;
         }
         for part in [&self.object, &self.field].into_iter().filter(|part| !part.is_empty()) {
-            write!(f, ": {part}")?;
+            f.write_str(": ")?;
+            shown(f, part)?;
         }
-        write!(f, ": {}", self.problem)?;
+        f.write_str(": ")?;
+        shown(f, &self.problem)?;
         if !self.remedy.is_empty() {
             write!(f, "; {}", self.remedy)?;
         }
         Ok(())
     }
+}
+
+/// So many characters of a part are shown: a name in a broken file may have any length.
+const SHOWN: usize = 500;
+
+/// Shows a text as one line that leaves a terminal alone.
+fn shown(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+    let mut left = text.chars();
+    for character in left.by_ref().take(SHOWN) {
+        // Controls, line separators, and what turns the direction of writing.
+        let tricky = matches!(character, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if character.is_control() || tricky {
+            write!(f, "{}", character.escape_default())?;
+        } else {
+            f.write_char(character)?;
+        }
+    }
+    if left.next().is_some() { f.write_str("…") } else { Ok(()) }
 }

@@ -141,7 +141,7 @@ impl Reader<'_> {
         let line = self.line(first_line(self.document.text));
         let read = with_text(self.document.text, |deserializer| ObjectSeed(Some(kind)).deserialize(deserializer));
         match read {
-            Ok(Some(object)) => self.checked(vec![(String::new(), line, object)], Vec::new()),
+            Ok(Some(read)) => self.checked(vec![(String::new(), line, read)], Vec::new()),
             Ok(None) => Reading::default(),
             Err(error) => self.failed(&error),
         }
@@ -201,11 +201,11 @@ impl Reader<'_> {
     }
 
     /// Looks at what the types let pass.
-    fn checked(&self, objects: Vec<(String, u64, Object)>, ignored: Vec<(u64, String)>) -> Reading {
+    fn checked(&self, objects: Vec<(String, u64, Read)>, ignored: Vec<(u64, String)>) -> Reading {
         let mut reading = Reading { ignored, ..Reading::default() };
         let tree = RefCell::new(None);
-        for (prefix, line, object) in objects {
-            for checks::Wrong { field, problem, remedy } in checks::check(&object) {
+        for (prefix, line, Read { object, wrong }) in objects {
+            for checks::Wrong { field, problem, remedy } in wrong.into_iter().chain(checks::check(&object)) {
                 let mut tree = tree.borrow_mut();
                 let tree = tree.get_or_insert_with(|| self.tree());
                 let said = |field: &str| tree.as_ref().is_some_and(|tree| tree.has(&format!("{prefix}{field}")));
@@ -348,18 +348,26 @@ fn without_place(message: &str) -> String {
     }
 }
 
+/// An object, and what was wrong with what it no longer says.
+struct Read {
+    object: Object,
+    wrong: Vec<checks::Wrong>,
+}
+
 /// Reads an object of a kind; `None` for what is ignored.
 struct ObjectSeed(Option<Kind>);
 
 impl<'de> DeserializeSeed<'de> for ObjectSeed {
-    type Value = Option<Object>;
+    type Value = Option<Read>;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Option<Object>, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Option<Read>, D::Error> {
+        let mut wrong = Vec::new();
         let object = match self.0 {
             None => return IgnoredAny::deserialize(deserializer).map(|_| None),
             Some(Kind::Service) => {
                 let mut service = Service::deserialize(deserializer)?;
                 default_namespace(&mut service.metadata.namespace);
+                wrong = checks::choices(&service);
                 Object::Service(service.into())
             }
             Some(Kind::Slice) => {
@@ -370,7 +378,7 @@ impl<'de> DeserializeSeed<'de> for ObjectSeed {
             Some(Kind::Node) => Object::Node(Node::deserialize(deserializer)?.into()),
             Some(Kind::ServiceCidr) => Object::ServiceCidr(ServiceCIDR::deserialize(deserializer)?.into()),
         };
-        Ok(Some(object))
+        Ok(Some(Read { object, wrong }))
     }
 }
 
@@ -382,7 +390,7 @@ fn default_namespace(namespace: &mut Option<String>) {
 struct ListSeed<'a>(&'a [Option<Kind>]);
 
 impl<'de> DeserializeSeed<'de> for ListSeed<'_> {
-    type Value = Vec<Option<Object>>;
+    type Value = Vec<Option<Read>>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         deserializer.deserialize_map(self)
@@ -390,7 +398,7 @@ impl<'de> DeserializeSeed<'de> for ListSeed<'_> {
 }
 
 impl<'de> Visitor<'de> for ListSeed<'_> {
-    type Value = Vec<Option<Object>>;
+    type Value = Vec<Option<Read>>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a List")
@@ -412,7 +420,7 @@ impl<'de> Visitor<'de> for ListSeed<'_> {
 struct ItemsSeed<'a>(&'a [Option<Kind>]);
 
 impl<'de> DeserializeSeed<'de> for ItemsSeed<'_> {
-    type Value = Vec<Option<Object>>;
+    type Value = Vec<Option<Read>>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         if self.0.is_empty() {
@@ -423,7 +431,7 @@ impl<'de> DeserializeSeed<'de> for ItemsSeed<'_> {
 }
 
 impl<'de> Visitor<'de> for ItemsSeed<'_> {
-    type Value = Vec<Option<Object>>;
+    type Value = Vec<Option<Read>>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the items of a List")

@@ -209,7 +209,9 @@ fn report(problems: &[Problem]) {
 
 /// Each kind is reported once.
 fn report_ignored(loaded: &Loaded, before: &Loaded) {
-    let known = |kind: &Problem| before.ignored.iter().any(|before| before.object == kind.object);
+    let known = |kind: &Problem| {
+        before.ignored.iter().any(|before| (&before.object, &before.problem) == (&kind.object, &kind.problem))
+    };
     for ignored in loaded.ignored.iter().filter(|ignored| !known(ignored)) {
         tracing::warn!("{ignored}");
     }
