@@ -74,7 +74,8 @@ async fn watch(
 ) -> anyhow::Result<()> {
     match source {
         Source::File(path) => {
-            work.spawn(file::run(path.clone(), events, stop));
+            let (path, node_name) = (path.clone(), options.node_name.clone());
+            work.spawn(async move { file::run(path, &node_name, events, stop).await });
         }
         Source::Kube(kubeconfig) => {
             let api = kube::ApiServer::from_kubeconfig(kubeconfig.as_deref(), kube::KeepAlive::default()).await?;

@@ -33,6 +33,24 @@ pub struct Loaded {
     pub fingerprint: u64,
 }
 
+impl Loaded {
+    /// Whether there are node ports, and no Node of this name that would say where they are.
+    pub(super) fn lacks_node(&self, name: &str) -> bool {
+        let mut node_ports = false;
+        for event in &self.events {
+            let Event::Replace { objects, .. } = event else { continue };
+            for object in objects {
+                match object {
+                    Object::Node(node) if *node.name == *name => return false,
+                    Object::Service(service) => node_ports |= service.ports.iter().any(|port| port.node_port != 0),
+                    _ => {}
+                }
+            }
+        }
+        node_ports
+    }
+}
+
 /// Reads a file, or all `.yaml`, `.yml` and `.json` files of a folder (not of the folders in it). If anything cannot be
 /// read, nothing is.
 pub fn load(path: &Path) -> Result<Loaded, Vec<Problem>> {

@@ -101,6 +101,16 @@ fn the_namespace_is_default_unless_said() {
 }
 
 #[test]
+fn node_ports_miss_the_node_that_is_not_there() {
+    let node = "apiVersion: v1\nkind: Node\nmetadata: {name: node-1}\n";
+    let text = format!("{WEB}    nodePort: 30080\n---\n{node}");
+    let lacks = |text: &str, name| loaded("a.yaml", text).unwrap().lacks_node(name);
+    assert!(lacks(&text, "node-2"));
+    assert!(!lacks(&text, "node-1"));
+    assert!(!lacks(WEB, "node-2"), "nothing needs it");
+}
+
+#[test]
 fn only_yaml_and_json_files_of_the_folder_itself_are_read() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str| fs::write(folder.path().join(name), WEB.replace("web", &name.replace(['.', '~'], "-")));
@@ -236,7 +246,10 @@ impl Source {
     fn start(path: &Path) -> Self {
         let (sender, batches) = mpsc::channel(4);
         let stop = CancellationToken::new();
-        let task = tokio::spawn(run(path.to_owned(), sender, stop.clone()));
+        let task = {
+            let (path, stop) = (path.to_owned(), stop.clone());
+            tokio::spawn(async move { run(path, "node-1", sender, stop).await })
+        };
         Self { batches, stop, task }
     }
 
@@ -245,7 +258,10 @@ impl Source {
         let (sender, batches) = mpsc::channel(4);
         let stop = CancellationToken::new();
         let pace = Pace { look: Duration::from_millis(20), quiet: Duration::from_millis(5) };
-        let task = tokio::spawn(run_at(pace, path.to_owned(), sender, stop.clone()));
+        let task = {
+            let (path, stop) = (path.to_owned(), stop.clone());
+            tokio::spawn(async move { run_at(pace, path, "node-1", sender, stop).await })
+        };
         Self { batches, stop, task }
     }
 

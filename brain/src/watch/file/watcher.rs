@@ -52,24 +52,30 @@ const RETRY: Duration = Duration::from_millis(100);
 
 /// Sends what the path says, then again after each change, until `shutdown`. What cannot be read is an error at first; later
 /// it is reported, and the last good state stays.
-pub async fn run(path: PathBuf, sender: mpsc::Sender<Vec<Event>>, shutdown: CancellationToken) -> anyhow::Result<()> {
-    run_at(PACE, path, sender, shutdown).await
+pub async fn run(
+    path: PathBuf,
+    node_name: &str,
+    sender: mpsc::Sender<Vec<Event>>,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    run_at(PACE, path, node_name, sender, shutdown).await
 }
 
 pub(super) async fn run_at(
     pace: Pace,
     path: PathBuf,
+    node_name: &str,
     sender: mpsc::Sender<Vec<Event>>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     // Whatever it waits for, the end is not held up.
     tokio::select! {
         () = shutdown.cancelled() => Ok(()),
-        ended = follow(pace, path, sender) => ended,
+        ended = follow(pace, path, node_name, sender) => ended,
     }
 }
 
-async fn follow(pace: Pace, path: PathBuf, sender: mpsc::Sender<Vec<Event>>) -> anyhow::Result<()> {
+async fn follow(pace: Pace, path: PathBuf, node_name: &str, sender: mpsc::Sender<Vec<Event>>) -> anyhow::Result<()> {
     let path = std::path::absolute(&path).with_context(|| format!("{}: cannot be found", path.display()))?;
     let changed = Arc::new(Notify::new());
     // Watching begins before reading, so that no change falls between the two.
@@ -81,6 +87,7 @@ async fn follow(pace: Pace, path: PathBuf, sender: mpsc::Sender<Vec<Event>>) -> 
         Err(problems) => bail!("{}", first_of(&problems)),
     };
     report_ignored(&last, &Loaded::default());
+    let mut lacks_node = report_node(&last, node_name, false);
     // What was sent is not kept: the cluster holds it, and the fingerprint tells whether there is news.
     if sender.send(std::mem::take(&mut last.events)).await.is_err() {
         return Ok(());
@@ -107,6 +114,7 @@ async fn follow(pace: Pace, path: PathBuf, sender: mpsc::Sender<Vec<Event>>) -> 
                     continue;
                 }
                 report_ignored(&loaded, &last);
+                lacks_node = report_node(&loaded, node_name, lacks_node);
                 if sender.send(std::mem::take(&mut loaded.events)).await.is_err() {
                     return Ok(());
                 }
@@ -215,6 +223,18 @@ fn report_ignored(loaded: &Loaded, before: &Loaded) {
     for ignored in loaded.ignored.iter().filter(|ignored| !known(ignored)) {
         tracing::warn!("{ignored}");
     }
+}
+
+/// Says that the Node is not there when it begins to be missed.
+fn report_node(loaded: &Loaded, node_name: &str, said: bool) -> bool {
+    let lacks_node = loaded.lacks_node(node_name);
+    if lacks_node && !said {
+        tracing::warn!(
+            node_name,
+            "no Node of this name is in the files: addresses for node ports are not known; add the Node, or correct --node-name"
+        );
+    }
+    lacks_node
 }
 
 /// What is watched: the folder (when the path is one), the folder that the path is in, and that which it really is in.
