@@ -23,7 +23,7 @@ demo: deps ## Services on screen: brain and nft backend in a throw-away network 
 test: deps controlplane ## Everything: unit, Cases, protocol, kernel, system (needs root for network namespaces)
 	@[ "$$(id -u)" = 0 ] || { echo "make test creates network namespaces: run it as root" >&2; exit 1; }
 	$(CARGO) build --locked --workspace --bins --examples
-	$(CARGO) test --locked --workspace
+	$(CARGO) test --locked --workspace --no-fail-fast
 
 differential: deps controlplane ## Random clusters and N random packets (20000): the oracle, localnet-nft and kube-proxy must agree (SEED=… again)
 	$(CARGO) build --locked -p localnet-brain -p localnet-nft

@@ -1,3 +1,5 @@
+//! How health follows what backends report, minute by minute.
+
 use super::*;
 use localnet_proto::wire::FamilyReport;
 
