@@ -139,7 +139,7 @@ fn no_row_that_a_case_is_to_show_is_missing() {
     let listed = listed();
     let held = |row: &str| listed.iter().any(|(of, words)| of == row && !words.is_empty());
     let endpoints = (1..=21).map(|row| row.to_string());
-    let reported = (1..=8).chain(13..=16).chain([30]).chain(33..=40).map(|row| format!("B-{row:02}"));
+    let reported = (1..=8).chain(13..=16).chain(30..=40).map(|row| format!("B-{row:02}"));
     let missing: Vec<_> = endpoints.chain(reported).filter(|row| !held(row)).collect();
     assert!(missing.is_empty(), "docs/cases.md has nothing for {missing:?}");
 }
