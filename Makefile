@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane build demo test differential lint bless bench clean
+.PHONY: help deps controlplane vm build demo test differential lint bless bench clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -13,6 +13,10 @@ deps: ## Install the Debian packages that the demo and the tests need
 controlplane: ## Build etcd, kube-apiserver, kube-controller-manager, kube-proxy and grpcurl from Go modules (cached)
 	@e2e/controlplane/build.sh
 
+vm: ## Make the guest for tests that need IPVS: a Debian kernel, in .cache; installs QEMU
+	@e2e/deps.sh guest
+	@e2e/vm/build.sh
+
 build: ## Build the programs in release mode
 	$(CARGO) build --release --locked -p localnet-brain -p localnet-nft -p localnet-node
 
@@ -20,7 +24,7 @@ demo: deps ## Services on screen: brain and nft backend in a throw-away network 
 	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-demo
 	$(CARGO) run --quiet --locked -p localnet-demo -- $(if $(ONCE),--once)
 
-test: deps controlplane ## Everything: unit, Cases, protocol, kernel, system (needs root for network namespaces)
+test: deps controlplane vm ## Everything: unit, Cases, protocol, kernel, system (needs root for network namespaces)
 	@[ "$$(id -u)" = 0 ] || { echo "make test creates network namespaces: run it as root" >&2; exit 1; }
 	$(CARGO) build --locked --workspace --bins --examples
 	$(CARGO) test --locked --workspace --no-fail-fast

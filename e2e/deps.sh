@@ -1,14 +1,24 @@
 #!/bin/sh
 # Installs the Debian packages that `make test` needs and that are not there yet. Changes nothing when all of them are.
 #
+#   e2e/deps.sh [guest]
+#
 #   nftables    nft, to compare what it loads with what netlink loads; kube-proxy calls it
 #   iproute2    ip, to make and to enter network namespaces
 #   conntrack   what the kernel remembers of the connections under test
 #   procps      ps and sysctl
 #   util-linux  setpriv, which ends a control plane together with its test
+#
+# and with `guest`, for the guest of e2e/vm, on the processors for which there is one:
+#   qemu-system-x86   runs it
+#   busybox-static    its first program
+#   kmod              its modules
+#   xz-utils, zstd    unpack its kernel
+#   ipvsadm           what the kernel holds, to compare
 set -eu
 
 packages="nftables iproute2 conntrack procps util-linux"
+[ "${1-} $(uname -m)" != "guest x86_64" ] || packages="$packages qemu-system-x86 busybox-static kmod xz-utils zstd ipvsadm"
 
 fail() {
     echo "failed to install test dependencies: $1" >&2

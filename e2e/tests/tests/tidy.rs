@@ -42,6 +42,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("localnet-node", &["localnet-proto", "localnet-client", "localnet-brain", "localnet-nft"]),
     ("localnet-lab", &["localnet-proto"]),
     ("localnet-controlplane", &[]),
+    ("localnet-vm", &[]),
     ("localnet-demo", &["localnet-lab", "localnet-proto", "localnet-client"]),
     ("localnet-e2e", &["localnet-lab"]),
 ];
