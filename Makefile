@@ -40,6 +40,7 @@ lint: ## Formatting, clippy, documentation
 
 bless: deps ## Rewrite the expectations (golden files); read the difference before you commit it
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-proto --test descriptor
+	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-config --test defaults
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-brain --test cases
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-nft --test cases
 	git diff --stat

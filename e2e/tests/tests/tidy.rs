@@ -36,6 +36,7 @@ fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
 const MAY_USE: &[(&str, &[&str])] = &[
     ("localnet-proto", &[]),
     ("localnet-linux", &[]),
+    ("localnet-config", &[]),
     ("localnet-client", &["localnet-proto"]),
     ("localnet-brain", &["localnet-proto"]),
     ("localnet-nft", &["localnet-proto", "localnet-client", "localnet-linux"]),

@@ -1,0 +1,289 @@
+//! Durations as Kubernetes writes them: `1h0m0s`, `250ms`, `0s`.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{self, Visitor},
+};
+
+/// A duration of a document: whole nanoseconds, at most 292 years, and possibly negative, as Go has them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GoDuration(i64);
+
+impl GoDuration {
+    /// No time.
+    pub const ZERO: Self = Self(0);
+
+    /// So many nanoseconds.
+    pub const fn from_nanos(nanos: i64) -> Self {
+        Self(nanos)
+    }
+
+    /// So many seconds.
+    pub const fn from_secs(seconds: u32) -> Self {
+        Self(seconds as i64 * SECOND)
+    }
+
+    /// Whether it is no time.
+    pub fn is_zero(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The duration, unless it is negative.
+    pub fn positive(self) -> Option<Duration> {
+        u64::try_from(self.0).ok().map(Duration::from_nanos)
+    }
+}
+
+impl From<Duration> for GoDuration {
+    /// What is longer than Go can say becomes the longest that it can.
+    fn from(duration: Duration) -> Self {
+        Self(i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX))
+    }
+}
+
+const MICROSECOND: i64 = 1_000;
+const MILLISECOND: i64 = 1_000_000;
+const SECOND: i64 = 1_000_000_000;
+const MINUTE: i64 = 60 * SECOND;
+const HOUR: i64 = 60 * MINUTE;
+
+/// A text that is no duration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadDuration(String);
+
+impl fmt::Display for BadDuration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} is not a duration; write it like 30s, 1h30m or 250ms", self.0)
+    }
+}
+
+impl std::error::Error for BadDuration {}
+
+impl FromStr for GoDuration {
+    type Err = BadDuration;
+
+    fn from_str(text: &str) -> Result<Self, BadDuration> {
+        parse(text).map(Self).ok_or_else(|| BadDuration(text.to_owned()))
+    }
+}
+
+/// Numbers with units behind each other, after a sign; or just `0`.
+fn parse(text: &str) -> Option<i64> {
+    let (negative, mut rest) = match text.as_bytes().first()? {
+        b'-' => (true, &text[1..]),
+        b'+' => (false, &text[1..]),
+        _ => (false, text),
+    };
+    if rest == "0" {
+        return Some(0);
+    }
+    if rest.is_empty() {
+        return None;
+    }
+    let mut sum: i128 = 0;
+    while !rest.is_empty() {
+        let (number, after) = split(rest, |character| character.is_ascii_digit() || character == '.');
+        let (unit, after) = split(after, |character| !character.is_ascii_digit() && character != '.');
+        sum = sum.checked_add(scaled(number, nanos(unit)?)?)?;
+        rest = after;
+    }
+    i64::try_from(if negative { -sum } else { sum }).ok()
+}
+
+fn split(text: &str, belongs: impl Fn(char) -> bool) -> (&str, &str) {
+    text.split_at(text.find(|character| !belongs(character)).unwrap_or(text.len()))
+}
+
+fn nanos(unit: &str) -> Option<i64> {
+    Some(match unit {
+        "ns" => 1,
+        // The micro sign, and the Greek letter that looks like it.
+        "us" | "\u{b5}s" | "\u{3bc}s" => MICROSECOND,
+        "ms" => MILLISECOND,
+        "s" => SECOND,
+        "m" => MINUTE,
+        "h" => HOUR,
+        _ => return None,
+    })
+}
+
+/// A decimal number of units, rounded down to nanoseconds.
+fn scaled(number: &str, unit: i64) -> Option<i128> {
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if whole.is_empty() && fraction.is_empty() || fraction.contains('.') {
+        return None;
+    }
+    let whole: i128 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
+    // More digits than these are less than a nanosecond of an hour.
+    let fraction = &fraction[..fraction.len().min(18)];
+    let digits: i128 = if fraction.is_empty() { 0 } else { fraction.parse().ok()? };
+    let scale = 10_i128.pow(u32::try_from(fraction.len()).ok()?);
+    whole.checked_mul(unit.into())?.checked_add(digits * i128::from(unit) / scale)
+}
+
+impl fmt::Display for GoDuration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == 0 {
+            return f.write_str("0s");
+        }
+        if self.0 < 0 {
+            f.write_str("-")?;
+        }
+        let nanos = self.0.unsigned_abs();
+        let small = [(MICROSECOND, 1, "ns"), (MILLISECOND, MICROSECOND, "\u{b5}s"), (SECOND, MILLISECOND, "ms")];
+        for (below, unit, name) in small {
+            if nanos < below.unsigned_abs() {
+                return decimal(f, nanos, unit.unsigned_abs(), name);
+            }
+        }
+        let (hours, rest) = (nanos / HOUR.unsigned_abs(), nanos % HOUR.unsigned_abs());
+        let (minutes, rest) = (rest / MINUTE.unsigned_abs(), rest % MINUTE.unsigned_abs());
+        if hours > 0 {
+            write!(f, "{hours}h")?;
+        }
+        if hours > 0 || minutes > 0 {
+            write!(f, "{minutes}m")?;
+        }
+        decimal(f, rest, SECOND.unsigned_abs(), "s")
+    }
+}
+
+fn decimal(f: &mut fmt::Formatter<'_>, nanos: u64, unit: u64, name: &str) -> fmt::Result {
+    write!(f, "{}", nanos / unit)?;
+    if !nanos.is_multiple_of(unit) {
+        let digits = unit.ilog10() as usize;
+        let fraction = format!("{:0digits$}", nanos % unit);
+        write!(f, ".{}", fraction.trim_end_matches('0'))?;
+    }
+    f.write_str(name)
+}
+
+impl Serialize for GoDuration {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for GoDuration {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(DurationVisitor)
+    }
+}
+
+const NO_NANOSECONDS: &str = "is no number of nanoseconds that a duration can have; write it like 5s";
+
+struct DurationVisitor;
+
+impl Visitor<'_> for DurationVisitor {
+    type Value = GoDuration;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a duration like 30s")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<GoDuration, E> {
+        text.parse().map_err(E::custom)
+    }
+
+    // Nanoseconds. Only `logging.flushFrequency` may be written so; elsewhere the reader has refused it before.
+    fn visit_i64<E: de::Error>(self, nanos: i64) -> Result<GoDuration, E> {
+        Ok(GoDuration(nanos))
+    }
+
+    fn visit_u64<E: de::Error>(self, nanos: u64) -> Result<GoDuration, E> {
+        i64::try_from(nanos).map(GoDuration).map_err(|_| E::custom(NO_NANOSECONDS))
+    }
+
+    fn visit_f64<E: de::Error>(self, _: f64) -> Result<GoDuration, E> {
+        Err(E::custom(NO_NANOSECONDS))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, nanos: Option<i64>, written: &str) {
+        let parsed = text.parse::<GoDuration>().ok();
+        assert_eq!(parsed.map(|duration| duration.0), nanos, "{text}");
+        if let Some(parsed) = parsed {
+            assert_eq!(parsed.to_string(), written, "{text}");
+        }
+    }
+
+    #[test]
+    fn durations_are_read_and_written_as_go_does() {
+        for (text, nanos, written) in [
+            ("0", 0, "0s"),
+            ("0s", 0, "0s"),
+            ("-0s", 0, "0s"),
+            ("15m", 15 * MINUTE, "15m0s"),
+            ("1h0m0s", HOUR, "1h0m0s"),
+            ("24h", 24 * HOUR, "24h0m0s"),
+            ("1h30m", 90 * MINUTE, "1h30m0s"),
+            ("90s", 90 * SECOND, "1m30s"),
+            ("1.5s", 1_500 * MILLISECOND, "1.5s"),
+            (".5s", 500 * MILLISECOND, "500ms"),
+            ("1.s", SECOND, "1s"),
+            ("+250ms", 250 * MILLISECOND, "250ms"),
+            ("1.5us", 1_500, "1.5\u{b5}s"),
+            ("1.5\u{b5}s", 1_500, "1.5\u{b5}s"),
+            ("1.5\u{3bc}s", 1_500, "1.5\u{b5}s"),
+            ("7ns", 7, "7ns"),
+            ("-1m1ns", -MINUTE - 1, "-1m0.000000001s"),
+            ("0.3333333333333333333333h", 1_199_999_999_999, "19m59.999999999s"),
+            ("9223372036854775807ns", i64::MAX, "2562047h47m16.854775807s"),
+            ("-9223372036854775808ns", i64::MIN, "-2562047h47m16.854775808s"),
+        ] {
+            check(text, Some(nanos), written);
+        }
+    }
+
+    #[test]
+    fn what_go_refuses_is_refused() {
+        for text in [
+            "",
+            "-",
+            "+",
+            ".",
+            "s",
+            ".s",
+            "30",
+            "30 s",
+            "1d",
+            "1w",
+            "1h 30m",
+            "--1s",
+            "1..5s",
+            "1e3s",
+            "1H",
+            "\u{661}s",
+            "9223372036854775808ns",
+            "-9223372036854775809ns",
+            "9999999h",
+            "1s-1s",
+            "99999999999999999999999999999999999999999999s",
+        ] {
+            check(text, None, "");
+        }
+        let error = "30".parse::<GoDuration>().unwrap_err().to_string();
+        assert_eq!(error, "\"30\" is not a duration; write it like 30s, 1h30m or 250ms");
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_again(nanos: i64) {
+            prop_assert_eq!(GoDuration(nanos).to_string().parse(), Ok(GoDuration(nanos)));
+        }
+
+        #[test]
+        fn any_text_parses(text in "[-+0-9.nusmhµ ]{0,20}|.*") {
+            let _ = text.parse::<GoDuration>();
+        }
+    }
+}

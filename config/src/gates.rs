@@ -1,0 +1,127 @@
+//! Feature gates. kube-proxy knows every gate of Kubernetes and reads a few; only those mean something here.
+//!
+//! A name that is not one of those is accepted and said to have no effect: gates come and go with each release, and a ConfigMap
+//! that was made for another one must still start a node. kube-proxy refuses names that its own release does not know.
+
+use crate::{problem::Findings, sections::Gates};
+
+/// The gates that a configuration names, and what the others are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FeatureGates {
+    pub(crate) named: Gates,
+}
+
+/// A gate that kube-proxy v1.36 reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gate {
+    /// Its name.
+    pub name: &'static str,
+    /// How far it has come.
+    pub stage: Stage,
+    /// Whether it is on unless said otherwise.
+    pub default: bool,
+    /// Whether it can no longer be changed.
+    pub locked: bool,
+    /// What it does, in kube-proxy.
+    pub meaning: &'static str,
+}
+
+/// How far a feature has come. `AllAlpha` and `AllBeta` name all of a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Off unless asked for.
+    Alpha,
+    /// On unless asked not to.
+    Beta,
+    /// There to stay, or on its way out.
+    Final,
+}
+
+/// All gates that kube-proxy v1.36 reads, and the two that name many.
+pub const GATES: &[Gate] = &[
+    gate("AllAlpha", Stage::Final, false, false, "all alpha gates"),
+    gate("AllBeta", Stage::Final, false, false, "all beta gates"),
+    gate("AllowServiceExternalIPs", Stage::Final, true, false, "`spec.externalIPs` of Services are served"),
+    gate("ComponentFlagz", Stage::Beta, true, false, "`/flagz` where metrics are"),
+    gate("ComponentStatusz", Stage::Beta, true, false, "`/statusz` where metrics are"),
+    gate("ContextualLogging", Stage::Beta, true, false, "more structure in log lines"),
+    gate(LOGGING_ALPHA_OPTIONS, Stage::Alpha, false, false, "`logging.options`"),
+    gate("LoggingBetaOptions", Stage::Beta, true, false, "log format `json`"),
+    gate("MultiCIDRServiceAllocator", Stage::Final, true, true, "ServiceCIDR objects are read"),
+    gate("NativeHistograms", Stage::Alpha, false, false, "native histograms among metrics"),
+    gate("NFTablesProxyMode", Stage::Final, true, true, "mode nftables"),
+    gate("PreferSameTrafficDistribution", Stage::Final, true, true, "PreferSameZone and PreferSameNode"),
+    gate("WinDSR", Stage::Final, true, true, "direct server return on Windows"),
+    gate("WinOverlay", Stage::Final, true, true, "overlay networks on Windows"),
+];
+
+/// The gate of [`logging.options`](crate::Logging::text).
+pub(crate) const LOGGING_ALPHA_OPTIONS: &str = "LoggingAlphaOptions";
+
+const fn gate(name: &'static str, stage: Stage, default: bool, locked: bool, meaning: &'static str) -> Gate {
+    Gate { name, stage, default, locked, meaning }
+}
+
+impl FeatureGates {
+    /// The gates that are named, after a look at them.
+    pub(crate) fn new(named: Gates, findings: &mut Findings) -> Self {
+        for (name, on) in &named {
+            let field = format!("featureGates.{name}");
+            let Some(gate) = GATES.iter().find(|gate| gate.name == name) else {
+                findings.warning(&field, "this feature gate is not known and has no effect".to_owned(), "remove it");
+                continue;
+            };
+            if gate.locked && gate.default != *on {
+                let why = format!("cannot set feature gate {name} to {on}, feature is locked to {}", gate.default);
+                findings.invalid(&field, on, &why, "remove it");
+            }
+        }
+        Self { named }
+    }
+
+    /// Whether a gate is on: as it is named, as its stage is, or by default. One that is not known is off unless named.
+    pub fn enabled(&self, name: &str) -> bool {
+        let named = |name: &str| self.named.get(name).copied();
+        let Some(gate) = GATES.iter().find(|gate| gate.name == name) else { return named(name).unwrap_or_default() };
+        let by_stage = match gate.stage {
+            Stage::Alpha => named("AllAlpha"),
+            Stage::Beta => named("AllBeta"),
+            Stage::Final => None,
+        };
+        named(name).or(by_stage).unwrap_or(gate.default)
+    }
+
+    /// The gates that are named.
+    pub fn named(&self) -> impl Iterator<Item = (&str, bool)> {
+        self.named.iter().map(|(name, on)| (name.as_str(), *on))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(gates: &[(&str, bool)], name: &str, expected: bool) {
+        let named = gates.iter().map(|(name, on)| ((*name).to_owned(), *on)).collect();
+        assert_eq!(FeatureGates { named }.enabled(name), expected, "{gates:?}: {name}");
+    }
+
+    #[test]
+    fn a_gate_is_as_it_is_named_or_as_its_stage_is() {
+        check(&[], "ComponentStatusz", true);
+        check(&[("ComponentStatusz", false)], "ComponentStatusz", false);
+        check(&[("AllBeta", false)], "ComponentStatusz", false);
+        check(&[("AllBeta", false), ("ComponentStatusz", true)], "ComponentStatusz", true);
+        check(&[("AllBeta", false)], "AllowServiceExternalIPs", true);
+        check(&[("AllAlpha", true)], "LoggingAlphaOptions", true);
+        check(&[("AllAlpha", true)], "NativeHistograms", true);
+        check(&[], "Unknown", false);
+        check(&[("Unknown", true)], "Unknown", true);
+    }
+
+    #[test]
+    fn gates_are_sorted_and_named_once() {
+        assert!(GATES.is_sorted_by(|a, b| a.name.to_lowercase() < b.name.to_lowercase()));
+    }
+}

@@ -1,0 +1,179 @@
+//! Sizes as Kubernetes writes them: `512`, `1K`, `4Ki`, `1.5Mi`, `1e3`.
+
+use std::{fmt, str::FromStr};
+
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{self, Visitor},
+};
+
+/// A number of bytes, possibly negative as a document may say it. What is not whole is rounded up, as kube-proxy does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Quantity(pub i64);
+
+/// A text that is no quantity.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadQuantity(String);
+
+impl fmt::Display for BadQuantity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} is not a size; write it like 512, 1K or 4Ki", self.0)
+    }
+}
+
+impl std::error::Error for BadQuantity {}
+
+impl FromStr for Quantity {
+    type Err = BadQuantity;
+
+    fn from_str(text: &str) -> Result<Self, BadQuantity> {
+        parse(text).map(Self).ok_or_else(|| BadQuantity(text.to_owned()))
+    }
+}
+
+fn parse(text: &str) -> Option<i64> {
+    let (negative, rest) = match text.as_bytes().first()? {
+        b'-' => (true, &text[1..]),
+        b'+' => (false, &text[1..]),
+        _ => (false, text),
+    };
+    let end = rest.find(|character: char| !character.is_ascii_digit() && character != '.').unwrap_or(rest.len());
+    let (number, suffix) = rest.split_at(end);
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if whole.is_empty() && fraction.is_empty() || fraction.contains('.') || number.len() > 30 {
+        return None;
+    }
+    let mut digits: i128 = format!("{whole}{fraction}").parse().ok()?;
+    let (factor, mut exponent) = unit(suffix)?;
+    digits = digits.checked_mul(factor)?;
+    exponent -= i32::try_from(fraction.len()).ok()?;
+    let power = 10_i128.checked_pow(exponent.unsigned_abs())?;
+    let value = if exponent >= 0 {
+        digits.checked_mul(power)?
+    } else {
+        let up = !negative && digits % power != 0;
+        digits / power + i128::from(up)
+    };
+    i64::try_from(if negative { -value } else { value }).ok()
+}
+
+/// A factor, and a power of ten.
+fn unit(suffix: &str) -> Option<(i128, i32)> {
+    let binary = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"].iter().position(|name| *name == suffix);
+    if let Some(position) = binary {
+        return Some((1_i128 << (10 * (position + 1)), 0));
+    }
+    let exponent = match suffix {
+        "n" => -9,
+        "u" => -6,
+        "m" => -3,
+        "" => 0,
+        "k" | "K" => 3,
+        "M" => 6,
+        "G" => 9,
+        "T" => 12,
+        "P" => 15,
+        "E" => 18,
+        _ => {
+            let exponent: i32 = suffix.strip_prefix(['e', 'E'])?.parse().ok()?;
+            Some(exponent).filter(|exponent| exponent.abs() <= 30)?
+        }
+    };
+    Some((1, exponent))
+}
+
+impl fmt::Display for Quantity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Serialize for Quantity {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Quantity {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(QuantityVisitor)
+    }
+}
+
+struct QuantityVisitor;
+
+impl Visitor<'_> for QuantityVisitor {
+    type Value = Quantity;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a size like 4Ki")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Quantity, E> {
+        text.parse().map_err(E::custom)
+    }
+
+    fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Quantity, E> {
+        Ok(Quantity(bytes))
+    }
+
+    fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<Quantity, E> {
+        i64::try_from(bytes).map(Quantity).map_err(|_| E::custom("is too large a size"))
+    }
+
+    fn visit_f64<E: de::Error>(self, bytes: f64) -> Result<Quantity, E> {
+        self.visit_str(&bytes.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn sizes_are_read() {
+        for (text, bytes) in [
+            ("0", Some(0)),
+            ("512", Some(512)),
+            ("1K", Some(1_000)),
+            ("1k", Some(1_000)),
+            ("4Ki", Some(4_096)),
+            ("1.5Mi", Some(3 << 19)),
+            ("3M", Some(3_000_000)),
+            ("1e3", Some(1_000)),
+            ("1E3", Some(1_000)),
+            ("7E", Some(7_000_000_000_000_000_000)),
+            ("100m", Some(1)),
+            ("-100m", Some(0)),
+            ("-1Ki", Some(-1_024)),
+            ("+.5k", Some(500)),
+            ("", None),
+            ("-", None),
+            (".", None),
+            ("Ki", None),
+            ("1 Ki", None),
+            ("1kb", None),
+            ("1.2.3", None),
+            ("10E", None),
+            ("1e99", None),
+            ("1ee", None),
+            ("9999999999999999999999999999999999999999", None),
+        ] {
+            assert_eq!(text.parse().ok(), bytes.map(Quantity), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_parses(text in "[-+0-9.eEKMGi]{0,40}|.*") {
+            let _ = text.parse::<Quantity>();
+        }
+
+        #[test]
+        fn what_is_written_is_read_again(bytes: i64) {
+            prop_assert_eq!(Quantity(bytes).to_string().parse(), Ok(Quantity(bytes)));
+        }
+    }
+}

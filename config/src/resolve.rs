@@ -1,0 +1,340 @@
+//! From a complete document to [`Config`]: every rule of validation is here, in the words of kube-proxy.
+//!
+//! kube-proxy does not look at what the mode does not use. Nor do we refuse it: it is said and left out. With
+//! `configHardFail` it is an error.
+
+mod detect_local;
+mod linux;
+mod logging;
+
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+
+use crate::{
+    address,
+    config::{
+        ClientConnection, Config, IpFamilyPolicy, Iptables, Ipvs, MinorVersion, Mode, Nftables, NodePortAddresses,
+        PRIMARY, Platform, Windows, Winkernel,
+    },
+    duration::GoDuration,
+    gates::FeatureGates,
+    problem::Findings,
+    v1alpha2::Document,
+};
+
+/// The minor version of Kubernetes whose kube-proxy this is like.
+const KUBERNETES: MinorVersion = MinorVersion { major: 1, minor: 36 };
+
+/// What a document is read for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reader {
+    /// The operating system.
+    pub platform: Platform,
+    /// What an empty `mode` stands for. For kube-proxy it is `iptables` on Linux, `kernelspace` on Windows.
+    pub empty_mode: Mode,
+}
+
+impl Reader {
+    /// Reads as kube-proxy does.
+    pub const fn kube_proxy(platform: Platform) -> Self {
+        let empty_mode = match platform {
+            Platform::Linux => Mode::Iptables,
+            Platform::Windows => Mode::Kernelspace,
+        };
+        Self { platform, empty_mode }
+    }
+}
+
+/// Checks a complete document. What it returns is of use only if there are no errors among the findings.
+pub(crate) fn resolve(document: &Document, reader: Reader, findings: &mut Findings) -> Config {
+    let mut check = Check { hard_fail: document.config_hard_fail, findings };
+    let feature_gates = FeatureGates::new(document.feature_gates.clone(), check.findings);
+    let logging = check.logging(&document.logging, &feature_gates);
+    let mode = check.mode(&document.mode, reader);
+    let (sync_period, min_sync_period) = check.sync_periods(document.sync_period, document.min_sync_period);
+    Config {
+        feature_gates,
+        client_connection: check.client_connection(&document.client_connection),
+        logging,
+        hostname_override: check.hostname(&document.hostname_override),
+        node_ip_override: check.node_ips(&document.node_ip_override),
+        ip_family_policy: check.family_policy(document),
+        config_hard_fail: document.config_hard_fail,
+        healthz_bind_address: check.healthz(&document.healthz_bind_address),
+        metrics_bind_address: check.socket("metricsBindAddress", &document.metrics_bind_address),
+        bind_address_hard_fail: document.bind_address_hard_fail,
+        enable_profiling: document.enable_profiling,
+        show_hidden_metrics_for_version: check.hidden_metrics(&document.show_hidden_metrics_for_version),
+        mode,
+        linux: check.linux(&document.linux),
+        windows: Windows { run_as_service: document.windows.run_as_service },
+        iptables: Iptables {
+            masquerade_bit: check.bit("iptables.masqueradeBit", document.iptables.masquerade_bit, true),
+            localhost_node_ports: document.iptables.localhost_node_ports,
+        },
+        ipvs: check.ipvs(&document.ipvs, mode == Mode::Ipvs),
+        nftables: Nftables {
+            masquerade_bit: check.bit(
+                "nftables.masqueradeBit",
+                document.nftables.masquerade_bit,
+                mode == Mode::Nftables,
+            ),
+        },
+        winkernel: check.winkernel(document, reader.platform),
+        detect_local: check.detect_local(document),
+        node_port_addresses: check.node_port_addresses(&document.node_port_addresses, mode),
+        sync_period,
+        min_sync_period,
+        config_sync_period: check.more_than_zero("configSyncPeriod", document.config_sync_period),
+    }
+}
+
+const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
+
+struct Check<'a> {
+    hard_fail: bool,
+    findings: &'a mut Findings,
+}
+
+impl Check<'_> {
+    /// What is wrong, unless nobody uses it: then it is left out.
+    fn wrong(&mut self, used: bool, field: &str, value: &str, why: &str, remedy: &str) {
+        if used || self.hard_fail {
+            self.findings.invalid(field, value, why, remedy);
+        } else {
+            self.findings.warning(field, format!("Invalid value: {value}: {why}; it is not used and left out"), remedy);
+        }
+    }
+
+    fn client_connection(&mut self, said: &crate::sections::ClientConnection) -> ClientConnection {
+        let burst = u32::try_from(said.burst).unwrap_or_else(|_| {
+            self.findings.invalid("clientConnection.burst", said.burst, NOT_NEGATIVE, "use 0 for the default");
+            0
+        });
+        ClientConnection {
+            kubeconfig: Some(&said.kubeconfig).filter(|path| !path.is_empty()).map(Into::into),
+            accept_content_types: said.accept_content_types.clone(),
+            content_type: said.content_type.clone(),
+            qps: said.qps,
+            burst,
+        }
+    }
+
+    /// Trimmed and in lower case, as Nodes are named.
+    fn hostname(&mut self, said: &str) -> Option<String> {
+        let name = said.trim().to_lowercase();
+        if name.is_empty() && !said.is_empty() {
+            self.findings.invalid(
+                "hostnameOverride",
+                format_args!("{said:?}"),
+                "empty hostname-override is invalid",
+                "name the Node, or leave it out",
+            );
+        }
+        Some(name).filter(|name| !name.is_empty())
+    }
+
+    fn node_ips(&mut self, said: &[String]) -> Vec<IpAddr> {
+        let mut ips: Vec<IpAddr> = Vec::new();
+        for (position, text) in said.iter().enumerate() {
+            let field = format!("nodeIPOverride[{position}]");
+            let mut invalid = |why, remedy| self.findings.invalid(&field, format_args!("{text:?}"), why, remedy);
+            match address::ip(text) {
+                None => invalid(
+                    "not a valid textual representation of an IP address",
+                    "write it like 10.0.0.1 or 2001:db8::1",
+                ),
+                Some(ip) if ip.is_unspecified() => {
+                    invalid("must not be unspecified", "leave the list empty to use the addresses of the Node");
+                }
+                Some(ip) if ips.iter().any(|other| other.is_ipv4() == ip.is_ipv4()) => {
+                    invalid("must be a single IP or a dual-stack pair of IPs", "name one address of each family");
+                }
+                Some(ip) => ips.push(ip),
+            }
+        }
+        ips
+    }
+
+    fn family_policy(&mut self, document: &Document) -> Option<IpFamilyPolicy> {
+        let (field, said) = ("ipFamilyPolicy", document.ip_family_policy.as_str());
+        if said.is_empty() {
+            return None;
+        }
+        let policy = IpFamilyPolicy::ALL.into_iter().find(|policy| policy.as_str() == said);
+        match policy {
+            None => self.unsupported(field, said, IpFamilyPolicy::ALL.map(IpFamilyPolicy::as_str).as_slice()),
+            Some(IpFamilyPolicy::SingleStack) if document.node_ip_override.len() > 1 => self.findings.invalid(
+                field,
+                format_args!("{said:?}"),
+                "nodeIPOverride has addresses of two families",
+                "remove one of them, or use PreferDualStack",
+            ),
+            Some(_) => {}
+        }
+        policy
+    }
+
+    fn unsupported(&mut self, field: &str, said: &str, supported: &[&str]) {
+        let supported: Vec<_> = supported.iter().map(|value| format!("{value:?}")).collect();
+        let problem = format!("Unsupported value: {said:?}: supported values: {}", supported.join(", "));
+        self.findings.error(field, problem, "use one of them, or leave it out");
+    }
+
+    fn healthz(&mut self, said: &str) -> Option<SocketAddr> {
+        if said.is_empty() { None } else { Some(self.socket("healthzBindAddress", said)) }
+    }
+
+    fn socket(&mut self, field: &str, said: &str) -> SocketAddr {
+        address::socket(said).unwrap_or_else(|bad| {
+            let remedy = "write it like 0.0.0.0:10256 or [::]:10256";
+            self.findings.invalid(field, format_args!("{:?}", bad.value), bad.why, remedy);
+            SocketAddr::from(([0, 0, 0, 0], 0))
+        })
+    }
+
+    /// Only the version before this one hides something that can be shown.
+    fn hidden_metrics(&mut self, said: &str) -> Option<MinorVersion> {
+        let previous = MinorVersion { minor: KUBERNETES.minor - 1, ..KUBERNETES };
+        if said.is_empty() {
+            return None;
+        }
+        if said == previous.to_string() {
+            return Some(previous);
+        }
+        self.findings.invalid(
+            "showHiddenMetricsForVersion",
+            format_args!("{said:?}"),
+            &format!("only the previous minor version is meaningful, {previous}"),
+            "use that, or leave it out",
+        );
+        None
+    }
+
+    fn mode(&mut self, said: &str, reader: Reader) -> Mode {
+        if said.is_empty() {
+            return reader.empty_mode;
+        }
+        let modes = reader.platform.modes();
+        modes.iter().copied().find(|mode| mode.as_str() == said).unwrap_or_else(|| {
+            let names: Vec<_> = modes.iter().map(|mode| mode.as_str()).collect();
+            let why = format!("must be {} or blank", names.join(", "));
+            self.findings.invalid("mode", format_args!("{said:?}"), &why, "use one of them");
+            reader.empty_mode
+        })
+    }
+
+    fn bit(&mut self, field: &str, said: i32, used: bool) -> u8 {
+        u8::try_from(said).ok().filter(|bit| *bit < 32).unwrap_or_else(|| {
+            self.wrong(used, field, &said.to_string(), "must be within the range [0, 31]", "14 is the default");
+            14
+        })
+    }
+
+    fn ipvs(&mut self, said: &crate::v1alpha2::Ipvs, used: bool) -> Ipvs {
+        Ipvs {
+            masquerade_bit: self.bit("ipvs.masqueradeBit", said.masquerade_bit, used),
+            scheduler: Some(said.scheduler.clone()).filter(|name| !name.is_empty()),
+            exclude_cidrs: self.cidrs("ipvs.excludeCIDRs", &said.exclude_cidrs, used),
+            strict_arp: said.strict_arp,
+            tcp_timeout: self.timeout("ipvs.tcpTimeout", said.tcp_timeout, used),
+            tcp_fin_timeout: self.timeout("ipvs.tcpFinTimeout", said.tcp_fin_timeout, used),
+            udp_timeout: self.timeout("ipvs.udpTimeout", said.udp_timeout, used),
+        }
+    }
+
+    fn cidrs(&mut self, field: &str, said: &[String], used: bool) -> Vec<IpNet> {
+        let mut cidrs = Vec::new();
+        for (position, text) in said.iter().enumerate() {
+            match address::cidr(text) {
+                Some(cidr) => cidrs.push(cidr),
+                None => self.wrong(
+                    used,
+                    &format!("{field}[{position}]"),
+                    &format!("{text:?}"),
+                    "must be a valid CIDR",
+                    "write it like 10.0.0.0/8 or 2001:db8::/32",
+                ),
+            }
+        }
+        cidrs
+    }
+
+    /// Zero means that it is left as it is.
+    fn timeout(&mut self, field: &str, said: GoDuration, used: bool) -> Option<std::time::Duration> {
+        let Some(timeout) = said.positive() else {
+            let remedy = "use 0s to leave it as it is";
+            self.wrong(used, field, &format!("\"{said}\""), NOT_NEGATIVE, remedy);
+            return None;
+        };
+        Some(timeout).filter(|timeout| !timeout.is_zero())
+    }
+
+    fn winkernel(&mut self, document: &Document, platform: Platform) -> Winkernel {
+        let said = &document.winkernel;
+        let name = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        let source_vip = address::ip(&said.source_vip);
+        if source_vip.is_none() && !said.source_vip.is_empty() {
+            let value = format!("{:?}", said.source_vip);
+            // kube-proxy looks at it when it is too late, and then does without.
+            self.wrong(false, "winkernel.sourceVip", &value, "must be a valid IP", "write it like 10.0.0.1");
+        }
+        let root = match (platform, said.root_hns_endpoint_name.as_str()) {
+            (Platform::Windows, "") => Some("cbr0".to_owned()),
+            (_, text) => name(text),
+        };
+        Winkernel {
+            network_name: name(&said.network_name),
+            source_vip,
+            enable_dsr: said.enable_dsr,
+            root_hns_endpoint_name: root,
+            forward_health_check_vip: said.forward_health_check_vip,
+        }
+    }
+
+    fn node_port_addresses(&mut self, said: &[String], mode: Mode) -> NodePortAddresses {
+        let field = "nodePortAddresses";
+        match said {
+            [] if mode == Mode::Nftables => NodePortAddresses::Primary,
+            [] => NodePortAddresses::All,
+            [only] if only == PRIMARY => NodePortAddresses::Primary,
+            _ => match said.iter().position(|text| text == PRIMARY) {
+                Some(position) => {
+                    self.findings.invalid(
+                        &format!("{field}[{position}]"),
+                        format_args!("{PRIMARY:?}"),
+                        "can't use both 'primary' and CIDRs",
+                        "use only primary, or only CIDRs",
+                    );
+                    NodePortAddresses::Primary
+                }
+                None => NodePortAddresses::Cidrs(self.cidrs(field, said, true)),
+            },
+        }
+    }
+
+    fn sync_periods(&mut self, period: GoDuration, min: GoDuration) -> (std::time::Duration, std::time::Duration) {
+        let period = self.more_than_zero("syncPeriod", period);
+        let Some(least) = min.positive() else {
+            let remedy = "use 0s to sync at once";
+            self.findings.invalid("minSyncPeriod", format_args!("\"{min}\""), NOT_NEGATIVE, remedy);
+            return (period, std::time::Duration::ZERO);
+        };
+        if least > period && !period.is_zero() {
+            let why = format!("must be greater than or equal to minSyncPeriod, \"{min}\"");
+            let value = format_args!("\"{}\"", GoDuration::from(period)).to_string();
+            self.findings.invalid("syncPeriod", value, &why, "make it longer, or minSyncPeriod shorter");
+        }
+        (period, least)
+    }
+
+    /// Zero if it is not.
+    fn more_than_zero(&mut self, field: &str, said: GoDuration) -> std::time::Duration {
+        let period = said.positive().filter(|period| !period.is_zero());
+        period.unwrap_or_else(|| {
+            self.findings.invalid(field, format_args!("\"{said}\""), "must be greater than 0", "write it like 30s");
+            std::time::Duration::ZERO
+        })
+    }
+}

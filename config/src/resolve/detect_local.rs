@@ -1,0 +1,61 @@
+//! `detectLocalMode` and `detectLocal`: what the mode needs must be there and make sense.
+
+use super::Check;
+use crate::{
+    address,
+    config::{DetectLocal, DetectLocalMode},
+    v1alpha2::Document,
+};
+
+const PAIR: &str =
+    "must be either a single CIDR or a dual-stack pair of CIDRs (e.g. [10.100.0.0/16, fde4:8dba:82e1::/48])";
+const BLOCK: &str = "must be a valid CIDR block (e.g. 10.100.0.0/16 or fde4:8dba:82e1::/48)";
+
+impl Check<'_> {
+    pub(super) fn detect_local(&mut self, document: &Document) -> DetectLocal {
+        let (said, detect) = (document.detect_local_mode.as_str(), &document.detect_local);
+        let mode = DetectLocalMode::ALL.into_iter().find(|mode| mode.as_str() == said);
+        if mode.is_none() && !said.is_empty() {
+            self.unsupported("detectLocalMode", said, DetectLocalMode::ALL.map(DetectLocalMode::as_str).as_slice());
+        }
+        let mode = mode.unwrap_or_default();
+        let needed = match mode {
+            DetectLocalMode::BridgeInterface => Some(("detectLocal.bridgeInterface", &detect.bridge_interface)),
+            DetectLocalMode::InterfaceNamePrefix => {
+                Some(("detectLocal.interfaceNamePrefix", &detect.interface_name_prefix))
+            }
+            DetectLocalMode::ClusterCidr | DetectLocalMode::NodeCidr => None,
+        };
+        if let Some((field, _)) = needed.filter(|(_, text)| text.is_empty()) {
+            let remedy = format!("detectLocalMode {} needs it", mode.as_str());
+            self.findings.invalid(field, "\"\"", "must not be empty", &remedy);
+        }
+        DetectLocal {
+            mode,
+            bridge_interface: detect.bridge_interface.clone(),
+            interface_name_prefix: detect.interface_name_prefix.clone(),
+            cluster_cidrs: self.cluster_cidrs(&detect.cluster_cidrs, mode == DetectLocalMode::ClusterCidr),
+        }
+    }
+
+    fn cluster_cidrs(&mut self, said: &[String], used: bool) -> Vec<ipnet::IpNet> {
+        let field = "detectLocal.clusterCIDRs";
+        let mut cidrs: Vec<ipnet::IpNet> = Vec::new();
+        for (position, text) in said.iter().enumerate() {
+            match address::cidr(text) {
+                Some(cidr) => cidrs.push(cidr),
+                None => {
+                    let remedy = "write CIDRs without spaces around them";
+                    self.wrong(used, &format!("{field}[{position}]"), &format!("{text:?}"), BLOCK, remedy);
+                }
+            }
+        }
+        let twice = matches!(cidrs.as_slice(), [a, b] if a.addr().is_ipv4() == b.addr().is_ipv4());
+        if said.len() > 2 || twice {
+            self.wrong(used, field, &format!("{said:?}"), PAIR, "name one CIDR of each family");
+            // What is left out is left out as a whole: half of it may be the wrong half.
+            cidrs.clear();
+        }
+        cidrs
+    }
+}

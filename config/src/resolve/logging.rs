@@ -1,0 +1,86 @@
+//! `logging`, as the logging library of Kubernetes checks it.
+
+use super::Check;
+use crate::{
+    config::{LogFormat, Logging, OutputRouting, VModule},
+    gates::{FeatureGates, LOGGING_ALPHA_OPTIONS},
+    sections,
+};
+
+impl Check<'_> {
+    pub(super) fn logging(&mut self, said: &sections::Logging, gates: &FeatureGates) -> Logging {
+        let flush_frequency = said.flush_frequency.positive().filter(|frequency| !frequency.is_zero());
+        if flush_frequency.is_none() {
+            let value = format!("\"{}\"", said.flush_frequency);
+            self.findings.invalid("logging.flushFrequency", value, "Must be greater than zero", "write it like 5s");
+        }
+        let format = self.log_format(&said.format, gates);
+        if format == LogFormat::Json && !said.vmodule.is_empty() {
+            let problem = "Forbidden: Only supported for text log format".to_owned();
+            self.findings.error("logging.vmodule", problem, "remove it, or use format text");
+        }
+        Logging {
+            format,
+            flush_frequency: flush_frequency.unwrap_or_default(),
+            verbosity: self.verbosity("logging.verbosity", said.verbosity),
+            vmodule: said.vmodule.iter().enumerate().map(|(position, item)| self.vmodule(position, item)).collect(),
+            text: self.routing("logging.options.text", &said.options.text, gates),
+            json: self.routing("logging.options.json", &said.options.json, gates),
+        }
+    }
+
+    fn log_format(&mut self, said: &str, gates: &FeatureGates) -> LogFormat {
+        let field = "logging.format";
+        match said {
+            "text" => LogFormat::Text,
+            "json" => {
+                // The name of a gate's stage is the name of a gate.
+                let gate = "LoggingBetaOptions";
+                if !gates.enabled(gate) {
+                    let problem = format!("Forbidden: Log format json is disabled, see {gate} feature");
+                    self.findings.error(field, problem, "turn that feature gate on, or use text");
+                }
+                LogFormat::Json
+            }
+            _ => {
+                self.findings.invalid(field, format_args!("{said:?}"), "Unsupported log format", "use text or json");
+                LogFormat::Text
+            }
+        }
+    }
+
+    fn verbosity(&mut self, field: &str, said: u32) -> u32 {
+        if i32::try_from(said).is_err() {
+            self.findings.invalid(field, said, &format!("Must be <= {}", i32::MAX), "use a smaller number");
+        }
+        said
+    }
+
+    fn vmodule(&mut self, position: usize, said: &sections::VModule) -> VModule {
+        let field = format!("logging.vmodule[{position}]");
+        let pattern = &said.file_pattern;
+        if pattern.is_empty() {
+            let problem = "Required value: File pattern must not be empty".to_owned();
+            self.findings.error(&field, problem, "name a source file");
+        }
+        if pattern.contains(['=', ',']) {
+            let why = "File pattern must not contain equal sign or comma";
+            self.findings.invalid(&field, format_args!("{pattern:?}"), why, "write several items");
+        }
+        VModule { file_pattern: pattern.clone(), verbosity: self.verbosity(&field, said.verbosity) }
+    }
+
+    fn routing(&mut self, field: &str, said: &sections::OutputRouting, gates: &FeatureGates) -> OutputRouting {
+        let disabled = !gates.enabled(LOGGING_ALPHA_OPTIONS);
+        let asked = [("splitStream", said.split_stream), ("infoBufferSize", said.info_buffer_size.0 != 0)];
+        for (name, _) in asked.iter().filter(|(_, asked)| disabled && *asked) {
+            let problem = format!("Forbidden: Feature {LOGGING_ALPHA_OPTIONS} is disabled");
+            self.findings.error(&format!("{field}.{name}"), problem, "turn that feature gate on, or remove it");
+        }
+        OutputRouting {
+            split_stream: said.split_stream,
+            // A negative size buffers nothing.
+            info_buffer_size: u64::try_from(said.info_buffer_size.0).unwrap_or_default(),
+        }
+    }
+}

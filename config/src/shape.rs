@@ -1,0 +1,150 @@
+//! Compares a text with the fields that a version has: unknown ones, those that are there twice, and values of another kind.
+//!
+//! The default document is the pattern: it has every field. All that is wrong is found at once, each with its line.
+
+use serde_json::Value;
+
+use crate::{
+    duration::GoDuration,
+    problem::Problem,
+    tree::{Node, Tree},
+};
+
+/// What does not fit.
+#[derive(Debug, Default)]
+pub(crate) struct Misfits {
+    /// Fields that are not known or are there twice: strict reading refuses them, lenient reading leaves them out.
+    pub(crate) strict: Vec<Problem>,
+    /// Values that no reading can use.
+    pub(crate) mistyped: Vec<Problem>,
+}
+
+/// Compares a text with the pattern of its version. `elsewhere` knows what to do with fields of other versions.
+pub(crate) fn compare(text: &Tree, pattern: &Value, elsewhere: &dyn Fn(&str) -> Option<String>) -> Misfits {
+    let mut look = Look { misfits: Misfits::default(), elsewhere };
+    look.at("", text.line, text, pattern);
+    look.misfits
+}
+
+struct Look<'a> {
+    misfits: Misfits,
+    elsewhere: &'a dyn Fn(&str) -> Option<String>,
+}
+
+impl Look<'_> {
+    fn at(&mut self, path: &str, line: u64, text: &Tree, pattern: &Value) {
+        match (&text.node, pattern) {
+            // As if it were not there.
+            (Node::Null, _) => {}
+            (Node::Map(_), Value::Object(fields)) if path == "featureGates" => self.gates(text, fields.is_empty()),
+            (Node::Map(_), Value::Object(fields)) => self.fields(path, text, fields),
+            (Node::List(items), Value::Array(_)) => {
+                let pattern = match path {
+                    "logging.vmodule" => serde_json::json!({"filePattern": "", "verbosity": 0}),
+                    _ => Value::String(String::new()),
+                };
+                for (position, item) in items.iter().enumerate() {
+                    let path = format!("{path}[{position}]");
+                    match item.node {
+                        Node::Null => self.mistyped(&path, item.line, item, "a text", "write it, or remove the item"),
+                        _ => self.at(&path, item.line, item, &pattern),
+                    }
+                }
+            }
+            (Node::Bool(_), Value::Bool(_)) | (Node::Text(_), Value::String(_)) => {}
+            (Node::Number(number), Value::Number(expected)) => {
+                if expected.is_i64() && number.is_f64() {
+                    self.mistyped(path, line, text, "a whole number", "leave out the fraction");
+                }
+            }
+            // Nanoseconds, or bytes.
+            (Node::Number(_), Value::String(_)) if is_number_too(path) => {}
+            (_, pattern) => {
+                let (expected, remedy) = wanted(&text.node, pattern);
+                self.mistyped(path, line, text, expected, remedy);
+            }
+        }
+    }
+
+    /// `empty` is what the pattern is: gates have any name.
+    fn gates(&mut self, text: &Tree, empty: bool) {
+        debug_assert!(empty, "the default document names no gates");
+        self.twice("featureGates", text);
+        let Node::Map(fields) = &text.node else { return };
+        for (key, value) in fields {
+            self.at(&format!("featureGates.{}", key.name), key.line, value, &Value::Bool(false));
+        }
+    }
+
+    fn fields(&mut self, path: &str, text: &Tree, pattern: &serde_json::Map<String, Value>) {
+        self.twice(path, text);
+        let Node::Map(fields) = &text.node else { return };
+        for (key, value) in fields {
+            let path = joined(path, &key.name);
+            match pattern.get(&key.name) {
+                Some(pattern) => self.at(&path, key.line, value, pattern),
+                None => {
+                    let remedy = (self.elsewhere)(&path).unwrap_or_else(|| similar(&key.name, pattern));
+                    let problem = format!("unknown field {:?}", key.name);
+                    self.misfits.strict.push(Problem { line: key.line, field: path, problem, remedy });
+                }
+            }
+        }
+    }
+
+    fn twice(&mut self, path: &str, text: &Tree) {
+        let Node::Map(fields) = &text.node else { return };
+        for (position, (key, _)) in fields.iter().enumerate() {
+            let first = fields[..position].iter().find(|(other, _)| other.name == key.name);
+            if let Some((first, _)) = first {
+                let problem = format!("key {:?} already set in map, on line {}", key.name, first.line);
+                let (line, field) = (key.line, joined(path, &key.name));
+                let remedy = "remove one of them".to_owned();
+                self.misfits.strict.push(Problem { line, field, problem, remedy });
+            }
+        }
+    }
+
+    fn mistyped(&mut self, path: &str, line: u64, text: &Tree, expected: &str, remedy: &str) {
+        let problem = format!("is {}, not {expected}", text.spoken());
+        self.misfits.mistyped.push(Problem { line, field: path.to_owned(), problem, remedy: remedy.to_owned() });
+    }
+}
+
+fn joined(path: &str, name: &str) -> String {
+    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+}
+
+fn is_number_too(path: &str) -> bool {
+    path == "logging.flushFrequency" || path.ends_with(".infoBufferSize")
+}
+
+/// What a field should have been, and what helps.
+fn wanted(found: &Node, pattern: &Value) -> (&'static str, &'static str) {
+    match (pattern, found) {
+        (Value::Bool(_), _) => ("true or false", "write true or false, without quotes"),
+        (Value::Number(_), Node::Text(_)) => ("a number", "write it in digits, without quotes"),
+        (Value::Number(_), _) => ("a number", "write it in digits"),
+        (Value::String(default), Node::Number(_)) if default.parse::<GoDuration>().is_ok() => {
+            ("a duration", "write it with a unit, like 30s")
+        }
+        (Value::String(_), Node::Number(_) | Node::Bool(_)) => ("a text", "put it in quotes"),
+        (Value::String(_), _) => ("a text", "write one value"),
+        (Value::Array(_), _) => ("a list", "begin each of its items with '- '"),
+        (Value::Object(_) | Value::Null, _) => {
+            ("a map of fields", "write its fields as name: value, indented below it")
+        }
+    }
+}
+
+/// What is perhaps meant.
+fn similar(name: &str, pattern: &serde_json::Map<String, Value>) -> String {
+    let distance = |known: &str| strsim::damerau_levenshtein(&known.to_lowercase(), &name.to_lowercase());
+    // A long name takes long to compare, and is like none.
+    let close = Some(pattern).filter(|_| name.len() <= 64);
+    let closest = close.into_iter().flat_map(|pattern| pattern.keys()).map(|known| (distance(known), known)).min();
+    match closest.filter(|(distance, _)| *distance <= 2) {
+        Some((_, known)) => format!("perhaps {known} is meant"),
+        None => "remove it, or correct its name".to_owned(),
+    }
+}

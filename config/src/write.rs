@@ -1,0 +1,167 @@
+//! From [`Config`] to a document of v1alpha2: what `--write-config-to` writes.
+
+use std::time::Duration;
+
+use crate::{
+    config::{Config, NodePortAddresses, OutputRouting, PRIMARY},
+    duration::GoDuration,
+    quantity::Quantity,
+    sections::{self, GROUP, KIND},
+    v1alpha2::{self, Document},
+};
+
+impl From<&Config> for Document {
+    fn from(config: &Config) -> Self {
+        Self {
+            api_version: format!("{GROUP}/{}", v1alpha2::VERSION),
+            kind: KIND.to_owned(),
+            feature_gates: config.feature_gates.named.clone(),
+            client_connection: client_connection(config),
+            logging: logging(config),
+            hostname_override: config.hostname_override.clone().unwrap_or_default(),
+            node_ip_override: texts(&config.node_ip_override),
+            ip_family_policy: config.ip_family_policy.map(|policy| policy.as_str().to_owned()).unwrap_or_default(),
+            config_hard_fail: config.config_hard_fail,
+            healthz_bind_address: config.healthz_bind_address.map(|at| at.to_string()).unwrap_or_default(),
+            metrics_bind_address: config.metrics_bind_address.to_string(),
+            bind_address_hard_fail: config.bind_address_hard_fail,
+            enable_profiling: config.enable_profiling,
+            show_hidden_metrics_for_version: config
+                .show_hidden_metrics_for_version
+                .map(|version| version.to_string())
+                .unwrap_or_default(),
+            mode: config.mode.as_str().to_owned(),
+            linux: linux(config),
+            windows: v1alpha2::Windows { run_as_service: config.windows.run_as_service },
+            iptables: v1alpha2::Iptables {
+                masquerade_bit: config.iptables.masquerade_bit.into(),
+                localhost_node_ports: config.iptables.localhost_node_ports,
+            },
+            ipvs: ipvs(config),
+            nftables: v1alpha2::Nftables { masquerade_bit: config.nftables.masquerade_bit.into() },
+            winkernel: winkernel(config),
+            detect_local_mode: config.detect_local.mode.as_str().to_owned(),
+            detect_local: v1alpha2::DetectLocal {
+                bridge_interface: config.detect_local.bridge_interface.clone(),
+                cluster_cidrs: texts(&config.detect_local.cluster_cidrs),
+                interface_name_prefix: config.detect_local.interface_name_prefix.clone(),
+            },
+            node_port_addresses: match &config.node_port_addresses {
+                NodePortAddresses::All => Vec::new(),
+                NodePortAddresses::Primary => vec![PRIMARY.to_owned()],
+                NodePortAddresses::Cidrs(cidrs) => texts(cidrs),
+            },
+            sync_period: config.sync_period.into(),
+            min_sync_period: config.min_sync_period.into(),
+            config_sync_period: config.config_sync_period.into(),
+        }
+    }
+}
+
+fn client_connection(config: &Config) -> sections::ClientConnection {
+    let said = &config.client_connection;
+    let kubeconfig = said.kubeconfig.as_ref().map(|path| path.to_string_lossy().into_owned());
+    sections::ClientConnection {
+        kubeconfig: kubeconfig.unwrap_or_default(),
+        accept_content_types: said.accept_content_types.clone(),
+        content_type: said.content_type.clone(),
+        qps: said.qps,
+        burst: said.burst.try_into().unwrap_or(i32::MAX),
+    }
+}
+
+fn logging(config: &Config) -> sections::Logging {
+    let said = &config.logging;
+    let routing = |routing: OutputRouting| sections::OutputRouting {
+        split_stream: routing.split_stream,
+        info_buffer_size: Quantity(routing.info_buffer_size.try_into().unwrap_or(i64::MAX)),
+    };
+    let vmodule = |item: &crate::config::VModule| sections::VModule {
+        file_pattern: item.file_pattern.clone(),
+        verbosity: item.verbosity,
+    };
+    sections::Logging {
+        format: said.format.as_str().to_owned(),
+        flush_frequency: said.flush_frequency.into(),
+        verbosity: said.verbosity,
+        vmodule: said.vmodule.iter().map(vmodule).collect(),
+        options: sections::LogOptions { text: routing(said.text), json: routing(said.json) },
+    }
+}
+
+fn linux(config: &Config) -> v1alpha2::Linux {
+    let said = &config.linux.conntrack;
+    let number = |number: u32| number.try_into().unwrap_or(i32::MAX);
+    v1alpha2::Linux {
+        conntrack: sections::Conntrack {
+            max_per_core: number(said.max_per_core.unwrap_or_default()),
+            min: number(said.min),
+            tcp_established_timeout: timeout(said.tcp_established_timeout),
+            tcp_close_wait_timeout: timeout(said.tcp_close_wait_timeout),
+            tcp_be_liberal: said.tcp_be_liberal,
+            udp_timeout: timeout(said.udp_timeout),
+            udp_stream_timeout: timeout(said.udp_stream_timeout),
+        },
+        masquerade_all: config.linux.masquerade_all,
+        oom_score_adj: config.linux.oom_score_adj.into(),
+    }
+}
+
+fn ipvs(config: &Config) -> v1alpha2::Ipvs {
+    let said = &config.ipvs;
+    v1alpha2::Ipvs {
+        masquerade_bit: said.masquerade_bit.into(),
+        scheduler: said.scheduler.clone().unwrap_or_default(),
+        exclude_cidrs: texts(&said.exclude_cidrs),
+        strict_arp: said.strict_arp,
+        tcp_timeout: timeout(said.tcp_timeout),
+        tcp_fin_timeout: timeout(said.tcp_fin_timeout),
+        udp_timeout: timeout(said.udp_timeout),
+    }
+}
+
+fn winkernel(config: &Config) -> sections::Winkernel {
+    let said = &config.winkernel;
+    sections::Winkernel {
+        network_name: said.network_name.clone().unwrap_or_default(),
+        source_vip: said.source_vip.map(|ip| ip.to_string()).unwrap_or_default(),
+        enable_dsr: said.enable_dsr,
+        root_hns_endpoint_name: said.root_hns_endpoint_name.clone().unwrap_or_default(),
+        forward_health_check_vip: said.forward_health_check_vip,
+    }
+}
+
+fn timeout(timeout: Option<Duration>) -> GoDuration {
+    timeout.unwrap_or_default().into()
+}
+
+fn texts<T: ToString>(values: &[T]) -> Vec<String> {
+    values.iter().map(ToString::to_string).collect()
+}
+
+/// A document as YAML.
+fn yaml(document: &impl serde::Serialize) -> String {
+    // Documents are maps of texts, numbers, lists and maps, and strings have room for all of it.
+    serde_saphyr::to_string(document).expect("a document has nothing that YAML cannot say")
+}
+
+impl Config {
+    /// The configuration as a document of the latest version, v1alpha2, with every field written out.
+    pub fn to_yaml(&self) -> String {
+        yaml(&Document::from(self))
+    }
+}
+
+impl Document {
+    /// The document as YAML.
+    pub fn to_yaml(&self) -> String {
+        yaml(self)
+    }
+}
+
+impl crate::v1alpha1::Document {
+    /// The document as YAML.
+    pub fn to_yaml(&self) -> String {
+        yaml(self)
+    }
+}

@@ -1,0 +1,239 @@
+//! v1alpha1 → v1alpha2, one test for each row of KEP-784's tables, and what cannot be carried over.
+
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+use localnet_config::{DROPPED, FIELDS, Formerly, Platform, Reader, convert, v1alpha1};
+use serde_json::{Value, json};
+
+/// A v1alpha1 document with these fields, converted: as JSON, with what is said to be lost.
+fn converted(fields: &Value) -> (Value, Vec<String>) {
+    let mut document = json!({});
+    merge(&mut document, fields);
+    let old: v1alpha1::Document = serde_json::from_value(document).unwrap();
+    let (new, lost) = convert(&old.complete());
+    (serde_json::to_value(new).unwrap(), lost.iter().map(ToString::to_string).collect())
+}
+
+fn merge(into: &mut Value, from: &Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            for (name, value) in from {
+                merge(into.entry(name).or_insert_with(|| json!({})), value);
+            }
+        }
+        (into, from) => *into = from.clone(),
+    }
+}
+
+fn at<'a>(document: &'a Value, path: &str) -> &'a Value {
+    path.split('.').fold(document, |value, step| &value[step])
+}
+
+fn nested(path: &str, value: &Value) -> Value {
+    path.rsplit('.').fold(value.clone(), |value, step| json!({ step: value }))
+}
+
+/// A field of v1alpha1 in a mode, its value, and what v1alpha2 then says of a field.
+#[track_caller]
+fn row(mode: &str, from: &str, said: &Value, to: &str, expected: &Value) {
+    let mut fields = json!({ "mode": mode });
+    merge(&mut fields, &nested(from, said));
+    let (new, lost) = converted(&fields);
+    assert_eq!(at(&new, to), expected, "{from}: {said} in mode {mode:?} → {to}");
+    assert_eq!(lost, [""; 0], "{from}: {said} in mode {mode:?}");
+}
+
+const MODES: [&str; 4] = ["", "iptables", "ipvs", "nftables"];
+
+#[test]
+fn what_is_not_moved_stays() {
+    for (path, value) in [
+        ("kind", json!("KubeProxyConfiguration")),
+        ("featureGates", json!({"AllAlpha": true})),
+        ("clientConnection.kubeconfig", json!("/a")),
+        ("clientConnection.acceptContentTypes", json!("application/json")),
+        ("clientConnection.contentType", json!("application/json")),
+        ("clientConnection.qps", json!(7.5)),
+        ("clientConnection.burst", json!(11)),
+        ("logging.format", json!("json")),
+        ("logging.flushFrequency", json!("7s")),
+        ("logging.verbosity", json!(4)),
+        ("logging.vmodule", json!([{"filePattern": "a", "verbosity": 3}])),
+        ("logging.options.text.splitStream", json!(true)),
+        ("logging.options.text.infoBufferSize", json!("512")),
+        ("logging.options.json.splitStream", json!(true)),
+        ("logging.options.json.infoBufferSize", json!("512")),
+        ("hostnameOverride", json!("a")),
+        ("healthzBindAddress", json!("10.0.0.1:1")),
+        ("metricsBindAddress", json!("10.0.0.1:2")),
+        ("bindAddressHardFail", json!(true)),
+        ("bindAddressHardFail", json!(false)),
+        ("enableProfiling", json!(true)),
+        ("showHiddenMetricsForVersion", json!("1.35")),
+        ("mode", json!("ipvs")),
+        ("iptables.masqueradeBit", json!(15)),
+        ("iptables.localhostNodePorts", json!(false)),
+        ("iptables.localhostNodePorts", json!(true)),
+        ("ipvs.scheduler", json!("wrr")),
+        ("ipvs.excludeCIDRs", json!(["10.0.0.0/8"])),
+        ("ipvs.strictARP", json!(true)),
+        ("ipvs.tcpTimeout", json!("1s")),
+        ("ipvs.tcpFinTimeout", json!("2s")),
+        ("ipvs.udpTimeout", json!("3s")),
+        ("nftables.masqueradeBit", json!(16)),
+        ("winkernel.networkName", json!("a")),
+        ("winkernel.sourceVip", json!("10.0.0.1")),
+        ("winkernel.enableDSR", json!(true)),
+        ("winkernel.rootHnsEndpointName", json!("b")),
+        ("winkernel.forwardHealthCheckVip", json!(true)),
+        ("detectLocalMode", json!("NodeCIDR")),
+        ("detectLocal.bridgeInterface", json!("cni0")),
+        ("detectLocal.interfaceNamePrefix", json!("veth")),
+        ("nodePortAddresses", json!(["primary"])),
+        ("configSyncPeriod", json!("1m0s")),
+    ] {
+        for mode in MODES.into_iter().filter(|_| path != "mode") {
+            row(mode, path, &value, path, &value);
+        }
+        assert!(FIELDS.iter().any(|field| field.path == path && field.formerly == Formerly::Same), "{path}");
+    }
+    let (new, lost) = converted(&json!({"mode": "ipvs"}));
+    assert_eq!((&new["mode"], lost), (&json!("ipvs"), Vec::new()));
+    assert_eq!(new["apiVersion"], json!("kubeproxy.config.k8s.io/v1alpha2"));
+}
+
+#[test]
+fn what_is_for_linux_or_windows_is_in_their_sections() {
+    for (from, value) in [
+        ("conntrack.maxPerCore", json!(1)),
+        ("conntrack.min", json!(2)),
+        ("conntrack.tcpEstablishedTimeout", json!("3s")),
+        ("conntrack.tcpCloseWaitTimeout", json!("4s")),
+        ("conntrack.tcpBeLiberal", json!(true)),
+        ("conntrack.udpTimeout", json!("5s")),
+        ("conntrack.udpStreamTimeout", json!("6s")),
+        ("oomScoreAdj", json!(7)),
+    ] {
+        for mode in MODES {
+            row(mode, from, &value, &format!("linux.{from}"), &value);
+        }
+    }
+    row("", "windowsRunAsService", &json!(true), "windows.runAsService", &json!(true));
+}
+
+#[test]
+fn the_section_of_the_mode_says_how_often_and_what_is_masqueraded() {
+    for (mode, section) in [("", "iptables"), ("iptables", "iptables"), ("ipvs", "ipvs"), ("nftables", "nftables")] {
+        for name in ["syncPeriod", "minSyncPeriod"] {
+            row(mode, &format!("{section}.{name}"), &json!("7s"), name, &json!("7s"));
+        }
+        // ipvs has none of its own.
+        let section = if section == "ipvs" { "iptables" } else { section };
+        row(mode, &format!("{section}.masqueradeAll"), &json!(true), "linux.masqueradeAll", &json!(true));
+    }
+    // The default of ipvs was another one.
+    assert_eq!(converted(&json!({"mode": "ipvs"})).0["minSyncPeriod"], json!("0s"));
+    assert_eq!(converted(&json!({"mode": "nftables"})).0["minSyncPeriod"], json!("1s"));
+}
+
+#[test]
+fn ipvs_gets_a_bit_of_its_own() {
+    for mode in MODES {
+        row(mode, "iptables.masqueradeBit", &json!(15), "ipvs.masqueradeBit", &json!(15));
+    }
+}
+
+#[test]
+fn a_list_of_cluster_cidrs_was_a_text() {
+    for (text, list) in [
+        ("", json!([])),
+        ("10.0.0.0/8", json!(["10.0.0.0/8"])),
+        ("10.0.0.0/8,fd00::/48", json!(["10.0.0.0/8", "fd00::/48"])),
+    ] {
+        row("", "clusterCIDR", &json!(text), "detectLocal.clusterCIDRs", &list);
+    }
+}
+
+#[test]
+fn an_address_of_the_node_was_called_bind_address() {
+    for (text, list) in [
+        ("", json!([])),
+        ("0.0.0.0", json!([])),
+        ("::", json!([])),
+        ("000.0.0.0", json!([])),
+        ("10.0.0.1", json!(["10.0.0.1"])),
+        ("fd00::1", json!(["fd00::1"])),
+        ("nonsense", json!(["nonsense"])),
+    ] {
+        row("", "bindAddress", &json!(text), "nodeIPOverride", &list);
+    }
+    // The addresses that depended on it still do.
+    let (new, _) = converted(&json!({"bindAddress": "::"}));
+    assert_eq!(new["healthzBindAddress"], json!("[::]:10256"));
+}
+
+#[test]
+fn what_is_new_changes_nothing() {
+    let (new, lost) = converted(&json!({}));
+    assert_eq!(new["configHardFail"], json!(false));
+    assert_eq!(new["ipFamilyPolicy"], json!(""));
+    assert_eq!(lost, [""; 0]);
+    let tables = [FIELDS.iter().filter(|field| field.formerly == Formerly::New).count(), DROPPED.len()];
+    assert_eq!(tables, [2, 2], "every row of the tables has its test here");
+}
+
+#[test]
+fn what_cannot_be_carried_over_is_said() {
+    let periods = |section: &str| json!({section: {"syncPeriod": "20s", "minSyncPeriod": "2s"}});
+    for (mode, own, others) in [
+        ("", "iptables", ["ipvs", "nftables"]),
+        ("iptables", "iptables", ["ipvs", "nftables"]),
+        ("ipvs", "ipvs", ["iptables", "nftables"]),
+        ("nftables", "nftables", ["iptables", "ipvs"]),
+    ] {
+        let mut fields = json!({ "mode": mode });
+        merge(&mut fields, &periods(others[0]));
+        merge(&mut fields, &periods(others[1]));
+        let shown = if mode.is_empty() { "\"\"" } else { mode };
+        let min = if own == "ipvs" { "0s" } else { "1s" };
+        let mut expected = Vec::new();
+        for section in others {
+            for (name, said, carried) in [("syncPeriod", "20s", "30s"), ("minSyncPeriod", "2s", min)] {
+                expected.push(format!(
+                    "{section}.{name}: \"{said}\" is not carried over: v1alpha2 has one {name}, and mode {shown} makes it \"{carried}\"; set {name} if that is meant for the mode you use"
+                ));
+            }
+        }
+        assert_eq!(converted(&fields).1, expected, "mode {mode:?}");
+        // What all sections say alike is not lost.
+        merge(&mut fields, &periods(own));
+        assert_eq!(converted(&fields).1, [""; 0], "mode {mode:?}");
+    }
+    for (mode, section) in [("ipvs", "nftables"), ("nftables", "iptables"), ("", "nftables")] {
+        let (_, lost) = converted(&json!({"mode": mode, section: {"masqueradeAll": true}}));
+        let shown = if mode.is_empty() { "\"\"" } else { mode };
+        assert_eq!(
+            lost,
+            [format!(
+                "{section}.masqueradeAll: true is not carried over: v1alpha2 has one masqueradeAll, and mode {shown} makes it false; set linux.masqueradeAll if that is meant for the mode you use"
+            )]
+        );
+    }
+    let (_, lost) = converted(&json!({"portRange": "1-2"}));
+    assert_eq!(lost, ["portRange: \"1-2\" is not carried over; nothing has used it since the userspace mode went"]);
+}
+
+#[test]
+fn what_is_lost_has_the_line_it_stands_on() {
+    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: nftables
+iptables:
+  syncPeriod: 10s
+portRange: 1-2
+";
+    let reading = Reader::kube_proxy(Platform::Linux).read(text).unwrap();
+    let lines: Vec<_> = reading.lost.iter().map(|lost| (lost.line, lost.field.as_str())).collect();
+    assert_eq!(lines, [(5, "iptables.syncPeriod"), (6, "portRange")]);
+    assert_eq!(reading.warnings, []);
+}

@@ -1,0 +1,193 @@
+//! Whatever is read can be written and read again; whatever the bytes, nobody panics.
+
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+use localnet_config::{FIELDS, Formerly, Mode, Platform, Reader, Version};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+/// Values that fields may have, good and bad ones.
+fn values(default: &Value) -> Vec<Value> {
+    match default {
+        Value::Bool(_) => vec![json!(true), json!(false), json!("true")],
+        Value::Number(_) => [0, 1, 7, 14, 31, 32, -1, -1000, 1_000_000, 2_147_483_647, 4_294_967_295_i64]
+            .map(|number| json!(number))
+            .into_iter()
+            .chain([json!(1.5), json!("7")])
+            .collect(),
+        Value::String(_) => [
+            "",
+            "0s",
+            "1s",
+            "30s",
+            "1m30s",
+            "250ms",
+            "-1s",
+            "9999h",
+            "iptables",
+            "ipvs",
+            "nftables",
+            "ClusterCIDR",
+            "NodeCIDR",
+            "BridgeInterface",
+            "InterfaceNamePrefix",
+            "SingleStack",
+            "RequireDualStack",
+            "10.0.0.1",
+            "010.0.0.1",
+            "fd00::1",
+            "10.0.0.0/8",
+            "10.0.0.0/8,fd00::/48",
+            "0.0.0.0",
+            "::",
+            "10.0.0.1:80",
+            "[::1]:80",
+            "text",
+            "json",
+            "1.35",
+            "Node-A",
+            " a: b",
+            "4Ki",
+            "512",
+            "wrr",
+            "primary",
+            "'\"\n\u{e9}",
+            "~",
+            "null",
+            "yes",
+            "1e3",
+        ]
+        .map(|text| json!(text))
+        .into(),
+        Value::Array(_) => vec![
+            json!([]),
+            json!(["primary"]),
+            json!(["10.1.2.3/8"]),
+            json!(["10.0.0.0/8", "fd00::/48"]),
+            json!(["fd00::/48", "10.0.0.0/8", "10.0.0.0/9"]),
+            json!(["10.0.0.1"]),
+            json!(["fd00::1", "10.0.0.1"]),
+            json!([""]),
+            json!([{"filePattern": "a*", "verbosity": 3}, {"filePattern": "b"}]),
+        ],
+        _ => vec![
+            json!({}),
+            json!({"AllAlpha": true}),
+            json!({"AllBeta": false, "Strange.Name": true}),
+            json!({"WinDSR": false}),
+        ],
+    }
+}
+
+fn set(document: &mut Value, path: &str, value: Value) {
+    let steps: Vec<_> = path.split('.').collect();
+    let (last, sections) = steps.split_last().unwrap();
+    let section = sections
+        .iter()
+        .fold(document, |section, step| section.as_object_mut().unwrap().entry(*step).or_insert_with(|| json!({})));
+    section[*last] = value;
+}
+
+/// Where a version has a field.
+fn paths(version: Version, formerly: Formerly, path: &str) -> Vec<String> {
+    match (version, formerly) {
+        (Version::V1alpha2, _) | (Version::V1alpha1, Formerly::Same) => vec![path.to_owned()],
+        (Version::V1alpha1, Formerly::At(formerly)) => vec![formerly.to_owned()],
+        (Version::V1alpha1, Formerly::InModes(sections, name)) => {
+            sections.iter().map(|section| format!("{section}.{name}")).collect()
+        }
+        (Version::V1alpha1, Formerly::New) => Vec::new(),
+    }
+}
+
+/// A document of either version in which some fields are said.
+fn document() -> impl Strategy<Value = Value> {
+    let version = prop_oneof![Just(Version::V1alpha1), Just(Version::V1alpha2)];
+    (
+        version,
+        prop::collection::vec((0..FIELDS.len(), any::<prop::sample::Index>(), any::<prop::sample::Index>()), 0..6),
+    )
+        .prop_map(|(version, said)| {
+            let mut document = json!({});
+            for (field, path, value) in said {
+                let field = FIELDS[field];
+                let default: Value = serde_json::from_str(field.default).unwrap();
+                // Those were texts.
+                let default = match (version, field.formerly) {
+                    (Version::V1alpha1, Formerly::At("clusterCIDR" | "bindAddress")) => json!(""),
+                    _ => default,
+                };
+                let paths = paths(version, field.formerly, field.path);
+                if !paths.is_empty() {
+                    set(&mut document, path.get::<String>(&paths), value.get(&values(&default)).clone());
+                }
+            }
+            document["apiVersion"] = json!(format!("kubeproxy.config.k8s.io/{}", version.as_str()));
+            document["kind"] = json!("KubeProxyConfiguration");
+            document
+        })
+}
+
+fn readers() -> [Reader; 3] {
+    [
+        Reader::kube_proxy(Platform::Linux),
+        Reader::kube_proxy(Platform::Windows),
+        Reader { platform: Platform::Linux, empty_mode: Mode::Nftables },
+    ]
+}
+
+proptest! {
+    #[test]
+    fn what_is_read_is_written_and_read_again(document in document()) {
+        for (text, reader) in [document.to_string(), serde_saphyr::to_string(&document).unwrap()].iter().zip(readers()) {
+            // What is refused has its place.
+            let reading = match reader.read(text) {
+                Ok(reading) => reading,
+                Err(problems) => {
+                    prop_assert!(!problems.0.is_empty() && problems.0.iter().all(|problem| problem.line > 0));
+                    continue;
+                }
+            };
+            let written = reading.config.to_yaml();
+            let again = reader.read(&written);
+            prop_assert!(again.is_ok(), "{written}\n{}", again.unwrap_err());
+            let again = again.unwrap();
+            prop_assert_eq!(&again.config, &reading.config, "{}", written);
+            prop_assert_eq!(again.version, Version::V1alpha2);
+            prop_assert!(again.lost.is_empty());
+            // Gates that are not known stay so; nothing else is odd about what we write.
+            prop_assert!(again.warnings.iter().all(|warning| warning.field.starts_with("featureGates.")), "{:?}", again.warnings);
+            prop_assert_eq!(again.config.to_yaml(), written);
+        }
+    }
+
+    #[test]
+    fn json_and_yaml_say_the_same(document in document()) {
+        let reader = Reader::kube_proxy(Platform::Linux);
+        let without_lines = |text: &str| reader.read(text).map_err(|problems| {
+            problems.0.into_iter().map(|problem| (problem.field, problem.problem)).collect::<Vec<_>>()
+        }).map(|reading| reading.config);
+        prop_assert_eq!(without_lines(&document.to_string()), without_lines(&serde_saphyr::to_string(&document).unwrap()));
+    }
+
+    #[test]
+    fn no_bytes_panic(bytes: Vec<u8>, text in "(?s).*") {
+        for text in [String::from_utf8_lossy(&bytes).into_owned(), text] {
+            for reader in readers() {
+                let _ = reader.read(&text);
+            }
+        }
+    }
+
+    #[test]
+    fn no_change_of_a_document_panics(document in document(), at: prop::sample::Index, with in "[\\[\\]{}:,&*!|>'\"%@`#~\\-\n 0-9a-z]{0,4}", length in 0_usize..8) {
+        let mut text = serde_saphyr::to_string(&document).unwrap();
+        let boundary = |at: usize| (at..=text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
+        let start = boundary(at.index(text.len()));
+        let end = boundary((start + length).min(text.len()));
+        text.replace_range(start..end, &with);
+        for reader in readers() {
+            let _ = reader.read(&text).map_err(|problems| problems.to_string());
+        }
+    }
+}

@@ -1,0 +1,423 @@
+//! Every rule of validation, in both versions: what is said, and where.
+
+use localnet_config::{Platform, Reader};
+
+fn read(version: &str, lines: &str, platform: Platform) -> (Vec<String>, Vec<String>) {
+    let text = format!("apiVersion: kubeproxy.config.k8s.io/{version}\nkind: KubeProxyConfiguration\n{lines}\n");
+    let said = |problems: &[localnet_config::Problem]| problems.iter().map(ToString::to_string).collect();
+    match Reader::kube_proxy(platform).read(&text) {
+        Ok(reading) => (Vec::new(), said(&reading.warnings)),
+        Err(problems) => (said(&problems.0), Vec::new()),
+    }
+}
+
+/// Lines that are wrong in v1alpha1 and in v1alpha2, and what is said of each; an empty text where a version has no such field.
+#[track_caller]
+fn check(v1alpha1: &str, v1alpha2: &str, expected: &[&str]) {
+    for (version, lines) in [("v1alpha1", v1alpha1), ("v1alpha2", v1alpha2)] {
+        if !lines.is_empty() {
+            assert_eq!(read(version, lines, Platform::Linux).0, expected, "{version}: {lines}");
+        }
+    }
+}
+
+/// Lines that are wrong in both versions alike.
+#[track_caller]
+fn check_both(lines: &str, expected: &[&str]) {
+    check(lines, lines, expected);
+}
+
+/// Lines that both versions accept, without a word.
+#[track_caller]
+fn good(lines: &str) {
+    for version in ["v1alpha1", "v1alpha2"] {
+        assert_eq!(read(version, lines, Platform::Linux), (Vec::new(), Vec::new()), "{version}: {lines}");
+    }
+}
+
+#[test]
+fn feature_gates_are_settable() {
+    check_both(
+        "featureGates: {WinDSR: false, NFTablesProxyMode: false, AllAlpha: true}",
+        &[
+            "line 3: featureGates.NFTablesProxyMode: Invalid value: false: cannot set feature gate NFTablesProxyMode to false, feature is locked to true; remove it",
+            "line 3: featureGates.WinDSR: Invalid value: false: cannot set feature gate WinDSR to false, feature is locked to true; remove it",
+        ],
+    );
+    good("featureGates: {WinDSR: true, AllowServiceExternalIPs: false}");
+    for version in ["v1alpha1", "v1alpha2"] {
+        let said = read(version, "featureGates:\n  SidecarContainers: true", Platform::Linux);
+        let warning =
+            "line 4: featureGates.SidecarContainers: this feature gate is not known and has no effect; remove it";
+        assert_eq!(said, (Vec::new(), vec![warning.to_owned()]), "{version}");
+    }
+}
+
+#[test]
+fn masquerade_bits_are_bits() {
+    let said = |field: &str, bit: i32| {
+        format!("line 3: {field}: Invalid value: {bit}: must be within the range [0, 31]; 14 is the default")
+    };
+    for bit in [-1, 32] {
+        check_both(&format!("iptables: {{masqueradeBit: {bit}}}"), &[&said("iptables.masqueradeBit", bit)]);
+        let lines = format!("nftables: {{masqueradeBit: {bit}}}\nmode: nftables");
+        check_both(&lines, &[&said("nftables.masqueradeBit", bit)]);
+        let lines = format!("ipvs: {{masqueradeBit: {bit}}}\nmode: ipvs");
+        check("", &lines, &[&said("ipvs.masqueradeBit", bit)]);
+    }
+    // It is one field there, and named once.
+    check("iptables: {masqueradeBit: 32}\nmode: ipvs", "", &[&said("iptables.masqueradeBit", 32)]);
+    for bit in [0, 31] {
+        good(&format!("iptables: {{masqueradeBit: {bit}}}\nnftables: {{masqueradeBit: {bit}}}\nmode: nftables"));
+    }
+}
+
+#[test]
+fn ipvs_has_timeouts_and_cidrs() {
+    check_both(
+        "mode: ipvs\nipvs:\n  tcpTimeout: -1s\n  tcpFinTimeout: -2s\n  udpTimeout: -3s\n  excludeCIDRs:\n  - 10.0.0.0/8\n  - 10.0.0.1",
+        &[
+            "line 10: ipvs.excludeCIDRs[1]: Invalid value: \"10.0.0.1\": must be a valid CIDR; write it like 10.0.0.0/8 or 2001:db8::/32",
+            "line 5: ipvs.tcpTimeout: Invalid value: \"-1s\": must be greater than or equal to 0; use 0s to leave it as it is",
+            "line 6: ipvs.tcpFinTimeout: Invalid value: \"-2s\": must be greater than or equal to 0; use 0s to leave it as it is",
+            "line 7: ipvs.udpTimeout: Invalid value: \"-3s\": must be greater than or equal to 0; use 0s to leave it as it is",
+        ],
+    );
+    good(
+        "mode: ipvs\nipvs: {tcpTimeout: 0s, tcpFinTimeout: 2m, udpTimeout: 5m0s, excludeCIDRs: ['fd00::/64', 010.0.0.0/8]}",
+    );
+}
+
+#[test]
+fn conntrack_has_no_negative_values() {
+    let fields = "  maxPerCore: -1\n  min: -2\n  tcpEstablishedTimeout: -3s\n  tcpCloseWaitTimeout: -4s\n  udpTimeout: -5s\n  udpStreamTimeout: -6s";
+    let expected = |prefix: &str, first: usize| {
+        let rows = [
+            ("maxPerCore", "-1", 0, "use 0 to leave the limit as it is"),
+            ("tcpEstablishedTimeout", "\"-3s\"", 2, "use 0s to leave it as it is"),
+            ("tcpCloseWaitTimeout", "\"-4s\"", 3, "use 0s to leave it as it is"),
+            ("udpTimeout", "\"-5s\"", 4, "use 0s to leave it as it is"),
+            ("udpStreamTimeout", "\"-6s\"", 5, "use 0s to leave it as it is"),
+            ("min", "-2", 1, "use 0 for no minimum"),
+        ];
+        rows.map(|(name, value, line, remedy)| {
+            let line = first + line;
+            format!(
+                "line {line}: {prefix}.{name}: Invalid value: {value}: must be greater than or equal to 0; {remedy}"
+            )
+        })
+    };
+    let v1alpha1 = expected("conntrack", 4);
+    check(&format!("conntrack:\n{fields}"), "", &v1alpha1.each_ref().map(String::as_str));
+    let v1alpha2 = expected("linux.conntrack", 5);
+    let deeper = fields.replace("  ", "    ");
+    check("", &format!("linux:\n  conntrack:\n{deeper}"), &v1alpha2.each_ref().map(String::as_str));
+}
+
+#[test]
+fn oom_scores_are_limited() {
+    for score in [-1001, 1001] {
+        let said = |field: &str, line: u64| {
+            format!(
+                "line {line}: {field}: Invalid value: {score}: must be within the range [-1000, 1000]; -999 is the default"
+            )
+        };
+        check(&format!("oomScoreAdj: {score}"), "", &[&said("oomScoreAdj", 3)]);
+        check("", &format!("linux:\n  oomScoreAdj: {score}"), &[&said("linux.oomScoreAdj", 4)]);
+    }
+    for score in [-1000, 0, 1000] {
+        assert_eq!(read("v1alpha1", &format!("oomScoreAdj: {score}"), Platform::Linux), (Vec::new(), Vec::new()));
+    }
+}
+
+#[test]
+fn modes_are_those_of_the_platform() {
+    for mode in ["userspace", "kernelspace", "NFTables"] {
+        let said = format!(
+            "line 3: mode: Invalid value: {mode:?}: must be iptables, ipvs, nftables or blank; use one of them"
+        );
+        check_both(&format!("mode: {mode}"), &[&said]);
+    }
+    for mode in ["iptables", "ipvs", "nftables", "''"] {
+        good(&format!("mode: {mode}"));
+    }
+    for version in ["v1alpha1", "v1alpha2"] {
+        let said = "line 3: mode: Invalid value: \"ipvs\": must be kernelspace or blank; use one of them".to_owned();
+        assert_eq!(read(version, "mode: ipvs", Platform::Windows), (vec![said], Vec::new()));
+        assert_eq!(read(version, "mode: kernelspace", Platform::Windows), (Vec::new(), Vec::new()));
+    }
+}
+
+#[test]
+fn the_client_has_no_negative_burst() {
+    check_both(
+        "clientConnection:\n  qps: -1\n  burst: -1",
+        &[
+            "line 5: clientConnection.burst: Invalid value: -1: must be greater than or equal to 0; use 0 for the default",
+        ],
+    );
+    good("clientConnection: {qps: -1, burst: 1}");
+}
+
+#[test]
+fn periods_are_longer_than_nothing_and_in_order() {
+    check_both(
+        "configSyncPeriod: -1s",
+        &["line 3: configSyncPeriod: Invalid value: \"-1s\": must be greater than 0; write it like 30s"],
+    );
+    for (mode, section) in [("", "iptables"), ("iptables", "iptables"), ("ipvs", "ipvs"), ("nftables", "nftables")] {
+        let lines = |fields: &str| format!("mode: '{mode}'\n{section}: {{{fields}}}");
+        let said = |name: &str, rest: &str| format!("line 4: {section}.{name}: Invalid value: {rest}");
+        check(
+            &lines("syncPeriod: -1s"),
+            "",
+            &[&said("syncPeriod", "\"-1s\": must be greater than 0; write it like 30s")],
+        );
+        check(
+            &lines("minSyncPeriod: -1s"),
+            "",
+            &[&said("minSyncPeriod", "\"-1s\": must be greater than or equal to 0; use 0s to sync at once")],
+        );
+        let order = "\"10s\": must be greater than or equal to minSyncPeriod, \"11s\"; make it longer, or minSyncPeriod shorter";
+        check(&lines("syncPeriod: 10s, minSyncPeriod: 11s"), "", &[&said("syncPeriod", order)]);
+        assert_eq!(read("v1alpha1", &lines("syncPeriod: 10s, minSyncPeriod: 10s"), Platform::Linux).0, [""; 0]);
+    }
+    for (lines, said) in [
+        ("syncPeriod: -1s", "syncPeriod: Invalid value: \"-1s\": must be greater than 0; write it like 30s"),
+        (
+            "minSyncPeriod: -1s",
+            "minSyncPeriod: Invalid value: \"-1s\": must be greater than or equal to 0; use 0s to sync at once",
+        ),
+        (
+            "syncPeriod: 10s\nminSyncPeriod: 11s",
+            "syncPeriod: Invalid value: \"10s\": must be greater than or equal to minSyncPeriod, \"11s\"; make it longer, or minSyncPeriod shorter",
+        ),
+    ] {
+        check("", lines, &[&format!("line 3: {said}")]);
+    }
+}
+
+#[test]
+fn a_node_has_addresses() {
+    let remedy = "write it like 10.0.0.1 or 2001:db8::1";
+    for text in ["nonsense", "10.0.0.1:80", "10.0.0.1,fd00::1"] {
+        let said = format!("Invalid value: {text:?}: not a valid textual representation of an IP address; {remedy}");
+        check(&format!("bindAddress: '{text}'"), "", &[&format!("line 3: bindAddress: {said}")]);
+        check("", &format!("nodeIPOverride: ['{text}']"), &[&format!("line 3: nodeIPOverride[0]: {said}")]);
+    }
+    check(
+        "",
+        "nodeIPOverride:\n- 10.0.0.1\n- 10.0.0.2\n- '::'",
+        &[
+            "line 5: nodeIPOverride[1]: Invalid value: \"10.0.0.2\": must be a single IP or a dual-stack pair of IPs; name one address of each family",
+            "line 6: nodeIPOverride[2]: Invalid value: \"::\": must not be unspecified; leave the list empty to use the addresses of the Node",
+        ],
+    );
+    assert_eq!(read("v1alpha1", "bindAddress: 010.0.0.1", Platform::Linux), (Vec::new(), Vec::new()));
+}
+
+#[test]
+fn a_family_policy_is_one_of_three() {
+    check(
+        "",
+        "ipFamilyPolicy: DualStack",
+        &[
+            "line 3: ipFamilyPolicy: Unsupported value: \"DualStack\": supported values: \"SingleStack\", \"PreferDualStack\", \"RequireDualStack\"; use one of them, or leave it out",
+        ],
+    );
+    check(
+        "",
+        "ipFamilyPolicy: SingleStack\nnodeIPOverride: [10.0.0.1, 'fd00::1']",
+        &[
+            "line 3: ipFamilyPolicy: Invalid value: \"SingleStack\": nodeIPOverride has addresses of two families; remove one of them, or use PreferDualStack",
+        ],
+    );
+    for policy in ["SingleStack", "PreferDualStack", "RequireDualStack", "''"] {
+        let lines = format!("ipFamilyPolicy: {policy}\nnodeIPOverride: [10.0.0.1]");
+        assert_eq!(read("v1alpha2", &lines, Platform::Linux), (Vec::new(), Vec::new()), "{policy}");
+    }
+}
+
+#[test]
+fn servers_have_an_address_and_a_port() {
+    for field in ["healthzBindAddress", "metricsBindAddress"] {
+        for (value, shown, why) in [
+            ("nonsense", "nonsense", "must be IP:port"),
+            ("localhost:80", "localhost", "must be a valid IP"),
+            (":10256", "", "must be a valid IP"),
+            ("10.0.0.1:0", "0", "must be a valid port"),
+            ("10.0.0.1:70000", "70000", "must be a valid port"),
+        ] {
+            let said =
+                format!("line 3: {field}: Invalid value: {shown:?}: {why}; write it like 0.0.0.0:10256 or [::]:10256");
+            check_both(&format!("{field}: '{value}'"), &[&said]);
+        }
+        for value in ["10.0.0.1:1", "[fd00::1]:65535", "10.0.0.1", "'fd00::1'", "''"] {
+            let value = if value.starts_with('[') { format!("'{value}'") } else { value.to_owned() };
+            good(&format!("{field}: {value}"));
+        }
+    }
+}
+
+#[test]
+fn node_port_addresses_are_cidrs_or_primary() {
+    check_both(
+        "nodePortAddresses:\n- 10.0.0.0/8\n- 10.0.0.1\n- ''",
+        &[
+            "line 5: nodePortAddresses[1]: Invalid value: \"10.0.0.1\": must be a valid CIDR; write it like 10.0.0.0/8 or 2001:db8::/32",
+            "line 6: nodePortAddresses[2]: Invalid value: \"\": must be a valid CIDR; write it like 10.0.0.0/8 or 2001:db8::/32",
+        ],
+    );
+    for lines in ["[primary, 10.0.0.0/8]", "[primary, primary]"] {
+        let said = "line 3: nodePortAddresses[0]: Invalid value: \"primary\": can't use both 'primary' and CIDRs; use only primary, or only CIDRs";
+        check_both(&format!("nodePortAddresses: {lines}"), &[said]);
+    }
+    good("nodePortAddresses: [primary]");
+    good("nodePortAddresses: [10.0.0.0/8, 10.1.0.0/16, 'fd00::/8']");
+    good("nodePortAddresses: []");
+}
+
+#[test]
+fn hidden_metrics_are_those_of_the_previous_version() {
+    for version in ["1.36", "1.34", "1", "x"] {
+        let said = format!(
+            "line 3: showHiddenMetricsForVersion: Invalid value: {version:?}: only the previous minor version is meaningful, 1.35; use that, or leave it out"
+        );
+        check_both(&format!("showHiddenMetricsForVersion: '{version}'"), &[&said]);
+    }
+    good("showHiddenMetricsForVersion: '1.35'");
+}
+
+#[test]
+fn local_traffic_is_detected_by_what_the_mode_needs() {
+    check_both(
+        "detectLocalMode: PodCIDR",
+        &[
+            "line 3: detectLocalMode: Unsupported value: \"PodCIDR\": supported values: \"ClusterCIDR\", \"NodeCIDR\", \"BridgeInterface\", \"InterfaceNamePrefix\"; use one of them, or leave it out",
+        ],
+    );
+    check_both(
+        "detectLocalMode: BridgeInterface",
+        &[
+            "line 1: detectLocal.bridgeInterface: Invalid value: \"\": must not be empty; detectLocalMode BridgeInterface needs it",
+        ],
+    );
+    check_both(
+        "detectLocal:\n  interfaceNamePrefix: ''\ndetectLocalMode: InterfaceNamePrefix",
+        &[
+            "line 4: detectLocal.interfaceNamePrefix: Invalid value: \"\": must not be empty; detectLocalMode InterfaceNamePrefix needs it",
+        ],
+    );
+    good("detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0}");
+    good("detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: veth}");
+    good("detectLocalMode: NodeCIDR");
+}
+
+#[test]
+fn cluster_cidrs_are_one_of_each_family() {
+    let block = "must be a valid CIDR block (e.g. 10.100.0.0/16 or fde4:8dba:82e1::/48); write CIDRs without spaces around them";
+    let pair = "must be either a single CIDR or a dual-stack pair of CIDRs (e.g. [10.100.0.0/16, fde4:8dba:82e1::/48]); name one CIDR of each family";
+    for (list, index, shown, why) in [
+        ("10.0.0.0", "[0]", "\"10.0.0.0\"", block),
+        ("10.0.0.0/8, fd00::/48", "[1]", "\" fd00::/48\"", block),
+        ("10.0.0.0/8,11.0.0.0/8", "", "[\"10.0.0.0/8\", \"11.0.0.0/8\"]", pair),
+        ("10.0.0.0/8,fd00::/48,fd01::/48", "", "[\"10.0.0.0/8\", \"fd00::/48\", \"fd01::/48\"]", pair),
+    ] {
+        for mode in ["", "ClusterCIDR"] {
+            let said = format!("line 4: clusterCIDR: Invalid value: {shown}: {why}");
+            check(&format!("detectLocalMode: '{mode}'\nclusterCIDR: '{list}'"), "", &[&said]);
+            let items = list.split(',').map(|item| format!("'{item}'")).collect::<Vec<_>>().join(",");
+            let said = format!("line 5: detectLocal.clusterCIDRs{index}: Invalid value: {shown}: {why}");
+            check("", &format!("detectLocalMode: '{mode}'\ndetectLocal:\n  clusterCIDRs: [{items}]"), &[&said]);
+        }
+    }
+    assert_eq!(read("v1alpha1", "clusterCIDR: 10.0.0.0/8,fd00::/48", Platform::Linux), (Vec::new(), Vec::new()));
+    assert_eq!(read("v1alpha1", "clusterCIDR: 10.0.0.0/8", Platform::Linux), (Vec::new(), Vec::new()));
+}
+
+#[test]
+fn logging_is_what_its_library_allows() {
+    check_both(
+        "logging:\n  flushFrequency: -1s\n  format: xml\n  verbosity: 2147483648\n  vmodule:\n  - filePattern: ''\n  - filePattern: a=b,c\n    verbosity: 4294967295",
+        &[
+            "line 4: logging.flushFrequency: Invalid value: \"-1s\": Must be greater than zero; write it like 5s",
+            "line 5: logging.format: Invalid value: \"xml\": Unsupported log format; use text or json",
+            "line 6: logging.verbosity: Invalid value: 2147483648: Must be <= 2147483647; use a smaller number",
+            "line 8: logging.vmodule[0]: Required value: File pattern must not be empty; name a source file",
+            "line 9: logging.vmodule[1]: Invalid value: \"a=b,c\": File pattern must not contain equal sign or comma; write several items",
+            "line 9: logging.vmodule[1]: Invalid value: 4294967295: Must be <= 2147483647; use a smaller number",
+        ],
+    );
+    check_both(
+        "logging:\n  format: json\n  vmodule:\n  - filePattern: a",
+        &["line 5: logging.vmodule: Forbidden: Only supported for text log format; remove it, or use format text"],
+    );
+    let options = "logging:\n  options:\n    text: {splitStream: true}\n    json: {infoBufferSize: 4Ki}";
+    let forbidden = "Forbidden: Feature LoggingAlphaOptions is disabled; turn that feature gate on, or remove it";
+    let said = [
+        format!("line 5: logging.options.text.splitStream: {forbidden}"),
+        format!("line 6: logging.options.json.infoBufferSize: {forbidden}"),
+    ];
+    check_both(options, &said.each_ref().map(String::as_str));
+    good(&format!("{options}\nfeatureGates: {{LoggingAlphaOptions: true}}"));
+    good(&format!("{options}\nfeatureGates: {{AllAlpha: true}}"));
+    check_both(
+        "logging: {format: json}\nfeatureGates: {LoggingBetaOptions: false}",
+        &[
+            "line 3: logging.format: Forbidden: Log format json is disabled, see LoggingBetaOptions feature; turn that feature gate on, or use text",
+        ],
+    );
+    good("logging: {format: json, verbosity: 4, flushFrequency: 1000000000}");
+    good("logging: {vmodule: [{filePattern: a, verbosity: 3}, {filePattern: 'b*'}]}");
+}
+
+#[test]
+fn a_host_name_is_not_blank() {
+    check_both(
+        "hostnameOverride: '  '",
+        &[
+            "line 3: hostnameOverride: Invalid value: \"  \": empty hostname-override is invalid; name the Node, or leave it out",
+        ],
+    );
+    let text =
+        "apiVersion: kubeproxy.config.k8s.io/v1alpha2\nkind: KubeProxyConfiguration\nhostnameOverride: ' Node-A '";
+    let config = Reader::kube_proxy(Platform::Linux).read(text).unwrap().config;
+    assert_eq!(config.hostname_override.as_deref(), Some("node-a"));
+}
+
+/// kube-proxy does not look at what its mode does not use. v1alpha2 does, unless told otherwise.
+#[test]
+fn what_the_mode_does_not_use_is_an_error_only_with_config_hard_fail() {
+    for (lines, field, why) in [
+        (
+            "ipvs: {excludeCIDRs: [x]}",
+            "ipvs.excludeCIDRs[0]: Invalid value: \"x\": must be a valid CIDR",
+            "write it like 10.0.0.0/8 or 2001:db8::/32",
+        ),
+        (
+            "ipvs: {udpTimeout: -1s}",
+            "ipvs.udpTimeout: Invalid value: \"-1s\": must be greater than or equal to 0",
+            "use 0s to leave it as it is",
+        ),
+        (
+            "nftables: {masqueradeBit: 40}",
+            "nftables.masqueradeBit: Invalid value: 40: must be within the range [0, 31]",
+            "14 is the default",
+        ),
+        (
+            "winkernel: {sourceVip: x}",
+            "winkernel.sourceVip: Invalid value: \"x\": must be a valid IP",
+            "write it like 10.0.0.1",
+        ),
+    ] {
+        let warning = format!("line 3: {field}; it is not used and left out; {why}");
+        let error = format!("line 3: {field}; {why}");
+        assert_eq!(read("v1alpha1", lines, Platform::Linux), (Vec::new(), vec![warning.clone()]));
+        assert_eq!(read("v1alpha2", lines, Platform::Linux), (vec![error], Vec::new()));
+        let soft = format!("{lines}\nconfigHardFail: false");
+        assert_eq!(read("v1alpha2", &soft, Platform::Linux), (Vec::new(), vec![warning]));
+    }
+    let nodes = "detectLocalMode: NodeCIDR\nclusterCIDR: 10.0.0.0/8,11.0.0.0/8";
+    assert_eq!(read("v1alpha1", nodes, Platform::Linux).0, [""; 0]);
+    assert_eq!(read("v1alpha1", nodes, Platform::Linux).1.len(), 1);
+}
