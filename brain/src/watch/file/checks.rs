@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Service;
 
+use super::problem;
 use crate::cluster::{NodeObject, Object, Parsed, ServiceCidrObject, ServiceObject, SliceObject};
 
 /// The list of ClusterIPs; a file may say only [`CLUSTER_IP`] instead.
@@ -22,11 +23,7 @@ pub(super) struct Wrong {
 
 /// The object as it is spoken of: `Service default/web`.
 pub(super) fn spoken(object: &Object) -> String {
-    let (kind, name) = (object.kind().as_str(), object.name());
-    match object.namespace() {
-        "" => format!("{kind} {name}"),
-        namespace => format!("{kind} {namespace}/{name}"),
-    }
+    problem::spoken(object.kind(), object.namespace(), object.name())
 }
 
 /// All that is wrong with an object.

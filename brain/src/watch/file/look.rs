@@ -3,8 +3,10 @@
 use std::{
     fs,
     hash::{DefaultHasher, Hash as _, Hasher as _},
+    io,
     os::unix::fs::MetadataExt as _,
     path::Path,
+    time::{Duration, SystemTime},
 };
 
 use super::folder::is_named_like_one;
@@ -26,8 +28,40 @@ pub(super) fn look(path: &Path) -> u64 {
 
 fn one(path: &Path, hasher: &mut DefaultHasher) {
     path.hash(hasher);
-    match fs::metadata(path) {
-        Ok(file) => (file.dev(), file.ino(), file.mode(), file.size(), file.ctime(), file.ctime_nsec()).hash(hasher),
+    match Stamp::of(path) {
+        Ok(stamp) => stamp.hash(hasher),
         Err(error) => error.raw_os_error().hash(hasher),
+    }
+}
+
+/// What of a file changes with its content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Stamp {
+    device: u64,
+    inode: u64,
+    mode: u32,
+    size: u64,
+    /// Seconds and nanoseconds since 1970.
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    /// That of the file that the path leads to.
+    pub(super) fn of(path: &Path) -> io::Result<Self> {
+        fs::metadata(path).map(|file| Self::from(&file))
+    }
+
+    /// Whether the last change was long before `now`. One that lies in the future was not.
+    pub(super) fn is_older_than(&self, now: SystemTime, age: Duration) -> bool {
+        let Ok(since_1970) = now.duration_since(SystemTime::UNIX_EPOCH) else { return false };
+        let Some(before) = since_1970.checked_sub(age) else { return false };
+        i64::try_from(before.as_secs()).is_ok_and(|before| self.changed.0 < before)
+    }
+}
+
+impl From<&fs::Metadata> for Stamp {
+    fn from(file: &fs::Metadata) -> Self {
+        let changed = (file.ctime(), file.ctime_nsec());
+        Self { device: file.dev(), inode: file.ino(), mode: file.mode(), size: file.size(), changed }
     }
 }

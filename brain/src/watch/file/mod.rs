@@ -1,13 +1,14 @@
 //! `file:PATH`: ordinary Kubernetes YAML or JSON, a file or a folder of them, served without any cluster.
 //!
-//! The path is watched; on a change everything is read again and swapped in at once. If anything in it cannot be read, all
-//! of it is refused and reported, and the last good state stays.
+//! The path is watched; on a change the documents that have changed are read again, and all of it is swapped in at once. If
+//! anything cannot be read, all of it is refused and reported, and the last good state stays.
 
 mod checks;
 mod document;
 mod folder;
 #[cfg(test)]
 mod hostile;
+mod known;
 mod limits;
 mod look;
 mod open;

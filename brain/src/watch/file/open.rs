@@ -7,6 +7,8 @@ use std::{
     path::Path,
 };
 
+use super::look::Stamp;
+
 /// A file may have so many MiB.
 const LARGEST_MIB: u64 = 64;
 
@@ -24,8 +26,8 @@ impl From<io::Error> for Refused {
     }
 }
 
-/// The content of a regular file.
-pub(super) fn read(path: &Path) -> Result<Vec<u8>, Refused> {
+/// The content of a regular file, and the stamp that it had before it was read.
+pub(super) fn read(path: &Path) -> Result<(Vec<u8>, Stamp), Refused> {
     // To open a device may already do something.
     check(&fs::metadata(path)?)?;
     let without_waiting = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or_default();
@@ -35,7 +37,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, Refused> {
     check(&metadata)?;
     let mut bytes = Vec::with_capacity(usize::try_from(metadata.len()).unwrap_or_default());
     File::take(file, limit() + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > limit() { Err(too_large()) } else { Ok(bytes) }
+    if bytes.len() as u64 > limit() { Err(too_large()) } else { Ok((bytes, Stamp::from(&metadata))) }
 }
 
 fn limit() -> u64 {

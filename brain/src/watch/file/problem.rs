@@ -6,6 +6,8 @@ use std::{
     sync::Arc,
 };
 
+use crate::cluster::Kind;
+
 /// A document, or part of one, that cannot be used. Its text is one line: where, what, remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -40,6 +42,12 @@ impl fmt::Display for Problem {
         }
         Ok(())
     }
+}
+
+/// An object as it is spoken of: `Service default/web`.
+pub(super) fn spoken(kind: Kind, namespace: &str, name: &str) -> String {
+    let kind = kind.as_str();
+    if namespace.is_empty() { format!("{kind} {name}") } else { format!("{kind} {namespace}/{name}") }
 }
 
 /// So many characters of a part are shown: a name in a broken file may have any length.

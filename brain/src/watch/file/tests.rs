@@ -1,12 +1,20 @@
 //! What a file may say, what is wrong with it and where, and how changes arrive.
 
-use std::{fs, os::unix::fs::symlink, path::Path, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::symlink,
+    path::Path,
+    time::{Duration, SystemTime},
+};
 
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Loaded, load, run,
+    Loaded,
+    known::Known,
+    load, run,
     watcher::{Pace, run_at},
 };
 use crate::cluster::{Event, Kind, Object, Parsed};
@@ -104,7 +112,13 @@ fn the_namespace_is_default_unless_said() {
 fn node_ports_miss_the_node_that_is_not_there() {
     let node = "apiVersion: v1\nkind: Node\nmetadata: {name: node-1}\n";
     let text = format!("{WEB}    nodePort: 30080\n---\n{node}");
-    let lacks = |text: &str, name| loaded("a.yaml", text).unwrap().lacks_node(name);
+    let lacks = |text: &str, name| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(&file, text).unwrap();
+        let mut known = Known::default();
+        known.take(known.read(file.path(), SystemTime::now()).unwrap());
+        known.lacks_node(name)
+    };
     assert!(lacks(&text, "node-2"));
     assert!(!lacks(&text, "node-1"));
     assert!(!lacks(WEB, "node-2"), "nothing needs it");
@@ -235,8 +249,49 @@ fn a_path_that_cannot_be_read_says_so() {
     assert!(problem.starts_with("/nonexistent/x.yaml: cannot be read: "), "{problem}");
 }
 
+/// The objects that events have left.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct World(pub(super) BTreeMap<(Kind, String, String), Object>);
+
+impl World {
+    pub(super) fn fold(&mut self, events: Vec<Event>) {
+        for event in events {
+            match event {
+                Event::Apply(object) => self.set(object),
+                Event::Delete { kind, namespace, name } => {
+                    let gone = self.0.remove(&(kind, namespace.to_string(), name.to_string()));
+                    assert!(gone.is_some(), "{namespace}/{name} was not there");
+                }
+                Event::Replace { kind, objects } => {
+                    self.0.retain(|(of, ..), _| *of != kind);
+                    objects.into_iter().for_each(|object| self.set(object));
+                }
+            }
+        }
+    }
+
+    fn set(&mut self, object: Object) {
+        self.0.insert((object.kind(), object.namespace().to_owned(), object.name().to_owned()), object);
+    }
+
+    /// The ClusterIPs, sorted.
+    fn cluster_ips(&self) -> Vec<String> {
+        let ip = |object: &Object| match object {
+            Object::Service(service) => match &service.cluster_ips[0] {
+                Parsed::Good(ip) => ip.to_string(),
+                Parsed::Bad(text) => text.to_string(),
+            },
+            other => panic!("{other:?}"),
+        };
+        let mut ips: Vec<_> = self.0.values().map(ip).collect();
+        ips.sort();
+        ips
+    }
+}
+
 /// A source at work on a path.
 struct Source {
+    world: World,
     batches: mpsc::Receiver<Vec<Event>>,
     stop: CancellationToken,
     task: tokio::task::JoinHandle<anyhow::Result<()>>,
@@ -250,7 +305,7 @@ impl Source {
             let (path, stop) = (path.to_owned(), stop.clone());
             tokio::spawn(async move { run(path, "node-1", sender, stop).await })
         };
-        Self { batches, stop, task }
+        Self { world: World::default(), batches, stop, task }
     }
 
     /// One that does not wait for seconds before it looks by itself.
@@ -262,22 +317,14 @@ impl Source {
             let (path, stop) = (path.to_owned(), stop.clone());
             tokio::spawn(async move { run_at(pace, path, "node-1", sender, stop).await })
         };
-        Self { batches, stop, task }
+        Self { world: World::default(), batches, stop, task }
     }
 
-    /// The ClusterIPs of the next batch.
+    /// The ClusterIPs after the next batch.
     async fn next(&mut self) -> Vec<String> {
         let batch = tokio::time::timeout(Duration::from_secs(20), self.batches.recv());
-        let batch = batch.await.expect("no change arrived").expect("the source has ended");
-        let Event::Replace { objects, .. } = &batch[0] else { panic!("{batch:?}") };
-        let ip = |object: &Object| match object {
-            Object::Service(service) => match &service.cluster_ips[0] {
-                Parsed::Good(ip) => ip.to_string(),
-                Parsed::Bad(text) => text.to_string(),
-            },
-            other => panic!("{other:?}"),
-        };
-        objects.iter().map(ip).collect()
+        self.world.fold(batch.await.expect("no change arrived").expect("the source has ended"));
+        self.world.cluster_ips()
     }
 
     /// Waits for a state of one ClusterIP; the one before it may come again.

@@ -10,7 +10,7 @@ use std::{
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use anyhow::{Context as _, bail};
@@ -22,7 +22,8 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    folder::{self, Loaded},
+    folder,
+    known::{Known, News},
     look,
     problem::Problem,
     thread,
@@ -81,15 +82,14 @@ async fn follow(pace: Pace, path: PathBuf, node_name: &str, sender: mpsc::Sender
     // Watching begins before reading, so that no change falls between the two.
     let mut watch = Watch::new(&path, Arc::clone(&changed))?;
     watch.arm();
-    let (mut seen, read) = read(&path).await;
-    let mut last = match read {
-        Ok(loaded) => loaded,
+    let mut known = Arc::new(Known::default());
+    let (mut seen, read) = read(&path, &known).await;
+    let mut said = Said::default();
+    let events = match read {
+        Ok(news) => said.take(Arc::make_mut(&mut known), news, node_name),
         Err(problems) => bail!("{}", first_of(&problems)),
     };
-    report_ignored(&last, &Loaded::default());
-    let mut lacks_node = report_node(&last, node_name, false);
-    // What was sent is not kept: the cluster holds it, and the fingerprint tells whether there is news.
-    if sender.send(std::mem::take(&mut last.events)).await.is_err() {
+    if sender.send(events).await.is_err() {
         return Ok(());
     }
     tracing::info!(path = %path.display(), "watching files");
@@ -105,23 +105,52 @@ async fn follow(pace: Pace, path: PathBuf, node_name: &str, sender: mpsc::Sender
             continue;
         }
         watch.arm();
-        let (look, read) = self::read(&path).await;
+        let (look, read) = self::read(&path, &known).await;
         seen = look;
         match read {
-            Ok(mut loaded) => {
+            Ok(news) => {
                 trouble.is_over();
-                if loaded.fingerprint == last.fingerprint {
-                    continue;
-                }
-                report_ignored(&loaded, &last);
-                lacks_node = report_node(&loaded, node_name, lacks_node);
-                if sender.send(std::mem::take(&mut loaded.events)).await.is_err() {
+                let events = said.take(Arc::make_mut(&mut known), news, node_name);
+                if !events.is_empty() && sender.send(events).await.is_err() {
                     return Ok(());
                 }
-                last = loaded;
             }
             Err(problems) => trouble.is(problems, told),
         }
+    }
+}
+
+/// What was said of what is known.
+#[derive(Default)]
+struct Said {
+    /// Each object or kind that is ignored, and why.
+    ignored: BTreeSet<(String, String)>,
+    lacks_node: bool,
+}
+
+impl Said {
+    /// Makes the news what is known, and says what is new about that.
+    fn take(&mut self, known: &mut Known, news: News, node_name: &str) -> Vec<Event> {
+        tracing::debug!(documents = news.parsed, "files were read");
+        let events = known.take(news);
+        let mut ignored = BTreeSet::new();
+        for problem in known.ignored() {
+            let about = (problem.object.clone(), problem.problem.clone());
+            if !self.ignored.contains(&about) && !ignored.contains(&about) {
+                tracing::warn!("{problem}");
+            }
+            ignored.insert(about);
+        }
+        self.ignored = ignored;
+        let lacks_node = known.lacks_node(node_name);
+        if lacks_node && !self.lacks_node {
+            tracing::warn!(
+                node_name,
+                "no Node of this name is in the files: addresses for node ports are not known; add the Node, or correct --node-name"
+            );
+        }
+        self.lacks_node = lacks_node;
+        events
     }
 }
 
@@ -172,10 +201,16 @@ async fn look(path: &Path) -> u64 {
     on_thread(move || look::look(&of)).await.ok().flatten().unwrap_or_default()
 }
 
-/// How the files look, and what they say from then on.
-async fn read(path: &Path) -> (u64, Result<Loaded, Vec<Problem>>) {
-    let of = path.to_owned();
-    match on_thread(move || (look::look(&of), folder::read(&of))).await {
+/// How the files look, and what is new in them from then on.
+async fn read(path: &Path, known: &Arc<Known>) -> (u64, Result<News, Vec<Problem>>) {
+    let (of, known) = (path.to_owned(), Arc::clone(known));
+    let work = move || {
+        let read = (look::look(&of), known.read(&of, SystemTime::now()));
+        // Before anybody changes it.
+        drop(known);
+        read
+    };
+    match on_thread(work).await {
         Ok(Some(read)) => read,
         Ok(None) => (0, Err(vec![folder::crashed(path)])),
         Err(error) => (0, Err(vec![folder::unreadable(path, &error)])),
@@ -213,28 +248,6 @@ fn report(problems: &[Problem]) {
     if problems.len() > REPORTED {
         tracing::error!("{} more problems", problems.len() - REPORTED);
     }
-}
-
-/// Each kind is reported once.
-fn report_ignored(loaded: &Loaded, before: &Loaded) {
-    let known = |kind: &Problem| {
-        before.ignored.iter().any(|before| (&before.object, &before.problem) == (&kind.object, &kind.problem))
-    };
-    for ignored in loaded.ignored.iter().filter(|ignored| !known(ignored)) {
-        tracing::warn!("{ignored}");
-    }
-}
-
-/// Says that the Node is not there when it begins to be missed.
-fn report_node(loaded: &Loaded, node_name: &str, said: bool) -> bool {
-    let lacks_node = loaded.lacks_node(node_name);
-    if lacks_node && !said {
-        tracing::warn!(
-            node_name,
-            "no Node of this name is in the files: addresses for node ports are not known; add the Node, or correct --node-name"
-        );
-    }
-    lacks_node
 }
 
 /// What is watched: the folder (when the path is one), the folder that the path is in, and that which it really is in.

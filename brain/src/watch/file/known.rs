@@ -1,0 +1,348 @@
+//! What the files said when they were last read, so that only what has changed since is read again.
+//!
+//! ```text
+//! folder ─► each file: another stamp?  ─► its documents: another text?  ─► reading ─► News ─► events
+//! ```
+//!
+//! No object is kept: the cluster holds those. What is kept of each is its name and line, to tell what is gone and what is
+//! there twice. News that nobody takes changes nothing: whatever is wrong somewhere, the next attempt begins with the last
+//! good state.
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, hash_map},
+    hash::{BuildHasher as _, RandomState},
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use localnet_proto::ServiceKey;
+
+use super::{
+    document::{self, Document},
+    folder,
+    look::Stamp,
+    open::{self, Refused},
+    problem::{self, Problem},
+    reading,
+};
+use crate::cluster::{Event, Kind, Object, ServiceType};
+
+/// A file may change twice between two ticks of the clock that stamps it: one that was changed so shortly before it was
+/// read is read again, whatever its stamp.
+const TICKS: Duration = Duration::from_secs(2);
+
+/// What the files said when they were last read without a problem.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Known {
+    files: BTreeMap<Arc<PathBuf>, File>,
+    hashes: RandomState,
+    /// The first list was taken; what follows are changes.
+    listed: bool,
+}
+
+/// A file that was read.
+#[derive(Clone, Debug)]
+struct File {
+    stamp: Stamp,
+    /// Another content would have another stamp.
+    settled: bool,
+    texts: Vec<Text>,
+    ignored: Vec<Problem>,
+}
+
+/// A document of a file.
+#[derive(Clone, Debug)]
+struct Text {
+    /// Of its text, with the `---` before it.
+    hash: u64,
+    lines_before: u64,
+    objects: Box<[Named]>,
+    /// Kinds that mean nothing here, with the line in the document.
+    ignored: Box<[(u64, String)]>,
+}
+
+/// An object in a document.
+#[derive(Clone, Debug)]
+struct Named {
+    name: ServiceKey,
+    /// In the document.
+    line: u32,
+    kind: Kind,
+    odd: Option<Odd>,
+    has_node_port: bool,
+}
+
+/// Why an object means nothing here.
+#[derive(Clone, Copy, Debug)]
+enum Odd {
+    SliceOfNone,
+    WithoutClusterIp,
+}
+
+type Id<'a> = (Kind, &'a ServiceKey);
+
+impl Named {
+    fn new(object: &Object, line: u64) -> Self {
+        let of = |namespace: &Arc<str>, name: &Arc<str>| (Arc::clone(namespace), Arc::clone(name));
+        let (namespace, name) = match object {
+            Object::Service(service) => of(&service.namespace, &service.name),
+            Object::Slice(slice) => of(&slice.namespace, &slice.name),
+            Object::Node(node) => of(&Arc::default(), &node.name),
+            Object::ServiceCidr(cidr) => of(&Arc::default(), &cidr.name),
+        };
+        let has_node_port =
+            matches!(object, Object::Service(service) if service.ports.iter().any(|port| port.node_port != 0));
+        let name = ServiceKey { namespace, name };
+        let line = u32::try_from(line).unwrap_or(u32::MAX);
+        Self { name, line, kind: object.kind(), odd: Odd::of(object), has_node_port }
+    }
+
+    fn id(&self) -> Id<'_> {
+        (self.kind, &self.name)
+    }
+}
+
+impl Odd {
+    fn of(object: &Object) -> Option<Self> {
+        match object {
+            Object::Slice(slice) if slice.owner().is_none() => Some(Self::SliceOfNone),
+            // An API server would have chosen one.
+            Object::Service(service)
+                if service.cluster_ips.is_empty() && !service.headless && service.kind != ServiceType::ExternalName =>
+            {
+                Some(Self::WithoutClusterIp)
+            }
+            _ => None,
+        }
+    }
+
+    fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Self::SliceOfNone => {
+                ("belongs to no Service", "name its Service with the label kubernetes.io/service-name")
+            }
+            Self::WithoutClusterIp => ("has no ClusterIP and is not proxied", "set spec.clusterIP: none is invented"),
+        }
+    }
+}
+
+impl File {
+    fn new(path: &Arc<PathBuf>, stamp: Stamp, settled: bool, texts: Vec<Text>) -> Self {
+        let mut ignored = Vec::new();
+        let mut push = |line, object: String, (problem, remedy): (&str, &str)| {
+            let (field, problem, remedy) = (String::new(), problem.to_owned(), remedy.to_owned());
+            ignored.push(Problem { file: Arc::clone(path), line, object, field, problem, remedy });
+        };
+        for text in &texts {
+            for (line, kind) in &text.ignored {
+                push(text.lines_before + line, kind.clone(), (IGNORED, ""));
+            }
+            for named in &text.objects {
+                if let Some(odd) = named.odd {
+                    push(text.lines_before + u64::from(named.line), spoken(named.id()), odd.words());
+                }
+            }
+        }
+        Self { stamp, settled, texts, ignored }
+    }
+
+    fn objects(&self) -> impl Iterator<Item = &Named> {
+        self.texts.iter().flat_map(|text| &text.objects)
+    }
+
+    /// The objects, and the lines they begin on.
+    fn places(&self) -> impl Iterator<Item = (Id<'_>, u64)> {
+        self.texts
+            .iter()
+            .flat_map(|text| text.objects.iter().map(|named| (named.id(), text.lines_before + u64::from(named.line))))
+    }
+}
+
+const IGNORED: &str = "objects of this kind are ignored";
+
+fn spoken((kind, name): Id<'_>) -> String {
+    problem::spoken(kind, &name.namespace, &name.name)
+}
+
+/// What is different from what is known.
+#[derive(Debug, Default)]
+pub(super) struct News {
+    /// The files that were read, as they are now; `None` for those that are gone.
+    files: BTreeMap<Arc<PathBuf>, Option<File>>,
+    /// What the documents say that have another text.
+    objects: Vec<Object>,
+    gone: Vec<(Kind, ServiceKey)>,
+    /// How many documents were parsed.
+    pub(super) parsed: usize,
+}
+
+impl News {
+    /// How many files were read.
+    #[cfg(test)]
+    pub(super) fn files(&self) -> usize {
+        self.files.values().flatten().count()
+    }
+}
+
+impl Known {
+    /// Reads what is not known; on a thread that has the stack for it. If anything cannot be read, nothing is news.
+    pub(super) fn read(&self, path: &Path, now: SystemTime) -> Result<News, Vec<Problem>> {
+        let (mut news, mut problems) = (News::default(), Vec::new());
+        let paths = folder::files(path, &mut problems).map_err(|error| vec![folder::unreadable(path, &error)])?;
+        let there: HashSet<&Path> = paths.iter().map(PathBuf::as_path).collect();
+        let gone = self.files.keys().filter(|file| !there.contains(file.as_path()));
+        news.files.extend(gone.map(|file| (Arc::clone(file), None)));
+        for file in &paths {
+            let known = self.files.get(file);
+            if known.is_some_and(|known| known.settled && Stamp::of(file).is_ok_and(|stamp| stamp == known.stamp)) {
+                continue;
+            }
+            let file = Arc::new(file.clone());
+            match open::read(&file) {
+                Ok((bytes, stamp)) => match String::from_utf8(bytes) {
+                    Ok(text) => {
+                        let texts = self.texts(&file, &text, known, &mut news, &mut problems);
+                        let settled = stamp.is_older_than(now, TICKS);
+                        news.files.insert(Arc::clone(&file), Some(File::new(&file, stamp, settled, texts)));
+                    }
+                    Err(_) => problems.push(folder::not_text(&file)),
+                },
+                // It is gone again; what is there now is read next, when the watch tells.
+                Err(Refused::Failed(error)) if error.kind() == io::ErrorKind::NotFound && **file != *path => {
+                    if known.is_some() {
+                        news.files.insert(file, None);
+                    }
+                }
+                Err(refused) => problems.push(folder::refused_file(&file, &refused)),
+            }
+        }
+        let twice = self.twice(&news);
+        problems.extend(twice);
+        if problems.is_empty() {
+            news.gone = self.gone(&news);
+            Ok(news)
+        } else {
+            problems.sort_by(|a, b| (&a.file, a.line).cmp(&(&b.file, b.line)));
+            Err(problems)
+        }
+    }
+
+    /// The documents of a file. Those whose text is known are not parsed again.
+    fn texts(
+        &self,
+        file: &Arc<PathBuf>,
+        text: &str,
+        known: Option<&File>,
+        news: &mut News,
+        problems: &mut Vec<Problem>,
+    ) -> Vec<Text> {
+        let known: HashMap<u64, &Text> =
+            known.iter().flat_map(|file| &file.texts).map(|text| (text.hash, text)).collect();
+        let documents = document::split(text).into_iter();
+        documents
+            .map(|document| {
+                let Document { text, lines_before } = document;
+                let hash = self.hashes.hash_one(text);
+                if let Some(known) = known.get(&hash) {
+                    return Text { lines_before, ..(*known).clone() };
+                }
+                news.parsed += 1;
+                let reading = reading::read(document, file);
+                problems.extend(reading.problems);
+                let ignored = reading.ignored.into_iter().map(|(line, kind)| (line - lines_before, kind)).collect();
+                let found = reading.found.iter();
+                let objects = found.map(|found| Named::new(&found.object, found.line - lines_before)).collect();
+                news.objects.extend(reading.found.into_iter().map(|found| found.object));
+                Text { hash, lines_before, objects, ignored }
+            })
+            .collect()
+    }
+
+    /// The files that stay as they are.
+    fn unchanged<'a>(&'a self, news: &'a News) -> impl Iterator<Item = (&'a Arc<PathBuf>, &'a File)> {
+        self.files.iter().filter(|(file, _)| !news.files.contains_key(*file))
+    }
+
+    /// Objects that are there twice: in what was read, or there and in what is known.
+    fn twice(&self, news: &News) -> Vec<Problem> {
+        let mut first: HashMap<Id<'_>, (&Arc<PathBuf>, u64)> = HashMap::new();
+        let mut problems = Vec::new();
+        let mut found = |id, place, first: (&Arc<PathBuf>, u64)| {
+            let ((first, first_line), (file, line)) = if first <= place { (first, place) } else { (place, first) };
+            let problem = format!("is there twice, first in {}:{first_line}", first.display());
+            let (object, field, remedy) = (spoken(id), String::new(), "remove one of them".to_owned());
+            problems.push(Problem { file: Arc::clone(file), line, object, field, problem, remedy });
+        };
+        for (path, file) in &news.files {
+            for (id, line) in file.iter().flat_map(File::places) {
+                match first.entry(id) {
+                    hash_map::Entry::Vacant(vacant) => {
+                        vacant.insert((path, line));
+                    }
+                    hash_map::Entry::Occupied(first) => found(id, (path, line), *first.get()),
+                }
+            }
+        }
+        for (path, file) in self.unchanged(news) {
+            for (id, line) in file.places() {
+                if let Some(other) = first.get(&id) {
+                    found(id, *other, (path, line));
+                }
+            }
+        }
+        problems
+    }
+
+    /// Objects that are not where they were, nor anywhere else.
+    fn gone(&self, news: &News) -> Vec<(Kind, ServiceKey)> {
+        let now: HashSet<Id<'_>> = news.files.values().flatten().flat_map(File::objects).map(Named::id).collect();
+        let were = news.files.keys().filter_map(|file| self.files.get(file)).flat_map(File::objects).map(Named::id);
+        were.filter(|id| !now.contains(id)).map(|(kind, name)| (kind, name.clone())).collect()
+    }
+
+    /// Makes the news what is known, and events of them: at first a complete list of each kind, later changes.
+    pub(super) fn take(&mut self, news: News) -> Vec<Event> {
+        for (path, file) in news.files {
+            match file {
+                Some(file) => {
+                    self.files.insert(path, file);
+                }
+                None => {
+                    self.files.remove(&path);
+                }
+            }
+        }
+        if std::mem::replace(&mut self.listed, true) {
+            let gone = news.gone.into_iter().map(|(kind, ServiceKey { namespace, name })| Event::Delete {
+                kind,
+                namespace,
+                name,
+            });
+            return gone.chain(news.objects.into_iter().map(Event::Apply)).collect();
+        }
+        let mut objects: BTreeMap<Kind, Vec<Object>> = BTreeMap::new();
+        for object in news.objects {
+            objects.entry(object.kind()).or_default().push(object);
+        }
+        Kind::ALL.map(|kind| Event::Replace { kind, objects: objects.remove(&kind).unwrap_or_default() }).into()
+    }
+
+    /// What means nothing here; of kinds that do the first object.
+    pub(super) fn ignored(&self) -> Vec<&Problem> {
+        let mut kinds = BTreeSet::new();
+        let ignored = self.files.values().flat_map(|file| &file.ignored);
+        ignored.filter(|ignored| ignored.problem != IGNORED || kinds.insert(&ignored.object)).collect()
+    }
+
+    /// Whether there are node ports, and no Node of this name that would say where they are.
+    pub(super) fn lacks_node(&self, name: &str) -> bool {
+        let objects = || self.files.values().flat_map(File::objects);
+        let is_node = |named: &Named| named.kind == Kind::Node && *named.name.name == *name;
+        objects().any(|named| named.has_node_port) && !objects().any(is_node)
+    }
+}

@@ -1,0 +1,186 @@
+//! Only what has changed is read again, and the end is the same as that of reading everything.
+
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, SystemTime},
+};
+
+use super::Known;
+use crate::watch::file::{load, tests::World};
+
+/// A Service that is recognised by its ClusterIP.
+fn service(name: &str, last: u8) -> String {
+    let spec = format!("  clusterIP: 10.96.0.{last}\n  ports:\n  - port: 80\n");
+    format!("---\napiVersion: v1\nkind: Service\nmetadata:\n  name: {name}\nspec:\n{spec}")
+}
+
+/// All that is written by now was written long before.
+fn later() -> SystemTime {
+    SystemTime::now() + Duration::from_secs(3600)
+}
+
+/// How many files were read and documents parsed; `None` when something was wrong.
+fn read(known: &mut Known, world: &mut World, folder: &Path, now: SystemTime) -> Option<(usize, usize)> {
+    let news = known.read(folder, now).ok()?;
+    let read = (news.files(), news.parsed);
+    world.fold(known.take(news));
+    Some(read)
+}
+
+/// What a reader finds that knows nothing.
+fn anew(folder: &Path) -> World {
+    let mut world = World::default();
+    world.fold(load(folder).unwrap().events);
+    world
+}
+
+#[test]
+fn only_what_has_changed_is_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut known, mut world) = (Known::default(), World::default());
+    let write = |file: &str, services: &[(&str, u8)]| {
+        let text: String = services.iter().map(|(name, last)| service(name, *last)).collect();
+        fs::write(folder.path().join(file), text).unwrap();
+    };
+    for file in 0..10 {
+        let names: Vec<String> = (0..10).map(|number| format!("s{file}-{number}")).collect();
+        write(&format!("{file}.yaml"), &names.iter().map(|name| (&**name, file)).collect::<Vec<_>>());
+    }
+    let mut check = |expected: (usize, usize), what: &str| {
+        assert_eq!(read(&mut known, &mut world, folder.path(), later()), Some(expected), "{what}");
+        assert_eq!(world, anew(folder.path()), "{what}");
+    };
+    check((10, 100), "everything, at first");
+    check((0, 0), "nothing has changed");
+    let file = folder.path().join("3.yaml");
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(&file, text.replacen("10.96.0.3", "10.96.0.99", 1)).unwrap();
+    check((1, 1), "one object");
+    fs::write(&file, format!("# on top\n{text}{}", service("more", 1))).unwrap();
+    check((1, 2), "the first has its former address, there is another one, and all stand further down");
+    fs::write(&file, &text[text[1..].find("---").unwrap() + 1..]).unwrap();
+    check((1, 0), "two objects are gone");
+    fs::rename(&file, folder.path().join("x.yaml")).unwrap();
+    check((1, 9), "another file");
+    fs::remove_file(folder.path().join("4.yaml")).unwrap();
+    check((0, 0), "a file is gone");
+    fs::rename(folder.path().join("5.yaml"), folder.path().join("new")).unwrap();
+    fs::copy(folder.path().join("new"), folder.path().join("5.yaml")).unwrap();
+    check((1, 0), "another file with the same content");
+}
+
+/// The clock that stamps files ticks every few milliseconds: of a file that was just written, the same stamp may be that of
+/// another content.
+#[test]
+fn a_file_that_was_just_written_is_read_again_whatever_its_stamp() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut known, mut world) = (Known::default(), World::default());
+    fs::write(folder.path().join("a.yaml"), service("web", 1)).unwrap();
+    let now = SystemTime::now();
+    assert_eq!(read(&mut known, &mut world, folder.path(), now), Some((1, 1)));
+    assert_eq!(read(&mut known, &mut world, folder.path(), now), Some((1, 0)));
+    assert_eq!(read(&mut known, &mut world, folder.path(), later()), Some((1, 0)), "once more, and then no more");
+    assert_eq!(read(&mut known, &mut world, folder.path(), now), Some((0, 0)));
+}
+
+/// A good file that changed beside a bad one is not forgotten.
+#[test]
+fn what_nobody_took_is_news_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (good, bad) = (folder.path().join("a.yaml"), folder.path().join("b.yaml"));
+    let (mut known, mut world) = (Known::default(), World::default());
+    fs::write(&good, service("web", 1)).unwrap();
+    read(&mut known, &mut world, folder.path(), later()).unwrap();
+    fs::write(&good, service("web", 2)).unwrap();
+    fs::write(&bad, "kind: [").unwrap();
+    assert_eq!(read(&mut known, &mut world, folder.path(), later()), None);
+    fs::write(&bad, service("web", 3)).unwrap();
+    let problems = known.read(folder.path(), later()).unwrap_err();
+    let said = format!(
+        "{}:2: Service default/web: is there twice, first in {}:2; remove one of them",
+        bad.display(),
+        good.display()
+    );
+    assert_eq!(problems.iter().map(ToString::to_string).collect::<Vec<_>>(), [said]);
+    fs::remove_file(&bad).unwrap();
+    assert_eq!(read(&mut known, &mut world, folder.path(), later()), Some((1, 1)));
+    assert_eq!(world, anew(folder.path()));
+}
+
+#[test]
+fn of_two_places_the_later_one_is_the_second_whichever_was_read_last() {
+    let folder = tempfile::tempdir().unwrap();
+    let (a, b) = (folder.path().join("a.yaml"), folder.path().join("b.yaml"));
+    let (mut known, mut world) = (Known::default(), World::default());
+    fs::write(&b, service("other", 1) + &service("web", 1)).unwrap();
+    read(&mut known, &mut world, folder.path(), later()).unwrap();
+    fs::write(&a, service("web", 2)).unwrap();
+    let problem = known.read(folder.path(), later()).unwrap_err()[0].to_string();
+    let said = format!(
+        "{}:11: Service default/web: is there twice, first in {}:2; remove one of them",
+        b.display(),
+        a.display()
+    );
+    assert_eq!(problem, said);
+}
+
+mod any_history {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Some files, each with a few documents: the object of a name with an address, something that is ignored, or nonsense.
+    #[derive(Clone, Debug)]
+    enum Line {
+        Service(u8, u8),
+        Ignored,
+        Nonsense,
+    }
+
+    fn line() -> impl Strategy<Value = Line> {
+        prop_oneof![
+            20 => (0..12u8, 0..3u8).prop_map(|(name, last)| Line::Service(name, last)),
+            3 => Just(Line::Ignored),
+            1 => Just(Line::Nonsense),
+        ]
+    }
+
+    fn text(lines: &[Line]) -> String {
+        let text = |line: &Line| match line {
+            Line::Service(name, last) => service(&format!("s{name}"), *last),
+            Line::Ignored => "---\napiVersion: v1\nkind: Pod\n".to_owned(),
+            Line::Nonsense => "---\nkind: [\n".to_owned(),
+        };
+        lines.iter().map(text).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Whatever is written, removed and read in between, good or bad: what is known is what a new reader would find, or
+        /// what was found last.
+        #[test]
+        fn ends_as_if_read_anew(history in prop::collection::vec((0..3u8, prop::option::of(prop::collection::vec(line(), 0..4)), any::<bool>()), 1..12)) {
+            let folder = tempfile::tempdir().unwrap();
+            let (mut known, mut world) = (Known::default(), World::default());
+            for (file, lines, settled) in history {
+                let path = folder.path().join(format!("{file}.yaml"));
+                match lines {
+                    Some(lines) => fs::write(&path, text(&lines)).unwrap(),
+                    None => _ = fs::remove_file(&path),
+                }
+                let now = if settled { later() } else { SystemTime::now() };
+                let good = read(&mut known, &mut world, folder.path(), now).is_some();
+                let anew = load(folder.path());
+                prop_assert_eq!(good, anew.is_ok());
+                if let Ok(anew) = anew {
+                    let mut expected = World::default();
+                    expected.fold(anew.events);
+                    prop_assert_eq!(&world, &expected);
+                    prop_assert_eq!(known.ignored(), anew.ignored.iter().collect::<Vec<_>>());
+                }
+            }
+        }
+    }
+}
