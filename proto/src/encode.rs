@@ -9,8 +9,12 @@ use crate::{
     wire,
 };
 
-/// No item carries more endpoints than this: about 100 KiB, far below the 4 MiB that gRPC libraries accept by default.
+/// No item carries more endpoints than this: about 100 KiB when they have a port each.
 pub const ENDPOINTS_PER_ITEM: usize = 1000;
+/// An item with so many bytes, or nearly so, gets no further endpoint.
+pub const BYTES_PER_ITEM: usize = 1 << 20;
+/// No item may be larger than this: gRPC libraries accept no more unless they are told to.
+pub const LARGEST_ITEM: usize = 4 << 20;
 
 /// The first item of an answer.
 pub fn next_item(revision: Revision, delta: bool) -> wire::NextItem {
@@ -33,7 +37,8 @@ pub fn removed_item(key: &ServiceKey) -> wire::NextItem {
     wire::NextItem { removed: Some(removed), ..Default::default() }
 }
 
-/// The items that carry a service: one, and continuations when it has more than [`ENDPOINTS_PER_ITEM`] endpoints.
+/// The items that carry a service: one, and continuations when it has more than [`ENDPOINTS_PER_ITEM`] endpoints, or more
+/// than [`BYTES_PER_ITEM`] of them.
 pub fn service_items(service: &Service) -> Vec<wire::NextItem> {
     let item = |head: wire::Service, endpoints: &[Endpoint], continues: bool| wire::NextItem {
         endpoints: Some(wire::ServiceEndpoints {
@@ -43,17 +48,58 @@ pub fn service_items(service: &Service) -> Vec<wire::NextItem> {
         }),
         ..Default::default()
     };
-    let mut chunks = service.endpoints.chunks(ENDPOINTS_PER_ITEM);
-    let mut items = vec![item(service.into(), chunks.next().unwrap_or_default(), false)];
-    items.extend(chunks.map(|chunk| {
+    let (first, mut rest) = service.endpoints.split_at(pieces(&service.endpoints, head_bytes(service)));
+    let mut items = vec![item(service.into(), first, false)];
+    while !rest.is_empty() {
+        let (piece, others) = rest.split_at(pieces(rest, 0).max(1));
+        rest = others;
         let name_only = wire::Service {
             namespace: service.key.namespace.to_string(),
             name: service.key.name.to_string(),
             ..Default::default()
         };
-        item(name_only, chunk, true)
-    }));
+        items.push(item(name_only, piece, true));
+    }
     items
+}
+
+/// How many bytes the largest item of a service has, if no reader need accept it ([`LARGEST_ITEM`]).
+pub fn too_large(service: &Service) -> Option<usize> {
+    let endpoints = service.endpoints.iter().map(endpoint_bytes);
+    // Nearly all services are far smaller, and are not encoded to find that out.
+    if endpoints.max().unwrap_or_default().max(head_bytes(service)) + BYTES_PER_ITEM <= LARGEST_ITEM {
+        return None;
+    }
+    let items = service_items(service).into_iter().map(|item| item.encoded_len());
+    items.max().filter(|bytes| *bytes > LARGEST_ITEM)
+}
+
+/// How many of the endpoints an item takes that has so many bytes already.
+fn pieces(endpoints: &[Endpoint], mut bytes: usize) -> usize {
+    let fits = |endpoint: &&Endpoint| {
+        bytes += endpoint_bytes(endpoint);
+        bytes <= BYTES_PER_ITEM
+    };
+    endpoints.iter().take(ENDPOINTS_PER_ITEM).take_while(fits).count()
+}
+
+/// The most that an address, a CIDR or a small message may take.
+const FEW_BYTES: usize = 64;
+
+/// The most that an endpoint may take in an item.
+fn endpoint_bytes(endpoint: &Endpoint) -> usize {
+    let ports = endpoint.ports.iter().map(|port| port.name.len() + FEW_BYTES);
+    endpoint.hostname.as_ref().map_or(0, |hostname| hostname.len()) + 2 * FEW_BYTES + ports.sum::<usize>()
+}
+
+/// The most that a service without its endpoints may take in an item.
+fn head_bytes(service: &Service) -> usize {
+    let texts = [&*service.key.namespace, &*service.key.name, &*service.kind].map(str::len);
+    let filters = service.source_filters.iter().map(|filter| filter.targets.len() + filter.source_ranges.len() + 1);
+    let addresses = service.cluster_ips.len() + service.external_ips.len() + service.load_balancer_ips.len();
+    let ports = service.ports.iter().map(|port| port.name.len() + FEW_BYTES);
+    let lists = FEW_BYTES * (addresses + filters.sum::<usize>() + 4);
+    texts.iter().sum::<usize>() + lists + ports.sum::<usize>()
 }
 
 /// The items of a service, serialized one by one.

@@ -8,7 +8,7 @@ use localnet_proto::{
     Change, Endpoint, EndpointPort, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, Snapshot,
     SourceFilter, Update, Verdict, WhenEmpty,
     decode::Assembler,
-    encode::{self, ENDPOINTS_PER_ITEM},
+    encode::{self, ENDPOINTS_PER_ITEM, LARGEST_ITEM},
     wire,
 };
 use proptest::{collection::vec, prelude::*};
@@ -174,6 +174,50 @@ fn a_service_with_many_endpoints_is_sent_in_pieces() {
         "service default/big: Continues: does not follow an item of the service",
         "a continuation without its beginning"
     );
+}
+
+/// Ports, and with them the bytes of each endpoint, may be many.
+#[test]
+fn no_item_is_larger_than_readers_accept() {
+    let ports = |count: u16| (0..count).map(|number| (Arc::<str>::from(format!("{number:0>63}")), number + 1));
+    let service = |ports_of_it: u16, endpoints: u8| {
+        let empty = WhenEmpty::default();
+        let port = |(name, port)| Port {
+            name,
+            protocol: Protocol::Tcp,
+            port,
+            node_port: None,
+            when_empty_v4: empty,
+            when_empty_v6: empty,
+        };
+        let ports_of_endpoint: Vec<_> = ports(ports_of_it).map(|(name, port)| EndpointPort { name, port }).collect();
+        let endpoint = |last: u8| Endpoint {
+            address: IpAddr::from([10, 1, 0, last]),
+            ports: ports_of_endpoint.clone(),
+            local: false,
+            hostname: Some("x".repeat(63).into()),
+            scopes: Scopes { internal: true, ..Scopes::default() },
+        };
+        Service {
+            ports: ports(ports_of_it).map(port).collect(),
+            endpoints: (0..endpoints).map(endpoint).collect(),
+            ..Service::new(ServiceKey::new("default", "wide"), vec![IpAddr::from([10, 0, 0, 1])])
+        }
+    };
+    for (ports, endpoints, items) in [(1, 200, 1), (100, 200, 3), (5_000, 20, 21), (20_000, 3, 4)] {
+        let service = service(ports, endpoints);
+        let encoded = encode::service_items(&service);
+        assert_eq!(encoded.len(), items, "{ports} ports, {endpoints} endpoints");
+        assert!(encoded.iter().all(|item| item.encoded_len() <= LARGEST_ITEM));
+        assert_eq!(encode::too_large(&service), None);
+        let services = BTreeMap::from([(service.key.clone(), Arc::new(service))]);
+        let snapshot = Snapshot { services, ..Snapshot::default() };
+        assert_eq!(assembled(self::items(&snapshot)), Ok(Update::Full(snapshot)));
+    }
+    let too_large = service(65_000, 1);
+    let largest = encode::service_items(&too_large).iter().map(prost::Message::encoded_len).max().unwrap();
+    assert!(largest > LARGEST_ITEM);
+    assert_eq!(encode::too_large(&too_large), Some(largest));
 }
 
 #[test]

@@ -27,7 +27,7 @@ mod topology;
 
 use std::{net::IpAddr, sync::Arc};
 
-use localnet_proto::{Family, Node, Protocol, Service, ServiceKey};
+use localnet_proto::{Family, Node, Protocol, Service, ServiceKey, encode};
 
 use crate::cluster::{ServiceObject, ServiceType, SliceObject};
 use categorize::Policy;
@@ -148,6 +148,15 @@ pub fn service<'a>(
         health_check_node_port: health_check_node_port(object, &mut skips),
         endpoints,
     };
+    if let Some(bytes) = encode::too_large(&service) {
+        let problem = format!(
+            "is too large to be sent: {} MiB in one message, of which readers accept {} MiB",
+            bytes.div_ceil(1 << 20),
+            encode::LARGEST_ITEM >> 20
+        );
+        skips.service("spec", problem, "split it into several Services");
+        return (None, skips.skipped);
+    }
     (Some(service), skips.skipped)
 }
 

@@ -459,6 +459,22 @@ fn what_belongs_to_another_service_is_left_out() {
     assert_eq!(said, BTreeSet::from(expected));
 }
 
+/// One message that is larger than readers accept would stop them all.
+#[test]
+fn a_service_that_is_too_large_to_be_sent_is_left_out_by_name() {
+    let mut object = object("10.96.0.1", &[(80, "TCP")]);
+    (object.kind, object.load_balancer_ips) = (ServiceType::LoadBalancer, addresses(&["192.0.2.1"]));
+    let range = |number: u32| Parsed::Good(ipnet::IpNet::from(IpAddr::from(number.to_be_bytes())));
+    object.source_ranges = (0xcb00_0000..0xcb00_0000 + 200_000).map(range).collect();
+    assert!(service(&object, &[], &here(1, ""), &[]).0.is_some());
+    object.source_ranges = (0xcb00_0000..0xcb00_0000 + 400_000).map(range).collect();
+    let (none, skipped) = service(&object, &[], &here(1, ""), &[]);
+    assert_eq!(none, None);
+    let [said] = &*skipped else { panic!("{skipped:?}") };
+    let problem = "is too large to be sent: 7 MiB in one message, of which readers accept 4 MiB";
+    assert_eq!((&*said.object, &*said.problem, said.left_out), ("Service default/web", problem, true));
+}
+
 mod any_object {
     use proptest::prelude::*;
 
