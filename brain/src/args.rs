@@ -100,7 +100,7 @@ pub struct ServeArgs {
     /// User (number) that may connect to unix sockets; may be given several times, and then nobody else may [default: all that can open them]
     #[arg(long, value_name = "UID")]
     pub allow_uid: Vec<u32>,
-    /// The same for the primary group of a peer
+    /// The same for the members of a group (number): their primary group, or another of their groups in so far as this can be seen in /proc
     #[arg(long, value_name = "GID")]
     pub allow_gid: Vec<u32>,
     /// Certificate of the brain for TCP, in PEM; read again when it changes

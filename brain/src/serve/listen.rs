@@ -2,18 +2,19 @@
 //!
 //! On a unix socket the kernel says who the peer is; its file is 0660. TCP beyond loopback asks for a client certificate.
 
-use std::{fmt, io, net::SocketAddr, sync::Arc};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use anyhow::{Context as _, bail};
 use localnet_proto::Address;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream, UnixListener, UnixStream, lookup_host},
+    net::{TcpListener, TcpStream, UnixStream, lookup_host},
 };
 
 use super::{
+    peer::Peer,
     tls::{Tls, TlsFiles},
-    unix::{self, SocketFile},
+    unix,
 };
 
 /// How to listen.
@@ -23,20 +24,12 @@ pub struct Options {
     pub socket_gid: Option<u32>,
     /// Users that may connect to unix sockets. With an empty `allow_gids` as well: whoever may open the file.
     pub allow_uids: Vec<u32>,
-    /// Primary groups that may connect to unix sockets.
+    /// Groups whose members may connect to unix sockets.
     pub allow_gids: Vec<u32>,
     /// Certificates for TCP. Without them TCP is limited to loopback.
     pub tls: Option<TlsFiles>,
     /// Serve TCP beyond loopback without TLS, to everybody.
     pub insecure_tcp: bool,
-}
-
-impl Options {
-    fn allows(&self, uid: u32, gid: u32) -> bool {
-        (self.allow_uids.is_empty() && self.allow_gids.is_empty())
-            || self.allow_uids.contains(&uid)
-            || self.allow_gids.contains(&gid)
-    }
 }
 
 /// A socket on which the brain can be served.
@@ -50,7 +43,7 @@ pub struct Listener {
 #[derive(Debug)]
 enum Socket {
     /// The file is removed when this is dropped.
-    Unix(UnixListener, #[expect(dead_code, reason = "held for its drop")] SocketFile),
+    Unix(unix::Socket),
     Tcp(TcpListener, Option<Arc<Tls>>),
 }
 
@@ -62,10 +55,7 @@ impl Listener {
 
     async fn try_bind(address: &Address, options: &Options) -> anyhow::Result<Self> {
         let (socket, address) = match address {
-            Address::Unix(path) => {
-                let (listener, file) = unix::bind(path, options.socket_gid)?;
-                (Socket::Unix(listener, file), address.clone())
-            }
+            Address::Unix(path) => (Socket::Unix(unix::Socket::bind(path, options.socket_gid)?), address.clone()),
             Address::Tcp { host, port } => {
                 let tls = options.tls.as_ref().map(|files| Tls::load(files.clone())).transpose()?.map(Arc::new);
                 let listener = bind_tcp(host, *port, tls.is_some() || options.insecure_tcp).await?;
@@ -82,12 +72,9 @@ impl Listener {
     }
 
     /// Waits for the next peer. Whether it may stay is found out by [`Accepted::establish`].
-    pub(super) async fn accept(&self) -> io::Result<Accepted> {
-        let (peer, stream) = match &self.socket {
-            Socket::Unix(listener, _) => {
-                let (stream, _) = listener.accept().await?;
-                (self.address.to_string(), Stream::Unix(stream))
-            }
+    pub(super) async fn accept(&mut self) -> io::Result<Accepted> {
+        let (peer, stream) = match &mut self.socket {
+            Socket::Unix(socket) => (self.address.to_string(), Stream::Unix(socket.accept().await?)),
             Socket::Tcp(listener, tls) => {
                 let (stream, peer) = listener.accept().await?;
                 (peer.to_string(), Stream::Tcp(stream, tls.clone()))
@@ -136,10 +123,10 @@ impl Accepted {
     pub(super) async fn establish(self) -> io::Result<Box<dyn Io>> {
         match self.stream {
             Stream::Unix(stream) => {
-                let peer = stream.peer_cred()?;
-                if !self.options.allows(peer.uid(), peer.gid()) {
-                    let refused = Refused { uid: peer.uid(), gid: peer.gid(), pid: peer.pid() };
-                    return Err(io::Error::new(io::ErrorKind::PermissionDenied, refused));
+                let (uids, gids) = (&self.options.allow_uids, &self.options.allow_gids);
+                if !(uids.is_empty() && gids.is_empty()) {
+                    let refused = |refused| io::Error::new(io::ErrorKind::PermissionDenied, refused);
+                    Peer::of(&stream)?.check(uids, gids).map_err(refused)?;
                 }
                 Ok(Box::new(stream))
             }
@@ -151,25 +138,6 @@ impl Accepted {
                 })
             }
         }
-    }
-}
-
-/// Somebody who is on no list.
-#[derive(Debug, thiserror::Error)]
-struct Refused {
-    uid: u32,
-    gid: u32,
-    pid: Option<i32>,
-}
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { uid, gid, pid } = self;
-        write!(f, "user {uid}, group {gid}")?;
-        if let Some(pid) = pid {
-            write!(f, " (process {pid})")?;
-        }
-        write!(f, " may not connect; --allow-uid {uid} or --allow-gid {gid} would let it")
     }
 }
 

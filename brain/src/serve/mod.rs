@@ -11,6 +11,7 @@
 
 pub mod listen;
 mod next;
+mod peer;
 mod reports;
 mod routes;
 mod stall;
@@ -125,7 +126,7 @@ async fn set_health(health: &HealthReporter, status: ServingStatus) {
 }
 
 /// Owns the connections of one listener.
-async fn accept(listener: Listener, routes: Routes, stop: CancellationToken) {
+async fn accept(mut listener: Listener, routes: Routes, stop: CancellationToken) {
     info!(address = %listener.address(), "serving");
     let mut connections = JoinSet::new();
     let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));

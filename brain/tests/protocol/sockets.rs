@@ -6,14 +6,15 @@ use std::{
         fs::{MetadataExt as _, PermissionsExt as _},
         net::UnixListener,
     },
-    path::Path,
+    path::{Path, PathBuf},
+    process::Command,
 };
 
 use localnet_brain::serve::{Listener, Options};
 use localnet_proto::{Address, Revision};
 use tempfile::TempDir;
 
-use crate::server::{Server, applied, at, service, soon};
+use crate::server::{Server, applied, assemble, at, service, soon};
 
 async fn refused(address: &Address) -> String {
     let error = Listener::bind(address, &Options::default()).await.unwrap_err();
@@ -112,6 +113,93 @@ async fn the_socket_is_gone_after_a_shutdown() {
     assert!(path.exists());
     server.shutdown().await;
     assert!(!path.exists());
+}
+
+fn path_of(server: &Server) -> PathBuf {
+    let Address::Unix(path) = server.address.clone() else { panic!("a unix socket was asked for") };
+    path
+}
+
+/// Waits for somebody to listen there.
+async fn listened_to(path: &Path) {
+    soon(async {
+        while tokio::net::UnixStream::connect(path).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_socket_file_that_is_removed_is_made_again_and_no_reader_notices() {
+    let options = Options { socket_gid: Some(4242), ..Options::default() };
+    let server = Server::unix_with(&options).await;
+    let path = path_of(&server);
+    server.feed.publish(applied([service("a", 1, 0)]));
+    let waiting = server.reader().await.ask(at(1), true).await;
+    for (number, remove_folder) in [(2, false), (3, true), (4, false)] {
+        fs::remove_file(&path).unwrap();
+        if remove_folder {
+            fs::remove_dir(path.parent().unwrap()).unwrap();
+        }
+        listened_to(&path).await;
+        let file = fs::metadata(&path).unwrap();
+        assert_eq!((file.permissions().mode() & 0o777, file.gid()), (0o660, 4242));
+        assert_eq!(server.reader().await.read(Revision::default(), false).await.revision(), at(1), "{number}");
+    }
+    server.feed.publish(applied([service("b", 1, 0)]));
+    assert_eq!(soon(assemble(waiting)).await.unwrap().revision(), at(2));
+    server.shutdown().await;
+    assert!(!path.exists());
+}
+
+/// Only a socket that nobody serves is replaced.
+#[tokio::test]
+async fn a_socket_of_somebody_else_is_left_alone_until_it_is_gone() {
+    let server = Server::unix().await;
+    let path = path_of(&server);
+    server.feed.publish(applied([service("a", 1, 0)]));
+    let waiting = server.reader().await.ask(at(1), true).await;
+    let aside = path.with_extension("other");
+    let other = UnixListener::bind(&aside).unwrap();
+    fs::rename(&aside, &path).unwrap();
+    // The brain asks whether anybody is there.
+    soon(tokio::task::spawn_blocking({
+        let other = other.try_clone().unwrap();
+        move || other.accept().unwrap()
+    }))
+    .await
+    .unwrap();
+    assert!(fs::metadata(&path).is_ok());
+    drop(other);
+    fs::remove_file(&path).unwrap();
+    listened_to(&path).await;
+    assert_eq!(server.reader().await.read(Revision::default(), false).await.revision(), at(1));
+    server.feed.publish(applied([service("b", 1, 0)]));
+    assert_eq!(soon(assemble(waiting)).await.unwrap().revision(), at(2));
+    server.shutdown().await;
+}
+
+/// Greets as clients of HTTP/2 do, as a member of groups: is there an answer?
+fn is_answered(path: &Path, gid: &str, groups: &str) -> bool {
+    let greeting = r#"use Socket; socket(S, AF_UNIX, SOCK_STREAM, 0) && connect(S, sockaddr_un($ARGV[0])) || die $!;
+        syswrite(S, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" . "\0\0\0\4\0\0\0\0\0"); exit !sysread(S, my $answer, 9)"#;
+    let mut command = Command::new("setpriv");
+    command.args(["--regid", gid, "--groups", groups, "perl", "-e", greeting]).arg(path);
+    command.status().unwrap().success()
+}
+
+#[tokio::test]
+async fn members_of_a_listed_group_are_served() {
+    let server = Server::unix_with(&Options { allow_gids: vec![4242], ..Options::default() }).await;
+    let path = path_of(&server);
+    let rows = [("1", "4242", true), ("1", "7,4242,9", true), ("4242", "7", true), ("1", "7,42", false)];
+    for (gid, groups, expected) in rows {
+        let path = path.clone();
+        let answered = soon(tokio::task::spawn_blocking(move || is_answered(&path, gid, groups))).await.unwrap();
+        assert_eq!(answered, expected, "group {gid}, in {groups}");
+    }
+    server.shutdown().await;
 }
 
 #[tokio::test]
