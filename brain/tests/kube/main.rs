@@ -4,6 +4,7 @@
 
 mod absent;
 mod configuration;
+mod credentials;
 mod fake;
 mod half_open;
 mod interrupted;

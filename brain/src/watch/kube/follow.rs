@@ -256,7 +256,7 @@ impl Standing {
     /// Takes note of `trouble`, and says how long to wait.
     fn shaken(&mut self, trouble: Trouble, synced: bool) -> Duration {
         if trouble.is_ordinary() {
-            debug!(kind = self.kind.as_str(), "{}", trouble.describe(self.kind, self.api.url()));
+            debug!(kind = self.kind.as_str(), "{}", trouble.describe(self.kind, &self.api.url()));
             return self.backoff.next();
         }
         if self.trouble.as_ref().is_some_and(|known| !known.is_like(&trouble)) {
@@ -266,7 +266,7 @@ impl Standing {
         self.met += 1;
         if self.is_news(&trouble) {
             let meanwhile = if synced { "what was last seen stays in use" } else { "nothing is served until then" };
-            let text = trouble.describe(self.kind, self.api.url());
+            let text = trouble.describe(self.kind, &self.api.url());
             warn!("{text}; {meanwhile}, and it is tried again");
         }
         self.trouble = Some(trouble);

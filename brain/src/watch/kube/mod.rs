@@ -8,6 +8,8 @@
 
 mod api_server;
 mod backoff;
+mod configuration;
+mod connection;
 mod follow;
 mod trouble;
 
@@ -21,8 +23,8 @@ use kube::runtime::watcher;
 use tokio::{sync::mpsc, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
-pub use self::api_server::{ApiServer, KeepAlive};
 use self::follow::{Absent, Follow};
+pub use self::{api_server::ApiServer, connection::KeepAlive};
 use crate::cluster::{
     Event, Kind, Object, Options,
     reduce::{HEADLESS, SERVICE_PROXY_NAME},

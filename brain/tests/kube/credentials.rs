@@ -1,0 +1,286 @@
+//! Credentials that change while the API server is watched.
+
+use std::{convert::Infallible, fs, future::ready, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures::{FutureExt as _, StreamExt as _};
+use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+    service::TowerToHyperService,
+};
+use localnet_brain::{
+    cluster::{Kind, Options},
+    watch::kube::{self as watch, ApiServer, KeepAlive},
+};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, KeyUsagePurpose};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpListener,
+    sync::{mpsc, watch as cell},
+};
+use tokio_rustls::{
+    TlsAcceptor,
+    rustls::{
+        RootCertStore, ServerConfig,
+        crypto::ring,
+        pki_types::{PrivateKeyDer, pem::PemObject as _},
+        server::WebPkiClientVerifier,
+    },
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// Fails instead of hanging.
+async fn soon<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(20), what).await.expect("nothing happens")
+}
+
+/// Who began a watch: the header `Authorization`, and the certificate, in DER.
+#[derive(Debug, PartialEq)]
+struct Who {
+    token: Option<String>,
+    certificate: Option<Vec<u8>>,
+}
+
+/// An API server without objects. Its watches are silent, and end when they are told to.
+struct Server {
+    address: SocketAddr,
+    watches: mpsc::UnboundedReceiver<Who>,
+    end: cell::Sender<()>,
+}
+
+impl Server {
+    async fn start(tls: Option<TlsAcceptor>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let ((who, watches), end) = (mpsc::unbounded_channel(), cell::Sender::default());
+        let over = end.clone();
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let (tls, who, over) = (tls.clone(), who.clone(), over.clone());
+                tokio::spawn(async move {
+                    match tls {
+                        None => serve(stream, None, who, over).await,
+                        Some(tls) => {
+                            let Ok(stream) = tls.accept(stream).await else { return };
+                            let certificate = stream.get_ref().1.peer_certificates().map(|chain| chain[0].to_vec());
+                            serve(stream, certificate, who, over).await;
+                        }
+                    }
+                });
+            }
+        });
+        Self { address, watches, end }
+    }
+
+    /// Who begins the next watches, one of each kind.
+    async fn asked_by(&mut self) -> Who {
+        let first = soon(self.watches.recv()).await.unwrap();
+        for _ in 1..Kind::ALL.len() {
+            assert_eq!(soon(self.watches.recv()).await.unwrap(), first);
+        }
+        first
+    }
+
+    async fn token(&mut self) -> String {
+        self.asked_by().await.token.unwrap_or_default()
+    }
+
+    /// Ends all watches, so that they are begun again.
+    fn end_watches(&self) {
+        self.end.send_replace(());
+    }
+}
+
+async fn serve(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    certificate: Option<Vec<u8>>,
+    who: mpsc::UnboundedSender<Who>,
+    over: cell::Sender<()>,
+) {
+    let service = tower::service_fn(move |request: http::Request<_>| {
+        let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+        if is_watch {
+            let token = request.headers().get("authorization").map(|value| value.to_str().unwrap().to_owned());
+            // The test may have ended.
+            _ = who.send(Who { token, certificate: certificate.clone() });
+        }
+        let body = if is_watch { silence(over.subscribe()) } else { list(&request) };
+        ready(Ok::<_, Infallible>(http::Response::new(body)))
+    });
+    let builder = auto::Builder::new(TokioExecutor::new());
+    _ = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service)).await;
+}
+
+type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+fn silence(mut over: cell::Receiver<()>) -> Body {
+    let end = async move { _ = over.changed().await };
+    StreamBody::new(end.into_stream().filter_map(|()| ready(None)).boxed()).boxed_unsync()
+}
+
+fn list(request: &http::Request<impl Sized>) -> Body {
+    let node = json!({ "metadata": { "name": "node-a", "resourceVersion": "1" } });
+    let items = if request.uri().path().ends_with("nodes") { vec![node] } else { Vec::new() };
+    let list = json!({ "metadata": { "resourceVersion": "1" }, "items": items });
+    Full::new(Bytes::from(list.to_string())).boxed_unsync()
+}
+
+/// A kubeconfig, and the watches that use it.
+struct Client {
+    folder: TempDir,
+    _stop: DropGuard,
+}
+
+impl Client {
+    async fn start(folder: TempDir, server: &Value, user: &Value) -> Self {
+        let stop = CancellationToken::new();
+        let client = Self { folder, _stop: stop.clone().drop_guard() };
+        client.configure(server, user);
+        let keep_alive = KeepAlive { idle: Duration::from_secs(5), answer: Duration::from_secs(5) };
+        let api = ApiServer::from_kubeconfig(Some(&client.path("kubeconfig")), keep_alive).await.unwrap();
+        let (events, mut received) = mpsc::channel(16);
+        tokio::spawn(async move { while received.recv().await.is_some() {} });
+        let options = Options { node_name: "node-a".to_owned(), service_proxy_name: None };
+        tokio::spawn(watch::run(api, options, events, stop));
+        client
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn configure(&self, server: &Value, user: &Value) {
+        let kubeconfig = json!({
+            "clusters": [{ "name": "c", "cluster": server }],
+            "users": [{ "name": "u", "user": user }],
+            "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }],
+            "current-context": "c",
+        });
+        self.write("kubeconfig", &kubeconfig.to_string());
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).unwrap();
+    }
+}
+
+fn plain(server: &Server) -> Value {
+    json!({ "server": format!("http://{}", server.address) })
+}
+
+#[tokio::test]
+async fn a_token_that_rotates_is_read_again() {
+    let mut server = Server::start(None).await;
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("token"), "one\n").unwrap();
+    let client = Client::start(folder, &plain(&server), &json!({ "tokenFile": "token" })).await;
+    assert_eq!(server.token().await, "Bearer one");
+    client.write("token", "two");
+    server.end_watches();
+    assert_eq!(server.token().await, "Bearer two");
+    // Some take the file away once it was read; one that is being written may be empty.
+    for gone in [None, Some(" \n"), Some("a\u{0}b")] {
+        fs::remove_file(client.path("token")).unwrap_or_default();
+        gone.into_iter().for_each(|text| client.write("token", text));
+        server.end_watches();
+        assert_eq!(server.token().await, "Bearer two", "{gone:?}");
+    }
+    client.write("token", "three\r\n");
+    server.end_watches();
+    assert_eq!(server.token().await, "Bearer three");
+}
+
+#[tokio::test]
+async fn a_kubeconfig_that_changes_is_read_again() {
+    let mut server = Server::start(None).await;
+    let client = Client::start(TempDir::new().unwrap(), &plain(&server), &json!({ "token": "one" })).await;
+    assert_eq!(server.token().await, "Bearer one");
+    client.configure(&plain(&server), &json!({ "token": "two" }));
+    server.end_watches();
+    assert_eq!(server.token().await, "Bearer two");
+    client.write("kubeconfig", "clusters: [");
+    server.end_watches();
+    assert_eq!(server.token().await, "Bearer two", "what cannot be read changes nothing");
+
+    let mut other = Server::start(None).await;
+    client.configure(&plain(&other), &json!({ "token": "three" }));
+    server.end_watches();
+    assert_eq!(other.token().await, "Bearer three");
+}
+
+/// An authority that vouches for servers and clients.
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    /// A certificate (PEM and DER) and its key in PEM.
+    fn issue(&self) -> (String, Vec<u8>, String) {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(["localhost".to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, &self.0).unwrap();
+        (certificate.pem(), certificate.der().to_vec(), key.serialize_pem())
+    }
+
+    /// Servers of this authority believe its clients.
+    fn acceptor(&self) -> TlsAcceptor {
+        let provider = Arc::new(ring::default_provider());
+        let mut roots = RootCertStore::empty();
+        roots.add(self.0.der().clone()).unwrap();
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+        let (_, certificate, key) = self.issue();
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_client_cert_verifier(verifier.build().unwrap())
+            .with_single_cert(vec![certificate.into()], PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap())
+            .unwrap();
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        TlsAcceptor::from(Arc::new(config))
+    }
+}
+
+#[tokio::test]
+async fn certificates_that_rotate_are_read_again() {
+    let authority = Authority::new();
+    let mut server = Server::start(Some(authority.acceptor())).await;
+    let folder = TempDir::new().unwrap();
+    let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    let (certificate, first, key) = authority.issue();
+    write("ca.crt", &authority.0.pem());
+    write("client.crt", &certificate);
+    write("client.key", &key);
+    let cluster = |server: &Server| json!({ "server": format!("https://localhost:{}", server.address.port()), "certificate-authority": "ca.crt" });
+    let user = json!({ "client-certificate": "client.crt", "client-key": "client.key" });
+    let client = Client::start(folder, &cluster(&server), &user).await;
+    assert_eq!(server.asked_by().await.certificate, Some(first.clone()));
+
+    let (certificate, second, key) = authority.issue();
+    client.write("client.crt", &certificate);
+    server.end_watches();
+    assert_eq!(server.asked_by().await.certificate, Some(first), "half of it is not used");
+    client.write("client.key", &key);
+    server.end_watches();
+    assert_eq!(server.asked_by().await.certificate, Some(second));
+
+    // The authority changes, and with it the server.
+    let authority = Authority::new();
+    let mut server_of_other = Server::start(Some(authority.acceptor())).await;
+    let (certificate, third, key) = authority.issue();
+    client.write("ca.crt", &authority.0.pem());
+    client.write("client.crt", &certificate);
+    client.write("client.key", &key);
+    client.configure(&cluster(&server_of_other), &user);
+    server.end_watches();
+    assert_eq!(server_of_other.asked_by().await.certificate, Some(third));
+}
