@@ -11,11 +11,13 @@
 //! v1alpha2's. Fields that do not make sense are errors, with the line, the field and the remedy, in the words of kube-proxy.
 
 mod address;
+mod complaints;
 mod config;
 mod convert;
 mod document;
 mod duration;
 mod fields;
+pub mod flags;
 mod gates;
 mod problem;
 mod quantity;
@@ -28,6 +30,7 @@ pub mod v1alpha1;
 pub mod v1alpha2;
 mod write;
 
+pub use complaints::{Complaint, Family, Node};
 pub use config::{
     ClientConnection, Config, Conntrack, DetectLocal, DetectLocalMode, IpFamilyPolicy, Iptables, Ipvs, Linux,
     LogFormat, Logging, MinorVersion, Mode, Nftables, NodePortAddresses, OutputRouting, Platform, VModule, Windows,
@@ -36,6 +39,7 @@ pub use config::{
 pub use convert::convert;
 pub use duration::{BadDuration, GoDuration};
 pub use fields::{DROPPED, FIELDS, Field, Formerly};
+pub use flags::KubeProxyFlags;
 pub use gates::{FeatureGates, GATES, Gate, Stage};
 pub use problem::{Problem, Problems};
 pub use quantity::{BadQuantity, Quantity};

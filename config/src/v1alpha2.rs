@@ -116,11 +116,7 @@ impl Document {
         let default = Self::default();
         self.client_connection.complete();
         self.logging.complete();
-        // As v1alpha1 does it by bindAddress, in favour of which nodeIPOverride is.
-        let first = self.node_ip_override.first().and_then(|first| address::ip(first));
-        let v4 = first.is_none_or(|ip| ip.is_ipv4());
-        complete_address(&mut self.healthz_bind_address, if v4 { "0.0.0.0" } else { "::" }, HEALTHZ_PORT);
-        complete_address(&mut self.metrics_bind_address, if v4 { "127.0.0.1" } else { "::1" }, METRICS_PORT);
+        self.complete_addresses();
         for (period, default) in
             [(&mut self.sync_period, default.sync_period), (&mut self.config_sync_period, default.config_sync_period)]
         {
@@ -129,6 +125,15 @@ impl Document {
             }
         }
         self
+    }
+
+    /// Addresses where there are none, and ports where there are only addresses.
+    pub(crate) fn complete_addresses(&mut self) {
+        // As v1alpha1 does it by bindAddress, in favour of which nodeIPOverride is.
+        let first = self.node_ip_override.first().and_then(|first| address::ip(first));
+        let v4 = first.is_none_or(|ip| ip.is_ipv4());
+        complete_address(&mut self.healthz_bind_address, if v4 { "0.0.0.0" } else { "::" }, HEALTHZ_PORT);
+        complete_address(&mut self.metrics_bind_address, if v4 { "127.0.0.1" } else { "::1" }, METRICS_PORT);
     }
 }
 

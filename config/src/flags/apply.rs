@@ -1,0 +1,198 @@
+//! From flags to [`Config`](crate::Config), beside a file or without one.
+
+use serde_json::{Value, json};
+
+use super::{Given, KubeProxyFlags, Sets, value};
+use crate::{
+    address,
+    config::Platform,
+    convert::convert,
+    problem::{Findings, Problem, Problems},
+    read::{Reading, Version},
+    resolve::{Reader, resolve},
+    v1alpha1,
+    v1alpha2::{self, Document},
+};
+
+impl KubeProxyFlags {
+    /// The configuration that the flags say, or that the text of `--config`'s file says: then only few flags count, and of
+    /// the others it is said that they are ignored.
+    ///
+    /// # Errors
+    /// All that is wrong with the text, or with the flags.
+    pub fn read(&self, reader: Reader, text: Option<&str>) -> Result<Reading, Problems> {
+        let foreign: Vec<_> = self.given.iter().filter_map(|given| foreign(given, reader.platform)).collect();
+        if !foreign.is_empty() {
+            return Err(Problems(foreign));
+        }
+        match text {
+            Some(text) => self.beside(reader, reader.read(text)?),
+            None => self.alone(reader),
+        }
+    }
+
+    /// The flags that count beside a file: they come last, except that the patterns of `--vmodule` come before the file's.
+    fn beside(&self, reader: Reader, mut reading: Reading) -> Result<Reading, Problems> {
+        let mut document = json_of(&Document::from(&reading.config));
+        let vmodule = document["logging"]["vmodule"].clone();
+        let mut warnings = Vec::new();
+        for given in &self.given {
+            if !given.flag.beside_config {
+                let (ignored, remedy) = ("is ignored: --config is given".to_owned(), "say it in that file");
+                warnings.push(value::problem(given, ignored, remedy));
+            }
+        }
+        let counting: Vec<_> = self.given.iter().filter(|given| given.flag.beside_config).collect();
+        let with_vmodule = self.set(&counting, &mut document)?;
+        if let (true, Value::Array(items), Value::Array(more)) =
+            (with_vmodule, &mut document["logging"]["vmodule"], vmodule)
+        {
+            items.extend(more);
+        }
+        let again = self.resolved(reader, document, &counting)?;
+        reading.config = again.config;
+        reading.warnings.extend(warnings);
+        reading.warnings.extend(without_effect(&counting));
+        Ok(reading)
+    }
+
+    fn alone(&self, reader: Reader) -> Result<Reading, Problems> {
+        let (defaults, _) = convert(&v1alpha1::Document::default().complete());
+        let mut document = json_of(&defaults);
+        // By flags ipvs waits as long as the others do; by a file it does not wait.
+        document["minSyncPeriod"] = json!("1s");
+        let given: Vec<_> = self.given.iter().collect();
+        self.set(&given, &mut document)?;
+        let mut reading = self.resolved(reader, document, &given)?;
+        if given.iter().any(|given| given.flag.name == "healthz-port" && given.last().parse() == Ok(0)) {
+            reading.config.healthz_bind_address = None;
+        }
+        reading.warnings.extend(without_effect(&given));
+        Ok(reading)
+    }
+
+    /// Sets what the flags say; whether `--vmodule` was among them.
+    fn set(&self, flags: &[&Given], document: &mut Value) -> Result<bool, Problems> {
+        let mut problems = Vec::new();
+        let mode = self.text("proxy-mode").unwrap_or_default();
+        for given in flags {
+            match value::json(given) {
+                Ok(Some(value)) => {
+                    if let Err(problem) = set(given, &value, mode, document) {
+                        problems.push(problem);
+                    }
+                }
+                Ok(None) => {}
+                Err(problem) => problems.push(problem),
+            }
+        }
+        if !problems.is_empty() {
+            return Err(Problems(problems));
+        }
+        Ok(flags.iter().any(|given| given.flag.name == "vmodule"))
+    }
+
+    fn resolved(&self, reader: Reader, document: Value, flags: &[&Given]) -> Result<Reading, Problems> {
+        let mut document: v1alpha2::Document = serde_json::from_value(document).map_err(|error| {
+            let (field, remedy) = (String::new(), String::new());
+            Problems(vec![Problem { line: 0, field, problem: error.to_string(), remedy }])
+        })?;
+        let mut findings = Findings::default();
+        // A flag that is zero means it.
+        document.complete_addresses();
+        let config = resolve(&document, reader, &mut findings);
+        for problem in findings.errors.iter_mut().chain(&mut findings.warnings) {
+            if let Some(flag) = flags.iter().find(|given| sets(given, &problem.field)) {
+                problem.field = format!("--{}", flag.flag.name);
+            }
+        }
+        if !findings.errors.is_empty() {
+            return Err(Problems(findings.errors));
+        }
+        let (version, lost) = (Version::V1alpha1, Vec::new());
+        Ok(Reading { config, version, warnings: findings.warnings, lost })
+    }
+}
+
+fn json_of(document: &Document) -> Value {
+    serde_json::to_value(document).unwrap_or_default()
+}
+
+fn foreign(given: &Given, platform: Platform) -> Option<Problem> {
+    let other = given.flag.platform.filter(|other| *other != platform)?;
+    Some(value::problem(given, format!("is a flag of {other:?}"), "remove it"))
+}
+
+fn without_effect<'a>(flags: &'a [&Given]) -> impl Iterator<Item = Problem> + 'a {
+    flags.iter().filter_map(|given| {
+        let why = given.flag.no_effect?;
+        Some(value::problem(given, format!("has no effect: {why}"), "remove it"))
+    })
+}
+
+fn set(given: &Given, value: &Value, mode: &str, document: &mut Value) -> Result<(), Problem> {
+    let path = match given.flag.sets {
+        Sets::Program => return Ok(()),
+        Sets::InIpvs(path) if mode == "ipvs" => path,
+        Sets::ButIpvs(path) if mode != "ipvs" => path,
+        Sets::InIpvs(_) | Sets::ButIpvs(_) => return Ok(()),
+        Sets::Field(path) => path,
+        Sets::MasqueradeBit => {
+            put(document, "ipvs.masqueradeBit", value.clone());
+            "iptables.masqueradeBit"
+        }
+        Sets::BindAddress => {
+            let ip = value.as_str().and_then(address::ip);
+            if ip.is_none_or(|ip| !ip.is_unspecified()) {
+                put(document, "nodeIPOverride", json!([value]));
+            }
+            return Ok(());
+        }
+        Sets::ClusterCidr => {
+            let cidrs = value.as_str().unwrap_or_default();
+            let cidrs: Vec<_> = cidrs.split(',').filter(|_| !cidrs.is_empty()).collect();
+            put(document, "detectLocal.clusterCIDRs", json!(cidrs));
+            return Ok(());
+        }
+        Sets::Port(path) => return port(given, value, path, document),
+    };
+    put(document, path, value.clone());
+    Ok(())
+}
+
+/// A port counts only for an address that has none.
+fn port(given: &Given, value: &Value, path: &str, document: &mut Value) -> Result<(), Problem> {
+    let number = value.as_i64().unwrap_or_default();
+    if number == 0 && path == "metricsBindAddress" {
+        let remedy = "bind metrics to a loopback address with --metrics-bind-address";
+        return Err(value::problem(given, "metrics cannot be switched off".to_owned(), remedy));
+    }
+    let Ok(port) = u16::try_from(number) else {
+        return Err(value::problem(given, format!("{number} is not a port"), "use a number from 1 to 65535"));
+    };
+    if port > 0 {
+        let with_port = address::with_port(document[path].as_str().unwrap_or_default(), port);
+        put(document, path, json!(with_port));
+    }
+    Ok(())
+}
+
+fn put(document: &mut Value, path: &str, value: Value) {
+    let mut at = document;
+    for step in path.split('.') {
+        at = &mut at[step];
+    }
+    *at = value;
+}
+
+/// Whether a flag is what set a field, perhaps with an index behind it.
+fn sets(given: &Given, field: &str) -> bool {
+    let path = match given.flag.sets {
+        Sets::Field(path) | Sets::InIpvs(path) | Sets::ButIpvs(path) | Sets::Port(path) => path,
+        Sets::MasqueradeBit => return ["iptables.masqueradeBit", "ipvs.masqueradeBit"].contains(&field),
+        Sets::BindAddress => "nodeIPOverride",
+        Sets::ClusterCidr => "detectLocal.clusterCIDRs",
+        Sets::Program => return false,
+    };
+    field.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with(['[', '.']))
+}

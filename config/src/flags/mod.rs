@@ -1,0 +1,120 @@
+//! kube-proxy's flags: accepted by every program of ours, with kube-proxy's meaning and precedence.
+//!
+//! With `--config` nearly all of them are ignored, as in kube-proxy: only those count that say what the program is to do, how it
+//! logs, and what the Node is called.
+
+mod apply;
+mod table;
+mod value;
+
+use std::path::Path;
+
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+pub use table::{FLAGS, Flag, Kind, Sets};
+
+/// The flags of kube-proxy that were given. Flatten it into a program's arguments.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KubeProxyFlags {
+    given: Vec<Given>,
+}
+
+/// A flag, and its values in the order of the command line; there is at least one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Given {
+    flag: &'static Flag,
+    values: Vec<String>,
+}
+
+impl Given {
+    /// Of a flag with one value the last one counts.
+    fn last(&self) -> &str {
+        self.values.last().map_or("", String::as_str)
+    }
+}
+
+/// What a program is to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ToDo<'a> {
+    /// `--config`: the file to read.
+    pub config: Option<&'a Path>,
+    /// `--write-config-to`: write the configuration there, and start nothing.
+    pub write_config_to: Option<&'a Path>,
+    /// `--cleanup`: remove everything, and exit.
+    pub cleanup: bool,
+    /// `--init-only`: do what needs privileges, and exit.
+    pub init_only: bool,
+    /// `--master`: URL of the API server.
+    pub master: Option<&'a str>,
+}
+
+impl KubeProxyFlags {
+    /// What the program is to do.
+    ///
+    /// # Errors
+    /// `--cleanup` or `--init-only` is neither true nor false.
+    pub fn to_do(&self) -> Result<ToDo<'_>, crate::Problems> {
+        let path = |name| self.text(name).map(Path::new);
+        Ok(ToDo {
+            config: path("config"),
+            write_config_to: path("write-config-to"),
+            cleanup: self.is_set("cleanup")?,
+            init_only: self.is_set("init-only")?,
+            master: self.text("master"),
+        })
+    }
+
+    fn text(&self, name: &str) -> Option<&str> {
+        let given = self.given.iter().find(|given| given.flag.name == name)?;
+        Some(given.last()).filter(|text| !text.is_empty())
+    }
+
+    fn is_set(&self, name: &str) -> Result<bool, crate::Problems> {
+        let given = self.given.iter().find(|given| given.flag.name == name);
+        given.map_or(Ok(false), |given| value::boolean(given).map_err(|problem| crate::Problems(vec![problem])))
+    }
+}
+
+const HEADING: &str = "kube-proxy's flags";
+
+fn arg(flag: &'static Flag) -> Arg {
+    let arg = Arg::new(flag.name)
+        .long(flag.name)
+        .help(flag.help)
+        .help_heading(HEADING)
+        .action(ArgAction::Append)
+        .hide_short_help(true)
+        .allow_hyphen_values(matches!(flag.kind, Kind::Int | Kind::Float | Kind::Duration));
+    let arg = match flag.short {
+        Some(short) => arg.short(short),
+        None => arg,
+    };
+    match flag.kind {
+        Kind::Bool => arg.num_args(0..=1).require_equals(true).default_missing_value("true").value_name("BOOL"),
+        kind => arg.value_name(value::name(kind)),
+    }
+}
+
+impl Args for KubeProxyFlags {
+    fn augment_args(command: Command) -> Command {
+        command.args(FLAGS.iter().map(arg))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for KubeProxyFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let given = FLAGS.iter().filter_map(|flag| {
+            let values: Vec<String> = matches.get_many(flag.name)?.cloned().collect();
+            Some(Given { flag, values }).filter(|given| !given.values.is_empty())
+        });
+        Ok(Self { given: given.collect() })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,355 @@
+//! Every flag of kube-proxy v1.36: what it sets, and whether it counts beside `--config`.
+
+use crate::config::Platform;
+
+/// A flag of kube-proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flag {
+    /// Its name, without dashes.
+    pub name: &'static str,
+    /// Its short name.
+    pub short: Option<char>,
+    /// What its value is.
+    pub kind: Kind,
+    /// What it sets.
+    pub sets: Sets,
+    /// Whether it counts when `--config` is given. The others are ignored then.
+    pub beside_config: bool,
+    /// Where it exists, unless everywhere.
+    pub platform: Option<Platform>,
+    /// What it is for.
+    pub help: &'static str,
+    /// Why it has no effect in programs of ours, if it has none.
+    pub no_effect: Option<&'static str>,
+}
+
+/// What the value of a flag is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `true` or `false`; alone it means `true`.
+    Bool,
+    /// A whole number.
+    Int,
+    /// A number.
+    Float,
+    /// A text.
+    Text,
+    /// A path.
+    Path,
+    /// A duration: 30s.
+    Duration,
+    /// Texts with commas between them; given again, there are more.
+    List,
+    /// An IP address; an empty one leaves the default.
+    Ip,
+    /// `IP` or `IP:port`; an empty one leaves the default.
+    IpPort,
+    /// `name=true` or `name=false`, with commas between them.
+    Gates,
+    /// `pattern=N`, with commas between them.
+    VModule,
+    /// A size: 4Ki.
+    Size,
+}
+
+/// What a flag sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sets {
+    /// A field of v1alpha2.
+    Field(&'static str),
+    /// A field of v1alpha2, only in mode ipvs.
+    InIpvs(&'static str),
+    /// A field of v1alpha2, only in modes other than ipvs.
+    ButIpvs(&'static str),
+    /// The bit of iptables and of ipvs.
+    MasqueradeBit,
+    /// `nodeIPOverride`, unless it is unspecified.
+    BindAddress,
+    /// `detectLocal.clusterCIDRs`.
+    ClusterCidr,
+    /// The port of a field, if its address has none; 0 switches it off. Deprecated.
+    Port(&'static str),
+    /// What the program does.
+    Program,
+}
+
+use Kind::{Bool, Duration, Float, Gates, Int, Ip, IpPort, List, Path, Size, Text, VModule};
+use Sets::{BindAddress, ButIpvs, ClusterCidr, Field, InIpvs, MasqueradeBit, Port, Program};
+
+const READS_JSON: &str = "the API server is read as JSON";
+const NO_LIMIT: &str = "a brain makes a handful of requests, and none is held back";
+const NO_CADVISOR: &str = "nothing reads it, in kube-proxy either";
+const AT_ONCE: &str = "lines are written at once, to standard error";
+const NO_RESYNC: &str = "objects are watched, and compared with the API server whenever a watch begins anew";
+
+/// All flags, sorted.
+pub const FLAGS: &[Flag] = &[
+    flag("bind-address", Ip, BindAddress, "the node's primary IP, instead of the Node's; nothing is bound to it"),
+    flag("bind-address-hard-fail", Bool, Field("bindAddressHardFail"), "end when health or metrics cannot be bound to"),
+    without_effect(flag("boot-id-file", Text, Program, "files to look for a boot id in"), NO_CADVISOR),
+    beside(flag("cleanup", Bool, Program, "remove everything that was programmed, and exit")),
+    flag("cluster-cidr", Text, ClusterCidr, "CIDRs of all pods, at most one of each family, with commas between them"),
+    beside(flag(
+        "config",
+        Path,
+        Program,
+        "a KubeProxyConfiguration of v1alpha1 or v1alpha2; it replaces nearly all flags",
+    )),
+    without_effect(
+        flag(
+            "config-sync-period",
+            Duration,
+            Field("configSyncPeriod"),
+            "how often everything is compared with the API server",
+        ),
+        NO_RESYNC,
+    ),
+    flag(
+        "conntrack-max-per-core",
+        Int,
+        Field("linux.conntrack.maxPerCore"),
+        "tracked connections for each core; 0: left alone",
+    ),
+    flag("conntrack-min", Int, Field("linux.conntrack.min"), "but at least so many"),
+    flag(
+        "conntrack-tcp-be-liberal",
+        Bool,
+        Field("linux.conntrack.tcpBeLiberal"),
+        "packets outside of the window are not invalid",
+    ),
+    flag(
+        "conntrack-tcp-timeout-close-wait",
+        Duration,
+        Field("linux.conntrack.tcpCloseWaitTimeout"),
+        "how long a half closed connection is tracked; 0: left alone",
+    ),
+    flag(
+        "conntrack-tcp-timeout-established",
+        Duration,
+        Field("linux.conntrack.tcpEstablishedTimeout"),
+        "how long an idle connection is tracked; 0: left alone",
+    ),
+    flag(
+        "conntrack-udp-timeout",
+        Duration,
+        Field("linux.conntrack.udpTimeout"),
+        "how long UDP without an answer is tracked; 0: left alone",
+    ),
+    flag(
+        "conntrack-udp-timeout-stream",
+        Duration,
+        Field("linux.conntrack.udpStreamTimeout"),
+        "how long UDP with an answer is tracked; 0: left alone",
+    ),
+    flag(
+        "detect-local-mode",
+        Text,
+        Field("detectLocalMode"),
+        "how this node's pods are told: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix",
+    ),
+    windows(flag("enable-dsr", Bool, Field("winkernel.enableDSR"), "direct server return")),
+    flag("feature-gates", Gates, Field("featureGates"), "feature gates: name=true|false, with commas between them"),
+    windows(flag(
+        "forward-healthcheck-vip",
+        Bool,
+        Field("winkernel.forwardHealthCheckVip"),
+        "the health check port is forwarded on VIPs",
+    )),
+    flag(
+        "healthz-bind-address",
+        IpPort,
+        Field("healthzBindAddress"),
+        "where /healthz and /livez are answered: IP or IP:port",
+    ),
+    flag("healthz-port", Int, Port("healthzBindAddress"), "deprecated: use --healthz-bind-address; 0 answers nowhere"),
+    beside(flag("hostname-override", Text, Field("hostnameOverride"), "name of this Node, instead of the host's name")),
+    beside(flag("init-only", Bool, Program, "do what needs privileges, and exit")),
+    flag(
+        "iptables-localhost-nodeports",
+        Bool,
+        Field("iptables.localhostNodePorts"),
+        "iptables: NodePorts answer on 127.0.0.1",
+    ),
+    flag(
+        "iptables-masquerade-bit",
+        Int,
+        MasqueradeBit,
+        "iptables, ipvs: bit of the packet mark that asks for masquerading",
+    ),
+    flag(
+        "iptables-min-sync-period",
+        Duration,
+        ButIpvs("minSyncPeriod"),
+        "how long there is at least between two syncs, except in mode ipvs",
+    ),
+    flag(
+        "iptables-sync-period",
+        Duration,
+        ButIpvs("syncPeriod"),
+        "how often everything is looked at again, except in mode ipvs",
+    ),
+    flag("ipvs-exclude-cidrs", List, Field("ipvs.excludeCIDRs"), "ipvs: virtual servers in these CIDRs are left alone"),
+    flag(
+        "ipvs-min-sync-period",
+        Duration,
+        InIpvs("minSyncPeriod"),
+        "ipvs: how long there is at least between two syncs",
+    ),
+    flag("ipvs-scheduler", Text, Field("ipvs.scheduler"), "ipvs: scheduler, instead of rr"),
+    flag("ipvs-strict-arp", Bool, Field("ipvs.strictARP"), "ipvs: arp_ignore 1 and arp_announce 2"),
+    flag("ipvs-sync-period", Duration, InIpvs("syncPeriod"), "ipvs: how often everything is looked at again"),
+    flag("ipvs-tcp-timeout", Duration, Field("ipvs.tcpTimeout"), "ipvs: timeout of idle TCP sessions; 0: left alone"),
+    flag(
+        "ipvs-tcpfin-timeout",
+        Duration,
+        Field("ipvs.tcpFinTimeout"),
+        "ipvs: timeout of TCP sessions after a FIN; 0: left alone",
+    ),
+    flag("ipvs-udp-timeout", Duration, Field("ipvs.udpTimeout"), "ipvs: timeout of UDP; 0: left alone"),
+    without_effect(
+        flag("kube-api-burst", Int, Field("clientConnection.burst"), "requests to the API server at once"),
+        NO_LIMIT,
+    ),
+    without_effect(
+        flag(
+            "kube-api-content-type",
+            Text,
+            Field("clientConnection.contentType"),
+            "content type of requests to the API server",
+        ),
+        READS_JSON,
+    ),
+    without_effect(
+        flag("kube-api-qps", Float, Field("clientConnection.qps"), "requests to the API server a second"),
+        NO_LIMIT,
+    ),
+    flag(
+        "kubeconfig",
+        Path,
+        Field("clientConnection.kubeconfig"),
+        "kubeconfig file, instead of the pod's service account",
+    ),
+    without_effect(
+        beside(flag("log-flush-frequency", Duration, Field("logging.flushFrequency"), "how long log lines may wait")),
+        AT_ONCE,
+    ),
+    without_effect(
+        beside(flag(
+            "log-json-info-buffer-size",
+            Size,
+            Field("logging.options.json.infoBufferSize"),
+            "json: bytes held back",
+        )),
+        AT_ONCE,
+    ),
+    without_effect(
+        beside(flag("log-json-split-stream", Bool, Field("logging.options.json.splitStream"), "json: two streams")),
+        AT_ONCE,
+    ),
+    without_effect(
+        beside(flag(
+            "log-text-info-buffer-size",
+            Size,
+            Field("logging.options.text.infoBufferSize"),
+            "text: bytes held back",
+        )),
+        AT_ONCE,
+    ),
+    without_effect(
+        beside(flag("log-text-split-stream", Bool, Field("logging.options.text.splitStream"), "text: two streams")),
+        AT_ONCE,
+    ),
+    beside(flag("logging-format", Text, Field("logging.format"), "text or json")),
+    without_effect(flag("machine-id-file", Text, Program, "files to look for a machine id in"), NO_CADVISOR),
+    flag("masquerade-all", Bool, Field("linux.masqueradeAll"), "masquerade everything that is sent to a ClusterIP"),
+    beside(flag("master", Text, Program, "URL of the API server, instead of the kubeconfig's")),
+    flag("metrics-bind-address", IpPort, Field("metricsBindAddress"), "where /metrics is answered: IP or IP:port"),
+    flag("metrics-port", Int, Port("metricsBindAddress"), "deprecated: use --metrics-bind-address"),
+    windows(flag("network-name", Text, Field("winkernel.networkName"), "name of the HNS network")),
+    flag(
+        "nodeport-addresses",
+        List,
+        Field("nodePortAddresses"),
+        "CIDRs of the addresses that answer NodePorts, or primary",
+    ),
+    flag(
+        "oom-score-adj",
+        Int,
+        Field("linux.oomScoreAdj"),
+        "how readily the kernel ends this when memory is short, -1000 to 1000",
+    ),
+    flag(
+        "pod-bridge-interface",
+        Text,
+        Field("detectLocal.bridgeInterface"),
+        "the bridge of this node's pods, for BridgeInterface",
+    ),
+    flag(
+        "pod-interface-name-prefix",
+        Text,
+        Field("detectLocal.interfaceNamePrefix"),
+        "how the names of this node's pods' interfaces begin, for InterfaceNamePrefix",
+    ),
+    flag("profiling", Bool, Field("enableProfiling"), "profiles can be had where metrics are"),
+    flag("proxy-mode", Text, Field("mode"), "iptables, ipvs or nftables; on Windows kernelspace"),
+    windows(flag(
+        "root-hnsendpoint-name",
+        Text,
+        Field("winkernel.rootHnsEndpointName"),
+        "HNS endpoint of the root namespace",
+    )),
+    flag(
+        "show-hidden-metrics-for-version",
+        Text,
+        Field("showHiddenMetricsForVersion"),
+        "the minor version before this one: show metrics hidden since",
+    ),
+    windows(flag("source-vip", Text, Field("winkernel.sourceVip"), "address that balanced traffic is sent from")),
+    Flag {
+        short: Some('v'),
+        ..beside(flag("v", Int, Field("logging.verbosity"), "how much is logged: from 4 on more, from 6 on all"))
+    },
+    without_effect(
+        beside(flag(
+            "vmodule",
+            VModule,
+            Field("logging.vmodule"),
+            "verbosity of source files: pattern=N, with commas between them",
+        )),
+        "the source files of kube-proxy are not ours",
+    ),
+    windows(beside(flag("windows-service", Bool, Field("windows.runAsService"), "run as a Windows service"))),
+    beside(flag("write-config-to", Path, Program, "write the configuration as a v1alpha2 file, and exit")),
+];
+
+const fn flag(name: &'static str, kind: Kind, sets: Sets, help: &'static str) -> Flag {
+    Flag { name, short: None, kind, sets, beside_config: false, platform: None, help, no_effect: None }
+}
+
+const fn beside(flag: Flag) -> Flag {
+    Flag { beside_config: true, ..flag }
+}
+
+const fn windows(flag: Flag) -> Flag {
+    Flag { platform: Some(Platform::Windows), ..flag }
+}
+
+const fn without_effect(flag: Flag, why: &'static str) -> Flag {
+    Flag { no_effect: Some(why), ..flag }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::FIELDS;
+
+    #[test]
+    fn flags_are_sorted_and_set_fields_that_there_are() {
+        assert!(FLAGS.is_sorted_by(|a, b| a.name < b.name));
+        for flag in FLAGS {
+            if let Field(path) | InIpvs(path) | ButIpvs(path) | Port(path) = flag.sets {
+                assert!(FIELDS.iter().any(|field| field.path == path), "--{}: {path}", flag.name);
+            }
+        }
+    }
+}

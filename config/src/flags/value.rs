@@ -1,0 +1,113 @@
+//! Values of flags, as the documents have them.
+
+use serde_json::{Map, Number, Value, json};
+
+use super::{Given, Kind};
+use crate::{address, duration::GoDuration, problem::Problem, quantity::Quantity};
+
+/// What a value is called in the help.
+pub(super) fn name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Bool => "BOOL",
+        Kind::Int | Kind::Float => "N",
+        Kind::Text => "TEXT",
+        Kind::Path => "FILE",
+        Kind::Duration => "DURATION",
+        Kind::List => "LIST",
+        Kind::Ip => "IP",
+        Kind::IpPort => "IP[:PORT]",
+        Kind::Gates => "NAME=BOOL",
+        Kind::VModule => "PATTERN=N",
+        Kind::Size => "SIZE",
+    }
+}
+
+/// A problem with a flag.
+pub(super) fn problem(given: &Given, problem: String, remedy: &str) -> Problem {
+    Problem { line: 0, field: format!("--{}", given.flag.name), problem, remedy: remedy.to_owned() }
+}
+
+/// Whether a flag is set.
+pub(super) fn boolean(given: &Given) -> Result<bool, Problem> {
+    truth(given.last()).ok_or_else(|| {
+        problem(given, format!("{:?} is neither true nor false", given.last()), "write true or false, or only the flag")
+    })
+}
+
+/// As Go reads it.
+fn truth(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
+        _ => None,
+    }
+}
+
+/// The value as JSON; `None` where it leaves the default.
+pub(super) fn json(given: &Given) -> Result<Option<Value>, Problem> {
+    let text = given.last();
+    let wrong = |is: &str, remedy| problem(given, format!("{text:?} is {is}"), remedy);
+    let value = match given.flag.kind {
+        Kind::Bool => json!(boolean(given)?),
+        Kind::Int => json!(text.parse::<i32>().map_err(|_| wrong("not a whole number", "write it in digits"))?),
+        Kind::Float => {
+            let number: Option<f64> = text.parse().ok();
+            let number =
+                number.and_then(Number::from_f64).ok_or_else(|| wrong("not a number", "write it in digits"))?;
+            Value::Number(number)
+        }
+        Kind::Text | Kind::Path => json!(text),
+        Kind::Duration => {
+            let duration: GoDuration =
+                text.parse().map_err(|_| wrong("not a duration", "write it like 30s, 1h30m or 250ms"))?;
+            json!(duration)
+        }
+        Kind::List => json!(given.values.iter().flat_map(|text| commas(text)).collect::<Vec<_>>()),
+        Kind::Ip | Kind::IpPort if text.is_empty() => return Ok(None),
+        Kind::Ip => {
+            let good = address::ip(text).is_some();
+            good.then(|| json!(text)).ok_or_else(|| wrong("not a valid IP address", "write it like 10.0.0.1"))?
+        }
+        Kind::IpPort => {
+            let good = address::ip(text).is_some() || address::socket(text).is_ok();
+            let remedy = "write it like 10.0.0.1, 10.0.0.1:80 or [fd00::1]:80";
+            good.then(|| json!(text)).ok_or_else(|| wrong("neither IP nor IP:port", remedy))?
+        }
+        Kind::Gates => gates(given)?,
+        Kind::VModule => vmodule(given)?,
+        Kind::Size => {
+            json!(text.parse::<Quantity>().map_err(|_| wrong("not a size", "write it like 512, 1K or 4Ki"))?)
+        }
+    };
+    Ok(Some(value))
+}
+
+/// The texts between commas; of an empty one there are none.
+fn commas(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim).filter(move |_| !text.is_empty())
+}
+
+fn gates(given: &Given) -> Result<Value, Problem> {
+    let mut gates = Map::new();
+    for pair in given.values.iter().flat_map(|text| commas(text)).filter(|pair| !pair.is_empty()) {
+        let gate = pair.split_once('=').and_then(|(name, on)| Some((name.trim(), truth(on.trim())?)));
+        let (name, on) = gate
+            .ok_or_else(|| problem(given, format!("{pair:?} is no feature gate"), "write name=true or name=false"))?;
+        gates.insert(name.to_owned(), json!(on));
+    }
+    Ok(Value::Object(gates))
+}
+
+fn vmodule(given: &Given) -> Result<Value, Problem> {
+    let mut items = Vec::new();
+    for pair in given.values.iter().flat_map(|text| commas(text)).filter(|pair| !pair.is_empty()) {
+        let item = pair.split_once('=').and_then(|(pattern, level)| {
+            let level = level.parse::<u32>().ok().filter(|level| i32::try_from(*level).is_ok())?;
+            Some((pattern, level)).filter(|(pattern, _)| !pattern.is_empty())
+        });
+        let (pattern, level) =
+            item.ok_or_else(|| problem(given, format!("{pair:?} does not have the pattern=N format"), "write it so"))?;
+        items.push(json!({"filePattern": pattern, "verbosity": level}));
+    }
+    Ok(Value::Array(items))
+}
