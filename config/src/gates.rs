@@ -81,20 +81,25 @@ impl FeatureGates {
 
     /// Whether a gate is on: as it is named, as its stage is, or by default. One that is not known is off unless named.
     pub fn enabled(&self, name: &str) -> bool {
-        let named = |name: &str| self.named.get(name).copied();
-        let Some(gate) = GATES.iter().find(|gate| gate.name == name) else { return named(name).unwrap_or_default() };
-        let by_stage = match gate.stage {
-            Stage::Alpha => named("AllAlpha"),
-            Stage::Beta => named("AllBeta"),
-            Stage::Final => None,
-        };
-        named(name).or(by_stage).unwrap_or(gate.default)
+        is_on(&self.named, name)
     }
 
     /// The gates that are named.
     pub fn named(&self) -> impl Iterator<Item = (&str, bool)> {
         self.named.iter().map(|(name, on)| (name.as_str(), *on))
     }
+}
+
+/// Whether a gate is on when these are named.
+pub(crate) fn is_on(gates: &Gates, name: &str) -> bool {
+    let named = |name: &str| gates.get(name).copied();
+    let Some(gate) = GATES.iter().find(|gate| gate.name == name) else { return named(name).unwrap_or_default() };
+    let by_stage = match gate.stage {
+        Stage::Alpha => named("AllAlpha"),
+        Stage::Beta => named("AllBeta"),
+        Stage::Final => None,
+    };
+    named(name).or(by_stage).unwrap_or(gate.default)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Sizes as Kubernetes writes them: `512`, `1K`, `4Ki`, `1.5Mi`, `1e3`.
+//! Sizes as Kubernetes writes them: `512`, `1k`, `4Ki`, `1.5Mi`, `1e3`.
 
 use std::{fmt, str::FromStr};
 
@@ -17,7 +17,7 @@ pub struct BadQuantity(String);
 
 impl fmt::Display for BadQuantity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} is not a size; write it like 512, 1K or 4Ki", self.0)
+        write!(f, "{:?} is not a size; write it like 512, 1k or 4Ki", self.0)
     }
 }
 
@@ -68,7 +68,7 @@ fn unit(suffix: &str) -> Option<(i128, i32)> {
         "u" => -6,
         "m" => -3,
         "" => 0,
-        "k" | "K" => 3,
+        "k" => 3,
         "M" => 6,
         "G" => 9,
         "T" => 12,
@@ -137,7 +137,7 @@ mod tests {
         for (text, bytes) in [
             ("0", Some(0)),
             ("512", Some(512)),
-            ("1K", Some(1_000)),
+            ("1K", None),
             ("1k", Some(1_000)),
             ("4Ki", Some(4_096)),
             ("1.5Mi", Some(3 << 19)),
@@ -167,7 +167,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_parses(text in "[-+0-9.eEKMGi]{0,40}|.*") {
+        fn any_text_parses(text in "[-+0-9.eEkKMGi]{0,40}|.*") {
             let _ = text.parse::<Quantity>();
         }
 

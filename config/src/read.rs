@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::{
     config::Config,
     convert::convert,
-    document, fields,
+    document, fields, gates,
     problem::{Findings, Problem, Problems},
     resolve::{Reader, resolve},
     sections::{GROUP, KIND},
@@ -79,11 +79,13 @@ impl Reader {
         let pattern = serde_json::to_value(v1alpha1::Document::default());
         let misfits = shape::compare(tree, &pattern.unwrap_or_default(), &elsewhere);
         let old: v1alpha1::Document = decode(tree, misfits.mistyped)?;
-        let old = old.complete();
+        let mut old = old.complete();
+        let split_streams = leave_out_split_streams(&mut old);
         let (new, mut lost) = convert(&old);
         let mut findings = Findings::default();
         let config = resolve(&new, self, &mut findings);
         let mut warnings: Vec<_> = misfits.strict.into_iter().map(lenient).chain(more).collect();
+        findings.warnings.extend(split_streams);
         for problem in findings.errors.iter_mut().chain(&mut findings.warnings) {
             problem.field = fields::v1alpha1_path(&problem.field, &old.mode);
         }
@@ -112,6 +114,22 @@ impl Reader {
         }
         Ok(Reading { config, version: Version::V1alpha2, warnings: findings.warnings, lost: Vec::new() })
     }
+}
+
+/// kube-proxy overwrites it with the default of a flag before it looks whether it is allowed: a file that says it starts.
+fn leave_out_split_streams(document: &mut v1alpha1::Document) -> Vec<Problem> {
+    let mut findings = Findings::default();
+    if !gates::is_on(&document.feature_gates, gates::LOGGING_ALPHA_OPTIONS) {
+        let options = &mut document.logging.options;
+        for (name, routing) in [("text", &mut options.text), ("json", &mut options.json)] {
+            if std::mem::take(&mut routing.split_stream) {
+                let problem = format!("left out: Feature {} is disabled", gates::LOGGING_ALPHA_OPTIONS);
+                let remedy = "turn that feature gate on, or remove it";
+                findings.warning(&format!("logging.options.{name}.splitStream"), problem, remedy);
+            }
+        }
+    }
+    findings.warnings
 }
 
 /// A document that nobody reads.

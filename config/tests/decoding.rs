@@ -169,7 +169,7 @@ fn numbers_and_texts_have_limits() {
         ("logging: {flushFrequency: 18446744073709551615}", NANOS),
         (
             "logging: {options: {text: {infoBufferSize: 4kb}}}",
-            "logging.options.text.infoBufferSize: \"4kb\" is not a size; write it like 512, 1K or 4Ki",
+            "logging.options.text.infoBufferSize: \"4kb\" is not a size; write it like 512, 1k or 4Ki",
         ),
     ] {
         for version in ["v1alpha1", "v1alpha2"] {

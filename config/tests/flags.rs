@@ -211,7 +211,7 @@ fn what_is_wrong_names_the_flag_and_the_remedy() {
         ("--iptables-masquerade-bit=32", "Invalid value: 32: must be within the range [0, 31]; 14 is the default"),
         ("--iptables-sync-period=0s", "Invalid value: \"0s\": must be greater than 0; write it like 30s"),
         ("--kube-api-qps=fast", "\"fast\" is not a number; write it in digits"),
-        ("--log-text-info-buffer-size=4kb", "\"4kb\" is not a size; write it like 512, 1K or 4Ki"),
+        ("--log-text-info-buffer-size=4kb", "\"4kb\" is not a size; write it like 512, 1k or 4Ki"),
         ("--masquerade-all=yes", "\"yes\" is neither true nor false; write true or false, or only the flag"),
         (
             "--metrics-port=0",

@@ -353,12 +353,14 @@ fn logging_is_what_its_library_allows() {
         &["line 5: logging.vmodule: Forbidden: Only supported for text log format; remove it, or use format text"],
     );
     let options = "logging:\n  options:\n    text: {splitStream: true}\n    json: {infoBufferSize: 4Ki}";
-    let forbidden = "Forbidden: Feature LoggingAlphaOptions is disabled; turn that feature gate on, or remove it";
-    let said = [
-        format!("line 5: logging.options.text.splitStream: {forbidden}"),
-        format!("line 6: logging.options.json.infoBufferSize: {forbidden}"),
-    ];
-    check_both(options, &said.each_ref().map(String::as_str));
+    let why = "Feature LoggingAlphaOptions is disabled; turn that feature gate on, or remove it";
+    let buffer = format!("line 6: logging.options.json.infoBufferSize: Forbidden: {why}");
+    let split = format!("line 5: logging.options.text.splitStream: Forbidden: {why}");
+    check("", options, &[&split, &buffer]);
+    check(options, "", &[&buffer]);
+    // kube-proxy never gets to see it.
+    let left_out = format!("line 5: logging.options.text.splitStream: left out: {why}");
+    assert_eq!(read("v1alpha1", &options.replace("4Ki", "0"), Platform::Linux), (Vec::new(), vec![left_out]));
     good(&format!("{options}\nfeatureGates: {{LoggingAlphaOptions: true}}"));
     good(&format!("{options}\nfeatureGates: {{AllAlpha: true}}"));
     check_both(

@@ -76,7 +76,7 @@ pub(super) fn json(given: &Given) -> Result<Option<Value>, Problem> {
         Kind::Gates => gates(given)?,
         Kind::VModule => vmodule(given)?,
         Kind::Size => {
-            json!(text.parse::<Quantity>().map_err(|_| wrong("not a size", "write it like 512, 1K or 4Ki"))?)
+            json!(text.parse::<Quantity>().map_err(|_| wrong("not a size", "write it like 512, 1k or 4Ki"))?)
         }
     };
     Ok(Some(value))
