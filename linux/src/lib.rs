@@ -1,9 +1,10 @@
-//! What more than one Linux backend needs: nf_tables and connection tracking over netlink, the node's own
+//! What more than one Linux backend needs: nf_tables, connection tracking and IPVS over netlink, the node's own
 //! addresses.
 //!
 //! Knows nothing of Kubernetes, of Services or of the wire contract: its words are the kernel's.
 
 pub mod addresses;
 pub mod conntrack;
+pub mod ipvs;
 mod netlink;
 pub mod nft;

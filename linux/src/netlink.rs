@@ -1,12 +1,14 @@
 //! Netlink messages and attributes as bytes: a writer, and a reader that no bytes can make panic.
 //!
-//! Knows the framing of netlink (RFC 3549 style headers, nested attributes) and of nfnetlink's four-byte header,
-//! nothing of tables, rules or flows.
+//! Knows the framing of netlink (RFC 3549 style headers, nested attributes) and the four-byte headers of nfnetlink and of
+//! generic netlink, nothing of tables, rules, flows or virtual servers.
+
+use rustix::io::Errno;
 
 /// Bytes of a netlink header.
 pub(crate) const HEADER: usize = 16;
-/// Bytes of nfnetlink's own header, which follows.
-pub(crate) const NFGEN: usize = 4;
+/// Bytes of nfnetlink's own header, or of generic netlink's, which follows.
+const SECOND_HEADER: usize = 4;
 /// The attribute is nested.
 const NESTED: u16 = 0x8000;
 /// What is left of an attribute's kind without the nested and byte-order bits.
@@ -41,16 +43,32 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// One message; `fill` writes its attributes.
+    /// One message of nfnetlink; `fill` writes its attributes.
     pub(crate) fn message(&mut self, head: Head, fill: impl FnOnce(&mut Self)) {
+        let [high, low] = head.resource.to_be_bytes();
+        self.framed(head.kind, head.flags, head.sequence, [head.family, 0, high, low], fill);
+    }
+
+    /// One message of generic netlink; `fill` writes its attributes.
+    pub(crate) fn command(&mut self, command: Command, fill: impl FnOnce(&mut Self)) {
+        self.framed(command.kind, command.flags, command.sequence, [command.command, command.version, 0, 0], fill);
+    }
+
+    fn framed(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        sequence: u32,
+        second: [u8; SECOND_HEADER],
+        fill: impl FnOnce(&mut Self),
+    ) {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&[0; 4]);
-        self.bytes.extend_from_slice(&head.kind.to_ne_bytes());
-        self.bytes.extend_from_slice(&head.flags.to_ne_bytes());
-        self.bytes.extend_from_slice(&head.sequence.to_ne_bytes());
+        self.bytes.extend_from_slice(&kind.to_ne_bytes());
+        self.bytes.extend_from_slice(&flags.to_ne_bytes());
+        self.bytes.extend_from_slice(&sequence.to_ne_bytes());
         self.bytes.extend_from_slice(&[0; 4]);
-        let [high, low] = head.resource.to_be_bytes();
-        self.bytes.extend_from_slice(&[head.family, 0, high, low]);
+        self.bytes.extend_from_slice(&second);
         fill(self);
         let len = (self.bytes.len() - start) as u32;
         self.bytes[start..start + 4].copy_from_slice(&len.to_ne_bytes());
@@ -86,6 +104,16 @@ impl Writer {
     /// A number of 32 bits, in network byte order as nf_tables has them all.
     pub(crate) fn u32(&mut self, kind: u16, value: u32) {
         self.bytes(kind, &value.to_be_bytes());
+    }
+
+    /// A number of 16 bits, in the byte order of this machine.
+    pub(crate) fn host_u16(&mut self, kind: u16, value: u16) {
+        self.bytes(kind, &value.to_ne_bytes());
+    }
+
+    /// A number of 32 bits, in the byte order of this machine.
+    pub(crate) fn host_u32(&mut self, kind: u16, value: u32) {
+        self.bytes(kind, &value.to_ne_bytes());
     }
 
     /// A number of 64 bits.
@@ -124,7 +152,7 @@ impl Writer {
     }
 }
 
-/// What a message's two headers say.
+/// What the two headers of a message of nfnetlink say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) kind: u16,
@@ -132,6 +160,18 @@ pub(crate) struct Head {
     pub(crate) sequence: u32,
     pub(crate) family: u8,
     pub(crate) resource: u16,
+}
+
+/// What the two headers of a message of generic netlink say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Command {
+    /// The number of the family.
+    pub(crate) kind: u16,
+    pub(crate) flags: u16,
+    pub(crate) sequence: u32,
+    pub(crate) command: u8,
+    /// Of the family's interface.
+    pub(crate) version: u8,
 }
 
 /// A message that was received.
@@ -152,9 +192,18 @@ impl<'a> Message<'a> {
         self.payload.first().copied()
     }
 
-    /// The attributes after nfnetlink's header.
+    /// The attributes after the second header.
     pub(crate) fn attributes(&self) -> Attributes<'a> {
-        Attributes(self.payload.get(NFGEN..).unwrap_or_default())
+        Attributes(self.payload.get(SECOND_HEADER..).unwrap_or_default())
+    }
+
+    /// The error that an answer or the last message of a dump carries. One that is cut off or makes no sense counts as one.
+    pub(crate) fn error(&self) -> Option<Errno> {
+        match array(self.payload).map(i32::from_ne_bytes) {
+            Some(0) => None,
+            Some(code @ -4095..=-1) => Some(Errno::from_raw_os_error(-code)),
+            Some(_) | None => Some(Errno::BADMSG),
+        }
     }
 }
 
@@ -192,6 +241,16 @@ impl<'a> Attributes<'a> {
     /// The number in the first attribute of that kind.
     pub(crate) fn u32(self, kind: u16) -> Option<u32> {
         self.find(kind).and_then(array).map(u32::from_be_bytes)
+    }
+
+    /// The number in the first attribute of that kind, in the byte order of this machine.
+    pub(crate) fn host_u16(self, kind: u16) -> Option<u16> {
+        self.find(kind).and_then(array).map(u16::from_ne_bytes)
+    }
+
+    /// The number in the first attribute of that kind, in the byte order of this machine.
+    pub(crate) fn host_u32(self, kind: u16) -> Option<u32> {
+        self.find(kind).and_then(array).map(u32::from_ne_bytes)
     }
 
     /// The number in the first attribute of that kind.
@@ -249,6 +308,35 @@ mod tests {
         assert_eq!(read[0].attributes().string(1), Some("abc"));
         assert_eq!(read[0].attributes().nested(2).u32(3), Some(77));
         assert_eq!(read[1].attributes().count(), 0);
+    }
+
+    #[test]
+    fn commands_of_generic_netlink_are_read() {
+        let mut writer = Writer::default();
+        let command = Command { kind: 33, flags: REQUEST | ACK, sequence: 9, command: 4, version: 1 };
+        writer.command(command, |w| {
+            w.host_u16(1, 0x1234);
+            w.host_u32(2, 0x1234_5678);
+        });
+        let read: Vec<_> = messages(&writer.bytes).collect();
+        assert_eq!(
+            (read[0].kind, read[0].flags, read[0].sequence, &read[0].payload[..4]),
+            (33, 5, 9, &[4, 1, 0, 0][..])
+        );
+        let attributes = read[0].attributes();
+        assert_eq!((attributes.host_u16(1), attributes.host_u32(2)), (Some(0x1234), Some(0x1234_5678)));
+        assert_eq!((attributes.host_u32(1), attributes.host_u16(3)), (None, None));
+    }
+
+    #[test]
+    fn an_answer_that_makes_no_sense_is_an_error() {
+        let error = |payload: &[u8]| Message { kind: ERROR, flags: 0, sequence: 0, port: 0, payload }.error();
+        assert_eq!(error(&0_i32.to_ne_bytes()), None);
+        assert_eq!(error(&(-Errno::NOENT.raw_os_error()).to_ne_bytes()), Some(Errno::NOENT));
+        assert_eq!(error(&[0, 0, 0]), Some(Errno::BADMSG));
+        for code in [i32::MIN, -4096, 1, i32::MAX] {
+            assert_eq!(error(&code.to_ne_bytes()), Some(Errno::BADMSG), "{code}");
+        }
     }
 
     proptest! {

@@ -1,0 +1,164 @@
+//! Changes, and what the kernel says to one that it refuses.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+
+use rustix::io::Errno;
+
+use super::{Destination, Frontend, VirtualServer};
+
+/// One change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A new virtual server, without destinations.
+    AddServer(VirtualServer),
+    /// Another scheduler, flags or persistence for a virtual server; connections stay.
+    UpdateServer(VirtualServer),
+    /// Removes a virtual server with its destinations.
+    DeleteServer(Frontend),
+    /// A new destination of a virtual server.
+    AddDestination(Frontend, Destination),
+    /// Another weight, forwarding or thresholds for a destination; connections stay.
+    UpdateDestination(Frontend, Destination),
+    /// Removes a destination.
+    DeleteDestination(Frontend, SocketAddr),
+}
+
+impl Change {
+    /// The virtual server that it is about.
+    pub fn frontend(&self) -> &Frontend {
+        match self {
+            Self::AddServer(server) | Self::UpdateServer(server) => &server.frontend,
+            Self::DeleteServer(frontend)
+            | Self::AddDestination(frontend, _)
+            | Self::UpdateDestination(frontend, _)
+            | Self::DeleteDestination(frontend, _) => frontend,
+        }
+    }
+}
+
+impl fmt::Display for Change {
+    /// In words, to follow `failed to`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let frontend = self.frontend();
+        match self {
+            Self::AddServer(_) => write!(f, "add virtual server {frontend}"),
+            Self::UpdateServer(_) => write!(f, "change virtual server {frontend}"),
+            Self::DeleteServer(_) => write!(f, "delete virtual server {frontend}"),
+            Self::AddDestination(_, destination) => {
+                write!(f, "add destination {} to virtual server {frontend}", destination.address)
+            }
+            Self::UpdateDestination(_, destination) => {
+                write!(f, "change destination {} of virtual server {frontend}", destination.address)
+            }
+            Self::DeleteDestination(_, address) => {
+                write!(f, "delete destination {address} of virtual server {frontend}")
+            }
+        }
+    }
+}
+
+/// A change that the kernel refused; those around it were made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("failed to {what}: {reason}")]
+pub struct Refused {
+    /// Index into the changes.
+    pub change: usize,
+    /// The kernel's error number.
+    pub errno: i32,
+    what: String,
+    reason: String,
+}
+
+impl Refused {
+    pub(super) fn new(index: usize, change: &Change, errno: Errno) -> Self {
+        Self { change: index, errno: errno.raw_os_error(), what: change.to_string(), reason: reason(change, errno) }
+    }
+}
+
+/// Why, and what helps. The kernel has few numbers to say it with, and what one means depends on the change.
+fn reason(change: &Change, errno: Errno) -> String {
+    let text = match (change, errno) {
+        (Change::AddServer(server) | Change::UpdateServer(server), Errno::NOENT) => {
+            return format!(
+                "this kernel has no scheduler {}: load its module (modprobe {}), or choose another scheduler",
+                server.scheduler,
+                server.scheduler.module()
+            );
+        }
+        (_, Errno::AFNOSUPPORT) => "the IPVS of this kernel has no IPv6 (CONFIG_IP_VS_IPV6)",
+        (Change::AddServer(_), Errno::EXIST) => "it exists already",
+        (Change::UpdateServer(_) | Change::DeleteServer(_), Errno::SRCH) => "it does not exist",
+        (_, Errno::SRCH) => "the virtual server does not exist",
+        (Change::AddDestination(..), Errno::EXIST) => "it exists already",
+        (Change::UpdateDestination(..) | Change::DeleteDestination(..), Errno::NOENT) => "it does not exist",
+        (Change::AddDestination(..) | Change::UpdateDestination(..), Errno::INVAL) => {
+            "a destination has an address of its virtual server's family that is neither a broadcast, multicast nor link-local one"
+        }
+        (Change::AddDestination(..) | Change::UpdateDestination(..), Errno::RANGE) => {
+            "its weight is above 2147483647, or its lower threshold above the upper one"
+        }
+        (Change::AddServer(_) | Change::UpdateServer(_), Errno::INVAL) => {
+            "its prefix length, port or scheduler's flags are out of range"
+        }
+        (_, errno) => return io::Error::from(errno).to_string(),
+    };
+    text.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Protocol;
+    use super::*;
+
+    #[test]
+    fn refusals_name_the_virtual_server_and_what_helps() {
+        let frontend = Frontend::new(Protocol::Tcp, "10.96.0.1:80".parse().unwrap());
+        let server = VirtualServer::new(frontend, "mh".parse().unwrap());
+        let endpoint: SocketAddr = "10.244.0.255:8080".parse().unwrap();
+        let destination = Destination::masqueraded(endpoint, 1);
+        for (change, errno, expected) in [
+            (
+                Change::AddServer(server.clone()),
+                Errno::NOENT,
+                "failed to add virtual server tcp 10.96.0.1:80: this kernel has no scheduler mh: load its module (modprobe \
+                 ip_vs_mh), or choose another scheduler",
+            ),
+            (
+                Change::UpdateServer(server.clone()),
+                Errno::SRCH,
+                "failed to change virtual server tcp 10.96.0.1:80: it does not exist",
+            ),
+            (
+                Change::AddServer(server),
+                Errno::EXIST,
+                "failed to add virtual server tcp 10.96.0.1:80: it exists already",
+            ),
+            (
+                Change::AddDestination(frontend, destination),
+                Errno::INVAL,
+                "failed to add destination 10.244.0.255:8080 to virtual server tcp 10.96.0.1:80: a destination has an address of \
+                 its virtual server's family that is neither a broadcast, multicast nor link-local one",
+            ),
+            (
+                Change::UpdateDestination(frontend, destination),
+                Errno::SRCH,
+                "failed to change destination 10.244.0.255:8080 of virtual server tcp 10.96.0.1:80: the virtual server does \
+                 not exist",
+            ),
+            (
+                Change::DeleteDestination(frontend, endpoint),
+                Errno::NOENT,
+                "failed to delete destination 10.244.0.255:8080 of virtual server tcp 10.96.0.1:80: it does not exist",
+            ),
+            (
+                Change::DeleteServer(frontend),
+                Errno::NOMEM,
+                "failed to delete virtual server tcp 10.96.0.1:80: Cannot allocate memory (os error 12)",
+            ),
+        ] {
+            assert_eq!(Refused::new(0, &change, errno).to_string(), expected);
+        }
+    }
+}
