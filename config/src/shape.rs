@@ -143,7 +143,7 @@ fn similar(name: &str, pattern: &serde_json::Map<String, Value>) -> String {
     // A long name takes long to compare, and is like none.
     let close = Some(pattern).filter(|_| name.len() <= 64);
     let closest = close.into_iter().flat_map(|pattern| pattern.keys()).map(|known| (distance(known), known)).min();
-    match closest.filter(|(distance, _)| *distance <= 2) {
+    match closest.filter(|(distance, _)| *distance * 3 <= name.len()) {
         Some((_, known)) => format!("perhaps {known} is meant"),
         None => "remove it, or correct its name".to_owned(),
     }

@@ -37,6 +37,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("localnet-proto", &[]),
     ("localnet-linux", &[]),
     ("localnet-config", &[]),
+    ("localnet-config-file", &["localnet-config"]),
     ("localnet-client", &["localnet-proto"]),
     ("localnet-brain", &["localnet-proto"]),
     ("localnet-nft", &["localnet-proto", "localnet-client", "localnet-linux"]),
@@ -53,6 +54,8 @@ const NEVER: &[(&str, &[&str])] = &[
     ("localnet-proto", &["kube", "k8s-openapi", "tokio"]),
     ("localnet-client", &["kube", "k8s-openapi", "tonic-reflection", "tonic-health"]),
     ("localnet-linux", &["kube", "k8s-openapi", "tonic", "prost"]),
+    // It is pure.
+    ("localnet-config", &["tokio", "notify", "tracing", "kube", "tonic"]),
     ("localnet-nft", &["kube", "k8s-openapi", "tonic", "prost", "nftables"]),
     ("localnet-brain", &["rtnetlink", "netlink-sys", "nftables"]),
 ];

@@ -1,0 +1,185 @@
+//! A configuration that is in use, and what its file becomes.
+
+use std::path::{Path, PathBuf};
+
+use localnet_config::{Config, KubeProxyFlags, Problem, Reader, Reading};
+use tokio::task;
+use tracing::{error, info, warn};
+
+use crate::{
+    read::{placed, read, text},
+    watch::Watch,
+};
+
+/// A configuration that is in use.
+#[derive(Debug)]
+pub struct Running {
+    flags: KubeProxyFlags,
+    reader: Reader,
+    file: Option<PathBuf>,
+    /// What the file said when it was read last; `None` when it could not be.
+    text: Option<String>,
+    reading: Reading,
+    watch: Option<Watch>,
+}
+
+impl Running {
+    pub(crate) fn new(
+        flags: KubeProxyFlags,
+        reader: Reader,
+        file: Option<PathBuf>,
+        text: Option<String>,
+        reading: Reading,
+    ) -> Self {
+        Self { flags, reader, file, text, reading, watch: None }
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.reading.config
+    }
+
+    /// The flags that were given.
+    pub fn flags(&self) -> &KubeProxyFlags {
+        &self.flags
+    }
+
+    /// Whether a file says it.
+    pub fn has_file(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// Says in the log what is odd about it. Once logging has begun, of which the configuration says how.
+    pub fn say(&self) {
+        if let Some(file) = &self.file {
+            info!(file = %file.display(), version = self.reading.version.as_str(), "configuration read");
+        }
+        self.say_warnings(&[]);
+    }
+
+    /// What was said of the configuration before is not said again.
+    fn say_warnings(&self, before: &[Problem]) {
+        for warning in self.reading.warnings.iter().filter(|warning| !before.contains(warning)) {
+            warn!("{}", placed(warning, self.file.as_deref()));
+        }
+    }
+
+    /// Resolves when the file says another configuration, which then is [`Self::config`]. One that is invalid is reported,
+    /// and changes nothing. Without a file it never resolves. Cancel-safe. Must be called in a tokio runtime.
+    pub async fn changed(&mut self) -> &Config {
+        let Some(file) = self.file.clone() else { return std::future::pending().await };
+        // Watching begins before the first look, so that no change falls between the two.
+        let mut first = self.watch.is_none();
+        loop {
+            let watch = self.watch.get_or_insert_with(|| Watch::new(&file));
+            if !std::mem::take(&mut first) {
+                watch.looked_at().await;
+            }
+            if self.look(&file).await {
+                return &self.reading.config;
+            }
+        }
+    }
+
+    /// Reads the file; whether it says another configuration.
+    async fn look(&mut self, file: &Path) -> bool {
+        let path = file.to_owned();
+        let read_text = task::spawn_blocking(move || text(&path)).await;
+        let text = match read_text.map_err(anyhow::Error::from).flatten() {
+            Ok(text) => text,
+            Err(why) => {
+                // In between two states of a file there may be none: it is said once.
+                if self.text.take().is_some() {
+                    error!("{why:#}; the running configuration stays");
+                }
+                return false;
+            }
+        };
+        if self.text.as_ref() == Some(&text) {
+            return false;
+        }
+        let reading = read(&self.flags, self.reader, Some(file), Some(&text));
+        self.text = Some(text);
+        match reading {
+            Ok(reading) => {
+                let before = std::mem::replace(&mut self.reading, reading);
+                self.say_warnings(&before.warnings);
+                if before.config == self.reading.config {
+                    info!(file = %file.display(), "the configuration says the same as before");
+                    return false;
+                }
+                info!(file = %file.display(), "the configuration has changed");
+                true
+            }
+            Err(why) => {
+                for line in why.to_string().lines() {
+                    error!("{line}; the running configuration stays");
+                }
+                false
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, time::Duration};
+
+    use localnet_config::Platform;
+
+    use super::*;
+    use crate::{Begin, begin};
+
+    fn document(period: &str) -> String {
+        format!("apiVersion: kubeproxy.config.k8s.io/v1alpha2\nkind: KubeProxyConfiguration\nsyncPeriod: {period}\n")
+    }
+
+    /// A program that runs with that file.
+    fn running(file: &Path) -> Running {
+        let (flags, reader) = (KubeProxyFlags::default(), Reader::kube_proxy(Platform::Linux));
+        let text = text(file).unwrap();
+        let reading = read(&flags, reader, Some(file), Some(&text)).unwrap();
+        Running::new(flags, reader, Some(file.to_owned()), Some(text), reading)
+    }
+
+    #[tokio::test]
+    async fn only_another_valid_configuration_is_a_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("config.yaml");
+        fs::write(&file, document("1m")).unwrap();
+        let mut running = running(&file);
+        for (text, changes) in [
+            (Some(document("1m")), false),
+            (Some(format!("# a comment\n{}", document("60s"))), false),
+            (Some(document("-1s")), false),
+            (Some("nonsense".to_owned()), false),
+            (Some(String::new()), false),
+            (None, false),
+            (None, false),
+            (Some(document("2m")), true),
+            (Some(document("2m")), false),
+            (None, false),
+            (Some(document("2m")), false),
+        ] {
+            match &text {
+                Some(text) => fs::write(&file, text).unwrap(),
+                None => _ = fs::remove_file(&file),
+            }
+            let before = running.config().clone();
+            assert_eq!(running.look(&file).await, changes, "{text:?}");
+            assert_eq!(running.config() != &before, changes, "{text:?}");
+        }
+        assert_eq!(running.config().sync_period, Duration::from_secs(120));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn flags_alone_never_change() {
+        let Ok(Begin::Run(mut running)) = begin(KubeProxyFlags::default(), Reader::kube_proxy(Platform::Linux)) else {
+            panic!("flags need no file")
+        };
+        assert!(!running.has_file());
+        // Time is paused: an hour passes as soon as nobody does anything.
+        let hour = tokio::time::timeout(Duration::from_secs(3600), running.changed()).await;
+        assert!(hour.is_err());
+    }
+}
