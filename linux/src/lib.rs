@@ -1,5 +1,5 @@
 //! What more than one Linux backend needs: nf_tables, connection tracking and IPVS over netlink, the node's own
-//! addresses.
+//! addresses, settings of the kernel.
 //!
 //! Knows nothing of Kubernetes, of Services or of the wire contract: its words are the kernel's.
 
@@ -8,3 +8,4 @@ pub mod conntrack;
 pub mod ipvs;
 mod netlink;
 pub mod nft;
+pub mod sysctl;

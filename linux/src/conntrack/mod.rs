@@ -19,12 +19,14 @@ mod frontends;
 mod kernel;
 #[cfg(test)]
 mod laws;
+mod limits;
 mod reconcile;
 mod reconciler;
 
 pub use flow::{Flow, Selection, Status, TcpState, Tuple, Zone};
 pub use frontends::{Endpoints, Frontend, Frontends, Serving};
 pub use kernel::{Conntrack, Error, Kernel};
+pub use limits::Limits;
 pub use reconcile::is_stale;
 pub use reconciler::{Due, Reconciler, Report};
 

@@ -1,0 +1,155 @@
+//! How many connections the kernel tracks, and for how long: sysctls under `net.netfilter`. As kube-proxy sets them.
+
+use std::time::Duration;
+
+use crate::sysctl::{Error, Set, Settings};
+
+/// What is asked for; `None` and `false` leave a setting as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections for each processor.
+    pub max_per_core: Option<u32>,
+    /// But at least so many, if there is a number for each processor.
+    pub min: u32,
+    /// Of an established TCP connection that is idle.
+    pub tcp_established_timeout: Option<Duration>,
+    /// Of a TCP connection that one side has closed.
+    pub tcp_close_wait_timeout: Option<Duration>,
+    /// Whether TCP packets outside of the window are tracked like others.
+    pub tcp_be_liberal: bool,
+    /// Of UDP without an answer.
+    pub udp_timeout: Option<Duration>,
+    /// Of UDP with an answer.
+    pub udp_stream_timeout: Option<Duration>,
+}
+
+/// No more connections than this are asked for by their number for each processor: each costs memory.
+const MOST: u64 = 1 << 20;
+
+const HASHSIZE: &str = "sys/module/nf_conntrack/parameters/hashsize";
+
+/// A setting and its value.
+type Setting = (String, i64);
+
+impl Limits {
+    /// The number of connections on a machine with so many processors.
+    fn max(&self, processors: u32) -> Option<u64> {
+        let scaled = u64::from(self.max_per_core.filter(|max| *max > 0)?) * u64::from(processors);
+        // kube-proxy's order: the cap wins over the minimum.
+        Some(if scaled > MOST { MOST } else { scaled.max(self.min.into()) })
+    }
+
+    fn settings(&self, processors: u32) -> Vec<Setting> {
+        let seconds =
+            |duration: Option<Duration>| duration.map(|duration| i64::try_from(duration.as_secs()).unwrap_or(i64::MAX));
+        let max = self.max(processors).and_then(|max| i64::try_from(max).ok());
+        let rows = [
+            ("nf_conntrack_max", max),
+            ("nf_conntrack_tcp_timeout_established", seconds(self.tcp_established_timeout)),
+            ("nf_conntrack_tcp_timeout_close_wait", seconds(self.tcp_close_wait_timeout)),
+            ("nf_conntrack_tcp_be_liberal", self.tcp_be_liberal.then_some(1)),
+            ("nf_conntrack_udp_timeout", seconds(self.udp_timeout)),
+            ("nf_conntrack_udp_timeout_stream", seconds(self.udp_stream_timeout)),
+        ];
+        rows.into_iter().filter_map(|(name, value)| Some((format!("proc/sys/net/netfilter/{name}"), value?))).collect()
+    }
+
+    /// Sets what is asked for, as far as it is allowed; what became of each setting. Those of the network are those of the
+    /// network namespace of the calling thread.
+    pub fn apply(&self, settings: &Settings) -> Vec<Result<(String, Set), Error>> {
+        let processors = settings.processors();
+        let mut done: Vec<_> = self
+            .settings(processors)
+            .into_iter()
+            .map(|(name, value)| settings.ensure(&name, value).map(|set| (name, set)))
+            .collect();
+        if let Some(max) = self.max(processors) {
+            // Longer chains than four connections are slow to search.
+            let buckets = i64::try_from(max / 4).unwrap_or(i64::MAX);
+            done.push(settings.ensure_at_least(HASHSIZE, buckets).map(|set| (HASHSIZE.to_owned(), set)));
+        }
+        done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn the_number_of_connections_is_that_of_kube_proxy() {
+        for (max_per_core, min, processors, expected) in [
+            (None, 131_072, 4, None),
+            (Some(0), 7, 4, None),
+            (Some(10), 50, 4, Some(50)),
+            (Some(10), 50, 8, Some(80)),
+            (Some(32_768), 131_072, 2, Some(131_072)),
+            (Some(32_768), 131_072, 512, Some(1_048_576)),
+            (Some(32_768), 2_000_000, 512, Some(1_048_576)),
+            (Some(u32::MAX), 0, u32::MAX, Some(1_048_576)),
+            (Some(1), 2_000_000, 1, Some(2_000_000)),
+        ] {
+            let limits = Limits { max_per_core, min, ..Limits::default() };
+            assert_eq!(limits.max(processors), expected, "{max_per_core:?} {min} {processors}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_asked_for_is_set() {
+        assert_eq!(Limits { min: 7, ..Limits::default() }.settings(4), []);
+        let all = Limits {
+            max_per_core: Some(1_000),
+            min: 7,
+            tcp_established_timeout: Some(86_400 * SECOND),
+            tcp_close_wait_timeout: Some(3_600 * SECOND),
+            tcp_be_liberal: true,
+            udp_timeout: Some(Duration::from_millis(10_900)),
+            udp_stream_timeout: Some(300 * SECOND),
+        };
+        let expected = [
+            ("nf_conntrack_max", 4_000),
+            ("nf_conntrack_tcp_timeout_established", 86_400),
+            ("nf_conntrack_tcp_timeout_close_wait", 3_600),
+            ("nf_conntrack_tcp_be_liberal", 1),
+            ("nf_conntrack_udp_timeout", 10),
+            ("nf_conntrack_udp_timeout_stream", 300),
+        ];
+        let expected = expected.map(|(name, value)| (format!("proc/sys/net/netfilter/{name}"), value));
+        assert_eq!(all.settings(4), expected);
+    }
+
+    #[test]
+    fn what_is_not_allowed_keeps_nothing_else_from_being_set() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("proc/sys/net/netfilter");
+        fs::create_dir_all(&folder).unwrap();
+        fs::create_dir_all(root.path().join("sys/module/nf_conntrack/parameters")).unwrap();
+        fs::write(root.path().join(HASHSIZE), "100").unwrap();
+        fs::write(folder.join("nf_conntrack_udp_timeout"), "30").unwrap();
+        fs::write(folder.join("nf_conntrack_udp_timeout_stream"), "120").unwrap();
+        let limits = Limits {
+            max_per_core: Some(1_000_000_000),
+            udp_timeout: Some(10 * SECOND),
+            udp_stream_timeout: Some(120 * SECOND),
+            ..Limits::default()
+        };
+        let done = limits.apply(&Settings::at(root.path()));
+        let said: Vec<_> = done.iter().map(|done| done.as_ref().map_err(ToString::to_string).cloned()).collect();
+        let netfilter = |name: &str| format!("proc/sys/net/netfilter/{name}");
+        assert_eq!(
+            said,
+            [
+                Err("failed to read net.netfilter.nf_conntrack_max: No such file or directory (os error 2)".to_owned()),
+                Ok((netfilter("nf_conntrack_udp_timeout"), Set::From(30))),
+                Ok((netfilter("nf_conntrack_udp_timeout_stream"), Set::Already)),
+                Ok((HASHSIZE.to_owned(), Set::From(100))),
+            ]
+        );
+        assert_eq!(fs::read_to_string(folder.join("nf_conntrack_udp_timeout")).unwrap(), "10");
+        assert_eq!(fs::read_to_string(root.path().join(HASHSIZE)).unwrap(), "262144");
+    }
+}

@@ -1,0 +1,182 @@
+//! Settings of the kernel: files under `/proc/sys`, those of the network being of the network namespace of whoever asks, and
+//! parameters of modules under `/sys/module`.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+/// A setting that cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to {verb} {name}: {source}")]
+pub struct Error {
+    /// `read` or `set … to …`.
+    verb: String,
+    /// The setting.
+    pub name: String,
+    /// Why.
+    #[source]
+    pub source: io::Error,
+}
+
+/// What became of a setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Set {
+    /// It had the value.
+    Already,
+    /// It has it now; it had this one before.
+    From(i64),
+}
+
+/// The settings of a kernel.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    root: PathBuf,
+}
+
+impl Default for Settings {
+    /// Those of the kernel that this runs on.
+    fn default() -> Self {
+        Self::at("/")
+    }
+}
+
+impl Settings {
+    /// Those whose files are below a folder, as in a test.
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// A setting by its name with slashes: `proc/sys/net/ipv4/ip_forward`.
+    ///
+    /// # Errors
+    /// There is no such setting, or it is no number.
+    pub fn get(&self, name: &str) -> Result<i64, Error> {
+        let error = |source| Error { verb: "read".to_owned(), name: shown(name), source };
+        let text = fs::read_to_string(self.root.join(name)).map_err(error)?;
+        text.trim().parse().map_err(|_| error(io::ErrorKind::InvalidData.into()))
+    }
+
+    /// Makes it have a value. One that has it is not written: that may be allowed where writing is not.
+    ///
+    /// # Errors
+    /// There is no such setting, or it cannot be written.
+    pub fn ensure(&self, name: &str, value: i64) -> Result<Set, Error> {
+        self.ensure_that(name, value, |now| now == value)
+    }
+
+    /// Makes it have at least a value.
+    ///
+    /// # Errors
+    /// There is no such setting, or it cannot be written.
+    pub fn ensure_at_least(&self, name: &str, value: i64) -> Result<Set, Error> {
+        self.ensure_that(name, value, |now| now >= value)
+    }
+
+    fn ensure_that(&self, name: &str, value: i64, good: impl Fn(i64) -> bool) -> Result<Set, Error> {
+        let before = self.get(name)?;
+        if good(before) {
+            return Ok(Set::Already);
+        }
+        let error = |source| Error { verb: format!("set to {value}:"), name: shown(name), source };
+        fs::write(self.root.join(name), value.to_string()).map_err(error)?;
+        Ok(Set::From(before))
+    }
+
+    /// How many processors are online: those of the machine, not those that this process may use.
+    pub fn processors(&self) -> u32 {
+        let online = fs::read_to_string(self.root.join("sys/devices/system/cpu/online")).ok();
+        online.as_deref().and_then(count).unwrap_or_else(|| {
+            std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX))
+        })
+    }
+}
+
+/// `net.netfilter.nf_conntrack_max`, as `sysctl` says it; the path for what is no sysctl.
+fn shown(name: &str) -> String {
+    match name.strip_prefix("proc/sys/") {
+        Some(name) => name.replace('/', "."),
+        None => Path::new("/").join(name).display().to_string(),
+    }
+}
+
+/// How many numbers there are in `0-3,5`.
+fn count(ranges: &str) -> Option<u32> {
+    let mut count: u32 = 0;
+    for range in ranges.trim().split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+        count = count.checked_add(last.checked_sub(first)?.checked_add(1)?)?;
+    }
+    Some(count)
+}
+
+/// Says how readily the kernel ends this process when memory is short: -1000 (never) to 1000. Less than it is needs
+/// `CAP_SYS_RESOURCE`.
+///
+/// # Errors
+/// It is not allowed, or out of range.
+pub fn set_oom_score(settings: &Settings, score: i16) -> Result<Set, Error> {
+    settings.ensure("proc/self/oom_score_adj", score.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_is_written_only_if_it_differs() {
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join("proc/sys/net/a");
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(&file, "7\n").unwrap();
+        let settings = Settings::at(root.path());
+        let name = "proc/sys/net/a";
+        assert_eq!(settings.get(name).unwrap(), 7);
+        assert_eq!(settings.ensure(name, 7).unwrap(), Set::Already);
+        assert_eq!(fs::read_to_string(&file).unwrap(), "7\n", "not written");
+        assert_eq!(settings.ensure(name, 9).unwrap(), Set::From(7));
+        assert_eq!(settings.ensure_at_least(name, 8).unwrap(), Set::Already);
+        assert_eq!(settings.ensure_at_least(name, 10).unwrap(), Set::From(9));
+        assert_eq!(fs::read_to_string(&file).unwrap(), "10");
+    }
+
+    #[test]
+    fn what_cannot_be_set_is_named_as_sysctl_names_it() {
+        let root = tempfile::tempdir().unwrap();
+        let settings = Settings::at(root.path());
+        let missing = settings.ensure("proc/sys/net/netfilter/nf_conntrack_max", 1).unwrap_err();
+        assert_eq!(
+            missing.to_string(),
+            "failed to read net.netfilter.nf_conntrack_max: No such file or directory (os error 2)"
+        );
+        fs::create_dir(root.path().join("sys")).unwrap();
+        fs::write(root.path().join("sys/a"), "words").unwrap();
+        assert_eq!(settings.get("sys/a").unwrap_err().to_string(), "failed to read /sys/a: invalid data");
+    }
+
+    #[test]
+    fn processors_are_counted() {
+        for (text, expected) in [
+            ("0\n", Some(1)),
+            ("0-3\n", Some(4)),
+            ("0-3,5,8-9", Some(7)),
+            ("", None),
+            ("3-0", None),
+            ("0-4294967295", None),
+            ("x", None),
+        ] {
+            assert_eq!(count(text), expected, "{text:?}");
+        }
+        assert!(Settings::default().processors() > 0 && Settings::at("/nowhere").processors() > 0);
+    }
+
+    #[test]
+    fn the_oom_score_of_this_process_can_be_raised() {
+        let settings = Settings::default();
+        // To what it is: other tests share the process.
+        let now = i16::try_from(settings.get("proc/self/oom_score_adj").unwrap()).unwrap();
+        assert_eq!(set_oom_score(&settings, now).unwrap(), Set::Already);
+        assert!(set_oom_score(&settings, 2_000).is_err());
+    }
+}
