@@ -5,7 +5,8 @@ use std::{fs, time::Duration};
 use localnet_linux::{conntrack::Limits, sysctl::Settings};
 
 fn setting(name: &str) -> String {
-    fs::read_to_string(format!("/proc/sys/net/netfilter/{name}")).unwrap().trim().to_owned()
+    let text = fs::read_to_string(format!("/proc/sys/net/netfilter/{name}"));
+    text.expect("connection tracking is there").trim().to_owned()
 }
 
 #[test]
