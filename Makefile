@@ -31,7 +31,7 @@ test: deps controlplane vm ## Everything: unit, Cases, protocol, kernel, system 
 
 differential: deps controlplane ## Random clusters and N random packets (20000): the oracle, localnet-nft and kube-proxy must agree (SEED=… again)
 	$(CARGO) build --locked -p localnet-brain -p localnet-nft
-	N=$(or $(N),20000) SEED=$(SEED) $(CARGO) test --locked -p localnet-e2e --test differential -- --nocapture
+	N=$(or $(N),20000) SEED=$(SEED) $(CARGO) test --locked -p localnet-e2e --test system differential:: -- --nocapture
 
 lint: ## Formatting, clippy, documentation
 	$(CARGO) fmt --all --check

@@ -15,7 +15,7 @@ use localnet_lab::{
     topology::{NODE, Place},
 };
 
-use crate::{
+use super::{
     ask::{Asked, Seen},
     cluster::Cluster,
     differences::{Difference, explain},

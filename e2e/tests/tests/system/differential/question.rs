@@ -11,7 +11,7 @@ use localnet_lab::{
     topology::{CLIENT, CLIENT_TWO, NODE, Place, of_family},
 };
 
-use crate::{
+use super::{
     cluster::{Cluster, Service},
     pools,
     random::Random,

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::SocketAddr};
 use localnet_client::route::{self, Origin, Outcome, Packet};
 use localnet_lab::probe;
 
-use crate::{
+use super::{
     ask::{Asked, Seen},
     run::Scene,
     world::Side,

@@ -1,6 +1,6 @@
 //! Restarting brain or backend interrupts no packet (invariant 10): kill -9 under load, again and again.
 //!
-//! `RESTARTS=100 cargo test -p localnet-e2e --test restarts` kills each of them a hundred times instead of ten.
+//! `RESTARTS=100 cargo test -p localnet-e2e --test system restarts` kills each of them a hundred times instead of ten.
 
 use std::{
     collections::BTreeSet,

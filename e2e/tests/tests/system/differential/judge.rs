@@ -8,7 +8,7 @@ use std::{
 use localnet_client::route::Outcome;
 use localnet_lab::{Topology, probe};
 
-use crate::{
+use super::{
     ask::{Asked, Seen},
     question::Sender,
 };
@@ -59,7 +59,7 @@ fn source_is_right(asked: &Asked, topology: &Topology, by: SocketAddr, seen: IpA
 
 #[test]
 fn what_the_oracle_does_not_say_is_wrong() {
-    use crate::{pools, question::Question};
+    use super::{pools, question::Question};
     let endpoint = |text: &str| text.parse::<SocketAddr>().unwrap();
     let (one, two, host) = (endpoint("10.180.0.1:80"), endpoint("10.180.0.2:80"), endpoint("192.168.0.2:80"));
     let (client, node): (IpAddr, IpAddr) = ("203.0.113.2".parse().unwrap(), "10.180.0.254".parse().unwrap());

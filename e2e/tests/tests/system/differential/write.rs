@@ -22,7 +22,7 @@ use localnet_lab::{Protocol, topology::Place};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use crate::{
+use super::{
     cluster::{Cluster, Kind, Port, Service, Slice, SliceEndpoint, SlicePort},
     pools,
 };

@@ -9,7 +9,7 @@ use std::{
 
 use localnet_client::route::Outcome;
 
-use crate::{
+use super::{
     ask::{Asked, Seen},
     cluster::Service,
     run::Scene,

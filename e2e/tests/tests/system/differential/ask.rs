@@ -9,7 +9,7 @@ use std::{
 use localnet_client::route::Outcome;
 use localnet_lab::{Network, Probe, probe};
 
-use crate::question::Question;
+use super::question::Question;
 
 const CONNECTIONS: usize = 3;
 /// With n endpoints, the chance that one of them is missed in n times as many connections is below 10⁻¹⁴.

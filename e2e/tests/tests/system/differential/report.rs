@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt};
 
 use localnet_client::route::Outcome;
 
-use crate::ask::Asked;
+use super::ask::Asked;
 
 /// Counts of a run.
 #[derive(Debug, Default)]

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::{
+use super::{
     ask::{Asked, Seen},
     cluster::Service,
     run::Scene,

@@ -7,7 +7,7 @@ use localnet_lab::{
     topology::{NODE, Place},
 };
 
-use crate::{
+use super::{
     cluster::{Cluster, Ingress, Kind, Port, Service, Slice, SliceEndpoint, SlicePort},
     pools,
     random::Random,

@@ -24,7 +24,7 @@ use localnet_lab::{
 use localnet_proto::{Revision, ServiceKey, Update};
 use tokio::{runtime::Runtime, time::timeout};
 
-use crate::{
+use super::{
     pools,
     write::{NAMESPACE, SENTINEL, Sentinel, Writer},
 };

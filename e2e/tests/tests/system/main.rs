@@ -1,0 +1,17 @@
+//! The programs as shipped, in networks of their own: one binary, so that tests that wait run beside tests that work.
+//!
+//! | file | what it shows |
+//! |---|---|
+//! | `bad_input` | wrong files and full disks |
+//! | `cluster` | from a live API server to a packet |
+//! | `differential` | the oracle, the nft backend and kube-proxy agree |
+//! | `grpcurl` | the state of a node is readable by anyone |
+//! | `repair` | what others do to the tables is put right |
+//! | `restarts` | restarts interrupt no packet |
+
+mod bad_input;
+mod cluster;
+mod differential;
+mod grpcurl;
+mod repair;
+mod restarts;
