@@ -7,7 +7,7 @@
 #   iproute2    ip, to make and to enter network namespaces
 #   conntrack   what the kernel remembers of the connections under test
 #   procps      ps and sysctl
-#   util-linux  setpriv, which ends a control plane together with its test
+#   util-linux  setpriv, which ends programs together with their test
 #
 # and with `guest`, for the guest of e2e/vm, on the processors for which there is one:
 #   qemu-system-x86   runs it

@@ -3,7 +3,7 @@
 use std::{
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Stdio,
     time::{Duration, Instant},
 };
 
@@ -36,26 +36,17 @@ impl World {
         let folder = tempfile::tempdir().context("creating a temporary folder")?;
         let address = format!("unix://{}", folder.path().join("brain.sock").display());
         let log = std::fs::File::create(folder.path().join("log")).context("creating the log")?;
-        let program = |name: &str| -> anyhow::Result<Command> {
-            let mut command = Command::new(beside_this(name)?);
-            command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log.try_clone()?);
-            Ok(command)
+        let start = |name: &str, arguments: &[&str]| -> anyhow::Result<Running> {
+            let (output, errors) = (log.try_clone()?, log.try_clone()?);
+            network.node().spawn(beside_this(name)?, |program| {
+                let program = program.args(arguments).env_remove("RUST_LOG");
+                program.stdin(Stdio::null()).stdout(output).stderr(errors)
+            })
         };
         let source = format!("file:{}", services.display());
-        let brain = network.node().spawn(program("localnet-brain")?.args([
-            "--source",
-            &source,
-            "--node-name",
-            "demo-node",
-            "--listen",
-            &address,
-        ]))?;
-        let backend = network.node().spawn(program("localnet-nft")?.args([
-            "--api",
-            &address,
-            "--cluster-cidr",
-            "10.180.0.0/16,fd00:10:180::/48",
-        ]))?;
+        let brain = start("localnet-brain", &["--source", &source, "--node-name", "demo-node", "--listen", &address])?;
+        let pods = localnet_lab::topology::CLUSTER_CIDRS.join(",");
+        let backend = start("localnet-nft", &["--api", &address, "--cluster-cidr", &pods])?;
         Ok(Self { _brain: brain, _backend: backend, _servers: servers, network, folder })
     }
 

@@ -1,8 +1,10 @@
 //! One network namespace: created by name, entered by a thread of its own, removed when dropped.
 //!
 //! A name is `lab-PID-N-ROLE`. What a killed process left behind is swept when the next process creates its first
-//! namespaces: the pid in the name says whether the owner still lives.
+//! namespaces: the pid in the name says whether the owner still lives. Programs that it started end with it.
 
+use std::convert::Infallible;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
 use std::ops::{Deref, DerefMut};
@@ -11,6 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
 
 use anyhow::{Context, anyhow, bail};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -64,8 +68,7 @@ impl Namespace {
     /// creates are inside as well. A panic of `work` goes on in the caller.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
         let inside = || {
-            move_into_link_name_space(self.handle.as_fd(), Some(LinkNameSpaceType::Network))
-                .with_context(|| format!("entering network namespace {} (needs root)", self.name))?;
+            enter(&self.handle, &self.name)?;
             work()
         };
         std::thread::scope(|scope| match scope.spawn(inside).join() {
@@ -84,9 +87,31 @@ impl Namespace {
         self.run(|| output(command, Some(input)))
     }
 
-    /// Starts a command inside of the namespace; it is killed when the result is dropped.
-    pub fn spawn(&self, command: &mut Command) -> anyhow::Result<Running> {
-        self.run(|| Ok(Running(command.spawn().with_context(|| format!("starting {command:?}"))?)))
+    /// Starts a program inside of the namespace, with the arguments, environment and streams that `set_up` gives it. It is
+    /// killed when the result is dropped, or when this process ends in whatever way.
+    pub fn spawn(
+        &self,
+        program: impl AsRef<OsStr>,
+        set_up: impl FnOnce(&mut Command) -> &mut Command,
+    ) -> anyhow::Result<Running> {
+        let mut command = Command::new("setpriv");
+        set_up(command.args(["--pdeathsig", "KILL"]).arg(program.as_ref()));
+        let (handle, name) = (self.handle.try_clone().context("duplicating a handle")?, self.name.clone());
+        let (sender, started) = mpsc::channel();
+        let (guard, dropped) = mpsc::channel::<Infallible>();
+        let mut start = move || -> anyhow::Result<Child> {
+            enter(&handle, &name)?;
+            command.spawn().with_context(|| format!("starting {command:?} (setpriv is in util-linux)"))
+        };
+        // For the kernel the parent is the thread that starts it, which has to live as long.
+        let parent = std::thread::Builder::new().name("lab-parent".to_owned()).spawn(move || {
+            if sender.send(start()).is_ok() {
+                let Err(mpsc::RecvError) = dropped.recv();
+            }
+        });
+        let parent = parent.context("starting the thread of a program")?;
+        let child = started.recv().context("the thread of a program has ended")??;
+        Ok(Running { child, parent: Some((guard, parent)) })
     }
 
     /// Writes settings below /proc/sys, of this namespace only: `("net/ipv4/ip_forward", "1")`.
@@ -120,30 +145,44 @@ impl Drop for Namespace {
     }
 }
 
-/// A process in a namespace, killed and waited for when dropped.
+/// A process in a namespace, killed and waited for when dropped. The kernel kills it when the thread ends that started it.
 #[derive(Debug)]
-pub struct Running(Child);
+pub struct Running {
+    child: Child,
+    /// That thread, which waits until the sender is dropped.
+    parent: Option<(mpsc::Sender<Infallible>, JoinHandle<()>)>,
+}
 
 impl Deref for Running {
     type Target = Child;
 
     fn deref(&self) -> &Child {
-        &self.0
+        &self.child
     }
 }
 
 impl DerefMut for Running {
     fn deref_mut(&mut self) -> &mut Child {
-        &mut self.0
+        &mut self.child
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         // Both fail only if it ended and was waited for already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if let Some((guard, parent)) = self.parent.take() {
+            drop(guard);
+            // It keeps the namespace alive. It does not panic.
+            let _ = parent.join();
+        }
     }
+}
+
+fn enter(namespace: &File, name: &str) -> anyhow::Result<()> {
+    move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+        .with_context(|| format!("entering network namespace {name} (needs root)"))
 }
 
 pub(crate) fn ip_batch(namespace: Option<&str>, lines: impl IntoIterator<Item = String>) -> anyhow::Result<()> {

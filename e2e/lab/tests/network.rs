@@ -1,8 +1,9 @@
 //! A network comes up, answers by the right addresses, and goes away.
 
+use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use localnet_lab::foreign::Foreign;
@@ -159,7 +160,7 @@ fn leftovers_of_a_dead_process_are_swept() {
 #[test]
 fn a_process_runs_inside_and_ends_with_its_guard() {
     let network = network(&[]);
-    let sleeping = network.node().spawn(Command::new("sleep").arg("1000")).unwrap();
+    let sleeping = network.node().spawn("sleep", |sleep| sleep.arg("1000")).unwrap();
     let process = std::path::PathBuf::from(format!("/proc/{}", sleeping.id()));
     let inside = |file: &std::path::Path| rustix::fs::stat(file).unwrap().st_ino;
     assert_eq!(
@@ -170,9 +171,36 @@ fn a_process_runs_inside_and_ends_with_its_guard() {
     assert!(!process.exists());
 }
 
+/// Set for a copy of this test that is to be killed.
+const HOLD: &str = "LOCALNET_LAB_HOLD_PROCESS";
+
+#[test]
+fn a_killed_test_leaves_no_process() {
+    if std::env::var_os(HOLD).is_some() {
+        let network = network(&[]);
+        // It writes until it ends, and holds the pipe that this copy was given.
+        let _running = network.node().spawn("yes", |yes| yes.arg("running")).unwrap();
+        std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+        return;
+    }
+    let mut copy = Command::new(std::env::current_exe().unwrap());
+    copy.args(["--exact", "a_killed_test_leaves_no_process", "--nocapture"]).env(HOLD, "1");
+    let mut copy = copy.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(copy.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(said.any(|line| line == "running"), "nothing runs");
+    copy.kill().unwrap();
+    copy.wait().unwrap();
+    let (sender, ended) = std::sync::mpsc::channel();
+    // The pipe ends when nobody holds its other end.
+    std::thread::spawn(move || sender.send(said.by_ref().count()));
+    ended.recv_timeout(Duration::from_secs(20)).expect("the program has outlived its test");
+}
+
 #[test]
 fn commands_that_fail_say_why() {
     let network = network(&[]);
+    let error = network.node().spawn("/no/such/program", |program| program).map(|mut running| running.wait());
+    assert_eq!(error.unwrap().unwrap().code(), Some(127), "setpriv says that it is not there");
     let error = network.node().output(Command::new("ip").args(["link", "show", "nothing"])).unwrap_err();
     assert!(format!("{error:#}").contains("nothing"), "{error:#}");
     let error = network.pod("10.180.0.1".parse().unwrap()).unwrap_err();

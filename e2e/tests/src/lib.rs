@@ -7,7 +7,7 @@ use std::{
     fs::{self, File},
     net::SocketAddr,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Stdio,
     time::{Duration, Instant},
 };
 
@@ -61,9 +61,11 @@ impl Programs {
     /// It is not built, or cannot be started.
     pub fn start(&self, namespace: &Namespace, name: &str, arguments: &[&str]) -> anyhow::Result<Running> {
         let log = File::options().create(true).append(true).open(self.log_path(name)).context("opening a log")?;
-        let mut command = Command::new(program(name)?);
-        command.args(arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        namespace.spawn(command.env("RUST_LOG", "info,localnet=debug"))
+        let output = log.try_clone()?;
+        namespace.spawn(program(name)?, |command| {
+            let command = command.args(arguments).env("RUST_LOG", "info,localnet=debug");
+            command.stdin(Stdio::null()).stdout(output).stderr(log)
+        })
     }
 
     /// Starts the brain on a source, for the node `node-a`.

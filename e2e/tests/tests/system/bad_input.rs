@@ -151,13 +151,17 @@ fn a_log_that_cannot_be_written_ends_nothing() -> anyhow::Result<()> {
     let path = programs.path().join("services.yaml");
     fs::write(&path, SERVICE)?;
     let full = || std::fs::File::options().write(true).open("/dev/full");
-    let mut brain = Command::new(program("localnet-brain")?);
-    brain.args(["--source", &format!("file:{}", path.display()), "--node-name", "node-a", "--listen", &programs.api()]);
-    let mut brain = network.node().spawn(brain.env_remove("RUST_LOG").stderr(full()?))?;
+    let (source, log) = (format!("file:{}", path.display()), full()?);
+    let mut brain = network.node().spawn(program("localnet-brain")?, |brain| {
+        let brain = brain.args(["--source", &source, "--node-name", "node-a", "--listen", &programs.api()]);
+        brain.env_remove("RUST_LOG").stderr(log)
+    })?;
     let socket = programs.path().join("brain.sock");
     await_condition("the brain serves", || socket.exists())?;
-    let mut nft = Command::new(program("localnet-nft")?);
-    let mut nft = network.node().spawn(nft.args(["--once", "--api", &programs.api()]).stderr(full()?))?;
+    let log = full()?;
+    let mut nft = network
+        .node()
+        .spawn(program("localnet-nft")?, |nft| nft.args(["--once", "--api", &programs.api()]).stderr(log))?;
     assert_eq!(nft.wait()?.code(), Some(0), "the backend");
     assert!(brain.try_wait()?.is_none(), "the brain has ended");
     Ok(())

@@ -9,7 +9,7 @@
 use std::{
     fs::File,
     net::{IpAddr, Ipv4Addr},
-    process::{Command, Stdio},
+    process::Stdio,
     time::{Duration, Instant},
 };
 
@@ -198,9 +198,10 @@ oomScoreAdj: 0
     std::fs::write(&path, config).with_context(|| format!("writing {}", path.display()))?;
     let log = programs.path().join(format!("{KUBE_PROXY}.log"));
     let log = File::create(&log).with_context(|| format!("creating {}", log.display()))?;
-    let mut command = Command::new(binary(KUBE_PROXY)?);
-    command.arg("--config").arg(path).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-    node.spawn(&mut command)
+    let output = log.try_clone()?;
+    node.spawn(binary(KUBE_PROXY)?, |command| {
+        command.arg("--config").arg(path).stdin(Stdio::null()).stdout(output).stderr(log)
+    })
 }
 
 fn tail(log: &str) -> String {
