@@ -65,6 +65,14 @@ impl Default for Options {
     }
 }
 
+/// A further API server over the same etcd, as a cluster has several of them. No kubeconfig and no controller knows it. Dropping it
+/// ends it.
+pub struct ApiServer {
+    server: SocketAddr,
+    client: Client,
+    process: Process,
+}
+
 /// A running control plane. Dropping it ends the processes and removes their folder.
 pub struct ControlPlane {
     options: Options,
@@ -142,26 +150,22 @@ impl ControlPlane {
 
     /// Starts the API server, on the port it always had, and returns when it is ready. Nothing happens if it is running.
     pub async fn start_apiserver(&mut self) -> anyhow::Result<()> {
-        if self.apiserver.is_none() {
-            self.apiserver = Some(self.spawn_apiserver()?);
-        }
-        let deadline = Instant::now() + READY_WITHIN;
-        while !self.is_ready().await {
-            for process in [Some(&mut self.etcd), self.apiserver.as_mut()].into_iter().flatten() {
-                process.check_alive()?;
-            }
-            if Instant::now() > deadline {
-                let log = self.apiserver.as_ref().map(Process::tail).unwrap_or_default();
-                bail!("{} was not ready within {READY_WITHIN:?}; {log}", self.apiserver_url());
-            }
-            sleep(READY_POLL).await;
-        }
-        Ok(())
+        let apiserver = match self.apiserver.take() {
+            Some(running) => running,
+            None => self.spawn_apiserver(self.server, "kube-apiserver.log")?,
+        };
+        let apiserver = self.apiserver.insert(apiserver);
+        await_ready(&self.client, self.server, &mut [&mut self.etcd, apiserver]).await
     }
 
-    async fn is_ready(&self) -> bool {
-        let Ok(request) = http::Request::get("/readyz").body(Vec::new()) else { return false };
-        self.client.request_text(request).await.is_ok_and(|answer| answer == "ok")
+    /// Starts a further API server, on a port of its own, and returns when it is ready.
+    pub async fn start_another_apiserver(&mut self) -> anyhow::Result<ApiServer> {
+        let netns = self.options.netns.as_deref();
+        let server = SocketAddr::new(self.server.ip(), netns::free_port(netns, self.server.ip())?);
+        let client = client::connect(&self.credentials.admin, server, self.options.netns.clone()).await?;
+        let mut process = self.spawn_apiserver(server, &format!("kube-apiserver-{}.log", server.port()))?;
+        await_ready(&client, server, &mut [&mut self.etcd, &mut process]).await?;
+        Ok(ApiServer { server, client, process })
     }
 
     /// Until the API server has put its own CIDRs into the API it refuses to make Services.
@@ -176,14 +180,14 @@ impl ControlPlane {
         Ok(())
     }
 
-    fn spawn_apiserver(&self) -> anyhow::Result<Process> {
+    fn spawn_apiserver(&self, server: SocketAddr, log: &str) -> anyhow::Result<Process> {
         let credentials = &self.credentials;
         let mut arguments = vec![
             format!("--etcd-servers={}", self.etcd_url),
-            format!("--bind-address={}", self.server.ip()),
-            format!("--secure-port={}", self.server.port()),
+            format!("--bind-address={}", server.ip()),
+            format!("--secure-port={}", server.port()),
             // Otherwise it looks for a default route, which a namespace need not have.
-            format!("--advertise-address={}", self.server.ip()),
+            format!("--advertise-address={}", server.ip()),
             // The Service default/kubernetes stays without endpoints: a loopback address would not be valid there.
             "--endpoint-reconciler-type=none".to_owned(),
             format!("--cert-dir={}", self.folder.path().display()),
@@ -200,7 +204,7 @@ impl ControlPlane {
             "--allow-privileged=true".to_owned(),
         ];
         arguments.extend(self.options.apiserver_arguments.iter().cloned());
-        self.spawn("kube-apiserver", &arguments)
+        self.spawn("kube-apiserver", &arguments, log)
     }
 
     fn spawn_controllers(&self) -> anyhow::Result<Process> {
@@ -213,12 +217,55 @@ impl ControlPlane {
             "--kube-api-qps=2000".to_owned(),
             "--kube-api-burst=4000".to_owned(),
         ];
-        self.spawn("kube-controller-manager", &arguments)
+        self.spawn("kube-controller-manager", &arguments, "kube-controller-manager.log")
     }
 
-    fn spawn(&self, name: &str, arguments: &[String]) -> anyhow::Result<Process> {
-        spawn(name, arguments, self.folder.path(), self.options.netns.as_deref())
+    fn spawn(&self, name: &str, arguments: &[String], log: &str) -> anyhow::Result<Process> {
+        Process::spawn(&binary(name)?, arguments, self.options.netns.as_deref(), &self.folder.path().join(log))
     }
+}
+
+impl ApiServer {
+    /// Where it listens, as seen from inside the namespace.
+    pub fn address(&self) -> SocketAddr {
+        self.server
+    }
+
+    /// A client with all rights; it also works from outside the namespace.
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// What a test makes and awaits in one Kubernetes namespace.
+    pub fn objects(&self, namespace: &str) -> Objects {
+        Objects::new(self.client(), namespace)
+    }
+
+    /// Kills it; etcd keeps what it holds.
+    pub fn stop(self) -> anyhow::Result<()> {
+        self.process.kill()
+    }
+}
+
+/// Waits until the API server at `server` is ready, as long as all of `processes` run; it is the last of them.
+async fn await_ready(client: &Client, server: SocketAddr, processes: &mut [&mut Process]) -> anyhow::Result<()> {
+    let deadline = Instant::now() + READY_WITHIN;
+    while !is_ready(client).await {
+        for process in &mut *processes {
+            process.check_alive()?;
+        }
+        if Instant::now() > deadline {
+            let log = processes.last().map(|process| process.tail()).unwrap_or_default();
+            bail!("https://{server} was not ready within {READY_WITHIN:?}; {log}");
+        }
+        sleep(READY_POLL).await;
+    }
+    Ok(())
+}
+
+async fn is_ready(client: &Client) -> bool {
+    let Ok(request) = http::Request::get("/readyz").body(Vec::new()) else { return false };
+    client.request_text(request).await.is_ok_and(|answer| answer == "ok")
 }
 
 /// The process and the URL of its clients.
@@ -238,9 +285,5 @@ fn start_etcd(folder: &Path, netns: Option<&Path>) -> anyhow::Result<(Process, S
         "--unsafe-no-fsync".to_owned(),
         "--log-level=warn".to_owned(),
     ];
-    Ok((spawn("etcd", &arguments, folder, netns)?, clients))
-}
-
-fn spawn(name: &str, arguments: &[String], folder: &Path, netns: Option<&Path>) -> anyhow::Result<Process> {
-    Process::spawn(&binary(name)?, arguments, netns, &folder.join(format!("{name}.log")))
+    Ok((Process::spawn(&binary("etcd")?, &arguments, netns, &folder.join("etcd.log"))?, clients))
 }

@@ -58,10 +58,17 @@ async fn pods_become_endpoints_and_a_restart_keeps_them() -> anyhow::Result<()> 
     objects.set_pod_ready("web-2", true).await?;
     assert_eq!(objects.await_ready_count("web", 4).await?, [POD_1, POD_2].concat().into_iter().collect());
 
+    let another = plane.start_another_apiserver().await?;
+    assert_ne!(another.address(), plane.apiserver_address());
     plane.stop_apiserver()?;
     let slices: Api<EndpointSlice> = Api::namespaced(plane.client(), "shop");
     slices.list(&ListParams::default()).await.expect_err("nobody answers while it is stopped");
+    // Without a selector the controller makes no slices for it.
+    another.objects("shop").ensure_service("meanwhile", json!({ "ports": [{ "port": 80 }] })).await?;
+    another.stop()?;
     plane.start_apiserver().await?;
+    Api::<Service>::namespaced(plane.client(), "shop").get("meanwhile").await?;
+    objects.remove_service("meanwhile").await?;
     let kept = slices.list(&ListParams::default()).await?.items;
     assert_eq!(ready_addresses(&kept), [POD_1, POD_2].concat().into_iter().collect());
     let ports: Vec<Option<i32>> =
