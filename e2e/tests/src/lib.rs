@@ -1,6 +1,8 @@
 //! Tests of the programs as they are shipped, and of the repository itself: see the `tests` folder of this crate.
 //!
-//! Here is what these tests share: starting the programs in a lab's node, and waiting until packets say something.
+//! Here is what these tests share: starting the programs in a lab's node, waiting until packets say something, and [`load`].
+
+pub mod load;
 
 use std::{
     collections::BTreeSet,

@@ -1,0 +1,253 @@
+//! Load while something else happens: new TCP connections at a constant rate, and UDP flows that stay.
+//!
+//! Each load has a thread of its own inside of the sender's namespace, and none waits for an answer before it goes on: the next
+//! connection begins when it is due, also those that were due while the machine was busy with other things. The first
+//! connection that fails, or flow that moves, ends the load.
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::mpsc,
+    thread::{Scope, ScopedJoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use localnet_lab::Namespace;
+use tokio::{
+    io::AsyncReadExt as _,
+    net::{TcpSocket, UdpSocket},
+    runtime::Builder,
+    sync::oneshot,
+    task::JoinSet,
+    time::{MissedTickBehavior, interval, timeout},
+};
+
+/// How long an answer may take. A packet that was lost is sent again after one second.
+const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+/// So many connections at a time have not been answered only if something is wrong.
+const MOST_PENDING: usize = 500;
+
+/// A load that runs until [`Load::finish`].
+#[derive(Debug)]
+pub struct Load<'scope> {
+    stop: oneshot::Sender<()>,
+    thread: ScopedJoinHandle<'scope, anyhow::Result<Answered>>,
+}
+
+/// What a load has come to: everything was answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Answered {
+    /// How many connections or datagrams.
+    pub count: usize,
+    /// How long it went on.
+    pub took: Duration,
+    /// The longest time that one of them took.
+    pub slowest: Duration,
+}
+
+/// New TCP connections: from where, where to, how many.
+#[derive(Clone, Debug)]
+pub struct Connections {
+    /// Their source address; the kernel's choice when absent.
+    pub source: Option<IpAddr>,
+    /// Where they go, in turn.
+    pub to: Vec<SocketAddr>,
+    /// Who may answer.
+    pub endpoints: BTreeSet<SocketAddr>,
+    /// How many begin in a second.
+    pub rate: u32,
+}
+
+impl<'scope> Load<'scope> {
+    /// Begins to connect from a namespace.
+    pub fn connections<'env>(
+        scope: &'scope Scope<'scope, 'env>,
+        from: &'env Namespace,
+        connections: Connections,
+    ) -> Self {
+        let (stop, stopped) = oneshot::channel();
+        let work = move || run(from, connect_by_schedule(connections, stopped));
+        Self { stop, thread: scope.spawn(work) }
+    }
+
+    /// Opens so many UDP flows from a namespace and sends a datagram over each of them, again and again. Also returns the endpoints
+    /// that they have; each flow must stay with its own.
+    ///
+    /// # Errors
+    /// One of them is not answered.
+    pub fn flows<'env>(
+        scope: &'scope Scope<'scope, 'env>,
+        from: &'env Namespace,
+        to: SocketAddr,
+        count: usize,
+        every: Duration,
+    ) -> anyhow::Result<(Self, BTreeSet<SocketAddr>)> {
+        let (stop, stopped) = oneshot::channel();
+        let (opened, endpoints) = mpsc::channel();
+        let thread = scope.spawn(move || {
+            run(from, async move {
+                let mut flows = Vec::new();
+                for _ in 0..count {
+                    flows.push(Flow::open(to).await.with_context(|| format!("opening a flow to {to}"))?);
+                }
+                // Nobody listens only if the test has failed meanwhile.
+                _ = opened.send(flows.iter().map(|flow| flow.endpoint).collect());
+                keep_asking(&flows, every, stopped).await
+            })
+        });
+        match endpoints.recv() {
+            Ok(endpoints) => Ok((Self { stop, thread }, endpoints)),
+            Err(_) => match thread.join().expect("a load does not panic") {
+                Ok(_) => anyhow::bail!("the flows to {to} ended at once"),
+                Err(error) => Err(error),
+            },
+        }
+    }
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// Something was not answered, or by the wrong endpoint.
+    pub fn finish(self) -> anyhow::Result<Answered> {
+        // A load that has failed has stopped by itself.
+        _ = self.stop.send(());
+        self.thread.join().expect("a load does not panic")
+    }
+}
+
+impl Answered {
+    /// How many a second.
+    pub fn rate(&self) -> f64 {
+        self.count as f64 / self.took.as_secs_f64()
+    }
+
+    /// Of loads that went on at the same time.
+    pub fn together(loads: impl IntoIterator<Item = Self>) -> Self {
+        let add = |all: Self, one: Self| Self {
+            count: all.count + one.count,
+            took: all.took.max(one.took),
+            slowest: all.slowest.max(one.slowest),
+        };
+        loads.into_iter().fold(Self::default(), add)
+    }
+}
+
+fn run<T: Send>(from: &Namespace, load: impl Future<Output = anyhow::Result<T>> + Send) -> anyhow::Result<T> {
+    // Sockets are in the namespace of the thread that makes them: a runtime of one thread.
+    from.run(|| Builder::new_current_thread().enable_all().build()?.block_on(load))
+}
+
+async fn connect_by_schedule(connections: Connections, mut stopped: oneshot::Receiver<()>) -> anyhow::Result<Answered> {
+    let Connections { source, to, endpoints, rate } = connections;
+    let mut due = interval(Duration::from_secs(1) / rate);
+    let mut destinations = to.iter().cycle();
+    let mut pending = JoinSet::new();
+    let mut answered = Answered::default();
+    let began = Instant::now();
+    let check = |answer: anyhow::Result<(SocketAddr, Duration)>, to_go: &mut Answered| {
+        let context = || format!("after {} connections", to_go.count);
+        let (endpoint, took) = answer.with_context(context)?;
+        anyhow::ensure!(endpoints.contains(&endpoint), "{endpoint} answered, which is none of {endpoints:?}");
+        to_go.count += 1;
+        to_go.slowest = to_go.slowest.max(took);
+        Ok(())
+    };
+    loop {
+        tokio::select! {
+            _ = &mut stopped => break,
+            _ = due.tick() => {
+                anyhow::ensure!(pending.len() < MOST_PENDING, "{MOST_PENDING} connections wait for an answer");
+                let to = *destinations.next().context("connections go nowhere")?;
+                pending.spawn(connect(source, to));
+            }
+            Some(answer) = pending.join_next() => check(answer.context("a connection panicked")?, &mut answered)?,
+        }
+    }
+    answered.took = began.elapsed();
+    while let Some(answer) = pending.join_next().await {
+        check(answer.context("a connection panicked")?, &mut answered)?;
+    }
+    Ok(answered)
+}
+
+/// Who answered, and how long it took.
+async fn connect(source: Option<IpAddr>, to: SocketAddr) -> anyhow::Result<(SocketAddr, Duration)> {
+    let began = Instant::now();
+    let (socket, any) = match to {
+        SocketAddr::V4(_) => (TcpSocket::new_v4()?, IpAddr::from(Ipv4Addr::UNSPECIFIED)),
+        SocketAddr::V6(_) => (TcpSocket::new_v6()?, IpAddr::from(Ipv6Addr::UNSPECIFIED)),
+    };
+    // Ports of connections that have ended are used again.
+    socket.set_reuseaddr(true)?;
+    socket.bind(SocketAddr::new(source.unwrap_or(any), 0))?;
+    let from = socket.local_addr()?;
+    let ask = async {
+        let mut stream = socket.connect(to).await.context("connecting")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.context("reading the answer")?;
+        name(&answer)
+    };
+    let answered = timeout(ANSWER_WITHIN, ask).await.map_err(anyhow::Error::from).flatten();
+    Ok((answered.with_context(|| format!("from {from} to {to}"))?, began.elapsed()))
+}
+
+/// A UDP flow, with the endpoint that it was sent to first.
+struct Flow {
+    socket: UdpSocket,
+    endpoint: SocketAddr,
+}
+
+impl Flow {
+    async fn open(to: SocketAddr) -> anyhow::Result<Self> {
+        let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let socket = UdpSocket::bind(SocketAddr::new(any, 0)).await?;
+        socket.connect(to).await?;
+        let endpoint = ask(&socket).await?;
+        Ok(Self { socket, endpoint })
+    }
+}
+
+async fn keep_asking(flows: &[Flow], every: Duration, mut stopped: oneshot::Receiver<()>) -> anyhow::Result<Answered> {
+    let mut due = interval(every);
+    due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut answered = Answered::default();
+    let began = Instant::now();
+    loop {
+        tokio::select! {
+            _ = &mut stopped => break,
+            _ = due.tick() => {}
+        }
+        for Flow { socket, endpoint } in flows {
+            let asked = Instant::now();
+            let now = ask(socket).await.with_context(|| format!("after {} datagrams", answered.count))?;
+            anyhow::ensure!(now == *endpoint, "a flow has moved from {endpoint} to {now}");
+            answered.count += 1;
+            answered.slowest = answered.slowest.max(asked.elapsed());
+        }
+    }
+    answered.took = began.elapsed();
+    Ok(answered)
+}
+
+/// A datagram over a flow: the endpoint that answers.
+async fn ask(socket: &UdpSocket) -> anyhow::Result<SocketAddr> {
+    socket.send(b"who is there?").await?;
+    let mut answer = [0; 256];
+    let length = timeout(ANSWER_WITHIN, socket.recv(&mut answer)).await.context("waiting for an answer")??;
+    name(&String::from_utf8_lossy(&answer[..length]))
+}
+
+/// The name that the lab's servers begin their answer with.
+fn name(answer: &str) -> anyhow::Result<SocketAddr> {
+    let word = answer.split_whitespace().next();
+    word.and_then(|word| word.parse().ok()).with_context(|| format!("a strange answer: {answer:?}"))
+}
+
+impl fmt::Display for Answered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { count, took, slowest } = self;
+        write!(f, "{count} in {took:.1?} ({:.0} a second, the slowest in {slowest:.1?})", self.rate())
+    }
+}
