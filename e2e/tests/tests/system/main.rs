@@ -2,6 +2,7 @@
 //!
 //! | file | what it shows |
 //! |---|---|
+//! | `api_server` | an API server that is away for a minute changes nothing. It comes first by name: it is the longest |
 //! | `bad_input` | wrong files and full disks |
 //! | `cluster` | from a live API server to a packet |
 //! | `differential` | the oracle, the nft backend and kube-proxy agree |
@@ -9,6 +10,7 @@
 //! | `repair` | what others do to the tables is put right |
 //! | `restarts` | restarts interrupt no packet |
 
+mod api_server;
 mod bad_input;
 mod cluster;
 mod differential;
