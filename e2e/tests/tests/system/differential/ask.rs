@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
 };
 
 use localnet_client::route::Outcome;
@@ -15,6 +16,9 @@ const CONNECTIONS: usize = 3;
 /// With n endpoints, the chance that one of them is missed in n times as many connections is below 10⁻¹⁴.
 const MOST_CONNECTIONS_PER_ENDPOINT: usize = 40;
 
+/// All of them together take a second, unless packets are lost.
+const LONGEST: Duration = Duration::from_secs(10);
+
 /// What came of a question on one side.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Seen {
@@ -23,6 +27,15 @@ pub(crate) struct Seen {
     /// What else came of it: a reject, silence, no route.
     pub(crate) others: BTreeSet<probe::Outcome>,
     pub(crate) connections: usize,
+    /// When it was asked.
+    pub(crate) span: Option<Span>,
+}
+
+/// A span of time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Span {
+    pub(crate) began: Instant,
+    pub(crate) ended: Instant,
 }
 
 impl fmt::Display for Seen {
@@ -56,6 +69,7 @@ impl Asked {
             Outcome::Drop => (probe.timeout(probe::SILENCE), 1, usize::MAX),
         };
         let mut seen = Seen::default();
+        let began = Instant::now();
         question.home(network)?.probe_until(probe, most, |outcome| {
             seen.connections += 1;
             match outcome {
@@ -66,9 +80,11 @@ impl Asked {
                     seen.others.insert(other);
                 }
             }
-            // Silence takes long, and is wrong or expected.
-            seen.others.contains(&probe::Outcome::Dropped) || seen.answers.len() >= choices
+            // Silence takes long, and is wrong or expected; so does a connection that is answered only when it is asked for again.
+            let is_silent = seen.others.contains(&probe::Outcome::Dropped) || began.elapsed() > LONGEST;
+            is_silent || seen.answers.len() >= choices
         })?;
+        seen.span = Some(Span { began, ended: Instant::now() });
         Ok(seen)
     }
 }

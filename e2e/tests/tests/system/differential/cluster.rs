@@ -5,10 +5,11 @@ use std::{collections::BTreeMap, net::IpAddr};
 use localnet_lab::Protocol;
 use serde_json::{Value, json};
 
-/// The Services of a cluster, by slot.
+/// The Services of a cluster, by slot, and the zone that the Node says it is in.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Cluster {
     pub(crate) services: BTreeMap<u8, Service>,
+    pub(crate) zone: Option<&'static str>,
 }
 
 /// What kind of Service; ExternalName and headless ones are nothing to a service proxy.

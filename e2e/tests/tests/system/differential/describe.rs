@@ -11,8 +11,9 @@ use super::{
 impl Scene<'_> {
     pub(crate) fn describe(&self, asked: &Asked, [ours, theirs]: [&Seen; 2]) -> String {
         let mut text = format!(
-            "  cluster: SEED={}, after {} changes\n  packet: {}\n  oracle: {:?}\n  ours: {ours}\n  kube-proxy: {theirs}\n",
-            self.seed, self.changes, asked.question, asked.expected,
+            "  cluster: SEED={}, after {} changes\n  node: zone {:?}, {}\n  packet: {}\n  oracle: {:?}\n  ours: {ours}\n  \
+             kube-proxy: {theirs}\n",
+            self.seed, self.changes, self.cluster.zone, self.setup, asked.question, asked.expected,
         );
         let to = asked.question.to.ip();
         let concerns = |service: &&Service| {

@@ -2,11 +2,16 @@
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
-use localnet_client::route::{self, Origin, Outcome, Packet};
-use localnet_lab::probe;
+use localnet_client::{
+    Snapshot,
+    route::{self, Origin, Outcome, Packet},
+};
+use localnet_lab::{Topology, probe};
 
 use super::{
     ask::{Asked, Seen},
+    judge::judge,
+    pools,
     run::Scene,
     world::Side,
 };
@@ -17,6 +22,7 @@ pub(crate) struct Difference<'a> {
     pub(crate) asked: &'a Asked,
     pub(crate) seen: &'a Seen,
     pub(crate) scene: &'a Scene<'a>,
+    pub(crate) topology: &'a Topology,
     /// All that is wrong is that a client has another endpoint by another address of the Service.
     pub(crate) by_another_address: bool,
 }
@@ -26,9 +32,12 @@ struct Entry {
     matches: fn(&Difference<'_>) -> bool,
 }
 
-const ENTRIES: [Entry; 2] = [
+const ENTRIES: [Entry; 5] = [
     Entry { number: 1, matches: translated_packet_meets_another_service },
     Entry { number: 2, matches: |difference| difference.side == Side::Ours && difference.by_another_address },
+    Entry { number: 3, matches: |difference| claimant_has_it(difference, |claimants| claimants >= 2) },
+    Entry { number: 4, matches: |difference| claimant_has_it(difference, |claimants| claimants == 1) },
+    Entry { number: 5, matches: node_port_of_link_local_address },
 ];
 
 /// The number of the entry that explains it.
@@ -40,17 +49,50 @@ fn translated_packet_meets_another_service(difference: &Difference<'_>) -> bool 
     let Difference { side: Side::KubeProxy, asked, seen, scene, .. } = difference else { return false };
     let Outcome::Endpoints { choices, .. } = &asked.expected else { return false };
     let answered = |choice: &SocketAddr| seen.answers.keys().any(|(by, _)| by == choice);
-    let meets = |choice: &SocketAddr| {
+    let meets_in = |state: &Snapshot, choice: &SocketAddr| {
+        let asked_for = asked.question.packet(scene.setup);
         // The other Service's policy would let some senders through, were they translated once more.
-        [asked.question.packet().origin, Origin::Outside].into_iter().any(|origin| {
-            let packet = Packet { destination: choice.ip(), port: choice.port(), origin, ..asked.question.packet() };
-            let outcome = match route::route(scene.state, scene.rules, &packet) {
+        [asked_for.origin, Origin::Outside].into_iter().any(|origin| {
+            let packet = Packet { destination: choice.ip(), port: choice.port(), origin, ..asked_for };
+            let outcome = match route::route(state, &scene.setup.rules(choice.ip()), &packet) {
                 Outcome::Reject => probe::Outcome::Rejected,
                 Outcome::Drop => probe::Outcome::Dropped,
                 Outcome::Endpoints { .. } | Outcome::NotOurs => return false,
             };
-            !answered(choice) && seen.others == BTreeSet::from([outcome])
+            // A client that hears nothing asks again, and may be sent to another endpoint.
+            let again = outcome == probe::Outcome::Dropped && seen.others.is_empty();
+            !answered(choice) && (again || seen.others == BTreeSet::from([outcome]))
         })
     };
+    let meets = |choice: &SocketAddr| {
+        meets_in(scene.state, choice) || scene.claimants(choice.ip()).iter().any(|state| meets_in(state, choice))
+    };
     seen.answers.keys().all(|(by, _)| choices.contains(by)) && choices.iter().any(meets)
+}
+
+/// One of several Services that claim the address has the packet, as if it were alone: one of those that claim its port, too.
+fn claimant_has_it(difference: &Difference<'_>, is_number: fn(usize) -> bool) -> bool {
+    let Difference { side: Side::KubeProxy, asked, seen, scene, topology, .. } = difference else { return false };
+    let to = asked.question.to.ip();
+    let claimants = scene.claimants(to);
+    let outcomes: Vec<Outcome> = scene
+        .claims_of_port(&claimants, asked)
+        .map(|state| route::route(state, &scene.setup.rules(to), &asked.question.packet(scene.setup)))
+        .collect();
+    // How often it was asked follows from what was expected.
+    let asked = |expected| Asked { expected, cover: false, ..(*asked).clone() };
+    let is_right = |expected: Outcome| judge(&asked(expected), seen, topology).is_none();
+    claimants.len() >= 2 && is_number(outcomes.len()) && outcomes.into_iter().any(is_right)
+}
+
+/// The NodePort is answered there, as on the node's other addresses.
+fn node_port_of_link_local_address(difference: &Difference<'_>) -> bool {
+    let Difference { side: Side::KubeProxy, asked, seen, scene, topology, .. } = difference else { return false };
+    let to = asked.question.to.ip();
+    let mut rules = scene.setup.rules(to);
+    if to != pools::LINK_LOCAL || scene.setup.is_restricted(to) || !rules.node_port_addresses.insert(to) {
+        return false;
+    }
+    let expected = route::route(scene.state, &rules, &asked.question.packet(scene.setup));
+    judge(&Asked { expected, ..(*asked).clone() }, seen, topology).is_none()
 }

@@ -31,15 +31,18 @@ const SOURCE_RANGES: [&str; 10] = [
 impl Cluster {
     /// A new cluster.
     pub(crate) fn random(random: &mut Random) -> Self {
-        let mut cluster = Self::default();
+        let mut cluster = Self { zone: zone(random), ..Self::default() };
         for slot in random.some(&slots(), FEWEST..usize::from(pools::SLOTS) + 1) {
             cluster.add(slot, 'a', random);
         }
         cluster
     }
 
-    /// Some Services come, go and change; most stay.
+    /// Some Services come, go and change; most stay. Sometimes the Node is said to be in another zone.
     pub(crate) fn change(&mut self, random: &mut Random) {
+        if random.percent(20) {
+            self.zone = zone(random);
+        }
         for _ in 0..3 + random.below(5) {
             let slot = *random.pick(&slots());
             let Some(mut service) = self.services.remove(&slot) else {
@@ -79,7 +82,8 @@ impl Cluster {
         ]);
         let [v4, v6] = pools::cluster_ips(slot);
         let ports = ports(slot, random);
-        let taken = self.taken_beside(slot);
+        // Some do not ask what others have claimed.
+        let taken = if random.percent(20) { BTreeSet::new() } else { self.taken_beside(slot) };
         let free = |pool: Vec<IpAddr>| -> Vec<IpAddr> {
             let is_free = |ip: &IpAddr| ports.iter().all(|port| !taken.contains(&(*ip, port.protocol, port.number)));
             pool.into_iter().filter(is_free).collect()
@@ -106,7 +110,7 @@ impl Cluster {
             },
             internal_local: random.percent(25),
             external_local: random.percent(40),
-            affinity: random.percent(25).then(|| *random.pick(&[60, 600, 10_800, 86_400])),
+            affinity: random.percent(25).then(|| *random.pick(&[1, 2, 60, 600, 10_800, 86_400])),
             other_proxy: random.percent(4),
             allocate_node_ports: random.percent(75),
             health_port: pools::health_port(slot),
@@ -123,10 +127,15 @@ impl Cluster {
     }
 }
 
+fn zone(random: &mut Random) -> Option<&'static str> {
+    random.weighted(&[(6, Some(pools::ZONES[0])), (2, Some(pools::ZONES[1])), (1, None), (1, Some("zone-of-nobody"))])
+}
+
 fn slots() -> Vec<u8> {
     (0..pools::SLOTS).collect()
 }
 
+/// What a Service claims outside of the cluster.
 fn claims(service: &Service) -> impl Iterator<Item = (IpAddr, Protocol, u16)> + '_ {
     let addresses = service.ingress.iter().map(|ingress| ingress.ip).chain(service.external_ips.iter().copied());
     addresses.flat_map(|ip| service.ports.iter().map(move |port| (ip, port.protocol, port.number)))
@@ -327,7 +336,7 @@ fn mix(service: &mut Service, other: Service, random: &mut Random) {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_cluster_and_no_two_services_claim_the_same() {
+fn the_same_seed_gives_the_same_cluster_and_some_services_claim_the_same() {
     let grow = |seed| {
         let mut random = Random::new(seed);
         let mut cluster = Cluster::random(&mut random);
@@ -338,6 +347,7 @@ fn the_same_seed_gives_the_same_cluster_and_no_two_services_claim_the_same() {
         }
         all
     };
+    let (mut clashing, mut all) = (0, 0);
     for seed in 0..50 {
         let clusters = grow(seed);
         assert_eq!(clusters, grow(seed));
@@ -345,10 +355,14 @@ fn the_same_seed_gives_the_same_cluster_and_no_two_services_claim_the_same() {
         for cluster in clusters {
             assert!(cluster.services.len() <= usize::from(pools::SLOTS));
             let mut claimed = BTreeSet::new();
-            for service in cluster.services.values() {
+            let clashes = |service: &Service| {
                 let own: BTreeSet<_> = claims(service).collect();
-                assert!(own.iter().all(|claim| claimed.insert(*claim)), "seed {seed}: {}", service.name);
-            }
+                own.into_iter().filter(|claim| !claimed.insert(*claim)).count()
+            };
+            let clashes: usize = cluster.services.values().map(clashes).sum();
+            clashing += usize::from(clashes > 0);
+            all += 1;
         }
     }
+    assert!((all / 4..all).contains(&clashing), "{clashing} of {all} clusters have Services that claim the same");
 }

@@ -37,7 +37,9 @@ pub(crate) fn judge(asked: &Asked, seen: &Seen, topology: &Topology) -> Option<S
             {
                 return Some(format!("{} saw the source {}", wrong.0, wrong.1));
             }
-            if affinity.is_some() && by.len() > 1 {
+            let lasted = seen.span.map_or(0.0, |span| span.ended.duration_since(span.began).as_secs_f64());
+            let stays = affinity.is_some_and(|seconds| lasted < f64::from(seconds) * 0.8);
+            if stays && by.len() > 1 {
                 return Some("the client does not stay with one endpoint".to_owned());
             }
             let missed = choices.difference(&by).next().filter(|_| asked.cover && affinity.is_none())?;
@@ -77,6 +79,7 @@ fn what_the_oracle_does_not_say_is_wrong() {
         answers: answers.iter().map(|answer| (*answer, 1)).collect(),
         others: others.iter().copied().collect(),
         connections: 1,
+        span: None,
     };
     let all = |source| seen(&[(one, source), (two, source), (host, client)], &[]);
     for (asked, seen, right) in [

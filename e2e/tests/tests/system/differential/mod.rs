@@ -7,10 +7,12 @@
 //!                                            └─▶ kube-proxy in network B ─────────▶ packets ──┘
 //! ```
 //!
-//! A cluster grows in steps: Services come, change and go, and both sides follow. After each step, when both have come to the
-//! same state, the same random packets are sent in both networks. `N` packets at least, `SEED` for the same ones again.
+//! A cluster grows in steps: Services come, change and go, the Node moves to another zone, and both sides follow; half-way both are
+//! started again with other flags. After each step, when both have come to the same state, the same random packets are sent in
+//! both networks. `N` packets at least, `SEED` for the same ones again.
 //! What differs is either an entry of `docs/differences.md` or a failure.
 
+mod alone;
 mod ask;
 mod cluster;
 mod describe;
@@ -22,6 +24,7 @@ mod question;
 mod random;
 mod report;
 mod run;
+mod setup;
 mod sticky;
 mod world;
 mod write;
@@ -30,6 +33,8 @@ use std::{env, io::Write as _, time::Instant};
 
 use anyhow::Context as _;
 
+/// The chance that so many clients are all sent to the one of several endpoints that they had is below 10⁻¹².
+const ENOUGH_RETURNED: usize = 40;
 /// Packets of a run that is not told how many.
 const PACKETS: usize = 2000;
 /// The seed of the first half of a run that is not told one; the second half is new each time.
@@ -52,6 +57,8 @@ fn oracle_nft_backend_and_kube_proxy_agree() -> anyhow::Result<()> {
     let report = &runs.report;
     say(&format!("differential: {report} in {:.1?}", started.elapsed()));
     anyhow::ensure!(report.unexplained == 0, "{} unexplained differences, see above", report.unexplained);
+    let sticky::Returned { count, elsewhere } = report.returned;
+    anyhow::ensure!(count < ENOUGH_RETURNED || elsewhere > 0, "{count} clients came back, and affinity never ended");
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! What random clusters are made of: the addresses and ports of the lab that Services, endpoints and packets may name.
 //!
 //! Every address that a packet could reach untouched has something that answers there, so that "untouched" is seen and not
-//! merely missed. Two Services never claim the same address and port: kube-proxy then takes whichever it happens to see last.
+//! merely missed.
 
 use std::{
     collections::BTreeSet,
@@ -10,7 +10,7 @@ use std::{
 
 use localnet_lab::{
     Endpoint, Pod, Protocol, Topology,
-    topology::{NODE, Place},
+    topology::{NODE, NODE_TO_PODS, Place},
 };
 
 /// How many Services a cluster has at most. A slot has its own ClusterIPs, NodePorts and health check port, which go from one
@@ -25,9 +25,20 @@ const NODE_PORTS_OF_SLOT: u16 = 3;
 const FIRST_NODE_PORT: u16 = 30_000;
 const FIRST_HEALTH_PORT: u16 = 30_200;
 
-/// The node's second address in each family: no NodePorts there.
+/// The node's second address in each family, which is not its primary one.
 pub(crate) const SECOND: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 168, 1, 2)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 2))];
+
+/// A link-local address of the node. In the lab it is reached as any other one.
+pub(crate) const LINK_LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 1, 2));
+
+/// All addresses of the node that are of use to others.
+pub(crate) fn addresses_of_node() -> impl Iterator<Item = IpAddr> {
+    [NODE, SECOND, NODE_TO_PODS].into_iter().flatten().chain([LINK_LOCAL])
+}
+
+/// Zones of nodes.
+pub(crate) const ZONES: [&str; 2] = ["zone-a", "zone-b"];
 
 /// The addresses of a slot's Service: IPv4, IPv6.
 pub(crate) fn cluster_ips(slot: u8) -> [IpAddr; 2] {
@@ -73,7 +84,7 @@ pub(crate) fn pod(place: Place, number: u8) -> Pod {
 
 pub(crate) fn topology() -> Topology {
     let pods = [Place::Local, Place::Remote].into_iter().flat_map(|place| PODS.map(|number| pod(place, number)));
-    Topology { pods: pods.collect(), node_addresses: SECOND.to_vec() }
+    Topology { pods: pods.collect(), node_addresses: [&SECOND[..], &[LINK_LOCAL]].concat() }
 }
 
 /// Everything that answers.
@@ -82,7 +93,7 @@ pub(crate) fn servers() -> BTreeSet<Endpoint> {
     let behind = pods.chain(NODE).chain(FOREIGN.into_iter().flatten()).map(|address| (address, &ENDPOINT_PORTS[..]));
     let external = external_ips().into_iter().chain(load_balancer_ips()).map(|address| (address, &SERVICE_PORTS[..]));
     let node_ports: Vec<u16> = (0..SLOTS).flat_map(node_ports).collect();
-    let of_node = NODE.into_iter().chain(SECOND).map(|address| (address, &node_ports[..]));
+    let of_node = addresses_of_node().map(|address| (address, &node_ports[..]));
     let all = behind.chain(external).chain(of_node).flat_map(|(address, ports)| {
         let at = move |port: &u16| SocketAddr::new(address, *port);
         PROTOCOLS

@@ -5,16 +5,17 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use localnet_client::route::{Origin, Packet};
+use localnet_client::route::Packet;
 use localnet_lab::{
     Namespace, Network, Pod, Protocol,
-    topology::{CLIENT, CLIENT_TWO, NODE, Place, of_family},
+    topology::{CLIENT, CLIENT_TWO, NODE, NODE_TO_PODS, Place, of_family},
 };
 
 use super::{
     cluster::{Cluster, Service},
     pools,
     random::Random,
+    setup::Setup,
 };
 
 /// Who sends.
@@ -83,18 +84,14 @@ impl Question {
         }
     }
 
-    /// As the oracle sees it.
-    pub(crate) fn packet(&self) -> Packet {
+    /// As the oracle sees it, on a node that is set up so.
+    pub(crate) fn packet(&self, setup: &Setup) -> Packet {
         let protocol = match self.protocol {
             Protocol::Tcp => localnet_proto::Protocol::Tcp,
             Protocol::Udp => localnet_proto::Protocol::Udp,
             Protocol::Sctp => localnet_proto::Protocol::Sctp,
         };
-        let origin = match self.sender {
-            Sender::Pod(_) => Origin::Pod,
-            Sender::Node => Origin::Node,
-            Sender::Client | Sender::SecondClient => Origin::Outside,
-        };
+        let origin = setup.origin(self.sender, self.to.ip());
         Packet { source: self.source(), destination: self.to.ip(), protocol, port: self.to.port(), origin }
     }
 }
@@ -136,7 +133,7 @@ fn destination(service: &Service, slot: u8, random: &mut Random) -> (Protocol, S
         (16, Aim::External),
         (20, Aim::LoadBalancer),
         (20, Aim::NodePort),
-        (3, Aim::NodePortElsewhere),
+        (8, Aim::NodePortElsewhere),
         (4, Aim::OtherPort),
         (3, Aim::OtherProtocol),
         (2, Aim::Unallocated),
@@ -154,7 +151,10 @@ fn destination(service: &Service, slot: u8, random: &mut Random) -> (Protocol, S
     let (protocol, ip, number) = match aim {
         Aim::ClusterIp | Aim::External | Aim::LoadBalancer => (own, *random.pick(&addresses(aim)), number),
         Aim::NodePort => (own, *random.pick(&NODE), port.node_port),
-        Aim::NodePortElsewhere => (own, *random.pick(&pools::SECOND), port.node_port),
+        Aim::NodePortElsewhere => {
+            let elsewhere = [&pools::SECOND[..], &NODE_TO_PODS, &[pools::LINK_LOCAL]].concat();
+            (own, *random.pick(&elsewhere), port.node_port)
+        }
         Aim::OtherPort => (own, *random.pick(&any), other_port),
         Aim::OtherProtocol => (other_protocol, *random.pick(&any), number),
         // A slot beyond the last one, or of a Service that is not there now.

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt};
 
 use localnet_client::route::Outcome;
 
-use super::ask::Asked;
+use super::{ask::Asked, sticky::Returned};
 
 /// Counts of a run.
 #[derive(Debug, Default)]
@@ -14,6 +14,7 @@ pub(crate) struct Report {
     pub(crate) packets: usize,
     pub(crate) connections: usize,
     pub(crate) unexplained: usize,
+    pub(crate) returned: Returned,
     expected: BTreeMap<&'static str, usize>,
     protocols: BTreeMap<String, usize>,
     explained: BTreeMap<usize, usize>,
@@ -44,11 +45,16 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { clusters, states, packets, connections, unexplained, .. } = self;
+        let Self { clusters, states, packets, connections, unexplained, returned, .. } = self;
         write!(f, "{packets} packets ({connections} connections) in {states} states of {clusters} clusters: ")?;
         let kinds = self.expected.iter().map(|(kind, count)| format!("{count} {kind}"));
         let protocols = self.protocols.iter().map(|(protocol, count)| format!("{count} {protocol}"));
         write!(f, "{}; {}; ", kinds.collect::<Vec<_>>().join(", "), protocols.collect::<Vec<_>>().join(", "))?;
+        let Returned { count, elsewhere } = returned;
+        write!(
+            f,
+            "{count} clients came back after their affinity had ended, {elsewhere} of them were sent elsewhere; "
+        )?;
         for (entry, count) in &self.explained {
             write!(f, "{count} as entry {entry} of docs/differences.md, ")?;
         }

@@ -1,21 +1,15 @@
 //! One run: clusters from a seed, steps of each, packets after each step, on both sides.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-    thread,
-};
+use std::{collections::BTreeMap, net::IpAddr, thread};
 
 use localnet_client::{
     Snapshot,
-    route::{self, Outcome, Rules},
+    route::{self, Outcome},
 };
-use localnet_lab::{
-    Pod, Protocol,
-    topology::{NODE, Place},
-};
+use localnet_lab::{Pod, Protocol, topology::Place};
 
 use super::{
+    alone,
     ask::{Asked, Seen},
     cluster::Cluster,
     differences::{Difference, explain},
@@ -24,12 +18,15 @@ use super::{
     random::Random,
     report::Report,
     say,
+    setup::Setup,
     sticky::Memory,
     world::{Side, World},
     write::Writer,
 };
 
 const STATES_PER_CLUSTER: usize = 8;
+/// In the second half of them the programs have other flags.
+const USUAL_STATES: usize = 4;
 const PACKETS_PER_STATE: usize = 63;
 /// One question in so many goes on until every endpoint has answered.
 const COVERED: usize = 5;
@@ -52,7 +49,7 @@ pub(crate) struct Scene<'a> {
     pub(crate) changes: usize,
     pub(crate) cluster: &'a Cluster,
     pub(crate) state: &'a Snapshot,
-    pub(crate) rules: &'a Rules,
+    pub(crate) setup: &'a Setup,
 }
 
 impl Runs {
@@ -69,15 +66,17 @@ impl Runs {
             self.report.clusters += 1;
             let mut random = Random::new(seed);
             let mut cluster = Cluster::random(&mut random);
+            let unusual = Setup::random(&mut random);
             for changes in 0..STATES_PER_CLUSTER {
+                let setup = if changes < USUAL_STATES { Setup::USUAL } else { unusual };
+                self.world.set_up(&setup)?;
                 let sentinel = self.world.block_on(self.writer.write(&cluster))?;
                 let state = self.world.settle(sentinel)?;
-                let node_port_addresses = BTreeSet::from(NODE);
-                let rules = Rules { masquerade_all: false, detects_pods: true, node_port_addresses };
-                let scene = Scene { seed, changes, cluster: &cluster, state: &state, rules: &rules };
+                let scene = Scene { seed, changes, cluster: &cluster, state: &state, setup: &setup };
                 self.compare(&scene, &mut random)?;
                 cluster.change(&mut random);
             }
+            self.report.returned = self.memory.returned;
             // Each cluster has a seed of its own, with which it is the first one of a run.
             seed = Random::new(seed).number() >> 32;
         }
@@ -85,6 +84,7 @@ impl Runs {
     }
 
     fn compare(&mut self, scene: &Scene<'_>, random: &mut Random) -> anyhow::Result<()> {
+        self.memory.enter(scene);
         let asked: Vec<Asked> = (0..PACKETS_PER_STATE).map(|_| scene.draw(random)).collect();
         let seen = ask_all(&self.world, &asked)?;
         self.report.states += 1;
@@ -97,7 +97,8 @@ impl Runs {
                 let left = self.memory.check(side, asked, seen, scene);
                 let by_another_address = wrong.is_none() && left.as_ref().is_some_and(|left| left.by_another_address);
                 let Some(wrong) = wrong.or(left.map(|left| left.wrong)) else { continue };
-                match explain(&Difference { side, asked, seen, scene, by_another_address }) {
+                let topology = self.world.network(side).topology();
+                match explain(&Difference { side, asked, seen, scene, topology, by_another_address }) {
                     Some(entry) => self.report.explained(entry),
                     None => {
                         self.report.unexplained += 1;
@@ -111,11 +112,32 @@ impl Runs {
 }
 
 impl Scene<'_> {
-    /// A question that an answer can come back to: nobody sees what a remote pod gets from another one directly.
+    /// See [`alone::claimants`].
+    pub(crate) fn claimants(&self, address: IpAddr) -> Vec<Snapshot> {
+        alone::claimants(self.cluster, address, &self.state.node)
+    }
+
+    /// Those that also claim protocol and port.
+    pub(crate) fn claims_of_port<'a>(
+        &self,
+        claimants: &'a [Snapshot],
+        asked: &Asked,
+    ) -> impl Iterator<Item = &'a Snapshot> {
+        let packet = asked.question.packet(self.setup);
+        let claims = move |state: &&Snapshot| {
+            let mut ports = state.services.values().flat_map(|service| &service.ports);
+            ports.any(|port| port.protocol == packet.protocol && port.port == packet.port)
+        };
+        claimants.iter().filter(claims)
+    }
+
+    /// A question that an answer can come back to. What is not masqueraded and goes to a remote pod is answered past the node, to
+    /// somebody who has asked another address.
     fn draw(&self, random: &mut Random) -> Asked {
         loop {
             let question = Question::random(self.cluster, random);
-            let expected = route::route(self.state, self.rules, &question.packet());
+            let rules = self.setup.rules(question.to.ip());
+            let expected = route::route(self.state, &rules, &question.packet(self.setup));
             let is_remote = |ip: IpAddr| Pod::at(ip).is_some_and(|pod| pod.place == Place::Remote);
             let past_the_node = match &expected {
                 Outcome::Endpoints { choices, masquerade, .. } => {
@@ -128,7 +150,12 @@ impl Scene<'_> {
                     false
                 }
             };
-            if past_the_node && matches!(question.sender, Sender::Pod(pod) if pod.place == Place::Remote) {
+            let beyond_the_router = match question.sender {
+                Sender::Pod(pod) => pod.place == Place::Remote,
+                Sender::Client | Sender::SecondClient => true,
+                Sender::Node => false,
+            };
+            if past_the_node && beyond_the_router {
                 continue;
             }
             return Asked { question, expected, cover: random.below(COVERED) == 0 };

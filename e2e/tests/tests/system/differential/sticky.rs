@@ -1,16 +1,22 @@
 //! Session affinity from one question to the next: a client stays with its endpoint whichever address of the Service it asks,
 //! and whatever happens to other Services, as long as the endpoint serves what it asks for. One that has got another endpoint
 //! from where the first does not serve, under a policy Local, has two of them to return to.
+//!
+//! Where affinity ends within the run, a client stays for so long, and afterwards is sent anywhere.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
 };
 
 use localnet_client::route::Outcome;
+use localnet_lab::Protocol;
+use localnet_proto::Service as Localized;
 
 use super::{
-    ask::{Asked, Seen},
+    ask::{Asked, Seen, Span},
     cluster::Service,
     run::Scene,
     world::Side,
@@ -20,10 +26,38 @@ use super::{
 type Client = (Side, IpAddr, PortKey);
 /// Names of a Service and of its port.
 type PortKey = (String, String);
+/// A client of an address and port.
+type AddressClient = (Side, IpAddr, Protocol, SocketAddr);
+
+/// Affinity that lasts as long does not end within a run.
+const LONG: u32 = 60;
+/// A client that comes back after so long a part of its time stays for certain.
+const SURELY_WITHIN: f64 = 0.8;
+/// The kernel's clock is not ours.
+const SURELY_AFTER: Duration = Duration::from_millis(200);
 
 /// Where clients have been sent since their Service was as it is.
 #[derive(Debug, Default)]
-pub(crate) struct Memory(BTreeMap<Client, (Service, Endpoints)>);
+pub(crate) struct Memory {
+    clients: BTreeMap<Client, (Known, Endpoints)>,
+    short: BTreeMap<AddressClient, (Known, SocketAddr, Span)>,
+    pub(crate) returned: Returned,
+}
+
+/// Clients of our backend that came back after their time was over, to one of several endpoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Returned {
+    pub(crate) count: usize,
+    /// So many of them were sent to another endpoint than before.
+    pub(crate) elsewhere: usize,
+}
+
+/// A Service, and what the brain made of it.
+#[derive(Clone, Debug, PartialEq)]
+struct Known {
+    service: Service,
+    localized: Arc<Localized>,
+}
 
 /// Endpoints of a client, and what it asked for when it was sent there.
 type Endpoints = BTreeMap<SocketAddr, BTreeSet<SocketAddr>>;
@@ -37,20 +71,32 @@ pub(crate) struct Left {
 }
 
 impl Memory {
+    /// Forgets the clients of Services that are not what they were: endpoints may have gone and come back between two questions.
+    pub(crate) fn enter(&mut self, scene: &Scene<'_>) {
+        let stays = |known: &Known| Known::find(scene, &known.service.name).as_ref() == Some(known);
+        self.clients.retain(|_, (known, _)| stays(known));
+        self.short.retain(|_, (known, ..)| stays(known));
+    }
+
     /// What is wrong with an answer that is right for itself.
     pub(crate) fn check(&mut self, side: Side, asked: &Asked, seen: &Seen, scene: &Scene<'_>) -> Option<Left> {
-        let Outcome::Endpoints { choices, affinity: Some(_), .. } = &asked.expected else { return None };
+        let Outcome::Endpoints { choices, affinity: Some(seconds), .. } = &asked.expected else { return None };
+        let to = asked.question.to;
+        // kube-proxy may have sent it to any of several Services.
+        if side == Side::KubeProxy && scene.claims_of_port(&scene.claimants(to.ip()), asked).count() > 1 {
+            return None;
+        }
         let (by, _) = *seen.answers.keys().next()?;
         let port = port(scene, asked)?;
-        let service = scene.cluster.services.values().find(|service| service.name == port.0)?;
-        let client = (side, asked.question.source(), port);
-        let (then, known) = self.0.entry(client).or_insert_with(|| (service.clone(), Endpoints::new()));
-        if then != service {
-            (*then, *known) = (service.clone(), Endpoints::new());
+        let known = Known::find(scene, &port.0)?;
+        if *seconds < LONG {
+            return self.check_short(side, asked, (by, seen.span?), known, *seconds);
         }
-        let to = asked.question.to;
-        let left: Endpoints = known.clone().into_iter().filter(|(endpoint, _)| choices.contains(endpoint)).collect();
-        let had = known.entry(by).or_default();
+        let client = (side, asked.question.source(), port);
+        let (_, endpoints) = self.clients.entry(client).or_insert_with(|| (known, Endpoints::new()));
+        let left: Endpoints =
+            endpoints.clone().into_iter().filter(|(endpoint, _)| choices.contains(endpoint)).collect();
+        let had = endpoints.entry(by).or_default();
         let (is_new, is_new_here) = (had.is_empty(), had.insert(to));
         // kube-proxy may return to an endpoint that the client has by another address, under another policy.
         let left_here = (is_new || side == Side::Ours && is_new_here) && left.values().any(|asked| asked.contains(&to));
@@ -59,19 +105,56 @@ impl Memory {
             by_another_address: !left_here,
         })
     }
+
+    /// Each address for itself. kube-proxy's clients may have been seen at another address meanwhile: only ours are looked at.
+    fn check_short(
+        &mut self,
+        side: Side,
+        asked: &Asked,
+        (by, span): (SocketAddr, Span),
+        known: Known,
+        seconds: u32,
+    ) -> Option<Left> {
+        if side == Side::KubeProxy {
+            return None;
+        }
+        let question = &asked.question;
+        let client = (side, question.source(), question.protocol, question.to);
+        let (_, endpoint, before) = self.short.insert(client, (known, by, span))?;
+        let time = Duration::from_secs(seconds.into());
+        let Outcome::Endpoints { choices, .. } = &asked.expected else { return None };
+        if span.began.duration_since(before.ended) > time + SURELY_AFTER && choices.len() > 1 {
+            self.returned.count += 1;
+            self.returned.elsewhere += usize::from(endpoint != by);
+        }
+        let stays = span.ended.duration_since(before.began) < time.mul_f64(SURELY_WITHIN);
+        (stays && endpoint != by).then(|| Left {
+            wrong: format!("{by} is new to a client of {endpoint}, within {seconds} s"),
+            by_another_address: false,
+        })
+    }
 }
 
-/// Whose the packet is. No two Services claim the same address and port.
+impl Known {
+    fn find(scene: &Scene<'_>, name: &str) -> Option<Self> {
+        let service = scene.cluster.services.values().find(|service| service.name == name)?;
+        let localized = scene.state.services.values().find(|localized| *localized.key.name == *name)?;
+        Some(Self { service: service.clone(), localized: Arc::clone(localized) })
+    }
+}
+
+/// Whose the packet is.
 fn port(scene: &Scene<'_>, asked: &Asked) -> Option<PortKey> {
-    let packet = asked.question.packet();
+    let packet = asked.question.packet(scene.setup);
     let to = packet.destination;
+    let node_port_addresses = scene.setup.rules(to).node_port_addresses;
     scene.state.services.values().find_map(|service| {
         let vips = service.cluster_ips.iter().chain(&service.external_ips).chain(&service.load_balancer_ips);
         let is_vip = vips.into_iter().any(|vip| *vip == to);
         let mut ports = service.ports.iter().filter(|port| port.protocol == packet.protocol);
         let port = ports.find(|port| {
             is_vip && port.port == packet.port
-                || scene.rules.node_port_addresses.contains(&to) && port.node_port == Some(packet.port)
+                || node_port_addresses.contains(&to) && port.node_port == Some(packet.port)
         })?;
         Some((service.key.name.to_string(), port.name.to_string()))
     })

@@ -7,8 +7,9 @@
 //! ```
 
 use std::{
+    collections::BTreeSet,
     fs::File,
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     process::Stdio,
     time::{Duration, Instant},
 };
@@ -19,29 +20,42 @@ use localnet_controlplane::{ControlPlane, NewNode, Options, binary};
 use localnet_e2e::{PATIENCE, Programs};
 use localnet_lab::{
     Namespace, Network, Outcome, Probe, Protocol, Running, Servers,
-    topology::{CLUSTER_CIDRS, NODE, POD_CIDRS, SERVICE_CIDRS},
+    topology::{NODE, POD_CIDRS, SERVICE_CIDRS},
 };
 use localnet_proto::{Revision, ServiceKey, Update};
 use tokio::{runtime::Runtime, time::timeout};
 
 use super::{
     pools,
-    write::{NAMESPACE, SENTINEL, Sentinel, Writer},
+    setup::Setup,
+    write::{NAMESPACE, NODE_NAME, SENTINEL, Sentinel, Writer},
 };
 
 const LINK: [&str; 2] = ["100.64.0.1", "100.64.0.2"];
 const KUBE_PROXY: &str = "kube-proxy";
+/// The chance that so many connections miss one of two endpoints is below 10⁻¹¹.
+const ENOUGH: usize = 40;
 
 /// Everything that runs.
 pub(crate) struct World {
     // Fields are dropped in this order: first what runs in a network.
-    _running: Vec<Running>,
+    proxies: Option<Proxies>,
+    _brain: Running,
     plane: ControlPlane,
     brain: Brain,
     programs: Programs,
     _servers: Vec<Servers>,
     sides: [Network; 2],
     runtime: Runtime,
+    /// The zone that both proxies know to be the Node's.
+    zone: Option<&'static str>,
+}
+
+/// What programs the nodes, with the same flags.
+struct Proxies {
+    setup: Setup,
+    _nft: Running,
+    _kube_proxy: Running,
 }
 
 /// Who programs the node.
@@ -79,16 +93,44 @@ impl World {
             anyhow::Ok(plane)
         })?;
         let source = format!("kube:{}", plane.kube_proxy_kubeconfig().display());
-        let running = vec![
-            programs.start_brain(sides[0].node(), &source)?,
-            programs.start_nft(sides[0].node())?,
-            start_kube_proxy(sides[1].node(), &programs, &plane)?,
-        ];
+        let running = programs.start_brain(sides[0].node(), &source)?;
         let brain = {
             let _inside = runtime.enter();
             Brain::new(programs.api().parse()?, None)?
         };
-        Ok(Self { _running: running, plane, brain, programs, _servers: servers, sides, runtime })
+        Ok(Self {
+            proxies: None,
+            _brain: running,
+            plane,
+            brain,
+            programs,
+            _servers: servers,
+            sides,
+            runtime,
+            zone: None,
+        })
+    }
+
+    /// Starts both proxies with these flags, if they run with others or not at all. Until they have settled, what the former ones
+    /// programmed is still there.
+    pub(crate) fn set_up(&mut self, setup: &Setup) -> anyhow::Result<()> {
+        if self.proxies.as_ref().is_some_and(|proxies| proxies.setup == *setup) {
+            return Ok(());
+        }
+        self.proxies = None;
+        self.proxies = Some(Proxies {
+            setup: *setup,
+            _nft: self.start_nft(setup)?,
+            _kube_proxy: start_kube_proxy(self.sides[1].node(), &self.programs, &self.plane, setup)?,
+        });
+        self.zone = None;
+        Ok(())
+    }
+
+    fn start_nft(&self, setup: &Setup) -> anyhow::Result<Running> {
+        let (api, flags) = (self.programs.api(), setup.nft_flags());
+        let arguments: Vec<&str> = ["--api", &api].into_iter().chain(flags.iter().map(String::as_str)).collect();
+        self.programs.start(self.sides[0].node(), "localnet-nft", &arguments)
     }
 
     pub(crate) fn network(&self, side: Side) -> &Network {
@@ -113,33 +155,63 @@ impl World {
         })?;
         for side in Side::BOTH {
             for (to, endpoint) in sentinel.paths() {
-                let probe = Probe::new(Protocol::Tcp, to).timeout(Duration::from_millis(200));
-                let arrived = |outcome| matches!(outcome, Outcome::Answer { by, .. } if by == endpoint);
-                let deadline = Instant::now() + PATIENCE;
-                while !arrived(self.network(side).client().probe(probe)?) {
-                    let log = || match side {
-                        Side::Ours => self.programs.log("localnet-nft"),
-                        Side::KubeProxy => self.programs.log(KUBE_PROXY),
-                    };
-                    anyhow::ensure!(
-                        Instant::now() < deadline,
-                        "{side:?} has not come to {sentinel:?}: {to} is not answered by {endpoint}\n{}",
-                        tail(&log())
-                    );
-                    // Refusals come at once: leave the processors to those who are waited for.
-                    std::thread::park_timeout(Duration::from_millis(5));
+                self.await_answers(side, to, 1, &BTreeSet::from([endpoint]))?;
+            }
+            if self.zone != Some(sentinel.zone()) {
+                for (to, endpoints) in sentinel.zones() {
+                    self.await_answers(side, to, ENOUGH, &endpoints)?;
                 }
             }
         }
+        self.zone = Some(sentinel.zone());
         Ok(state)
+    }
+
+    /// Waits until so many connections in a row are answered by exactly these endpoints.
+    fn await_answers(
+        &self,
+        side: Side,
+        to: SocketAddr,
+        connections: usize,
+        endpoints: &BTreeSet<SocketAddr>,
+    ) -> anyhow::Result<()> {
+        let probe = Probe::new(Protocol::Tcp, to).timeout(Duration::from_millis(200));
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let (mut by, mut wrong) = (BTreeSet::new(), None);
+            self.network(side).client().probe_until(probe, connections, |outcome| {
+                match outcome {
+                    Outcome::Answer { by: endpoint, .. } if endpoints.contains(&endpoint) => {
+                        by.insert(endpoint);
+                    }
+                    other => wrong = Some(other),
+                }
+                wrong.is_some()
+            })?;
+            if wrong.is_none() && by == *endpoints {
+                return Ok(());
+            }
+            let log = || match side {
+                Side::Ours => self.programs.log("localnet-nft"),
+                Side::KubeProxy => self.programs.log(KUBE_PROXY),
+            };
+            anyhow::ensure!(
+                Instant::now() < deadline,
+                "{side:?} has not settled: {to} is not answered by {endpoints:?} but by {by:?} and {wrong:?}\n{}",
+                tail(&log())
+            );
+            // Refusals come at once: leave the processors to those who are waited for.
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
     }
 }
 
-/// The newest state of the brain that has the sentinel's port and endpoints.
+/// The newest state of the brain that has the sentinel's port and endpoints, and the Node's zone.
 async fn read(brain: &mut Brain, sentinel: Sentinel) -> anyhow::Result<Snapshot> {
     let key = ServiceKey::new(NAMESPACE, SENTINEL);
     let has_come = |state: &Snapshot| {
-        state.services.get(&key).is_some_and(|service| {
+        let service = state.services.get(&key).filter(|_| state.node.zone == sentinel.zone());
+        service.is_some_and(|service| {
             let endpoints: Vec<IpAddr> = service.endpoints.iter().map(|endpoint| endpoint.address).collect();
             service.ports.iter().any(|port| port.port == sentinel.port())
                 && sentinel.paths().iter().all(|(_, endpoint)| endpoints.contains(&endpoint.ip()))
@@ -171,28 +243,30 @@ fn link([ours, theirs]: &[Network; 2]) -> anyhow::Result<()> {
 async fn fill(plane: &ControlPlane) -> anyhow::Result<()> {
     let objects = plane.objects(NAMESPACE);
     objects.ensure_namespace().await?;
-    let labels = [("topology.kubernetes.io/zone", "zone-a")];
-    let node = NewNode { name: "node-a", addresses: &NODE, labels: &labels, pod_cidrs: &POD_CIDRS };
+    let node = NewNode { name: NODE_NAME, addresses: &NODE, labels: &[], pod_cidrs: &POD_CIDRS };
     objects.ensure_node(node).await
 }
 
-fn start_kube_proxy(node: &Namespace, programs: &Programs, plane: &ControlPlane) -> anyhow::Result<Running> {
+fn start_kube_proxy(
+    node: &Namespace,
+    programs: &Programs,
+    plane: &ControlPlane,
+    setup: &Setup,
+) -> anyhow::Result<Running> {
     let path = programs.path().join("kube-proxy.yaml");
     let config = format!(
         "\
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 mode: nftables
-hostnameOverride: node-a
-clusterCIDR: {}
-clientConnection: {{kubeconfig: {}, qps: 100, burst: 200}}
+hostnameOverride: {NODE_NAME}
+{}clientConnection: {{kubeconfig: {}, qps: 100, burst: 200}}
 healthzBindAddress: 127.0.0.1:10256
 metricsBindAddress: 127.0.0.1:10249
-nftables: {{minSyncPeriod: 50ms, syncPeriod: 30s}}
 conntrack: {{maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}}
 oomScoreAdj: 0
 ",
-        CLUSTER_CIDRS.join(","),
+        setup.kube_proxy_lines(),
         plane.kube_proxy_kubeconfig().display(),
     );
     std::fs::write(&path, config).with_context(|| format!("writing {}", path.display()))?;

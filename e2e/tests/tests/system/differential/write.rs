@@ -1,7 +1,8 @@
 //! Writes clusters to the API server: what differs from the cluster before, then the sentinel.
 //!
 //! The sentinel is a Service with one slice in each family. Its port and its endpoints change in every round, as the last of
-//! the Services and the last of the slices: whoever sends packets where the sentinel says has seen everything before it.
+//! the Services and the last of the slices: whoever sends packets where the sentinel says has seen everything before it. The Node
+//! is watched apart from them: another Service has an endpoint in each zone, and shows which of them the Node is in.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +13,10 @@ use std::{
 
 use anyhow::Context as _;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use k8s_openapi::api::{core::v1, discovery::v1::EndpointSlice};
+use k8s_openapi::api::{
+    core::v1::{self, Node},
+    discovery::v1::EndpointSlice,
+};
 use kube::{
     Api, Client, Resource,
     api::{DeleteParams, Patch, PatchParams, PostParams},
@@ -27,25 +31,31 @@ use super::{
     pools,
 };
 
+pub(crate) const NODE_NAME: &str = "node-a";
 /// The Kubernetes namespace of everything.
 pub(crate) const NAMESPACE: &str = "diff";
 pub(crate) const SENTINEL: &str = "sentinel";
 const SENTINEL_IPS: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(172, 30, 0, 250)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0x172, 0x30, 0, 0, 0, 0, 0xfa))];
+const ZONES_IPS: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(172, 30, 0, 251)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0x172, 0x30, 0, 0, 0, 0, 0xfb))];
+const ZONES_PORT: u16 = 80;
 const WRITES_AT_ONCE: usize = 8;
 
 /// The way to the API server, and what is there.
 pub(crate) struct Writer {
     services: Api<v1::Service>,
     slices: Api<EndpointSlice>,
+    nodes: Api<Node>,
     written: Cluster,
     round: u16,
 }
 
-/// Where the sentinel of a round leads.
+/// Where the sentinels of a round lead.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Sentinel {
     round: u16,
+    zone: Option<&'static str>,
 }
 
 impl Sentinel {
@@ -64,38 +74,76 @@ impl Sentinel {
         })
     }
 
+    /// The zone that the Node says it is in.
+    pub(crate) fn zone(self) -> &'static str {
+        self.zone.unwrap_or_default()
+    }
+
+    /// In each family: the address that shows the zone, and all endpoints that must answer there.
+    pub(crate) fn zones(self) -> [(SocketAddr, BTreeSet<SocketAddr>); 2] {
+        let endpoints = zone_endpoints();
+        let mut here = endpoints.iter().filter(|(zone, _)| self.zone == Some(zone)).peekable();
+        // Where no endpoint is, hints are not followed.
+        let pods: Vec<_> = match here.peek() {
+            Some(_) => here.map(|(_, pod)| *pod).collect(),
+            None => endpoints.iter().map(|(_, pod)| *pod).collect(),
+        };
+        [0, 1].map(|family| {
+            let endpoint = |pod: &[IpAddr; 2]| SocketAddr::new(pod[family], pools::ENDPOINT_PORTS[0]);
+            (SocketAddr::new(ZONES_IPS[family], ZONES_PORT), pods.iter().map(endpoint).collect())
+        })
+    }
+
     fn service(self) -> Service {
-        let slice = |(to, endpoint): (SocketAddr, SocketAddr)| Slice {
+        let slice = |(to, endpoint_address): (SocketAddr, SocketAddr)| Slice {
             name: format!("{SENTINEL}-{}", if to.is_ipv4() { "v4" } else { "v6" }),
             v4: to.is_ipv4(),
-            ports: vec![SlicePort { name: "", protocol: Protocol::Tcp, number: Some(endpoint.port()) }],
-            endpoints: vec![SliceEndpoint {
-                address: endpoint.ip(),
-                node: Some("node-a"),
-                ready: Some(true),
-                serving: None,
-                terminating: None,
-                zones: vec![],
-                nodes: vec![],
-            }],
+            ports: vec![SlicePort { name: "", protocol: Protocol::Tcp, number: Some(endpoint_address.port()) }],
+            endpoints: vec![endpoint(endpoint_address.ip(), vec![])],
         };
-        Service {
-            name: SENTINEL.to_owned(),
-            kind: Kind::ClusterIp,
-            cluster_ips: SENTINEL_IPS.to_vec(),
-            ports: vec![Port { name: "", protocol: Protocol::Tcp, number: self.port(), node_port: 0 }],
-            external_ips: vec![],
-            ingress: vec![],
-            source_ranges: vec![],
-            internal_local: false,
-            external_local: false,
-            affinity: None,
-            other_proxy: false,
-            allocate_node_ports: false,
-            health_port: 0,
-            distribution: None,
-            slices: self.paths().map(slice).to_vec(),
-        }
+        plain(SENTINEL, SENTINEL_IPS, self.port(), self.paths().map(slice).to_vec())
+    }
+}
+
+/// Pods that stand for the zones.
+fn zone_endpoints() -> [(&'static str, [IpAddr; 2]); 2] {
+    [0, 1].map(|number| (pools::ZONES[number], pools::pod(Place::Local, pools::PODS[number]).addresses()))
+}
+
+/// The Service that shows the zone. It never changes.
+fn zones() -> Service {
+    let slice = |family: usize| Slice {
+        name: format!("zones-{family}"),
+        v4: family == 0,
+        ports: vec![SlicePort { name: "", protocol: Protocol::Tcp, number: Some(pools::ENDPOINT_PORTS[0]) }],
+        endpoints: zone_endpoints().map(|(zone, pod)| endpoint(pod[family], vec![zone])).to_vec(),
+    };
+    plain("zones", ZONES_IPS, ZONES_PORT, vec![slice(0), slice(1)])
+}
+
+fn endpoint(address: IpAddr, zones: Vec<&'static str>) -> SliceEndpoint {
+    let (node, ready) = (Some("node-a"), Some(true));
+    SliceEndpoint { address, node, ready, serving: None, terminating: None, zones, nodes: vec![] }
+}
+
+/// A Service of type ClusterIP with one port.
+fn plain(name: &str, cluster_ips: [IpAddr; 2], port: u16, slices: Vec<Slice>) -> Service {
+    Service {
+        name: name.to_owned(),
+        kind: Kind::ClusterIp,
+        cluster_ips: cluster_ips.to_vec(),
+        ports: vec![Port { name: "", protocol: Protocol::Tcp, number: port, node_port: 0 }],
+        external_ips: vec![],
+        ingress: vec![],
+        source_ranges: vec![],
+        internal_local: false,
+        external_local: false,
+        affinity: None,
+        other_proxy: false,
+        allocate_node_ports: false,
+        health_port: 0,
+        distribution: None,
+        slices,
     }
 }
 
@@ -104,6 +152,7 @@ impl Writer {
         Self {
             services: Api::namespaced(client.clone(), NAMESPACE),
             slices: Api::namespaced(client.clone(), NAMESPACE),
+            nodes: Api::all(client.clone()),
             written: Cluster::default(),
             round: 0,
         }
@@ -134,9 +183,17 @@ impl Writer {
         }
         let slices = |(old, new)| self.put_slices(old, new);
         stream::iter(changes).map(Ok).try_for_each_concurrent(WRITES_AT_ONCE, slices).await?;
+        if self.round == 0 {
+            self.put(None, &zones()).await?;
+            self.put_slices(None, &zones()).await?;
+        }
+        if self.round == 0 || cluster.zone != self.written.zone {
+            self.set_zone(cluster.zone).await?;
+        }
         self.written = cluster.clone();
         self.round += 1;
-        let (last, next) = (Sentinel { round: self.round - 1 }, Sentinel { round: self.round });
+        let sentinel = |round| Sentinel { round, zone: cluster.zone };
+        let (last, next) = (sentinel(self.round - 1), sentinel(self.round));
         let last = (self.round > 1).then(|| last.service());
         self.put(last.as_ref(), &next.service()).await?;
         self.put_slices(last.as_ref(), &next.service()).await?;
@@ -175,6 +232,12 @@ impl Writer {
             }
         }
         Ok(())
+    }
+
+    async fn set_zone(&self, zone: Option<&str>) -> anyhow::Result<()> {
+        let change = Patch::Merge(json!({ "metadata": { "labels": { "topology.kubernetes.io/zone": zone } } }));
+        let set = self.nodes.patch(NODE_NAME, &PatchParams::default(), &change).await;
+        set.map(drop).with_context(|| format!("setting the zone {zone:?}"))
     }
 
     async fn set_ingress(&self, service: &Service) -> anyhow::Result<()> {

@@ -1,0 +1,178 @@
+//! How the node is set up: what both programs are told besides the cluster, and what follows from it for packets. Pure.
+
+use std::{collections::BTreeSet, fmt, net::IpAddr};
+
+use ipnet::IpNet;
+use localnet_client::route::{Origin, Rules};
+use localnet_lab::topology::{CLUSTER_CIDRS, NODE, Place, of_family};
+
+use super::{pools, question::Sender, random::Random};
+
+/// How the node knows its own pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Detector {
+    /// By the CIDRs of the cluster, of one family, both or none.
+    ClusterCidr(&'static [&'static str]),
+    /// By the pod CIDRs of the Node object.
+    NodeCidr,
+    /// By the "bridge" through which they come. The lab has none: the link to one pod plays it.
+    BridgeInterface,
+    /// By the names of their interfaces.
+    InterfaceNamePrefix,
+}
+
+/// The pod that is behind the "bridge".
+const POD_OF_BRIDGE: u8 = pools::PODS[0];
+const BRIDGE: &str = "pod1";
+const PREFIX: &str = "pod";
+
+/// What an operator chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Setup {
+    pub(crate) detector: Detector,
+    pub(crate) node_port_addresses: &'static [&'static str],
+    pub(crate) masquerade_all: bool,
+}
+
+const PRIMARY: &[&str] = &["primary"];
+
+impl Setup {
+    /// Most clusters are like this.
+    pub(crate) const USUAL: Self =
+        Self { detector: Detector::ClusterCidr(&CLUSTER_CIDRS), node_port_addresses: PRIMARY, masquerade_all: false };
+
+    /// One that is drawn from all.
+    pub(crate) fn random(random: &mut Random) -> Self {
+        Self {
+            detector: random.weighted(&[
+                (3, Detector::ClusterCidr(&CLUSTER_CIDRS)),
+                (1, Detector::ClusterCidr(&[CLUSTER_CIDRS[0]])),
+                (1, Detector::ClusterCidr(&[CLUSTER_CIDRS[1]])),
+                (1, Detector::ClusterCidr(&[])),
+                (2, Detector::NodeCidr),
+                (2, Detector::BridgeInterface),
+                (2, Detector::InterfaceNamePrefix),
+            ]),
+            node_port_addresses: random.weighted::<&'static [&'static str]>(&[
+                (3, PRIMARY),
+                // Some of the node's addresses in both families, all of one, none of one, all, those towards the pods.
+                (2, &["192.168.0.0/16", "2001:db8::/32"]),
+                (1, &["192.168.1.0/24"]),
+                (1, &["198.51.100.0/24", "2001:db8:1::2/128"]),
+                (1, &["2001:db8:1::/64"]),
+                (1, &["192.168.0.2/32", "169.254.0.0/16", "::/0"]),
+                (2, &["0.0.0.0/0", "::/0"]),
+                (1, &["10.180.0.0/16", "fd00:10:180::/48", "127.0.0.0/8"]),
+            ]),
+            masquerade_all: random.percent(15),
+        }
+    }
+
+    /// The flags of `localnet-nft`.
+    pub(crate) fn nft_flags(&self) -> Vec<String> {
+        let flag = |name: &str, value: &str| [format!("--{name}"), value.to_owned()];
+        let mut flags = flag("nodeport-addresses", &self.node_port_addresses.join(",")).to_vec();
+        flags.extend(flag("detect-local-mode", self.mode()));
+        match self.detector {
+            Detector::ClusterCidr([]) | Detector::NodeCidr => {}
+            Detector::ClusterCidr(cidrs) => flags.extend(flag("cluster-cidr", &cidrs.join(","))),
+            Detector::BridgeInterface => flags.extend(flag("pod-bridge-interface", BRIDGE)),
+            Detector::InterfaceNamePrefix => flags.extend(flag("pod-interface-name-prefix", PREFIX)),
+        }
+        if self.masquerade_all {
+            flags.push("--masquerade-all".to_owned());
+        }
+        flags
+    }
+
+    /// Lines of kube-proxy's configuration.
+    pub(crate) fn kube_proxy_lines(&self) -> String {
+        let cidrs = match self.detector {
+            Detector::ClusterCidr(cidrs) => cidrs.join(","),
+            _ => String::new(),
+        };
+        format!(
+            "\
+clusterCIDR: \"{cidrs}\"
+detectLocalMode: {}
+detectLocal: {{bridgeInterface: {BRIDGE}, interfaceNamePrefix: {PREFIX}}}
+nodePortAddresses: {:?}
+nftables: {{minSyncPeriod: 50ms, syncPeriod: 30s, masqueradeAll: {}}}
+",
+            self.mode(),
+            self.node_port_addresses,
+            self.masquerade_all,
+        )
+    }
+
+    fn mode(&self) -> &'static str {
+        match self.detector {
+            Detector::ClusterCidr(_) => "ClusterCIDR",
+            Detector::NodeCidr => "NodeCIDR",
+            Detector::BridgeInterface => "BridgeInterface",
+            Detector::InterfaceNamePrefix => "InterfaceNamePrefix",
+        }
+    }
+
+    /// What the oracle must know of it, for packets to an address.
+    pub(crate) fn rules(&self, to: IpAddr) -> Rules {
+        Rules {
+            masquerade_all: self.masquerade_all,
+            detects_pods: match self.detector {
+                Detector::ClusterCidr(cidrs) => cidrs.iter().any(|cidr| network(cidr).addr().is_ipv4() == to.is_ipv4()),
+                Detector::NodeCidr | Detector::BridgeInterface | Detector::InterfaceNamePrefix => true,
+            },
+            node_port_addresses: self.node_port_addresses(),
+        }
+    }
+
+    /// Where packets of a sender come from, as the node sees it.
+    pub(crate) fn origin(&self, sender: Sender, to: IpAddr) -> Origin {
+        let pod = match sender {
+            Sender::Pod(pod) => pod,
+            Sender::Node => return Origin::Node,
+            Sender::Client | Sender::SecondClient => return Origin::Outside,
+        };
+        let is_known = match self.detector {
+            Detector::ClusterCidr(cidrs) => {
+                cidrs.iter().any(|cidr| network(cidr).contains(&of_family(pod.addresses(), to)))
+            }
+            Detector::NodeCidr | Detector::InterfaceNamePrefix => pod.place == Place::Local,
+            Detector::BridgeInterface => pod.place == Place::Local && pod.number == POD_OF_BRIDGE,
+        };
+        if is_known { Origin::Pod } else { Origin::Outside }
+    }
+
+    /// The node's addresses that answer NodePorts.
+    fn node_port_addresses(&self) -> BTreeSet<IpAddr> {
+        if self.node_port_addresses == PRIMARY {
+            return NODE.into();
+        }
+        let answers = |ip: &IpAddr| match self.is_restricted(*ip) {
+            true => self.node_port_cidrs(*ip).any(|cidr| cidr.contains(ip)),
+            false => *ip != pools::LINK_LOCAL,
+        };
+        pools::addresses_of_node().filter(answers).collect()
+    }
+
+    /// Not all of the node's addresses in the family of `like` answer NodePorts.
+    pub(crate) fn is_restricted(&self, like: IpAddr) -> bool {
+        let mut cidrs = self.node_port_cidrs(like).peekable();
+        self.node_port_addresses == PRIMARY || cidrs.peek().is_some() && cidrs.all(|cidr| cidr.prefix_len() > 0)
+    }
+
+    fn node_port_cidrs(&self, like: IpAddr) -> impl Iterator<Item = IpNet> {
+        let cidrs = if self.node_port_addresses == PRIMARY { &[] } else { self.node_port_addresses };
+        cidrs.iter().map(|cidr| network(cidr)).filter(move |cidr| cidr.addr().is_ipv4() == like.is_ipv4())
+    }
+}
+
+impl fmt::Display for Setup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.nft_flags().join(" "))
+    }
+}
+
+fn network(text: &str) -> IpNet {
+    text.parse().expect("a CIDR of this file")
+}
