@@ -14,9 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use localnet_client::vips::{Config, Detector, NodePortAddresses};
 use localnet_lab::{Network, Topology};
 use localnet_linux::nft::{self, Chain, Element, Error, Family, Sent, Set, Table, Transaction};
-use localnet_nft::{Config, Detector, Kernel, Netlink, NftBackend, NodePortAddresses, kernel::Found};
+use localnet_nft::{Kernel, Netlink, NftBackend, kernel::Found};
 use localnet_proto::{
     Changes, Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Service, ServiceKey, Snapshot, WhenEmpty,
 };
@@ -74,7 +75,7 @@ fn measure(services: usize, endpoints: usize, last: bool, figures: &mut Figures)
         let mut state = state(services, endpoints);
         let mut backend = NftBackend::new(config(), Timed { netlink: Netlink::open()?, cpu: Duration::ZERO });
         let (start, cpu_start) = (Instant::now(), cpu()?);
-        backend.apply(&state, &Changes::everything())?;
+        backend.apply(&state, &Changes::everything())?.whole()?;
         figures.full.push(start.elapsed());
         figures.cpu.push(cpu()? - cpu_start);
         figures.kernel.push(backend.kernel().cpu);
@@ -108,7 +109,7 @@ fn repair(backend: &mut NftBackend<Timed>, state: &Snapshot, flush: bool) -> any
     }
     backend.forget();
     let start = Instant::now();
-    backend.apply(state, &Changes::default())?;
+    backend.apply(state, &Changes::default())?.whole()?;
     Ok(start.elapsed())
 }
 
@@ -169,7 +170,7 @@ fn changes(
         }
         let changes = Changes { services: [key.clone()].into(), ..Changes::default() };
         let start = Instant::now();
-        backend.apply(state, &changes)?;
+        backend.apply(state, &changes)?.whole()?;
         times.push(start.elapsed());
     }
     Ok(times)

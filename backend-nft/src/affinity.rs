@@ -7,13 +7,14 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use localnet_client::vips::{Vip, VipKey};
 use localnet_linux::nft::{Element, ElementData, Family, Tuple};
 
 use crate::{
     kernel::Found,
     plan::{
         affinity::{self, Shape, Uses},
-        service::{Vip, VipKey},
+        elements, family_of,
         sets::SetId,
         stable_slots::Slots,
     },
@@ -57,7 +58,7 @@ impl Affinity {
         }
         let slots = self.vips.entry(*key).or_default();
         slots.assign(&affinity::endpoints_of(vip));
-        self.uses[key.family() as usize].add(vip, slots);
+        self.uses[family_of(key.family()) as usize].add(vip, slots);
         self.programmed.insert(*key);
         self.touched.insert(*key);
     }
@@ -65,7 +66,7 @@ impl Affinity {
     /// A VIP was taken out. Its slots stay for now: it may be programmed again before anyone hears of it.
     pub fn unprogram(&mut self, key: &VipKey, vip: &Vip) {
         if vip.affinity.is_some() {
-            self.uses[key.family() as usize].remove(vip, self.vips.get(key).unwrap_or(&self.none));
+            self.uses[family_of(key.family()) as usize].remove(vip, self.vips.get(key).unwrap_or(&self.none));
             self.programmed.remove(key);
             self.touched.insert(*key);
         }
@@ -87,16 +88,20 @@ impl Affinity {
 
     /// The VIPs of a family that are programmed.
     pub fn programmed(&self, family: Family) -> impl Iterator<Item = &VipKey> {
-        self.programmed.iter().filter(move |key| key.family() == family)
+        self.programmed.iter().filter(move |key| family_of(key.family()) == family)
     }
 
-    /// The kernel holds what was programmed.
-    pub fn commit(&mut self) {
-        for key in std::mem::take(&mut self.touched) {
+    /// The kernel holds what was programmed in a family.
+    pub fn commit(&mut self, family: Family) {
+        let of_family = |key: &VipKey| family_of(key.family()) == family;
+        let (touched, others) = std::mem::take(&mut self.touched).into_iter().partition(of_family);
+        self.touched = others;
+        let touched: BTreeSet<VipKey> = touched;
+        for key in touched {
             let Some(slots) = self.vips.get_mut(&key) else { continue };
             slots.commit();
             for slot in slots.left() {
-                self.departed.entry(Departed { family: key.family(), slot }).or_default().insert(key);
+                self.departed.entry(Departed { family, slot }).or_default().insert(key);
             }
             self.drop_if_empty(&key);
         }
@@ -121,7 +126,7 @@ impl Affinity {
                     }
                 }
             }
-            self.vips.retain(|key, _| key.family() != family);
+            self.vips.retain(|key, _| family_of(key.family()) != family);
             self.touched.extend(used.keys());
             self.vips.extend(used.into_iter().map(|(vip, used)| (vip, Slots::found(used))));
         }
@@ -155,7 +160,7 @@ impl Affinity {
 /// The VIP to which the client of an element of a set of clients went.
 pub fn vip_of_client(family: Family, element: &Element) -> Option<VipKey> {
     let client = family.address_type().padded_len();
-    VipKey::read(&Tuple::from_bytes(element.key.start().as_bytes().get(client..)?))
+    elements::read_vip(&Tuple::from_bytes(element.key.start().as_bytes().get(client..)?))
 }
 
 fn read_endpoint(element: &Element) -> Option<(VipKey, u32, SocketAddr)> {
@@ -167,5 +172,5 @@ fn read_endpoint(element: &Element) -> Option<(VipKey, u32, SocketAddr)> {
         _ => <[u8; 16]>::try_from(address).ok()?.into(),
     };
     let endpoint = SocketAddr::new(address, u16::from_be_bytes([*high, *low]));
-    Some((VipKey::read(&Tuple::from_bytes(vip))?, u32::from_ne_bytes(*slot), endpoint))
+    Some((elements::read_vip(&Tuple::from_bytes(vip))?, u32::from_ne_bytes(*slot), endpoint))
 }

@@ -1,4 +1,4 @@
-//! [`NftBackend`]: state in, one transaction out; what is not known is read, what is refused is left out.
+//! [`NftBackend`]: state in, one transaction for each table out; what is not known is read, what is refused is left out.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,9 +6,12 @@ use std::{
 };
 
 use anyhow::Context as _;
-use localnet_client::Backend;
+use localnet_client::{
+    Backend, Synced,
+    vips::{Config, Notice, VipKey},
+};
 use localnet_linux::{
-    conntrack::Frontend,
+    conntrack::{Commit, Frontend},
     nft::{Change, Element, Error, Family, Sent, Table, TableContent, Transaction},
 };
 use localnet_proto::{Changes, ServiceKey, Snapshot};
@@ -16,11 +19,9 @@ use tracing::{debug, info, warn};
 
 use crate::{
     affinity::{Departed, vip_of_client},
-    config::Config,
-    desired::{Desired, Notice},
-    flows::Commit,
+    desired::{Desired, frontend},
     kernel::{Found, Kernel},
-    plan::{self, service::VipKey, sets::SetId},
+    plan::{self, elements, model_family, sets::SetId},
     table::TableState,
 };
 
@@ -32,15 +33,15 @@ pub struct NftBackend<K> {
     /// Nothing was synced yet.
     first: bool,
     /// The VIPs in the tables when they were read last.
-    found: Vec<Frontend>,
+    found: [Vec<Frontend>; 2],
     generations: Generations,
 }
 
 /// Numbers of the ruleset's generations; none where they are not known.
 #[derive(Clone, Copy, Debug, Default)]
 struct Generations {
-    /// What the tables were read at.
-    read: Option<u32>,
+    /// What each table was read at.
+    read: [Option<u32>; 2],
     /// Up to here no other process has touched the tables since they were read.
     undisturbed: Option<u32>,
 }
@@ -58,7 +59,7 @@ impl<K: Kernel> NftBackend<K> {
             kernel,
             desired: Desired::new(config),
             first: true,
-            found: Vec::new(),
+            found: [Vec::new(), Vec::new()],
             generations: Generations::default(),
         }
     }
@@ -82,32 +83,41 @@ impl<K: Kernel> NftBackend<K> {
         self.kernel.read(&Table::new(Family::V4, "localnet-check"), &|_| None).map(drop)
     }
 
-    /// Makes the kernel hold `state`, of which only `changes` differs from the state before.
+    /// Makes the kernel hold `state`, of which only `changes` differs from the state before. One table is no hostage of the
+    /// other: a kernel that cannot translate IPv6 still gets IPv4.
     ///
     /// # Errors
-    /// The kernel refuses something that is not of one service, or it cannot be reached.
-    pub fn apply(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<()> {
+    /// The kernel refuses something that is not of one service, or it cannot be reached, in both families.
+    pub fn apply(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
         if std::mem::take(&mut self.first) && !self.kernel.has_family(Family::V6) {
             info!("this host has no IPv6: only IPv4 is programmed");
         }
         for notice in self.desired.update(state, changes) {
             warn!("{notice}");
         }
-        self.write().with_context(|| format!("program nf_tables with revision {}", state.revision))?;
+        let mut failed = self.write();
+        for (_, error) in &mut failed {
+            let cause = std::mem::replace(error, anyhow::Error::msg(""));
+            *error = cause.context(format!("program nf_tables with revision {}", state.revision));
+        }
+        if failed.len() == Family::ALL.iter().filter(|family| self.kernel.has_family(**family)).count() {
+            return Err(failed.remove(0).1);
+        }
         self.remove_stale_chains();
         self.forget_clients();
-        Ok(())
+        let failed = failed.into_iter().map(|(family, error)| (model_family(family), error)).collect();
+        Ok(Synced { failed, skipped: self.desired.skipped() })
     }
 
     /// What the last sync changed for flows.
     pub fn take_commit(&mut self) -> Commit {
-        let remembered = std::mem::take(&mut self.found);
+        let remembered = std::mem::take(&mut self.found).concat();
         Commit { frontends: self.desired.take_moved(), remembered, recheck: false }
     }
 
     /// It is no longer known what the tables hold: the next sync reads them.
     pub fn forget(&mut self) {
-        self.desired.forget();
+        Family::ALL.into_iter().for_each(|family| self.desired.forget(family));
     }
 
     /// Tells the addresses of the node's interfaces; says whether the next sync moves NodePorts for it.
@@ -118,16 +128,17 @@ impl<K: Kernel> NftBackend<K> {
     /// Tells of another process's commit; says whether the tables must be read again.
     pub fn committed_elsewhere(&mut self, tables: &BTreeSet<Table>, generation: u32) -> bool {
         let is_next = |known: u32| generation == known.wrapping_add(1);
-        if !Family::ALL.into_iter().any(|family| tables.contains(&plan::table(family))) {
+        let mut touched = Family::ALL.into_iter().filter(|family| tables.contains(&plan::table(*family))).peekable();
+        if touched.peek().is_none() {
             self.generations.undisturbed = self.generations.undisturbed.map(|known| match is_next(known) {
                 true => generation,
                 false => known,
             });
             return false;
         }
-        // What was committed before the tables were read was read with them.
+        // What was committed before a table was read was read with it.
         let is_newer = |read: u32| generation.wrapping_sub(read).cast_signed() > 0;
-        self.generations.read.is_none_or(is_newer)
+        touched.any(|family| self.generations.read[family as usize].is_none_or(is_newer))
     }
 
     /// Tells that nobody knows what other processes did; says whether the tables must be read again.
@@ -144,44 +155,63 @@ impl<K: Kernel> NftBackend<K> {
         Ok(sent)
     }
 
-    fn write(&mut self) -> anyhow::Result<()> {
-        // What was just read is as the kernel has it: if it then refuses a change, the change is to blame.
-        let mut fresh = false;
+    /// Writes both tables, and the first again if something that the second refused has to leave it, or if it turned out that
+    /// someone has changed them.
+    fn write(&mut self) -> Vec<(Family, anyhow::Error)> {
         let mut refused = 0;
         loop {
-            fresh |= self.read_unknown()?;
-            self.prepare();
-            let mut transaction = Transaction::new();
-            for table in self.desired.tables().iter_mut().filter(|table| self.kernel.has_family(table.family())) {
-                table.changes(&mut transaction);
+            let refused_before = refused;
+            let mut failed = Vec::new();
+            for family in Family::ALL {
+                if !self.kernel.has_family(family) {
+                    continue;
+                }
+                failed.extend(self.write_table(family, &mut refused).err().map(|error| (family, error)));
             }
+            let here = |table: &&TableState| self.kernel.has_family(table.family());
+            let is_forgotten = self.desired.tables().iter().filter(here).any(|table| !table.is_known());
+            // A table that failed is forgotten too, but trying it at once again is no use.
+            if refused == refused_before && (failed.len() > 0 || !is_forgotten) {
+                return failed;
+            }
+        }
+    }
+
+    fn write_table(&mut self, family: Family, refused: &mut usize) -> anyhow::Result<()> {
+        // What was just read is as the kernel has it: if it then refuses a change, the change is to blame.
+        let mut fresh = false;
+        loop {
+            fresh |= self.read_unknown(family)?;
+            self.prepare(family);
+            let mut transaction = Transaction::new();
+            self.desired.tables()[family as usize].changes(&mut transaction);
             if transaction.is_empty() {
-                self.desired.commit();
+                self.desired.commit(family);
                 return Ok(());
             }
             let error = match self.apply_transaction(&transaction) {
                 Ok(sent) => {
-                    debug!(sent.messages, sent.bytes, sent.elements, "transaction applied");
-                    self.desired.commit();
+                    debug!(?family, sent.messages, sent.bytes, sent.elements, "transaction applied");
+                    self.desired.commit(family);
                     return Ok(());
                 }
                 Err(error) => error,
             };
             let Some((transaction, error)) =
-                (if fresh { self.pinpoint(transaction, error) } else { Some((transaction, error)) })
+                (if fresh { self.pinpoint(family, transaction, error) } else { Some((transaction, error)) })
             else {
                 return Ok(());
             };
             let owner = self.owner(&transaction, &error);
             match owner {
-                Some(service) if fresh && refused < MAX_REFUSED => {
-                    refused += 1;
+                Some(service) if fresh && *refused < MAX_REFUSED => {
+                    *refused += 1;
                     let text = format!("left out until it changes: {error}");
-                    warn!("{}", Notice { service: service.clone(), text });
-                    self.desired.refuse(&service);
+                    warn!("{}", Notice { service: service.clone(), text: text.clone() });
+                    self.desired.refuse(&service, text);
                 }
                 _ => {
-                    self.desired.forget();
+                    self.forget();
                     if fresh || !matches!(error, Error::Refused { .. }) {
                         return Err(self.named(owner, error));
                     }
@@ -192,30 +222,21 @@ impl<K: Kernel> NftBackend<K> {
     }
 
     /// Fills new chains before anything leads to them. If that fails, all comes at once, and errors are dealt with there.
-    fn prepare(&mut self) {
+    fn prepare(&mut self, family: Family) {
         let mut transaction = Transaction::new();
-        let here = |table: &TableState| self.kernel.has_family(table.family());
-        let tables: Vec<_> = self
-            .desired
-            .tables()
-            .iter()
-            .map(|table| here(table).then(|| table.preparation(&mut transaction)))
-            .collect();
+        let names = self.desired.tables()[family as usize].preparation(&mut transaction);
         if transaction.is_empty() {
             return;
         }
         match self.apply_transaction(&transaction) {
-            Ok(_) => {
-                let prepared = self.desired.tables().iter_mut().zip(tables);
-                prepared.for_each(|(table, names)| table.prepared(names.unwrap_or_default()));
-            }
+            Ok(_) => self.desired.tables()[family as usize].prepared(names),
             Err(error) => debug!(%error, "new chains come with what leads to them"),
         }
     }
 
     /// Older kernels name only the set: to learn which element they refuse, each is sent as a change of its own.
     /// `None` if it refuses none of them now.
-    fn pinpoint(&mut self, transaction: Transaction, error: Error) -> Option<(Transaction, Error)> {
+    fn pinpoint(&mut self, family: Family, transaction: Transaction, error: Error) -> Option<(Transaction, Error)> {
         let Error::Refused { change, element: None, .. } = error else { return Some((transaction, error)) };
         let mut single = Transaction::new();
         for (index, sent) in transaction.changes().iter().enumerate() {
@@ -234,31 +255,28 @@ impl<K: Kernel> NftBackend<K> {
             }
             Err(error) => Some((single, error)),
             Ok(_) => {
-                self.desired.commit();
+                self.desired.commit(family);
                 None
             }
         }
     }
 
-    /// Reads the tables of which it is not known what they hold; says whether there were any.
-    fn read_unknown(&mut self) -> anyhow::Result<bool> {
-        let unknown = |table: &TableState| !table.is_known() && self.kernel.has_family(table.family());
-        if !self.desired.tables().iter().any(unknown) {
+    /// Reads the table if it is not known what it holds; says whether it did.
+    fn read_unknown(&mut self, family: Family) -> anyhow::Result<bool> {
+        let has_other = self.desired.tables()[1 - family as usize].is_known();
+        let table = &self.desired.tables()[family as usize];
+        if table.is_known() {
             return Ok(false);
         }
         let generation = self.kernel.generation();
-        self.generations = Generations { read: generation, undisturbed: generation };
-        self.found.clear();
-        for family in Family::ALL {
-            let table = &self.desired.tables()[family as usize];
-            if table.is_known() || !self.kernel.has_family(family) {
-                continue;
-            }
-            let found = self.kernel.read(table.table(), &|name| table.chain(name));
-            let found = found.with_context(|| format!("read {}", name(table.table())))?;
-            self.found.extend(found.iter().flat_map(frontends));
-            self.desired.adopt(family, found);
+        self.generations.read[family as usize] = generation;
+        if !has_other {
+            self.generations.undisturbed = generation;
         }
+        let found = self.kernel.read(table.table(), &|name| table.chain(name));
+        let found = found.with_context(|| format!("read {}", name(table.table())))?;
+        self.found[family as usize] = found.iter().flat_map(frontends).collect();
+        self.desired.adopt(family, found);
         Ok(true)
     }
 
@@ -340,7 +358,7 @@ impl<K: Kernel> NftBackend<K> {
             // Deleting what is absent is an error; adding what is there is not.
             transaction.add_table(&plan::table(family)).delete_table(&plan::table(family));
         }
-        self.desired.forget();
+        self.forget();
         self.kernel.apply(&transaction).context("remove the tables ip localnet and ip6 localnet")?;
         Ok(())
     }
@@ -351,7 +369,7 @@ impl<K: Kernel> Backend for NftBackend<K> {
         "nft"
     }
 
-    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<()> {
+    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
         blocking(|| self.apply(state, changes))
     }
 
@@ -379,8 +397,8 @@ fn frontends(found: &Found) -> impl Iterator<Item = Frontend> {
         })
     });
     maps.flat_map(|(_, elements)| elements)
-        .filter_map(|element| VipKey::read(element.key.start()))
-        .map(|vip| vip.frontend())
+        .filter_map(|element| elements::read_vip(element.key.start()))
+        .map(|vip| frontend(&vip))
 }
 
 fn name(table: &Table) -> String {

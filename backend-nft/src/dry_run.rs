@@ -5,11 +5,11 @@ use std::{
     net::IpAddr,
 };
 
-use localnet_client::Backend;
+use localnet_client::{Backend, Synced, vips::Config};
 use localnet_linux::nft;
 use localnet_proto::{Changes, Snapshot};
 
-use crate::{config::Config, desired::Desired};
+use crate::desired::Desired;
 
 /// Prints the tables of each state.
 #[derive(Debug)]
@@ -43,11 +43,12 @@ impl Backend for DryRun {
         "nft"
     }
 
-    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<()> {
+    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
         let text = self.text(state, changes);
         let mut out = io::stdout().lock();
         out.write_all(text.as_bytes())?;
-        Ok(out.flush()?)
+        out.flush()?;
+        Ok(Synced::default())
     }
 
     async fn cleanup(&mut self) -> anyhow::Result<()> {

@@ -6,8 +6,8 @@ use std::{
 };
 
 use localnet_linux::nft::{
-    Chain, Change, Element, ElementData, ElementKey, Error, Family, Name, Rule, Sent, Set, SetData, Statement, Table,
-    Transaction, Verdict,
+    Chain, ChainKind, Change, Element, ElementData, ElementKey, Error, Family, Name, Rule, Sent, Set, SetData,
+    Statement, Table, Transaction, Verdict,
 };
 
 use crate::kernel::{Found, Kernel, Likeness};
@@ -32,6 +32,8 @@ pub(crate) struct FakeKernel {
     pub(crate) vague: bool,
     /// The ruleset's generation; none if nobody counts.
     pub(crate) generation: Option<u32>,
+    /// A family that it cannot translate addresses of, as when a module is missing.
+    pub(crate) lacks_nat: Option<Family>,
     /// Everything fails as if without privileges.
     pub(crate) denied: bool,
 }
@@ -135,6 +137,10 @@ impl FakeKernel {
             Change::DeleteTable(table) => _ = self.tables.remove(table).ok_or(MISSING)?,
             Change::AddChain(table, chain) => {
                 assert!(chain.rules.is_empty(), "rules are added by AddRule");
+                let is_nat = chain.hook.is_some_and(|hook| hook.kind == ChainKind::Nat);
+                if is_nat && self.lacks_nat == Some(table.family) {
+                    return Err(MISSING);
+                }
                 let chains = &mut self.table(table)?.chains;
                 let found = chains.entry(chain.name.clone()).or_insert_with(|| Chain::clone(chain));
                 if found.hook != chain.hook {

@@ -1,11 +1,11 @@
 //! The nft backend: services and endpoints are elements of a constant number of sets and maps.
 //!
 //! ```text
-//!  Snapshot ──► desired (plan, claims) ──► table ×2 (DiffStores) ──► Transaction ──► kernel
-//!               pure                       pure                                      the only I/O
+//!  Snapshot ──► client::vips ──► desired (plan) ──► table ×2 (DiffStores) ──► Transaction ×2 ──► kernel
+//!               pure             pure               pure                                        the only I/O
 //! ```
 //!
-//! - [`plan`]: one service, or the node's facts, as elements and chains.
+//! - [`plan`]: one VIP, or the node's facts, as elements and chains.
 //! - [`desired`]: what follows from all services together, kept up to date.
 //! - [`affinity`]: which endpoint has which slot.
 //! - [`table`]: what differs from what the kernel is known to hold.
@@ -17,19 +17,15 @@
 pub mod affinity;
 pub mod args;
 mod backend;
-pub mod config;
 pub mod desired;
 pub mod dry_run;
 #[cfg(test)]
 mod fake;
-pub mod flows;
 pub mod kernel;
 mod live;
-mod pace;
 pub mod plan;
 pub mod table;
 
 pub use backend::NftBackend;
-pub use config::{Config, Detector, NodePortAddresses};
 pub use kernel::{Kernel, Netlink};
 pub use live::LiveBackend;

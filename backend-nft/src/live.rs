@@ -13,16 +13,18 @@ use std::{
 };
 
 use anyhow::Context as _;
-use localnet_client::Backend;
+use localnet_client::{Backend, Synced, vips::Config};
 use localnet_linux::{
-    addresses::{self, Addresses},
+    addresses::{self, NodeAddresses},
+    conntrack::Cleaner,
     nft::{self, Commit, Event, Monitor},
+    pace::Pace,
 };
 use localnet_proto::{Changes, Snapshot};
 use tokio::{select, time};
 use tracing::{debug, info, warn};
 
-use crate::{Config, Netlink, NftBackend, backend::blocking, flows::Cleaner, pace::Pace};
+use crate::{Netlink, NftBackend, backend::blocking};
 
 /// The nft backend of the node, or network namespace, in which it was opened.
 #[derive(Debug)]
@@ -42,7 +44,7 @@ pub struct LiveBackend {
     rival: Option<u32>,
 }
 
-/// After this a subscription that broke is made again, or what could not be listed is listed again.
+/// After this a subscription that broke is made again.
 const AGAIN: Duration = Duration::from_secs(1);
 
 impl LiveBackend {
@@ -118,7 +120,7 @@ impl LiveBackend {
         }
     }
 
-    fn sync_now(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<()> {
+    fn sync_now(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
         let began = Instant::now();
         let repairs = self.repair_at.is_some_and(|at| at <= began);
         if repairs {
@@ -130,13 +132,13 @@ impl LiveBackend {
         if repairs && self.pace.repaired(Instant::now(), began.elapsed()) {
             warn!("someone keeps changing the tables ip localnet and ip6 localnet: repairs slow down until that ends");
         }
-        result?;
+        let synced = result?;
         let mut commit = self.backend.take_commit();
         commit.recheck = std::mem::take(&mut self.recheck);
         if let Some(cleaner) = &self.cleaner {
             cleaner.committed(commit);
         }
-        Ok(())
+        Ok(synced)
     }
 }
 
@@ -145,7 +147,7 @@ impl Backend for LiveBackend {
         self.backend.name()
     }
 
-    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<()> {
+    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
         blocking(|| self.sync_now(state, changes))
     }
 
@@ -219,51 +221,5 @@ impl Rules {
         warn!(%error, "the subscription to nf_tables broke; subscribing again");
         self.monitor = None;
         self.again = Some(Instant::now() + AGAIN);
-    }
-}
-
-/// The addresses of the node's interfaces.
-#[derive(Debug, Default)]
-struct NodeAddresses {
-    watch: Option<Addresses>,
-    /// They differ from what was listed last.
-    changed: bool,
-    /// They could not be listed: when to list them again.
-    again: Option<Instant>,
-}
-
-impl NodeAddresses {
-    async fn list(&mut self) -> Result<Vec<IpAddr>, addresses::Error> {
-        let listed = self.try_list().await;
-        self.changed = listed.is_err();
-        self.again = listed.is_err().then(|| Instant::now() + AGAIN);
-        if listed.is_err() {
-            self.watch = None;
-        }
-        listed
-    }
-
-    async fn try_list(&mut self) -> Result<Vec<IpAddr>, addresses::Error> {
-        let watch = match &mut self.watch {
-            Some(watch) => watch,
-            None => self.watch.insert(Addresses::watch()?),
-        };
-        Ok(watch.list().await?.into_iter().map(|address| address.ip).collect())
-    }
-
-    /// The addresses, after they changed. Cancel-safe.
-    async fn next(&mut self) -> Result<Vec<IpAddr>, addresses::Error> {
-        if let Some(again) = self.again {
-            time::sleep_until(again.into()).await;
-        }
-        if !self.changed
-            && let Some(watch) = &mut self.watch
-        {
-            if watch.changed().await.is_err() {
-                self.watch = None;
-            }
-            self.changed = true;
-        }
-        self.list().await
     }
 }

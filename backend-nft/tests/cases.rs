@@ -1,8 +1,9 @@
 //! Every Case: its state gives the plan in `nft.txt`, and real packets go where `flows.yaml` says.
 
 use anyhow::Context as _;
+use localnet_client::vips::{Config, Detector, NodePortAddresses};
 use localnet_lab::{Case, DetectLocal, Flows, cases, check_case, check_cases, expect_file};
-use localnet_nft::{Config, Detector, Netlink, NftBackend, NodePortAddresses, dry_run::DryRun};
+use localnet_nft::{Netlink, NftBackend, dry_run::DryRun};
 use localnet_proto::{Changes, Snapshot};
 
 fn state(case: &Case) -> anyhow::Result<Snapshot> {
@@ -41,7 +42,7 @@ fn packets_go_where_the_flows_say() {
         network.node().run(|| {
             let mut backend = NftBackend::new(config(&case.flows), Netlink::open()?);
             backend.set_local_addresses(case.flows.local_addresses());
-            backend.apply(&state(case)?, &Changes::everything())
+            backend.apply(&state(case)?, &Changes::everything())?.whole()
         })
     });
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));

@@ -77,7 +77,13 @@ impl Node {
             error: String::new(),
         });
         let families = families.collect();
-        let report = BackendReport { backend: "nft".to_owned(), instance_id: INSTANCE, rev: 9, families };
+        let report = BackendReport {
+            backend: "nft".to_owned(),
+            instance_id: INSTANCE,
+            rev: 9,
+            families,
+            ..BackendReport::default()
+        };
         self.reports.record(report).unwrap();
         // Its time is that of the clock when it is noticed, which is now.
         self.servers.health();

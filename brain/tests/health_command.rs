@@ -79,7 +79,8 @@ async fn the_command_answers_and_backends_reports_reach_it() {
     let update = soon(brain.next(Revision::default(), false)).await.unwrap();
     let Update::Full(snapshot) = update else { panic!("{update:?}") };
     let outcome = Outcome { applied: snapshot.revision.rev, error: None };
-    let report = Report { backend: "nft", received: snapshot.revision, families: vec![(Family::V4, outcome)] };
+    let families = vec![(Family::V4, outcome)];
+    let report = Report { backend: "nft", received: snapshot.revision, families, skipped: Vec::new() };
     soon(brain.report(&report)).await.unwrap();
     let answer = ask(address, "/livez").await;
     assert!(answer.contains(r#","healthy":true,"status":{"IPv4":{"lastUpdated":""#), "{answer}");

@@ -10,7 +10,7 @@ use std::{
 };
 
 use clap::Parser;
-use localnet_client::{Backend, Changes, Options, Snapshot, args, args::ClientArgs, telemetry};
+use localnet_client::{Backend, Changes, Options, Snapshot, Synced, args, args::ClientArgs, telemetry};
 
 #[derive(Parser)]
 #[command(about = "Print the state of the node each time it changes")]
@@ -26,13 +26,14 @@ impl Backend for PrintState {
         "print-state"
     }
 
-    async fn sync(&mut self, state: &Snapshot, _changes: &Changes) -> anyhow::Result<()> {
+    async fn sync(&mut self, state: &Snapshot, _changes: &Changes) -> anyhow::Result<Synced> {
         let mut out = io::stdout().lock();
         writeln!(out, "# node {} at {}, {} services", state.node.name, state.revision, state.services.len())?;
         for service in state.services.values() {
             writeln!(out, "{}", serde_json::to_string(service)?)?;
         }
-        Ok(out.flush()?)
+        out.flush()?;
+        Ok(Synced::default())
     }
 
     async fn cleanup(&mut self) -> anyhow::Result<()> {

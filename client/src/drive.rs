@@ -26,7 +26,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
-    backend::Backend,
+    backend::{Backend, Skipped, Synced},
     retry::Backoff,
     source::{Outcome, Report, Source},
 };
@@ -77,7 +77,9 @@ pub async fn run(
     let sync = Sync {
         state: Snapshot { revision: options.resume, ..Snapshot::default() },
         changes: Changes::everything(),
-        applied: Revision::default(),
+        applied: [Revision::default(); 2],
+        skipped: Vec::new(),
+        said: None,
         backoff: Backoff::new(options.max_backoff),
         retry_at: None,
         backend,
@@ -161,8 +163,12 @@ struct Sync<B> {
     state: Snapshot,
     /// What differs between `state` and the last sync that succeeded.
     changes: Changes,
-    /// The newest state that the backend holds.
-    applied: Revision,
+    /// The newest state that the subsystem holds, by family.
+    applied: [Revision; 2],
+    /// What is left out of services.
+    skipped: Vec<Skipped>,
+    /// Why the last sync failed, which was said.
+    said: Option<String>,
     backoff: Backoff,
     /// After a failure: when to try again even without a newer state.
     retry_at: Option<Instant>,
@@ -191,7 +197,7 @@ impl<B: Backend> Sync<B> {
             self.retry_at = result.is_err().then(|| Instant::now() + self.backoff.next());
             if self.options.once {
                 if result.is_ok() {
-                    let Revision { instance, rev } = self.applied;
+                    let Revision { instance, rev } = self.state.revision;
                     let text = format!("to resume this watch, use --instance-id {instance} --rev {rev}\n");
                     // Nobody to read it: that is no reason to fail.
                     _ = io::stderr().write_all(text.as_bytes());
@@ -210,33 +216,62 @@ impl<B: Backend> Sync<B> {
         self.changes.merge(changed);
     }
 
+    /// One attempt. An error of one family leaves the other's work in force, and is the error of the attempt.
     async fn sync(&mut self) -> anyhow::Result<()> {
         let revision = self.state.revision;
         let started = Instant::now();
         let result = self.backend.sync(&self.state, &self.changes).await;
+        let errors: [Option<String>; 2] = match &result {
+            Ok(Synced { failed, .. }) => Family::BOTH.map(|family| {
+                let errors = failed.iter().filter(|(of, _)| *of == family);
+                errors.map(|(_, error)| format!("{error:#}")).reduce(|all, one| format!("{all}; {one}"))
+            }),
+            Err(error) => Family::BOTH.map(|_| Some(format!("{error:#}"))),
+        };
+        for (applied, error) in self.applied.iter_mut().zip(&errors) {
+            if error.is_none() {
+                *applied = revision;
+            }
+        }
+        let result = result.and_then(|synced| {
+            self.skipped.clone_from(&synced.skipped);
+            synced.whole()
+        });
         match &result {
             Ok(()) => {
                 let changed = self.changes.services.len();
                 info!(%revision, changed, services = self.state.services.len(), took = ?started.elapsed(), "applied");
                 self.changes = Changes::default();
-                self.applied = revision;
+                self.said = None;
                 self.backoff.reset();
             }
-            Err(error) => warn!(%revision, error = format!("{error:#}"), "not applied, will be tried again"),
+            Err(error) => {
+                let error = format!("{error:#}");
+                // Said once: attempts go on for as long as it lasts.
+                if self.said.as_ref() == Some(&error) {
+                    debug!(%revision, error, "still not applied");
+                } else {
+                    warn!(%revision, error, "not applied, will be tried again");
+                }
+                self.said = Some(error);
+            }
         }
         if self.options.report && !self.options.once {
-            self.outbox.send_replace(Some(self.report(result.as_ref().err())));
+            self.outbox.send_replace(Some(self.report(errors)));
         }
         result
     }
 
-    fn report(&self, error: Option<&anyhow::Error>) -> Report {
-        let applied = if self.applied.instance == self.state.revision.instance { self.applied.rev } else { 0 };
-        let outcome = Outcome { applied, error: error.map(|error| format!("{error:#}")) };
+    fn report(&self, errors: [Option<String>; 2]) -> Report {
+        let families = Family::BOTH.into_iter().zip(self.applied).zip(errors).map(|((family, applied), error)| {
+            let of_this_instance = applied.instance == self.state.revision.instance;
+            (family, Outcome { applied: if of_this_instance { applied.rev } else { 0 }, error })
+        });
         Report {
             backend: self.backend.name(),
             received: self.state.revision,
-            families: Family::BOTH.map(|family| (family, outcome.clone())).to_vec(),
+            families: families.collect(),
+            skipped: self.skipped.clone(),
         }
     }
 }

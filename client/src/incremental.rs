@@ -8,7 +8,7 @@ use std::{
 
 use localnet_proto::{Changes, Node, Protocol, Scopes, Service, ServiceKey, Snapshot};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Synced};
 
 /// Hears what changed, thing by thing. Calls only say what is to hold; nothing is due before [`Listener::commit`].
 ///
@@ -29,8 +29,9 @@ pub trait Listener: Send {
     fn delete_endpoint(&mut self, service: &ServiceKey, endpoint: &PortEndpoint);
     /// Forget all that was said: everything is said anew before the next commit. Comes after [`Listener::disturbed`].
     fn reset(&mut self);
-    /// Makes the subsystem hold what the calls so far say. On error it is called again, after further calls or none.
-    fn commit(&mut self) -> impl Future<Output = anyhow::Result<()>> + Send;
+    /// Makes the subsystem hold what the calls so far say. On error, or when a family failed, it is called again, after
+    /// further calls or none.
+    fn commit(&mut self) -> impl Future<Output = anyhow::Result<Synced>> + Send;
     /// Removes everything that this backend ever wrote.
     fn cleanup(&mut self) -> impl Future<Output = anyhow::Result<()>> + Send;
     /// See [`Backend::disturbed`]. All is then said anew, so a listener needs no copy of the state of its own.
@@ -130,7 +131,7 @@ impl<L: Listener> Backend for Adapter<L> {
         self.listener.name()
     }
 
-    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<()> {
+    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
         self.tell(state, changes);
         self.listener.commit().await
     }

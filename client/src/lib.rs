@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Implement [`Backend`] (or [`incremental::Listener`]) and hand it to [`run`]. A [`DiffStore`] remembers what the kernel
-//! holds, so that a backend can fill in the whole desired state and send only the difference.
+//! holds, so that a backend can fill in the whole desired state and send only the difference. [`vips`] says what a backend that
+//! proxies packets is to answer, so that all of them say the same.
 
 pub mod args;
 mod backend;
@@ -19,8 +20,9 @@ mod retry;
 pub mod route;
 mod source;
 pub mod telemetry;
+pub mod vips;
 
-pub use backend::Backend;
+pub use backend::{Backend, Skipped, Synced};
 pub use diff_store::{Diff, DiffStore, Set};
 pub use drive::{Options, run};
 pub use localnet_proto::{Changes, Revision, Snapshot};

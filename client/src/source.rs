@@ -1,6 +1,8 @@
 //! [`Source`]: where the state of the node comes from.
 
-use localnet_proto::{Family, Revision, Update, wire};
+use localnet_proto::{Family, Revision, ServiceKey, Update, wire};
+
+use crate::backend::Skipped;
 
 /// Delivers complete states, and takes reports. Implemented by the gRPC client ([`crate::grpc::Brain`]) and by the feed of a
 /// brain in the same process.
@@ -39,6 +41,8 @@ pub struct Report {
     pub received: Revision,
     /// How far each family has come.
     pub families: Vec<(Family, Outcome)>,
+    /// What is left out of services.
+    pub skipped: Vec<Skipped>,
 }
 
 /// What came of the last attempt in one family.
@@ -48,6 +52,15 @@ pub struct Outcome {
     pub applied: u64,
     /// Why the newest could not be applied.
     pub error: Option<String>,
+}
+
+/// So many are named in a report; the others are counted.
+const MAX_SKIPPED: usize = 256;
+
+fn skipped(skipped: &Skipped) -> wire::SkippedService {
+    let ServiceKey { namespace, name } = &skipped.service;
+    let key = wire::ServiceKey { namespace: namespace.to_string(), name: name.to_string() };
+    wire::SkippedService { service: Some(key), reason: skipped.reason.clone() }
 }
 
 impl From<&Report> for wire::BackendReport {
@@ -66,6 +79,8 @@ impl From<&Report> for wire::BackendReport {
             instance_id: report.received.instance,
             rev: report.received.rev,
             families: families.collect(),
+            skipped: report.skipped.iter().take(MAX_SKIPPED).map(skipped).collect(),
+            skipped_count: report.skipped.len().try_into().unwrap_or(i32::MAX),
         }
     }
 }

@@ -11,8 +11,10 @@ use std::{
     time::Duration,
 };
 
-use localnet_client::{Backend, Changes, Options, Report, Revision, Snapshot, Source, SourceError, run};
-use localnet_proto::{Change, Service, ServiceKey, Update};
+use localnet_client::{
+    Backend, Changes, Options, Report, Revision, Skipped, Snapshot, Source, SourceError, Synced, run,
+};
+use localnet_proto::{Change, Family, Service, ServiceKey, Update};
 use tokio::{
     sync::{Mutex, Notify, mpsc},
     time::Instant,
@@ -78,6 +80,8 @@ fn script(deaf: usize) -> (Script, Hand) {
 /// A backend that refuses the first syncs, and tells what it was called with.
 struct Fake {
     refuse: usize,
+    /// So many further syncs fail in IPv6 only.
+    refuse_v6: usize,
     calls: mpsc::UnboundedSender<(Revision, Changes, Instant)>,
     disturbed: Arc<Notify>,
 }
@@ -87,14 +91,19 @@ impl Backend for Fake {
         "fake"
     }
 
-    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<()> {
+    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
         // A test that no longer listens does not make the sync fail.
         _ = self.calls.send((state.revision, changes.clone(), Instant::now()));
         if self.refuse > 0 {
             self.refuse -= 1;
             anyhow::bail!("no");
         }
-        Ok(())
+        let skipped = vec![Skipped { service: ServiceKey::new("default", "odd"), reason: "too odd".to_owned() }];
+        if self.refuse_v6 > 0 {
+            self.refuse_v6 -= 1;
+            return Ok(Synced { failed: vec![(Family::V6, anyhow::anyhow!("no NAT"))], skipped });
+        }
+        Ok(Synced { skipped, ..Synced::default() })
     }
 
     async fn cleanup(&mut self) -> anyhow::Result<()> {
@@ -132,7 +141,7 @@ fn named(names: &[&str]) -> Changes {
 fn fake(refuse: usize) -> (Fake, mpsc::UnboundedReceiver<(Revision, Changes, Instant)>, Arc<Notify>) {
     let (calls, called) = mpsc::unbounded_channel();
     let disturbed = Arc::new(Notify::new());
-    (Fake { refuse, calls, disturbed: Arc::clone(&disturbed) }, called, disturbed)
+    (Fake { refuse, refuse_v6: 0, calls, disturbed: Arc::clone(&disturbed) }, called, disturbed)
 }
 
 #[tokio::test(start_paused = true)]
@@ -194,6 +203,23 @@ async fn a_refused_state_is_tried_again_and_a_newer_one_wins() {
             break;
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_family_that_fails_holds_up_no_other_and_is_tried_again() {
+    let (mut backend, mut called, _) = fake(0);
+    backend.refuse_v6 = 1;
+    let (source, mut hand) = script(0);
+    tokio::spawn(run(backend, source, Options::default(), std::future::pending()));
+    hand.give(Ok(full(1, &["a"])));
+    called.recv().await.unwrap();
+    let report = hand.reports.recv().await.unwrap();
+    let outcomes: Vec<_> = report.families.iter().map(|(_, one)| (one.applied, one.error.as_deref())).collect();
+    assert_eq!(outcomes, [(1, None), (0, Some("no NAT"))]);
+    assert_eq!(report.skipped[0].reason, "too odd");
+    assert!(called.recv().await.unwrap().1.everything, "what one family lacks is still due");
+    let report = hand.reports.recv().await.unwrap();
+    assert!(report.families.iter().all(|(_, one)| one.applied == 1 && one.error.is_none()));
 }
 
 #[tokio::test(start_paused = true)]

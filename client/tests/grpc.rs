@@ -3,8 +3,8 @@
 
 use std::{path::Path, sync::Arc};
 
-use localnet_client::{Report, Revision, Source as _, SourceError, grpc::Brain};
-use localnet_proto::{Address, Node, Snapshot, Update, encode, wire};
+use localnet_client::{Report, Revision, Skipped, Source as _, SourceError, grpc::Brain};
+use localnet_proto::{Address, Node, ServiceKey, Snapshot, Update, encode, wire};
 use tokio::{net::UnixListener, sync::Mutex, task::JoinHandle};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status, transport::Server};
@@ -90,7 +90,9 @@ async fn reports_arrive_family_by_family() {
     serve(&path, &peer);
     let outcome = |error: Option<&str>| localnet_client::Outcome { applied: 3, error: error.map(str::to_owned) };
     let families = localnet_proto::Family::BOTH.into_iter().zip([outcome(None), outcome(Some("no"))]).collect();
-    let report = Report { backend: "nft", received: Revision { instance: 9, rev: 4 }, families };
+    let skipped = Skipped { service: ServiceKey::new("ns", "odd"), reason: "too odd".to_owned() };
+    let skipped = vec![skipped; 300];
+    let report = Report { backend: "nft", received: Revision { instance: 9, rev: 4 }, families, skipped };
     Brain::new(Address::Unix(path), None).unwrap().report(&report).await.unwrap();
     let family = |family: wire::IpFamily, error: &str| wire::FamilyReport {
         family: family.into(),
@@ -98,6 +100,15 @@ async fn reports_arrive_family_by_family() {
         error: error.to_owned(),
     };
     let families = vec![family(wire::IpFamily::IPv4, ""), family(wire::IpFamily::IPv6, "no")];
-    let expected = wire::BackendReport { backend: "nft".to_owned(), instance_id: 9, rev: 4, families };
+    let service = wire::ServiceKey { namespace: "ns".to_owned(), name: "odd".to_owned() };
+    let skipped = wire::SkippedService { service: Some(service), reason: "too odd".to_owned() };
+    let expected = wire::BackendReport {
+        backend: "nft".to_owned(),
+        instance_id: 9,
+        rev: 4,
+        families,
+        skipped: vec![skipped; 256],
+        skipped_count: 300,
+    };
     assert_eq!(*peer.reports.lock().await, [expected]);
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use localnet_client::{
-    Backend as _, Changes, Snapshot,
+    Backend as _, Changes, Snapshot, Synced,
     incremental::{Adapter, Listener, PortEndpoint},
 };
 use localnet_proto::{Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Service, ServiceKey, Update, WhenEmpty};
@@ -67,11 +67,11 @@ impl Listener for &mut Fold {
 
     async fn disturbed(&mut self) {}
 
-    async fn commit(&mut self) -> anyhow::Result<()> {
+    async fn commit(&mut self) -> anyhow::Result<Synced> {
         anyhow::ensure!(!self.refuse, "no");
         let services = self.services.keys().map(ToString::to_string);
         self.committed = services.chain(self.endpoints.values().map(|endpoint| format!("{endpoint:?}"))).collect();
-        Ok(())
+        Ok(Synced::default())
     }
 
     async fn cleanup(&mut self) -> anyhow::Result<()> {

@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use futures::channel::mpsc::UnboundedReceiver;
 use futures::stream::{StreamExt, TryStreamExt};
@@ -75,6 +76,63 @@ impl Addresses {
 impl Drop for Addresses {
     fn drop(&mut self) {
         self.connection.abort();
+    }
+}
+
+/// After this what could not be listed is listed again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Follows the addresses of the interfaces of the network namespace in which it is first used; subscribes again when that
+/// breaks. Needs a tokio runtime.
+#[derive(Debug, Default)]
+pub struct NodeAddresses {
+    watch: Option<Addresses>,
+    /// They differ from what was listed last.
+    changed: bool,
+    /// They could not be listed: when to list them again.
+    again: Option<Instant>,
+}
+
+impl NodeAddresses {
+    /// The addresses now. After an error [`Self::next`] lists them again.
+    ///
+    /// # Errors
+    /// They cannot be listed.
+    pub async fn list(&mut self) -> Result<Vec<IpAddr>, Error> {
+        let listed = self.try_list().await;
+        self.changed = listed.is_err();
+        self.again = listed.is_err().then(|| Instant::now() + AGAIN);
+        if listed.is_err() {
+            self.watch = None;
+        }
+        listed
+    }
+
+    async fn try_list(&mut self) -> Result<Vec<IpAddr>, Error> {
+        let watch = match &mut self.watch {
+            Some(watch) => watch,
+            None => self.watch.insert(Addresses::watch()?),
+        };
+        Ok(watch.list().await?.into_iter().map(|address| address.ip).collect())
+    }
+
+    /// The addresses, after they changed. Cancel-safe.
+    ///
+    /// # Errors
+    /// They cannot be listed; the next call tries again in a second.
+    pub async fn next(&mut self) -> Result<Vec<IpAddr>, Error> {
+        if let Some(again) = self.again {
+            tokio::time::sleep_until(again.into()).await;
+        }
+        if !self.changed
+            && let Some(watch) = &mut self.watch
+        {
+            if watch.changed().await.is_err() {
+                self.watch = None;
+            }
+            self.changed = true;
+        }
+        self.list().await
     }
 }
 

@@ -1,5 +1,5 @@
 //! What more than one Linux backend needs: nf_tables, connection tracking and IPVS over netlink, the node's own
-//! addresses, settings of the kernel.
+//! addresses, settings of the kernel, the pace of repairs.
 //!
 //! Knows nothing of Kubernetes, of Services or of the wire contract: its words are the kernel's.
 
@@ -8,4 +8,5 @@ pub mod conntrack;
 pub mod ipvs;
 mod netlink;
 pub mod nft;
+pub mod pace;
 pub mod sysctl;

@@ -10,8 +10,8 @@ use localnet_brain::{
     serve::{self, Listener, Reports},
     telemetry,
 };
-use localnet_client::{Options, args::terminated};
-use localnet_nft::{LiveBackend, args::NftArgs};
+use localnet_client::{Options, args::terminated, vips::flags::ConfigArgs};
+use localnet_nft::LiveBackend;
 use localnet_proto::Address;
 use tokio_util::sync::CancellationToken;
 
@@ -27,7 +27,7 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value_t)]
     backend: BackendName,
     #[command(flatten)]
-    nft: NftArgs,
+    config: ConfigArgs,
     /// Apply one state, print how to resume, and exit
     #[arg(long)]
     once: bool,
@@ -56,7 +56,7 @@ enum BackendName {
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     telemetry::init(arguments.log.log_format, &arguments.log.log_level)?;
     let BackendName::Nft = arguments.backend;
-    let backend = LiveBackend::open(arguments.nft.config()?).await?;
+    let backend = LiveBackend::open(arguments.config.config()?).await?;
     let mut listeners = Vec::new();
     for address in &arguments.listen {
         listeners.push(Listener::bind(address, &serve::Options::default()).await?);

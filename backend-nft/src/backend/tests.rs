@@ -6,15 +6,13 @@ use std::{
     sync::Arc,
 };
 
+use localnet_client::vips::{Detector, NodePortAddresses};
 use localnet_linux::nft::{self, Element, ElementData, Tuple};
 use localnet_proto::{Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Service, SourceFilter, Verdict, WhenEmpty};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{
-    config::{Detector, NodePortAddresses},
-    fake::FakeKernel,
-};
+use crate::fake::FakeKernel;
 
 fn config() -> Config {
     Config {
@@ -99,7 +97,7 @@ fn difference(before: &Snapshot, after: &Snapshot) -> Changes {
 #[track_caller]
 fn sent(backend: &mut NftBackend<FakeKernel>, state: &Snapshot, changes: &Changes) -> (usize, usize, usize) {
     let from = backend.kernel.log.len();
-    backend.apply(state, changes).unwrap();
+    backend.apply(state, changes).unwrap().whole().unwrap();
     backend.kernel.sent_since(from)
 }
 
@@ -173,8 +171,8 @@ fn without_slots(table: &mut crate::fake::FakeTable) {
 fn a_second_sync_and_a_restart_send_nothing() {
     let mut backend = backend();
     let state = state([service("web", "172.30.0.41", &["10.180.0.1", "10.180.1.2"])]);
-    backend.apply(&state, &Changes::everything()).unwrap();
-    assert_eq!(backend.kernel.log.len(), 1);
+    backend.apply(&state, &Changes::everything()).unwrap().whole().unwrap();
+    assert_eq!(backend.kernel.log.len(), 2, "one transaction for each family");
     assert_eq!(sent(&mut backend, &state, &Changes::default()), (0, 0, 0));
     assert_eq!(sent(&mut backend, &state, &Changes::everything()), (0, 0, 0));
     assert_eq!(sent(&mut restarted(&backend), &state, &Changes::everything()), (0, 0, 0));
@@ -187,7 +185,7 @@ fn one_endpoint_more_sends_only_what_differs() {
     let web = |endpoints: &[&str]| service("web", "172.30.0.41", endpoints);
     let others = || (0..50).map(|i| service(&format!("s{i}"), &format!("172.30.1.{i}"), &["10.180.1.2", "10.180.1.4"]));
     let with = |endpoints: &[&str]| state(others().chain([web(endpoints)]));
-    backend.apply(&with(&["10.180.1.2", "10.180.1.4"]), &Changes::everything()).unwrap();
+    backend.apply(&with(&["10.180.1.2", "10.180.1.4"]), &Changes::everything()).unwrap().whole().unwrap();
 
     let replaced = with(&["10.180.1.2", "10.180.1.6"]);
     assert_eq!(sent(&mut backend, &replaced, &changed(&["web"])), (1, 1, 0), "another endpoint in slot 1");
@@ -205,7 +203,7 @@ fn one_endpoint_more_sends_only_what_differs() {
 fn a_restart_sends_only_differences() {
     let mut first = backend();
     let services = |n: u8| (1..=n).map(|i| service(&format!("s{i}"), &format!("172.30.0.{i}"), &["10.180.0.1"]));
-    first.apply(&state(services(20)), &Changes::everything()).unwrap();
+    first.apply(&state(services(20)), &Changes::everything()).unwrap().whole().unwrap();
     let mut second = restarted(&first);
     // One service more: its ClusterIP, dispatch and slot. The endpoint's hairpin is there.
     assert_eq!(sent(&mut second, &state(services(21)), &Changes::everything()), (3, 0, 0));
@@ -217,12 +215,29 @@ fn a_restart_sends_only_differences() {
 fn what_others_changed_is_found_and_repaired() {
     let mut backend = backend();
     let web = |endpoints: &[&str]| state([service("web", "172.30.0.41", endpoints)]);
-    backend.apply(&web(&["10.180.1.2"]), &Changes::everything()).unwrap();
+    backend.apply(&web(&["10.180.1.2"]), &Changes::everything()).unwrap().whole().unwrap();
     backend.kernel.tables.clear();
-    backend.apply(&web(&["10.180.1.2", "10.180.1.4"]), &changed(&["web"])).unwrap();
+    backend.apply(&web(&["10.180.1.2", "10.180.1.4"]), &changed(&["web"])).unwrap().whole().unwrap();
     let mut fresh = self::backend();
-    fresh.apply(&web(&["10.180.1.2", "10.180.1.4"]), &Changes::everything()).unwrap();
+    fresh.apply(&web(&["10.180.1.2", "10.180.1.4"]), &Changes::everything()).unwrap().whole().unwrap();
     assert_eq!(backend.kernel.tables, fresh.kernel.tables);
+}
+
+#[test]
+fn a_kernel_that_cannot_translate_ipv6_still_gets_ipv4() {
+    let mut backend = backend();
+    backend.kernel.lacks_nat = Some(Family::V6);
+    for addresses in [&["10.180.1.2"][..], &["10.180.1.2", "10.180.1.3"]] {
+        let state = state([service("web", "172.30.0.41", addresses)]);
+        let synced = backend.apply(&state, &Changes::everything()).unwrap();
+        let failed: Vec<_> = synced.failed.iter().map(|(family, _)| *family).collect();
+        assert_eq!(failed, [localnet_proto::Family::V6]);
+        assert!(has(&backend, SetId::Services, ("172.30.0.41", 80)).is_some());
+        assert_eq!(backend.kernel.tables[&plan::table(Family::V4)].sets["endpoints"].1.len(), addresses.len());
+    }
+    backend.kernel.lacks_nat = None;
+    let state = state([service("web", "172.30.0.41", &["10.180.1.2"])]);
+    backend.apply(&state, &Changes::everything()).unwrap().whole().unwrap();
 }
 
 #[test]
@@ -234,8 +249,12 @@ fn tables_of_another_shape_are_replaced_in_one_transaction() {
     transaction.add_table(&table).add_set(&table, &odd);
     other.apply(&transaction).unwrap();
     let mut backend = NftBackend::new(config(), other);
-    backend.apply(&state([service("web", "172.30.0.41", &["10.180.1.2"])]), &Changes::everything()).unwrap();
-    assert_eq!(backend.kernel.log.len(), 2);
+    backend
+        .apply(&state([service("web", "172.30.0.41", &["10.180.1.2"])]), &Changes::everything())
+        .unwrap()
+        .whole()
+        .unwrap();
+    assert_eq!(backend.kernel.log.len(), 3, "that of the test, and one for each family");
     assert!(has(&backend, SetId::Services, ("172.30.0.41", 80)).is_some());
 }
 
@@ -246,19 +265,19 @@ fn the_first_service_by_name_has_a_vip_and_leaves_it_to_the_next() {
         has(backend, SetId::Services, ("172.30.0.41", 80)).unwrap().comment.unwrap().to_string()
     };
     let mut backend = backend();
-    backend.apply(&claimants(&["b"]), &Changes::everything()).unwrap();
+    backend.apply(&claimants(&["b"]), &Changes::everything()).unwrap().whole().unwrap();
     assert_eq!(owner(&backend), "default/b:http");
     let notices = backend.desired.update(&claimants(&["a", "b"]), &changed(&["a"]));
     assert_eq!(
         notices.iter().map(ToString::to_string).collect::<Vec<_>>(),
         ["service default/b: 172.30.0.41:80/tcp belongs to service default/a, which comes first by name"]
     );
-    backend.apply(&claimants(&["a", "b"]), &Changes::default()).unwrap();
+    backend.apply(&claimants(&["a", "b"]), &Changes::default()).unwrap().whole().unwrap();
     assert_eq!(owner(&backend), "default/a:http");
     assert!(backend.desired.update(&claimants(&["a", "b", "c"]), &changed(&["a", "b", "c"])).len() == 1, "said once");
-    backend.apply(&claimants(&["b", "c"]), &changed(&["a"])).unwrap();
+    backend.apply(&claimants(&["b", "c"]), &changed(&["a"])).unwrap().whole().unwrap();
     assert_eq!(owner(&backend), "default/b:http");
-    backend.apply(&claimants(&[]), &changed(&["b", "c"])).unwrap();
+    backend.apply(&claimants(&[]), &changed(&["b", "c"])).unwrap().whole().unwrap();
     assert_eq!(has(&backend, SetId::Services, ("172.30.0.41", 80)), None);
     assert_eq!(has(&backend, SetId::NoEndpoints, ("172.30.0.41", 80)), None);
 }
@@ -282,9 +301,9 @@ fn an_address_comes_before_a_node_port_whatever_the_names() {
             "service default/a: 192.168.0.2:30080/tcp belongs to service default/z, as its own address, which comes before NodePorts"
         ]
     );
-    backend.apply(&both, &Changes::default()).unwrap();
+    backend.apply(&both, &Changes::default()).unwrap().whole().unwrap();
     assert_eq!(owner(&backend), "default/z:http");
-    backend.apply(&state([by_port]), &changed(&["z"])).unwrap();
+    backend.apply(&state([by_port]), &changed(&["z"])).unwrap().whole().unwrap();
     assert_eq!(owner(&backend), "default/a:http");
 }
 
@@ -303,7 +322,7 @@ fn refused_service(vague: bool) {
     let services =
         ["172.30.0.41", "172.30.0.42", "172.30.0.43"].map(|ip| service(&format!("s-{ip}"), ip, &["10.180.1.2"]));
     let state = state(services);
-    backend.apply(&state, &Changes::everything()).unwrap();
+    backend.apply(&state, &Changes::everything()).unwrap().whole().unwrap();
     assert!(has(&backend, SetId::Services, ("172.30.0.41", 80)).is_some());
     assert_eq!(has(&backend, SetId::Services, ("172.30.0.42", 80)), None);
     assert!(has(&backend, SetId::Services, ("172.30.0.43", 80)).is_some());
@@ -320,7 +339,7 @@ fn without_privileges_the_error_names_the_remedy() {
     let error = backend.apply(&state([]), &Changes::everything()).unwrap_err();
     assert!(format!("{error:#}").contains("CAP_NET_ADMIN"), "{error:#}");
     backend.kernel.denied = false;
-    backend.apply(&state([]), &Changes::everything()).unwrap();
+    backend.apply(&state([]), &Changes::everything()).unwrap().whole().unwrap();
     assert_eq!(backend.kernel.tables.len(), 2);
 }
 
@@ -333,15 +352,15 @@ fn growth_replaces_the_table_in_one_transaction() {
         })
     };
     let small = state(services(1000));
-    backend.apply(&small, &Changes::everything()).unwrap();
+    backend.apply(&small, &Changes::everything()).unwrap().whole().unwrap();
     let big = state(services(2100));
-    backend.apply(&big, &difference(&small, &big)).unwrap();
-    assert_eq!(backend.kernel.log.len(), 2);
+    backend.apply(&big, &difference(&small, &big)).unwrap().whole().unwrap();
+    assert_eq!(backend.kernel.log.len(), 3, "both tables, then the one that grew");
     let (set, elements) = &backend.kernel.tables[&plan::table(Family::V4)].sets["endpoints"];
     assert_eq!((elements.len(), set.size), (4200, Some(16_384)));
     assert_eq!(sent(&mut restarted(&backend), &big, &Changes::everything()), (0, 0, 0), "the size found is kept");
     let less = state(services(10));
-    backend.apply(&less, &difference(&big, &less)).unwrap();
+    backend.apply(&less, &difference(&big, &less)).unwrap().whole().unwrap();
     assert_eq!(sent(&mut restarted(&backend), &less, &Changes::everything()), (0, 0, 0));
 }
 
@@ -351,20 +370,20 @@ fn the_node_moves_its_node_ports_along() {
     let mut with_node_port = service("web", "172.30.0.41", &["10.180.1.2"]);
     with_node_port.ports[0].node_port = Some(30_080);
     let mut state = state([with_node_port]);
-    backend.apply(&state, &Changes::everything()).unwrap();
+    backend.apply(&state, &Changes::everything()).unwrap().whole().unwrap();
     assert!(has(&backend, SetId::External, ("192.168.0.2", 30_080)).is_some());
     state.node.addresses[0] = "192.168.0.9".parse().unwrap();
-    backend.apply(&state, &Changes { node: true, ..Changes::default() }).unwrap();
+    backend.apply(&state, &Changes { node: true, ..Changes::default() }).unwrap().whole().unwrap();
     assert_eq!(has(&backend, SetId::External, ("192.168.0.2", 30_080)), None);
     assert!(has(&backend, SetId::External, ("192.168.0.9", 30_080)).is_some());
-    assert_eq!(backend.kernel.sent_since(1), (3, 3, 0), "mark, dispatch and slot, and no chain");
+    assert_eq!(backend.kernel.sent_since(2), (3, 3, 0), "mark, dispatch and slot, and no chain");
 }
 
 #[test]
 fn service_cidrs_rewrite_one_chain() {
     let mut backend = backend();
     let mut state = state([service("web", "172.30.0.41", &["10.180.1.2"])]);
-    backend.apply(&state, &Changes::everything()).unwrap();
+    backend.apply(&state, &Changes::everything()).unwrap().whole().unwrap();
     state.node.service_cidrs.push("172.31.0.0/16".parse().unwrap());
     assert_eq!(
         sent(&mut backend, &state, &Changes { node: true, ..Changes::default() }),
@@ -378,10 +397,10 @@ fn cleanup_leaves_nothing_and_sync_starts_anew() {
     let mut backend = backend();
     backend.remove_all().unwrap();
     let state = state([service("web", "172.30.0.41", &["10.180.1.2"])]);
-    backend.apply(&state, &Changes::everything()).unwrap();
+    backend.apply(&state, &Changes::everything()).unwrap().whole().unwrap();
     backend.remove_all().unwrap();
     assert_eq!(backend.kernel.tables, BTreeMap::new());
-    backend.apply(&state, &Changes::default()).unwrap();
+    backend.apply(&state, &Changes::default()).unwrap().whole().unwrap();
     assert!(has(&backend, SetId::Services, ("172.30.0.41", 80)).is_some());
 }
 
@@ -392,7 +411,7 @@ fn what_flows_are_about_is_told_once_and_only_of_what_changed() {
         |endpoints: &[&str]| state([service("web", "172.30.0.41", endpoints), service("other", "172.30.0.42", &[])]);
     let vip = |text: &str| Frontend::new(localnet_linux::nft::Protocol::Tcp, text.parse().unwrap());
     let told = |backend: &mut NftBackend<FakeKernel>, state: &Snapshot, changes: &Changes| {
-        backend.apply(state, changes).unwrap();
+        backend.apply(state, changes).unwrap().whole().unwrap();
         let mut commit = backend.take_commit();
         commit.frontends.sort_by_key(|(frontend, _)| *frontend);
         (commit.frontends, commit.remembered)
@@ -422,7 +441,7 @@ fn only_commits_since_the_tables_were_read_disturb() {
     let mut backend = backend();
     backend.kernel.generation = Some(40);
     let web = state([service("web", "172.30.0.41", &["10.180.1.2"])]);
-    backend.apply(&web, &Changes::everything()).unwrap();
+    backend.apply(&web, &Changes::everything()).unwrap().whole().unwrap();
     let ours = BTreeSet::from([plan::table(Family::V6), Table::new(Family::V4, "other")]);
     let others = BTreeSet::from([Table::new(Family::V4, "other")]);
     // The tables were read at 40; 41 is our own commit.
@@ -519,23 +538,23 @@ proptest! {
             backend.kernel.denied = false;
         }
         let (last, ..) = history.last().unwrap();
-        backend.apply(last, &changes).unwrap();
+        backend.apply(last, &changes).unwrap().whole().unwrap();
         let mut fresh = self::backend();
-        fresh.apply(last, &Changes::everything()).unwrap();
+        fresh.apply(last, &Changes::everything()).unwrap().whole().unwrap();
         prop_assert_eq!(normal(backend.kernel()), normal(fresh.kernel()));
         prop_assert_eq!(planned(&backend), planned(&fresh));
 
         let from = backend.kernel.log.len();
-        backend.apply(last, &Changes::everything()).unwrap();
+        backend.apply(last, &Changes::everything()).unwrap().whole().unwrap();
         prop_assert_eq!(backend.kernel.log.len(), from);
     }
 
     #[test]
     fn services_may_come_in_any_order(state in any_state(), seed in any::<u64>()) {
         let mut at_once = backend();
-        at_once.apply(&state, &Changes::everything()).unwrap();
+        at_once.apply(&state, &Changes::everything()).unwrap().whole().unwrap();
         let mut one_by_one = backend();
-        one_by_one.apply(&self::state([]), &Changes::everything()).unwrap();
+        one_by_one.apply(&self::state([]), &Changes::everything()).unwrap().whole().unwrap();
         let mut keys: Vec<_> = state.services.keys().cloned().collect();
         let len = keys.len().max(1);
         keys.rotate_left(seed as usize % len);
@@ -543,7 +562,7 @@ proptest! {
         for key in keys {
             known.services.insert(key.clone(), state.services[&key].clone());
             let changes = Changes { services: BTreeSet::from([key]), ..Changes::default() };
-            one_by_one.apply(&known, &changes).unwrap();
+            one_by_one.apply(&known, &changes).unwrap().whole().unwrap();
         }
         prop_assert_eq!(normal(at_once.kernel()), normal(one_by_one.kernel()));
         prop_assert_eq!(planned(&at_once), planned(&one_by_one));

@@ -15,11 +15,11 @@ use std::{
     net::SocketAddr,
 };
 
+use localnet_client::vips::Vip;
 use localnet_linux::nft::{Chain, Element, Family, Field, FieldType, Generator, Name, Set, Statement, Tuple, Verdict};
 
 use super::{
     chains,
-    service::Vip,
     sets::{Pool, SetId, VIP},
     stable_slots::Slots,
 };
@@ -256,22 +256,25 @@ impl Pool {
 mod tests {
     use std::sync::Arc;
 
+    use localnet_client::vips::Exposure;
+    use localnet_proto::ServiceKey;
     use localnet_proto::Verdict as WhenEmpty;
 
     use super::*;
-    use crate::plan::service::Exposure;
 
     fn vip(cluster: &[u8], local: &[u8], affinity: u32) -> Vip {
         let endpoints = |hosts: &[u8]| -> Arc<[SocketAddr]> {
             hosts.iter().map(|host| SocketAddr::from(([10, 0, 0, *host], 80))).collect()
         };
         Vip {
+            service: ServiceKey::new("default", "web"),
+            port_name: "http".into(),
             comment: "default/web:http".into(),
             by_node_port: false,
             exposure: Exposure::ExternalLocal,
             endpoints: endpoints(cluster),
             local_endpoints: endpoints(local),
-            serving: [].into_iter().collect(),
+            serving: [].into(),
             affinity: Some(affinity),
             when_empty: WhenEmpty::Reject,
             sources: None,

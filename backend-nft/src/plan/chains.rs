@@ -1,11 +1,12 @@
 //! The chains and their rules. None of them names a service: services are elements of sets and maps.
 
+use localnet_client::vips::{Facts, PodSource};
 use localnet_linux::nft::{
-    AddressField, Chain, ChainKind, Family, Field, Generator, HookPoint, Op, Rule, Statement, Verdict,
+    AddressField, Chain, ChainKind, Family, Field, Generator, HookPoint, InterfacePattern, Op, Rule, Statement, Verdict,
 };
 
 use super::{
-    ChainNames, EXACT_SLOTS, Facts, PodSource,
+    ChainNames, EXACT_SLOTS, model_family,
     sets::{Pool, SetId, VIP},
 };
 
@@ -77,9 +78,9 @@ fn services_chain(facts: &Facts, family: Family, affinity: bool) -> Chain {
     let mark = || Statement::jump(names::MARK_MASQUERADE);
     if facts.masquerade_all {
         chain = chain.rule([to_cluster_ip(), mark()]);
-    } else if let Some(pods) = facts.pods(family) {
-        chain =
-            chain.rule(Rule::new([pods.is(Op::Ne), to_cluster_ip(), mark()]).comment("not from a pod of this node"));
+    } else if let Some(pods) = facts.pods(model_family(family)) {
+        chain = chain
+            .rule(Rule::new([from_pod(pods, Op::Ne), to_cluster_ip(), mark()]).comment("not from a pod of this node"));
     }
     chain = chain
         .rule([Statement::is_in(VIP, SetId::External.name()), mark()])
@@ -96,8 +97,8 @@ fn to_affinity(verdict: Statement) -> Rule {
 /// validates all that a map leads to once for each way to reach it.
 fn external_local(facts: &Facts, family: Family, affinity: bool) -> Chain {
     let mut chain = Chain::new(names::EXTERNAL_LOCAL).comment("external traffic policy Local");
-    if let Some(pods) = facts.pods(family) {
-        let rule = Rule::new([pods.is(Op::Eq), Statement::Verdict(Verdict::Return)]);
+    if let Some(pods) = facts.pods(model_family(family)) {
+        let rule = Rule::new([from_pod(pods, Op::Eq), Statement::Verdict(Verdict::Return)]);
         chain = chain.rule(rule.comment("pods of this node reach any endpoint"));
     }
     let from_node = Statement::Local(AddressField::Source, Op::Eq);
@@ -147,13 +148,12 @@ fn unallocated_chain(facts: &Facts, family: Family) -> Chain {
     })
 }
 
-impl PodSource {
-    /// The match of packets that come from a pod (`==`), or do not (`!=`).
-    fn is(&self, op: Op) -> Statement {
-        match self {
-            PodSource::Cidr(cidr) => Statement::Address(AddressField::Source, op, *cidr),
-            PodSource::Interface(pattern) => Statement::InputInterface(op, pattern.clone()),
-        }
+/// The match of packets that come from a pod (`==`), or do not (`!=`).
+fn from_pod(pods: &PodSource, op: Op) -> Statement {
+    match pods {
+        PodSource::Cidr(cidr) => Statement::Address(AddressField::Source, op, *cidr),
+        PodSource::Interface(name) => Statement::InputInterface(op, InterfacePattern::Exact(name.clone())),
+        PodSource::InterfacePrefix(prefix) => Statement::InputInterface(op, InterfacePattern::Prefix(prefix.clone())),
     }
 }
 

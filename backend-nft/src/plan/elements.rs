@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 
+use localnet_client::vips::{Exposure, Hairpin, Vip, VipKey};
 use localnet_linux::nft::{Element, ElementKey, Tuple, Verdict};
-use localnet_proto::Verdict as WhenEmpty;
+use localnet_proto::{Protocol, Verdict as WhenEmpty};
 
 use super::{
-    ChainNames, affinity,
-    service::{Exposure, Hairpin, Vip, VipKey},
+    ChainNames, affinity, protocol_of,
     sets::{Pool, SetId},
     slots,
     stable_slots::Slots,
@@ -78,7 +78,25 @@ fn pool(tuple: &Tuple, vip: &Vip, pool: Pool, names: &ChainNames, emit: &mut imp
 
 /// The key of a VIP.
 pub fn tuple(key: &VipKey) -> Tuple {
-    Tuple::new().address(key.address).protocol(key.protocol).port(key.port)
+    Tuple::new().address(key.address).protocol(protocol_of(key.protocol)).port(key.port)
+}
+
+/// Reads the VIP in the key of an element; none if it is too short or of another protocol.
+pub fn read_vip(key: &Tuple) -> Option<VipKey> {
+    // Each field is padded to a multiple of four bytes.
+    let (address, rest) = match key.as_bytes() {
+        v4 if v4.len() == 12 => {
+            let (address, rest) = v4.split_first_chunk::<4>()?;
+            (IpAddr::from(*address), rest)
+        }
+        v6 => {
+            let (address, rest) = v6.split_first_chunk::<16>()?;
+            (IpAddr::from(*address), rest)
+        }
+    };
+    let [number, _, _, _, high, low, _, _] = *rest else { return None };
+    let protocol = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|p| p.number() == number)?;
+    Some(VipKey { address, protocol, port: u16::from_be_bytes([high, low]) })
 }
 
 /// The element of a ClusterIP.
@@ -89,7 +107,11 @@ pub fn of_cluster_ip(address: IpAddr) -> Element {
 /// The element of an endpoint that may reach itself.
 pub fn of_hairpin(hairpin: &Hairpin) -> Element {
     let address = hairpin.endpoint.ip();
-    let key = Tuple::new().address(address).address(address).protocol(hairpin.protocol).port(hairpin.endpoint.port());
+    let key = Tuple::new()
+        .address(address)
+        .address(address)
+        .protocol(protocol_of(hairpin.protocol))
+        .port(hairpin.endpoint.port());
     Element::new(key)
 }
 
@@ -106,7 +128,8 @@ pub fn pools_of(vip: &Vip) -> impl Iterator<Item = (Pool, u32)> {
 mod tests {
     use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
-    use localnet_linux::nft::{ElementData, Protocol};
+    use localnet_linux::nft::ElementData;
+    use localnet_proto::ServiceKey;
 
     use super::*;
 
@@ -118,12 +141,14 @@ mod tests {
     fn said(exposure: Exposure, cluster: u8, local: u8, when_empty: WhenEmpty) -> String {
         let key = VipKey { address: IpAddr::from([172, 30, 0, 1]), protocol: Protocol::Tcp, port: 80 };
         let vip = Vip {
+            service: ServiceKey::new("default", "web"),
+            port_name: "http".into(),
             comment: "default/web:http".into(),
             by_node_port: false,
             exposure,
             endpoints: endpoints(cluster),
             local_endpoints: endpoints(local),
-            serving: [].into_iter().collect(),
+            serving: [].into(),
             affinity: None,
             when_empty,
             sources: None,
@@ -175,6 +200,23 @@ mod tests {
             (ExternalLocal, 0, 0, Reject, "no-endpoints reject-port"),
         ] {
             assert_eq!(said(exposure, cluster, local, when_empty), expected, "{exposure:?} {cluster} {local}");
+        }
+    }
+
+    #[test]
+    fn vips_are_read_back_from_their_elements() {
+        let key = |address: &str, protocol, port| VipKey { address: address.parse().unwrap(), protocol, port };
+        for vip in [
+            key("172.30.0.1", Protocol::Tcp, 80),
+            key("0.0.0.0", Protocol::Sctp, 65_535),
+            key("fd00::1", Protocol::Udp, 53),
+        ] {
+            assert_eq!(read_vip(&super::tuple(&vip)), Some(vip));
+        }
+        let address: IpAddr = "172.30.0.1".parse().unwrap();
+        for odd in [Tuple::new(), Tuple::new().address(address), Tuple::new().address(address).port(1).port(2).port(3)]
+        {
+            assert_eq!(read_vip(&odd), None);
         }
     }
 }

@@ -8,6 +8,7 @@ use std::{
     time::Instant,
 };
 
+use localnet_client::Synced;
 use localnet_lab::{Endpoint, Network, Outcome, Probe, Protocol, Servers, Topology};
 use localnet_nft::{Netlink, NftBackend};
 use localnet_proto::{Changes, Service, ServiceKey, Snapshot};
@@ -45,7 +46,7 @@ impl World {
     }
 
     fn apply(&self, backend: &mut NftBackend<Netlink>, state: &Snapshot) {
-        self.network.node().run(|| backend.apply(state, &Changes::everything())).unwrap();
+        self.network.node().run(|| backend.apply(state, &Changes::everything())).unwrap().whole().unwrap();
     }
 
     fn backend(&self) -> NftBackend<Netlink> {
@@ -273,10 +274,10 @@ fn connections_while_endpoints_change(seconds: Option<u32>) {
                 })
             })
             .collect();
-        let changes = world
-            .network
-            .node()
-            .run(|| (0..400).try_for_each(|turn| backend.apply(&states[turn % 4], &Changes::everything())));
+        let changes = world.network.node().run(|| {
+            (0..400)
+                .try_for_each(|turn| backend.apply(&states[turn % 4], &Changes::everything()).and_then(Synced::whole))
+        });
         done.store(true, std::sync::atomic::Ordering::Relaxed);
         changes.unwrap();
         clients.into_iter().map(|client| client.join().unwrap()).sum()

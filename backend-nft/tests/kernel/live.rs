@@ -2,9 +2,10 @@
 
 use std::{sync::Arc, thread::JoinHandle, time::Duration};
 
+use localnet_client::vips::Config;
 use localnet_client::{Options, Report, Revision, Source, SourceError};
 use localnet_lab::Network;
-use localnet_nft::{Config, LiveBackend};
+use localnet_nft::LiveBackend;
 use localnet_proto::{Snapshot, Update};
 use tokio::sync::{oneshot, watch};
 

@@ -9,9 +9,10 @@ mod repair;
 
 use std::{net::IpAddr, process::Command, sync::Arc};
 
+use localnet_client::vips::{Config, Detector, NodePortAddresses};
 use localnet_lab::{Namespace, Network, Topology, foreign::Foreign};
 use localnet_linux::nft::{self, Chain, Element, Error, Family, Sent, Set, Table, Transaction};
-use localnet_nft::{Config, Detector, Kernel, Netlink, NftBackend, NodePortAddresses, dry_run::DryRun, kernel::Found};
+use localnet_nft::{Kernel, Netlink, NftBackend, dry_run::DryRun, kernel::Found};
 use localnet_proto::{Changes, Service, ServiceKey, Snapshot};
 
 fn config() -> Config {
@@ -72,7 +73,7 @@ impl Kernel for Counting {
 fn sync(node: &Namespace, config: &Config, state: &Snapshot) -> Vec<Sent> {
     let work = || {
         let mut backend = NftBackend::new(config.clone(), Counting { netlink: Netlink::open()?, sent: Vec::new() });
-        backend.apply(state, &Changes::everything())?;
+        backend.apply(state, &Changes::everything())?.whole()?;
         Ok(backend.kernel().sent.clone())
     };
     node.run(work).unwrap()
@@ -149,8 +150,8 @@ fn another_configuration_rewrites_only_its_chains() {
     sync(network.node(), &config(), &state());
     let all = Config { masquerade_all: true, ..config() };
     let sent = sync(network.node(), &all, &state());
-    // Both families: the chain `services` is flushed and gets its five rules.
-    assert_eq!(sent.iter().map(|sent| (sent.messages, sent.elements)).collect::<Vec<_>>(), [(12, 0)]);
+    // In each family the chain `services` is flushed and gets its five rules.
+    assert_eq!(sent.iter().map(|sent| (sent.messages, sent.elements)).collect::<Vec<_>>(), [(6, 0), (6, 0)]);
     let fresh = self::network();
     sync(fresh.node(), &all, &state());
     assert_same(&list(network.node()), &list(fresh.node()), "");
@@ -162,15 +163,16 @@ fn one_endpoint_changed_sends_one_element_and_deletes_one() {
     let sent = network.node().run(|| {
         let mut state = state();
         let mut backend = NftBackend::new(config(), Counting { netlink: Netlink::open()?, sent: Vec::new() });
-        backend.apply(&state, &Changes::everything())?;
+        backend.apply(&state, &Changes::everything())?.whole()?;
         let key = ServiceKey::new("default", "many");
         let changed = Changes { services: [key.clone()].into(), ..Changes::default() };
         for last in ["10.180.1.99", "10.180.1.98"] {
             let service: &mut Service = Arc::make_mut(state.services.get_mut(&key).unwrap());
             service.endpoints.last_mut().unwrap().address = last.parse::<IpAddr>().unwrap();
-            backend.apply(&state, &changed)?;
+            backend.apply(&state, &changed)?.whole()?;
         }
-        Ok(backend.kernel().sent[1..].to_vec())
+        // The first two made the tables.
+        Ok(backend.kernel().sent[2..].to_vec())
     });
     let sent: Vec<_> = sent.unwrap().iter().map(|sent| (sent.messages, sent.elements)).collect();
     // The service has a ClusterIP and a load balancer's address: one message deletes both elements, one adds both.
@@ -224,10 +226,10 @@ fn a_running_backend_notices_at_the_next_change_that_its_tables_are_gone() {
     let key = ServiceKey::new("default", "dns");
     node.run(|| {
         let mut backend = NftBackend::new(config(), Netlink::open()?);
-        backend.apply(&state, &Changes::everything())?;
+        backend.apply(&state, &Changes::everything())?.whole()?;
         node.output(Command::new("nft").args(["flush", "ruleset"]))?;
         Arc::make_mut(state.services.get_mut(&key).unwrap()).endpoints.remove(0);
-        backend.apply(&state, &Changes { services: [key.clone()].into(), ..Changes::default() })
+        backend.apply(&state, &Changes { services: [key.clone()].into(), ..Changes::default() })?.whole()
     })
     .unwrap();
     let fresh = self::network();
@@ -241,7 +243,7 @@ fn outgrown_maps_are_replaced_in_one_transaction() {
     let mut state = state();
     let sent = network.node().run(|| {
         let mut backend = NftBackend::new(config(), Counting { netlink: Netlink::open()?, sent: Vec::new() });
-        backend.apply(&state, &Changes::everything())?;
+        backend.apply(&state, &Changes::everything())?.whole()?;
         let many = state.services[&ServiceKey::new("default", "many")].clone();
         let mut changes = Changes::default();
         for index in 0..300_u32 {
@@ -253,10 +255,10 @@ fn outgrown_maps_are_replaced_in_one_transaction() {
             changes.services.insert(service.key.clone());
             state.services.insert(service.key.clone(), Arc::new(service));
         }
-        backend.apply(&state, &changes)?;
+        backend.apply(&state, &changes)?.whole()?;
         Ok(backend.kernel().sent.len())
     });
-    assert_eq!(sent.unwrap(), 2);
+    assert_eq!(sent.unwrap(), 3, "both tables, then the one that grew");
     let listing = list(network.node());
     assert!(listing.contains("size 16384"), "{}", &listing[..2000]);
     assert_eq!(sync(network.node(), &config(), &state), [], "a grown table is adopted");
@@ -304,7 +306,7 @@ fn scripts_are_transactions() {
     // What the benchmark hands to `nft -f` is what the dry run prints.
     let [by_script, by_listing] = std::array::from_fn(|_| network());
     let mut backend = by_script.node().run(|| Ok(NftBackend::new(config(), Netlink::open()?))).unwrap();
-    backend.apply(&state(), &Changes::everything()).unwrap();
+    backend.apply(&state(), &Changes::everything()).unwrap().whole().unwrap();
     backend.remove_all().unwrap();
     let mut transaction = Transaction::new();
     for content in backend.plan() {

@@ -2,8 +2,8 @@
 
 use std::{net::IpAddr, sync::Arc, time::Instant};
 
+use localnet_client::vips::{Config, NodePortAddresses};
 use localnet_lab::{Namespace, Network, Outcome, Probe, Protocol};
-use localnet_nft::{Config, NodePortAddresses};
 use localnet_proto::Snapshot;
 
 use super::{

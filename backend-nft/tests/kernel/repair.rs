@@ -39,7 +39,7 @@ impl Wanted {
     fn new(node: &Namespace) -> Self {
         let plan = node.run(|| {
             let mut backend = localnet_nft::NftBackend::new(config(), Netlink::open()?);
-            backend.apply(&state(), &localnet_proto::Changes::everything())?;
+            backend.apply(&state(), &localnet_proto::Changes::everything())?.whole()?;
             Ok(backend.plan())
         });
         Self(plan.unwrap())

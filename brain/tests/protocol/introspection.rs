@@ -92,7 +92,13 @@ async fn the_last_report_of_a_backend_is_kept() {
     let mut client = BackendsClient::new(server.channel().await);
     let family =
         |applied_rev, error: &str| FamilyReport { family: IpFamily::IPv4.into(), applied_rev, error: error.to_owned() };
-    let report = |rev, family| BackendReport { backend: "nft".to_owned(), instance_id: 7, rev, families: vec![family] };
+    let report = |rev, family| BackendReport {
+        backend: "nft".to_owned(),
+        instance_id: 7,
+        rev,
+        families: vec![family],
+        ..BackendReport::default()
+    };
     soon(client.report(report(1, family(1, "")))).await.unwrap();
     let last = report(2, family(1, "no such device"));
     soon(client.report(last.clone())).await.unwrap();

@@ -56,6 +56,13 @@ impl Endpoints {
     }
 }
 
+impl From<Arc<[SocketAddr]>> for Endpoints {
+    /// Shares them if they are sorted and without duplicates.
+    fn from(endpoints: Arc<[SocketAddr]>) -> Self {
+        if endpoints.is_sorted_by(|a, b| a < b) { Self(endpoints) } else { endpoints.iter().copied().collect() }
+    }
+}
+
 impl FromIterator<SocketAddr> for Endpoints {
     fn from_iter<I: IntoIterator<Item = SocketAddr>>(endpoints: I) -> Self {
         let mut endpoints: Vec<_> = endpoints.into_iter().collect();

@@ -6,12 +6,13 @@
 //! sticks as well.
 //!
 //! ```text
-//!  backend ─ set, remove ─▶ Reconciler ─ run ─▶ Conntrack::dump ─▶ is_stale (pure) ─▶ Conntrack::delete
+//!  backend ─ Commit ─▶ Cleaner (a thread) ─ set, remove ─▶ Reconciler ─ run ─▶ Conntrack::dump ─▶ is_stale (pure) ─▶ Conntrack::delete
 //! ```
 //!
 //! Refuses to flush: each deletion names one entry, by its reply tuple and the kernel's id of it. An entry whose
 //! destination is no known frontend is never touched, an established TCP connection neither.
 
+mod cleaner;
 #[cfg(test)]
 mod fake;
 mod flow;
@@ -23,6 +24,7 @@ mod limits;
 mod reconcile;
 mod reconciler;
 
+pub use cleaner::{Cleaner, Commit};
 pub use flow::{Flow, Selection, Status, TcpState, Tuple, Zone};
 pub use frontends::{Endpoints, Frontend, Frontends, Serving};
 pub use kernel::{Conntrack, Error, Kernel};

@@ -38,7 +38,7 @@ impl World {
     }
 
     fn apply(&mut self, state: &Snapshot) {
-        self.backend.apply(state, &Changes::everything()).unwrap();
+        self.backend.apply(state, &Changes::everything()).unwrap().whole().unwrap();
     }
 
     fn restart(&mut self) {
@@ -284,14 +284,14 @@ fn objects_do_not_grow_with_services() {
     let objects = |services: u8| {
         let mut backend = backend();
         let services = (1..=services).map(|i| sticky(&format!("s{i}"), &format!("172.30.0.{i}"), &FOUR));
-        backend.apply(&state(services), &Changes::everything()).unwrap();
+        backend.apply(&state(services), &Changes::everything()).unwrap().whole().unwrap();
         let table = &backend.kernel.tables[&plan::table(Family::V4)];
         let rules: usize = table.chains.values().map(|chain| chain.rules.len()).sum();
         (table.chains.len(), rules, table.sets.len())
     };
     assert_eq!(objects(1), objects(200));
     let mut plain = backend();
-    plain.apply(&state([service("web", "172.30.0.1", &FOUR)]), &Changes::everything()).unwrap();
+    plain.apply(&state([service("web", "172.30.0.1", &FOUR)]), &Changes::everything()).unwrap().whole().unwrap();
     let table = &plain.kernel.tables[&plan::table(Family::V4)];
     assert!(!table.sets.keys().any(|name| name.contains("affinity")), "nothing without affinity");
 }
@@ -302,7 +302,7 @@ fn affinity_comes_and_goes() {
     let without = state([service("web", VIPS[0].0, &FOUR)]);
     let fresh = |state: &Snapshot| {
         let mut backend = backend();
-        backend.apply(state, &Changes::everything()).unwrap();
+        backend.apply(state, &Changes::everything()).unwrap().whole().unwrap();
         normal(backend.kernel())
     };
     let mut world = World::new();
@@ -339,7 +339,7 @@ fn growth_keeps_the_clients() {
         assert!(!sent.iter().flat_map(Transaction::changes).any(deletes));
         assert_eq!(crowd(&mut world, 100), ends);
         let mut fresh = backend();
-        fresh.apply(&state, &Changes::everything()).unwrap();
+        fresh.apply(&state, &Changes::everything()).unwrap().whole().unwrap();
         assert_eq!(normal(world.backend.kernel()), normal(fresh.kernel()));
     }
     let from = world.backend.kernel.log.len();
@@ -420,7 +420,7 @@ fn a_service_with_affinity_that_the_kernel_refuses_is_left_out_alone() {
         let ends = crowd(&mut world, 20);
         assert_eq!(world.connect(POD, VIPS[1]), None);
         world.backend.kernel.hated.clear();
-        world.backend.apply(&state(services()), &changed(&["bad"])).unwrap();
+        world.backend.apply(&state(services()), &changed(&["bad"])).unwrap().whole().unwrap();
         let end = world.connect(POD, VIPS[1]);
         assert!(end.is_some() && world.connect(POD, VIPS[1]) == end);
         assert_eq!(crowd(&mut world, 20), ends);
@@ -512,7 +512,7 @@ proptest! {
                     world.backend.kernel.denied = true;
                     let result = world.backend.apply(&state_of(&services), &Changes::everything());
                     world.backend.kernel.denied = false;
-                    if result.is_ok() {
+                    if result.and_then(Synced::whole).is_ok() {
                         applied = state_of(&services);
                         retain_usable(&mut remembered, &applied);
                     }
@@ -546,7 +546,7 @@ proptest! {
         // Whichever slots endpoints have had: the same serve, and slots without one have no clients.
         let mut fresh = backend();
         world.apply(&applied);
-        fresh.apply(&applied, &Changes::everything()).unwrap();
+        fresh.apply(&applied, &Changes::everything()).unwrap().whole().unwrap();
         prop_assert_eq!(normal(world.backend.kernel()), normal(fresh.kernel()));
         prop_assert_eq!(world.backend.desired.departed(), vec![]);
     }

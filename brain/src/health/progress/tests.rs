@@ -41,7 +41,13 @@ impl Story {
             error: (*error).to_owned(),
         });
         let families = families.collect();
-        let report = BackendReport { backend: backend.to_owned(), instance_id: instance, rev: self.rev, families };
+        let report = BackendReport {
+            backend: backend.to_owned(),
+            instance_id: instance,
+            rev: self.rev,
+            families,
+            ..BackendReport::default()
+        };
         self.progress.report(&report, self.now);
     }
 

@@ -15,7 +15,7 @@ const REST: u32 = 3;
 
 /// The repairs of late.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Pace {
+pub struct Pace {
     /// Repairs since it was calm last.
     streak: u32,
     /// How long they took together.
@@ -26,12 +26,12 @@ pub(crate) struct Pace {
 
 impl Pace {
     /// When to repair what was noticed now.
-    pub(crate) fn when(&self, now: Instant) -> Instant {
+    pub fn when(&self, now: Instant) -> Instant {
         self.last.map_or(now, |(ended, pause)| now.max(ended + pause))
     }
 
     /// A repair has ended that took so long. Says whether this is a fight from now on.
-    pub(crate) fn repaired(&mut self, now: Instant, took: Duration) -> bool {
+    pub fn repaired(&mut self, now: Instant, took: Duration) -> bool {
         if self.last.is_some_and(|(ended, pause)| now.duration_since(ended) > CALM + pause) {
             self.streak = 0;
             self.spent = Duration::ZERO;

@@ -1,10 +1,10 @@
-//! What an operator chooses. Parsing of flags is `args`; this is what the planner sees.
+//! What an operator chooses. Parsing of flags is [`super::flags`]; this is what planners see.
 
 use std::sync::Arc;
 
 use ipnet::IpNet;
 
-/// How the backend programs the node.
+/// How a backend programs the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Masquerade everything that is sent to a ClusterIP.
@@ -15,6 +15,18 @@ pub struct Config {
     pub detector: Detector,
     /// On which of the node's addresses NodePorts are answered.
     pub node_port_addresses: NodePortAddresses,
+}
+
+impl Default for Config {
+    /// kube-proxy's defaults.
+    fn default() -> Self {
+        Self {
+            masquerade_all: false,
+            masquerade_bit: 14,
+            detector: Detector::None,
+            node_port_addresses: NodePortAddresses::Primary,
+        }
+    }
 }
 
 impl Config {

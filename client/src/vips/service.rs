@@ -1,15 +1,15 @@
 //! One service and the node's facts → the VIPs it answers on this node. Total: an odd service gives an odd plan.
 
-use std::{fmt, net::IpAddr, net::SocketAddr, sync::Arc};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use ipnet::IpNet;
-use localnet_linux::{
-    conntrack::{Endpoints, Frontend},
-    nft::{Family, Name, Protocol, Tuple},
-};
-use localnet_proto::{Port, Scopes, Service, Verdict};
+use localnet_proto::{Family, Port, Protocol, Scopes, Service, ServiceKey, Verdict};
 
-use super::{Facts, protocol_of};
+use super::Facts;
 
 /// What a packet is addressed to: a ClusterIP, an external address or a node's address, with protocol and port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,44 +25,36 @@ pub struct VipKey {
 impl VipKey {
     /// The family of its address.
     pub fn family(&self) -> Family {
-        Family::of(&self.address)
+        Family::of(self.address)
     }
 
-    /// Reads the key of an element; none if it is too short or of another protocol.
-    pub fn read(key: &Tuple) -> Option<Self> {
-        // Each field is padded to a multiple of four bytes.
-        let (address, rest) = match key.as_bytes() {
-            v4 if v4.len() == 12 => {
-                let (address, rest) = v4.split_first_chunk::<4>()?;
-                (IpAddr::from(*address), rest)
-            }
-            v6 => {
-                let (address, rest) = v6.split_first_chunk::<16>()?;
-                (IpAddr::from(*address), rest)
-            }
-        };
-        let [number, _, _, _, high, low, _, _] = *rest else { return None };
-        let protocol = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|p| p.number() == number)?;
-        Some(Self { address, protocol, port: u16::from_be_bytes([high, low]) })
-    }
-
-    /// What flows to it are known by.
-    pub fn frontend(&self) -> Frontend {
-        Frontend::new(self.protocol, SocketAddr::new(self.address, self.port))
+    /// Its address and port.
+    pub fn socket(&self) -> SocketAddr {
+        SocketAddr::new(self.address, self.port)
     }
 }
 
 impl fmt::Display for VipKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", SocketAddr::new(self.address, self.port), self.protocol.as_str())
+        let protocol = match self.protocol {
+            Protocol::Tcp => "tcp",
+            Protocol::Udp => "udp",
+            Protocol::Sctp => "sctp",
+        };
+        write!(f, "{}/{protocol}", self.socket())
     }
 }
 
 /// What happens to packets to a VIP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vip {
-    /// `namespace/name:port`, on every element.
-    pub comment: Name,
+    /// The service.
+    pub service: ServiceKey,
+    /// The name of the service's port; may be empty.
+    pub port_name: Arc<str>,
+    /// `namespace/name:port` (the port's name, or else its number) for the comments of rules: at most 128 printable bytes
+    /// without quotes. Shared by the VIPs of the port.
+    pub comment: Arc<str>,
     /// It is a NodePort: a service whose own address and port are the same has it instead.
     pub by_node_port: bool,
     /// Who may reach which endpoints, and whether the source is kept.
@@ -72,7 +64,8 @@ pub struct Vip {
     /// Under [`Exposure::ExternalLocal`]: where packets from outside go instead.
     pub local_endpoints: Arc<[SocketAddr]>,
     /// Who may answer in flows that exist: all that serve in any scope, and those that only may finish what they began.
-    pub serving: Endpoints,
+    /// Sorted, without duplicates.
+    pub serving: Arc<[SocketAddr]>,
     /// Seconds for which a client keeps its endpoint.
     pub affinity: Option<u32>,
     /// What happens where nothing serves.
@@ -118,7 +111,7 @@ pub struct ServicePlan {
 pub fn plan(service: &Service, facts: &Facts) -> ServicePlan {
     let mut plan = ServicePlan { cluster_ips: service.cluster_ips.clone(), ..ServicePlan::default() };
     for port in &service.ports {
-        for family in localnet_proto::Family::BOTH {
+        for family in Family::BOTH {
             // Without a ClusterIP of a family the service does not exist in it, whatever other addresses it has.
             if service.has_family(family) {
                 plan_port(service, port, family, facts, &mut plan);
@@ -128,7 +121,7 @@ pub fn plan(service: &Service, facts: &Facts) -> ServicePlan {
     plan
 }
 
-fn plan_port(service: &Service, port: &Port, family: localnet_proto::Family, facts: &Facts, plan: &mut ServicePlan) {
+fn plan_port(service: &Service, port: &Port, family: Family, facts: &Facts, plan: &mut ServicePlan) {
     let comment = comment(service, port);
     let in_scope = |scope: fn(&Scopes) -> bool| {
         let mut endpoints: Vec<SocketAddr> = service.endpoints_of(port, family, scope).collect();
@@ -137,15 +130,17 @@ fn plan_port(service: &Service, port: &Port, family: localnet_proto::Family, fac
         Arc::<[SocketAddr]>::from(endpoints)
     };
     let when_empty = port.when_empty(family);
-    let of_family = |address: &&IpAddr| localnet_proto::Family::of(**address) == family;
-    let protocol = protocol_of(port.protocol);
+    let of_family = |address: &&IpAddr| Family::of(**address) == family;
+    let protocol = port.protocol;
     let none = &facts.no_endpoints;
 
-    let serving: Endpoints = service.endpoints_of(port, family, serves).collect();
+    let serving = in_scope(serves);
 
     let internal = in_scope(|scopes| scopes.internal);
     for address in service.cluster_ips.iter().filter(of_family) {
         let vip = Vip {
+            service: service.key.clone(),
+            port_name: port.name.clone(),
             comment: comment.clone(),
             by_node_port: false,
             exposure: Exposure::Internal,
@@ -174,6 +169,8 @@ fn plan_port(service: &Service, port: &Port, family: localnet_proto::Family, fac
         };
         for (address, number, by_node_port) in external {
             let vip = Vip {
+                service: service.key.clone(),
+                port_name: port.name.clone(),
                 comment: comment.clone(),
                 by_node_port,
                 exposure,
@@ -192,7 +189,7 @@ fn plan_port(service: &Service, port: &Port, family: localnet_proto::Family, fac
         let serves = endpoint.scopes.internal || endpoint.scopes.external || endpoint.scopes.short_circuit;
         if endpoint.local
             && serves
-            && localnet_proto::Family::of(endpoint.address) == family
+            && Family::of(endpoint.address) == family
             && let Some(number) = endpoint.port(&port.name)
         {
             let hairpin = Hairpin { endpoint: SocketAddr::new(endpoint.address, number), protocol };
@@ -209,7 +206,7 @@ fn serves(scopes: &Scopes) -> bool {
 }
 
 /// `namespace/name:port`, as nft can print it and read it again: at most 128 printable bytes without quotes.
-fn comment(service: &Service, port: &Port) -> Name {
+fn comment(service: &Service, port: &Port) -> Arc<str> {
     let number = port.port.to_string();
     let port_name = if port.name.is_empty() { &number } else { &*port.name };
     let printable = |c: char| if c.is_ascii_graphic() && c != '"' && c != '\\' { c } else { '?' };
@@ -238,7 +235,7 @@ fn sources(service: &Service, address: IpAddr) -> Option<Arc<[IpNet]>> {
     filters.peek()?;
     let ranges: Vec<IpNet> = filters
         .flat_map(|filter| &filter.source_ranges)
-        .filter(|range| Family::of(&range.addr()) == Family::of(&address))
+        .filter(|range| Family::of(range.addr()) == Family::of(address))
         .copied()
         .collect();
     // The kernel refuses ranges that overlap.
@@ -250,21 +247,15 @@ mod tests {
     use localnet_proto::{ServiceKey, SourceFilter};
 
     use super::*;
-    use crate::config::{Config, Detector, NodePortAddresses};
+    use crate::vips::Config;
 
     fn service(yaml: &str) -> Service {
         serde_saphyr::from_str(yaml).unwrap()
     }
 
     fn facts() -> Facts {
-        let config = Config {
-            masquerade_all: false,
-            masquerade_bit: 14,
-            detector: Detector::None,
-            node_port_addresses: NodePortAddresses::Primary,
-        };
         let addresses = ["192.168.0.2", "192.168.0.3", "fd00::2"].map(|address| address.parse().unwrap()).into();
-        Facts::new(&config, &localnet_proto::Node { addresses, ..localnet_proto::Node::default() }, &[])
+        Facts::new(&Config::default(), &localnet_proto::Node { addresses, ..localnet_proto::Node::default() }, &[])
     }
 
     const WEB: &str =
@@ -294,27 +285,10 @@ mod tests {
     }
 
     #[test]
-    fn vips_are_read_back_from_their_elements() {
-        let key = |address: &str, protocol, port| VipKey { address: address.parse().unwrap(), protocol, port };
-        for vip in [
-            key("172.30.0.1", Protocol::Tcp, 80),
-            key("0.0.0.0", Protocol::Sctp, 65_535),
-            key("fd00::1", Protocol::Udp, 53),
-        ] {
-            assert_eq!(VipKey::read(&crate::plan::elements::tuple(&vip)), Some(vip));
-        }
-        let address: IpAddr = "172.30.0.1".parse().unwrap();
-        for odd in [Tuple::new(), Tuple::new().address(address), Tuple::new().address(address).port(1).port(2).port(3)]
-        {
-            assert_eq!(VipKey::read(&odd), None);
-        }
-    }
-
-    #[test]
     fn flows_may_stay_at_whoever_serves_in_any_scope() {
         let serving = plan(&service(WEB), &facts()).vips[0].1.serving.clone();
         let expected = ["10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.4:8080"].map(|text| text.parse().unwrap());
-        assert_eq!(serving, expected.into_iter().collect());
+        assert_eq!(*serving, expected);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use localnet_proto::{Family, Node};
 
-use crate::config::NodePortAddresses;
+use super::NodePortAddresses;
 
 /// The addresses, sorted within each family. `local` are those of the node's interfaces.
 pub fn addresses(config: &NodePortAddresses, node: &Node, local: &[IpAddr]) -> Vec<IpAddr> {

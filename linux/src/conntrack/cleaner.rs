@@ -2,7 +2,7 @@
 //! programming never waits for it.
 //!
 //! ```text
-//!  LiveBackend ─ Commit (channel) ─▶ Cleaner's thread: Reconciler ─▶ Conntrack
+//!  backend ─ Commit (channel) ─▶ Cleaner's thread: Reconciler ─▶ Conntrack
 //! ```
 //!
 //! What fails stays due and is tried again, with growing delays; it is said once, and so is its end.
@@ -13,8 +13,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use localnet_linux::conntrack::{Conntrack, Due, Endpoints, Error, Frontend, Kernel, Reconciler, Report};
 use tracing::{debug, info, warn};
+
+use super::{Conntrack, Due, Endpoints, Error, Frontend, Kernel, Reconciler, Report};
 
 /// What a commit changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -199,9 +200,8 @@ impl<C: Conntrack, O: FnMut() -> Result<C, Error>> Worker<C, O> {
 
 #[cfg(test)]
 mod tests {
-    use localnet_linux::conntrack::{Family, Flow, Protocol, Selection};
-
     use super::*;
+    use crate::conntrack::{Family, Flow, Protocol, Selection};
 
     /// Tells each dump; the first ones fail.
     struct Table {

@@ -1,0 +1,95 @@
+//! What plans depend on beside services, worked out once.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use ipnet::IpNet;
+use localnet_proto::{Family, Node};
+
+use super::{Config, Detector, node_ports};
+
+/// The configuration and the node, as far as plans depend on them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Masquerade everything that is sent to a ClusterIP.
+    pub masquerade_all: bool,
+    /// The mark of packets to masquerade.
+    pub masquerade_mark: u32,
+    /// The addresses on which NodePorts are answered, sorted within each family.
+    pub node_port_addresses: Vec<IpAddr>,
+    /// How pods are recognised in IPv4.
+    pub pods_v4: Option<PodSource>,
+    /// How pods are recognised in IPv6.
+    pub pods_v6: Option<PodSource>,
+    /// Where the cluster's ClusterIPs come from, both families.
+    pub service_cidrs: Vec<IpNet>,
+    /// No endpoints: shared by all VIPs that have none, which is most.
+    pub no_endpoints: Arc<[SocketAddr]>,
+}
+
+/// What a packet of one of this node's pods looks like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodSource {
+    /// Its source address is in there.
+    Cidr(IpNet),
+    /// It came in through this interface.
+    Interface(Arc<str>),
+    /// It came in through an interface whose name starts so.
+    InterfacePrefix(Arc<str>),
+}
+
+impl Facts {
+    /// What plans need of the configuration, the node and the addresses of its interfaces.
+    pub fn new(config: &Config, node: &Node, local_addresses: &[IpAddr]) -> Self {
+        Self {
+            masquerade_all: config.masquerade_all,
+            masquerade_mark: config.masquerade_mark(),
+            node_port_addresses: node_ports::addresses(&config.node_port_addresses, node, local_addresses),
+            pods_v4: pod_source(&config.detector, node, Family::V4),
+            pods_v6: pod_source(&config.detector, node, Family::V6),
+            service_cidrs: node.service_cidrs.clone(),
+            no_endpoints: Arc::new([]),
+        }
+    }
+
+    /// How pods are recognised in a family; `None`: they are not.
+    pub fn pods(&self, family: Family) -> Option<&PodSource> {
+        match family {
+            Family::V4 => self.pods_v4.as_ref(),
+            Family::V6 => self.pods_v6.as_ref(),
+        }
+    }
+}
+
+/// Only the first CIDR of a family counts, as in kube-proxy.
+fn pod_source(detector: &Detector, node: &Node, family: Family) -> Option<PodSource> {
+    let first = |cidrs: &[IpNet]| {
+        cidrs.iter().find(|cidr| Family::of(cidr.addr()) == family).map(|cidr| PodSource::Cidr(cidr.trunc()))
+    };
+    match detector {
+        Detector::None => None,
+        Detector::ClusterCidr(cidrs) => first(cidrs),
+        Detector::NodeCidr => first(&node.pod_cidrs),
+        Detector::BridgeInterface(name) => Some(PodSource::Interface(name.clone())),
+        Detector::InterfaceNamePrefix(prefix) => Some(PodSource::InterfacePrefix(prefix.clone())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_first_pod_cidr_of_a_family_counts() {
+        let node = Node {
+            pod_cidrs: ["fd00:1::/64", "10.0.0.0/24", "10.1.0.0/24"].map(|c| c.parse().unwrap()).into(),
+            ..Node::default()
+        };
+        let source = |family| pod_source(&Detector::NodeCidr, &node, family);
+        assert_eq!(source(Family::V4), Some(PodSource::Cidr("10.0.0.0/24".parse().unwrap())));
+        assert_eq!(source(Family::V6), Some(PodSource::Cidr("fd00:1::/64".parse().unwrap())));
+        assert_eq!(pod_source(&Detector::ClusterCidr(vec!["10.0.0.0/8".parse().unwrap()]), &node, Family::V6), None);
+    }
+}

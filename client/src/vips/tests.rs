@@ -1,0 +1,150 @@
+//! Whatever the history, what is programmed is what the present state asks for, and each VIP has one owner.
+
+use std::collections::BTreeMap;
+
+use proptest::{collection::vec, prelude::*};
+
+use super::*;
+
+/// Holds what it is told, and insists that calls fit together.
+#[derive(Debug, Default, PartialEq)]
+struct Held {
+    vips: BTreeMap<VipKey, Vip>,
+    cluster_ips: BTreeSet<IpAddr>,
+    hairpins: BTreeSet<Hairpin>,
+}
+
+impl Program for Held {
+    fn program(&mut self, key: &VipKey, vip: &Vip) {
+        assert_eq!(self.vips.insert(*key, vip.clone()), None, "{key} is programmed already");
+    }
+
+    fn unprogram(&mut self, key: &VipKey, vip: &Vip) {
+        assert_eq!(self.vips.remove(key).as_ref(), Some(vip), "{key} was programmed otherwise");
+    }
+
+    fn cluster_ip(&mut self, address: IpAddr, present: bool) {
+        _ = if present { self.cluster_ips.insert(address) } else { self.cluster_ips.remove(&address) };
+    }
+
+    fn hairpin(&mut self, hairpin: &Hairpin, present: bool) {
+        _ = if present { self.hairpins.insert(*hairpin) } else { self.hairpins.remove(hairpin) };
+    }
+}
+
+fn state(yaml: &str) -> Snapshot {
+    serde_saphyr::from_str(yaml).unwrap()
+}
+
+/// Two services that want the same external address, and a third whose NodePort is on it.
+const CLASH: &str = "{node: {name: n, addresses: [192.168.0.2]}, services: [
+    {service: ns/a, type: LoadBalancer, clusterIPs: [172.30.0.1], externalIPs: [192.168.0.2],
+     ports: [{name: http, protocol: TCP, port: 30080}]},
+    {service: ns/b, type: NodePort, clusterIPs: [172.30.0.2], externalIPs: [192.168.0.2],
+     ports: [{name: http, protocol: TCP, port: 30080}]},
+    {service: ns/0, type: NodePort, clusterIPs: [172.30.0.3], ports: [{name: http, protocol: TCP, port: 80, nodePort: 30080}]}]}";
+
+fn owners(held: &Held) -> String {
+    let of_external = held.vips.iter().filter(|(key, _)| key.address == IpAddr::from([192, 168, 0, 2]));
+    of_external.map(|(key, vip)| format!("{key} {}", vip.service)).collect::<Vec<_>>().join(", ")
+}
+
+#[test]
+fn addresses_come_before_node_ports_then_the_first_by_name_and_losers_follow() {
+    let mut state = state(CLASH);
+    let (mut vips, mut held) = (Vips::new(Config::default()), Held::default());
+    let settled = vips.update(&state, &Changes::everything(), &mut held);
+    assert_eq!(owners(&held), "192.168.0.2:30080/tcp ns/a");
+    let notices: Vec<String> = settled.notices.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        notices,
+        [
+            "service ns/b: 192.168.0.2:30080/tcp belongs to service ns/a, which comes first by name",
+            "service ns/0: 192.168.0.2:30080/tcp belongs to service ns/a, as its own address, which comes before NodePorts",
+        ]
+    );
+    assert_eq!(vips.skipped().len(), 2, "said for as long as it lasts");
+    for (gone, owner, left) in [("a", "ns/b", 1), ("b", "ns/0", 0)] {
+        let key = ServiceKey::new("ns", gone);
+        state.services.remove(&key);
+        let changes = Changes { services: [key].into(), ..Changes::default() };
+        assert_eq!(vips.update(&state, &changes, &mut held).notices, []);
+        assert_eq!(owners(&held), format!("192.168.0.2:30080/tcp {owner}"));
+        assert_eq!(vips.skipped().len(), left);
+    }
+}
+
+#[test]
+fn a_refused_service_leaves_until_it_changes_and_others_take_its_place() {
+    let mut state = state(CLASH);
+    let (mut vips, mut held) = (Vips::new(Config::default()), Held::default());
+    vips.update(&state, &Changes::everything(), &mut held);
+    let key = ServiceKey::new("ns", "a");
+    vips.refuse(&key, "no room".to_owned(), &mut held);
+    assert_eq!(owners(&held), "192.168.0.2:30080/tcp ns/b");
+    assert!(vips.skipped().contains(&Skipped { service: key.clone(), reason: "no room".to_owned() }));
+    vips.update(&state, &Changes::everything(), &mut held);
+    assert_eq!(owners(&held), "192.168.0.2:30080/tcp ns/b", "it did not change");
+    Arc::make_mut(state.services.get_mut(&key).unwrap()).ports[0].name = "other".into();
+    vips.update(&state, &Changes::everything(), &mut held);
+    assert_eq!(owners(&held), "192.168.0.2:30080/tcp ns/a");
+}
+
+#[test]
+fn node_ports_follow_the_nodes_addresses() {
+    let mut state = state(CLASH);
+    state.services.retain(|key, _| *key.name == *"0");
+    let config = Config { node_port_addresses: NodePortAddresses::Cidrs(Vec::new()), ..Config::default() };
+    let (mut vips, mut held) = (Vips::new(config), Held::default());
+    vips.update(&state, &Changes::everything(), &mut held);
+    assert_eq!(owners(&held), "");
+    assert!(vips.set_local_addresses(vec![IpAddr::from([192, 168, 0, 2])]));
+    assert!(vips.settle(&mut held).facts_changed);
+    assert_eq!(owners(&held), "192.168.0.2:30080/tcp ns/0");
+    assert!(!vips.set_local_addresses(vec![IpAddr::from([192, 168, 0, 2]), IpAddr::from([127, 0, 0, 1])]));
+}
+
+/// One of few services with one of few shapes, on addresses that they share; or its removal.
+fn step() -> impl Strategy<Value = (u8, Option<(u8, u8, u8)>, Vec<u8>)> {
+    let shape = (0..3_u8, 0..3_u8, 0..3_u8);
+    (0..4_u8, proptest::option::weighted(0.8, shape), vec(1..4_u8, 0..2))
+}
+
+fn service(name: u8, (external, node_port, endpoint): (u8, u8, u8)) -> Service {
+    let mut yaml = format!("{{service: ns/{name}, type: NodePort, clusterIPs: [172.30.0.{}], ", name / 2);
+    if external > 0 {
+        yaml += &format!("externalIPs: [192.168.0.{external}], ");
+    }
+    yaml += &format!("ports: [{{name: p, protocol: TCP, port: 3{node_port}, nodePort: 31}}], ");
+    yaml += &format!(
+        "endpoints: [{{address: 10.0.0.{endpoint}, local: true, ports: [{{name: p, port: 8080}}], scopes: {{internal: true}}}}]}}"
+    );
+    serde_saphyr::from_str(&yaml).unwrap()
+}
+
+proptest! {
+    #[test]
+    fn any_history_ends_where_the_state_alone_would(steps in vec(step(), 1..24)) {
+        let config = Config { node_port_addresses: NodePortAddresses::Cidrs(Vec::new()), ..Config::default() };
+        let (mut vips, mut held) = (Vips::new(config.clone()), Held::default());
+        let mut state = Snapshot::default();
+        for (name, shape, local) in steps {
+            let key = ServiceKey::new("ns", name.to_string());
+            match shape {
+                Some(shape) => _ = state.services.insert(key.clone(), Arc::new(service(name, shape))),
+                None => _ = state.services.remove(&key),
+            }
+            let local: Vec<IpAddr> = local.into_iter().map(|host| IpAddr::from([192, 168, 0, host])).collect();
+            vips.set_local_addresses(local.clone());
+            vips.update(&state, &Changes { services: [key].into(), ..Changes::default() }, &mut held);
+
+            let (mut anew, mut expected) = (Vips::new(config.clone()), Held::default());
+            anew.set_local_addresses(local);
+            anew.update(&state, &Changes::everything(), &mut expected);
+            prop_assert_eq!(&held, &expected);
+            prop_assert_eq!(vips.skipped(), anew.skipped());
+            let programmed: BTreeMap<_, _> = vips.programmed().map(|(_, key, vip)| (key, vip)).collect();
+            prop_assert_eq!(&programmed, &held.vips);
+        }
+    }
+}
