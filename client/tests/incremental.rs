@@ -131,9 +131,9 @@ proptest! {
             }
         }
         adapter.listener_mut().refuse = false;
-        runtime.block_on(adapter.sync(&state, &changes)).unwrap();
+        runtime.block_on(adapter.sync(&state, &changes)).unwrap().whole().unwrap();
         let calls = adapter.listener_mut().calls;
-        runtime.block_on(adapter.sync(&state, &Changes::everything())).unwrap();
+        runtime.block_on(adapter.sync(&state, &Changes::everything())).unwrap().whole().unwrap();
         prop_assert_eq!(adapter.listener_mut().calls, calls, "an equal state is no news");
 
         prop_assert_eq!(fold.node.as_ref(), Some(&last.node));
