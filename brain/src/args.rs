@@ -57,7 +57,8 @@ impl SourceArgs {
                 node_name(&host).map_err(|_| anyhow::anyhow!("this host has no name; pass --node-name"))?
             }
         };
-        Ok(cluster::Options { node_name, service_proxy_name: self.service_proxy_name.clone() })
+        let service_proxy_name = self.service_proxy_name.clone();
+        Ok(cluster::Options { service_proxy_name, ..cluster::Options::of_node(node_name) })
     }
 }
 

@@ -9,12 +9,15 @@ use std::{
 };
 
 use localnet_proto::ServiceKey;
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
 
 use crate::{
     cluster::{Cluster, Event},
     feed::Feed,
-    localize::{Localized, Skipped},
+    localize::{Localized, NodeIps, Skipped},
 };
 
 /// No change is held back for longer than this to be joined with others; the rest of 20 ms is for computing them.
@@ -23,11 +26,25 @@ const JOIN: Duration = Duration::from_millis(10);
 /// Revisions closer together than this are logged as details.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// Publishes what the events make of the cluster, until all senders are gone. Each `Vec` takes effect at once.
-pub async fn run(mut cluster: Cluster, mut events: mpsc::Receiver<Vec<Event>>, feed: Feed) {
+/// Publishes what the events make of the cluster, until all senders are gone. Each `Vec` takes effect at once, and so does
+/// each other choice of the node's addresses.
+pub async fn run(
+    mut cluster: Cluster,
+    mut events: mpsc::Receiver<Vec<Event>>,
+    mut node_ips: watch::Receiver<NodeIps>,
+    feed: Feed,
+) {
     let mut report = Report::default();
-    while let Some(batch) = events.recv().await {
+    loop {
+        let batch = tokio::select! {
+            batch = events.recv() => match batch {
+                Some(batch) => batch,
+                None => return,
+            },
+            () = changed(&mut node_ips) => Vec::new(),
+        };
         let since = Instant::now();
+        cluster.set_node_ips(node_ips.borrow_and_update().clone());
         handle(&mut cluster, batch);
         while since.elapsed() < JOIN
             && let Ok(batch) = events.try_recv()
@@ -42,6 +59,13 @@ pub async fn run(mut cluster: Cluster, mut events: mpsc::Receiver<Vec<Event>>, f
         }
         // Under load the queue is never empty; others have their turn between two states.
         tokio::task::yield_now().await;
+    }
+}
+
+/// Resolves after a change; never when there will be none.
+async fn changed(node_ips: &mut watch::Receiver<NodeIps>) {
+    if node_ips.changed().await.is_err() {
+        std::future::pending().await
     }
 }
 
@@ -117,9 +141,10 @@ mod tests {
     #[tokio::test]
     async fn a_batch_is_one_state_and_equal_batches_are_none() {
         let feed = Feed::new(7);
-        let cluster = Cluster::new(Options { node_name: "node-1".into(), service_proxy_name: None });
+        let cluster = Cluster::new(Options::of_node("node-1"));
         let (sender, receiver) = mpsc::channel(64);
-        let pump = tokio::spawn(run(cluster, receiver, feed.clone()));
+        let (_, node_ips) = watch::channel(NodeIps::default());
+        let pump = tokio::spawn(run(cluster, receiver, node_ips, feed.clone()));
         let mut revisions = feed.subscribe();
         sender.send(lists("10.96.0.1")[..2].to_vec()).await.unwrap();
         sender.send(lists("10.96.0.1")).await.unwrap();
@@ -135,15 +160,37 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn another_choice_of_addresses_is_another_state() {
+        let feed = Feed::new(7);
+        let cluster = Cluster::new(Options::of_node("node-1"));
+        let (sender, receiver) = mpsc::channel(64);
+        let (choice, node_ips) = watch::channel(NodeIps::default());
+        let pump = tokio::spawn(run(cluster, receiver, node_ips, feed.clone()));
+        let mut revisions = feed.subscribe();
+        sender.send(lists("10.96.0.1")).await.unwrap();
+        revisions.wait_for(|revision| revision.rev == 1).await.unwrap();
+        let first: Vec<std::net::IpAddr> = vec!["10.0.0.9".parse().unwrap()];
+        choice.send(NodeIps { first: first.clone(), single_stack: false }).unwrap();
+        revisions.wait_for(|revision| revision.rev == 2).await.unwrap();
+        assert_eq!(feed.state().node().addresses, first);
+        // Nobody chooses any more: that ends nothing.
+        drop(choice);
+        sender.send(lists("10.96.0.2")).await.unwrap();
+        revisions.wait_for(|revision| revision.rev == 3).await.unwrap();
+        drop(sender);
+        pump.await.unwrap();
+    }
+
+    #[tokio::test]
     async fn what_is_queued_is_joined() {
         let feed = Feed::new(7);
-        let cluster = Cluster::new(Options { node_name: "node-1".into(), service_proxy_name: None });
+        let cluster = Cluster::new(Options::of_node("node-1"));
         let (sender, receiver) = mpsc::channel(64);
         for last in 1..=20 {
             sender.send(lists(&format!("10.96.0.{last}"))).await.unwrap();
         }
         drop(sender);
-        run(cluster, receiver, feed.clone()).await;
+        run(cluster, receiver, watch::channel(NodeIps::default()).1, feed.clone()).await;
         assert!(feed.state().revision().rev < 20, "{}", feed.state().revision());
         let state = feed.state();
         let service = state.services().next().unwrap();

@@ -5,7 +5,7 @@ use std::future::Future;
 use anyhow::Context as _;
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::mpsc,
+    sync::{mpsc, watch},
     task::JoinSet,
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -15,6 +15,7 @@ use crate::{
     cluster::{self, Cluster, Event},
     feed::Feed,
     health::{self, clock::Clock},
+    localize::NodeIps,
     pump,
     serve::{self, Listener, Reports},
     watch::{file, kube},
@@ -51,13 +52,17 @@ impl Brain {
 
 /// Starts a brain. What is wrong with the source's configuration is an error here; what is wrong with its content, or an API
 /// server that is away, is said in the log and waited out.
-pub async fn start(source: &Source, options: cluster::Options) -> anyhow::Result<Brain> {
+pub async fn start(
+    source: &Source,
+    options: cluster::Options,
+    node_ips: watch::Receiver<NodeIps>,
+) -> anyhow::Result<Brain> {
     let feed = Feed::new(rand::random());
     let (events, batches) = mpsc::channel(QUEUE);
     let stop = CancellationToken::new();
     let mut work = JoinSet::new();
     watch(source, &options, events, stop.clone(), &mut work).await?;
-    let pump = pump::run(Cluster::new(options), batches, feed.clone());
+    let pump = pump::run(Cluster::new(options), batches, node_ips, feed.clone());
     work.spawn(async move {
         pump.await;
         Ok(())
@@ -93,7 +98,7 @@ pub async fn run(arguments: Arguments, shutdown: impl Future<Output = ()>) -> an
     for address in &arguments.serve.listen {
         listeners.push(Listener::bind(address, &listening).await?);
     }
-    let mut brain = start(&arguments.source.source, options).await?;
+    let mut brain = start(&arguments.source.source, options, watch::channel(NodeIps::default()).1).await?;
 
     let reports = Reports::default();
     let _health = health::start(&arguments.health.options(), brain.feed(), &reports, Clock::System);

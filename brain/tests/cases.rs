@@ -13,7 +13,7 @@ use localnet_proto::Snapshot;
 /// The state of a node, from the files that the brain reads.
 fn snapshot(cluster_yaml: &Path, node_name: &str) -> (Snapshot, Localized) {
     let loaded = file::load(cluster_yaml).unwrap_or_else(|problems| panic!("{}", problems[0]));
-    let mut cluster = Cluster::new(Options { node_name: node_name.to_owned(), service_proxy_name: None });
+    let mut cluster = Cluster::new(Options::of_node(node_name));
     for event in loaded.events {
         cluster.handle(event);
     }

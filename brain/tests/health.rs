@@ -423,7 +423,7 @@ async fn load_balancers_are_sent_away_while_endpoints_still_serve() {
     use k8s_openapi::api::{core::v1, discovery::v1::EndpointSlice};
     let [port] = free_ports();
     let node = Node::start(&options(None));
-    let mut cluster = Cluster::new(ClusterOptions { node_name: "here".to_owned(), service_proxy_name: None });
+    let mut cluster = Cluster::new(ClusterOptions::of_node("here"));
     let slice = |ready: bool, terminating: bool| {
         let endpoint = |ip: &str| json!({ "addresses": [ip], "nodeName": "here", "conditions": { "ready": ready, "serving": true, "terminating": terminating } });
         let slice = json!({

@@ -6,6 +6,7 @@ use clap::{Parser, ValueEnum};
 use localnet_brain::{
     args::{HealthArgs, LogArgs, SourceArgs},
     health::{self, clock::Clock},
+    localize::NodeIps,
     run::start,
     serve::{self, Listener, Reports},
     telemetry,
@@ -13,6 +14,7 @@ use localnet_brain::{
 use localnet_client::{Options, args::terminated, vips::flags::ConfigArgs};
 use localnet_nft::LiveBackend;
 use localnet_proto::Address;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::FeedSource;
@@ -61,7 +63,8 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     for address in &arguments.listen {
         listeners.push(Listener::bind(address, &serve::Options::default()).await?);
     }
-    let mut brain = start(&arguments.source.source, arguments.source.cluster()?).await?;
+    let node_ips = watch::channel(NodeIps::default()).1;
+    let mut brain = start(&arguments.source.source, arguments.source.cluster()?, node_ips).await?;
     let reports = Reports::default();
     let _health = health::start(&arguments.health.options(), brain.feed(), &reports, Clock::System);
     let stop = CancellationToken::new();

@@ -19,7 +19,7 @@ use std::{
 
 use localnet_proto::ServiceKey;
 
-use crate::localize::{self, Here, Localized};
+use crate::localize::{self, Here, Localized, NodeIps};
 use claims::Claims;
 pub use event::{Event, Kind, Object};
 pub use object::{
@@ -35,6 +35,15 @@ pub struct Options {
     /// Serve the Services whose label `service.kubernetes.io/service-proxy-name` has this value; without it, those that
     /// lack the label.
     pub service_proxy_name: Option<String>,
+    /// Whether `spec.externalIPs` of Services is looked at: the feature gate `AllowServiceExternalIPs`.
+    pub external_ips: bool,
+}
+
+impl Options {
+    /// What a brain of that node does unless told otherwise.
+    pub fn of_node(node_name: impl Into<String>) -> Self {
+        Self { node_name: node_name.into(), service_proxy_name: None, external_ips: true }
+    }
 }
 
 type ByName<T> = BTreeMap<Arc<str>, T>;
@@ -43,6 +52,8 @@ type ByName<T> = BTreeMap<Arc<str>, T>;
 #[derive(Debug)]
 pub struct Cluster {
     options: Options,
+    /// Which of the node's addresses count.
+    node_ips: NodeIps,
     /// What of the node decides about services.
     here: Here,
     synced: BTreeSet<Kind>,
@@ -66,6 +77,7 @@ impl Cluster {
     pub fn new(options: Options) -> Self {
         Self {
             here: Here::new(&options.node_name),
+            node_ips: NodeIps::default(),
             options,
             synced: BTreeSet::new(),
             services: HashMap::new(),
@@ -102,8 +114,7 @@ impl Cluster {
         }
         let mut localized = Localized::default();
         if std::mem::take(&mut self.node_dirty) {
-            let (node, skipped) =
-                localize::node(&self.options.node_name, self.node.as_ref(), self.service_cidrs.values());
+            let (node, skipped) = localize::node(&self.here, self.node.as_ref(), self.service_cidrs.values());
             localized.node = Some(node);
             localized.node_eligible = self.node.as_ref().map(localize::is_eligible);
             localized.skipped = skipped;
@@ -161,7 +172,10 @@ impl Cluster {
         }
     }
 
-    fn apply_service(&mut self, service: ServiceObject) {
+    fn apply_service(&mut self, mut service: ServiceObject) {
+        if !self.options.external_ips {
+            service.external_ips = Default::default();
+        }
         let key = service.key();
         if self.services.get(&key) == Some(&service) {
             return;
@@ -241,9 +255,23 @@ impl Cluster {
         if self.node.as_ref() == Some(&node) {
             return;
         }
-        let here = Here::of(&self.options.node_name, Some(&node));
         self.node = Some(node);
         self.node_dirty = true;
+        self.look_around();
+    }
+
+    /// Says which of the node's addresses count.
+    pub fn set_node_ips(&mut self, chosen: NodeIps) {
+        if self.node_ips != chosen {
+            self.node_ips = chosen;
+            self.node_dirty = true;
+            self.look_around();
+        }
+    }
+
+    /// Marks the services that what is known of the node decides otherwise about.
+    fn look_around(&mut self) {
+        let here = Here::of(&self.options.node_name, self.node.as_ref(), &self.node_ips);
         if here.zone != self.here.zone {
             let hinted = |slice: &SliceObject| slice.endpoints.iter().any(|endpoint| !endpoint.zone_hints.is_empty());
             let owners = self.slices.iter().filter(|(_, slices)| slices.iter().any(hinted)).map(|(owner, _)| owner);

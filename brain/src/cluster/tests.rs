@@ -8,7 +8,7 @@ use super::*;
 use crate::localize::fixtures::{addresses, endpoint, service as web, slice};
 
 fn cluster() -> Cluster {
-    Cluster::new(Options { node_name: "node-1".into(), service_proxy_name: None })
+    Cluster::new(Options::of_node("node-1"))
 }
 
 fn named(name: &str, ip: &str) -> ServiceObject {
@@ -165,6 +165,42 @@ fn it_can_be_asked_why_hints_are_not_followed() {
     assert_eq!(of_zone(&cluster), None);
     assert_eq!(asked(&cluster, "web").unwrap()[0].mode, localize::Mode::SameZone);
     assert_eq!((asked(&cluster, "other"), asked(&cluster, "unknown")), (None, None));
+}
+
+#[test]
+fn another_choice_of_addresses_marks_services_that_have_them() {
+    let external = |name: &str, ip: &str| ServiceObject {
+        name: name.into(),
+        external_ips: [Parsed::Good(ip.parse().unwrap())].into(),
+        ..web("10.96.0.1", &[(80, "TCP")])
+    };
+    let services = vec![external("a", "203.0.113.1"), external("b", "10.0.0.9")];
+    let mut cluster = synced(services, vec![]);
+    let chosen = NodeIps { first: vec!["10.0.0.9".parse().unwrap()], single_stack: false };
+    cluster.set_node_ips(chosen.clone());
+    let localized = cluster.localize().unwrap();
+    let addresses: Vec<_> = localized.node.unwrap().addresses.iter().map(ToString::to_string).collect();
+    assert_eq!(addresses, ["10.0.0.9", "192.168.0.1"]);
+    let marked: Vec<_> = localized.services.iter().map(|(key, _)| &*key.name).collect();
+    assert_eq!(marked, ["b"]);
+    cluster.set_node_ips(chosen);
+    assert_eq!(cluster.localize(), Some(Localized::default()), "the same choice is none");
+}
+
+#[test]
+fn external_addresses_may_be_switched_off() {
+    let mut service = web("10.96.0.1", &[(80, "TCP")]);
+    service.external_ips = [Parsed::Good("203.0.113.1".parse().unwrap())].into();
+    for external_ips in [true, false] {
+        let mut cluster = Cluster::new(Options { external_ips, ..Options::of_node("node-1") });
+        for kind in Kind::ALL {
+            let services = vec![Object::Service(service.clone())];
+            cluster.handle(replace(kind, if kind == Kind::Service { services } else { vec![] }));
+        }
+        let services = cluster.localize().unwrap().services;
+        let served = services[0].1.as_ref().unwrap();
+        assert_eq!(served.external_ips.len(), usize::from(external_ips));
+    }
 }
 
 /// As kube-proxy does: a Node is deleted while its machine still runs, and what ran on it is still reached.

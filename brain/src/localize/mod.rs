@@ -33,7 +33,7 @@ use crate::cluster::{ServiceObject, ServiceType, SliceObject};
 use categorize::Policy;
 pub use front::wanted;
 pub use health::{HealthCheck, health_check, is_eligible};
-pub use node::{Here, node, node_is_gone};
+pub use node::{Here, NodeIps, node, node_is_gone};
 pub use proxied::is_proxied;
 pub use topology::{Mode, Reason, Topology};
 

@@ -25,10 +25,10 @@ impl Here {
         Self { name: name.into(), zone: Arc::default(), addresses: Vec::new() }
     }
 
-    /// What the Node says.
-    pub fn of(name: &str, node: Option<&NodeObject>) -> Self {
-        let Some(node) = node else { return Self::new(name) };
-        Self { name: name.into(), zone: Arc::clone(&node.zone), addresses: addresses(node) }
+    /// What the Node says, and what an operator says beside it.
+    pub fn of(name: &str, node: Option<&NodeObject>, chosen: &NodeIps) -> Self {
+        let zone = node.map(|node| Arc::clone(&node.zone)).unwrap_or_default();
+        Self { name: name.into(), zone, addresses: addresses(node, chosen) }
     }
 
     /// The node's primary address of a family.
@@ -37,9 +37,18 @@ impl Here {
     }
 }
 
-/// The facts that backends need. A brain that was told of no Node knows the name alone.
+/// What an operator says of the node's addresses: `nodeIPOverride` and `ipFamilyPolicy` of the configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeIps {
+    /// They come before those of the Node; the first one is of the node's primary family.
+    pub first: Vec<IpAddr>,
+    /// Only addresses of the primary family count.
+    pub single_stack: bool,
+}
+
+/// The facts that backends need. A brain that was told of no Node knows what an operator says.
 pub fn node<'a>(
-    name: &str,
+    here: &Here,
     node: Option<&NodeObject>,
     service_cidrs: impl IntoIterator<Item = &'a ServiceCidrObject>,
 ) -> (Node, Vec<Skipped>) {
@@ -48,9 +57,9 @@ pub fn node<'a>(
         let (field, problem) = (field.to_owned(), format!("{text:?} is not what it should be"));
         skipped.push(Skipped { left_out: true, service: None, object, field, problem, remedy: remedy.to_owned() });
     };
-    let mut facts = Node { name: name.to_owned(), ..Node::default() };
+    let name = &here.name;
+    let mut facts = Node { name: name.to_string(), addresses: here.addresses.clone(), ..Node::default() };
     if let Some(node) = node {
-        facts.addresses = addresses(node);
         facts.zone = node.zone.to_string();
         for bad in node.addresses.iter().filter_map(bad) {
             skip(format!("Node {name}"), "status.addresses", bad, "correct the address in the Node's status");
@@ -98,10 +107,14 @@ fn bad<T>(parsed: &Parsed<T>) -> Option<&str> {
     }
 }
 
-/// The node's addresses: IPv4 first, each family in the Node's order (which makes its first one the primary address).
-fn addresses(node: &NodeObject) -> Vec<IpAddr> {
+/// The node's addresses: IPv4 first, each family in order (which makes its first one the primary address).
+fn addresses(node: Option<&NodeObject>, chosen: &NodeIps) -> Vec<IpAddr> {
+    let said = node.into_iter().flat_map(|node| node.addresses.iter().filter_map(good));
     let mut seen = BTreeSet::new();
-    let mut addresses: Vec<IpAddr> = node.addresses.iter().filter_map(good).filter(|ip| seen.insert(*ip)).collect();
+    let mut addresses: Vec<IpAddr> = chosen.first.iter().copied().chain(said).filter(|ip| seen.insert(*ip)).collect();
+    if let Some(first) = addresses.first().copied().filter(|_| chosen.single_stack) {
+        addresses.retain(|address| address.is_ipv4() == first.is_ipv4());
+    }
     addresses.sort_by_key(IpAddr::is_ipv6);
     addresses
 }
@@ -126,7 +139,8 @@ mod tests {
         };
         let cidrs = [["10.96.0.0/16", "fd00:96::/112"], ["10.95.0.0/16", "w"]];
         let cidrs = cidrs.map(|cidrs| ServiceCidrObject { name: "c".into(), cidrs: cidrs.map(parsed_cidr).into() });
-        let (facts, skipped) = node("n", Some(&object), &cidrs);
+        let here = Here::of("n", Some(&object), &NodeIps::default());
+        let (facts, skipped) = node(&here, Some(&object), &cidrs);
         let text = |cidrs: &[IpNet]| cidrs.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(facts.addresses, ips(&["192.168.0.2", "192.168.0.1", "fd00::1"]), "IPv4 first, each in its order");
         assert_eq!(text(&facts.pod_cidrs), ["10.1.0.0/24"]);
@@ -138,6 +152,40 @@ mod tests {
 
     #[test]
     fn a_brain_without_a_node_knows_its_name() {
-        assert_eq!(node("n", None, []).0, Node { name: "n".into(), ..Node::default() });
+        assert_eq!(node(&Here::new("n"), None, []).0, Node { name: "n".into(), ..Node::default() });
+    }
+
+    #[test]
+    fn an_operator_chooses_among_the_addresses_of_the_node() {
+        let object = |texts: &[&str]| NodeObject {
+            name: "n".into(),
+            zone: "z".into(),
+            addresses: addresses(texts),
+            pod_cidrs: [].into(),
+            taints: [].into(),
+            deleting: false,
+        };
+        let both = &["192.168.0.1", "192.168.0.2", "fd00::1"][..];
+        let v6_first = &["fd00::1", "192.168.0.1"][..];
+        for (said, first, single_stack, expected) in [
+            (Some(both), &[][..], false, both),
+            (Some(both), &["192.168.0.2"], false, &["192.168.0.2", "192.168.0.1", "fd00::1"]),
+            (
+                Some(both),
+                &["10.0.0.9", "fd00::9"],
+                false,
+                &["10.0.0.9", "192.168.0.1", "192.168.0.2", "fd00::9", "fd00::1"],
+            ),
+            (Some(both), &[], true, &["192.168.0.1", "192.168.0.2"]),
+            (Some(v6_first), &[], false, &["192.168.0.1", "fd00::1"]),
+            (Some(v6_first), &[], true, &["fd00::1"]),
+            (Some(v6_first), &["10.0.0.9"], true, &["10.0.0.9", "192.168.0.1"]),
+            (None, &["10.0.0.9"], false, &["10.0.0.9"]),
+            (None, &[], true, &[]),
+        ] {
+            let chosen = NodeIps { first: ips(first), single_stack };
+            let here = Here::of("n", said.map(object).as_ref(), &chosen);
+            assert_eq!(here.addresses, ips(expected), "{said:?} {chosen:?}");
+        }
     }
 }

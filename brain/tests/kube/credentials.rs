@@ -145,7 +145,7 @@ impl Client {
         let api = ApiServer::from_kubeconfig(Some(&client.path("kubeconfig")), keep_alive).await.unwrap();
         let (events, mut received) = mpsc::channel(16);
         tokio::spawn(async move { while received.recv().await.is_some() {} });
-        let options = Options { node_name: "node-a".to_owned(), service_proxy_name: None };
+        let options = Options::of_node("node-a");
         tokio::spawn(watch::run(api, options, events, stop));
         client
     }

@@ -148,7 +148,7 @@ impl Fake {
         let (events, received) = mpsc::channel(64);
         let cancel = CancellationToken::new();
         let options =
-            Options { node_name: "node-a".to_owned(), service_proxy_name: service_proxy_name.map(str::to_owned) };
+            Options { service_proxy_name: service_proxy_name.map(str::to_owned), ..Options::of_node("node-a") };
         let run = watch::run(ApiServer::new("https://api.test", service), options, events, cancel.clone());
         Self {
             requests,

@@ -129,7 +129,7 @@ async fn a_peer_that_has_vanished_is_noticed_and_the_watches_go_on_elsewhere() {
     let api = ApiServer::from_kubeconfig(Some(&path), keep_alive).await.unwrap();
 
     let (events, mut received) = mpsc::channel(16);
-    let options = Options { node_name: "node-a".to_owned(), service_proxy_name: None };
+    let options = Options::of_node("node-a");
     tokio::spawn(watch::run(api, options, events, CancellationToken::new()));
     let mut until_watching = async || {
         let mut watches = 0;
