@@ -171,7 +171,7 @@ impl<K: Kernel> NftBackend<K> {
             let here = |table: &&TableState| self.kernel.has_family(table.family());
             let is_forgotten = self.desired.tables().iter().filter(here).any(|table| !table.is_known());
             // A table that failed is forgotten too, but trying it at once again is no use.
-            if refused == refused_before && (failed.len() > 0 || !is_forgotten) {
+            if refused == refused_before && (!failed.is_empty() || !is_forgotten) {
                 return failed;
             }
         }
