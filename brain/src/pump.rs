@@ -65,7 +65,7 @@ pub async fn run(
 /// Resolves after a change; never when there will be none.
 async fn changed(node_ips: &mut watch::Receiver<NodeIps>) {
     if node_ips.changed().await.is_err() {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 
