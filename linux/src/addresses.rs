@@ -137,7 +137,7 @@ impl NodeAddresses {
 }
 
 /// On a point-to-point link the own address is the local one, and the other is the peer's.
-fn address(message: &AddressMessage) -> Option<Address> {
+pub(crate) fn address(message: &AddressMessage) -> Option<Address> {
     let find = |wanted: fn(&AddressAttribute) -> Option<IpAddr>| message.attributes.iter().find_map(wanted);
     let local = find(|attribute| match attribute {
         AddressAttribute::Local(ip) => Some(*ip),

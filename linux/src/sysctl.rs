@@ -8,7 +8,7 @@ use std::{
 
 /// A setting that cannot be read or written.
 #[derive(Debug, thiserror::Error)]
-#[error("failed to {verb} {name}: {source}")]
+#[error("failed to {verb} {name}: {source}{}", remedy.as_ref().map(|remedy| format!(": {remedy}")).unwrap_or_default())]
 pub struct Error {
     /// `read` or `set … to …`.
     verb: String,
@@ -17,6 +17,8 @@ pub struct Error {
     /// Why.
     #[source]
     pub source: io::Error,
+    /// What helps, as far as that is known.
+    remedy: Option<String>,
 }
 
 /// What became of a setting.
@@ -52,7 +54,10 @@ impl Settings {
     /// # Errors
     /// There is no such setting, or it is no number.
     pub fn get(&self, name: &str) -> Result<i64, Error> {
-        let error = |source| Error { verb: "read".to_owned(), name: shown(name), source };
+        let error = |source: io::Error| {
+            let remedy = self.remedy(name, &source).map(str::to_owned);
+            Error { verb: "read".to_owned(), name: shown(name), source, remedy }
+        };
         let text = fs::read_to_string(self.root.join(name)).map_err(error)?;
         text.trim().parse().map_err(|_| error(io::ErrorKind::InvalidData.into()))
     }
@@ -78,9 +83,33 @@ impl Settings {
         if good(before) {
             return Ok(Set::Already);
         }
-        let error = |source| Error { verb: format!("set to {value}:"), name: shown(name), source };
+        let error = |source| not_set(name, value, source);
         fs::write(self.root.join(name), value.to_string()).map_err(error)?;
         Ok(Set::From(before))
+    }
+
+    /// What brings a setting that is not there.
+    fn remedy(&self, name: &str, error: &io::Error) -> Option<&'static str> {
+        const IPVS: &str = "proc/sys/net/ipv4/vs";
+        if error.kind() != io::ErrorKind::NotFound {
+            None
+        } else if name.starts_with(IPVS) && !self.root.join(IPVS).exists() {
+            Some("load the module ip_vs (modprobe ip_vs)")
+        } else if name.starts_with("proc/sys/net/netfilter/nf_conntrack") {
+            Some("load the module nf_conntrack (modprobe nf_conntrack)")
+        } else {
+            None
+        }
+    }
+
+    /// The release of the kernel, such as `6.1.0-56-amd64`.
+    ///
+    /// # Errors
+    /// `/proc` is not there.
+    pub fn release(&self) -> Result<String, Error> {
+        let name = "proc/sys/kernel/osrelease";
+        let error = |source| Error { verb: "read".to_owned(), name: shown(name), source, remedy: None };
+        fs::read_to_string(self.root.join(name)).map(|release| release.trim().to_owned()).map_err(error)
     }
 
     /// How many processors are online: those of the machine, not those that this process may use.
@@ -90,6 +119,16 @@ impl Settings {
             std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX))
         })
     }
+}
+
+/// A container often has a `/proc/sys` that cannot be written.
+fn not_set(name: &str, value: i64, source: io::Error) -> Error {
+    let denied = matches!(source.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem);
+    let sysctl = name.starts_with("proc/sys/").then(|| shown(name)).filter(|_| denied);
+    let remedy = sysctl.map(|name| {
+        format!("set it on the node (sysctl -w {name}={value}), or run this in a container that may write to /proc/sys")
+    });
+    Error { verb: format!("set to {value}:"), name: shown(name), source, remedy }
 }
 
 /// `net.netfilter.nf_conntrack_max`, as `sysctl` says it; the path for what is no sysctl.
@@ -148,11 +187,29 @@ mod tests {
         let missing = settings.ensure("proc/sys/net/netfilter/nf_conntrack_max", 1).unwrap_err();
         assert_eq!(
             missing.to_string(),
-            "failed to read net.netfilter.nf_conntrack_max: No such file or directory (os error 2)"
+            "failed to read net.netfilter.nf_conntrack_max: No such file or directory (os error 2): load the module nf_conntrack \
+             (modprobe nf_conntrack)"
         );
         fs::create_dir(root.path().join("sys")).unwrap();
         fs::write(root.path().join("sys/a"), "words").unwrap();
         assert_eq!(settings.get("sys/a").unwrap_err().to_string(), "failed to read /sys/a: invalid data");
+    }
+
+    #[test]
+    fn what_is_missing_or_denied_says_what_helps() {
+        let (bare, full) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::create_dir_all(full.path().join("proc/sys/net/ipv4/vs")).unwrap();
+        let name = "proc/sys/net/ipv4/vs/conntrack";
+        let text = |root: &tempfile::TempDir| Settings::at(root.path()).get(name).unwrap_err().to_string();
+        let absent = "failed to read net.ipv4.vs.conntrack: No such file or directory (os error 2)";
+        assert_eq!(text(&bare), format!("{absent}: load the module ip_vs (modprobe ip_vs)"));
+        assert_eq!(text(&full), absent, "a kernel that has IPVS, without this");
+        for kind in [io::ErrorKind::PermissionDenied, io::ErrorKind::ReadOnlyFilesystem] {
+            let error = not_set(name, 1, kind.into()).to_string();
+            assert!(error.contains("set it on the node (sysctl -w net.ipv4.vs.conntrack=1)"), "{error}");
+            let error = not_set("sys/module/a/parameters/b", 1, kind.into()).to_string();
+            assert!(!error.contains("sysctl"), "{error}");
+        }
     }
 
     #[test]
@@ -169,6 +226,13 @@ mod tests {
             assert_eq!(count(text), expected, "{text:?}");
         }
         assert!(Settings::default().processors() > 0 && Settings::at("/nowhere").processors() > 0);
+    }
+
+    #[test]
+    fn a_kernel_has_a_release() {
+        assert!(Settings::default().release().unwrap().contains('.'));
+        let error = Settings::at("/nowhere").release().unwrap_err().to_string();
+        assert_eq!(error, "failed to read kernel.osrelease: No such file or directory (os error 2)");
     }
 
     #[test]

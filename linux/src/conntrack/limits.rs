@@ -143,7 +143,9 @@ mod tests {
         assert_eq!(
             said,
             [
-                Err("failed to read net.netfilter.nf_conntrack_max: No such file or directory (os error 2)".to_owned()),
+                Err("failed to read net.netfilter.nf_conntrack_max: No such file or directory (os error 2): load the module \
+                     nf_conntrack (modprobe nf_conntrack)"
+                    .to_owned()),
                 Ok((netfilter("nf_conntrack_udp_timeout"), Set::From(30))),
                 Ok((netfilter("nf_conntrack_udp_timeout_stream"), Set::Already)),
                 Ok((HASHSIZE.to_owned(), Set::From(100))),

@@ -18,6 +18,7 @@ mod kernel;
 mod list;
 mod parse;
 mod server;
+mod settings;
 mod socket;
 mod text;
 
@@ -26,6 +27,7 @@ pub use list::{DestinationState, ServerState};
 pub use server::{
     Connections, Destination, Flags, Forwarding, InvalidScheduler, Persistence, Scheduler, Timeouts, VirtualServer,
 };
+pub use settings::apply_settings;
 pub use socket::{Applied, Error, Socket};
 pub use text::{listing, script};
 

@@ -6,4 +6,5 @@ mod changes;
 mod connections;
 mod lists;
 mod refusals;
+mod settings;
 mod world;
