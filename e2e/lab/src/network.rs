@@ -10,7 +10,7 @@
 //! untouched is answered there, and not merely missed. Answers of remote pods to the client do not pass the node: a backend that
 //! forgets to masquerade is caught as in real life.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -233,23 +233,35 @@ fn outside_lines() -> Vec<String> {
     lines
 }
 
-/// Waits until the kernel has done what follows from links that come up. The last of it is to give each a link-local
-/// address made from its hardware address.
+/// Waits until the kernel has done what follows from links that come up: each gets a link-local address made from its hardware
+/// address, and there is a route to each address of one's own. Until then packets to an IPv6 address have nowhere to go.
 fn await_links(namespace: &Namespace, links: usize) -> anyhow::Result<()> {
     let started = Instant::now();
     namespace.run(|| {
         loop {
             let addresses = std::fs::read_to_string("/proc/thread-self/net/if_inet6").context("reading addresses")?;
+            let routes = std::fs::read_to_string("/proc/thread-self/net/ipv6_route").context("reading routes")?;
             let made = |line: &&str| line.starts_with("fe80") && line.get(22..26) == Some("fffe");
-            if addresses.lines().filter(made).count() >= links {
+            let local: BTreeSet<&str> = routes.lines().filter_map(local_address).collect();
+            let is_routed = |line: &str| line.split_whitespace().next().is_some_and(|address| local.contains(address));
+            if addresses.lines().filter(made).count() >= links && addresses.lines().all(is_routed) {
                 return Ok(());
             }
             if started.elapsed() > PATIENCE {
-                bail!("the {links} links of {} are not up after {PATIENCE:?}:\n{addresses}", namespace.name());
+                let name = namespace.name();
+                bail!("the {links} links of {name} are not up after {PATIENCE:?}:\n{addresses}\n{routes}");
             }
             std::thread::sleep(Duration::from_micros(500));
         }
     })
+}
+
+/// The address of one's own that a line of `ipv6_route` leads to, as both files write it.
+fn local_address(route: &str) -> Option<&str> {
+    const LOCAL: u32 = 1 << 31;
+    let words: Vec<&str> = route.split_whitespace().collect();
+    let [address, "80", .., flags, _] = words[..] else { return None };
+    (u32::from_str_radix(flags, 16).ok()? & LOCAL != 0).then_some(address)
 }
 
 fn client_lines() -> Vec<String> {
@@ -310,4 +322,14 @@ fn network_length(address: IpAddr) -> u8 {
 
 fn host_length(address: IpAddr) -> u8 {
     if address.is_ipv4() { 32 } else { 128 }
+}
+
+#[test]
+fn routes_to_ones_own_addresses_are_told_from_others() {
+    let own = "fd0000100180000000000000000000fe 80 00000000000000000000000000000000 00 00000000000000000000000000000000 00000000 00000001 00000000 80200001     pod1";
+    let other = "fd001000000000000000000000000002 80 00000000000000000000000000000000 00 00000000000000000000000000000000 00000400 00000001 00000000 00000001     pod1";
+    assert_eq!(local_address(own), Some("fd0000100180000000000000000000fe"));
+    for line in [other, "", "ff000000000000000000000000000000 08 0 00 0 00000100 00000006 00000000 80000001 pod1"] {
+        assert_eq!(local_address(line), None, "{line}");
+    }
 }
