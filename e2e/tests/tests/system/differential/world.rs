@@ -9,7 +9,7 @@
 use std::{
     collections::BTreeSet,
     fs::File,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{Ipv4Addr, SocketAddr},
     process::Stdio,
     time::{Duration, Instant},
 };
@@ -22,19 +22,22 @@ use localnet_lab::{
     Namespace, Network, Outcome, Probe, Protocol, Running, Servers,
     topology::{NODE, POD_CIDRS, SERVICE_CIDRS},
 };
-use localnet_proto::{Revision, ServiceKey, Update};
+use localnet_proto::{Revision, Update};
 use tokio::{runtime::Runtime, time::timeout};
 
 use super::{
     pools,
     setup::Setup,
-    write::{NAMESPACE, NODE_NAME, SENTINEL, Sentinel, Writer},
+    write::{NAMESPACE, NODE_NAME, Sentinel, Writer},
 };
 
 const LINK: [&str; 2] = ["100.64.0.1", "100.64.0.2"];
 const KUBE_PROXY: &str = "kube-proxy";
 /// The chance that so many connections miss one of two endpoints is below 10⁻¹¹.
 const ENOUGH: usize = 40;
+/// A kube-proxy that has started programs the zone of its Node at once, or never.
+const KNOWS_ZONE_WITHIN: Duration = Duration::from_secs(3);
+const MOST_TOLD_AGAIN: usize = 5;
 
 /// Everything that runs.
 pub(crate) struct World {
@@ -148,23 +151,61 @@ impl World {
         self.runtime.block_on(future)
     }
 
-    /// Waits until brain, backend and kube-proxy have come as far as the sentinel; the brain's state.
-    pub(crate) fn settle(&mut self, sentinel: Sentinel) -> anyhow::Result<Snapshot> {
-        let state = self.runtime.block_on(read(&mut self.brain, sentinel)).with_context(|| {
-            format!("the brain has not come to {sentinel:?}\n{}", tail(&self.programs.log("localnet-brain")))
-        })?;
-        for side in Side::BOTH {
-            for (to, endpoint) in sentinel.paths() {
-                self.await_answers(side, to, 1, &BTreeSet::from([endpoint]))?;
-            }
-            if self.zone != Some(sentinel.zone()) {
-                for (to, endpoints) in sentinel.zones() {
-                    self.await_answers(side, to, ENOUGH, &endpoints)?;
+    /// Waits until brain, backend and kube-proxy have come as far as the sentinel; the brain's state, and how often kube-proxy had
+    /// to be told the zone again.
+    pub(crate) fn settle(&mut self, writer: &Writer, sentinel: Sentinel) -> anyhow::Result<(Snapshot, usize)> {
+        for told_again in 0..=MOST_TOLD_AGAIN {
+            let state = self.await_state(&format!("{sentinel:?}"), |state| sentinel.has_come(state))?;
+            for side in Side::BOTH {
+                for (to, endpoint) in sentinel.paths() {
+                    self.await_answers(side, to, 1, &BTreeSet::from([endpoint]), PATIENCE)?;
                 }
             }
+            if self.zone == Some(sentinel.zone()) {
+                return Ok((state, told_again));
+            }
+            let zones = sentinel.zones();
+            let await_zone = |side, patience| {
+                zones.iter().try_for_each(|(to, endpoints)| self.await_answers(side, *to, ENOUGH, endpoints, patience))
+            };
+            await_zone(Side::Ours, PATIENCE)?;
+            let has_just_started = self.zone.is_none() && told_again < MOST_TOLD_AGAIN;
+            match await_zone(Side::KubeProxy, if has_just_started { KNOWS_ZONE_WITHIN } else { PATIENCE }) {
+                Ok(()) => {
+                    self.zone = Some(sentinel.zone());
+                    return Ok((state, told_again));
+                }
+                Err(_) if has_just_started => self.tell_zone_again(writer, sentinel)?,
+                Err(error) => return Err(error),
+            }
         }
-        self.zone = Some(sentinel.zone());
-        Ok(state)
+        anyhow::bail!("kube-proxy does not learn the zone of {sentinel:?}")
+    }
+
+    fn tell_zone_again(&mut self, writer: &Writer, sentinel: Sentinel) -> anyhow::Result<()> {
+        const ELSEWHERE: &str = "zone-of-a-moment";
+        self.block_on(writer.set_zone(Some(ELSEWHERE)))?;
+        self.await_state(ELSEWHERE, |state| state.node.zone == ELSEWHERE)?;
+        self.block_on(writer.set_zone(Some(sentinel.zone()).filter(|zone| !zone.is_empty())))
+    }
+
+    /// The newest state of the brain that is as it must be.
+    fn await_state(&mut self, what: &str, is_right: impl Fn(&Snapshot) -> bool) -> anyhow::Result<Snapshot> {
+        let brain = &mut self.brain;
+        let newest = async {
+            let mut have = Revision::default();
+            loop {
+                let Update::Full(state) = brain.next(have, false).await? else { continue };
+                if is_right(&state) {
+                    return anyhow::Ok(state);
+                }
+                have = state.revision;
+            }
+        };
+        let awaited = self.runtime.block_on(async { timeout(PATIENCE, newest).await });
+        awaited.map_err(anyhow::Error::from).flatten().with_context(|| {
+            format!("the brain has not come to {what}\n{}", tail(&self.programs.log("localnet-brain")))
+        })
     }
 
     /// Waits until so many connections in a row are answered by exactly these endpoints.
@@ -174,9 +215,10 @@ impl World {
         to: SocketAddr,
         connections: usize,
         endpoints: &BTreeSet<SocketAddr>,
+        patience: Duration,
     ) -> anyhow::Result<()> {
         let probe = Probe::new(Protocol::Tcp, to).timeout(Duration::from_millis(200));
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + patience;
         loop {
             let (mut by, mut wrong) = (BTreeSet::new(), None);
             self.network(side).client().probe_until(probe, connections, |outcome| {
@@ -204,30 +246,6 @@ impl World {
             std::thread::park_timeout(Duration::from_millis(5));
         }
     }
-}
-
-/// The newest state of the brain that has the sentinel's port and endpoints, and the Node's zone.
-async fn read(brain: &mut Brain, sentinel: Sentinel) -> anyhow::Result<Snapshot> {
-    let key = ServiceKey::new(NAMESPACE, SENTINEL);
-    let has_come = |state: &Snapshot| {
-        let service = state.services.get(&key).filter(|_| state.node.zone == sentinel.zone());
-        service.is_some_and(|service| {
-            let endpoints: Vec<IpAddr> = service.endpoints.iter().map(|endpoint| endpoint.address).collect();
-            service.ports.iter().any(|port| port.port == sentinel.port())
-                && sentinel.paths().iter().all(|(_, endpoint)| endpoints.contains(&endpoint.ip()))
-        })
-    };
-    timeout(PATIENCE, async {
-        let mut have = Revision::default();
-        loop {
-            let Update::Full(state) = brain.next(have, false).await? else { continue };
-            if has_come(&state) {
-                return Ok(state);
-            }
-            have = state.revision;
-        }
-    })
-    .await?
 }
 
 fn link([ours, theirs]: &[Network; 2]) -> anyhow::Result<()> {

@@ -21,8 +21,10 @@ use kube::{
     Api, Client, Resource,
     api::{DeleteParams, Patch, PatchParams, PostParams},
 };
+use localnet_client::Snapshot;
 use localnet_e2e::PATIENCE;
 use localnet_lab::{Protocol, topology::Place};
+use localnet_proto::ServiceKey;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
@@ -34,7 +36,7 @@ use super::{
 pub(crate) const NODE_NAME: &str = "node-a";
 /// The Kubernetes namespace of everything.
 pub(crate) const NAMESPACE: &str = "diff";
-pub(crate) const SENTINEL: &str = "sentinel";
+const SENTINEL: &str = "sentinel";
 const SENTINEL_IPS: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(172, 30, 0, 250)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0x172, 0x30, 0, 0, 0, 0, 0xfa))];
 const ZONES_IPS: [IpAddr; 2] =
@@ -91,6 +93,17 @@ impl Sentinel {
         [0, 1].map(|family| {
             let endpoint = |pod: &[IpAddr; 2]| SocketAddr::new(pod[family], pools::ENDPOINT_PORTS[0]);
             (SocketAddr::new(ZONES_IPS[family], ZONES_PORT), pods.iter().map(endpoint).collect())
+        })
+    }
+
+    /// Whether a state has its port and endpoints, and the Node's zone.
+    pub(crate) fn has_come(self, state: &Snapshot) -> bool {
+        let key = ServiceKey::new(NAMESPACE, SENTINEL);
+        let service = state.services.get(&key).filter(|_| state.node.zone == self.zone());
+        service.is_some_and(|service| {
+            let endpoints: Vec<IpAddr> = service.endpoints.iter().map(|endpoint| endpoint.address).collect();
+            service.ports.iter().any(|port| port.port == self.port())
+                && self.paths().iter().all(|(_, endpoint)| endpoints.contains(&endpoint.ip()))
         })
     }
 
@@ -234,7 +247,8 @@ impl Writer {
         Ok(())
     }
 
-    async fn set_zone(&self, zone: Option<&str>) -> anyhow::Result<()> {
+    /// Makes the Node say that it is in this zone.
+    pub(crate) async fn set_zone(&self, zone: Option<&str>) -> anyhow::Result<()> {
         let change = Patch::Merge(json!({ "metadata": { "labels": { "topology.kubernetes.io/zone": zone } } }));
         let set = self.nodes.patch(NODE_NAME, &PatchParams::default(), &change).await;
         set.map(drop).with_context(|| format!("setting the zone {zone:?}"))
