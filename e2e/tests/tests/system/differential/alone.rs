@@ -40,8 +40,7 @@ pub(crate) fn alone(service: &Service, zone: Option<&str>, node: &NodeState) -> 
         "status": { "addresses": addresses },
     });
     let of_node: Node = serde_json::from_value(of_node).context("reading a Node")?;
-    let options = cluster::Options { node_name: NODE_NAME.to_owned(), service_proxy_name: None };
-    let mut cluster = cluster::Cluster::new(options);
+    let mut cluster = cluster::Cluster::new(cluster::Options::of_node(NODE_NAME));
     for (kind, objects) in [
         (Kind::Service, vec![Object::Service(object.into())]),
         (Kind::Slice, slices),
