@@ -98,7 +98,6 @@ pub(super) fn categorize<'a>(
     here: &Here,
 ) -> Usage {
     let uses_cluster = policy.uses_cluster(external);
-    let uses_local = policy.internal_local || (policy.external_local && external);
     let cluster = Choice::of(endpoints.clone());
     Usage {
         policy,
@@ -106,7 +105,7 @@ pub(super) fn categorize<'a>(
         mode: topology::mode(endpoints.clone(), here),
         any: cluster != Choice::None,
         cluster: if uses_cluster { cluster } else { Choice::None },
-        local: if uses_local { Choice::of(endpoints.filter(|endpoint| endpoint.local)) } else { Choice::None },
+        local: Choice::of(endpoints.filter(|endpoint| endpoint.local)),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use localnet_proto::{Family, Port, Protocol, WhenEmpty};
+use localnet_proto::{Port, Protocol, WhenEmpty};
 
 use super::{Lost, Skips};
 use crate::cluster::{Parsed, ServiceObject, ServicePort};
@@ -66,7 +66,7 @@ fn node_port(
     let number = number?;
     let taken = lost.iter().find(|lost| {
         let (address, of, port) = lost.front;
-        address.is_unspecified() && Family::BOTH.contains(&Family::of(address)) && (of, port) == (protocol, number)
+        address.is_unspecified() && (of, port) == (protocol, number)
     });
     let Some(taken) = taken else { return Some(number) };
     let problem = format!("{number}/{protocol} belongs to Service {}, which is older or sorts first", taken.to);

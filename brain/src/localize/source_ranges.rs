@@ -96,6 +96,16 @@ mod tests {
     }
 
     #[test]
+    fn nonsense_is_said_and_what_is_empty_is_not() {
+        let mut object = service("10.96.0.1", &[(80, "TCP")]);
+        object.source_ranges = ["", "nonsense", " "].iter().map(|range| parsed_cidr(range)).collect();
+        let mut skips = Skips { service: &object, skipped: Vec::new() };
+        filters(&object, &ips(&["192.0.2.1"]), &Here::new("node-1"), &mut skips);
+        let said: Vec<&str> = skips.skipped.iter().map(|skipped| &*skipped.field).collect();
+        assert_eq!(said, ["spec.loadBalancerSourceRanges[1]"]);
+    }
+
+    #[test]
     fn a_node_that_may_pass_may_also_come_from_the_address_itself() {
         check(
             &["192.0.2.1"],

@@ -445,7 +445,11 @@ fn what_belongs_to_another_service_is_left_out() {
     let to = ServiceKey::new("default", "older");
     let lost = [
         Lost { front: ("203.0.113.1".parse().unwrap(), Protocol::Tcp, 80), field: "spec.externalIPs", to: to.clone() },
-        Lost { front: ("0.0.0.0".parse().unwrap(), Protocol::Tcp, 30001), field: "spec.ports[].nodePort", to },
+        Lost {
+            front: ("0.0.0.0".parse().unwrap(), Protocol::Tcp, 30001),
+            field: "spec.ports[].nodePort",
+            to: to.clone(),
+        },
     ];
     let (service, skipped) = service(&object, &[], &here(1, ""), &lost);
     let service = service.unwrap();
@@ -457,6 +461,16 @@ fn what_belongs_to_another_service_is_left_out() {
         "30001/TCP belongs to Service default/older, which is older or sorts first",
     ];
     assert_eq!(said, BTreeSet::from(expected));
+    // The number of a NodePort on an address, or another NodePort, is not the NodePort.
+    for front in
+        [("203.0.113.1", Protocol::Tcp, 30001), ("0.0.0.0", Protocol::Tcp, 30002), ("0.0.0.0", Protocol::Udp, 30001)]
+    {
+        let (address, protocol, number) = front;
+        let front = (address.parse().unwrap(), protocol, number);
+        let lost = [Lost { front, field: "spec.ports[].nodePort", to: to.clone() }];
+        let (service, _) = self::service(&object, &[], &here(1, ""), &lost);
+        assert_eq!(service.unwrap().ports[0].node_port, Some(30001), "{front:?}");
+    }
 }
 
 /// One message that is larger than readers accept would stop them all.
