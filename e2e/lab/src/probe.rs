@@ -272,7 +272,8 @@ fn sent(socket: impl AsFd, packet: &[u8]) -> anyhow::Result<Option<Outcome>> {
 
 fn verdict(error: &io::Error) -> anyhow::Result<Outcome> {
     match Errno::from_io_error(error) {
-        Some(Errno::CONNREFUSED | Errno::ACCESS | Errno::NOPROTOOPT) => Ok(Outcome::Rejected),
+        // The last two: nobody speaks the protocol there, says ICMP resp. ICMPv6.
+        Some(Errno::CONNREFUSED | Errno::ACCESS | Errno::NOPROTOOPT | Errno::PROTO) => Ok(Outcome::Rejected),
         Some(Errno::INPROGRESS | Errno::AGAIN | Errno::TIMEDOUT) => Ok(Outcome::Dropped),
         Some(Errno::NETUNREACH | Errno::HOSTUNREACH) => Ok(Outcome::NoRoute),
         _ => bail!("something that is neither an answer, a reject nor silence: {error}"),
@@ -296,6 +297,8 @@ mod tests {
         for (errno, outcome) in [
             (Errno::CONNREFUSED, Outcome::Rejected),
             (Errno::ACCESS, Outcome::Rejected),
+            (Errno::NOPROTOOPT, Outcome::Rejected),
+            (Errno::PROTO, Outcome::Rejected),
             (Errno::INPROGRESS, Outcome::Dropped),
             (Errno::AGAIN, Outcome::Dropped),
             (Errno::NETUNREACH, Outcome::NoRoute),

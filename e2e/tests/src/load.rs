@@ -143,29 +143,33 @@ async fn connect_by_schedule(connections: Connections, mut stopped: oneshot::Rec
     let Connections { source, to, endpoints, rate } = connections;
     let mut due = interval(Duration::from_secs(1) / rate);
     let mut destinations = to.iter().cycle();
-    let mut pending = JoinSet::new();
+    let (mut pending, mut begun) = (JoinSet::new(), 0);
+    let mut begin = |pending: &mut JoinSet<_>| -> anyhow::Result<usize> {
+        anyhow::ensure!(pending.len() < MOST_PENDING, "{MOST_PENDING} connections wait for an answer");
+        pending.spawn(connect(source, *destinations.next().context("connections go nowhere")?));
+        Ok(1)
+    };
     let mut answered = Answered::default();
-    let began = Instant::now();
-    let check = |answer: anyhow::Result<(SocketAddr, Duration)>, to_go: &mut Answered| {
-        let context = || format!("after {} connections", to_go.count);
-        let (endpoint, took) = answer.with_context(context)?;
+    let check = |answer: anyhow::Result<(SocketAddr, Duration)>, answered: &mut Answered| {
+        let (endpoint, took) = answer.with_context(|| format!("after {} connections", answered.count))?;
         anyhow::ensure!(endpoints.contains(&endpoint), "{endpoint} answered, which is none of {endpoints:?}");
-        to_go.count += 1;
-        to_go.slowest = to_go.slowest.max(took);
+        answered.count += 1;
+        answered.slowest = answered.slowest.max(took);
         Ok(())
     };
+    let began = Instant::now();
     loop {
         tokio::select! {
             _ = &mut stopped => break,
-            _ = due.tick() => {
-                anyhow::ensure!(pending.len() < MOST_PENDING, "{MOST_PENDING} connections wait for an answer");
-                let to = *destinations.next().context("connections go nowhere")?;
-                pending.spawn(connect(source, to));
-            }
+            _ = due.tick() => begun += begin(&mut pending)?,
             Some(answer) = pending.join_next() => check(answer.context("a connection panicked")?, &mut answered)?,
         }
     }
     answered.took = began.elapsed();
+    // Those that were due while the machine did something else.
+    for _ in begun..(answered.took.as_secs_f64() * f64::from(rate)).ceil() as usize {
+        begin(&mut pending)?;
+    }
     while let Some(answer) = pending.join_next().await {
         check(answer.context("a connection panicked")?, &mut answered)?;
     }

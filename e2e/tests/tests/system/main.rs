@@ -7,6 +7,7 @@
 //! | `cluster` | from a live API server to a packet |
 //! | `differential` | the oracle, the nft backend and kube-proxy agree |
 //! | `grpcurl` | the state of a node is readable by anyone |
+//! | `load` | the load of other tests keeps its rate |
 //! | `repair` | what others do to the tables is put right |
 //! | `restarts` | restarts interrupt no packet |
 
@@ -15,5 +16,6 @@ mod bad_input;
 mod cluster;
 mod differential;
 mod grpcurl;
+mod load;
 mod repair;
 mod restarts;

@@ -7,6 +7,7 @@ use localnet_client::{
     route::{self, Origin, Outcome, Packet},
 };
 use localnet_lab::{Topology, probe};
+use localnet_proto::Service;
 
 use super::{
     ask::{Asked, Seen},
@@ -32,12 +33,13 @@ struct Entry {
     matches: fn(&Difference<'_>) -> bool,
 }
 
-const ENTRIES: [Entry; 5] = [
+const ENTRIES: [Entry; 6] = [
     Entry { number: 1, matches: translated_packet_meets_another_service },
     Entry { number: 2, matches: |difference| difference.side == Side::Ours && difference.by_another_address },
     Entry { number: 3, matches: |difference| claimant_has_it(difference, |claimants| claimants >= 2) },
     Entry { number: 4, matches: |difference| claimant_has_it(difference, |claimants| claimants == 1) },
     Entry { number: 5, matches: node_port_of_link_local_address },
+    Entry { number: 7, matches: unallocated_address_is_let_through },
 ];
 
 /// The number of the entry that explains it.
@@ -95,4 +97,15 @@ fn node_port_of_link_local_address(difference: &Difference<'_>) -> bool {
     }
     let expected = route::route(scene.state, &rules, &asked.question.packet(scene.setup));
     judge(&Asked { expected, ..(*asked).clone() }, seen, topology).is_none()
+}
+
+/// Nothing has the address, and the world outside says that it does not know the port.
+fn unallocated_address_is_let_through(difference: &Difference<'_>) -> bool {
+    let Difference { side: Side::KubeProxy, asked, seen, scene, .. } = difference else { return false };
+    let to = asked.question.to.ip();
+    let vips = |service: &Service| service.cluster_ips.contains(&to) || service.external_ips.contains(&to);
+    let is_unallocated = scene.state.node.service_cidrs.iter().any(|cidr| cidr.contains(&to))
+        && !scene.state.services.values().any(|service| vips(service) || service.load_balancer_ips.contains(&to));
+    let is_refused = seen.answers.is_empty() && seen.others == BTreeSet::from([probe::Outcome::Rejected]);
+    asked.expected == Outcome::Drop && is_unallocated && is_refused
 }
