@@ -4,6 +4,7 @@
 #   e2e/deps.sh [guest]
 #
 #   nftables    nft, to compare what it loads with what netlink loads; kube-proxy calls it
+#   iptables    both flavours of its tools, for localnet-iptables and kube-proxy
 #   iproute2    ip, to make and to enter network namespaces
 #   conntrack   what the kernel remembers of the connections under test
 #   procps      ps and sysctl
@@ -17,7 +18,7 @@
 #   ipvsadm           what the kernel holds, to compare
 set -eu
 
-packages="nftables iproute2 conntrack procps util-linux"
+packages="nftables iptables iproute2 conntrack procps util-linux"
 [ "${1-} $(uname -m)" != "guest x86_64" ] || packages="$packages qemu-system-x86 busybox-static kmod xz-utils zstd ipvsadm"
 
 fail() {

@@ -41,6 +41,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("localnet-client", &["localnet-proto"]),
     ("localnet-brain", &["localnet-proto"]),
     ("localnet-nft", &["localnet-proto", "localnet-client", "localnet-linux"]),
+    ("localnet-iptables", &["localnet-proto", "localnet-client", "localnet-linux"]),
     ("localnet-node", &["localnet-proto", "localnet-client", "localnet-brain", "localnet-nft"]),
     ("localnet-lab", &["localnet-proto"]),
     ("localnet-controlplane", &[]),
@@ -57,6 +58,7 @@ const NEVER: &[(&str, &[&str])] = &[
     // It is pure.
     ("localnet-config", &["tokio", "notify", "tracing", "kube", "tonic"]),
     ("localnet-nft", &["kube", "k8s-openapi", "tonic", "prost", "nftables"]),
+    ("localnet-iptables", &["kube", "k8s-openapi", "tonic", "prost", "nftables"]),
     ("localnet-brain", &["rtnetlink", "netlink-sys", "nftables"]),
 ];
 

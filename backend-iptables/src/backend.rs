@@ -1,0 +1,318 @@
+//! [`IptablesBackend`]: calls in, one `iptables-restore` for each family out; what is not known is read, what is refused is
+//! left out.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use anyhow::Context as _;
+use localnet_client::{
+    Synced,
+    incremental::{Listener, PortEndpoint},
+    vips::{Config, Notice},
+};
+use localnet_linux::conntrack::{Commit, Frontend};
+use localnet_proto::{Family, Node, Service, ServiceKey};
+use tracing::{debug, info, warn};
+
+use crate::{
+    cleanup,
+    desired::{Desired, frontend, index},
+    kernel::{Error, Kernel},
+    ruleset::{Input, Ruleset, Subject},
+    save::Found,
+};
+
+/// Programs iptables.
+#[derive(Debug)]
+pub struct IptablesBackend<K> {
+    kernel: K,
+    desired: Desired,
+    /// Nothing was committed yet.
+    first: bool,
+    /// The VIPs in the tables when they were read.
+    found: [Vec<Frontend>; 2],
+}
+
+/// So many services may be refused in one sync before it is given up: then it is not the services.
+const MAX_REFUSED: usize = 16;
+/// So often chains are left because somebody refers to them.
+const MAX_KEPT: usize = 64;
+
+impl<K: Kernel> IptablesBackend<K> {
+    /// A backend that has neither read nor written anything yet.
+    pub fn new(config: Config, kernel: K) -> Self {
+        Self { kernel, desired: Desired::new(config), first: true, found: Default::default() }
+    }
+
+    /// What the backend writes to.
+    pub fn kernel(&self) -> &K {
+        &self.kernel
+    }
+
+    /// What the backend writes to.
+    pub fn kernel_mut(&mut self) -> &mut K {
+        &mut self.kernel
+    }
+
+    /// The tables as they should be, after a sync.
+    pub fn plan(&self) -> &[Ruleset; 2] {
+        self.desired.rulesets()
+    }
+
+    /// What the last sync changed for flows.
+    pub fn take_commit(&mut self) -> Commit {
+        let remembered = std::mem::take(&mut self.found).concat();
+        Commit { frontends: self.desired.take_moved(), remembered, recheck: false }
+    }
+
+    /// It is no longer known what the tables hold: the next sync reads them.
+    pub fn forget(&mut self) {
+        Family::BOTH.into_iter().for_each(|family| self.desired.ruleset(family).forget());
+    }
+
+    /// Tells the addresses of the node's interfaces; says whether the next sync moves NodePorts for it.
+    pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
+        self.desired.set_local_addresses(addresses)
+    }
+
+    /// Reads the tables; says whether they hold anything else than they should.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn look(&mut self) -> Result<bool, Error> {
+        self.forget();
+        let mut wrong = false;
+        for family in self.families() {
+            self.read_unknown(family)?;
+            wrong |= !self.desired.ruleset(family).input(None).is_empty();
+        }
+        Ok(wrong)
+    }
+
+    /// Says whether what leads to our chains is still there. Much cheaper than [`Self::look`], and sees what a flush of a table
+    /// does, but not what becomes of single chains of services.
+    pub fn is_entered(&mut self) -> bool {
+        let text = cleanup::check();
+        self.families().into_iter().all(|family| self.kernel.test(family, &text).is_ok())
+    }
+
+    fn families(&self) -> Vec<Family> {
+        Family::BOTH.into_iter().filter(|family| self.kernel.has_family(*family)).collect()
+    }
+
+    /// Makes the kernel hold what was told. One family is no hostage of the other.
+    ///
+    /// # Errors
+    /// Something that is not of one service is refused, or the tools cannot be run, in all families.
+    pub fn apply(&mut self) -> anyhow::Result<Synced> {
+        if std::mem::take(&mut self.first) && !self.kernel.has_family(Family::V6) {
+            info!("this host has no IPv6: only IPv4 is programmed");
+        }
+        for notice in self.desired.settle() {
+            warn!("{notice}");
+        }
+        let mut refused = 0;
+        let failed = loop {
+            let before = refused;
+            let mut failed = Vec::new();
+            for family in self.families() {
+                let result = self.write(family, &mut refused).context("program iptables");
+                failed.extend(result.err().map(|error| (family, error)));
+            }
+            // What one family refused has to leave the other as well; and who changed one may have changed both. A family that
+            // failed is forgotten too, but trying it at once again is no use.
+            let forgotten = |family: Family| !self.desired.rulesets()[index(family)].is_known();
+            if refused == before && (!failed.is_empty() || !self.families().into_iter().any(forgotten)) {
+                break failed;
+            }
+        };
+        if failed.len() == self.families().len() {
+            let first = failed.into_iter().next().map(|(_, error)| error);
+            return Err(first.unwrap_or_else(|| anyhow::anyhow!("this host has no address family")));
+        }
+        Ok(Synced { failed, skipped: self.desired.skipped() })
+    }
+
+    fn write(&mut self, family: Family, refused: &mut usize) -> anyhow::Result<()> {
+        // What was just read is as the kernel has it: if it then refuses a change, the change is to blame.
+        let mut fresh = false;
+        let mut kept = 0;
+        loop {
+            fresh |= self.read_unknown(family)?;
+            let input = self.desired.ruleset(family).input(None);
+            if input.is_empty() {
+                self.desired.ruleset(family).commit();
+                return Ok(());
+            }
+            let error = match self.kernel.restore(family, &input.text) {
+                Ok(()) => {
+                    debug!(%family, lines = input.subjects().count(), "written");
+                    self.desired.ruleset(family).commit();
+                    return Ok(());
+                }
+                Err(error) => error,
+            };
+            // One of its tables may have been written.
+            self.desired.ruleset(family).forget();
+            let Error::Refused { line, message } = &error else { return Err(error.into()) };
+            if !fresh {
+                info!("the tables are not as they were left: reading them ({error})");
+                self.forget();
+                continue;
+            }
+            match input.subject(*line) {
+                Some(Subject::Removal(chain)) if kept < MAX_KEPT => {
+                    kept += 1;
+                    warn!(chain = &*chain.name, table = %chain.table, "somebody else refers to a chain that is to go: it stays, empty");
+                    self.desired.ruleset(family).keep(chain.clone());
+                }
+                subject => {
+                    let rule = input.text.lines().nth(line - 1).unwrap_or_default();
+                    let owner = match subject {
+                        Some(Subject::Commit) | None => self.search(family, &input)?,
+                        Some(subject) => {
+                            self.desired.owners(family).remove(subject).map(|service| (service, message.clone()))
+                        }
+                    };
+                    let Some((service, message)) = owner.filter(|_| *refused < MAX_REFUSED) else {
+                        return Err(anyhow::Error::from(error.clone()).context(format!("rule {rule:?}")));
+                    };
+                    *refused += 1;
+                    let text = match subject {
+                        Some(Subject::Commit) | None => format!("left out until it changes: {message}"),
+                        _ => format!("left out until it changes: rule {rule:?}: {message}"),
+                    };
+                    warn!("{}", Notice { service: service.clone(), text: text.clone() });
+                    self.desired.refuse(&service, text);
+                }
+            }
+        }
+    }
+
+    /// The kernel refuses a table without a word on which rule it is: finds the first service without which it takes it.
+    fn search(&mut self, family: Family, input: &Input) -> anyhow::Result<Option<(ServiceKey, String)>> {
+        let owners = self.desired.owners(family);
+        let concerned: BTreeSet<&ServiceKey> = input.subjects().filter_map(|subject| owners.get(subject)).collect();
+        let all: Vec<&ServiceKey> = concerned.into_iter().collect();
+        if let Some(message) = self.attempt(family, &owners, &[])? {
+            debug!(message, "refused even without services");
+            return Ok(None);
+        }
+        let (mut good, mut bad) = (0, all.len());
+        let mut why = None;
+        // Services before `good` are taken; of those before `bad` one is not.
+        while bad > good {
+            let middle = good + (bad - good).div_ceil(2);
+            match self.attempt(family, &owners, &all[good..middle])? {
+                None => good = middle,
+                Some(message) if middle - good == 1 => {
+                    why = Some((all[good].clone(), message));
+                    break;
+                }
+                Some(_) => bad = middle,
+            }
+        }
+        Ok(why)
+    }
+
+    /// Writes those services' part of what differs; says why not, if it is refused.
+    fn attempt(
+        &mut self,
+        family: Family,
+        owners: &BTreeMap<Subject, ServiceKey>,
+        services: &[&ServiceKey],
+    ) -> anyhow::Result<Option<String>> {
+        self.read_unknown(family)?;
+        let wanted = |subject: &Subject| owners.get(subject).is_none_or(|owner| services.contains(&owner));
+        let input = self.desired.ruleset(family).input(Some(&wanted));
+        if input.is_empty() {
+            return Ok(None);
+        }
+        let result = self.kernel.restore(family, &input.text);
+        self.desired.ruleset(family).forget();
+        match result {
+            Ok(()) => Ok(None),
+            Err(Error::Refused { message, .. }) => Ok(Some(message)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Reads the tables if it is not known what they hold; says whether it did.
+    fn read_unknown(&mut self, family: Family) -> Result<bool, Error> {
+        if self.desired.ruleset(family).is_known() {
+            return Ok(false);
+        }
+        let found = Found::read(&self.kernel.save(family)?);
+        self.found[index(family)] = found.vips().map(|vip| frontend(&vip)).collect();
+        self.desired.adopt(family, found);
+        Ok(true)
+    }
+
+    /// Removes all that this backend, or a kube-proxy in its iptables mode, has written.
+    ///
+    /// # Errors
+    /// The tools cannot be run, or others refer to what is to go.
+    pub fn remove_all(&mut self) -> anyhow::Result<()> {
+        self.forget();
+        for family in self.families() {
+            let saved = self.kernel.save(family)?;
+            let text = cleanup::removal(&saved);
+            if !text.is_empty() {
+                self.kernel.restore(family, &text).with_context(|| format!("remove the chains of {family}"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<K: Kernel> Listener for IptablesBackend<K> {
+    fn name(&self) -> &'static str {
+        "iptables"
+    }
+
+    fn set_node(&mut self, node: &Node) {
+        self.desired.set_node(node);
+    }
+
+    fn set_service(&mut self, service: &Service) {
+        self.desired.set_service(service);
+    }
+
+    fn delete_service(&mut self, key: &ServiceKey) {
+        self.desired.delete_service(key);
+    }
+
+    fn set_endpoint(&mut self, service: &ServiceKey, endpoint: &PortEndpoint) {
+        self.desired.set_endpoint(service, endpoint);
+    }
+
+    fn delete_endpoint(&mut self, service: &ServiceKey, endpoint: &PortEndpoint) {
+        self.desired.delete_endpoint(service, endpoint);
+    }
+
+    fn reset(&mut self) {
+        self.desired.reset();
+    }
+
+    async fn commit(&mut self) -> anyhow::Result<Synced> {
+        blocking(|| self.apply())
+    }
+
+    async fn cleanup(&mut self) -> anyhow::Result<()> {
+        blocking(|| self.remove_all())
+    }
+}
+
+/// The tools take their time: other tasks of this thread go elsewhere meanwhile.
+pub(crate) fn blocking<T>(work: impl FnOnce() -> T) -> T {
+    use tokio::runtime::{Handle, RuntimeFlavor};
+    match Handle::try_current().map(|handle| handle.runtime_flavor()) {
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
+        _ => work(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

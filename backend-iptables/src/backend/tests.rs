@@ -1,0 +1,255 @@
+//! The backend on the tests' kernel: what is sent, what is repaired, what is left out.
+
+use std::{net::IpAddr, sync::Arc};
+
+use localnet_client::{Backend as _, incremental::Adapter};
+use localnet_proto::{Changes, Snapshot};
+use proptest::{collection::vec, prelude::*};
+
+use super::*;
+use crate::fake::Fake;
+
+type Told = Adapter<IptablesBackend<Fake>>;
+
+fn state(yaml: &str) -> Snapshot {
+    serde_saphyr::from_str(yaml).unwrap()
+}
+
+const WEB: &str = "{node: {name: n, addresses: [192.168.0.2, \"fd00::2\"], podCIDRs: [10.0.0.0/16]}, services: [
+    {service: ns/web, type: NodePort, clusterIPs: [172.30.0.1, \"fd00:172::1\"], externalIPs: [1.1.1.1],
+     ports: [{name: http, protocol: TCP, port: 80, nodePort: 30080}], endpoints: [
+     {address: 10.0.0.1, ports: [{name: http, port: 8080}], scopes: {internal: true, external: true}},
+     {address: 10.0.0.2, ports: [{name: http, port: 8080}], local: true, scopes: {internal: true, external: true}},
+     {address: \"fd00:10::1\", ports: [{name: http, port: 8080}], scopes: {internal: true, external: true}}]},
+    {service: ns/none, type: ClusterIP, clusterIPs: [172.30.0.2], ports: [{name: p, protocol: UDP, port: 53}]}]}";
+
+fn told(state: &Snapshot, kernel: Fake) -> Told {
+    let mut told = Adapter::new(IptablesBackend::new(Config::default(), kernel));
+    sync(&mut told, state, &Changes::everything()).whole().unwrap();
+    told
+}
+
+fn sync(told: &mut Told, state: &Snapshot, changes: &Changes) -> Synced {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(told.sync(state, changes)).unwrap()
+}
+
+fn kernel(told: &mut Told) -> &mut Fake {
+    told.listener_mut().kernel_mut()
+}
+
+fn into_kernel(told: &mut Told) -> Fake {
+    std::mem::take(kernel(told))
+}
+
+/// Dispatch lines may stand in any order.
+fn sorted(fake: &Fake) -> Vec<Vec<String>> {
+    let of_family = |tables: &BTreeMap<String, BTreeMap<String, Vec<String>>>| {
+        let mut all = Vec::new();
+        for (table, chains) in tables {
+            for (chain, rules) in chains {
+                let mut rules: Vec<String> = rules.iter().map(|rule| format!("{table} {chain} {rule}")).collect();
+                if chain.starts_with("KUBE-") && !chain.starts_with("KUBE-S") {
+                    rules.sort();
+                }
+                if chain == "KUBE-SERVICES" {
+                    rules.sort();
+                }
+                all.push(format!("{table} {chain}"));
+                all.extend(rules);
+            }
+        }
+        all
+    };
+    fake.tables.iter().map(of_family).collect()
+}
+
+#[test]
+fn a_change_of_one_endpoint_writes_its_chains_only() {
+    let mut state = state(WEB);
+    let mut told = told(&state, Fake::default());
+    assert_eq!(kernel(&mut told).saves, 2, "one for each family, at the start");
+    kernel(&mut told).inputs.clear();
+    let key = ServiceKey::new("ns", "web");
+    Arc::make_mut(state.services.get_mut(&key).unwrap()).endpoints[0].address = IpAddr::from([10, 0, 0, 9]);
+    let changes = Changes { services: [key].into(), ..Changes::default() };
+    assert!(sync(&mut told, &state, &changes).skipped.is_empty());
+    let fake = kernel(&mut told);
+    assert_eq!((fake.inputs.len(), fake.saves), (1, 2));
+    let (family, text, _) = &fake.inputs[0];
+    assert_eq!(*family, Family::V4);
+    let commands: Vec<&str> = text.lines().map(|line| &line[..line.len().min(12)]).collect();
+    let expected = [
+        "*nat",
+        ":KUBE-SEP-", // the new one
+        ":KUBE-SVC-",
+        ":KUBE-SEP-", // the old one
+        "-A KUBE-SEP-",
+        "-A KUBE-SEP-",
+        "-A KUBE-SVC-",
+        "-A KUBE-SVC-",
+        "-X KUBE-SEP-",
+        "COMMIT",
+    ];
+    assert!(commands.len() == expected.len(), "{text}");
+    for (command, expected) in commands.iter().zip(expected) {
+        assert!(command.starts_with(expected), "{expected}: {text}");
+    }
+}
+
+#[test]
+fn a_new_service_adds_lines_and_a_deleted_one_takes_them_with_it() {
+    let full = state(WEB);
+    let mut part = full.clone();
+    let key = ServiceKey::new("ns", "web");
+    part.services.remove(&key);
+    let changes = Changes { services: [key].into(), ..Changes::default() };
+    let mut told = told(&part, Fake::default());
+    let before = sorted(kernel(&mut told));
+    kernel(&mut told).inputs.clear();
+    _ = sync(&mut told, &full, &changes);
+    let text = kernel(&mut told).inputs[0].1.clone();
+    assert!(!text.contains(":KUBE-SERVICES"), "single lines are added: {text}");
+    assert!(text.contains("-I KUBE-SERVICES -d 172.30.0.1/32 -p tcp"), "{text}");
+    assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self::told(&full, Fake::default()))));
+    _ = sync(&mut told, &part, &changes);
+    assert_eq!(sorted(kernel(&mut told)), before);
+}
+
+#[test]
+fn a_restart_writes_nothing_and_stale_chains_leave() {
+    let state = state(WEB);
+    let mut first = told(&state, Fake::default());
+    let mut fake = into_kernel(&mut first);
+    fake.inputs.clear();
+    let mut second = told(&state, fake);
+    assert_eq!(kernel(&mut second).inputs, []);
+    let right = sorted(kernel(&mut second));
+    let mut fake = into_kernel(&mut second);
+    fake.tables[0].get_mut("nat").unwrap().insert("KUBE-SEP-STALE".into(), vec!["-j RETURN".into()]);
+    fake.tables[0].get_mut("filter").unwrap().insert("KUBE-FIREWALL".into(), vec!["-j DROP".into()]);
+    let mut third = told(&state, fake);
+    let chains = |told: &mut Told, table: &str| kernel(told).tables[0][table].keys().cloned().collect::<Vec<_>>();
+    assert!(!chains(&mut third, "nat").contains(&"KUBE-SEP-STALE".to_owned()));
+    assert!(chains(&mut third, "filter").contains(&"KUBE-FIREWALL".to_owned()), "the kubelet's");
+    kernel(&mut third).tables[0].get_mut("filter").unwrap().remove("KUBE-FIREWALL");
+    assert_eq!(sorted(kernel(&mut third)), right);
+}
+
+#[test]
+fn whatever_others_do_is_seen_and_put_right() {
+    let state = state(WEB);
+    let mut first = told(&state, Fake::default());
+    let right = sorted(kernel(&mut first));
+    assert!(!first.listener_mut().look().unwrap());
+    let damages: [fn(&mut Fake); 6] = [
+        |fake| *fake = Fake { inputs: std::mem::take(&mut fake.inputs), ..Fake::default() },
+        |fake| fake.tables[0].get_mut("filter").unwrap().values_mut().for_each(Vec::clear),
+        |fake| fake.tables[1].get_mut("nat").unwrap().get_mut("KUBE-SERVICES").unwrap().clear(),
+        |fake| fake.tables[0].get_mut("nat").unwrap().get_mut("KUBE-MARK-MASQ").unwrap().clear(),
+        |fake| fake.tables[0].get_mut("filter").unwrap().get_mut("FORWARD").unwrap().swap(0, 1),
+        |fake| fake.tables[0].get_mut("nat").unwrap().get_mut("KUBE-SERVICES").unwrap().push("-j RETURN".into()),
+    ];
+    for (number, damage) in damages.into_iter().enumerate() {
+        damage(kernel(&mut first));
+        assert!(first.listener_mut().look().unwrap(), "{number}");
+        _ = sync(&mut first, &state, &Changes::default());
+        assert_eq!(sorted(kernel(&mut first)), right, "{number}");
+    }
+    // Without a look: the next change finds out.
+    *kernel(&mut first) = Fake::default();
+    let key = ServiceKey::new("ns", "none");
+    let mut changed = state.clone();
+    changed.services.remove(&key);
+    _ = sync(&mut first, &changed, &Changes { services: [key].into(), ..Changes::default() });
+    assert_eq!(sorted(kernel(&mut first)), sorted(kernel(&mut told(&changed, Fake::default()))));
+}
+
+#[test]
+fn what_is_refused_is_named_and_left_out_and_the_rest_is_programmed() {
+    for at_the_end in [false, true] {
+        let state = state(WEB);
+        let refuses = Some(("--to-destination 10.0.0.2:8080".to_owned(), at_the_end));
+        let mut told = Adapter::new(IptablesBackend::new(Config::default(), Fake { refuses, ..Fake::default() }));
+        let synced = sync(&mut told, &state, &Changes::everything());
+        assert_eq!(synced.skipped.len(), 1);
+        assert_eq!(synced.skipped[0].service, ServiceKey::new("ns", "web"));
+        assert!(synced.skipped[0].reason.contains("--to-destination 10.0.0.2:8080") || at_the_end, "{synced:?}");
+        let mut rest = state.clone();
+        rest.services.remove(&ServiceKey::new("ns", "web"));
+        assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self::told(&rest, Fake::default()))));
+        // It changes, and can be programmed.
+        kernel(&mut told).refuses = None;
+        let mut changed = state.clone();
+        Arc::make_mut(changed.services.get_mut(&ServiceKey::new("ns", "web")).unwrap()).endpoints.pop();
+        assert_eq!(sync(&mut told, &changed, &Changes::everything()).skipped, []);
+        assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self::told(&changed, Fake::default()))));
+    }
+}
+
+#[test]
+fn what_is_not_of_a_service_fails_the_sync() {
+    let refuses = Some(("MASQUERADE".to_owned(), false));
+    let mut told = Adapter::new(IptablesBackend::new(Config::default(), Fake { refuses, ..Fake::default() }));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let error = runtime.block_on(told.sync(&state(WEB), &Changes::everything())).unwrap_err();
+    assert!(format!("{error:#}").contains("MASQUERADE"), "{error:#}");
+    kernel(&mut told).refuses = None;
+    _ = sync(&mut told, &state(WEB), &Changes::default());
+    assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self::told(&state(WEB), Fake::default()))));
+}
+
+#[test]
+fn cleanup_leaves_what_was_there_before() {
+    let mut fake = Fake::default();
+    fake.tables[0].get_mut("filter").unwrap().get_mut("INPUT").unwrap().push("-j KUBE-FIREWALL".into());
+    fake.tables[0].get_mut("filter").unwrap().insert("KUBE-FIREWALL".into(), vec!["-j DROP".into()]);
+    let before = sorted(&fake);
+    let mut told = told(&state(WEB), fake);
+    assert_ne!(sorted(kernel(&mut told)), before);
+    told.listener_mut().remove_all().unwrap();
+    assert_eq!(sorted(kernel(&mut told)), before);
+}
+
+/// One of few services with one of few shapes; or its removal.
+fn step() -> impl Strategy<Value = (u8, Option<(u8, u8, bool)>, bool)> {
+    (0..4_u8, proptest::option::weighted(0.8, (0..3_u8, 0..4_u8, any::<bool>())), any::<bool>())
+}
+
+fn service(name: u8, (external, endpoints, local): (u8, u8, bool)) -> Service {
+    let mut yaml = format!("{{service: ns/{name}, type: NodePort, clusterIPs: [172.30.0.{name}], ");
+    if external > 0 {
+        yaml += &format!("externalIPs: [192.168.0.{external}], ");
+    }
+    yaml += &format!(
+        "externalTrafficToLocal: {local}, ports: [{{name: p, protocol: TCP, port: 80, nodePort: 3{external}}}], endpoints: ["
+    );
+    for host in 0..endpoints {
+        let scopes = if local { "{internal: true, shortCircuit: true}" } else { "{internal: true, external: true}" };
+        yaml +=
+            &format!("{{address: 10.0.0.{host}, local: true, ports: [{{name: p, port: 8080}}], scopes: {scopes}}}, ");
+    }
+    serde_saphyr::from_str(&(yaml + "]}")).unwrap()
+}
+
+proptest! {
+    #[test]
+    fn any_history_ends_in_the_same_kernel(steps in vec(step(), 1..16)) {
+        let node = "{name: n, addresses: [192.168.0.2]}";
+        let mut state = state(&format!("{{node: {node}, services: []}}"));
+        let mut told = told(&state, Fake::default());
+        for (name, shape, flush) in steps {
+            let key = ServiceKey::new("ns", name.to_string());
+            match shape {
+                Some(shape) => _ = state.services.insert(key.clone(), Arc::new(service(name, shape))),
+                None => _ = state.services.remove(&key),
+            }
+            if flush {
+                kernel(&mut told).tables = Fake::default().tables;
+                prop_assert!(told.listener_mut().look().unwrap());
+            }
+            _ = sync(&mut told, &state, &Changes { services: [key].into(), ..Changes::default() });
+        }
+        prop_assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self::told(&state, Fake::default()))));
+    }
+}

@@ -1,0 +1,98 @@
+//! What removes all that is ours, and what asks whether it is still entered. The kubelet's chains are not ours.
+
+use std::{collections::BTreeSet, fmt::Write as _};
+
+use crate::{
+    plan::{Dispatch, Table, fixed, names},
+    save::Found,
+};
+
+/// The input that removes what was found: ours, or what a kube-proxy in its iptables mode left. Empty if there is nothing.
+pub fn removal(saved: &str) -> String {
+    let found = Found::read(saved);
+    let mut text = String::new();
+    for table in Table::ALL {
+        let mut chains: BTreeSet<&str> =
+            found.chains.keys().filter(|id| id.table == table).map(|id| &*id.name).collect();
+        chains.extend(found.dispatch.keys().filter(|chain| chain.table == table).map(|chain| chain.name));
+        if declares(saved, table, names::CANARY) {
+            chains.insert(names::CANARY);
+        }
+        let jumps: Vec<_> = found.jumps.iter().filter(|((of, _), _)| *of == table).collect();
+        if chains.is_empty() && jumps.is_empty() {
+            continue;
+        }
+        _ = writeln!(text, "*{table}");
+        chains.iter().for_each(|chain| _ = writeln!(text, ":{chain} - [0:0]"));
+        for ((_, from), rules) in jumps {
+            rules.iter().for_each(|rule| _ = writeln!(text, "-D {from} {rule}"));
+        }
+        chains.iter().for_each(|chain| _ = writeln!(text, "-X {chain}"));
+        text.push_str("COMMIT\n");
+    }
+    text
+}
+
+/// The input that a restore takes only as long as our chains are entered.
+pub fn check() -> String {
+    let mut text = String::new();
+    for table in Table::ALL {
+        _ = writeln!(text, "*{table}");
+        for jump in fixed::jumps().iter().filter(|jump| jump.table == table) {
+            _ = writeln!(text, "-C {} {}", jump.from, jump.rule);
+        }
+        text.push_str("COMMIT\n");
+    }
+    debug_assert!(Dispatch::ALL.iter().all(|chain| !chain.name.is_empty()));
+    text
+}
+
+fn declares(saved: &str, table: Table, chain: &str) -> bool {
+    let mut of = None;
+    saved.lines().any(|line| {
+        if let Some(name) = line.strip_prefix('*') {
+            of = Some(name);
+        }
+        of == Some(table.as_str()) && line.strip_prefix(':').and_then(|rest| rest.split(' ').next()) == Some(chain)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kubelets_chains_and_others_stay() {
+        let saved = "\
+*filter
+:INPUT ACCEPT [0:0]
+:KUBE-FIREWALL - [0:0]
+:KUBE-KUBELET-CANARY - [0:0]
+:KUBE-SERVICES - [0:0]
+:KUBE-PROXY-CANARY - [0:0]
+-A INPUT -j KUBE-FIREWALL
+-A INPUT -m comment --comment \"x\" -j KUBE-SERVICES
+-A KUBE-FIREWALL -j DROP
+COMMIT
+*nat
+:KUBE-MARK-DROP - [0:0]
+:KUBE-SVC-A - [0:0]
+COMMIT
+";
+        let expected = "\
+*filter
+:KUBE-PROXY-CANARY - [0:0]
+:KUBE-SERVICES - [0:0]
+-D INPUT -m comment --comment \"x\" -j KUBE-SERVICES
+-X KUBE-PROXY-CANARY
+-X KUBE-SERVICES
+COMMIT
+*nat
+:KUBE-SVC-A - [0:0]
+-X KUBE-SVC-A
+COMMIT
+";
+        assert_eq!(removal(saved), expected);
+        assert_eq!(removal("*filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n"), "");
+    }
+}

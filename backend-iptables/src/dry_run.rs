@@ -1,0 +1,95 @@
+//! `--dry-run`: the plan as text. Touches no kernel.
+
+use std::{
+    io::{self, Write as _},
+    net::IpAddr,
+};
+
+use localnet_client::{
+    Synced,
+    incremental::{Listener, PortEndpoint},
+    vips::Config,
+};
+use localnet_proto::{Node, Service, ServiceKey};
+
+use crate::desired::Desired;
+
+/// Prints what each state gives.
+#[derive(Debug)]
+pub struct DryRun {
+    desired: Desired,
+    printed: bool,
+}
+
+impl DryRun {
+    /// Prints what this configuration gives.
+    pub fn new(config: Config) -> Self {
+        Self { desired: Desired::new(config), printed: true }
+    }
+
+    /// With these addresses of the node's interfaces.
+    pub fn with_addresses(mut self, addresses: Vec<IpAddr>) -> Self {
+        self.desired.set_local_addresses(addresses);
+        self
+    }
+
+    /// Without a print at each commit: for who asks for the [`Self::text`].
+    pub fn silent(mut self) -> Self {
+        self.printed = false;
+        self
+    }
+
+    /// The tables of both families, as `iptables-restore --noflush` and `ip6tables-restore --noflush` read them. What is left
+    /// out is said in comments.
+    pub fn text(&self) -> String {
+        let skipped = self.desired.skipped();
+        let comments = skipped.iter().map(|skipped| format!("# service {}: {}\n", skipped.service, skipped.reason));
+        let listings =
+            self.desired.rulesets().iter().map(|ruleset| format!("# {}\n{}", ruleset.family(), ruleset.listing()));
+        comments.chain(listings).collect()
+    }
+}
+
+impl Listener for DryRun {
+    fn name(&self) -> &'static str {
+        "iptables"
+    }
+
+    fn set_node(&mut self, node: &Node) {
+        self.desired.set_node(node);
+    }
+
+    fn set_service(&mut self, service: &Service) {
+        self.desired.set_service(service);
+    }
+
+    fn delete_service(&mut self, key: &ServiceKey) {
+        self.desired.delete_service(key);
+    }
+
+    fn set_endpoint(&mut self, service: &ServiceKey, endpoint: &PortEndpoint) {
+        self.desired.set_endpoint(service, endpoint);
+    }
+
+    fn delete_endpoint(&mut self, service: &ServiceKey, endpoint: &PortEndpoint) {
+        self.desired.delete_endpoint(service, endpoint);
+    }
+
+    fn reset(&mut self) {
+        self.desired.reset();
+    }
+
+    async fn commit(&mut self) -> anyhow::Result<Synced> {
+        self.desired.settle();
+        if self.printed {
+            let mut out = io::stdout().lock();
+            out.write_all(self.text().as_bytes())?;
+            out.flush()?;
+        }
+        Ok(Synced { skipped: self.desired.skipped(), ..Synced::default() })
+    }
+
+    async fn cleanup(&mut self) -> anyhow::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,145 @@
+//! The tests' kernel: as much of `iptables-restore --noflush` and `iptables-save` as the backend uses.
+
+use std::collections::BTreeMap;
+
+use localnet_proto::Family;
+
+use crate::{
+    desired::index,
+    kernel::{Error, Kernel},
+};
+
+/// Chains by table and name; those of the kernel are always there.
+type Tables = BTreeMap<String, BTreeMap<String, Vec<String>>>;
+
+/// Two families of tables.
+#[derive(Debug)]
+pub(crate) struct Fake {
+    pub(crate) tables: [Tables; 2],
+    /// What restores were given, and whether they took it.
+    pub(crate) inputs: Vec<(Family, String, bool)>,
+    /// Rules that hold this are refused: at their own line, or at the end of the table.
+    pub(crate) refuses: Option<(String, bool)>,
+    pub(crate) saves: usize,
+}
+
+impl Default for Fake {
+    fn default() -> Self {
+        let builtin = |chains: &[&str]| chains.iter().map(|chain| ((*chain).to_owned(), Vec::new())).collect();
+        let tables = || {
+            BTreeMap::from([
+                ("filter".to_owned(), builtin(&["INPUT", "FORWARD", "OUTPUT"])),
+                ("nat".to_owned(), builtin(&["PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"])),
+            ])
+        };
+        Self { tables: [tables(), tables()], inputs: Vec::new(), refuses: None, saves: 0 }
+    }
+}
+
+impl Fake {
+    fn run(&self, family: Family, text: &str) -> Result<Tables, (usize, String, Tables)> {
+        let mut committed = self.tables[index(family)].clone();
+        let mut open: Option<(String, BTreeMap<String, Vec<String>>)> = None;
+        let mut doomed = false;
+        for (number, line) in (1..).zip(text.lines()) {
+            let refuse = |why: &str| (number, format!("{why}: {line}"), committed.clone());
+            if let Some(table) = line.strip_prefix('*') {
+                open = Some((table.to_owned(), committed.get(table).cloned().ok_or_else(|| refuse("no table"))?));
+                continue;
+            }
+            let (table, mut chains) = open.take().ok_or_else(|| refuse("outside of a table"))?;
+            if line == "COMMIT" {
+                let targets =
+                    |rule: &String| rule.rsplit_once("-j ").map(|(_, to)| to.split(' ').next().unwrap().to_owned());
+                for target in chains.values().flatten().filter_map(targets) {
+                    if target.starts_with("KUBE-") && !chains.contains_key(&target) {
+                        return Err(refuse(&format!("no chain {target}")));
+                    }
+                }
+                if doomed {
+                    return Err(refuse("refused"));
+                }
+                committed.insert(table, chains);
+                continue;
+            }
+            if let Some(declared) = line.strip_prefix(':') {
+                chains.insert(declared.split(' ').next().unwrap().to_owned(), Vec::new());
+            } else {
+                let mut words = line.splitn(3, ' ');
+                let (command, chain) = (words.next().unwrap(), words.next().unwrap_or_default());
+                let rule = words.next().unwrap_or_default().to_owned();
+                if let Some((text, at_the_end)) = &self.refuses
+                    && ["-A", "-I"].contains(&command)
+                    && rule.contains(text.as_str())
+                {
+                    if !at_the_end {
+                        return Err(refuse("refused"));
+                    }
+                    doomed = true;
+                }
+                let named = chains.get_mut(chain).ok_or_else(|| refuse("no chain"))?;
+                match command {
+                    "-A" => named.push(rule),
+                    "-I" => named.insert(0, rule),
+                    "-C" | "-D" => {
+                        let at = named.iter().position(|one| *one == rule).ok_or_else(|| refuse("no such rule"))?;
+                        if command == "-D" {
+                            named.remove(at);
+                        }
+                    }
+                    "-X" => {
+                        assert!(named.is_empty(), "{line}");
+                        let leads = format!("-j {chain}");
+                        if chains.values().flatten().any(|rule| rule.ends_with(&leads)) {
+                            return Err(refuse("too many links"));
+                        }
+                        chains.remove(chain);
+                    }
+                    _ => return Err(refuse("unknown command")),
+                }
+            }
+            open = Some((table, chains));
+        }
+        assert!(open.is_none(), "no COMMIT: {text}");
+        Ok(committed)
+    }
+}
+
+impl Kernel for Fake {
+    fn save(&mut self, family: Family) -> Result<String, Error> {
+        self.saves += 1;
+        let mut lines = Vec::new();
+        for (table, chains) in &self.tables[index(family)] {
+            lines.push(format!("*{table}"));
+            lines.extend(chains.keys().map(|chain| format!(":{chain} - [0:0]")));
+            let rules =
+                chains.iter().flat_map(|(chain, rules)| rules.iter().map(move |rule| format!("-A {chain} {rule}")));
+            lines.extend(rules);
+            lines.push("COMMIT\n".to_owned());
+        }
+        Ok(lines.join("\n"))
+    }
+
+    fn restore(&mut self, family: Family, text: &str) -> Result<(), Error> {
+        let result = self.run(family, text);
+        self.inputs.push((family, text.to_owned(), result.is_ok()));
+        match result {
+            Ok(tables) => {
+                self.tables[index(family)] = tables;
+                Ok(())
+            }
+            Err((line, message, tables)) => {
+                self.tables[index(family)] = tables;
+                Err(Error::Refused { line, message })
+            }
+        }
+    }
+
+    fn test(&mut self, family: Family, text: &str) -> Result<(), Error> {
+        self.run(family, text).map(drop).map_err(|(line, message, _)| Error::Refused { line, message })
+    }
+
+    fn has_family(&self, _family: Family) -> bool {
+        true
+    }
+}

@@ -1,0 +1,93 @@
+//! Which of the two sets of tools the host's other programs use: rules of one are not seen by the other.
+
+use clap::ValueEnum;
+use localnet_proto::Family;
+
+use crate::kernel::run;
+
+/// A set of tools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Flavour {
+    /// The kernel's ip_tables
+    Legacy,
+    /// nf_tables, by the tools that look like iptables
+    Nft,
+}
+
+impl Flavour {
+    /// The name of a program, such as `ip6tables-nft-restore`.
+    pub fn program(self, family: Family, tool: &str) -> String {
+        let tables = match family {
+            Family::V4 => "iptables",
+            Family::V6 => "ip6tables",
+        };
+        let flavour = match self {
+            Self::Legacy => "legacy",
+            Self::Nft => "nft",
+        };
+        format!("{tables}-{flavour}-{tool}")
+    }
+
+    /// What the host's rules show: the kubelet leaves a chain as a hint; else whichever has more rules.
+    pub fn of_host() -> Self {
+        let nft = Family::BOTH.map(|family| saved(Self::Nft, family));
+        if nft.iter().any(|text| has_hint(text)) {
+            return Self::Nft;
+        }
+        let legacy = match Self::Legacy.is_in_use() {
+            true => Family::BOTH.map(|family| saved(Self::Legacy, family)),
+            false => Default::default(),
+        };
+        choose(&nft, &legacy)
+    }
+
+    /// Whether there can be rules of it. To ask the tools of ip_tables would load it into the kernel.
+    pub fn is_in_use(self) -> bool {
+        let tables = ["/proc/self/net/ip_tables_names", "/proc/self/net/ip6_tables_names"];
+        let used = |path| std::fs::read_to_string(path).is_ok_and(|names| !names.is_empty());
+        self == Self::Nft || tables.into_iter().any(used)
+    }
+}
+
+fn saved(flavour: Flavour, family: Family) -> String {
+    run(&flavour.program(family, "save"), &[], "").unwrap_or_default()
+}
+
+fn has_hint(saved: &str) -> bool {
+    let hints = [":KUBE-IPTABLES-HINT ", ":KUBE-KUBELET-CANARY "];
+    saved.lines().any(|line| hints.iter().any(|hint| line.starts_with(hint)))
+}
+
+/// As the wrappers do that Kubernetes' images have for `iptables`.
+fn choose(nft: &[String], legacy: &[String]) -> Flavour {
+    if nft.iter().any(|text| has_hint(text)) {
+        return Flavour::Nft;
+    }
+    if legacy.iter().any(|text| has_hint(text)) {
+        return Flavour::Legacy;
+    }
+    let rules =
+        |saved: &[String]| saved.iter().flat_map(|text| text.lines()).filter(|line| line.starts_with('-')).count();
+    if rules(legacy) > rules(nft) { Flavour::Legacy } else { Flavour::Nft }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hosts_rules_choose() {
+        const HINT: &str = "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\n";
+        const CANARY: &str = "*mangle\n:KUBE-KUBELET-CANARY - [0:0]\n";
+        for (nft, legacy, expected) in [
+            ("", "", Flavour::Nft),
+            ("", "-A INPUT -j DROP\n", Flavour::Legacy),
+            ("-A INPUT -j DROP\n", "-A INPUT -j DROP\n", Flavour::Nft),
+            ("-A INPUT -j DROP\n", HINT, Flavour::Legacy),
+            (CANARY, "-A INPUT -j DROP\n", Flavour::Nft),
+            (HINT, CANARY, Flavour::Nft),
+        ] {
+            assert_eq!(choose(&[nft.to_owned()], &[legacy.to_owned()]), expected, "{nft} {legacy}");
+        }
+    }
+}

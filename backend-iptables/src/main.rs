@@ -1,0 +1,11 @@
+//! `localnet-iptables`: see `localnet_iptables::args`.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use localnet_iptables::args::{self, Arguments};
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    localnet_client::args::exit(args::run(Arguments::parse()).await)
+}

@@ -1,0 +1,117 @@
+//! What is there whatever the services: chains that others jump to, what leads there, and how dispatch chains end.
+
+use localnet_client::vips::Facts;
+use localnet_proto::Family;
+
+use super::{ChainId, Dispatch, Table, names, rule::Rule};
+
+/// A rule in one of the kernel's own chains.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Jump {
+    /// The table.
+    pub table: Table,
+    /// The chain, such as `FORWARD`.
+    pub from: &'static str,
+    /// The rule, without the `-A CHAIN` before it.
+    pub rule: String,
+}
+
+/// Chains whose rules depend on the configuration alone, with these rules.
+pub fn chains(facts: &Facts) -> [(ChainId, Vec<String>); 3] {
+    let mark = format!("{:#x}", facts.masquerade_mark);
+    let marked = |not: &str| format!("mark {not}--mark {mark}/{mark}");
+    [
+        (
+            ChainId::new(Table::Nat, names::POSTROUTING),
+            vec![
+                Rule::new().matches(&marked("! ")).jump("RETURN"),
+                // Cleared, so that a packet that comes back to the node is not masqueraded again.
+                Rule::new().jump(&format!("MARK --set-xmark {mark}/0x0")),
+                Rule::new().comment("kubernetes service traffic requiring SNAT").jump("MASQUERADE --random-fully"),
+            ],
+        ),
+        (
+            ChainId::new(Table::Nat, names::MARK_MASQ),
+            vec![Rule::new().jump(&format!("MARK --set-xmark {mark}/{mark}"))],
+        ),
+        (
+            ChainId::new(Table::Filter, names::FORWARD),
+            vec![
+                Rule::new().comment("kubernetes forwarding rules").matches(&marked("")).jump("ACCEPT"),
+                Rule::new()
+                    .comment("kubernetes forwarding conntrack rule")
+                    .matches("conntrack --ctstate RELATED,ESTABLISHED")
+                    .jump("ACCEPT"),
+            ],
+        ),
+    ]
+}
+
+/// The rules at the end of a dispatch chain. `outside`: there are ClusterIPs outside of the node's service CIDRs.
+pub fn tail(chain: Dispatch, facts: &Facts, family: Family, outside: bool) -> Vec<String> {
+    match chain {
+        Dispatch::SERVICES => {
+            let addresses = facts.node_port_addresses.iter().filter(|address| Family::of(**address) == family);
+            let comment = "kubernetes service nodeports; NOTE: this must be the last rule in this chain";
+            addresses.map(|address| Rule::new().to_address(*address).comment(comment).jump(names::NODE_PORTS)).collect()
+        }
+        Dispatch::UNSERVED => {
+            let cidrs: Vec<_> = facts.service_cidrs.iter().filter(|cidr| Family::of(cidr.addr()) == family).collect();
+            // What the node sends comes here but not by way of INPUT or FORWARD; and an external address may be in a
+            // service CIDR, which ends below.
+            let mut rules = vec![
+                Rule::new()
+                    .comment("kubernetes externally-visible service portals")
+                    .untranslated()
+                    .jump(names::EXTERNAL_SERVICES),
+            ];
+            let to_cluster_ips =
+                |rule: Rule| rule.comment("unused ports of cluster IPs").untranslated().jump(names::CLUSTER_IPS);
+            if outside || cidrs.is_empty() {
+                rules.push(to_cluster_ips(Rule::new()));
+            } else {
+                rules.extend(cidrs.iter().map(|cidr| to_cluster_ips(Rule::new().to(**cidr))));
+            }
+            let unallocated = |cidr: &&ipnet::IpNet| {
+                Rule::new().to(**cidr).comment("unallocated cluster IPs").untranslated().jump("DROP")
+            };
+            rules.extend(cidrs.iter().map(unallocated));
+            rules
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// What leads to our chains, by chain from top to bottom: source ranges come before what lets pass.
+pub fn jumps() -> Vec<Jump> {
+    let jump = |table, from, new: bool, comment: &str, to: &str| {
+        let rule = if new { Rule::new().new_connection() } else { Rule::new() };
+        Jump { table, from, rule: rule.comment(comment).jump(to) }
+    };
+    let filter = |from, new, comment, to| jump(Table::Filter, from, new, comment, to);
+    let nat = |from, comment, to| jump(Table::Nat, from, false, comment, to);
+    const FIREWALL: &str = "kubernetes load balancer firewall";
+    const PORTALS: &str = "kubernetes service portals";
+    const EXTERNAL: &str = "kubernetes externally-visible service portals";
+    vec![
+        filter("INPUT", true, FIREWALL, names::PROXY_FIREWALL),
+        filter("INPUT", false, "kubernetes health check service ports", names::NODE_PORTS),
+        filter("INPUT", true, EXTERNAL, names::EXTERNAL_SERVICES),
+        filter("FORWARD", true, FIREWALL, names::PROXY_FIREWALL),
+        filter("FORWARD", false, "kubernetes forwarding rules", names::FORWARD),
+        filter("FORWARD", true, PORTALS, names::SERVICES),
+        filter("FORWARD", true, EXTERNAL, names::EXTERNAL_SERVICES),
+        filter("OUTPUT", true, FIREWALL, names::PROXY_FIREWALL),
+        filter("OUTPUT", true, PORTALS, names::SERVICES),
+        nat("PREROUTING", PORTALS, names::SERVICES),
+        nat("OUTPUT", PORTALS, names::SERVICES),
+        nat("POSTROUTING", "kubernetes postrouting rules", names::POSTROUTING),
+    ]
+}
+
+/// The kernel's chains in which there are jumps.
+pub fn entries() -> Vec<(Table, &'static str)> {
+    let mut entries: Vec<_> = jumps().iter().map(|jump| (jump.table, jump.from)).collect();
+    entries.dedup();
+    entries
+}

@@ -1,0 +1,370 @@
+//! One port of one service in one family → its chains and its lines in the dispatch chains. Total.
+//!
+//! ```text
+//!  KUBE-SERVICES ─┬─ ClusterIP ──────────────► KUBE-SVC ─┬► KUBE-SEP ─► DNAT
+//!                 ├─ external ─┬───────────► KUBE-EXT ───┤
+//!                 │            └► KUBE-FW ──────┘ │      ├► KUBE-SEP
+//!                 └─► KUBE-NODEPORTS ─────────────┘      │
+//!                                   └──────► KUBE-SVL ───┘
+//! ```
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use ipnet::IpNet;
+use localnet_client::vips::{Exposure, Facts, Vip, VipKey};
+use localnet_proto::{Family, Protocol, ServiceKey, Verdict};
+
+use super::{
+    ChainId, Dispatch, Line, Table, names,
+    rule::{Rule, comment_text, probability},
+};
+
+/// Which port of which service.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PortKey {
+    /// The service.
+    pub service: ServiceKey,
+    /// The port's name; may be empty.
+    pub port: Arc<str>,
+    /// Its protocol.
+    pub protocol: Protocol,
+}
+
+impl PortKey {
+    /// That of a VIP.
+    pub fn of(key: &VipKey, vip: &Vip) -> Self {
+        Self { service: vip.service.clone(), port: vip.port_name.clone(), protocol: key.protocol }
+    }
+
+    /// As kube-proxy names it.
+    fn name(&self) -> String {
+        match &*self.port {
+            "" => self.service.to_string(),
+            port => format!("{}:{port}", self.service),
+        }
+    }
+}
+
+/// What plans need of a service beside its VIPs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Head {
+    /// Only local endpoints serve its ClusterIP.
+    pub internal_local: bool,
+    /// Its addresses of load balancers: comments tell them from other external addresses.
+    pub load_balancer_ips: Vec<IpAddr>,
+}
+
+/// The VIPs of a port, in one family, that are its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Port {
+    /// Of the service.
+    pub head: Head,
+    /// By what they are addressed with.
+    pub vips: BTreeMap<VipKey, Vip>,
+}
+
+/// Its chains and lines.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rules {
+    /// Chains with their rules. Each once.
+    pub chains: Vec<(ChainId, Vec<String>)>,
+    /// Lines of the dispatch chains.
+    pub lines: Vec<Line>,
+}
+
+/// Plans a port.
+pub fn plan(key: &PortKey, port: &Port, facts: &Facts, family: Family) -> Rules {
+    let name = key.name();
+    let text = comment_text(&name);
+    let mut planner =
+        Planner { name, text, protocol: key.protocol, family, facts, rules: Rules::default(), pools: BTreeMap::new() };
+    planner.port(port);
+    planner.rules
+}
+
+struct Planner<'a> {
+    /// For hashes.
+    name: String,
+    /// For comments.
+    text: String,
+    protocol: Protocol,
+    family: Family,
+    facts: &'a Facts,
+    rules: Rules,
+    /// Which chain picks from which endpoints.
+    pools: BTreeMap<String, Arc<[SocketAddr]>>,
+}
+
+impl Planner<'_> {
+    fn port(&mut self, port: &Port) {
+        let internal = |vip: &&Vip| vip.exposure == Exposure::Internal;
+        let outer = port.vips.values().find(|vip| !internal(vip));
+        let external_chain = outer.and_then(|vip| self.external(vip));
+        let inner = port.vips.values().find(internal);
+        let internal_chain = inner.and_then(|vip| {
+            let prefix = if port.head.internal_local { names::LOCAL } else { names::CLUSTER };
+            self.pool(prefix, &vip.endpoints)
+        });
+        let masquerade = internal_chain.as_ref().map(|chain| (chain.clone(), self.masquerade_internal(port)));
+        let affinity = port.vips.values().find_map(|vip| vip.affinity);
+        self.pick(masquerade, affinity);
+
+        let mut firewalls: Vec<(Arc<[IpNet]>, String)> = Vec::new();
+        let mut node_ports = BTreeSet::new();
+        for (key, vip) in &port.vips {
+            let chain = if internal(&vip) { &internal_chain } else { &external_chain };
+            if let Some(chain) = chain {
+                let comment = self.vip_comment(key, vip, &port.head);
+                match &vip.sources {
+                    None if vip.by_node_port => _ = node_ports.insert(key.port),
+                    None => self.line(Dispatch::SERVICES, Rule::new().to_vip(key, &comment).jump(chain)),
+                    Some(sources) => {
+                        let firewall = self.firewall(&mut firewalls, sources, chain);
+                        self.line(Dispatch::SERVICES, Rule::new().to_vip(key, &comment).jump(&firewall));
+                    }
+                }
+            }
+            self.unserved(key, vip);
+        }
+        if let Some(chain) = &external_chain {
+            node_ports.into_iter().for_each(|number| self.node_port(port, number, chain));
+        }
+    }
+
+    fn line(&mut self, chain: Dispatch, rule: String) {
+        self.rules.lines.push(Line::new(chain, rule));
+    }
+
+    fn chain(&mut self, name: &str, rules: Vec<String>) {
+        self.rules.chains.push((ChainId::new(Table::Nat, name), rules));
+    }
+
+    fn chain_name(&self, prefix: &str, distinct: &str) -> String {
+        names::of_port(prefix, &self.name, self.protocol, distinct)
+    }
+
+    fn vip_comment(&self, key: &VipKey, vip: &Vip, head: &Head) -> String {
+        let kind = match vip.exposure {
+            Exposure::Internal => "cluster IP",
+            _ if vip.by_node_port => return self.text.clone(),
+            _ if head.load_balancer_ips.contains(&key.address) => "loadbalancer IP",
+            _ => "external IP",
+        };
+        format!("{} {kind}", self.text)
+    }
+
+    /// The chain that picks one of these endpoints; none if there is none to pick.
+    fn pool(&mut self, prefix: &str, endpoints: &Arc<[SocketAddr]>) -> Option<String> {
+        if endpoints.is_empty() {
+            return None;
+        }
+        // Whoever else picks by that name picks from the same endpoints; should the state say otherwise, there are two chains.
+        let mut name = self.chain_name(prefix, "");
+        if self.pools.get(&name).is_some_and(|known| known != endpoints) {
+            name = self.chain_name(prefix, "internal");
+        }
+        self.pools.insert(name.clone(), endpoints.clone());
+        Some(name)
+    }
+
+    /// The chain of what came in by an external address; none if nothing serves it.
+    fn external(&mut self, vip: &Vip) -> Option<String> {
+        let cluster = self.pool(names::CLUSTER, &vip.endpoints);
+        let comment = |words: &str| format!("{words} traffic for {} external destinations", self.text);
+        let rules = match vip.exposure {
+            Exposure::ExternalLocal => {
+                let mut rules = Vec::new();
+                if let Some((chain, pods)) = cluster.as_ref().zip(self.facts.pods(self.family)) {
+                    rules.push(Rule::new().from_pod(pods).comment(&comment("pod")).jump(chain));
+                }
+                rules.push(Rule::new().comment(&comment("masquerade LOCAL")).from_node().jump(names::MARK_MASQ));
+                if let Some(chain) = &cluster {
+                    rules.push(Rule::new().comment(&comment("route LOCAL")).from_node().jump(chain));
+                }
+                let local = self.pool(names::LOCAL, &vip.local_endpoints);
+                if cluster.is_none() && local.is_none() {
+                    return None;
+                }
+                rules.extend(local.map(|local| Rule::new().jump(&local)));
+                rules
+            }
+            Exposure::External | Exposure::Internal => {
+                let chain = cluster?;
+                vec![Rule::new().comment(&comment("masquerade")).jump(names::MARK_MASQ), Rule::new().jump(&chain)]
+            }
+        };
+        let name = self.chain_name(names::EXTERNAL, "");
+        self.chain(&name, rules);
+        Some(name)
+    }
+
+    /// What is masqueraded of what goes to the ClusterIP.
+    fn masquerade_internal(&self, port: &Port) -> Vec<String> {
+        let from: fn(Rule, &Facts, Family) -> Rule = match (self.facts.masquerade_all, self.facts.pods(self.family)) {
+            (true, _) => |rule, _, _| rule,
+            (false, Some(_)) => |rule, facts, family| match facts.pods(family) {
+                Some(pods) => rule.not_from_pod(pods),
+                None => rule,
+            },
+            (false, None) => return Vec::new(),
+        };
+        let internal = port.vips.iter().filter(|(_, vip)| vip.exposure == Exposure::Internal);
+        let rule = |(key, _): (&VipKey, &Vip)| {
+            let comment = format!("{} cluster IP", self.text);
+            // `iptables-save` prints the source first.
+            let matched = match self.facts.pods(self.family) {
+                Some(localnet_client::vips::PodSource::Cidr(_)) => {
+                    from(Rule::new(), self.facts, self.family).to_address(key.address)
+                }
+                _ => from(Rule::new().to_address(key.address), self.facts, self.family),
+            };
+            matched.protocol(key.protocol).comment(&comment).port(key.protocol, key.port).jump(names::MARK_MASQ)
+        };
+        internal.map(rule).collect()
+    }
+
+    /// The chains that pick, and those of the endpoints.
+    fn pick(&mut self, mut masquerade: Option<(String, Vec<String>)>, affinity: Option<u32>) {
+        let pools = std::mem::take(&mut self.pools);
+        let endpoints: BTreeSet<SocketAddr> = pools.values().flat_map(|pool| pool.iter().copied()).collect();
+        for (name, pool) in &pools {
+            let mut rules = Vec::new();
+            if let Some((_, first)) = masquerade.take_if(|(chain, _)| chain == name) {
+                rules = first;
+            }
+            let targets: Vec<_> = pool
+                .iter()
+                .map(|endpoint| {
+                    let chain = names::of_endpoint(&self.name, self.protocol, *endpoint);
+                    (Rule::new().comment(&format!("{} -> {endpoint}", self.text)), chain)
+                })
+                .collect();
+            if let Some(seconds) = affinity {
+                rules.extend(targets.iter().map(|(rule, chain)| {
+                    let mask = self.host_mask();
+                    let recent = format!("recent --rcheck --seconds {seconds} --reap --name {chain} {mask} --rsource");
+                    rule.clone().matches(&recent).jump(chain)
+                }));
+            }
+            for (index, (rule, chain)) in targets.into_iter().enumerate() {
+                let left = pool.len() - index;
+                let rule = match left {
+                    1 => rule,
+                    _ => rule.matches(&format!("statistic --mode random --probability {}", probability(left))),
+                };
+                rules.push(rule.jump(&chain));
+            }
+            self.chain(name, rules);
+        }
+        for endpoint in endpoints {
+            let name = names::of_endpoint(&self.name, self.protocol, endpoint);
+            let hairpin = Rule::new().from(endpoint.ip().into()).comment(&self.text).jump(names::MARK_MASQ);
+            let protocol = Rule::new().protocol(self.protocol);
+            let mut translate = protocol.comment(&self.text);
+            if affinity.is_some() {
+                translate = translate.matches(&format!("recent --set --name {name} {} --rsource", self.host_mask()));
+            }
+            let of_protocol = names::protocol_name(self.protocol);
+            let translate = translate.matches(&of_protocol).jump(&format!("DNAT --to-destination {endpoint}"));
+            self.chain(&name, vec![hairpin, translate]);
+        }
+    }
+
+    fn host_mask(&self) -> &'static str {
+        match self.family {
+            Family::V4 => "--mask 255.255.255.255",
+            Family::V6 => "--mask ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
+        }
+    }
+
+    /// The chain that lets those sources pass on to `to`.
+    fn firewall(&mut self, known: &mut Vec<(Arc<[IpNet]>, String)>, sources: &Arc<[IpNet]>, to: &str) -> String {
+        let key: Arc<[IpNet]> = sources.clone();
+        // One for all VIPs of a port, but for states in which they have different ranges or lead elsewhere.
+        let distinct = |known: &[(Arc<[IpNet]>, String)]| match known.len() {
+            0 => String::new(),
+            more => more.to_string(),
+        };
+        let wanted: Vec<String> = {
+            let comment = format!("{} loadbalancer IP", self.text);
+            let allow = |range: &IpNet| match range.prefix_len() {
+                // Printed as no source at all.
+                0 => Rule::new().comment(&comment).jump(to),
+                _ => Rule::new().from(*range).comment(&comment).jump(to),
+            };
+            let rest = format!("other traffic to {} will be dropped by {}", self.text, names::PROXY_FIREWALL);
+            key.iter().map(allow).chain([Rule::new().comment(&rest).nothing()]).collect()
+        };
+        let same = |name: &str| self.rules.chains.iter().any(|(id, rules)| *id.name == *name && *rules == wanted);
+        if let Some((_, name)) = known.iter().find(|(ranges, name)| **ranges == *key && same(name)) {
+            return name.clone();
+        }
+        let name = self.chain_name(names::FIREWALL, &distinct(known));
+        self.chain(&name, wanted);
+        known.push((key, name.clone()));
+        name
+    }
+
+    /// One line for all of the node's addresses, if it has the port on all of them.
+    fn node_port(&mut self, port: &Port, number: u16, to: &str) {
+        let open = |vip: &Vip| vip.by_node_port && vip.sources.is_none();
+        let owned: Vec<IpAddr> =
+            port.vips.iter().filter(|(key, vip)| key.port == number && open(vip)).map(|(key, _)| key.address).collect();
+        let all = self.facts.node_port_addresses.iter().filter(|address| Family::of(**address) == self.family).count();
+        let rule = |rule: Rule| rule.protocol(self.protocol).comment(&self.text).port(self.protocol, number).jump(to);
+        let rules: Vec<String> = match owned.len() == all {
+            true => vec![rule(Rule::new())],
+            false => owned.into_iter().map(|address| rule(Rule::new().to_address(address))).collect(),
+        };
+        rules.into_iter().for_each(|rule| self.line(Dispatch::NODE_PORTS, rule));
+    }
+
+    /// What happens to what was not translated.
+    fn unserved(&mut self, key: &VipKey, vip: &Vip) {
+        let local_is_empty = vip.exposure == Exposure::ExternalLocal && vip.local_endpoints.is_empty();
+        let unserved = vip.endpoints.is_empty() || local_is_empty;
+        let refuse = unserved && vip.when_empty == Verdict::Reject;
+        if let Some(sources) = &vip.sources {
+            let own = self.chain_name(names::FIREWALL, "");
+            let comment = format!("{} traffic not accepted by {own}", self.text);
+            let rule = Rule::new().to_vip(key, &comment).untranslated();
+            if !refuse {
+                self.line(Dispatch::FIREWALL, rule.jump("DROP"));
+                return;
+            }
+            let name = self.chain_name(names::FIREWALL, &key.address.to_string());
+            let comment = format!("{} has no endpoints", self.text);
+            let allow = |range: &IpNet| match range.prefix_len() {
+                0 => Rule::new().comment(&comment).reject(self.family),
+                _ => Rule::new().from(*range).comment(&comment).reject(self.family),
+            };
+            // A reset needs the protocol to be TCP, an ICMP error does not.
+            let rules = sources.iter().map(allow).chain([Rule::new().jump("DROP")]).collect();
+            self.rules.chains.push((ChainId::new(Table::Filter, name.as_str()), rules));
+            self.line(Dispatch::FIREWALL, rule.jump(&name));
+            return;
+        }
+        if !unserved {
+            return;
+        }
+        let chain = match vip.exposure {
+            Exposure::Internal => Dispatch::UNSERVED,
+            Exposure::External | Exposure::ExternalLocal => Dispatch::UNSERVED_EXTERNAL,
+        };
+        let rule = match vip.when_empty {
+            Verdict::Reject => {
+                let comment = format!("{} has no endpoints", self.text);
+                Rule::new().to_vip(key, &comment).untranslated().reject(self.family)
+            }
+            Verdict::Drop => {
+                let comment = format!("{} has no local endpoints", self.text);
+                Rule::new().to_vip(key, &comment).untranslated().jump("DROP")
+            }
+        };
+        self.line(chain, rule);
+    }
+}
