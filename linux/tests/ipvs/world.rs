@@ -37,7 +37,10 @@ pub(crate) fn run(program: &str, arguments: &[&str], input: &str) -> String {
 
 /// What `ipvsadm` sees, sorted.
 pub(crate) fn ipvsadm() -> Vec<String> {
-    sorted(&run("ipvsadm", &["-S", "-n"], ""))
+    let mut lines = sorted(&run("ipvsadm", &["-S", "-n"], ""));
+    // It was seen to tell a server by mark twice, and once a moment later; no server is there twice.
+    lines.dedup();
+    lines
 }
 
 pub(crate) fn sorted(text: &str) -> Vec<String> {
