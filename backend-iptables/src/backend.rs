@@ -20,6 +20,7 @@ use crate::{
     cleanup,
     desired::{Desired, frontend, index},
     kernel::{Error, Kernel},
+    plan::Table,
     ruleset::{Input, Ruleset, Subject},
     save::Found,
 };
@@ -91,10 +92,10 @@ impl<K: Kernel> IptablesBackend<K> {
         Ok(wrong)
     }
 
-    /// Says whether what leads to our chains is still there. Much cheaper than [`Self::look`], and sees what a flush of a table
+    /// Says whether what leads to our chains of a table is still there. Much cheaper than [`Self::look`], and sees what a flush of a table
     /// does, but not what becomes of single chains of services.
-    pub fn is_entered(&mut self) -> bool {
-        let text = cleanup::check();
+    pub fn is_entered(&mut self, table: Table) -> bool {
+        let text = cleanup::check(table);
         self.families().into_iter().all(|family| self.kernel.test(family, &text).is_ok())
     }
 

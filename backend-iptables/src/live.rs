@@ -30,7 +30,7 @@ use localnet_proto::{Family, Node, Service, ServiceKey};
 use tokio::{select, time};
 use tracing::{debug, info, warn};
 
-use crate::{Flavour, IptablesBackend, Kernel as _, Tools, backend::blocking};
+use crate::{Flavour, IptablesBackend, Kernel as _, Tools, backend::blocking, plan::Table};
 
 /// The iptables backend of the node, or network namespace, in which it was opened.
 #[derive(Debug)]
@@ -195,10 +195,10 @@ impl Listener for LiveBackend {
                 hint = self.watch.next() => {
                     let suspicious = match hint {
                         Hint::Look => true,
-                        Hint::Check => {
+                        Hint::Check(table) => {
                             let began = Instant::now();
-                            let entered = blocking(|| self.backend.is_entered());
-                            self.watch.checked(began.elapsed());
+                            let entered = blocking(|| self.backend.is_entered(table));
+                            self.watch.checked(table, began.elapsed());
                             !entered
                         }
                     };
@@ -226,8 +226,8 @@ enum Watch {
 
 /// What is to be done.
 enum Hint {
-    /// See whether the chains are still entered.
-    Check,
+    /// See whether the chains of a table are still entered.
+    Check(Table),
     /// Read the tables.
     Look,
 }
@@ -241,7 +241,10 @@ impl Watch {
                 rules.subscribe();
                 Self::Nft(rules)
             }
-            Flavour::Legacy => Self::Legacy(Clock { check: Instant::now() + CHECK, look: Instant::now() + LOOK }),
+            Flavour::Legacy => Self::Legacy(Clock {
+                checks: Table::ALL.map(|table| (table, Instant::now() + CHECK)),
+                look: Instant::now() + LOOK,
+            }),
         }
     }
 
@@ -253,8 +256,10 @@ impl Watch {
                 Hint::Look
             }
             Self::Legacy(clock) => {
-                time::sleep_until(clock.check.min(clock.look).into()).await;
-                if clock.look <= Instant::now() { Hint::Look } else { Hint::Check }
+                let [one, other] = clock.checks;
+                let (table, check) = if one.1 <= other.1 { one } else { other };
+                time::sleep_until(check.min(clock.look).into()).await;
+                if clock.look <= Instant::now() { Hint::Look } else { Hint::Check(table) }
             }
         }
     }
@@ -280,16 +285,18 @@ impl Watch {
         }
     }
 
-    fn checked(&mut self, took: Duration) {
+    fn checked(&mut self, table: Table, took: Duration) {
         if let Self::Legacy(clock) = self {
-            clock.check = Instant::now() + CHECK.max(took * CHECK_REST);
+            for (_, check) in clock.checks.iter_mut().filter(|(of, _)| *of == table) {
+                *check = Instant::now() + CHECK.max(took * CHECK_REST);
+            }
         }
     }
 
     fn looked(&mut self, took: Duration) {
         if let Self::Legacy(clock) = self {
             clock.look = Instant::now() + LOOK.max(took * LOOK_REST);
-            clock.check = Instant::now() + CHECK;
+            clock.checks = Table::ALL.map(|table| (table, Instant::now() + CHECK));
         }
     }
 }
@@ -300,12 +307,12 @@ const REMEMBERED: usize = 64;
 const CHECK: Duration = Duration::from_millis(700);
 const LOOK: Duration = Duration::from_secs(30);
 /// Each takes a small share of a processor only: the kernel copies whole tables to answer.
-const CHECK_REST: u32 = 30;
+const CHECK_REST: u32 = 8;
 const LOOK_REST: u32 = 100;
 
 #[derive(Debug)]
 struct Clock {
-    check: Instant,
+    checks: [(Table, Instant); 2],
     look: Instant,
 }
 

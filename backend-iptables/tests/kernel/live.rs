@@ -1,0 +1,83 @@
+//! The backend's loop in a node, on one state.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Sender, channel},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use localnet_client::{Options, Report, Revision, Source, SourceError, incremental::Adapter, vips::Config};
+use localnet_iptables::{Flavour, LiveBackend, Tools};
+use localnet_lab::Network;
+use localnet_proto::{Snapshot, Update};
+use tokio::sync::oneshot;
+
+/// How long anything that must happen may take on a busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A backend that runs until it is dropped.
+pub(crate) struct Live {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Live {
+    /// Starts it and waits until `state` is in force.
+    pub(crate) fn start(network: &Arc<Network>, config: Config, flavour: Flavour, state: Snapshot) -> Self {
+        let (reports, reported) = channel();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let network = network.clone();
+        let work = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                let state = Snapshot { revision: Revision { instance: 1, rev: 1 }, ..state };
+                let source = OneState { state, given: AtomicBool::new(false), reports };
+                let backend = Adapter::new(LiveBackend::open(config, Tools::find(flavour)?).await?);
+                let shutdown = async { _ = stopped.await };
+                localnet_client::run(backend, source, Options::default(), shutdown).await
+            })
+        };
+        let thread = std::thread::spawn(move || network.node().run(work).unwrap());
+        let report: Report = reported.recv_timeout(PATIENCE).expect("a sync");
+        assert!(report.families.iter().all(|(_, outcome)| outcome.error.is_none()), "{report:?}");
+        Self { stop: Some(stop), thread: Some(thread) }
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            assert!(thread.join().is_ok() || std::thread::panicking());
+        }
+    }
+}
+
+struct OneState {
+    state: Snapshot,
+    given: AtomicBool,
+    reports: Sender<Report>,
+}
+
+impl Source for OneState {
+    async fn next(&self, _have: Revision, _fold: bool) -> Result<Update, SourceError> {
+        if self.given.swap(true, Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+        Ok(Update::Full(self.state.clone()))
+    }
+
+    async fn report(&self, report: &Report) -> Result<(), SourceError> {
+        // The first is waited for; nobody reads the others.
+        _ = self.reports.send(report.clone());
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        "the test".to_owned()
+    }
+}

@@ -1,0 +1,165 @@
+//! The backend against the real kernel, by both flavours of the tools, in network namespaces of its own. Needs root and iptables.
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+mod live;
+
+use std::{process::Command, sync::Arc, time::Instant};
+
+use live::{Live, PATIENCE};
+use localnet_client::{
+    Backend as _, Synced,
+    incremental::Adapter,
+    vips::{Config, Detector},
+};
+use localnet_iptables::{Flavour, IptablesBackend, Tools};
+use localnet_lab::{Namespace, Network, Topology};
+use localnet_proto::{Changes, ServiceKey, Snapshot};
+
+const FLAVOURS: [Flavour; 2] = [Flavour::Nft, Flavour::Legacy];
+
+fn config() -> Config {
+    let pods = ["10.180.0.0/16", "fd00:10:180::/48"].map(|cidr| cidr.parse().unwrap());
+    Config { detector: Detector::ClusterCidr(pods.into()), ..Config::default() }
+}
+
+fn state() -> Snapshot {
+    serde_saphyr::from_str(include_str!("state.yaml")).unwrap()
+}
+
+fn network() -> Network {
+    Network::build(Topology::default()).unwrap()
+}
+
+/// Runs a new process's backend: how many tables it wrote, and what came of it.
+fn sync(node: &Namespace, flavour: Flavour, state: &Snapshot) -> (u32, Synced) {
+    let work = || {
+        let mut told = Adapter::new(IptablesBackend::new(config(), Tools::find(flavour)?));
+        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+        let synced = runtime.block_on(told.sync(state, &Changes::everything()))?;
+        Ok((told.listener_mut().kernel().commits(), synced))
+    };
+    node.run(work).unwrap()
+}
+
+fn programs(flavour: Flavour) -> [&'static str; 2] {
+    match flavour {
+        Flavour::Nft => ["iptables-nft", "ip6tables-nft"],
+        Flavour::Legacy => ["iptables-legacy", "ip6tables-legacy"],
+    }
+}
+
+/// Chains and rules of both families. Lines of dispatch chains may stand in any order.
+fn list(node: &Namespace, flavour: Flavour) -> Vec<String> {
+    let mut lines = Vec::new();
+    for program in programs(flavour) {
+        for table in ["filter", "nat"] {
+            let saved = node.output(Command::new(format!("{program}-save")).args(["-t", table])).unwrap();
+            let kept = saved.lines().filter(|line| !line.starts_with(['#', '*']) && *line != "COMMIT");
+            // Counters of the kernel's chains go on counting.
+            let name = |line: &str| line.split(" [").next().unwrap().to_owned();
+            lines.extend(kept.map(|line| format!("{program} {table} {}", name(line))));
+        }
+    }
+    lines.sort();
+    lines
+}
+
+fn run(node: &Namespace, command: &str) {
+    let mut words = command.split(' ');
+    node.output(Command::new(words.next().unwrap()).args(words)).unwrap();
+}
+
+#[test]
+fn a_restart_writes_nothing() {
+    for flavour in FLAVOURS {
+        let network = network();
+        let (written, synced) = sync(network.node(), flavour, &state());
+        assert_eq!((written, synced.skipped.len(), synced.failed.len()), (4, 0, 0), "two tables of two families");
+        let before = list(network.node(), flavour);
+        assert_eq!(sync(network.node(), flavour, &state()).0, 0, "{flavour:?}");
+        assert_eq!(list(network.node(), flavour), before);
+    }
+}
+
+#[test]
+fn cleanup_leaves_what_was_there_before() {
+    for flavour in FLAVOURS {
+        let network = network();
+        let node = network.node();
+        for program in programs(flavour) {
+            for command in [
+                "-t filter -N KUBE-FIREWALL",
+                "-t filter -A KUBE-FIREWALL -j DROP",
+                "-t filter -A INPUT -s 192.0.2.1,2001:db8::1 -j KUBE-FIREWALL",
+                "-t mangle -N KUBE-KUBELET-CANARY",
+                "-t nat -N DOCKER",
+                "-t nat -A PREROUTING -j DOCKER",
+            ] {
+                let source = if program.starts_with("ip6") { "2001:db8::1" } else { "192.0.2.1" };
+                run(node, &format!("{program} {}", command.replace("192.0.2.1,2001:db8::1", source)));
+            }
+        }
+        let before = list(node, flavour);
+        sync(node, flavour, &state()).1.whole().unwrap();
+        assert!(list(node, flavour).len() > before.len() + 20);
+        let flavour_name = format!("{flavour:?}").to_lowercase();
+        let cleanup =
+            [env!("CARGO_BIN_EXE_localnet-iptables"), "cleanup", "--iptables-flavour", &flavour_name].join(" ");
+        run(node, &cleanup);
+        // In nf_tables the kernel's chains that nobody had used are there now, empty.
+        let rest: Vec<_> = list(node, flavour).into_iter().filter(|line| !line.ends_with(" ACCEPT")).collect();
+        let before: Vec<_> = before.into_iter().filter(|line| !line.ends_with(" ACCEPT")).collect();
+        assert_eq!(rest, before);
+        run(node, &cleanup);
+    }
+}
+
+#[test]
+fn a_service_that_is_refused_is_named_and_the_others_are_programmed() {
+    for flavour in FLAVOURS {
+        let network = network();
+        let mut state = state();
+        let key = ServiceKey::new("default", "sticky");
+        // The tools take no timeout of 0 seconds.
+        Arc::make_mut(state.services.get_mut(&key).unwrap()).client_ip_affinity = Some(0);
+        let (_, synced) = sync(network.node(), flavour, &state);
+        assert_eq!(synced.failed.len(), 0, "{synced:?}");
+        let [skipped] = synced.skipped.as_slice() else { panic!("{synced:?}") };
+        assert_eq!(skipped.service, key);
+        assert!(skipped.reason.contains("--seconds 0"), "{}", skipped.reason);
+        let listing = list(network.node(), flavour).join("\n");
+        assert!(listing.contains("default/web:http cluster IP") && !listing.contains("sticky"), "{listing}");
+    }
+}
+
+/// What others do is noticed and put right.
+fn repairs(flavour: Flavour, damages: &[&str]) {
+    let network = Arc::new(network());
+    let _live = Live::start(&network, config(), flavour, state());
+    let node = network.node();
+    let right = list(node, flavour);
+    for damage in damages {
+        let [v4, v6] = programs(flavour);
+        run(node, &damage.replace("ip6tables", v6).replace("iptables", v4));
+        let began = Instant::now();
+        assert_ne!(list(node, flavour), right, "{damage}");
+        while list(node, flavour) != right {
+            assert!(began.elapsed() < PATIENCE, "{flavour:?} {damage}");
+        }
+        println!("{flavour:?}: repaired {:?} after {damage}", began.elapsed());
+    }
+}
+
+const FLUSHES: [&str; 4] =
+    ["iptables -F", "iptables -t nat -F", "ip6tables -t nat -F", "ip6tables -t filter -F FORWARD"];
+
+#[test]
+fn flushes_of_ip_tables_are_repaired() {
+    repairs(Flavour::Legacy, &FLUSHES);
+}
+
+#[test]
+fn flushes_and_altered_chains_of_nf_tables_are_repaired() {
+    repairs(Flavour::Nft, &FLUSHES);
+    repairs(Flavour::Nft, &["iptables -t nat -F KUBE-SERVICES", "iptables -t nat -A KUBE-MARK-MASQ -j RETURN"]);
+}
