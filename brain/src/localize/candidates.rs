@@ -47,15 +47,20 @@ impl Candidate<'_> {
 /// The endpoints of each port (by position), by address and number.
 pub(super) type Candidates<'a> = Vec<BTreeMap<(IpAddr, u16), Candidate<'a>>>;
 
-/// Merges the slices of a service that exists in `families`.
+/// A service may have so many pairs of a port and an endpoint of it. Everybody who may make Services could else fill the
+/// memory of every node: an API server lets pass twenty thousand ports, and as many thousand endpoints as there are slices.
+const MOST: usize = 1 << 20;
+
+/// Merges the slices of a service that exists in `families`. `None` when they are too many.
 pub(super) fn merge<'a>(
     ports: &[Port],
     families: &[Family],
     slices: impl IntoIterator<Item = &'a SliceObject>,
     here: &Here,
     skips: &mut Skips<'_>,
-) -> Candidates<'a> {
+) -> Option<Candidates<'a>> {
     let mut candidates: Candidates<'a> = vec![BTreeMap::new(); ports.len()];
+    let mut pairs = 0;
     for slice in slices {
         let family = match &slice.family {
             Parsed::Good(family) => *family,
@@ -69,6 +74,12 @@ pub(super) fn merge<'a>(
             continue;
         }
         let joined = join(ports, slice, skips);
+        pairs += joined.len() * slice.endpoints.len();
+        if pairs > MOST {
+            let problem = format!("its {} ports and their endpoints are more than {MOST} pairs", ports.len());
+            skips.service("spec.ports", problem, "split it into several Services");
+            return None;
+        }
         for (address, position, endpoint) in usable(slice, family, skips) {
             let candidate = Candidate {
                 conditions: endpoint.conditions,
@@ -92,15 +103,18 @@ pub(super) fn merge<'a>(
             }
         }
     }
-    candidates
+    Some(candidates)
 }
 
-/// Which service ports (by position) the slice's ports mean, and their numbers there.
+/// Which service ports (by position, sorted by name) the slice's ports mean, and their numbers there.
 fn join(ports: &[Port], slice: &SliceObject, skips: &mut Skips<'_>) -> Vec<(usize, u16)> {
     let mut joined = Vec::new();
     for (position, port) in slice.ports.iter().enumerate() {
         let (Some(name), Parsed::Good(protocol)) = (&port.name, &port.protocol) else { continue };
-        let Some(target) = ports.iter().position(|of| of.name == *name && of.protocol == *protocol) else { continue };
+        let Ok(target) = ports.binary_search_by(|of| of.name.cmp(name)) else { continue };
+        if ports[target].protocol != *protocol {
+            continue;
+        }
         match port.port {
             // "All ports" is not implemented by any service proxy.
             None | Some(0) => {}

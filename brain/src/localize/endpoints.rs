@@ -60,7 +60,7 @@ pub(super) fn endpoints(
     (ports, endpoints)
 }
 
-/// Ports come sorted by name and number, so each entry's ports are sorted too.
+/// Ports come sorted by name and number, so each entry's ports are sorted too, and its last one tells whether it has the port.
 fn insert<'a>(
     groups: &mut BTreeMap<Group<'a>, Vec<EndpointPort>>,
     address: IpAddr,
@@ -74,7 +74,7 @@ fn insert<'a>(
                 vacant.insert(vec![port]);
                 return;
             }
-            Entry::Occupied(mut ports) if ports.get().iter().all(|other| other.name != port.name) => {
+            Entry::Occupied(mut ports) if ports.get().last().is_none_or(|last| last.name != port.name) => {
                 ports.get_mut().push(port);
                 return;
             }

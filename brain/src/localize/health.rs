@@ -48,7 +48,7 @@ pub fn health_check<'a>(
     let families: Vec<Family> = service.cluster_ips.iter().map(|ip| Family::of(*ip)).collect();
     // What is wrong with the slices has been said when the service was localized.
     let mut said = Skips { service: object, skipped: Vec::new() };
-    let candidates = candidates::merge(&service.ports, &families, slices, here, &mut said);
+    let candidates = candidates::merge(&service.ports, &families, slices, here, &mut said)?;
     let ready: BTreeSet<IpAddr> = candidates
         .iter()
         .flatten()
@@ -106,7 +106,11 @@ mod tests {
     fn check(object: &ServiceObject, slices: &[SliceObject], expected: Option<HealthCheck>) {
         let here = Here::new("here");
         let localized = localize(object, slices, &here, &[]).0.unwrap();
-        assert_eq!(health_check(object, &localized, slices, &here), expected);
+        let answer = health_check(object, &localized, slices, &here);
+        assert_eq!(answer, expected);
+        if let Some(answer) = answer {
+            assert_eq!(Family::BOTH.map(|family| answer.ready(family)), [answer.v4, answer.v6]);
+        }
     }
 
     #[track_caller]

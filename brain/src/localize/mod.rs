@@ -131,7 +131,9 @@ pub fn service<'a>(
         return (None, skips.skipped);
     }
     let families: Vec<Family> = front.cluster_ips.iter().map(|ip| Family::of(*ip)).collect();
-    let candidates = candidates::merge(&ports, &families, slices, here, &mut skips);
+    let Some(candidates) = candidates::merge(&ports, &families, slices, here, &mut skips) else {
+        return (None, skips.skipped);
+    };
     let policy = Policy::of(object);
     let (ports, endpoints) = endpoints::endpoints(ports, &families, &front, policy, &candidates, here);
     let service = Service {
@@ -173,7 +175,7 @@ pub fn topology<'a>(
     let front = front::front(object, here, lost, &mut said);
     let ports = ports::ports(object, lost, &mut said);
     let families: Vec<Family> = front.cluster_ips.iter().map(|ip| Family::of(*ip)).collect();
-    let candidates = candidates::merge(&ports, &families, slices, here, &mut said);
+    let candidates = candidates::merge(&ports, &families, slices, here, &mut said).unwrap_or_default();
     let policy = Policy::of(object);
     let mut explained = Vec::new();
     for (port, candidates) in ports.iter().zip(&candidates) {

@@ -8,6 +8,9 @@ use localnet_proto::{Family, Node};
 use super::Skipped;
 use crate::cluster::{NodeObject, Parsed, ServiceCidrObject};
 
+/// So many of each list are passed on: readers accept no message of any size, and no node has as many.
+const MOST: usize = 1000;
+
 /// What of the node decides about services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Here {
@@ -53,31 +56,54 @@ pub fn node<'a>(
     service_cidrs: impl IntoIterator<Item = &'a ServiceCidrObject>,
 ) -> (Node, Vec<Skipped>) {
     let mut skipped = Vec::new();
-    let mut skip = |object: String, field: &str, text: &str, remedy: &str| {
-        let (field, problem) = (field.to_owned(), format!("{text:?} is not what it should be"));
-        skipped.push(Skipped { left_out: true, service: None, object, field, problem, remedy: remedy.to_owned() });
+    let mut skip = |object: &str, field: &str, problem: String, remedy: &str| {
+        let (object, field, remedy) = (object.to_owned(), field.to_owned(), remedy.to_owned());
+        skipped.push(Skipped { left_out: true, service: None, object, field, problem, remedy });
     };
+    let wrong = |text: &str| format!("{text:?} is not what it should be");
     let name = &here.name;
     let mut facts = Node { name: name.to_string(), addresses: here.addresses.clone(), ..Node::default() };
+    let object = format!("Node {name}");
     if let Some(node) = node {
         facts.zone = node.zone.to_string();
         for bad in node.addresses.iter().filter_map(bad) {
-            skip(format!("Node {name}"), "status.addresses", bad, "correct the address in the Node's status");
+            skip(&object, "status.addresses", wrong(bad), "correct the address in the Node's status");
         }
         let mut seen = BTreeSet::new();
         facts.pod_cidrs = node.pod_cidrs.iter().filter_map(good).filter(|cidr| seen.insert(*cidr)).collect();
         for bad in node.pod_cidrs.iter().filter_map(bad) {
-            skip(format!("Node {name}"), "spec.podCIDRs", bad, "write it as a CIDR, like 10.244.0.0/24");
+            skip(&object, "spec.podCIDRs", wrong(bad), "write it as a CIDR, like 10.244.0.0/24");
         }
     }
     let mut cidrs: BTreeSet<IpNet> = BTreeSet::new();
     for object in service_cidrs {
         cidrs.extend(object.cidrs.iter().filter_map(good));
         for bad in object.cidrs.iter().filter_map(bad) {
-            skip(format!("ServiceCIDR {}", object.name), "spec.cidrs", bad, "write it as a CIDR, like 10.96.0.0/16");
+            skip(
+                &format!("ServiceCIDR {}", object.name),
+                "spec.cidrs",
+                wrong(bad),
+                "write it as a CIDR, like 10.96.0.0/16",
+            );
         }
     }
     facts.service_cidrs = cidrs.into_iter().collect();
+    let mut limit = |object: &str, field: &str, length: usize| {
+        if length > MOST {
+            skip(
+                object,
+                field,
+                format!("{length} are too many; the first {MOST} are used"),
+                "leave out what is not used",
+            );
+        }
+    };
+    limit(&object, "status.addresses", facts.addresses.len());
+    limit(&object, "spec.podCIDRs", facts.pod_cidrs.len());
+    limit("ServiceCIDRs", "spec.cidrs", facts.service_cidrs.len());
+    facts.addresses.truncate(MOST);
+    facts.pod_cidrs.truncate(MOST);
+    facts.service_cidrs.truncate(MOST);
     (facts, skipped)
 }
 
@@ -148,6 +174,36 @@ mod tests {
         assert_eq!((&*facts.name, &*facts.zone), ("n", "z"));
         let said: Vec<_> = skipped.iter().map(|skipped| format!("{} {}", skipped.object, skipped.field)).collect();
         assert_eq!(said, ["Node n status.addresses", "Node n spec.podCIDRs", "ServiceCIDR c spec.cidrs"]);
+    }
+
+    #[test]
+    fn lists_that_no_node_has_are_cut() {
+        let cidrs = |count: usize| -> Box<[_]> {
+            (0..count).map(|number| parsed_cidr(&format!("10.{}.{}.0/24", number / 256, number % 256))).collect()
+        };
+        let ips = |count: usize| -> Vec<String> {
+            (0..count).map(|number| format!("10.0.{}.{}", number / 256, number % 256)).collect()
+        };
+        let said = |count: usize| {
+            let object = NodeObject {
+                name: "n".into(),
+                zone: "".into(),
+                addresses: addresses(&ips(count).iter().map(String::as_str).collect::<Vec<_>>()),
+                pod_cidrs: cidrs(count),
+                taints: [].into(),
+                deleting: false,
+            };
+            let service_cidrs = [ServiceCidrObject { name: "c".into(), cidrs: cidrs(count) }];
+            let here = Here::of("n", Some(&object), &NodeIps::default());
+            let (facts, skipped) = node(&here, Some(&object), &service_cidrs);
+            let lengths = [facts.addresses.len(), facts.pod_cidrs.len(), facts.service_cidrs.len()];
+            let said = skipped.iter().map(|said| format!("{} {}: {}", said.object, said.field, said.problem));
+            (lengths, said.collect::<Vec<_>>())
+        };
+        assert_eq!(said(MOST), ([MOST; 3], vec![]));
+        let too_many = ["Node n status.addresses", "Node n spec.podCIDRs", "ServiceCIDRs spec.cidrs"];
+        let too_many = too_many.map(|of| format!("{of}: 1001 are too many; the first 1000 are used"));
+        assert_eq!(said(MOST + 1), ([MOST; 3], too_many.to_vec()));
     }
 
     #[test]

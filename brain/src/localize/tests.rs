@@ -12,7 +12,7 @@ use super::{
 use crate::cluster::{Conditions, Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject};
 
 /// An endpoint as the tables write it: last octet, zone hints, and words: `L` on this node, `NR` not ready, `ST` serving
-/// while terminating, `nN` hinted for a node.
+/// while terminating, `S` serving and `T` terminating without the other, `nN` hinted for a node.
 fn row(last: u8, words: &str) -> SliceEndpoint {
     let mut endpoint = endpoint(&format!("10.1.2.{last}"));
     let (mut zones, mut nodes): (Vec<Arc<str>>, Vec<Arc<str>>) = (Vec::new(), Vec::new());
@@ -21,6 +21,8 @@ fn row(last: u8, words: &str) -> SliceEndpoint {
         match word {
             "L" => endpoint.node = Some("node-1".into()),
             "NR" => endpoint.conditions = Conditions { ready: false, serving: false, terminating: false },
+            "S" => endpoint.conditions = Conditions { ready: false, serving: true, terminating: false },
+            "T" => endpoint.conditions = Conditions { ready: false, serving: false, terminating: true },
             "ST" => endpoint.conditions = Conditions { ready: false, serving: true, terminating: true },
             node if node.starts_with('n') => nodes.push(format!("node-{}", &node[1..]).into()),
             zone => zones.push(format!("zone-{zone}").into()),
@@ -148,6 +150,9 @@ fn terminating_endpoints_serve_when_none_is_ready() {
     let a = &here(1, "zone-a");
     check(a, Cluster, &[(1, "ST"), (2, "")], Some(&[2]), None, true);
     check(a, Cluster, &[(1, "ST"), (2, "NR")], Some(&[1]), None, true);
+    check(a, Cluster, &[(1, "ST"), (2, "S"), (3, "T")], Some(&[1]), None, true);
+    check(a, Cluster, &[(2, "S"), (3, "T")], Some(&[]), None, false);
+    check(a, InternalLocal, &[(1, "ST"), (2, "L S"), (3, "L T")], None, Some(&[]), true);
     // Hints are for ready endpoints; what terminates is used wherever it is.
     check(a, Cluster, &[(1, "b ST"), (2, "a ST")], Some(&[1, 2]), None, true);
     // Each set falls back on its own.
@@ -487,6 +492,28 @@ fn a_service_that_is_too_large_to_be_sent_is_left_out_by_name() {
     let [said] = &*skipped else { panic!("{skipped:?}") };
     let problem = "is too large to be sent: 7 MiB in one message, of which readers accept 4 MiB";
     assert_eq!((&*said.object, &*said.problem, said.left_out), ("Service default/web", problem, true));
+}
+
+/// Ports times endpoints: a few objects that an API server lets pass could fill the memory of every node.
+#[test]
+fn a_service_of_too_many_ports_and_endpoints_is_left_out_by_name() {
+    let numbers = 1..=1024;
+    let ports: Vec<(i32, &str)> = numbers.clone().map(|number| (number, "TCP")).collect();
+    let object = object("10.96.0.1", &ports);
+    let names: Vec<String> = numbers.clone().map(|number| format!("p{number}")).collect();
+    let targets: Vec<(&str, i32)> = names.iter().map(String::as_str).zip(numbers).collect();
+    // Those without an address count, and cost nothing.
+    let endpoints = |count: usize| vec![SliceEndpoint { address: None, ..endpoint("10.1.0.1") }; count];
+    let slices = |other: usize| [slice("a", &targets, endpoints(512)), slice("b", &targets, endpoints(other))];
+    let served = |other: usize| service(&object, &slices(other), &here(1, ""), &[]);
+    let (most, skipped) = served(512);
+    assert_eq!((most.unwrap().ports.len(), skipped), (1024, vec![]));
+    let (none, skipped) = served(513);
+    assert_eq!(none, None);
+    let [said] = &*skipped else { panic!("{skipped:?}") };
+    let problem = "its 1024 ports and their endpoints are more than 1048576 pairs";
+    assert_eq!((&*said.object, &*said.field, &*said.problem), ("Service default/web", "spec.ports", problem));
+    assert_eq!(topology(&object, &slices(513), &here(1, ""), &[]), []);
 }
 
 mod any_object {
