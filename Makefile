@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane vm build demo test differential lint bless bench clean
+.PHONY: help deps controlplane vm build demo test differential mutants lint bless bench clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -37,6 +37,14 @@ lint: ## Formatting, clippy, documentation
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
+
+mutants: ## Turn round each decision of the brain: a test must notice (an hour or two; FILE=brain/src/… for one file)
+	@$(CARGO) mutants --version >/dev/null 2>&1 || $(CARGO) install --locked --root .cache/cargo-mutants cargo-mutants
+	PATH="$(CURDIR)/.cache/cargo-mutants/bin:$$PATH" $(CARGO) mutants --package localnet-brain $(if $(FILE),--file $(FILE)) || case $$? in 2|3) ;; *) exit 1;; esac
+	@cd target/mutants.out && cat missed.txt timeout.txt && wc -l caught.txt missed.txt timeout.txt unviable.txt | awk \
+		'/txt$$/ { n[$$2] = $$1; printf "%s %s, ", $$1, substr($$2, 1, length($$2) - 4) } \
+		END { all = n["caught.txt"] + n["timeout.txt"] + n["missed.txt"]; score = all ? 100 * (all - n["missed.txt"]) / all : 0; \
+		printf "score %.1f %% (at least 97 is asked for)\n", score; exit score < 97 }'
 
 bless: deps ## Rewrite the expectations (golden files); read the difference before you commit it
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-proto --test descriptor

@@ -21,7 +21,8 @@ pub(super) fn address(text: &str) -> Option<IpAddr> {
 /// The CIDR that the text names, without host bits.
 pub(super) fn cidr(text: &str) -> Option<IpNet> {
     let (ip, length) = text.split_once('/')?;
-    if length.is_empty() || length.len() > 3 || !length.bytes().all(|byte| byte.is_ascii_digit()) {
+    // Rust would read `+8`; Go reads `008`.
+    if !length.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
     let (mapped, length) = (ip.contains(':'), length.parse::<u8>().ok()?);
@@ -36,11 +37,10 @@ fn sloppy_v4(text: &str) -> Option<Ipv4Addr> {
     let mut parts = text.split('.');
     for octet in &mut octets {
         let part = parts.next()?;
-        let digits = part.trim_start_matches('0');
-        if part.is_empty() || digits.len() > 3 || !part.bytes().all(|byte| byte.is_ascii_digit()) {
+        if !part.bytes().all(|byte| byte.is_ascii_digit()) {
             return None;
         }
-        *octet = if digits.is_empty() { 0 } else { digits.parse().ok()? };
+        *octet = part.parse().ok()?;
     }
     parts.next().is_none().then(|| Ipv4Addr::from(octets))
 }
@@ -64,9 +64,19 @@ mod tests {
         check("::ffff:a00:1", Some("10.0.0.1"));
         check("fd00:0:0::0001", Some("fd00::1"));
         check("FD00::A", Some("fd00::a"));
-        for none in
-            ["", "10.0.0", "10.0.0.256", "10.0.0.1.", "10.0.0.-1", "10.0.0.+1", "a", "::g", "fe80::1%eth0", " 10.0.0.1"]
-        {
+        for none in [
+            "",
+            "10.0.0",
+            "10..0.1",
+            "10.0.0.256",
+            "10.0.0.1.",
+            "10.0.0.-1",
+            "10.0.0.+1",
+            "a",
+            "::g",
+            "fe80::1%eth0",
+            " 10.0.0.1",
+        ] {
             check(none, None);
         }
     }
@@ -76,10 +86,21 @@ mod tests {
         let read = |text| cidr(text).map(|net| net.to_string());
         assert_eq!(read("10.1.2.3/8").as_deref(), Some("10.0.0.0/8"));
         assert_eq!(read("010.1.2.3/08").as_deref(), Some("10.0.0.0/8"));
+        assert_eq!(read("10.1.2.3/0000032").as_deref(), Some("10.1.2.3/32"));
         assert_eq!(read("fd00::1/64").as_deref(), Some("fd00::/64"));
         assert_eq!(read("::ffff:10.0.0.0/104").as_deref(), Some("10.0.0.0/8"));
         assert_eq!(read("::/0").as_deref(), Some("::/0"));
-        for none in ["10.0.0.0", "10.0.0.0/33", "10.0.0.0/", "10.0.0.0/+8", "::/129", "::ffff:10.0.0.0/95", "x/8"] {
+        for none in [
+            "10.0.0.0",
+            "10.0.0.0/33",
+            "10.0.0.0/",
+            "10.0.0.0/256",
+            "10.0.0.0/x",
+            "10.0.0.0/+8",
+            "::/129",
+            "::ffff:10.0.0.0/95",
+            "x/8",
+        ] {
             assert_eq!(read(none), None, "{none}");
         }
     }
