@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the Debian packages that `make test` needs and that are not there yet. Changes nothing when all of them are.
+# Installs the Debian packages that `make test` and `make bench` need and that are not there yet. Changes nothing when all of them are.
 #
 #   e2e/deps.sh [guest]
 #

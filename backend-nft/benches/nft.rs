@@ -1,8 +1,10 @@
 //! What programming costs, from a state in memory to the kernel's acknowledgement, in a network namespace of its own.
 //!
 //! ```text
-//! cargo bench -p localnet-nft            # as root
+//! cargo bench -p localnet-nft            # as root; QUICK=1: small
 //! ```
+//!
+//! `FIGURES=FILE` writes what `make bench` puts on its page.
 //!
 //! Beside it, in the same run, `nft -f` is given the same plan as text. Other machines give other times: compare ratios.
 //! CPU time is that of the thread, in the kernel too; on a busy machine it says more than the clock.
@@ -14,6 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::Context as _;
 use localnet_client::vips::{Config, Detector, NodePortAddresses};
 use localnet_lab::{Network, Topology};
 use localnet_linux::nft::{self, Chain, Element, Error, Family, Sent, Set, Table, Transaction};
@@ -26,11 +29,15 @@ const ROUNDS: usize = 5;
 const CHANGES: usize = 2000;
 
 fn main() -> anyhow::Result<()> {
+    let set = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
+    let sizes = [(1_000, 3, true), (10_000, 3, true), (45_000, 2, false)];
+    let sizes = if set("QUICK").is_some() { &sizes[..1] } else { &sizes[..] };
+    let mut written = Vec::new();
     println!("medians of {ROUNDS} rounds in ms; changes in µs");
     println!(
         "services endpoints | empty → all   CPU  of it kernel | nft -f  ratio | one endpoint replaced | one more, one less | flushed → repaired | all compared"
     );
-    for (services, endpoints, peer) in [(1_000, 3, true), (10_000, 3, true), (45_000, 2, false)] {
+    for &(services, endpoints, peer) in sizes {
         let mut loads = Vec::new();
         let mut figures = Figures::default();
         for round in 0..ROUNDS {
@@ -41,6 +48,10 @@ fn main() -> anyhow::Result<()> {
         }
         let full = quantile(&mut figures.full, 50);
         let load = (!loads.is_empty()).then(|| quantile(&mut loads, 50));
+        let millis = |time: Duration| time.as_secs_f64() * 1000.0;
+        written.push(serde_json::json!({
+            "services": services, "endpoints": endpoints, "median": millis(full), "nft": load.map(millis),
+        }));
         println!(
             "{services:>8} {:>9} | {:>11} {:>5} {:>13} | {:>6} {:>6} | {:>21} | {:>18} | {:>18} | {:>12}",
             services * endpoints,
@@ -54,6 +65,9 @@ fn main() -> anyhow::Result<()> {
             ms(quantile(&mut figures.repaired, 50)),
             ms(quantile(&mut figures.compared, 50)),
         );
+    }
+    if let Some(path) = set("FIGURES") {
+        std::fs::write(&path, serde_json::to_string(&written)?).with_context(|| format!("writing {path}"))?;
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ mod netns;
 mod objects;
 mod process;
 
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -36,6 +37,8 @@ use process::Process;
 
 /// How long a start may take. It takes some seconds; a machine that builds at the same time is slow.
 const READY_WITHIN: Duration = Duration::from_secs(120);
+/// Where etcd keeps what it holds, in the folder of the control plane.
+const ETCD_DATA: &str = "etcd";
 /// The pause between two questions whether the API server is ready.
 const READY_POLL: Duration = Duration::from_millis(50);
 
@@ -51,16 +54,22 @@ pub struct Options {
     pub service_cidrs: Vec<String>,
     /// More arguments for kube-apiserver. They come last and win over ours.
     pub apiserver_arguments: Vec<String>,
+    /// Whether there is somebody who makes EndpointSlices of Services and Pods, and empties Kubernetes namespaces.
+    pub controllers: bool,
+    /// What etcd begins with: a folder that [`ControlPlane::save`] wrote, with the same `service_cidrs`. It is copied.
+    pub data: Option<PathBuf>,
 }
 
 impl Default for Options {
-    /// In the caller's namespace, on 127.0.0.1, dual stack with IPv4 first.
+    /// In the caller's namespace, on 127.0.0.1, dual stack with IPv4 first, empty, with controllers.
     fn default() -> Options {
         Options {
             netns: None,
             bind_address: Ipv4Addr::LOCALHOST.into(),
             service_cidrs: vec!["10.96.0.0/16".to_owned(), "fd00:96::/112".to_owned()],
             apiserver_arguments: Vec::new(),
+            controllers: true,
+            data: None,
         }
     }
 }
@@ -88,12 +97,15 @@ pub struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// Starts all three and returns when the API server is ready and Services can be made.
+    /// Starts all and returns when the API server is ready and Services can be made.
     pub async fn start(options: Options) -> anyhow::Result<ControlPlane> {
         let netns = options.netns.as_deref();
         let folder = tempfile::Builder::new().prefix("localnet-controlplane-").tempdir()?;
         let server = SocketAddr::new(options.bind_address, netns::free_port(netns, options.bind_address)?);
         let credentials = Credentials::write(folder.path(), server)?;
+        if let Some(data) = &options.data {
+            copy_folder(data, &folder.path().join(ETCD_DATA))?;
+        }
         let (etcd, etcd_url) = start_etcd(folder.path(), netns)?;
         let client = client::connect(&credentials.admin, server, options.netns.clone()).await?;
         let mut plane = ControlPlane {
@@ -109,8 +121,25 @@ impl ControlPlane {
         };
         plane.start_apiserver().await?;
         plane.await_service_addresses().await?;
-        plane.controllers = Some(plane.spawn_controllers()?);
+        if plane.options.controllers {
+            plane.controllers = Some(plane.spawn_controllers()?);
+        }
         Ok(plane)
+    }
+
+    /// Ends all and leaves what etcd holds in the folder `to`, which must not exist. For [`Options::data`].
+    pub fn save(mut self, to: &Path) -> anyhow::Result<()> {
+        for process in [self.controllers.take(), self.apiserver.take()].into_iter().flatten() {
+            process.kill()?;
+        }
+        self.etcd.end()?;
+        copy_folder(&self.folder.path().join(ETCD_DATA), to)
+    }
+
+    /// The processes, for whoever wants to know what they cost.
+    pub fn processes(&self) -> impl Iterator<Item = u32> {
+        let others = [&self.controllers, &self.apiserver].into_iter().flatten();
+        others.chain([&self.etcd]).map(Process::id)
     }
 
     /// The kubeconfig of a user who may do everything.
@@ -275,7 +304,7 @@ fn start_etcd(folder: &Path, netns: Option<&Path>) -> anyhow::Result<(Process, S
     let peers = format!("http://{}", SocketAddr::new(local, netns::free_port(netns, local)?));
     let arguments = [
         "--name=e2e".to_owned(),
-        format!("--data-dir={}", folder.join("etcd").display()),
+        format!("--data-dir={}", folder.join(ETCD_DATA).display()),
         format!("--listen-client-urls={clients}"),
         format!("--advertise-client-urls={clients}"),
         format!("--listen-peer-urls={peers}"),
@@ -286,4 +315,18 @@ fn start_etcd(folder: &Path, netns: Option<&Path>) -> anyhow::Result<(Process, S
         "--log-level=warn".to_owned(),
     ];
     Ok((Process::spawn(&binary("etcd")?, &arguments, netns, &folder.join("etcd.log"))?, clients))
+}
+
+fn copy_folder(from: &Path, to: &Path) -> anyhow::Result<()> {
+    fs::create_dir(to).with_context(|| format!("creating {}", to.display()))?;
+    for entry in fs::read_dir(from).with_context(|| format!("reading {}", from.display()))? {
+        let source = entry?.path();
+        let target = to.join(source.file_name().unwrap_or_default());
+        if source.is_dir() {
+            copy_folder(&source, &target)?;
+        } else {
+            fs::copy(&source, &target).with_context(|| format!("copying {}", source.display()))?;
+        }
+    }
+    Ok(())
 }

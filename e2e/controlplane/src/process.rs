@@ -13,6 +13,8 @@ use std::sync::mpsc;
 use std::thread;
 
 use anyhow::{Context as _, anyhow, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 /// Lines of the log that a failure shows.
 const TAIL: usize = 15;
@@ -79,6 +81,18 @@ impl Process {
         let lines: Vec<&str> = log.lines().collect();
         let last = &lines[lines.len().saturating_sub(TAIL)..];
         format!("{} ends with:\n{}", self.log.display(), last.join("\n"))
+    }
+
+    /// Its id. What is started is what runs: the programs on the way to it do not stay.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Asks the process to end and waits until it has. What it wrote is complete then.
+    pub(crate) fn end(&mut self) -> anyhow::Result<()> {
+        let process = Pid::from_raw(self.child.id().cast_signed());
+        kill(process, Signal::SIGTERM).with_context(|| format!("ending {}", self.name))?;
+        self.child.wait().map(drop).with_context(|| format!("waiting for {}", self.name))
     }
 
     /// Ends the process the hard way and waits until it is gone.

@@ -88,6 +88,25 @@ async fn pods_become_endpoints_and_a_restart_keeps_them() -> anyhow::Result<()> 
 }
 
 #[tokio::test]
+async fn what_was_saved_is_where_another_one_begins() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let saved = folder.path().join("saved");
+    let options = || Options { controllers: false, ..Options::default() };
+    let plane = ControlPlane::start(options()).await?;
+    assert_eq!(plane.processes().count(), 2, "etcd and kube-apiserver");
+    let service = populate(&plane.objects("shop")).await?;
+    plane.save(&saved)?;
+    // Twice: it is copied, not used up.
+    for _ in 0..2 {
+        let plane = ControlPlane::start(Options { data: Some(saved.clone()), ..options() }).await?;
+        let services: Api<Service> = Api::namespaced(plane.client(), "shop");
+        assert_eq!(services.get("web").await?.spec, service.spec);
+        services.delete("web", &kube::api::DeleteParams::default()).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_service_proxy_may_read_services_and_nothing_more() -> anyhow::Result<()> {
     let plane = ControlPlane::start(Options::default()).await?;
     populate(&plane.objects("shop")).await?;

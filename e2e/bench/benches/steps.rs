@@ -1,0 +1,235 @@
+//! The way of a change, step by step, each alone: reduce and localize, publish, encode, plan, and the netlink batch.
+//!
+//! ```text
+//! cargo bench -p localnet-bench           # as root; -- --quick: short; -- plan: only these
+//! ```
+//!
+//! 10,000 Services of three endpoints; "one" is a change of one endpoint, "all" is everything from nothing.
+
+use std::{
+    cell::RefCell,
+    net::Ipv4Addr,
+    time::{Duration, Instant},
+};
+
+use criterion::{BatchSize, Criterion};
+use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
+use localnet_brain::{
+    cluster::{Cluster, Event, Kind, Object, Options},
+    feed::Feed,
+    localize::Localized,
+};
+use localnet_client::vips::{Config, Detector, NodePortAddresses};
+use localnet_lab::{Network, Topology};
+use localnet_linux::nft::{Family, Socket, Table, Transaction};
+use localnet_nft::desired::Desired;
+use localnet_proto::{Changes, Revision, ServiceKey, Snapshot, encode};
+use serde_json::json;
+
+const SERVICES: u32 = 10_000;
+const ENDPOINTS: u32 = 3;
+
+fn main() -> anyhow::Result<()> {
+    let mut criterion = criterion();
+    localize(&mut criterion);
+    publish(&mut criterion);
+    encode(&mut criterion);
+    plan(&mut criterion);
+    // The kernel's part needs a network namespace of its own.
+    Network::build(Topology::default())?.node().run(|| batch(&mut self::criterion()))?;
+    criterion.final_summary();
+    Ok(())
+}
+
+fn criterion() -> Criterion {
+    Criterion::default().sample_size(10).configure_from_args()
+}
+
+fn localize(criterion: &mut Criterion) {
+    let (services, slices) = objects();
+    let mut changed = 0;
+    let mut cluster = cluster(&services, &slices);
+    cluster.localize();
+    criterion.bench_function("localize one", |bencher| {
+        bencher.iter(|| {
+            changed += 1;
+            cluster.handle(Event::Apply(Object::Slice(slice(changed % SERVICES, changed).into())));
+            cluster.localize()
+        });
+    });
+    criterion.bench_function("localize all", |bencher| {
+        let setup = || self::cluster(&services, &slices);
+        bencher.iter_batched(setup, |mut cluster| cluster.localize(), BatchSize::PerIteration);
+    });
+}
+
+fn publish(criterion: &mut Criterion) {
+    let (services, slices) = objects();
+    let mut cluster = cluster(&services, &slices);
+    let feed = Feed::new(1);
+    let all = cluster.localize().unwrap_or_default();
+    feed.publish(all.clone());
+    let mut changed = 0;
+    criterion.bench_function("publish one", |bencher| {
+        let setup = || {
+            changed += 1;
+            cluster.handle(Event::Apply(Object::Slice(slice(changed % SERVICES, changed).into())));
+            cluster.localize().unwrap_or_default()
+        };
+        bencher.iter_batched(setup, |localized: Localized| feed.publish(localized), BatchSize::SmallInput);
+    });
+    criterion.bench_function("publish all", |bencher| {
+        let setup = || (Feed::new(1), all.clone());
+        bencher.iter_batched(setup, |(feed, all)| feed.publish(all), BatchSize::PerIteration);
+    });
+}
+
+fn encode(criterion: &mut Criterion) {
+    let state = state();
+    let mut services = state.services.values().cycle();
+    criterion.bench_function("encode one", |bencher| {
+        bencher.iter(|| services.next().map(|service| encode::service_bytes(service)));
+    });
+    let feed = feed();
+    let full = || feed.state().answer(Revision::default(), false).items.map(|item| item.len()).sum::<usize>();
+    full();
+    criterion.bench_function("full state of a reader", |bencher| bencher.iter(full));
+}
+
+fn plan(criterion: &mut Criterion) {
+    let state = state();
+    criterion.bench_function("plan all", |bencher| {
+        let setup = || Desired::new(config());
+        let plan = |mut desired: Desired| {
+            desired.update(&state, &Changes::everything());
+            desired
+        };
+        bencher.iter_batched(setup, plan, BatchSize::PerIteration);
+    });
+    let mut desired = Desired::new(config());
+    desired.update(&state, &Changes::everything());
+    Family::ALL.into_iter().for_each(|family| desired.commit(family));
+    let state = RefCell::new(state);
+    let keys: Vec<ServiceKey> = state.borrow().services.keys().cloned().collect();
+    let mut changed = 0;
+    criterion.bench_function("plan one", |bencher| {
+        let setup = || {
+            changed += 1;
+            let key = &keys[changed as usize % keys.len()];
+            if let Some(service) = state.borrow_mut().services.get_mut(key) {
+                let mut other = service.as_ref().clone();
+                other.endpoints[0].address = replacement(changed).into();
+                *service = other.into();
+            }
+            Changes { services: [key.clone()].into(), ..Changes::default() }
+        };
+        let plan = |changes| {
+            desired.update(&state.borrow(), &changes);
+            let mut transaction = Transaction::new();
+            desired.tables().iter_mut().for_each(|table| table.changes(&mut transaction));
+            Family::ALL.into_iter().for_each(|family| desired.commit(family));
+            transaction
+        };
+        bencher.iter_batched(setup, plan, BatchSize::PerIteration);
+    });
+}
+
+/// Encodes everything as one batch, and lets the kernel commit it.
+fn batch(criterion: &mut Criterion) -> anyhow::Result<()> {
+    let mut desired = Desired::new(config());
+    desired.update(&state(), &Changes::everything());
+    let (mut everything, mut nothing) = (Transaction::new(), Transaction::new());
+    for content in desired.content() {
+        everything.add_content(&content);
+    }
+    for family in [Family::V4, Family::V6] {
+        nothing.delete_table(&Table::new(family, "localnet"));
+    }
+    let mut socket = Socket::open()?;
+    criterion.bench_function("netlink batch of all", |bencher| {
+        bencher.iter_custom(|rounds| {
+            let mut took = Duration::ZERO;
+            for _ in 0..rounds {
+                let started = Instant::now();
+                socket.commit(&everything).expect("the kernel takes the plan");
+                took += started.elapsed();
+                socket.commit(&nothing).expect("the tables exist");
+            }
+            took
+        });
+    });
+    Ok(())
+}
+
+fn objects() -> (Vec<Object>, Vec<Object>) {
+    let services = (0..SERVICES).map(|number| Object::Service(service(number).into())).collect();
+    let slices = (0..SERVICES).map(|number| Object::Slice(slice(number, 0).into())).collect();
+    (services, slices)
+}
+
+fn cluster(services: &[Object], slices: &[Object]) -> Cluster {
+    let mut cluster = Cluster::new(Options::of_node("node-a"));
+    for kind in Kind::ALL {
+        let objects = match kind {
+            Kind::Service => services.to_vec(),
+            Kind::Slice => slices.to_vec(),
+            Kind::Node | Kind::ServiceCidr => Vec::new(),
+        };
+        cluster.handle(Event::Replace { kind, objects });
+    }
+    cluster
+}
+
+fn feed() -> Feed {
+    let (services, slices) = objects();
+    let feed = Feed::new(1);
+    feed.publish(cluster(&services, &slices).localize().unwrap_or_default());
+    feed
+}
+
+fn state() -> Snapshot {
+    feed().state().snapshot()
+}
+
+fn service(number: u32) -> Service {
+    let address = Ipv4Addr::from(u32::from_be_bytes([172, 16, 1, 0]) + number);
+    let object = json!({
+        "metadata": { "name": format!("service-{number:05}"), "namespace": "bench" },
+        "spec": {
+            "type": "ClusterIP", "clusterIP": address, "clusterIPs": [address], "ipFamilies": ["IPv4"],
+            "ports": [{ "name": "http", "port": 80, "targetPort": 8080, "protocol": "TCP" }],
+        },
+    });
+    serde_json::from_value(object).expect("is a Service")
+}
+
+/// Change 0 is the first state of a Service.
+fn slice(number: u32, change: u32) -> EndpointSlice {
+    let endpoint = |slot| {
+        let usual = Ipv4Addr::from(u32::from_be_bytes([10, 64, 0, 0]) + number * ENDPOINTS + slot);
+        let address = if slot == 0 && change > 0 { replacement(change) } else { usual };
+        json!({ "addresses": [address], "nodeName": "node-b", "conditions": { "ready": true } })
+    };
+    let object = json!({
+        "metadata": {
+            "name": format!("service-{number:05}-1"), "namespace": "bench",
+            "labels": { "kubernetes.io/service-name": format!("service-{number:05}") },
+        },
+        "addressType": "IPv4", "endpoints": (0..ENDPOINTS).map(endpoint).collect::<Vec<_>>(),
+        "ports": [{ "name": "http", "protocol": "TCP", "port": 8080 }],
+    });
+    serde_json::from_value(object).expect("is an EndpointSlice")
+}
+
+fn replacement(change: u32) -> Ipv4Addr {
+    Ipv4Addr::from(u32::from_be_bytes([10, 80, 0, 0]) + change % (1 << 20))
+}
+
+fn config() -> Config {
+    Config {
+        masquerade_all: false,
+        masquerade_bit: 14,
+        detector: Detector::ClusterCidr(vec!["10.180.0.0/16".parse().expect("is a CIDR")]),
+        node_port_addresses: NodePortAddresses::Primary,
+    }
+}

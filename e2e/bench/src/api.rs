@@ -1,0 +1,127 @@
+//! Writes to the API server: many at once, or at a rate.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use http::Request;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::{
+    Client,
+    runtime::{WatchStreamExt as _, watcher},
+};
+use serde_json::Value;
+use tokio::{
+    sync::Semaphore,
+    time::{MissedTickBehavior, interval},
+};
+
+use crate::cluster::{NAMESPACE, Probe, Size, Slice};
+
+/// Requests under way at a time: more do not make an API server on two processors quicker.
+const PARALLEL: usize = 64;
+
+/// A kind of objects that is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Services,
+    EndpointSlices,
+}
+
+impl Kind {
+    fn path(self) -> String {
+        match self {
+            Self::Services => format!("/api/v1/namespaces/{NAMESPACE}/services"),
+            Self::EndpointSlices => format!("/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"),
+        }
+    }
+}
+
+/// Makes all of the objects.
+pub(crate) async fn create(client: &Client, kind: Kind, bodies: impl Iterator<Item = Value>) -> anyhow::Result<()> {
+    let path = kind.path();
+    let requests = bodies.map(|body| {
+        let request = Request::post(&path).header("Content-Type", "application/json").body(body.to_string().into());
+        async { anyhow::Ok(client.request_text(request?).await?) }
+    });
+    stream::iter(requests).buffer_unordered(PARALLEL).try_for_each(|_| async { Ok(()) }).await?;
+    Ok(())
+}
+
+/// Replaces a slice.
+pub(crate) async fn replace(client: &Client, slice: &Slice) -> anyhow::Result<()> {
+    let request = Request::put(format!("{}/{}", Kind::EndpointSlices.path(), slice.name))
+        .header("Content-Type", "application/json")
+        .body(slice.body.to_string().into())?;
+    client.request_text(request).await.with_context(|| format!("replacing EndpointSlice {}", slice.name))?;
+    Ok(())
+}
+
+/// Deletes all objects of a kind. Returns when the last one is gone.
+pub(crate) async fn delete_all(client: &Client, kind: Kind) -> anyhow::Result<()> {
+    let request = Request::delete(kind.path()).body(Vec::new())?;
+    client.request_text(request).await.with_context(|| format!("deleting all {kind:?}"))?;
+    Ok(())
+}
+
+/// What became of a load.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Load {
+    /// Changes that the API server acknowledged.
+    pub(crate) changes: usize,
+    pub(crate) took: Duration,
+}
+
+/// Replaces one endpoint of another Service, so many times a second. What the API server cannot take in time is left out.
+pub(crate) async fn load(client: Client, size: Size, rate: u32, length: Duration, first: u32) -> anyhow::Result<Load> {
+    const TICK: Duration = Duration::from_millis(5);
+    let started = Instant::now();
+    let mut ticks = interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+    let free = Arc::new(Semaphore::new(PARALLEL));
+    let done = Arc::new(AtomicUsize::new(0));
+    let mut number = 0;
+    while started.elapsed() < length {
+        ticks.tick().await;
+        let due = (started.elapsed().min(length).as_secs_f64() * f64::from(rate)) as u32;
+        while number < due {
+            let change = first + number;
+            number += 1;
+            let Ok(permit) = Arc::clone(&free).try_acquire_owned() else { continue };
+            // A stride that visits all Services, far from each other.
+            let service = (u64::from(change) * 7_919 % u64::from(size.services)) as u32;
+            let (client, done) = (client.clone(), Arc::clone(&done));
+            tokio::spawn(async move {
+                if replace(&client, &size.slice(service, Some(change))).await.is_ok() {
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+                drop(permit);
+            });
+        }
+    }
+    _ = free.acquire_many(PARALLEL as u32).await;
+    Ok(Load { changes: done.load(Ordering::Relaxed), took: started.elapsed() })
+}
+
+/// Watches the probe's slice alone, and calls `tell` when an event says that it has this endpoint.
+pub(crate) async fn watch_probe(client: Client, mut tell: impl FnMut(Instant, Probe)) -> anyhow::Result<()> {
+    let slices = kube::Api::<EndpointSlice>::namespaced(client, NAMESPACE);
+    let config = watcher::Config::default().fields(&Probe::field_selector());
+    let mut events = std::pin::pin!(watcher::watcher(slices, config).applied_objects());
+    while let Some(slice) = events.next().await {
+        let (at, slice) = (Instant::now(), slice.context("watching the probe's slice")?);
+        let addresses = slice.endpoints.iter().flatten().flat_map(|endpoint| &endpoint.addresses);
+        for probe in [Probe::Open, Probe::Closed] {
+            if addresses.clone().any(|address| *address == probe.address().to_string()) {
+                tell(at, probe);
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,241 @@
+//! The Services and EndpointSlices that a run has, as the bodies of requests. Pure.
+//!
+//! ```text
+//!   service-00000 … service-NNNNN   172.16.1.0 + number, port 80    endpoints 10.64.0.0 + …, port 8080, on another node
+//!   probe                           172.31.255.1,        port 80    one endpoint: 10.180.0.2 or 10.180.0.3, pods of the node
+//! ```
+//!
+//! The names are in the order of the addresses, so "the last one" is the last one by both.
+
+use std::{
+    fmt,
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4},
+    str::FromStr,
+};
+
+use anyhow::{Context as _, ensure};
+use serde_json::{Value, json};
+
+/// Where all of it is.
+pub(crate) const NAMESPACE: &str = "bench";
+/// What the API server takes ClusterIPs from.
+pub(crate) const SERVICE_CIDRS: [&str; 2] = ["172.16.0.0/12", "fd00:172:30::/112"];
+/// Where Services answer.
+pub(crate) const PORT: u16 = 80;
+/// Where endpoints answer.
+pub(crate) const TARGET_PORT: u16 = 8080;
+
+const FIRST_SERVICE: u32 = u32::from_be_bytes([172, 16, 1, 0]);
+const FIRST_ENDPOINT: u32 = u32::from_be_bytes([10, 64, 0, 0]);
+/// Endpoints that replace others: a million addresses, then the first one again.
+const FIRST_REPLACEMENT: u32 = u32::from_be_bytes([10, 80, 0, 0]);
+const REPLACEMENTS: u32 = 1 << 20;
+
+const PROBE: Ipv4Addr = Ipv4Addr::new(172, 31, 255, 1);
+const PROBE_SLICE: &str = "probe-1";
+
+/// How many Services, with how many endpoints each. As text: `10000x3`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Size {
+    pub(crate) services: u32,
+    pub(crate) endpoints: u32,
+}
+
+impl FromStr for Size {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        let (services, endpoints) = text.split_once('x').context("expected SERVICESxENDPOINTS, such as 10000x3")?;
+        let size = Self { services: services.parse()?, endpoints: endpoints.parse()? };
+        ensure!((1..=60_000).contains(&size.services), "1 to 60000 Services fit into the addresses, not {services}");
+        ensure!((1..=10).contains(&size.endpoints), "1 to 10 endpoints each, not {endpoints}");
+        Ok(size)
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.services, self.endpoints)
+    }
+}
+
+impl Size {
+    /// Where the Service of this number answers.
+    pub(crate) fn vip(self, number: u32) -> SocketAddr {
+        SocketAddrV4::new(cluster_ip(number), PORT).into()
+    }
+
+    /// Services that stand for all: the first, the last, and some evenly between them.
+    pub(crate) fn sample(self) -> Vec<SocketAddr> {
+        const BETWEEN: u32 = 32;
+        let last = self.services - 1;
+        let mut numbers: Vec<u32> = (0..=BETWEEN).map(|part| (u64::from(last) * u64::from(part) / 32) as u32).collect();
+        numbers.dedup();
+        numbers.into_iter().map(|number| self.vip(number)).collect()
+    }
+
+    /// An endpoint of the first Service.
+    pub(crate) fn direct(self) -> SocketAddr {
+        SocketAddrV4::new(self.endpoint(0, 0), TARGET_PORT).into()
+    }
+
+    fn endpoint(self, number: u32, slot: u32) -> Ipv4Addr {
+        Ipv4Addr::from(FIRST_ENDPOINT + number * self.endpoints + slot)
+    }
+
+    /// The bodies that make the Services, the probe's included.
+    pub(crate) fn services(self) -> impl Iterator<Item = Value> {
+        (0..self.services).map(|number| service(&name(number), cluster_ip(number))).chain([service("probe", PROBE)])
+    }
+
+    /// The bodies that make the EndpointSlices, the probe's included.
+    pub(crate) fn slices(self) -> impl Iterator<Item = Value> {
+        (0..self.services).map(move |number| self.slice(number, None).body).chain([Probe::Open.slice().body])
+    }
+
+    /// The slice of a Service; in a change its first endpoint is another one.
+    pub(crate) fn slice(self, number: u32, change: Option<u32>) -> Slice {
+        let replaced = change.map(|change| Ipv4Addr::from(FIRST_REPLACEMENT + change % REPLACEMENTS));
+        let endpoints = (0..self.endpoints).map(|slot| match replaced {
+            Some(address) if slot == 0 => address,
+            _ => self.endpoint(number, slot),
+        });
+        slice(&name(number), endpoints, "node-b")
+    }
+}
+
+/// The two endpoints that the probe's Service may have. Somebody listens at one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Probe {
+    Open,
+    Closed,
+}
+
+impl Probe {
+    /// Where its Service answers.
+    pub(crate) fn vip() -> SocketAddr {
+        SocketAddrV4::new(PROBE, PORT).into()
+    }
+
+    /// Selects its slice in a watch.
+    pub(crate) fn field_selector() -> String {
+        format!("metadata.name={PROBE_SLICE}")
+    }
+
+    /// The other one.
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::Open => Self::Closed,
+            Self::Closed => Self::Open,
+        }
+    }
+
+    /// The pod.
+    pub(crate) fn address(self) -> Ipv4Addr {
+        match self {
+            Self::Closed => Ipv4Addr::new(10, 180, 0, 2),
+            Self::Open => Ipv4Addr::new(10, 180, 0, 3),
+        }
+    }
+
+    /// The slice with this endpoint.
+    pub(crate) fn slice(self) -> Slice {
+        slice("probe", [self.address()].into_iter(), "node-a")
+    }
+}
+
+/// An EndpointSlice.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Slice {
+    pub(crate) name: String,
+    pub(crate) body: Value,
+}
+
+fn name(number: u32) -> String {
+    format!("service-{number:05}")
+}
+
+fn cluster_ip(number: u32) -> Ipv4Addr {
+    Ipv4Addr::from(FIRST_SERVICE + number)
+}
+
+fn service(name: &str, address: Ipv4Addr) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": { "name": name, "namespace": NAMESPACE, "labels": { "app.kubernetes.io/name": name } },
+        "spec": {
+            "type": "ClusterIP", "clusterIP": address, "clusterIPs": [address], "ipFamilies": ["IPv4"],
+            "ipFamilyPolicy": "SingleStack",
+            "ports": [{ "name": "http", "port": PORT, "targetPort": TARGET_PORT, "protocol": "TCP" }],
+        },
+    })
+}
+
+/// As the endpointslice controller writes them.
+fn slice(service: &str, addresses: impl Iterator<Item = Ipv4Addr>, node: &str) -> Slice {
+    let name = format!("{service}-1");
+    let endpoint = |(slot, address)| {
+        json!({
+            "addresses": [address], "nodeName": node, "zone": "zone-a",
+            "conditions": { "ready": true, "serving": true, "terminating": false },
+            "targetRef": { "kind": "Pod", "namespace": NAMESPACE, "name": format!("{service}-{slot}") },
+        })
+    };
+    let endpoints: Vec<Value> = addresses.enumerate().map(endpoint).collect();
+    let body = json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {
+            "name": name, "namespace": NAMESPACE,
+            "labels": {
+                "kubernetes.io/service-name": service,
+                "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
+            },
+        },
+        "addressType": "IPv4", "endpoints": endpoints,
+        "ports": [{ "name": "http", "protocol": "TCP", "port": TARGET_PORT }],
+    });
+    Slice { name, body }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_address_is_used_once() {
+        for (services, endpoints) in [(1, 1), (1_000, 3), (45_000, 2)] {
+            let size = Size { services, endpoints };
+            let vips: BTreeSet<_> = (0..services).map(|number| size.vip(number)).chain([Probe::vip()]).collect();
+            assert_eq!(vips.len(), services as usize + 1);
+            let of = |slice: Slice| -> Vec<String> {
+                let endpoints = slice.body["endpoints"].as_array().unwrap().clone();
+                endpoints.iter().map(|endpoint| endpoint["addresses"][0].to_string()).collect()
+            };
+            let all: Vec<_> = (0..services).flat_map(|number| of(size.slice(number, None))).collect();
+            assert_eq!(all.len(), (services * endpoints) as usize);
+            assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
+            assert!(!all.contains(&of(size.slice(0, Some(0)))[0]), "a replacement was there before");
+        }
+    }
+
+    #[test]
+    fn samples_have_the_first_and_the_last() {
+        for services in [1, 2, 10, 33, 45_000] {
+            let size = Size { services, endpoints: 1 };
+            let sample = size.sample();
+            assert_eq!(sample.first(), Some(&size.vip(0)));
+            assert_eq!(sample.last(), Some(&size.vip(services - 1)));
+            assert!(sample.is_sorted() && sample.len() <= 33, "{sample:?}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_text() {
+        assert_eq!("45000x2".parse::<Size>().unwrap(), Size { services: 45_000, endpoints: 2 });
+        for wrong in ["", "10", "0x1", "x", "10x0", "100000x1", "10x11"] {
+            assert!(wrong.parse::<Size>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! The figures to reach, and whether this run reaches them. Pure.
+
+use std::fmt::Write as _;
+
+use crate::{
+    contestants::{BRAIN, NFT},
+    figures::{Figures, Memory, Run, UnderLoad},
+    report::text,
+};
+
+/// A goal beside what was measured.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Judged {
+    pub(crate) what: &'static str,
+    pub(crate) goal: &'static str,
+    pub(crate) measured: String,
+    /// None: it was not measured.
+    pub(crate) met: Option<bool>,
+}
+
+/// The sizes that goals name.
+const LARGE: u32 = 10_000;
+const HUGE: u32 = 45_000;
+const OURS: &str = "localnet-nft";
+/// The same subsystem, and what most clusters run.
+const PEERS: [&str; 2] = ["kube-proxy nftables", "kube-proxy iptables"];
+
+/// All goals.
+pub(crate) fn judge(figures: &Figures) -> Vec<Judged> {
+    vec![
+        kernel(figures, LARGE, "nft: empty kernel → all rules, from a state in memory, 10000x3", "≤ 100 ms", 100.0),
+        kernel(figures, HUGE, "the same at 45000x2", "≤ 500 ms", 500.0),
+        growth(figures),
+        change(figures),
+        under_load(figures),
+        start(figures),
+        memory(figures, BRAIN, "resident memory of the brain, 10000x3", "≤ 64 MiB", 64.0),
+        memory(figures, NFT, "resident memory of the nft backend, 10000x3", "≤ 32 MiB", 32.0),
+        memory_of_both(figures),
+        readers(figures),
+        connections(figures),
+        flat(figures),
+    ]
+}
+
+fn judged(what: &'static str, goal: &'static str, measured: Option<(String, bool)>) -> Judged {
+    match measured {
+        Some((measured, met)) => Judged { what, goal, measured, met: Some(met) },
+        None => Judged { what, goal, measured: "not measured".to_owned(), met: None },
+    }
+}
+
+fn kernel(figures: &Figures, services: u32, what: &'static str, goal: &'static str, limit: f64) -> Judged {
+    let found = figures.kernel.iter().find(|kernel| kernel.services == services);
+    judged(what, goal, found.map(|kernel| (text::time(kernel.median), kernel.median <= limit)))
+}
+
+/// "Near linear" is at most half as much again for each element.
+fn growth(figures: &Figures) -> Judged {
+    let each = |services| {
+        let kernel = figures.kernel.iter().find(|kernel| kernel.services == services)?;
+        Some(kernel.median / f64::from(services * (1 + kernel.endpoints)))
+    };
+    let factor = each(LARGE).zip(each(HUGE)).map(|(large, huge)| huge / large);
+    judged(
+        "its growth: time for each Service and endpoint, 45000x2 against 10000x3",
+        "near linear: ≤ × 1.5",
+        factor.map(|factor| (format!("× {factor:.2}"), factor <= 1.5)),
+    )
+}
+
+fn change(figures: &Figures) -> Judged {
+    let change = figures.run(OURS, LARGE).and_then(|run| run.change);
+    let measured = change.map(|change| {
+        let times = change.event;
+        let text = format!("p99 {}, p50 {} (n = {})", text::time(times.p99), text::time(times.p50), times.n);
+        (text, times.p99 <= 20.0 && change.lost == 0)
+    });
+    judged("API event → packets go elsewhere, one endpoint changed, 10000x3", "p99 ≤ 20 ms", measured)
+}
+
+fn under_load(figures: &Figures) -> Judged {
+    let load = figures.run(OURS, LARGE).and_then(|run| run.load.as_ref());
+    let measured = load.and_then(|load| {
+        let change = load.change?;
+        let times = change.event;
+        let at = format!("{:.0} changes a second", load.rate);
+        let text = format!("p99 {}, p50 {} (n = {}) at {at}", text::time(times.p99), text::time(times.p50), times.n);
+        // An API server that could not take the load has not shown anything.
+        let loaded = load.rate >= f64::from(figures.rate) * 0.9;
+        Some((text, loaded && times.p99 <= 100.0 && change.lost == 0))
+    });
+    judged("the same under 1,000 endpoint changes a second", "p99 ≤ 100 ms", measured)
+}
+
+fn start(figures: &Figures) -> Judged {
+    let took = |contestant: &str| Some(figures.run(contestant, LARGE)?.start.as_ref()?.took);
+    let measured = took(OURS).zip(took(PEERS[0])).map(|(ours, peer)| {
+        let mut text = format!("{}, 1/{:.0} of {}", text::time(ours), peer / ours, PEERS[0]);
+        if let Some(other) = took(PEERS[1]) {
+            // Writing to a text cannot fail.
+            _ = write!(text, ", 1/{:.1} of {}", other / ours, PEERS[1]);
+        }
+        (text, ours <= peer / 10.0)
+    });
+    judged(
+        "start of brain and backend against a live API server → every Service answered, 10000x3",
+        "≤ 1/10 of kube-proxy's (nftables)",
+        measured,
+    )
+}
+
+/// The most that was resident, after the start or after the load.
+fn most(run: &Run, process: &str) -> Option<f64> {
+    let of = |memory: Option<&Memory>| memory.map(|memory| memory.resident);
+    let after_start = of(run.start.as_ref()?.memory.get(process));
+    let after_load = of(run.load.as_ref().and_then(|load: &UnderLoad| load.memory.get(process)));
+    after_start.into_iter().chain(after_load).reduce(f64::max)
+}
+
+fn memory(figures: &Figures, process: &str, what: &'static str, goal: &'static str, limit: f64) -> Judged {
+    let most = figures.run(OURS, LARGE).and_then(|run| most(run, process));
+    judged(what, goal, most.map(|most| (text::memory(most), most <= limit)))
+}
+
+fn memory_of_both(figures: &Figures) -> Judged {
+    let ours = figures.run(OURS, HUGE).and_then(|run| Some(most(run, BRAIN)? + most(run, NFT)?));
+    let peers = PEERS.iter().filter_map(|peer| most(figures.run(peer, LARGE)?, "kube-proxy"));
+    let least = peers.reduce(f64::min);
+    judged(
+        "brain and nft backend at 45000x2 against kube-proxy at 10000x3",
+        "less",
+        ours.zip(least)
+            .map(|(ours, least)| (format!("{} against {}", text::memory(ours), text::memory(least)), ours < least)),
+    )
+}
+
+fn readers(figures: &Figures) -> Judged {
+    let readers = figures.run(OURS, LARGE).and_then(|run| run.readers);
+    let measured = readers.map(|readers| {
+        let more = (readers.memory[1] / readers.memory[0] - 1.0) * 100.0;
+        let [without, with] = readers.change;
+        let text = format!(
+            "memory {more:+.0} %; one endpoint changed: p99 {} without, {} with them",
+            text::time(without.p99),
+            text::time(with.p99)
+        );
+        (text, readers.memory[1] <= readers.memory[0] * 1.1 && with.p99 <= 20.0)
+    });
+    judged(
+        "256 readers, 32 of them stalled, 10000x3",
+        "memory + ≤ 10 %, the others undisturbed (a change still p99 ≤ 20 ms)",
+        measured,
+    )
+}
+
+fn connections(figures: &Figures) -> Judged {
+    let extra = extra(figures);
+    let most = extra.iter().map(|(_, extra)| *extra).reduce(f64::max);
+    judged(
+        "new connection through the slowest VIP against direct, at every size",
+        "≤ + 3 µs at the median",
+        most.map(|most| (format!("{most:+.1} µs at most"), most <= 3.0)),
+    )
+}
+
+/// "Flat" is within 3 µs.
+fn flat(figures: &Figures) -> Judged {
+    let extra = extra(figures);
+    let complete = extra.first().is_some_and(|(services, _)| *services == 10)
+        && extra.last().is_some_and(|(services, _)| *services == HUGE);
+    let of = |pick: fn(f64, f64) -> f64| extra.iter().map(|(_, extra)| *extra).reduce(pick);
+    let range = of(f64::min).zip(of(f64::max)).filter(|_| complete);
+    judged(
+        "the same from 10 to 45,000 Services",
+        "flat: within 3 µs",
+        range.map(|(least, most)| (format!("{least:+.1} to {most:+.1} µs"), most - least <= 3.0)),
+    )
+}
+
+fn extra(figures: &Figures) -> Vec<(u32, f64)> {
+    let runs = figures.sizes().into_iter().filter_map(|(services, _)| figures.run(OURS, services));
+    runs.filter_map(|run| Some((run.services, run.connect?.extra_us()))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn times(p99: f64) -> Value {
+        json!({ "n": 100, "p50": 1.0, "p99": p99, "max": p99 })
+    }
+
+    fn memory(of: &[(&str, f64)]) -> Value {
+        of.iter().map(|(name, resident)| (*name, json!({ "resident": resident, "peak": 500.0 }))).collect()
+    }
+
+    fn run(contestant: &str, services: u32, took: f64, process: &[(&str, f64)]) -> Value {
+        let change = json!({ "event": times(20.0), "write": times(200.0), "lost": 0 });
+        json!({
+            "contestant": contestant, "services": services, "endpoints": 3, "others_percent": 1.0, "delete": null,
+            "start": { "took": took, "cpu": 10.0, "memory": memory(process) },
+            "connect": { "n": 9, "bare_us": 19.0, "direct_us": 20.0, "first_us": 22.0, "middle_us": 23.0, "last_us": 21.0 },
+            "change": change,
+            "load": {
+                "change": { "event": times(100.0), "write": times(200.0), "lost": 0 }, "rate": 990.0, "seconds": 30.0,
+                "cpu_per_second": 0.1, "surroundings_per_second": 1.0, "memory": memory(process),
+            },
+            "readers": {
+                "readers": 256, "stalled": 32, "memory": [50.0, 55.0], "change": [times(20.0), times(20.0)],
+                "spread": times(1.0),
+            },
+        })
+    }
+
+    /// A run in which every goal is just met.
+    fn good() -> Value {
+        let ours = [(BRAIN, 64.0), (NFT, 32.0)];
+        json!({
+            "machine": {
+                "date": "", "revision": "", "processors": 2, "processor": "", "memory_gib": 1.0, "kernel": "", "versions": [],
+            },
+            "quick": false, "rate": 1000,
+            "runs": [
+                run(OURS, 10, 1.0, &ours), run(OURS, LARGE, 100.0, &ours), run(OURS, HUGE, 900.0, &ours),
+                run(PEERS[0], LARGE, 1_000.0, &[("kube-proxy", 97.0)]), run(PEERS[1], LARGE, 500.0, &[("kube-proxy", 98.0)]),
+            ],
+            "kernel": [
+                { "services": LARGE, "endpoints": 3, "median": 100.0, "nft": 1.0 },
+                { "services": HUGE, "endpoints": 2, "median": 500.0, "nft": null },
+            ],
+        })
+    }
+
+    fn missed(figures: &Value) -> Vec<&'static str> {
+        let judged = judge(&serde_json::from_value(figures.clone()).unwrap());
+        judged.into_iter().filter(|judged| judged.met == Some(false)).map(|judged| judged.what).collect()
+    }
+
+    #[test]
+    fn a_run_at_the_limits_meets_all_goals() {
+        let judged = judge(&serde_json::from_value(good()).unwrap());
+        assert!(judged.iter().all(|judged| judged.met == Some(true)), "{judged:#?}");
+        assert_eq!(judged.len(), 12);
+    }
+
+    #[test]
+    fn beyond_a_limit_its_goal_is_missed() {
+        let large = "/runs/1";
+        for (pointer, value, goal) in [
+            ("/kernel/0/median".to_owned(), 101.0, "nft: empty kernel → all rules, from a state in memory, 10000x3"),
+            ("/kernel/1/median".to_owned(), 501.0, "the same at 45000x2"),
+            (
+                "/kernel/0/median".to_owned(),
+                60.0,
+                "its growth: time for each Service and endpoint, 45000x2 against 10000x3",
+            ),
+            (
+                format!("{large}/change/event/p99"),
+                20.1,
+                "API event → packets go elsewhere, one endpoint changed, 10000x3",
+            ),
+            (format!("{large}/load/change/event/p99"), 101.0, "the same under 1,000 endpoint changes a second"),
+            (format!("{large}/load/rate"), 800.0, "the same under 1,000 endpoint changes a second"),
+            (
+                format!("{large}/start/took"),
+                101.0,
+                "start of brain and backend against a live API server → every Service answered, 10000x3",
+            ),
+            (format!("{large}/start/memory/{BRAIN}/resident"), 65.0, "resident memory of the brain, 10000x3"),
+            (format!("{large}/load/memory/{NFT}/resident"), 33.0, "resident memory of the nft backend, 10000x3"),
+            (
+                "/runs/2/start/memory/localnet-nft/resident".to_owned(),
+                34.0,
+                "brain and nft backend at 45000x2 against kube-proxy at 10000x3",
+            ),
+            (format!("{large}/readers/memory/1"), 56.0, "256 readers, 32 of them stalled, 10000x3"),
+            (
+                "/runs/2/connect/last_us".to_owned(),
+                23.5,
+                "new connection through the slowest VIP against direct, at every size",
+            ),
+        ] {
+            let mut figures = good();
+            *figures.pointer_mut(&pointer).unwrap_or_else(|| panic!("{pointer}")) = value.into();
+            assert_eq!(missed(&figures), [goal], "{pointer} = {value}");
+        }
+    }
+
+    #[test]
+    fn what_was_not_measured_is_neither_met_nor_missed() {
+        let mut figures = good();
+        figures["runs"] = json!([]);
+        figures["kernel"] = json!([]);
+        let judged = judge(&serde_json::from_value(figures).unwrap());
+        assert!(judged.iter().all(|judged| judged.met.is_none()), "{judged:#?}");
+    }
+}

@@ -1,0 +1,109 @@
+//! What is measured of a contestant, step by step. Each step is the same for all, and looks at packets from outside.
+
+mod change;
+mod connect;
+mod delete;
+mod load;
+mod readers;
+mod start;
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use tokio::runtime::Handle;
+
+use crate::{
+    cluster::Size,
+    contestants::{Contestant, Role},
+    figures::{Memory, Run},
+    options::Lengths,
+    plane, say,
+    site::{Site, Team, settle},
+    usage,
+};
+
+/// From this size on many readers are worth looking at.
+const READERS_FROM: u32 = 1_000;
+
+/// Measures one contestant at one size, in a place of its own.
+pub(crate) fn run(
+    runtime: &Handle,
+    contestant: &Contestant,
+    size: Size,
+    lengths: &Lengths,
+    cache: &std::path::Path,
+) -> anyhow::Result<Run> {
+    let data = runtime.block_on(plane::filled(size, cache))?;
+    let site = Site::build(runtime, size, &data)?;
+    settle()?;
+    say(&format!("{} at {size}", contestant.name));
+    let others = Others::begin(&site)?;
+    let mut run = Run {
+        contestant: contestant.name.to_owned(),
+        services: size.services,
+        endpoints: size.endpoints,
+        ..Run::default()
+    };
+    let bare = connect::bare(&site, lengths.connections)?;
+    let mut team = site.start(contestant)?;
+    run.start = start::measure(&site, &mut team, lengths.give_up)?;
+    if run.start.is_some() {
+        settle()?;
+        run.connect = Some(connect::measure(&site, bare, lengths.connections)?);
+        run.change = change::measure(&site, contestant.rest, lengths)?;
+        run.load = Some(load::measure(&site, &team, lengths)?);
+        if let Some(change) = &run.change
+            && contestant.role == Role::Ours
+            && size.services >= READERS_FROM
+        {
+            settle()?;
+            run.readers = Some(readers::measure(&site, &team, change, lengths)?);
+        }
+        settle()?;
+        run.delete = Some(delete::measure(&site, &team, lengths.give_up)?);
+        team.check_alive(&site)?;
+    }
+    run.others_percent = others.end(&site, &team)?;
+    Ok(run)
+}
+
+/// Of each process.
+fn memory(team: &Team) -> anyhow::Result<BTreeMap<String, Memory>> {
+    let of = |(name, process): (&str, u32)| {
+        let (resident, peak) = usage::memory(process)?;
+        Ok((name.to_owned(), Memory { resident, peak }))
+    };
+    team.processes().map(of).collect()
+}
+
+/// Processor time that belongs to nobody who is measured here.
+struct Others {
+    began: Instant,
+    busy: Duration,
+    known: Duration,
+}
+
+impl Others {
+    fn begin(site: &Site) -> anyhow::Result<Self> {
+        Ok(Self { began: Instant::now(), busy: usage::busy()?, known: surroundings(site)? })
+    }
+
+    /// In percent of all processors.
+    fn end(self, site: &Site, team: &Team) -> anyhow::Result<f64> {
+        let known = surroundings(site)? + team.cpu()? - self.known;
+        let others = (usage::busy()? - self.busy).saturating_sub(known);
+        let processors = std::thread::available_parallelism()?.get() as f64;
+        Ok(others.as_secs_f64() / (self.began.elapsed().as_secs_f64() * processors) * 100.0)
+    }
+}
+
+/// CPU time of the control plane and of this program.
+fn surroundings(site: &Site) -> anyhow::Result<Duration> {
+    let mut all = usage::cpu(std::process::id())?;
+    for process in site.control_plane() {
+        all += usage::cpu(process)?;
+    }
+    Ok(all)
+}

@@ -1,0 +1,130 @@
+//! One endpoint changed, until a packet is seen to go elsewhere.
+//!
+//! ```text
+//!   write ──► API server ──► event, or answer to the write ──► contestant ──► kernel ──► another answer to a connection
+//!   └──────────────────────── "write" ─────────────────────────────────────────────────┘
+//!                            └──────────────────────── "event" ────────────────────────┘
+//! ```
+
+use std::{
+    sync::mpsc::{Receiver, channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use tokio::task::JoinHandle;
+
+use crate::{
+    api,
+    cluster::Probe,
+    figures::Change,
+    options::Lengths,
+    packets::{Answer, Observer},
+    site::Site,
+    statistics::Times,
+};
+
+/// A change that takes longer is not waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Changes that come one at a time, with nothing else going on. None if not one of them arrived.
+pub(super) fn measure(site: &Site, rest: Duration, lengths: &Lengths) -> anyhow::Result<Option<Change>> {
+    Prober::with(site, |prober| {
+        let started = Instant::now();
+        while prober.count() < lengths.changes && started.elapsed() < lengths.changing {
+            // Not in step with any timer of the contestant's.
+            thread::sleep(rest.mul_f64(rand::random_range(1.0..1.2)));
+            prober.change()?;
+        }
+        Ok(())
+    })
+    .map(|(change, ())| change)
+}
+
+/// Changes the probe's endpoint, and sees how long it takes.
+pub(super) struct Prober<'a, 'scope> {
+    site: &'a Site,
+    observer: Observer<'scope>,
+    events: Receiver<(Instant, Probe)>,
+    now: Probe,
+    event: Vec<Duration>,
+    write: Vec<Duration>,
+    lost: usize,
+}
+
+impl Prober<'_, '_> {
+    /// Measures with a prober; says what came of its changes.
+    pub(super) fn with<T>(
+        site: &Site,
+        work: impl FnOnce(&mut Prober<'_, '_>) -> anyhow::Result<T>,
+    ) -> anyhow::Result<(Option<Change>, T)> {
+        let (tell, events) = channel();
+        let client = site.client();
+        let watch = Watch(site.runtime.spawn(async move {
+            let result = api::watch_probe(client, |at, probe| {
+                // The prober may have ended.
+                _ = tell.send((at, probe));
+            });
+            result.await
+        }));
+        let (first, now) = events.recv_timeout(PATIENCE).context("the probe's slice is not there")?;
+        debug_assert!(first <= Instant::now());
+        let pod = site.pod()?;
+        thread::scope(|scope| {
+            let observer = Observer::start(scope, pod, Probe::vip());
+            let (event, write) = (Vec::new(), Vec::new());
+            let mut prober = Prober { site, observer, events, now, event, write, lost: 0 };
+            let result = work(&mut prober);
+            let Prober { observer, event, write, lost, .. } = prober;
+            observer.finish()?;
+            drop(watch);
+            let times = Times::of(event).zip(Times::of(write));
+            Ok((times.map(|(event, write)| Change { event, write, lost }), result?))
+        })
+    }
+
+    /// How many changes there were.
+    pub(super) fn count(&self) -> usize {
+        self.event.len() + self.lost
+    }
+
+    /// Changes the endpoint, and waits until connections show it.
+    pub(super) fn change(&mut self) -> anyhow::Result<()> {
+        let next = self.now.other();
+        self.observer.be_watchful();
+        while self.events.try_recv().is_ok() {}
+        let written = Instant::now();
+        self.site.runtime.block_on(api::replace(&self.site.client(), &next.slice()))?;
+        let answered = Instant::now();
+        self.now = next;
+        let expected = match next {
+            Probe::Open => Answer::Open,
+            Probe::Closed => Answer::Refused,
+        };
+        let Some(seen) = self.observer.await_answer(expected, PATIENCE) else {
+            self.lost += 1;
+            return Ok(());
+        };
+        let deadline = Instant::now() + PATIENCE;
+        let told = loop {
+            match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok((at, probe)) if probe == next => break at,
+                Ok(_) => {}
+                Err(error) => return Err(error).context("no event tells a change of the probe's slice"),
+            }
+        };
+        self.event.push(seen.saturating_duration_since(told.min(answered)));
+        self.write.push(seen - written);
+        Ok(())
+    }
+}
+
+/// A task that ends with its owner.
+struct Watch(JoinHandle<anyhow::Result<()>>);
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

@@ -1,0 +1,39 @@
+//! Everything deleted, until nothing is answered any more.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use futures::future::try_join;
+
+use crate::{
+    api::{self, Kind},
+    figures::Delete,
+    packets::await_all,
+    site::{Site, Team},
+    statistics::millis,
+};
+
+/// How long the API server may take.
+const API: Duration = Duration::from_secs(600);
+
+pub(super) fn measure(site: &Site, team: &Team, give_up: Duration) -> anyhow::Result<Delete> {
+    let cpu = team.cpu()?;
+    let sample = site.size.sample();
+    let started = Instant::now();
+    thread::scope(|scope| {
+        let looking = scope.spawn(|| site.inside(|| await_all(&sample, false, started + API + give_up)));
+        let client = site.client();
+        let deleting =
+            try_join(api::delete_all(&client, Kind::Services), api::delete_all(&client, Kind::EndpointSlices));
+        site.runtime.block_on(deleting)?;
+        let answered = Instant::now();
+        let gone = looking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        Ok(Delete {
+            api: millis(answered - started),
+            after: gone.map(|gone| millis(gone.saturating_duration_since(answered))),
+            cpu: millis(team.cpu()? - cpu),
+        })
+    })
+}

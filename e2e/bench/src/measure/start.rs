@@ -1,0 +1,51 @@
+//! From the start of the programs until every Service is answered.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    figures::Start,
+    packets::await_all,
+    site::{Site, Team},
+    statistics::millis,
+};
+
+/// None: not all were answered before it was given up.
+pub(super) fn measure(site: &Site, team: &mut Team, give_up: Duration) -> anyhow::Result<Option<Start>> {
+    let deadline = team.started + give_up;
+    let sample = site.size.sample();
+    let Some(mut complete) = site.inside(|| await_all(&sample, true, deadline))? else {
+        team.check_alive(site)?;
+        return Ok(None);
+    };
+    let cpu = team.cpu()?;
+    // To look at all of them takes longer than some contestants do: so it counts only if one of them was really missing.
+    let all = site.vips();
+    let looked = Instant::now();
+    let missing = site.inside(|| all_open(&all, deadline))?;
+    if let Some(late) = missing {
+        let Some(late) = late else { return Ok(None) };
+        complete = late.max(looked);
+    }
+    // What was only needed for the start is given back, or is not.
+    thread::sleep(Duration::from_secs(1));
+    let memory = super::memory(team)?;
+    Ok(Some(Start { took: millis(complete - team.started), cpu: millis(cpu), memory }))
+}
+
+/// None: all are answered at once. Otherwise when the last one of those that were not was.
+fn all_open(all: &[std::net::SocketAddr], deadline: Instant) -> anyhow::Result<Option<Option<Instant>>> {
+    let mut late = None;
+    for to in all {
+        let patience = Duration::from_secs(1);
+        if crate::packets::ask(*to, patience)? != crate::packets::Answer::Open {
+            late = Some(await_all(&[*to], true, deadline)?);
+            if late == Some(None) {
+                break;
+            }
+        }
+    }
+    Ok(late)
+}

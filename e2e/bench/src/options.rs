@@ -1,0 +1,87 @@
+//! What is measured, and for how long.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::Parser;
+
+use crate::cluster::Size;
+
+/// Measures localnet beside kube-proxy, in network namespaces of its own (needs root).
+#[derive(Debug, Parser)]
+#[command(name = "localnet-bench", version)]
+pub(crate) struct Options {
+    /// Small and short: to see that all works, not to compare
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Services and endpoints of each, such as 10000x3; may be given several times [default: 10x3 1000x3 10000x3 45000x2; quick: 10x3 1000x3]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) size: Vec<Size>,
+    /// Only contestants with this in their name; may be given several times
+    #[arg(long, value_name = "NAME")]
+    pub(crate) only: Vec<String>,
+    /// Where filled control planes are kept
+    #[arg(long, value_name = "FOLDER", default_value = ".cache/bench")]
+    pub(crate) cache: PathBuf,
+    /// Where the figures go: performance.json, PERFORMANCE.md and a folder of plots
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) output: PathBuf,
+    /// What `cargo bench -p localnet-nft` wrote
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kernel: Option<PathBuf>,
+    /// The folder that criterion wrote to
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) criterion: Option<PathBuf>,
+    /// Write the report of figures that were measured before, and measure nothing
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
+}
+
+impl Options {
+    pub(crate) fn sizes(&self) -> Vec<Size> {
+        let size = |services, endpoints| Size { services, endpoints };
+        match (self.size.is_empty(), self.quick) {
+            (false, _) => self.size.clone(),
+            (true, true) => vec![size(10, 3), size(1_000, 3)],
+            (true, false) => vec![size(10, 3), size(1_000, 3), size(10_000, 3), size(45_000, 2)],
+        }
+    }
+
+    pub(crate) fn lengths(&self) -> Lengths {
+        if self.quick {
+            Lengths {
+                give_up: Duration::from_secs(60),
+                changes: 20,
+                changing: Duration::from_secs(15),
+                rate: 1_000,
+                load: Duration::from_secs(6),
+                connections: 2_000,
+            }
+        } else {
+            Lengths {
+                give_up: Duration::from_secs(180),
+                changes: 200,
+                changing: Duration::from_secs(75),
+                rate: 1_000,
+                load: Duration::from_secs(30),
+                connections: 10_000,
+            }
+        }
+    }
+}
+
+/// How long, how often.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lengths {
+    /// The start, and the end, may take this long.
+    pub(crate) give_up: Duration,
+    /// At most so many lone changes …
+    pub(crate) changes: usize,
+    /// … within this time.
+    pub(crate) changing: Duration,
+    /// Changes a second of the load.
+    pub(crate) rate: u32,
+    /// How long it lasts.
+    pub(crate) load: Duration,
+    /// Connections through each VIP.
+    pub(crate) connections: usize,
+}

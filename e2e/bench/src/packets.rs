@@ -1,0 +1,209 @@
+//! What a client sees: new TCP connections from a pod of the node, and the listeners that they reach.
+//!
+//! Nothing here knows who programs the node. A connection ends with a reset, so that neither side remembers it.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4},
+    os::fd::OwnedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    },
+    thread::{self, JoinHandle, Scope, ScopedJoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use localnet_lab::Namespace;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    net::{
+        AddressFamily, Shutdown, SocketFlags, SocketType, accept, bind, connect, listen, shutdown, socket_with,
+        sockopt::{set_socket_linger, set_socket_reuseaddr, socket_error},
+    },
+};
+
+/// How long an answer may take where one is expected.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Connections that wait for a listener that has no processor.
+const BACKLOG: i32 = 4096;
+/// The pause between two connections of an [`Observer`] that waits for something, and of one that does not.
+const WATCHFUL: Duration = Duration::from_micros(200);
+const IDLE: Duration = Duration::from_millis(5);
+
+/// What became of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// It was accepted.
+    Open,
+    /// It was refused, by a reset or an ICMP error.
+    Refused,
+    /// Nothing came back in time.
+    Silent,
+}
+
+/// Connects once, from the namespace of this thread.
+pub(crate) fn ask(to: SocketAddr, patience: Duration) -> anyhow::Result<Answer> {
+    let socket = new_socket(SocketFlags::NONBLOCK)?;
+    let result = match connect(&socket, &to) {
+        Err(Errno::INPROGRESS) => {
+            // An ICMP error that came before `connect` returned wakes nobody, but can be asked for.
+            let soon = socket_error(&socket)?;
+            let timeout = Timespec::try_from(patience).context("reading the time to wait")?;
+            if soon.is_ok() && poll(&mut [PollFd::new(&socket, PollFlags::OUT)], Some(&timeout))? == 0 {
+                return Ok(Answer::Silent);
+            }
+            soon.and_then(|()| socket_error(&socket).and_then(|result| result))
+        }
+        result => result,
+    };
+    match result {
+        Ok(()) => Ok(Answer::Open),
+        Err(Errno::CONNREFUSED | Errno::ACCESS | Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::NOPROTOOPT) => {
+            Ok(Answer::Refused)
+        }
+        Err(Errno::TIMEDOUT) => Ok(Answer::Silent),
+        Err(error) => bail!("connecting to {to}: {error}"),
+    }
+}
+
+/// How long a new connection takes, from the namespace of this thread.
+pub(crate) fn time_to_connect(to: SocketAddr) -> anyhow::Result<Duration> {
+    let socket = new_socket(SocketFlags::empty())?;
+    let started = Instant::now();
+    connect(&socket, &to).with_context(|| format!("connecting to {to}"))?;
+    Ok(started.elapsed())
+}
+
+/// Waits until all of these are accepted, or until none is; when the last of them was. None: not before the deadline.
+pub(crate) fn await_all(all: &[SocketAddr], open: bool, deadline: Instant) -> anyhow::Result<Option<Instant>> {
+    let mut last = Instant::now();
+    for to in all {
+        loop {
+            let answer = ask(*to, if open { PATIENCE } else { Duration::from_millis(50) })?;
+            last = Instant::now();
+            if (answer == Answer::Open) == open {
+                break;
+            }
+            if last > deadline {
+                return Ok(None);
+            }
+            thread::park_timeout(WATCHFUL);
+        }
+    }
+    Ok(Some(last))
+}
+
+fn new_socket(flags: SocketFlags) -> anyhow::Result<OwnedFd> {
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC | flags, None)
+        .context("opening a socket")?;
+    set_socket_linger(&socket, Some(Duration::ZERO)).context("setting a socket to end with a reset")?;
+    Ok(socket)
+}
+
+/// Accepts every connection to a port until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    socket: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Listener {
+    pub(crate) fn start(home: &Namespace, port: u16) -> anyhow::Result<Self> {
+        let address = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port);
+        let socket = home.run(|| {
+            let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+            set_socket_reuseaddr(&socket, true)?;
+            bind(&socket, &address).with_context(|| format!("binding to {address}"))?;
+            listen(&socket, BACKLOG).with_context(|| format!("listening on {address}"))?;
+            Ok(socket)
+        })?;
+        let socket = Arc::new(socket);
+        let accepting = Arc::clone(&socket);
+        let thread = thread::Builder::new().name("listener".to_owned()).spawn(move || {
+            // A connection that was reset meanwhile is an error of that connection; the end is one of the socket.
+            while !matches!(accept(&accepting), Err(Errno::INVAL)) {}
+        })?;
+        Ok(Self { socket, thread: Some(thread) })
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Ends `accept` with EINVAL.
+        if shutdown(&*self.socket, Shutdown::Both).is_ok()
+            && let Some(thread) = self.thread.take()
+        {
+            // It returns nothing, and does not panic.
+            _ = thread.join();
+        }
+    }
+}
+
+/// Connects to one address again and again, and tells each time that the answer is another one.
+pub(crate) struct Observer<'scope> {
+    watchful: Arc<AtomicBool>,
+    changes: Receiver<(Instant, Answer)>,
+    stop: Sender<()>,
+    thread: ScopedJoinHandle<'scope, anyhow::Result<usize>>,
+}
+
+impl<'scope> Observer<'scope> {
+    pub(crate) fn start<'env>(scope: &'scope Scope<'scope, 'env>, from: &'env Namespace, to: SocketAddr) -> Self {
+        let watchful = Arc::new(AtomicBool::new(false));
+        let (stop, stopped) = channel();
+        let (tell, changes) = channel();
+        let fast = Arc::clone(&watchful);
+        let thread = scope.spawn(move || from.run(move || observe(to, &fast, &stopped, &tell)));
+        Self { watchful, changes, stop, thread }
+    }
+
+    /// Looks more often from now on.
+    pub(crate) fn be_watchful(&self) {
+        self.watchful.store(true, Ordering::Relaxed);
+        while self.changes.try_recv().is_ok() {}
+    }
+
+    /// When this answer first came. None: not in time.
+    pub(crate) fn await_answer(&self, expected: Answer, patience: Duration) -> Option<Instant> {
+        let deadline = Instant::now() + patience;
+        let seen = loop {
+            match self.changes.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok((at, answer)) if answer == expected => break Some(at),
+                Ok(_) => {}
+                Err(_) => break None,
+            }
+        };
+        self.watchful.store(false, Ordering::Relaxed);
+        seen
+    }
+
+    /// How many connections were made.
+    pub(crate) fn finish(self) -> anyhow::Result<usize> {
+        // One that has failed has stopped by itself.
+        _ = self.stop.send(());
+        self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+fn observe(
+    to: SocketAddr,
+    watchful: &AtomicBool,
+    stopped: &Receiver<()>,
+    tell: &Sender<(Instant, Answer)>,
+) -> anyhow::Result<usize> {
+    let (mut count, mut last) = (0, None);
+    loop {
+        let answer = ask(to, PATIENCE)?;
+        count += 1;
+        if last.replace(answer) != Some(answer) && tell.send((Instant::now(), answer)).is_err() {
+            return Ok(count);
+        }
+        let pause = if watchful.load(Ordering::Relaxed) { WATCHFUL } else { IDLE };
+        if stopped.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
+            return Ok(count);
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! A control plane with everything in it. It is filled once for each size, through the API; every contestant then gets a fresh one that
+//! begins with what etcd held, so that all find the same.
+
+use std::{
+    fs,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use localnet_controlplane::{ControlPlane, NewNode, Options, binary};
+use localnet_lab::topology::{NODE as NODE_ADDRESSES, POD_CIDRS};
+
+use crate::{
+    api::{self, Kind},
+    cluster::{NAMESPACE, SERVICE_CIDRS, Size},
+    machine::version,
+    say,
+    site::NODE,
+};
+
+/// Nothing of the API server's own limits is to be measured.
+const ARGUMENTS: [&str; 5] = [
+    "--enable-priority-and-fairness=false",
+    "--max-requests-inflight=0",
+    "--max-mutating-requests-inflight=0",
+    "--delete-collection-workers=16",
+    "--request-timeout=10m",
+];
+
+/// A control plane that begins with `data`, or with nothing, in a network namespace or in that of the caller.
+pub(crate) fn options(place: Option<(PathBuf, IpAddr)>, data: Option<PathBuf>) -> Options {
+    let mut options = Options {
+        service_cidrs: SERVICE_CIDRS.map(str::to_owned).to_vec(),
+        apiserver_arguments: ARGUMENTS.map(str::to_owned).to_vec(),
+        controllers: false,
+        data,
+        ..Options::default()
+    };
+    if let Some((netns, address)) = place {
+        options.netns = Some(netns);
+        options.bind_address = address;
+    }
+    options
+}
+
+/// What etcd holds when all objects of this size are there. From the cache, if it is there.
+pub(crate) async fn filled(size: Size, cache: &Path) -> anyhow::Result<PathBuf> {
+    let folder = cache.join(format!("{size}-{:016x}", digest(size)?));
+    if folder.is_dir() {
+        return Ok(folder);
+    }
+    say(&format!("filling a control plane with {size}"));
+    let new = cache.join("new");
+    fs::create_dir_all(cache).with_context(|| format!("creating {}", cache.display()))?;
+    if new.exists() {
+        fs::remove_dir_all(&new).with_context(|| format!("removing {}", new.display()))?;
+    }
+    let plane = ControlPlane::start(options(None, None)).await?;
+    let objects = plane.objects(NAMESPACE);
+    objects.ensure_namespace().await?;
+    let labels = [("topology.kubernetes.io/zone", "zone-a")];
+    let node = NewNode { name: NODE, addresses: &NODE_ADDRESSES, labels: &labels, pod_cidrs: &POD_CIDRS };
+    objects.ensure_node(node).await?;
+    let client = plane.client();
+    api::create(&client, Kind::Services, size.services()).await.context("making Services")?;
+    api::create(&client, Kind::EndpointSlices, size.slices()).await.context("making EndpointSlices")?;
+    plane.save(&new)?;
+    fs::rename(&new, &folder).with_context(|| format!("renaming {}", new.display()))?;
+    Ok(folder)
+}
+
+/// Differs when what would be written differs, or who writes it.
+fn digest(size: Size) -> anyhow::Result<u64> {
+    let mut hasher = DefaultHasher::new();
+    for program in ["etcd", "kube-apiserver"] {
+        version(&binary(program)?)?.hash(&mut hasher);
+    }
+    ARGUMENTS.hash(&mut hasher);
+    size.services().chain(size.slices()).for_each(|body| body.to_string().hash(&mut hasher));
+    Ok(hasher.finish())
+}

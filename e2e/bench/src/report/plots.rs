@@ -1,0 +1,99 @@
+//! Which charts there are. Pure.
+
+use super::{
+    chart::{Axis, Chart, Line, Scale},
+    text::time,
+};
+use crate::{
+    contestants::ALL,
+    figures::{Change, Figures, Run},
+};
+
+const SERVICES: Axis = Axis { name: "Services", scale: Scale::Logarithmic, label: thousands };
+const TIME: Axis = Axis { name: "time", scale: Scale::Logarithmic, label: round_time };
+
+/// The charts and their names, without those that would be empty.
+pub(crate) fn all(figures: &Figures) -> Vec<(&'static str, Chart)> {
+    let charts = [
+        (
+            "start",
+            Chart {
+                title: "Start → every Service is answered",
+                x: SERVICES,
+                y: TIME,
+                lines: lines(figures, "", false, |run| Some(run.start.as_ref()?.took)),
+            },
+        ),
+        ("change", quantiles(figures, "One endpoint changed → packets go elsewhere", |run| run.change)),
+        ("load", quantiles(figures, "The same while other Services change", |run| run.load.as_ref()?.change)),
+        (
+            "memory",
+            Chart {
+                title: "Resident memory after the load, all processes",
+                x: SERVICES,
+                y: Axis { name: "MiB", scale: Scale::Linear, label: |value| format!("{value:.0}") },
+                lines: lines(figures, "", false, |run| {
+                    Some(run.load.as_ref()?.memory.values().map(|memory| memory.resident).sum())
+                }),
+            },
+        ),
+        (
+            "connect",
+            Chart {
+                title: "New TCP connection through the slowest of three VIPs",
+                x: SERVICES,
+                y: Axis { name: "µs", scale: Scale::Linear, label: |value| format!("{value:.0}") },
+                lines: lines(figures, "", false, |run| Some(run.connect?.slowest_us())),
+            },
+        ),
+    ];
+    charts.into_iter().filter(|(_, chart)| chart.lines.iter().any(|line| !line.points.is_empty())).collect()
+}
+
+fn quantiles(figures: &Figures, title: &'static str, of: fn(&Run) -> Option<Change>) -> Chart {
+    let median = lines(figures, " p50", false, |run| Some(of(run)?.event.p50));
+    let slowest = lines(figures, " p99", true, |run| Some(of(run)?.event.p99));
+    Chart { title, x: SERVICES, y: TIME, lines: median.into_iter().chain(slowest).collect() }
+}
+
+/// One line for each contestant.
+fn lines(figures: &Figures, suffix: &str, dashed: bool, value: impl Fn(&Run) -> Option<f64>) -> Vec<Line> {
+    let line = |(group, contestant): (usize, &crate::contestants::Contestant)| {
+        let sizes = figures.sizes().into_iter();
+        let point = |(services, _)| Some((f64::from(services), value(figures.run(contestant.name, services)?)?));
+        Line { name: format!("{}{suffix}", contestant.name), group, dashed, points: sizes.filter_map(point).collect() }
+    };
+    ALL.iter().enumerate().map(line).collect()
+}
+
+fn thousands(value: f64) -> String {
+    let digits = format!("{value:.0}");
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A tick has no digits after the point, unless it is below one millisecond.
+fn round_time(millis: f64) -> String {
+    match millis {
+        m if m < 1.0 => time(m),
+        m if m < 1_000.0 => format!("{m:.0} ms"),
+        m => format!("{:.0} s", m / 1e3),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_short() {
+        assert_eq!([10.0, 1_000.0, 45_000.0].map(thousands), ["10", "1,000", "45,000"]);
+        assert_eq!([1.0, 100.0, 10_000.0].map(round_time), ["1 ms", "100 ms", "10 s"]);
+    }
+}

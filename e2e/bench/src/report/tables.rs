@@ -1,0 +1,287 @@
+//! The figures as tables, for the terminal and for the page. Pure.
+
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use super::text::{memory, or_dash, ratio, time};
+use crate::{
+    contestants::{ALL, Role},
+    figures::{Change, Figures, Memory, Run},
+    goals::Judged,
+};
+
+/// Rows under a head.
+pub(crate) struct Table {
+    pub(crate) title: &'static str,
+    /// What has to be known to read it.
+    pub(crate) note: &'static str,
+    head: Vec<&'static str>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    fn new(title: &'static str, note: &'static str, head: &[&'static str]) -> Self {
+        Self { title, note, head: head.to_vec(), rows: Vec::new() }
+    }
+
+    /// For a terminal.
+    pub(crate) fn plain(&self) -> String {
+        let width = |column: usize| {
+            let cells = self.rows.iter().map(|row| row[column].chars().count());
+            cells.chain([self.head[column].chars().count()]).max().unwrap_or_default()
+        };
+        let widths: Vec<usize> = (0..self.head.len()).map(width).collect();
+        let line = |cells: Vec<&str>| {
+            let padded: Vec<String> =
+                cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+            format!("{}\n", padded.join("  ").trim_end())
+        };
+        let mut text = format!("{}\n{}", self.title, line(self.head.clone()));
+        for row in &self.rows {
+            text += &line(row.iter().map(String::as_str).collect());
+        }
+        text
+    }
+
+    /// For a page.
+    pub(crate) fn markdown(&self) -> String {
+        let mut text = format!("| {} |\n|{}\n", self.head.join(" | "), "---|".repeat(self.head.len()));
+        for row in &self.rows {
+            // Writing to a text cannot fail.
+            _ = writeln!(text, "| {} |", row.join(" | "));
+        }
+        text
+    }
+}
+
+/// The goals, and what was measured.
+pub(crate) fn goals(goals: &[Judged]) -> Table {
+    let mut table = Table::new("Figures to reach", "", &["what", "goal", "measured", ""]);
+    for goal in goals {
+        let verdict = match goal.met {
+            Some(true) => "met",
+            Some(false) => "**missed**",
+            None => "–",
+        };
+        table.rows.push(vec![goal.what.to_owned(), goal.goal.to_owned(), goal.measured.clone(), verdict.to_owned()]);
+    }
+    table
+}
+
+/// All others. Those with nothing in them are left out.
+pub(crate) fn all(figures: &Figures) -> Vec<Table> {
+    let tables = [
+        start(figures),
+        change(figures),
+        load(figures),
+        resident(figures),
+        connect(figures),
+        delete(figures),
+        readers(figures),
+        kernel(figures),
+        steps(figures),
+    ];
+    tables.into_iter().filter(|table| !table.rows.is_empty()).collect()
+}
+
+/// One row for each run; in front of it the size and the contestant. `ours` is the run that it is compared with.
+fn each(figures: &Figures, mut table: Table, row: impl Fn(&Run, Option<&Run>) -> Option<Vec<String>>) -> Table {
+    for (services, endpoints) in figures.sizes() {
+        let ours = ALL.iter().find(|one| one.role == Role::Ours).and_then(|one| figures.run(one.name, services));
+        for run in figures.runs.iter().filter(|run| run.services == services) {
+            if let Some(cells) = row(run, ours) {
+                let front = [format!("{services}x{endpoints}"), run.contestant.clone()];
+                table.rows.push(front.into_iter().chain(cells).collect());
+            }
+        }
+    }
+    table
+}
+
+fn start(figures: &Figures) -> Table {
+    let table = Table::new(
+        "Start → every Service is answered",
+        "From the start of the programs against a live API server that has all objects, until a packet to each of 33 Services from the \
+         first to the last one is answered; all others are looked at afterwards, and count if one is missing.",
+        &["size", "contestant", "time", "against ours", "CPU time"],
+    );
+    each(figures, table, |run, ours| {
+        let ours = ours.and_then(|ours| ours.start.as_ref());
+        Some(match &run.start {
+            Some(start) => {
+                vec![time(start.took), or_dash(ours.map(|ours| ratio(start.took, ours.took))), time(start.cpu)]
+            }
+            None => vec!["given up".to_owned(), "–".to_owned(), "–".to_owned()],
+        })
+    })
+}
+
+fn quantiles(change: &Change) -> [String; 5] {
+    let pair = |low, high| format!("{} / {}", time(low), time(high));
+    let lost = if change.lost == 0 { String::new() } else { format!(", {} not seen", change.lost) };
+    [
+        pair(change.event.p50, change.event.p99),
+        pair(change.write.p50, change.write.p99),
+        time(change.event.max),
+        format!("{}{lost}", change.event.n),
+        String::new(),
+    ]
+}
+
+fn change(figures: &Figures) -> Table {
+    let table = Table::new(
+        "One endpoint changed → packets go elsewhere",
+        "Nothing else changes. “Event”: since the API server told the change, by its answer to the write or by its event to a third \
+         party, whichever was first. “Write”: since the write was sent.",
+        &["size", "contestant", "event p50 / p99", "write p50 / p99", "event max", "n", "against ours (p50)"],
+    );
+    each(figures, table, |run, ours| {
+        let change = run.change.as_ref()?;
+        let mut cells = quantiles(change);
+        let ours = ours.and_then(|ours| ours.change.as_ref());
+        cells[4] = or_dash(ours.map(|ours| ratio(change.event.p50, ours.event.p50)));
+        Some(cells.to_vec())
+    })
+}
+
+fn load(figures: &Figures) -> Table {
+    let table = Table::new(
+        "The same while many other Services change",
+        "Each change replaces one endpoint of another Service, by a write to the API server; “rate” is what the API server took in a second. \
+         CPU is that of the contestant, its children included, and beside it that of what it shares the processors with, the control plane and \
+         the benchmark itself; 100 % is one processor.",
+        &[
+            "size",
+            "contestant",
+            "rate",
+            "event p50 / p99",
+            "write p50 / p99",
+            "event max",
+            "n",
+            "CPU",
+            "against ours (p50)",
+        ],
+    );
+    each(figures, table, |run, ours| {
+        let load = run.load.as_ref()?;
+        let dash = || "–".to_owned();
+        let [event, write, max, n, _] = load.change.as_ref().map_or_else(|| [(); 5].map(|()| dash()), quantiles);
+        let of = |run: &Run| Some(run.load.as_ref()?.change?.event.p50);
+        let against = of(run).zip(ours.and_then(of)).map(|(theirs, ours)| ratio(theirs, ours));
+        let [cpu, beside] =
+            [load.cpu_per_second, load.surroundings_per_second].map(|cpu| format!("{:.0} %", cpu * 100.0));
+        let cpu = format!("{cpu} beside {beside}");
+        Some(vec![format!("{:.0}", load.rate), event, write, max, n, cpu, or_dash(against)])
+    })
+}
+
+fn resident(figures: &Figures) -> Table {
+    let table = Table::new(
+        "Memory",
+        "Resident memory of each process after the start and after the load, and the most that it ever was. Programs that kube-proxy \
+         calls, and what the kernel itself needs, are not in it.",
+        &["size", "contestant", "process", "after start", "after load", "peak"],
+    );
+    let mut table = table;
+    for (services, endpoints) in figures.sizes() {
+        for run in figures.runs.iter().filter(|run| run.services == services) {
+            let Some(start) = &run.start else { continue };
+            let after_load = run.load.as_ref().map(|load| &load.memory);
+            for (process, after_start) in &start.memory {
+                let later: Option<&Memory> = after_load.and_then(|all: &BTreeMap<String, Memory>| all.get(process));
+                let peak = later.unwrap_or(after_start).peak;
+                table.rows.push(vec![
+                    format!("{services}x{endpoints}"),
+                    run.contestant.clone(),
+                    process.clone(),
+                    memory(after_start.resident),
+                    or_dash(later.map(|later| memory(later.resident))),
+                    memory(peak),
+                ]);
+            }
+        }
+    }
+    table
+}
+
+fn connect(figures: &Figures) -> Table {
+    let table = Table::new(
+        "A new TCP connection",
+        "From a pod of the node to an endpoint elsewhere, medians. “Bare”: directly, before the contestant was started. “Direct”: the same with \
+         its rules, in turn with three VIPs. First, middle and last are by address: kube-proxy's iptables rules are a list with an order of its \
+         own, another one after each full sync, which a connection that goes directly has to pass as well.",
+        &["size", "contestant", "bare", "direct", "first", "middle", "last", "slowest − direct", "slowest − bare"],
+    );
+    each(figures, table, |run, _| {
+        let connect = run.connect?;
+        let micros = |micros: f64| format!("{micros:.1} µs");
+        let all =
+            [connect.bare_us, connect.direct_us, connect.first_us, connect.middle_us, connect.last_us].map(micros);
+        let more = [connect.direct_us, connect.bare_us].map(|than| format!("{:+.1} µs", connect.slowest_us() - than));
+        Some(all.into_iter().chain(more).collect())
+    })
+}
+
+fn delete(figures: &Figures) -> Table {
+    let table = Table::new(
+        "Everything deleted → nothing is answered",
+        "All Services and EndpointSlices by one request each. “After” counts from the API server's last answer.",
+        &["size", "contestant", "API server", "after", "CPU time"],
+    );
+    each(figures, table, |run, _| {
+        let delete = run.delete?;
+        let after = delete.after.map_or_else(|| "given up".to_owned(), time);
+        Some(vec![time(delete.api), after, time(delete.cpu)])
+    })
+}
+
+fn readers(figures: &Figures) -> Table {
+    let table = Table::new(
+        "Many readers",
+        "All read the same brain as the backend does. Stalled ones begin to read a full state and stop.",
+        &[
+            "size",
+            "contestant",
+            "readers (stalled)",
+            "brain without / with",
+            "change p50 / p99 without",
+            "with",
+            "spread p50 / p99",
+        ],
+    );
+    each(figures, table, |run, _| {
+        let readers = run.readers?;
+        let pair = |times: crate::statistics::Times| format!("{} / {}", time(times.p50), time(times.p99));
+        Some(vec![
+            format!("{} ({})", readers.readers, readers.stalled),
+            format!("{} / {}", memory(readers.memory[0]), memory(readers.memory[1])),
+            pair(readers.change[0]),
+            pair(readers.change[1]),
+            pair(readers.spread),
+        ])
+    })
+}
+
+fn kernel(figures: &Figures) -> Table {
+    let mut table = Table::new(
+        "nft: empty kernel → all rules, from a state in memory",
+        "In one process, without brain and API server. Beside it `nft -f` of the same tables as text.",
+        &["size", "median", "nft -f", "against ours"],
+    );
+    for kernel in &figures.kernel {
+        table.rows.push(vec![
+            format!("{}x{}", kernel.services, kernel.endpoints),
+            time(kernel.median),
+            or_dash(kernel.nft.map(time)),
+            or_dash(kernel.nft.map(|nft| ratio(nft, kernel.median))),
+        ]);
+    }
+    table
+}
+
+fn steps(figures: &Figures) -> Table {
+    let mut table = Table::new("Steps alone", "In memory, by criterion.", &["step", "time"]);
+    for (name, nanoseconds) in &figures.steps {
+        table.rows.push(vec![name.clone(), time(nanoseconds / 1e6)]);
+    }
+    table
+}

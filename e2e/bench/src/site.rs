@@ -1,0 +1,162 @@
+//! The place of one contestant: a fresh network, a fresh control plane with all objects, listeners, and nobody yet who programs the node.
+//!
+//! ```text
+//!   client 203.0.113.2 ── router ── node ──┬── 10.180.0.1: connects
+//!   etcd, kube-apiserver            │      ├── 10.180.0.2: nobody listens
+//!                                outside   └── 10.180.0.3: listens
+//!                       every other address: listens on 8080
+//! ```
+
+use std::{
+    fs::File,
+    net::SocketAddr,
+    path::Path,
+    process::Stdio,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use kube::Client;
+use localnet_controlplane::ControlPlane;
+use localnet_lab::{Namespace, Network, Running, Topology, topology::CLIENT};
+use tempfile::TempDir;
+use tokio::runtime::Handle;
+
+use crate::{
+    cluster::{Probe, Size, TARGET_PORT},
+    contestants::{Contestant, Place, Program},
+    packets::Listener,
+    plane, usage,
+};
+
+/// The node's name.
+pub(crate) const NODE: &str = "node-a";
+const CONNECTS: &str = "10.180.0.1";
+
+/// Connections that were reset need not be remembered for longer than this, and those that are left unanswered neither.
+const CONNTRACK: &[(&str, &str)] =
+    &[("net/netfilter/nf_conntrack_tcp_timeout_close", "1"), ("net/netfilter/nf_conntrack_tcp_timeout_syn_sent", "5")];
+
+/// A network, a control plane and listeners.
+pub(crate) struct Site {
+    // Fields are dropped in this order.
+    pub(crate) size: Size,
+    pub(crate) runtime: Handle,
+    plane: ControlPlane,
+    _listeners: [Listener; 2],
+    network: Network,
+    folder: TempDir,
+}
+
+impl Site {
+    pub(crate) fn build(runtime: &Handle, size: Size, data: &Path) -> anyhow::Result<Self> {
+        let pods = [Probe::Open, Probe::Closed].map(|probe| probe.address().to_string());
+        let network = Network::build(Topology::with_pods([CONNECTS, &pods[0], &pods[1]])?)?;
+        network.node().sysctl(CONNTRACK)?;
+        let pod = network.pod(Probe::Open.address().into())?;
+        let listeners = [Listener::start(network.outside(), TARGET_PORT)?, Listener::start(pod, TARGET_PORT)?];
+        let options = plane::options(Some((network.client().path(), CLIENT[0])), Some(data.to_owned()));
+        let plane = runtime.block_on(ControlPlane::start(options))?;
+        let folder = tempfile::tempdir().context("creating a temporary folder")?;
+        Ok(Self { size, runtime: runtime.clone(), plane, _listeners: listeners, network, folder })
+    }
+
+    /// For writes, and watches.
+    pub(crate) fn client(&self) -> Client {
+        self.plane.client()
+    }
+
+    /// The processes of the control plane.
+    pub(crate) fn control_plane(&self) -> impl Iterator<Item = u32> {
+        self.plane.processes()
+    }
+
+    /// Where connections come from.
+    pub(crate) fn pod(&self) -> anyhow::Result<&Namespace> {
+        self.network.pod(CONNECTS.parse().context("reading the address of a pod")?)
+    }
+
+    /// Does something in the pod that connections come from.
+    pub(crate) fn inside<T: Send>(&self, work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
+        self.pod()?.run(work)
+    }
+
+    /// All Services, in turn.
+    pub(crate) fn vips(&self) -> Vec<SocketAddr> {
+        (0..self.size.services).map(|number| self.size.vip(number)).collect()
+    }
+
+    pub(crate) fn place(&self) -> Place<'_> {
+        Place { kubeconfig: self.plane.kube_proxy_kubeconfig(), folder: self.folder.path() }
+    }
+
+    /// Starts all programs of a contestant.
+    pub(crate) fn start(&self, contestant: &Contestant) -> anyhow::Result<Team> {
+        let programs = (contestant.programs)(&self.place())?;
+        let mut running = Vec::new();
+        let started = Instant::now();
+        for program in &programs {
+            let path = self.folder.path().join(format!("{}.log", program.name));
+            let log = File::create(&path).with_context(|| format!("creating {}", path.display()))?;
+            let out = log.try_clone()?;
+            let Program { name, command } = program;
+            let spawned = self.network.node().spawn(command.get_program(), |started| {
+                let set = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
+                started.args(command.get_args()).envs(set).stdin(Stdio::null()).stdout(out).stderr(log)
+            });
+            running.push((*name, spawned?));
+        }
+        Ok(Team { started, running })
+    }
+
+    /// The end of what a program has said.
+    pub(crate) fn log(&self, program: &str) -> String {
+        let text = std::fs::read_to_string(self.folder.path().join(format!("{program}.log"))).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
+    }
+}
+
+/// The programs of a contestant at work. Dropping it ends them.
+pub(crate) struct Team {
+    /// When the first one was started.
+    pub(crate) started: Instant,
+    running: Vec<(&'static str, Running)>,
+}
+
+impl Team {
+    /// The processes, by name.
+    pub(crate) fn processes(&self) -> impl Iterator<Item = (&'static str, u32)> {
+        self.running.iter().map(|(name, process)| (*name, process.id()))
+    }
+
+    /// CPU time of all of them so far.
+    pub(crate) fn cpu(&self) -> anyhow::Result<Duration> {
+        self.processes().map(|(_, process)| usage::cpu(process)).sum()
+    }
+
+    /// None of them may have ended.
+    pub(crate) fn check_alive(&mut self, site: &Site) -> anyhow::Result<()> {
+        for (name, process) in &mut self.running {
+            let ended = process.try_wait().with_context(|| format!("looking after {name}"))?;
+            ensure!(ended.is_none(), "{name} has ended: {ended:?}\n{}", site.log(name));
+        }
+        Ok(())
+    }
+}
+
+/// Waits until the machine is idle, but not for ever: others may use it as well.
+pub(crate) fn settle() -> anyhow::Result<()> {
+    const LOOK: Duration = Duration::from_millis(500);
+    const IDLE: f64 = 0.1;
+    const PATIENCE: u32 = 20;
+    for _ in 0..PATIENCE {
+        let (busy, started) = (usage::busy()?, Instant::now());
+        thread::sleep(LOOK);
+        if (usage::busy()? - busy).as_secs_f64() / started.elapsed().as_secs_f64() < IDLE {
+            break;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,88 @@
+//! What processes and the machine spend: CPU time and memory, as `/proc` tells.
+
+use std::{fs, time::Duration};
+
+use anyhow::Context as _;
+
+/// CPU time of a process, user and system, with its children: those that it waited for, and those that still run.
+pub(crate) fn cpu(process: u32) -> anyhow::Result<Duration> {
+    let own = stat(process)?;
+    let children = processes()?.into_iter().filter_map(|other| stat(other).ok()).filter(|stat| stat.parent == process);
+    let ticks = own.ticks + own.ticks_of_children + children.map(|child| child.ticks).sum::<u64>();
+    Ok(duration(ticks))
+}
+
+/// Memory of a process, in MiB: resident now, and at most so far.
+pub(crate) fn memory(process: u32) -> anyhow::Result<(f64, f64)> {
+    let path = format!("/proc/{process}/status");
+    let status = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let kibibytes = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<f64>().ok());
+        kibibytes.map(|kibibytes| kibibytes / 1024.0).with_context(|| format!("{name} is missing in {path}"))
+    };
+    Ok((field("VmRSS:")?, field("VmHWM:")?))
+}
+
+/// Time that all processors of the machine were busy since it started.
+pub(crate) fn busy() -> anyhow::Result<Duration> {
+    let text = fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
+    let line = text.lines().next().unwrap_or_default();
+    // user nice system idle iowait irq softirq steal; what another machine stole was not idle for us.
+    let fields: Vec<u64> = line.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
+    let busy = [0, 1, 2, 5, 6, 7].iter().filter_map(|index| fields.get(*index)).sum();
+    Ok(duration(busy))
+}
+
+struct Stat {
+    parent: u32,
+    ticks: u64,
+    ticks_of_children: u64,
+}
+
+fn stat(process: u32) -> anyhow::Result<Stat> {
+    let path = format!("/proc/{process}/stat");
+    let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+    parse(&text).with_context(|| format!("{path} is not as expected"))
+}
+
+fn parse(text: &str) -> Option<Stat> {
+    // The name may hold anything, spaces and brackets too. The field after it is the third one.
+    let (_, rest) = text.rsplit_once(')')?;
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+    Some(Stat {
+        parent: number(4)?.try_into().ok()?,
+        ticks: number(14)? + number(15)?,
+        ticks_of_children: number(16)? + number(17)?,
+    })
+}
+
+fn processes() -> anyhow::Result<Vec<u32>> {
+    let entries = fs::read_dir("/proc").context("reading /proc")?;
+    Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
+}
+
+fn duration(ticks: u64) -> Duration {
+    Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_may_hold_brackets() {
+        let text = "12 (a) b) S 7 12 12 0 -1 0 1 2 3 4 100 20 3 4 20 0 1 0 5 6 7";
+        let stat = parse(text).unwrap();
+        assert_eq!((stat.parent, stat.ticks, stat.ticks_of_children), (7, 120, 7));
+        assert!(parse("12 (a) S").is_none());
+    }
+
+    #[test]
+    fn this_process_can_be_measured() {
+        let process = std::process::id();
+        assert!(memory(process).unwrap().0 > 0.0);
+        assert!(cpu(process).unwrap() <= busy().unwrap());
+    }
+}
