@@ -15,7 +15,7 @@
 //! | [`site`] | the place of one contestant |
 //! | [`packets`] | what a client sees |
 //! | [`usage`] | what processes spend |
-//! | [`measure`] | the steps |
+//! | [`mod@measure`] | the steps |
 //! | [`steps`] | what criterion measured of steps alone |
 //! | [`figures`] | what came of them |
 //! | [`goals`] | what should have come of them; pure |

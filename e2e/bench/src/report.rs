@@ -1,4 +1,4 @@
-//! What a person reads: tables on the terminal, a page, plots. All of it is made from [`Figures`](crate::figures::Figures) alone.
+//! What a person reads: tables on the terminal, a page, plots. All of it is made from [`crate::figures::Figures`] alone.
 
 mod chart;
 mod page;
