@@ -191,7 +191,7 @@ const BEHIND_ROUTER: [[&str; 2]; 2] = [["203.0.113.0/24", "10.180.1.0/24"], ["20
 /// What the outside world reaches through the node.
 const ELSEWHERE: [&[&str]; 2] =
     [&["192.168.0.0/24", "203.0.113.0/24", "10.180.0.0/16"], &["2001:db8::/64", "2001:db8:2::/64", "fd00:10:180::/48"]];
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 const FORWARDING: &[(&str, &str)] = &[("net/ipv4/ip_forward", "1"), ("net/ipv6/conf/all/forwarding", "1")];
 const EVERYWHERE: &[(&str, &str)] = &[
