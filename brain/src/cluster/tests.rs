@@ -272,6 +272,14 @@ fn an_address_that_two_services_claim_belongs_to_the_older() {
     assert_eq!(owners(&marked), [false, false, false, true]);
     let marked = check_marks(&mut cluster, apply(external("z", 3, "203.0.113.2")), &["b", "c", "z"]);
     assert_eq!(owners(&marked), [true, false, true]);
+    // What is no claim concerns nobody else.
+    let sticky = ServiceObject { affinity: Some(60), ..external("c", 7, "203.0.113.1") };
+    assert_eq!(owners(&check_marks(&mut cluster, apply(sticky), &["c"])), [false]);
+    // One that is made anew is younger than it was, and may be again what it was.
+    let marked = check_marks(&mut cluster, apply(external("b", 9, "203.0.113.1")), &["b", "c"]);
+    assert_eq!(owners(&marked), [false, true]);
+    let marked = check_marks(&mut cluster, apply(external("b", 5, "203.0.113.1")), &["b", "c"]);
+    assert_eq!(owners(&marked), [true, false]);
     // Other ports of one address can be shared.
     let mut other_port = external("c", 7, "203.0.113.1");
     other_port.ports[0].port = 81;
