@@ -158,7 +158,9 @@ impl World {
             let state = self.await_state(&format!("{sentinel:?}"), |state| sentinel.has_come(state))?;
             for side in Side::BOTH {
                 for (to, endpoint) in sentinel.paths() {
-                    self.await_answers(side, to, 1, &BTreeSet::from([endpoint]), PATIENCE)?;
+                    // Until it is programmed it may be silent.
+                    let probe = Probe::new(Protocol::Tcp, to).timeout(Duration::from_millis(200));
+                    self.await_answers(side, probe, 1, &BTreeSet::from([endpoint]), PATIENCE)?;
                 }
             }
             if self.zone == Some(sentinel.zone()) {
@@ -166,7 +168,9 @@ impl World {
             }
             let zones = sentinel.zones();
             let await_zone = |side, patience| {
-                zones.iter().try_for_each(|(to, endpoints)| self.await_answers(side, *to, ENOUGH, endpoints, patience))
+                zones.iter().try_for_each(|(to, endpoints)| {
+                    self.await_answers(side, Probe::new(Protocol::Tcp, *to), ENOUGH, endpoints, patience)
+                })
             };
             await_zone(Side::Ours, PATIENCE)?;
             let has_just_started = self.zone.is_none() && told_again < MOST_TOLD_AGAIN;
@@ -212,12 +216,11 @@ impl World {
     fn await_answers(
         &self,
         side: Side,
-        to: SocketAddr,
+        probe: Probe,
         connections: usize,
         endpoints: &BTreeSet<SocketAddr>,
         patience: Duration,
     ) -> anyhow::Result<()> {
-        let probe = Probe::new(Protocol::Tcp, to).timeout(Duration::from_millis(200));
         let deadline = Instant::now() + patience;
         loop {
             let (mut by, mut wrong) = (BTreeSet::new(), None);
@@ -239,7 +242,8 @@ impl World {
             };
             anyhow::ensure!(
                 Instant::now() < deadline,
-                "{side:?} has not settled: {to} is not answered by {endpoints:?} but by {by:?} and {wrong:?}\n{}",
+                "{side:?} has not settled: {} is not answered by {endpoints:?} but by {by:?} and {wrong:?}\n{}",
+                probe.to,
                 tail(&log())
             );
             // Refusals come at once: leave the processors to those who are waited for.
