@@ -135,14 +135,23 @@ fn a_service_that_is_refused_is_named_and_the_others_are_programmed() {
 /// What others do is noticed and put right.
 fn repairs(flavour: Flavour, damages: &[&str]) {
     let network = Arc::new(network());
-    let _live = Live::start(&network, config(), flavour, state());
     let node = network.node();
+    let [v4, v6] = programs(flavour);
+    let damages: Vec<_> =
+        damages.iter().map(|damage| damage.replace("ip6tables", v6).replace("iptables", v4)).collect();
+    sync(node, flavour, &state());
     let right = list(node, flavour);
-    for damage in damages {
-        let [v4, v6] = programs(flavour);
-        run(node, &damage.replace("ip6tables", v6).replace("iptables", v4));
+    // With nobody to repair it, all of it is damage. A backend that is started then puts it right.
+    for damage in &damages {
+        run(node, damage);
+        assert!(list(node, flavour) != right, "{damage} does no damage");
+        sync(node, flavour, &state());
+        assert!(list(node, flavour) == right, "{damage} and a start");
+    }
+    let _live = Live::start(&network, config(), flavour, state());
+    for damage in &damages {
+        run(node, damage);
         let began = Instant::now();
-        assert_ne!(list(node, flavour), right, "{damage}");
         while list(node, flavour) != right {
             assert!(began.elapsed() < PATIENCE, "{flavour:?} {damage}");
         }
