@@ -4,7 +4,7 @@ use std::any::type_name;
 use std::env;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -19,6 +19,9 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// Runs the body of a test on a kernel that has IPVS. Where this machine's kernel has it, that is all. Otherwise a guest boots, once for
 /// the whole test program, and runs this one test of the same program; what it prints is printed here, and it fails if that fails.
 ///
+/// One body runs at a time: the kernel lists virtual servers by positions in which those of all namespaces count, so one test would
+/// disturb the lists of another.
+///
 /// The body must be a closure in the function of the test itself: that is where the test's name comes from.
 ///
 /// ```no_run
@@ -32,6 +35,8 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// If the test fails, or no guest can run it.
 #[track_caller]
 pub fn on_ipvs<Body: FnOnce()>(body: Body) {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     if is_inside() || has_ipvs() {
         return body();
     }

@@ -3,8 +3,8 @@
 //!
 //! The kernel hands a long list out in parts, by position, and does not say when something came or went in between, so that an entry
 //! may be left out or told twice. Virtual servers of *other* namespaces count in these positions, so this happens without anybody
-//! at work in ours. So virtual servers that came in parts are read until a reading finds none that is new, and those that
-//! the last reading did not find are asked for by name; destinations, which have positions of their own, until two readings agree.
+//! at work in ours. A list that came in parts is therefore read until two readings in a row agree. (Changes that keep step with
+//! both readings could still hide an entry: who adds one that is missing may learn that it exists already.)
 
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ pub struct DestinationState {
 }
 
 /// How often a list that changed meanwhile is read.
-const ATTEMPTS: usize = 10;
+const ATTEMPTS: usize = 20;
 
 impl Socket {
     /// All virtual servers with their destinations, sorted; without those that go by marks of packets. What this costs
@@ -60,30 +60,16 @@ impl Socket {
 
     /// All virtual servers, sorted; without those that go by marks of packets.
     pub fn servers(&mut self) -> Result<Vec<VirtualServer>, Error> {
-        let mut found: BTreeMap<Frontend, VirtualServer> = BTreeMap::new();
-        for _ in 0..ATTEMPTS {
-            let read = self.read("list virtual servers", encode::servers_request, parse::server)?;
-            if read.interrupted {
-                continue;
-            }
-            let now: BTreeMap<_, _> = read.entries.into_iter().map(|server| (server.frontend, server)).collect();
-            if read.parts <= 1 {
-                return Ok(now.into_values().collect());
-            }
-            let complete = now.keys().all(|frontend| found.contains_key(frontend));
-            let doubtful: Vec<_> = found.keys().filter(|frontend| !now.contains_key(frontend)).copied().collect();
-            found.extend(now);
-            if complete {
-                for frontend in doubtful {
-                    match self.server(&frontend)? {
-                        Some(server) => found.insert(frontend, server),
-                        None => found.remove(&frontend),
-                    };
-                }
-                return Ok(found.into_values().collect());
-            }
-        }
-        Err(Error::Changing)
+        let read = || {
+            let Reading { entries, parts, mut interrupted } =
+                self.read("list virtual servers", encode::servers_request, parse::server)?;
+            let told = entries.len();
+            let servers: BTreeMap<_, _> = entries.into_iter().map(|server| (server.frontend, server)).collect();
+            // One was told twice.
+            interrupted |= servers.len() != told;
+            Ok(Reading { entries: servers, parts, interrupted })
+        };
+        Ok(agreed(read, BTreeMap::eq)?.into_values().collect())
     }
 
     /// One virtual server, if it exists.
@@ -101,28 +87,16 @@ impl Socket {
     /// The destinations of a virtual server, in the kernel's order; none if there is no such virtual server.
     pub fn destinations(&mut self, frontend: &Frontend) -> Result<Vec<DestinationState>, Error> {
         let family = Family::of(&frontend.address.ip());
-        let read = |socket: &mut Self| {
+        let read = || {
             let request =
                 |writer: &mut Writer, id, sequence| encode::destinations_request(writer, id, sequence, frontend);
-            socket.read("list destinations", request, |attributes| parse::destination(attributes, family))
+            self.read("list destinations", request, |attributes| parse::destination(attributes, family))
         };
-        let mut former: Option<Vec<DestinationState>> = None;
-        for _ in 0..ATTEMPTS {
-            let Read { entries, parts, interrupted } = read(self)?;
-            if interrupted {
-                continue;
-            }
+        agreed(read, |one, other| {
             // Connections come and go all the time.
-            let agrees = |former: Vec<DestinationState>| {
-                let destination = |state: &DestinationState| state.destination;
-                former.iter().map(destination).eq(entries.iter().map(destination))
-            };
-            if parts <= 1 || former.is_some_and(agrees) {
-                return Ok(entries);
-            }
-            former = Some(entries);
-        }
-        Err(Error::Changing)
+            let destination = |state: &DestinationState| state.destination;
+            one.iter().map(destination).eq(other.iter().map(destination))
+        })
     }
 
     fn read<T>(
@@ -130,23 +104,80 @@ impl Socket {
         action: &'static str,
         request: impl FnOnce(&mut Writer, u16, u32),
         parse: impl Fn(Attributes<'_>) -> Option<T>,
-    ) -> Result<Read<T>, Error> {
-        let mut read = Read { entries: Vec::new(), parts: 0, interrupted: false };
+    ) -> Result<Reading<Vec<T>>, Error> {
+        let mut reading = Reading { entries: Vec::new(), parts: 0, interrupted: false };
         let errno = self.ask(request, |part, message| {
-            read.interrupted |= message.flags & netlink::DUMP_INTERRUPTED != 0;
-            read.entries.extend(parse(message.attributes()));
-            read.parts = part + 1;
+            reading.interrupted |= message.flags & netlink::DUMP_INTERRUPTED != 0;
+            reading.entries.extend(parse(message.attributes()));
+            reading.parts = part + 1;
         })?;
         match errno {
-            None => Ok(read),
+            None => Ok(reading),
             Some(errno) => Err(refused(action, errno)),
         }
     }
 }
 
 /// What was read, and in how many parts.
-struct Read<T> {
-    entries: Vec<T>,
+#[derive(Clone, Debug)]
+struct Reading<T> {
+    entries: T,
     parts: usize,
+    /// Something changed meanwhile for certain.
     interrupted: bool,
+}
+
+/// Reads until what came is of one moment: a single part, or twice the same.
+fn agreed<T>(mut read: impl FnMut() -> Result<Reading<T>, Error>, same: impl Fn(&T, &T) -> bool) -> Result<T, Error> {
+    let mut former: Option<T> = None;
+    for _ in 0..ATTEMPTS {
+        let Reading { entries, parts, interrupted } = read()?;
+        if interrupted {
+            former = None;
+        } else if parts <= 1 || former.is_some_and(|former| same(&former, &entries)) {
+            return Ok(entries);
+        } else {
+            former = Some(entries);
+        }
+    }
+    Err(Error::Changing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Readings as words, in one part or in several; `!` marks one that was interrupted. Returns what was agreed on, and after
+    /// how many.
+    #[track_caller]
+    fn check(readings: &[(&'static str, usize)]) -> (&'static str, usize) {
+        let mut count = 0;
+        let read = || {
+            let (entries, parts) = readings[count];
+            count += 1;
+            Ok(Reading { entries, parts, interrupted: entries.ends_with('!') })
+        };
+        (agreed(read, |one, other| one == other).unwrap(), count)
+    }
+
+    #[test]
+    fn a_list_is_one_part_or_read_twice_the_same() {
+        assert_eq!(check(&[("", 0)]), ("", 1));
+        assert_eq!(check(&[("ab", 1)]), ("ab", 1));
+        assert_eq!(check(&[("ab", 2), ("ab", 2)]), ("ab", 2));
+        assert_eq!(check(&[("ab", 2), ("abc", 2), ("ab", 2), ("ab", 2)]), ("ab", 4));
+        assert_eq!(check(&[("ab", 2), ("a", 1)]), ("a", 2));
+        assert_eq!(check(&[("ab!", 1), ("ab", 2), ("ab!", 2), ("ab", 2), ("ab", 2)]), ("ab", 5));
+    }
+
+    #[test]
+    fn a_list_that_never_agrees_is_given_up() {
+        let mut count = 0;
+        let read = || {
+            count += 1;
+            Ok(Reading { entries: count, parts: 2, interrupted: false })
+        };
+        assert!(matches!(agreed(read, |one, other| one == other), Err(Error::Changing)));
+        assert_eq!(count, ATTEMPTS);
+    }
 }

@@ -37,10 +37,7 @@ pub(crate) fn run(program: &str, arguments: &[&str], input: &str) -> String {
 
 /// What `ipvsadm` sees, sorted.
 pub(crate) fn ipvsadm() -> Vec<String> {
-    let mut lines = sorted(&run("ipvsadm", &["-S", "-n"], ""));
-    // It was seen to tell a server by mark twice, and once a moment later; no server is there twice.
-    lines.dedup();
-    lines
+    sorted(&run("ipvsadm", &["-S", "-n"], ""))
 }
 
 pub(crate) fn sorted(text: &str) -> Vec<String> {
