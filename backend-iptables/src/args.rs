@@ -5,7 +5,7 @@ use localnet_client::{
     args::{self, ClientArgs},
     incremental::Adapter,
     telemetry::{self, LogFormat},
-    vips::flags::ConfigArgs,
+    vips::{Config, flags::ConfigArgs},
 };
 use localnet_linux::addresses::NodeAddresses;
 use tracing::info;
@@ -64,7 +64,17 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         let addresses = NodeAddresses::default().list().await?;
         return args::run(Adapter::new(DryRun::new(config).with_addresses(addresses)), source, options).await;
     }
-    let flavour = iptables_flavour.unwrap_or_else(Flavour::of_host);
-    info!(?flavour, chosen = iptables_flavour.is_some(), "using the tools");
-    args::run(Adapter::new(LiveBackend::open(config, Tools::find(flavour)?).await?), source, options).await
+    args::run(open(config, iptables_flavour).await?, source, options).await
+}
+
+/// The backend of this node, by the tools of a flavour or of the one that the host's rules show. Must be called in a tokio
+/// runtime.
+///
+/// # Errors
+/// iptables cannot be programmed at all.
+pub async fn open(config: Config, flavour: Option<Flavour>) -> anyhow::Result<Adapter<LiveBackend>> {
+    let chosen = flavour.is_some();
+    let flavour = flavour.unwrap_or_else(Flavour::of_host);
+    info!(?flavour, chosen, "using the tools");
+    Ok(Adapter::new(LiveBackend::open(config, Tools::find(flavour)?).await?))
 }

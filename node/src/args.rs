@@ -11,8 +11,8 @@ use localnet_brain::{
     serve::{self, Listener, Reports},
     telemetry,
 };
-use localnet_client::{Options, args::terminated, vips::flags::ConfigArgs};
-use localnet_nft::LiveBackend;
+use localnet_client::{Backend, Options, args::terminated, vips::flags::ConfigArgs};
+use localnet_iptables::Flavour;
 use localnet_proto::Address;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -30,6 +30,9 @@ pub struct Arguments {
     backend: BackendName,
     #[command(flatten)]
     config: ConfigArgs,
+    /// Which of the host's tools --backend iptables uses; by default those whose rules the host has
+    #[arg(long, value_enum)]
+    iptables_flavour: Option<Flavour>,
     /// Apply one state, print how to resume, and exit
     #[arg(long)]
     once: bool,
@@ -48,6 +51,8 @@ enum BackendName {
     /// nf_tables, over netlink
     #[default]
     Nft,
+    /// iptables, by its tools
+    Iptables,
 }
 
 /// Runs the program until SIGTERM or SIGINT, or with `--once` until one state is applied.
@@ -57,8 +62,16 @@ enum BackendName {
 /// anything failed.
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     telemetry::init(arguments.log.log_format, &arguments.log.log_level)?;
-    let BackendName::Nft = arguments.backend;
-    let backend = LiveBackend::open(arguments.config.config()?).await?;
+    let config = arguments.config.config()?;
+    match arguments.backend {
+        BackendName::Nft => run_with(localnet_nft::LiveBackend::open(config).await?, arguments).await,
+        BackendName::Iptables => {
+            run_with(localnet_iptables::args::open(config, arguments.iptables_flavour).await?, arguments).await
+        }
+    }
+}
+
+async fn run_with(backend: impl Backend, arguments: Arguments) -> anyhow::Result<()> {
     let mut listeners = Vec::new();
     for address in &arguments.listen {
         listeners.push(Listener::bind(address, &serve::Options::default()).await?);

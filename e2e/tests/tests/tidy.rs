@@ -42,7 +42,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("localnet-brain", &["localnet-proto"]),
     ("localnet-nft", &["localnet-proto", "localnet-client", "localnet-linux"]),
     ("localnet-iptables", &["localnet-proto", "localnet-client", "localnet-linux"]),
-    ("localnet-node", &["localnet-proto", "localnet-client", "localnet-brain", "localnet-nft"]),
+    ("localnet-node", &["localnet-proto", "localnet-client", "localnet-brain", "localnet-nft", "localnet-iptables"]),
     ("localnet-lab", &["localnet-proto"]),
     ("localnet-controlplane", &[]),
     ("localnet-vm", &[]),
