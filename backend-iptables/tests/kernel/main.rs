@@ -139,13 +139,17 @@ fn repairs(flavour: Flavour, damages: &[&str]) {
     let [v4, v6] = programs(flavour);
     let damages: Vec<_> =
         damages.iter().map(|damage| damage.replace("ip6tables", v6).replace("iptables", v4)).collect();
-    sync(node, flavour, &state());
+    let program = || {
+        let (_, synced) = sync(node, flavour, &state());
+        assert!(synced.failed.is_empty(), "{synced:?}");
+    };
+    program();
     let right = list(node, flavour);
     // With nobody to repair it, all of it is damage. A backend that is started then puts it right.
     for damage in &damages {
         run(node, damage);
         assert!(list(node, flavour) != right, "{damage} does no damage");
-        sync(node, flavour, &state());
+        program();
         assert!(list(node, flavour) == right, "{damage} and a start");
     }
     let _live = Live::start(&network, config(), flavour, state());

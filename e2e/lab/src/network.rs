@@ -148,9 +148,10 @@ impl Network {
         lines.extend(up("uplink"));
         lines.push(format!("addr add {NODE_ON_OUTSIDE}/64 dev outside nodad"));
         lines.extend(up("outside"));
+        // On the link for sure: while the other end is not up yet, IPv6 does not know that.
         for (router, [client, remote_pods]) in ROUTER.into_iter().zip(BEHIND_ROUTER) {
-            lines.push(format!("route add {client} via {router}"));
-            lines.push(format!("route add {remote_pods} via {router}"));
+            lines.push(format!("route add {client} via {router} dev uplink onlink"));
+            lines.push(format!("route add {remote_pods} via {router} dev uplink onlink"));
         }
         lines.push(format!("route add default via {OUTSIDE_V4} dev outside onlink src {}", NODE[0]));
         lines.push(format!("route add default via {OUTSIDE} dev outside src {}", NODE[1]));
@@ -164,7 +165,7 @@ impl Network {
         lines.extend(up("uplink"));
         lines.extend(CLIENT_GATEWAY.map(|address| add_address(address, network_length(address), "client")));
         lines.extend(up("client"));
-        lines.extend(NODE.map(|node| format!("route add default via {node}")));
+        lines.extend(NODE.map(|node| format!("route add default via {node} dev uplink onlink")));
         lines.extend(self.pods_at(Place::Remote).flat_map(link_to_pod));
         lines
     }
@@ -238,6 +239,11 @@ fn outside_lines() -> Vec<String> {
 fn await_links(namespace: &Namespace, links: usize) -> anyhow::Result<()> {
     let started = Instant::now();
     namespace.run(|| {
+        let devices = std::fs::read_to_string("/proc/thread-self/net/dev").context("reading interfaces")?;
+        let names = devices.lines().skip(2).filter_map(|line| Some(line.split_once(':')?.0.trim()));
+        // Many links of many networks: what follows from them waits in one queue of the kernel, for seconds. Who asks for a
+        // link makes it happen now.
+        namespace.ip(names.map(|name| format!("link show dev {name}")))?;
         loop {
             let addresses = std::fs::read_to_string("/proc/thread-self/net/if_inet6").context("reading addresses")?;
             let routes = std::fs::read_to_string("/proc/thread-self/net/ipv6_route").context("reading routes")?;
@@ -270,7 +276,7 @@ fn client_lines() -> Vec<String> {
     // Not at home in the /24 resp. /64, so that the kernel never picks them as a source by itself.
     lines.extend(CLIENT_TWO.map(add_unchosen_address));
     lines.extend(up("eth0"));
-    lines.extend(CLIENT_GATEWAY.map(|gateway| format!("route add default via {gateway}")));
+    lines.extend(CLIENT_GATEWAY.map(|gateway| format!("route add default via {gateway} dev eth0 onlink")));
     lines
 }
 
@@ -281,7 +287,7 @@ fn pod_lines(pod: Pod) -> Vec<String> {
     for gateway in pod.gateways() {
         lines.push(format!("route add {gateway}/{} dev eth0", host_length(gateway)));
         let source = of_family(pod.addresses(), gateway);
-        lines.push(format!("route add default via {gateway} dev eth0 src {source}"));
+        lines.push(format!("route add default via {gateway} dev eth0 onlink src {source}"));
     }
     lines
 }
