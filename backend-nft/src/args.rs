@@ -4,11 +4,13 @@ use std::net::IpAddr;
 
 use clap::{Parser, Subcommand};
 use localnet_client::{
-    args::{self, ClientArgs},
+    args::{ClientArgs, terminated},
+    program,
     telemetry::{self, LogFormat},
-    vips::flags::ConfigArgs,
+    vips::{self, flags::ConfigArgs},
 };
-use localnet_linux::addresses::Addresses;
+use localnet_config::{Config, Mode};
+use localnet_linux::{addresses::Addresses, setup::Setup, sysctl::Settings};
 
 use crate::{LiveBackend, NftBackend, dry_run::DryRun, kernel::Netlink};
 
@@ -36,30 +38,79 @@ pub struct Arguments {
 enum Command {
     /// Remove the tables ip localnet and ip6 localnet, if they exist
     Cleanup,
+    /// Set the kernel's limits of connection tracking, as configured, and exit: the one thing that needs more than CAP_NET_ADMIN
+    Init(ConfigArgs),
 }
 
 async fn local_addresses() -> anyhow::Result<Vec<IpAddr>> {
     Ok(Addresses::watch()?.list().await?.into_iter().map(|address| address.ip).collect())
 }
 
+/// Opens the backend of this node for a configuration, and sets what else of the node that configures.
+///
+/// # Errors
+/// nf_tables cannot be used at all, as without privileges.
+pub async fn open(args: &ConfigArgs, said: &Config) -> anyhow::Result<LiveBackend> {
+    let backend = LiveBackend::open(args.config(said)).await?.looking_every(said.sync_period);
+    // After the backend: what it asks of nf_tables makes the kernel load connection tracking.
+    if args.kube_proxy.configures_node() {
+        Setup::of(&said.linux).at_start(&Settings::default());
+    }
+    Ok(backend)
+}
+
 /// Runs the program.
 ///
 /// # Errors
-/// The flags contradict each other, the kernel cannot be programmed at all, or with `--once` anything failed.
+/// Flags or configuration are wrong, the kernel cannot be programmed at all, or with `--once` anything failed.
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let Arguments { command, client, config, dry_run } = arguments;
-    if let Some(Command::Cleanup) = command {
-        telemetry::init(LogFormat::Text);
-        // What is removed does not depend on the configuration.
-        return NftBackend::new(config.config()?, Netlink::open()?).remove_all();
+    let (config, only_init) = match command {
+        Some(Command::Cleanup) => {
+            telemetry::init(LogFormat::Text, "info");
+            return cleanup();
+        }
+        Some(Command::Init(init)) => (init, true),
+        None => (config, false),
+    };
+    let to_do = config.kube_proxy.to_do()?;
+    if to_do.cleanup {
+        telemetry::init(LogFormat::Text, "info");
+        return cleanup();
     }
-    telemetry::init(client.log_format);
-    let config = config.config()?;
+    let only_init = only_init || to_do.init_only;
+    let Some(running) = config.begin(Mode::Nftables)? else { return Ok(()) };
+    client.start_log(running.config());
+    running.say();
+    if only_init {
+        return init(running.config());
+    }
+    ConfigArgs::say_mode(running.config(), Mode::Nftables);
     let source = client.source()?;
-    let mut options = client.options();
     if dry_run {
-        options.once = true;
-        return args::run(DryRun::new(config).with_addresses(local_addresses().await?), source, options).await;
+        let config = config.config(running.config());
+        let options = localnet_client::Options { once: true, ..client.options() };
+        let backend = DryRun::new(config).with_addresses(local_addresses().await?);
+        return localnet_client::args::run(backend, source, options).await;
     }
-    args::run(LiveBackend::open(config).await?, source, options).await
+    let open = async |said: &Config| Ok((open(&config, said).await?, client.configured_options(said)));
+    let (current, _following) = running.follow();
+    program::run(current, |said| config.concerns(said), open, source, terminated()).await
+}
+
+/// Removes everything that this backend ever wrote.
+///
+/// # Errors
+/// nf_tables cannot be used.
+pub fn cleanup() -> anyhow::Result<()> {
+    // What is removed does not depend on the configuration.
+    NftBackend::new(vips::Config::default(), Netlink::open()?).remove_all()
+}
+
+/// What needs more privileges than the rest, in a process of its own: the command `init`, kube-proxy's `--init-only`.
+///
+/// # Errors
+/// Something could not be set.
+pub fn init(said: &Config) -> anyhow::Result<()> {
+    Setup::of(&said.linux).init(&Settings::default())
 }

@@ -42,6 +42,8 @@ pub struct LiveBackend {
     recheck: bool,
     /// Another instance of ours that was warned of already.
     rival: Option<u32>,
+    /// How often the tables are looked at without being told of a change, and when next.
+    look: Option<(Duration, Instant)>,
 }
 
 /// After this a subscription that broke is made again.
@@ -68,11 +70,32 @@ impl LiveBackend {
             repair_at: None,
             recheck: false,
             rival: None,
+            look: None,
         };
         live.rules.subscribe();
         let addresses = live.addresses.list().await;
         live.told(addresses);
         Ok(live)
+    }
+
+    /// Looks at the tables so often without being told of a change: kube-proxy's `syncPeriod`. A look costs nothing when
+    /// nobody has changed them.
+    #[must_use]
+    pub fn looking_every(mut self, period: Duration) -> Self {
+        self.look = Some((period, Instant::now() + period));
+        self
+    }
+
+    /// Says whether the tables are to be repaired.
+    fn looked(&mut self) -> bool {
+        if let Some((period, next)) = &mut self.look {
+            *next = Instant::now() + *period;
+        }
+        let changed = self.backend.lost_sight();
+        if changed {
+            info!("the tables may have been changed unseen: reading them");
+        }
+        changed
     }
 
     /// The addresses are these; says whether NodePorts move.
@@ -166,6 +189,11 @@ impl Backend for LiveBackend {
                         self.repair_at = Some(self.pace.when(Instant::now()));
                     }
                 }
+                () = at(self.look.map(|(_, next)| next)) => {
+                    if self.looked() {
+                        self.repair_at = Some(self.pace.when(Instant::now()));
+                    }
+                }
                 addresses = self.addresses.next() => {
                     if self.told(addresses) {
                         info!("the node's addresses changed: its NodePorts follow");
@@ -174,6 +202,14 @@ impl Backend for LiveBackend {
                 }
             }
         }
+    }
+}
+
+/// Resolves at an instant; never without one.
+async fn at(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => time::sleep_until(instant.into()).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -221,5 +257,43 @@ impl Rules {
         warn!(%error, "the subscription to nf_tables broke; subscribing again");
         self.monitor = None;
         self.again = Some(Instant::now() + AGAIN);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{process::Command, thread};
+
+    use localnet_client::vips;
+
+    use super::*;
+
+    fn nft(words: &str) -> String {
+        let run = Command::new("nft").args(words.split(' ')).output().expect("nft is installed");
+        assert!(run.status.success(), "nft {words}: {}", String::from_utf8_lossy(&run.stderr));
+        String::from_utf8(run.stdout).unwrap()
+    }
+
+    /// Of what it is not told it learns by looking.
+    #[test]
+    fn tables_are_looked_at_now_and_then() {
+        let in_namespace = thread::spawn(|| {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("these tests need root");
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let backend = LiveBackend::open(vips::Config::default()).await.unwrap();
+                let mut backend = backend.looking_every(Duration::from_millis(20));
+                // Nobody tells it of changes any more.
+                backend.rules.monitor = None;
+                backend.rules.again = Some(Instant::now() + Duration::from_secs(3_600));
+                let (state, everything) = (Snapshot::default(), Changes::everything());
+                assert!(backend.sync(&state, &everything).await.unwrap().failed.is_empty());
+                nft("delete table ip localnet");
+                time::timeout(Duration::from_secs(60), backend.disturbed()).await.expect("it looks");
+                assert!(backend.sync(&state, &Changes::default()).await.unwrap().failed.is_empty());
+                assert!(nft("list tables").contains("table ip localnet\n"));
+            });
+        });
+        in_namespace.join().unwrap();
     }
 }

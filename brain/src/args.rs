@@ -3,13 +3,13 @@
 use std::{path::PathBuf, str::FromStr};
 
 use clap::{Args, Parser};
+use localnet_config::{Config, KubeProxyFlags};
 use localnet_proto::{Address, DEFAULT_ADDRESS};
 
 use crate::{
     cluster,
-    health::{self, HealthzAddress, node_ports::NodePortAddresses},
     serve::{self, TlsFiles},
-    telemetry::LogFormat,
+    telemetry::{self, LogFormat},
 };
 
 /// Turns Kubernetes Services, EndpointSlices and this machine's Node into the state of one node, and serves it to backends.
@@ -22,21 +22,22 @@ pub struct Arguments {
     /// Where the state is served.
     #[command(flatten)]
     pub serve: ServeArgs,
-    /// Where it tells how the node is.
-    #[command(flatten)]
-    pub health: HealthArgs,
     /// How it logs.
     #[command(flatten)]
     pub log: LogArgs,
+    /// kube-proxy's flags, `--config` among them.
+    #[command(flatten)]
+    pub kube_proxy: KubeProxyFlags,
 }
 
 /// Where the objects come from.
 #[derive(Args, Clone, Debug)]
 pub struct SourceArgs {
     /// file:PATH (a file or folder of Kubernetes YAML or JSON), kube (the usual configuration) or kube:KUBECONFIG
-    #[arg(long, value_name = "SOURCE", value_parser = Source::from_str)]
-    pub source: Source,
-    /// Name of the node, as the cluster knows it [default: the host name in lower case]
+    /// [default: what kube-proxy's flags and --config say, if any are given]
+    #[arg(long, value_name = "SOURCE", value_parser = Source::from_str, required_unless_present_any = ["config", "kubeconfig", "master", "write-config-to", "cleanup", "init-only"])]
+    pub source: Option<Source>,
+    /// Name of the node, as the cluster knows it [default: as configured, or the host name in lower case]
     #[arg(long, value_name = "NAME", value_parser = node_name)]
     pub node_name: Option<String>,
     /// Serve the Services that name this proxy in the label service.kubernetes.io/service-proxy-name, instead of those without it
@@ -45,21 +46,45 @@ pub struct SourceArgs {
 }
 
 impl SourceArgs {
+    /// Where objects come from: what `--source` says, and else the API server of kube-proxy's configuration. `master` is its
+    /// URL, if it is another than that of the kubeconfig.
+    ///
+    /// # Errors
+    /// `master` is no URL.
+    pub fn source(&self, said: &Config, master: Option<&str>) -> anyhow::Result<Source> {
+        let server = master.map(server).transpose()?;
+        Ok(match self.source.clone() {
+            None => Source::Kube { kubeconfig: said.client_connection.kubeconfig.clone(), server },
+            Some(Source::Kube { kubeconfig, .. }) => Source::Kube { kubeconfig, server },
+            Some(file) => file,
+        })
+    }
+
     /// What the brain is told of its node.
     ///
     /// # Errors
     /// No name is given and the host has none.
-    pub fn cluster(&self) -> anyhow::Result<cluster::Options> {
-        let node_name = match &self.node_name {
-            Some(name) => name.clone(),
+    pub fn cluster(&self, said: &Config) -> anyhow::Result<cluster::Options> {
+        let name = match self.node_name.as_ref().or(said.hostname_override.as_ref()) {
+            Some(name) => {
+                node_name(name).map_err(|problem| anyhow::anyhow!("hostnameOverride: {name:?} is {problem}"))?
+            }
             None => {
                 let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
                 node_name(&host).map_err(|_| anyhow::anyhow!("this host has no name; pass --node-name"))?
             }
         };
         let service_proxy_name = self.service_proxy_name.clone();
-        Ok(cluster::Options { service_proxy_name, ..cluster::Options::of_node(node_name) })
+        let external_ips = said.feature_gates.enabled("AllowServiceExternalIPs");
+        Ok(cluster::Options { service_proxy_name, external_ips, ..cluster::Options::of_node(name) })
     }
+}
+
+/// The URL of an API server.
+fn server(text: &str) -> anyhow::Result<http::Uri> {
+    let url: Option<http::Uri> = text.parse().ok();
+    let url = url.filter(|url| url.host().is_some() && matches!(url.scheme_str(), Some("http" | "https")));
+    url.ok_or_else(|| anyhow::anyhow!("--master: {text:?} is no URL; write it like https://10.0.0.1:6443"))
 }
 
 /// A place that objects come from.
@@ -67,8 +92,13 @@ impl SourceArgs {
 pub enum Source {
     /// A file or folder of Kubernetes YAML or JSON.
     File(PathBuf),
-    /// An API server, found through this kubeconfig or in the usual places.
-    Kube(Option<PathBuf>),
+    /// An API server.
+    Kube {
+        /// Found through this kubeconfig, or in the usual places.
+        kubeconfig: Option<PathBuf>,
+        /// Its URL, if it is another than is said there.
+        server: Option<http::Uri>,
+    },
 }
 
 /// A text that names no source.
@@ -81,8 +111,8 @@ impl FromStr for Source {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.split_once(':') {
-            None if text == "kube" => Ok(Self::Kube(None)),
-            Some(("kube", path)) if !path.is_empty() => Ok(Self::Kube(Some(path.into()))),
+            None if text == "kube" => Ok(Self::Kube { kubeconfig: None, server: None }),
+            Some(("kube", path)) if !path.is_empty() => Ok(Self::Kube { kubeconfig: Some(path.into()), server: None }),
             Some(("file", path)) if !path.is_empty() => Ok(Self::File(path.into())),
             _ => Err(BadSource),
         }
@@ -136,34 +166,30 @@ impl ServeArgs {
     }
 }
 
-/// Where a brain tells how the node is.
-#[derive(Args, Clone, Copy, Debug)]
-pub struct HealthArgs {
-    /// Where to answer /healthz and /livez: IP:PORT (0.0.0.0 or :: is every address of both families), or nothing for nowhere
-    #[arg(long, value_name = "IP:PORT", default_value = "0.0.0.0:10256", value_parser = HealthzAddress::from_str)]
-    pub healthz_bind_address: HealthzAddress,
-}
-
-impl HealthArgs {
-    /// Where to answer, and when to be unhealthy.
-    pub fn options(&self) -> health::Options {
-        health::Options {
-            healthz: self.healthz_bind_address,
-            node_port_addresses: NodePortAddresses::default(),
-            timeout: health::TIMEOUT,
-        }
-    }
-}
-
 /// How a program logs.
 #[derive(Args, Clone, Debug)]
 pub struct LogArgs {
-    /// How log lines look
-    #[arg(long, value_enum, default_value_t)]
-    pub log_format: LogFormat,
-    /// What is logged: error, warn, info, debug, trace, or directives as in RUST_LOG
-    #[arg(long, value_name = "LEVEL", env = "RUST_LOG", default_value = "info")]
-    pub log_level: String,
+    /// How log lines look [default: text, or as configured]
+    #[arg(long, value_enum)]
+    pub log_format: Option<LogFormat>,
+    /// What is logged: error, warn, info, debug, trace, or directives as in RUST_LOG [default: info, or as configured]
+    #[arg(long, value_name = "LEVEL", env = "RUST_LOG")]
+    pub log_level: Option<String>,
+}
+
+impl LogArgs {
+    /// Starts logging, as the flags say, and else the configuration.
+    ///
+    /// # Errors
+    /// There is no such level.
+    pub fn start(&self, said: &Config) -> anyhow::Result<()> {
+        let configured = match said.logging.format {
+            localnet_config::LogFormat::Text => LogFormat::Text,
+            localnet_config::LogFormat::Json => LogFormat::Json,
+        };
+        let level = self.log_level.as_deref().unwrap_or(said.logging.level());
+        telemetry::init(self.log_format.unwrap_or(configured), level)
+    }
 }
 
 fn node_name(text: &str) -> Result<String, &'static str> {
@@ -201,13 +227,58 @@ mod tests {
         Arguments::try_parse_from(["localnet-brain"].into_iter().chain(line.split_whitespace()))
     }
 
+    fn kube(kubeconfig: Option<&str>, server: Option<&'static str>) -> Source {
+        Source::Kube { kubeconfig: kubeconfig.map(Into::into), server: server.map(http::Uri::from_static) }
+    }
+
+    /// What the flags of kube-proxy say.
+    fn said(arguments: &Arguments) -> Config {
+        let reader = localnet_config::Reader::kube_proxy(localnet_config::Platform::Linux);
+        arguments.kube_proxy.read(reader, None).unwrap().config
+    }
+
+    #[test]
+    fn the_api_server_is_that_of_kube_proxy_unless_said_otherwise() {
+        let rows = [
+            ("--kubeconfig /k", kube(Some("/k"), None)),
+            ("--master https://m:6443", kube(None, Some("https://m:6443/"))),
+            ("--kubeconfig /k --master http://m", kube(Some("/k"), Some("http://m/"))),
+            ("--source kube --kubeconfig /k", kube(None, None)),
+            ("--source kube:/a --kubeconfig /k", kube(Some("/a"), None)),
+            ("--source file:/a --kubeconfig /k", Source::File("/a".into())),
+        ];
+        for (line, expected) in rows {
+            let arguments = parse(line).unwrap();
+            let master = arguments.kube_proxy.to_do().unwrap().master;
+            assert_eq!(arguments.source.source(&said(&arguments), master).unwrap(), expected, "{line}");
+        }
+        let wrong = parse("--master m:6443").unwrap();
+        let error = wrong.source.source(&said(&wrong), Some("m:6443")).unwrap_err();
+        assert_eq!(error.to_string(), "--master: \"m:6443\" is no URL; write it like https://10.0.0.1:6443");
+    }
+
+    #[test]
+    fn gates_and_names_come_from_the_configuration() {
+        let cluster = |line: &str| {
+            let arguments = parse(line).unwrap();
+            arguments.source.cluster(&said(&arguments)).map_err(|error| error.to_string())
+        };
+        let named = |line: &str| cluster(line).map(|options| options.node_name);
+        assert_eq!(named("--source kube --hostname-override Node-B").as_deref(), Ok("node-b"));
+        assert_eq!(named("--source kube --hostname-override b --node-name a").as_deref(), Ok("a"));
+        let odd = named("--source kube --hostname-override a/b").unwrap_err();
+        assert!(odd.starts_with("hostnameOverride: \"a/b\" is not the name of a Node"), "{odd}");
+        assert!(cluster("--source kube").unwrap().external_ips);
+        assert!(!cluster("--source kube --feature-gates AllowServiceExternalIPs=false").unwrap().external_ips);
+    }
+
     #[test]
     fn sources_are_read() {
         let rows = [
             ("file:examples", Ok(Source::File("examples".into()))),
             ("file:/a:b", Ok(Source::File("/a:b".into()))),
-            ("kube", Ok(Source::Kube(None))),
-            ("kube:/etc/kubeconfig", Ok(Source::Kube(Some("/etc/kubeconfig".into())))),
+            ("kube", Ok(kube(None, None))),
+            ("kube:/etc/kubeconfig", Ok(kube(Some("/etc/kubeconfig"), None))),
             ("kube:", Err(BadSource)),
             ("file:", Err(BadSource)),
             ("file", Err(BadSource)),
@@ -222,13 +293,14 @@ mod tests {
     fn defaults_serve_the_default_socket() {
         let arguments = parse("--source kube --node-name Node-A").unwrap();
         assert_eq!(arguments.serve.listen, [DEFAULT_ADDRESS.parse().unwrap()]);
-        assert_eq!(arguments.source.cluster().unwrap().node_name, "node-a");
+        assert_eq!(arguments.source.cluster(&said(&arguments)).unwrap().node_name, "node-a");
         assert_eq!(arguments.serve.options().tls, None);
     }
 
     #[test]
     fn the_node_is_called_as_the_host_unless_said_otherwise() {
-        let name = parse("--source kube").unwrap().source.cluster().unwrap().node_name;
+        let arguments = parse("--source kube").unwrap();
+        let name = arguments.source.cluster(&said(&arguments)).unwrap().node_name;
         assert!(!name.is_empty() && name == name.to_lowercase());
     }
 
@@ -251,17 +323,9 @@ mod tests {
     }
 
     #[test]
-    fn health_is_told_on_the_port_of_kube_proxy_unless_said_otherwise() {
-        let address = |line: &str| parse(line).unwrap().health.options().healthz.0.map(|address| address.to_string());
-        assert_eq!(address("--source kube").as_deref(), Some("0.0.0.0:10256"));
-        assert_eq!(address("--source kube --healthz-bind-address ::").as_deref(), Some("[::]:10256"));
-        assert_eq!(address("--source kube --healthz-bind-address="), None);
-    }
-
-    #[test]
     fn nonsense_is_a_usage_error() {
         let lines = [
-            "--source kube --healthz-bind-address :10256",
+            "--source kube --unknown-flag",
             "",
             "--source nowhere",
             "--source kube --listen /run/brain.sock",

@@ -25,7 +25,7 @@ use prost::Message as _;
 use tokio::sync::watch;
 
 use crate::localize::Localized;
-pub use health::HealthFacts;
+pub use health::{HealthFacts, NodeFacts};
 pub use items::Items;
 
 /// So many services that are gone are remembered, for deltas. A reader that missed more gets the full state.

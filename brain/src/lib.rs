@@ -10,6 +10,7 @@
 
 pub mod args;
 pub mod cluster;
+pub mod configured;
 pub mod feed;
 pub mod health;
 pub mod localize;

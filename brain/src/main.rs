@@ -6,7 +6,9 @@ use std::{
 };
 
 use clap::Parser as _;
-use localnet_brain::{args::Arguments, run, telemetry};
+use localnet_brain::{args::Arguments, run};
+use localnet_config::{Mode, Platform, Reader};
+use localnet_config_file::{Begin, begin};
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -21,7 +23,17 @@ fn main() -> ExitCode {
 }
 
 fn brain(arguments: Arguments) -> anyhow::Result<()> {
-    telemetry::init(arguments.log.log_format, &arguments.log.log_level)?;
+    let reader = Reader { platform: Platform::Linux, empty_mode: Mode::Nftables };
+    let running = match begin(arguments.kube_proxy.clone(), reader)? {
+        Begin::Run(running) => running,
+        Begin::Done { said } => {
+            let lines: String = said.iter().map(|line| format!("{line}\n")).collect();
+            _ = io::stderr().write_all(lines.as_bytes());
+            return Ok(());
+        }
+    };
+    arguments.log.start(running.config())?;
+    running.say();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(async { run::run(arguments, run::terminated()?).await })
+    runtime.block_on(async { run::run(arguments, *running, run::terminated()?).await })
 }

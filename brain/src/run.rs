@@ -3,6 +3,7 @@
 use std::future::Future;
 
 use anyhow::Context as _;
+use localnet_config_file::Running;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
@@ -13,8 +14,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::{
     args::{Arguments, Source},
     cluster::{self, Cluster, Event},
+    configured::{self, Configured},
     feed::Feed,
-    health::{self, clock::Clock},
     localize::NodeIps,
     pump,
     serve::{self, Listener, Reports},
@@ -82,32 +83,39 @@ async fn watch(
             let (path, node_name) = (path.clone(), options.node_name.clone());
             work.spawn(async move { file::run(path, &node_name, events, stop).await });
         }
-        Source::Kube(kubeconfig) => {
-            let api = kube::ApiServer::from_kubeconfig(kubeconfig.as_deref(), kube::KeepAlive::default()).await?;
+        Source::Kube { kubeconfig, server } => {
+            let keep_alive = kube::KeepAlive::default();
+            let api = kube::ApiServer::at_server(kubeconfig.as_deref(), server.clone(), keep_alive).await?;
             work.spawn(kube::run(api, options.clone(), events, stop));
         }
     }
     Ok(())
 }
 
-/// Runs the command until `shutdown`.
-pub async fn run(arguments: Arguments, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
-    let options = arguments.source.cluster()?;
+/// Runs the command with a configuration until `shutdown`.
+pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
+    let said = running.config();
+    let options = arguments.source.cluster(said)?;
+    let source = arguments.source.source(said, arguments.kube_proxy.to_do()?.master)?;
     let listening = arguments.serve.options();
     let mut listeners = Vec::new();
     for address in &arguments.serve.listen {
         listeners.push(Listener::bind(address, &listening).await?);
     }
-    let mut brain = start(&arguments.source.source, options, watch::channel(NodeIps::default()).1).await?;
+    let (node_ips, chosen_ips) = watch::channel(configured::node_ips(said));
+    let mut brain = start(&source, options, chosen_ips).await?;
 
     let reports = Reports::default();
-    let _health = health::start(&arguments.health.options(), brain.feed(), &reports, Clock::System);
+    let chosen = running.has_file();
+    let (current, _following) = running.follow();
+    let mut configured = Configured::start(current, chosen, node_ips, brain.feed(), &reports)?;
     let stop = CancellationToken::new();
     let served = serve::run(listeners, brain.feed().clone(), reports, stop.clone().cancelled_owned());
     let mut served = std::pin::pin!(served);
     let result = tokio::select! {
         () = shutdown => Ok(()),
         error = brain.failed() => Err(error),
+        error = configured.failed() => Err(error),
         ended = &mut served => return ended,
     };
     stop.cancel();

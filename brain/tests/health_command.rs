@@ -48,9 +48,12 @@ async fn the_command_answers_and_backends_reports_reach_it() {
     let cluster = folder.path().join("cluster.yaml");
     std::fs::write(&cluster, "{ apiVersion: v1, kind: Node, metadata: { name: here } }").unwrap();
     let listen = format!("unix://{}", folder.path().join("brain.sock").display());
+    // All of 127.0.0.0/8 is ours: an address of this process alone has a free port.
+    let [a, b, ..] = std::process::id().to_le_bytes();
+    let healthz = format!("--healthz-bind-address=127.77.{a}.{b}:10256");
     let mut child = Command::new(env!("CARGO_BIN_EXE_localnet-brain"))
         .arg(format!("--source=file:{}", cluster.display()))
-        .args(["--node-name=here", "--healthz-bind-address=127.0.0.1:0", "--log-format=json", "--listen", &listen])
+        .args(["--node-name=here", &healthz, "--log-format=json", "--listen", &listen])
         .env_remove("RUST_LOG")
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

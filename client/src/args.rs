@@ -8,6 +8,7 @@ use std::{
 };
 
 use clap::Args;
+use localnet_config::Config;
 use localnet_proto::{Address, DEFAULT_ADDRESS, Revision};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -16,7 +17,7 @@ use crate::{
     backend::Backend,
     grpc::{Brain, TlsFiles},
     source::Source,
-    telemetry::LogFormat,
+    telemetry::{self, LogFormat},
 };
 
 /// Where the state comes from, and how the loop runs. Flatten it into the backend's own arguments.
@@ -43,12 +44,12 @@ pub struct ClientArgs {
     /// Key of the own TLS certificate
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Shortest time between two syncs, in milliseconds; changes in between are joined
-    #[arg(long, value_name = "MS", default_value_t = 0)]
-    pub min_sync_interval: u64,
-    /// How log lines look
-    #[arg(long, value_enum, default_value_t)]
-    pub log_format: LogFormat,
+    /// Shortest time between two syncs, in milliseconds; changes in between are joined [default: 0, or as configured]
+    #[arg(long, value_name = "MS")]
+    pub min_sync_interval: Option<u64>,
+    /// How log lines look [default: text, or as configured]
+    #[arg(long, value_enum)]
+    pub log_format: Option<LogFormat>,
 }
 
 impl ClientArgs {
@@ -67,9 +68,25 @@ impl ClientArgs {
         Options {
             once: self.once,
             resume: Revision { instance: self.instance_id, rev: self.rev },
-            min_interval: Duration::from_millis(self.min_sync_interval),
+            min_interval: Duration::from_millis(self.min_sync_interval.unwrap_or_default()),
             ..Options::default()
         }
+    }
+
+    /// The loop's options that the flags name, and else the configuration.
+    pub fn configured_options(&self, said: &Config) -> Options {
+        let options = self.options().configured(said);
+        let min_interval = self.min_sync_interval.map_or(options.min_interval, Duration::from_millis);
+        Options { min_interval, ..options }
+    }
+
+    /// Starts logging, as the flags say, and else the configuration.
+    pub fn start_log(&self, config: &Config) {
+        let configured = match config.logging.format {
+            localnet_config::LogFormat::Text => LogFormat::Text,
+            localnet_config::LogFormat::Json => LogFormat::Json,
+        };
+        telemetry::init(self.log_format.unwrap_or(configured), config.logging.level());
     }
 }
 

@@ -16,6 +16,7 @@ mod diff_store;
 mod drive;
 pub mod grpc;
 pub mod incremental;
+pub mod program;
 mod retry;
 pub mod route;
 mod source;

@@ -15,9 +15,9 @@ pub enum LogFormat {
     Json,
 }
 
-/// Starts logging to standard error. `RUST_LOG` says what is logged, as in `localnet=debug`; by default it is `info`.
-pub fn init(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+/// Starts logging to standard error. `RUST_LOG` says what is logged, as in `localnet=debug`; by default it is `level`.
+pub fn init(format: LogFormat, level: &str) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     // A log that cannot be written (its disk is full, its reader is gone) must not end a program that holds up a node.
     let subscriber = tracing_subscriber::fmt()
         .log_internal_errors(false)

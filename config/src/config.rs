@@ -61,6 +61,15 @@ pub struct Config {
 }
 
 impl Config {
+    /// The shortest time between two syncs for a backend whose syncs cost what changed, and not what there is.
+    ///
+    /// It is `minSyncPeriod`, except that kube-proxy's default of one second, which is there because its syncs cost what there
+    /// is, means no time at all: files that kubeadm made say nothing else.
+    pub fn min_interval(&self) -> Duration {
+        let default = Duration::from_secs(1);
+        if self.min_sync_period == default { Duration::ZERO } else { self.min_sync_period }
+    }
+
     /// The bit of the packet mark that asks for masquerading in a mode, 0–31.
     pub fn masquerade_bit(&self, mode: Mode) -> u8 {
         match mode {
@@ -151,6 +160,17 @@ pub struct Logging {
     pub text: OutputRouting,
     /// `options.json`: where lines of format json go.
     pub json: OutputRouting,
+}
+
+impl Logging {
+    /// The level that `verbosity` stands for: kube-proxy says nothing more than usual below 4, and everything from 6 on.
+    pub fn level(&self) -> &'static str {
+        match self.verbosity {
+            0..4 => "info",
+            4..6 => "debug",
+            _ => "trace",
+        }
+    }
 }
 
 /// `logging.format`

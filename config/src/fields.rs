@@ -1,4 +1,7 @@
-//! Every field of v1alpha2: what it is, its default, and where v1alpha1 had it. KEP-784's tables as data.
+//! Every field of v1alpha2: what it is, its default, where v1alpha1 had it, and what becomes of it here. KEP-784's tables as
+//! data.
+
+use crate::v1alpha2;
 
 /// A field of v1alpha2 that has a value of its own, no section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +14,21 @@ pub struct Field {
     pub default: &'static str,
     /// What it is.
     pub meaning: &'static str,
+    /// What becomes of it here.
+    pub effect: Effect,
+}
+
+/// What becomes of a field in programs of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// It has its effect, at once when the file changes.
+    Live,
+    /// It has its effect when a program starts.
+    AtStart,
+    /// It is for the backend of its mode.
+    OfMode,
+    /// It has none, and why.
+    No(&'static str),
 }
 
 /// Where v1alpha1 has a field.
@@ -32,175 +50,253 @@ pub const DROPPED: &[(&str, &str)] = &[
     ("portRange", "remove it: nothing has used it since the userspace mode went"),
 ];
 
+use Effect::{AtStart, Live, No, OfMode};
 use Formerly::{At, InModes, New, Same};
+
+const READS_JSON: Effect = No("the API server is read as JSON");
+const NO_LIMIT: Effect = No("a brain makes a handful of requests");
+const AT_ONCE: Effect = No("lines are written at once, to standard error");
+const NOT_SERVED: Effect = No("not served yet");
 
 const ALL_MODES: &[&str] = &["iptables", "ipvs", "nftables"];
 
 /// All fields, in the order in which they are written.
 pub const FIELDS: &[Field] = &[
-    field("apiVersion", Same, r#""kubeproxy.config.k8s.io/v1alpha2""#, "the version of the document"),
-    field("kind", Same, r#""KubeProxyConfiguration""#, "the kind of the document"),
-    field("featureGates", Same, "{}", "names of feature gates, and whether they are on"),
-    field("clientConnection.kubeconfig", Same, r#""""#, "kubeconfig file; empty: the service account of the pod"),
-    field("clientConnection.acceptContentTypes", Same, r#""""#, "content types that are accepted of the API server"),
+    field("apiVersion", Same, r#""kubeproxy.config.k8s.io/v1alpha2""#, "the version of the document", Live),
+    field("kind", Same, r#""KubeProxyConfiguration""#, "the kind of the document", Live),
+    field("featureGates", Same, "{}", "names of feature gates, and whether they are on", AtStart),
+    field(
+        "clientConnection.kubeconfig",
+        Same,
+        r#""""#,
+        "kubeconfig file; empty: the service account of the pod",
+        AtStart,
+    ),
+    field(
+        "clientConnection.acceptContentTypes",
+        Same,
+        r#""""#,
+        "content types that are accepted of the API server",
+        READS_JSON,
+    ),
     field(
         "clientConnection.contentType",
         Same,
         r#""application/vnd.kubernetes.protobuf""#,
         "content type of requests to the API server",
+        READS_JSON,
     ),
-    field("clientConnection.qps", Same, "5.0", "requests to the API server a second"),
-    field("clientConnection.burst", Same, "10", "requests that may be made at once beyond that"),
-    field("logging.format", Same, r#""text""#, "`text` or `json`"),
-    field("logging.flushFrequency", Same, r#""5s""#, "how long log lines may wait before they are written"),
-    field("logging.verbosity", Same, "0", "how much is logged"),
-    field("logging.vmodule", Same, "[]", "verbosity of source files: `filePattern`, `verbosity`"),
+    field("clientConnection.qps", Same, "5.0", "requests to the API server a second", NO_LIMIT),
+    field("clientConnection.burst", Same, "10", "requests that may be made at once beyond that", NO_LIMIT),
+    field("logging.format", Same, r#""text""#, "`text` or `json`", AtStart),
+    field("logging.flushFrequency", Same, r#""5s""#, "how long log lines may wait before they are written", AT_ONCE),
+    field("logging.verbosity", Same, "0", "how much is logged", AtStart),
+    field(
+        "logging.vmodule",
+        Same,
+        "[]",
+        "verbosity of source files: `filePattern`, `verbosity`",
+        No("the source files of kube-proxy are not ours"),
+    ),
     field(
         "logging.options.text.splitStream",
         Same,
         "false",
         "text: errors to standard error, the rest to standard output",
+        AT_ONCE,
     ),
-    field("logging.options.text.infoBufferSize", Same, r#""0""#, "text: bytes that may be held back then"),
+    field("logging.options.text.infoBufferSize", Same, r#""0""#, "text: bytes that may be held back then", AT_ONCE),
     field(
         "logging.options.json.splitStream",
         Same,
         "false",
         "json: errors to standard error, the rest to standard output",
+        AT_ONCE,
     ),
-    field("logging.options.json.infoBufferSize", Same, r#""0""#, "json: bytes that may be held back then"),
-    field("hostnameOverride", Same, r#""""#, "name of the Node; empty: the host's name in lower case"),
+    field("logging.options.json.infoBufferSize", Same, r#""0""#, "json: bytes that may be held back then", AT_ONCE),
+    field("hostnameOverride", Same, r#""""#, "name of the Node; empty: the host's name in lower case", AtStart),
     field(
         "nodeIPOverride",
         At("bindAddress"),
         "[]",
         "primary addresses of the node, one of each family; empty: the Node object's",
+        Live,
     ),
     field(
         "ipFamilyPolicy",
         New,
         r#""""#,
         "families of the node's primary addresses: `SingleStack`, `PreferDualStack`, `RequireDualStack`; empty: as many as it has",
+        Live,
     ),
     field(
         "configHardFail",
         New,
         "true",
         "errors of the configuration end the program, where otherwise they are only said",
+        Live,
     ),
-    field("healthzBindAddress", Same, r#""0.0.0.0:10256""#, "where `/healthz` and `/livez` are answered"),
-    field("metricsBindAddress", Same, r#""127.0.0.1:10249""#, "where `/metrics` is answered"),
-    field("bindAddressHardFail", Same, "true", "the program ends when it cannot bind to those"),
-    field("enableProfiling", Same, "false", "profiles can be had where metrics are"),
-    field("showHiddenMetricsForVersion", Same, r#""""#, "the minor version before this one: show metrics hidden since"),
-    field("mode", Same, r#""""#, "`iptables`, `ipvs`, `nftables`; on Windows `kernelspace`"),
+    field("healthzBindAddress", Same, r#""0.0.0.0:10256""#, "where `/healthz` and `/livez` are answered", Live),
+    field("metricsBindAddress", Same, r#""127.0.0.1:10249""#, "where `/metrics` is answered", NOT_SERVED),
+    field("bindAddressHardFail", Same, "true", "the program ends when it cannot bind to those", AtStart),
+    field("enableProfiling", Same, "false", "profiles can be had where metrics are", NOT_SERVED),
+    field(
+        "showHiddenMetricsForVersion",
+        Same,
+        r#""""#,
+        "the minor version before this one: show metrics hidden since",
+        NOT_SERVED,
+    ),
+    field("mode", Same, r#""""#, "`iptables`, `ipvs`, `nftables`; on Windows `kernelspace`", AtStart),
     field(
         "linux.conntrack.maxPerCore",
         At("conntrack.maxPerCore"),
         "32768",
         "tracked connections for each core; 0: left alone",
+        Live,
     ),
-    field("linux.conntrack.min", At("conntrack.min"), "131072", "but at least so many"),
+    field("linux.conntrack.min", At("conntrack.min"), "131072", "but at least so many", Live),
     field(
         "linux.conntrack.tcpEstablishedTimeout",
         At("conntrack.tcpEstablishedTimeout"),
         r#""24h0m0s""#,
         "how long an idle connection is tracked; 0: left alone",
+        Live,
     ),
     field(
         "linux.conntrack.tcpCloseWaitTimeout",
         At("conntrack.tcpCloseWaitTimeout"),
         r#""1h0m0s""#,
         "how long a half closed connection is tracked; 0: left alone",
+        Live,
     ),
     field(
         "linux.conntrack.tcpBeLiberal",
         At("conntrack.tcpBeLiberal"),
         "false",
         "packets outside of the window are not invalid",
+        Live,
     ),
     field(
         "linux.conntrack.udpTimeout",
         At("conntrack.udpTimeout"),
         r#""0s""#,
         "how long UDP without an answer is tracked; 0: left alone",
+        Live,
     ),
     field(
         "linux.conntrack.udpStreamTimeout",
         At("conntrack.udpStreamTimeout"),
         r#""0s""#,
         "how long UDP with an answer is tracked; 0: left alone",
+        Live,
     ),
     field(
         "linux.masqueradeAll",
         InModes(&["iptables", "nftables"], "masqueradeAll"),
         "false",
         "masquerade everything that is sent to a ClusterIP",
+        Live,
     ),
-    field("linux.oomScoreAdj", At("oomScoreAdj"), "-999", "how readily the kernel ends it when memory is short"),
-    field("windows.runAsService", At("windowsRunAsService"), "false", "runs as a Windows service"),
-    field("iptables.masqueradeBit", Same, "14", "iptables: bit of the packet mark that asks for masquerading"),
-    field("iptables.localhostNodePorts", Same, "false", "iptables: NodePorts answer on 127.0.0.1"),
+    field("linux.oomScoreAdj", At("oomScoreAdj"), "-999", "how readily the kernel ends it when memory is short", Live),
+    field("windows.runAsService", At("windowsRunAsService"), "false", "runs as a Windows service", OfMode),
+    field("iptables.masqueradeBit", Same, "14", "iptables: bit of the packet mark that asks for masquerading", Live),
+    field("iptables.localhostNodePorts", Same, "false", "iptables: NodePorts answer on 127.0.0.1", OfMode),
     field(
         "ipvs.masqueradeBit",
         At("iptables.masqueradeBit"),
         "14",
         "ipvs: bit of the packet mark that asks for masquerading",
+        Live,
     ),
-    field("ipvs.scheduler", Same, r#""""#, "ipvs: scheduler; empty: `rr`"),
-    field("ipvs.excludeCIDRs", Same, "[]", "ipvs: virtual servers in these are left alone"),
-    field("ipvs.strictARP", Same, "false", "ipvs: `arp_ignore` 1 and `arp_announce` 2"),
-    field("ipvs.tcpTimeout", Same, r#""0s""#, "ipvs: timeout of idle TCP sessions; 0: left alone"),
-    field("ipvs.tcpFinTimeout", Same, r#""0s""#, "ipvs: timeout of TCP sessions after a FIN; 0: left alone"),
-    field("ipvs.udpTimeout", Same, r#""0s""#, "ipvs: timeout of UDP; 0: left alone"),
-    field("nftables.masqueradeBit", Same, "14", "nftables: bit of the packet mark that asks for masquerading"),
-    field("winkernel.networkName", Same, r#""""#, "kernelspace: name of the HNS network"),
-    field("winkernel.sourceVip", Same, r#""""#, "kernelspace: address that balanced traffic is sent from"),
-    field("winkernel.enableDSR", Same, "false", "kernelspace: direct server return"),
+    field("ipvs.scheduler", Same, r#""""#, "ipvs: scheduler; empty: `rr`", OfMode),
+    field("ipvs.excludeCIDRs", Same, "[]", "ipvs: virtual servers in these are left alone", OfMode),
+    field("ipvs.strictARP", Same, "false", "ipvs: `arp_ignore` 1 and `arp_announce` 2", OfMode),
+    field("ipvs.tcpTimeout", Same, r#""0s""#, "ipvs: timeout of idle TCP sessions; 0: left alone", OfMode),
+    field("ipvs.tcpFinTimeout", Same, r#""0s""#, "ipvs: timeout of TCP sessions after a FIN; 0: left alone", OfMode),
+    field("ipvs.udpTimeout", Same, r#""0s""#, "ipvs: timeout of UDP; 0: left alone", OfMode),
+    field("nftables.masqueradeBit", Same, "14", "nftables: bit of the packet mark that asks for masquerading", Live),
+    field("winkernel.networkName", Same, r#""""#, "kernelspace: name of the HNS network", OfMode),
+    field("winkernel.sourceVip", Same, r#""""#, "kernelspace: address that balanced traffic is sent from", OfMode),
+    field("winkernel.enableDSR", Same, "false", "kernelspace: direct server return", OfMode),
     field(
         "winkernel.rootHnsEndpointName",
         Same,
         r#""""#,
         "kernelspace: HNS endpoint of the root namespace; empty: `cbr0`",
+        OfMode,
     ),
-    field("winkernel.forwardHealthCheckVip", Same, "false", "kernelspace: the health check port is forwarded on VIPs"),
+    field(
+        "winkernel.forwardHealthCheckVip",
+        Same,
+        "false",
+        "kernelspace: the health check port is forwarded on VIPs",
+        OfMode,
+    ),
     field(
         "detectLocalMode",
         Same,
         r#""""#,
         "how the node's own pods are told: `ClusterCIDR` (default), `NodeCIDR`, `BridgeInterface`, `InterfaceNamePrefix`",
+        Live,
     ),
-    field("detectLocal.bridgeInterface", Same, r#""""#, "for `BridgeInterface`: the bridge of the node's pods"),
+    field("detectLocal.bridgeInterface", Same, r#""""#, "for `BridgeInterface`: the bridge of the node's pods", Live),
     field(
         "detectLocal.clusterCIDRs",
         At("clusterCIDR"),
         "[]",
         "for `ClusterCIDR`: CIDRs of all pods, at most one of each family",
+        Live,
     ),
     field(
         "detectLocal.interfaceNamePrefix",
         Same,
         r#""""#,
         "for `InterfaceNamePrefix`: how the names of the pods' interfaces begin",
+        Live,
     ),
     field(
         "nodePortAddresses",
         Same,
         "[]",
         "CIDRs of addresses that answer NodePorts, or `primary`; empty: all, in mode nftables `primary`",
+        Live,
     ),
-    field("syncPeriod", InModes(ALL_MODES, "syncPeriod"), r#""30s""#, "how often everything is looked at again"),
+    field("syncPeriod", InModes(ALL_MODES, "syncPeriod"), r#""30s""#, "how often everything is looked at again", Live),
     field(
         "minSyncPeriod",
         InModes(ALL_MODES, "minSyncPeriod"),
         r#""1s""#,
         "how long there is at least between two syncs",
+        Live,
     ),
-    field("configSyncPeriod", Same, r#""15m0s""#, "how often everything is compared with the API server"),
+    field(
+        "configSyncPeriod",
+        Same,
+        r#""15m0s""#,
+        "how often everything is compared with the API server",
+        No("objects are watched, and listed again whenever a watch begins anew"),
+    ),
 ];
 
-const fn field(path: &'static str, formerly: Formerly, default: &'static str, meaning: &'static str) -> Field {
-    Field { path, formerly, default, meaning }
+const fn field(
+    path: &'static str,
+    formerly: Formerly,
+    default: &'static str,
+    meaning: &'static str,
+    effect: Effect,
+) -> Field {
+    Field { path, formerly, default, meaning, effect }
+}
+
+/// The fields by which two documents of v1alpha2 differ and that have their effect only when a program starts.
+pub(crate) fn at_start(before: &v1alpha2::Document, after: &v1alpha2::Document) -> Vec<&'static str> {
+    let [before, after] = [before, after].map(|document| serde_json::to_value(document).unwrap_or_default());
+    let at = |document: &serde_json::Value, path: &str| {
+        path.split('.').try_fold(document, |value, step| value.get(step)).cloned()
+    };
+    let differs = |field: &&Field| field.effect == Effect::AtStart && at(&before, field.path) != at(&after, field.path);
+    FIELDS.iter().filter(differs).map(|field| field.path).collect()
 }
 
 /// The section whose options count in a mode that v1alpha1 names.
@@ -330,6 +426,20 @@ mod tests {
         ] {
             assert_eq!(v1alpha1_path(path, mode), expected, "{path} in mode {mode:?}");
         }
+    }
+
+    #[test]
+    fn fields_that_wait_for_a_start_are_named() {
+        let before = v1alpha2::Document::default();
+        let mut after = before.clone();
+        after.sync_period = crate::GoDuration::from_secs(7);
+        after.linux.conntrack.min = 7;
+        assert_eq!(at_start(&before, &after), [""; 0]);
+        after.hostname_override = "a".to_owned();
+        after.logging.verbosity = 7;
+        after.client_connection.qps = 7.0;
+        after.feature_gates.insert("AllAlpha".to_owned(), true);
+        assert_eq!(at_start(&before, &after), ["featureGates", "logging.verbosity", "hostnameOverride"]);
     }
 
     #[test]

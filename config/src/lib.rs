@@ -38,7 +38,7 @@ pub use config::{
 };
 pub use convert::convert;
 pub use duration::{BadDuration, GoDuration};
-pub use fields::{DROPPED, FIELDS, Field, Formerly};
+pub use fields::{DROPPED, Effect, FIELDS, Field, Formerly};
 pub use flags::KubeProxyFlags;
 pub use gates::{FeatureGates, GATES, Gate, Stage};
 pub use problem::{Problem, Problems};

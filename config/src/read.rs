@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::{
-    config::Config,
+    config::{Config, Mode},
     convert::convert,
     document, fields, gates,
     problem::{Findings, Problem, Problems},
@@ -81,7 +81,12 @@ impl Reader {
         let old: v1alpha1::Document = decode(tree, misfits.mistyped)?;
         let mut old = old.complete();
         let split_streams = leave_out_split_streams(&mut old);
-        let (new, mut lost) = convert(&old);
+        let (mut new, mut lost) = convert(&old);
+        // An empty mode was iptables, whose section also says periods and masqueradeAll. Its bit is as much the operator's.
+        let is_default = old.nftables.masquerade_bit == v1alpha1::Nftables::default().masquerade_bit;
+        if old.mode.is_empty() && self.empty_mode == Mode::Nftables && is_default {
+            new.nftables.masquerade_bit = old.iptables.masquerade_bit;
+        }
         let mut findings = Findings::default();
         let config = resolve(&new, self, &mut findings);
         let mut warnings: Vec<_> = misfits.strict.into_iter().map(lenient).chain(more).collect();

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::{
     config::{Config, NodePortAddresses, OutputRouting, PRIMARY},
     duration::GoDuration,
+    fields,
     quantity::Quantity,
     sections::{self, GROUP, KIND},
     v1alpha2::{self, Document},
@@ -146,6 +147,11 @@ fn yaml(document: &impl serde::Serialize) -> String {
 }
 
 impl Config {
+    /// The fields of v1alpha2 by which another configuration differs, and that have their effect only when a program starts.
+    pub fn at_start(&self, other: &Self) -> Vec<&'static str> {
+        fields::at_start(&Document::from(self), &Document::from(other))
+    }
+
     /// The configuration as a document of the latest version, v1alpha2, with every field written out.
     pub fn to_yaml(&self) -> String {
         yaml(&Document::from(self))

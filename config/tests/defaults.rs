@@ -98,6 +98,46 @@ fn an_empty_mode_is_what_the_reader_says() {
     assert_eq!(windows.version, Version::V1alpha2);
 }
 
+/// kube-proxy's empty mode is iptables: what its section says is what the operator chose.
+#[test]
+fn an_empty_mode_keeps_the_bit_that_was_in_use() {
+    let nft = Reader { platform: Platform::Linux, empty_mode: Mode::Nftables };
+    for (lines, expected) in [
+        ("", 14),
+        ("iptables: {masqueradeBit: 20}", 20),
+        ("iptables: {masqueradeBit: 20}\nnftables: {masqueradeBit: 21}", 21),
+        ("mode: nftables\niptables: {masqueradeBit: 20}", 14),
+        ("mode: iptables\niptables: {masqueradeBit: 20}", 20),
+        ("mode: ipvs\niptables: {masqueradeBit: 20}", 20),
+    ] {
+        let config = nft.read(&format!("{}{lines}\n", header("v1alpha1"))).unwrap().config;
+        assert_eq!(config.masquerade_bit(config.mode), expected, "{lines}");
+    }
+}
+
+#[test]
+fn a_default_of_kube_proxy_holds_no_sync_up() {
+    let interval = |lines: &str| config(&format!("{}{lines}\n", header("v1alpha1"))).min_interval().as_millis();
+    for (lines, expected) in [
+        ("", 0),
+        ("iptables: {minSyncPeriod: 0s}", 0),
+        ("mode: ipvs", 0),
+        ("iptables: {minSyncPeriod: 1s}", 0),
+        ("iptables: {minSyncPeriod: 2s}", 2_000),
+        ("iptables: {minSyncPeriod: 100ms}", 100),
+    ] {
+        assert_eq!(interval(lines), expected, "{lines}");
+    }
+}
+
+#[test]
+fn a_verbosity_is_a_level() {
+    let level = |verbosity: u32| {
+        config(&format!("{}logging: {{verbosity: {verbosity}}}\n", header("v1alpha1"))).logging.level()
+    };
+    assert_eq!([0, 2, 3, 4, 5, 6, 10].map(level), ["info", "info", "info", "debug", "debug", "trace", "trace"]);
+}
+
 #[test]
 fn addresses_follow_the_family_of_the_node() {
     let at =

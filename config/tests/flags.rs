@@ -60,7 +60,8 @@ const ROWS: &[(&str, &str, &str, &str)] = &[
     ("feature-gates", "AllAlpha=true, AllBeta=false", "featureGates", r#"{"AllAlpha":true,"AllBeta":false}"#),
     ("healthz-bind-address", "10.0.0.1:80", "healthzBindAddress", r#""10.0.0.1:80""#),
     ("healthz-bind-address", "fd00::1", "healthzBindAddress", r#""[fd00::1]:10256""#),
-    ("healthz-bind-address", "", "healthzBindAddress", r#""0.0.0.0:10256""#),
+    ("healthz-bind-address", "", "healthzBindAddress", r#""""#),
+    ("metrics-bind-address", "", "metricsBindAddress", r#""127.0.0.1:10249""#),
     ("hostname-override", " Node-A ", "hostnameOverride", r#""node-a""#),
     ("iptables-localhost-nodeports", "false", "iptables.localhostNodePorts", "false"),
     ("iptables-masquerade-bit", "20", "iptables.masqueradeBit", "20"),
@@ -181,7 +182,9 @@ fn deprecated_ports_count_for_addresses_without_one() {
     sets(&["--healthz-bind-address=10.0.0.1", "--healthz-port=80"], "healthzBindAddress", "\"10.0.0.1:80\"");
     sets(&["--metrics-bind-address=10.0.0.1", "--metrics-port=81"], "metricsBindAddress", "\"10.0.0.1:81\"");
     sets(&["--metrics-bind-address=10.0.0.1:5", "--metrics-port=81"], "metricsBindAddress", "\"10.0.0.1:5\"");
-    assert_eq!(read(&["--healthz-port=0"], None).ok().and_then(|(config, _)| config.healthz_bind_address), None);
+    for nowhere in ["--healthz-port=0", "--healthz-bind-address="] {
+        assert_eq!(read(&[nowhere], None).map(|(config, _)| config.healthz_bind_address), Ok(None), "{nowhere}");
+    }
 }
 
 #[test]
@@ -351,6 +354,19 @@ fn what_to_do_is_told() {
         self::flags(&["--cleanup=x"]).map(|flags| flags.to_do().map(|_| ()).map_err(|problems| problems.to_string()));
     let said = "--cleanup: \"x\" is neither true nor false; write true or false, or only the flag".to_owned();
     assert_eq!(wrong, Ok(Err(said)));
+}
+
+#[test]
+fn a_node_is_set_up_when_someone_has_said_how() {
+    for (given, expected) in [
+        (&[][..], false),
+        (&["--masquerade-all", "--proxy-mode=nftables"], false),
+        (&["--config=/a"], true),
+        (&["--conntrack-min=1"], true),
+        (&["--oom-score-adj=0"], true),
+    ] {
+        assert_eq!(flags(given).map(|flags| flags.configures_node()), Ok(expected), "{given:?}");
+    }
 }
 
 #[test]

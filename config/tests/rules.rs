@@ -308,6 +308,14 @@ fn local_traffic_is_detected_by_what_the_mode_needs() {
             "line 4: detectLocal.interfaceNamePrefix: Invalid value: \"\": must not be empty; detectLocalMode InterfaceNamePrefix needs it",
         ],
     );
+    for (mode, field) in [("BridgeInterface", "bridgeInterface"), ("InterfaceNamePrefix", "interfaceNamePrefix")] {
+        let said = format!(
+            "line 4: detectLocal.{field}: Invalid value: \"sixteen-letters-\": must be no longer than 15 bytes; no interface has a longer name"
+        );
+        check_both(&format!("detectLocalMode: {mode}\ndetectLocal: {{{field}: sixteen-letters-}}"), &[&said]);
+        good(&format!("detectLocalMode: {mode}\ndetectLocal: {{{field}: fifteen-letters}}"));
+        good(&format!("detectLocal: {{{field}: sixteen-letters-}}"));
+    }
     good("detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0}");
     good("detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: veth}");
     good("detectLocalMode: NodeCIDR");

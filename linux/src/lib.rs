@@ -10,4 +10,5 @@ pub mod ipvs;
 mod netlink;
 pub mod nft;
 pub mod pace;
+pub mod setup;
 pub mod sysctl;

@@ -4,18 +4,19 @@ use std::pin::pin;
 
 use clap::{Parser, ValueEnum};
 use localnet_brain::{
-    args::{HealthArgs, LogArgs, SourceArgs},
-    health::{self, clock::Clock},
-    localize::NodeIps,
+    args::{LogArgs, SourceArgs},
+    configured::{self, Configured},
     run::start,
     serve::{self, Listener, Reports},
-    telemetry,
 };
-use localnet_client::{Backend, Options, args::terminated, vips::flags::ConfigArgs};
+use localnet_client::{Backend, Options, args::terminated, program, vips::flags::ConfigArgs};
+use localnet_config::{Config, Mode};
+use localnet_config_file::Running;
 use localnet_iptables::Flavour;
 use localnet_proto::Address;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tracing::warn;
 
 use crate::FeedSource;
 
@@ -25,9 +26,9 @@ use crate::FeedSource;
 pub struct Arguments {
     #[command(flatten)]
     source: SourceArgs,
-    /// What programs the kernel
-    #[arg(long, value_enum, default_value_t)]
-    backend: BackendName,
+    /// What programs the kernel [default: what the configured mode says, nft if it says nothing]
+    #[arg(long, value_enum)]
+    backend: Option<BackendName>,
     #[command(flatten)]
     config: ConfigArgs,
     /// Which of the host's tools --backend iptables uses; by default those whose rules the host has
@@ -40,54 +41,104 @@ pub struct Arguments {
     #[arg(long, value_name = "ADDR")]
     listen: Vec<Address>,
     #[command(flatten)]
-    health: HealthArgs,
-    #[command(flatten)]
     log: LogArgs,
 }
 
 /// A backend that can run in this process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum BackendName {
     /// nf_tables, over netlink
-    #[default]
     Nft,
     /// iptables, by its tools
     Iptables,
 }
 
-/// Runs the program until SIGTERM or SIGINT, or with `--once` until one state is applied.
-///
-/// # Errors
-/// The flags contradict each other, the source cannot be used, the kernel cannot be programmed at all, or with `--once`
-/// anything failed.
-pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
-    telemetry::init(arguments.log.log_format, &arguments.log.log_level)?;
-    let config = arguments.config.config()?;
-    match arguments.backend {
-        BackendName::Nft => run_with(localnet_nft::LiveBackend::open(config).await?, arguments).await,
-        BackendName::Iptables => {
-            run_with(localnet_iptables::args::open(config, arguments.iptables_flavour).await?, arguments).await
+impl BackendName {
+    /// The backend of a mode.
+    fn of(mode: Mode) -> Self {
+        match mode {
+            Mode::Iptables => Self::Iptables,
+            Mode::Nftables | Mode::Ipvs | Mode::Kernelspace => Self::Nft,
+        }
+    }
+
+    fn mode(self) -> Mode {
+        match self {
+            Self::Nft => Mode::Nftables,
+            Self::Iptables => Mode::Iptables,
         }
     }
 }
 
-async fn run_with(backend: impl Backend, arguments: Arguments) -> anyhow::Result<()> {
+/// Runs the program until SIGTERM or SIGINT, or with `--once` until one state is applied.
+///
+/// # Errors
+/// Flags or configuration are wrong, the source cannot be used, the kernel cannot be programmed at all, or with `--once`
+/// anything failed.
+pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
+    // What an empty mode stands for.
+    let preferred = arguments.backend.unwrap_or(BackendName::Nft);
+    let Some(running) = arguments.config.begin(preferred.mode())? else { return Ok(()) };
+    let said = running.config();
+    arguments.log.start(said)?;
+    running.say();
+    let backend = arguments.backend.unwrap_or(BackendName::of(said.mode));
+    if arguments.backend.is_none() && backend.mode() != said.mode {
+        warn!(mode = said.mode.as_str(), "this program has no backend for that mode: nf_tables is programmed");
+    } else {
+        ConfigArgs::say_mode(said, backend.mode());
+    }
+    let (flavour, config) = (arguments.iptables_flavour, arguments.config.clone());
+    let to_do = config.kube_proxy.to_do()?;
+    if to_do.cleanup {
+        return match backend {
+            BackendName::Nft => localnet_nft::args::cleanup(),
+            BackendName::Iptables => localnet_iptables::args::cleanup(flavour),
+        };
+    }
+    if to_do.init_only {
+        // It does not depend on the backend.
+        return localnet_nft::args::init(said);
+    }
+    match backend {
+        BackendName::Nft => {
+            let open = async |said: &Config| localnet_nft::args::open(&config, said).await;
+            run_with(arguments, *running, open).await
+        }
+        BackendName::Iptables => {
+            let open = async |said: &Config| localnet_iptables::args::open(&config, said, flavour).await;
+            run_with(arguments, *running, open).await
+        }
+    }
+}
+
+async fn run_with<B: Backend>(
+    arguments: Arguments,
+    running: Running,
+    open: impl AsyncFn(&Config) -> anyhow::Result<B>,
+) -> anyhow::Result<()> {
+    let said = running.config();
     let mut listeners = Vec::new();
     for address in &arguments.listen {
         listeners.push(Listener::bind(address, &serve::Options::default()).await?);
     }
-    let node_ips = watch::channel(NodeIps::default()).1;
-    let mut brain = start(&arguments.source.source, arguments.source.cluster()?, node_ips).await?;
+    let source = arguments.source.source(said, arguments.config.kube_proxy.to_do()?.master)?;
+    let (node_ips, chosen_ips) = watch::channel(configured::node_ips(said));
+    let mut brain = start(&source, arguments.source.cluster(said)?, chosen_ips).await?;
     let reports = Reports::default();
-    let _health = health::start(&arguments.health.options(), brain.feed(), &reports, Clock::System);
+    let chosen = running.has_file();
+    let (current, _following) = running.follow();
+    let mut configured = Configured::start(current.clone(), chosen, node_ips, brain.feed(), &reports)?;
     let stop = CancellationToken::new();
     let mut served = pin!(serve::run(listeners, brain.feed().clone(), reports.clone(), stop.clone().cancelled_owned()));
     let source = FeedSource::new(brain.feed().clone(), reports);
     let options = Options { once: arguments.once, ..Options::default() };
+    let open = async |said: &Config| Ok((open(said).await?, options.clone().configured(said)));
     let serving = !arguments.listen.is_empty();
     let result = tokio::select! {
-        result = localnet_client::run(backend, source, options, terminated()) => result,
+        result = program::run(current, |said| arguments.config.concerns(said), open, source, terminated()) => result,
         error = brain.failed() => Err(error),
+        error = configured.failed() => Err(error),
         ended = &mut served, if serving => return ended,
     };
     stop.cancel();

@@ -116,6 +116,7 @@ impl Cluster {
         if std::mem::take(&mut self.node_dirty) {
             let (node, skipped) = localize::node(&self.here, self.node.as_ref(), self.service_cidrs.values());
             localized.node = Some(node);
+            localized.primary = self.here.primary;
             localized.node_eligible = self.node.as_ref().map(localize::is_eligible);
             localized.skipped = skipped;
             localized.skipped.extend(self.node_gone.then(|| localize::node_is_gone(&self.options.node_name)));

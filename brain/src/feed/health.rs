@@ -1,8 +1,11 @@
-//! What load balancers are told, beside the states: it may change when no state does, and readers of states have no use for
-//! it. An endpoint that becomes terminating and serves on because no other is ready is an example.
+//! What load balancers are told, and what tells where, beside the states: it may change when no state does, and readers of
+//! states have no use for it. An endpoint that becomes terminating and serves on because no other is ready is an example.
+
+use std::net::IpAddr;
 
 use imbl::OrdMap;
-use localnet_proto::ServiceKey;
+use ipnet::IpNet;
+use localnet_proto::{Family, ServiceKey};
 
 use crate::localize::{HealthCheck, Localized};
 
@@ -13,12 +16,25 @@ pub struct HealthFacts {
     pub node_eligible: bool,
     /// The services that they ask after.
     pub checks: OrdMap<ServiceKey, HealthCheck>,
+    /// What is known of the node itself, as soon as there is a state.
+    pub node: Option<NodeFacts>,
 }
 
 impl Default for HealthFacts {
     fn default() -> Self {
-        Self { node_eligible: true, checks: OrdMap::new() }
+        Self { node_eligible: true, checks: OrdMap::new(), node: None }
     }
+}
+
+/// What decides where a node answers, and whether a configuration fits it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeFacts {
+    /// Its addresses: the first of each family is the primary one.
+    pub addresses: Vec<IpAddr>,
+    /// The family of its first address; unknown without one.
+    pub primary: Option<Family>,
+    /// Its `spec.podCIDRs`.
+    pub pod_cidrs: Vec<IpNet>,
 }
 
 impl HealthFacts {
@@ -27,6 +43,11 @@ impl HealthFacts {
         let mut differs = false;
         if let Some(eligible) = localized.node_eligible {
             differs = std::mem::replace(&mut self.node_eligible, eligible) != eligible;
+        }
+        if let Some(node) = &localized.node {
+            let (addresses, pod_cidrs) = (node.addresses.clone(), node.pod_cidrs.clone());
+            let facts = Some(NodeFacts { addresses, primary: localized.primary, pod_cidrs });
+            differs |= std::mem::replace(&mut self.node, facts.clone()) != facts;
         }
         let mut checks = localized.health_checks.iter().peekable();
         for (key, _) in &localized.services {

@@ -24,6 +24,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use anyhow::Context as _;
 use localnet_proto::{Family, Revision, ServiceKey};
 use tokio::{
     sync::watch,
@@ -49,7 +50,7 @@ pub const HEALTHZ_PORT: u16 = 10256;
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Where to answer, and when to be unhealthy.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Where `/healthz` and `/livez` are.
     pub healthz: HealthzAddress,
@@ -92,7 +93,7 @@ impl FromStr for HealthzAddress {
 pub struct Servers {
     status: watch::Receiver<Status>,
     watched: Arc<Watched>,
-    _work: JoinSet<()>,
+    work: JoinSet<()>,
 }
 
 impl Servers {
@@ -101,10 +102,27 @@ impl Servers {
         self.status.clone()
     }
 
+    /// Closes all ports, and returns when they are closed.
+    pub async fn stop(mut self) {
+        self.work.shutdown().await;
+    }
+
     /// The health of the backends.
     pub fn health(&self) -> Health {
         self.watched.health().0
     }
+}
+
+/// Whether `/healthz` can be answered where it is to be.
+///
+/// # Errors
+/// The port is taken, or the address is not the node's.
+pub fn check(HealthzAddress(address): HealthzAddress) -> anyhow::Result<()> {
+    let Some(address) = address else { return Ok(()) };
+    let listened = port::listen(&Port { service: None, address }).map(drop);
+    listened.with_context(|| {
+        format!("failed to listen for health checks on {address}; free the port, choose another, or set bindAddressHardFail: false")
+    })
 }
 
 /// Starts the servers. Must be called in a tokio runtime.
@@ -125,7 +143,7 @@ pub fn start(options: &Options, feed: &Feed, reports: &Reports, clock: Clock) ->
         work.spawn(port::keep(Port { service: None, address }, answer, Retry::Steady, status.clone()));
     }
     work.spawn(node_ports::run(options.node_port_addresses.clone(), Arc::clone(&watched), status));
-    Servers { status: receiver, watched, _work: work }
+    Servers { status: receiver, watched, work }
 }
 
 /// All that answers are made of.

@@ -28,16 +28,34 @@ const LOOK: Duration = Duration::from_secs(30);
 
 /// On which addresses of the node ports of services are open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodePortAddresses(Vec<IpNet>);
+pub struct NodePortAddresses {
+    cidrs: Vec<IpNet>,
+    primary: bool,
+}
 
 impl NodePortAddresses {
     /// Those addresses of the node that are in `cidrs`. A family without CIDRs is open on all of its addresses.
     pub fn within(cidrs: Vec<IpNet>) -> Self {
-        Self(cidrs)
+        Self { cidrs, primary: false }
+    }
+
+    /// The node's primary address of each family. A family without one is open on all of its addresses.
+    pub fn primary() -> Self {
+        Self { cidrs: Vec::new(), primary: true }
+    }
+
+    /// Where to listen on a node of which this is known.
+    fn on(&self, facts: &HealthFacts) -> Self {
+        if !self.primary {
+            return self.clone();
+        }
+        let addresses = facts.node.iter().flat_map(|node| &node.addresses);
+        let first = |family| addresses.clone().copied().find(|address| Family::of(*address) == family);
+        Self::within(Family::BOTH.into_iter().filter_map(first).map(IpNet::from).collect())
     }
 
     fn of(&self, family: Family) -> impl Iterator<Item = &IpNet> {
-        self.0.iter().filter(move |cidr| Family::of(cidr.addr()) == family)
+        self.cidrs.iter().filter(move |cidr| Family::of(cidr.addr()) == family)
     }
 
     /// Whether all addresses of the family are open.
@@ -94,19 +112,20 @@ struct Open {
 /// Keeps open what should be, until it is dropped or the feed has ended.
 pub(super) async fn run(addresses: NodePortAddresses, watched: Arc<Watched>, status: watch::Sender<Status>) {
     let mut facts = watched.facts.clone();
-    let restricted = !Family::BOTH.iter().all(|family| addresses.is_all(*family));
     let mut look = interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut node = Vec::new();
     let mut open: BTreeMap<Port, Open> = BTreeMap::new();
     loop {
+        let addresses = addresses.on(&facts.borrow_and_update());
+        let restricted = !Family::BOTH.iter().all(|family| addresses.is_all(*family));
         if restricted {
             node = node_addresses().unwrap_or_else(|error| {
                 tracing::warn!(%error, "failed to read the addresses of this node; those known before are used");
                 node
             });
         }
-        let ports = addresses.ports(&facts.borrow_and_update(), &node);
+        let ports = addresses.ports(&facts.borrow(), &node);
         close(&mut open, &ports).await;
         for (port, (key, family)) in ports {
             let (watched, status) = (Arc::clone(&watched), status.clone());

@@ -131,7 +131,7 @@ impl Drop for Entry<'_> {
 
 /// Go's `Listen`, to which kube-proxy leaves it: for a service, each family has a socket of its own; for `/healthz`, the
 /// unspecified address is that of both families, whichever it is written in.
-fn listen(port: &Port) -> io::Result<TcpListener> {
+pub(super) fn listen(port: &Port) -> io::Result<TcpListener> {
     let both = port.service.is_none() && port.address.ip().is_unspecified();
     if !both {
         return bind(port.address, true);

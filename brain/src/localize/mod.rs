@@ -48,6 +48,8 @@ pub struct Localized {
     pub health_checks: Vec<(ServiceKey, HealthCheck)>,
     /// Whether load balancers may choose this node, if that may have changed.
     pub node_eligible: Option<bool>,
+    /// The family of the node's first address, if the node's facts are here and tell.
+    pub primary: Option<Family>,
     /// What was left out of them, or is odd in them.
     pub skipped: Vec<Skipped>,
 }

@@ -20,18 +20,23 @@ pub struct Here {
     pub zone: Arc<str>,
     /// Its addresses: the first of each family is the primary one.
     pub addresses: Vec<IpAddr>,
+    /// The family of its first address, as an operator or the Node names them.
+    pub primary: Option<Family>,
 }
 
 impl Here {
     /// A node of which only the name is known.
     pub fn new(name: &str) -> Self {
-        Self { name: name.into(), zone: Arc::default(), addresses: Vec::new() }
+        Self { name: name.into(), zone: Arc::default(), addresses: Vec::new(), primary: None }
     }
 
     /// What the Node says, and what an operator says beside it.
     pub fn of(name: &str, node: Option<&NodeObject>, chosen: &NodeIps) -> Self {
         let zone = node.map(|node| Arc::clone(&node.zone)).unwrap_or_default();
-        Self { name: name.into(), zone, addresses: addresses(node, chosen) }
+        let mut addresses = addresses(node, chosen);
+        let primary = addresses.first().map(|first| Family::of(*first));
+        addresses.sort_by_key(IpAddr::is_ipv6);
+        Self { name: name.into(), zone, addresses, primary }
     }
 
     /// The node's primary address of a family.
@@ -133,7 +138,7 @@ fn bad<T>(parsed: &Parsed<T>) -> Option<&str> {
     }
 }
 
-/// The node's addresses: IPv4 first, each family in order (which makes its first one the primary address).
+/// The node's addresses in the order in which they count.
 fn addresses(node: Option<&NodeObject>, chosen: &NodeIps) -> Vec<IpAddr> {
     let said = node.into_iter().flat_map(|node| node.addresses.iter().filter_map(good));
     let mut seen = BTreeSet::new();
@@ -141,7 +146,6 @@ fn addresses(node: Option<&NodeObject>, chosen: &NodeIps) -> Vec<IpAddr> {
     if let Some(first) = addresses.first().copied().filter(|_| chosen.single_stack) {
         addresses.retain(|address| address.is_ipv4() == first.is_ipv4());
     }
-    addresses.sort_by_key(IpAddr::is_ipv6);
     addresses
 }
 
@@ -242,6 +246,8 @@ mod tests {
             let chosen = NodeIps { first: ips(first), single_stack };
             let here = Here::of("n", said.map(object).as_ref(), &chosen);
             assert_eq!(here.addresses, ips(expected), "{said:?} {chosen:?}");
+            let first = ips(first).first().copied().or_else(|| ips(said.unwrap_or_default()).first().copied());
+            assert_eq!(here.primary, first.map(Family::of), "{said:?} {chosen:?}");
         }
     }
 }

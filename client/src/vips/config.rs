@@ -1,8 +1,9 @@
-//! What an operator chooses. Parsing of flags is [`super::flags`]; this is what planners see.
+//! What an operator chooses, as planners see it. Where it comes from is [`super::flags`].
 
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use localnet_config::DetectLocalMode;
 
 /// How a backend programs the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +31,29 @@ impl Default for Config {
 }
 
 impl Config {
+    /// What kube-proxy's configuration says.
+    pub fn of(said: &localnet_config::Config) -> Self {
+        let local = &said.detect_local;
+        Self {
+            masquerade_all: said.linux.masquerade_all,
+            masquerade_bit: said.masquerade_bit(said.mode),
+            detector: match local.mode {
+                DetectLocalMode::ClusterCidr if local.cluster_cidrs.is_empty() => Detector::None,
+                DetectLocalMode::ClusterCidr => Detector::ClusterCidr(local.cluster_cidrs.clone()),
+                DetectLocalMode::NodeCidr => Detector::NodeCidr,
+                DetectLocalMode::BridgeInterface => Detector::BridgeInterface(local.bridge_interface.as_str().into()),
+                DetectLocalMode::InterfaceNamePrefix => {
+                    Detector::InterfaceNamePrefix(local.interface_name_prefix.as_str().into())
+                }
+            },
+            node_port_addresses: match &said.node_port_addresses {
+                localnet_config::NodePortAddresses::All => NodePortAddresses::Cidrs(Vec::new()),
+                localnet_config::NodePortAddresses::Primary => NodePortAddresses::Primary,
+                localnet_config::NodePortAddresses::Cidrs(cidrs) => NodePortAddresses::Cidrs(cidrs.clone()),
+            },
+        }
+    }
+
     /// The mark of packets to masquerade.
     pub fn masquerade_mark(&self) -> u32 {
         1 << (self.masquerade_bit & 31)

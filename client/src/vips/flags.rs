@@ -1,111 +1,82 @@
-//! The flags that say how the node is programmed.
+//! The flags that say how the node is programmed, and the configuration that they and the file of `--config` are.
 
-use anyhow::{Context as _, bail};
-use clap::{Args, ValueEnum};
-use ipnet::IpNet;
+use std::{
+    io::{self, Write as _},
+    time::Duration,
+};
 
-use super::{Config, Detector, NodePortAddresses};
+use clap::Args;
+use localnet_config::{Conntrack, KubeProxyFlags, Mode, Platform, Reader};
+use localnet_config_file::{Begin, Running, begin};
+use tracing::warn;
+
+use super::Config;
 
 /// The flags that say how the node is programmed; every backend that proxies has them.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 pub struct ConfigArgs {
-    /// CIDRs of the cluster's pods, at most one of each family: traffic to ClusterIPs from elsewhere is masqueraded
-    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
-    pub cluster_cidr: Vec<IpNet>,
-    /// How traffic of this node's pods is recognised
-    #[arg(long, value_enum, value_name = "MODE", ignore_case = true, default_value_t)]
-    pub detect_local_mode: DetectLocalMode,
-    /// The bridge of this node's pods, for BridgeInterface
-    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
-    pub pod_bridge_interface: String,
-    /// How the names of this node's pods' interfaces start, for InterfaceNamePrefix
-    #[arg(long, value_name = "PREFIX", default_value = "", hide_default_value = true)]
-    pub pod_interface_name_prefix: String,
-    /// Masquerade everything that is sent to a ClusterIP
-    #[arg(long)]
-    pub masquerade_all: bool,
-    /// Bit of the packet mark that asks for masquerading
-    #[arg(long, value_name = "BIT", default_value_t = 14, value_parser = clap::value_parser!(u8).range(0..32))]
-    pub masquerade_bit: u8,
-    /// Answer NodePorts on the addresses of this node that are in these CIDRs, or, if the word `primary` is given, only on
-    /// those that the Node object names first
-    #[arg(long, value_name = "CIDR[,CIDR]|primary", value_delimiter = ',', default_value = PRIMARY)]
-    pub nodeport_addresses: Vec<String>,
-}
-
-const PRIMARY: &str = "primary";
-
-/// How traffic of this node's pods is recognised.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum DetectLocalMode {
-    /// By --cluster-cidr; not at all without it
-    #[default]
-    #[value(name = "ClusterCIDR")]
-    ClusterCidr,
-    /// By the node's pod CIDRs
-    #[value(name = "NodeCIDR")]
-    NodeCidr,
-    /// By --pod-bridge-interface
-    #[value(name = "BridgeInterface")]
-    BridgeInterface,
-    /// By --pod-interface-name-prefix
-    #[value(name = "InterfaceNamePrefix")]
-    InterfaceNamePrefix,
+    /// Bit of the packet mark that asks for masquerading, whatever the configuration says
+    #[arg(long, value_name = "BIT", value_parser = clap::value_parser!(u8).range(0..32))]
+    pub masquerade_bit: Option<u8>,
+    /// kube-proxy's flags, `--config` among them.
+    #[command(flatten)]
+    pub kube_proxy: KubeProxyFlags,
 }
 
 impl ConfigArgs {
-    /// The configuration that the flags say.
+    /// Reads the configuration. `mode` is what an empty mode stands for. `None` when nothing is left to do: the configuration
+    /// was written to a file.
     ///
     /// # Errors
-    /// They contradict each other.
-    pub fn config(&self) -> anyhow::Result<Config> {
-        let interface = |flag, name: &str| match name.len() {
-            0 => bail!("{flag} is needed for --detect-local-mode {:?}", self.detect_local_mode),
-            1..=15 => Ok(name.into()),
-            _ => bail!("{flag} {name:?} is longer than the 15 bytes of an interface name"),
-        };
-        let detector = match self.detect_local_mode {
-            DetectLocalMode::ClusterCidr => cluster_cidr(&self.cluster_cidr)?,
-            DetectLocalMode::NodeCidr => Detector::NodeCidr,
-            DetectLocalMode::BridgeInterface => {
-                Detector::BridgeInterface(interface("--pod-bridge-interface", &self.pod_bridge_interface)?)
+    /// What is wrong with flags or file.
+    pub fn begin(&self, mode: Mode) -> anyhow::Result<Option<Box<Running>>> {
+        let platform = if mode == Mode::Kernelspace { Platform::Windows } else { Platform::Linux };
+        match begin(self.kube_proxy.clone(), Reader { platform, empty_mode: mode })? {
+            Begin::Run(running) => Ok(Some(running)),
+            Begin::Done { said } => {
+                let lines: String = said.iter().map(|line| format!("{line}\n")).collect();
+                // Nobody to read it: that is no reason to fail.
+                _ = io::stderr().write_all(lines.as_bytes());
+                Ok(None)
             }
-            DetectLocalMode::InterfaceNamePrefix => Detector::InterfaceNamePrefix(interface(
-                "--pod-interface-name-prefix",
-                &self.pod_interface_name_prefix,
-            )?),
-        };
-        Ok(Config {
-            masquerade_all: self.masquerade_all,
-            masquerade_bit: self.masquerade_bit,
-            detector,
-            node_port_addresses: node_port_addresses(&self.nodeport_addresses)?,
-        })
+        }
+    }
+
+    /// Says that another mode is configured than the one that is programmed.
+    pub fn say_mode(said: &localnet_config::Config, ours: Mode) {
+        if said.mode != ours {
+            let (mode, programmed) = (said.mode.as_str(), ours.as_str());
+            warn!(
+                mode,
+                programmed, "the configuration is for another mode: its section counts, but not for what is programmed"
+            );
+        }
+    }
+
+    /// What of a configuration concerns a backend: it begins again when this changes.
+    pub fn concerns(&self, said: &localnet_config::Config) -> Concerns {
+        Concerns {
+            vips: self.config(said),
+            conntrack: said.linux.conntrack.clone(),
+            min_sync_period: said.min_sync_period,
+            sync_period: said.sync_period,
+        }
+    }
+
+    /// How to program the node.
+    pub fn config(&self, said: &localnet_config::Config) -> Config {
+        let config = Config::of(said);
+        Config { masquerade_bit: self.masquerade_bit.unwrap_or(config.masquerade_bit), ..config }
     }
 }
 
-fn node_port_addresses(texts: &[String]) -> anyhow::Result<NodePortAddresses> {
-    match texts {
-        [only] if only == PRIMARY => Ok(NodePortAddresses::Primary),
-        texts if texts.iter().any(|text| text == PRIMARY) => {
-            bail!("--nodeport-addresses takes either {PRIMARY} or CIDRs, not both")
-        }
-        texts => {
-            let parse = |text: &String| {
-                text.parse().with_context(|| format!("--nodeport-addresses {text:?} is neither {PRIMARY} nor a CIDR"))
-            };
-            Ok(NodePortAddresses::Cidrs(texts.iter().map(parse).collect::<anyhow::Result<_>>()?))
-        }
-    }
-}
-
-fn cluster_cidr(cidrs: &[IpNet]) -> anyhow::Result<Detector> {
-    let v4 = cidrs.iter().filter(|cidr| cidr.addr().is_ipv4()).count();
-    match (v4, cidrs.len() - v4) {
-        (0, 0) => Ok(Detector::None),
-        (0 | 1, 0 | 1) => Ok(Detector::ClusterCidr(cidrs.to_vec())),
-        _ => bail!("--cluster-cidr takes at most one CIDR of each family, not {}", cidrs.len()),
-    }
+/// What of a configuration concerns a backend on Linux.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Concerns {
+    vips: Config,
+    conntrack: Conntrack,
+    min_sync_period: Duration,
+    sync_period: Duration,
 }
 
 #[cfg(test)]
@@ -113,6 +84,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::vips::{Detector, NodePortAddresses};
 
     #[derive(Debug, Parser)]
     struct Arguments {
@@ -122,7 +94,8 @@ mod tests {
 
     fn config(flags: &[&str]) -> Result<Config, String> {
         let arguments = Arguments::try_parse_from([&["backend"], flags].concat()).map_err(|e| e.to_string())?;
-        arguments.config.config().map_err(|error| error.to_string())
+        let running = arguments.config.begin(Mode::Nftables).map_err(|error| error.to_string())?;
+        Ok(arguments.config.config(running.ok_or("nothing is left to do")?.config()))
     }
 
     #[test]
@@ -137,7 +110,7 @@ mod tests {
         for (flags, expected) in [
             (&[][..], Ok(defaults.clone())),
             (&["--cluster-cidr", "10.0.0.0/8,fd00::/48"], detector(cidrs(&["10.0.0.0/8", "fd00::/48"]))),
-            (&["--detect-local-mode", "nodecidr"], detector(Detector::NodeCidr)),
+            (&["--detect-local-mode", "NodeCIDR"], detector(Detector::NodeCidr)),
             (
                 &["--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", "cni0"],
                 detector(Detector::BridgeInterface("cni0".into())),
@@ -151,6 +124,14 @@ mod tests {
             }),
             (&["--nodeport-addresses", "primary"], Ok(defaults.clone())),
             (&["--nodeport-addresses", "192.168.0.0/24,::/0"], node_ports(&["192.168.0.0/24", "::/0"])),
+            // As in kube-proxy, mode iptables answers NodePorts on all addresses.
+            (&["--proxy-mode=iptables", "--iptables-masquerade-bit=7"], {
+                Ok(Config {
+                    masquerade_bit: 7,
+                    node_port_addresses: NodePortAddresses::Cidrs(vec![]),
+                    ..defaults.clone()
+                })
+            }),
         ] {
             assert_eq!(config(flags), expected, "{flags:?}");
         }
@@ -159,16 +140,17 @@ mod tests {
     #[test]
     fn contradicting_flags_are_told() {
         for (flags, expected) in [
-            (&["--cluster-cidr", "10.0.0.0/8,11.0.0.0/8"][..], "at most one CIDR of each family"),
+            (&["--cluster-cidr", "10.0.0.0/8,11.0.0.0/8"][..], "a dual-stack pair of CIDRs"),
             (&["--cluster-cidr", "10.0.0"], "10.0.0"),
-            (&["--detect-local-mode", "BridgeInterface"], "--pod-bridge-interface is needed"),
+            (&["--detect-local-mode", "BridgeInterface"], "detectLocal.bridgeInterface"),
             (&["--masquerade-bit", "32"], "32"),
-            (&["--nodeport-addresses", "primary,10.0.0.0/8"], "either primary or CIDRs"),
-            (&["--nodeport-addresses", "192.168.0.2"], "\"192.168.0.2\" is neither primary nor a CIDR"),
+            (&["--nodeport-addresses", "primary,10.0.0.0/8"], "both 'primary' and CIDRs"),
+            (&["--nodeport-addresses", "192.168.0.2"], "\"192.168.0.2\": must be a valid CIDR"),
             (
                 &["--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "a-very-long-name"],
-                "longer than the 15 bytes",
+                "longer than 15 bytes",
             ),
+            (&["--config", "/no/such/file"], "/no/such/file: cannot be read"),
         ] {
             let error = config(flags).unwrap_err();
             assert!(error.contains(expected), "{flags:?}: {error}");

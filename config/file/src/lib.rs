@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  flags ─┐
-//!         ├─► begin ─► Begin::Run(Running) ─► config, changed().await ─► config …
+//!         ├─► begin ─► Begin::Run(Running) ─► follow ─► Current, for each part of the program
 //!  file ──┘         └► Begin::Done            --write-config-to
 //! ```
 //!
@@ -14,4 +14,4 @@ mod running;
 mod watch;
 
 pub use read::{Begin, begin};
-pub use running::Running;
+pub use running::{Current, Following, Running};

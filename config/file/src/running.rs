@@ -1,9 +1,15 @@
 //! A configuration that is in use, and what its file becomes.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use localnet_config::{Config, KubeProxyFlags, Problem, Reader, Reading};
-use tokio::task;
+use tokio::{
+    sync::watch,
+    task::{self, JoinSet},
+};
 use tracing::{error, info, warn};
 
 use crate::{
@@ -55,6 +61,21 @@ impl Running {
             info!(file = %file.display(), version = self.reading.version.as_str(), "configuration read");
         }
         self.say_warnings(&[]);
+    }
+
+    /// Follows the file from now on, for any number of parts of the program, until what is returned is dropped. Must be called
+    /// in a tokio runtime.
+    pub fn follow(self) -> (Current, Following) {
+        let mut running = self;
+        let (sender, current) = watch::channel(Arc::new(running.config().clone()));
+        let mut work = JoinSet::new();
+        work.spawn(async move {
+            while !sender.is_closed() {
+                let config = Arc::new(running.changed().await.clone());
+                sender.send_replace(config);
+            }
+        });
+        (Current(current), Following { _work: work })
     }
 
     /// What was said of the configuration before is not said again.
@@ -109,6 +130,10 @@ impl Running {
                     return false;
                 }
                 info!(file = %file.display(), "the configuration has changed");
+                let waiting = before.config.at_start(&self.reading.config);
+                if !waiting.is_empty() {
+                    warn!(fields = waiting.join(", "), "these have their effect when the program starts again");
+                }
                 true
             }
             Err(why) => {
@@ -119,6 +144,32 @@ impl Running {
             }
         }
     }
+}
+
+/// The configuration, as each part of a program follows it.
+#[derive(Clone, Debug)]
+pub struct Current(watch::Receiver<Arc<Config>>);
+
+impl Current {
+    /// The configuration now.
+    pub fn now(&self) -> Arc<Config> {
+        Arc::clone(&self.0.borrow())
+    }
+
+    /// The configuration, when it has changed since this was last told. Cancel-safe.
+    pub async fn changed(&mut self) -> Arc<Config> {
+        if self.0.changed().await.is_err() {
+            // Nobody follows the file any more: the program is about to end.
+            std::future::pending::<()>().await;
+        }
+        Arc::clone(&self.0.borrow_and_update())
+    }
+}
+
+/// The work of following a file. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Following {
+    _work: JoinSet<()>,
 }
 
 #[cfg(test)]

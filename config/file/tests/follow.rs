@@ -144,6 +144,22 @@ async fn flags_that_count_beside_a_file_still_do_when_it_changes() {
     assert_eq!(running.config().hostname_override.as_deref(), Some("node-a"));
 }
 
+#[tokio::test]
+async fn all_parts_of_a_program_follow_the_file() {
+    let files = Files::new();
+    let path = files.path("config.yaml");
+    fs::write(&path, text("1m")).unwrap();
+    let (mut first, following) = files.run("config.yaml").follow();
+    let mut second = first.clone();
+    replace(&path, &text("2m"));
+    for current in [&mut first, &mut second] {
+        assert_eq!(timeout(Duration::from_secs(60), current.changed()).await.unwrap().sync_period, 120 * SECOND);
+        assert_eq!(current.now().sync_period, 120 * SECOND);
+    }
+    drop(following);
+    assert_eq!(first.now().sync_period, 120 * SECOND);
+}
+
 #[test]
 fn a_file_that_cannot_be_used_is_an_error_that_names_it() {
     let files = Files::new();

@@ -64,7 +64,13 @@ impl KubeProxyFlags {
         let given: Vec<_> = self.given.iter().collect();
         self.set(&given, &mut document)?;
         let mut reading = self.resolved(reader, document, &given)?;
-        if given.iter().any(|given| given.flag.name == "healthz-port" && given.last().parse() == Ok(0)) {
+        // kube-proxy lets an empty address be the default: nobody says that on purpose.
+        let nowhere = |given: &&Given| match given.flag.name {
+            "healthz-port" => given.last().parse() == Ok(0),
+            "healthz-bind-address" => given.last().is_empty(),
+            _ => false,
+        };
+        if given.iter().copied().any(|given| nowhere(&given)) {
             reading.config.healthz_bind_address = None;
         }
         reading.warnings.extend(without_effect(&given));

@@ -63,6 +63,13 @@ impl KubeProxyFlags {
         })
     }
 
+    /// Whether someone has chosen how the node is to be set up: by a file, or by a flag about connection tracking or memory.
+    /// kube-proxy sets up every node that it runs on; a program that is merely tried out should not.
+    pub fn configures_node(&self) -> bool {
+        let about_node = |name: &str| name == "config" || name == "oom-score-adj" || name.starts_with("conntrack-");
+        self.given.iter().any(|given| about_node(given.flag.name))
+    }
+
     fn text(&self, name: &str) -> Option<&str> {
         let given = self.given.iter().find(|given| given.flag.name == name)?;
         Some(given.last()).filter(|text| !text.is_empty())

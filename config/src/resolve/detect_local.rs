@@ -7,6 +7,9 @@ use crate::{
     v1alpha2::Document,
 };
 
+/// The kernel's `IFNAMSIZ`, without the byte that ends a name.
+const LONGEST_INTERFACE: usize = 15;
+
 const PAIR: &str =
     "must be either a single CIDR or a dual-stack pair of CIDRs (e.g. [10.100.0.0/16, fde4:8dba:82e1::/48])";
 const BLOCK: &str = "must be a valid CIDR block (e.g. 10.100.0.0/16 or fde4:8dba:82e1::/48)";
@@ -26,15 +29,25 @@ impl Check<'_> {
             }
             DetectLocalMode::ClusterCidr | DetectLocalMode::NodeCidr => None,
         };
-        if let Some((field, _)) = needed.filter(|(_, text)| text.is_empty()) {
-            let remedy = format!("detectLocalMode {} needs it", mode.as_str());
-            self.findings.invalid(field, "\"\"", "must not be empty", &remedy);
+        if let Some((field, name)) = needed {
+            self.interface(field, name, mode);
         }
         DetectLocal {
             mode,
             bridge_interface: detect.bridge_interface.clone(),
             interface_name_prefix: detect.interface_name_prefix.clone(),
             cluster_cidrs: self.cluster_cidrs(&detect.cluster_cidrs, mode == DetectLocalMode::ClusterCidr),
+        }
+    }
+
+    fn interface(&mut self, field: &str, name: &str, mode: DetectLocalMode) {
+        if name.is_empty() {
+            let remedy = format!("detectLocalMode {} needs it", mode.as_str());
+            self.findings.invalid(field, "\"\"", "must not be empty", &remedy);
+        } else if name.len() > LONGEST_INTERFACE {
+            // kube-proxy lets it pass, and then no rule that names it can be made.
+            let why = format!("must be no longer than {LONGEST_INTERFACE} bytes");
+            self.findings.invalid(field, format_args!("{name:?}"), &why, "no interface has a longer name");
         }
     }
 

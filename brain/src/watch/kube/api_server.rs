@@ -48,7 +48,20 @@ impl ApiServer {
     /// # Errors
     /// There is no configuration, or it cannot be used.
     pub async fn from_kubeconfig(kubeconfig: Option<&Path>, keep_alive: KeepAlive) -> anyhow::Result<Self> {
-        let configured = Configured::read(kubeconfig, keep_alive).await?;
+        Self::at_server(kubeconfig, None, keep_alive).await
+    }
+
+    /// The same, with another URL than the configuration says: kube-proxy's `--master`. With one, there may be no
+    /// configuration at all.
+    ///
+    /// # Errors
+    /// There is no configuration and no URL, or the configuration cannot be used.
+    pub async fn at_server(
+        kubeconfig: Option<&Path>,
+        server: Option<http::Uri>,
+        keep_alive: KeepAlive,
+    ) -> anyhow::Result<Self> {
+        let configured = Configured::read(kubeconfig, server, keep_alive).await?;
         let url = configured.url();
         Ok(Self::at(url, service_fn(move |request| configured.clone().ask(request))))
     }

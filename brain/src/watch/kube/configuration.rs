@@ -39,13 +39,40 @@ use super::{
 
 /// Where the configuration is.
 #[derive(Clone, Debug)]
-enum Place {
+struct Place {
+    files: Files,
+    /// The API server is there, whatever the files say.
+    server: Option<http::Uri>,
+}
+
+#[derive(Clone, Debug)]
+enum Files {
     Kubeconfig(PathBuf),
     /// `KUBECONFIG`, `~/.kube/config`, the service account of a pod.
     Usual,
 }
 
 impl Place {
+    async fn read(&self) -> anyhow::Result<Config> {
+        let config = self.files.read().await;
+        let Some(server) = self.server.clone() else { return config };
+        match (config, &self.files) {
+            (Ok(mut config), _) => {
+                config.cluster_url = server;
+                Ok(config)
+            }
+            // No credentials are needed where there are none.
+            (Err(_), Files::Usual) => Ok(Config::new(server)),
+            (Err(error), Files::Kubeconfig(_)) => Err(error),
+        }
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.files.files()
+    }
+}
+
+impl Files {
     async fn read(&self) -> anyhow::Result<Config> {
         match self {
             Self::Kubeconfig(path) => {
@@ -150,8 +177,13 @@ struct Now {
 
 impl Configured {
     /// Reads the configuration: `kubeconfig`, or else the usual places. Nothing is sent yet.
-    pub(super) async fn read(kubeconfig: Option<&Path>, keep_alive: KeepAlive) -> anyhow::Result<Self> {
-        let place = kubeconfig.map_or(Place::Usual, |path| Place::Kubeconfig(path.to_owned()));
+    pub(super) async fn read(
+        kubeconfig: Option<&Path>,
+        server: Option<http::Uri>,
+        keep_alive: KeepAlive,
+    ) -> anyhow::Result<Self> {
+        let files = kubeconfig.map_or(Files::Usual, |path| Files::Kubeconfig(path.to_owned()));
+        let place = Place { files, server };
         let hashes = RandomState::new();
         let fingerprint = fingerprint(&hashes, &place);
         let (url, connection, token) = open(&place, keep_alive).await?;

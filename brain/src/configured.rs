@@ -1,0 +1,143 @@
+//! The parts of a brain that follow kube-proxy's configuration while it runs: which of the node's addresses count, and where
+//! it tells how the node is.
+
+use std::fs;
+
+use localnet_config::{Config, Family, IpFamilyPolicy, Node, NodePortAddresses};
+use localnet_config_file::Current;
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use crate::{
+    feed::Feed,
+    health::{self, HealthzAddress, Servers, clock::Clock, node_ports},
+    localize::NodeIps,
+    serve::Reports,
+};
+
+/// Which of the node's addresses count.
+pub fn node_ips(said: &Config) -> NodeIps {
+    let single_stack = said.ip_family_policy == Some(IpFamilyPolicy::SingleStack);
+    NodeIps { first: said.node_ip_override.clone(), single_stack }
+}
+
+/// Where to tell how the node is. As in kube-proxy, a state may wait for two sync periods to be applied.
+pub fn health(said: &Config) -> health::Options {
+    health::Options {
+        healthz: HealthzAddress(said.healthz_bind_address),
+        node_port_addresses: match &said.node_port_addresses {
+            NodePortAddresses::All => node_ports::NodePortAddresses::default(),
+            NodePortAddresses::Primary => node_ports::NodePortAddresses::primary(),
+            NodePortAddresses::Cidrs(cidrs) => node_ports::NodePortAddresses::within(cidrs.clone()),
+        },
+        timeout: 2 * said.sync_period,
+    }
+}
+
+/// The parts that follow the configuration.
+#[derive(Debug)]
+pub struct Configured {
+    current: Current,
+    node_ips: watch::Sender<NodeIps>,
+    feed: Feed,
+    reports: Reports,
+    options: health::Options,
+    servers: Option<Servers>,
+    /// Whether someone has chosen a configuration, so that it matters whether it fits the node.
+    chosen: bool,
+    complaints: Vec<String>,
+}
+
+impl Configured {
+    /// Starts the servers that tell how the node is. Must be called in a tokio runtime.
+    ///
+    /// # Errors
+    /// With `bindAddressHardFail` `/healthz` cannot be answered where it is to be.
+    pub fn start(
+        current: Current,
+        chosen: bool,
+        node_ips: watch::Sender<NodeIps>,
+        feed: &Feed,
+        reports: &Reports,
+    ) -> anyhow::Result<Self> {
+        let said = current.now();
+        let options = health(&said);
+        if said.bind_address_hard_fail {
+            health::check(options.healthz)?;
+        }
+        let servers = Some(health::start(&options, feed, reports, Clock::System));
+        let (feed, reports) = (feed.clone(), reports.clone());
+        Ok(Self { current, node_ips, feed, reports, options, servers, chosen, complaints: Vec::new() })
+    }
+
+    /// Follows the configuration. Ends only when it cannot be used on this node.
+    pub async fn failed(&mut self) -> anyhow::Error {
+        let mut facts = self.feed.health_facts();
+        loop {
+            if let Err(error) = self.look() {
+                return error;
+            }
+            tokio::select! {
+                said = self.current.changed() => self.apply(&said).await,
+                changed = facts.changed() => if changed.is_err() {
+                    std::future::pending::<()>().await;
+                },
+            }
+        }
+    }
+
+    async fn apply(&mut self, said: &Config) {
+        let node_ips = node_ips(said);
+        self.node_ips.send_if_modified(|now| std::mem::replace(now, node_ips.clone()) != node_ips);
+        let options = health(said);
+        if options != self.options {
+            info!("health checks are answered as newly configured");
+            // What it listened on may be wanted again.
+            if let Some(servers) = self.servers.take() {
+                servers.stop().await;
+            }
+            self.servers = Some(health::start(&options, &self.feed, &self.reports, Clock::System));
+            self.options = options;
+        }
+    }
+
+    /// Whether the configuration fits what is known of the node.
+    fn look(&mut self) -> anyhow::Result<()> {
+        let facts = self.feed.health_facts();
+        let facts = facts.borrow();
+        let Some((node, primary)) = facts.node.as_ref().and_then(|node| Some((node, node.primary?))) else {
+            return Ok(());
+        };
+        if !self.chosen {
+            return Ok(());
+        }
+        let of = |family| node.addresses.iter().any(|address| localnet_proto::Family::of(*address) == family);
+        let node = Node {
+            primary: match primary {
+                localnet_proto::Family::V4 => Family::V4,
+                localnet_proto::Family::V6 => Family::V6,
+            },
+            dual_stack: has_ipv6(),
+            has_both: localnet_proto::Family::BOTH.into_iter().all(of),
+            pod_cidrs: &node.pod_cidrs,
+        };
+        let said = self.current.now();
+        let complaints = said.complaints(&node);
+        for complaint in &complaints {
+            if complaint.fatal {
+                anyhow::bail!("the configuration does not fit this node: {}", complaint.text);
+            }
+            if !self.complaints.contains(&complaint.text) {
+                warn!("the configuration may be incomplete or incorrect: {}", complaint.text);
+            }
+        }
+        self.complaints = complaints.into_iter().map(|complaint| complaint.text).collect();
+        Ok(())
+    }
+}
+
+/// Whether this machine has IPv6, as kube-proxy finds out.
+fn has_ipv6() -> bool {
+    let disabled = fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6");
+    fs::exists("/proc/net/if_inet6").unwrap_or(false) && disabled.is_ok_and(|text| text.trim() == "0")
+}

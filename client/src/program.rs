@@ -1,0 +1,63 @@
+//! A backend as a program with a configuration: when that changes, the backend begins again in place.
+//!
+//! To begin again costs a sync: a backend adopts what is in its kernel and writes what differs, so nothing else has to know
+//! how to become another configuration.
+
+use std::pin::pin;
+
+use localnet_config::Config;
+use localnet_config_file::Current;
+use tracing::info;
+
+use crate::{Options, backend::Backend, source::Source};
+
+impl Options {
+    /// These, with what the configuration says of the loop. What fails is tried again within `syncPeriod`.
+    #[must_use]
+    pub fn configured(self, said: &Config) -> Self {
+        let max_backoff = self.max_backoff.min(said.sync_period);
+        Self { min_interval: said.min_interval(), max_backoff, ..self }
+    }
+}
+
+/// Runs a backend until `shutdown`, or with [`Options::once`] until one state is applied. Whenever the configuration changes
+/// in what `concerns` the backend, it ends, and the one that `open` gives for the new configuration goes on.
+///
+/// # Errors
+/// See [`crate::run`]; and a backend cannot be opened.
+pub async fn run<K, B, S>(
+    mut current: Current,
+    concerns: impl Fn(&Config) -> K,
+    mut open: impl AsyncFnMut(&Config) -> anyhow::Result<(B, Options)>,
+    source: S,
+    shutdown: impl Future<Output = ()>,
+) -> anyhow::Result<()>
+where
+    K: PartialEq,
+    B: Backend,
+    S: Source + Clone,
+{
+    let mut shutdown = pin!(shutdown);
+    loop {
+        let config = current.now();
+        let known = concerns(&config);
+        let (backend, options) = open(&config).await?;
+        let mut begin_again = false;
+        let ended = async {
+            tokio::select! {
+                () = shutdown.as_mut() => {}
+                () = other(&mut current, &concerns, &known) => begin_again = true,
+            }
+        };
+        crate::run(backend, source.clone(), options, ended).await?;
+        if !begin_again {
+            return Ok(());
+        }
+        info!("going on with the new configuration");
+    }
+}
+
+/// Resolves when the configuration has changed in what concerns the backend.
+async fn other<K: PartialEq>(current: &mut Current, concerns: &impl Fn(&Config) -> K, known: &K) {
+    while concerns(current.changed().await.as_ref()) == *known {}
+}
