@@ -47,6 +47,12 @@ impl<K: Kernel> IptablesBackend<K> {
         Self { kernel, desired: Desired::new(config), first: true, found: Default::default() }
     }
 
+    /// More VIPs of a family than these are reached by groups: a thousand, if nothing is said.
+    pub fn with_many_vips(mut self, vips: usize) -> Self {
+        self.desired.set_many_vips(vips);
+        self
+    }
+
     /// What the backend writes to.
     pub fn kernel(&self) -> &K {
         &self.kernel
@@ -97,6 +103,16 @@ impl<K: Kernel> IptablesBackend<K> {
     pub fn is_entered(&mut self, table: Table) -> bool {
         let text = cleanup::check(table);
         self.families().into_iter().all(|family| self.kernel.test(family, &text).is_ok())
+    }
+
+    /// Services are left out because the kernel refuses them.
+    pub fn refuses(&self) -> bool {
+        self.desired.refuses()
+    }
+
+    /// The next sync tries them again, though they have not changed.
+    pub fn retry_refused(&mut self) {
+        self.desired.retry_refused();
     }
 
     fn families(&self) -> Vec<Family> {
@@ -182,8 +198,8 @@ impl<K: Kernel> IptablesBackend<K> {
                     };
                     *refused += 1;
                     let text = match subject {
-                        Some(Subject::Commit) | None => format!("left out until it changes: {message}"),
-                        _ => format!("left out until it changes: rule {rule:?}: {message}"),
+                        Some(Subject::Commit) | None => format!("left out, and tried again later: {message}"),
+                        _ => format!("left out, and tried again later: rule {rule:?}: {message}"),
                     };
                     warn!("{}", Notice { service: service.clone(), text: text.clone() });
                     self.desired.refuse(&service, text);
@@ -258,7 +274,7 @@ impl<K: Kernel> IptablesBackend<K> {
     pub fn remove_all(&mut self) -> anyhow::Result<()> {
         self.forget();
         for family in self.families() {
-            let saved = self.kernel.save(family)?;
+            let saved = self.kernel.save(family)? + &self.kernel.save_mangle(family)?;
             let text = cleanup::removal(&saved);
             if !text.is_empty() {
                 self.kernel.restore(family, &text).with_context(|| format!("remove the chains of {family}"))?;

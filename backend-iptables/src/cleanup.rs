@@ -15,7 +15,7 @@ pub fn removal(saved: &str) -> String {
         let mut chains: BTreeSet<&str> =
             found.chains.keys().filter(|id| id.table == table).map(|id| &*id.name).collect();
         chains.extend(found.dispatch.keys().filter(|chain| chain.table == table).map(|chain| chain.name));
-        if declares(saved, table, names::CANARY) {
+        if declares(saved, table.as_str(), names::CANARY) {
             chains.insert(names::CANARY);
         }
         let jumps: Vec<_> = found.jumps.iter().filter(|((of, _), _)| *of == table).collect();
@@ -30,6 +30,9 @@ pub fn removal(saved: &str) -> String {
         chains.iter().for_each(|chain| _ = writeln!(text, "-X {chain}"));
         text.push_str("COMMIT\n");
     }
+    if declares(saved, "mangle", names::CANARY) {
+        _ = writeln!(text, "*mangle\n:{0} - [0:0]\n-X {0}\nCOMMIT", names::CANARY);
+    }
     text
 }
 
@@ -43,13 +46,13 @@ pub fn check(table: Table) -> String {
     text
 }
 
-fn declares(saved: &str, table: Table, chain: &str) -> bool {
+fn declares(saved: &str, table: &str, chain: &str) -> bool {
     let mut of = None;
     saved.lines().any(|line| {
         if let Some(name) = line.strip_prefix('*') {
             of = Some(name);
         }
-        of == Some(table.as_str()) && line.strip_prefix(':').and_then(|rest| rest.split(' ').next()) == Some(chain)
+        of == Some(table) && line.strip_prefix(':').and_then(|rest| rest.split(' ').next()) == Some(chain)
     })
 }
 
@@ -74,6 +77,11 @@ COMMIT
 :KUBE-MARK-DROP - [0:0]
 :KUBE-SVC-A - [0:0]
 COMMIT
+*mangle
+:KUBE-IPTABLES-HINT - [0:0]
+:KUBE-KUBELET-CANARY - [0:0]
+:KUBE-PROXY-CANARY - [0:0]
+COMMIT
 ";
         let expected = "\
 *filter
@@ -86,6 +94,10 @@ COMMIT
 *nat
 :KUBE-SVC-A - [0:0]
 -X KUBE-SVC-A
+COMMIT
+*mangle
+:KUBE-PROXY-CANARY - [0:0]
+-X KUBE-PROXY-CANARY
 COMMIT
 ";
         assert_eq!(removal(saved), expected);

@@ -120,6 +120,10 @@ impl Kernel for Fake {
         Ok(lines.join("\n"))
     }
 
+    fn save_mangle(&mut self, _family: Family) -> Result<String, Error> {
+        Ok(String::new())
+    }
+
     fn restore(&mut self, family: Family, text: &str) -> Result<(), Error> {
         let result = self.run(family, text);
         self.inputs.push((family, text.to_owned(), result.is_ok()));

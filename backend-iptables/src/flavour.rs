@@ -41,6 +41,16 @@ impl Flavour {
         choose(&nft, &legacy)
     }
 
+    /// Whether there can be rules in a table of it.
+    pub(crate) fn has_table(self, family: Family, table: &str) -> bool {
+        let path = match family {
+            Family::V4 => "/proc/self/net/ip_tables_names",
+            Family::V6 => "/proc/self/net/ip6_tables_names",
+        };
+        let names = std::fs::read_to_string(path).unwrap_or_default();
+        self == Self::Nft || names.lines().any(|name| name == table)
+    }
+
     /// Whether there can be rules of it. To ask the tools of ip_tables would load it into the kernel.
     pub fn is_in_use(self) -> bool {
         let tables = ["/proc/self/net/ip_tables_names", "/proc/self/net/ip6_tables_names"];

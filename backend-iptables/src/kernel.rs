@@ -14,6 +14,8 @@ use crate::{flavour::Flavour, plan::Table};
 pub trait Kernel: Send {
     /// The tables filter and nat, as `iptables-save` prints them.
     fn save(&mut self, family: Family) -> Result<String, Error>;
+    /// Another table, mangle, in which a kube-proxy may have left a chain; nothing if nobody uses that table.
+    fn save_mangle(&mut self, family: Family) -> Result<String, Error>;
     /// Makes all changes that the text says, as `iptables-restore --noflush` does: each table's at once.
     fn restore(&mut self, family: Family, text: &str) -> Result<(), Error>;
     /// Whether `restore` would take the text. Changes nothing.
@@ -52,6 +54,7 @@ pub struct Tools {
     flavour: Flavour,
     has_ipv6: bool,
     commits: u32,
+    locks: u32,
 }
 
 impl Tools {
@@ -60,7 +63,7 @@ impl Tools {
     /// # Errors
     /// They are not installed.
     pub fn find(flavour: Flavour) -> Result<Self, Error> {
-        let tools = Self { flavour, has_ipv6: Path::new("/proc/self/net/if_inet6").exists(), commits: 0 };
+        let tools = Self { flavour, has_ipv6: Path::new("/proc/self/net/if_inet6").exists(), commits: 0, locks: 0 };
         for family in Family::BOTH.into_iter().filter(|family| tools.has_family(*family)) {
             for tool in ["restore", "save"] {
                 let name = flavour.program(family, tool);
@@ -84,9 +87,21 @@ impl Tools {
         self.commits
     }
 
-    fn run_restore(&self, family: Family, text: &str, flags: &[&str]) -> Result<(), Error> {
+    /// How often the lock of ip_tables was taken: once for each table, as far as a tool came.
+    pub fn locks(&self) -> u32 {
+        self.locks
+    }
+
+    fn run_restore(&mut self, family: Family, text: &str, flags: &[&str]) -> Result<(), Error> {
         let program = self.flavour.program(family, "restore");
-        run(&program, flags, text).map(drop)
+        let result = run(&program, flags, text).map(drop);
+        let last = match &result {
+            Err(Error::Refused { line, .. }) => *line,
+            _ => usize::MAX,
+        };
+        let tables = text.lines().take(last).filter(|line| line.starts_with('*')).count();
+        self.locks = self.locks.wrapping_add(u32::try_from(tables).unwrap_or(u32::MAX));
+        result
     }
 }
 
@@ -98,6 +113,15 @@ impl Kernel for Tools {
             text += &run(&program, &["-t", table.as_str()], "")?;
         }
         Ok(text)
+    }
+
+    fn save_mangle(&mut self, family: Family) -> Result<String, Error> {
+        // To ask for a table of ip_tables would load it into the kernel.
+        if self.flavour.has_table(family, "mangle") {
+            run(&self.flavour.program(family, "save"), &["-t", "mangle"], "")
+        } else {
+            Ok(String::new())
+        }
     }
 
     fn restore(&mut self, family: Family, text: &str) -> Result<(), Error> {

@@ -24,9 +24,11 @@ mod fake;
 pub mod flavour;
 pub mod kernel;
 mod live;
+mod lock;
 pub mod plan;
 pub mod ruleset;
 pub mod save;
+mod watch;
 
 pub use backend::IptablesBackend;
 pub use flavour::Flavour;

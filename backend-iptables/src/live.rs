@@ -2,15 +2,13 @@
 //! follows the node's addresses, and ends stale flows.
 //!
 //! ```text
-//!  Watch (nf_tables, or a check each second) ──┐
-//!                                              ├─► disturbed() ─► Adapter says all anew ─► commit ─► Cleaner
-//!  Addresses (rtnetlink) ──────────────────────┘
+//!  Watch (others change the tables) ───────────┐
+//!  Addresses (rtnetlink) ──────────────────────┼─► disturbed() ─► Adapter says all anew ─► commit ─► Cleaner
+//!  refused services are due again ─────────────┘
 //! ```
 
 use std::{
-    collections::VecDeque,
     net::IpAddr,
-    ops::RangeInclusive,
     time::{Duration, Instant},
 };
 
@@ -23,14 +21,17 @@ use localnet_client::{
 use localnet_linux::{
     addresses::{self, NodeAddresses},
     conntrack::Cleaner,
-    nft::{self, Event, Monitor, Socket},
     pace::Pace,
 };
 use localnet_proto::{Family, Node, Service, ServiceKey};
 use tokio::{select, time};
 use tracing::{debug, info, warn};
 
-use crate::{Flavour, IptablesBackend, Kernel as _, Tools, backend::blocking, plan::Table};
+use crate::{
+    IptablesBackend, Kernel as _, Tools,
+    backend::blocking,
+    watch::{Hint, Watch},
+};
 
 /// The iptables backend of the node, or network namespace, in which it was opened.
 #[derive(Debug)]
@@ -50,10 +51,16 @@ pub struct LiveBackend {
     repairing: bool,
     /// Rules were missing or wrong, and stale flows were not looked for since.
     recheck: bool,
+    /// Services are left out because they were refused: when to try them again, and how long to wait the next time.
+    retry_at: Option<Instant>,
+    retry_pause: Duration,
 }
 
 /// After this what failed is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
+/// After this a service that was refused is tried again, then after twice as long, until this.
+const RETRY: Duration = Duration::from_secs(10);
+const LONGEST_RETRY: Duration = Duration::from_secs(600);
 
 impl LiveBackend {
     /// Subscribes to what it follows; nothing is programmed yet. Must be called in a tokio runtime.
@@ -77,6 +84,8 @@ impl LiveBackend {
             unreadable: false,
             repairing: false,
             recheck: false,
+            retry_at: None,
+            retry_pause: RETRY,
         };
         let addresses = live.addresses.list().await;
         live.told(addresses);
@@ -125,13 +134,13 @@ impl LiveBackend {
         let began = Instant::now();
         let repairs = std::mem::take(&mut self.repairing);
         self.recheck |= repairs;
-        let before = self.watch.generation();
-        let commits = self.backend.kernel().commits();
+        let before = self.watch.before(self.backend.kernel());
         let result = self.backend.apply();
-        self.watch.wrote(before, self.backend.kernel().commits() - commits);
+        self.watch.wrote(before, self.backend.kernel());
         if repairs && self.pace.repaired(Instant::now(), began.elapsed()) {
             warn!("someone keeps changing the chains of Services: repairs slow down until that ends");
         }
+        self.plan_retry();
         let synced = result?;
         let mut commit = self.backend.take_commit();
         commit.recheck = std::mem::take(&mut self.recheck);
@@ -139,6 +148,16 @@ impl LiveBackend {
             cleaner.committed(commit);
         }
         Ok(synced)
+    }
+
+    /// The longer a service is refused the less often it is tried: each time costs a look at all tables.
+    fn plan_retry(&mut self) {
+        if !self.backend.refuses() {
+            (self.retry_at, self.retry_pause) = (None, RETRY);
+        } else if self.retry_at.is_none() {
+            self.retry_at = Some(Instant::now() + self.retry_pause);
+            self.retry_pause = (self.retry_pause * 2).min(LONGEST_RETRY);
+        }
     }
 }
 
@@ -197,8 +216,9 @@ impl Listener for LiveBackend {
                         Hint::Look => true,
                         Hint::Check(table) => {
                             let began = Instant::now();
+                            let before = self.watch.before(self.backend.kernel());
                             let entered = blocking(|| self.backend.is_entered(table));
-                            self.watch.checked(table, began.elapsed());
+                            self.watch.checked(table, began.elapsed(), before, self.backend.kernel());
                             !entered
                         }
                     };
@@ -212,161 +232,20 @@ impl Listener for LiveBackend {
                         return;
                     }
                 }
-            }
-        }
-    }
-}
-
-/// What other processes do to the tables: nf_tables tells; ip_tables does not, and is asked.
-#[derive(Debug)]
-enum Watch {
-    Nft(Rules),
-    Legacy(Clock),
-}
-
-/// What is to be done.
-enum Hint {
-    /// See whether the chains of a table are still entered.
-    Check(Table),
-    /// Read the tables.
-    Look,
-}
-
-impl Watch {
-    fn new(flavour: Flavour) -> Self {
-        match flavour {
-            Flavour::Nft => {
-                let socket = Socket::open().inspect_err(|error| debug!(%error, "no nf_tables socket")).ok();
-                let mut rules = Rules { socket, monitor: None, again: None, own: VecDeque::new() };
-                rules.subscribe();
-                Self::Nft(rules)
-            }
-            Flavour::Legacy => Self::Legacy(Clock {
-                checks: Table::ALL.map(|table| (table, Instant::now() + CHECK)),
-                look: Instant::now() + LOOK,
-            }),
-        }
-    }
-
-    /// Cancel-safe.
-    async fn next(&mut self) -> Hint {
-        match self {
-            Self::Nft(rules) => {
-                rules.next().await;
-                Hint::Look
-            }
-            Self::Legacy(clock) => {
-                let [one, other] = clock.checks;
-                let (table, check) = if one.1 <= other.1 { one } else { other };
-                time::sleep_until(check.min(clock.look).into()).await;
-                if clock.look <= Instant::now() { Hint::Look } else { Hint::Check(table) }
-            }
-        }
-    }
-
-    fn generation(&mut self) -> Option<u32> {
-        match self {
-            Self::Nft(rules) => rules.socket.as_mut()?.generation().ok(),
-            Self::Legacy(_) => None,
-        }
-    }
-
-    /// So many tables were written since that generation.
-    fn wrote(&mut self, before: Option<u32>, commits: u32) {
-        let after = self.generation();
-        let Self::Nft(rules) = self else { return };
-        let Some((before, after)) = before.zip(after) else { return };
-        // If there were more commits, some were another's, and nobody knows which.
-        if commits > 0 && after.wrapping_sub(before) == commits && before < after {
-            rules.own.push_back(before + 1..=after);
-            if rules.own.len() > REMEMBERED {
-                rules.own.pop_front();
-            }
-        }
-    }
-
-    fn checked(&mut self, table: Table, took: Duration) {
-        if let Self::Legacy(clock) = self {
-            for (_, check) in clock.checks.iter_mut().filter(|(of, _)| *of == table) {
-                *check = Instant::now() + CHECK.max(took * CHECK_REST);
-            }
-        }
-    }
-
-    fn looked(&mut self, took: Duration) {
-        if let Self::Legacy(clock) = self {
-            clock.look = Instant::now() + LOOK.max(took * LOOK_REST);
-            clock.checks = Table::ALL.map(|table| (table, Instant::now() + CHECK));
-        }
-    }
-}
-
-/// So many commits of our own may be untold yet.
-const REMEMBERED: usize = 64;
-/// How often the tables of ip_tables are asked whether they lead to our chains, and how often they are read as a whole.
-const CHECK: Duration = Duration::from_millis(700);
-const LOOK: Duration = Duration::from_secs(30);
-/// Each takes a small share of a processor only: the kernel copies whole tables to answer.
-const CHECK_REST: u32 = 8;
-const LOOK_REST: u32 = 100;
-
-#[derive(Debug)]
-struct Clock {
-    checks: [(Table, Instant); 2],
-    look: Instant,
-}
-
-#[derive(Debug)]
-struct Rules {
-    socket: Option<Socket>,
-    monitor: Option<Monitor>,
-    /// There is no subscription: when to subscribe again.
-    again: Option<Instant>,
-    /// Generations that our own restores began.
-    own: VecDeque<RangeInclusive<u32>>,
-}
-
-impl Rules {
-    fn subscribe(&mut self) -> bool {
-        match Monitor::subscribe(Vec::new()) {
-            Ok(monitor) => self.monitor = Some(monitor),
-            Err(error) if self.again.is_some() => debug!(%error, "still no subscription to nf_tables"),
-            Err(error) => warn!(%error, "changes of the tables by others are not noticed; will be tried again"),
-        }
-        self.again = self.monitor.is_none().then(|| Instant::now() + AGAIN);
-        self.monitor.is_some()
-    }
-
-    /// Until somebody else changed the tables, or may have. Cancel-safe.
-    async fn next(&mut self) {
-        loop {
-            if let Some(again) = self.again {
-                time::sleep_until(again.into()).await;
-            }
-            let Some(monitor) = &mut self.monitor else {
-                if self.subscribe() {
+                () = at(self.retry_at) => {
+                    self.retry_at = None;
+                    self.backend.retry_refused();
+                    info!("services that were refused are tried again");
                     return;
                 }
-                continue;
-            };
-            match monitor.next().await {
-                Ok(Event::Lost) => return,
-                Ok(Event::Committed(commit)) => {
-                    let concerns = commit.tables.iter().any(|table| ["filter", "nat"].contains(&&*table.name));
-                    if concerns && !self.own.iter().any(|range| range.contains(&commit.generation)) {
-                        let by = commit.process_name.as_deref().unwrap_or_default();
-                        debug!(by, pid = commit.process_id, "the tables were changed, looking");
-                        return;
-                    }
-                }
-                Err(error) => self.lose(&error),
             }
         }
     }
+}
 
-    fn lose(&mut self, error: &nft::Error) {
-        warn!(%error, "the subscription to nf_tables broke; subscribing again");
-        self.monitor = None;
-        self.again = Some(Instant::now() + AGAIN);
+async fn at(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => time::sleep_until(instant.into()).await,
+        None => std::future::pending().await,
     }
 }

@@ -73,11 +73,10 @@ impl Found {
 
     /// The VIPs that the tables answer, but for NodePorts.
     pub fn vips(&self) -> impl Iterator<Item = VipKey> {
-        self.dispatch
-            .iter()
-            .filter(|(chain, _)| chain.table == Table::Nat)
-            .flat_map(|(_, rules)| rules)
-            .filter_map(|rule| vip(rule))
+        let flat = self.dispatch.iter().filter(|(chain, _)| chain.table == Table::Nat).flat_map(|(_, rules)| rules);
+        let groups = self.chains.iter().filter(|(chain, _)| chain.name.starts_with(names::GROUP));
+        let grouped = groups.flat_map(|(_, rules)| rules.lines());
+        flat.map(String::as_str).chain(grouped).filter_map(vip)
     }
 }
 
@@ -93,7 +92,11 @@ fn dispatch(table: Table, name: &str) -> Option<Dispatch> {
 /// Whether a chain is written by us as a whole, or by a kube-proxy before us.
 fn is_ours(table: Table, name: &str) -> bool {
     match table {
-        Table::Nat => names::is_of_service(name) || [names::POSTROUTING, names::MARK_MASQ].contains(&name),
+        Table::Nat => {
+            names::is_of_service(name)
+                || name.starts_with(names::GROUP)
+                || [names::POSTROUTING, names::MARK_MASQ].contains(&name)
+        }
         Table::Filter => name.starts_with(names::FIREWALL) || name == names::FORWARD,
     }
 }
@@ -132,6 +135,7 @@ COMMIT
 :PREROUTING ACCEPT [12:720]
 :KUBE-SERVICES - [0:0]
 :KUBE-SEP-A - [0:0]
+:KUBE-VIPS-A - [0:0]
 :KUBE-MARK-DROP - [0:0]
 :DOCKER - [0:0]
 -A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER
@@ -141,6 +145,8 @@ COMMIT
 -A KUBE-SEP-A -s 10.0.0.1/32 -j KUBE-MARK-MASQ
 -A KUBE-SEP-A -p udp -j DNAT --to-destination 10.0.0.1:53
 -A KUBE-SERVICES -d 10.96.0.10/32 -p udp -m comment --comment \"a/b cluster IP\" -m udp --dport 53 -j KUBE-SVC-A
+-A KUBE-SERVICES -d 10.96.1.0/24 -j KUBE-VIPS-A
+-A KUBE-VIPS-A -d 10.96.1.1/32 -p tcp -m comment --comment \"a/c cluster IP\" -m tcp --dport 80 -j KUBE-SVC-B
 COMMIT
 *filter
 :KUBE-FIREWALL - [0:0]
@@ -153,11 +159,17 @@ COMMIT
         let found = Found::read(SAVED);
         let chains: Vec<_> =
             found.chains.iter().map(|(id, rules)| (id.table, &*id.name, rules.lines().count())).collect();
-        assert_eq!(chains, [(Table::Filter, "KUBE-FORWARD", 0), (Table::Nat, "KUBE-SEP-A", 2)]);
-        assert_eq!(found.dispatch[&Dispatch::SERVICES].len(), 1);
+        assert_eq!(
+            chains,
+            [(Table::Filter, "KUBE-FORWARD", 0), (Table::Nat, "KUBE-SEP-A", 2), (Table::Nat, "KUBE-VIPS-A", 1)]
+        );
+        assert_eq!(found.dispatch[&Dispatch::SERVICES].len(), 2);
         assert_eq!(found.dispatch.len(), 1);
         assert_eq!(found.jumps[&(Table::Nat, "PREROUTING")].len(), 1);
-        assert_eq!(found.vips().map(|vip| vip.to_string()).collect::<Vec<_>>(), ["10.96.0.10:53/udp"]);
+        assert_eq!(
+            found.vips().map(|vip| vip.to_string()).collect::<Vec<_>>(),
+            ["10.96.0.10:53/udp", "10.96.1.1:80/tcp"]
+        );
     }
 
     proptest! {

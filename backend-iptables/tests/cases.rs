@@ -48,10 +48,12 @@ fn states_give_plans() {
     }
 }
 
-fn wrong_packets(flavour: Flavour) -> Vec<String> {
+/// `many_vips`: more of them are reached by groups.
+fn wrong_packets(flavour: Flavour, many_vips: usize) -> Vec<String> {
     check_cases(&cases(), |case, network| {
         network.node().run(|| {
-            let mut backend = IptablesBackend::new(config(&case.flows), Tools::find(flavour)?);
+            let mut backend =
+                IptablesBackend::new(config(&case.flows), Tools::find(flavour)?).with_many_vips(many_vips);
             backend.set_local_addresses(case.flows.local_addresses());
             let mut told = tell(backend, &state(case)?)?;
             // What was written is what is found: a restart would write nothing.
@@ -61,14 +63,22 @@ fn wrong_packets(flavour: Flavour) -> Vec<String> {
     })
 }
 
+const USUAL: usize = 1000;
+
 #[test]
 fn packets_go_where_the_flows_say_by_nf_tables() {
-    let wrong = wrong_packets(Flavour::Nft);
+    let wrong = wrong_packets(Flavour::Nft, USUAL);
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
 }
 
 #[test]
 fn packets_go_where_the_flows_say_by_ip_tables() {
-    let wrong = wrong_packets(Flavour::Legacy);
+    let wrong = wrong_packets(Flavour::Legacy, USUAL);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+}
+
+#[test]
+fn packets_go_where_the_flows_say_where_there_are_many_vips() {
+    let wrong = wrong_packets(Flavour::Legacy, 0);
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
 }

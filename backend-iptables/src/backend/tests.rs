@@ -24,7 +24,12 @@ const WEB: &str = "{node: {name: n, addresses: [192.168.0.2, \"fd00::2\"], podCI
     {service: ns/none, type: ClusterIP, clusterIPs: [172.30.0.2], ports: [{name: p, protocol: UDP, port: 53}]}]}";
 
 fn told(state: &Snapshot, kernel: Fake) -> Told {
-    let mut told = Adapter::new(IptablesBackend::new(Config::default(), kernel));
+    told_with(state, kernel, usize::MAX)
+}
+
+/// More VIPs than these are reached by groups.
+fn told_with(state: &Snapshot, kernel: Fake, many_vips: usize) -> Told {
+    let mut told = Adapter::new(IptablesBackend::new(Config::default(), kernel).with_many_vips(many_vips));
     sync(&mut told, state, &Changes::everything()).whole().unwrap();
     told
 }
@@ -81,13 +86,13 @@ fn a_change_of_one_endpoint_writes_its_chains_only() {
     let commands: Vec<&str> = text.lines().map(|line| &line[..line.len().min(12)]).collect();
     let expected = [
         "*nat",
-        ":KUBE-SEP-", // the new one
         ":KUBE-SVC-",
+        ":KUBE-SEP-", // the new one
         ":KUBE-SEP-", // the old one
-        "-A KUBE-SEP-",
-        "-A KUBE-SEP-",
         "-A KUBE-SVC-",
         "-A KUBE-SVC-",
+        "-A KUBE-SEP-",
+        "-A KUBE-SEP-",
         "-X KUBE-SEP-",
         "COMMIT",
     ];
@@ -167,23 +172,38 @@ fn whatever_others_do_is_seen_and_put_right() {
 
 #[test]
 fn what_is_refused_is_named_and_left_out_and_the_rest_is_programmed() {
-    for at_the_end in [false, true] {
+    for (at_the_end, many_vips) in [(false, usize::MAX), (true, usize::MAX), (false, 0), (true, 0)] {
         let state = state(WEB);
         let refuses = Some(("--to-destination 10.0.0.2:8080".to_owned(), at_the_end));
-        let mut told = Adapter::new(IptablesBackend::new(Config::default(), Fake { refuses, ..Fake::default() }));
+        let backend = IptablesBackend::new(Config::default(), Fake { refuses, ..Fake::default() });
+        let mut told = Adapter::new(backend.with_many_vips(many_vips));
+        let self_told = |state: &Snapshot| told_with(state, Fake::default(), many_vips);
         let synced = sync(&mut told, &state, &Changes::everything());
         assert_eq!(synced.skipped.len(), 1);
         assert_eq!(synced.skipped[0].service, ServiceKey::new("ns", "web"));
         assert!(synced.skipped[0].reason.contains("--to-destination 10.0.0.2:8080") || at_the_end, "{synced:?}");
         let mut rest = state.clone();
         rest.services.remove(&ServiceKey::new("ns", "web"));
-        assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self::told(&rest, Fake::default()))));
+        assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self_told(&rest))));
+        // It is refused again for as long as the kernel does so, and programmed when it does not.
+        told.listener_mut().retry_refused();
+        assert_eq!(sync(&mut told, &state, &Changes::default()).skipped.len(), 1);
+        assert!(told.listener_mut().refuses());
+        let refuses = kernel(&mut told).refuses.take();
+        told.listener_mut().retry_refused();
+        assert_eq!(sync(&mut told, &state, &Changes::default()).skipped, []);
+        assert!(!told.listener_mut().refuses());
+        assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self_told(&state))));
+        kernel(&mut told).refuses = refuses;
+        kernel(&mut told).tables = Fake::default().tables;
+        assert!(told.listener_mut().look().unwrap());
+        assert_eq!(sync(&mut told, &state, &Changes::default()).skipped.len(), 1);
         // It changes, and can be programmed.
         kernel(&mut told).refuses = None;
         let mut changed = state.clone();
         Arc::make_mut(changed.services.get_mut(&ServiceKey::new("ns", "web")).unwrap()).endpoints.pop();
         assert_eq!(sync(&mut told, &changed, &Changes::everything()).skipped, []);
-        assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self::told(&changed, Fake::default()))));
+        assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self_told(&changed))));
     }
 }
 
@@ -237,7 +257,9 @@ proptest! {
     fn any_history_ends_in_the_same_kernel(steps in vec(step(), 1..16)) {
         let node = "{name: n, addresses: [192.168.0.2]}";
         let mut state = state(&format!("{{node: {node}, services: []}}"));
-        let mut told = told(&state, Fake::default());
+        // Sometimes there are more VIPs than that, sometimes not.
+        const MANY_VIPS: usize = 4;
+        let mut told = told_with(&state, Fake::default(), MANY_VIPS);
         for (name, shape, flush) in steps {
             let key = ServiceKey::new("ns", name.to_string());
             match shape {
@@ -250,6 +272,65 @@ proptest! {
             }
             _ = sync(&mut told, &state, &Changes { services: [key].into(), ..Changes::default() });
         }
-        prop_assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self::told(&state, Fake::default()))));
+        let mut new = told_with(&state, Fake::default(), MANY_VIPS);
+        prop_assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut new)));
     }
+}
+
+#[test]
+fn where_there_are_many_endpoints_their_rules_have_no_comments() {
+    let mut state = state(WEB);
+    let few = state.clone();
+    let key = ServiceKey::new("ns", "web");
+    let service = Arc::make_mut(state.services.get_mut(&key).unwrap());
+    let one = service.endpoints[0].clone();
+    service.endpoints.extend((0..1000_u32).map(|number| {
+        let mut more = one.clone();
+        more.address = IpAddr::from((0x0a00_0100 + number).to_be_bytes());
+        more
+    }));
+    service.endpoints.sort_by_key(|endpoint| endpoint.address);
+    let mut told = told(&few, Fake::default());
+    let with = |told: &mut Told| {
+        let nat = &kernel(told).tables[0]["nat"];
+        let commented = |start: &str| {
+            let of = nat.iter().filter(|(chain, _)| chain.starts_with(start)).flat_map(|(_, rules)| rules);
+            of.filter(|rule| rule.contains("--comment")).count()
+        };
+        (commented("KUBE-SEP-"), commented("KUBE-SVC-"), commented("KUBE-SERVICES") > 0)
+    };
+    assert_eq!(with(&mut told), (4, 2, true));
+    let changes = Changes { services: [key].into(), ..Changes::default() };
+    _ = sync(&mut told, &state, &changes);
+    assert_eq!(with(&mut told), (0, 0, true));
+    assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self::told(&state, Fake::default()))));
+    _ = sync(&mut told, &few, &changes);
+    assert_eq!(with(&mut told), (4, 2, true));
+    assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self::told(&few, Fake::default()))));
+}
+
+#[test]
+fn many_vips_are_reached_by_groups() {
+    let full = state(WEB);
+    let mut fewer = full.clone();
+    let key = ServiceKey::new("ns", "web");
+    fewer.services.remove(&key);
+    let changes = Changes { services: [key].into(), ..Changes::default() };
+    let mut told = told_with(&full, Fake::default(), 3);
+    let dispatch = |told: &mut Told| kernel(told).tables[0]["nat"]["KUBE-SERVICES"].clone();
+    let before = dispatch(&mut told);
+    assert!(
+        before.iter().all(|rule| rule.contains("-j KUBE-VIPS-") || rule.ends_with("-j KUBE-NODEPORTS")),
+        "{before:?}"
+    );
+    kernel(&mut told).inputs.clear();
+    // A restart finds them, and which addresses they answer.
+    let fake = into_kernel(&mut told);
+    let mut again = told_with(&full, fake, 3);
+    assert_eq!(kernel(&mut again).inputs, []);
+    assert_eq!(again.listener_mut().take_commit().remembered.len(), 3);
+    _ = sync(&mut again, &fewer, &changes);
+    let nat = &kernel(&mut again).tables[0]["nat"];
+    assert!(!nat.keys().any(|chain| chain.starts_with("KUBE-VIPS-")), "{nat:?}");
+    assert_eq!(sorted(kernel(&mut again)), sorted(kernel(&mut told_with(&fewer, Fake::default(), 3))));
 }

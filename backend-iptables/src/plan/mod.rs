@@ -1,6 +1,7 @@
 //! What the tables should hold: names, rules, and who has which. Pure.
 
 pub mod fixed;
+pub mod groups;
 pub mod names;
 pub mod port;
 pub mod rule;

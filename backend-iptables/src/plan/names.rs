@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use data_encoding::BASE32;
+use ipnet::IpNet;
 use localnet_proto::Protocol;
 use sha2::{Digest as _, Sha256};
 
@@ -33,6 +34,8 @@ pub const LOCAL: &str = "KUBE-SVL-";
 pub const EXTERNAL: &str = "KUBE-EXT-";
 /// Lets source ranges pass.
 pub const FIREWALL: &str = "KUBE-FW-";
+/// VIPs of one network; where there are few VIPs there is none.
+pub const GROUP: &str = "KUBE-VIPS-";
 /// Translates to one endpoint.
 pub const ENDPOINT: &str = "KUBE-SEP-";
 
@@ -45,6 +48,11 @@ pub fn of_port(prefix: &str, name: &str, protocol: Protocol, distinct: &str) -> 
 /// The chain of one endpoint of that port.
 pub fn of_endpoint(name: &str, protocol: Protocol, endpoint: SocketAddr) -> String {
     hashed(ENDPOINT, &[name, &protocol_name(protocol), &endpoint.to_string()])
+}
+
+/// The chain of the VIPs of a network.
+pub fn of_group(network: &IpNet) -> String {
+    hashed(GROUP, &[&network.to_string()])
 }
 
 /// Whether a chain of the table nat is one of a service. Those that no service has any more are stale.

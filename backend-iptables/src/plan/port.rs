@@ -76,12 +76,40 @@ pub struct Rules {
     pub lines: Vec<Line>,
 }
 
+/// How many comments rules have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Comments {
+    /// Each rule says whose it is.
+    #[default]
+    All,
+    /// Those that pick an endpoint, or translate to it, do not: as in kube-proxy where there are many of them. A comment is most
+    /// of the bytes of such a rule in ip_tables, which replaces whole tables.
+    FewForEndpoints,
+}
+
+impl Comments {
+    /// With more endpoints than these of all Services of a family there are fewer comments.
+    const MANY: usize = 1000;
+
+    /// What a family with so many endpoints has.
+    pub fn with(endpoints: usize) -> Self {
+        if endpoints > Self::MANY { Self::FewForEndpoints } else { Self::All }
+    }
+}
+
+impl Port {
+    /// All that it may translate to.
+    pub fn endpoints(&self) -> BTreeSet<SocketAddr> {
+        self.vips.values().flat_map(|vip| vip.endpoints.iter().chain(vip.local_endpoints.iter()).copied()).collect()
+    }
+}
+
 /// Plans a port.
-pub fn plan(key: &PortKey, port: &Port, facts: &Facts, family: Family) -> Rules {
+pub fn plan(key: &PortKey, port: &Port, facts: &Facts, family: Family, comments: Comments) -> Rules {
     let name = key.name();
     let text = comment_text(&name);
-    let mut planner =
-        Planner { name, text, protocol: key.protocol, family, facts, rules: Rules::default(), pools: BTreeMap::new() };
+    let (protocol, rules, pools) = (key.protocol, Rules::default(), BTreeMap::new());
+    let mut planner = Planner { name, text, protocol, family, facts, comments, rules, pools };
     planner.port(port);
     planner.rules
 }
@@ -94,6 +122,7 @@ struct Planner<'a> {
     protocol: Protocol,
     family: Family,
     facts: &'a Facts,
+    comments: Comments,
     rules: Rules,
     /// Which chain picks from which endpoints.
     pools: BTreeMap<String, Arc<[SocketAddr]>>,
@@ -240,7 +269,7 @@ impl Planner<'_> {
                 .iter()
                 .map(|endpoint| {
                     let chain = names::of_endpoint(&self.name, self.protocol, *endpoint);
-                    (Rule::new().comment(&format!("{} -> {endpoint}", self.text)), chain)
+                    (self.of_endpoint(Rule::new(), &format!("{} -> {endpoint}", self.text)), chain)
                 })
                 .collect();
             if let Some(seconds) = affinity {
@@ -262,15 +291,22 @@ impl Planner<'_> {
         }
         for endpoint in endpoints {
             let name = names::of_endpoint(&self.name, self.protocol, endpoint);
-            let hairpin = Rule::new().from(endpoint.ip().into()).comment(&self.text).jump(names::MARK_MASQ);
-            let protocol = Rule::new().protocol(self.protocol);
-            let mut translate = protocol.comment(&self.text);
+            let hairpin = self.of_endpoint(Rule::new().from(endpoint.ip().into()), &self.text).jump(names::MARK_MASQ);
+            let mut translate = self.of_endpoint(Rule::new().protocol(self.protocol), &self.text);
             if affinity.is_some() {
                 translate = translate.matches(&format!("recent --set --name {name} {} --rsource", self.host_mask()));
             }
             let of_protocol = names::protocol_name(self.protocol);
             let translate = translate.matches(&of_protocol).jump(&format!("DNAT --to-destination {endpoint}"));
             self.chain(&name, vec![hairpin, translate]);
+        }
+    }
+
+    /// A rule about one endpoint.
+    fn of_endpoint(&self, rule: Rule, comment: &str) -> Rule {
+        match self.comments {
+            Comments::All => rule.comment(comment),
+            Comments::FewForEndpoints => rule,
         }
     }
 

@@ -15,6 +15,7 @@ use localnet_iptables::{Flavour, IptablesBackend, Tools};
 use localnet_lab::{Namespace, Network, Topology};
 use localnet_proto::{Changes, ServiceKey, Snapshot};
 
+const TABLES: [&str; 3] = ["filter", "nat", "mangle"];
 const FLAVOURS: [Flavour; 2] = [Flavour::Nft, Flavour::Legacy];
 
 fn config() -> Config {
@@ -52,7 +53,7 @@ fn programs(flavour: Flavour) -> [&'static str; 2] {
 fn list(node: &Namespace, flavour: Flavour) -> Vec<String> {
     let mut lines = Vec::new();
     for program in programs(flavour) {
-        for table in ["filter", "nat"] {
+        for table in TABLES {
             let saved = node.output(Command::new(format!("{program}-save")).args(["-t", table])).unwrap();
             let kept = saved.lines().filter(|line| !line.starts_with(['#', '*']) && *line != "COMMIT");
             // Counters of the kernel's chains go on counting.
@@ -82,6 +83,29 @@ fn a_restart_writes_nothing() {
 }
 
 #[test]
+fn services_that_come_and_go_leave_nothing() {
+    for flavour in FLAVOURS {
+        let network = network();
+        let none = Snapshot { services: Default::default(), ..state() };
+        let work = || {
+            let mut told = Adapter::new(IptablesBackend::new(config(), Tools::find(flavour)?));
+            let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+            let mut apply = |state: &Snapshot| runtime.block_on(told.sync(state, &Changes::everything()))?.whole();
+            apply(&none)?;
+            let before = list(network.node(), flavour);
+            for _ in 0..3 {
+                apply(&state())?;
+                anyhow::ensure!(list(network.node(), flavour).len() > before.len() + 20, "nothing was programmed");
+                apply(&none)?;
+            }
+            Ok((before, list(network.node(), flavour)))
+        };
+        let (before, after) = network.node().run(work).unwrap();
+        assert_eq!(after, before, "{flavour:?}");
+    }
+}
+
+#[test]
 fn cleanup_leaves_what_was_there_before() {
     for flavour in FLAVOURS {
         let network = network();
@@ -100,6 +124,10 @@ fn cleanup_leaves_what_was_there_before() {
             }
         }
         let before = list(node, flavour);
+        // What a kube-proxy leaves goes, too.
+        for (program, table) in programs(flavour).into_iter().flat_map(|program| TABLES.map(|table| (program, table))) {
+            run(node, &format!("{program} -t {table} -N KUBE-PROXY-CANARY"));
+        }
         sync(node, flavour, &state()).1.whole().unwrap();
         assert!(list(node, flavour).len() > before.len() + 20);
         let flavour_name = format!("{flavour:?}").to_lowercase();

@@ -222,6 +222,18 @@ impl Vips {
         self.facts = Some(facts);
     }
 
+    /// The kernel refuses some services.
+    pub fn refuses(&self) -> bool {
+        !self.refused.is_empty()
+    }
+
+    /// They are tried again when this settles next, though they have not changed.
+    pub fn retry_refused(&mut self) {
+        for key in self.refused.keys() {
+            self.staged.entry(key.clone()).or_insert_with(|| self.services.get(key).cloned());
+        }
+    }
+
     /// What of the services is not programmed, and why: as of now, by service.
     pub fn skipped(&self) -> Vec<Skipped> {
         let refused = self.refused.iter().map(|(service, why)| (service, why.clone()));

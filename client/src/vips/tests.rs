@@ -85,6 +85,10 @@ fn a_refused_service_leaves_until_it_changes_and_others_take_its_place() {
     assert!(vips.skipped().contains(&Skipped { service: key.clone(), reason: "no room".to_owned() }));
     vips.update(&state, &Changes::everything(), &mut held);
     assert_eq!(owners(&held), "192.168.0.2:30080/tcp ns/b", "it did not change");
+    vips.retry_refused();
+    vips.update(&state, &Changes::default(), &mut held);
+    assert_eq!((owners(&held).as_str(), vips.refuses()), ("192.168.0.2:30080/tcp ns/a", false), "tried again");
+    vips.refuse(&key, "no room".to_owned(), &mut held);
     Arc::make_mut(state.services.get_mut(&key).unwrap()).ports[0].name = "other".into();
     vips.update(&state, &Changes::everything(), &mut held);
     assert_eq!(owners(&held), "192.168.0.2:30080/tcp ns/a");

@@ -1,0 +1,263 @@
+//! [`Tables`]: the chains and lines of all ports, kept up to date as VIPs come and go.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use localnet_client::vips::{Facts, Hairpin, Program, Vip, VipKey};
+use localnet_linux::conntrack::Endpoints;
+use localnet_proto::{Family, Protocol, Service, ServiceKey};
+
+use super::index;
+use crate::{
+    plan::{
+        ChainId, Dispatch, Line, fixed,
+        groups::Groups,
+        names,
+        port::{self, Comments, Head, Port, PortKey},
+        rule::{Rule, comment_text},
+    },
+    ruleset::Ruleset,
+};
+
+/// More VIPs of a family than these are reached by groups.
+const MANY_VIPS: usize = 1000;
+
+/// What follows from all VIPs together.
+#[derive(Debug)]
+pub(super) struct Tables {
+    pub(super) services: BTreeMap<ServiceKey, Arc<Service>>,
+    pub(super) ports: [BTreeMap<PortKey, Port>; 2],
+    /// Ports of which something changed, as they were planned last.
+    before: [BTreeMap<PortKey, Port>; 2],
+    cluster_ips: BTreeSet<IpAddr>,
+    /// ClusterIPs outside of the service CIDRs.
+    outside: [BTreeSet<IpAddr>; 2],
+    /// ClusterIPs that came or went.
+    moved_cluster_ips: BTreeSet<IpAddr>,
+    /// Lines for ports of health checks.
+    health_checks: BTreeMap<ServiceKey, Vec<(Family, Line)>>,
+    /// VIPs whose programming differs from what was told last, and who may answer now.
+    pub(super) moved: HashMap<VipKey, Option<Endpoints>>,
+    pub(super) facts: Option<Facts>,
+    /// How many endpoints and VIPs all ports have together.
+    counts: [Counts; 2],
+    /// What follows from that.
+    pub(super) shapes: [Shape; 2],
+    /// More VIPs than these are reached by groups.
+    pub(super) many_vips: usize,
+    groups: [Groups; 2],
+    pub(super) rulesets: [Ruleset; 2],
+}
+
+/// Of all ports of a family.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    endpoints: usize,
+    vips: usize,
+}
+
+/// How a family's rules look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) comments: Comments,
+    grouped: bool,
+}
+
+impl Tables {
+    /// None yet.
+    pub(super) fn new() -> Self {
+        Self {
+            services: BTreeMap::new(),
+            ports: Default::default(),
+            before: Default::default(),
+            cluster_ips: BTreeSet::new(),
+            outside: Default::default(),
+            moved_cluster_ips: BTreeSet::new(),
+            health_checks: BTreeMap::new(),
+            moved: HashMap::new(),
+            facts: None,
+            counts: Default::default(),
+            shapes: Default::default(),
+            many_vips: MANY_VIPS,
+            groups: Default::default(),
+            rulesets: Family::BOTH.map(Ruleset::new),
+        }
+    }
+
+    /// Plans what changed; all, if the facts did.
+    pub(super) fn update(&mut self, facts: &Facts) {
+        for family in Family::BOTH {
+            let of = index(family);
+            let inside = |address: &IpAddr| facts.service_cidrs.iter().any(|cidr| cidr.contains(address));
+            let changed = self.facts.as_ref() != Some(facts);
+            let moved = if changed { &self.cluster_ips } else { &self.moved_cluster_ips };
+            if changed {
+                self.outside[of].clear();
+            }
+            for address in moved.iter().filter(|address| Family::of(**address) == family) {
+                match self.cluster_ips.contains(address) && !inside(address) {
+                    true => self.outside[of].insert(*address),
+                    false => self.outside[of].remove(address),
+                };
+            }
+            let ruleset = &mut self.rulesets[of];
+            for chain in Dispatch::ALL {
+                ruleset.set_tail(chain, fixed::tail(chain, facts, family, !self.outside[of].is_empty()));
+            }
+            let before = std::mem::take(&mut self.before[of]);
+            let shape = self.shape(of, &before);
+            if std::mem::replace(&mut self.shapes[of], shape) != shape || changed {
+                self.plan_all(facts, family);
+                continue;
+            }
+            for (key, port) in &before {
+                let rules = port::plan(key, port, facts, family, shape.comments);
+                rules.chains.iter().for_each(|(id, _)| self.rulesets[of].remove_chain(id));
+                for line in rules.lines {
+                    if !shape.grouped || !self.groups[of].remove(&line) {
+                        self.rulesets[of].remove_line(&line);
+                    }
+                }
+            }
+            for key in before.keys() {
+                let Some(port) = self.ports[of].get(key) else { continue };
+                let rules = port::plan(key, port, facts, family, shape.comments);
+                rules.chains.into_iter().for_each(|(id, rules)| self.rulesets[of].set_chain(id, &rules));
+                for line in rules.lines {
+                    let line = if shape.grouped { self.groups[of].insert(line) } else { Some(line) };
+                    line.into_iter().for_each(|line| self.rulesets[of].set_line(line));
+                }
+            }
+            for group in self.groups[of].take_touched() {
+                match group.rules.is_empty() {
+                    true => {
+                        self.rulesets[of].remove_chain(&group.chain);
+                        self.rulesets[of].remove_line(&group.line);
+                    }
+                    false => {
+                        self.rulesets[of].set_chain(group.chain, &group.rules);
+                        self.rulesets[of].set_line(group.line);
+                    }
+                }
+            }
+        }
+        self.moved_cluster_ips.clear();
+        if self.facts.as_ref() != Some(facts) {
+            self.facts = Some(facts.clone());
+        }
+    }
+
+    /// Counts again what changed: these ports are as they were.
+    fn shape(&mut self, of: usize, before: &BTreeMap<PortKey, Port>) -> Shape {
+        let counts = &mut self.counts[of];
+        for port in before.keys().filter_map(|key| self.ports[of].get(key)) {
+            counts.endpoints += port.endpoints().len();
+            counts.vips += port.vips.len();
+        }
+        for port in before.values() {
+            counts.endpoints -= port.endpoints().len();
+            counts.vips -= port.vips.len();
+        }
+        Shape { comments: Comments::with(counts.endpoints), grouped: counts.vips > self.many_vips }
+    }
+
+    fn plan_all(&mut self, facts: &Facts, family: Family) {
+        let of = index(family);
+        let mut chains: Vec<(ChainId, Vec<String>)> = fixed::chains(facts).into();
+        let mut lines: Vec<Line> = self
+            .cluster_ips
+            .iter()
+            .filter(|address| Family::of(**address) == family)
+            .map(|ip| cluster_ip(*ip))
+            .collect();
+        let health_checks = self.health_checks.values().flatten();
+        lines.extend(health_checks.filter(|(of, _)| *of == family).map(|(_, line)| line.clone()));
+        for (key, port) in &self.ports[of] {
+            let rules = port::plan(key, port, facts, family, self.shapes[of].comments);
+            chains.extend(rules.chains);
+            lines.extend(rules.lines);
+        }
+        self.groups[of] = Groups::default();
+        if self.shapes[of].grouped {
+            lines = lines.into_iter().filter_map(|line| self.groups[of].insert(line)).collect();
+            for group in self.groups[of].take_touched() {
+                chains.push((group.chain, group.rules));
+                lines.push(group.line);
+            }
+        }
+        self.rulesets[of].replace(chains, lines);
+    }
+
+    pub(super) fn update_health_check(&mut self, key: &ServiceKey, service: Option<&Service>) {
+        for (family, line) in self.health_checks.remove(key).unwrap_or_default() {
+            self.rulesets[index(family)].remove_line(&line);
+        }
+        let Some((service, port)) = service.and_then(|service| Some((service, service.health_check_node_port?))) else {
+            return;
+        };
+        let families = Family::BOTH.into_iter().filter(|family| service.has_family(*family));
+        let comment = format!("{} health check node port", comment_text(&key.to_string()));
+        let rule = Rule::new().protocol(Protocol::Tcp).comment(&comment).port(Protocol::Tcp, port).jump("ACCEPT");
+        let lines: Vec<_> =
+            families.map(|family| (family, Line::new(Dispatch::HEALTH_CHECKS, rule.as_str()))).collect();
+        for (family, line) in &lines {
+            self.rulesets[index(*family)].set_line(line.clone());
+        }
+        self.health_checks.insert(key.clone(), lines);
+    }
+
+    /// The port of a VIP, which is about to change.
+    fn changing(&mut self, key: &VipKey, vip: &Vip) -> &mut Port {
+        let of = index(key.family());
+        let id = PortKey::of(key, vip);
+        let port = self.ports[of].entry(id.clone()).or_default();
+        self.before[of].entry(id).or_insert_with(|| port.clone());
+        port
+    }
+}
+
+impl Program for Tables {
+    fn program(&mut self, key: &VipKey, vip: &Vip) {
+        self.moved.insert(*key, Some(vip.serving.clone().into()));
+        let head = self.services.get(&vip.service).map(|service| Head {
+            internal_local: service.internal_traffic_to_local,
+            load_balancer_ips: service.load_balancer_ips.clone(),
+        });
+        let port = self.changing(key, vip);
+        port.head = head.unwrap_or_default();
+        port.vips.insert(*key, vip.clone());
+    }
+
+    fn unprogram(&mut self, key: &VipKey, vip: &Vip) {
+        self.moved.insert(*key, None);
+        let port = self.changing(key, vip);
+        port.vips.remove(key);
+        if port.vips.is_empty() {
+            self.ports[index(key.family())].remove(&PortKey::of(key, vip));
+        }
+    }
+
+    fn cluster_ip(&mut self, address: IpAddr, present: bool) {
+        self.moved_cluster_ips.insert(address);
+        let ruleset = &mut self.rulesets[index(Family::of(address))];
+        if present {
+            self.cluster_ips.insert(address);
+            ruleset.set_line(cluster_ip(address));
+        } else {
+            self.cluster_ips.remove(&address);
+            ruleset.remove_line(&cluster_ip(address));
+        }
+    }
+
+    /// The chain of an endpoint masquerades what comes from it.
+    fn hairpin(&mut self, _hairpin: &Hairpin, _present: bool) {}
+}
+
+fn cluster_ip(address: IpAddr) -> Line {
+    let rule = Rule::new().to_address(address).comment("unused ports of cluster IPs").reject(Family::of(address));
+    debug_assert_eq!(Dispatch::CLUSTER_IPS.name, names::CLUSTER_IPS);
+    Line::new(Dispatch::CLUSTER_IPS, rule)
+}
