@@ -30,8 +30,10 @@ pub(crate) struct Contestant {
 /// Which side a contestant is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// The goals are its.
+    /// The goals are its, and the others are compared with it.
     Ours,
+    /// Ours as well, with goals of its own.
+    AlsoOurs,
     /// What the goals are compared with.
     Peer,
 }
@@ -56,12 +58,23 @@ const KUBE_PROXY_REST: Duration = Duration::from_millis(1_100);
 
 /// In the order in which they are measured.
 pub(crate) const ALL: &[Contestant] = &[
-    Contestant { name: "localnet-nft", role: Role::Ours, rest: Duration::from_millis(20), programs: localnet_nft },
+    Contestant {
+        name: NFT,
+        role: Role::Ours,
+        rest: Duration::from_millis(20),
+        programs: |place| ours(place, NFT, &[]),
+    },
     Contestant {
         name: "kube-proxy nftables",
         role: Role::Peer,
         rest: KUBE_PROXY_REST,
         programs: |place| kube_proxy(place, "nftables", None),
+    },
+    Contestant {
+        name: IPTABLES,
+        role: Role::AlsoOurs,
+        rest: Duration::from_millis(200),
+        programs: |place| ours(place, IPTABLES, &["--iptables-flavour", "legacy"]),
     },
     Contestant {
         name: "kube-proxy iptables",
@@ -71,15 +84,17 @@ pub(crate) const ALL: &[Contestant] = &[
     },
 ];
 
-/// The brain's memory and the backend's are looked up by these names.
+/// The brain's memory and the backends' are looked up by these names.
 pub(crate) const BRAIN: &str = "localnet-brain";
 pub(crate) const NFT: &str = "localnet-nft";
+pub(crate) const IPTABLES: &str = "localnet-iptables";
 
-fn localnet_nft(place: &Place<'_>) -> anyhow::Result<Vec<Program>> {
+/// The brain and a backend.
+fn ours(place: &Place<'_>, name: &'static str, flags: &[&str]) -> anyhow::Result<Vec<Program>> {
     let api = api(place);
-    let mut backend = Command::new(program(NFT)?);
-    backend.args(["--api", &api, "--cluster-cidr", &CLUSTER_CIDRS.join(",")]);
-    Ok(vec![brain(place)?, Program { name: NFT, command: backend }])
+    let mut backend = Command::new(program(name)?);
+    backend.args(["--api", &api, "--cluster-cidr", &CLUSTER_CIDRS.join(",")]).args(flags);
+    Ok(vec![brain(place)?, Program { name, command: backend }])
 }
 
 fn brain(place: &Place<'_>) -> anyhow::Result<Program> {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::{
-    contestants::{BRAIN, NFT},
+    contestants::{BRAIN, IPTABLES, NFT},
     figures::{Figures, Memory, Run, UnderLoad},
     report::text,
 };
@@ -40,6 +40,9 @@ pub(crate) fn judge(figures: &Figures) -> Vec<Judged> {
         readers(figures),
         connections(figures),
         flat(figures),
+        iptables_start(figures),
+        iptables_change(figures),
+        iptables_memory(figures),
     ]
 }
 
@@ -183,6 +186,43 @@ fn extra(figures: &Figures) -> Vec<(u32, f64)> {
     runs.filter_map(|run| Some((run.services, run.connect?.extra_us()))).collect()
 }
 
+/// Of the iptables backend and of its peer, both with the legacy tools.
+fn iptables(figures: &Figures, of: impl Fn(&Run) -> Option<f64>) -> Option<(f64, f64)> {
+    let of = |contestant| figures.run(contestant, LARGE).and_then(&of);
+    of(IPTABLES).zip(of(PEERS[1]))
+}
+
+fn iptables_start(figures: &Figures) -> Judged {
+    let took = iptables(figures, |run| Some(run.start.as_ref()?.took));
+    judged(
+        "iptables: start of brain and backend against a live API server → every Service answered, 10000x3",
+        "≤ 1/2 of kube-proxy's (iptables)",
+        took.map(|(ours, peer)| (format!("{}, 1/{:.1}", text::time(ours), peer / ours), ours <= peer / 2.0)),
+    )
+}
+
+fn iptables_change(figures: &Figures) -> Judged {
+    let lost = |run: &Run| run.change.is_some_and(|change| change.lost > 0);
+    let lost = figures.run(IPTABLES, LARGE).is_some_and(lost);
+    let median = iptables(figures, |run| Some(run.change?.event.p50));
+    judged(
+        "iptables: API event → packets go elsewhere, one endpoint changed, median, 10000x3",
+        "≤ 1/10 of kube-proxy's (iptables)",
+        median
+            .map(|(ours, peer)| (format!("{}, 1/{:.1}", text::time(ours), peer / ours), ours <= peer / 10.0 && !lost)),
+    )
+}
+
+fn iptables_memory(figures: &Figures) -> Judged {
+    let process = |run: &Run| most(run, if run.contestant == IPTABLES { IPTABLES } else { "kube-proxy" });
+    judged(
+        "resident memory of the iptables backend, 10000x3",
+        "≤ 1/4 of kube-proxy's (iptables)",
+        iptables(figures, process)
+            .map(|(ours, peer)| (format!("{}, 1/{:.1}", text::memory(ours), peer / ours), ours <= peer / 4.0)),
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -218,6 +258,8 @@ mod tests {
     /// A run in which every goal is just met.
     fn good() -> Value {
         let ours = [(BRAIN, 64.0), (NFT, 32.0)];
+        let mut peer = run(PEERS[1], LARGE, 500.0, &[("kube-proxy", 100.0)]);
+        peer["change"]["event"]["p50"] = 10.0.into();
         json!({
             "machine": {
                 "date": "", "revision": "", "processors": 2, "processor": "", "memory_gib": 1.0, "kernel": "", "versions": [],
@@ -225,7 +267,8 @@ mod tests {
             "quick": false, "rate": 1000,
             "runs": [
                 run(OURS, 10, 1.0, &ours), run(OURS, LARGE, 100.0, &ours), run(OURS, HUGE, 900.0, &ours),
-                run(PEERS[0], LARGE, 1_000.0, &[("kube-proxy", 97.0)]), run(PEERS[1], LARGE, 500.0, &[("kube-proxy", 98.0)]),
+                run(PEERS[0], LARGE, 1_000.0, &[("kube-proxy", 97.0)]), peer,
+                run(IPTABLES, LARGE, 250.0, &[(BRAIN, 64.0), (IPTABLES, 25.0)]),
             ],
             "kernel": [
                 { "services": LARGE, "endpoints": 3, "median": 100.0, "nft": 1.0 },
@@ -243,7 +286,7 @@ mod tests {
     fn a_run_at_the_limits_meets_all_goals() {
         let judged = judge(&serde_json::from_value(good()).unwrap());
         assert!(judged.iter().all(|judged| judged.met == Some(true)), "{judged:#?}");
-        assert_eq!(judged.len(), 12);
+        assert_eq!(judged.len(), 15);
     }
 
     #[test]
@@ -281,6 +324,21 @@ mod tests {
                 "/runs/2/connect/last_us".to_owned(),
                 23.5,
                 "new connection through the slowest VIP against direct, at every size",
+            ),
+            (
+                "/runs/5/start/took".to_owned(),
+                251.0,
+                "iptables: start of brain and backend against a live API server → every Service answered, 10000x3",
+            ),
+            (
+                "/runs/5/change/event/p50".to_owned(),
+                1.1,
+                "iptables: API event → packets go elsewhere, one endpoint changed, median, 10000x3",
+            ),
+            (
+                "/runs/5/load/memory/localnet-iptables/resident".to_owned(),
+                26.0,
+                "resident memory of the iptables backend, 10000x3",
             ),
         ] {
             let mut figures = good();

@@ -102,7 +102,7 @@ fn start(figures: &Figures) -> Table {
         "Start → every Service is answered",
         "From the start of the programs against a live API server that has all objects, until a packet to each of 33 Services from the \
          first to the last one is answered; all others are looked at afterwards, and count if one is missing.",
-        &["size", "contestant", "time", "against ours", "CPU time"],
+        &["size", "contestant", "time", "against localnet-nft", "CPU time"],
     );
     each(figures, table, |run, ours| {
         let ours = ours.and_then(|ours| ours.start.as_ref());
@@ -132,7 +132,7 @@ fn change(figures: &Figures) -> Table {
         "One endpoint changed → packets go elsewhere",
         "Nothing else changes. “Event”: since the API server told the change, by its answer to the write or by its event to a third \
          party, whichever was first. “Write”: since the write was sent.",
-        &["size", "contestant", "event p50 / p99", "write p50 / p99", "event max", "n", "against ours (p50)"],
+        &["size", "contestant", "event p50 / p99", "write p50 / p99", "event max", "n", "against localnet-nft (p50)"],
     );
     each(figures, table, |run, ours| {
         let change = run.change.as_ref()?;
@@ -158,7 +158,7 @@ fn load(figures: &Figures) -> Table {
             "event max",
             "n",
             "CPU",
-            "against ours (p50)",
+            "against localnet-nft (p50)",
         ],
     );
     each(figures, table, |run, ours| {
@@ -177,8 +177,8 @@ fn load(figures: &Figures) -> Table {
 fn resident(figures: &Figures) -> Table {
     let table = Table::new(
         "Memory",
-        "Resident memory of each process after the start and after the load, and the most that it ever was. Programs that kube-proxy \
-         calls, and what the kernel itself needs, are not in it.",
+        "Resident memory of each process after the start and after the load, and the most that it ever was. Programs that are called \
+         for iptables, and what the kernel itself needs, are not in it.",
         &["size", "contestant", "process", "after start", "after load", "peak"],
     );
     let mut table = table;
