@@ -29,8 +29,8 @@ test: deps controlplane vm ## Everything: unit, Cases, protocol, kernel, system 
 	$(CARGO) build --locked --workspace --bins --examples
 	$(CARGO) test --locked --workspace --no-fail-fast
 
-differential: deps controlplane ## Random clusters and N random packets (20000): the oracle, localnet-nft and kube-proxy must agree (SEED=… again)
-	$(CARGO) build --locked -p localnet-brain -p localnet-nft
+differential: deps controlplane ## Random clusters and N random packets (20000): the oracle, our backends and kube-proxy must agree (SEED=… again)
+	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-iptables
 	N=$(or $(N),20000) SEED=$(SEED) $(CARGO) test --locked -p localnet-e2e --test system differential:: -- --nocapture
 
 lint: ## Formatting, clippy, documentation

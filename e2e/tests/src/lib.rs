@@ -2,6 +2,7 @@
 //!
 //! Here is what these tests share: starting the programs in a lab's node, waiting until packets say something, and [`load`].
 
+mod backend;
 pub mod load;
 
 use std::{
@@ -16,6 +17,8 @@ use std::{
 use anyhow::Context as _;
 use localnet_lab::{Namespace, Outcome, Probe, Running};
 use tempfile::TempDir;
+
+pub use backend::Backend;
 
 /// How long anything that must happen may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -79,13 +82,23 @@ impl Programs {
         self.start(namespace, "localnet-brain", &["--source", source, "--node-name", "node-a", "--listen", &api])
     }
 
+    /// Starts a backend for the lab's pods.
+    ///
+    /// # Errors
+    /// See [`Self::start`].
+    pub fn start_backend(&self, namespace: &Namespace, backend: Backend) -> anyhow::Result<Running> {
+        let (api, cluster) = (self.api(), localnet_lab::topology::CLUSTER_CIDRS.join(","));
+        let mut arguments = vec!["--api", &api, "--cluster-cidr", &cluster];
+        arguments.extend(backend.flags());
+        self.start(namespace, backend.program(), &arguments)
+    }
+
     /// Starts the nft backend for the lab's pods.
     ///
     /// # Errors
     /// See [`Self::start`].
     pub fn start_nft(&self, namespace: &Namespace) -> anyhow::Result<Running> {
-        let cluster = localnet_lab::topology::CLUSTER_CIDRS.join(",");
-        self.start(namespace, "localnet-nft", &["--api", &self.api(), "--cluster-cidr", &cluster])
+        self.start_backend(namespace, Backend::Nft)
     }
 
     /// What a program has said so far.
@@ -133,7 +146,8 @@ impl Programs {
             if right(&outcomes) {
                 return Ok(());
             }
-            let programs = ["localnet-brain", "localnet-nft"].map(|name| format!("{name}:\n{}", self.log(name)));
+            let programs = ["localnet-brain", "localnet-nft", "localnet-iptables"]
+                .map(|name| format!("{name}:\n{}", self.log(name)));
             anyhow::ensure!(Instant::now() < deadline, "{probe:?} came to {outcomes:?}; {}", programs.concat());
         }
     }

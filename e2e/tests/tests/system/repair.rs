@@ -1,29 +1,18 @@
 //! What others do to the tables is put right by the programs as shipped, with or without a brain.
 
-use std::{collections::BTreeSet, net::SocketAddr, process::Command};
+use std::{collections::BTreeSet, net::SocketAddr};
 
 use anyhow::Context as _;
-use localnet_e2e::{Programs, await_condition};
-use localnet_lab::{Endpoint, Namespace, Network, Probe, Protocol, Running, Servers, Topology};
+use localnet_e2e::{Backend, Programs, await_condition};
+use localnet_lab::{Endpoint, Network, Probe, Protocol, Running, Servers, Topology};
 
 const PODS: [&str; 3] = ["10.180.0.1", "10.180.0.2", "10.180.0.3"];
 /// The cluster IP of `web` in the examples.
 const WEB: &str = "172.30.0.10:80";
 const ROUNDS: usize = 5;
 
-fn nft(node: &Namespace, arguments: &[&str]) -> anyhow::Result<String> {
-    node.output(Command::new("nft").args(arguments))
-}
-
-/// The listing, in whatever order the kernel tells elements.
-fn words(node: &Namespace) -> anyhow::Result<Vec<String>> {
-    let listing = nft(node, &["list", "ruleset"])?;
-    let mut words: Vec<_> = listing.split([' ', ',', '\n', '\t']).map(str::to_owned).collect();
-    words.sort();
-    Ok(words)
-}
-
 struct World {
+    kind: Backend,
     programs: Programs,
     pods: Vec<SocketAddr>,
     brain: Running,
@@ -34,7 +23,7 @@ struct World {
 
 impl World {
     /// The examples are programmed.
-    fn build() -> anyhow::Result<Self> {
+    fn build(kind: Backend) -> anyhow::Result<Self> {
         let network = Network::build(Topology::with_pods(PODS)?)?;
         let pods = PODS.iter().map(|pod| format!("{pod}:8080").parse()).collect::<Result<Vec<SocketAddr>, _>>()?;
         let endpoints = pods.iter().map(|&address| Endpoint { protocol: Protocol::Tcp, address });
@@ -42,9 +31,11 @@ impl World {
         let programs = Programs::new()?;
         let examples = concat!("file:", env!("CARGO_MANIFEST_DIR"), "/../../examples");
         let brain = programs.start_brain(network.node(), examples)?;
-        let _backend = programs.start_nft(network.node())?;
-        let world = Self { programs, pods, brain, _backend, _servers, network };
+        let _backend = programs.start_backend(network.node(), kind)?;
+        let world = Self { kind, programs, pods, brain, _backend, _servers, network };
         world.await_answers()?;
+        // One family may answer before the other one is written.
+        world.await_said(" applied ")?;
         Ok(world)
     }
 
@@ -54,37 +45,55 @@ impl World {
     }
 
     fn await_said(&self, text: &str) -> anyhow::Result<()> {
-        await_condition(text, || self.programs.log("localnet-nft").contains(text))
-            .with_context(|| self.programs.log("localnet-nft"))
+        await_condition(text, || self.programs.log(self.kind.program()).contains(text))
+            .with_context(|| self.programs.log(self.kind.program()))
     }
 }
 
 #[test]
 fn flushed_rules_come_back_while_the_brain_is_away() -> anyhow::Result<()> {
-    let mut world = World::build()?;
+    Backend::ALL.into_iter().try_for_each(come_back_while_the_brain_is_away)
+}
+
+fn come_back_while_the_brain_is_away(kind: Backend) -> anyhow::Result<()> {
+    let mut world = World::build(kind)?;
     let node = world.network.node();
-    let before = words(node)?;
+    let before = kind.listing(node)?;
     world.brain.kill()?;
     world.brain.wait()?;
     world.await_said("no state from the brain")?;
     for _ in 0..ROUNDS {
-        nft(node, &["flush", "ruleset"])?;
+        kind.flush(node)?;
         world.await_answers()?;
-        await_condition("the tables are as they were", || words(node).is_ok_and(|now| now == before))?;
+        let mut now = Vec::new();
+        await_condition("the tables are as they were", || {
+            now = kind.listing(node).unwrap_or_default();
+            now == before
+        })
+        .with_context(|| {
+            let [more, less] = [(&now, &before), (&before, &now)]
+                .map(|(one, other)| one.iter().filter(|line| !other.contains(*line)).collect::<Vec<_>>());
+            format!("{kind:?}: there is more {more:?} and less {less:?}: {}", world.programs.log(kind.program()))
+        })?;
     }
-    let log = world.programs.log("localnet-nft");
-    let said: BTreeSet<_> =
-        log.lines().filter(|line| line.contains("the tables were changed by someone else")).collect();
-    assert!((1..=ROUNDS).contains(&said.len()) && said.iter().all(|line| line.contains("nft")), "{log}");
+    let log = world.programs.log(kind.program());
+    let (text, most) = match kind {
+        Backend::Nft => ("the tables were changed by someone else", ROUNDS),
+        // A flush by its tools is one for each table of each family.
+        Backend::Iptables(_) => ("the chains of Services were changed by someone else", 4 * ROUNDS),
+    };
+    let said: BTreeSet<_> = log.lines().filter(|line| line.contains(text)).collect();
+    assert!((1..=most).contains(&said.len()), "{log}");
+    assert!(kind != Backend::Nft || said.iter().all(|line| line.contains("nft")), "it says who it was: {log}");
     Ok(())
 }
 
 /// Each puts right what the other wrote: neither may keep the node busy with it, and an operator must be told.
 #[test]
 fn two_backends_of_one_node_say_so_and_fight_ever_more_slowly() -> anyhow::Result<()> {
-    let world = World::build()?;
+    let world = World::build(Backend::Nft)?;
     let node = world.network.node();
-    let before = words(node)?;
+    let before = world.kind.listing(node)?;
     let api = world.programs.api();
     let mut rival = world.programs.start(node, "localnet-nft", &["--api", &api, "--masquerade-all"])?;
     world.await_said("another localnet-nft writes the same tables: only one may run on a node")?;
@@ -94,6 +103,6 @@ fn two_backends_of_one_node_say_so_and_fight_ever_more_slowly() -> anyhow::Resul
     let log = world.programs.log("localnet-nft");
     let repairs = log.matches(" applied revision=").count();
     assert!((50..150).contains(&repairs), "{repairs} repairs until the fight slowed down");
-    await_condition("the tables are as they were", || words(node).is_ok_and(|now| now == before))?;
+    await_condition("the tables are as they were", || world.kind.listing(node).is_ok_and(|now| now == before))?;
     world.await_answers()
 }

@@ -2,11 +2,11 @@
 //!
 //! `RESTARTS=100 cargo test -p localnet-e2e --test system restarts` kills each of them a hundred times instead of ten.
 
-use std::{collections::BTreeSet, env, net::SocketAddr, process::Command, thread::scope, time::Duration};
+use std::{collections::BTreeSet, env, net::SocketAddr, thread::scope, time::Duration};
 
 use anyhow::Context as _;
 use localnet_e2e::{
-    Programs, await_condition,
+    Backend, Programs, await_condition,
     load::{Answered, Connections, Load},
 };
 use localnet_lab::{
@@ -27,13 +27,14 @@ const UDP_FLOWS: usize = 50;
 const SEND_EVERY: Duration = Duration::from_millis(50);
 
 struct World {
+    backend: Backend,
     network: Network,
     programs: Programs,
     _servers: Servers,
 }
 
 impl World {
-    fn build() -> anyhow::Result<Self> {
+    fn build(backend: Backend) -> anyhow::Result<Self> {
         let network = Network::build(Topology::with_pods(PODS.into_iter().chain(ASKING))?)?;
         let endpoint = |protocol, pod: &str, port: u16| -> anyhow::Result<Endpoint> {
             Ok(Endpoint { protocol, address: SocketAddr::new(pod.parse()?, port) })
@@ -44,7 +45,7 @@ impl World {
             endpoints.push(endpoint(Protocol::Udp, pod, 5353)?);
         }
         let servers = Servers::start(&network, endpoints)?;
-        Ok(Self { network, programs: Programs::new()?, _servers: servers })
+        Ok(Self { backend, network, programs: Programs::new()?, _servers: servers })
     }
 
     fn start_brain(&self) -> anyhow::Result<Running> {
@@ -54,11 +55,11 @@ impl World {
 
     /// How often the backend has said that a state is applied.
     fn applied(&self) -> usize {
-        self.programs.log("localnet-nft").matches(" applied ").count()
+        self.programs.log(self.backend.program()).matches(" applied ").count()
     }
 
-    fn ruleset(&self) -> anyhow::Result<String> {
-        self.network.node().output(Command::new("nft").args(["-a", "list", "ruleset"]))
+    fn start_backend(&self) -> anyhow::Result<Running> {
+        self.programs.start_backend(self.network.node(), self.backend)
     }
 
     /// Kills a program and starts it again, and waits until the backend holds a state again.
@@ -67,19 +68,30 @@ impl World {
         program.kill()?;
         program.wait()?;
         *program = start()?;
-        await_condition("the backend applies the state again", || self.applied() > before)
-            .with_context(|| format!("{}{}", self.programs.log("localnet-brain"), self.programs.log("localnet-nft")))
+        await_condition("the backend applies the state again", || self.applied() > before).with_context(|| {
+            format!("{}{}", self.programs.log("localnet-brain"), self.programs.log(self.backend.program()))
+        })
     }
 }
 
 #[test]
 fn kill_and_restart_under_load_fails_no_connection_and_moves_no_flow() -> anyhow::Result<()> {
-    let restarts: usize = env::var("RESTARTS").map_or(Ok(10), |text| text.parse()).context("reading RESTARTS")?;
-    let world = World::build()?;
+    kill_and_restart_under_load(Backend::Nft, 10)
+}
+
+#[test]
+fn kill_and_restart_of_iptables_under_load_fails_no_connection_and_moves_no_flow() -> anyhow::Result<()> {
+    kill_and_restart_under_load(Backend::Iptables("nft"), 8)?;
+    kill_and_restart_under_load(Backend::Iptables("legacy"), 12)
+}
+
+fn kill_and_restart_under_load(backend: Backend, restarts: usize) -> anyhow::Result<()> {
+    let restarts: usize = env::var("RESTARTS").map_or(Ok(restarts), |text| text.parse()).context("reading RESTARTS")?;
+    let world = World::build(backend)?;
     let (web, dns): (SocketAddr, SocketAddr) = (WEB.parse()?, DNS.parse()?);
     let (node, client) = (world.network.node(), world.network.client());
     let mut brain = world.start_brain()?;
-    let mut backend = world.programs.start_nft(node)?;
+    let mut backend = world.start_backend()?;
     let pods = PODS.iter().map(|pod| format!("{pod}:8080").parse()).collect::<Result<BTreeSet<_>, _>>()?;
     let all: Vec<_> = pods.iter().copied().collect();
     world.programs.await_answers(client, Probe::new(Protocol::Tcp, web), &all)?;
@@ -92,7 +104,9 @@ fn kill_and_restart_under_load_fails_no_connection_and_moves_no_flow() -> anyhow
         (node, None),
     ];
 
-    let before = world.ruleset()?;
+    // One family may answer before the other one is written.
+    await_condition("the backend applies the state", || world.applied() > 0)?;
+    let before = world.backend.identity(node)?;
     let (connections, datagrams) = scope(|scope| {
         let (udp, used) = Load::flows(scope, client, dns, UDP_FLOWS, SEND_EVERY)?;
         anyhow::ensure!(used.len() == 2, "flows to both endpoints of dns were expected: {used:?}");
@@ -102,7 +116,7 @@ fn kill_and_restart_under_load_fails_no_connection_and_moves_no_flow() -> anyhow
             Load::connections(scope, from, connections)
         });
         let restarted = (0..restarts).try_for_each(|_| {
-            world.restart(&mut backend, || world.programs.start_nft(node))?;
+            world.restart(&mut backend, || world.start_backend())?;
             world.restart(&mut brain, || world.start_brain())
         });
         let tcp: Vec<_> = tcp.into_iter().map(Load::finish).collect();
@@ -113,8 +127,11 @@ fn kill_and_restart_under_load_fails_no_connection_and_moves_no_flow() -> anyhow
             udp.context("UDP")?,
         ))
     })?;
-    println!("{restarts} restarts each; connections: {connections}; datagrams: {datagrams}; all were answered");
+    println!(
+        "{:?}: {restarts} restarts each; connections: {connections}; datagrams: {datagrams}; all were answered",
+        world.backend
+    );
     assert!(connections.rate() >= CONNECTIONS, "only {connections} connections");
-    assert_eq!(world.ruleset()?, before, "restarts changed the kernel");
+    assert_eq!(world.backend.identity(node)?, before, "restarts changed the kernel");
     Ok(())
 }

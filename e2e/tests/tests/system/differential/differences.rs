@@ -1,6 +1,6 @@
 //! The intended differences: entries of `docs/differences.md`, matched by number.
 
-use std::{collections::BTreeSet, net::SocketAddr};
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use localnet_client::{
     Snapshot,
@@ -9,16 +9,20 @@ use localnet_client::{
 use localnet_lab::{Topology, probe};
 use localnet_proto::Service;
 
+use crate::kube_proxy::Mode;
+
 use super::{
     ask::{Asked, Seen},
     judge::judge,
     pools,
+    question::Sender,
     run::Scene,
     world::Side,
 };
 
 /// Something that differs from the oracle on one side.
 pub(crate) struct Difference<'a> {
+    pub(crate) mode: Mode,
     pub(crate) side: Side,
     pub(crate) asked: &'a Asked,
     pub(crate) seen: &'a Seen,
@@ -33,13 +37,16 @@ struct Entry {
     matches: fn(&Difference<'_>) -> bool,
 }
 
-const ENTRIES: [Entry; 6] = [
+const ENTRIES: [Entry; 9] = [
     Entry { number: 1, matches: translated_packet_meets_another_service },
     Entry { number: 2, matches: |difference| difference.side == Side::Ours && difference.by_another_address },
     Entry { number: 3, matches: |difference| claimant_has_it(difference, |claimants| claimants >= 2) },
     Entry { number: 4, matches: |difference| claimant_has_it(difference, |claimants| claimants == 1) },
     Entry { number: 5, matches: node_port_of_link_local_address },
     Entry { number: 7, matches: unallocated_address_is_let_through },
+    Entry { number: 8, matches: node_is_not_refused },
+    Entry { number: 9, matches: node_port_is_refused_elsewhere },
+    Entry { number: 10, matches: source_ranges_are_ignored },
 ];
 
 /// The number of the entry that explains it.
@@ -108,4 +115,47 @@ fn unallocated_address_is_let_through(difference: &Difference<'_>) -> bool {
         && !scene.state.services.values().any(|service| vips(service) || service.load_balancer_ips.contains(&to));
     let is_refused = seen.answers.is_empty() && seen.others == BTreeSet::from([probe::Outcome::Rejected]);
     asked.expected == Outcome::Drop && is_unallocated && is_refused
+}
+
+/// What the node itself sends to an external address that nothing serves leaves it.
+fn node_is_not_refused(difference: &Difference<'_>) -> bool {
+    let Difference { mode: Mode::Iptables(_), side: Side::KubeProxy, asked, seen, topology, .. } = difference else {
+        return false;
+    };
+    let is_unserved = matches!(asked.expected, Outcome::Reject | Outcome::Drop);
+    let untouched = Asked { expected: Outcome::NotOurs, ..(*asked).clone() };
+    asked.question.sender == Sender::Node && is_unserved && judge(&untouched, seen, topology).is_none()
+}
+
+/// A NodePort that nothing serves is refused, or dropped, on all of the node's addresses.
+fn node_port_is_refused_elsewhere(difference: &Difference<'_>) -> bool {
+    let Difference { mode: Mode::Iptables(_), side: Side::KubeProxy, asked, seen, scene, topology, .. } = difference
+    else {
+        return false;
+    };
+    let to = asked.question.to.ip();
+    let mut rules = scene.setup.rules(to);
+    let answers_elsewhere = topology.node_has(to) && rules.node_port_addresses.insert(to);
+    let asked_for = asked.question.packet(scene.setup);
+    // By its address, whoever sends: a policy would let some senders through to endpoints elsewhere.
+    let is_unserved = [asked_for.origin, Origin::Outside].into_iter().any(|origin| {
+        let expected = route::route(scene.state, &rules, &Packet { origin, ..asked_for });
+        let is_unserved = matches!(expected, Outcome::Reject | Outcome::Drop);
+        is_unserved && judge(&Asked { expected, ..(*asked).clone() }, seen, topology).is_none()
+    });
+    answers_elsewhere && is_unserved
+}
+
+/// Source ranges of a Service that nothing serves are not looked at: it rejects whoever sends.
+fn source_ranges_are_ignored(difference: &Difference<'_>) -> bool {
+    let Difference { mode: Mode::Iptables(_), side: Side::KubeProxy, asked, seen, scene, topology, .. } = difference
+    else {
+        return false;
+    };
+    let mut state = scene.state.clone();
+    state.services.values_mut().for_each(|service| Arc::make_mut(service).source_filters.clear());
+    let packet = asked.question.packet(scene.setup);
+    let expected = route::route(&state, &scene.setup.rules(packet.destination), &packet);
+    let is_unserved = matches!(expected, Outcome::Reject | Outcome::Drop);
+    is_unserved && judge(&Asked { expected, ..(*asked).clone() }, seen, topology).is_none()
 }

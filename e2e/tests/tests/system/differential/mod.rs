@@ -1,8 +1,8 @@
-//! The differential test: random clusters and random packets; the oracle, our nft backend and kube-proxy v1.36.3 (nftables mode)
-//! must agree.
+//! The differential test: random clusters and random packets; the oracle, our backend and kube-proxy v1.36.3 in the same mode must
+//! agree. There is one for each [`Pair`].
 //!
 //! ```text
-//!   seed ─▶ generate ─▶ write ─▶ API server ─┬─▶ brain ─▶ nft backend in network A ─▶ packets ┐
+//!   seed ─▶ generate ─▶ write ─▶ API server ─┬─▶ brain ─▶ backend in network A ─▶ packets ─────┐
 //!                                            │     └────▶ oracle ────────────────────────────┤─▶ judge ─▶ differences
 //!                                            └─▶ kube-proxy in network B ─────────▶ packets ──┘
 //! ```
@@ -19,6 +19,7 @@ mod describe;
 mod differences;
 mod generate;
 mod judge;
+mod pair;
 mod pools;
 mod question;
 mod random;
@@ -33,6 +34,8 @@ use std::{env, io::Write as _, time::Instant};
 
 use anyhow::Context as _;
 
+use pair::Pair;
+
 /// The chance that so many clients are all sent to the one of several endpoints that they had is below 10⁻¹².
 const ENOUGH_RETURNED: usize = 40;
 /// Packets of a run that is not told how many.
@@ -42,23 +45,34 @@ const SEED: u64 = 0x6c6f_6361_6c6e_6574;
 
 #[test]
 fn oracle_nft_backend_and_kube_proxy_agree() -> anyhow::Result<()> {
+    agree(Pair::NFT)
+}
+
+#[test]
+fn oracle_iptables_backend_and_kube_proxy_agree() -> anyhow::Result<()> {
+    agree(Pair::IPTABLES)
+}
+
+fn agree(pair: Pair) -> anyhow::Result<()> {
+    let who = format!("differential: {:?} and kube-proxy {:?}", pair.backend, pair.mode);
     let started = Instant::now();
     let packets = setting("N")?.map_or(PACKETS, |packets| usize::try_from(packets).unwrap_or(usize::MAX));
     let seeds = match setting("SEED")? {
         Some(seed) => vec![(seed, packets)],
         None => vec![(SEED, packets.div_ceil(2)), (new_seed()?, packets / 2)],
     };
-    let mut runs = run::Runs::new(world::World::build()?);
-    say(&format!("differential: both sides run after {:.1?}", started.elapsed()));
+    let mut runs = run::Runs::new(world::World::build(pair)?);
+    say(&format!("{who}: both sides run after {:.1?}", started.elapsed()));
     for (seed, packets) in seeds {
-        say(&format!("differential: {packets} packets from SEED={seed}"));
+        say(&format!("{who}: {packets} packets from SEED={seed}"));
         runs.run(seed, packets)?;
     }
     let report = &runs.report;
-    say(&format!("differential: {report} in {:.1?}", started.elapsed()));
+    say(&format!("{who}: {report} in {:.1?}", started.elapsed()));
     anyhow::ensure!(report.unexplained == 0, "{} unexplained differences, see above", report.unexplained);
     let sticky::Returned { count, elsewhere } = report.returned;
-    anyhow::ensure!(count < ENOUGH_RETURNED || elsewhere > 0, "{count} clients came back, and affinity never ended");
+    let ends = count < ENOUGH_RETURNED || elsewhere > 0;
+    anyhow::ensure!(ends, "{count} clients came back, and affinity never ended");
     Ok(())
 }
 

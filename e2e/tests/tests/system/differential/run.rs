@@ -57,7 +57,8 @@ pub(crate) struct Scene<'a> {
 impl Runs {
     pub(crate) fn new(world: World) -> Self {
         let writer = world.writer();
-        Self { world, writer, memory: Memory::default(), report: Report::default() }
+        let memory = Memory::new(world.pair);
+        Self { world, writer, memory, report: Report::default() }
     }
 
     /// Sends at least so many packets.
@@ -90,6 +91,7 @@ impl Runs {
         self.memory.enter(scene);
         let asked: Vec<Asked> = (0..PACKETS_PER_STATE).map(|_| scene.draw(random)).collect();
         let seen = ask_all(&self.world, &asked)?;
+        let mode = self.world.pair.mode;
         self.report.states += 1;
         for (number, asked) in asked.iter().enumerate() {
             self.report.count(asked);
@@ -101,7 +103,7 @@ impl Runs {
                 let by_another_address = wrong.is_none() && left.as_ref().is_some_and(|left| left.by_another_address);
                 let Some(wrong) = wrong.or(left.map(|left| left.wrong)) else { continue };
                 let topology = self.world.network(side).topology();
-                match explain(&Difference { side, asked, seen, scene, topology, by_another_address }) {
+                match explain(&Difference { mode, side, asked, seen, scene, topology, by_another_address }) {
                     Some(entry) => self.report.explained(entry),
                     None => {
                         self.report.unexplained += 1;

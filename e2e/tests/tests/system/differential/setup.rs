@@ -68,8 +68,8 @@ impl Setup {
         }
     }
 
-    /// The flags of `localnet-nft`.
-    pub(crate) fn nft_flags(&self) -> Vec<String> {
+    /// The flags of our backends.
+    pub(crate) fn flags(&self) -> Vec<String> {
         let flag = |name: &str, value: &str| [format!("--{name}"), value.to_owned()];
         let mut flags = flag("nodeport-addresses", &self.node_port_addresses.join(",")).to_vec();
         flags.extend(flag("detect-local-mode", self.mode()));
@@ -91,17 +91,18 @@ impl Setup {
             Detector::ClusterCidr(cidrs) => cidrs.join(","),
             _ => String::new(),
         };
+        let masquerade_all = self.masquerade_all;
         format!(
             "\
 clusterCIDR: \"{cidrs}\"
 detectLocalMode: {}
 detectLocal: {{bridgeInterface: {BRIDGE}, interfaceNamePrefix: {PREFIX}}}
 nodePortAddresses: {:?}
-nftables: {{minSyncPeriod: 50ms, syncPeriod: 30s, masqueradeAll: {}}}
+iptables: {{minSyncPeriod: 50ms, syncPeriod: 30s, masqueradeAll: {masquerade_all}, localhostNodePorts: false}}
+nftables: {{minSyncPeriod: 50ms, syncPeriod: 30s, masqueradeAll: {masquerade_all}}}
 ",
             self.mode(),
             self.node_port_addresses,
-            self.masquerade_all,
         )
     }
 
@@ -169,7 +170,7 @@ nftables: {{minSyncPeriod: 50ms, syncPeriod: 30s, masqueradeAll: {}}}
 
 impl fmt::Display for Setup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.nft_flags().join(" "))
+        f.write_str(&self.flags().join(" "))
     }
 }
 

@@ -18,6 +18,7 @@ use localnet_proto::Service as Localized;
 use super::{
     ask::{Asked, Seen, Span},
     cluster::Service,
+    pair::Pair,
     run::Scene,
     world::Side,
 };
@@ -37,8 +38,9 @@ const SURELY_WITHIN: f64 = 0.8;
 const SURELY_AFTER: Duration = Duration::from_millis(200);
 
 /// Where clients have been sent since their Service was as it is.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Memory {
+    pair: Pair,
     clients: BTreeMap<Client, (Known, Endpoints)>,
     short: BTreeMap<AddressClient, (Known, SocketAddr, Span)>,
     pub(crate) returned: Returned,
@@ -71,6 +73,16 @@ pub(crate) struct Left {
 }
 
 impl Memory {
+    /// Of nobody yet.
+    pub(crate) fn new(pair: Pair) -> Self {
+        Self { pair, clients: BTreeMap::new(), short: BTreeMap::new(), returned: Returned::default() }
+    }
+
+    /// It remembers a client for each port of a Service, whichever address it asks.
+    fn remembers_by_port(&self, side: Side) -> bool {
+        side == Side::KubeProxy || self.pair.remembers_by_port()
+    }
+
     /// Forgets the clients of Services that are not what they were: endpoints may have gone and come back between two questions.
     pub(crate) fn enter(&mut self, scene: &Scene<'_>) {
         let stays = |known: &Known| Known::find(scene, &known.service.name).as_ref() == Some(known);
@@ -92,21 +104,22 @@ impl Memory {
         if *seconds < LONG {
             return self.check_short(side, asked, (by, seen.span?), known, *seconds);
         }
+        let by_port = self.remembers_by_port(side);
         let client = (side, asked.question.source(), port);
         let (_, endpoints) = self.clients.entry(client).or_insert_with(|| (known, Endpoints::new()));
         let left: Endpoints =
             endpoints.clone().into_iter().filter(|(endpoint, _)| choices.contains(endpoint)).collect();
         let had = endpoints.entry(by).or_default();
         let (is_new, is_new_here) = (had.is_empty(), had.insert(to));
-        // kube-proxy may return to an endpoint that the client has by another address, under another policy.
-        let left_here = (is_new || side == Side::Ours && is_new_here) && left.values().any(|asked| asked.contains(&to));
+        // Who remembers by port may return to an endpoint that the client has by another address, under another policy.
+        let left_here = (is_new || !by_port && is_new_here) && left.values().any(|asked| asked.contains(&to));
         (left_here || is_new && !left.is_empty()).then(|| Left {
             wrong: format!("{by} is new to a client of {:?}", left.keys()),
             by_another_address: !left_here,
         })
     }
 
-    /// Each address for itself. kube-proxy's clients may have been seen at another address meanwhile: only ours are looked at.
+    /// Each address for itself, where it remembers by address: other clients may have been seen at another address meanwhile.
     fn check_short(
         &mut self,
         side: Side,
@@ -115,7 +128,7 @@ impl Memory {
         known: Known,
         seconds: u32,
     ) -> Option<Left> {
-        if side == Side::KubeProxy {
+        if self.remembers_by_port(side) {
             return None;
         }
         let question = &asked.question;

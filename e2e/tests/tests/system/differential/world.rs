@@ -2,37 +2,37 @@
 //!
 //! ```text
 //!   network A                                  network B
-//!   node-a: brain, nft backend, API server ──── node-a: kube-proxy (nftables mode)
+//!   node-a: brain, backend, API server ──────── node-a: kube-proxy
 //!           100.64.0.1            a link of their own           100.64.0.2
 //! ```
 
 use std::{
     collections::BTreeSet,
-    fs::File,
     net::{Ipv4Addr, SocketAddr},
-    process::Stdio,
     time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
 use localnet_client::{Snapshot, Source as _, grpc::Brain};
-use localnet_controlplane::{ControlPlane, NewNode, Options, binary};
+use localnet_controlplane::{ControlPlane, NewNode, Options};
 use localnet_e2e::{PATIENCE, Programs};
 use localnet_lab::{
-    Namespace, Network, Outcome, Probe, Protocol, Running, Servers,
+    Network, Outcome, Probe, Protocol, Running, Servers,
     topology::{NODE, POD_CIDRS, SERVICE_CIDRS},
 };
 use localnet_proto::{Revision, Update};
 use tokio::{runtime::Runtime, time::timeout};
 
+use crate::kube_proxy::{self, KUBE_PROXY};
+
 use super::{
+    pair::Pair,
     pools,
     setup::Setup,
     write::{NAMESPACE, NODE_NAME, Sentinel, Writer},
 };
 
 const LINK: [&str; 2] = ["100.64.0.1", "100.64.0.2"];
-const KUBE_PROXY: &str = "kube-proxy";
 /// The chance that so many connections miss one of two endpoints is below 10⁻¹¹.
 const ENOUGH: usize = 40;
 /// A kube-proxy that has started programs the zone of its Node at once, or never.
@@ -41,6 +41,7 @@ const MOST_TOLD_AGAIN: usize = 5;
 
 /// Everything that runs.
 pub(crate) struct World {
+    pub(crate) pair: Pair,
     // Fields are dropped in this order: first what runs in a network.
     proxies: Option<Proxies>,
     _brain: Running,
@@ -57,7 +58,7 @@ pub(crate) struct World {
 /// What programs the nodes, with the same flags.
 struct Proxies {
     setup: Setup,
-    _nft: Running,
+    _backend: Running,
     _kube_proxy: Running,
 }
 
@@ -73,7 +74,7 @@ impl Side {
 }
 
 impl World {
-    pub(crate) fn build() -> anyhow::Result<Self> {
+    pub(crate) fn build(pair: Pair) -> anyhow::Result<Self> {
         let runtime = Runtime::new()?;
         let sides = [Network::build(pools::topology())?, Network::build(pools::topology())?];
         link(&sides)?;
@@ -102,6 +103,7 @@ impl World {
             Brain::new(programs.api().parse()?, None)?
         };
         Ok(Self {
+            pair,
             proxies: None,
             _brain: running,
             plane,
@@ -123,17 +125,23 @@ impl World {
         self.proxies = None;
         self.proxies = Some(Proxies {
             setup: *setup,
-            _nft: self.start_nft(setup)?,
-            _kube_proxy: start_kube_proxy(self.sides[1].node(), &self.programs, &self.plane, setup)?,
+            _backend: self.start_backend(setup)?,
+            _kube_proxy: self.start_kube_proxy(setup)?,
         });
         self.zone = None;
         Ok(())
     }
 
-    fn start_nft(&self, setup: &Setup) -> anyhow::Result<Running> {
-        let (api, flags) = (self.programs.api(), setup.nft_flags());
-        let arguments: Vec<&str> = ["--api", &api].into_iter().chain(flags.iter().map(String::as_str)).collect();
-        self.programs.start(self.sides[0].node(), "localnet-nft", &arguments)
+    fn start_backend(&self, setup: &Setup) -> anyhow::Result<Running> {
+        let (api, flags, backend) = (self.programs.api(), setup.flags(), self.pair.backend);
+        let mut arguments = vec!["--api", &api];
+        arguments.extend(flags.iter().map(String::as_str).chain(backend.flags()));
+        self.programs.start(self.sides[0].node(), backend.program(), &arguments)
+    }
+
+    fn start_kube_proxy(&self, setup: &Setup) -> anyhow::Result<Running> {
+        let whose = (self.plane.kube_proxy_kubeconfig(), NODE_NAME);
+        kube_proxy::start(self.sides[1].node(), &self.programs, self.pair.mode, whose, &setup.kube_proxy_lines())
     }
 
     pub(crate) fn network(&self, side: Side) -> &Network {
@@ -237,7 +245,7 @@ impl World {
                 return Ok(());
             }
             let log = || match side {
-                Side::Ours => self.programs.log("localnet-nft"),
+                Side::Ours => self.programs.log(self.pair.backend.program()),
                 Side::KubeProxy => self.programs.log(KUBE_PROXY),
             };
             anyhow::ensure!(
@@ -267,37 +275,6 @@ async fn fill(plane: &ControlPlane) -> anyhow::Result<()> {
     objects.ensure_namespace().await?;
     let node = NewNode { name: NODE_NAME, addresses: &NODE, labels: &[], pod_cidrs: &POD_CIDRS };
     objects.ensure_node(node).await
-}
-
-fn start_kube_proxy(
-    node: &Namespace,
-    programs: &Programs,
-    plane: &ControlPlane,
-    setup: &Setup,
-) -> anyhow::Result<Running> {
-    let path = programs.path().join("kube-proxy.yaml");
-    let config = format!(
-        "\
-apiVersion: kubeproxy.config.k8s.io/v1alpha1
-kind: KubeProxyConfiguration
-mode: nftables
-hostnameOverride: {NODE_NAME}
-{}clientConnection: {{kubeconfig: {}, qps: 100, burst: 200}}
-healthzBindAddress: 127.0.0.1:10256
-metricsBindAddress: 127.0.0.1:10249
-conntrack: {{maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}}
-oomScoreAdj: 0
-",
-        setup.kube_proxy_lines(),
-        plane.kube_proxy_kubeconfig().display(),
-    );
-    std::fs::write(&path, config).with_context(|| format!("writing {}", path.display()))?;
-    let log = programs.path().join(format!("{KUBE_PROXY}.log"));
-    let log = File::create(&log).with_context(|| format!("creating {}", log.display()))?;
-    let output = log.try_clone()?;
-    node.spawn(binary(KUBE_PROXY)?, |command| {
-        command.arg("--config").arg(path).stdin(Stdio::null()).stdout(output).stderr(log)
-    })
 }
 
 fn tail(log: &str) -> String {

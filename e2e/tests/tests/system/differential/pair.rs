@@ -1,0 +1,22 @@
+//! Who is compared with whom: a backend of ours, and kube-proxy in one of its modes.
+
+use localnet_e2e::Backend;
+
+use crate::kube_proxy::Mode;
+
+/// A backend, and the mode of kube-proxy that it is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pair {
+    pub(crate) backend: Backend,
+    pub(crate) mode: Mode,
+}
+
+impl Pair {
+    pub(crate) const NFT: Self = Self { backend: Backend::Nft, mode: Mode::Nftables };
+    pub(crate) const IPTABLES: Self = Self { backend: Backend::Iptables("nft"), mode: Mode::Iptables("legacy") };
+
+    /// Both remember a client of session affinity for each port of a Service, or ours for each address and port.
+    pub(crate) fn remembers_by_port(self) -> bool {
+        matches!(self.mode, Mode::Iptables(_))
+    }
+}

@@ -1,0 +1,86 @@
+//! kube-proxy itself, v1.36.3, beside or instead of our programs.
+
+use std::{env, fs, fs::File, os::unix::fs::symlink, path::Path, process::Stdio};
+
+use anyhow::Context as _;
+use localnet_controlplane::binary;
+use localnet_e2e::Programs;
+use localnet_lab::{Namespace, Running};
+
+/// The name of its log among the programs'.
+pub(crate) const KUBE_PROXY: &str = "kube-proxy";
+
+/// Its mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Nftables,
+    /// By the tools that are named so: `legacy` or `nft`.
+    Iptables(&'static str),
+}
+
+impl Mode {
+    /// As the configuration names it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Nftables => "nftables",
+            Self::Iptables(_) => "iptables",
+        }
+    }
+}
+
+/// Starts it for the node of this name, with more lines of its configuration.
+pub(crate) fn start(
+    namespace: &Namespace,
+    programs: &Programs,
+    mode: Mode,
+    (kubeconfig, node_name): (&Path, &str),
+    lines: &str,
+) -> anyhow::Result<Running> {
+    let path = programs.path().join("kube-proxy.yaml");
+    let config = format!(
+        "\
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: {}
+hostnameOverride: {node_name}
+{lines}clientConnection: {{kubeconfig: {}, qps: 100, burst: 200}}
+healthzBindAddress: 127.0.0.1:10256
+metricsBindAddress: 127.0.0.1:10249
+conntrack: {{maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}}
+oomScoreAdj: 0
+",
+        mode.name(),
+        kubeconfig.display(),
+    );
+    fs::write(&path, config).with_context(|| format!("writing {}", path.display()))?;
+    let log = programs.path().join(format!("{KUBE_PROXY}.log"));
+    let log = File::create(&log).with_context(|| format!("creating {}", log.display()))?;
+    let output = log.try_clone()?;
+    let tools = match mode {
+        Mode::Nftables => None,
+        Mode::Iptables(flavour) => Some(tools(programs.path(), flavour)?),
+    };
+    namespace.spawn(binary(KUBE_PROXY)?, |command| {
+        command.arg("--config").arg(path).stdin(Stdio::null()).stdout(output).stderr(log);
+        if let Some(tools) = tools {
+            command.env("PATH", tools);
+        }
+        command
+    })
+}
+
+/// A `PATH` in which `iptables` and its like are those of one flavour.
+fn tools(folder: &Path, flavour: &str) -> anyhow::Result<std::ffi::OsString> {
+    let folder = folder.join(format!("tools-{flavour}"));
+    if !folder.exists() {
+        fs::create_dir(&folder).with_context(|| format!("creating {}", folder.display()))?;
+        for name in ["iptables", "ip6tables"] {
+            for suffix in ["", "-save", "-restore"] {
+                let tool = Path::new("/usr/sbin").join(format!("{name}-{flavour}{suffix}"));
+                symlink(&tool, folder.join(format!("{name}{suffix}"))).context("linking the tools of iptables")?;
+            }
+        }
+    }
+    let rest = env::var_os("PATH").unwrap_or_default();
+    env::join_paths([folder].into_iter().chain(env::split_paths(&rest))).context("joining PATH")
+}

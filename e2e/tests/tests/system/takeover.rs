@@ -1,0 +1,204 @@
+//! kube-proxy's iptables mode → localnet-iptables → kube-proxy, with connections running all the time: none fails, no flow moves.
+//! Then a cleanup leaves nothing of either.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    process::Command,
+    thread::scope,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use localnet_controlplane::{ControlPlane, NewNode, NewPod, Options, Port};
+use localnet_e2e::{
+    Backend, Programs, await_condition,
+    load::{Connections, Load},
+};
+use localnet_lab::{
+    Endpoint, Network, Pod, Probe, Protocol, Servers, Topology,
+    topology::{CLUSTER_CIDRS, NODE, POD_CIDRS, SERVICE_CIDRS},
+};
+use serde_json::json;
+
+use crate::kube_proxy::{self, KUBE_PROXY, Mode};
+
+const PODS: [&str; 2] = ["10.180.0.1", "10.180.0.2"];
+const ASKING: &str = "10.180.0.3";
+const HTTP: u16 = 8080;
+const DNS: u16 = 5353;
+const HTTP_NODE_PORT: u16 = 30_080;
+const DNS_NODE_PORT: u16 = 30_053;
+const CONNECTIONS: u32 = 50;
+const FLOWS: usize = 10;
+const SEND_EVERY: Duration = Duration::from_millis(50);
+
+struct World {
+    programs: Programs,
+    plane: ControlPlane,
+    network: Network,
+    _servers: Servers,
+    cluster_ips: Vec<IpAddr>,
+    /// Of the tools.
+    flavour: &'static str,
+}
+
+impl World {
+    async fn build(flavour: &'static str) -> anyhow::Result<Self> {
+        let network = Network::build(Topology::with_pods(PODS.into_iter().chain([ASKING]))?)?;
+        let at = |ip| {
+            let endpoint = |protocol, port| Endpoint { protocol, address: SocketAddr::new(ip, port) };
+            [endpoint(Protocol::Tcp, HTTP), endpoint(Protocol::Udp, DNS)]
+        };
+        let servers = Servers::start(&network, PODS.iter().flat_map(|name| addresses(name)).flat_map(at))?;
+        let plane = ControlPlane::start(Options {
+            netns: Some(network.node().path()),
+            service_cidrs: SERVICE_CIDRS.map(str::to_owned).to_vec(),
+            ..Options::default()
+        })
+        .await?;
+        let shop = plane.objects("shop");
+        shop.ensure_namespace().await?;
+        shop.ensure_node(NewNode { name: "node-a", addresses: &NODE, labels: &[], pod_cidrs: &POD_CIDRS }).await?;
+        let spec = json!({
+            "type": "NodePort", "ipFamilyPolicy": "RequireDualStack", "selector": {"app": "web"},
+            "ports": [
+                {"name": "http", "port": 80, "targetPort": HTTP, "nodePort": HTTP_NODE_PORT},
+                {"name": "dns", "protocol": "UDP", "port": 53, "targetPort": DNS, "nodePort": DNS_NODE_PORT},
+            ],
+        });
+        let service = shop.ensure_service("web", spec).await?;
+        let ports =
+            [Port { name: "http", protocol: "TCP", number: HTTP }, Port { name: "dns", protocol: "UDP", number: DNS }];
+        for name in PODS {
+            let ips = addresses(name);
+            let pod = format!("web-{}", name.replace('.', "-"));
+            let labels = [("app", "web")];
+            let new = NewPod { name: &pod, node: "node-a", labels: &labels, ips: &ips, ports: &ports, ready: true };
+            shop.ensure_pod(new).await?;
+        }
+        shop.await_ready_addresses("web", &PODS.iter().flat_map(|name| addresses(name)).collect::<Vec<_>>()).await?;
+        let cluster_ips = service.spec.and_then(|spec| spec.cluster_ips).unwrap_or_default();
+        let cluster_ips = cluster_ips.iter().map(|text| text.parse()).collect::<Result<Vec<IpAddr>, _>>()?;
+        Ok(Self { programs: Programs::new()?, plane, network, _servers: servers, cluster_ips, flavour })
+    }
+
+    fn start_kube_proxy(&self) -> anyhow::Result<localnet_lab::Running> {
+        let lines =
+            format!("clusterCIDR: {}\niptables: {{minSyncPeriod: 50ms, syncPeriod: 30s}}\n", CLUSTER_CIDRS.join(","));
+        let whose = (self.plane.kube_proxy_kubeconfig(), "node-a");
+        kube_proxy::start(self.network.node(), &self.programs, Mode::Iptables(self.flavour), whose, &lines)
+    }
+
+    /// Both families' tables.
+    fn saved(&self) -> anyhow::Result<String> {
+        let save = |tables| self.network.node().output(&mut Command::new(format!("{tables}-{}-save", self.flavour)));
+        Ok(save("iptables")? + &save("ip6tables")?)
+    }
+
+    /// The names of the chains of Services and endpoints.
+    fn chains(&self) -> anyhow::Result<BTreeSet<String>> {
+        let saved = self.saved()?;
+        let names = saved.lines().filter_map(|line| line.strip_prefix(':')?.split(' ').next());
+        let of_services = ["KUBE-SVC-", "KUBE-SEP-", "KUBE-EXT-"];
+        Ok(names.filter(|name| of_services.iter().any(|start| name.starts_with(start))).map(str::to_owned).collect())
+    }
+
+    /// Waits until both families have a rule that only one of the two programs writes, and not that of the other.
+    fn await_rules_of(&self, program: &str, rule: &str, other: &str) -> anyhow::Result<()> {
+        let are_there = || self.saved().is_ok_and(|saved| saved.matches(rule).count() >= 2 && !saved.contains(other));
+        await_condition(rule, are_there).with_context(|| format!("{program}: {}", self.programs.log(program)))
+    }
+}
+
+fn addresses(pod: &str) -> [IpAddr; 2] {
+    let ip = pod.parse().expect("an address of this test");
+    Pod::at(ip).expect("a pod of the lab").addresses()
+}
+
+/// Of kube-proxy alone: it drops what connection tracking cannot place.
+const THEIRS: &str = "-A KUBE-FORWARD -m conntrack --ctstate INVALID";
+/// Of localnet alone: it refuses unused ports.
+const OURS: &str = "-j KUBE-CLUSTER-IPS";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn taking_over_from_kube_proxy_and_giving_back_fails_no_connection() -> anyhow::Result<()> {
+    for flavour in ["nft", "legacy"] {
+        let world = World::build(flavour).await?;
+        tokio::task::block_in_place(|| there_and_back(&world))?;
+    }
+    Ok(())
+}
+
+fn there_and_back(world: &World) -> anyhow::Result<()> {
+    let (node, client) = (world.network.node(), world.network.client());
+    let pod = world.network.pod(ASKING.parse()?)?;
+    let mut kube_proxy = world.start_kube_proxy()?;
+    let endpoints = |to: SocketAddr, port| -> Vec<SocketAddr> {
+        let all = PODS.iter().flat_map(|name| addresses(name));
+        all.filter(|ip| ip.is_ipv4() == to.is_ipv4()).map(|ip| SocketAddr::new(ip, port)).collect()
+    };
+    let targets: Vec<_> = (world.cluster_ips.iter().map(|ip| (pod, SocketAddr::new(*ip, 80))))
+        .chain(NODE.map(|ip| (client, SocketAddr::new(ip, HTTP_NODE_PORT))))
+        .collect();
+    for (from, to) in &targets {
+        world.programs.await_answers(from, Probe::new(Protocol::Tcp, *to), &endpoints(*to, HTTP))?;
+    }
+    let chains = world.chains()?;
+    anyhow::ensure!(chains.len() >= 12, "chains of two ports in two families were expected: {chains:?}");
+
+    let answered = scope(|scope| {
+        let mut loads: Vec<_> = targets
+            .iter()
+            .map(|(from, to)| {
+                let endpoints = endpoints(*to, HTTP).into_iter().collect();
+                Load::connections(
+                    scope,
+                    from,
+                    Connections { source: None, to: vec![*to], endpoints, rate: CONNECTIONS },
+                )
+            })
+            .collect();
+        for ip in NODE {
+            let to = SocketAddr::new(ip, DNS_NODE_PORT);
+            loads.push(Load::flows(scope, client, to, FLOWS, SEND_EVERY)?.0);
+        }
+        let taken = || -> anyhow::Result<()> {
+            kube_proxy.kill()?;
+            kube_proxy.wait()?;
+            let source = format!("kube:{}", world.plane.kube_proxy_kubeconfig().display());
+            let mut brain = world.programs.start_brain(node, &source)?;
+            // It is not told which tools kube-proxy used.
+            let (api, cluster) = (world.programs.api(), CLUSTER_CIDRS.join(","));
+            let mut ours =
+                world.programs.start(node, "localnet-iptables", &["--api", &api, "--cluster-cidr", &cluster])?;
+            world.await_rules_of("localnet-iptables", OURS, THEIRS)?;
+            anyhow::ensure!(world.chains()? == chains, "chains have other names than kube-proxy's");
+            ours.kill()?;
+            ours.wait()?;
+            brain.kill()?;
+            brain.wait()?;
+            kube_proxy = world.start_kube_proxy()?;
+            world.await_rules_of(KUBE_PROXY, THEIRS, OURS)?;
+            anyhow::ensure!(world.chains()? == chains, "kube-proxy has found other chains than its own");
+            kube_proxy.kill()?;
+            kube_proxy.wait()?;
+            Ok(())
+        }();
+        let answered: Vec<_> = loads.into_iter().map(Load::finish).collect();
+        taken?;
+        answered.into_iter().collect::<Result<Vec<_>, _>>()
+    })?;
+    for answered in &answered {
+        println!("{}: {answered}", world.flavour);
+    }
+    anyhow::ensure!(answered.iter().all(|load| load.count > 0), "nothing was asked: {answered:?}");
+
+    let mut cleanup = world.programs.start(node, "localnet-iptables", &["cleanup"])?;
+    anyhow::ensure!(cleanup.wait()?.success(), "{}", world.programs.log("localnet-iptables"));
+    let left = Backend::Iptables(world.flavour).listing(node)?;
+    // The kubelet's, which kube-proxy makes for it.
+    let left: Vec<_> = left.iter().filter(|line| line.contains("KUBE-") && !line.contains("KUBE-FIREWALL")).collect();
+    anyhow::ensure!(left.is_empty(), "cleanup left {left:?}");
+    Ok(())
+}
