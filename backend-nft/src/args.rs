@@ -12,7 +12,7 @@ use localnet_client::{
 use localnet_config::{Config, Mode};
 use localnet_linux::{addresses::Addresses, setup::Setup, sysctl::Settings};
 
-use crate::{LiveBackend, NftBackend, dry_run::DryRun, kernel::Netlink};
+use crate::{LiveBackend, NftBackend, dry_run::DryRun, kernel::Netlink, kube_proxy};
 
 /// `localnet-nft`
 #[derive(Debug, Parser)]
@@ -37,7 +37,11 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Remove the tables ip localnet and ip6 localnet, if they exist
-    Cleanup,
+    Cleanup {
+        /// Remove what kube-proxy's mode nftables has left instead: the tables ip kube-proxy and ip6 kube-proxy
+        #[arg(long)]
+        kube_proxy: bool,
+    },
     /// Set the kernel's limits of connection tracking, as configured, and exit: the one thing that needs more than CAP_NET_ADMIN
     Init(ConfigArgs),
 }
@@ -66,9 +70,9 @@ pub async fn open(args: &ConfigArgs, said: &Config) -> anyhow::Result<LiveBacken
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let Arguments { command, client, config, dry_run } = arguments;
     let (config, only_init) = match command {
-        Some(Command::Cleanup) => {
+        Some(Command::Cleanup { kube_proxy }) => {
             telemetry::init(LogFormat::Text, "info");
-            return cleanup();
+            return if kube_proxy { kube_proxy::remove() } else { cleanup() };
         }
         Some(Command::Init(init)) => (init, true),
         None => (config, false),

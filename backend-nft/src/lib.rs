@@ -22,6 +22,7 @@ pub mod dry_run;
 #[cfg(test)]
 mod fake;
 pub mod kernel;
+pub mod kube_proxy;
 mod live;
 pub mod plan;
 pub mod table;

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, str::FromStr};
 
-use clap::{Args, Parser};
+use clap::{Args, Parser, Subcommand};
 use localnet_config::{Config, KubeProxyFlags};
 use localnet_proto::{Address, DEFAULT_ADDRESS};
 
@@ -14,14 +14,38 @@ use crate::{
 
 /// Turns Kubernetes Services, EndpointSlices and this machine's Node into the state of one node, and serves it to backends.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "localnet-brain", version)]
+#[command(name = "localnet-brain", version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Arguments {
+    /// What to do instead of serving.
+    #[command(subcommand)]
+    pub command: Option<Command>,
     /// Where the objects come from.
     #[command(flatten)]
     pub source: SourceArgs,
     /// Where the state is served.
     #[command(flatten)]
     pub serve: ServeArgs,
+    /// How it logs.
+    #[command(flatten)]
+    pub log: LogArgs,
+    /// kube-proxy's flags, `--config` among them.
+    #[command(flatten)]
+    pub kube_proxy: KubeProxyFlags,
+}
+
+/// What to do instead of serving.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// Say which Services would behave differently from kube-proxy, and why; serves nothing
+    Check(CheckArguments),
+}
+
+/// The flags of `localnet-brain check`.
+#[derive(Args, Clone, Debug)]
+pub struct CheckArguments {
+    /// Where the objects come from.
+    #[command(flatten)]
+    pub source: SourceArgs,
     /// How it logs.
     #[command(flatten)]
     pub log: LogArgs,

@@ -1,18 +1,30 @@
 //! The parts of a brain that follow kube-proxy's configuration while it runs: which of the node's addresses count, and where
 //! it tells how the node is.
 
-use std::fs;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    net::SocketAddr,
+};
 
-use localnet_config::{Config, Family, IpFamilyPolicy, Node, NodePortAddresses};
+use localnet_config::{Config, Family, IpFamilyPolicy, Mode, Node, NodePortAddresses};
 use localnet_config_file::Current;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::{
+    Brain,
+    events::{Events, Happened},
     feed::Feed,
-    health::{self, HealthzAddress, Servers, clock::Clock, node_ports},
+    health::{
+        self, HealthzAddress, Servers,
+        clock::Clock,
+        node_ports,
+        port::{Listening, Port, Status},
+    },
     localize::NodeIps,
     serve::Reports,
+    status,
 };
 
 /// Which of the node's addresses count.
@@ -40,9 +52,12 @@ pub struct Configured {
     current: Current,
     node_ips: watch::Sender<NodeIps>,
     feed: Feed,
+    events: Events,
     reports: Reports,
     options: health::Options,
     servers: Option<Servers>,
+    metrics_at: SocketAddr,
+    status: Option<status::Server>,
     /// Whether someone has chosen a configuration, so that it matters whether it fits the node.
     chosen: bool,
     complaints: Vec<String>,
@@ -52,28 +67,40 @@ impl Configured {
     /// Starts the servers that tell how the node is. Must be called in a tokio runtime.
     ///
     /// # Errors
-    /// With `bindAddressHardFail` `/healthz` cannot be answered where it is to be.
+    /// With `bindAddressHardFail` health or metrics cannot be told where they are to be.
     pub fn start(
         current: Current,
         chosen: bool,
         node_ips: watch::Sender<NodeIps>,
-        feed: &Feed,
+        brain: &Brain,
         reports: &Reports,
     ) -> anyhow::Result<Self> {
         let said = current.now();
+        let (feed, events) = (brain.feed(), brain.events().clone());
+        events.tell(Happened::Starting);
+        if said.mode == Mode::Ipvs {
+            events.tell(Happened::IpvsDeprecated);
+        }
         let options = health(&said);
         if said.bind_address_hard_fail {
             health::check(options.healthz)?;
+            status::check(said.metrics_bind_address)?;
         }
         let servers = Some(health::start(&options, feed, reports, Clock::System));
+        let metrics_at = said.metrics_bind_address;
+        let status = Some(status::start(metrics_at, current.clone(), feed, reports));
         let (feed, reports) = (feed.clone(), reports.clone());
-        Ok(Self { current, node_ips, feed, reports, options, servers, chosen, complaints: Vec::new() })
+        let complaints = Vec::new();
+        Ok(Self { current, node_ips, feed, events, reports, options, servers, metrics_at, status, chosen, complaints })
     }
 
     /// Follows the configuration. Ends only when it cannot be used on this node.
     pub async fn failed(&mut self) -> anyhow::Error {
         let mut facts = self.feed.health_facts();
+        let mut failing = BTreeSet::new();
         loop {
+            let mut ports = self.servers.as_ref().map(Servers::status);
+            self.tell_failures(ports.as_mut(), &mut failing);
             if let Err(error) = self.look() {
                 return error;
             }
@@ -82,8 +109,31 @@ impl Configured {
                 changed = facts.changed() => if changed.is_err() {
                     std::future::pending::<()>().await;
                 },
+                () = changed(ports.as_mut()) => {}
             }
         }
+    }
+
+    /// Posts an event about each port that cannot be opened, once.
+    fn tell_failures(&self, ports: Option<&mut watch::Receiver<Status>>, failing: &mut BTreeSet<Port>) {
+        let Some(ports) = ports else { return };
+        let ports = ports.borrow_and_update();
+        let failed = |listening: &Listening| match listening {
+            Listening::At(_) => None,
+            Listening::Failed { error, .. } => Some(error.clone()),
+        };
+        let now: BTreeMap<_, _> =
+            ports.iter().filter_map(|(port, listening)| Some((port, failed(listening)?))).collect();
+        for (port, error) in &now {
+            if !failing.contains(*port) {
+                let error = error.clone();
+                self.events.tell(match port.service.clone() {
+                    Some(service) => Happened::ServiceHealthcheckFailed { service, port: port.address.port(), error },
+                    None => Happened::HealthcheckFailed { error },
+                });
+            }
+        }
+        *failing = now.into_keys().cloned().collect();
     }
 
     async fn apply(&mut self, said: &Config) {
@@ -98,6 +148,13 @@ impl Configured {
             }
             self.servers = Some(health::start(&options, &self.feed, &self.reports, Clock::System));
             self.options = options;
+        }
+        if said.metrics_bind_address != self.metrics_at {
+            self.metrics_at = said.metrics_bind_address;
+            if let Some(status) = self.status.take() {
+                status.stop().await;
+            }
+            self.status = Some(status::start(self.metrics_at, self.current.clone(), &self.feed, &self.reports));
         }
     }
 
@@ -133,6 +190,17 @@ impl Configured {
         }
         self.complaints = complaints.into_iter().map(|complaint| complaint.text).collect();
         Ok(())
+    }
+}
+
+/// Resolves when a port is opened or fails; never without servers.
+async fn changed(ports: Option<&mut watch::Receiver<Status>>) {
+    let told = match ports {
+        Some(ports) => ports.changed().await.is_ok(),
+        None => false,
+    };
+    if !told {
+        std::future::pending::<()>().await;
     }
 }
 

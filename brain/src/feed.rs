@@ -16,6 +16,7 @@ mod tests;
 use std::{
     ops::Bound,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Instant,
 };
 
 use bytes::Bytes;
@@ -24,7 +25,7 @@ use localnet_proto::{Change, Node, Revision, Service, ServiceKey, Snapshot, Upda
 use prost::Message as _;
 use tokio::sync::watch;
 
-use crate::localize::Localized;
+use crate::{localize::Localized, metrics::Metrics};
 pub use health::{HealthFacts, NodeFacts};
 pub use items::Items;
 
@@ -40,6 +41,7 @@ struct Inner {
     state: Mutex<State>,
     revision: watch::Sender<Revision>,
     health: watch::Sender<HealthFacts>,
+    metrics: Metrics,
 }
 
 impl Feed {
@@ -47,11 +49,22 @@ impl Feed {
     pub fn new(instance: u64) -> Self {
         let state = State::new(instance);
         let (revision, _) = watch::channel(state.revision);
-        Self(Arc::new(Inner { state: Mutex::new(state), revision, health: watch::Sender::default() }))
+        Self(Arc::new(Inner {
+            state: Mutex::new(state),
+            revision,
+            health: watch::Sender::default(),
+            metrics: Metrics::default(),
+        }))
     }
 
     /// Makes the changes a new state, unless there is nothing new in them. The first state is one, even when it is empty.
     pub fn publish(&self, localized: Localized) -> Option<Revision> {
+        self.publish_since(localized, Instant::now())
+    }
+
+    /// The same for changes of which the first came at `since`.
+    pub(crate) fn publish_since(&self, mut localized: Localized, since: Instant) -> Option<Revision> {
+        let changes = std::mem::take(&mut localized.changes);
         // Load balancers are told first, so that they go before the rules do.
         self.0.health.send_if_modified(|facts| facts.fold(&localized));
         let revision = {
@@ -65,6 +78,8 @@ impl Feed {
             *state = next;
             state.revision
         };
+        // Before anybody can report of it.
+        self.0.metrics.published(revision, &changes, since);
         self.0.revision.send_replace(revision);
         Some(revision)
     }
@@ -77,6 +92,11 @@ impl Feed {
     /// Tells of new states. Its value is that of the newest one; `rev` 0 means that there is none yet.
     pub fn subscribe(&self) -> watch::Receiver<Revision> {
         self.0.revision.subscribe()
+    }
+
+    /// What is counted of the states, and of those who read them.
+    pub fn metrics(&self) -> &Metrics {
+        &self.0.metrics
     }
 
     /// What load balancers are told, and a notice of each change of it.

@@ -5,18 +5,22 @@
 //!                      └─────────────── pump ─────────────────────────┘         └──► health
 //! ```
 //!
-//! Only [`watch`], `serve`, `health` and the command do I/O. [`cluster`] and [`localize`] are synchronous and pure: they return what
+//! Only [`watch`], `serve`, `health`, `status` and the command do I/O. [`cluster`] and [`localize`] are synchronous and pure: they return what
 //! they skipped and why, and [`pump`] says it in the log.
 
 pub mod args;
+pub mod check;
 pub mod cluster;
 pub mod configured;
+pub mod events;
 pub mod feed;
 pub mod health;
 pub mod localize;
+pub mod metrics;
 pub mod pump;
 pub mod run;
 pub mod serve;
+pub mod status;
 pub mod telemetry;
 pub mod watch;
 

@@ -6,9 +6,12 @@ use std::{
 };
 
 use clap::Parser as _;
-use localnet_brain::{args::Arguments, run};
-use localnet_config::{Mode, Platform, Reader};
-use localnet_config_file::{Begin, begin};
+use localnet_brain::{
+    args::{Arguments, Command},
+    check, run,
+};
+use localnet_config::{KubeProxyFlags, Mode, Platform, Reader};
+use localnet_config_file::{Begin, Running, begin};
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -23,17 +26,28 @@ fn main() -> ExitCode {
 }
 
 fn brain(arguments: Arguments) -> anyhow::Result<()> {
-    let reader = Reader { platform: Platform::Linux, empty_mode: Mode::Nftables };
-    let running = match begin(arguments.kube_proxy.clone(), reader)? {
-        Begin::Run(running) => running,
-        Begin::Done { said } => {
-            let lines: String = said.iter().map(|line| format!("{line}\n")).collect();
-            _ = io::stderr().write_all(lines.as_bytes());
-            return Ok(());
-        }
-    };
+    if let Some(Command::Check(check)) = &arguments.command {
+        // kube-proxy's empty mode, with which ours is compared.
+        let Some(running) = read(&check.kube_proxy, Mode::Iptables)? else { return Ok(()) };
+        check.log.start(running.config())?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        return runtime.block_on(check::run(check, running.config()));
+    }
+    let Some(running) = read(&arguments.kube_proxy, Mode::Nftables)? else { return Ok(()) };
     arguments.log.start(running.config())?;
     running.say();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async { run::run(arguments, *running, run::terminated()?).await })
+}
+
+/// The configuration; `None` when it was only to be written.
+fn read(flags: &KubeProxyFlags, empty_mode: Mode) -> anyhow::Result<Option<Box<Running>>> {
+    match begin(flags.clone(), Reader { platform: Platform::Linux, empty_mode })? {
+        Begin::Run(running) => Ok(Some(running)),
+        Begin::Done { said } => {
+            let lines: String = said.iter().map(|line| format!("{line}\n")).collect();
+            _ = io::stderr().write_all(lines.as_bytes());
+            Ok(None)
+        }
+    }
 }

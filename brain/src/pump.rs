@@ -54,7 +54,7 @@ pub async fn run(
         let Some(localized) = cluster.localize() else { continue };
         report.skipped(&localized);
         let touched = localized.services.len();
-        if let Some(revision) = feed.publish(localized) {
+        if let Some(revision) = feed.publish_since(localized, since.into_std()) {
             report.revision(revision, touched, feed.state().len(), since.elapsed());
         }
         // Under load the queue is never empty; others have their turn between two states.

@@ -15,6 +15,7 @@ use crate::{
     args::{Arguments, Source},
     cluster::{self, Cluster, Event},
     configured::{self, Configured},
+    events::Events,
     feed::Feed,
     localize::NodeIps,
     pump,
@@ -29,6 +30,7 @@ const QUEUE: usize = 64;
 #[derive(Debug)]
 pub struct Brain {
     feed: Feed,
+    events: Events,
     work: JoinSet<anyhow::Result<()>>,
     _stop: DropGuard,
 }
@@ -37,6 +39,11 @@ impl Brain {
     /// The states of the node.
     pub fn feed(&self) -> &Feed {
         &self.feed
+    }
+
+    /// Where events about the node are posted.
+    pub fn events(&self) -> &Events {
+        &self.events
     }
 
     /// Resolves when the source has failed for good. Sources mend what they can, so this is rare.
@@ -62,34 +69,37 @@ pub async fn start(
     let (events, batches) = mpsc::channel(QUEUE);
     let stop = CancellationToken::new();
     let mut work = JoinSet::new();
-    watch(source, &options, events, stop.clone(), &mut work).await?;
+    let posted = watch(source, &options, events, stop.clone(), &mut work).await?;
     let pump = pump::run(Cluster::new(options), batches, node_ips, feed.clone());
     work.spawn(async move {
         pump.await;
         Ok(())
     });
-    Ok(Brain { feed, work, _stop: stop.drop_guard() })
+    Ok(Brain { feed, events: posted, work, _stop: stop.drop_guard() })
 }
 
-async fn watch(
+/// Begins to watch a source: what it says is sent to `events`, until `stop`. Returns where events of Kubernetes are posted.
+pub(crate) async fn watch(
     source: &Source,
     options: &cluster::Options,
     events: mpsc::Sender<Vec<Event>>,
     stop: CancellationToken,
     work: &mut JoinSet<anyhow::Result<()>>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Events> {
     match source {
         Source::File(path) => {
             let (path, node_name) = (path.clone(), options.node_name.clone());
             work.spawn(async move { file::run(path, &node_name, events, stop).await });
+            Ok(Events::default())
         }
         Source::Kube { kubeconfig, server } => {
             let keep_alive = kube::KeepAlive::default();
             let api = kube::ApiServer::at_server(kubeconfig.as_deref(), server.clone(), keep_alive).await?;
+            let posted = Events::start(&api, &options.node_name, work);
             work.spawn(kube::run(api, options.clone(), events, stop));
+            Ok(posted)
         }
     }
-    Ok(())
 }
 
 /// Runs the command with a configuration until `shutdown`.
@@ -108,7 +118,7 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     let reports = Reports::default();
     let chosen = running.has_file();
     let (current, _following) = running.follow();
-    let mut configured = Configured::start(current, chosen, node_ips, brain.feed(), &reports)?;
+    let mut configured = Configured::start(current, chosen, node_ips, &brain, &reports)?;
     let stop = CancellationToken::new();
     let served = serve::run(listeners, brain.feed().clone(), reports, stop.clone().cancelled_owned());
     let mut served = std::pin::pin!(served);

@@ -74,7 +74,7 @@ impl Node {
         let families = applied.iter().map(|(family, rev)| FamilyReport {
             family: (*family).into(),
             applied_rev: *rev,
-            error: String::new(),
+            ..FamilyReport::default()
         });
         let families = families.collect();
         let report = BackendReport {

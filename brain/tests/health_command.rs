@@ -81,7 +81,7 @@ async fn the_command_answers_and_backends_reports_reach_it() {
     let brain = localnet_client::grpc::Brain::new(listen.parse().unwrap(), None).unwrap();
     let update = soon(brain.next(Revision::default(), false)).await.unwrap();
     let Update::Full(snapshot) = update else { panic!("{update:?}") };
-    let outcome = Outcome { applied: snapshot.revision.rev, error: None };
+    let outcome = Outcome { applied: snapshot.revision.rev, ..Outcome::default() };
     let families = vec![(Family::V4, outcome)];
     let report = Report { backend: "nft", received: snapshot.revision, families, skipped: Vec::new() };
     soon(brain.report(&report)).await.unwrap();

@@ -28,7 +28,7 @@ use tracing::{debug, info, warn};
 use crate::{
     backend::{Backend, Skipped, Synced},
     retry::Backoff,
-    source::{Outcome, Report, Source},
+    source::{Attempts, Outcome, Report, Source},
 };
 
 /// How the loop runs.
@@ -78,6 +78,7 @@ pub async fn run(
         state: Snapshot { revision: options.resume, ..Snapshot::default() },
         changes: Changes::everything(),
         applied: [Revision::default(); 2],
+        attempts: Default::default(),
         skipped: Vec::new(),
         said: None,
         backoff: Backoff::new(options.max_backoff),
@@ -165,6 +166,8 @@ struct Sync<B> {
     changes: Changes,
     /// The newest state that the subsystem holds, by family.
     applied: [Revision; 2],
+    /// Of each family, all attempts: those with everything, those with changes, those that failed.
+    attempts: [(Attempts, Attempts, u64); 2],
     /// What is left out of services.
     skipped: Vec<Skipped>,
     /// Why the last sync failed, which was said.
@@ -228,9 +231,13 @@ impl<B: Backend> Sync<B> {
             }),
             Err(error) => Family::BOTH.map(|_| Some(format!("{error:#}"))),
         };
-        for (applied, error) in self.applied.iter_mut().zip(&errors) {
-            if error.is_none() {
-                *applied = revision;
+        let is_full = self.changes.everything;
+        for ((applied, attempts), error) in self.applied.iter_mut().zip(&mut self.attempts).zip(&errors) {
+            let (full, partial, failures) = attempts;
+            if is_full { full } else { partial }.add(started.elapsed());
+            match error {
+                None => *applied = revision,
+                Some(_) => *failures += 1,
             }
         }
         let result = result.and_then(|synced| {
@@ -263,9 +270,11 @@ impl<B: Backend> Sync<B> {
     }
 
     fn report(&self, errors: [Option<String>; 2]) -> Report {
-        let families = Family::BOTH.into_iter().zip(self.applied).zip(errors).map(|((family, applied), error)| {
+        let of_families = Family::BOTH.into_iter().zip(self.applied).zip(self.attempts.clone()).zip(errors);
+        let families = of_families.map(|(((family, applied), (full, partial, failures)), error)| {
             let of_this_instance = applied.instance == self.state.revision.instance;
-            (family, Outcome { applied: if of_this_instance { applied.rev } else { 0 }, error })
+            let applied = if of_this_instance { applied.rev } else { 0 };
+            (family, Outcome { applied, error, full, partial, failures })
         });
         Report {
             backend: self.backend.name(),

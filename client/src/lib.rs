@@ -27,4 +27,4 @@ pub use backend::{Backend, Skipped, Synced};
 pub use diff_store::{Diff, DiffStore, Set};
 pub use drive::{Options, run};
 pub use localnet_proto::{Changes, Revision, Snapshot};
-pub use source::{Outcome, Report, Source, SourceError};
+pub use source::{Attempts, Outcome, Report, Source, SourceError};

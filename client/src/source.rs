@@ -1,5 +1,7 @@
 //! [`Source`]: where the state of the node comes from.
 
+use std::time::Duration;
+
 use localnet_proto::{Family, Revision, ServiceKey, Update, wire};
 
 use crate::backend::Skipped;
@@ -45,13 +47,46 @@ pub struct Report {
     pub skipped: Vec<Skipped>,
 }
 
-/// What came of the last attempt in one family.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What came of the last attempt in one family, and of all before it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Newest revision that the kernel holds; 0 for none of this instance.
     pub applied: u64,
     /// Why the newest could not be applied.
     pub error: Option<String>,
+    /// Attempts that had to write everything.
+    pub full: Attempts,
+    /// Attempts that had only changes to write.
+    pub partial: Attempts,
+    /// How many of them failed.
+    pub failures: u64,
+}
+
+/// Attempts by how long they took.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Attempts {
+    /// Those of at most 1 ms, 2 ms, 4 ms and so on up to 16.384 s, and last those that took longer.
+    counts: [u64; Self::LIMITS + 1],
+    sum: Duration,
+}
+
+impl Attempts {
+    const LIMITS: usize = 15;
+
+    /// Counts one.
+    pub fn add(&mut self, took: Duration) {
+        let limit = |place: usize| Duration::from_millis(1 << place);
+        let place = (0..Self::LIMITS).find(|place| took <= limit(*place)).unwrap_or(Self::LIMITS);
+        self.counts[place] += 1;
+        self.sum += took;
+    }
+}
+
+impl From<&Attempts> for wire::Attempts {
+    fn from(attempts: &Attempts) -> Self {
+        let Attempts { counts, sum } = attempts;
+        Self { counts: counts.to_vec(), sum_micros: sum.as_micros().try_into().unwrap_or(u64::MAX) }
+    }
 }
 
 /// So many are named in a report; the others are counted.
@@ -73,6 +108,9 @@ impl From<&Report> for wire::BackendReport {
             family: number(*family),
             applied_rev: outcome.applied,
             error: outcome.error.clone().unwrap_or_default(),
+            full: Some((&outcome.full).into()),
+            partial: Some((&outcome.partial).into()),
+            failures: outcome.failures,
         });
         Self {
             backend: report.backend.to_owned(),
@@ -82,5 +120,22 @@ impl From<&Report> for wire::BackendReport {
             skipped: report.skipped.iter().take(MAX_SKIPPED).map(skipped).collect(),
             skipped_count: report.skipped.len().try_into().unwrap_or(i32::MAX),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempts_are_counted_by_limits_that_double() {
+        let mut attempts = Attempts::default();
+        for micros in [1, 1_000, 1_001, 2_000, 16_384_000, 16_384_001, 60_000_000] {
+            attempts.add(Duration::from_micros(micros));
+        }
+        let mut counts = vec![0; 16];
+        counts[..2].copy_from_slice(&[2, 2]);
+        counts[14..].copy_from_slice(&[1, 2]);
+        assert_eq!(wire::Attempts::from(&attempts), wire::Attempts { counts, sum_micros: 92_772_003 });
     }
 }

@@ -88,7 +88,11 @@ async fn reports_arrive_family_by_family() {
     let path = folder.path().join("brain.sock");
     let peer = Peer::default();
     serve(&path, &peer);
-    let outcome = |error: Option<&str>| localnet_client::Outcome { applied: 3, error: error.map(str::to_owned) };
+    let outcome = |error: Option<&str>| localnet_client::Outcome {
+        applied: 3,
+        error: error.map(str::to_owned),
+        ..Default::default()
+    };
     let families = localnet_proto::Family::BOTH.into_iter().zip([outcome(None), outcome(Some("no"))]).collect();
     let skipped = Skipped { service: ServiceKey::new("ns", "odd"), reason: "too odd".to_owned() };
     let skipped = vec![skipped; 300];
@@ -98,6 +102,9 @@ async fn reports_arrive_family_by_family() {
         family: family.into(),
         applied_rev: 3,
         error: error.to_owned(),
+        full: Some(wire::Attempts { counts: vec![0; 16], sum_micros: 0 }),
+        partial: Some(wire::Attempts { counts: vec![0; 16], sum_micros: 0 }),
+        failures: 0,
     };
     let families = vec![family(wire::IpFamily::IPv4, ""), family(wire::IpFamily::IPv6, "no")];
     let service = wire::ServiceKey { namespace: "ns".to_owned(), name: "odd".to_owned() };

@@ -1,13 +1,14 @@
-//! From [`Config`] to a document of v1alpha2: what `--write-config-to` writes.
+//! From [`Config`] to documents: of v1alpha2, which `--write-config-to` writes, and of v1alpha1, which `/configz` shows.
 
 use std::time::Duration;
 
 use crate::{
-    config::{Config, NodePortAddresses, OutputRouting, PRIMARY},
+    config::{Config, Mode, NodePortAddresses, OutputRouting, PRIMARY},
     duration::GoDuration,
     fields,
     quantity::Quantity,
     sections::{self, GROUP, KIND},
+    v1alpha1,
     v1alpha2::{self, Document},
 };
 
@@ -56,6 +57,80 @@ impl From<&Config> for Document {
             min_sync_period: config.min_sync_period.into(),
             config_sync_period: config.config_sync_period.into(),
         }
+    }
+}
+
+impl From<&Config> for v1alpha1::Document {
+    /// What kube-proxy would tell of it: sections of other modes have no periods, and what v1alpha1 has no field for is left out.
+    fn from(config: &Config) -> Self {
+        let new = Document::from(config);
+        let linux = new.linux;
+        let mut old = Self {
+            feature_gates: new.feature_gates,
+            client_connection: new.client_connection,
+            logging: new.logging,
+            hostname_override: new.hostname_override,
+            bind_address: match (new.node_ip_override.into_iter().next(), config.metrics_bind_address) {
+                (Some(address), _) => address,
+                (None, at) if at.is_ipv6() => "::".to_owned(),
+                (None, _) => "0.0.0.0".to_owned(),
+            },
+            healthz_bind_address: new.healthz_bind_address,
+            metrics_bind_address: new.metrics_bind_address,
+            bind_address_hard_fail: new.bind_address_hard_fail,
+            enable_profiling: new.enable_profiling,
+            show_hidden_metrics_for_version: new.show_hidden_metrics_for_version,
+            iptables: v1alpha1::Iptables {
+                masquerade_bit: new.iptables.masquerade_bit,
+                localhost_node_ports: new.iptables.localhost_node_ports,
+                sync_period: GoDuration::ZERO,
+                min_sync_period: GoDuration::ZERO,
+                masquerade_all: false,
+            },
+            ipvs: v1alpha1::Ipvs {
+                sync_period: GoDuration::ZERO,
+                min_sync_period: GoDuration::ZERO,
+                scheduler: new.ipvs.scheduler,
+                exclude_cidrs: new.ipvs.exclude_cidrs,
+                strict_arp: new.ipvs.strict_arp,
+                tcp_timeout: new.ipvs.tcp_timeout,
+                tcp_fin_timeout: new.ipvs.tcp_fin_timeout,
+                udp_timeout: new.ipvs.udp_timeout,
+            },
+            nftables: v1alpha1::Nftables {
+                masquerade_bit: new.nftables.masquerade_bit,
+                masquerade_all: false,
+                sync_period: GoDuration::ZERO,
+                min_sync_period: GoDuration::ZERO,
+            },
+            winkernel: new.winkernel,
+            detect_local_mode: new.detect_local_mode,
+            detect_local: v1alpha1::DetectLocal {
+                bridge_interface: new.detect_local.bridge_interface,
+                interface_name_prefix: new.detect_local.interface_name_prefix,
+            },
+            cluster_cidr: new.detect_local.cluster_cidrs.join(","),
+            node_port_addresses: new.node_port_addresses,
+            oom_score_adj: linux.oom_score_adj,
+            conntrack: linux.conntrack,
+            config_sync_period: new.config_sync_period,
+            windows_run_as_service: new.windows.run_as_service,
+            mode: new.mode,
+            ..Self::default()
+        };
+        let (all, period, least) = match config.mode {
+            Mode::Nftables => {
+                let section = &mut old.nftables;
+                (&mut section.masquerade_all, &mut section.sync_period, &mut section.min_sync_period)
+            }
+            Mode::Ipvs => (&mut old.iptables.masquerade_all, &mut old.ipvs.sync_period, &mut old.ipvs.min_sync_period),
+            Mode::Iptables | Mode::Kernelspace => {
+                let section = &mut old.iptables;
+                (&mut section.masquerade_all, &mut section.sync_period, &mut section.min_sync_period)
+            }
+        };
+        (*all, *period, *least) = (linux.masquerade_all, new.sync_period, new.min_sync_period);
+        old
     }
 }
 
@@ -165,7 +240,7 @@ impl Document {
     }
 }
 
-impl crate::v1alpha1::Document {
+impl v1alpha1::Document {
     /// The document as YAML.
     pub fn to_yaml(&self) -> String {
         yaml(self)

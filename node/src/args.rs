@@ -128,7 +128,7 @@ async fn run_with<B: Backend>(
     let reports = Reports::default();
     let chosen = running.has_file();
     let (current, _following) = running.follow();
-    let mut configured = Configured::start(current.clone(), chosen, node_ips, brain.feed(), &reports)?;
+    let mut configured = Configured::start(current.clone(), chosen, node_ips, &brain, &reports)?;
     let stop = CancellationToken::new();
     let mut served = pin!(serve::run(listeners, brain.feed().clone(), reports.clone(), stop.clone().cancelled_owned()));
     let source = FeedSource::new(brain.feed().clone(), reports);

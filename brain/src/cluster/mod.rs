@@ -14,12 +14,13 @@ mod tests;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::IpAddr,
+    num::NonZeroI64,
     sync::Arc,
 };
 
 use localnet_proto::ServiceKey;
 
-use crate::localize::{self, Here, Localized, NodeIps};
+use crate::localize::{self, Here, Localized, NodeIps, ObjectChanges};
 use claims::Claims;
 pub use event::{Event, Kind, Object};
 pub use object::{
@@ -70,6 +71,8 @@ pub struct Cluster {
     service_cidrs: ByName<ServiceCidrObject>,
     dirty: HashSet<ServiceKey>,
     node_dirty: bool,
+    /// How many Services and EndpointSlices have changed since the last call of [`Self::localize`].
+    changes: ObjectChanges,
 }
 
 impl Cluster {
@@ -89,6 +92,7 @@ impl Cluster {
             service_cidrs: BTreeMap::new(),
             dirty: HashSet::new(),
             node_dirty: true,
+            changes: ObjectChanges::default(),
         }
     }
 
@@ -112,7 +116,7 @@ impl Cluster {
         if !self.is_synced() {
             return None;
         }
-        let mut localized = Localized::default();
+        let mut localized = Localized { changes: std::mem::take(&mut self.changes), ..Localized::default() };
         if std::mem::take(&mut self.node_dirty) {
             let (node, skipped) = localize::node(&self.here, self.node.as_ref(), self.service_cidrs.values());
             localized.node = Some(node);
@@ -181,6 +185,7 @@ impl Cluster {
         if self.services.get(&key) == Some(&service) {
             return;
         }
+        self.changes.services += 1;
         let before = self.services.get(&key).map(|before| self.claimed(before)).unwrap_or_default();
         let after = self.claimed(&service);
         self.services.insert(key.clone(), service);
@@ -193,7 +198,8 @@ impl Cluster {
         if proxied { claims::Claimed::by(service) } else { claims::Claimed::default() }
     }
 
-    fn apply_slice(&mut self, slice: SliceObject) {
+    fn apply_slice(&mut self, mut slice: SliceObject) {
+        let triggered = slice.triggered.take();
         let name = ServiceKey { namespace: Arc::clone(&slice.namespace), name: Arc::clone(&slice.name) };
         // The slices of headless services can be many, and no service here has a use for them.
         let owner = slice.owner().filter(|_| !slice.headless);
@@ -212,6 +218,8 @@ impl Cluster {
         }
         self.owners.insert(name, owner.clone());
         self.dirty.insert(owner);
+        self.changes.slices += 1;
+        self.changes.triggered.extend(triggered.map(NonZeroI64::get));
     }
 
     fn delete(&mut self, kind: Kind, namespace: Arc<str>, name: Arc<str>) {
@@ -226,6 +234,7 @@ impl Cluster {
 
     fn delete_service(&mut self, key: ServiceKey) {
         let Some(service) = self.services.remove(&key) else { return };
+        self.changes.services += 1;
         let before = self.claimed(&service);
         self.dirty.extend(self.claims.change(&key, before, claims::Claimed::default()));
         self.dirty.insert(key);
@@ -233,6 +242,7 @@ impl Cluster {
 
     fn delete_slice(&mut self, name: &ServiceKey) {
         let Some(owner) = self.owners.remove(name) else { return };
+        self.changes.slices += 1;
         if let Some(slices) = self.slices.get_mut(&owner) {
             slices.retain(|slice| slice.name != name.name);
             if slices.is_empty() {

@@ -4,7 +4,7 @@
 //! that memory stays small and a change of anything else is no change at all. Texts that are no addresses are kept as
 //! they are, to be reported by whoever would have used them.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{net::IpAddr, num::NonZeroI64, sync::Arc};
 
 use ipnet::IpNet;
 use localnet_proto::{Family, ServiceKey};
@@ -118,6 +118,9 @@ pub struct SliceObject {
     pub ports: Box<[SlicePort]>,
     /// `endpoints`.
     pub endpoints: Box<[SliceEndpoint]>,
+    /// When what changed it last happened, in microseconds since 1970: the annotation
+    /// `endpoints.kubernetes.io/last-change-trigger-time`. It says how late a change is, and is no content of it.
+    pub triggered: Option<NonZeroI64>,
 }
 
 impl SliceObject {

@@ -5,7 +5,7 @@
 //! addresses of a Node before external ones), and what no service proxy looks at (addresses of `ipMode: Proxy`, all but the
 //! first address of an endpoint). What an object means on this node is [`crate::localize`]'s.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, num::NonZeroI64, sync::Arc};
 
 use ipnet::IpNet;
 use k8s_openapi::{
@@ -32,6 +32,8 @@ pub const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 pub const HEADLESS: &str = "service.kubernetes.io/headless";
 /// Names the Service that an EndpointSlice belongs to.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// Says when what changed an EndpointSlice last happened: RFC 3339, of a pod or a Service.
+pub const TRIGGERED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 /// Names the zone of a Node.
 pub const ZONE: &str = "topology.kubernetes.io/zone";
 
@@ -103,7 +105,9 @@ impl From<KubePort> for ServicePort {
 impl From<EndpointSlice> for SliceObject {
     fn from(slice: EndpointSlice) -> Self {
         let labels = slice.metadata.labels.as_ref();
+        let triggered = slice.metadata.annotations.as_ref().and_then(|annotations| annotations.get(TRIGGERED));
         Self {
+            triggered: triggered.and_then(|text| micros(text)),
             service: label(labels, SERVICE_NAME),
             headless: labels.is_some_and(|labels| labels.contains_key(HEADLESS)),
             namespace: text(slice.metadata.namespace),
@@ -113,6 +117,10 @@ impl From<EndpointSlice> for SliceObject {
             endpoints: slice.endpoints.into_iter().flatten().map(Into::into).collect(),
         }
     }
+}
+
+fn micros(time: &str) -> Option<NonZeroI64> {
+    NonZeroI64::new(time.parse::<k8s_openapi::jiff::Timestamp>().ok()?.as_microsecond())
 }
 
 impl From<EndpointPort> for SlicePort {

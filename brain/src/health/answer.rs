@@ -86,6 +86,18 @@ fn proxy(health: &Health, node_eligible: Option<bool>, now: SystemTime) -> Answe
     json(good, serde_json::to_string(&body).expect("it has texts and booleans alone"))
 }
 
+/// A page of that type.
+pub fn of_type(content_type: &'static str, body: impl Into<Bytes>) -> Answer {
+    let mut answer = Response::new(Full::new(body.into()));
+    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    answer
+}
+
+/// The same for browsers that would guess another type.
+pub fn unsniffed(content_type: &'static str, body: impl Into<Bytes>) -> Answer {
+    typed(Response::new(Full::new(body.into())), content_type)
+}
+
 fn json(good: bool, body: String) -> Answer {
     let mut answer = Response::new(Full::from(body));
     *answer.status_mut() = if good { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };

@@ -41,6 +41,7 @@ use self::{
 };
 use crate::{
     feed::{Feed, HealthFacts},
+    metrics::Metrics,
     serve::{Received, Reports},
 };
 
@@ -48,6 +49,9 @@ use crate::{
 pub const HEALTHZ_PORT: u16 = 10256;
 /// A revision that has not been applied for so long makes a node unhealthy: twice kube-proxy's sync period.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What is answered, for the log.
+const CHECKS: &str = "health checks";
 
 /// Where to answer, and when to be unhealthy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,6 +136,7 @@ pub fn start(options: &Options, feed: &Feed, reports: &Reports, clock: Clock) ->
         reports: reports.subscribe(),
         facts: feed.health_facts(),
         clock,
+        metrics: feed.metrics().clone(),
         seen: Mutex::new(Seen { progress: Progress::new(options.timeout), reports: BTreeMap::new() }),
     });
     let (status, receiver) = watch::channel(Status::new());
@@ -140,7 +145,7 @@ pub fn start(options: &Options, feed: &Feed, reports: &Reports, clock: Clock) ->
     if let HealthzAddress(Some(address)) = options.healthz {
         let answers = Arc::clone(&watched);
         let answer = Arc::new(move |path: &str| answers.proxy(path));
-        work.spawn(port::keep(Port { service: None, address }, answer, Retry::Steady, status.clone()));
+        work.spawn(port::keep(Port { service: None, address }, answer, Retry::Steady, status.clone(), CHECKS));
     }
     work.spawn(node_ports::run(options.node_port_addresses.clone(), Arc::clone(&watched), status));
     Servers { status: receiver, watched, work }
@@ -153,6 +158,7 @@ struct Watched {
     reports: watch::Receiver<BTreeMap<String, Received>>,
     facts: watch::Receiver<HealthFacts>,
     clock: Clock,
+    metrics: Metrics,
     seen: Mutex<Seen>,
 }
 
@@ -173,6 +179,7 @@ impl Watched {
         for (backend, received) in self.reports.borrow().iter() {
             if seen.reports.get(backend) != Some(received) {
                 seen.progress.report(&received.report, now);
+                self.metrics.reported(&received.report, received.at.into_std());
                 seen.reports.insert(backend.clone(), received.clone());
             }
         }
@@ -182,8 +189,16 @@ impl Watched {
     fn proxy(&self, path: &str) -> Answer {
         let (health, now) = self.health();
         match path {
-            "/healthz" => answer::healthz(&health, self.facts.borrow().node_eligible, now),
-            "/livez" => answer::livez(&health, now),
+            "/healthz" => {
+                let answer = answer::healthz(&health, self.facts.borrow().node_eligible, now);
+                self.metrics.healthz(answer.status().as_u16());
+                answer
+            }
+            "/livez" => {
+                let answer = answer::livez(&health, now);
+                self.metrics.livez(answer.status().as_u16());
+                answer
+            }
             _ => answer::not_found(),
         }
     }

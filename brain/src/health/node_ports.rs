@@ -131,7 +131,7 @@ pub(super) async fn run(addresses: NodePortAddresses, watched: Arc<Watched>, sta
             let (watched, status) = (Arc::clone(&watched), status.clone());
             open.entry(port).or_insert_with_key(|port| {
                 let answers = Arc::new(move |_: &str| watched.service(&key, family));
-                let keep = port::keep(port.clone(), answers, Retry::BackOff, status);
+                let keep = port::keep(port.clone(), answers, Retry::BackOff, status, super::CHECKS);
                 let stop = CancellationToken::new();
                 let kept = stop.clone().run_until_cancelled_owned(keep);
                 let task = tokio::spawn(async { kept.await.unwrap_or_default() });

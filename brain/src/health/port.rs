@@ -63,11 +63,11 @@ pub enum Listening {
 pub type Status = BTreeMap<Port, Listening>;
 
 /// What to answer, from the path of a request.
-pub(super) type Answers = Arc<dyn Fn(&str) -> Answer + Send + Sync>;
+pub(crate) type Answers = Arc<dyn Fn(&str) -> Answer + Send + Sync>;
 
 /// When to try again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Retry {
+pub(crate) enum Retry {
     /// Each five seconds, as kube-proxy does for `/healthz`.
     Steady,
     /// After a second, and then after ever longer, up to a minute: there may be many ports.
@@ -83,14 +83,20 @@ impl Retry {
     }
 }
 
-/// Keeps a port open until it is dropped.
-pub(super) async fn keep(port: Port, answers: Answers, retry: Retry, status: watch::Sender<Status>) {
+/// Keeps a port open until it is dropped. `what` it answers is for the log.
+pub(crate) async fn keep(
+    port: Port,
+    answers: Answers,
+    retry: Retry,
+    status: watch::Sender<Status>,
+    what: &'static str,
+) {
     let entry = Entry { port: &port, status };
     let service = port.service.as_ref().map(ToString::to_string);
     for attempts in 1.. {
         let error = match listen(&port).and_then(|listener| Ok((listener.local_addr()?, listener))) {
             Ok((address, listener)) => {
-                info!(%address, service, "answering health checks");
+                info!(%address, service, "answering {what}");
                 entry.set(Listening::At(address));
                 return accept(listener, answers).await;
             }
@@ -98,9 +104,9 @@ pub(super) async fn keep(port: Port, answers: Answers, retry: Retry, status: wat
         };
         if attempts == 1 {
             let address = port.address;
-            warn!(%address, service, %error, "failed to listen for health checks, will be tried again; free the port, or choose another");
+            warn!(%address, service, %error, "failed to listen for {what}, will be tried again; free the port, or choose another");
         } else {
-            debug!(address = %port.address, service, %error, attempts, "still failed to listen for health checks");
+            debug!(address = %port.address, service, %error, attempts, "still failed to listen for {what}");
         }
         entry.set(Listening::Failed { error: error.to_string(), attempts });
         time::sleep(retry.after(attempts)).await;
@@ -131,7 +137,7 @@ impl Drop for Entry<'_> {
 
 /// Go's `Listen`, to which kube-proxy leaves it: for a service, each family has a socket of its own; for `/healthz`, the
 /// unspecified address is that of both families, whichever it is written in.
-pub(super) fn listen(port: &Port) -> io::Result<TcpListener> {
+pub(crate) fn listen(port: &Port) -> io::Result<TcpListener> {
     let both = port.service.is_none() && port.address.ip().is_unspecified();
     if !both {
         return bind(port.address, true);

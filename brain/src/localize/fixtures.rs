@@ -41,6 +41,7 @@ pub(crate) fn service(ip: &str, ports: &[(i32, &str)]) -> ServiceObject {
 /// A slice of `default/web` with named ports.
 pub(crate) fn slice(name: &str, ports: &[(&str, i32)], endpoints: Vec<SliceEndpoint>) -> SliceObject {
     SliceObject {
+        triggered: None,
         namespace: "default".into(),
         name: name.into(),
         service: Some("web".into()),

@@ -52,6 +52,19 @@ pub struct Localized {
     pub primary: Option<Family>,
     /// What was left out of them, or is odd in them.
     pub skipped: Vec<Skipped>,
+    /// The objects that changed.
+    pub changes: ObjectChanges,
+}
+
+/// How many objects changed, and why when.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ObjectChanges {
+    /// Changes of Services.
+    pub services: u64,
+    /// Changes of EndpointSlices.
+    pub slices: u64,
+    /// When what changed the EndpointSlices had happened, in microseconds since 1970, of those that say so.
+    pub triggered: Vec<i64>,
 }
 
 /// Something that was left out of the state, or that is odd in it, and why.

@@ -38,13 +38,15 @@ impl Next {
 
     /// Waits until there is a state other than the one that `request` names.
     async fn answer(self, request: NextFilter) -> Result<Paced, Status> {
+        let reader = self.feed.metrics().reader();
         let known = Revision { instance: request.instance_id, rev: request.rev };
         let state = tokio::select! {
             biased;
             () = self.stop.cancelled() => return Err(ending()),
             state = self.feed.differing(known) => state,
         };
-        Ok(self.stalls.pace(Box::new(state.answer(known, request.delta).items)))
+        let items = state.answer(known, request.delta).items;
+        Ok(self.stalls.pace(Box::new(items.inspect(move |item| reader.sent(item.len())))))
     }
 }
 

@@ -90,8 +90,12 @@ async fn health_is_serving_once_there_is_a_complete_state() {
 async fn the_last_report_of_a_backend_is_kept() {
     let server = Server::unix().await;
     let mut client = BackendsClient::new(server.channel().await);
-    let family =
-        |applied_rev, error: &str| FamilyReport { family: IpFamily::IPv4.into(), applied_rev, error: error.to_owned() };
+    let family = |applied_rev, error: &str| FamilyReport {
+        family: IpFamily::IPv4.into(),
+        applied_rev,
+        error: error.to_owned(),
+        ..FamilyReport::default()
+    };
     let report = |rev, family| BackendReport {
         backend: "nft".to_owned(),
         instance_id: 7,

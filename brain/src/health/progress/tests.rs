@@ -39,6 +39,7 @@ impl Story {
             family: if *family == V4 { IpFamily::IPv4 } else { IpFamily::IPv6 }.into(),
             applied_rev: *rev,
             error: (*error).to_owned(),
+            ..FamilyReport::default()
         });
         let families = families.collect();
         let report = BackendReport {

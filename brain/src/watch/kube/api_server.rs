@@ -109,6 +109,11 @@ impl ApiServer {
         self.lost.fetch_sub(1, Ordering::Relaxed) == 1
     }
 
+    /// A client for what is no watch.
+    pub(crate) fn plain_client(&self) -> Client {
+        self.client(watch::Sender::default())
+    }
+
     /// A client that tells `answered` of each answer that is no error.
     pub(super) fn client(&self, answered: watch::Sender<()>) -> Client {
         let (service, reached) = (self.service.clone(), self.reached.clone());

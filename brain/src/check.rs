@@ -1,0 +1,243 @@
+//! `localnet-brain check`: which Services would behave differently from kube-proxy, and why. Reads the cluster once, and serves
+//! nothing. Numbers are those of docs/differences.md.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    io::{self, Write as _},
+    net::SocketAddr,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use localnet_config::{Config, Mode, NodePortAddresses};
+use localnet_proto::{Protocol, Service, ServiceKey};
+use tokio::{sync::mpsc, task::JoinSet, time::timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::{args::CheckArguments, cluster::Cluster, configured, localize::Localized, run};
+
+/// How long the first list of everything may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Something that kube-proxy does otherwise.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Difference {
+    /// The Service; `None` for all of the node.
+    pub service: Option<ServiceKey>,
+    /// The entry of docs/differences.md, if it is one of those.
+    pub entry: Option<u8>,
+    /// What and why, for people.
+    pub text: String,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.service {
+            Some(service) => write!(f, "Service {service}: ")?,
+            None => write!(f, "this node: ")?,
+        }
+        write!(f, "{}", self.text)?;
+        self.entry.map_or(Ok(()), |entry| write!(f, " (docs/differences.md, {entry})"))
+    }
+}
+
+/// What differs from kube-proxy with the same configuration: pure. `localized` is everything there is.
+pub fn differences(localized: &Localized, said: &Config) -> Vec<Difference> {
+    let mut found = BTreeSet::new();
+    let services: Vec<&Service> = localized.services.iter().filter_map(|(_, service)| service.as_deref()).collect();
+    let unserved = unserved(&services);
+    for service in &services {
+        let mut add = |entry: u8, text: String| {
+            found.insert(Difference { service: Some(service.key.clone()), entry: Some(entry), text });
+        };
+        for endpoint in &service.endpoints {
+            for port in &service.ports {
+                let Some(number) = endpoint.port(&port.name) else { continue };
+                let at = SocketAddr::new(endpoint.address, number);
+                if let Some(other) = unserved.get(&(port.protocol, at)).filter(|other| **other != &service.key) {
+                    add(
+                        1,
+                        format!(
+                            "its endpoint {at} is an external address and port of {other}, which nothing serves; kube-proxy refuses connections to it, localnet does not"
+                        ),
+                    );
+                }
+            }
+        }
+        let ways = service.cluster_ips.len().min(1)
+            + service.external_ips.len()
+            + service.load_balancer_ips.len()
+            + usize::from(service.ports.iter().any(|port| port.node_port.is_some()));
+        if service.client_ip_affinity.is_some() && ways > 1 {
+            add(
+                2,
+                format!(
+                    "a client of sessionAffinity ClientIP has an endpoint of its own at each of {ways} kinds of addresses; in kube-proxy one for each port"
+                ),
+            );
+        }
+    }
+    // What is odd is as odd with kube-proxy.
+    for skipped in localized.skipped.iter().filter(|skipped| skipped.left_out) {
+        let entry = skipped.problem.contains("belongs to Service").then_some(3);
+        let text = format!("left out: {} {}: {}; {}", skipped.object, skipped.field, skipped.problem, skipped.remedy);
+        found.insert(Difference { service: skipped.service.clone(), entry, text });
+    }
+    found.extend(of_node(&services, said));
+    found.into_iter().collect()
+}
+
+/// External addresses and ports that nothing serves, and whose they are.
+fn unserved<'a>(services: &[&'a Service]) -> BTreeMap<(Protocol, SocketAddr), &'a ServiceKey> {
+    let mut unserved = BTreeMap::new();
+    for service in services {
+        for port in &service.ports {
+            for ip in service.external_ips.iter().chain(&service.load_balancer_ips) {
+                let serves = |endpoint: &localnet_proto::Endpoint| {
+                    endpoint.address.is_ipv4() == ip.is_ipv4()
+                        && endpoint.scopes.external
+                        && endpoint.port(&port.name).is_some()
+                };
+                if !service.endpoints.iter().any(serves) {
+                    unserved.insert((port.protocol, SocketAddr::new(*ip, port.port)), &service.key);
+                }
+            }
+        }
+    }
+    unserved
+}
+
+/// What another mode does otherwise, if the configuration is for one.
+fn of_node(services: &[&Service], said: &Config) -> Vec<Difference> {
+    let node_ports =
+        services.iter().filter(|service| service.ports.iter().any(|port| port.node_port.is_some())).count();
+    if node_ports == 0 {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    let mut add = |entry, text: String| found.push(Difference { service: None, entry, text });
+    if said.node_port_addresses == NodePortAddresses::All {
+        add(
+            Some(5),
+            format!(
+                "the NodePorts of {node_ports} Services are not answered on link-local addresses unless nodePortAddresses names them"
+            ),
+        );
+    }
+    if said.mode == Mode::Iptables && said.iptables.localhost_node_ports {
+        add(
+            None,
+            format!(
+                "with the nft backend the NodePorts of {node_ports} Services are not answered on 127.0.0.1, as in kube-proxy's mode nftables"
+            ),
+        );
+    }
+    found
+}
+
+/// Reads the cluster once, and says what differs.
+///
+/// # Errors
+/// The configuration or the source cannot be used, or is not read within two minutes.
+pub async fn run(arguments: &CheckArguments, said: &Config) -> anyhow::Result<()> {
+    let options = arguments.source.cluster(said)?;
+    let source = arguments.source.source(said, arguments.kube_proxy.to_do()?.master)?;
+    let (sender, mut events) = mpsc::channel(64);
+    let (stop, mut work) = (CancellationToken::new(), JoinSet::new());
+    let _stop = stop.clone().drop_guard();
+    let _events = run::watch(&source, &options, sender, stop, &mut work).await?;
+    let mut cluster = Cluster::new(options);
+    cluster.set_node_ips(configured::node_ips(said));
+    let localized = async {
+        loop {
+            let batch = events.recv().await.context("the source has ended")?;
+            batch.into_iter().for_each(|event| cluster.handle(event));
+            if let Some(localized) = cluster.localize() {
+                return anyhow::Ok(localized);
+            }
+        }
+    };
+    let read = timeout(PATIENCE, localized).await;
+    let localized =
+        read.context("the cluster is not read yet; is its API server there, and allowed to be asked?").flatten()?;
+    let found = differences(&localized, said);
+    let served = localized.services.iter().filter(|(_, service)| service.is_some()).count();
+    let mut lines: String = found.iter().map(|difference| format!("{difference}\n")).collect();
+    lines.push_str(&match found.len() {
+        0 => format!("{served} Services, all as with kube-proxy\n"),
+        count => format!("{served} Services; {count} differences\n"),
+    });
+    io::stdout().write_all(lines.as_bytes()).context("failed to write to standard output")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use localnet_config::{KubeProxyFlags, Platform, Reader};
+    use localnet_proto::{Endpoint, EndpointPort, Port, Scopes};
+
+    use super::*;
+
+    fn port(node_port: Option<u16>) -> Port {
+        Port {
+            name: "http".into(),
+            protocol: Protocol::Tcp,
+            port: 80,
+            node_port,
+            when_empty_v4: Default::default(),
+            when_empty_v6: Default::default(),
+        }
+    }
+
+    fn service(name: &str, change: impl FnOnce(&mut Service)) -> (ServiceKey, Option<Arc<Service>>) {
+        let key = ServiceKey::new("shop", name);
+        let mut service = Service::new(key.clone(), vec!["172.30.0.1".parse().unwrap()]);
+        service.ports = vec![port(None)];
+        change(&mut service);
+        (key, Some(Arc::new(service)))
+    }
+
+    fn said(mode: Mode) -> Config {
+        KubeProxyFlags::default().read(Reader { platform: Platform::Linux, empty_mode: mode }, None).unwrap().config
+    }
+
+    #[track_caller]
+    fn check(services: Vec<(ServiceKey, Option<Arc<Service>>)>, mode: Mode, expected: &[(Option<&str>, Option<u8>)]) {
+        let localized = Localized { services, ..Localized::default() };
+        let found = differences(&localized, &said(mode));
+        let found: Vec<_> =
+            found.iter().map(|found| (found.service.as_ref().map(|key| key.name.as_ref()), found.entry)).collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn ordinary_services_are_as_with_kube_proxy() {
+        check(vec![service("web", |_| {})], Mode::Nftables, &[]);
+        check(vec![service("web", |web| web.client_ip_affinity = Some(60))], Mode::Nftables, &[]);
+        check(vec![service("web", |web| web.ports = vec![port(Some(30_080))])], Mode::Nftables, &[]);
+    }
+
+    #[test]
+    fn what_differs_is_found() {
+        let external = |web: &mut Service| web.external_ips = vec!["192.168.0.2".parse().unwrap()];
+        let affinity = service("sticky", |web| {
+            web.client_ip_affinity = Some(60);
+            external(web);
+        });
+        check(vec![affinity], Mode::Nftables, &[(Some("sticky"), Some(2))]);
+        let host = service("host", |web| {
+            web.endpoints = vec![Endpoint {
+                address: "192.168.0.2".parse().unwrap(),
+                ports: vec![EndpointPort { name: "http".into(), port: 80 }],
+                local: true,
+                hostname: None,
+                scopes: Scopes { internal: true, external: true, ..Scopes::default() },
+            }];
+        });
+        check(vec![host, service("nobody", external)], Mode::Nftables, &[(Some("host"), Some(1))]);
+        let node_port = service("web", |web| web.ports = vec![port(Some(30_080))]);
+        check(vec![node_port], Mode::Iptables, &[(None, None), (None, Some(5))]);
+    }
+}

@@ -1,0 +1,231 @@
+//! Metrics that are read from what there is when somebody asks: the newest state, and the last report of each backend.
+
+use std::collections::BTreeMap;
+
+use localnet_proto::{Family, Port, Service, Verdict, wire::Attempts};
+use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
+
+use super::{family, name};
+use crate::{feed::State, serve::Received};
+
+/// `kubeproxy_sync_proxy_rules_…_changes_pending`
+pub(super) fn pending(services: u64, slices: u64) -> [MetricFamily; 2] {
+    [
+        gauge(
+            "kubeproxy_sync_proxy_rules_service_changes_pending",
+            "Changes of Services that are not applied yet",
+            vec![(vec![], services as f64)],
+        ),
+        gauge(
+            "kubeproxy_sync_proxy_rules_endpoint_changes_pending",
+            "Changes of EndpointSlices that are not applied yet",
+            vec![(vec![], slices as f64)],
+        ),
+    ]
+}
+
+/// What the newest state tells.
+pub(super) fn of_state(state: &State) -> Vec<MetricFamily> {
+    let mut without = BTreeMap::from([("internal", [0_u32; 2]), ("external", [0; 2])]);
+    let mut endpoints = 0;
+    for service in state.services() {
+        endpoints += service.endpoints.len();
+        for (place, family) in Family::BOTH.into_iter().enumerate() {
+            for port in &service.ports {
+                let (internal, external) = lacks_local(service, port, family);
+                for (policy, lacks) in [("internal", internal), ("external", external)] {
+                    without.entry(policy).or_default()[place] += u32::from(lacks);
+                }
+            }
+        }
+    }
+    let without = without.iter().flat_map(|(policy, counts)| {
+        Family::BOTH.into_iter().zip(counts).map(move |(family, count)| {
+            (vec![("ip_family", name(family)), ("traffic_policy", *policy)], f64::from(*count))
+        })
+    });
+    vec![
+        gauge(
+            "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+            "Ports of Services with traffic policy Local that have endpoints, but none on this node",
+            without.collect(),
+        ),
+        gauge("localnet_revision", "The newest revision", vec![(vec![], state.revision().rev as f64)]),
+        gauge("localnet_services", "Services of the newest revision", vec![(vec![], state.len() as f64)]),
+        gauge("localnet_endpoints", "Endpoints of all of them", vec![(vec![], endpoints as f64)]),
+        gauge("localnet_build_info", "What runs", vec![(vec![("version", env!("CARGO_PKG_VERSION"))], 1.0)]),
+    ]
+}
+
+/// Whether endpoints of a port exist, but none that a policy of Local lets serve: for internal and for external traffic.
+fn lacks_local(service: &Service, port: &Port, family: Family) -> (bool, bool) {
+    if !service.cluster_ips.iter().any(|ip| Family::of(*ip) == family) {
+        return (false, false);
+    }
+    let serving = || {
+        let of_family = service.endpoints.iter().filter(|endpoint| Family::of(endpoint.address) == family);
+        of_family.filter(|endpoint| endpoint.port(&port.name).is_some())
+    };
+    let empty = port.when_empty(family);
+    (
+        service.internal_traffic_to_local
+            && empty.internal == Verdict::Drop
+            && !serving().any(|endpoint| endpoint.scopes.internal),
+        service.external_traffic_to_local
+            && empty.external == Verdict::Drop
+            && !serving().any(|endpoint| endpoint.scopes.external),
+    )
+}
+
+/// What backends have reported.
+pub(super) fn of_reports(reports: &BTreeMap<String, Received>) -> Vec<MetricFamily> {
+    let (mut full, mut partial) = ([Total::default(), Total::default()], [Total::default(), Total::default()]);
+    let (mut revisions, mut failures, mut skipped) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut nftables, mut iptables) = (Vec::new(), Vec::new());
+    for (backend, Received { report, .. }) in reports {
+        skipped.push((vec![("backend", backend.as_str())], f64::from(report.skipped_count)));
+        for said in &report.families {
+            let Some(family) = family(said.family()) else { continue };
+            let place = usize::from(family == Family::V6);
+            full[place].add(said.full.as_ref());
+            partial[place].add(said.partial.as_ref());
+            let labels = vec![("backend", backend.as_str()), ("ip_family", name(family))];
+            revisions.push((labels.clone(), said.applied_rev as f64));
+            failures.push((labels, said.failures as f64));
+            // As kube-proxy's modes call them.
+            let of_mode = (vec![("ip_family", name(family))], said.failures as f64);
+            match backend.as_str() {
+                "nft" => nftables.push(of_mode),
+                "iptables" => iptables.push(of_mode),
+                _ => {}
+            }
+        }
+    }
+    let both = [0, 1].map(|place| full[place].and(&partial[place]));
+    let mut families = vec![
+        histogram("kubeproxy_sync_proxy_rules_duration_seconds", "How long attempts to apply a state took", &both),
+        histogram(
+            "kubeproxy_sync_full_proxy_rules_duration_seconds",
+            "How long attempts took that had to write everything",
+            &full,
+        ),
+        histogram(
+            "kubeproxy_sync_partial_proxy_rules_duration_seconds",
+            "How long attempts took that had only changes to write",
+            &partial,
+        ),
+        gauge("localnet_backend_revision", "The newest revision that a backend has applied", revisions),
+        counter("localnet_backend_failures_total", "Attempts of a backend to apply a state that failed", failures),
+        gauge("localnet_backend_skipped", "What a backend leaves out of Services", skipped),
+        counter(
+            "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
+            "Attempts to apply a state to nf_tables that failed",
+            nftables,
+        ),
+        counter(
+            "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
+            "Attempts to apply a state with iptables-restore that failed",
+            iptables,
+        ),
+    ];
+    families.retain(|family| !family.get_metric().is_empty());
+    families
+}
+
+/// Upper limits of `Attempts`, in seconds.
+fn limits() -> impl Iterator<Item = f64> {
+    (0..LIMITS).map(|place| f64::from(1_u32 << place) / 1000.0)
+}
+
+const LIMITS: usize = 15;
+
+/// The attempts of all backends.
+#[derive(Clone, Debug, Default)]
+struct Total {
+    counts: [u64; LIMITS + 1],
+    micros: u64,
+    reported: bool,
+}
+
+impl Total {
+    fn add(&mut self, attempts: Option<&Attempts>) {
+        let Some(Attempts { counts, sum_micros }) = attempts else { return };
+        for (total, count) in self.counts.iter_mut().zip(counts) {
+            *total = total.saturating_add(*count);
+        }
+        self.micros = self.micros.saturating_add(*sum_micros);
+        self.reported = true;
+    }
+
+    fn and(&self, other: &Self) -> Self {
+        let counts = std::array::from_fn(|place| self.counts[place].saturating_add(other.counts[place]));
+        Self { counts, micros: self.micros.saturating_add(other.micros), reported: self.reported || other.reported }
+    }
+}
+
+type Labels<'a> = Vec<(&'static str, &'a str)>;
+
+fn labels(labels: Labels<'_>) -> Vec<LabelPair> {
+    let pair = |(name, value): (&str, &str)| {
+        let mut pair = LabelPair::default();
+        pair.set_name(name.to_owned());
+        pair.set_value(value.to_owned());
+        pair
+    };
+    labels.into_iter().map(pair).collect()
+}
+
+fn of_type(kind: MetricType, name: &str, help: &str, metrics: Vec<Metric>) -> MetricFamily {
+    let mut family = MetricFamily::default();
+    family.set_name(name.to_owned());
+    family.set_help(help.to_owned());
+    family.set_field_type(kind);
+    family.set_metric(metrics);
+    family
+}
+
+/// A family of gauges.
+pub(super) fn gauge(name: &str, help: &str, values: Vec<(Labels<'_>, f64)>) -> MetricFamily {
+    let metric = |(of, value)| {
+        let mut gauge = Gauge::default();
+        gauge.set_value(value);
+        let mut metric = Metric::from_label(labels(of));
+        metric.set_gauge(gauge);
+        metric
+    };
+    of_type(MetricType::GAUGE, name, help, values.into_iter().map(metric).collect())
+}
+
+/// A family of counters.
+pub(super) fn counter(name: &str, help: &str, values: Vec<(Labels<'_>, f64)>) -> MetricFamily {
+    let metric = |(of, value)| {
+        let mut counter = Counter::default();
+        counter.set_value(value);
+        let mut metric = Metric::from_label(labels(of));
+        metric.set_counter(counter);
+        metric
+    };
+    of_type(MetricType::COUNTER, name, help, values.into_iter().map(metric).collect())
+}
+
+fn histogram(of: &str, help: &str, totals: &[Total; 2]) -> MetricFamily {
+    let reported = Family::BOTH.into_iter().zip(totals).filter(|(_, total)| total.reported);
+    let metric = |(family, total): (Family, &Total)| {
+        let mut sum = 0;
+        let buckets = limits().zip(total.counts).map(|(limit, count)| {
+            sum += count;
+            let mut bucket = Bucket::default();
+            bucket.set_upper_bound(limit);
+            bucket.set_cumulative_count(sum);
+            bucket
+        });
+        let mut histogram = Histogram::default();
+        histogram.set_bucket(buckets.collect());
+        histogram.set_sample_count(total.counts.iter().sum());
+        histogram.set_sample_sum(std::time::Duration::from_micros(total.micros).as_secs_f64());
+        let mut metric = Metric::from_label(labels(vec![("ip_family", name(family))]));
+        metric.set_histogram(histogram);
+        metric
+    };
+    of_type(MetricType::HISTOGRAM, of, help, reported.map(metric).collect())
+}

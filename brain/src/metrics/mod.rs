@@ -1,0 +1,380 @@
+//! What a brain counts, and what it tells of it to Prometheus: kube-proxy's metrics by kube-proxy's names, types, labels and
+//! buckets where there is such a quantity here, and `localnet_…` beside them.
+//!
+//! ```text
+//! feed: each revision, with what changed  ─┐
+//! reports of backends                     ─┼─► Metrics ─► text ─► /metrics
+//! health answers, readers                 ─┘
+//! ```
+//!
+//! Backends have no such page of their own: they report to the brain, so one page tells all of a node, as kube-proxy's does,
+//! and a restart of the brain loses nothing of what they count.
+
+mod families;
+mod process;
+mod waiting;
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant, SystemTime},
+};
+
+use localnet_proto::{
+    Family, Revision,
+    wire::{BackendReport, IpFamily},
+};
+use prometheus::{
+    Encoder as _, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+    TextEncoder, core::Collector, exponential_buckets,
+};
+
+use self::waiting::{Published, Waiting};
+use crate::{feed::State, localize::ObjectChanges, serve::Received};
+
+/// Content type of the text.
+pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
+
+const FAMILY: &[&str] = &["ip_family"];
+
+/// What a brain counts. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Metrics(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    registry: Registry,
+    started: SystemTime,
+    waiting: Mutex<Waiting>,
+    service_changes: IntCounter,
+    endpoint_changes: IntCounter,
+    healthz: IntCounterVec,
+    livez: IntCounterVec,
+    last_queued: GaugeVec,
+    last_applied: GaugeVec,
+    network_programming: HistogramVec,
+    apply: HistogramVec,
+    served: IntCounter,
+    readers: IntGauge,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let registry = Registry::new();
+        let inner = Inner {
+            started: SystemTime::now(),
+            waiting: Mutex::default(),
+            service_changes: with(
+                &registry,
+                IntCounter::with_opts(Opts::new(
+                    "kubeproxy_sync_proxy_rules_service_changes_total",
+                    "Changes of Services",
+                )),
+            ),
+            endpoint_changes: with(
+                &registry,
+                IntCounter::with_opts(Opts::new(
+                    "kubeproxy_sync_proxy_rules_endpoint_changes_total",
+                    "Changes of EndpointSlices",
+                )),
+            ),
+            healthz: with(
+                &registry,
+                IntCounterVec::new(
+                    Opts::new("kubeproxy_proxy_healthz_total", "Answers of /healthz by status"),
+                    &["code"],
+                ),
+            ),
+            livez: with(
+                &registry,
+                IntCounterVec::new(Opts::new("kubeproxy_proxy_livez_total", "Answers of /livez by status"), &["code"]),
+            ),
+            last_queued: with(
+                &registry,
+                GaugeVec::new(
+                    Opts::new(
+                        "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+                        "When there was a new state to apply",
+                    ),
+                    FAMILY,
+                ),
+            ),
+            last_applied: with(
+                &registry,
+                GaugeVec::new(
+                    Opts::new("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "When a state was applied"),
+                    FAMILY,
+                ),
+            ),
+            network_programming: with(
+                &registry,
+                HistogramVec::new(
+                    HistogramOpts::new(
+                        "kubeproxy_network_programming_duration_seconds",
+                        "From the change of a Service or pod, as EndpointSlices tell it, until it is applied",
+                    )
+                    .buckets(network_programming_buckets()),
+                    FAMILY,
+                ),
+            ),
+            apply: with(
+                &registry,
+                HistogramVec::new(
+                    HistogramOpts::new(
+                        "localnet_apply_duration_seconds",
+                        "From the event in the brain until a backend has reported that it is applied",
+                    )
+                    .buckets(exponential_buckets(0.000_5, 2.0, 18).expect("a start above zero and a factor above one")),
+                    FAMILY,
+                ),
+            ),
+            served: with(
+                &registry,
+                IntCounter::with_opts(Opts::new(
+                    "localnet_served_bytes_total",
+                    "Bytes of states that were sent to readers",
+                )),
+            ),
+            readers: with(
+                &registry,
+                IntGauge::with_opts(Opts::new(
+                    "localnet_readers",
+                    "Readers that wait for a state, or are being sent one",
+                )),
+            ),
+            registry,
+        };
+        Self(Arc::new(inner))
+    }
+}
+
+/// kube-proxy's: fine where its SLO is, coarse up to five minutes.
+fn network_programming_buckets() -> Vec<f64> {
+    let seconds = (1..60).chain((60..120).step_by(5)).chain((120..=300).step_by(30));
+    [0.0, 0.25, 0.5].into_iter().chain(seconds.map(f64::from)).collect()
+}
+
+fn with<C: Collector + Clone + 'static>(registry: &Registry, made: prometheus::Result<C>) -> C {
+    let made = made.expect("names and buckets are constants that a test reads");
+    registry.register(Box::new(made.clone())).expect("each is there once");
+    made
+}
+
+impl Metrics {
+    /// There is a new revision, with these changes, the first of which came at `since`.
+    pub(crate) fn published(&self, revision: Revision, changes: &ObjectChanges, since: Instant) {
+        let inner = &self.0;
+        inner.service_changes.inc_by(changes.services);
+        inner.endpoint_changes.inc_by(changes.slices);
+        for family in Family::BOTH {
+            inner.last_queued.with_label_values(&[name(family)]).set(seconds(SystemTime::now()));
+        }
+        let started = micros(inner.started);
+        let triggered = changes.triggered.iter().copied().filter(|at| *at >= started).collect();
+        let (services, slices) = (changes.services, changes.slices);
+        self.waiting().publish(revision, Published { rev: revision.rev, services, slices, since, triggered });
+    }
+
+    /// A backend has reported.
+    pub(crate) fn reported(&self, report: &BackendReport, at: Instant) {
+        let inner = &self.0;
+        let now = SystemTime::now().checked_sub(at.elapsed()).unwrap_or(inner.started);
+        let families = report.families.iter().filter_map(|said| Some((family(said.family())?, said)));
+        let families: Vec<_> = families.collect();
+        let revisions: Vec<_> = families.iter().map(|(family, said)| (*family, said.applied_rev)).collect();
+        for (family, since, triggered) in self.waiting().apply(report.instance_id, &revisions) {
+            let labels = &[name(family)];
+            let took = at.saturating_duration_since(since);
+            inner.apply.with_label_values(labels).observe(took.as_secs_f64());
+            for triggered in triggered {
+                let late = micros(now).saturating_sub(triggered).max(0);
+                let late = Duration::from_micros(late.unsigned_abs());
+                inner.network_programming.with_label_values(labels).observe(late.as_secs_f64());
+            }
+        }
+        for (family, said) in families {
+            if said.error.is_empty() && said.applied_rev > 0 {
+                inner.last_applied.with_label_values(&[name(family)]).set(seconds(now));
+            }
+        }
+    }
+
+    /// `/healthz` was answered.
+    pub(crate) fn healthz(&self, status: u16) {
+        self.0.healthz.with_label_values(&[&status.to_string()]).inc();
+    }
+
+    /// `/livez` was answered.
+    pub(crate) fn livez(&self, status: u16) {
+        self.0.livez.with_label_values(&[&status.to_string()]).inc();
+    }
+
+    /// A reader has come.
+    pub(crate) fn reader(&self) -> Reader {
+        self.0.readers.inc();
+        Reader(self.clone())
+    }
+
+    /// All of it, in Prometheus' text format.
+    pub fn text(&self, state: &State, reports: &BTreeMap<String, Received>) -> String {
+        let mut families = self.0.registry.gather();
+        let (services, slices) = self.waiting().pending();
+        families.extend(families::pending(services, slices));
+        families.extend(families::of_state(state));
+        families.extend(families::of_reports(reports));
+        families.extend(process::families());
+        families.sort_by(|one, other| one.name().cmp(other.name()));
+        let mut text = Vec::new();
+        // A family without any metric is left out by the registry, and none of ours is empty.
+        if let Err(error) = TextEncoder::new().encode(&families, &mut text) {
+            tracing::warn!(%error, "failed to write metrics");
+        }
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        // It is only told of what has happened: nothing in it is half done.
+        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A reader that is there until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Reader(Metrics);
+
+impl Reader {
+    /// It is sent so many bytes.
+    pub(crate) fn sent(&self, bytes: usize) {
+        self.0.0.served.inc_by(bytes.try_into().unwrap_or(u64::MAX));
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.0.0.readers.dec();
+    }
+}
+
+/// As kube-proxy labels it.
+fn name(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "IPv4",
+        Family::V6 => "IPv6",
+    }
+}
+
+fn family(said: IpFamily) -> Option<Family> {
+    match said {
+        IpFamily::IPv4 => Some(Family::V4),
+        IpFamily::IPv6 => Some(Family::V6),
+        IpFamily::UnknownFamily => None,
+    }
+}
+
+fn since_1970(time: SystemTime) -> Duration {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
+fn seconds(time: SystemTime) -> f64 {
+    since_1970(time).as_secs_f64()
+}
+
+fn micros(time: SystemTime) -> i64 {
+    since_1970(time).as_micros().try_into().unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use localnet_proto::wire::{Attempts, FamilyReport};
+
+    use super::*;
+    use crate::{feed::Feed, localize::Localized, serve::Reports};
+
+    fn lines(text: &str, prefix: &str) -> Vec<String> {
+        text.lines().filter(|line| line.starts_with(prefix)).map(str::to_owned).collect()
+    }
+
+    fn report(rev: u64, error: &str, counts: Vec<u64>) -> BackendReport {
+        let family = FamilyReport {
+            family: IpFamily::IPv4.into(),
+            applied_rev: rev,
+            error: error.to_owned(),
+            full: Some(Attempts { counts: vec![0, 1], sum_micros: 2_000 }),
+            partial: Some(Attempts { counts, sum_micros: 500_000 }),
+            failures: 3,
+        };
+        BackendReport { backend: "nft".to_owned(), instance_id: 7, rev, families: vec![family], ..Default::default() }
+    }
+
+    #[tokio::test]
+    async fn what_is_published_waits_until_it_is_reported() {
+        let (feed, reports) = (Feed::new(7), Reports::default());
+        let metrics = feed.metrics().clone();
+        let triggered = vec![1, micros(SystemTime::now()) + 3_600_000_000];
+        let changes = ObjectChanges { services: 2, slices: 3, triggered };
+        feed.publish(Localized { changes, ..Localized::default() }).unwrap();
+        let text = || metrics.text(&feed.state(), &reports.all());
+        let pending = |text: &str| {
+            lines(text, "kubeproxy_sync_proxy_rules_service_changes_pending")
+                .into_iter()
+                .chain(lines(text, "kubeproxy_sync_proxy_rules_endpoint_changes_pending"))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            pending(&text()),
+            [
+                "kubeproxy_sync_proxy_rules_service_changes_pending 2",
+                "kubeproxy_sync_proxy_rules_endpoint_changes_pending 3",
+            ]
+        );
+        assert_eq!(lines(&text(), "kubeproxy_network_programming_duration_seconds_count"), [""; 0]);
+        let told = report(1, "", vec![0, 0, 4]);
+        reports.record(told.clone()).unwrap();
+        metrics.reported(&told, Instant::now());
+        metrics.reported(&told, Instant::now());
+        let text = text();
+        assert_eq!(
+            pending(&text),
+            [
+                "kubeproxy_sync_proxy_rules_service_changes_pending 0",
+                "kubeproxy_sync_proxy_rules_endpoint_changes_pending 0",
+            ]
+        );
+        for line in [
+            // What was before the start of the brain is no latency of ours; a clock that is ahead is none at all.
+            "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"} 1",
+            "kubeproxy_network_programming_duration_seconds_sum{ip_family=\"IPv4\"} 0",
+            "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.25\"} 1",
+            "localnet_apply_duration_seconds_count{ip_family=\"IPv4\"} 1",
+            "kubeproxy_sync_proxy_rules_service_changes_total 2",
+            "kubeproxy_sync_proxy_rules_endpoint_changes_total 3",
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.002\"} 1",
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.004\"} 5",
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv4\",le=\"16.384\"} 5",
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv4\",le=\"+Inf\"} 5",
+            "kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family=\"IPv4\"} 0.502",
+            "kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"} 1",
+            "kubeproxy_sync_partial_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"} 4",
+            "kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family=\"IPv4\"} 3",
+            "localnet_backend_revision{backend=\"nft\",ip_family=\"IPv4\"} 1",
+            "localnet_revision 1",
+            "localnet_services 0",
+        ] {
+            assert!(text.lines().any(|is| is == line), "{line} is not in\n{text}");
+        }
+        for line in [
+            "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"} 1",
+            "process_resident_memory_bytes ",
+        ] {
+            assert!(!lines(&text, line).is_empty(), "{line} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn buckets_are_those_of_kube_proxy() {
+        let buckets = network_programming_buckets();
+        assert_eq!(buckets.len(), 3 + 59 + 12 + 7);
+        assert_eq!(buckets[..4], [0.0, 0.25, 0.5, 1.0]);
+        assert_eq!(buckets[buckets.len() - 8..], [115.0, 120.0, 150.0, 180.0, 210.0, 240.0, 270.0, 300.0]);
+    }
+}

@@ -1,0 +1,201 @@
+//! Alerts and dashboard: what they ask is PromQL, and is of metrics and labels that there are.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use anyhow::Context as _;
+use localnet_brain::{feed::Feed, localize::Localized, serve::Reports};
+use localnet_proto::wire::{Attempts, BackendReport, FamilyReport, IpFamily};
+use serde::Deserialize;
+use serde_json::Value;
+
+fn read(name: &str) -> anyhow::Result<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(name);
+    fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
+}
+
+/// Series and labels of a brain to which a backend reports. What counts health answers has no series before the first one.
+fn told() -> anyhow::Result<(BTreeSet<String>, BTreeSet<String>)> {
+    let (feed, reports) = (Feed::new(7), Reports::default());
+    feed.publish(Localized::default()).context("the first state is one")?;
+    let family = FamilyReport {
+        family: IpFamily::IPv4.into(),
+        applied_rev: 1,
+        full: Some(Attempts::default()),
+        partial: Some(Attempts::default()),
+        ..FamilyReport::default()
+    };
+    let report = BackendReport {
+        backend: "nft".to_owned(),
+        instance_id: 7,
+        rev: 1,
+        families: vec![family],
+        ..Default::default()
+    };
+    reports.record(report)?;
+    let (mut series, mut labels) = (BTreeSet::new(), BTreeSet::new());
+    for line in feed.metrics().text(&feed.state(), &reports.all()).lines().filter(|line| !line.starts_with('#')) {
+        let (name, _) = line.rsplit_once(' ').with_context(|| format!("no sample: {line}"))?;
+        let (name, of) = name.split_once('{').unwrap_or((name, ""));
+        series.insert(name.to_owned());
+        labels
+            .extend(of.trim_end_matches('}').split(',').filter_map(|label| Some(label.split_once('=')?.0.to_owned())));
+    }
+    for counted in ["kubeproxy_proxy_healthz_total", "kubeproxy_proxy_livez_total"] {
+        series.insert(counted.to_owned());
+    }
+    for measured in ["localnet_apply_duration_seconds", "kubeproxy_network_programming_duration_seconds"] {
+        series.insert(format!("{measured}_bucket"));
+    }
+    // That of Prometheus itself, and those of the above.
+    labels.extend(["instance", "code", "le"].map(str::to_owned));
+    Ok((series, labels))
+}
+
+/// Functions, operators and words of PromQL that are used.
+const WORDS: &[&str] = &["and", "by", "group_right", "histogram_quantile", "max", "on", "rate", "sum", "unless"];
+
+/// Names, with whether they are followed by an opening parenthesis; and what is wrong with the rest.
+fn names(expression: &str) -> anyhow::Result<Vec<(String, bool)>> {
+    let (mut names, mut open, mut rest) = (Vec::new(), Vec::new(), expression.chars().peekable());
+    while let Some(letter) = rest.next() {
+        match letter {
+            '(' | '[' | '{' => open.push(letter),
+            ')' | ']' | '}' => {
+                let opened = open.pop().with_context(|| format!("{letter} closes nothing"))?;
+                anyhow::ensure!(
+                    ["()", "[]", "{}"].contains(&format!("{opened}{letter}").as_str()),
+                    "{opened} meets {letter}"
+                );
+            }
+            '"' => anyhow::ensure!(rest.by_ref().any(|letter| letter == '"'), "a text does not end"),
+            letter if letter.is_ascii_alphabetic() || letter == '_' => {
+                let mut name = letter.to_string();
+                while let Some(letter) = rest.next_if(|letter| letter.is_ascii_alphanumeric() || *letter == '_') {
+                    name.push(letter);
+                }
+                while rest.next_if_eq(&' ').is_some() {}
+                names.push((name, rest.peek() == Some(&'(')));
+            }
+            // Numbers, and durations such as 5m.
+            letter if letter.is_ascii_digit() => {
+                while rest.next_if(|letter| letter.is_ascii_alphanumeric() || *letter == '.').is_some() {}
+            }
+            ' ' | ',' | '=' | '~' | '!' | '<' | '>' | '-' | '+' | '*' | '/' => {}
+            other => anyhow::bail!("{other:?} is no PromQL"),
+        }
+    }
+    anyhow::ensure!(open.is_empty(), "{open:?} is not closed");
+    Ok(names)
+}
+
+/// What is wrong with an expression.
+fn check(expression: &str) -> anyhow::Result<()> {
+    // A variable of Grafana's that stands for a duration.
+    let names = names(&expression.replace("$__rate_interval", "5m")).with_context(|| expression.to_owned())?;
+    let (series, labels) = told()?;
+    let is_known = |(name, called): &(String, bool)| {
+        WORDS.contains(&name.as_str()) || (!called && (series.contains(name) || labels.contains(name)))
+    };
+    let unknown: Vec<_> = names.iter().filter(|name| !is_known(name)).collect();
+    anyhow::ensure!(unknown.is_empty(), "{expression}: {unknown:?} is not told by anybody");
+    anyhow::ensure!(names.iter().any(|(name, _)| series.contains(name)), "{expression} asks for nothing");
+    Ok(())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rules {
+    groups: Vec<Group>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Group {
+    name: String,
+    rules: Vec<Rule>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rule {
+    alert: String,
+    expr: String,
+    r#for: String,
+    labels: Labels,
+    annotations: Annotations,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Labels {
+    severity: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Annotations {
+    summary: String,
+    description: String,
+}
+
+#[test]
+fn alerts_ask_for_what_is_told() -> anyhow::Result<()> {
+    let rules: Rules = serde_saphyr::from_str(&read("alerts.yaml")?)?;
+    let (mut names, (_, known)) = (BTreeSet::new(), told()?);
+    for Group { name: group, rules } in &rules.groups {
+        assert!(!group.is_empty() && !rules.is_empty());
+        for Rule { alert, expr, r#for: lasting, labels, annotations } in rules {
+            assert!(names.insert(alert), "{alert} is there twice");
+            check(expr).context(alert.clone())?;
+            let digits = lasting.trim_end_matches(['s', 'm', 'h']);
+            assert!(digits.len() + 1 == lasting.len() && digits.parse::<u32>().is_ok(), "{alert}: for {lasting}");
+            assert!(
+                ["critical", "warning", "info"].contains(&labels.severity.as_str()),
+                "{alert}: {}",
+                labels.severity
+            );
+            assert!(!annotations.description.is_empty(), "{alert} says what to do");
+            for label in annotations.summary.split("$labels.").skip(1) {
+                let label: String =
+                    label.chars().take_while(|letter| letter.is_alphanumeric() || *letter == '_').collect();
+                assert!(known.contains(&label), "{alert}: no label {label}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_dashboard_asks_for_what_is_told() -> anyhow::Result<()> {
+    let dashboard: Value = serde_json::from_str(&read("dashboard.json")?)?;
+    let panels = dashboard["panels"].as_array().context("a dashboard has panels")?;
+    let ids: BTreeSet<_> = panels.iter().map(|panel| panel["id"].as_u64()).collect();
+    assert_eq!(ids.len(), panels.len(), "each panel has an id of its own");
+    for panel in panels {
+        let title = panel["title"].as_str().context("a panel has a title")?;
+        let targets = panel["targets"].as_array().with_context(|| format!("{title} shows something"))?;
+        assert!(!targets.is_empty(), "{title} shows something");
+        for target in targets {
+            check(target["expr"].as_str().with_context(|| format!("{title} asks something"))?)
+                .context(title.to_owned())?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn what_is_not_told_is_found() {
+    for (expression, wrong) in [
+        ("localnet_revisions", "localnet_revisions"),
+        ("localnet_revision{node=\"a\"}", "node"),
+        ("sum by (shard) (localnet_revision)", "shard"),
+        ("rates(localnet_revision[5m])", "rates"),
+        ("sum by (le (localnet_revision)", "not closed"),
+        ("sum(localnet_revision])", "( meets ]"),
+        ("localnet_revision{backend=\"a}", "does not end"),
+        ("1 > 0", "asks for nothing"),
+    ] {
+        let error = format!("{:#}", check(expression).expect_err(expression));
+        assert!(error.contains(wrong), "{expression}: {error}");
+    }
+}

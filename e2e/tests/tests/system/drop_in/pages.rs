@@ -1,0 +1,202 @@
+//! Each page of kube-proxy's two servers, asked of kube-proxy and of ours with the same configuration on the same node.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::Context as _;
+use k8s_openapi::{api::discovery::v1::EndpointSlice, jiff::Timestamp};
+use kube::{
+    Api,
+    api::{DeleteParams, PostParams},
+};
+use localnet_e2e::await_condition;
+use localnet_lab::{Probe, Protocol};
+use serde_json::{Value, json};
+
+use super::{HTTP, NAMESPACE, PODS, Page, WEB, World, ip};
+
+const HEALTH: &str = "127.0.0.1:10256";
+const METRICS: &str = "127.0.0.1:10249";
+/// The slice that comes and goes.
+const CHANGE: &str = "change";
+
+/// kube-proxy's metrics in mode nftables of which there is no such quantity here, and why.
+const ABSENT: &[(&str, &str)] = &[
+    ("kubeproxy_conntrack_reconciler_deleted_entries_total", "flows are ended beside the syncs, by the backend"),
+    ("kubeproxy_conntrack_reconciler_sync_duration_seconds", "flows are ended beside the syncs, by the backend"),
+    ("kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total", "nothing is left to be cleaned up after a sync"),
+];
+
+/// A metric: its type, the names of its labels, and the limits of its buckets.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Metric {
+    kind: String,
+    labels: BTreeSet<String>,
+    limits: Vec<String>,
+}
+
+/// The metrics of a page by their names.
+fn metrics(page: &str) -> BTreeMap<String, Metric> {
+    let mut metrics: BTreeMap<String, Metric> = BTreeMap::new();
+    for line in page.lines() {
+        if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+            metrics.entry(name.to_owned()).or_default().kind = kind.to_owned();
+            continue;
+        }
+        let Some((series, _)) = line.rsplit_once(' ').filter(|_| !line.starts_with('#')) else { continue };
+        let (series, labels) = series.split_once('{').unwrap_or((series, ""));
+        let suffixes = ["_bucket", "_sum", "_count"].iter().filter_map(|suffix| series.strip_suffix(suffix));
+        let name = suffixes.chain([series]).find(|name| metrics.contains_key(*name)).unwrap_or(series);
+        let metric = metrics.entry(name.to_owned()).or_default();
+        for (label, value) in labels.trim_end_matches('}').split(',').filter_map(|label| label.split_once('=')) {
+            let value = value.trim_matches('"').to_owned();
+            match label {
+                // As numbers: one writes 1, the other 1.0 or 1e0.
+                "le" => {
+                    let limit = value.parse::<f64>().map_or(value, |limit| limit.to_string());
+                    if !metric.limits.contains(&limit) {
+                        metric.limits.push(limit);
+                    }
+                }
+                _ => _ = metric.labels.insert(label.to_owned()),
+            }
+        }
+    }
+    metrics.retain(|name, metric| name.starts_with("kubeproxy_") && !metric.kind.is_empty());
+    metrics
+}
+
+/// What Go writes as nothing at all: no list, an empty one; no text, an empty one.
+fn plain(value: &Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let fields = fields.iter().map(|(name, value)| (name.clone(), plain(value)));
+            let fields: serde_json::Map<_, _> = fields.filter(|(_, value)| !value.is_null()).collect();
+            if fields.is_empty() { Value::Null } else { Value::Object(fields) }
+        }
+        Value::Array(items) if items.is_empty() => Value::Null,
+        Value::Number(number) if number.as_f64() == Some(0.0) => Value::Null,
+        // One writes 100, the other 100.0.
+        Value::Number(number) => number.as_f64().into(),
+        Value::String(text) if text.is_empty() || text == "0" || text == "0s" => Value::Null,
+        Value::Bool(false) => Value::Null,
+        other => other.clone(),
+    }
+}
+
+/// All that is asked.
+struct Pages(BTreeMap<(&'static str, &'static str), Page>);
+
+impl Pages {
+    /// Asks when the Service is answered and what has been counted by then is told.
+    async fn of(world: &World) -> anyhow::Result<Self> {
+        let endpoints = PODS.map(|pod| (ip(pod), HTTP).into());
+        let web = Probe::new(Protocol::Tcp, (ip(WEB), 80).into());
+        let answered = world.programs.await_answers(world.network.client(), web, &endpoints);
+        answered.with_context(|| world.logs())?;
+        // A change whose time is told.
+        let slices: Api<EndpointSlice> = Api::namespaced(world.plane.client(), NAMESPACE);
+        let changed = serde_json::from_value(json!({
+            "metadata": {
+                "name": CHANGE,
+                "labels": { "kubernetes.io/service-name": "web", "endpointslice.kubernetes.io/managed-by": "e2e" },
+                "annotations": { "endpoints.kubernetes.io/last-change-trigger-time": Timestamp::now().to_string() },
+            },
+            "addressType": "IPv4",
+            "ports": [{ "name": "http", "port": HTTP, "protocol": "TCP" }],
+            "endpoints": [{ "addresses": ["10.180.0.9"], "conditions": { "ready": true } }],
+        }))?;
+        slices.create(&PostParams::default(), &changed).await?;
+        await_condition("a change of endpoints is measured", || {
+            let counted = |page: Page| {
+                page.body.lines().any(|line| {
+                    line.starts_with("kubeproxy_network_programming_duration_seconds_count") && !line.ends_with(" 0")
+                })
+            };
+            world.get(METRICS, "/metrics").is_ok_and(counted)
+        })
+        .with_context(|| world.logs())?;
+        slices.delete(CHANGE, &DeleteParams::default()).await?;
+        let asked = [
+            (HEALTH, "/healthz"),
+            (HEALTH, "/livez"),
+            (HEALTH, "/metrics"),
+            (METRICS, "/healthz"),
+            (METRICS, "/livez"),
+            (METRICS, "/proxyMode"),
+            (METRICS, "/configz"),
+            (METRICS, "/statusz"),
+            (METRICS, "/flagz"),
+            (METRICS, "/metrics/slis"),
+            (METRICS, "/metrics"),
+            (METRICS, "/debug/pprof/"),
+        ];
+        let pages = asked.into_iter().map(|(at, path)| Ok(((at, path), world.get(at, path)?)));
+        Ok(Self(pages.collect::<anyhow::Result<_>>()?))
+    }
+
+    fn json(&self, at: &'static str, path: &'static str) -> Value {
+        serde_json::from_str(&self.0[&(at, path)].body).expect("a page in JSON")
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_page_is_answered_as_kube_proxy_does() -> anyhow::Result<()> {
+    let world = World::build().await?;
+    let config = world.write_config("config.yaml", "mode: nftables\nnodePortAddresses: [192.168.0.0/24]")?;
+    let mut kube_proxy = world.start_kube_proxy(&config)?;
+    let theirs = Pages::of(&world).await?;
+    kube_proxy.kill()?;
+    kube_proxy.wait()?;
+    world.network.node().output(std::process::Command::new("nft").args(["flush", "ruleset"]))?;
+    let _ours = world.programs.start(world.network.node(), "localnet-node", &["--config", &config])?;
+    let ours = Pages::of(&world).await?;
+
+    for (asked, theirs) in &theirs.0 {
+        let ours = &ours.0[asked];
+        let kind = |page: &Page| (page.status, page.kind.clone(), page.sniff.clone());
+        match asked {
+            // Prometheus tells its client what escaping it has.
+            (_, "/metrics" | "/metrics/slis") if theirs.status == 200 => {
+                assert_eq!(ours.status, 200, "{asked:?}");
+                assert!(theirs.kind.starts_with(&ours.kind), "{asked:?}: {} {}", ours.kind, theirs.kind);
+            }
+            // For people: in words of one's own.
+            (_, "/statusz" | "/flagz") => {
+                assert_eq!((ours.status, theirs.status), (200, 200), "{asked:?}");
+                assert!(ours.kind.starts_with("text/plain") && theirs.kind.starts_with("text/plain"), "{asked:?}");
+            }
+            _ => assert_eq!(kind(ours), kind(theirs), "{asked:?}"),
+        }
+        if !theirs.body.contains('{') && !matches!(asked.1, "/statusz" | "/flagz" | "/metrics") {
+            assert_eq!(ours.body, theirs.body, "{asked:?}");
+        }
+    }
+    for path in ["/healthz", "/livez"] {
+        let names = |value: &Value| -> Vec<String> {
+            let fields = |value: &Value| {
+                value.as_object().into_iter().flatten().map(|(name, _)| name.clone()).collect::<Vec<_>>()
+            };
+            [fields(value), fields(&value["status"]), fields(&value["status"]["IPv4"])].concat()
+        };
+        let (ours, theirs) = (ours.json(HEALTH, path), theirs.json(HEALTH, path));
+        assert_eq!(names(&ours), names(&theirs), "{path}: {ours} {theirs}");
+        assert_eq!([&ours["healthy"], &theirs["healthy"]], [true, true], "{path}");
+    }
+    assert_eq!(plain(&ours.json(METRICS, "/configz")), plain(&theirs.json(METRICS, "/configz")));
+
+    let [of_ours, of_theirs] = [&ours, &theirs].map(|pages| metrics(&pages.0[&(METRICS, "/metrics")].body));
+    let absent: BTreeSet<&str> =
+        of_theirs.keys().filter(|name| !of_ours.contains_key(*name)).map(String::as_str).collect();
+    let explained: BTreeSet<&str> = ABSENT.iter().map(|(name, _)| *name).collect();
+    assert!(absent.is_subset(&explained), "only kube-proxy has {:?}", absent.difference(&explained));
+    for (name, theirs) in &of_theirs {
+        let Some(ours) = of_ours.get(name) else { continue };
+        assert_eq!(ours.kind, theirs.kind, "{name}");
+        // A family without any series yet has no labels.
+        if !theirs.labels.is_empty() && !ours.labels.is_empty() {
+            assert_eq!(ours.labels, theirs.labels, "{name}");
+        }
+        assert_eq!(ours.limits, theirs.limits, "{name}");
+    }
+    Ok(())
+}
