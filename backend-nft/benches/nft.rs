@@ -257,6 +257,7 @@ fn service(index: usize, endpoints: usize) -> Service {
         client_ip_affinity: None,
         source_filters: vec![],
         health_check_node_port: None,
+        ipvs_scheduler: None,
         endpoints: (0..endpoints).map(endpoint).collect(),
     }
 }

@@ -17,7 +17,7 @@ use localnet_client::{Backend, Synced, vips::Config};
 use localnet_linux::{
     addresses::{self, NodeAddresses},
     conntrack::Cleaner,
-    nft::{self, Commit, Event, Monitor},
+    nft::{Commit, Event, Follow},
     pace::Pace,
 };
 use localnet_proto::{Changes, Snapshot};
@@ -31,7 +31,7 @@ use crate::{Netlink, NftBackend, backend::blocking};
 pub struct LiveBackend {
     backend: NftBackend<Netlink>,
     cleaner: Option<Cleaner>,
-    rules: Rules,
+    rules: Follow,
     addresses: NodeAddresses,
     /// They could not be listed, which was said.
     addresses_unknown: bool,
@@ -45,9 +45,6 @@ pub struct LiveBackend {
     /// How often the tables are looked at without being told of a change, and when next.
     look: Option<(Duration, Instant)>,
 }
-
-/// After this a subscription that broke is made again.
-const AGAIN: Duration = Duration::from_secs(1);
 
 impl LiveBackend {
     /// Subscribes to what it follows; nothing is programmed yet. Must be called in a tokio runtime.
@@ -63,7 +60,7 @@ impl LiveBackend {
         let mut live = Self {
             backend,
             cleaner,
-            rules: Rules { port, monitor: None, again: None },
+            rules: Follow::subscribe(port),
             addresses: NodeAddresses::default(),
             addresses_unknown: false,
             pace: Pace::default(),
@@ -72,7 +69,6 @@ impl LiveBackend {
             rival: None,
             look: None,
         };
-        live.rules.subscribe();
         let addresses = live.addresses.list().await;
         live.told(addresses);
         Ok(live)
@@ -213,53 +209,6 @@ async fn at(instant: Option<Instant>) {
     }
 }
 
-/// What other processes do to nf_tables.
-#[derive(Debug)]
-struct Rules {
-    /// Of the socket whose commits are our own.
-    port: u32,
-    monitor: Option<Monitor>,
-    /// There is no subscription: when to subscribe again.
-    again: Option<Instant>,
-}
-
-impl Rules {
-    fn subscribe(&mut self) -> bool {
-        match Monitor::subscribe(vec![self.port]) {
-            Ok(monitor) => self.monitor = Some(monitor),
-            Err(error) if self.again.is_some() => debug!(%error, "still no subscription to nf_tables"),
-            Err(error) => warn!(%error, "changes of the tables by others are not noticed; will be tried again"),
-        }
-        self.again = self.monitor.is_none().then(|| Instant::now() + AGAIN);
-        self.monitor.is_some()
-    }
-
-    /// Cancel-safe.
-    async fn next(&mut self) -> Event {
-        loop {
-            if let Some(again) = self.again {
-                time::sleep_until(again.into()).await;
-            }
-            let Some(monitor) = &mut self.monitor else {
-                if self.subscribe() {
-                    return Event::Lost;
-                }
-                continue;
-            };
-            match monitor.next().await {
-                Ok(event) => return event,
-                Err(error) => self.lose(&error),
-            }
-        }
-    }
-
-    fn lose(&mut self, error: &nft::Error) {
-        warn!(%error, "the subscription to nf_tables broke; subscribing again");
-        self.monitor = None;
-        self.again = Some(Instant::now() + AGAIN);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::{process::Command, thread};
@@ -284,8 +233,7 @@ mod tests {
                 let backend = LiveBackend::open(vips::Config::default()).await.unwrap();
                 let mut backend = backend.looking_every(Duration::from_millis(20));
                 // Nobody tells it of changes any more.
-                backend.rules.monitor = None;
-                backend.rules.again = Some(Instant::now() + Duration::from_secs(3_600));
+                backend.rules = Follow::deaf();
                 let (state, everything) = (Snapshot::default(), Changes::everything());
                 assert!(backend.sync(&state, &everything).await.unwrap().failed.is_empty());
                 nft("delete table ip localnet");

@@ -7,6 +7,11 @@ pub trait Backend: Send {
     /// The name it reports to the brain, for instance `nft`.
     fn name(&self) -> &'static str;
 
+    /// What operators should know about the backend as such, from its start on: the brain makes each an Event of its Node.
+    fn warnings(&self) -> Vec<Warning> {
+        Vec::new()
+    }
+
     /// Makes the subsystem hold exactly `state`. `changes` names what differs from the last sync that succeeded in both
     /// families.
     ///
@@ -43,6 +48,15 @@ impl Synced {
     pub fn whole(self) -> anyhow::Result<()> {
         self.failed.into_iter().next().map_or(Ok(()), |(family, error)| Err(error.context(family)))
     }
+}
+
+/// Something that operators should know about a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Warning {
+    /// One word in CamelCase, for programs.
+    pub reason: &'static str,
+    /// For people.
+    pub note: &'static str,
 }
 
 /// Something of a service that is not programmed.

@@ -281,6 +281,7 @@ impl<B: Backend> Sync<B> {
             received: self.state.revision,
             families: families.collect(),
             skipped: self.skipped.clone(),
+            warnings: self.backend.warnings(),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use localnet_proto::{Family, Revision, ServiceKey, Update, wire};
 
-use crate::backend::Skipped;
+use crate::backend::{Skipped, Warning};
 
 /// Delivers complete states, and takes reports. Implemented by the gRPC client ([`crate::grpc::Brain`]) and by the feed of a
 /// brain in the same process.
@@ -45,6 +45,8 @@ pub struct Report {
     pub families: Vec<(Family, Outcome)>,
     /// What is left out of services.
     pub skipped: Vec<Skipped>,
+    /// What operators should know about the backend.
+    pub warnings: Vec<Warning>,
 }
 
 /// What came of the last attempt in one family, and of all before it.
@@ -98,6 +100,10 @@ fn skipped(skipped: &Skipped) -> wire::SkippedService {
     wire::SkippedService { service: Some(key), reason: skipped.reason.clone() }
 }
 
+fn warning(warning: &Warning) -> wire::BackendWarning {
+    wire::BackendWarning { reason: warning.reason.to_owned(), note: warning.note.to_owned() }
+}
+
 impl From<&Report> for wire::BackendReport {
     fn from(report: &Report) -> Self {
         let number = |family| match family {
@@ -119,6 +125,7 @@ impl From<&Report> for wire::BackendReport {
             families: families.collect(),
             skipped: report.skipped.iter().take(MAX_SKIPPED).map(skipped).collect(),
             skipped_count: report.skipped.len().try_into().unwrap_or(i32::MAX),
+            warnings: report.warnings.iter().map(warning).collect(),
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use localnet_client::{Report, Revision, Skipped, Source as _, SourceError, grpc::Brain};
+use localnet_client::{Report, Revision, Skipped, Source as _, SourceError, Warning, grpc::Brain};
 use localnet_proto::{Address, Node, ServiceKey, Snapshot, Update, encode, wire};
 use tokio::{net::UnixListener, sync::Mutex, task::JoinHandle};
 use tokio_stream::wrappers::UnixListenerStream;
@@ -96,7 +96,8 @@ async fn reports_arrive_family_by_family() {
     let families = localnet_proto::Family::BOTH.into_iter().zip([outcome(None), outcome(Some("no"))]).collect();
     let skipped = Skipped { service: ServiceKey::new("ns", "odd"), reason: "too odd".to_owned() };
     let skipped = vec![skipped; 300];
-    let report = Report { backend: "nft", received: Revision { instance: 9, rev: 4 }, families, skipped };
+    let warnings = vec![Warning { reason: "TooOld", note: "take another one" }];
+    let report = Report { backend: "nft", received: Revision { instance: 9, rev: 4 }, families, skipped, warnings };
     Brain::new(Address::Unix(path), None).unwrap().report(&report).await.unwrap();
     let family = |family: wire::IpFamily, error: &str| wire::FamilyReport {
         family: family.into(),
@@ -116,6 +117,7 @@ async fn reports_arrive_family_by_family() {
         families,
         skipped: vec![skipped; 256],
         skipped_count: 300,
+        warnings: vec![wire::BackendWarning { reason: "TooOld".to_owned(), note: "take another one".to_owned() }],
     };
     assert_eq!(*peer.reports.lock().await, [expected]);
 }

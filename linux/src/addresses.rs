@@ -12,7 +12,9 @@ use futures::stream::{StreamExt, TryStreamExt};
 use rtnetlink::packet_core::NetlinkMessage;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
+use rtnetlink::packet_route::link::LinkMessage;
 use rtnetlink::{Handle, MulticastGroup, new_multicast_connection};
+use rustix::io::Errno;
 use tokio::task::JoinHandle;
 
 /// Why the addresses are not known.
@@ -62,6 +64,20 @@ impl Addresses {
         Ok(messages.iter().filter_map(address).collect())
     }
 
+    /// The number of the interface of that name, if there is one.
+    async fn index(&self, name: &str) -> Result<Option<u32>, Error> {
+        let links = self.handle.link().get().match_name(name).execute();
+        match links.try_collect::<Vec<LinkMessage>>().await {
+            Ok(links) => Ok(links.first().map(|link| link.header.index)),
+            Err(rtnetlink::Error::NetlinkError(message))
+                if Errno::from_io_error(&message.to_io()) == Some(Errno::NODEV) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Waits until an address came or went since the subscription, or since this returned last; then list them.
     pub async fn changed(&mut self) -> Result<(), Error> {
         self.changes.next().await.ok_or(Error::Ended)?;
@@ -91,9 +107,16 @@ pub struct NodeAddresses {
     changed: bool,
     /// They could not be listed: when to list them again.
     again: Option<Instant>,
+    /// The interface whose addresses do not count.
+    except: Option<String>,
 }
 
 impl NodeAddresses {
+    /// Those of all interfaces but the one of that name, which may be absent.
+    pub fn except(interface: &str) -> Self {
+        Self { except: Some(interface.to_owned()), ..Self::default() }
+    }
+
     /// The addresses now. After an error [`Self::next`] lists them again.
     ///
     /// # Errors
@@ -113,7 +136,12 @@ impl NodeAddresses {
             Some(watch) => watch,
             None => self.watch.insert(Addresses::watch()?),
         };
-        Ok(watch.list().await?.into_iter().map(|address| address.ip).collect())
+        let except = match &self.except {
+            Some(name) => watch.index(name).await?,
+            None => None,
+        };
+        let listed = watch.list().await?.into_iter().filter(|address| Some(address.interface) != except);
+        Ok(listed.map(|address| address.ip).collect())
     }
 
     /// The addresses, after they changed. Cancel-safe.

@@ -202,6 +202,7 @@ fn service_of(key: ServiceKey, head: &wire::Service, endpoints: Vec<Endpoint>) -
         client_ip_affinity: client_ip_affinity.transpose().map_err(error("ClientIP.TimeoutSeconds"))?,
         source_filters: head.ip_filters.iter().map(filter_of).collect::<Result<_, _>>().map_err(error("IPFilters"))?,
         health_check_node_port: optional_port(head.health_check_node_port).map_err(error("HealthCheckNodePort"))?,
+        ipvs_scheduler: (!head.ipvs_scheduler.is_empty()).then(|| head.ipvs_scheduler.as_str().into()),
         endpoints,
         key,
     })

@@ -211,6 +211,9 @@ pub struct Service {
     /// Port of the health answers for load balancers.
     #[serde(default, skip_serializing_if = "is_default")]
     pub health_check_node_port: Option<u16>,
+    /// Who chooses endpoints in IPVS, as the service's author wrote it; `None` if that was left open.
+    #[serde(default, rename = "ipvsScheduler", skip_serializing_if = "is_default")]
+    pub ipvs_scheduler: Option<Arc<str>>,
     /// Its endpoints, sorted by address, then ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub endpoints: Vec<Endpoint>,
@@ -231,6 +234,7 @@ impl Service {
             client_ip_affinity: None,
             source_filters: Vec::new(),
             health_check_node_port: None,
+            ipvs_scheduler: None,
             endpoints: Vec::new(),
         }
     }
@@ -249,6 +253,7 @@ impl Service {
             client_ip_affinity: self.client_ip_affinity,
             source_filters: self.source_filters.clone(),
             health_check_node_port: self.health_check_node_port,
+            ipvs_scheduler: self.ipvs_scheduler.clone(),
             endpoints: Vec::new(),
         }
     }

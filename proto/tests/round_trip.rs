@@ -62,7 +62,9 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
 fn service() -> impl Strategy<Value = Service> {
     let key = ("[a-z]{1,4}", "[a-z]{1,4}").prop_map(|(namespace, name)| ServiceKey::new(namespace, name));
     let addresses = (sorted(vec(address(), 1..3)), sorted(vec(address(), 0..3)), sorted(vec(address(), 0..3)));
-    let options = (any::<bool>(), any::<bool>(), prop::option::of(0..86_401_u32), prop::option::of(1..=u16::MAX));
+    let scheduler = prop::option::of("[a-z]{1,5}".prop_map(Arc::from));
+    let affinity = prop::option::of(0..86_401_u32);
+    let options = (any::<bool>(), any::<bool>(), affinity, prop::option::of(1..=u16::MAX), scheduler);
     let filters = vec(any::<[u8; 4]>(), 0..2);
     (key, addresses, options, filters, vec(port(), 0..3), vec(endpoint(), 0..6)).prop_map(
         |(key, (cluster_ips, external_ips, load_balancer_ips), options, filters, ports, endpoints)| Service {
@@ -80,6 +82,7 @@ fn service() -> impl Strategy<Value = Service> {
                 .map(|ip| SourceFilter { targets: vec![ip.into()], source_ranges: vec!["10.0.0.0/8".parse().unwrap()] })
                 .collect(),
             health_check_node_port: options.3,
+            ipvs_scheduler: options.4,
             endpoints,
         },
     )

@@ -65,6 +65,7 @@ fn service(name: &str, cluster_ip: &str, endpoints: &[&str]) -> Service {
         client_ip_affinity: None,
         source_filters: vec![],
         health_check_node_port: None,
+        ipvs_scheduler: None,
         endpoints: endpoints.iter().map(|address| endpoint(address, ALL_SCOPES)).collect(),
     }
 }

@@ -16,7 +16,9 @@ use std::{
 };
 
 use localnet_client::vips::Vip;
-use localnet_linux::nft::{Chain, Element, Family, Field, FieldType, Generator, Name, Set, Statement, Tuple, Verdict};
+use localnet_linux::nft::{
+    Chain, Element, Family, Field, FieldType, Generator, Name, Set, Statement, Tuple, Verdict, spread,
+};
 
 use super::{
     chains,
@@ -204,7 +206,7 @@ fn lb(pool: Pool, size: u32, top: u32) -> Chain {
         ])
     });
     // A pick is two look-ups, the chain's and the endpoint's, and the endpoint may leave in between.
-    let tries = chains::tries(size).max(1);
+    let tries = spread::tries(size).max(1);
     (0..tries).fold(chain, |chain, _| chain.rule(pick(size))).rule(pick(1))
 }
 
@@ -276,6 +278,7 @@ mod tests {
             local_endpoints: endpoints(local),
             serving: [].into(),
             affinity: Some(affinity),
+            ipvs_scheduler: None,
             when_empty: WhenEmpty::Reject,
             sources: None,
         }

@@ -2,11 +2,11 @@
 
 use localnet_client::vips::{Facts, PodSource};
 use localnet_linux::nft::{
-    AddressField, Chain, ChainKind, Family, Field, Generator, HookPoint, InterfacePattern, Op, Rule, Statement, Verdict,
+    AddressField, Chain, ChainKind, Family, Field, HookPoint, InterfacePattern, Op, Rule, Statement, Verdict, spread,
 };
 
 use super::{
-    ChainNames, EXACT_SLOTS, model_family,
+    ChainNames, model_family,
     sets::{Pool, SetId, VIP},
 };
 
@@ -157,26 +157,7 @@ fn from_pod(pods: &PodSource, op: Op) -> Statement {
     }
 }
 
-/// Looked up so often a size that is filled at least by half misses once in 256 times at most, and then takes slot 0.
-const TRIES_OF_SPARSE: usize = 8;
-/// A packet may find its chain before a change and its endpoint after it: where slots are all filled, one more try.
-const TRIES_OF_EXACT: usize = 2;
-
 /// The chain that picks one of so many slots. Slot 0 is always filled.
 pub fn lb(names: &ChainNames, pool: Pool, slots: u32) -> Chain {
-    let pick = |modulus| {
-        let index = Field::Index(Generator::Random(modulus));
-        Statement::dnat([VIP.as_slice(), &[index]].concat(), pool.endpoints().name())
-    };
-    let chain = Chain::new(names.chain(pool, slots).clone());
-    (0..tries(slots)).fold(chain, |chain, _| chain.rule(pick(slots))).rule(pick(1))
-}
-
-/// How often to look up one of so many slots before slot 0 is taken.
-pub(super) fn tries(slots: u32) -> usize {
-    match slots {
-        0 | 1 => 0,
-        2..=EXACT_SLOTS => TRIES_OF_EXACT,
-        _ => TRIES_OF_SPARSE,
-    }
+    spread::picking(names.chain(pool, slots).clone(), &VIP, pool.endpoints().name(), slots)
 }

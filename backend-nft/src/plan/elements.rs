@@ -150,6 +150,7 @@ mod tests {
             local_endpoints: endpoints(local),
             serving: [].into(),
             affinity: None,
+            ipvs_scheduler: None,
             when_empty,
             sources: None,
         };

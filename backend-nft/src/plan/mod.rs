@@ -52,15 +52,7 @@ pub fn protocol_of(protocol: localnet_proto::Protocol) -> nft::Protocol {
     }
 }
 
-/// How many slots hold so many endpoints: exactly as many up to 16, beyond that the next power of two, so that at
-/// least half of the slots are filled and few sizes exist.
-pub fn slots(endpoints: usize) -> u32 {
-    let endpoints = u32::try_from(endpoints).unwrap_or(u32::MAX >> 1);
-    if endpoints <= EXACT_SLOTS { endpoints } else { endpoints.next_power_of_two() }
-}
-
-/// Up to here a size has exactly as many slots as endpoints.
-pub const EXACT_SLOTS: u32 = 16;
+pub use localnet_linux::nft::spread::{EXACT_SLOTS, slots};
 
 /// The names of the chains that elements lead to, made once: elements repeat them.
 #[derive(Clone, Debug)]
@@ -100,19 +92,6 @@ impl ChainNames {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn slots_are_exact_then_powers_of_two_at_least_half_full() {
-        for endpoints in 1..=2000_usize {
-            let slots = slots(endpoints) as usize;
-            assert!(
-                slots >= endpoints && (slots == endpoints || endpoints > 16 && slots < 2 * endpoints),
-                "{endpoints}"
-            );
-        }
-        let sizes: std::collections::BTreeSet<u32> = (1..=65_536).map(slots).collect();
-        assert_eq!(sizes.len(), 28);
-    }
 
     #[test]
     fn every_size_has_its_chain() {

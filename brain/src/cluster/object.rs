@@ -79,6 +79,8 @@ pub struct ServiceObject {
     pub affinity: Option<u32>,
     /// `spec.healthCheckNodePort`; 0 for none.
     pub health_check_node_port: i32,
+    /// Value of the annotation `localnet.dev/ipvs-scheduler`, without spaces around it, if there is anything.
+    pub ipvs_scheduler: Option<Arc<str>>,
 }
 
 impl ServiceObject {

@@ -30,6 +30,8 @@ use super::{
 pub const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 /// Marks the EndpointSlices of headless Services.
 pub const HEADLESS: &str = "service.kubernetes.io/headless";
+/// Annotation of a Service: who chooses its endpoints in IPVS.
+pub const IPVS_SCHEDULER: &str = "localnet.dev/ipvs-scheduler";
 /// Names the Service that an EndpointSlice belongs to.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Says when what changed an EndpointSlice last happened: RFC 3339, of a pod or a Service.
@@ -67,6 +69,7 @@ impl From<Service> for ServiceObject {
             external_local: spec.external_traffic_policy.as_deref() == Some("Local"),
             affinity: affinity(&spec),
             health_check_node_port: spec.health_check_node_port.unwrap_or(0),
+            ipvs_scheduler: annotation(service.metadata.annotations.as_ref(), IPVS_SCHEDULER),
             ports: spec.ports.into_iter().flatten().map(Into::into).collect(),
         }
     }
@@ -184,6 +187,12 @@ fn label(labels: Option<&BTreeMap<String, String>>, name: &str) -> Option<Arc<st
     labels?.get(name).map(|value| value.as_str().into())
 }
 
+/// The value of an annotation, without spaces around it; none if it is empty.
+fn annotation(annotations: Option<&BTreeMap<String, String>>, name: &str) -> Option<Arc<str>> {
+    let value = annotations?.get(name)?.trim();
+    (!value.is_empty()).then(|| value.into())
+}
+
 fn created(metadata: &ObjectMeta) -> i64 {
     metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
@@ -282,6 +291,20 @@ mod tests {
         let config =
             json!({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 60}}});
         assert_eq!(of(config), Some(60));
+    }
+
+    #[test]
+    fn a_scheduler_is_named_by_an_annotation() {
+        for (annotations, expected) in [
+            (json!({}), None),
+            (json!({"localnet.dev/ipvs-scheduler": " mh "}), Some("mh")),
+            (json!({"localnet.dev/ipvs-scheduler": " "}), None),
+            (json!({"ipvs-scheduler": "mh"}), None),
+        ] {
+            let object = json!({"metadata": {"name": "web", "annotations": annotations}, "spec": {}});
+            let service: ServiceObject = serde_json::from_value::<Service>(object).unwrap().into();
+            assert_eq!(service.ipvs_scheduler.as_deref(), expected);
+        }
     }
 
     #[test]

@@ -33,6 +33,7 @@ fn service(name: &str, port: u16) -> Arc<Service> {
         client_ip_affinity: None,
         source_filters: vec![],
         health_check_node_port: None,
+        ipvs_scheduler: None,
         endpoints: vec![],
     })
 }

@@ -35,6 +35,7 @@ pub(crate) fn service(ip: &str, ports: &[(i32, &str)]) -> ServiceObject {
         external_local: false,
         affinity: None,
         health_check_node_port: 0,
+        ipvs_scheduler: None,
     }
 }
 

@@ -163,6 +163,7 @@ pub fn service<'a>(
         client_ip_affinity: object.affinity,
         source_filters: front.source_filters,
         health_check_node_port: health_check_node_port(object, &mut skips),
+        ipvs_scheduler: object.ipvs_scheduler.clone(),
         endpoints,
     };
     if let Some(bytes) = encode::too_large(&service) {

@@ -5,6 +5,7 @@
 mod absent;
 mod configuration;
 mod credentials;
+mod events;
 mod fake;
 mod half_open;
 mod interrupted;

@@ -162,6 +162,7 @@ pub(crate) fn service(name: &str, port: u16, size: usize) -> Arc<Service> {
         client_ip_affinity: None,
         source_filters: Vec::new(),
         health_check_node_port: None,
+        ipvs_scheduler: None,
         endpoints: Vec::new(),
     })
 }

@@ -68,6 +68,8 @@ pub struct Vip {
     pub serving: Arc<[SocketAddr]>,
     /// Seconds for which a client keeps its endpoint.
     pub affinity: Option<u32>,
+    /// Who chooses endpoints in IPVS, if the service says so.
+    pub ipvs_scheduler: Option<Arc<str>>,
     /// What happens where nothing serves.
     pub when_empty: Verdict,
     /// Who may reach it; `None`: everyone.
@@ -148,6 +150,7 @@ fn plan_port(service: &Service, port: &Port, family: Family, facts: &Facts, plan
             local_endpoints: none.clone(),
             serving: serving.clone(),
             affinity: service.client_ip_affinity,
+            ipvs_scheduler: service.ipvs_scheduler.clone(),
             when_empty: when_empty.internal,
             sources: sources(service, *address),
         };
@@ -178,6 +181,7 @@ fn plan_port(service: &Service, port: &Port, family: Family, facts: &Facts, plan
                 local_endpoints: local_endpoints.clone(),
                 serving: serving.clone(),
                 affinity: service.client_ip_affinity,
+                ipvs_scheduler: service.ipvs_scheduler.clone(),
                 when_empty: when_empty.external,
                 sources: sources(service, *address),
             };

@@ -27,7 +27,7 @@ const MOST_MEMORY: u32 = 2048;
 /// Most processors that a guest may have.
 const MOST_CPUS: u32 = 4;
 /// How long a boot may take. It takes some seconds; a machine that builds at the same time is slow.
-const BOOTED_WITHIN: Duration = Duration::from_secs(120);
+const BOOTED_WITHIN: Duration = Duration::from_secs(300);
 /// The same where the processor is shared, so that one that cannot be is found out soon.
 const BOOTED_WITHIN_KVM: Duration = Duration::from_secs(30);
 /// The guest ends programs itself when their time is over; one that does not even do that is lost.

@@ -19,7 +19,8 @@ use crate::image::{Accelerator, Image};
 
 /// What the guest's kernel is told. Its log goes to the second serial line; the first is for the agent. A kernel that panics
 /// ends the guest. The rest makes it boot faster on an emulated processor.
-const KERNEL_ARGUMENTS: &str = "console=ttyS1 panic=-1 mitigations=off random.trust_cpu=on tsc=reliable";
+/// `no_timer_check`: on a busy machine the emulated timer is late, and the kernel would give up for it.
+const KERNEL_ARGUMENTS: &str = "console=ttyS1 panic=-1 mitigations=off random.trust_cpu=on tsc=reliable no_timer_check";
 
 #[derive(Debug)]
 pub(crate) struct Qemu {

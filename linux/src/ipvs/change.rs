@@ -72,7 +72,9 @@ pub struct Refused {
 }
 
 impl Refused {
-    pub(super) fn new(index: usize, change: &Change, errno: Errno) -> Self {
+    /// The refusal of a change, by its index and the kernel's error number.
+    pub fn new(index: usize, change: &Change, errno: i32) -> Self {
+        let errno = Errno::from_raw_os_error(errno);
         Self { change: index, errno: errno.raw_os_error(), what: change.to_string(), reason: reason(change, errno) }
     }
 }
@@ -158,7 +160,7 @@ mod tests {
                 "failed to delete virtual server tcp 10.96.0.1:80: Cannot allocate memory (os error 12)",
             ),
         ] {
-            assert_eq!(Refused::new(0, &change, errno).to_string(), expected);
+            assert_eq!(Refused::new(0, &change, errno.raw_os_error()).to_string(), expected);
         }
     }
 }

@@ -46,6 +46,13 @@ impl Scheduler {
     }
 }
 
+impl Default for Scheduler {
+    /// `rr`: one after the other.
+    fn default() -> Self {
+        Self("rr".into())
+    }
+}
+
 impl FromStr for Scheduler {
     type Err = InvalidScheduler;
 

@@ -120,7 +120,7 @@ impl Socket {
             match message.error() {
                 None => {}
                 Some(Errno::PERM) => permitted = false,
-                Some(errno) => refused.push(Refused::new(index + at, change, errno)),
+                Some(errno) => refused.push(Refused::new(index + at, change, errno.raw_os_error())),
             }
             at < last
         })?;

@@ -36,6 +36,10 @@ const META_L4PROTO: u32 = 16;
 /// `NFT_CT_STATE`, `NFT_CT_STATUS`
 const CT_STATE: u32 = 0;
 const CT_STATUS: u32 = 2;
+/// `NFT_CT_PROTO_DST`, `NFT_CT_DST_IP`, `NFT_CT_DST_IP6`
+const CT_PROTO_DST: u32 = 12;
+const CT_DST_IP: u32 = 20;
+const CT_DST_IP6: u32 = 22;
 /// `NF_CT_STATE_BIT(IP_CT_NEW)`, `IPS_DST_NAT`
 const STATE_NEW: u32 = 1 << 3;
 const STATUS_DNAT: u32 = 1 << 5;
@@ -158,6 +162,15 @@ impl Expressions<'_> {
         self.cmp(Op::Ne, &[0; 4]);
     }
 
+    fn ct_original(&mut self, key: u32, word: usize) {
+        self.expression("ct", |w| {
+            w.u32(2, key);
+            w.u32(1, register(word));
+            // IP_CT_DIR_ORIGINAL
+            w.u8(3, 0);
+        });
+    }
+
     /// A prefix of whole bytes is a shorter load; others need a mask.
     fn prefix(&mut self, field: AddressField, op: Op, network: IpAddr, bits: u8) {
         let octets = match network {
@@ -205,6 +218,9 @@ impl Expressions<'_> {
                 Field::DestinationPort => self.payload(TRANSPORT_HEADER, 2, 2, word),
                 Field::Mark => self.meta(META_MARK, word),
                 Field::InputInterface => self.meta(META_IIFNAME, word),
+                Field::OriginalDestinationAddress if self.family == Family::V4 => self.ct_original(CT_DST_IP, word),
+                Field::OriginalDestinationAddress => self.ct_original(CT_DST_IP6, word),
+                Field::OriginalDestinationPort => self.ct_original(CT_PROTO_DST, word),
                 Field::Index(generator) => self.numgen(*generator, word),
             }
             word += kind.padded_len() / 4;

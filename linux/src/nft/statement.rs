@@ -156,6 +156,10 @@ pub enum Field {
     Mark,
     /// `iifname`
     InputInterface,
+    /// `ct original ip daddr`: where the connection's first packet was sent to, whatever became of it since.
+    OriginalDestinationAddress,
+    /// `ct original proto-dst`; nft up to 1.0.6 prints it, but cannot read it again where it is looked up.
+    OriginalDestinationPort,
     /// `numgen …`
     Index(Generator),
 }
@@ -164,9 +168,11 @@ impl Field {
     /// The type of its value in a table of that family.
     pub fn field_type(self, family: Family) -> FieldType {
         match self {
-            Field::SourceAddress | Field::DestinationAddress => family.address_type(),
+            Field::SourceAddress | Field::DestinationAddress | Field::OriginalDestinationAddress => {
+                family.address_type()
+            }
             Field::Protocol => FieldType::InetProto,
-            Field::SourcePort | Field::DestinationPort => FieldType::InetService,
+            Field::SourcePort | Field::DestinationPort | Field::OriginalDestinationPort => FieldType::InetService,
             Field::Mark => FieldType::Mark,
             Field::InputInterface => FieldType::Ifname,
             Field::Index(_) => FieldType::Index,

@@ -278,6 +278,8 @@ fn field_text(field: Field, family: Family) -> String {
         Field::DestinationPort => "th dport".to_owned(),
         Field::Mark => "meta mark".to_owned(),
         Field::InputInterface => "iifname".to_owned(),
+        Field::OriginalDestinationAddress => format!("ct original {} daddr", family.as_str()),
+        Field::OriginalDestinationPort => "ct original proto-dst".to_owned(),
         Field::Index(Generator::Random(modulus)) => format!("numgen random mod {modulus}"),
         Field::Index(Generator::Constant(0)) => "numgen inc mod 1".to_owned(),
         Field::Index(Generator::Constant(value)) => format!("numgen inc mod 1 offset {value}"),

@@ -183,6 +183,7 @@ pub(crate) fn everything(family: Family) -> TableContent {
             .rule([Statement::is_in([Field::Mark, Field::InputInterface], "marks"), accept()])
             .rule([Statement::is_in([Field::InputInterface], "interfaces"), accept()])
             .rule([Statement::is_in([Field::SourcePort], "ports"), accept()])
+            .rule([Statement::is_in([Field::OriginalDestinationAddress], "plain"), accept()])
             .rule(Statement::vmap([Field::Protocol], "protocols"))
             .rule(Statement::vmap([Field::Index(Generator::Random(5))], "slots"))
             .rule(Statement::vmap([Field::SourceAddress], "cidrs"))

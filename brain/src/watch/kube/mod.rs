@@ -10,6 +10,7 @@ mod api_server;
 mod backoff;
 mod configuration;
 mod connection;
+pub mod events;
 mod follow;
 mod trouble;
 

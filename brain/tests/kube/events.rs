@@ -1,0 +1,76 @@
+//! Warnings of backends become Events of the Node, each once.
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use kube::client::Body;
+use localnet_brain::{
+    serve::Reports,
+    watch::kube::{ApiServer, events},
+};
+use localnet_proto::wire::{BackendReport, BackendWarning};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tower::service_fn;
+
+use crate::fake::soon;
+
+/// An API server that hands on what it is sent, and answers with these codes in turn, and from then on that it is created.
+fn api(mut codes: Vec<u16>) -> (ApiServer, mpsc::UnboundedReceiver<(String, Value)>) {
+    let (sent, received) = mpsc::unbounded_channel();
+    codes.reverse();
+    let codes = std::sync::Arc::new(std::sync::Mutex::new(codes));
+    let service = service_fn(move |request: http::Request<Body>| {
+        let (sent, codes) = (sent.clone(), codes.clone());
+        async move {
+            let what = format!("{} {}", request.method(), request.uri().path());
+            let body = request.into_body().collect().await.unwrap().to_bytes();
+            let event: Value = serde_json::from_slice(&body).unwrap();
+            let code = codes.lock().unwrap().pop().unwrap_or(201);
+            let answer = match code {
+                201 => event.clone(),
+                code => {
+                    json!({"kind": "Status", "status": "Failure", "message": "no", "reason": "Forbidden", "code": code})
+                }
+            };
+            sent.send((what, event)).unwrap();
+            let answer = http::Response::builder().status(code).body(Full::new(Bytes::from(answer.to_string())));
+            Ok::<_, std::io::Error>(answer.unwrap())
+        }
+    });
+    (ApiServer::new("http://api.test", service), received)
+}
+
+fn report(backend: &str, warnings: &[(&str, &str)]) -> BackendReport {
+    let warnings =
+        warnings.iter().map(|(reason, note)| BackendWarning { reason: (*reason).to_owned(), note: (*note).to_owned() });
+    BackendReport { backend: backend.to_owned(), warnings: warnings.collect(), ..BackendReport::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_warning_is_an_event_once_and_a_refusal_is_not_the_end() {
+    let (api, mut received) = api(vec![403, 201]);
+    let (reports, cancel) = (Reports::default(), CancellationToken::new());
+    let running = tokio::spawn(events::run(api, "node-a".to_owned(), reports.clone(), cancel.clone()));
+    reports.record(report("nft", &[])).unwrap();
+    reports.record(report("ipvs", &[("IPVSDeprecation", "take another one")])).unwrap();
+    // Refused, and sent again after a while.
+    for _ in 0..2 {
+        let (what, event) = soon(received.recv()).await.unwrap();
+        assert_eq!(what, "POST /apis/events.k8s.io/v1/namespaces/default/events");
+        let field = |path: &str| event.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned();
+        assert_eq!(
+            ["/type", "/reason", "/note", "/action", "/reportingController", "/reportingInstance"].map(field),
+            ["Warning", "IPVSDeprecation", "take another one", "StartBackend", "localnet-brain", "node-a"]
+        );
+        assert_eq!(event["regarding"], json!({"kind": "Node", "name": "node-a", "uid": "node-a"}));
+    }
+    // The same again is no news; another one is.
+    reports.record(report("ipvs", &[("IPVSDeprecation", "take another one")])).unwrap();
+    reports.record(report("ipvs", &[("IPVSDeprecation", "take another one"), ("Other", &"é".repeat(1000))])).unwrap();
+    let (_, event) = soon(received.recv()).await.unwrap();
+    assert_eq!((&event["reason"], event["note"].as_str().map(str::len)), (&json!("Other"), Some(1024)));
+    cancel.cancel();
+    soon(running).await.unwrap();
+    assert!(received.try_recv().is_err());
+}
