@@ -18,7 +18,7 @@ vm: ## Make the guest for tests that need IPVS: a Debian kernel, in .cache; inst
 	@e2e/vm/build.sh
 
 build: ## Build the programs in release mode
-	$(CARGO) build --release --locked -p localnet-brain -p localnet-nft -p localnet-iptables -p localnet-node
+	$(CARGO) build --release --locked -p localnet-brain -p localnet-nft -p localnet-iptables -p localnet-ipvs -p localnet-node
 
 demo: deps ## Services on screen: brain and nft backend in a throw-away network namespace (ONCE=1: one round)
 	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-demo
@@ -52,6 +52,7 @@ bless: deps ## Rewrite the expectations (golden files); read the difference befo
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-brain --test cases
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-nft --test cases states_give_plans
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-iptables --test cases states_give_plans
+	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-ipvs --test cases states_give_plans
 	git diff --stat
 
 bench: deps controlplane ## Figures beside kube-proxy, into docs/PERFORMANCE.md (40 minutes; QUICK=1: 5, into target/bench; needs root)

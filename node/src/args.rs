@@ -13,6 +13,7 @@ use localnet_client::{Backend, Options, args::terminated, program, vips::flags::
 use localnet_config::{Config, Mode};
 use localnet_config_file::Running;
 use localnet_iptables::Flavour;
+use localnet_ipvs::args::IpvsArgs;
 use localnet_proto::Address;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -51,6 +52,8 @@ enum BackendName {
     Nft,
     /// iptables, by its tools
     Iptables,
+    /// IPVS, over netlink; deprecated
+    Ipvs,
 }
 
 impl BackendName {
@@ -58,7 +61,8 @@ impl BackendName {
     fn of(mode: Mode) -> Self {
         match mode {
             Mode::Iptables => Self::Iptables,
-            Mode::Nftables | Mode::Ipvs | Mode::Kernelspace => Self::Nft,
+            Mode::Ipvs => Self::Ipvs,
+            Mode::Nftables | Mode::Kernelspace => Self::Nft,
         }
     }
 
@@ -66,6 +70,7 @@ impl BackendName {
         match self {
             Self::Nft => Mode::Nftables,
             Self::Iptables => Mode::Iptables,
+            Self::Ipvs => Mode::Ipvs,
         }
     }
 }
@@ -94,6 +99,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         return match backend {
             BackendName::Nft => localnet_nft::args::cleanup(),
             BackendName::Iptables => localnet_iptables::args::cleanup(flavour),
+            BackendName::Ipvs => localnet_ipvs::args::cleanup(said.ipvs.exclude_cidrs.clone()).await,
         };
     }
     if to_do.init_only {
@@ -107,6 +113,11 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         }
         BackendName::Iptables => {
             let open = async |said: &Config| localnet_iptables::args::open(&config, said, flavour).await;
+            run_with(arguments, *running, open).await
+        }
+        BackendName::Ipvs => {
+            let ipvs = IpvsArgs::default();
+            let open = async |said: &Config| localnet_ipvs::args::open(&config, &ipvs, said).await;
             run_with(arguments, *running, open).await
         }
     }
@@ -126,6 +137,7 @@ async fn run_with<B: Backend>(
     let (node_ips, chosen_ips) = watch::channel(configured::node_ips(said));
     let mut brain = start(&source, arguments.source.cluster(said)?, chosen_ips).await?;
     let reports = Reports::default();
+    brain.publish_warnings(&reports);
     let chosen = running.has_file();
     let (current, _following) = running.follow();
     let mut configured = Configured::start(current.clone(), chosen, node_ips, &brain, &reports)?;
@@ -136,7 +148,7 @@ async fn run_with<B: Backend>(
     let open = async |said: &Config| Ok((open(said).await?, options.clone().configured(said)));
     let serving = !arguments.listen.is_empty();
     let result = tokio::select! {
-        result = program::run(current, |said| arguments.config.concerns(said), open, source, terminated()) => result,
+        result = program::run(current, |said| (arguments.config.concerns(said), said.ipvs.clone()), open, source, terminated()) => result,
         error = brain.failed() => Err(error),
         error = configured.failed() => Err(error),
         ended = &mut served, if serving => return ended,

@@ -42,6 +42,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("localnet-brain", &["localnet-proto", "localnet-config", "localnet-config-file"]),
     ("localnet-nft", &["localnet-proto", "localnet-client", "localnet-config", "localnet-linux"]),
     ("localnet-iptables", &["localnet-proto", "localnet-client", "localnet-config", "localnet-linux"]),
+    ("localnet-ipvs", &["localnet-proto", "localnet-client", "localnet-config", "localnet-linux"]),
     (
         "localnet-node",
         &[
@@ -52,6 +53,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "localnet-config-file",
             "localnet-nft",
             "localnet-iptables",
+            "localnet-ipvs",
         ],
     ),
     ("localnet-lab", &["localnet-proto"]),
@@ -70,6 +72,7 @@ const NEVER: &[(&str, &[&str])] = &[
     // It is pure.
     ("localnet-config", &["tokio", "notify", "tracing", "kube", "tonic"]),
     ("localnet-nft", &["kube", "k8s-openapi", "tonic", "prost", "nftables"]),
+    ("localnet-ipvs", &["kube", "k8s-openapi", "tonic", "prost", "rtnetlink", "netlink-sys", "nftables"]),
     ("localnet-iptables", &["kube", "k8s-openapi", "tonic", "prost", "nftables"]),
     ("localnet-brain", &["rtnetlink", "netlink-sys", "nftables"]),
 ];

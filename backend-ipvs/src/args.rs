@@ -1,0 +1,228 @@
+//! The backend's flags, and the program that they run.
+
+use std::{num::NonZeroU64, time::Duration};
+
+use anyhow::Context as _;
+use clap::{Args, Parser, Subcommand};
+use ipnet::IpNet;
+use localnet_client::{
+    args::{self, ClientArgs, terminated},
+    program,
+    telemetry::{self, LogFormat},
+    vips::{self, flags::ConfigArgs},
+};
+use localnet_config::{Config, Mode};
+use localnet_linux::{
+    addresses::NodeAddresses,
+    ipvs::{Scheduler, Timeouts},
+    setup::Setup,
+    sysctl::Settings,
+};
+
+use crate::{Host, IpvsBackend, LiveBackend, Options, dry_run::DryRun, options::scheduler, plan::INTERFACE};
+
+/// `localnet-ipvs`
+#[derive(Debug, Parser)]
+#[command(
+    name = "localnet-ipvs",
+    version,
+    about = "Program Services into IPVS",
+    args_conflicts_with_subcommands = true
+)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    client: ClientArgs,
+    #[command(flatten)]
+    config: ConfigArgs,
+    #[command(flatten)]
+    ipvs: IpvsArgs,
+    /// Print the virtual servers, addresses and tables that the present state gives, and change nothing; needs no privileges
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// The flags that say how virtual servers are made, whatever the configuration says.
+#[derive(Args, Clone, Debug, Default)]
+pub struct IpvsArgs {
+    /// Who chooses the endpoint of a connection, where the Service does not say: rr, wrr, lc, wlc, lblc, lblcr, dh, sh, sed,
+    /// nq, fo, ovf, or mh, also called maglev
+    #[arg(long, value_name = "NAME", value_parser = scheduler)]
+    pub scheduler: Option<Scheduler>,
+    /// Virtual servers with addresses in these CIDRs are somebody else's, and left alone
+    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    pub exclude_cidrs: Option<Vec<IpNet>>,
+    /// Answer ARP for an address only at the interface that has it, for networks in which VIPs are announced
+    #[arg(long)]
+    pub strict_arp: bool,
+    /// Seconds after which the connections of an endpoint that is gone are cut off; without, when they end by themselves
+    #[arg(long, value_name = "SECONDS")]
+    pub drain_limit: Option<NonZeroU64>,
+    /// Seconds after which an idle TCP connection is forgotten
+    #[arg(long, value_name = "SECONDS")]
+    pub tcp_timeout: Option<u32>,
+    /// Seconds after which a TCP connection of which one side has closed is forgotten
+    #[arg(long, value_name = "SECONDS")]
+    pub tcp_fin_timeout: Option<u32>,
+    /// Seconds after which an idle flow of UDP datagrams is forgotten
+    #[arg(long, value_name = "SECONDS")]
+    pub udp_timeout: Option<u32>,
+}
+
+impl IpvsArgs {
+    /// The options that flags and configuration say.
+    ///
+    /// # Errors
+    /// The configured scheduler is none.
+    pub fn options(&self, said: &localnet_config::Ipvs) -> anyhow::Result<Options> {
+        let configured = || said.scheduler.as_deref().map(scheduler).transpose().context("ipvs.scheduler");
+        let seconds = |flag: Option<u32>, said: Option<Duration>| {
+            // The kernel counts whole seconds, and takes 0 for "as it is".
+            let said = || said.map_or(0, |said| u32::try_from(said.as_secs().max(1)).unwrap_or(u32::MAX));
+            flag.unwrap_or_else(said)
+        };
+        Ok(Options {
+            scheduler: self.scheduler.clone().map_or_else(configured, |flag| Ok(Some(flag)))?.unwrap_or_default(),
+            exclude_cidrs: self.exclude_cidrs.clone().unwrap_or_else(|| said.exclude_cidrs.clone()),
+            strict_arp: self.strict_arp || said.strict_arp,
+            drain_limit: self.drain_limit.map(|seconds| Duration::from_secs(seconds.get())),
+            timeouts: Timeouts {
+                tcp: seconds(self.tcp_timeout, said.tcp_timeout),
+                tcp_fin: seconds(self.tcp_fin_timeout, said.tcp_fin_timeout),
+                udp: seconds(self.udp_timeout, said.udp_timeout),
+            },
+        })
+    }
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Remove the virtual servers of VIPs, the interface kube-ipvs0 and the tables localnet-ipvs, if they exist
+    Cleanup {
+        /// Virtual servers with addresses in these CIDRs are somebody else's, and left alone
+        #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+        exclude_cidrs: Vec<IpNet>,
+    },
+    /// Set the kernel's limits of connection tracking, as configured, and exit
+    Init(ConfigArgs),
+}
+
+/// Runs the program.
+///
+/// # Errors
+/// Flags or configuration are wrong, IPVS cannot be programmed at all, or with `--once` anything failed.
+pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let Arguments { command, client, config, ipvs, dry_run } = arguments;
+    let (config, only_init) = match command {
+        Some(Command::Cleanup { exclude_cidrs }) => {
+            telemetry::init(LogFormat::Text, "info");
+            return cleanup(exclude_cidrs).await;
+        }
+        Some(Command::Init(init)) => (init, true),
+        None => (config, false),
+    };
+    let to_do = config.kube_proxy.to_do()?;
+    let only_init = only_init || to_do.init_only;
+    let Some(running) = config.begin(Mode::Ipvs)? else { return Ok(()) };
+    let said = running.config();
+    if to_do.cleanup {
+        telemetry::init(LogFormat::Text, "info");
+        return cleanup(ipvs.options(&said.ipvs)?.exclude_cidrs).await;
+    }
+    client.start_log(said);
+    running.say();
+    if only_init {
+        return init(said);
+    }
+    ConfigArgs::say_mode(said, Mode::Ipvs);
+    let source = client.source()?;
+    if dry_run {
+        let (config, ipvs) = (config.config(said), ipvs.options(&said.ipvs)?);
+        let options = localnet_client::Options { once: true, ..client.options() };
+        let addresses = NodeAddresses::except(INTERFACE).list().await?;
+        return args::run(DryRun::new(config, ipvs).with_addresses(addresses), source, options).await;
+    }
+    let open = async |said: &Config| Ok((open(&config, &ipvs, said).await?, client.configured_options(said)));
+    let concerns = |said: &Config| (config.concerns(said), said.ipvs.clone());
+    let (current, _following) = running.follow();
+    program::run(current, concerns, open, source, terminated()).await
+}
+
+/// Opens the backend of this node for a configuration, and sets what else of the node that configures. Must be called in a tokio
+/// runtime.
+///
+/// # Errors
+/// IPVS cannot be programmed at all.
+pub async fn open(args: &ConfigArgs, ipvs: &IpvsArgs, said: &Config) -> anyhow::Result<LiveBackend> {
+    let backend = LiveBackend::open(args.config(said), ipvs.options(&said.ipvs)?).await?;
+    if args.kube_proxy.configures_node() {
+        Setup::of(&said.linux).at_start(&Settings::default());
+    }
+    Ok(backend)
+}
+
+/// Removes everything that this backend ever wrote. Must be called in a tokio runtime.
+///
+/// # Errors
+/// IPVS cannot be used.
+pub async fn cleanup(exclude_cidrs: Vec<IpNet>) -> anyhow::Result<()> {
+    // What is removed does not depend on the rest of the configuration.
+    let options = Options { exclude_cidrs, ..Options::default() };
+    IpvsBackend::new(vips::Config::default(), options, Host::open()?).remove_all().await
+}
+
+/// What needs more privileges than the rest, in a process of its own: the command `init`, kube-proxy's `--init-only`.
+///
+/// # Errors
+/// Something could not be set.
+pub fn init(said: &Config) -> anyhow::Result<()> {
+    Setup::of(&said.linux).init(&Settings::default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Both {
+        #[command(flatten)]
+        config: ConfigArgs,
+        #[command(flatten)]
+        ipvs: IpvsArgs,
+    }
+
+    fn options(flags: &[&str]) -> Result<Options, String> {
+        let parsed = Both::try_parse_from([&["backend"], flags].concat()).map_err(|error| error.to_string())?;
+        let running = parsed.config.begin(Mode::Ipvs).map_err(|error| error.to_string())?;
+        let running = running.ok_or("nothing is left to do")?;
+        parsed.ipvs.options(&running.config().ipvs).map_err(|error| format!("{error:#}"))
+    }
+
+    #[test]
+    fn flags_become_options_by_kube_proxys_names_and_by_short_ones() {
+        let defaults = Options::default();
+        let maglev = Options { scheduler: "mh".parse().unwrap(), ..defaults.clone() };
+        let several = Options {
+            exclude_cidrs: ["10.9.0.0/16", "fd09::/16"].map(|cidr| cidr.parse().unwrap()).into(),
+            strict_arp: true,
+            ..defaults.clone()
+        };
+        let timeouts = Options { timeouts: Timeouts { tcp: 900, tcp_fin: 60, udp: 30 }, ..defaults.clone() };
+        for (flags, expected) in [
+            (&[][..], defaults.clone()),
+            (&["--scheduler", "maglev"], maglev.clone()),
+            (&["--ipvs-scheduler", "mh"], maglev.clone()),
+            (&["--ipvs-scheduler", "sh", "--scheduler", "mh"], maglev),
+            (&["--exclude-cidrs", "10.9.0.0/16,fd09::/16", "--strict-arp"], several.clone()),
+            (&["--ipvs-exclude-cidrs", "10.9.0.0/16,fd09::/16", "--ipvs-strict-arp"], several),
+            (&["--tcp-timeout", "900", "--tcp-fin-timeout", "60", "--udp-timeout", "30"], timeouts.clone()),
+            (&["--ipvs-tcp-timeout", "15m", "--ipvs-tcpfin-timeout", "1m", "--ipvs-udp-timeout", "30s"], timeouts),
+            (&["--drain-limit", "90"], Options { drain_limit: Some(Duration::from_secs(90)), ..defaults.clone() }),
+        ] {
+            assert_eq!(options(flags), Ok(expected), "{flags:?}");
+        }
+        let error = options(&["--scheduler", "round robin"]).unwrap_err();
+        assert!(error.contains("--scheduler") && error.contains("use one of rr, wrr"), "{error}");
+    }
+}

@@ -1,0 +1,411 @@
+//! [`IpvsBackend`]: state in, differences out; what is not known is read, what is refused is left out.
+//!
+//! The order of a sync: virtual servers that go, then rules, then virtual servers and destinations, addresses last. So whatever
+//! gets to a virtual server finds its rules there, and the VIPs in the table are always a superset of our virtual servers:
+//! whose they are is known after a restart.
+
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
+
+use anyhow::Context as _;
+use localnet_client::{
+    Backend, Synced,
+    vips::{Config, Notice},
+};
+use localnet_linux::{
+    conntrack::Commit,
+    ipvs::{Change, Frontend, Scheduler, ServerState, VirtualServer},
+    nft::{Error, Family, Found, TableContent, Transaction},
+};
+use localnet_proto::{Changes, Snapshot};
+use tracing::{debug, info, warn};
+
+use crate::{
+    Options,
+    desired::Desired,
+    kernel::Kernel,
+    plan::{self, INTERFACE, elements, frontend, model_family, sets::SetId},
+};
+
+/// The message of KEP-5495, as kube-proxy says it.
+pub(crate) const DEPRECATION: &str =
+    "The ipvs proxier is now deprecated and may be removed in a future release. Please use 'nftables' instead.";
+
+/// Programs IPVS.
+#[derive(Debug)]
+pub struct IpvsBackend<K> {
+    kernel: K,
+    desired: Desired,
+    /// Nothing was synced yet.
+    first: bool,
+    /// The VIPs in the tables when they were read last.
+    found: [Vec<Frontend>; 2],
+    /// Addresses of the interface that the kernel refused, which was said.
+    refused_addresses: BTreeSet<IpAddr>,
+}
+
+/// The kernel's word for something that is, or is not, there.
+const EXISTENCE: [i32; 3] = [2, 3, 17];
+/// The kernel's word for a scheduler that it does not have.
+const MISSING: i32 = 2;
+
+impl<K: Kernel> IpvsBackend<K> {
+    /// A backend that has neither read nor written anything yet.
+    pub fn new(config: Config, options: Options, kernel: K) -> Self {
+        Self {
+            kernel,
+            desired: Desired::new(config, options),
+            first: true,
+            found: Default::default(),
+            refused_addresses: BTreeSet::new(),
+        }
+    }
+
+    /// What should be there, after a sync.
+    pub fn desired(&self) -> &Desired {
+        &self.desired
+    }
+
+    /// The tables as they should be, after a sync.
+    pub fn plan(&self) -> Vec<TableContent> {
+        self.desired.content()
+    }
+
+    /// What the backend writes to.
+    pub fn kernel(&mut self) -> &mut K {
+        &mut self.kernel
+    }
+
+    /// Fails if IPVS cannot be used as the options want it: without privileges, without IPVS or without the scheduler trying again
+    /// is no use.
+    ///
+    /// # Errors
+    /// That, and how to mend it.
+    pub fn check(&mut self) -> anyhow::Result<()> {
+        let scheduler = self.desired.options().scheduler.clone();
+        let in_use = self.kernel.heads()?.iter().any(|server| server.scheduler == scheduler);
+        if !in_use {
+            // An address of documentation (RFC 5737) that nobody has; the kernel has no other way to be asked for a scheduler.
+            let probe = plan::frontend(&localnet_client::vips::VipKey {
+                address: IpAddr::from([198, 51, 100, 0]),
+                protocol: localnet_proto::Protocol::Tcp,
+                port: 20_000,
+            });
+            let add = Change::AddServer(VirtualServer::new(probe, scheduler));
+            let applied = self.kernel.change(&[add, Change::DeleteServer(probe)])?;
+            if let Some(refused) = applied.refused.into_iter().find(|refused| refused.change == 0) {
+                return Err(refused.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// What the last sync changed for flows.
+    pub fn take_commit(&mut self) -> Commit {
+        let remembered = std::mem::take(&mut self.found).concat();
+        Commit { frontends: self.desired.take_moved(), remembered, recheck: false }
+    }
+
+    /// It is no longer known what the kernel holds: the next sync reads it.
+    pub fn forget(&mut self) {
+        self.desired.forget();
+    }
+
+    /// Tells the addresses of the node's interfaces, without that of VIPs; says whether the next sync moves anything for it.
+    pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
+        self.desired.set_local_addresses(addresses)
+    }
+
+    fn families(&self) -> Vec<Family> {
+        Family::ALL.into_iter().filter(|family| self.kernel.has_family(*family)).collect()
+    }
+
+    /// Makes the kernel hold `state`, of which only `changes` differs from the state before.
+    ///
+    /// # Errors
+    /// IPVS cannot be reached, or rules cannot be written in any family.
+    pub async fn apply(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
+        if std::mem::take(&mut self.first) && !self.kernel.has_family(Family::V6) {
+            info!("this host has no IPv6: only IPv4 is programmed");
+        }
+        for notice in self.desired.update(state, changes) {
+            warn!("{notice}");
+        }
+        let written = self.write().await;
+        if written.is_err() {
+            self.forget();
+        }
+        let failed = written.with_context(|| format!("program IPVS with revision {}", state.revision))?;
+        let failed = failed.into_iter().map(|(family, error)| (model_family(family), error)).collect();
+        Ok(Synced { failed, skipped: self.desired.skipped() })
+    }
+
+    async fn write(&mut self) -> anyhow::Result<Vec<(Family, anyhow::Error)>> {
+        // What was just read is as the kernel has it: if it then refuses a change, the change is to blame.
+        let mut fresh = self.read_unknown().await?;
+        loop {
+            let deletions = self.desired.servers().deletions();
+            self.change(&deletions)?;
+            let failed = self.write_tables()?;
+            let families = self.families();
+            let changes = self.desired.servers().changes(|family| families.contains(&family));
+            let refused = self.change(&changes)?;
+            let surprise = |(_, errno, scheduler): &(Frontend, i32, Option<Scheduler>)| {
+                EXISTENCE.contains(errno) && scheduler.is_none()
+            };
+            if !fresh && refused.iter().any(surprise) {
+                info!("virtual servers are not as they were left: reading them");
+                self.forget();
+                fresh = self.read_unknown().await?;
+                continue;
+            }
+            let missing: BTreeSet<Scheduler> = refused.into_iter().filter_map(|(.., scheduler)| scheduler).collect();
+            if missing.iter().any(|scheduler| self.desired.lacks(scheduler)) {
+                continue;
+            }
+            self.desired.servers_mut().settle();
+            self.write_addresses().await?;
+            return Ok(failed);
+        }
+    }
+
+    /// Makes changes of virtual servers. What is refused: whose, why, and the scheduler that is missing.
+    fn change(&mut self, changes: &[Change]) -> anyhow::Result<Vec<(Frontend, i32, Option<Scheduler>)>> {
+        if changes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let applied = self.kernel.change(changes)?;
+        debug!(changes = applied.changes, conversations = applied.conversations, "virtual servers changed");
+        for (frontend, why) in self.desired.servers_mut().applied(changes, &applied.refused) {
+            let service = self.desired.service(&frontend).cloned();
+            match service {
+                Some(service) => warn!("{}", Notice { service, text: why }),
+                None => warn!("{why}"),
+            }
+        }
+        let refused = applied.refused.iter().map(|refused| {
+            let change = &changes[refused.change];
+            let scheduler = match change {
+                Change::AddServer(server) | Change::UpdateServer(server) if refused.errno == MISSING => {
+                    Some(server.scheduler.clone())
+                }
+                _ => None,
+            };
+            (*change.frontend(), refused.errno, scheduler)
+        });
+        Ok(refused.collect())
+    }
+
+    /// Writes both tables. One is no hostage of the other.
+    fn write_tables(&mut self) -> anyhow::Result<Vec<(Family, anyhow::Error)>> {
+        let families = self.families();
+        let mut failed: Vec<(Family, anyhow::Error)> = Vec::new();
+        for family in &families {
+            if let Err(error) = self.write_table(*family) {
+                self.desired.table(*family).forget();
+                failed.push((*family, error));
+            }
+        }
+        match failed.len() == families.len() {
+            true => Err(failed.remove(0).1),
+            false => Ok(failed),
+        }
+    }
+
+    fn write_table(&mut self, family: Family) -> anyhow::Result<()> {
+        let mut fresh = false;
+        loop {
+            if !self.desired.table(family).is_known() {
+                fresh = true;
+                self.read_table(family)?;
+            }
+            let mut transaction = Transaction::new();
+            self.desired.table(family).changes(&mut transaction);
+            if transaction.is_empty() {
+                self.desired.table(family).commit();
+                return Ok(());
+            }
+            match self.kernel.apply(&transaction) {
+                Ok(sent) => {
+                    debug!(?family, sent.messages, sent.bytes, sent.elements, "transaction applied");
+                    self.desired.table(family).commit();
+                    return Ok(());
+                }
+                Err(error @ Error::Refused { .. }) if !fresh => {
+                    info!("the tables are not as they were left: reading them ({error})");
+                    self.desired.table(family).forget();
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    async fn write_addresses(&mut self) -> anyhow::Result<()> {
+        let has_v6 = self.kernel.has_family(Family::V6);
+        let addresses = self.desired.addresses();
+        let diff = addresses.diff();
+        let add: Vec<IpAddr> = diff.set.iter().map(|set| *set.key).filter(|ip| has_v6 || ip.is_ipv4()).collect();
+        let remove: Vec<IpAddr> = diff.removed.iter().map(|(address, ())| **address).collect();
+        if !add.is_empty() || !remove.is_empty() {
+            let changed = self.kernel.bind(add, remove).await?;
+            debug!(added = changed.added, removed = changed.removed, "addresses of {INTERFACE} changed");
+            for refused in changed.refused {
+                if self.refused_addresses.insert(refused.address) {
+                    warn!("{refused}");
+                }
+            }
+        }
+        self.desired.addresses().commit();
+        Ok(())
+    }
+
+    /// Reads what is not known; says whether it did.
+    async fn read_unknown(&mut self) -> anyhow::Result<bool> {
+        if self.desired.servers().is_known() {
+            return Ok(false);
+        }
+        let mut ledger = BTreeSet::new();
+        for family in self.families() {
+            // A table that cannot be read is of no help, and is an error later on.
+            match self.read_table(family) {
+                Ok(vips) => ledger.extend(vips),
+                Err(error) => debug!(%error, "the table cannot be read"),
+            }
+        }
+        let addresses = self.kernel.addresses().await?;
+        let servers = self.kernel.servers()?;
+        let ours = self.ours(servers, &ledger, &addresses.clone().unwrap_or_default());
+        self.desired.servers_mut().adopt(ours);
+        match addresses {
+            Some(addresses) => self.desired.addresses().adopt(addresses.into_iter().map(|address| (address, ()))),
+            None => self.desired.addresses().adopt([]),
+        }
+        Ok(true)
+    }
+
+    /// Virtual servers that are, or are to be, ours: those of VIPs that are wanted, that are in our tables, or whose address is on our
+    /// interface, unless they are excluded.
+    fn ours(
+        &self,
+        servers: Vec<ServerState>,
+        ledger: &BTreeSet<Frontend>,
+        addresses: &BTreeSet<IpAddr>,
+    ) -> Vec<ServerState> {
+        let is_ours = |state: &ServerState| {
+            let frontend = &state.server.frontend;
+            let address = frontend.address.ip();
+            let known =
+                self.desired.servers().wants(frontend) || ledger.contains(frontend) || addresses.contains(&address);
+            known && !self.desired.options().excludes(address)
+        };
+        servers.into_iter().filter(is_ours).collect()
+    }
+
+    /// Reads a table; the VIPs in it.
+    fn read_table(&mut self, family: Family) -> Result<Vec<Frontend>, Error> {
+        let table = self.desired.table(family);
+        let found = self.kernel.read(table.table(), &|name| table.chain(name))?;
+        let vips: Vec<Frontend> = found.iter().flat_map(vips).collect();
+        self.found[family as usize].clone_from(&vips);
+        if let Some(found) = found {
+            self.desired.table(family).adopt(found);
+        }
+        Ok(vips)
+    }
+
+    /// Whether virtual servers and addresses are still there as they were left. Much cheaper than reading all of it.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub async fn is_undisturbed(&mut self) -> anyhow::Result<bool> {
+        if !self.desired.servers().is_known() || !self.desired.servers().are(&self.kernel.heads()?) {
+            return Ok(false);
+        }
+        let addresses = self.kernel.addresses().await?.unwrap_or_default();
+        let refused = &self.refused_addresses;
+        let has_v6 = self.kernel.has_family(Family::V6);
+        let wanted = self.desired.wanted_addresses();
+        Ok(wanted.filter(|ip| (has_v6 || ip.is_ipv4()) && !refused.contains(ip)).all(|ip| addresses.contains(&ip)))
+    }
+
+    /// Whether connections of endpoints that are gone are waited for.
+    pub fn is_draining(&self) -> bool {
+        !self.desired.servers().draining().is_empty()
+    }
+
+    /// Deletes destinations whose last connection has ended, or that had time enough. `now`: since any one moment.
+    ///
+    /// # Errors
+    /// IPVS cannot be reached.
+    pub fn drain(&mut self, now: Duration) -> anyhow::Result<()> {
+        let limit = self.desired.options().drain_limit;
+        let mut changes = Vec::new();
+        for frontend in self.desired.servers().draining() {
+            let found = self.kernel.destinations(&frontend)?;
+            let found: Vec<_> = found.iter().map(|state| (state.destination.address, state.connections)).collect();
+            changes.extend(self.desired.servers_mut().drained(&frontend, now, limit, &found));
+        }
+        if !changes.is_empty() {
+            info!(destinations = changes.len(), "endpoints that are gone have no more connections");
+            self.change(&changes)?;
+        }
+        Ok(())
+    }
+
+    /// Removes our virtual servers, the interface and both tables; they may be absent.
+    ///
+    /// # Errors
+    /// The kernel refuses it or cannot be reached.
+    pub async fn remove_all(&mut self) -> anyhow::Result<()> {
+        self.forget();
+        self.read_unknown().await?;
+        let held = self.kernel.servers()?;
+        let ledger = self.found.concat().into_iter().collect();
+        let addresses = self.kernel.addresses().await?.unwrap_or_default();
+        let ours = self.ours(held, &ledger, &addresses);
+        let deletions: Vec<_> = ours.iter().map(|state| Change::DeleteServer(state.server.frontend)).collect();
+        self.forget();
+        if !deletions.is_empty() {
+            let applied = self.kernel.change(&deletions)?;
+            if let Some(refused) = applied.refused.into_iter().find(|refused| !EXISTENCE.contains(&refused.errno)) {
+                return Err(refused.into());
+            }
+        }
+        self.kernel.delete_interface().await?;
+        let mut transaction = Transaction::new();
+        for family in self.families() {
+            // Deleting what is absent is an error; adding what is there is not.
+            transaction.add_table(&plan::table(family)).delete_table(&plan::table(family));
+        }
+        self.kernel.apply(&transaction).context("remove the tables ip localnet-ipvs and ip6 localnet-ipvs")?;
+        Ok(())
+    }
+}
+
+impl<K: Kernel> Backend for IpvsBackend<K> {
+    fn name(&self) -> &'static str {
+        "ipvs"
+    }
+
+    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
+        self.apply(state, changes).await
+    }
+
+    async fn cleanup(&mut self) -> anyhow::Result<()> {
+        self.remove_all().await
+    }
+}
+
+/// The VIPs that a table names, whatever became of it since it was ours.
+fn vips(found: &Found) -> impl Iterator<Item = Frontend> {
+    let ledger = found.sets.iter().flatten().filter(|(set, _)| {
+        let declared = |family: Family| set.key == SetId::Vips.declaration(family, 1).key;
+        *set.name == *SetId::Vips.name() && Family::ALL.into_iter().any(declared)
+    });
+    ledger
+        .flat_map(|(_, elements)| elements)
+        .filter_map(|element| elements::read_vip(element.key.start()))
+        .map(|vip| frontend(&vip))
+}
+
+#[cfg(test)]
+mod tests;

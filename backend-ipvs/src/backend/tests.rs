@@ -1,0 +1,247 @@
+//! The backend against the fake kernel: what is sent, in which order, and what is there afterwards.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use localnet_client::{Skipped, vips::Detector};
+use localnet_linux::ipvs::{Destination, Protocol};
+use localnet_proto::ServiceKey;
+
+use super::*;
+use crate::fake::{FakeKernel, FakeServer};
+
+fn config() -> Config {
+    Config { detector: Detector::ClusterCidr(vec!["10.180.0.0/16".parse().unwrap()]), ..Config::default() }
+}
+
+fn backend(options: Options) -> IpvsBackend<FakeKernel> {
+    IpvsBackend::new(config(), options, FakeKernel::default())
+}
+
+/// Another process on the same kernel.
+fn restarted(backend: &IpvsBackend<FakeKernel>) -> IpvsBackend<FakeKernel> {
+    let kernel = FakeKernel { log: Vec::new(), ..backend.kernel.clone() };
+    IpvsBackend::new(config(), backend.desired.options().clone(), kernel)
+}
+
+const WEB: &str = "{node: {name: n, addresses: [192.168.0.2], serviceCIDRs: [172.30.0.0/16]}, services: [
+    {service: default/web, type: NodePort, clusterIPs: [172.30.0.1],
+     ports: [{name: http, protocol: TCP, port: 80, nodePort: 30080}], endpoints: [
+     {address: 10.180.0.1, ports: [{name: http, port: 8080}], local: true, scopes: {internal: true, external: true}},
+     {address: 10.180.1.2, ports: [{name: http, port: 8080}], scopes: {internal: true, external: true}}]}]}";
+
+fn state() -> Snapshot {
+    serde_saphyr::from_str(WEB).unwrap()
+}
+
+/// Without the second endpoint.
+fn shrunk() -> Snapshot {
+    let mut state = state();
+    let web = state.services.get_mut(&ServiceKey::new("default", "web")).unwrap();
+    Arc::make_mut(web).endpoints.truncate(1);
+    state
+}
+
+fn web_changed() -> Changes {
+    Changes { services: [ServiceKey::new("default", "web")].into(), ..Changes::default() }
+}
+
+#[track_caller]
+fn sync(backend: &mut IpvsBackend<FakeKernel>, state: &Snapshot, changes: &Changes) -> Vec<String> {
+    synced(backend, state, changes).0
+}
+
+/// What was sent, and what was left out.
+#[track_caller]
+fn synced(backend: &mut IpvsBackend<FakeKernel>, state: &Snapshot, changes: &Changes) -> (Vec<String>, Vec<Skipped>) {
+    backend.kernel.log.clear();
+    let synced = run(backend.apply(state, changes)).unwrap();
+    assert!(synced.failed.is_empty(), "{:?}", synced.failed);
+    (backend.kernel.log.clone(), synced.skipped)
+}
+
+fn run<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+}
+
+fn foreign(port: u16, address: [u8; 4]) -> (Frontend, FakeServer) {
+    let frontend = Frontend::new(Protocol::Tcp, SocketAddr::from((address, port)));
+    let server = VirtualServer::new(frontend, "wlc".parse().unwrap());
+    let destination = Destination::masqueraded("10.9.9.9:1".parse().unwrap(), 7);
+    (frontend, FakeServer { server, destinations: [(destination.address, (destination, 1))].into() })
+}
+
+#[test]
+fn rules_come_before_virtual_servers_and_addresses_last_and_a_steady_state_sends_nothing() {
+    let mut backend = backend(Options::default());
+    let log = sync(&mut backend, &state(), &Changes::everything());
+    let expected = [
+        "rules",
+        "rules",
+        "-A -t 172.30.0.1:80 -s rr; -a -t 172.30.0.1:80 -r 10.180.0.1:8080 -m -w 1; -a -t 172.30.0.1:80 -r 10.180.1.2:8080 -m -w 1; \
+         -A -t 192.168.0.2:30080 -s rr; -a -t 192.168.0.2:30080 -r 10.180.0.1:8080 -m -w 1; \
+         -a -t 192.168.0.2:30080 -r 10.180.1.2:8080 -m -w 1",
+        "addresses +[172.30.0.1] -[]",
+    ];
+    assert_eq!(log, expected);
+    assert_eq!(sync(&mut backend, &state(), &Changes::default()), [] as [&str; 0]);
+    assert_eq!(sync(&mut backend, &state(), &Changes::everything()), [] as [&str; 0]);
+    assert_eq!(sync(&mut restarted(&backend), &state(), &Changes::everything()), [] as [&str; 0]);
+    assert!(run(backend.is_undisturbed()).unwrap());
+}
+
+#[test]
+fn one_endpoint_less_is_one_change_for_each_virtual_server() {
+    let mut backend = backend(Options::default());
+    sync(&mut backend, &state(), &Changes::everything());
+    let log = sync(&mut backend, &shrunk(), &web_changed());
+    let drained = "-e -t 172.30.0.1:80 -r 10.180.1.2:8080 -m -w 0; -e -t 192.168.0.2:30080 -r 10.180.1.2:8080 -m -w 0";
+    assert_eq!(log, [drained]);
+    assert!(backend.is_draining());
+    let mut after = restarted(&backend);
+    assert_eq!(sync(&mut after, &shrunk(), &Changes::everything()), [] as [&str; 0]);
+    assert!(after.is_draining(), "a restart finds what drains");
+    after.drain(Duration::ZERO).unwrap();
+    assert_eq!(
+        after.kernel.log,
+        ["-d -t 172.30.0.1:80 -r 10.180.1.2:8080; -d -t 192.168.0.2:30080 -r 10.180.1.2:8080"]
+    );
+    assert!(!after.is_draining());
+}
+
+#[test]
+fn what_is_gone_leaves_in_the_opposite_order() {
+    let mut backend = backend(Options::default());
+    sync(&mut backend, &state(), &Changes::everything());
+    let empty = Snapshot { services: Default::default(), ..state() };
+    let expected = ["-D -t 172.30.0.1:80; -D -t 192.168.0.2:30080", "rules", "addresses +[] -[172.30.0.1]"];
+    assert_eq!(sync(&mut backend, &empty, &web_changed()), expected);
+    // The same after a restart: the table says whose the virtual server of the NodePort was.
+    let mut backend = self::backend(Options::default());
+    sync(&mut backend, &state(), &Changes::everything());
+    assert_eq!(sync(&mut restarted(&backend), &empty, &Changes::everything()), expected);
+}
+
+#[test]
+fn virtual_servers_of_others_stay_through_everything() {
+    let options = Options { exclude_cidrs: vec!["172.30.9.0/24".parse().unwrap()], ..Options::default() };
+    let mut backend = backend(options);
+    let others = [foreign(80, [10, 9, 9, 1]), foreign(31_000, [192, 168, 0, 2]), foreign(80, [172, 30, 9, 1])];
+    backend.kernel.servers.extend(others.clone());
+    // The address of the last one is ours as well, as far as the interface tells.
+    backend.kernel.addresses = Some(["172.30.9.1".parse().unwrap()].into());
+    sync(&mut backend, &state(), &Changes::everything());
+    sync(&mut restarted(&backend), &shrunk(), &Changes::everything());
+    for (frontend, server) in &others {
+        assert_eq!(backend.kernel.servers.get(frontend), Some(server));
+    }
+    let mut after = restarted(&backend);
+    run(after.remove_all()).unwrap();
+    assert_eq!(after.kernel.servers, others.into());
+    assert_eq!((after.kernel.addresses.clone(), after.kernel.tables.len()), (None, 0));
+    // Nothing to remove is no error.
+    run(after.remove_all()).unwrap();
+}
+
+#[test]
+fn a_vip_in_an_excluded_cidr_is_left_out_and_said() {
+    let options = Options { exclude_cidrs: vec!["172.30.0.0/24".parse().unwrap()], ..Options::default() };
+    let mut backend = backend(options);
+    let (log, skipped) = synced(&mut backend, &state(), &Changes::everything());
+    assert!(log.iter().all(|line| !line.contains("172.30.0.1")), "{log:?}");
+    assert_eq!(skipped.len(), 1);
+    assert!(skipped[0].reason.contains("172.30.0.1:80/tcp is in an excluded CIDR"), "{skipped:?}");
+}
+
+#[test]
+fn what_others_delete_comes_back() {
+    let mut backend = backend(Options::default());
+    sync(&mut backend, &state(), &Changes::everything());
+    let before = backend.kernel.clone();
+    let disturbances: [fn(&mut FakeKernel); 4] = [
+        |kernel| kernel.servers.clear(),
+        |kernel| kernel.addresses = None,
+        |kernel| kernel.tables.clear(),
+        |kernel| kernel.servers.values_mut().for_each(|fake| fake.destinations.clear()),
+    ];
+    for disturb in disturbances {
+        disturb(&mut backend.kernel);
+        backend.forget();
+        sync(&mut backend, &state(), &Changes::default());
+        assert_eq!(backend.kernel.servers, before.servers);
+        assert_eq!((&backend.kernel.addresses, &backend.kernel.tables), (&before.addresses, &before.tables));
+    }
+    // Even if nobody says so before the next change.
+    backend.kernel.servers.clear();
+    sync(&mut backend, &shrunk(), &web_changed());
+    assert_eq!(backend.kernel.servers.len(), 2);
+    assert!(run(backend.is_undisturbed()).unwrap());
+}
+
+#[test]
+fn an_endpoint_that_the_kernel_refuses_is_left_out_and_said() {
+    let mut backend = backend(Options::default());
+    backend.kernel.hated.insert("10.180.1.2:8080".parse().unwrap());
+    let (_, skipped) = synced(&mut backend, &state(), &Changes::everything());
+    assert_eq!(skipped.len(), 2, "{skipped:?}");
+    assert!(skipped.iter().all(|one| one.service == ServiceKey::new("default", "web")));
+    assert!(skipped[0].reason.contains("failed to add destination 10.180.1.2:8080"), "{skipped:?}");
+    assert!(backend.kernel.servers.values().all(|fake| fake.destinations.len() == 1));
+    // It is not tried again and again.
+    let (log, again) = synced(&mut backend, &state(), &Changes::default());
+    assert_eq!((log, again), (vec![], skipped));
+    assert_eq!(synced(&mut backend, &shrunk(), &web_changed()).1, []);
+}
+
+#[test]
+fn a_scheduler_that_the_kernel_lacks_is_said_with_what_helps() {
+    let mut backend = backend(Options { scheduler: "mh".parse().unwrap(), ..Options::default() });
+    backend.kernel.lacks.insert("mh".to_owned());
+    let error = backend.check().unwrap_err().to_string();
+    assert!(error.contains("no scheduler mh: load its module (modprobe ip_vs_mh)"), "{error}");
+    backend.kernel.lacks.clear();
+    backend.check().unwrap();
+    assert_eq!(backend.kernel.servers, Default::default(), "the question leaves nothing behind");
+}
+
+#[test]
+fn an_address_that_another_interface_has_stays_there() {
+    let mut backend = backend(Options::default());
+    backend.set_local_addresses(vec!["172.30.0.1".parse().unwrap()]);
+    sync(&mut backend, &state(), &Changes::everything());
+    assert_eq!(backend.kernel.addresses, None);
+    assert!(backend.set_local_addresses(vec!["192.168.0.2".parse().unwrap()]));
+    assert_eq!(sync(&mut backend, &state(), &Changes::default()), ["rules", "addresses +[172.30.0.1] -[]"]);
+    assert!(!backend.set_local_addresses(vec!["192.168.0.3".parse().unwrap()]), "that is nobody's business");
+}
+
+#[test]
+fn a_service_may_name_its_scheduler() {
+    let named = |name: &str| {
+        let mut state = state();
+        let web = state.services.get_mut(&ServiceKey::new("default", "web")).unwrap();
+        Arc::make_mut(web).ipvs_scheduler = Some(name.into());
+        state
+    };
+    let mut backend = backend(Options::default());
+    sync(&mut backend, &state(), &Changes::everything());
+    let scheduler = |backend: &IpvsBackend<FakeKernel>| {
+        let all: BTreeSet<_> = backend.kernel.servers.values().map(|fake| fake.server.scheduler.to_string()).collect();
+        all.into_iter().collect::<Vec<_>>().join(" ")
+    };
+    let (log, skipped) = synced(&mut backend, &named("maglev"), &web_changed());
+    assert_eq!(log, ["-E -t 172.30.0.1:80 -s mh -b mh-port; -E -t 192.168.0.2:30080 -s mh -b mh-port"]);
+    assert_eq!(skipped, []);
+    for (name, reason) in [
+        ("sed", "this kernel has no scheduler sed: load its module (modprobe ip_vs_sed); rr is used instead"),
+        ("round robin", "\"round robin\" is no name of an IPVS scheduler"),
+    ] {
+        backend.kernel.lacks.insert("sed".to_owned());
+        let (_, skipped) = synced(&mut backend, &named(name), &web_changed());
+        assert_eq!(scheduler(&backend), "rr");
+        assert_eq!(skipped.len(), 1, "{skipped:?}");
+        assert!(skipped[0].reason.starts_with("annotation localnet.dev/ipvs-scheduler: "), "{skipped:?}");
+        assert!(skipped[0].reason.contains(reason), "{skipped:?}");
+    }
+    assert_eq!(synced(&mut backend, &named("wlc"), &web_changed()).1, []);
+    assert_eq!(scheduler(&backend), "wlc");
+}

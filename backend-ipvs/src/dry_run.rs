@@ -1,0 +1,90 @@
+//! `--dry-run`: the plan as text. Touches no kernel.
+
+use std::{
+    fmt::Write as _,
+    io::{self, Write as _},
+    net::IpAddr,
+};
+
+use localnet_client::{Backend, Synced, vips::Config};
+use localnet_linux::{
+    ipvs::{self, Change, Destination},
+    nft,
+};
+use localnet_proto::{Changes, Snapshot};
+
+use crate::{Options, desired::Desired, plan::INTERFACE};
+
+/// Prints the plan of each state.
+#[derive(Debug)]
+pub struct DryRun {
+    desired: Desired,
+}
+
+impl DryRun {
+    /// Prints what this configuration gives.
+    pub fn new(config: Config, options: Options) -> Self {
+        Self { desired: Desired::new(config, options) }
+    }
+
+    /// With these addresses of the node's interfaces, those of VIPs left out.
+    pub fn with_addresses(mut self, addresses: Vec<IpAddr>) -> Self {
+        self.desired.set_local_addresses(addresses);
+        self
+    }
+
+    /// The addresses that the interface is to have.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.desired.wanted_addresses()
+    }
+
+    /// Whether there is to be such a virtual server.
+    pub fn has_server(&self, frontend: &ipvs::Frontend) -> bool {
+        self.desired.servers().wants(frontend)
+    }
+
+    /// Virtual servers as `ipvsadm -R` reads them, the addresses of the interface as `ip -batch` does, and the tables in
+    /// nft's notation, one after the other. What is left out is said in comments.
+    pub fn text(&mut self, state: &Snapshot, changes: &Changes) -> String {
+        self.desired.update(state, changes);
+        let mut text = String::new();
+        for skipped in self.desired.skipped() {
+            _ = writeln!(text, "# service {}: {}", skipped.service, skipped.reason);
+        }
+        text += "# virtual servers: ipvsadm -R\n";
+        for plan in self.desired.servers().wanted() {
+            let frontend = plan.server.frontend;
+            let destinations = plan.destinations.iter();
+            let add = |address| Change::AddDestination(frontend, Destination::masqueraded(address, 1));
+            let changes: Vec<_> =
+                [Change::AddServer(plan.server.clone())].into_iter().chain(destinations.copied().map(add)).collect();
+            text += &ipvs::script(&changes);
+        }
+        _ = writeln!(text, "# addresses: ip -batch -\nlink add {INTERFACE} type dummy");
+        for address in self.desired.wanted_addresses() {
+            let (len, nodad) = if address.is_ipv4() { (32, "") } else { (128, " nodad") };
+            _ = writeln!(text, "address add {address}/{len} dev {INTERFACE}{nodad}");
+        }
+        text += "# tables\n";
+        let tables: Vec<String> = self.desired.content().iter().map(nft::listing).collect();
+        text + &tables.join("\n")
+    }
+}
+
+impl Backend for DryRun {
+    fn name(&self) -> &'static str {
+        "ipvs"
+    }
+
+    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
+        let text = self.text(state, changes);
+        let mut out = io::stdout().lock();
+        out.write_all(text.as_bytes())?;
+        out.flush()?;
+        Ok(Synced { skipped: self.desired.skipped(), ..Synced::default() })
+    }
+
+    async fn cleanup(&mut self) -> anyhow::Result<()> {
+        Ok(())
+    }
+}

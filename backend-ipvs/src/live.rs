@@ -1,0 +1,232 @@
+//! [`LiveBackend`]: the backend on a live node. Beside programming it notices and repairs what others change, lets endpoints that
+//! are gone drain, follows the node's addresses, and ends stale flows.
+//!
+//! ```text
+//!  Follow (nf_tables) ───┐
+//!  Addresses (rtnetlink)─┼─► disturbed() ─► drive ─► sync ─► IpvsBackend ─► Cleaner
+//!  clock (IPVS) ─────────┘
+//! ```
+//!
+//! IPVS tells nobody what changes in it: its virtual servers are listed now and then, which costs a hundredth of the time.
+
+use std::{
+    net::IpAddr,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use localnet_client::{Backend, Synced, Warning, vips::Config};
+use localnet_linux::{
+    addresses::{self, NodeAddresses},
+    conntrack::Cleaner,
+    ipvs,
+    nft::{Event, Follow},
+    pace::Pace,
+    sysctl::Settings,
+};
+use localnet_proto::{Changes, Snapshot};
+use tokio::{select, time};
+use tracing::{debug, error, info, warn};
+
+use crate::{
+    Host, IpvsBackend, Options,
+    backend::DEPRECATION,
+    plan::{self, INTERFACE},
+};
+
+/// The ipvs backend of the node, or network namespace, in which it was opened.
+#[derive(Debug)]
+pub struct LiveBackend {
+    backend: IpvsBackend<Host>,
+    cleaner: Option<Cleaner>,
+    rules: Follow,
+    addresses: NodeAddresses,
+    /// They could not be listed, which was said.
+    addresses_unknown: bool,
+    pace: Pace,
+    /// Something was changed by others: when to repair it.
+    repair_at: Option<Instant>,
+    /// Something was missing or wrong, and stale flows were not looked for since.
+    recheck: bool,
+    /// When to list virtual servers again.
+    look_at: Instant,
+    /// They could not be listed, which was said.
+    unreadable: bool,
+    /// When to see again which destinations have no connections any more.
+    drain_at: Instant,
+    began: Instant,
+}
+
+/// How often virtual servers are listed, and for how many times as long as that took they are not.
+const LOOK: Duration = Duration::from_secs(2);
+const LOOK_REST: u32 = 100;
+/// How often draining destinations are looked at.
+const DRAIN: Duration = Duration::from_secs(1);
+const DRAIN_REST: u32 = 50;
+
+impl LiveBackend {
+    /// Makes the kernel's settings and subscribes to what it follows; nothing is programmed yet. Must be called in a tokio runtime.
+    ///
+    /// # Errors
+    /// IPVS cannot be used at all: without privileges, or without its modules.
+    pub async fn open(config: Config, options: Options) -> anyhow::Result<Self> {
+        error!("{DEPRECATION}");
+        let mut kernel = Host::open()?;
+        for result in ipvs::apply_settings(&Settings::default(), options.strict_arp) {
+            match result {
+                Ok((name, set)) => debug!(name, ?set, "kernel setting"),
+                Err(error) => warn!(%error, "a setting that virtual servers need is not made"),
+            }
+        }
+        kernel.set_timeouts(&options.timeouts)?;
+        let port = kernel.nft_port();
+        let mut backend = IpvsBackend::new(config, options, kernel);
+        backend.check().context("program IPVS")?;
+        let cleaner = Cleaner::start().inspect_err(|error| warn!(%error, "stale flows are not ended")).ok();
+        let now = Instant::now();
+        let mut live = Self {
+            backend,
+            cleaner,
+            rules: Follow::subscribe(port),
+            addresses: NodeAddresses::except(INTERFACE),
+            addresses_unknown: false,
+            pace: Pace::default(),
+            repair_at: None,
+            recheck: false,
+            look_at: now + LOOK,
+            unreadable: false,
+            drain_at: now,
+            began: now,
+        };
+        let addresses = live.addresses.list().await;
+        live.told(addresses);
+        Ok(live)
+    }
+
+    /// The addresses are these; says whether NodePorts or VIPs move.
+    fn told(&mut self, addresses: Result<Vec<IpAddr>, addresses::Error>) -> bool {
+        match addresses {
+            Ok(addresses) => {
+                self.addresses_unknown = false;
+                self.backend.set_local_addresses(addresses)
+            }
+            Err(error) => {
+                if std::mem::replace(&mut self.addresses_unknown, true) {
+                    debug!(%error, "the node's addresses are still not known");
+                } else {
+                    warn!(%error, "the node's addresses are not known; will be asked for again");
+                }
+                false
+            }
+        }
+    }
+
+    /// Says whether the tables are to be repaired.
+    fn noticed(event: &Event) -> bool {
+        match event {
+            Event::Committed(commit) => {
+                let ours = commit.tables.iter().any(|table| *table.name == *plan::TABLE);
+                if ours {
+                    let by = commit.process_name.as_deref().unwrap_or("an unknown process");
+                    info!(by, pid = commit.process_id, "the tables were changed by someone else, repairing");
+                }
+                ours
+            }
+            Event::Lost => true,
+        }
+    }
+
+    /// Lists virtual servers and addresses; says whether they are to be repaired.
+    async fn look(&mut self) -> bool {
+        let began = Instant::now();
+        let result = self.backend.is_undisturbed().await;
+        self.look_at = Instant::now() + LOOK.max(began.elapsed() * LOOK_REST);
+        match result {
+            Ok(undisturbed) => {
+                self.unreadable = false;
+                if !undisturbed {
+                    info!("virtual servers, or addresses of {INTERFACE}, were changed by someone else, repairing");
+                }
+                !undisturbed
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut self.unreadable, true) {
+                    warn!("virtual servers cannot be listed; will be tried again: {error:#}");
+                }
+                false
+            }
+        }
+    }
+
+    fn drain(&mut self) {
+        let began = Instant::now();
+        if let Err(error) = self.backend.drain(began - self.began) {
+            debug!("endpoints that are gone are not looked at: {error:#}");
+        }
+        self.drain_at = Instant::now() + DRAIN.max(began.elapsed() * DRAIN_REST);
+    }
+}
+
+impl Backend for LiveBackend {
+    fn name(&self) -> &'static str {
+        self.backend.name()
+    }
+
+    fn warnings(&self) -> Vec<Warning> {
+        vec![Warning { reason: "IPVSDeprecation", note: DEPRECATION }]
+    }
+
+    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
+        let began = Instant::now();
+        let repairs = self.repair_at.is_some_and(|at| at <= began);
+        if repairs {
+            self.repair_at = None;
+            self.recheck = true;
+            self.backend.forget();
+        }
+        let result = self.backend.apply(state, changes).await;
+        if repairs && self.pace.repaired(Instant::now(), began.elapsed()) {
+            warn!(
+                "someone keeps changing virtual servers, {INTERFACE} or the tables: repairs slow down until that ends"
+            );
+        }
+        let synced = result?;
+        let mut commit = self.backend.take_commit();
+        commit.recheck = std::mem::take(&mut self.recheck);
+        if let Some(cleaner) = &self.cleaner {
+            cleaner.committed(commit);
+        }
+        Ok(synced)
+    }
+
+    async fn cleanup(&mut self) -> anyhow::Result<()> {
+        self.backend.cleanup().await
+    }
+
+    async fn disturbed(&mut self) {
+        loop {
+            if let Some(at) = self.repair_at {
+                return time::sleep_until(at.into()).await;
+            }
+            let drains = self.backend.is_draining();
+            let repair = select! {
+                event = self.rules.next() => Self::noticed(&event),
+                addresses = self.addresses.next() => {
+                    if self.told(addresses) {
+                        info!("the node's addresses changed: VIPs and NodePorts follow");
+                        return;
+                    }
+                    false
+                }
+                () = time::sleep_until(self.drain_at.into()), if drains => {
+                    self.drain();
+                    false
+                }
+                () = time::sleep_until(self.look_at.into()) => self.look().await,
+            };
+            if repair {
+                self.repair_at = Some(self.pace.when(Instant::now()));
+            }
+        }
+    }
+}

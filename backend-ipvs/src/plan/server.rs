@@ -1,0 +1,35 @@
+//! A VIP as a virtual server.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use localnet_client::vips::{Exposure, Vip, VipKey};
+use localnet_linux::ipvs::{Family, Persistence, Scheduler, VirtualServer};
+
+use super::frontend;
+use crate::options;
+
+/// A virtual server, and where it sends connections: sorted, without duplicates, each with weight 1.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The virtual server.
+    pub server: VirtualServer,
+    /// Its destinations.
+    pub destinations: Arc<[SocketAddr]>,
+}
+
+/// The virtual server of a VIP. One whose external policy is Local has local endpoints only: this node's own traffic to the
+/// others never gets to IPVS (see [`super::chains`]), so nothing from outside can.
+pub fn of_vip(key: &VipKey, vip: &Vip, scheduler: &Scheduler) -> Plan {
+    let destinations = match vip.exposure {
+        Exposure::Internal | Exposure::External => &vip.endpoints,
+        Exposure::ExternalLocal => &vip.local_endpoints,
+    };
+    let family = Family::of(&key.address);
+    let server = VirtualServer {
+        frontend: frontend(key),
+        scheduler: scheduler.clone(),
+        flags: options::flags(scheduler),
+        persistence: vip.affinity.map(|seconds| Persistence::of_addresses(family, seconds)),
+    };
+    Plan { server, destinations: destinations.clone() }
+}

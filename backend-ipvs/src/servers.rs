@@ -1,0 +1,283 @@
+//! Virtual servers: what IPVS should hold, what it is known to hold, and the changes that lead from one to the other.
+//!
+//! A destination that is not wanted any more drains: it gets weight 0, by which no new connection goes there, and is deleted when
+//! its last connection has ended. That is all there is to remember of it, so a restart finds what is draining in the kernel.
+//! Datagrams have no connections that could end: such destinations go at once.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    time::Duration,
+};
+
+use localnet_linux::ipvs::{
+    Change, Connections, Destination, Family, Forwarding, Frontend, Protocol, Refused, ServerState, VirtualServer,
+};
+
+use crate::plan::server::Plan;
+
+/// The weight of a destination that takes connections.
+const SERVING: u32 = 1;
+
+/// The virtual servers of one network namespace, as far as they are ours.
+#[derive(Debug, Default)]
+pub struct Servers {
+    wanted: BTreeMap<Frontend, Plan>,
+    /// None while it is not known.
+    held: Option<BTreeMap<Frontend, Held>>,
+    /// Those that may differ; not kept while it is not known what is held: then it may be all.
+    dirty: BTreeSet<Frontend>,
+    /// Destinations that are held for the sake of their connections, and since when, as far as that is known.
+    draining: BTreeMap<(Frontend, SocketAddr), Option<Duration>>,
+    /// What the kernel refuses: virtual servers, or destinations of them.
+    refused: BTreeMap<(Frontend, Option<SocketAddr>), String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Held {
+    server: VirtualServer,
+    destinations: BTreeMap<SocketAddr, Destination>,
+}
+
+impl Servers {
+    /// This is to be there.
+    pub fn set(&mut self, plan: Plan) {
+        let frontend = plan.server.frontend;
+        self.touch(frontend);
+        self.wanted.insert(frontend, plan);
+    }
+
+    /// This is to be gone.
+    pub fn remove(&mut self, frontend: &Frontend) {
+        self.touch(*frontend);
+        self.wanted.remove(frontend);
+    }
+
+    fn touch(&mut self, frontend: Frontend) {
+        self.dirty.insert(frontend);
+        let of = (frontend, None)..=(frontend, Some(LAST));
+        let again: Vec<_> = self.refused.range(of).map(|(key, _)| *key).collect();
+        again.iter().for_each(|key| _ = self.refused.remove(key));
+    }
+
+    /// Those that are to be there, sorted.
+    pub fn wanted(&self) -> impl Iterator<Item = &Plan> {
+        self.wanted.values()
+    }
+
+    /// Whether this one is to be there.
+    pub fn wants(&self, frontend: &Frontend) -> bool {
+        self.wanted.contains_key(frontend)
+    }
+
+    /// Whether it is known what is held.
+    pub fn is_known(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// It is no longer known what is held. What was refused is tried again.
+    pub fn forget(&mut self) {
+        self.held = None;
+        self.dirty.clear();
+        self.refused.clear();
+    }
+
+    /// These were found, and are ours.
+    pub fn adopt(&mut self, found: impl IntoIterator<Item = ServerState>) {
+        let held: BTreeMap<_, _> = found
+            .into_iter()
+            .map(|state| {
+                let destinations = state.destinations.into_iter().map(|one| (one.destination.address, one.destination));
+                (state.server.frontend, Held { server: state.server, destinations: destinations.collect() })
+            })
+            .collect();
+        self.dirty = held.keys().chain(self.wanted.keys()).copied().collect();
+        let mut known = std::mem::take(&mut self.draining);
+        let all =
+            held.iter().flat_map(|(frontend, held)| held.destinations.keys().map(|address| (*frontend, *address)));
+        let draining = all.filter(|(frontend, address)| !self.serves(frontend, address));
+        self.draining = draining.map(|key| (key, known.remove(&key).flatten())).collect();
+        self.held = Some(held);
+    }
+
+    fn serves(&self, frontend: &Frontend, address: &SocketAddr) -> bool {
+        self.wanted.get(frontend).is_some_and(|plan| plan.destinations.binary_search(address).is_ok())
+    }
+
+    /// Whether what was found now is what is held: the same virtual servers, as far as they are ours.
+    pub fn are(&self, found: &[VirtualServer]) -> bool {
+        let Some(held) = &self.held else { return false };
+        let ours = found.iter().filter(|server| held.contains_key(&server.frontend));
+        let mut count = 0;
+        let same = ours.inspect(|_| count += 1).all(|server| held[&server.frontend].server == *server);
+        same && count == held.len()
+    }
+
+    /// The deletions of virtual servers that are not wanted any more.
+    pub fn deletions(&self) -> Vec<Change> {
+        let Some(held) = &self.held else { return Vec::new() };
+        let gone = self.dirty.iter().filter(|frontend| !self.wants(frontend) && held.contains_key(frontend));
+        gone.map(|frontend| Change::DeleteServer(*frontend)).collect()
+    }
+
+    /// All other changes, of these families.
+    pub fn changes(&self, has: impl Fn(Family) -> bool) -> Vec<Change> {
+        let Some(held) = &self.held else { return Vec::new() };
+        let mut changes = Vec::new();
+        for frontend in self.dirty.iter().filter(|frontend| has(Family::of(&frontend.address.ip()))) {
+            let Some(plan) = self.wanted.get(frontend) else { continue };
+            if !self.refused.contains_key(&(*frontend, None)) {
+                self.changes_of(plan, held.get(frontend), &mut changes);
+            }
+        }
+        changes
+    }
+
+    fn changes_of(&self, plan: &Plan, held: Option<&Held>, changes: &mut Vec<Change>) {
+        let frontend = plan.server.frontend;
+        match held {
+            None => changes.push(Change::AddServer(plan.server.clone())),
+            Some(held) if held.server != plan.server => changes.push(Change::UpdateServer(plan.server.clone())),
+            Some(_) => {}
+        }
+        let there = |address: &SocketAddr| held.and_then(|held| held.destinations.get(address));
+        let is_taken = |address: &&SocketAddr| !self.refused.contains_key(&(frontend, Some(**address)));
+        for address in plan.destinations.iter().filter(is_taken) {
+            let wanted = Destination::masqueraded(*address, SERVING);
+            match there(address) {
+                Some(destination) if *destination == wanted => {}
+                // How packets get there cannot be changed without the connections' loss.
+                Some(destination) if destination.forwarding != Forwarding::MASQUERADE => {
+                    changes.push(Change::DeleteDestination(frontend, *address));
+                    changes.push(Change::AddDestination(frontend, wanted));
+                }
+                Some(_) => changes.push(Change::UpdateDestination(frontend, wanted)),
+                None => changes.push(Change::AddDestination(frontend, wanted)),
+            }
+        }
+        for (address, destination) in held.iter().flat_map(|held| &held.destinations) {
+            if plan.destinations.binary_search(address).is_ok() {
+                continue;
+            }
+            if !drains(&frontend) {
+                changes.push(Change::DeleteDestination(frontend, *address));
+            } else if destination.weight > 0 {
+                changes.push(Change::UpdateDestination(frontend, Destination { weight: 0, ..*destination }));
+            }
+        }
+    }
+
+    /// These changes were sent, and of them these were refused. Says what is refused that was not before.
+    pub fn applied(&mut self, changes: &[Change], refused: &[Refused]) -> Vec<(Frontend, String)> {
+        let mut news = Vec::new();
+        for (index, change) in changes.iter().enumerate() {
+            match refused.iter().find(|refused| refused.change == index) {
+                None => self.made(change),
+                // It is gone already.
+                Some(_) if matches!(change, Change::DeleteServer(_) | Change::DeleteDestination(..)) => {
+                    self.made(change);
+                }
+                Some(why) => {
+                    let key = match change {
+                        Change::AddDestination(frontend, destination)
+                        | Change::UpdateDestination(frontend, destination) => (*frontend, Some(destination.address)),
+                        change => (*change.frontend(), None),
+                    };
+                    // What comes of a virtual server that is not there is no news.
+                    if !self.refused.contains_key(&(key.0, None)) && self.refused.insert(key, why.to_string()).is_none()
+                    {
+                        news.push((key.0, why.to_string()));
+                    }
+                }
+            }
+        }
+        news
+    }
+
+    /// All changes were sent.
+    pub fn settle(&mut self) {
+        self.dirty.clear();
+    }
+
+    fn made(&mut self, change: &Change) {
+        let Some(all) = &mut self.held else { return };
+        match change {
+            Change::AddServer(server) => {
+                _ = all.insert(server.frontend, Held { server: server.clone(), destinations: BTreeMap::new() });
+            }
+            Change::DeleteServer(frontend) => {
+                let gone = all.remove(frontend);
+                let addresses = gone.iter().flat_map(|gone| gone.destinations.keys());
+                addresses.for_each(|address| _ = self.draining.remove(&(*frontend, *address)));
+            }
+            Change::UpdateServer(server) => {
+                if let Some(held) = all.get_mut(&server.frontend) {
+                    held.server = server.clone();
+                }
+            }
+            Change::AddDestination(frontend, destination) | Change::UpdateDestination(frontend, destination) => {
+                if let Some(held) = all.get_mut(frontend) {
+                    held.destinations.insert(destination.address, *destination);
+                }
+                let key = (*frontend, destination.address);
+                match destination.weight {
+                    0 => _ = self.draining.entry(key).or_default(),
+                    _ => _ = self.draining.remove(&key),
+                }
+            }
+            Change::DeleteDestination(frontend, address) => {
+                if let Some(held) = all.get_mut(frontend) {
+                    held.destinations.remove(address);
+                }
+                self.draining.remove(&(*frontend, *address));
+            }
+        }
+    }
+
+    /// Virtual servers with destinations that drain.
+    pub fn draining(&self) -> BTreeSet<Frontend> {
+        self.draining.keys().map(|(frontend, _)| *frontend).collect()
+    }
+
+    /// At that time the destinations of a virtual server had these connections: which of those that drain may go. `limit`: how
+    /// long they may take.
+    pub fn drained(
+        &mut self,
+        frontend: &Frontend,
+        now: Duration,
+        limit: Option<Duration>,
+        found: &[(SocketAddr, Connections)],
+    ) -> Vec<Change> {
+        let mut changes = Vec::new();
+        for ((_, address), since) in self.draining.range_mut((*frontend, FIRST)..=(*frontend, LAST)) {
+            let since = *since.get_or_insert(now);
+            let is_over = limit.is_some_and(|limit| now.saturating_sub(since) >= limit);
+            // One that is not there any more is to be deleted as well: that is how we learn of it.
+            let is_drained = match found.iter().find(|(of, _)| of == address) {
+                Some((_, connections)) => connections.is_drained(),
+                None => true,
+            };
+            if is_over || is_drained {
+                changes.push(Change::DeleteDestination(*frontend, *address));
+            }
+        }
+        changes
+    }
+
+    /// What the kernel refuses, and why.
+    pub fn refused(&self) -> impl Iterator<Item = (&Frontend, &String)> {
+        self.refused.iter().map(|((frontend, _), why)| (frontend, why))
+    }
+}
+
+/// The first and the last address that sorts.
+const FIRST: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 0);
+const LAST: SocketAddr = SocketAddr::new(std::net::IpAddr::V6(std::net::Ipv6Addr::from_bits(u128::MAX)), u16::MAX);
+
+/// Whether connections end by themselves.
+fn drains(frontend: &Frontend) -> bool {
+    frontend.protocol == Protocol::Tcp
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,213 @@
+//! One nf_tables table: what it should hold, what it is known to hold, and the transaction that leads from one to the other.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use localnet_client::DiffStore;
+use localnet_linux::nft::{
+    Chain, Element, ElementData, ElementKey, Family, Found, Likeness, Name, Set, Table, TableContent, Transaction,
+};
+
+use crate::plan::{
+    self, chains,
+    sets::{self, SetId},
+};
+
+/// What an element maps to, and its comment.
+type Value = (ElementData, Option<Name>);
+
+/// One table.
+#[derive(Debug)]
+pub struct TableState {
+    family: Family,
+    table: Table,
+    elements: [DiffStore<ElementKey, Value>; SetId::ALL.len()],
+    /// The chains that are always there.
+    fixed: Vec<Arc<Chain>>,
+    /// The chains that pick: so many slots, used so often. One that is in the kernel stays while the table does.
+    picking: BTreeMap<u32, usize>,
+    /// What is in the kernel; none when it is not known, or there is no table.
+    held: Option<Held>,
+    /// What the transaction under way will have led to.
+    next: Option<Held>,
+}
+
+/// What is in the kernel beside elements.
+#[derive(Clone, Debug)]
+struct Held {
+    sets: Vec<Arc<Set>>,
+    counts: [usize; SetId::ALL.len()],
+    chains: BTreeMap<Name, Arc<Chain>>,
+}
+
+impl TableState {
+    /// Should hold nothing, and nothing is known of what it holds.
+    pub fn new(family: Family) -> Self {
+        Self {
+            family,
+            table: plan::table(family),
+            elements: std::array::from_fn(|_| DiffStore::new()),
+            fixed: Vec::new(),
+            picking: BTreeMap::new(),
+            held: None,
+            next: None,
+        }
+    }
+
+    /// Which table.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// The element is to be there.
+    pub fn set(&mut self, set: SetId, element: Element) {
+        self.elements[set as usize].set(element.key, (element.data, element.comment));
+    }
+
+    /// The element is to be gone.
+    pub fn remove(&mut self, set: SetId, key: &ElementKey) {
+        self.elements[set as usize].remove(key);
+    }
+
+    /// These are the chains that are always there.
+    pub fn set_fixed_chains(&mut self, chains: Vec<Chain>) {
+        self.fixed = chains.into_iter().map(Arc::new).collect();
+    }
+
+    /// One more, or one less, picks from so many slots.
+    pub fn count_picking(&mut self, slots: u32, more: bool) {
+        let users = self.picking.entry(slots).or_default();
+        *users = if more { *users + 1 } else { users.saturating_sub(1) };
+        if *users == 0 {
+            self.picking.remove(&slots);
+        }
+    }
+
+    /// Whether it is known what is in the kernel; otherwise it must be read before changes can be told.
+    pub fn is_known(&self) -> bool {
+        self.held.is_some()
+    }
+
+    fn chains(&self) -> impl Iterator<Item = Arc<Chain>> {
+        self.fixed.iter().cloned().chain(self.picking.keys().map(|slots| Arc::new(chains::lb(*slots))))
+    }
+
+    /// The chain of that name, if there should be one.
+    pub fn chain(&self, name: &str) -> Option<Arc<Chain>> {
+        self.chains().find(|chain| *chain.name == *name)
+    }
+
+    /// This was found in the kernel. A table that differs in more than elements is replaced as a whole.
+    pub fn adopt(&mut self, found: Found) {
+        self.forget();
+        let mut sets = Vec::new();
+        for id in SetId::ALL {
+            let same = |set: &&Arc<Set>| set.size.is_some_and(|size| ***set == id.declaration(self.family, size));
+            let Some(set) = found.sets.iter().flatten().map(|(set, _)| set).find(same) else { return };
+            sets.push(set.clone());
+        }
+        let all_alike = found.chains.iter().all(|(_, likeness)| *likeness == Likeness::Same);
+        if found.sets.len() != sets.len() || !all_alike {
+            return;
+        }
+        let chains = found.chains.iter().filter_map(|(name, _)| Some((name.clone(), self.chain(name)?))).collect();
+        let mut counts = [0; SetId::ALL.len()];
+        for (set, elements) in found.sets.into_iter().flatten() {
+            let Some(id) = SetId::of_name(&set.name) else { continue };
+            counts[id as usize] = elements.len();
+            let entries = elements.into_iter().map(|element| (element.key, (element.data, element.comment)));
+            self.elements[id as usize].adopt(entries);
+        }
+        self.held = Some(Held { sets, counts, chains });
+    }
+
+    /// Appends what leads from what is there to what should be.
+    pub fn changes(&mut self, transaction: &mut Transaction) {
+        let next = match &self.held {
+            Some(held) => self.in_place(held, transaction),
+            None => None,
+        };
+        self.next = Some(match next {
+            Some(next) => next,
+            None => self.anew(transaction),
+        });
+    }
+
+    /// The whole table, in place of one that may exist.
+    fn anew(&self, transaction: &mut Transaction) -> Held {
+        let content = self.content();
+        transaction.add_table(&self.table).delete_table(&self.table).add_content(&content);
+        let mut counts = [0; SetId::ALL.len()];
+        let sets = content.sets.into_iter().enumerate().map(|(index, (set, elements))| {
+            counts[index] = elements.len();
+            set
+        });
+        let sets = sets.collect();
+        Held { sets, counts, chains: self.chains().map(|chain| (chain.name.clone(), chain)).collect() }
+    }
+
+    /// All that it should hold.
+    pub fn content(&self) -> TableContent {
+        let sets = SetId::ALL.into_iter().map(|id| {
+            let elements: Vec<Element> = self.elements[id as usize].iter_desired().map(element).collect();
+            (Arc::new(id.declaration(self.family, sets::size_for(elements.len()))), elements)
+        });
+        let chains = self.chains().map(|chain| Chain::clone(&chain)).collect();
+        TableContent { table: self.table.clone(), sets: sets.collect(), chains }
+    }
+
+    /// Only the differences; none if an element more would not fit, or if a chain is another.
+    fn in_place(&self, held: &Held, transaction: &mut Transaction) -> Option<Held> {
+        let table = &self.table;
+        let mut next = held.clone();
+        for chain in self.chains() {
+            match held.chains.get(&chain.name) {
+                Some(there) if *there == chain => {}
+                Some(_) => return None,
+                None => {
+                    transaction.add_chain(table, &chain);
+                    next.chains.insert(chain.name.clone(), chain);
+                }
+            }
+        }
+        let diffs: Vec<_> = self.elements.iter().map(DiffStore::diff).collect();
+        for (index, diff) in diffs.iter().enumerate() {
+            let new = diff.set.iter().filter(|set| set.replaces.is_none()).count();
+            next.counts[index] = held.counts[index] + new - diff.removed.len();
+            if held.sets[index].size.is_some_and(|size| next.counts[index] > size as usize) {
+                return None;
+            }
+        }
+        for (set, diff) in held.sets.iter().zip(&diffs) {
+            let replaced = diff.set.iter().filter_map(|set| Some((set.key, set.replaces?)));
+            let gone = diff.removed.iter().copied().chain(replaced).map(element).collect();
+            transaction.delete_elements(table, set, gone);
+        }
+        for (set, diff) in held.sets.iter().zip(&diffs) {
+            let new = diff.set.iter().map(|set| element((set.key, set.value))).collect();
+            transaction.add_elements(table, set, new);
+        }
+        Some(next)
+    }
+
+    /// The transaction was applied.
+    pub fn commit(&mut self) {
+        let Some(next) = self.next.take() else { return };
+        self.held = Some(next);
+        for elements in &mut self.elements {
+            elements.commit();
+        }
+    }
+
+    /// It is no longer known what the table holds.
+    pub fn forget(&mut self) {
+        self.held = None;
+        self.next = None;
+        for elements in &mut self.elements {
+            elements.forget();
+        }
+    }
+}
+
+fn element((key, (data, comment)): (&ElementKey, &Value)) -> Element {
+    Element { key: key.clone(), data: data.clone(), comment: comment.clone() }
+}

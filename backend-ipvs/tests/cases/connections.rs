@@ -1,0 +1,154 @@
+//! Connections to an endpoint that goes: they stay, through a restart as well, and when they have ended it is deleted.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use localnet_client::vips::Config;
+use localnet_ipvs::{Host, IpvsBackend, Options};
+use localnet_lab::{Network, Topology};
+use localnet_linux::{ipvs, sysctl::Settings};
+use localnet_proto::{Changes, ServiceKey, Snapshot};
+use localnet_vm::on_ipvs;
+use rustix::net::sockopt;
+
+const PODS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 180, 0, 1), Ipv4Addr::new(10, 180, 0, 2)];
+const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 180, 0, 3);
+const VIP: &str = "172.30.0.1:80";
+const PATIENCE: Duration = Duration::from_secs(120);
+
+const STATE: &str = "{node: {name: n, addresses: [192.168.0.2]}, services: [
+    {service: default/web, type: ClusterIP, clusterIPs: [172.30.0.1],
+     ports: [{name: http, protocol: TCP, port: 80}], endpoints: [
+     {address: 10.180.0.1, ports: [{name: http, port: 8080}], local: true, scopes: {internal: true}},
+     {address: 10.180.0.2, ports: [{name: http, port: 8080}], local: true, scopes: {internal: true}}]}]}";
+
+pub(crate) fn state() -> Snapshot {
+    serde_saphyr::from_str(STATE).unwrap()
+}
+
+fn without(state: &Snapshot, pod: Ipv4Addr) -> Snapshot {
+    let mut state = state.clone();
+    let web = state.services.get_mut(&ServiceKey::new("default", "web")).unwrap();
+    Arc::make_mut(web).endpoints.retain(|endpoint| endpoint.address != pod);
+    state
+}
+
+/// Says its number to whoever connects, and then whatever it is sent.
+fn serve(network: &Network, number: u8) {
+    let pod = network.pod(PODS[usize::from(number)].into()).unwrap();
+    let listener = pod.run(|| Ok(TcpListener::bind("0.0.0.0:8080")?)).unwrap();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            std::thread::spawn(move || {
+                let mut buffer = [number];
+                while stream.write_all(&buffer).is_ok() && stream.read_exact(&mut buffer).is_ok() {}
+            });
+        }
+    });
+}
+
+/// A connection, and the number of the pod that has it.
+fn connect(network: &Network) -> (TcpStream, usize) {
+    let vip: SocketAddr = VIP.parse().unwrap();
+    let client = network.pod(CLIENT.into()).unwrap();
+    let mut stream = client.run(|| Ok(TcpStream::connect_timeout(&vip, PATIENCE)?)).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    // It ends with a reset: IPVS forgets that in ten seconds, and an orderly end in two minutes.
+    sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
+    let mut number = [0];
+    stream.read_exact(&mut number).unwrap();
+    (stream, number[0].into())
+}
+
+fn is_answered(stream: &mut TcpStream) -> bool {
+    let mut echoed = [0];
+    stream.write_all(&[42]).is_ok() && stream.read_exact(&mut echoed).is_ok() && echoed == [42]
+}
+
+/// Does this in a network with two endpoints and a client.
+fn in_network(test: impl FnOnce(&Network) + Send) {
+    let addresses = PODS.iter().chain([&CLIENT]).map(ToString::to_string).collect::<Vec<_>>();
+    let network = Network::build(Topology::with_pods(addresses.iter().map(String::as_str)).unwrap()).unwrap();
+    [0, 1].into_iter().for_each(|number| serve(&network, number));
+    test(&network);
+}
+
+/// One life of the backend: it makes this the state.
+fn with_backend<T: Send>(
+    network: &Network,
+    options: Options,
+    state: &Snapshot,
+    then: impl FnOnce(&mut IpvsBackend<Host>) -> T + Send,
+) -> T {
+    let work = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            let host = Host::open()?;
+            ipvs::apply_settings(&Settings::default(), false).into_iter().collect::<Result<Vec<_>, _>>()?;
+            let mut backend = IpvsBackend::new(Config::default(), options, host);
+            backend.apply(state, &Changes::everything()).await?.whole()?;
+            Ok(then(&mut backend))
+        })
+    };
+    network.node().run(work).unwrap()
+}
+
+#[test]
+fn connections_outlive_their_endpoint_and_the_backend() {
+    on_ipvs(|| {
+        in_network(|network| {
+            let all = state();
+            with_backend(network, Options::default(), &all, |_| ());
+            let (mut long, gone) = connect(network);
+            let rest = without(&all, PODS[gone]);
+            let draining = with_backend(network, Options::default(), &rest, |backend| backend.is_draining());
+            assert!(draining);
+            assert!(is_answered(&mut long), "it keeps its endpoint");
+            for _ in 0..8 {
+                assert_eq!(connect(network).1, 1 - gone, "nothing new goes there");
+            }
+            // Another life knows of it, and the connection does not.
+            with_backend(network, Options::default(), &rest, |backend| {
+                assert!(backend.is_draining());
+                backend.drain(Duration::ZERO).unwrap();
+                assert!(backend.is_draining(), "there is a connection left");
+            });
+            assert!(is_answered(&mut long));
+            // The endpoint comes back, with the connection.
+            with_backend(network, Options::default(), &all, |backend| assert!(!backend.is_draining()));
+            assert!(is_answered(&mut long));
+            assert!((0..8).any(|_| connect(network).1 == gone));
+            // It goes again, and so does the connection.
+            with_backend(network, Options::default(), &rest, |backend| {
+                drop(long);
+                let began = Instant::now();
+                while backend.is_draining() {
+                    backend.drain(began.elapsed()).unwrap();
+                    assert!(began.elapsed() < PATIENCE, "it is never deleted");
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+            });
+        });
+    });
+}
+
+#[test]
+fn a_limit_ends_what_does_not_end_by_itself() {
+    on_ipvs(|| {
+        in_network(|network| {
+            let all = state();
+            let options = Options { drain_limit: Some(Duration::from_secs(60)), ..Options::default() };
+            with_backend(network, options.clone(), &all, |_| ());
+            let (mut long, gone) = connect(network);
+            with_backend(network, options, &without(&all, PODS[gone]), |backend| {
+                for (now, draining) in [(0, true), (59, true), (60, false)] {
+                    backend.drain(Duration::from_secs(now)).unwrap();
+                    assert_eq!(backend.is_draining(), draining, "after {now} seconds");
+                }
+            });
+            assert!(!is_answered(&mut long) || !is_answered(&mut long));
+        });
+    });
+}

@@ -1,0 +1,181 @@
+//! Every Case: its state gives the plan in `ipvs.txt`, and real packets go where `flows.yaml` says, on a kernel that has IPVS. In the
+//! same program, so that one guest is enough: connections that outlive their endpoint, and what others do.
+
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+mod connections;
+mod repair;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::Context as _;
+use localnet_client::vips::{Config, Detector, NodePortAddresses};
+use localnet_ipvs::{Host, IpvsBackend, Options, dry_run::DryRun};
+use localnet_lab::flow::{Expect, Source};
+use localnet_lab::{
+    Case, DetectLocal, Flow, Flows, Network, Protocol, Sender, Servers, cases, expect_file, probe_flows,
+};
+use localnet_linux::{ipvs, sysctl::Settings};
+use localnet_proto::{Changes, Snapshot};
+use localnet_vm::on_ipvs;
+
+fn state(case: &Case) -> anyhow::Result<Snapshot> {
+    let path = case.state();
+    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    serde_saphyr::from_str(&text).with_context(|| path.display().to_string())
+}
+
+fn config(flows: &Flows) -> Config {
+    let detector = match &flows.node.detect_local {
+        None => Detector::None,
+        Some(DetectLocal::ClusterCidr(cidrs)) => Detector::ClusterCidr(cidrs.clone()),
+        Some(DetectLocal::NodeCidr) => Detector::NodeCidr,
+        Some(DetectLocal::BridgeInterface(name)) => Detector::BridgeInterface(name.as_str().into()),
+        Some(DetectLocal::InterfaceNamePrefix(prefix)) => Detector::InterfaceNamePrefix(prefix.as_str().into()),
+    };
+    let given = flows.node.node_port_addresses.clone();
+    let node_port_addresses = given.map_or(NodePortAddresses::Primary, NodePortAddresses::Cidrs);
+    Config { masquerade_all: flows.node.masquerade_all, masquerade_bit: 14, detector, node_port_addresses }
+}
+
+fn dry_run(case: &Case) -> DryRun {
+    DryRun::new(config(&case.flows), Options::default()).with_addresses(case.flows.local_addresses())
+}
+
+#[test]
+fn states_give_plans() {
+    let cases = cases();
+    assert!(!cases.is_empty());
+    for case in cases {
+        let text = dry_run(&case).text(&state(&case).unwrap(), &Changes::everything());
+        expect_file(&case.file("ipvs.txt"), &text);
+    }
+}
+
+fn frontend(protocol: Protocol, address: SocketAddr) -> ipvs::Frontend {
+    let protocol = match protocol {
+        Protocol::Tcp => ipvs::Protocol::Tcp,
+        Protocol::Udp => ipvs::Protocol::Udp,
+        Protocol::Sctp => ipvs::Protocol::Sctp,
+    };
+    ipvs::Frontend::new(protocol, address)
+}
+
+/// The Case as IPVS shows it. Two things are other than where nothing but packets to VIPs is touched (`docs/backends/ipvs.md`):
+/// the addresses of VIPs are the node's own as a whole, and what the node itself sends to one comes from that very address,
+/// so it has to be masqueraded.
+fn as_ipvs_shows_it(mut case: Case) -> anyhow::Result<Case> {
+    let mut plan = dry_run(&case);
+    plan.text(&state(&case)?, &Changes::everything());
+    let addresses: BTreeSet<IpAddr> = plan.addresses().collect();
+    for flow in &mut case.flows.flows {
+        match &mut flow.expect {
+            expect @ (Expect::Untouched | Expect::Drop)
+                if addresses.contains(&flow.to.ip()) && !plan.has_server(&frontend(flow.protocol, flow.to)) =>
+            {
+                *expect = Expect::Reject;
+            }
+            Expect::Answers { source: source @ Some(Source::Kept), .. } if flow.from == Sender::Node => {
+                *source = Some(Source::Masqueraded);
+            }
+            _ => {}
+        }
+    }
+    Ok(case)
+}
+
+/// Checks each so-and-so-many-th Case. To build a network takes long in the guest, so Cases share one, and one after the other is
+/// programmed there: each begins with what the one before it left, as after a restart.
+fn packets_go_where_the_flows_say(part: usize) {
+    let mut groups: BTreeMap<Vec<IpAddr>, Vec<Case>> = BTreeMap::new();
+    for dir in case_dirs().into_iter().skip(part).step_by(PARTS) {
+        let case = as_ipvs_shows_it(Case::load(&dir).unwrap()).unwrap();
+        groups.entry(case.flows.node.addresses.clone()).or_default().push(case);
+    }
+    let wrong: Vec<String> = groups.values().flat_map(|cases| wrong_cases(cases).unwrap()).collect();
+    assert!(wrong.is_empty(), "{} Cases are wrong:\n{}", wrong.len(), wrong.join("\n\n"));
+}
+
+fn case_dirs() -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("e2e").join("cases")).unwrap();
+    let mut dirs: Vec<_> = entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()).collect();
+    dirs.sort();
+    dirs
+}
+
+/// What is wrong with these Cases, of which the node has the same addresses.
+fn wrong_cases(cases: &[Case]) -> anyhow::Result<Vec<String>> {
+    let mut all = Flows { node: cases[0].flows.node.clone(), flows: Vec::new() };
+    let mut endpoints = BTreeSet::new();
+    for case in cases {
+        all.flows.extend(case.flows.flows.iter().cloned());
+        endpoints.extend(case.endpoints()?);
+    }
+    let network = Network::build(all.topology(&endpoints))?;
+    let _servers = Servers::start(&network, endpoints)?;
+    let began = Instant::now();
+    let mut wrong = Vec::new();
+    for case in cases {
+        let checked = network.node().run(|| program(case)).and_then(|()| probe(&network, &case.flows.flows));
+        wrong.extend(checked.err().map(|error| format!("{}: {error:#}", case.name)));
+        println!("{:.1?}: {}", began.elapsed(), case.name);
+    }
+    Ok(wrong)
+}
+
+/// Makes the kernel of this thread's network namespace hold the state of the Case.
+fn program(case: &Case) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let host = Host::open()?;
+        ipvs::apply_settings(&Settings::default(), false).into_iter().collect::<Result<Vec<_>, _>>()?;
+        let mut backend = IpvsBackend::new(config(&case.flows), Options::default(), host);
+        backend.set_local_addresses(case.flows.local_addresses());
+        backend.apply(&state(case)?, &Changes::everything()).await?.whole()?;
+        // What was written is what is found.
+        anyhow::ensure!(backend.is_undisturbed().await?, "IPVS is not read as it was written");
+        Ok(())
+    })
+}
+
+/// So many flows at a time: they mostly wait.
+const AT_A_TIME: usize = 4;
+
+fn probe(network: &Network, flows: &[Flow]) -> anyhow::Result<()> {
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let chunks = flows.chunks(flows.len().div_ceil(AT_A_TIME).max(1));
+        let probes: Vec<_> = chunks.map(|flows| scope.spawn(|| probe_flows(network, flows))).collect();
+        probes.into_iter().map(|probe| probe.join().unwrap()).collect()
+    });
+    let wrong: Vec<_> = results.into_iter().filter_map(Result::err).map(|error| format!("{error:#}")).collect();
+    anyhow::ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    Ok(())
+}
+
+/// In so many parts: one test may take some minutes in the guest, and an emulated processor on a busy machine is slow.
+const PARTS: usize = 8;
+
+macro_rules! parts {
+    ($($name:ident: $part:expr),+) => {
+        mod packets_go_where_the_flows_say {
+            $(
+                #[test]
+                fn $name() {
+                    super::on_ipvs(|| super::packets_go_where_the_flows_say($part));
+                }
+            )+
+        }
+
+        #[test]
+        fn every_case_is_in_a_part() {
+            assert_eq!([$($part),+], std::array::from_fn::<usize, PARTS, _>(|part| part));
+        }
+    };
+}
+
+parts! {
+    part_1: 0, part_2: 1, part_3: 2, part_4: 3, part_5: 4, part_6: 5, part_7: 6, part_8: 7
+}

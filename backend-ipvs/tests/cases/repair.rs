@@ -1,0 +1,82 @@
+//! What others take away comes back, what others have stays, and cleanup leaves nothing else.
+
+use std::process::Command;
+use std::time::Duration;
+
+use localnet_client::{Backend as _, vips::Config};
+use localnet_ipvs::{Host, IpvsBackend, LiveBackend, Options};
+use localnet_lab::{Network, Topology};
+use localnet_proto::Changes;
+use localnet_vm::on_ipvs;
+use tokio::time::timeout;
+
+use crate::connections::state;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Runs a program in the namespace of this thread.
+fn run(line: &str) -> String {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let output = Command::new(words[0]).args(&words[1..]).output().unwrap_or_else(|error| panic!("{line}: {error}"));
+    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+const FOREIGN: &str = "-A -t 10.9.9.9:443 -s wlc";
+
+fn servers() -> Vec<String> {
+    let mut lines: Vec<_> = run("ipvsadm -S -n").lines().map(|line| line.trim_end().to_owned()).collect();
+    lines.sort();
+    lines
+}
+
+fn everything() -> (Vec<String>, String, String) {
+    let interface = run("ip -o -4 address show dev kube-ipvs0");
+    let addresses = interface.lines().filter_map(|line| line.split_whitespace().nth(3)).collect::<Vec<_>>().join(" ");
+    (servers(), addresses, run("nft list table ip localnet-ipvs"))
+}
+
+#[test]
+fn what_others_take_away_comes_back_and_cleanup_leaves_what_is_theirs() {
+    on_ipvs(|| {
+        let network = Network::build(Topology::default()).unwrap();
+        let work = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            run(&format!("ipvsadm {FOREIGN}"));
+            run("nft add table ip foreign");
+            runtime.block_on(async {
+                let mut backend = LiveBackend::open(Config::default(), Options::default()).await?;
+                backend.sync(&state(), &Changes::everything()).await?.whole()?;
+                let before = everything();
+                assert_eq!(before.0.len(), 4, "{before:?}");
+                assert_eq!(before.1, "172.30.0.1/32");
+                let disturbances = [
+                    "ipvsadm -D -t 172.30.0.1:80",
+                    "ip link delete kube-ipvs0",
+                    "nft delete table ip localnet-ipvs",
+                    "nft flush chain ip localnet-ipvs nat-postrouting",
+                    "ipvsadm -E -t 172.30.0.1:80 -s sh",
+                ];
+                for disturbance in disturbances {
+                    run(disturbance);
+                    timeout(PATIENCE, backend.disturbed()).await.expect(disturbance);
+                    backend.sync(&state(), &Changes::default()).await?.whole()?;
+                    assert_eq!(everything(), before, "after {disturbance}");
+                }
+                // All of it, what is not ours included.
+                run("ipvsadm -C");
+                timeout(PATIENCE, backend.disturbed()).await.expect("ipvsadm -C");
+                backend.sync(&state(), &Changes::default()).await?.whole()?;
+                run(&format!("ipvsadm {FOREIGN}"));
+                assert_eq!(everything(), before);
+                let mut other = IpvsBackend::new(Config::default(), Options::default(), Host::open()?);
+                other.remove_all().await
+            })?;
+            assert_eq!(servers(), [FOREIGN]);
+            assert_eq!(run("nft list tables"), "table ip foreign\n");
+            assert!(!run("ip -o link").contains("kube-ipvs0"));
+            Ok(())
+        };
+        network.node().run(work).unwrap();
+    });
+}
