@@ -35,7 +35,7 @@ fn main() -> anyhow::Result<()> {
     let mut written = Vec::new();
     println!("medians of {ROUNDS} rounds in ms; changes in µs");
     println!(
-        "services endpoints | empty → all   CPU  of it kernel | nft -f  ratio | one endpoint replaced | one more, one less | flushed → repaired | all compared"
+        "services endpoints | empty → all   CPU  of it kernel  longest commit | nft -f  ratio | one endpoint replaced | one more, one less | flushed → repaired | all compared"
     );
     for &(services, endpoints, peer) in sizes {
         let mut loads = Vec::new();
@@ -51,13 +51,15 @@ fn main() -> anyhow::Result<()> {
         let millis = |time: Duration| time.as_secs_f64() * 1000.0;
         written.push(serde_json::json!({
             "services": services, "endpoints": endpoints, "median": millis(full), "nft": load.map(millis),
+            "longest": millis(quantile(&mut figures.longest, 100)),
         }));
         println!(
-            "{services:>8} {:>9} | {:>11} {:>5} {:>13} | {:>6} {:>6} | {:>21} | {:>18} | {:>18} | {:>12}",
+            "{services:>8} {:>9} | {:>11} {:>5} {:>13} {:>15} | {:>6} {:>6} | {:>21} | {:>18} | {:>18} | {:>12}",
             services * endpoints,
             ms(full),
             ms(quantile(&mut figures.cpu, 50)),
             ms(quantile(&mut figures.kernel, 50)),
+            ms(quantile(&mut figures.longest, 100)),
             load.map_or("-".to_owned(), ms),
             load.map_or("-".to_owned(), |load| format!("{:.1}", load.as_secs_f64() / full.as_secs_f64())),
             micros(&mut figures.replaced),
@@ -77,6 +79,7 @@ struct Figures {
     full: Vec<Duration>,
     cpu: Vec<Duration>,
     kernel: Vec<Duration>,
+    longest: Vec<Duration>,
     replaced: Vec<Duration>,
     counted: Vec<Duration>,
     repaired: Vec<Duration>,
@@ -87,12 +90,16 @@ struct Figures {
 fn measure(services: usize, endpoints: usize, last: bool, figures: &mut Figures) -> anyhow::Result<String> {
     network()?.node().run(|| {
         let mut state = state(services, endpoints);
-        let mut backend = NftBackend::new(config(), Timed { netlink: Netlink::open()?, cpu: Duration::ZERO });
+        let mut backend = NftBackend::new(
+            config(),
+            Timed { netlink: Netlink::open()?, cpu: Duration::ZERO, longest: Duration::ZERO },
+        );
         let (start, cpu_start) = (Instant::now(), cpu()?);
         backend.apply(&state, &Changes::everything())?.whole()?;
         figures.full.push(start.elapsed());
         figures.cpu.push(cpu()? - cpu_start);
         figures.kernel.push(backend.kernel().cpu);
+        figures.longest.push(backend.kernel().longest);
         let text = script(&backend);
         for flush in [true, false] {
             let took = repair(&mut backend, &state, flush)?;
@@ -131,13 +138,16 @@ fn repair(backend: &mut NftBackend<Timed>, state: &Snapshot, flush: bool) -> any
 struct Timed {
     netlink: Netlink,
     cpu: Duration,
+    /// What one commit took at most.
+    longest: Duration,
 }
 
 impl Kernel for Timed {
     fn apply(&mut self, transaction: &Transaction) -> Result<Sent, Error> {
-        let start = cpu()?;
+        let (start, cpu_start) = (Instant::now(), cpu()?);
         let result = self.netlink.apply(transaction);
-        self.cpu += cpu()? - start;
+        self.cpu += cpu()? - cpu_start;
+        self.longest = self.longest.max(start.elapsed());
         result
     }
 
@@ -199,7 +209,7 @@ fn network() -> anyhow::Result<Network> {
 fn script(backend: &NftBackend<Timed>) -> String {
     let mut transaction = Transaction::new();
     for content in backend.plan() {
-        transaction.add_content(&content);
+        transaction.add_content(content);
     }
     nft::script(&transaction)
 }

@@ -22,6 +22,7 @@ use crate::{
     desired::{Desired, frontend},
     kernel::{Found, Kernel},
     plan::{self, elements, model_family, sets::SetId},
+    portions::PORTION,
     table::TableState,
 };
 
@@ -35,6 +36,10 @@ pub struct NftBackend<K> {
     /// The VIPs in the tables when they were read last.
     found: [Vec<Frontend>; 2],
     generations: Generations,
+    /// So many elements go into one transaction.
+    portion: usize,
+    /// Where a substitute may have been left by someone who was killed, by us if a transaction failed.
+    has_substitute: [bool; 2],
 }
 
 /// Numbers of the ruleset's generations; none where they are not known.
@@ -61,6 +66,8 @@ impl<K: Kernel> NftBackend<K> {
             first: true,
             found: [Vec::new(), Vec::new()],
             generations: Generations::default(),
+            portion: PORTION,
+            has_substitute: [true; 2],
         }
     }
 
@@ -183,24 +190,27 @@ impl<K: Kernel> NftBackend<K> {
         loop {
             fresh |= self.read_unknown(family)?;
             self.prepare(family);
-            let mut transaction = Transaction::new();
-            self.desired.tables()[family as usize].changes(&mut transaction);
-            if transaction.is_empty() {
+            let portions = self.desired.tables()[family as usize].changes(self.portion);
+            let count = portions.len();
+            let Some((index, transaction, error)) = self.apply_portions(family, portions) else {
                 self.desired.commit(family);
+                if let Err(error) = self.remove_substitute(family) {
+                    debug!(%error, "a table that was to work for a moment is still there");
+                }
                 return Ok(());
+            };
+            let failed = if fresh { self.pinpoint(transaction, error) } else { Some((transaction, error)) };
+            if count > 1 && (index > 0 || failed.is_none()) {
+                // It is something in between now.
+                self.desired.forget(family);
+                self.has_substitute[family as usize] = true;
             }
-            let error = match self.apply_transaction(&transaction) {
-                Ok(sent) => {
-                    debug!(?family, sent.messages, sent.bytes, sent.elements, "transaction applied");
+            let Some((transaction, error)) = failed else {
+                if count == 1 {
                     self.desired.commit(family);
                     return Ok(());
                 }
-                Err(error) => error,
-            };
-            let Some((transaction, error)) =
-                (if fresh { self.pinpoint(family, transaction, error) } else { Some((transaction, error)) })
-            else {
-                return Ok(());
+                continue;
             };
             let owner = self.owner(&transaction, &error);
             match owner {
@@ -221,6 +231,32 @@ impl<K: Kernel> NftBackend<K> {
         }
     }
 
+    /// Says which failed, if one did.
+    fn apply_portions(&mut self, family: Family, portions: Vec<Transaction>) -> Option<(usize, Transaction, Error)> {
+        for (index, transaction) in portions.into_iter().enumerate() {
+            match self.apply_transaction(&transaction) {
+                Ok(sent) => debug!(?family, sent.messages, sent.bytes, sent.elements, "transaction applied"),
+                Err(error) => return Some((index, transaction, error)),
+            }
+        }
+        None
+    }
+
+    /// A table that was to work only until ours is complete. It may be absent.
+    fn remove_substitute(&mut self, family: Family) -> Result<(), Error> {
+        if !self.has_substitute[family as usize] {
+            return Ok(());
+        }
+        let table = plan::substitute(family);
+        if self.kernel.read(&table, &|_| None)?.is_some() {
+            let mut removal = Transaction::new();
+            removal.delete_table(&table);
+            self.apply_transaction(&removal)?;
+        }
+        self.has_substitute[family as usize] = false;
+        Ok(())
+    }
+
     /// Fills new chains before anything leads to them. If that fails, all comes at once, and errors are dealt with there.
     fn prepare(&mut self, family: Family) {
         let mut transaction = Transaction::new();
@@ -236,7 +272,7 @@ impl<K: Kernel> NftBackend<K> {
 
     /// Older kernels name only the set: to learn which element they refuse, each is sent as a change of its own.
     /// `None` if it refuses none of them now.
-    fn pinpoint(&mut self, family: Family, transaction: Transaction, error: Error) -> Option<(Transaction, Error)> {
+    fn pinpoint(&mut self, transaction: Transaction, error: Error) -> Option<(Transaction, Error)> {
         let Error::Refused { change, element: None, .. } = error else { return Some((transaction, error)) };
         let mut single = Transaction::new();
         for (index, sent) in transaction.changes().iter().enumerate() {
@@ -254,10 +290,7 @@ impl<K: Kernel> NftBackend<K> {
                 Some((single, Error::Refused { change, element: Some(0), what, errno, message }))
             }
             Err(error) => Some((single, error)),
-            Ok(_) => {
-                self.desired.commit(family);
-                None
-            }
+            Ok(_) => None,
         }
     }
 
@@ -356,7 +389,9 @@ impl<K: Kernel> NftBackend<K> {
         let mut transaction = Transaction::new();
         for family in Family::ALL.into_iter().filter(|family| self.kernel.has_family(*family)) {
             // Deleting what is absent is an error; adding what is there is not.
-            transaction.add_table(&plan::table(family)).delete_table(&plan::table(family));
+            for table in [plan::table(family), plan::substitute(family)] {
+                transaction.add_table(&table).delete_table(&table);
+            }
         }
         self.forget();
         self.kernel.apply(&transaction).context("remove the tables ip localnet and ip6 localnet")?;

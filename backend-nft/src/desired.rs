@@ -98,9 +98,7 @@ impl Desired {
         self.tables.affinity.adopt(family, found.as_ref());
         sticky.iter().for_each(|(key, vip)| self.tables.program(key, vip));
         self.update_chains(false);
-        if let Some(found) = found {
-            self.tables.table(family).adopt(found);
-        }
+        self.tables.table(family).adopt(found);
     }
 
     /// Slots of session affinity whose clients are to be forgotten.

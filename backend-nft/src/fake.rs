@@ -36,6 +36,8 @@ pub(crate) struct FakeKernel {
     pub(crate) lacks_nat: Option<Family>,
     /// Everything fails as if without privileges.
     pub(crate) denied: bool,
+    /// After so many more transactions that comes to be.
+    pub(crate) denied_after: Option<usize>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,9 +48,10 @@ pub(crate) struct FakeTable {
 
 impl Kernel for FakeKernel {
     fn apply(&mut self, transaction: &Transaction) -> Result<Sent, Error> {
-        if self.denied {
+        if self.denied || self.denied_after == Some(0) {
             return Err(Error::NotPermitted);
         }
+        self.denied_after = self.denied_after.map(|transactions| transactions - 1);
         let mut next = self.clone();
         for (change, what) in transaction.changes().iter().enumerate() {
             next.change(&self.tables, what).map_err(|(element, errno)| Error::Refused {

@@ -9,6 +9,7 @@
 //! - [`desired`]: what follows from all services together, kept up to date.
 //! - [`affinity`]: which endpoint has which slot.
 //! - [`table`]: what differs from what the kernel is known to hold.
+//! - [`portions`]: the same, cut if it is too much for the kernel at once.
 //! - [`NftBackend`]: reads what is not known, applies what differs, leaves out what is refused.
 //! - [`LiveBackend`]: that on a live node: repairs what others change, follows the node's addresses, ends stale flows.
 //!
@@ -25,6 +26,7 @@ pub mod kernel;
 pub mod kube_proxy;
 mod live;
 pub mod plan;
+pub mod portions;
 pub mod table;
 
 pub use backend::NftBackend;

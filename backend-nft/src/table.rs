@@ -17,6 +17,7 @@ use crate::{
         affinity::{self, Shape},
         sets::{self, Pool, SetId},
     },
+    portions,
 };
 
 /// What an element maps to, and its comment.
@@ -44,6 +45,8 @@ pub struct TableState {
     prepared: BTreeSet<Name>,
     /// What the kernel's table was declared with; none when it is not known, or there is no table.
     held: Option<Held>,
+    /// There was a table when it was read last, whatever it held.
+    is_there: bool,
     /// What the transaction under way will have led to.
     next: Option<Next>,
 }
@@ -83,6 +86,7 @@ impl TableState {
             stale: BTreeSet::new(),
             prepared: BTreeSet::new(),
             held: None,
+            is_there: false,
             next: None,
         }
     }
@@ -188,9 +192,11 @@ impl TableState {
         self.chains.desired(&name.into()).cloned().flatten()
     }
 
-    /// This was found in the kernel. What differs too much to be changed in place is replaced as a whole.
-    pub fn adopt(&mut self, found: Found) {
+    /// This was found in the kernel, or that there is no table. What differs too much to be changed in place is replaced as a whole.
+    pub fn adopt(&mut self, found: Option<Found>) {
         self.forget();
+        self.is_there = found.is_some();
+        let Some(found) = found else { return };
         let Some((sets, clients)) = compatible_sets(self.family, &found) else { return };
         if found.chains.iter().any(|(_, likeness)| *likeness == Likeness::OtherDeclaration) {
             return;
@@ -241,32 +247,39 @@ impl TableState {
         self.prepared.extend(names);
     }
 
-    /// Appends what leads from what is there to what should be.
-    pub fn changes(&mut self, transaction: &mut Transaction) {
+    /// What leads from what is there to what should be, in portions of about so many elements. None if it is the same.
+    pub fn changes(&mut self, limit: usize) -> Vec<Transaction> {
+        let mut transaction = Transaction::new();
         let next = match &self.held {
-            Some(held) => self.in_place(held, transaction),
+            Some(held) => self.in_place(held, &mut transaction),
             None => None,
         };
+        let is_in_place = next.is_some();
         self.next = Some(match next {
             Some(next) => next,
-            None => self.anew(transaction),
+            None => self.anew(&mut transaction),
         });
+        match is_in_place {
+            true if transaction.is_empty() => Vec::new(),
+            true => portions::in_place(self.family, transaction, limit),
+            false => portions::anew(self.family, transaction, self.is_there, limit),
+        }
     }
 
     /// The whole table, in place of one that may exist.
     fn anew(&self, transaction: &mut Transaction) -> Next {
         let content = self.content();
-        transaction.add_table(&self.table).delete_table(&self.table).add_content(&content);
         let mut held = Held { sets: vec![None; SetId::ALL.len()], counts: [0; SetId::ALL.len()], clients: Vec::new() };
-        for (set, elements) in content.sets {
+        for (set, elements) in &content.sets {
             match SetId::of_name(&set.name) {
                 Some(id) => {
                     held.counts[id as usize] = elements.len();
-                    held.sets[id as usize] = Some(set);
+                    held.sets[id as usize] = Some(set.clone());
                 }
-                None => held.clients.push(set),
+                None => held.clients.push(set.clone()),
             }
         }
+        transaction.add_table(&self.table).delete_table(&self.table).add_content(content);
         Next { held, stale: BTreeSet::new() }
     }
 
@@ -373,6 +386,7 @@ impl TableState {
     pub fn commit(&mut self) {
         let Some(next) = self.next.take() else { return };
         self.held = Some(next.held);
+        self.is_there = true;
         self.stale = next.stale;
         self.prepared.clear();
         self.chains.commit();

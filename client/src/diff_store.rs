@@ -22,8 +22,44 @@ pub struct DiffStore<K, V> {
 enum Entry<V> {
     /// Desired and applied are equal, and kept once.
     Same(V),
-    /// They differ; both absent never stands.
-    Differs { desired: Option<V>, applied: Option<V> },
+    /// Desired, and not applied.
+    New(V),
+    /// Applied, and not desired.
+    Unwanted(V),
+    /// Both, and different. Boxed because few are: there is an entry for everything in the kernel.
+    Differs(Box<Pair<V>>),
+}
+
+#[derive(Clone, Debug)]
+struct Pair<V> {
+    desired: V,
+    applied: V,
+}
+
+impl<V> Entry<V> {
+    fn desired(&self) -> Option<&V> {
+        match self {
+            Self::Same(value) | Self::New(value) => Some(value),
+            Self::Unwanted(_) => None,
+            Self::Differs(pair) => Some(&pair.desired),
+        }
+    }
+
+    fn into_desired(self) -> Option<V> {
+        match self {
+            Self::Same(value) | Self::New(value) => Some(value),
+            Self::Unwanted(_) => None,
+            Self::Differs(pair) => Some(pair.desired),
+        }
+    }
+
+    fn into_applied(self) -> Option<V> {
+        match self {
+            Self::Same(value) | Self::Unwanted(value) => Some(value),
+            Self::New(_) => None,
+            Self::Differs(pair) => Some(pair.applied),
+        }
+    }
 }
 
 /// What to do to get from what is applied to what is desired.
@@ -75,7 +111,7 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
             let desired = self.take_desired(&key);
             self.put(key, desired, Some(value));
         }
-        let differs = self.entries.iter().filter(|(_, entry)| matches!(entry, Entry::Differs { .. }));
+        let differs = self.entries.iter().filter(|(_, entry)| !matches!(entry, Entry::Same(_)));
         self.dirty = differs.map(|(key, _)| key.clone()).collect();
     }
 
@@ -83,7 +119,7 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
     pub fn set(&mut self, key: K, value: V) {
         // A first fill is most of the work of a backend's start: one look-up for each entry.
         if !self.known {
-            self.entries.insert(key, Entry::Differs { desired: Some(value), applied: None });
+            self.entries.insert(key, Entry::New(value));
             return;
         }
         let applied = self.take_applied(&key);
@@ -110,18 +146,12 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
 
     /// The desired value at `key`.
     pub fn desired(&self, key: &K) -> Option<&V> {
-        match self.entries.get(key)? {
-            Entry::Same(value) => Some(value),
-            Entry::Differs { desired, .. } => desired.as_ref(),
-        }
+        self.entries.get(key)?.desired()
     }
 
     /// All that is desired, by key.
     pub fn iter_desired(&self) -> impl Iterator<Item = (&K, &V)> {
-        self.entries.iter().filter_map(|(key, entry)| match entry {
-            Entry::Same(value) => Some((key, value)),
-            Entry::Differs { desired, .. } => Some((key, desired.as_ref()?)),
-        })
+        self.entries.iter().filter_map(|(key, entry)| Some((key, entry.desired()?)))
     }
 
     /// How to get to what is desired. Costs only what differs, unless all is unknown.
@@ -132,11 +162,14 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
             return diff;
         }
         for key in &self.dirty {
-            let Some((key, Entry::Differs { desired, applied })) = self.entries.get_key_value(key) else { continue };
-            match (desired, applied) {
-                (Some(value), replaces) => diff.set.push(Set { key, value, replaces: replaces.as_ref() }),
-                (None, Some(applied)) => diff.removed.push((key, applied)),
-                (None, None) => {}
+            let Some((key, entry)) = self.entries.get_key_value(key) else { continue };
+            match entry {
+                Entry::Same(_) => {}
+                Entry::New(value) => diff.set.push(Set { key, value, replaces: None }),
+                Entry::Unwanted(applied) => diff.removed.push((key, applied)),
+                Entry::Differs(pair) => {
+                    diff.set.push(Set { key, value: &pair.desired, replaces: Some(&pair.applied) });
+                }
             }
         }
         diff
@@ -146,17 +179,13 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
     pub fn commit(&mut self) {
         if !self.known {
             self.known = true;
-            for entry in self.entries.values_mut() {
-                if let Entry::Differs { desired, .. } = entry
-                    && let Some(value) = desired.take()
-                {
-                    *entry = Entry::Same(value);
-                }
-            }
+            // Nothing is known to be applied, so everything is new. The entries are added in order: that fills their nodes.
+            let entries = std::mem::take(&mut self.entries).into_iter();
+            self.entries = entries.filter_map(|(key, entry)| Some((key, Entry::Same(entry.into_desired()?)))).collect();
             return;
         }
         for key in std::mem::take(&mut self.dirty) {
-            if let Some(Entry::Differs { desired: Some(value), .. }) = self.entries.remove(&key) {
+            if let Some(value) = self.entries.remove(&key).and_then(Entry::into_desired) {
                 self.entries.insert(key, Entry::Same(value));
             }
         }
@@ -167,26 +196,20 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
         self.known = false;
         self.dirty.clear();
         for (key, entry) in std::mem::take(&mut self.entries) {
-            if let Entry::Same(desired) | Entry::Differs { desired: Some(desired), .. } = entry {
-                self.entries.insert(key, Entry::Differs { desired: Some(desired), applied: None });
+            if let Some(desired) = entry.into_desired() {
+                self.entries.insert(key, Entry::New(desired));
             }
         }
     }
 
     /// Takes an entry out for a new desired value: what is applied.
     fn take_applied(&mut self, key: &K) -> Option<V> {
-        match self.entries.remove(key)? {
-            Entry::Same(value) => Some(value),
-            Entry::Differs { applied, .. } => applied,
-        }
+        self.entries.remove(key)?.into_applied()
     }
 
     /// Takes an entry out for a new applied value: what is desired.
     fn take_desired(&mut self, key: &K) -> Option<V> {
-        match self.entries.remove(key)? {
-            Entry::Same(value) => Some(value),
-            Entry::Differs { desired, .. } => desired,
-        }
+        self.entries.remove(key)?.into_desired()
     }
 
     fn put(&mut self, key: K, desired: Option<V>, applied: Option<V>) {
@@ -197,15 +220,16 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
             }
             (Some(desired), Some(applied)) if desired == applied => {
                 self.dirty.remove(&key);
-                Entry::Same(desired)
+                self.entries.insert(key, Entry::Same(desired));
+                return;
             }
-            (desired, applied) => {
-                if self.known {
-                    self.dirty.insert(key.clone());
-                }
-                Entry::Differs { desired, applied }
-            }
+            (Some(desired), Some(applied)) => Entry::Differs(Box::new(Pair { desired, applied })),
+            (Some(desired), None) => Entry::New(desired),
+            (None, Some(applied)) => Entry::Unwanted(applied),
         };
+        if self.known {
+            self.dirty.insert(key.clone());
+        }
         self.entries.insert(key, entry);
     }
 }

@@ -125,7 +125,7 @@ fn normal(kernel: &FakeKernel) -> BTreeMap<Table, crate::fake::FakeTable> {
 fn planned(backend: &NftBackend<FakeKernel>) -> BTreeMap<Table, crate::fake::FakeTable> {
     let mut kernel = FakeKernel::default();
     let mut transaction = Transaction::new();
-    backend.plan().iter().for_each(|content| _ = transaction.add_content(content));
+    backend.plan().into_iter().for_each(|content| _ = transaction.add_content(content));
     kernel.apply(&transaction).unwrap();
     normal(&kernel)
 }
@@ -177,7 +177,7 @@ fn a_second_sync_and_a_restart_send_nothing() {
     assert_eq!(sent(&mut backend, &state, &Changes::default()), (0, 0, 0));
     assert_eq!(sent(&mut backend, &state, &Changes::everything()), (0, 0, 0));
     assert_eq!(sent(&mut restarted(&backend), &state, &Changes::everything()), (0, 0, 0));
-    assert_eq!(backend.kernel.reads, 2, "tables are read once");
+    assert_eq!(backend.kernel.reads, 4, "tables are read once, and substitutes looked for");
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn one_endpoint_more_sends_only_what_differs() {
     let gone = with(&[]);
     // The dispatch and two slots go, and the VIP is answered for.
     assert_eq!(sent(&mut backend, &gone, &changed(&["web"])), (1, 3, 0));
-    assert_eq!(backend.kernel.reads, 2);
+    assert_eq!(backend.kernel.reads, 4);
 }
 
 #[test]
@@ -521,8 +521,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_history_ends_in_the_same_kernel(history in proptest::collection::vec((any_state(), any::<bool>(), any::<bool>()), 1..6)) {
+    fn any_history_ends_in_the_same_kernel(history in proptest::collection::vec((any_state(), any::<bool>(), proptest::option::of(0..5_usize)), 1..6), portion in 1..60_usize) {
         let mut backend = backend();
+        backend.portion = portion;
         let mut before = Snapshot::default();
         let mut changes = Changes::everything();
         for (state, restart, interrupted) in &history {
@@ -530,13 +531,14 @@ proptest! {
             before = state.clone();
             if *restart {
                 backend = restarted(&backend);
+                backend.portion = portion;
                 changes = Changes::everything();
             }
-            backend.kernel.denied = *interrupted;
+            backend.kernel.denied_after = *interrupted;
             if backend.apply(state, &changes).is_ok() {
                 changes = Changes::default();
             }
-            backend.kernel.denied = false;
+            backend.kernel.denied_after = None;
         }
         let (last, ..) = history.last().unwrap();
         backend.apply(last, &changes).unwrap().whole().unwrap();
@@ -571,3 +573,4 @@ proptest! {
 }
 
 mod affinity;
+mod portions;

@@ -27,6 +27,14 @@ pub fn table(family: Family) -> Table {
     Table::new(family, TABLE)
 }
 
+/// The table that works in the place of a family's table while that is replaced, if it is too big to be replaced at once.
+pub fn substitute(family: Family) -> Table {
+    Table::new(family, SUBSTITUTE)
+}
+
+/// The name of both substitutes.
+pub const SUBSTITUTE: &str = "localnet-substitute";
+
 /// The kernel's word for an address family of the model.
 pub fn family_of(family: localnet_proto::Family) -> Family {
     match family {

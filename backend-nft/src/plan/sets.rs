@@ -78,7 +78,7 @@ impl SetId {
     }
 
     /// Its name in the kernel.
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::ClusterIps => "cluster-ips",
             Self::External => "external",

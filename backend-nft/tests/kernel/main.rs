@@ -310,7 +310,7 @@ fn scripts_are_transactions() {
     backend.remove_all().unwrap();
     let mut transaction = Transaction::new();
     for content in backend.plan() {
-        transaction.add_content(&content);
+        transaction.add_content(content);
     }
     load(by_script.node(), &nft::script(&transaction));
     load(by_listing.node(), &DryRun::new(config()).text(&state(), &Changes::everything()));

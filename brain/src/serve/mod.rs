@@ -47,6 +47,8 @@ use crate::feed::Feed;
 const MAX_CONNECTIONS: usize = 1024;
 /// Streams of one connection.
 const MAX_STREAMS: u32 = 256;
+/// Bytes of an answer that wait for a reader who does not take them.
+const SEND_BUFFER: usize = 64 << 10;
 /// How long a connection may be silent before it is asked whether it still lives, and how long it has to answer.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(10));
 /// How long a peer may take for the TLS handshake.
@@ -193,6 +195,7 @@ fn http2_server() -> auto::Builder<TokioExecutor> {
         .timer(TokioTimer::new())
         .keep_alive_interval(KEEP_ALIVE.0)
         .keep_alive_timeout(KEEP_ALIVE.1)
+        .max_send_buf_size(SEND_BUFFER)
         .max_concurrent_streams(MAX_STREAMS);
     builder
 }

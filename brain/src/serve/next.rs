@@ -90,6 +90,11 @@ impl Encoder for Verbatim {
     type Item = Bytes;
     type Error = Status;
 
+    fn buffer_settings(&self) -> BufferSettings {
+        // A reader that waits holds the first; the other is how much is joined before it is sent.
+        BufferSettings::new(512, 16 << 10)
+    }
+
     fn encode(&mut self, item: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
         buffer.reserve(item.len());
         buffer.put(item);

@@ -22,7 +22,7 @@ use localnet_brain::{
 use localnet_client::vips::{Config, Detector, NodePortAddresses};
 use localnet_lab::{Network, Topology};
 use localnet_linux::nft::{Family, Socket, Table, Transaction};
-use localnet_nft::desired::Desired;
+use localnet_nft::{desired::Desired, portions::PORTION};
 use localnet_proto::{Changes, Revision, ServiceKey, Snapshot, encode};
 use serde_json::json;
 
@@ -125,10 +125,9 @@ fn plan(criterion: &mut Criterion) {
         };
         let plan = |changes| {
             desired.update(&state.borrow(), &changes);
-            let mut transaction = Transaction::new();
-            desired.tables().iter_mut().for_each(|table| table.changes(&mut transaction));
+            let transactions: Vec<_> = desired.tables().iter_mut().map(|table| table.changes(PORTION)).collect();
             Family::ALL.into_iter().for_each(|family| desired.commit(family));
-            transaction
+            transactions
         };
         bencher.iter_batched(setup, plan, BatchSize::PerIteration);
     });
@@ -140,7 +139,7 @@ fn batch(criterion: &mut Criterion) -> anyhow::Result<()> {
     desired.update(&state(), &Changes::everything());
     let (mut everything, mut nothing) = (Transaction::new(), Transaction::new());
     for content in desired.content() {
-        everything.add_content(&content);
+        everything.add_content(content);
     }
     for family in [Family::V4, Family::V6] {
         nothing.delete_table(&Table::new(family, "localnet"));

@@ -186,6 +186,8 @@ fn slice(service: &str, addresses: impl Iterator<Item = Ipv4Addr>, node: &str) -
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
         "metadata": {
             "name": name, "namespace": NAMESPACE,
+            // Who wrote which field is not to be kept: that is most of an API server's work, and nothing that a proxy reads.
+            "managedFields": [{}],
             "labels": {
                 "kubernetes.io/service-name": service,
                 "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",

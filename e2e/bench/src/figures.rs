@@ -136,6 +136,8 @@ pub(crate) struct Kernel {
     pub(crate) services: u32,
     pub(crate) endpoints: u32,
     pub(crate) median: f64,
+    /// What one commit of it took at most.
+    pub(crate) longest: f64,
     /// `nft -f` of the same.
     pub(crate) nft: Option<f64>,
 }

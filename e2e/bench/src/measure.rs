@@ -101,7 +101,7 @@ impl Others {
 
 /// CPU time of the control plane and of this program.
 fn surroundings(site: &Site) -> anyhow::Result<Duration> {
-    let mut all = usage::cpu(std::process::id())?;
+    let mut all = usage::own()?;
     for process in site.control_plane() {
         all += usage::cpu(process)?;
     }

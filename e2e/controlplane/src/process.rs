@@ -53,6 +53,8 @@ impl Process {
         // A proxy or an ETCD_… setting of the caller's must not reach the control plane.
         let path = std::env::var_os("PATH").unwrap_or_default();
         command.env_clear().env("PATH", path);
+        // There is more memory than time.
+        command.env("GOGC", "400");
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
 
         let (parent, dropped) = mpsc::channel::<Infallible>();

@@ -135,14 +135,14 @@ impl Transaction {
     }
 
     /// Creates a whole table: chains first, then sets with their elements, then rules.
-    pub fn add_content(&mut self, content: &TableContent) -> &mut Self {
+    pub fn add_content(&mut self, content: TableContent) -> &mut Self {
         self.add_table(&content.table);
         for chain in &content.chains {
             self.declare_chain(&content.table, &Arc::new(Chain { rules: Vec::new(), ..chain.clone() }));
         }
-        for (set, elements) in &content.sets {
-            self.add_set(&content.table, set);
-            self.add_elements(&content.table, set, elements.clone());
+        for (set, elements) in content.sets {
+            self.add_set(&content.table, &set);
+            self.add_elements(&content.table, &set, elements);
         }
         for chain in &content.chains {
             self.add_rules(&content.table, chain);

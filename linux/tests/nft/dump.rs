@@ -60,7 +60,7 @@ fn dump_is_what_was_loaded(family: Family) {
     check(&mut socket);
 
     let mut transaction = Transaction::new();
-    transaction.add_content(&content);
+    transaction.add_content(content.clone());
     nft(&["flush", "ruleset"], "");
     nft(&["-f", "-"], &localnet_linux::nft::script(&transaction));
     check(&mut socket);

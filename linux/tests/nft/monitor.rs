@@ -17,7 +17,7 @@ fn commits_of_others_are_told_with_their_tables() {
         let mut socket = Socket::open().unwrap();
         let mut monitor = Monitor::subscribe(vec![socket.port()]).unwrap();
         let mut transaction = Transaction::new();
-        transaction.add_content(&everything(Family::V4)).add_content(&everything(Family::V6));
+        transaction.add_content(everything(Family::V4)).add_content(everything(Family::V6));
         socket.commit(&transaction).unwrap();
 
         nft(&["delete", "element", "ip", "everything", "plain", "{ 10.96.0.1 }"], "");

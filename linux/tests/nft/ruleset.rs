@@ -212,7 +212,7 @@ pub(crate) fn everything(family: Family) -> TableContent {
 
 pub(crate) fn load(content: &TableContent) -> Socket {
     let mut transaction = Transaction::new();
-    transaction.add_content(content);
+    transaction.add_content(content.clone());
     let mut socket = Socket::open().unwrap();
     socket.commit(&transaction).unwrap_or_else(|error| panic!("{error}\n{}", script(&transaction)));
     socket
@@ -227,7 +227,7 @@ fn netlink_lists_like_text(family: Family) {
 
     nft(&["flush", "ruleset"], "");
     let mut transaction = Transaction::new();
-    transaction.add_content(&content);
+    transaction.add_content(content.clone());
     nft(&["-f", "-"], &script(&transaction));
     let by_text = nft(&LIST, "");
     assert_same(&by_netlink, &by_text, "netlink and text make the same");

@@ -265,12 +265,13 @@ fn kernel(figures: &Figures) -> Table {
     let mut table = Table::new(
         "nft: empty kernel → all rules, from a state in memory",
         "In one process, without brain and API server. Beside it `nft -f` of the same tables as text.",
-        &["size", "median", "nft -f", "against ours"],
+        &["size", "median", "longest commit", "nft -f", "against ours"],
     );
     for kernel in &figures.kernel {
         table.rows.push(vec![
             format!("{}x{}", kernel.services, kernel.endpoints),
             time(kernel.median),
+            time(kernel.longest),
             or_dash(kernel.nft.map(time)),
             or_dash(kernel.nft.map(|nft| ratio(nft, kernel.median))),
         ]);

@@ -1,0 +1,129 @@
+//! What is too much for one commit: whatever is sent in between, each VIP is as it was before or as it is to be.
+
+use localnet_linux::nft::ElementKey;
+
+use super::*;
+
+/// The elements of a VIP, by set.
+type Programmed = BTreeMap<(nft::Name, ElementKey), Element>;
+
+/// What packets of a family meet: the VIPs of each table that they enter.
+fn met(kernel: &FakeKernel, family: Family) -> Vec<BTreeMap<VipKey, Programmed>> {
+    let of_family = kernel.tables.iter().filter(|(name, _)| name.family == family);
+    let entered = of_family.filter(|(_, table)| table.chains.values().any(|chain| chain.hook.is_some()));
+    let vips = |sets: &BTreeMap<nft::Name, (_, BTreeMap<ElementKey, Element>)>| {
+        let mut vips: BTreeMap<VipKey, Programmed> = BTreeMap::new();
+        for (name, (_, elements)) in sets {
+            for (key, element) in elements {
+                let length = if family == Family::V4 { 12 } else { 24 };
+                let vip = key.start().as_bytes().get(..length).map(Tuple::from_bytes);
+                // Neither ClusterIPs nor hairpins, whose keys are others.
+                if let Some(vip) = vip.and_then(|vip| elements::read_vip(&vip)) {
+                    vips.entry(vip).or_default().insert((name.clone(), key.clone()), element.clone());
+                }
+            }
+        }
+        vips
+    };
+    entered.map(|(_, table)| vips(&table.sets)).collect()
+}
+
+/// Applies what was sent since `before`, one transaction after the other: no VIP is ever anything but what it was or will be, in
+/// that order, and packets enter one table.
+fn check_on_the_way(before: &FakeKernel, after: &FakeKernel) {
+    let mut kernel = before.clone();
+    let ends = Family::ALL.map(|family| met(after, family).remove(0));
+    for transaction in &after.log[before.log.len()..] {
+        let starts = Family::ALL.map(|family| met(&kernel, family).pop().unwrap_or_default());
+        kernel.apply(transaction).unwrap();
+        for (family, (start, end)) in Family::ALL.into_iter().zip(starts.iter().zip(&ends)) {
+            let now = met(&kernel, family);
+            assert!(now.len() <= 1, "packets enter {} tables", now.len());
+            let Some(now) = now.first() else { continue };
+            for vip in start.keys().chain(now.keys()).chain(end.keys()) {
+                let [was, is, will] = [start, now, end].map(|vips| vips.get(vip));
+                assert!(is == was || is == will, "{vip:?}: {was:?}, {is:?}, {will:?}");
+            }
+        }
+    }
+    assert_eq!(kernel.tables, after.tables);
+}
+
+fn apply(backend: &mut NftBackend<FakeKernel>, state: &Snapshot, changes: &Changes) -> usize {
+    let before = backend.kernel.clone();
+    backend.apply(state, changes).unwrap().whole().unwrap();
+    check_on_the_way(&before, &backend.kernel);
+    assert!(!backend.kernel.tables.keys().any(|table| *table.name == *plan::SUBSTITUTE));
+    backend.kernel.log.len() - before.log.len()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_vip_is_what_it_was_or_what_it_is_to_be(history in proptest::collection::vec((any_state(), any::<bool>()), 1..5), portion in 1..40_usize) {
+        let mut backend = backend();
+        let mut before = Snapshot::default();
+        let mut changes = Changes::everything();
+        for (state, restart) in &history {
+            if *restart {
+                backend = restarted(&backend);
+                changes = Changes::everything();
+            }
+            backend.portion = portion;
+            changes.merge(difference(&before, state));
+            apply(&mut backend, state, &changes);
+            changes = Changes::default();
+            before = state.clone();
+        }
+    }
+}
+
+fn many(count: u8) -> Snapshot {
+    state((0..count).map(|i| service(&format!("s{i}"), &format!("172.30.0.{i}"), &["10.180.1.2", "10.180.1.4"])))
+}
+
+/// Three elements for each service, a ClusterIP among them.
+const EACH: usize = 4;
+
+#[test]
+fn a_big_table_is_replaced_by_way_of_another() {
+    let mut backend = backend();
+    backend.portion = 10 * EACH;
+    let state = many(100);
+    assert_eq!(apply(&mut backend, &state, &Changes::everything()), 10 + 1, "ten portions, and IPv6");
+    for table in backend.kernel.tables.values_mut() {
+        table.chains.values_mut().for_each(|chain| chain.comment = Some("of another version".into()));
+    }
+    let mut next = restarted(&backend);
+    next.portion = backend.portion;
+    assert_eq!(apply(&mut next, &state, &Changes::everything()), 10 + 10 + 1, "there and back, and IPv6");
+    assert_eq!(normal(&next.kernel), planned(&next));
+}
+
+#[test]
+fn a_replacement_that_broke_off_is_finished_by_the_next_start() {
+    let mut backend = backend();
+    backend.portion = 10 * EACH;
+    let state = many(100);
+    apply(&mut backend, &state, &Changes::everything());
+    for table in backend.kernel.tables.values_mut() {
+        table.chains.values_mut().for_each(|chain| chain.comment = Some("of another version".into()));
+    }
+    let mut left_substitutes = 0;
+    for transactions in 0..20 {
+        let mut broken = restarted(&backend);
+        broken.portion = backend.portion;
+        broken.kernel.denied_after = Some(transactions);
+        assert!(broken.apply(&state, &Changes::everything()).is_err() || transactions > 19);
+        broken.kernel.denied_after = None;
+        let substitute = plan::substitute(Family::V4);
+        left_substitutes += usize::from(broken.kernel.tables.contains_key(&substitute));
+        // Killed there.
+        let mut next = restarted(&broken);
+        next.portion = backend.portion;
+        next.apply(&state, &Changes::everything()).unwrap().whole().unwrap();
+        assert_eq!(normal(&next.kernel), planned(&next), "{transactions}");
+    }
+    assert!(left_substitutes > 10, "{left_substitutes}");
+}

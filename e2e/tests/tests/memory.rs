@@ -1,0 +1,198 @@
+//! Services that are renamed and endpoints that change, a great many times, in one process with all that a node runs: memory stays as
+//! it was. `CHANGES=1000000` for more of them.
+//!
+//! ```text
+//!  events ─► cluster ─► feed ─┬─► localnet-nft's backend ─► a kernel of its own
+//!                             └─► a socket ─► one reader of full states, one of changes
+//! ```
+
+use std::{
+    env, fs,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use k8s_openapi::{
+    api::core::v1::{Node, Service},
+    api::discovery::v1::EndpointSlice,
+};
+use localnet_brain::{
+    cluster::{Cluster, Event, Kind, Object, Options},
+    feed::Feed,
+    localize::NodeIps,
+    pump,
+    serve::{self, Listener, Reports},
+};
+use localnet_client::{Revision, Snapshot, Source as _, grpc::Brain, vips::Config};
+use localnet_lab::{Network, Topology};
+use localnet_nft::LiveBackend;
+use localnet_node::FeedSource;
+use localnet_proto::Address;
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, watch};
+
+const SERVICES: u64 = 2000;
+/// Changes that are handed over together, so that a hundred thousand take seconds.
+const BATCH: u64 = 100;
+/// Resident memory may have grown by so much of itself at the end.
+const GROWTH: f64 = 0.01;
+/// A full state is read this often, however fast states come: it is all decoded anew.
+const FULL: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[test]
+fn memory_is_the_same_after_a_hundred_thousand_changes() -> anyhow::Result<()> {
+    let changes = env::var("CHANGES").ok().map_or(Ok(100_000), |text| text.parse()).context("CHANGES")?;
+    let network = Network::build(Topology::default())?;
+    // One thread: the allocator keeps memory for each.
+    network.node().run(|| tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run(changes)))
+}
+
+async fn run(changes: u64) -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let address = Address::Unix(folder.path().join("brain.sock"));
+    let (feed, reports) = (Feed::new(1), Reports::default());
+    let (events, batches) = mpsc::channel(1);
+    let cluster = Cluster::new(Options::of_node("node-1"));
+    let node_ips = watch::channel(NodeIps::default()).1;
+    let backend = LiveBackend::open(Config::default()).await?;
+    let in_process = FeedSource::new(feed.clone(), reports.clone());
+    let listener = Listener::bind(&address, &serve::Options::default()).await?;
+    let read = [Arc::<AtomicU64>::default(), Arc::default()];
+
+    tokio::spawn(pump::run(cluster, batches, node_ips, feed.clone()));
+    tokio::spawn(serve::run(vec![listener], feed.clone(), reports.clone(), std::future::pending()));
+    tokio::spawn(localnet_client::run(backend, in_process, Default::default(), std::future::pending()));
+    for (fold, read) in [false, true].into_iter().zip(&read) {
+        tokio::spawn(follow(Brain::new(address.clone(), None)?, fold, read.clone()));
+    }
+
+    let mut world = World { generation: 0 };
+    events.send(world.lists()?).await?;
+    let mut after_warming_up = None;
+    for done in (0..changes).step_by(BATCH as usize) {
+        if done * 4 >= changes && after_warming_up.is_none() {
+            all_have(&feed, &reports, &read).await?;
+            after_warming_up = Some(resident()?);
+        }
+        let batch = (0..BATCH / 2).map(|_| world.two_changes()).collect::<anyhow::Result<Vec<_>>>()?;
+        events.send(batch.concat()).await?;
+    }
+    all_have(&feed, &reports, &read).await?;
+    ensure!(feed.state().len() as u64 == SERVICES, "{} Services are left", feed.state().len());
+
+    let (before, after) = (after_warming_up.context("no changes")?, resident()?);
+    let growth = after / before - 1.0;
+    println!(
+        "{changes} changes, {} states: resident {before:.1} MiB, then {after:.1} MiB",
+        feed.state().revision().rev
+    );
+    ensure!(growth <= GROWTH, "memory grew by {:.1} %: {before:.1} MiB, then {after:.1} MiB", growth * 100.0);
+    Ok(())
+}
+
+/// Reads one state after the other, as a backend would.
+async fn follow(brain: Brain, fold: bool, read: Arc<AtomicU64>) {
+    let mut state = Snapshot::default();
+    loop {
+        let update = brain.next(state.revision, fold && state.revision != Revision::default()).await.expect("a state");
+        state.apply(update);
+        read.store(state.revision.rev, Ordering::Relaxed);
+        if !fold {
+            tokio::time::sleep(FULL).await;
+        }
+    }
+}
+
+/// Waits until everybody has the newest state.
+async fn all_have(feed: &Feed, reports: &Reports, read: &[Arc<AtomicU64>]) -> anyhow::Result<()> {
+    let began = Instant::now();
+    loop {
+        let newest = feed.state().revision().rev;
+        let applied = reports.last("nft").map_or(0, |received| received.report.rev);
+        let slowest = read.iter().map(|read| read.load(Ordering::Relaxed)).chain([applied]).min();
+        // The events may still be on their way to the cluster: a state that stays is the last one.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        if slowest == Some(newest) && feed.state().revision().rev == newest {
+            return Ok(());
+        }
+        ensure!(began.elapsed() < PATIENCE, "state {newest} has not arrived everywhere: {slowest:?}");
+    }
+}
+
+/// Resident memory in MiB.
+fn resident() -> anyhow::Result<f64> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("VmRSS")?;
+    let kib: f64 = line.trim().trim_end_matches("kB").trim().parse()?;
+    Ok(kib / 1024.0)
+}
+
+/// What changes. Nothing ever has a name or an address that it had before.
+struct World {
+    generation: u64,
+}
+
+impl World {
+    fn lists(&mut self) -> anyhow::Result<Vec<Event>> {
+        let node = json!({ "metadata": { "name": "node-1" },
+            "status": { "addresses": [{ "type": "InternalIP", "address": "192.168.0.2" }] } });
+        let node: Node = serde_json::from_value(node)?;
+        let services = (0..SERVICES).map(|number| service(number, number)).collect::<anyhow::Result<_>>()?;
+        let slices = (0..SERVICES).map(|number| slice(number, number)).collect::<anyhow::Result<_>>()?;
+        self.generation = SERVICES;
+        Ok(vec![
+            Event::Replace { kind: Kind::Service, objects: services },
+            Event::Replace { kind: Kind::Slice, objects: slices },
+            Event::Replace { kind: Kind::Node, objects: vec![Object::Node(node.into())] },
+            Event::Replace { kind: Kind::ServiceCidr, objects: vec![] },
+        ])
+    }
+
+    /// The oldest Service is deleted and comes with another name, then the endpoints of another one are others.
+    fn two_changes(&mut self) -> anyhow::Result<Vec<Event>> {
+        let (old, new) = (self.generation - SERVICES, self.generation);
+        self.generation += 1;
+        let gone = |kind| Event::Delete { kind, namespace: "default".into(), name: name(old).into() };
+        let other = Event::Apply(slice(old + SERVICES / 2, new)?);
+        Ok(vec![
+            gone(Kind::Service),
+            gone(Kind::Slice),
+            Event::Apply(service(new, new)?),
+            Event::Apply(slice(new, new)?),
+            other,
+        ])
+    }
+}
+
+fn name(number: u64) -> String {
+    format!("service-{number}")
+}
+
+fn service(number: u64, address: u64) -> anyhow::Result<Object> {
+    let ip = format!("172.30.{}.{}", address % SERVICES / 250, address % SERVICES % 250);
+    let service: Service = serde_json::from_value(json!({
+        "metadata": { "name": name(number), "namespace": "default" },
+        "spec": { "type": "ClusterIP", "clusterIP": ip, "clusterIPs": [ip], "ports": [{ "name": "http", "port": 80, "protocol": "TCP" }] },
+    }))?;
+    Ok(Object::Service(service.into()))
+}
+
+fn slice(number: u64, generation: u64) -> anyhow::Result<Object> {
+    let endpoint = |host: u64| -> Value {
+        let address = generation % 60_000;
+        let ip = format!("10.{host}.{}.{}", address / 250, address % 250);
+        json!({ "addresses": [ip], "conditions": { "ready": true }, "nodeName": "node-2" })
+    };
+    let slice: EndpointSlice = serde_json::from_value(json!({
+        "metadata": { "name": name(number), "namespace": "default", "labels": { "kubernetes.io/service-name": name(number) } },
+        "addressType": "IPv4",
+        "ports": [{ "name": "http", "port": 8080, "protocol": "TCP" }],
+        "endpoints": [endpoint(180), endpoint(181)],
+    }))?;
+    Ok(Object::Slice(slice.into()))
+}
