@@ -57,11 +57,11 @@ bless: deps ## Rewrite the expectations (golden files); read the difference befo
 
 bench: deps controlplane ## Figures beside kube-proxy, into docs/PERFORMANCE.md (40 minutes; QUICK=1: 5, into target/bench; needs root)
 	@[ "$$(id -u)" = 0 ] || { echo "make bench creates network namespaces: run it as root" >&2; exit 1; }
-	$(CARGO) build --release --locked --workspace --bins
+	$(CARGO) build --release --locked --workspace --bins --benches
 	mkdir -p target/bench
-	$(CARGO) bench --locked -p localnet-bench --bench steps -- --noplot $(if $(QUICK),--quick)
-	QUICK=$(QUICK) FIGURES=$(CURDIR)/target/bench/kernel.json $(CARGO) bench --locked -p localnet-nft --bench nft
-	$(if $(QUICK),SERVICES=1000) $(CARGO) bench --locked -p localnet-e2e --bench from_yaml
+	$(CARGO) bench --locked --workspace --bench steps -- --noplot $(if $(QUICK),--quick)
+	QUICK=$(QUICK) FIGURES=$(CURDIR)/target/bench/kernel.json $(CARGO) bench --locked --workspace --bench nft
+	$(if $(QUICK),SERVICES=1000) $(CARGO) bench --locked --workspace --bench from_yaml
 	target/release/localnet-bench --kernel target/bench/kernel.json --criterion target/criterion \
 		$(if $(QUICK),--quick --output target/bench,--output docs)
 

@@ -135,13 +135,13 @@ impl TableState {
     /// The whole table, in place of one that may exist.
     fn anew(&self, transaction: &mut Transaction) -> Held {
         let content = self.content();
-        transaction.add_table(&self.table).delete_table(&self.table).add_content(&content);
         let mut counts = [0; SetId::ALL.len()];
-        let sets = content.sets.into_iter().enumerate().map(|(index, (set, elements))| {
+        let sets = content.sets.iter().enumerate().map(|(index, (set, elements))| {
             counts[index] = elements.len();
-            set
+            Arc::clone(set)
         });
         let sets = sets.collect();
+        transaction.add_table(&self.table).delete_table(&self.table).add_content(content);
         Held { sets, counts, chains: self.chains().map(|chain| (chain.name.clone(), chain)).collect() }
     }
 

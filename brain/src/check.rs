@@ -146,7 +146,7 @@ pub async fn run(arguments: &CheckArguments, said: &Config) -> anyhow::Result<()
     let (sender, mut events) = mpsc::channel(64);
     let (stop, mut work) = (CancellationToken::new(), JoinSet::new());
     let _stop = stop.clone().drop_guard();
-    let (_events, _api) = run::watch(&source, &options, sender, stop, &mut work).await?;
+    let _events = run::watch(&source, &options, sender, stop, &mut work).await?;
     let mut cluster = Cluster::new(options);
     cluster.set_node_ips(configured::node_ips(said));
     let localized = async {

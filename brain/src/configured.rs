@@ -7,7 +7,7 @@ use std::{
     net::SocketAddr,
 };
 
-use localnet_config::{Config, Family, IpFamilyPolicy, Mode, Node, NodePortAddresses};
+use localnet_config::{Config, Family, IpFamilyPolicy, Node, NodePortAddresses};
 use localnet_config_file::Current;
 use tokio::sync::watch;
 use tracing::{info, warn};
@@ -78,9 +78,6 @@ impl Configured {
         let said = current.now();
         let (feed, events) = (brain.feed(), brain.events().clone());
         events.tell(Happened::Starting);
-        if said.mode == Mode::Ipvs {
-            events.tell(Happened::IpvsDeprecated);
-        }
         let options = health(&said);
         if said.bind_address_hard_fail {
             health::check(options.healthz)?;

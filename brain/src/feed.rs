@@ -6,8 +6,9 @@
 //! ```
 //!
 //! A reader holds a [`State`] and its own place in it; nothing is queued for it, however slow it is. A full state is the
-//! changes since revision 0. Each service is encoded once, when it is first asked for.
+//! changes since revision 0. Each service is encoded once, when it changes, and kept so.
 
+mod counts;
 mod health;
 mod items;
 #[cfg(test)]
@@ -15,17 +16,22 @@ mod tests;
 
 use std::{
     ops::Bound,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
 
 use bytes::Bytes;
 use imbl::{OrdMap, OrdSet};
-use localnet_proto::{Change, Node, Revision, Service, ServiceKey, Snapshot, Update, encode};
+use localnet_proto::{
+    Node, Revision, Service, ServiceKey, Snapshot, Update,
+    decode::{Assembler, DecodeError},
+    encode,
+};
 use prost::Message as _;
 use tokio::sync::watch;
 
 use crate::{localize::Localized, metrics::Metrics};
+pub use counts::Counts;
 pub use health::{HealthFacts, NodeFacts};
 pub use items::Items;
 
@@ -118,19 +124,14 @@ impl Feed {
     }
 }
 
-/// One service in a state.
+/// A service in a state, as all readers get it. Nothing else is kept of it: memory of the brain is mostly this and what the cluster
+/// says.
 #[derive(Debug)]
 struct Entry {
-    /// The revision that it is from.
+    /// The revision that brought it.
     rev: u64,
-    service: Arc<Service>,
-    encoded: OnceLock<Box<[Bytes]>>,
-}
-
-impl Entry {
-    fn items(&self) -> &[Bytes] {
-        self.encoded.get_or_init(|| encode::service_bytes(&self.service).into())
-    }
+    items: Box<[Bytes]>,
+    counts: Counts,
 }
 
 /// The node's facts in a state.
@@ -198,19 +199,14 @@ impl State {
         self.services.is_empty()
     }
 
+    /// The sum over all services.
+    pub fn counts(&self) -> Counts {
+        self.services.values().map(|entry| entry.counts).sum()
+    }
+
     /// The node's facts.
     pub fn node(&self) -> &Node {
         &self.node.node
-    }
-
-    /// The services, by name.
-    pub fn services(&self) -> impl Iterator<Item = &Arc<Service>> {
-        self.services.values().map(|entry| &entry.service)
-    }
-
-    /// A service.
-    pub fn service(&self, key: &ServiceKey) -> Option<&Arc<Service>> {
-        self.services.get(key).map(|entry| &entry.service)
     }
 
     /// What to send to a reader that holds the state `request` and can (`delta`) fold changes into it.
@@ -219,19 +215,26 @@ impl State {
         Answer { delta: since.is_some(), items: Items::new(self.clone(), since) }
     }
 
-    /// The same for a reader in this process: services are shared, nothing is encoded.
-    pub fn update(&self, request: Revision, delta: bool) -> Update {
-        let Some(since) = self.since(request, delta) else { return Update::Full(self.snapshot()) };
-        let node = (self.node.rev > since).then(|| Change::Node(self.node.node.clone()));
-        let services = self.changed_since(since).map(|(_, entry)| Change::Service(Arc::clone(&entry.service)));
-        let removed = self.removed_since(since).map(|(_, key)| Change::Removed(key.clone()));
-        Update::Delta { revision: self.revision, changes: node.into_iter().chain(services).chain(removed).collect() }
+    /// The same for a reader in this process.
+    ///
+    /// # Errors
+    /// A service has been encoded in a way that cannot be read.
+    pub fn update(&self, request: Revision, delta: bool) -> Result<Update, DecodeError> {
+        let mut assembler = Assembler::default();
+        for item in self.answer(request, delta).items {
+            assembler.push_bytes(item)?;
+        }
+        assembler.finish()
     }
 
     /// The state as a value.
-    pub fn snapshot(&self) -> Snapshot {
-        let services = self.services.iter().map(|(key, entry)| (key.clone(), Arc::clone(&entry.service)));
-        Snapshot { revision: self.revision, node: self.node.node.clone(), services: services.collect() }
+    ///
+    /// # Errors
+    /// As [`update`](Self::update).
+    pub fn snapshot(&self) -> Result<Snapshot, DecodeError> {
+        let mut snapshot = Snapshot::default();
+        snapshot.apply(self.update(Revision::default(), false)?);
+        Ok(snapshot)
     }
 
     /// The revision that a delta can start from, if there can be one.
@@ -245,10 +248,6 @@ impl State {
         self.changed.range((Bound::Included(first_after(since)), Bound::Unbounded))
     }
 
-    fn removed_since(&self, since: u64) -> impl Iterator<Item = &(u64, ServiceKey)> {
-        self.removals.range((Bound::Included(first_after(since)), Bound::Unbounded))
-    }
-
     /// Folds the changes in; the revision moves on if there are any.
     fn fold(&mut self, localized: Localized) {
         let rev = self.revision.rev + 1;
@@ -259,7 +258,7 @@ impl State {
         }
         for (key, service) in localized.services {
             differs |= match service {
-                Some(service) => self.set(rev, key, service),
+                Some(service) => self.set(rev, key, &service),
                 None => self.remove(rev, key),
             };
         }
@@ -269,9 +268,11 @@ impl State {
         }
     }
 
-    fn set(&mut self, rev: u64, key: ServiceKey, service: Arc<Service>) -> bool {
+    fn set(&mut self, rev: u64, key: ServiceKey, service: &Service) -> bool {
+        let items = encode::service_bytes(&service).into_boxed_slice();
         let before = self.services.get(&key);
-        if before.is_some_and(|before| before.service == service) {
+        // Equal bytes are an equal service, and the other way round.
+        if before.is_some_and(|before| before.items == items) {
             return false;
         }
         if let Some(before) = before {
@@ -279,7 +280,7 @@ impl State {
         } else if let Some(removed) = self.removed.remove(&key) {
             self.removals.remove(&(removed, key.clone()));
         }
-        let entry = Arc::new(Entry { rev, service, encoded: OnceLock::new() });
+        let entry = Arc::new(Entry { rev, items, counts: Counts::of(service) });
         self.changed.insert((rev, key.clone()), Arc::clone(&entry));
         self.services.insert(key, entry);
         true

@@ -192,8 +192,8 @@ mod tests {
         drop(sender);
         run(cluster, receiver, watch::channel(NodeIps::default()).1, feed.clone()).await;
         assert!(feed.state().revision().rev < 20, "{}", feed.state().revision());
-        let state = feed.state();
-        let service = state.services().next().unwrap();
+        let state = feed.state().snapshot().unwrap();
+        let service = state.services.values().next().unwrap();
         assert_eq!(service.cluster_ips, ["10.96.0.20".parse::<std::net::IpAddr>().unwrap()]);
     }
 }

@@ -31,23 +31,14 @@ const QUEUE: usize = 64;
 pub struct Brain {
     feed: Feed,
     events: Events,
-    /// Where warnings of backends are published; none without an API server.
-    api: Option<(kube::ApiServer, String)>,
     work: JoinSet<anyhow::Result<()>>,
-    stop: CancellationToken,
     _stop: DropGuard,
 }
 
 impl Brain {
-    /// Publishes what backends warn of as Events of the Node, where there is an API server.
-    pub fn publish_warnings(&mut self, reports: &Reports) {
-        if let Some((api, node_name)) = self.api.take() {
-            let publish = kube::events::run(api, node_name, reports.clone(), self.stop.clone());
-            self.work.spawn(async move {
-                publish.await;
-                Ok(())
-            });
-        }
+    /// Posts what backends warn of as events about the node, where there is an API server.
+    pub fn tell_warnings(&mut self, reports: &Reports) {
+        self.events.tell_warnings(reports, &mut self.work);
     }
 
     /// The states of the node.
@@ -83,13 +74,13 @@ pub async fn start(
     let (events, batches) = mpsc::channel(QUEUE);
     let stop = CancellationToken::new();
     let mut work = JoinSet::new();
-    let (posted, api) = watch(source, &options, events, stop.clone(), &mut work).await?;
+    let posted = watch(source, &options, events, stop.clone(), &mut work).await?;
     let pump = pump::run(Cluster::new(options), batches, node_ips, feed.clone());
     work.spawn(async move {
         pump.await;
         Ok(())
     });
-    Ok(Brain { feed, events: posted, api, work, stop: stop.clone(), _stop: stop.drop_guard() })
+    Ok(Brain { feed, events: posted, work, _stop: stop.drop_guard() })
 }
 
 /// Begins to watch a source: what it says is sent to `events`, until `stop`. Returns where events of Kubernetes are posted.
@@ -99,20 +90,20 @@ pub(crate) async fn watch(
     events: mpsc::Sender<Vec<Event>>,
     stop: CancellationToken,
     work: &mut JoinSet<anyhow::Result<()>>,
-) -> anyhow::Result<(Events, Option<(kube::ApiServer, String)>)> {
+) -> anyhow::Result<Events> {
     let node_name = options.node_name.clone();
     match source {
         Source::File(path) => {
             let path = path.clone();
             work.spawn(async move { file::run(path, &node_name, events, stop).await });
-            Ok((Events::default(), None))
+            Ok(Events::default())
         }
         Source::Kube { kubeconfig, server } => {
             let keep_alive = kube::KeepAlive::default();
             let api = kube::ApiServer::at_server(kubeconfig.as_deref(), server.clone(), keep_alive).await?;
             let posted = Events::start(&api, &options.node_name, work);
             work.spawn(kube::run(api.clone(), options.clone(), events, stop));
-            Ok((posted, Some((api, node_name))))
+            Ok(posted)
         }
     }
 }
@@ -131,7 +122,7 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     let mut brain = start(&source, options, chosen_ips).await?;
 
     let reports = Reports::default();
-    brain.publish_warnings(&reports);
+    brain.tell_warnings(&reports);
     let chosen = running.has_file();
     let (current, _following) = running.follow();
     let mut configured = Configured::start(current, chosen, node_ips, &brain, &reports)?;

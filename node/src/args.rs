@@ -137,7 +137,7 @@ async fn run_with<B: Backend>(
     let (node_ips, chosen_ips) = watch::channel(configured::node_ips(said));
     let mut brain = start(&source, arguments.source.cluster(said)?, chosen_ips).await?;
     let reports = Reports::default();
-    brain.publish_warnings(&reports);
+    brain.tell_warnings(&reports);
     let chosen = running.has_file();
     let (current, _following) = running.follow();
     let mut configured = Configured::start(current.clone(), chosen, node_ips, &brain, &reports)?;

@@ -20,7 +20,8 @@ impl FeedSource {
 
 impl Source for FeedSource {
     async fn next(&self, have: Revision, fold: bool) -> Result<Update, SourceError> {
-        Ok(self.feed.differing(have).await.update(have, fold))
+        let update = self.feed.differing(have).await.update(have, fold);
+        update.map_err(|error| SourceError::Invalid(error.to_string()))
     }
 
     async fn report(&self, report: &Report) -> Result<(), SourceError> {

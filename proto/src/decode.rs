@@ -12,6 +12,7 @@ use std::{
 };
 
 use ipnet::IpNet;
+use prost::Message as _;
 
 use crate::{
     model::{
@@ -39,13 +40,18 @@ pub struct DecodeError {
 pub struct Assembler {
     next: Option<wire::NextFilter>,
     node: Option<Node>,
-    services: BTreeMap<ServiceKey, Service>,
+    services: BTreeMap<ServiceKey, Arc<Service>>,
     removed: Vec<ServiceKey>,
     /// The service of the item before, which a continuation must name.
     last: Option<ServiceKey>,
 }
 
 impl Assembler {
+    /// Takes the next item of the stream as it was sent.
+    pub fn push_bytes(&mut self, item: bytes::Bytes) -> Result<(), DecodeError> {
+        self.push(wire::NextItem::decode(item).map_err(|error| answer_error("NextItem", error))?)
+    }
+
     /// Takes the next item of the stream.
     pub fn push(&mut self, item: wire::NextItem) -> Result<(), DecodeError> {
         if self.next.is_none() && item.next.is_none() {
@@ -74,14 +80,15 @@ impl Assembler {
         let endpoints =
             item.endpoints.iter().map(|endpoint| endpoint_of(&key, endpoint)).collect::<Result<Vec<_>, _>>()?;
         if item.continues {
-            let service = self.services.get_mut(&key).filter(|_| self.last.as_ref() == Some(&key));
+            let service = self.services.get_mut(&key).and_then(Arc::get_mut);
+            let service = service.filter(|_| self.last.as_ref() == Some(&key));
             let service =
                 service.ok_or_else(|| service_error(&key, "Continues", "does not follow an item of the service"))?;
             service.endpoints.extend(endpoints);
             return Ok(());
         }
         let service = service_of(key.clone(), &head, endpoints)?;
-        if self.services.insert(key.clone(), service).is_some() {
+        if self.services.insert(key.clone(), Arc::new(service)).is_some() {
             return Err(service_error(&key, "Service", "is sent twice"));
         }
         self.last = Some(key);
@@ -93,7 +100,7 @@ impl Assembler {
         let next = self.next.ok_or_else(|| answer_error("Next", "the answer is empty"))?;
         let revision = Revision { instance: next.instance_id, rev: next.rev };
         if next.delta {
-            let services = self.services.into_values().map(|service| Change::Service(Arc::new(service)));
+            let services = self.services.into_values().map(Change::Service);
             let changes = self.node.map(Change::Node).into_iter().chain(services);
             let changes = changes.chain(self.removed.into_iter().map(Change::Removed)).collect();
             return Ok(Update::Delta { revision, changes });
@@ -102,8 +109,7 @@ impl Assembler {
         if !self.removed.is_empty() {
             return Err(answer_error("Removed", "makes no sense in a full state"));
         }
-        let services = self.services.into_iter().map(|(key, service)| (key, Arc::new(service))).collect();
-        Ok(Update::Full(Snapshot { revision, node, services }))
+        Ok(Update::Full(Snapshot { revision, node, services: self.services }))
     }
 }
 

@@ -1,6 +1,6 @@
 //! The items of one answer, made one by one as they are sent.
 
-use std::{ops::Bound, sync::Arc, vec};
+use std::{collections::BTreeMap, ops::Bound, sync::Arc, vec};
 
 use bytes::Bytes;
 use localnet_proto::{ServiceKey, encode};
@@ -46,9 +46,9 @@ impl Items {
 
     fn services(&self) -> Stage {
         if self.since > 0 && self.state.changed_since(self.since).take(FEW + 1).count() <= FEW {
-            let mut few: Vec<_> = self.state.changed_since(self.since).map(|(_, entry)| Arc::clone(entry)).collect();
-            few.sort_unstable_by(|a, b| a.service.key.cmp(&b.service.key));
-            Stage::Few(few.into_iter())
+            let changed = self.state.changed_since(self.since);
+            let few: BTreeMap<_, _> = changed.map(|((_, key), entry)| (key, Arc::clone(entry))).collect();
+            Stage::Few(few.into_values().collect::<Vec<_>>().into_iter())
         } else {
             Stage::All(None)
         }
@@ -61,7 +61,7 @@ impl Items {
 
     fn next_of_service(&mut self) -> Option<Bytes> {
         let (entry, sent) = self.current.as_mut()?;
-        let item = entry.items().get(*sent).cloned();
+        let item = entry.items.get(*sent).cloned();
         *sent += 1;
         if item.is_none() {
             self.current = None;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use localnet_proto::{Family, Port, Service, Verdict, wire::Attempts};
+use localnet_proto::{Family, wire::Attempts};
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 
 use super::{family, name};
@@ -26,19 +26,8 @@ pub(super) fn pending(services: u64, slices: u64) -> [MetricFamily; 2] {
 
 /// What the newest state tells.
 pub(super) fn of_state(state: &State) -> Vec<MetricFamily> {
-    let mut without = BTreeMap::from([("internal", [0_u32; 2]), ("external", [0; 2])]);
-    let mut endpoints = 0;
-    for service in state.services() {
-        endpoints += service.endpoints.len();
-        for (place, family) in Family::BOTH.into_iter().enumerate() {
-            for port in &service.ports {
-                let (internal, external) = lacks_local(service, port, family);
-                for (policy, lacks) in [("internal", internal), ("external", external)] {
-                    without.entry(policy).or_default()[place] += u32::from(lacks);
-                }
-            }
-        }
-    }
+    let counts = state.counts();
+    let without = [("external", counts.without_external), ("internal", counts.without_internal)];
     let without = without.iter().flat_map(|(policy, counts)| {
         Family::BOTH.into_iter().zip(counts).map(move |(family, count)| {
             (vec![("ip_family", name(family)), ("traffic_policy", *policy)], f64::from(*count))
@@ -52,29 +41,9 @@ pub(super) fn of_state(state: &State) -> Vec<MetricFamily> {
         ),
         gauge("localnet_revision", "The newest revision", vec![(vec![], state.revision().rev as f64)]),
         gauge("localnet_services", "Services of the newest revision", vec![(vec![], state.len() as f64)]),
-        gauge("localnet_endpoints", "Endpoints of all of them", vec![(vec![], endpoints as f64)]),
+        gauge("localnet_endpoints", "Endpoints of all of them", vec![(vec![], f64::from(counts.endpoints))]),
         gauge("localnet_build_info", "What runs", vec![(vec![("version", env!("CARGO_PKG_VERSION"))], 1.0)]),
     ]
-}
-
-/// Whether endpoints of a port exist, but none that a policy of Local lets serve: for internal and for external traffic.
-fn lacks_local(service: &Service, port: &Port, family: Family) -> (bool, bool) {
-    if !service.cluster_ips.iter().any(|ip| Family::of(*ip) == family) {
-        return (false, false);
-    }
-    let serving = || {
-        let of_family = service.endpoints.iter().filter(|endpoint| Family::of(endpoint.address) == family);
-        of_family.filter(|endpoint| endpoint.port(&port.name).is_some())
-    };
-    let empty = port.when_empty(family);
-    (
-        service.internal_traffic_to_local
-            && empty.internal == Verdict::Drop
-            && !serving().any(|endpoint| endpoint.scopes.internal),
-        service.external_traffic_to_local
-            && empty.external == Verdict::Drop
-            && !serving().any(|endpoint| endpoint.scopes.external),
-    )
 }
 
 /// What backends have reported.

@@ -15,14 +15,14 @@ async fn long_poll(server: Server) {
     server.feed.publish(applied([service("a", 1, 0)]));
     let mut reader = server.reader().await;
     let first = reader.read(Revision::default(), false).await;
-    assert_eq!(first, Update::Full(server.feed.state().snapshot()));
+    assert_eq!(first, Update::Full(server.feed.state().snapshot().unwrap()));
     assert_eq!(first.revision(), at(1));
 
     let mut waiting = reader.ask(at(1), false).await;
     assert!(waiting.message().now_or_never().is_none(), "nothing has changed");
     server.feed.publish(applied([service("b", 2, 0)]));
     let second = soon(assemble(waiting)).await.unwrap();
-    assert_eq!(second, Update::Full(server.feed.state().snapshot()));
+    assert_eq!(second, Update::Full(server.feed.state().snapshot().unwrap()));
     assert_eq!(second.revision(), at(2));
     server.shutdown().await;
 }
@@ -79,7 +79,7 @@ async fn what_the_server_does_not_know_is_answered_at_once_with_the_full_state()
     server.feed.publish(applied([service("a", 1, 0)]));
     server.feed.publish(applied([service("b", 2, 0)]));
     let mut reader = server.reader().await;
-    let full = Update::Full(server.feed.state().snapshot());
+    let full = Update::Full(server.feed.state().snapshot().unwrap());
     let unknown = [
         Revision::default(),
         Revision { instance: INSTANCE + 1, rev: 1 },
@@ -130,7 +130,7 @@ async fn deltas_and_full_states_may_be_mixed_at_will() {
         let update = reader.read(folded.revision, delta).await;
         assert_eq!(revision_of(&update), (at(step as u64 + 1), delta && step > 0));
         folded.apply(update);
-        assert_eq!(folded, server.feed.state().snapshot());
+        assert_eq!(folded, server.feed.state().snapshot().unwrap());
         states.push(folded.clone());
     }
     // From any earlier state, in one step.

@@ -187,7 +187,7 @@ fn feed() -> Feed {
 }
 
 fn state() -> Snapshot {
-    feed().state().snapshot()
+    feed().state().snapshot().unwrap()
 }
 
 fn service(number: u32) -> Service {

@@ -27,6 +27,9 @@ use crate::{
 /// From this size on many readers are worth looking at.
 const READERS_FROM: u32 = 1_000;
 
+/// Up to this size everything is deleted in the end: with more the API server alone needs many minutes.
+const DELETED_UP_TO: u32 = 10_000;
+
 /// Measures one contestant at one size, in a place of its own.
 pub(crate) fn run(
     runtime: &Handle,
@@ -61,8 +64,10 @@ pub(crate) fn run(
             settle()?;
             run.readers = Some(readers::measure(&site, &team, change, lengths)?);
         }
-        settle()?;
-        run.delete = Some(delete::measure(&site, &team, lengths.give_up)?);
+        if size.services <= DELETED_UP_TO {
+            settle()?;
+            run.delete = Some(delete::measure(&site, &team, lengths.give_up)?);
+        }
         team.check_alive(&site)?;
     }
     run.others_percent = others.end(&site, &team)?;

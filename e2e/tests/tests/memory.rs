@@ -38,6 +38,8 @@ use tokio::sync::{mpsc, watch};
 const SERVICES: u64 = 2000;
 /// Changes that are handed over together, so that a hundred thousand take seconds.
 const BATCH: u64 = 100;
+/// So many come first: until then the allocator still finds its shape.
+const WARMING_UP: u64 = 100_000;
 /// Resident memory may have grown by so much of itself at the end.
 const GROWTH: f64 = 0.01;
 /// A full state is read this often, however fast states come: it is all decoded anew.
@@ -73,11 +75,11 @@ async fn run(changes: u64) -> anyhow::Result<()> {
 
     let mut world = World { generation: 0 };
     events.send(world.lists()?).await?;
-    let mut after_warming_up = None;
-    for done in (0..changes).step_by(BATCH as usize) {
-        if done * 4 >= changes && after_warming_up.is_none() {
+    let mut before = 0.0;
+    for done in (0..WARMING_UP + changes).step_by(BATCH as usize) {
+        if done == WARMING_UP {
             all_have(&feed, &reports, &read).await?;
-            after_warming_up = Some(resident()?);
+            before = resident()?;
         }
         let batch = (0..BATCH / 2).map(|_| world.two_changes()).collect::<anyhow::Result<Vec<_>>>()?;
         events.send(batch.concat()).await?;
@@ -85,7 +87,7 @@ async fn run(changes: u64) -> anyhow::Result<()> {
     all_have(&feed, &reports, &read).await?;
     ensure!(feed.state().len() as u64 == SERVICES, "{} Services are left", feed.state().len());
 
-    let (before, after) = (after_warming_up.context("no changes")?, resident()?);
+    let after = resident()?;
     let growth = after / before - 1.0;
     println!(
         "{changes} changes, {} states: resident {before:.1} MiB, then {after:.1} MiB",

@@ -10,7 +10,6 @@ mod api_server;
 mod backoff;
 mod configuration;
 mod connection;
-pub mod events;
 mod follow;
 mod trouble;
 

@@ -3,15 +3,17 @@
 //! They are posted one after the other, beside everything else. An API server that is away is waited for; what comes meanwhile
 //! queues up, and what is more than the queue holds is only in the log.
 
+mod warnings;
+
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use localnet_proto::ServiceKey;
 use tokio::{sync::mpsc, task::JoinSet, time};
-use tracing::debug;
+use tracing::{debug, warn};
 
-use crate::watch::kube::ApiServer;
+use crate::{serve::Reports, watch::kube::ApiServer};
 
 /// Events that wait to be posted.
 const QUEUE: usize = 64;
@@ -19,16 +21,24 @@ const QUEUE: usize = 64;
 const AGAIN: Duration = Duration::from_secs(5);
 /// So often; then the next one's turn comes. It is ten minutes.
 const ATTEMPTS: u32 = 120;
-/// The most that an event may say.
+/// The most that an event may say, and that it may name as its reason, in bytes: the API server takes no more.
 const MAX_NOTE: usize = 1024;
+const MAX_REASON: usize = 128;
 
 /// What has happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Happened {
     /// The program has started.
     Starting,
-    /// Its configuration is for mode ipvs.
-    IpvsDeprecated,
+    /// A backend warns of how it is run; the one for ipvs does so by kube-proxy's `IPVSDeprecation`.
+    BackendWarning {
+        /// The backend's name.
+        backend: String,
+        /// One word for programs.
+        reason: String,
+        /// What of, and the remedy.
+        note: String,
+    },
     /// A port for health checks of a Service cannot be opened.
     ServiceHealthcheckFailed {
         /// The Service.
@@ -52,8 +62,8 @@ pub struct Events {
 }
 
 impl Events {
-    /// Begins to post to an API server, in a task of `work`.
-    pub(crate) fn start(api: &ApiServer, node: &str, work: &mut JoinSet<anyhow::Result<()>>) -> Self {
+    /// Posts to an API server, in a task of `work`.
+    pub fn start(api: &ApiServer, node: &str, work: &mut JoinSet<anyhow::Result<()>>) -> Self {
         let (queue, mut waiting) = mpsc::channel::<Happened>(QUEUE);
         let reporter = Reporter { controller: "localnet".to_owned(), instance: Some(format!("localnet-{node}")) };
         let (recorder, node) = (Recorder::new(api.plain_client(), reporter), node.to_owned());
@@ -74,6 +84,17 @@ impl Events {
             debug!(%error, "an event is not posted");
         }
     }
+
+    /// Tells what backends warn of, each warning once, in a task of `work`.
+    pub fn tell_warnings(&self, reports: &Reports, work: &mut JoinSet<anyhow::Result<()>>) {
+        if self.queue.is_some() {
+            let telling = warnings::tell(self.clone(), reports.subscribe());
+            work.spawn(async move {
+                telling.await;
+                Ok(())
+            });
+        }
+    }
 }
 
 async fn post(recorder: &Recorder, node: &str, happened: &Happened) {
@@ -83,7 +104,11 @@ async fn post(recorder: &Recorder, node: &str, happened: &Happened) {
             Ok(()) => return,
             // It was understood and refused: asking again changes nothing.
             Err(kube::Error::Api(status)) if (400..500).contains(&status.code) => {
-                debug!(reason = event.reason, error = %status, "an event was refused");
+                let note = event.note.as_deref().unwrap_or_default();
+                warn!(
+                    reason = event.reason, note, error = %status,
+                    "the API server refused an event: may this account create and patch events of events.k8s.io?"
+                );
                 return;
             }
             Err(error) => debug!(reason = event.reason, %error, "an event could not be posted"),
@@ -103,14 +128,9 @@ fn event(node: &str, happened: &Happened) -> (Event, ObjectReference) {
     };
     let (type_, reason, action, note, about) = match happened {
         Happened::Starting => (EventType::Normal, "Starting", "StartKubeProxy", String::new(), of_node),
-        Happened::IpvsDeprecated => (
-            EventType::Warning,
-            "IPVSDeprecation",
-            "StartKubeProxy",
-            "The ipvs proxier is now deprecated and may be removed in a future release. Please use 'nftables' instead."
-                .to_owned(),
-            of_node,
-        ),
+        Happened::BackendWarning { reason, note, .. } => {
+            (EventType::Warning, shortened(reason, MAX_REASON), "StartKubeProxy", note.clone(), of_node)
+        }
         Happened::ServiceHealthcheckFailed { service, port, error } => (
             EventType::Warning,
             "FailedToStartServiceHealthcheck",
@@ -128,9 +148,14 @@ fn event(node: &str, happened: &Happened) -> (Event, ObjectReference) {
             (EventType::Warning, "FailedToStartProxierHealthcheck", "StartKubeProxy", error.clone(), of_node)
         }
     };
-    let note = Some(note.chars().take(MAX_NOTE).collect::<String>()).filter(|note| !note.is_empty());
+    let note = Some(shortened(&note, MAX_NOTE).to_owned()).filter(|note| !note.is_empty());
     let event = Event { type_, reason: reason.to_owned(), action: action.to_owned(), note, secondary: None };
     (event, about)
+}
+
+/// At most so many bytes.
+fn shortened(text: &str, longest: usize) -> &str {
+    &text[..text.floor_char_boundary(longest)]
 }
 
 #[cfg(test)]
@@ -148,7 +173,13 @@ mod tests {
             (reason, action, kind, name)
         };
         assert_eq!(of(Happened::Starting), expected(["Starting", "StartKubeProxy", "Node", "node-a"]));
-        assert_eq!(of(Happened::IpvsDeprecated), expected(["IPVSDeprecation", "StartKubeProxy", "Node", "node-a"]));
+        let warning = Happened::BackendWarning {
+            backend: "ipvs".to_owned(),
+            reason: "IPVSDeprecation".to_owned(),
+            note: "é".repeat(1000),
+        };
+        assert_eq!(event("node-a", &warning).0.note.map(|note| note.len()), Some(MAX_NOTE));
+        assert_eq!(of(warning), expected(["IPVSDeprecation", "StartKubeProxy", "Node", "node-a"]));
         let failed = Happened::ServiceHealthcheckFailed {
             service: ServiceKey::new("shop", "web"),
             port: 30_100,

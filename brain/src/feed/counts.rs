@@ -1,0 +1,70 @@
+//! What of a service is counted in metrics, told when it comes: the service itself is not kept.
+
+use std::{iter::Sum, ops::AddAssign};
+
+use localnet_proto::{Family, Port, Service, Verdict};
+
+/// Counts over one service, or over all of a state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Its endpoints.
+    pub endpoints: u32,
+    /// Its ports that have endpoints, but none that the policy Local lets serve internal traffic: IPv4, IPv6.
+    pub without_internal: [u32; 2],
+    /// The same for external traffic.
+    pub without_external: [u32; 2],
+}
+
+impl Counts {
+    pub(super) fn of(service: &Service) -> Self {
+        let endpoints = u32::try_from(service.endpoints.len()).unwrap_or(u32::MAX);
+        let mut counts = Self { endpoints, ..Self::default() };
+        for (place, family) in Family::BOTH.into_iter().enumerate() {
+            for port in &service.ports {
+                let (internal, external) = lacks_local(service, port, family);
+                counts.without_internal[place] += u32::from(internal);
+                counts.without_external[place] += u32::from(external);
+            }
+        }
+        counts
+    }
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.endpoints = self.endpoints.saturating_add(other.endpoints);
+        for place in 0..Family::BOTH.len() {
+            self.without_internal[place] += other.without_internal[place];
+            self.without_external[place] += other.without_external[place];
+        }
+    }
+}
+
+impl Sum for Counts {
+    fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
+        counts.fold(Self::default(), |mut sum, counts| {
+            sum += counts;
+            sum
+        })
+    }
+}
+
+/// Whether endpoints of a port exist, but none that a policy of Local lets serve: for internal and for external traffic.
+fn lacks_local(service: &Service, port: &Port, family: Family) -> (bool, bool) {
+    if !service.cluster_ips.iter().any(|ip| Family::of(*ip) == family) {
+        return (false, false);
+    }
+    let serving = || {
+        let of_family = service.endpoints.iter().filter(|endpoint| Family::of(endpoint.address) == family);
+        of_family.filter(|endpoint| endpoint.port(&port.name).is_some())
+    };
+    let empty = port.when_empty(family);
+    (
+        service.internal_traffic_to_local
+            && empty.internal == Verdict::Drop
+            && !serving().any(|endpoint| endpoint.scopes.internal),
+        service.external_traffic_to_local
+            && empty.external == Verdict::Drop
+            && !serving().any(|endpoint| endpoint.scopes.external),
+    )
+}
