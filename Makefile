@@ -57,7 +57,7 @@ bless: deps ## Rewrite the expectations (golden files); read the difference befo
 
 bench: deps controlplane ## Figures beside kube-proxy, into docs/PERFORMANCE.md (40 minutes; QUICK=1: 5, into target/bench; needs root)
 	@[ "$$(id -u)" = 0 ] || { echo "make bench creates network namespaces: run it as root" >&2; exit 1; }
-	$(CARGO) build --release --locked --workspace --bins --benches
+	$(CARGO) build --release --locked --workspace --bins --bench steps --bench nft --bench from_yaml
 	mkdir -p target/bench
 	$(CARGO) bench --locked --workspace --bench steps -- --noplot $(if $(QUICK),--quick)
 	QUICK=$(QUICK) FIGURES=$(CURDIR)/target/bench/kernel.json $(CARGO) bench --locked --workspace --bench nft

@@ -5,6 +5,10 @@ use std::process::ExitCode;
 use clap::Parser as _;
 use localnet_ipvs::args::{self, Arguments};
 
+/// It gives memory back that is used only while a state is read or written for the first time.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     localnet_client::args::exit(args::run(Arguments::parse()).await)

@@ -286,7 +286,9 @@ impl TableState {
     /// All that it should hold.
     pub fn content(&self) -> TableContent {
         let sets = SetId::ALL.into_iter().filter(|id| self.wants(*id)).map(|id| {
-            let elements: Vec<Element> = self.elements[id as usize].iter_desired().map(element).collect();
+            let desired = || self.elements[id as usize].iter_desired();
+            let mut elements = Vec::with_capacity(desired().count());
+            elements.extend(desired().map(element));
             (Arc::new(id.declaration(self.family, sets::size_for(elements.len()))), elements)
         });
         let clients =

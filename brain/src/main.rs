@@ -13,6 +13,10 @@ use localnet_brain::{
 use localnet_config::{KubeProxyFlags, Mode, Platform, Reader};
 use localnet_config_file::{Begin, Running, begin};
 
+/// It gives memory back that is used only while a state is read or written for the first time.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     match brain(arguments) {

@@ -193,7 +193,9 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
 
     /// It is no longer known what is applied.
     pub fn forget(&mut self) {
-        self.known = false;
+        if !std::mem::take(&mut self.known) {
+            return;
+        }
         self.dirty.clear();
         for (key, entry) in std::mem::take(&mut self.entries) {
             if let Some(desired) = entry.into_desired() {

@@ -44,6 +44,7 @@ pub struct Assembler {
     removed: Vec<ServiceKey>,
     /// The service of the item before, which a continuation must name.
     last: Option<ServiceKey>,
+    names: Names,
 }
 
 impl Assembler {
@@ -76,9 +77,12 @@ impl Assembler {
 
     fn push_service(&mut self, item: wire::ServiceEndpoints) -> Result<(), DecodeError> {
         let head = item.service.ok_or_else(|| answer_error("Endpoints.Service", "is missing"))?;
-        let key = service_key(&head.namespace, &head.name)?;
-        let endpoints =
-            item.endpoints.iter().map(|endpoint| endpoint_of(&key, endpoint)).collect::<Result<Vec<_>, _>>()?;
+        let mut key = service_key(&head.namespace, &head.name)?;
+        key.namespace = self.names.shared(&key.namespace);
+        let mut endpoints = Vec::with_capacity(item.endpoints.len());
+        for endpoint in &item.endpoints {
+            endpoints.push(endpoint_of(&key, endpoint, &mut self.names)?);
+        }
         if item.continues {
             let service = self.services.get_mut(&key).and_then(Arc::get_mut);
             let service = service.filter(|_| self.last.as_ref() == Some(&key));
@@ -87,7 +91,7 @@ impl Assembler {
             service.endpoints.extend(endpoints);
             return Ok(());
         }
-        let service = service_of(key.clone(), &head, endpoints)?;
+        let service = service_of(key.clone(), &head, endpoints, &mut self.names)?;
         if self.services.insert(key.clone(), Arc::new(service)).is_some() {
             return Err(service_error(&key, "Service", "is sent twice"));
         }
@@ -128,9 +132,36 @@ fn service_key(namespace: &str, name: &str) -> Result<ServiceKey, DecodeError> {
     Ok(ServiceKey::new(namespace, name))
 }
 
+/// Names that many services and endpoints have, kept once: a backend holds what it has read for as long as it lives.
+#[derive(Debug, Default)]
+struct Names(Vec<Arc<str>>);
+
+impl Names {
+    /// More different ones are not looked for.
+    const MOST: usize = 32;
+
+    fn shared(&mut self, name: &str) -> Arc<str> {
+        if let Some(known) = self.0.iter().find(|known| ***known == *name) {
+            return Arc::clone(known);
+        }
+        let new: Arc<str> = name.into();
+        if self.0.len() < Self::MOST {
+            self.0.push(Arc::clone(&new));
+        }
+        new
+    }
+}
+
+/// A list without room to grow, which collecting results leaves.
+fn exact<T>(items: impl Iterator<Item = Result<T, String>>) -> Result<Vec<T>, String> {
+    let mut items = items.collect::<Result<Vec<_>, _>>()?;
+    items.shrink_to_fit();
+    Ok(items)
+}
+
 /// Parses each text of a list.
 fn parsed<T: FromStr<Err: Display>>(texts: &[String]) -> Result<Vec<T>, String> {
-    texts.iter().map(|text| text.parse().map_err(|error| format!("{text:?}: {error}"))).collect()
+    exact(texts.iter().map(|text| text.parse().map_err(|error| format!("{text:?}: {error}"))))
 }
 
 /// The addresses of a set in the order they are sent, IPv4 first.
@@ -177,7 +208,12 @@ impl TryFrom<&wire::NodeState> for Node {
     }
 }
 
-fn service_of(key: ServiceKey, head: &wire::Service, endpoints: Vec<Endpoint>) -> Result<Service, DecodeError> {
+fn service_of(
+    key: ServiceKey,
+    head: &wire::Service,
+    endpoints: Vec<Endpoint>,
+    names: &mut Names,
+) -> Result<Service, DecodeError> {
     let error = |field| {
         let key = &key;
         move |problem: String| service_error(key, field, problem)
@@ -197,12 +233,7 @@ fn service_of(key: ServiceKey, head: &wire::Service, endpoints: Vec<Endpoint>) -
         external_ips: addresses(ips.and_then(|ips| ips.external_i_ps.as_ref())).map_err(error("IPs.ExternalIPs"))?,
         load_balancer_ips: addresses(ips.and_then(|ips| ips.load_balancer_i_ps.as_ref()))
             .map_err(error("IPs.LoadBalancerIPs"))?,
-        ports: head
-            .ports
-            .iter()
-            .filter_map(|port| port_of(port).transpose())
-            .collect::<Result<_, _>>()
-            .map_err(error("Ports"))?,
+        ports: exact(head.ports.iter().filter_map(|port| port_of(port, names).transpose())).map_err(error("Ports"))?,
         internal_traffic_to_local: head.internal_traffic_to_local,
         external_traffic_to_local: head.external_traffic_to_local,
         client_ip_affinity: client_ip_affinity.transpose().map_err(error("ClientIP.TimeoutSeconds"))?,
@@ -215,7 +246,7 @@ fn service_of(key: ServiceKey, head: &wire::Service, endpoints: Vec<Endpoint>) -
 }
 
 /// `None` for a port of a protocol that is not known here.
-fn port_of(port: &wire::PortMapping) -> Result<Option<Port>, String> {
+fn port_of(port: &wire::PortMapping, names: &mut Names) -> Result<Option<Port>, String> {
     let protocol = match wire::Protocol::try_from(port.protocol) {
         Ok(wire::Protocol::Tcp) => Protocol::Tcp,
         Ok(wire::Protocol::Udp) => Protocol::Udp,
@@ -224,7 +255,7 @@ fn port_of(port: &wire::PortMapping) -> Result<Option<Port>, String> {
         Err(_) => return Ok(None),
     };
     Ok(Some(Port {
-        name: port.name.as_str().into(),
+        name: names.shared(&port.name),
         protocol,
         port: port_number(port.port)?,
         node_port: optional_port(port.node_port)?,
@@ -254,16 +285,19 @@ fn filter_of(filter: &wire::IpFilter) -> Result<SourceFilter, String> {
     Ok(SourceFilter { targets, source_ranges })
 }
 
-fn endpoint_of(key: &ServiceKey, endpoint: &wire::Endpoint) -> Result<Endpoint, DecodeError> {
+fn endpoint_of(key: &ServiceKey, endpoint: &wire::Endpoint, names: &mut Names) -> Result<Endpoint, DecodeError> {
     let error = |field| move |problem: String| service_error(key, field, problem);
     let addresses = addresses(endpoint.i_ps.as_ref()).map_err(error("Endpoint.IPs"))?;
     let [address] = addresses[..] else {
         let problem = format!("{} addresses, one is expected", addresses.len());
         return Err(service_error(key, "Endpoint.IPs", problem));
     };
-    let port =
-        |port: &wire::PortName| Ok(EndpointPort { name: port.name.as_str().into(), port: port_number(port.port)? });
-    let ports: Result<_, String> = endpoint.port_overrides.iter().map(port).collect();
+    let ports: Result<_, String> = exact(
+        endpoint
+            .port_overrides
+            .iter()
+            .map(|port| Ok(EndpointPort { name: names.shared(&port.name), port: port_number(port.port)? })),
+    );
     let scopes = endpoint.scopes.unwrap_or_default();
     Ok(Endpoint {
         address,

@@ -63,10 +63,19 @@ pub(crate) async fn replace(client: &Client, slice: &Slice) -> anyhow::Result<()
     Ok(())
 }
 
-/// Deletes all objects of a kind. Returns when the last one is gone.
-pub(crate) async fn delete_all(client: &Client, kind: Kind) -> anyhow::Result<()> {
-    let request = Request::delete(kind.path()).body(Vec::new())?;
-    client.request_text(request).await.with_context(|| format!("deleting all {kind:?}"))?;
+/// Deletes these objects, each by itself: with `deletecollection` an API server takes several times as long. Returns when the last
+/// one is gone.
+pub(crate) async fn delete(client: &Client, kind: Kind, bodies: impl Iterator<Item = Value>) -> anyhow::Result<()> {
+    let path = kind.path();
+    let requests = bodies.map(|body| {
+        let name = body.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
+        let request = Request::delete(format!("{path}/{name}")).body(Vec::new());
+        async { anyhow::Ok(client.request_text(request?).await?) }
+    });
+    let mut deleted = stream::iter(requests).buffer_unordered(PARALLEL);
+    while let Some(deleted) = deleted.next().await {
+        deleted.with_context(|| format!("deleting {kind:?}"))?;
+    }
     Ok(())
 }
 

@@ -43,7 +43,12 @@ use anyhow::Context as _;
 use clap::Parser as _;
 use serde::de::DeserializeOwned;
 
-use crate::{contestants::ALL, figures::Figures, machine::Machine, options::Options};
+use crate::{
+    contestants::ALL,
+    figures::Figures,
+    machine::Machine,
+    options::{Options, RATE},
+};
 
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
@@ -59,7 +64,6 @@ fn main() -> anyhow::Result<()> {
 
 fn measure(options: &Options) -> anyhow::Result<Figures> {
     let runtime = tokio::runtime::Runtime::new()?;
-    let lengths = options.lengths();
     let kernel = match &options.kernel {
         Some(path) => read(path)?,
         None => Vec::new(),
@@ -67,7 +71,7 @@ fn measure(options: &Options) -> anyhow::Result<Figures> {
     let mut figures = Figures {
         machine: Machine::of_this()?,
         quick: options.quick,
-        rate: lengths.rate,
+        rate: RATE,
         runs: Vec::new(),
         kernel,
         steps: options.criterion.as_deref().map_or_else(|| Ok(BTreeMap::new()), steps::read)?,
@@ -77,7 +81,7 @@ fn measure(options: &Options) -> anyhow::Result<Figures> {
             if !options.only.is_empty() && !options.only.iter().any(|part| contestant.name.contains(part.as_str())) {
                 continue;
             }
-            let run = measure::run(runtime.handle(), contestant, size, &lengths, &options.cache)
+            let run = measure::run(runtime.handle(), contestant, size, &options.lengths(size), &options.cache)
                 .with_context(|| format!("measuring {} at {size}", contestant.name))?;
             say(&serde_json::to_string(&run)?);
             figures.runs.push(run);

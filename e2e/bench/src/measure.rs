@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// From this size on many readers are worth looking at.
-const READERS_FROM: u32 = 1_000;
+const READERS_FROM: u32 = 10_000;
 
 /// Up to this size everything is deleted in the end: with more the API server alone needs many minutes.
 const DELETED_UP_TO: u32 = 10_000;

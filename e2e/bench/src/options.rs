@@ -46,13 +46,14 @@ impl Options {
         }
     }
 
-    pub(crate) fn lengths(&self) -> Lengths {
-        if self.quick {
+    pub(crate) fn lengths(&self, size: Size) -> Lengths {
+        // A handful of Services is there to compare connections with.
+        if self.quick || size.services < 1_000 {
             Lengths {
                 give_up: Duration::from_secs(60),
                 changes: 20,
                 changing: Duration::from_secs(15),
-                rate: 1_000,
+                rate: RATE,
                 load: Duration::from_secs(6),
                 connections: 2_000,
             }
@@ -61,13 +62,16 @@ impl Options {
                 give_up: Duration::from_secs(180),
                 changes: 200,
                 changing: Duration::from_secs(75),
-                rate: 1_000,
+                rate: RATE,
                 load: Duration::from_secs(30),
                 connections: 10_000,
             }
         }
     }
 }
+
+/// Changes a second of the load.
+pub(crate) const RATE: u32 = 1_000;
 
 /// How long, how often.
 #[derive(Clone, Copy, Debug)]

@@ -56,6 +56,8 @@ pub struct Options {
     pub apiserver_arguments: Vec<String>,
     /// Whether there is somebody who makes EndpointSlices of Services and Pods, and empties Kubernetes namespaces.
     pub controllers: bool,
+    /// `GOGC` of all processes, in percent: how much garbage there may be before it is collected.
+    pub gogc: u32,
     /// What etcd begins with: a folder that [`ControlPlane::save`] wrote, with the same `service_cidrs`. It is copied.
     pub data: Option<PathBuf>,
 }
@@ -69,6 +71,8 @@ impl Default for Options {
             service_cidrs: vec!["10.96.0.0/16".to_owned(), "fd00:96::/112".to_owned()],
             apiserver_arguments: Vec::new(),
             controllers: true,
+            // There is more memory than time.
+            gogc: 400,
             data: None,
         }
     }
@@ -106,7 +110,7 @@ impl ControlPlane {
         if let Some(data) = &options.data {
             copy_folder(data, &folder.path().join(ETCD_DATA))?;
         }
-        let (etcd, etcd_url) = start_etcd(folder.path(), netns)?;
+        let (etcd, etcd_url) = start_etcd(folder.path(), &options)?;
         let client = client::connect(&credentials.admin, server, options.netns.clone()).await?;
         let mut plane = ControlPlane {
             options,
@@ -250,7 +254,7 @@ impl ControlPlane {
     }
 
     fn spawn(&self, name: &str, arguments: &[String], log: &str) -> anyhow::Result<Process> {
-        Process::spawn(&binary(name)?, arguments, self.options.netns.as_deref(), &self.folder.path().join(log))
+        Process::spawn(&binary(name)?, arguments, &self.options, &self.folder.path().join(log))
     }
 }
 
@@ -298,7 +302,8 @@ async fn is_ready(client: &Client) -> bool {
 }
 
 /// The process and the URL of its clients.
-fn start_etcd(folder: &Path, netns: Option<&Path>) -> anyhow::Result<(Process, String)> {
+fn start_etcd(folder: &Path, options: &Options) -> anyhow::Result<(Process, String)> {
+    let netns = options.netns.as_deref();
     let local = IpAddr::from(Ipv4Addr::LOCALHOST);
     let clients = format!("http://{}", SocketAddr::new(local, netns::free_port(netns, local)?));
     let peers = format!("http://{}", SocketAddr::new(local, netns::free_port(netns, local)?));
@@ -314,7 +319,7 @@ fn start_etcd(folder: &Path, netns: Option<&Path>) -> anyhow::Result<(Process, S
         "--unsafe-no-fsync".to_owned(),
         "--log-level=warn".to_owned(),
     ];
-    Ok((Process::spawn(&binary("etcd")?, &arguments, netns, &folder.join("etcd.log"))?, clients))
+    Ok((Process::spawn(&binary("etcd")?, &arguments, options, &folder.join("etcd.log"))?, clients))
 }
 
 fn copy_folder(from: &Path, to: &Path) -> anyhow::Result<()> {

@@ -16,6 +16,8 @@ use anyhow::{Context as _, anyhow, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::Options;
+
 /// Lines of the log that a failure shows.
 const TAIL: usize = 15;
 
@@ -32,7 +34,7 @@ impl Process {
     pub(crate) fn spawn(
         program: &Path,
         arguments: &[String],
-        netns: Option<&Path>,
+        options: &Options,
         log: &Path,
     ) -> anyhow::Result<Process> {
         let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -44,7 +46,7 @@ impl Process {
             .with_context(|| format!("opening {}", log.display()))?;
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL"]);
-        if let Some(netns) = netns {
+        if let Some(netns) = &options.netns {
             let mut net = OsString::from("--net=");
             net.push(netns);
             command.arg("nsenter").arg(net);
@@ -53,8 +55,7 @@ impl Process {
         // A proxy or an ETCD_… setting of the caller's must not reach the control plane.
         let path = std::env::var_os("PATH").unwrap_or_default();
         command.env_clear().env("PATH", path);
-        // There is more memory than time.
-        command.env("GOGC", "400");
+        command.env("GOGC", options.gogc.to_string());
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
 
         let (parent, dropped) = mpsc::channel::<Infallible>();

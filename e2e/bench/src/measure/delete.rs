@@ -25,8 +25,10 @@ pub(super) fn measure(site: &Site, team: &Team, give_up: Duration) -> anyhow::Re
     thread::scope(|scope| {
         let looking = scope.spawn(|| site.inside(|| await_all(&sample, false, started + API + give_up)));
         let client = site.client();
-        let deleting =
-            try_join(api::delete_all(&client, Kind::Services), api::delete_all(&client, Kind::EndpointSlices));
+        let deleting = try_join(
+            api::delete(&client, Kind::Services, site.size.services()),
+            api::delete(&client, Kind::EndpointSlices, site.size.slices()),
+        );
         site.runtime.block_on(deleting)?;
         let answered = Instant::now();
         let gone = looking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
