@@ -274,7 +274,8 @@ fn service(index: usize, endpoints: usize) -> Service {
 
 fn quantile(times: &mut [Duration], percent: usize) -> Duration {
     times.sort_unstable();
-    times.get(times.len() * percent / 100).copied().unwrap_or_default()
+    let place = (times.len() * percent / 100).min(times.len().saturating_sub(1));
+    times.get(place).copied().unwrap_or_default()
 }
 
 fn ms(time: Duration) -> String {
