@@ -27,6 +27,13 @@ pub(crate) struct Contestant {
     pub(crate) programs: fn(&Place<'_>) -> anyhow::Result<Vec<Program>>,
 }
 
+impl Contestant {
+    /// It writes iptables rules.
+    pub(crate) fn is_iptables(&self) -> bool {
+        self.name.contains("iptables")
+    }
+}
+
 /// Which side a contestant is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {

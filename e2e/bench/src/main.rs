@@ -44,11 +44,15 @@ use clap::Parser as _;
 use serde::de::DeserializeOwned;
 
 use crate::{
+    cluster::Size,
     contestants::ALL,
-    figures::Figures,
+    figures::{Figures, Run},
     machine::Machine,
     options::{Options, RATE},
 };
+
+/// From this size on a start tells how long that of a larger size would take at least.
+const PREDICTS: u32 = 10_000;
 
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
@@ -81,6 +85,10 @@ fn measure(options: &Options) -> anyhow::Result<Figures> {
             if !options.only.is_empty() && !options.only.iter().any(|part| contestant.name.contains(part.as_str())) {
                 continue;
             }
+            if !may_end(&figures.runs, contestant.name, size, options.lengths(size).give_up) {
+                say(&format!("{} at {size}: left out, it would not be complete in time", contestant.name));
+                continue;
+            }
             let run = measure::run(runtime.handle(), contestant, size, &options.lengths(size), &options.cache)
                 .with_context(|| format!("measuring {} at {size}", contestant.name))?;
             say(&serde_json::to_string(&run)?);
@@ -88,6 +96,15 @@ fn measure(options: &Options) -> anyhow::Result<Figures> {
         }
     }
     Ok(figures)
+}
+
+/// Whether a contestant may be complete in time, as far as a smaller size has shown. Its time grows with the size at least.
+fn may_end(runs: &[Run], contestant: &str, size: Size, give_up: Duration) -> bool {
+    let smaller = runs.iter().rfind(|run| run.contestant == contestant && run.services >= PREDICTS);
+    smaller.is_none_or(|run| {
+        let factor = f64::from(size.services) / f64::from(run.services);
+        run.start.as_ref().is_some_and(|start| start.took * factor <= give_up.as_secs_f64() * 1e3)
+    })
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {

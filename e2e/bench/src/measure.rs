@@ -27,8 +27,10 @@ use crate::{
 /// From this size on many readers are worth looking at.
 const READERS_FROM: u32 = 10_000;
 
-/// Up to this size everything is deleted in the end: with more the API server alone needs many minutes.
+/// Up to this size everything is deleted in the end, and with contestants that no goal of a large size is about up to the other: the
+/// API server alone needs minutes for more.
 const DELETED_UP_TO: u32 = 10_000;
+const ALL_DELETED_UP_TO: u32 = 1_000;
 
 /// Measures one contestant at one size, in a place of its own.
 pub(crate) fn run(
@@ -64,7 +66,8 @@ pub(crate) fn run(
             settle()?;
             run.readers = Some(readers::measure(&site, &team, change, lengths)?);
         }
-        if size.services <= DELETED_UP_TO {
+        let deleted_up_to = if contestant.is_iptables() { ALL_DELETED_UP_TO } else { DELETED_UP_TO };
+        if size.services <= deleted_up_to {
             settle()?;
             run.delete = Some(delete::measure(&site, &team, lengths.give_up)?);
         }

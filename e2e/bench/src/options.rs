@@ -61,7 +61,8 @@ impl Options {
             Lengths {
                 give_up: Duration::from_secs(180),
                 changes: 200,
-                changing: Duration::from_secs(75),
+                // As many changes as can be told apart from each other in this time; at the size that goals are about, more.
+                changing: Duration::from_secs(if size.services == 10_000 { 75 } else { 30 }),
                 rate: RATE,
                 load: Duration::from_secs(30),
                 connections: 10_000,

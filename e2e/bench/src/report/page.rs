@@ -19,7 +19,8 @@ pub(crate) fn page(figures: &Figures, goals: &[Judged], plots: &[&str]) -> Strin
         "## What is measured\n\n\
          The programs as shipped (release build), one after the other, each in a fresh network namespace and against a fresh etcd and \
          kube-apiserver that hold the same Services and EndpointSlices: {}. kube-proxy has its defaults. Its iptables mode and \
-         localnet-iptables use the legacy tools: with the nf_tables flavour kube-proxy does not end in time.\n\n\
+         localnet-iptables use the legacy tools: with the nf_tables flavour kube-proxy does not end in time. A contestant is left out of a size at which it would not be complete \
+         within three minutes, as its start at a smaller one shows.\n\n\
          A contestant is only seen by packets: new TCP connections from a pod of the node, every 0.2 ms while a change is awaited. For changes \
          a Service moves between two pods, of which one listens and one does not. Nothing that a contestant says of itself is used, except for \
          CPU time and memory, which the kernel tells.\n\n\
