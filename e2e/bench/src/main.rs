@@ -37,7 +37,7 @@ mod statistics;
 mod steps;
 mod usage;
 
-use std::{collections::BTreeMap, fs, io::Write as _, path::Path};
+use std::{collections::BTreeMap, fs, io::Write as _, path::Path, time::Duration};
 
 use anyhow::Context as _;
 use clap::Parser as _;
