@@ -4,7 +4,7 @@
 //! gets to a virtual server finds its rules there, and the VIPs in the table are always a superset of our virtual servers:
 //! whose they are is known after a restart.
 
-use std::{collections::BTreeSet, net::IpAddr, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr};
 
 use anyhow::Context as _;
 use localnet_client::{
@@ -41,6 +41,8 @@ pub struct IpvsBackend<K> {
     found: [Vec<Frontend>; 2],
     /// Addresses of the interface that the kernel refused, which was said.
     refused_addresses: BTreeSet<IpAddr>,
+    /// The virtual server whose destinations were looked at last.
+    looked_at: Option<Frontend>,
 }
 
 /// The kernel's word for something that is, or is not, there.
@@ -57,6 +59,7 @@ impl<K: Kernel> IpvsBackend<K> {
             first: true,
             found: Default::default(),
             refused_addresses: BTreeSet::new(),
+            looked_at: None,
         }
     }
 
@@ -312,45 +315,6 @@ impl<K: Kernel> IpvsBackend<K> {
         Ok(vips)
     }
 
-    /// Whether virtual servers and addresses are still there as they were left. Much cheaper than reading all of it.
-    ///
-    /// # Errors
-    /// They cannot be read.
-    pub async fn is_undisturbed(&mut self) -> anyhow::Result<bool> {
-        if !self.desired.servers().is_known() || !self.desired.servers().are(&self.kernel.heads()?) {
-            return Ok(false);
-        }
-        let addresses = self.kernel.addresses().await?.unwrap_or_default();
-        let refused = &self.refused_addresses;
-        let has_v6 = self.kernel.has_family(Family::V6);
-        let wanted = self.desired.wanted_addresses();
-        Ok(wanted.filter(|ip| (has_v6 || ip.is_ipv4()) && !refused.contains(ip)).all(|ip| addresses.contains(&ip)))
-    }
-
-    /// Whether connections of endpoints that are gone are waited for.
-    pub fn is_draining(&self) -> bool {
-        !self.desired.servers().draining().is_empty()
-    }
-
-    /// Deletes destinations whose last connection has ended, or that had time enough. `now`: since any one moment.
-    ///
-    /// # Errors
-    /// IPVS cannot be reached.
-    pub fn drain(&mut self, now: Duration) -> anyhow::Result<()> {
-        let limit = self.desired.options().drain_limit;
-        let mut changes = Vec::new();
-        for frontend in self.desired.servers().draining() {
-            let found = self.kernel.destinations(&frontend)?;
-            let found: Vec<_> = found.iter().map(|state| (state.destination.address, state.connections)).collect();
-            changes.extend(self.desired.servers_mut().drained(&frontend, now, limit, &found));
-        }
-        if !changes.is_empty() {
-            info!(destinations = changes.len(), "endpoints that are gone have no more connections");
-            self.change(&changes)?;
-        }
-        Ok(())
-    }
-
     /// Removes our virtual servers, the interface and both tables; they may be absent.
     ///
     /// # Errors
@@ -407,5 +371,6 @@ fn vips(found: &Found) -> impl Iterator<Item = Frontend> {
         .map(|vip| frontend(&vip))
 }
 
+mod look;
 #[cfg(test)]
 mod tests;

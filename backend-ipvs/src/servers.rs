@@ -7,11 +7,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
+    ops::Bound,
     time::Duration,
 };
 
 use localnet_linux::ipvs::{
-    Change, Connections, Destination, Family, Forwarding, Frontend, Protocol, Refused, ServerState, VirtualServer,
+    Change, Connections, Destination, DestinationState, Family, Forwarding, Frontend, Protocol, Refused, ServerState,
+    VirtualServer,
 };
 
 use crate::plan::server::Plan;
@@ -111,6 +113,23 @@ impl Servers {
         let mut count = 0;
         let same = ours.inspect(|_| count += 1).all(|server| held[&server.frontend].server == *server);
         same && count == held.len()
+    }
+
+    /// Whether these are the destinations that a virtual server is known to have.
+    pub fn has(&self, frontend: &Frontend, found: &[DestinationState]) -> bool {
+        let held = self.held.as_ref().and_then(|held| held.get(frontend));
+        held.map(|held| &held.destinations).is_some_and(|held| {
+            let is_held = |one: &DestinationState| held.get(&one.destination.address) == Some(&one.destination);
+            held.len() == found.len() && found.iter().all(is_held)
+        })
+    }
+
+    /// At most so many of those that are held: those behind `last`, then from the first one on.
+    pub fn after(&self, last: Option<Frontend>, count: usize) -> Vec<Frontend> {
+        let Some(held) = &self.held else { return Vec::new() };
+        let behind = held.range((last.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded));
+        let from_the_first = last.into_iter().flat_map(|last| held.range(..=last));
+        behind.chain(from_the_first).take(count).map(|(frontend, _)| *frontend).collect()
     }
 
     /// The deletions of virtual servers that are not wanted any more.

@@ -1,6 +1,6 @@
 //! The backend against the fake kernel: what is sent, in which order, and what is there afterwards.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use localnet_client::{Skipped, vips::Detector};
 use localnet_linux::ipvs::{Destination, Protocol};
@@ -175,6 +175,33 @@ fn what_others_delete_comes_back() {
     sync(&mut backend, &shrunk(), &web_changed());
     assert_eq!(backend.kernel.servers.len(), 2);
     assert!(run(backend.is_undisturbed()).unwrap());
+}
+
+#[test]
+fn destinations_that_others_change_are_noticed_and_put_right() {
+    let mut backend = backend(Options::default());
+    sync(&mut backend, &state(), &Changes::everything());
+    let before = backend.kernel.servers.clone();
+    let disturbances: [fn(&mut FakeServer); 3] = [
+        |fake| _ = fake.destinations.pop_first(),
+        |fake| fake.destinations.values_mut().for_each(|(destination, _)| destination.weight = 0),
+        |fake| {
+            let more = Destination::masqueraded("10.9.9.9:1".parse().unwrap(), 7);
+            fake.destinations.insert(more.address, (more, 0));
+        },
+    ];
+    for disturb in disturbances {
+        for frontend in before.keys() {
+            disturb(backend.kernel.servers.get_mut(frontend).unwrap());
+            assert!(!run(backend.is_undisturbed()).unwrap());
+            backend.forget();
+            sync(&mut backend, &state(), &Changes::default());
+            // What somebody added has no connections.
+            backend.drain(Duration::ZERO).unwrap();
+            assert_eq!(backend.kernel.servers, before);
+            assert!(run(backend.is_undisturbed()).unwrap());
+        }
+    }
 }
 
 #[test]

@@ -7,12 +7,13 @@
 //! ```text
 //!  from others: firewall ─► nat-prerouting (marks) ─► filter-input ─► IPVS ─► output, nat-postrouting
 //!  from here:   firewall ─► filter-output-vips ─► nat-output (marks) ─► IPVS ─► filter-output, nat-postrouting
+//!                                     a virtual server is missing: └─► missed, and not this node
 //! ```
 
 use localnet_client::vips::{Facts, PodSource};
 use localnet_linux::nft::{
-    AddressField, Chain, ChainKind, Family, Field, HookPoint, InterfacePattern, Name, Op, Rule, Statement, Verdict,
-    spread,
+    AddressField, Chain, ChainKind, Family, Field, HookPoint, InterfacePattern, Name, Op, Protocol, Rule, Statement,
+    Verdict, spread,
 };
 
 use super::{
@@ -38,6 +39,8 @@ pub mod names {
     pub const UNSERVED: &str = "unserved";
     /// Refuses what is no VIP of an address that is there for VIPs.
     pub const ACCESS: &str = "access";
+    /// Keeps silent about VIPs that IPVS does not know.
+    pub const MISSED: &str = "missed";
     /// Answers for what is no VIP but could be one.
     pub const UNALLOCATED: &str = "unallocated";
 }
@@ -46,6 +49,7 @@ pub mod names {
 const BEFORE_DNAT: i32 = -110;
 const DNAT: i32 = -100;
 const FILTER: i32 = 0;
+const BEHIND_IPVS: i32 = 110;
 const SNAT: i32 = 100;
 
 /// The chains that are always there, in the order in which a human reads them.
@@ -69,6 +73,9 @@ pub fn fixed(facts: &Facts, family: Family) -> Vec<Chain> {
             .comment("before IPVS")
             .rule(jump(names::UNSERVED))
             .rule(jump(names::ACCESS)),
+        filter("filter-input-missed", HookPoint::Input, BEHIND_IPVS)
+            .comment("behind IPVS")
+            .rule(Statement::jump(names::MISSED)),
         filter("filter-forward", HookPoint::Forward, FILTER).rule(jump(names::UNSERVED)).rule(jump(names::UNALLOCATED)),
         filter("filter-output", HookPoint::Output, BEFORE_IPVS)
             .comment("before IPVS")
@@ -81,6 +88,7 @@ pub fn fixed(facts: &Facts, family: Family) -> Vec<Chain> {
         firewall(),
         unserved(),
         access(),
+        missed(),
         unallocated(facts, family),
         Chain::new(names::REJECT_PORT).rule(Statement::Reject),
     ]
@@ -160,6 +168,19 @@ fn access() -> Chain {
         Statement::is_not_in(VIP, SetId::Vips.name()),
         Statement::Reject,
     ])
+}
+
+/// IPVS takes what is for a virtual server. What opens a connection to a VIP and gets past it has found none: somebody has deleted it, and
+/// it comes back. Who gets no answer asks again; who is refused gives up. Only where nobody else may listen: what IPVS has sent to an
+/// endpoint that is the node itself comes by here as well.
+fn missed() -> Chain {
+    let on_interface = || Statement::is_in([Field::DestinationAddress], SetId::Addresses.name());
+    let to_vip = || Statement::is_in(VIP, SetId::Vips.name());
+    let drop = || Statement::Verdict(Verdict::Drop);
+    Chain::new(names::MISSED)
+        .comment("virtual servers that are missing come back")
+        .rule([on_interface(), to_vip(), Statement::TcpOpens, drop()])
+        .rule([Statement::Protocol(Op::Ne, Protocol::Tcp), on_interface(), to_vip(), drop()])
 }
 
 fn unallocated(facts: &Facts, family: Family) -> Chain {

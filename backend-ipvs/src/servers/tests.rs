@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use localnet_linux::ipvs::{DestinationState, Persistence};
+use localnet_linux::ipvs::Persistence;
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
@@ -180,6 +180,59 @@ fn what_others_changed_is_noticed_but_not_what_others_have() {
         (vec![], false),
     ] {
         assert_eq!(servers.are(&found), expected, "{found:?}");
+    }
+}
+
+#[test]
+fn destinations_are_compared_with_what_is_held() {
+    let tcp = frontend(Protocol::Tcp, 80);
+    let (mut servers, mut ipvs) = (Servers::default(), Ipvs::default());
+    assert!(!servers.has(&tcp, &[]), "nothing is known yet");
+    servers.adopt([]);
+    servers.set(plan(tcp, &[1, 2]));
+    send(&mut servers, &mut ipvs);
+    let found = |all: &[(u8, u32)]| {
+        let one = |(host, weight): &(u8, u32)| DestinationState {
+            destination: Destination::masqueraded(endpoint(*host), *weight),
+            connections: Connections { active: 7, ..Connections::default() },
+        };
+        all.iter().map(one).collect::<Vec<_>>()
+    };
+    for (all, expected) in [
+        (&[(1, 1), (2, 1)][..], true),
+        (&[(2, 1), (1, 1)], true),
+        (&[(1, 1)], false),
+        (&[], false),
+        (&[(1, 1), (2, 0)], false),
+        (&[(1, 1), (3, 1)], false),
+        (&[(1, 1), (2, 1), (3, 1)], false),
+    ] {
+        assert_eq!(servers.has(&tcp, &found(all)), expected, "{all:?}");
+    }
+}
+
+#[test]
+fn all_that_are_held_have_their_turn() {
+    let (mut servers, mut ipvs) = (Servers::default(), Ipvs::default());
+    assert_eq!(servers.after(None, 9), []);
+    servers.adopt([]);
+    for port in [1, 3, 5, 7] {
+        servers.set(plan(frontend(Protocol::Tcp, port), &[1]));
+    }
+    send(&mut servers, &mut ipvs);
+    for (last, count, expected) in [
+        (None, 2, &[1, 3][..]),
+        (Some(3), 2, &[5, 7]),
+        (Some(5), 2, &[7, 1]),
+        (Some(7), 9, &[1, 3, 5, 7]),
+        (Some(3), 9, &[5, 7, 1, 3]),
+        // It is gone meanwhile.
+        (Some(4), 9, &[5, 7, 1, 3]),
+        (Some(9), 1, &[1]),
+    ] {
+        let last = last.map(|port| frontend(Protocol::Tcp, port));
+        let ports: Vec<u16> = servers.after(last, count).iter().map(|one| one.address.port()).collect();
+        assert_eq!(ports, expected, "{last:?} {count}");
     }
 }
 

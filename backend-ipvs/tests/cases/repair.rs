@@ -56,6 +56,8 @@ fn what_others_take_away_comes_back_and_cleanup_leaves_what_is_theirs() {
                     "nft delete table ip localnet-ipvs",
                     "nft flush chain ip localnet-ipvs nat-postrouting",
                     "ipvsadm -E -t 172.30.0.1:80 -s sh",
+                    "ipvsadm -d -t 172.30.0.1:80 -r 10.180.0.1:8080",
+                    "ipvsadm -e -t 172.30.0.1:80 -r 10.180.0.2:8080 -m -w 0",
                 ];
                 for disturbance in disturbances {
                     run(disturbance);

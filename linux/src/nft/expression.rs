@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use super::kernel::data;
 use super::wire::Writer;
-use super::{AddressField, Family, Field, Generator, InterfacePattern, Op, Rule, Statement, Verdict};
+use super::{AddressField, Family, Field, Generator, InterfacePattern, Op, Protocol, Rule, Statement, Verdict};
 
 /// The list of a rule's expressions, as the value of `NFTA_RULE_EXPRESSIONS`.
 pub(super) fn write(writer: &mut Writer, family: Family, rule: &Rule) {
@@ -29,6 +29,10 @@ const CMP_NEQ: u32 = 1;
 /// `NFT_PAYLOAD_NETWORK_HEADER`, `NFT_PAYLOAD_TRANSPORT_HEADER`
 const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
+/// Where flags are in the TCP header, and some of them.
+const TCP_FLAGS: u32 = 13;
+const SYN: u8 = 0x02;
+const FIN_SYN_RST_ACK: u8 = 0x17;
 /// `NFT_META_MARK`, `NFT_META_IIFNAME`, `NFT_META_L4PROTO`
 const META_MARK: u32 = 3;
 const META_IIFNAME: u32 = 6;
@@ -69,6 +73,13 @@ impl Expressions<'_> {
             Statement::Protocol(op, protocol) => {
                 self.meta(META_L4PROTO, 0);
                 self.cmp(*op, &[protocol.number()]);
+            }
+            Statement::TcpOpens => {
+                self.meta(META_L4PROTO, 0);
+                self.cmp(Op::Eq, &[Protocol::Tcp.number()]);
+                self.payload(TRANSPORT_HEADER, TCP_FLAGS, 1, 0);
+                self.bitwise(&[FIN_SYN_RST_ACK], &[0]);
+                self.cmp(Op::Eq, &[SYN]);
             }
             Statement::Lookup(fields, op, set) => {
                 self.load(fields);

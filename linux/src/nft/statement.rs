@@ -56,6 +56,8 @@ pub enum Statement {
     Local(AddressField, Op),
     /// `meta l4proto tcp`
     Protocol(Op, Protocol),
+    /// `tcp flags syn / fin,syn,rst,ack`: a TCP packet that opens a connection.
+    TcpOpens,
     /// `ip daddr . th dport @set`
     Lookup(Vec<Field>, Op, Name),
     /// `ip daddr . th dport vmap @map`; continues with the next rule when there is no such element.

@@ -221,6 +221,7 @@ fn statement_text(statement: &Statement, family: Family) -> String {
         }
         Statement::Local(field, op) => format!("fib {} type {}local", address_text(*field), op_text(*op)),
         Statement::Protocol(op, protocol) => format!("meta l4proto {}{}", op_text(*op), protocol.as_str()),
+        Statement::TcpOpens => "tcp flags syn / fin,syn,rst,ack".to_owned(),
         Statement::Lookup(fields, op, set) => format!("{} {}@{set}", fields_text(fields, family), op_text(*op)),
         Statement::VerdictMap(fields, map) => format!("{} vmap @{map}", fields_text(fields, family)),
         Statement::DnatMap(fields, map) => {

@@ -173,6 +173,7 @@ pub(crate) fn everything(family: Family) -> TableContent {
             ])
             .rule([from(Op::Eq, net("0.0.0.0/0", "::/0")), Statement::source_is(pod), accept()])
             .rule([Statement::Protocol(Op::Eq, Protocol::Tcp), accept()])
+            .rule([Statement::is_in([Field::DestinationAddress], "networks"), Statement::TcpOpens, accept()])
             .rule([Statement::Protocol(Op::Ne, Protocol::Sctp), Statement::MarkHas(Op::Ne, 0x4000), accept()])
             .rule([Statement::Update(flow.into(), "affinity".into(), Some(5400))])
             .rule([
