@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::{Errno, ioctl_fionbio};
+use rustix::io::{Errno, ioctl_fionbio, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_reuseaddr, set_socket_timeout, socket_error};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, connect, ipproto, recv, send};
 use serde::Deserialize;
@@ -168,8 +168,8 @@ impl Probe {
             return Ok(outcome);
         }
         let mut buffer = [0; 1024];
-        match recv(&socket, &mut buffer, RecvFlags::empty()) {
-            Ok((length, _)) => answer(std::str::from_utf8(&buffer[..length]).context("reading the answer")?),
+        match received(&socket, &mut buffer) {
+            Ok(length) => answer(std::str::from_utf8(&buffer[..length]).context("reading the answer")?),
             Err(error) => verdict(&error.into()),
         }
     }
@@ -193,8 +193,8 @@ impl Probe {
                 return Ok(Outcome::Dropped);
             }
             set_socket_timeout(&socket, Timeout::Recv, Some(left.max(Duration::from_micros(1))))?;
-            let length = match recv(&socket, &mut buffer, RecvFlags::empty()) {
-                Ok((length, _)) => length,
+            let length = match received(&socket, &mut buffer) {
+                Ok(length) => length,
                 Err(error) => return verdict(&error.into()),
             };
             let Some(packet) = Packet::decode(transport_part(&buffer[..length], self.to.is_ipv4())) else { continue };
@@ -245,11 +245,16 @@ impl Probe {
             return Ok(soft);
         }
         let timeout = Timespec::try_from(self.timeout).context("reading the timeout")?;
-        if poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&timeout))? == 0 {
+        if retry_on_intr(|| poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&timeout)))? == 0 {
             return Ok(Err(Errno::TIMEDOUT));
         }
         Ok(socket_error(socket)?)
     }
+}
+
+/// A process that is stopped and goes on finds its waits interrupted, those with a time limit for good: they begin again.
+fn received(socket: &OwnedFd, buffer: &mut [u8]) -> Result<usize, Errno> {
+    retry_on_intr(|| recv(socket, &mut *buffer, RecvFlags::empty())).map(|(length, _)| length)
 }
 
 /// The part of what a raw socket received that comes after the IP header: IPv4 delivers that too, IPv6 does not.
