@@ -1,6 +1,7 @@
 //! The backend's flags, and the program that they run.
 
 use clap::{Parser, Subcommand};
+use ipnet::IpNet;
 use localnet_client::{
     Options,
     args::{self, ClientArgs, terminated},
@@ -9,9 +10,13 @@ use localnet_client::{
     telemetry::{self, LogFormat},
     vips::{self, flags::ConfigArgs},
 };
-use localnet_config::{Config, Mode};
-use localnet_linux::{addresses::NodeAddresses, setup::Setup, sysctl::Settings};
-use tracing::info;
+use localnet_config::{Config, Mode, NodePortAddresses};
+use localnet_linux::{
+    addresses::NodeAddresses,
+    setup::Setup,
+    sysctl::{Set, Settings},
+};
+use tracing::{info, warn};
 
 use crate::{Flavour, IptablesBackend, LiveBackend, Tools, dry_run::DryRun};
 
@@ -70,15 +75,17 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     ConfigArgs::say_mode(running.config(), Mode::Iptables);
     let source = client.source()?;
     if dry_run {
+        let localhost = wants_localhost(running.config());
         let config = config.config(running.config());
         let options = Options { once: true, ..client.options() };
-        let addresses = NodeAddresses::default().list().await?;
-        return args::run(Adapter::new(DryRun::new(config).with_addresses(addresses)), source, options).await;
+        let dry_run = DryRun::new(config).with_addresses(NodeAddresses::default().list().await?);
+        let dry_run = if localhost { dry_run.with_localhost_node_ports() } else { dry_run };
+        return args::run(Adapter::new(dry_run), source, options).await;
     }
     let open =
         async |said: &Config| Ok((open(&config, said, iptables_flavour).await?, client.configured_options(said)));
     let (current, _following) = running.follow();
-    program::run(current, |said| config.concerns(said), open, source, terminated()).await
+    program::run(current, |said| (config.concerns(said), wants_localhost(said)), open, source, terminated()).await
 }
 
 /// Opens the backend of this node for a configuration, and sets what else of the node that configures. It uses the tools of
@@ -90,12 +97,44 @@ pub async fn open(args: &ConfigArgs, said: &Config, flavour: Option<Flavour>) ->
     let chosen = flavour.is_some();
     let flavour = flavour.unwrap_or_else(Flavour::of_host);
     info!(?flavour, chosen, "using the tools");
-    let backend = LiveBackend::open(args.config(said), Tools::find(flavour)?).await?;
+    let localhost = wants_localhost(said) && route_localhost(&Settings::default());
+    let backend = LiveBackend::open(args.config(said), localhost, Tools::find(flavour)?).await?;
     if args.kube_proxy.configures_node() {
         Setup::of(&said.linux).at_start(&Settings::default());
     }
     Ok(Adapter::new(backend))
 }
+
+/// Whether NodePorts are to be answered on 127.0.0.1. As in kube-proxy only where they are answered on all addresses, or
+/// on loopback ones by name.
+pub fn wants_localhost(said: &Config) -> bool {
+    let named = |cidr: &IpNet| matches!(cidr, IpNet::V4(cidr) if cidr.prefix_len() == 0 || cidr.addr().is_loopback());
+    said.iptables.localhost_node_ports
+        && match &said.node_port_addresses {
+            NodePortAddresses::All => true,
+            NodePortAddresses::Primary => false,
+            NodePortAddresses::Cidrs(cidrs) => cidrs.iter().any(named),
+        }
+}
+
+/// Lets what a process sends to a loopback address be translated and leave the node; says whether it is so.
+fn route_localhost(settings: &Settings) -> bool {
+    match settings.ensure(ROUTE_LOCALNET, 1) {
+        Ok(Set::Already) => true,
+        Ok(Set::From(_)) => {
+            info!(
+                "net.ipv4.conf.all.route_localnet is set, so that NodePorts answer on 127.0.0.1; iptables.localhostNodePorts: false does without"
+            );
+            true
+        }
+        Err(error) => {
+            warn!("{error}; NodePorts do not answer on 127.0.0.1: set it, or say iptables.localhostNodePorts: false");
+            false
+        }
+    }
+}
+
+const ROUTE_LOCALNET: &str = "proc/sys/net/ipv4/conf/all/route_localnet";
 
 /// Removes the chains of this program, and of kube-proxy's iptables mode; of all flavours if none is chosen.
 ///
@@ -116,5 +155,36 @@ pub fn cleanup(flavour: Option<Flavour>) -> anyhow::Result<()> {
 /// # Errors
 /// Something could not be set.
 pub fn init(said: &Config) -> anyhow::Result<()> {
-    Setup::of(&said.linux).init(&Settings::default())
+    let settings = Settings::default();
+    if wants_localhost(said) {
+        settings.ensure(ROUTE_LOCALNET, 1)?;
+    }
+    Setup::of(&said.linux).init(&settings)
+}
+
+#[cfg(test)]
+mod tests {
+    use localnet_config::{Platform, Reader};
+
+    use super::*;
+
+    #[test]
+    fn loopback_addresses_answer_where_they_may() {
+        for (version, lines, expected) in [
+            // By default as kube-proxy reads its file, and not in the next version.
+            ("v1alpha1", "", true),
+            ("v1alpha2", "", false),
+            ("v1alpha2", "iptables: {localhostNodePorts: true}\nnodePortAddresses: [primary]", false),
+            ("v1alpha2", "iptables: {localhostNodePorts: true}\nnodePortAddresses: [127.0.0.0/8]", true),
+            ("v1alpha2", "iptables: {localhostNodePorts: true}\nnodePortAddresses: [0.0.0.0/0]", true),
+            ("v1alpha2", "iptables: {localhostNodePorts: true}\nnodePortAddresses: [\"::1/128\", 10.0.0.0/8]", false),
+            ("v1alpha1", "iptables: {localhostNodePorts: false}", false),
+        ] {
+            let text =
+                format!("apiVersion: kubeproxy.config.k8s.io/{version}\nkind: KubeProxyConfiguration\n{lines}\n");
+            let reader = Reader { platform: Platform::Linux, empty_mode: Mode::Iptables };
+            let config = reader.read(&text).unwrap().config;
+            assert_eq!(wants_localhost(&config), expected, "{version} {lines}");
+        }
+    }
 }

@@ -2,13 +2,14 @@
 //! left out.
 
 use std::{
+    cell::Cell,
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
 };
 
 use anyhow::Context as _;
 use localnet_client::{
-    Synced,
+    RuleCount, Synced,
     incremental::{Listener, PortEndpoint},
     vips::{Config, Notice},
 };
@@ -21,8 +22,8 @@ use crate::{
     desired::{Desired, frontend, index},
     kernel::{Error, Kernel},
     plan::Table,
-    ruleset::{Input, Ruleset, Subject},
-    save::Found,
+    ruleset::{Lines, Ruleset, Subject},
+    save::Reader,
 };
 
 /// Programs iptables.
@@ -34,6 +35,8 @@ pub struct IptablesBackend<K> {
     first: bool,
     /// The VIPs in the tables when they were read.
     found: [Vec<Frontend>; 2],
+    /// How many rules the last sync wrote, by family and table.
+    written: [[u64; 2]; 2],
 }
 
 /// So many services may be refused in one sync before it is given up: then it is not the services.
@@ -44,12 +47,24 @@ const MAX_KEPT: usize = 64;
 impl<K: Kernel> IptablesBackend<K> {
     /// A backend that has neither read nor written anything yet.
     pub fn new(config: Config, kernel: K) -> Self {
-        Self { kernel, desired: Desired::new(config), first: true, found: Default::default() }
+        Self {
+            kernel,
+            desired: Desired::new(config),
+            first: true,
+            found: Default::default(),
+            written: Default::default(),
+        }
     }
 
     /// More VIPs of a family than these are reached by groups: a thousand, if nothing is said.
     pub fn with_many_vips(mut self, vips: usize) -> Self {
         self.desired.set_many_vips(vips);
+        self
+    }
+
+    /// NodePorts are answered on 127.0.0.1, too. Without `route_localnet` of the kernel what is sent there does not leave the node.
+    pub fn with_localhost_node_ports(mut self) -> Self {
+        self.desired.answer_on_localhost();
         self
     }
 
@@ -63,9 +78,9 @@ impl<K: Kernel> IptablesBackend<K> {
         &mut self.kernel
     }
 
-    /// The tables as they should be, after a sync.
-    pub fn plan(&self) -> &[Ruleset; 2] {
-        self.desired.rulesets()
+    /// The tables of a family as they should be, after a sync.
+    pub fn plan(&self, family: Family) -> &Ruleset {
+        self.desired.ruleset(family)
     }
 
     /// What the last sync changed for flows.
@@ -74,9 +89,24 @@ impl<K: Kernel> IptablesBackend<K> {
         Commit { frontends: self.desired.take_moved(), remembered, recheck: false }
     }
 
+    /// How many rules there are in each table of each family, and how many of them the last sync wrote.
+    pub fn rule_counts(&self) -> [Vec<RuleCount>; 2] {
+        let of_family = |family| {
+            let count = |(table, last): (Table, u64)| {
+                let total = self.desired.ruleset(family).rules(table);
+                RuleCount { table: table.as_str(), total: total.try_into().unwrap_or(u64::MAX), last }
+            };
+            match self.kernel.has_family(family) {
+                true => Table::ALL.into_iter().zip(self.written[index(family)]).map(count).collect(),
+                false => Vec::new(),
+            }
+        };
+        Family::BOTH.map(of_family)
+    }
+
     /// It is no longer known what the tables hold: the next sync reads them.
     pub fn forget(&mut self) {
-        Family::BOTH.into_iter().for_each(|family| self.desired.ruleset(family).forget());
+        Family::BOTH.into_iter().for_each(|family| self.desired.forget(family));
     }
 
     /// Tells the addresses of the node's interfaces; says whether the next sync moves NodePorts for it.
@@ -93,7 +123,7 @@ impl<K: Kernel> IptablesBackend<K> {
         let mut wrong = false;
         for family in self.families() {
             self.read_unknown(family)?;
-            wrong |= !self.desired.ruleset(family).input(None).is_empty();
+            wrong |= !self.desired.input(family, None).is_empty();
         }
         Ok(wrong)
     }
@@ -131,6 +161,7 @@ impl<K: Kernel> IptablesBackend<K> {
             warn!("{notice}");
         }
         let mut refused = 0;
+        self.written = Default::default();
         let failed = loop {
             let before = refused;
             let mut failed = Vec::new();
@@ -140,7 +171,7 @@ impl<K: Kernel> IptablesBackend<K> {
             }
             // What one family refused has to leave the other as well; and who changed one may have changed both. A family that
             // failed is forgotten too, but trying it at once again is no use.
-            let forgotten = |family: Family| !self.desired.rulesets()[index(family)].is_known();
+            let forgotten = |family: Family| !self.desired.ruleset(family).is_known();
             if refused == before && (!failed.is_empty() || !self.families().into_iter().any(forgotten)) {
                 break failed;
             }
@@ -158,60 +189,73 @@ impl<K: Kernel> IptablesBackend<K> {
         let mut kept = 0;
         loop {
             fresh |= self.read_unknown(family)?;
-            let input = self.desired.ruleset(family).input(None);
-            if input.is_empty() {
-                self.desired.ruleset(family).commit();
+            let Err(error) = self.restore(family) else {
+                self.desired.commit(family);
                 return Ok(());
-            }
-            let error = match self.kernel.restore(family, &input.text) {
-                Ok(()) => {
-                    debug!(%family, lines = input.subjects().count(), "written");
-                    self.desired.ruleset(family).commit();
-                    return Ok(());
-                }
-                Err(error) => error,
+            };
+            let refusal = match &error {
+                Error::Refused { line, message } if fresh => Some((self.refusal(family, *line), message)),
+                _ => None,
             };
             // One of its tables may have been written.
-            self.desired.ruleset(family).forget();
-            let Error::Refused { line, message } = &error else { return Err(error.into()) };
-            if !fresh {
+            self.desired.forget(family);
+            let Some((Refusal { subject, rule, subjects }, message)) = refusal else {
+                if !matches!(error, Error::Refused { .. }) {
+                    return Err(error.into());
+                }
                 info!("the tables are not as they were left: reading them ({error})");
                 self.forget();
                 continue;
-            }
-            match input.subject(*line) {
-                Some(Subject::Removal(chain)) if kept < MAX_KEPT => {
+            };
+            let owner = match subject {
+                Subject::Removal(chain) if kept < MAX_KEPT => {
                     kept += 1;
                     warn!(chain = &*chain.name, table = %chain.table, "somebody else refers to a chain that is to go: it stays, empty");
-                    self.desired.ruleset(family).keep(chain.clone());
+                    self.desired.keep(family, chain);
+                    continue;
                 }
+                Subject::Commit => self.search(family, &subjects)?,
                 subject => {
-                    let rule = input.text.lines().nth(line - 1).unwrap_or_default();
-                    let owner = match subject {
-                        Some(Subject::Commit) | None => self.search(family, &input)?,
-                        Some(subject) => {
-                            self.desired.owners(family).remove(subject).map(|service| (service, message.clone()))
-                        }
-                    };
-                    let Some((service, message)) = owner.filter(|_| *refused < MAX_REFUSED) else {
-                        return Err(anyhow::Error::from(error.clone()).context(format!("rule {rule:?}")));
-                    };
-                    *refused += 1;
-                    let text = match subject {
-                        Some(Subject::Commit) | None => format!("left out, and tried again later: {message}"),
-                        _ => format!("left out, and tried again later: rule {rule:?}: {message}"),
-                    };
-                    warn!("{}", Notice { service: service.clone(), text: text.clone() });
-                    self.desired.refuse(&service, text);
+                    let owner = self.desired.owners(family).remove(&subject);
+                    owner.map(|service| (service, format!("rule {rule:?}: {message}")))
                 }
-            }
+            };
+            let Some((service, why)) = owner.filter(|_| *refused < MAX_REFUSED) else {
+                return Err(anyhow::Error::from(error.clone()).context(format!("rule {rule:?}")));
+            };
+            *refused += 1;
+            let text = format!("left out, and tried again later: {why}");
+            warn!("{}", Notice { service: service.clone(), text: text.clone() });
+            self.desired.refuse(&service, text);
         }
     }
 
+    /// Writes what differs, if anything does.
+    fn restore(&mut self, family: Family) -> Result<(), Error> {
+        let input = self.desired.input(family, None);
+        if input.is_empty() {
+            return Ok(());
+        }
+        let counted = Counted { input: &input, rules: Cell::default() };
+        self.kernel.restore(family, &counted)?;
+        let rules = counted.rules.get();
+        debug!(%family, filter = rules[0], nat = rules[1], "rules are written");
+        self.written[index(family)] = rules;
+        Ok(())
+    }
+
+    /// What a line was about that was refused.
+    fn refusal(&self, family: Family, line: usize) -> Refusal {
+        let input = self.desired.input(family, None);
+        let (subject, rule) = input.line(line).unwrap_or((Subject::Commit, String::new()));
+        let subjects = if subject == Subject::Commit { input.subjects() } else { BTreeSet::new() };
+        Refusal { subject, rule, subjects }
+    }
+
     /// The kernel refuses a table without a word on which rule it is: finds the first service without which it takes it.
-    fn search(&mut self, family: Family, input: &Input) -> anyhow::Result<Option<(ServiceKey, String)>> {
+    fn search(&mut self, family: Family, subjects: &BTreeSet<Subject>) -> anyhow::Result<Option<(ServiceKey, String)>> {
         let owners = self.desired.owners(family);
-        let concerned: BTreeSet<&ServiceKey> = input.subjects().filter_map(|subject| owners.get(subject)).collect();
+        let concerned: BTreeSet<&ServiceKey> = subjects.iter().filter_map(|subject| owners.get(subject)).collect();
         let all: Vec<&ServiceKey> = concerned.into_iter().collect();
         if let Some(message) = self.attempt(family, &owners, &[])? {
             debug!(message, "refused even without services");
@@ -243,12 +287,14 @@ impl<K: Kernel> IptablesBackend<K> {
     ) -> anyhow::Result<Option<String>> {
         self.read_unknown(family)?;
         let wanted = |subject: &Subject| owners.get(subject).is_none_or(|owner| services.contains(&owner));
-        let input = self.desired.ruleset(family).input(Some(&wanted));
-        if input.is_empty() {
-            return Ok(None);
-        }
-        let result = self.kernel.restore(family, &input.text);
-        self.desired.ruleset(family).forget();
+        let result = {
+            let input = self.desired.input(family, Some(&wanted));
+            if input.is_empty() {
+                return Ok(None);
+            }
+            self.kernel.restore(family, &input)
+        };
+        self.desired.forget(family);
         match result {
             Ok(()) => Ok(None),
             Err(Error::Refused { message, .. }) => Ok(Some(message)),
@@ -261,8 +307,10 @@ impl<K: Kernel> IptablesBackend<K> {
         if self.desired.ruleset(family).is_known() {
             return Ok(false);
         }
-        let found = Found::read(&self.kernel.save(family)?);
-        self.found[index(family)] = found.vips().map(|vip| frontend(&vip)).collect();
+        let mut reader = Reader::default();
+        self.kernel.save(family, &mut |line| reader.line(line))?;
+        let found = reader.found();
+        self.found[index(family)] = found.vips.iter().map(frontend).collect();
         self.desired.adopt(family, found);
         Ok(true)
     }
@@ -274,10 +322,15 @@ impl<K: Kernel> IptablesBackend<K> {
     pub fn remove_all(&mut self) -> anyhow::Result<()> {
         self.forget();
         for family in self.families() {
-            let saved = self.kernel.save(family)? + &self.kernel.save_mangle(family)?;
+            let mut saved = String::new();
+            let mut line = |line: &str| saved.extend([line, "\n"]);
+            self.kernel.save(family, &mut line)?;
+            self.kernel.save_mangle(family, &mut line)?;
             let text = cleanup::removal(&saved);
             if !text.is_empty() {
-                self.kernel.restore(family, &text).with_context(|| format!("remove the chains of {family}"))?;
+                self.kernel
+                    .restore(family, &text.as_str())
+                    .with_context(|| format!("remove the chains of {family}"))?;
             }
         }
         Ok(())
@@ -319,6 +372,35 @@ impl<K: Kernel> Listener for IptablesBackend<K> {
 
     async fn cleanup(&mut self) -> anyhow::Result<()> {
         blocking(|| self.remove_all())
+    }
+}
+
+/// A line that was refused.
+struct Refusal {
+    subject: Subject,
+    rule: String,
+    /// If the whole table was refused: all that was written.
+    subjects: BTreeSet<Subject>,
+}
+
+/// Counts the rules that are written to each table.
+struct Counted<'a> {
+    input: &'a dyn Lines,
+    rules: Cell<[u64; 2]>,
+}
+
+impl Lines for Counted<'_> {
+    fn each(&self, line: &mut dyn FnMut(&str)) {
+        let (mut rules, mut place) = ([0; 2], 0);
+        self.input.each(&mut |text| {
+            if let Some(table) = text.strip_prefix('*') {
+                place = usize::from(table == Table::Nat.as_str());
+            } else if text.starts_with("-A ") || text.starts_with("-I ") {
+                rules[place] += 1;
+            }
+            line(text);
+        });
+        self.rules.set(rules);
     }
 }
 

@@ -25,8 +25,8 @@ use localnet_proto::{Endpoint, EndpointPort, Family, Node, Protocol, Service, Se
 use tables::Tables;
 
 use crate::{
-    plan::port,
-    ruleset::{Ruleset, Subject},
+    plan::{ChainId, port},
+    ruleset::{Input, Ruleset, Subject},
     save::Found,
 };
 
@@ -50,6 +50,11 @@ impl Desired {
     /// More VIPs of a family than these are reached by groups; to be told before anything else.
     pub fn set_many_vips(&mut self, vips: usize) {
         self.tables.many_vips = vips;
+    }
+
+    /// NodePorts are answered on 127.0.0.1, too; to be told before anything else.
+    pub fn answer_on_localhost(&mut self) {
+        self.vips.answer_on_localhost();
     }
 
     /// See [`localnet_client::incremental::Listener`].
@@ -120,6 +125,9 @@ impl Desired {
         let former = self.former.take().unwrap_or_default();
         self.staged.extend(former.keys().filter(|key| !self.tables.services.contains_key(*key)).cloned());
         for key in std::mem::take(&mut self.staged) {
+            if let Some(told) = self.tables.services.get_mut(&key).and_then(Arc::get_mut) {
+                told.endpoints.shrink_to_fit();
+            }
             let service = self.tables.services.get(&key).cloned();
             let known = former.get(&key);
             if let Some(known) = known.filter(|known| Some(*known) == service.as_ref()) {
@@ -161,18 +169,39 @@ impl Desired {
     }
 
     /// The tables of a family.
-    pub fn ruleset(&mut self, family: Family) -> &mut Ruleset {
-        &mut self.tables.rulesets[index(family)]
+    pub fn ruleset(&self, family: Family) -> &Ruleset {
+        &self.tables.rulesets[index(family)]
     }
 
-    /// The tables of both families, as they should be.
-    pub fn rulesets(&self) -> &[Ruleset; 2] {
-        &self.tables.rulesets
+    /// What makes the tables of a family hold what they should; only what `wanted` allows of what depends on services.
+    pub fn input<'a>(&'a self, family: Family, wanted: Option<&'a dyn Fn(&Subject) -> bool>) -> Input<'a> {
+        let chains = move |chain: &mut dyn FnMut(&ChainId, &[String])| self.tables.chains(family, false, chain);
+        Input { ruleset: self.ruleset(family), chains: Box::new(chains), wanted }
+    }
+
+    /// All that is desired of a family, as `iptables-restore` reads it.
+    pub fn listing(&self, family: Family) -> String {
+        self.ruleset(family).listing(&|chain| self.tables.chains(family, true, chain))
     }
 
     /// This was found in the kernel.
     pub fn adopt(&mut self, family: Family, found: Found) {
-        self.ruleset(family).adopt(found);
+        self.tables.rulesets[index(family)].adopt(found);
+    }
+
+    /// It is no longer known what the kernel holds.
+    pub fn forget(&mut self, family: Family) {
+        self.tables.forget(family);
+    }
+
+    /// All that differed is in force.
+    pub fn commit(&mut self, family: Family) {
+        self.tables.commit(family);
+    }
+
+    /// Somebody refers to a chain that is to go: it stays, empty.
+    pub fn keep(&mut self, family: Family, chain: ChainId) {
+        self.tables.rulesets[index(family)].keep(chain);
     }
 
     /// Whose endpoints may differ since this was called last, and who they are now; none if it is no VIP any more.

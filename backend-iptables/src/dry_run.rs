@@ -10,7 +10,7 @@ use localnet_client::{
     incremental::{Listener, PortEndpoint},
     vips::Config,
 };
-use localnet_proto::{Node, Service, ServiceKey};
+use localnet_proto::{Family, Node, Service, ServiceKey};
 
 use crate::desired::Desired;
 
@@ -33,6 +33,12 @@ impl DryRun {
         self
     }
 
+    /// With NodePorts on 127.0.0.1.
+    pub fn with_localhost_node_ports(mut self) -> Self {
+        self.desired.answer_on_localhost();
+        self
+    }
+
     /// Without a print at each commit: for who asks for the [`Self::text`].
     pub fn silent(mut self) -> Self {
         self.printed = false;
@@ -44,8 +50,7 @@ impl DryRun {
     pub fn text(&self) -> String {
         let skipped = self.desired.skipped();
         let comments = skipped.iter().map(|skipped| format!("# service {}: {}\n", skipped.service, skipped.reason));
-        let listings =
-            self.desired.rulesets().iter().map(|ruleset| format!("# {}\n{}", ruleset.family(), ruleset.listing()));
+        let listings = Family::BOTH.into_iter().map(|family| format!("# {family}\n{}", self.desired.listing(family)));
         comments.chain(listings).collect()
     }
 }

@@ -7,6 +7,7 @@ use localnet_proto::Family;
 use crate::{
     desired::index,
     kernel::{Error, Kernel},
+    ruleset::Lines,
 };
 
 /// Chains by table and name; those of the kernel are always there.
@@ -106,7 +107,7 @@ impl Fake {
 }
 
 impl Kernel for Fake {
-    fn save(&mut self, family: Family) -> Result<String, Error> {
+    fn save(&mut self, family: Family, line: &mut dyn FnMut(&str)) -> Result<(), Error> {
         self.saves += 1;
         let mut lines = Vec::new();
         for (table, chains) in &self.tables[index(family)] {
@@ -115,18 +116,21 @@ impl Kernel for Fake {
             let rules =
                 chains.iter().flat_map(|(chain, rules)| rules.iter().map(move |rule| format!("-A {chain} {rule}")));
             lines.extend(rules);
-            lines.push("COMMIT\n".to_owned());
+            lines.push("COMMIT".to_owned());
         }
-        Ok(lines.join("\n"))
+        lines.iter().for_each(|one| line(one));
+        Ok(())
     }
 
-    fn save_mangle(&mut self, _family: Family) -> Result<String, Error> {
-        Ok(String::new())
+    fn save_mangle(&mut self, _family: Family, _line: &mut dyn FnMut(&str)) -> Result<(), Error> {
+        Ok(())
     }
 
-    fn restore(&mut self, family: Family, text: &str) -> Result<(), Error> {
-        let result = self.run(family, text);
-        self.inputs.push((family, text.to_owned(), result.is_ok()));
+    fn restore(&mut self, family: Family, input: &dyn Lines) -> Result<(), Error> {
+        let mut text = String::new();
+        input.each(&mut |line| text.extend([line, "\n"]));
+        let result = self.run(family, &text);
+        self.inputs.push((family, text, result.is_ok()));
         match result {
             Ok(tables) => {
                 self.tables[index(family)] = tables;

@@ -60,7 +60,9 @@ impl Flavour {
 }
 
 fn saved(flavour: Flavour, family: Family) -> String {
-    run(&flavour.program(family, "save"), &[], "").unwrap_or_default()
+    let mut text = String::new();
+    let read = run(&flavour.program(family, "save"), &[], None, &mut |line| text.extend([line, "\n"]));
+    if read.is_ok() { text } else { String::new() }
 }
 
 fn has_hint(saved: &str) -> bool {

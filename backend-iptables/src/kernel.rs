@@ -1,23 +1,25 @@
 //! The one seam to the kernel: the tools of iptables, run as children. Everything else in this crate is pure.
 
 use std::{
-    io::Write as _,
+    cell::RefCell,
+    io::{self, BufRead as _, BufReader, BufWriter, Read, Write},
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    thread,
 };
 
 use localnet_proto::Family;
 
-use crate::{flavour::Flavour, plan::Table};
+use crate::{flavour::Flavour, plan::Table, ruleset::Lines};
 
 /// What the backend needs of iptables. The second implementor is the tests' fake.
 pub trait Kernel: Send {
-    /// The tables filter and nat, as `iptables-save` prints them.
-    fn save(&mut self, family: Family) -> Result<String, Error>;
+    /// The tables filter and nat, line by line as `iptables-save` prints them. After an error some lines may have been told.
+    fn save(&mut self, family: Family, line: &mut dyn FnMut(&str)) -> Result<(), Error>;
     /// Another table, mangle, in which a kube-proxy may have left a chain; nothing if nobody uses that table.
-    fn save_mangle(&mut self, family: Family) -> Result<String, Error>;
-    /// Makes all changes that the text says, as `iptables-restore --noflush` does: each table's at once.
-    fn restore(&mut self, family: Family, text: &str) -> Result<(), Error>;
+    fn save_mangle(&mut self, family: Family, line: &mut dyn FnMut(&str)) -> Result<(), Error>;
+    /// Makes all changes that the lines say, as `iptables-restore --noflush` does: each table's at once.
+    fn restore(&mut self, family: Family, input: &dyn Lines) -> Result<(), Error>;
     /// Whether `restore` would take the text. Changes nothing.
     fn test(&mut self, family: Family, text: &str) -> Result<(), Error>;
     /// Whether the host has this address family at all.
@@ -92,49 +94,68 @@ impl Tools {
         self.locks
     }
 
-    fn run_restore(&mut self, family: Family, text: &str, flags: &[&str]) -> Result<(), Error> {
+    /// Says how many tables the input is about.
+    fn run_restore(&mut self, family: Family, input: &dyn Lines, flags: &[&str]) -> Result<u32, Error> {
         let program = self.flavour.program(family, "restore");
-        let result = run(&program, flags, text).map(drop);
+        let tables = Tables { input, begin: RefCell::default() };
+        let result = run(&program, flags, Some(&tables), &mut |_| {});
         let last = match &result {
             Err(Error::Refused { line, .. }) => *line,
             _ => usize::MAX,
         };
-        let tables = text.lines().take(last).filter(|line| line.starts_with('*')).count();
-        self.locks = self.locks.wrapping_add(u32::try_from(tables).unwrap_or(u32::MAX));
-        result
+        let count = |tables: usize| u32::try_from(tables).unwrap_or(u32::MAX);
+        let begin = tables.begin.into_inner();
+        self.locks = self.locks.wrapping_add(count(begin.iter().filter(|line| **line <= last).count()));
+        result.map(|()| count(begin.len()))
+    }
+}
+
+/// Remembers at which lines tables begin.
+struct Tables<'a> {
+    input: &'a dyn Lines,
+    begin: RefCell<Vec<usize>>,
+}
+
+impl Lines for Tables<'_> {
+    fn each(&self, line: &mut dyn FnMut(&str)) {
+        let (mut number, mut begin) = (0, Vec::new());
+        self.input.each(&mut |text| {
+            number += 1;
+            if text.starts_with('*') {
+                begin.push(number);
+            }
+            line(text);
+        });
+        *self.begin.borrow_mut() = begin;
     }
 }
 
 impl Kernel for Tools {
-    fn save(&mut self, family: Family) -> Result<String, Error> {
+    fn save(&mut self, family: Family, line: &mut dyn FnMut(&str)) -> Result<(), Error> {
         let program = self.flavour.program(family, "save");
-        let mut text = String::new();
         for table in Table::ALL {
-            text += &run(&program, &["-t", table.as_str()], "")?;
+            run(&program, &["-t", table.as_str()], None, line)?;
         }
-        Ok(text)
+        Ok(())
     }
 
-    fn save_mangle(&mut self, family: Family) -> Result<String, Error> {
+    fn save_mangle(&mut self, family: Family, line: &mut dyn FnMut(&str)) -> Result<(), Error> {
         // To ask for a table of ip_tables would load it into the kernel.
         if self.flavour.has_table(family, "mangle") {
-            run(&self.flavour.program(family, "save"), &["-t", "mangle"], "")
+            run(&self.flavour.program(family, "save"), &["-t", "mangle"], None, line)
         } else {
-            Ok(String::new())
+            Ok(())
         }
     }
 
-    fn restore(&mut self, family: Family, text: &str) -> Result<(), Error> {
-        let result = self.run_restore(family, text, &["--noflush", "-w", LOCK_WAIT]);
-        if result.is_ok() {
-            let tables = text.lines().filter(|line| *line == "COMMIT").count();
-            self.commits = self.commits.wrapping_add(u32::try_from(tables).unwrap_or(u32::MAX));
-        }
-        result
+    fn restore(&mut self, family: Family, input: &dyn Lines) -> Result<(), Error> {
+        let tables = self.run_restore(family, input, &["--noflush", "-w", LOCK_WAIT])?;
+        self.commits = self.commits.wrapping_add(tables);
+        Ok(())
     }
 
     fn test(&mut self, family: Family, text: &str) -> Result<(), Error> {
-        self.run_restore(family, text, &["--noflush", "--test", "-w", LOCK_WAIT])
+        self.run_restore(family, &text, &["--noflush", "--test", "-w", LOCK_WAIT]).map(drop)
     }
 
     fn has_family(&self, family: Family) -> bool {
@@ -142,28 +163,69 @@ impl Kernel for Tools {
     }
 }
 
-/// Runs a program with an input to its end; gives what it prints.
-pub(crate) fn run(program: &str, flags: &[&str], input: &str) -> Result<String, Error> {
+/// Runs a program to its end; it reads the input if there is one, and each line that it prints is told.
+pub(crate) fn run(
+    program: &str,
+    flags: &[&str],
+    input: Option<&dyn Lines>,
+    line: &mut dyn FnMut(&str),
+) -> Result<(), Error> {
     let failed = |message: String| Error::Failed { program: program.to_owned(), message };
     let path = find(program).ok_or_else(|| failed("is not installed: install the package iptables".to_owned()))?;
+    let stdin = if input.is_some() { Stdio::piped() } else { Stdio::null() };
     let mut command = Command::new(path);
-    command.args(flags).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.args(flags).stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
-    if let Some(mut stdin) = child.stdin.take() {
-        // It may end before it has read all: then its status says why.
-        _ = stdin.write_all(input.as_bytes());
+    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let (read, said) = thread::scope(|scope| {
+        // Beside the rest: a program that nobody listens to stops.
+        let said = scope.spawn(move || {
+            let mut said = Vec::new();
+            let read = stderr.map_or(Ok(0), |mut stderr| stderr.read_to_end(&mut said));
+            read.map(|_| said)
+        });
+        if let Some((input, stdin)) = input.zip(stdin) {
+            // It may end before it has read all: then its status says why.
+            _ = write(input, stdin);
+        }
+        let read = stdout.map_or(Ok(()), |stdout| read_lines(stdout, line));
+        (read, said.join().unwrap_or_else(|_| Ok(Vec::new())))
+    });
+    let status = child.wait().map_err(|error| failed(error.to_string()))?;
+    let said = read.and(said).map_err(|error| failed(error.to_string()))?;
+    if status.success() {
+        return Ok(());
     }
-    let output = child.wait_with_output().map_err(|error| failed(error.to_string()))?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    let said = String::from_utf8_lossy(&said).trim().to_owned();
     Err(match line_number(&said) {
-        Some(line) if !input.is_empty() => Error::Refused { line, message: one_line(&said) },
-        _ if said.is_empty() => failed(format!("ended with {}", output.status)),
+        Some(line) if input.is_some() => Error::Refused { line, message: one_line(&said) },
+        _ if said.is_empty() => failed(format!("ended with {status}")),
         _ => failed(one_line(&said)),
     })
 }
+
+fn write(input: &dyn Lines, to: impl Write) -> io::Result<()> {
+    let mut to = BufWriter::with_capacity(ROOM, to);
+    let mut written = Ok(());
+    input.each(&mut |line| {
+        if written.is_ok() {
+            written = to.write_all(line.as_bytes()).and_then(|()| to.write_all(b"\n"));
+        }
+    });
+    written.and_then(|()| to.flush())
+}
+
+fn read_lines(from: impl Read, line: &mut dyn FnMut(&str)) -> io::Result<()> {
+    let (mut from, mut bytes) = (BufReader::with_capacity(ROOM, from), Vec::new());
+    while from.read_until(b'\n', &mut bytes)? > 0 {
+        line(String::from_utf8_lossy(&bytes).trim_end_matches('\n'));
+        bytes.clear();
+    }
+    Ok(())
+}
+
+/// A pipe takes as much at once.
+const ROOM: usize = 64 << 10;
 
 /// Programs are found where systems put them, whatever the environment says.
 fn find(program: &str) -> Option<PathBuf> {

@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::Context as _;
 use localnet_client::{
-    Synced,
+    Counts, Synced,
     incremental::{Listener, PortEndpoint},
     vips::Config,
 };
@@ -24,7 +24,7 @@ use localnet_linux::{
     pace::Pace,
 };
 use localnet_proto::{Family, Node, Service, ServiceKey};
-use tokio::{select, time};
+use tokio::{select, sync::watch, time};
 use tracing::{debug, info, warn};
 
 use crate::{
@@ -38,6 +38,8 @@ use crate::{
 pub struct LiveBackend {
     backend: IptablesBackend<Tools>,
     cleaner: Option<Cleaner>,
+    /// What is counted beside the syncs.
+    counts: watch::Sender<Counts>,
     watch: Watch,
     addresses: NodeAddresses,
     /// They could not be listed, which was said.
@@ -63,19 +65,28 @@ const RETRY: Duration = Duration::from_secs(10);
 const LONGEST_RETRY: Duration = Duration::from_secs(600);
 
 impl LiveBackend {
-    /// Subscribes to what it follows; nothing is programmed yet. Must be called in a tokio runtime.
+    /// Subscribes to what it follows; nothing is programmed yet. `localhost`: NodePorts are answered on 127.0.0.1, too. Must be
+    /// called in a tokio runtime.
     ///
     /// # Errors
     /// iptables cannot be used at all, as without privileges.
-    pub async fn open(config: Config, tools: Tools) -> anyhow::Result<Self> {
+    pub async fn open(config: Config, localhost: bool, tools: Tools) -> anyhow::Result<Self> {
         let watch = Watch::new(tools.flavour());
         let mut tools = tools;
         // Reading needs the same privileges as writing.
-        tools.save(Family::V4).context("read the tables (CAP_NET_ADMIN is needed)")?;
-        let cleaner = Cleaner::start().inspect_err(|error| warn!(%error, "stale flows are not ended")).ok();
+        tools.save(Family::V4, &mut |_| {}).context("read the tables (CAP_NET_ADMIN is needed)")?;
+        let counts = watch::Sender::new(Counts::default());
+        let count = counts.clone();
+        let cleaner = Cleaner::telling(move |run| {
+            let families = run.families.map(|of| of.map(|of| (of.took, of.deleted)));
+            count.send_modify(|counts| counts.looked(families));
+        });
+        let cleaner = cleaner.inspect_err(|error| warn!(%error, "stale flows are not ended")).ok();
+        let backend = IptablesBackend::new(config, tools);
         let mut live = Self {
-            backend: IptablesBackend::new(config, tools),
+            backend: if localhost { backend.with_localhost_node_ports() } else { backend },
             cleaner,
+            counts,
             watch,
             addresses: NodeAddresses::default(),
             addresses_unknown: false,
@@ -141,6 +152,12 @@ impl LiveBackend {
             warn!("someone keeps changing the chains of Services: repairs slow down until that ends");
         }
         self.plan_retry();
+        let rules = self.backend.rule_counts();
+        self.counts.send_if_modified(|counts| {
+            // It is reported with the sync.
+            counts.rules = rules;
+            false
+        });
         let synced = result?;
         let mut commit = self.backend.take_commit();
         commit.recheck = std::mem::take(&mut self.recheck);
@@ -164,6 +181,10 @@ impl LiveBackend {
 impl Listener for LiveBackend {
     fn name(&self) -> &'static str {
         self.backend.name()
+    }
+
+    fn counts(&self) -> Option<watch::Receiver<Counts>> {
+        Some(self.counts.subscribe())
     }
 
     fn set_node(&mut self, node: &Node) {

@@ -9,49 +9,75 @@ use ipnet::IpNet;
 use localnet_client::vips::VipKey;
 use localnet_proto::Protocol;
 
-use crate::plan::{ChainId, Dispatch, Table, fixed, names};
+use crate::plan::{ChainId, ChainName, Digest, Dispatch, Table, fixed, names};
 
 /// What is there of ours.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// Our chains, with their rules one to a line.
-    pub chains: BTreeMap<ChainId, String>,
+    /// Our chains, with what their rules come to.
+    pub chains: BTreeMap<ChainId, Digest>,
     /// The rules of the dispatch chains that exist.
-    pub dispatch: BTreeMap<Dispatch, Vec<String>>,
+    pub dispatch: BTreeMap<Dispatch, Vec<Box<str>>>,
     /// The rules of the kernel's own chains that lead to ours, from top to bottom.
     pub jumps: BTreeMap<(Table, &'static str), Vec<String>>,
+    /// The VIPs that the tables answer, but for NodePorts.
+    pub vips: BTreeSet<VipKey>,
+}
+
+/// Reads the tables line by line: their text is not kept, it is some ten megabytes where there are ten thousand services.
+#[derive(Debug)]
+pub struct Reader {
+    found: Found,
+    entries: Vec<(Table, &'static str)>,
+    targets: BTreeSet<&'static str>,
+    table: Option<Table>,
+}
+
+impl Default for Reader {
+    fn default() -> Self {
+        let dispatch = Dispatch::ALL.iter().map(|chain| chain.name);
+        Self {
+            found: Found::default(),
+            entries: fixed::entries(),
+            targets: dispatch.chain([names::POSTROUTING, names::MARK_MASQ, names::FORWARD]).collect(),
+            table: None,
+        }
+    }
+}
+
+impl Reader {
+    /// Takes the next line.
+    pub fn line(&mut self, line: &str) {
+        if let Some(name) = line.strip_prefix('*') {
+            self.table = Table::ALL.into_iter().find(|table| table.as_str() == name);
+        }
+        let Some(table) = self.table else { return };
+        if let Some(name) = line.strip_prefix(':').and_then(|rest| rest.split(' ').next()) {
+            self.found.declared(table, name);
+        } else if let Some((chain, rule)) = line.strip_prefix("-A ").and_then(split) {
+            let entry = self.entries.iter().find(|entry| **entry == (table, chain));
+            match entry {
+                Some(entry) if leads_to(rule, &self.targets) => {
+                    self.found.jumps.entry(*entry).or_default().push(rule.to_owned());
+                }
+                Some(_) => {}
+                None => self.found.rule(table, chain, rule),
+            }
+        }
+    }
+
+    /// All of it.
+    pub fn found(self) -> Found {
+        self.found
+    }
 }
 
 impl Found {
-    /// Reads the tables.
+    /// Reads a text.
     pub fn read(saved: &str) -> Self {
-        let mut found = Self::default();
-        let entries = fixed::entries();
-        let targets: BTreeSet<&str> = Dispatch::ALL
-            .iter()
-            .map(|chain| chain.name)
-            .chain([names::POSTROUTING, names::MARK_MASQ, names::FORWARD])
-            .collect();
-        let mut table = None;
-        for line in saved.lines() {
-            if let Some(name) = line.strip_prefix('*') {
-                table = Table::ALL.into_iter().find(|table| table.as_str() == name);
-            }
-            let Some(table) = table else { continue };
-            if let Some(name) = line.strip_prefix(':').and_then(|rest| rest.split(' ').next()) {
-                found.declared(table, name);
-            } else if let Some((chain, rule)) = line.strip_prefix("-A ").and_then(split) {
-                let entry = entries.iter().find(|entry| **entry == (table, chain));
-                match entry {
-                    Some(entry) if leads_to(rule, &targets) => {
-                        found.jumps.entry(*entry).or_default().push(rule.to_owned());
-                    }
-                    Some(_) => {}
-                    None => found.rule(table, chain, rule),
-                }
-            }
-        }
-        found
+        let mut reader = Reader::default();
+        saved.lines().for_each(|line| reader.line(line));
+        reader.found()
     }
 
     fn declared(&mut self, table: Table, name: &str) {
@@ -63,20 +89,21 @@ impl Found {
     }
 
     fn rule(&mut self, table: Table, chain: &str, rule: &str) {
-        if let Some(rules) = dispatch(table, chain).and_then(|chain| self.dispatch.get_mut(&chain)) {
-            rules.push(rule.to_owned());
-        } else if let Some(rules) = self.chains.get_mut(&ChainId::new(table, chain)) {
-            rules.push_str(rule);
-            rules.push('\n');
+        let grouped = chain.starts_with(names::GROUP);
+        if let Some(of) = dispatch(table, chain)
+            && let Some(rules) = self.dispatch.get_mut(&of)
+        {
+            rules.push(rule.into());
+        } else if is_ours(table, chain)
+            && let Some(digest) = self.chains.get_mut(&ChainId::new(table, chain))
+        {
+            *digest = digest.and(rule);
+        } else {
+            return;
         }
-    }
-
-    /// The VIPs that the tables answer, but for NodePorts.
-    pub fn vips(&self) -> impl Iterator<Item = VipKey> {
-        let flat = self.dispatch.iter().filter(|(chain, _)| chain.table == Table::Nat).flat_map(|(_, rules)| rules);
-        let groups = self.chains.iter().filter(|(chain, _)| chain.name.starts_with(names::GROUP));
-        let grouped = groups.flat_map(|(_, rules)| rules.lines());
-        flat.map(String::as_str).chain(grouped).filter_map(vip)
+        if table == Table::Nat && (grouped || dispatch(table, chain).is_some()) {
+            self.vips.extend(vip(rule));
+        }
     }
 }
 
@@ -89,8 +116,11 @@ fn dispatch(table: Table, name: &str) -> Option<Dispatch> {
     Dispatch::ALL.into_iter().find(|chain| chain.table == table && chain.name == name)
 }
 
-/// Whether a chain is written by us as a whole, or by a kube-proxy before us.
+/// Whether a chain is written by us as a whole, or by a kube-proxy before us. What has a name that the tools do not take is not.
 fn is_ours(table: Table, name: &str) -> bool {
+    if name.len() > ChainName::LONGEST {
+        return false;
+    }
     match table {
         Table::Nat => {
             names::is_of_service(name)
@@ -157,8 +187,7 @@ COMMIT
     #[test]
     fn what_is_ours_is_found_and_nothing_else() {
         let found = Found::read(SAVED);
-        let chains: Vec<_> =
-            found.chains.iter().map(|(id, rules)| (id.table, &*id.name, rules.lines().count())).collect();
+        let chains: Vec<_> = found.chains.iter().map(|(id, rules)| (id.table, &*id.name, rules.rules())).collect();
         assert_eq!(
             chains,
             [(Table::Filter, "KUBE-FORWARD", 0), (Table::Nat, "KUBE-SEP-A", 2), (Table::Nat, "KUBE-VIPS-A", 1)]
@@ -167,7 +196,7 @@ COMMIT
         assert_eq!(found.dispatch.len(), 1);
         assert_eq!(found.jumps[&(Table::Nat, "PREROUTING")].len(), 1);
         assert_eq!(
-            found.vips().map(|vip| vip.to_string()).collect::<Vec<_>>(),
+            found.vips.iter().map(|vip| vip.to_string()).collect::<Vec<_>>(),
             ["10.96.0.10:53/udp", "10.96.1.1:80/tcp"]
         );
     }
@@ -175,7 +204,7 @@ COMMIT
     proptest! {
         #[test]
         fn any_text_is_read(text in "([*:]|-A |[A-Z-]{1,8}| |\n|nat|-d|-p){0,80}") {
-            Found::read(&text).vips().for_each(drop);
+            Found::read(&text);
         }
     }
 }

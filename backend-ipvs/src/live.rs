@@ -15,7 +15,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use localnet_client::{Backend, Synced, Warning, vips::Config};
+use localnet_client::{Backend, Counts, Synced, Warning, vips::Config};
 use localnet_linux::{
     addresses::{self, NodeAddresses},
     conntrack::Cleaner,
@@ -25,7 +25,7 @@ use localnet_linux::{
     sysctl::Settings,
 };
 use localnet_proto::{Changes, Snapshot};
-use tokio::{select, time};
+use tokio::{select, sync::watch, time};
 use tracing::{debug, error, info, warn};
 
 use crate::{
@@ -39,6 +39,8 @@ use crate::{
 pub struct LiveBackend {
     backend: IpvsBackend<Host>,
     cleaner: Option<Cleaner>,
+    /// What is counted beside the syncs.
+    counts: watch::Sender<Counts>,
     rules: Follow,
     addresses: NodeAddresses,
     /// They could not be listed, which was said.
@@ -82,11 +84,18 @@ impl LiveBackend {
         let port = kernel.nft_port();
         let mut backend = IpvsBackend::new(config, options, kernel);
         backend.check().context("program IPVS")?;
-        let cleaner = Cleaner::start().inspect_err(|error| warn!(%error, "stale flows are not ended")).ok();
+        let counts = watch::Sender::new(Counts::default());
+        let count = counts.clone();
+        let cleaner = Cleaner::telling(move |run| {
+            let families = run.families.map(|of| of.map(|of| (of.took, of.deleted)));
+            count.send_modify(|counts| counts.looked(families));
+        });
+        let cleaner = cleaner.inspect_err(|error| warn!(%error, "stale flows are not ended")).ok();
         let now = Instant::now();
         let mut live = Self {
             backend,
             cleaner,
+            counts,
             rules: Follow::subscribe(port),
             addresses: NodeAddresses::except(INTERFACE),
             addresses_unknown: false,
@@ -174,6 +183,10 @@ impl Backend for LiveBackend {
 
     fn warnings(&self) -> Vec<Warning> {
         vec![Warning { reason: "IPVSDeprecation", note: DEPRECATION }]
+    }
+
+    fn counts(&self) -> Option<watch::Receiver<Counts>> {
+        Some(self.counts.subscribe())
     }
 
     async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {

@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use localnet_client::{Backend, Synced, vips::Config};
+use localnet_client::{Backend, Counts, Synced, vips::Config};
 use localnet_linux::{
     addresses::{self, NodeAddresses},
     conntrack::Cleaner,
@@ -21,7 +21,7 @@ use localnet_linux::{
     pace::Pace,
 };
 use localnet_proto::{Changes, Snapshot};
-use tokio::{select, time};
+use tokio::{select, sync::watch, time};
 use tracing::{debug, info, warn};
 
 use crate::{Netlink, NftBackend, backend::blocking};
@@ -31,6 +31,8 @@ use crate::{Netlink, NftBackend, backend::blocking};
 pub struct LiveBackend {
     backend: NftBackend<Netlink>,
     cleaner: Option<Cleaner>,
+    /// What is counted beside the syncs.
+    counts: watch::Sender<Counts>,
     rules: Follow,
     addresses: NodeAddresses,
     /// They could not be listed, which was said.
@@ -56,10 +58,17 @@ impl LiveBackend {
         let port = kernel.port();
         let mut backend = NftBackend::new(config, kernel);
         backend.check().context("program nf_tables")?;
-        let cleaner = Cleaner::start().inspect_err(|error| warn!(%error, "stale flows are not ended")).ok();
+        let counts = watch::Sender::new(Counts::default());
+        let count = counts.clone();
+        let cleaner = Cleaner::telling(move |run| {
+            let families = run.families.map(|of| of.map(|of| (of.took, of.deleted)));
+            count.send_modify(|counts| counts.looked(families));
+        });
+        let cleaner = cleaner.inspect_err(|error| warn!(%error, "stale flows are not ended")).ok();
         let mut live = Self {
             backend,
             cleaner,
+            counts,
             rules: Follow::subscribe(port),
             addresses: NodeAddresses::default(),
             addresses_unknown: false,
@@ -164,6 +173,10 @@ impl LiveBackend {
 impl Backend for LiveBackend {
     fn name(&self) -> &'static str {
         self.backend.name()
+    }
+
+    fn counts(&self) -> Option<watch::Receiver<Counts>> {
+        Some(self.counts.subscribe())
     }
 
     async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {

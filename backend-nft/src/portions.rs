@@ -35,7 +35,7 @@ fn elements(change: &Change) -> Option<(&Name, &[Element])> {
 
 /// The changes of a table in place, in portions of about so many elements.
 pub fn in_place(family: Family, transaction: Transaction, limit: usize) -> Vec<Transaction> {
-    if size(&transaction) <= limit { vec![transaction] } else { cut(family, &transaction, limit, Transaction::new()) }
+    if size(&transaction) <= limit { vec![transaction] } else { cut(family, &transaction, limit, &Transaction::new()) }
 }
 
 /// A whole table, in portions of about so many elements. If one `is_there` already, each packet meets a complete one.
@@ -50,10 +50,10 @@ pub fn anew(family: Family, transaction: Transaction, is_there: bool, limit: usi
         last
     };
     if !is_there {
-        return cut(family, &transaction, limit, Transaction::new());
+        return cut(family, &transaction, limit, &Transaction::new());
     }
-    let mut portions = cut(family, &renamed(&transaction, &other), limit, delete(&table));
-    portions.extend(cut(family, &transaction, limit, delete(&other)));
+    let mut portions = cut(family, &renamed(&transaction, &other), limit, &delete(&table));
+    portions.extend(cut(family, &transaction, limit, &delete(&other)));
     portions
 }
 
@@ -80,7 +80,7 @@ fn renamed(transaction: &Transaction, table: &Table) -> Transaction {
     renamed
 }
 
-fn cut(family: Family, transaction: &Transaction, limit: usize, end: Transaction) -> Vec<Transaction> {
+fn cut(family: Family, transaction: &Transaction, limit: usize, end: &Transaction) -> Vec<Transaction> {
     let changes = transaction.changes();
     let entered: BTreeSet<&Name> = changes
         .iter()

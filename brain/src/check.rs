@@ -15,7 +15,7 @@ use localnet_proto::{Protocol, Service, ServiceKey};
 use tokio::{sync::mpsc, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::{args::CheckArguments, cluster::Cluster, configured, localize::Localized, run};
+use crate::{args::CheckArguments, cluster::Cluster, configured, localize::Localized, metrics::Requests, run};
 
 /// How long the first list of everything may take.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -146,7 +146,7 @@ pub async fn run(arguments: &CheckArguments, said: &Config) -> anyhow::Result<()
     let (sender, mut events) = mpsc::channel(64);
     let (stop, mut work) = (CancellationToken::new(), JoinSet::new());
     let _stop = stop.clone().drop_guard();
-    let _events = run::watch(&source, &options, sender, stop, &mut work).await?;
+    let _events = run::watch(&source, &options, (sender, Requests::default()), stop, &mut work).await?;
     let mut cluster = Cluster::new(options);
     cluster.set_node_ips(configured::node_ips(said));
     let localized = async {
@@ -238,6 +238,10 @@ mod tests {
         });
         check(vec![host, service("nobody", external)], Mode::Nftables, &[(Some("host"), Some(1))]);
         let node_port = service("web", |web| web.ports = vec![port(Some(30_080))]);
-        check(vec![node_port], Mode::Iptables, &[(None, None), (None, Some(5))]);
+        check(vec![node_port.clone()], Mode::Iptables, &[(None, Some(5))]);
+        let mut said = said(Mode::Iptables);
+        said.iptables.localhost_node_ports = true;
+        let found = differences(&Localized { services: vec![node_port], ..Localized::default() }, &said);
+        assert!(found[0].entry.is_none() && found[0].text.contains("127.0.0.1"), "{found:?}");
     }
 }

@@ -94,10 +94,12 @@ impl Configured {
     /// Follows the configuration. Ends only when it cannot be used on this node.
     pub async fn failed(&mut self) -> anyhow::Error {
         let mut facts = self.feed.health_facts();
-        let mut failing = BTreeSet::new();
+        let (mut failing, mut untold) = (BTreeSet::new(), BTreeSet::new());
         loop {
             let mut ports = self.servers.as_ref().map(Servers::status);
-            self.tell_failures(ports.as_mut(), &mut failing);
+            let mut metrics = self.status.as_ref().map(status::Server::status);
+            self.tell_failures(ports.as_mut(), &mut failing, |error| Happened::HealthcheckFailed { error });
+            self.tell_failures(metrics.as_mut(), &mut untold, |error| Happened::MetricServerFailed { error });
             if let Err(error) = self.look() {
                 return error;
             }
@@ -107,12 +109,18 @@ impl Configured {
                     std::future::pending::<()>().await;
                 },
                 () = changed(ports.as_mut()) => {}
+                () = changed(metrics.as_mut()) => {}
             }
         }
     }
 
-    /// Posts an event about each port that cannot be opened, once.
-    fn tell_failures(&self, ports: Option<&mut watch::Receiver<Status>>, failing: &mut BTreeSet<Port>) {
+    /// Posts an event about each port that cannot be opened, once; `of_node` is the event for one that is no Service's.
+    fn tell_failures(
+        &self,
+        ports: Option<&mut watch::Receiver<Status>>,
+        failing: &mut BTreeSet<Port>,
+        of_node: fn(String) -> Happened,
+    ) {
         let Some(ports) = ports else { return };
         let ports = ports.borrow_and_update();
         let failed = |listening: &Listening| match listening {
@@ -126,7 +134,7 @@ impl Configured {
                 let error = error.clone();
                 self.events.tell(match port.service.clone() {
                     Some(service) => Happened::ServiceHealthcheckFailed { service, port: port.address.port(), error },
-                    None => Happened::HealthcheckFailed { error },
+                    None => of_node(error),
                 });
             }
         }

@@ -269,7 +269,7 @@ impl State {
     }
 
     fn set(&mut self, rev: u64, key: ServiceKey, service: &Service) -> bool {
-        let items = encode::service_bytes(&service).into_boxed_slice();
+        let items = encode::service_bytes(service).into_boxed_slice();
         let before = self.services.get(&key);
         // Equal bytes are an equal service, and the other way round.
         if before.is_some_and(|before| before.items == items) {

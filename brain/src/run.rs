@@ -18,6 +18,7 @@ use crate::{
     events::Events,
     feed::Feed,
     localize::NodeIps,
+    metrics::Requests,
     pump,
     serve::{self, Listener, Reports},
     watch::{file, kube},
@@ -74,7 +75,7 @@ pub async fn start(
     let (events, batches) = mpsc::channel(QUEUE);
     let stop = CancellationToken::new();
     let mut work = JoinSet::new();
-    let posted = watch(source, &options, events, stop.clone(), &mut work).await?;
+    let posted = watch(source, &options, (events, feed.metrics().requests()), stop.clone(), &mut work).await?;
     let pump = pump::run(Cluster::new(options), batches, node_ips, feed.clone());
     work.spawn(async move {
         pump.await;
@@ -83,11 +84,12 @@ pub async fn start(
     Ok(Brain { feed, events: posted, work, _stop: stop.drop_guard() })
 }
 
-/// Begins to watch a source: what it says is sent to `events`, until `stop`. Returns where events of Kubernetes are posted.
+/// Begins to watch a source: what it says is sent to `events`, until `stop`, and requests to an API server are counted. Returns where
+/// events of Kubernetes are posted.
 pub(crate) async fn watch(
     source: &Source,
     options: &cluster::Options,
-    events: mpsc::Sender<Vec<Event>>,
+    (events, requests): (mpsc::Sender<Vec<Event>>, Requests),
     stop: CancellationToken,
     work: &mut JoinSet<anyhow::Result<()>>,
 ) -> anyhow::Result<Events> {
@@ -101,6 +103,7 @@ pub(crate) async fn watch(
         Source::Kube { kubeconfig, server } => {
             let keep_alive = kube::KeepAlive::default();
             let api = kube::ApiServer::at_server(kubeconfig.as_deref(), server.clone(), keep_alive).await?;
+            let api = api.counting(requests);
             let posted = Events::start(&api, &options.node_name, work);
             work.spawn(kube::run(api.clone(), options.clone(), events, stop));
             Ok(posted)

@@ -9,6 +9,9 @@
 //! | `/proxyMode` | what programs the node: the backend that reports, and else the configured mode |
 //! | `/configz` | the configuration in use, as v1alpha1 |
 //! | `/statusz`, `/flagz` | for people |
+//! | `/debug/pprof/…` | [`profile`], with `enableProfiling` |
+
+mod profile;
 
 use std::{
     fmt::Write as _,
@@ -40,15 +43,23 @@ use crate::{
 const GROUP: &str = "kubeproxy.config.k8s.io";
 const TEXT: &str = "text/plain; charset=utf-8";
 const PATHS: [&str; 7] = ["/configz", "/flagz", "/healthz", "/metrics", "/metrics/slis", "/proxyMode", "/statusz"];
+/// Where profiles are, if `enableProfiling` says so.
+const PROFILING: &str = "/debug/pprof";
 const WARNING: &str = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and is for debugging purposes only.";
 
 /// The server at work. Dropping it closes its port.
 #[derive(Debug)]
 pub struct Server {
     work: JoinSet<()>,
+    status: watch::Receiver<port::Status>,
 }
 
 impl Server {
+    /// Whether the port is open.
+    pub fn status(&self) -> watch::Receiver<port::Status> {
+        self.status.clone()
+    }
+
     /// Closes the port, and returns when it is closed.
     pub async fn stop(mut self) {
         self.work.shutdown().await;
@@ -71,10 +82,10 @@ pub fn start(address: SocketAddr, current: Current, feed: &Feed, reports: &Repor
     let told =
         Told { current, feed: feed.clone(), reports: reports.clone(), asked: AtomicU64::new(0), since: Instant::now() };
     let mut work = JoinSet::new();
-    let status = watch::channel(port::Status::new()).0;
-    let answers = Arc::new(move |path: &str| told.answer(path));
+    let (status, seen) = watch::channel(port::Status::new());
+    let answers = Arc::new(move |asked: &http::Uri| told.answering(asked));
     work.spawn(port::keep(Port { service: None, address }, answers, Retry::Steady, status, "metrics"));
-    Server { work }
+    Server { work, status: seen }
 }
 
 /// What is told.
@@ -89,6 +100,16 @@ struct Told {
 }
 
 impl Told {
+    fn answering(&self, asked: &http::Uri) -> port::Answering {
+        match asked.path().strip_prefix(PROFILING) {
+            Some(path) if self.current.now().enable_profiling && (path.is_empty() || path.starts_with('/')) => {
+                let (path, query) = (path.to_owned(), asked.query().map(str::to_owned));
+                Box::pin(async move { profile::answer(&path, query.as_deref()).await })
+            }
+            _ => port::at_once(self.answer(asked.path())),
+        }
+    }
+
     fn answer(&self, path: &str) -> Answer {
         match path {
             "/metrics" => answer::of_type(

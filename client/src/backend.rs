@@ -1,6 +1,11 @@
 //! [`Backend`]: the full-state model.
 
+use std::time::Duration;
+
 use localnet_proto::{Changes, Family, ServiceKey, Snapshot};
+use tokio::sync::watch;
+
+use crate::source::Attempts;
 
 /// Makes a kernel subsystem hold the state of the node.
 pub trait Backend: Send {
@@ -10,6 +15,11 @@ pub trait Backend: Send {
     /// What operators should know about the backend as such, from its start on: the brain makes each an Event of its Node.
     fn warnings(&self) -> Vec<Warning> {
         Vec::new()
+    }
+
+    /// What it counts beside its syncs, and a notice when that changes. Nothing, unless the backend says so.
+    fn counts(&self) -> Option<watch::Receiver<Counts>> {
+        None
     }
 
     /// Makes the subsystem hold exactly `state`. `changes` names what differs from the last sync that succeeded in both
@@ -48,6 +58,54 @@ impl Synced {
     pub fn whole(self) -> anyhow::Result<()> {
         self.failed.into_iter().next().map_or(Ok(()), |(family, error)| Err(error.context(family)))
     }
+}
+
+/// What a backend counts beside its syncs, since it was started. Each field is by family, IPv4 first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Looks for flows that stick to endpoints which no longer serve.
+    pub looks: [Looks; 2],
+    /// The rules that it has in the kernel's tables, if it has rules there.
+    pub rules: [Vec<RuleCount>; 2],
+}
+
+impl Counts {
+    /// There was a look for flows: how long it took and how many it ended, of the families whose flows were looked at.
+    pub fn looked(&mut self, families: [Option<(Duration, usize)>; 2]) {
+        for (looks, of_family) in self.looks.iter_mut().zip(families) {
+            let Some((took, ended)) = of_family else { continue };
+            looks.took.add(took);
+            looks.ended += u64::try_from(ended).unwrap_or(u64::MAX);
+        }
+    }
+}
+
+/// The place of a family among two.
+pub(crate) fn index(family: Family) -> usize {
+    match family {
+        Family::V4 => 0,
+        Family::V6 => 1,
+    }
+}
+
+/// Looks for flows that stick to endpoints which no longer serve.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Looks {
+    /// How long they took.
+    pub took: Attempts,
+    /// How many flows they ended.
+    pub ended: u64,
+}
+
+/// How many rules a backend has in a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RuleCount {
+    /// The table.
+    pub table: &'static str,
+    /// How many.
+    pub total: u64,
+    /// How many of them the last attempt wrote.
+    pub last: u64,
 }
 
 /// Something that operators should know about a backend.

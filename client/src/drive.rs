@@ -26,9 +26,9 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
-    backend::{Backend, Skipped, Synced},
+    backend::{Backend, Counts, Skipped, Synced, index},
     retry::Backoff,
-    source::{Attempts, Outcome, Report, Source},
+    source::{Outcome, Report, Source},
 };
 
 /// How the loop runs.
@@ -79,6 +79,9 @@ pub async fn run(
         changes: Changes::everything(),
         applied: [Revision::default(); 2],
         attempts: Default::default(),
+        counts: backend.counts(),
+        counts_due: None,
+        reported: None,
         skipped: Vec::new(),
         said: None,
         backoff: Backoff::new(options.max_backoff),
@@ -166,8 +169,14 @@ struct Sync<B> {
     changes: Changes,
     /// The newest state that the subsystem holds, by family.
     applied: [Revision; 2],
-    /// Of each family, all attempts: those with everything, those with changes, those that failed.
-    attempts: [(Attempts, Attempts, u64); 2],
+    /// Of each family, all attempts; and why the last one failed.
+    attempts: [Outcome; 2],
+    /// What the backend counts beside its syncs.
+    counts: Option<watch::Receiver<Counts>>,
+    /// That differs from what was reported: when to report again.
+    counts_due: Option<Instant>,
+    /// When there was a report.
+    reported: Option<Instant>,
     /// What is left out of services.
     skipped: Vec<Skipped>,
     /// Why the last sync failed, which was said.
@@ -191,6 +200,14 @@ impl<B: Backend> Sync<B> {
                 },
                 () = self.backend.disturbed(), if received => info!("the kernel is to be looked at again"),
                 () = at(self.retry_at) => {}
+                () = changed(&mut self.counts), if self.counts_due.is_none() && self.reported.is_some() => {
+                    self.counts_due = self.reported.map(|last| last + COUNTS_PAUSE);
+                    continue;
+                }
+                () = at(self.counts_due) => {
+                    self.report();
+                    continue;
+                }
             }
             received = true;
             while let Ok(update) = self.inbox.try_recv() {
@@ -232,13 +249,16 @@ impl<B: Backend> Sync<B> {
             Err(error) => Family::BOTH.map(|_| Some(format!("{error:#}"))),
         };
         let is_full = self.changes.everything;
-        for ((applied, attempts), error) in self.applied.iter_mut().zip(&mut self.attempts).zip(&errors) {
-            let (full, partial, failures) = attempts;
-            if is_full { full } else { partial }.add(started.elapsed());
+        for ((applied, attempts), error) in self.applied.iter_mut().zip(&mut self.attempts).zip(errors) {
+            if is_full { &mut attempts.full } else { &mut attempts.partial }.add(started.elapsed());
             match error {
                 None => *applied = revision,
-                Some(_) => *failures += 1,
+                Some(_) => {
+                    attempts.failures += 1;
+                    attempts.partial_failures += u64::from(!is_full);
+                }
             }
+            attempts.error = error;
         }
         let result = result.and_then(|synced| {
             self.skipped.clone_from(&synced.skipped);
@@ -263,26 +283,46 @@ impl<B: Backend> Sync<B> {
                 self.said = Some(error);
             }
         }
-        if self.options.report && !self.options.once {
-            self.outbox.send_replace(Some(self.report(errors)));
-        }
+        self.report();
         result
     }
 
-    fn report(&self, errors: [Option<String>; 2]) -> Report {
-        let of_families = Family::BOTH.into_iter().zip(self.applied).zip(self.attempts.clone()).zip(errors);
-        let families = of_families.map(|(((family, applied), (full, partial, failures)), error)| {
-            let of_this_instance = applied.instance == self.state.revision.instance;
-            let applied = if of_this_instance { applied.rev } else { 0 };
-            (family, Outcome { applied, error, full, partial, failures })
-        });
-        Report {
+    /// Offers a report to the brain.
+    fn report(&mut self) {
+        if !self.options.report || self.options.once {
+            return;
+        }
+        (self.counts_due, self.reported) = (None, Some(Instant::now()));
+        let counts = self.counts.as_mut().map(|counts| counts.borrow_and_update().clone());
+        let families =
+            Family::BOTH.into_iter().zip(self.applied).zip(&self.attempts).map(|((family, applied), attempts)| {
+                let of_this_instance = applied.instance == self.state.revision.instance;
+                let applied = if of_this_instance { applied.rev } else { 0 };
+                let flows = counts.as_ref().map(|counts| counts.looks[index(family)].clone());
+                let rules = counts.as_ref().map(|counts| counts.rules[index(family)].clone()).unwrap_or_default();
+                (family, Outcome { applied, flows, rules, ..attempts.clone() })
+            });
+        self.outbox.send_replace(Some(Report {
             backend: self.backend.name(),
             received: self.state.revision,
             families: families.collect(),
             skipped: self.skipped.clone(),
             warnings: self.backend.warnings(),
-        }
+        }));
+    }
+}
+
+/// What is only counted is reported so long after the last report at the earliest.
+const COUNTS_PAUSE: Duration = Duration::from_secs(1);
+
+/// Resolves when what is counted has changed; never if nothing is, or no more.
+async fn changed(counts: &mut Option<watch::Receiver<Counts>>) {
+    let told = match counts {
+        Some(counts) => counts.changed().await.is_ok(),
+        None => false,
+    };
+    if !told {
+        std::future::pending::<()>().await;
     }
 }
 

@@ -7,8 +7,9 @@ use std::{
 };
 
 use localnet_proto::{Changes, Node, Protocol, Scopes, Service, ServiceKey, Snapshot};
+use tokio::sync::watch;
 
-use crate::backend::{Backend, Synced};
+use crate::backend::{Backend, Counts, Synced};
 
 /// Hears what changed, thing by thing. Calls only say what is to hold; nothing is due before [`Listener::commit`].
 ///
@@ -34,6 +35,10 @@ pub trait Listener: Send {
     fn commit(&mut self) -> impl Future<Output = anyhow::Result<Synced>> + Send;
     /// Removes everything that this backend ever wrote.
     fn cleanup(&mut self) -> impl Future<Output = anyhow::Result<()>> + Send;
+    /// See [`Backend::counts`].
+    fn counts(&self) -> Option<watch::Receiver<Counts>> {
+        None
+    }
     /// See [`Backend::disturbed`]. All is then said anew, so a listener needs no copy of the state of its own.
     fn disturbed(&mut self) -> impl Future<Output = ()> + Send {
         std::future::pending()
@@ -129,6 +134,10 @@ impl<L: Listener> Adapter<L> {
 impl<L: Listener> Backend for Adapter<L> {
     fn name(&self) -> &'static str {
         self.listener.name()
+    }
+
+    fn counts(&self) -> Option<watch::Receiver<Counts>> {
+        self.listener.counts()
     }
 
     async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {

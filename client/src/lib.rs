@@ -23,7 +23,7 @@ mod source;
 pub mod telemetry;
 pub mod vips;
 
-pub use backend::{Backend, Skipped, Synced, Warning};
+pub use backend::{Backend, Counts, Looks, RuleCount, Skipped, Synced, Warning};
 pub use diff_store::{Diff, DiffStore, Set};
 pub use drive::{Options, run};
 pub use localnet_proto::{Changes, Revision, Snapshot};

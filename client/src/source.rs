@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use localnet_proto::{Family, Revision, ServiceKey, Update, wire};
 
-use crate::backend::{Skipped, Warning};
+use crate::backend::{Looks, RuleCount, Skipped, Warning};
 
 /// Delivers complete states, and takes reports. Implemented by the gRPC client ([`crate::grpc::Brain`]) and by the feed of a
 /// brain in the same process.
@@ -62,6 +62,12 @@ pub struct Outcome {
     pub partial: Attempts,
     /// How many of them failed.
     pub failures: u64,
+    /// How many of `partial` failed.
+    pub partial_failures: u64,
+    /// Looks for flows that stick to endpoints which no longer serve; none of a backend that does not look for them.
+    pub flows: Option<Looks>,
+    /// The rules that the backend has in the kernel's tables.
+    pub rules: Vec<RuleCount>,
 }
 
 /// Attempts by how long they took.
@@ -75,7 +81,7 @@ pub struct Attempts {
 impl Attempts {
     const LIMITS: usize = 15;
 
-    /// Counts one.
+    /// Counts one more.
     pub fn add(&mut self, took: Duration) {
         let limit = |place: usize| Duration::from_millis(1 << place);
         let place = (0..Self::LIMITS).find(|place| took <= limit(*place)).unwrap_or(Self::LIMITS);
@@ -104,6 +110,14 @@ fn warning(warning: &Warning) -> wire::BackendWarning {
     wire::BackendWarning { reason: warning.reason.to_owned(), note: warning.note.to_owned() }
 }
 
+fn flows(looks: &Looks) -> wire::FlowLooks {
+    wire::FlowLooks { took: Some((&looks.took).into()), ended: looks.ended }
+}
+
+fn rules(count: &RuleCount) -> wire::RuleCount {
+    wire::RuleCount { table: count.table.to_owned(), total: count.total, last: count.last }
+}
+
 impl From<&Report> for wire::BackendReport {
     fn from(report: &Report) -> Self {
         let number = |family| match family {
@@ -117,6 +131,9 @@ impl From<&Report> for wire::BackendReport {
             full: Some((&outcome.full).into()),
             partial: Some((&outcome.partial).into()),
             failures: outcome.failures,
+            partial_failures: outcome.partial_failures,
+            flows: outcome.flows.as_ref().map(flows),
+            rules: outcome.rules.iter().map(rules).collect(),
         });
         Self {
             backend: report.backend.to_owned(),

@@ -12,11 +12,11 @@ use std::{
 };
 
 use localnet_client::{
-    Backend, Changes, Options, Report, Revision, Skipped, Snapshot, Source, SourceError, Synced, run,
+    Backend, Changes, Counts, Options, Report, Revision, Skipped, Snapshot, Source, SourceError, Synced, run,
 };
 use localnet_proto::{Change, Family, Service, ServiceKey, Update};
 use tokio::{
-    sync::{Mutex, Notify, mpsc},
+    sync::{Mutex, Notify, mpsc, watch},
     time::Instant,
 };
 
@@ -84,11 +84,16 @@ struct Fake {
     refuse_v6: usize,
     calls: mpsc::UnboundedSender<(Revision, Changes, Instant)>,
     disturbed: Arc<Notify>,
+    counts: watch::Sender<Counts>,
 }
 
 impl Backend for Fake {
     fn name(&self) -> &'static str {
         "fake"
+    }
+
+    fn counts(&self) -> Option<watch::Receiver<Counts>> {
+        Some(self.counts.subscribe())
     }
 
     async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
@@ -141,7 +146,8 @@ fn named(names: &[&str]) -> Changes {
 fn fake(refuse: usize) -> (Fake, mpsc::UnboundedReceiver<(Revision, Changes, Instant)>, Arc<Notify>) {
     let (calls, called) = mpsc::unbounded_channel();
     let disturbed = Arc::new(Notify::new());
-    (Fake { refuse, refuse_v6: 0, calls, disturbed: Arc::clone(&disturbed) }, called, disturbed)
+    let counts = watch::Sender::default();
+    (Fake { refuse, refuse_v6: 0, calls, disturbed: Arc::clone(&disturbed), counts }, called, disturbed)
 }
 
 #[tokio::test(start_paused = true)]
@@ -220,6 +226,32 @@ async fn a_family_that_fails_holds_up_no_other_and_is_tried_again() {
     assert!(called.recv().await.unwrap().1.everything, "what one family lacks is still due");
     let report = hand.reports.recv().await.unwrap();
     assert!(report.families.iter().all(|(_, one)| one.applied == 1 && one.error.is_none()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_counted_beside_syncs_is_reported_once_a_second_at_most() {
+    let (backend, mut called, _) = fake(0);
+    let counts = backend.counts.clone();
+    let (source, mut hand) = script(0);
+    tokio::spawn(run(backend, source, Options::default(), std::future::pending()));
+    let count = || counts.send_modify(|counts| counts.looked([Some((Duration::from_millis(3), 2)), None]));
+    // Before the first sync there is nothing to report it with.
+    count();
+    hand.give(Ok(full(1, &["a"])));
+    called.recv().await.unwrap();
+    let ended = |report: &Report| report.families[0].1.flows.as_ref().unwrap().ended;
+    assert_eq!(ended(&hand.reports.recv().await.unwrap()), 2);
+    let began = Instant::now();
+    (0..10).for_each(|_| count());
+    let report = hand.reports.recv().await.unwrap();
+    assert_eq!((ended(&report), report.received, report.families[0].1.applied), (22, revision(1), 1));
+    assert_eq!(began.elapsed(), Duration::from_secs(1));
+    assert!(called.try_recv().is_err(), "nothing was to be synced");
+    // A sync reports what was counted by then.
+    count();
+    hand.give(Ok(delta(2, "b")));
+    called.recv().await.unwrap();
+    assert_eq!(ended(&hand.reports.recv().await.unwrap()), 24);
 }
 
 #[tokio::test(start_paused = true)]

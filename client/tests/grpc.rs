@@ -3,7 +3,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use localnet_client::{Report, Revision, Skipped, Source as _, SourceError, Warning, grpc::Brain};
+use localnet_client::{Looks, Report, Revision, RuleCount, Skipped, Source as _, SourceError, Warning, grpc::Brain};
 use localnet_proto::{Address, Node, ServiceKey, Snapshot, Update, encode, wire};
 use tokio::{net::UnixListener, sync::Mutex, task::JoinHandle};
 use tokio_stream::wrappers::UnixListenerStream;
@@ -88,9 +88,14 @@ async fn reports_arrive_family_by_family() {
     let path = folder.path().join("brain.sock");
     let peer = Peer::default();
     serve(&path, &peer);
+    let rules = vec![RuleCount { table: "nat", total: 70, last: 7 }];
     let outcome = |error: Option<&str>| localnet_client::Outcome {
         applied: 3,
         error: error.map(str::to_owned),
+        failures: 2,
+        partial_failures: 1,
+        flows: Some(Looks { ended: 5, ..Looks::default() }),
+        rules: rules.clone(),
         ..Default::default()
     };
     let families = localnet_proto::Family::BOTH.into_iter().zip([outcome(None), outcome(Some("no"))]).collect();
@@ -105,7 +110,10 @@ async fn reports_arrive_family_by_family() {
         error: error.to_owned(),
         full: Some(wire::Attempts { counts: vec![0; 16], sum_micros: 0 }),
         partial: Some(wire::Attempts { counts: vec![0; 16], sum_micros: 0 }),
-        failures: 0,
+        failures: 2,
+        partial_failures: 1,
+        flows: Some(wire::FlowLooks { took: Some(wire::Attempts { counts: vec![0; 16], sum_micros: 0 }), ended: 5 }),
+        rules: vec![wire::RuleCount { table: "nat".to_owned(), total: 70, last: 7 }],
     };
     let families = vec![family(wire::IpFamily::IPv4, ""), family(wire::IpFamily::IPv6, "no")];
     let service = wire::ServiceKey { namespace: "ns".to_owned(), name: "odd".to_owned() };

@@ -56,7 +56,6 @@ use Formerly::{At, InModes, New, Same};
 const READS_JSON: Effect = No("the API server is read as JSON");
 const NO_LIMIT: Effect = No("a brain makes a handful of requests");
 const AT_ONCE: Effect = No("lines are written at once, to standard error");
-const NO_PROFILES: Effect = No("what kube-proxy serves at /debug/pprof is made by Go; use perf");
 const NOTHING_HIDDEN: Effect = No("no metric is hidden");
 
 const ALL_MODES: &[&str] = &["iptables", "ipvs", "nftables"];
@@ -140,7 +139,7 @@ pub const FIELDS: &[Field] = &[
     field("healthzBindAddress", Same, r#""0.0.0.0:10256""#, "where `/healthz` and `/livez` are answered", Live),
     field("metricsBindAddress", Same, r#""127.0.0.1:10249""#, "where `/metrics` is answered", Live),
     field("bindAddressHardFail", Same, "true", "the program ends when it cannot bind to those", AtStart),
-    field("enableProfiling", Same, "false", "profiles can be had where metrics are", NO_PROFILES),
+    field("enableProfiling", Same, "false", "profiles can be had where metrics are", Live),
     field(
         "showHiddenMetricsForVersion",
         Same,

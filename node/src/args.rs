@@ -103,8 +103,10 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         };
     }
     if to_do.init_only {
-        // It does not depend on the backend.
-        return localnet_nft::args::init(said);
+        return match backend {
+            BackendName::Iptables => localnet_iptables::args::init(said),
+            BackendName::Nft | BackendName::Ipvs => localnet_nft::args::init(said),
+        };
     }
     match backend {
         BackendName::Nft => {
@@ -148,7 +150,7 @@ async fn run_with<B: Backend>(
     let open = async |said: &Config| Ok((open(said).await?, options.clone().configured(said)));
     let serving = !arguments.listen.is_empty();
     let result = tokio::select! {
-        result = program::run(current, |said| (arguments.config.concerns(said), said.ipvs.clone()), open, source, terminated()) => result,
+        result = program::run(current, |said| (arguments.config.concerns(said), said.ipvs.clone(), said.iptables), open, source, terminated()) => result,
         error = brain.failed() => Err(error),
         error = configured.failed() => Err(error),
         ended = &mut served, if serving => return ended,

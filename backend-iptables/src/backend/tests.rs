@@ -103,6 +103,34 @@ fn a_change_of_one_endpoint_writes_its_chains_only() {
 }
 
 #[test]
+fn rules_are_counted_as_they_are_and_as_they_are_written() {
+    let full = state(WEB);
+    let mut told = told(&full, Fake::default());
+    let counted = |told: &mut Told, last: bool| {
+        let counts = told.listener_mut().rule_counts();
+        counts.map(|counts| {
+            counts.into_iter().map(|count| if last { count.last } else { count.total }).collect::<Vec<_>>()
+        })
+    };
+    let there = |told: &mut Told| {
+        let of = |tables: &BTreeMap<String, BTreeMap<String, Vec<String>>>, table: &str| {
+            tables[table].values().map(|rules| rules.len() as u64).sum::<u64>()
+        };
+        [0, 1].map(|family| ["filter", "nat"].map(|table| of(&kernel(told).tables[family], table)).to_vec())
+    };
+    assert_eq!(counted(&mut told, false), there(&mut told));
+    assert_eq!(counted(&mut told, true), there(&mut told), "all of them were written");
+    let mut part = full.clone();
+    let key = ServiceKey::new("ns", "web");
+    part.services.remove(&key);
+    _ = sync(&mut told, &part, &Changes { services: [key].into(), ..Changes::default() });
+    assert_eq!(counted(&mut told, false), there(&mut told));
+    assert_eq!(counted(&mut told, true), [vec![0, 0], vec![0, 0]], "rules were only removed");
+    _ = sync(&mut told, &full, &Changes::everything());
+    assert_eq!(counted(&mut told, false), there(&mut told));
+}
+
+#[test]
 fn a_new_service_adds_lines_and_a_deleted_one_takes_them_with_it() {
     let full = state(WEB);
     let mut part = full.clone();

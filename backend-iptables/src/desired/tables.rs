@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use ipnet::IpNet;
 use localnet_client::vips::{Facts, Hairpin, Program, Vip, VipKey};
 use localnet_linux::conntrack::Endpoints;
 use localnet_proto::{Family, Protocol, Service, ServiceKey};
@@ -13,7 +14,7 @@ use localnet_proto::{Family, Protocol, Service, ServiceKey};
 use super::index;
 use crate::{
     plan::{
-        ChainId, Dispatch, Line, fixed,
+        ChainId, Digest, Dispatch, Line, fixed,
         groups::Groups,
         names,
         port::{self, Comments, Head, Port, PortKey},
@@ -49,7 +50,36 @@ pub(super) struct Tables {
     /// More VIPs than these are reached by groups.
     pub(super) many_vips: usize,
     groups: [Groups; 2],
+    /// Whose chains may differ from the kernel's.
+    stale: [Stale; 2],
     pub(super) rulesets: [Ruleset; 2],
+    /// In place of those of VIPs, which are for other kernels.
+    no_comment: Arc<str>,
+}
+
+/// Whose chains may differ from the kernel's: those are planned again to be written.
+#[derive(Debug)]
+enum Stale {
+    All,
+    Some { ports: BTreeSet<PortKey>, groups: BTreeSet<IpNet> },
+}
+
+impl Stale {
+    fn none() -> Self {
+        Self::Some { ports: BTreeSet::new(), groups: BTreeSet::new() }
+    }
+
+    fn port(&mut self, key: &PortKey) {
+        if let Self::Some { ports, .. } = self {
+            ports.insert(key.clone());
+        }
+    }
+
+    fn group(&mut self, network: IpNet) {
+        if let Self::Some { groups, .. } = self {
+            groups.insert(network);
+        }
+    }
 }
 
 /// Of all ports of a family.
@@ -83,7 +113,9 @@ impl Tables {
             shapes: Default::default(),
             many_vips: MANY_VIPS,
             groups: Default::default(),
+            stale: [Stale::All, Stale::All],
             rulesets: Family::BOTH.map(Ruleset::new),
+            no_comment: "".into(),
         }
     }
 
@@ -124,21 +156,26 @@ impl Tables {
             }
             for key in before.keys() {
                 let Some(port) = self.ports[of].get(key) else { continue };
+                self.stale[of].port(key);
                 let rules = port::plan(key, port, facts, family, shape.comments);
-                rules.chains.into_iter().for_each(|(id, rules)| self.rulesets[of].set_chain(id, &rules));
+                for (id, rules) in rules.chains {
+                    self.rulesets[of].set_chain(id, Digest::of(&rules));
+                }
                 for line in rules.lines {
                     let line = if shape.grouped { self.groups[of].insert(line) } else { Some(line) };
                     line.into_iter().for_each(|line| self.rulesets[of].set_line(line));
                 }
             }
-            for group in self.groups[of].take_touched() {
+            for network in self.groups[of].take_touched() {
+                self.stale[of].group(network);
+                let group = self.groups[of].group(network);
                 match group.rules.is_empty() {
                     true => {
                         self.rulesets[of].remove_chain(&group.chain);
                         self.rulesets[of].remove_line(&group.line);
                     }
                     false => {
-                        self.rulesets[of].set_chain(group.chain, &group.rules);
+                        self.rulesets[of].set_chain(group.chain, Digest::of(&group.rules));
                         self.rulesets[of].set_line(group.line);
                     }
                 }
@@ -155,18 +192,19 @@ impl Tables {
         let counts = &mut self.counts[of];
         for port in before.keys().filter_map(|key| self.ports[of].get(key)) {
             counts.endpoints += port.endpoints().len();
-            counts.vips += port.vips.len();
+            counts.vips += port.vips();
         }
         for port in before.values() {
             counts.endpoints -= port.endpoints().len();
-            counts.vips -= port.vips.len();
+            counts.vips -= port.vips();
         }
         Shape { comments: Comments::with(counts.endpoints), grouped: counts.vips > self.many_vips }
     }
 
     fn plan_all(&mut self, facts: &Facts, family: Family) {
         let of = index(family);
-        let mut chains: Vec<(ChainId, Vec<String>)> = fixed::chains(facts).into();
+        let digest = |(id, rules): (ChainId, Vec<String>)| (id, Digest::of(&rules));
+        let mut chains: Vec<(ChainId, Digest)> = fixed::chains(facts).into_iter().map(digest).collect();
         let mut lines: Vec<Line> = self
             .cluster_ips
             .iter()
@@ -175,20 +213,63 @@ impl Tables {
             .collect();
         let health_checks = self.health_checks.values().flatten();
         lines.extend(health_checks.filter(|(of, _)| *of == family).map(|(_, line)| line.clone()));
+        // What is made anew from what is in order fills its nodes.
+        self.ports[of] = std::mem::take(&mut self.ports[of]).into_iter().collect();
+        let (grouped, comments) = (self.shapes[of].grouped, self.shapes[of].comments);
+        let mut groups = Groups::default();
         for (key, port) in &self.ports[of] {
-            let rules = port::plan(key, port, facts, family, self.shapes[of].comments);
-            chains.extend(rules.chains);
-            lines.extend(rules.lines);
+            let rules = port::plan(key, port, facts, family, comments);
+            chains.extend(rules.chains.into_iter().map(digest));
+            lines.extend(
+                rules.lines.into_iter().filter_map(|line| if grouped { groups.insert(line) } else { Some(line) }),
+            );
         }
-        self.groups[of] = Groups::default();
-        if self.shapes[of].grouped {
-            lines = lines.into_iter().filter_map(|line| self.groups[of].insert(line)).collect();
-            for group in self.groups[of].take_touched() {
-                chains.push((group.chain, group.rules));
-                lines.push(group.line);
-            }
+        for network in groups.take_touched() {
+            let group = groups.group(network);
+            chains.push((group.chain, Digest::of(&group.rules)));
+            lines.push(group.line);
         }
+        self.groups[of] = groups;
+        self.stale[of] = Stale::All;
         self.rulesets[of].replace(chains, lines);
+    }
+
+    /// Calls for each chain of a family, or for those that may differ from the kernel's, with its rules.
+    pub(super) fn chains(&self, family: Family, all: bool, chain: &mut dyn FnMut(&ChainId, &[String])) {
+        let Some(facts) = &self.facts else { return };
+        let of = index(family);
+        fixed::chains(facts).iter().for_each(|(id, rules)| chain(id, rules));
+        let mut port = |key: &PortKey, port: &Port| {
+            let rules = port::plan(key, port, facts, family, self.shapes[of].comments);
+            rules.chains.iter().for_each(|(id, rules)| chain(id, rules));
+        };
+        let groups: Vec<IpNet> = match &self.stale[of] {
+            Stale::Some { ports, groups } if !all => {
+                let known = ports.iter().filter_map(|key| self.ports[of].get_key_value(key));
+                known.for_each(|(key, known)| port(key, known));
+                groups.iter().copied().collect()
+            }
+            Stale::Some { .. } | Stale::All => {
+                self.ports[of].iter().for_each(|(key, known)| port(key, known));
+                self.groups[of].networks().collect()
+            }
+        };
+        for network in groups {
+            let group = self.groups[of].group(network);
+            chain(&group.chain, &group.rules);
+        }
+    }
+
+    /// All that differed is in force.
+    pub(super) fn commit(&mut self, family: Family) {
+        self.rulesets[index(family)].commit();
+        self.stale[index(family)] = Stale::none();
+    }
+
+    /// It is no longer known what the kernel holds.
+    pub(super) fn forget(&mut self, family: Family) {
+        self.rulesets[index(family)].forget();
+        self.stale[index(family)] = Stale::All;
     }
 
     pub(super) fn update_health_check(&mut self, key: &ServiceKey, service: Option<&Service>) {
@@ -226,16 +307,17 @@ impl Program for Tables {
             internal_local: service.internal_traffic_to_local,
             load_balancer_ips: service.load_balancer_ips.clone(),
         });
+        let comment = self.no_comment.clone();
         let port = self.changing(key, vip);
         port.head = head.unwrap_or_default();
-        port.vips.insert(*key, vip.clone());
+        port.set(*key, Vip { comment, ..vip.clone() });
     }
 
     fn unprogram(&mut self, key: &VipKey, vip: &Vip) {
         self.moved.insert(*key, None);
         let port = self.changing(key, vip);
-        port.vips.remove(key);
-        if port.vips.is_empty() {
+        port.remove(key);
+        if port.vips() == 0 {
             self.ports[index(key.family())].remove(&PortKey::of(key, vip));
         }
     }

@@ -1,9 +1,15 @@
 //! What is there whatever the services: chains that others jump to, what leads there, and how dispatch chains end.
 
+use std::net::{IpAddr, Ipv4Addr};
+
+use ipnet::IpNet;
 use localnet_client::vips::Facts;
 use localnet_proto::Family;
 
 use super::{ChainId, Dispatch, Table, names, rule::Rule};
+
+/// All loopback addresses of IPv4; NodePorts are answered on none of IPv6.
+const LOOPBACK: IpNet = IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8);
 
 /// A rule in one of the kernel's own chains.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,12 +55,22 @@ pub fn chains(facts: &Facts) -> [(ChainId, Vec<String>); 3] {
 
 /// The rules at the end of a dispatch chain. `outside`: there are ClusterIPs outside of the node's service CIDRs.
 pub fn tail(chain: Dispatch, facts: &Facts, family: Family, outside: bool) -> Vec<String> {
+    let loopback = |address: &IpAddr| address.is_loopback() && Family::of(*address) == family;
     match chain {
         Dispatch::SERVICES => {
             let addresses = facts.node_port_addresses.iter().filter(|address| Family::of(**address) == family);
             let comment = "kubernetes service nodeports; NOTE: this must be the last rule in this chain";
             addresses.map(|address| Rule::new().to_address(*address).comment(comment).jump(names::NODE_PORTS)).collect()
         }
+        // With `route_localnet` packets from elsewhere reach loopback addresses. As kube-proxy and the kubelet have it in KUBE-FIREWALL.
+        Dispatch::HEALTH_CHECKS if facts.node_port_addresses.iter().any(loopback) => vec![
+            Rule::new()
+                .not_from(LOOPBACK)
+                .to(LOOPBACK)
+                .comment("block incoming localnet connections")
+                .matches("conntrack ! --ctstate RELATED,ESTABLISHED,DNAT")
+                .jump("DROP"),
+        ],
         Dispatch::UNSERVED => {
             let cidrs: Vec<_> = facts.service_cidrs.iter().filter(|cidr| Family::of(cidr.addr()) == family).collect();
             // What the node sends comes here but not by way of INPUT or FORWARD; and an external address may be in a

@@ -48,15 +48,22 @@ impl Groups {
         true
     }
 
-    /// The groups of which a line came or went since this was called last.
-    pub fn take_touched(&mut self) -> Vec<Group> {
-        let group = |network: IpNet| {
-            let name = names::of_group(&network);
-            let rules = self.lines.get(&network).into_iter().flatten().map(|line| line.rule.to_string()).collect();
-            let line = Line::new(Dispatch::SERVICES, Rule::new().to(network).jump(&name));
-            Group { line, chain: ChainId::new(Table::Nat, name), rules }
-        };
-        std::mem::take(&mut self.touched).into_iter().map(group).collect()
+    /// The networks of which a line came or went since this was called last.
+    pub fn take_touched(&mut self) -> BTreeSet<IpNet> {
+        std::mem::take(&mut self.touched)
+    }
+
+    /// The networks that have a group.
+    pub fn networks(&self) -> impl Iterator<Item = IpNet> {
+        self.lines.keys().copied()
+    }
+
+    /// The group of a network.
+    pub fn group(&self, network: IpNet) -> Group {
+        let name = names::of_group(&network);
+        let rules = self.lines.get(&network).into_iter().flatten().map(|line| line.rule.to_string()).collect();
+        let line = Line::new(Dispatch::SERVICES, Rule::new().to(network).jump(&name));
+        Group { line, chain: ChainId::new(Table::Nat, name), rules }
     }
 }
 
@@ -85,14 +92,17 @@ mod tests {
         let other = Line::new(Dispatch::NODE_PORTS, "-d 10.0.1.1/32 -j KUBE-EXT-A");
         assert_eq!(groups.insert(other.clone()), Some(other.clone()));
         assert!(!groups.remove(&other));
-        let seen = groups.take_touched().into_iter().map(|group| (group.line.rule, group.rules.len()));
+        assert!(groups.networks().eq(groups.touched.iter().copied()));
+        let touched: Vec<_> = groups.take_touched().into_iter().map(|network| groups.group(network)).collect();
+        let seen = touched.into_iter().map(|group| (group.line.rule, group.rules.len()));
         let name = |network: &str| names::of_group(&network.parse().unwrap());
         let line = |network: &str| format!("-d {network} -j {}", name(network)).into_boxed_str();
         let expected = [(line("10.0.1.0/24"), 2), (line("10.0.2.0/24"), 1), (line("fd00::1:0/120"), 1)];
         assert_eq!(seen.collect::<Vec<_>>(), expected);
-        assert_eq!(groups.take_touched(), []);
+        assert_eq!(groups.take_touched(), BTreeSet::new());
         assert!(groups.remove(&vip("10.0.2.1/32")));
-        let gone = groups.take_touched();
-        assert_eq!((gone.len(), gone[0].rules.len()), (1, 0));
+        let gone = groups.take_touched().pop_first().unwrap();
+        assert_eq!((gone.to_string().as_str(), groups.group(gone).rules.len()), ("10.0.2.0/24", 0));
+        assert_eq!(groups.networks().count(), 2);
     }
 }

@@ -63,8 +63,8 @@ pub struct Head {
 pub struct Port {
     /// Of the service.
     pub head: Head,
-    /// By what they are addressed with.
-    pub vips: BTreeMap<VipKey, Vip>,
+    /// By what they are addressed with, sorted by it. Most ports have one.
+    vips: Vec<(VipKey, Vip)>,
 }
 
 /// Its chains and lines.
@@ -98,9 +98,36 @@ impl Comments {
 }
 
 impl Port {
+    /// It has that VIP.
+    pub fn set(&mut self, key: VipKey, vip: Vip) {
+        match self.vips.binary_search_by_key(&key, |(key, _)| *key) {
+            Ok(place) => self.vips[place].1 = vip,
+            Err(place) => {
+                self.vips.reserve_exact(1);
+                self.vips.insert(place, (key, vip));
+            }
+        }
+    }
+
+    /// It has that VIP no more.
+    pub fn remove(&mut self, key: &VipKey) {
+        if let Ok(place) = self.vips.binary_search_by_key(key, |(key, _)| *key) {
+            self.vips.remove(place);
+        }
+    }
+
+    /// How many VIPs it has.
+    pub fn vips(&self) -> usize {
+        self.vips.len()
+    }
+
+    fn each(&self) -> impl Iterator<Item = &Vip> {
+        self.vips.iter().map(|(_, vip)| vip)
+    }
+
     /// All that it may translate to.
     pub fn endpoints(&self) -> BTreeSet<SocketAddr> {
-        self.vips.values().flat_map(|vip| vip.endpoints.iter().chain(vip.local_endpoints.iter()).copied()).collect()
+        self.each().flat_map(|vip| vip.endpoints.iter().chain(vip.local_endpoints.iter()).copied()).collect()
     }
 }
 
@@ -131,15 +158,15 @@ struct Planner<'a> {
 impl Planner<'_> {
     fn port(&mut self, port: &Port) {
         let internal = |vip: &&Vip| vip.exposure == Exposure::Internal;
-        let outer = port.vips.values().find(|vip| !internal(vip));
+        let outer = port.each().find(|vip| !internal(vip));
         let external_chain = outer.and_then(|vip| self.external(vip));
-        let inner = port.vips.values().find(internal);
+        let inner = port.each().find(internal);
         let internal_chain = inner.and_then(|vip| {
             let prefix = if port.head.internal_local { names::LOCAL } else { names::CLUSTER };
             self.pool(prefix, &vip.endpoints)
         });
         let masquerade = internal_chain.as_ref().map(|chain| (chain.clone(), self.masquerade_internal(port)));
-        let affinity = port.vips.values().find_map(|vip| vip.affinity);
+        let affinity = port.each().find_map(|vip| vip.affinity);
         self.pick(masquerade, affinity);
 
         let mut firewalls: Vec<(Arc<[IpNet]>, String)> = Vec::new();
@@ -242,7 +269,7 @@ impl Planner<'_> {
             (false, None) => return Vec::new(),
         };
         let internal = port.vips.iter().filter(|(_, vip)| vip.exposure == Exposure::Internal);
-        let rule = |(key, _): (&VipKey, &Vip)| {
+        let rule = |(key, _): &(VipKey, Vip)| {
             let comment = format!("{} cluster IP", self.text);
             // `iptables-save` prints the source first.
             let matched = match self.facts.pods(self.family) {

@@ -32,6 +32,11 @@ impl Rule {
         self.word(&format!("-s {}", network.trunc()))
     }
 
+    /// From elsewhere than these addresses.
+    pub fn not_from(self, network: IpNet) -> Self {
+        self.word(&format!("! -s {}", network.trunc()))
+    }
+
     /// To these addresses.
     pub fn to(self, network: IpNet) -> Self {
         self.word(&format!("-d {}", network.trunc()))

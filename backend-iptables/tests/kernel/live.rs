@@ -36,7 +36,7 @@ impl Live {
             runtime.block_on(async {
                 let state = Snapshot { revision: Revision { instance: 1, rev: 1 }, ..state };
                 let source = OneState { state, given: AtomicBool::new(false), reports };
-                let backend = Adapter::new(LiveBackend::open(config, Tools::find(flavour)?).await?);
+                let backend = Adapter::new(LiveBackend::open(config, false, Tools::find(flavour)?).await?);
                 let shutdown = async { _ = stopped.await };
                 localnet_client::run(backend, source, Options::default(), shutdown).await
             })

@@ -48,6 +48,11 @@ pub enum Happened {
         /// Why.
         error: String,
     },
+    /// Metrics cannot be told.
+    MetricServerFailed {
+        /// Why.
+        error: String,
+    },
     /// `/healthz` cannot be answered.
     HealthcheckFailed {
         /// Why.
@@ -147,6 +152,9 @@ fn event(node: &str, happened: &Happened) -> (Event, ObjectReference) {
         Happened::HealthcheckFailed { error } => {
             (EventType::Warning, "FailedToStartProxierHealthcheck", "StartKubeProxy", error.clone(), of_node)
         }
+        Happened::MetricServerFailed { error } => {
+            (EventType::Warning, "FailedToStartMetricServer", "StartKubeProxy", error.clone(), of_node)
+        }
     };
     let note = Some(shortened(&note, MAX_NOTE).to_owned()).filter(|note| !note.is_empty());
     let event = Event { type_, reason: reason.to_owned(), action: action.to_owned(), note, secondary: None };
@@ -155,7 +163,8 @@ fn event(node: &str, happened: &Happened) -> (Event, ObjectReference) {
 
 /// At most so many bytes.
 fn shortened(text: &str, longest: usize) -> &str {
-    &text[..text.floor_char_boundary(longest)]
+    let end = (0..=longest.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or_default()]
 }
 
 #[cfg(test)]
@@ -192,5 +201,7 @@ mod tests {
         assert_eq!(of(failed), expected(["FailedToStartServiceHealthcheck", "Listen", "Service", "web"]));
         let failed = Happened::HealthcheckFailed { error: "taken".to_owned() };
         assert_eq!(of(failed), expected(["FailedToStartProxierHealthcheck", "StartKubeProxy", "Node", "node-a"]));
+        let failed = Happened::MetricServerFailed { error: "taken".to_owned() };
+        assert_eq!(of(failed), expected(["FailedToStartMetricServer", "StartKubeProxy", "Node", "node-a"]));
     }
 }

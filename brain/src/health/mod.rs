@@ -144,7 +144,7 @@ pub fn start(options: &Options, feed: &Feed, reports: &Reports, clock: Clock) ->
     work.spawn(follow(Arc::clone(&watched), options.timeout));
     if let HealthzAddress(Some(address)) = options.healthz {
         let answers = Arc::clone(&watched);
-        let answer = Arc::new(move |path: &str| answers.proxy(path));
+        let answer = Arc::new(move |asked: &http::Uri| port::at_once(answers.proxy(asked.path())));
         work.spawn(port::keep(Port { service: None, address }, answer, Retry::Steady, status.clone(), CHECKS));
     }
     work.spawn(node_ports::run(options.node_port_addresses.clone(), Arc::clone(&watched), status));

@@ -130,7 +130,7 @@ pub(super) async fn run(addresses: NodePortAddresses, watched: Arc<Watched>, sta
         for (port, (key, family)) in ports {
             let (watched, status) = (Arc::clone(&watched), status.clone());
             open.entry(port).or_insert_with_key(|port| {
-                let answers = Arc::new(move |_: &str| watched.service(&key, family));
+                let answers = Arc::new(move |_: &http::Uri| port::at_once(watched.service(&key, family)));
                 let keep = port::keep(port.clone(), answers, Retry::BackOff, status, super::CHECKS);
                 let stop = CancellationToken::new();
                 let kept = stop.clone().run_until_cancelled_owned(keep);

@@ -6,11 +6,12 @@ use std::{
     future::ready,
     io,
     net::{Ipv6Addr, SocketAddr},
+    pin::Pin,
     sync::Arc,
     time::Duration,
 };
 
-use http::Request;
+use http::{Request, Uri};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
@@ -62,8 +63,16 @@ pub enum Listening {
 /// All ports that should be open. Those that have not been tried yet are not in it.
 pub type Status = BTreeMap<Port, Listening>;
 
-/// What to answer, from the path of a request.
-pub(crate) type Answers = Arc<dyn Fn(&str) -> Answer + Send + Sync>;
+/// What to answer to a request for something.
+pub(crate) type Answers = Arc<dyn Fn(&Uri) -> Answering + Send + Sync>;
+
+/// An answer, which may take its time.
+pub(crate) type Answering = Pin<Box<dyn Future<Output = Answer> + Send>>;
+
+/// An answer that is there already.
+pub(crate) fn at_once(answer: Answer) -> Answering {
+    Box::pin(ready(answer))
+}
 
 /// When to try again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,7 +208,10 @@ async fn serve(stream: TcpStream, answers: Answers) {
 fn service<B>(
     answers: Answers,
 ) -> impl tower::Service<Request<B>, Response = Answer, Error = Infallible, Future: Send> + Clone + Send {
-    tower::service_fn(move |request: Request<B>| ready(Ok(answers(request.uri().path()))))
+    tower::service_fn(move |request: Request<B>| {
+        let answering = answers(request.uri());
+        async move { Ok(answering.await) }
+    })
 }
 
 #[cfg(test)]

@@ -50,7 +50,9 @@ pub(super) fn of_state(state: &State) -> Vec<MetricFamily> {
 pub(super) fn of_reports(reports: &BTreeMap<String, Received>) -> Vec<MetricFamily> {
     let (mut full, mut partial) = ([Total::default(), Total::default()], [Total::default(), Total::default()]);
     let (mut revisions, mut failures, mut skipped) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut nftables, mut iptables) = (Vec::new(), Vec::new());
+    let (mut nftables, mut iptables, mut partly) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut looks, mut ended) = ([Total::default(), Total::default()], [None; 2]);
+    let (mut rules, mut written) = (Vec::new(), Vec::new());
     for (backend, Received { report, .. }) in reports {
         skipped.push((vec![("backend", backend.as_str())], f64::from(report.skipped_count)));
         for said in &report.families {
@@ -65,12 +67,26 @@ pub(super) fn of_reports(reports: &BTreeMap<String, Received>) -> Vec<MetricFami
             let of_mode = (vec![("ip_family", name(family))], said.failures as f64);
             match backend.as_str() {
                 "nft" => nftables.push(of_mode),
-                "iptables" => iptables.push(of_mode),
+                "iptables" => {
+                    iptables.push(of_mode);
+                    partly.push((vec![("ip_family", name(family))], said.partial_failures as f64));
+                }
                 _ => {}
+            }
+            if let Some(flows) = &said.flows {
+                looks[place].add(flows.took.as_ref());
+                *ended[place].get_or_insert(0) += flows.ended;
+            }
+            for count in &said.rules {
+                let labels = vec![("ip_family", name(family)), ("table", count.table.as_str())];
+                rules.push((labels.clone(), count.total as f64));
+                written.push((labels, count.last as f64));
             }
         }
     }
     let both = [0, 1].map(|place| full[place].and(&partial[place]));
+    let ended = Family::BOTH.into_iter().zip(ended);
+    let ended = ended.filter_map(|(family, ended)| Some((vec![("ip_family", name(family))], ended? as f64)));
     let mut families = vec![
         histogram("kubeproxy_sync_proxy_rules_duration_seconds", "How long attempts to apply a state took", &both),
         histogram(
@@ -96,6 +112,19 @@ pub(super) fn of_reports(reports: &BTreeMap<String, Received>) -> Vec<MetricFami
             "Attempts to apply a state with iptables-restore that failed",
             iptables,
         ),
+        counter(
+            "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total",
+            "Attempts to apply changes alone with iptables-restore that failed",
+            partly,
+        ),
+        gauge("kubeproxy_sync_proxy_rules_iptables_total", "Rules in tables of iptables", rules),
+        gauge("kubeproxy_sync_proxy_rules_iptables_last", "Rules that the last attempt wrote", written),
+        histogram(
+            "kubeproxy_conntrack_reconciler_sync_duration_seconds",
+            "How long looks took for flows that stick to endpoints which no longer serve",
+            &looks,
+        ),
+        counter("kubeproxy_conntrack_reconciler_deleted_entries_total", "Flows that they ended", ended.collect()),
     ];
     families.retain(|family| !family.get_metric().is_empty());
     families

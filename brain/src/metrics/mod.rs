@@ -12,6 +12,7 @@
 
 mod families;
 mod process;
+mod requests;
 mod waiting;
 
 use std::{
@@ -22,7 +23,7 @@ use std::{
 
 use localnet_proto::{
     Family, Revision,
-    wire::{BackendReport, IpFamily},
+    wire::{Attempts, BackendReport, FamilyReport, IpFamily},
 };
 use prometheus::{
     Encoder as _, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
@@ -31,6 +32,7 @@ use prometheus::{
 
 use self::waiting::{Published, Waiting};
 use crate::{feed::State, localize::ObjectChanges, serve::Received};
+pub use requests::Requests;
 
 /// Content type of the text.
 pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
@@ -56,6 +58,9 @@ struct Inner {
     apply: HistogramVec,
     served: IntCounter,
     readers: IntGauge,
+    requests: Requests,
+    /// How many attempts each backend had reported of each family.
+    attempts: Mutex<BTreeMap<(String, Family), u64>>,
 }
 
 impl Default for Metrics {
@@ -142,6 +147,8 @@ impl Default for Metrics {
                     "Readers that wait for a state, or are being sent one",
                 )),
             ),
+            requests: Requests::told_to(&registry),
+            attempts: Mutex::default(),
             registry,
         };
         Self(Arc::new(inner))
@@ -193,10 +200,25 @@ impl Metrics {
             }
         }
         for (family, said) in families {
-            if said.error.is_empty() && said.applied_rev > 0 {
+            let attempted = self.attempted(&report.backend, family, said);
+            if attempted && said.error.is_empty() && said.applied_rev > 0 {
                 inner.last_applied.with_label_values(&[name(family)]).set(seconds(now));
             }
         }
+    }
+
+    /// Whether there was an attempt since the backend's last report; a report may tell of something else.
+    fn attempted(&self, backend: &str, family: Family, said: &FamilyReport) -> bool {
+        let count = |attempts: &Option<Attempts>| attempts.iter().flat_map(|of| &of.counts).sum::<u64>();
+        let count = count(&said.full) + count(&said.partial);
+        let mut attempts = self.0.attempts.lock().unwrap_or_else(PoisonError::into_inner);
+        // A backend that does not count them tells of attempts alone.
+        count == 0 || attempts.insert((backend.to_owned(), family), count) != Some(count)
+    }
+
+    /// What counts requests to the API server.
+    pub fn requests(&self) -> Requests {
+        self.0.requests.clone()
     }
 
     /// `/healthz` was answered.
@@ -285,7 +307,7 @@ fn micros(time: SystemTime) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use localnet_proto::wire::{Attempts, FamilyReport};
+    use localnet_proto::wire::{FlowLooks, RuleCount};
 
     use super::*;
     use crate::{feed::Feed, localize::Localized, serve::Reports};
@@ -302,6 +324,9 @@ mod tests {
             full: Some(Attempts { counts: vec![0, 1], sum_micros: 2_000 }),
             partial: Some(Attempts { counts, sum_micros: 500_000 }),
             failures: 3,
+            partial_failures: 2,
+            flows: Some(FlowLooks { took: Some(Attempts { counts: vec![0, 0, 1], sum_micros: 3_000 }), ended: 5 }),
+            rules: vec![RuleCount { table: "nat".to_owned(), total: 70, last: 7 }],
         };
         BackendReport { backend: "nft".to_owned(), instance_id: 7, rev, families: vec![family], ..Default::default() }
     }
@@ -367,6 +392,39 @@ mod tests {
             "process_resident_memory_bytes ",
         ] {
             assert!(!lines(&text, line).is_empty(), "{line} is not in\n{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_report_that_tells_of_no_attempt_is_not_the_time_of_one() {
+        let (feed, metrics) = (Feed::new(7), Metrics::default());
+        let last = || {
+            let text = metrics.text(&feed.state(), &BTreeMap::new());
+            lines(&text, "kubeproxy_sync_proxy_rules_last_timestamp_seconds{")
+        };
+        metrics.reported(&report(1, "", vec![0, 0, 4]), Instant::now());
+        let first = last();
+        assert_eq!(first.len(), 1);
+        metrics.reported(&report(1, "", vec![0, 0, 4]), Instant::now());
+        assert_eq!(last(), first);
+        metrics.reported(&report(1, "", vec![0, 0, 5]), Instant::now());
+        assert_ne!(last(), first);
+    }
+
+    #[tokio::test]
+    async fn what_backends_count_is_told_by_kube_proxys_names() {
+        let (feed, reports) = (Feed::new(7), Reports::default());
+        reports.record(BackendReport { backend: "iptables".to_owned(), ..report(1, "", vec![]) }).unwrap();
+        let text = feed.metrics().text(&feed.state(), &reports.all());
+        for line in [
+            "kubeproxy_sync_proxy_rules_iptables_restore_failures_total{ip_family=\"IPv4\"} 3",
+            "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total{ip_family=\"IPv4\"} 2",
+            "kubeproxy_sync_proxy_rules_iptables_total{ip_family=\"IPv4\",table=\"nat\"} 70",
+            "kubeproxy_sync_proxy_rules_iptables_last{ip_family=\"IPv4\",table=\"nat\"} 7",
+            "kubeproxy_conntrack_reconciler_sync_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.004\"} 1",
+            "kubeproxy_conntrack_reconciler_deleted_entries_total{ip_family=\"IPv4\"} 5",
+        ] {
+            assert!(text.lines().any(|is| is == line), "{line} is not in\n{text}");
         }
     }
 

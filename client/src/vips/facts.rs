@@ -17,7 +17,8 @@ pub struct Facts {
     pub masquerade_all: bool,
     /// The mark of packets to masquerade.
     pub masquerade_mark: u32,
-    /// The addresses on which NodePorts are answered, sorted within each family.
+    /// The addresses on which NodePorts are answered, sorted within each family: no loopback addresses, unless a backend asks for them
+    /// ([`super::Vips::answer_on_localhost`]).
     pub node_port_addresses: Vec<IpAddr>,
     /// How pods are recognised in IPv4.
     pub pods_v4: Option<PodSource>,

@@ -21,7 +21,7 @@ pub mod service;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, btree_map},
     fmt,
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
     sync::Arc,
 };
 
@@ -33,6 +33,8 @@ pub use service::{Exposure, Hairpin, Vip, VipKey};
 
 use crate::backend::Skipped;
 use service::ServicePlan;
+
+const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// Takes what the node is to answer, piece by piece. What changes is taken out and put in again, and may be put in as it was:
 /// a [`crate::DiffStore`] makes nothing of that.
@@ -85,6 +87,8 @@ pub struct Vips {
     config: Config,
     /// The addresses of the node's interfaces, as far as they were told.
     local_addresses: Vec<IpAddr>,
+    /// NodePorts are answered on 127.0.0.1, too.
+    localhost: bool,
     /// The node; none before the first state.
     node: Option<Node>,
     /// What the present plans were made from.
@@ -112,6 +116,7 @@ impl Vips {
         Self {
             config,
             local_addresses: Vec::new(),
+            localhost: false,
             node: None,
             facts: None,
             staged: BTreeMap::new(),
@@ -135,13 +140,27 @@ impl Vips {
         self.config = config;
     }
 
+    /// NodePorts are answered on 127.0.0.1, too, whatever the configuration says: for a backend that can do so. To be told before
+    /// anything else.
+    pub fn answer_on_localhost(&mut self) {
+        self.localhost = true;
+    }
+
+    /// On which addresses NodePorts are answered, sorted within each family.
+    fn node_port_addresses(&self, node: &Node) -> Vec<IpAddr> {
+        let mut addresses = node_ports::addresses(&self.config.node_port_addresses, node, &self.local_addresses);
+        if self.localhost {
+            let place = addresses.partition_point(|address| *address < LOCALHOST);
+            addresses.insert(place, LOCALHOST);
+        }
+        addresses
+    }
+
     /// Tells the addresses of the node's interfaces; says whether NodePorts move for it the next time this settles.
     pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
         self.local_addresses = addresses;
         let present = self.facts.as_ref().map(|facts| &facts.node_port_addresses);
-        present.zip(self.node.as_ref()).is_some_and(|(present, node)| {
-            *present != node_ports::addresses(&self.config.node_port_addresses, node, &self.local_addresses)
-        })
+        present.zip(self.node.as_ref()).is_some_and(|(present, node)| *present != self.node_port_addresses(node))
     }
 
     /// The node's facts are now these.
@@ -177,7 +196,8 @@ impl Vips {
     /// Makes all that was told hold. Before the node is known nothing does.
     pub fn settle(&mut self, program: &mut impl Program) -> Settled {
         let Some(node) = &self.node else { return Settled::default() };
-        let facts = Facts::new(&self.config, node, &self.local_addresses);
+        let mut facts = Facts::new(&self.config, node, &self.local_addresses);
+        facts.node_port_addresses = self.node_port_addresses(node);
         let before = self.facts.take();
         if before.as_ref().is_some_and(|before| before.node_port_addresses != facts.node_port_addresses) {
             let has_node_ports = |service: &Service| service.ports.iter().any(|port| port.node_port.is_some());

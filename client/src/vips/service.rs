@@ -129,14 +129,19 @@ fn plan_port(service: &Service, port: &Port, family: Family, facts: &Facts, plan
         let mut endpoints: Vec<SocketAddr> = service.endpoints_of(port, family, scope).collect();
         endpoints.sort_unstable();
         endpoints.dedup();
-        Arc::<[SocketAddr]>::from(endpoints)
+        endpoints
     };
     let when_empty = port.when_empty(family);
     let of_family = |address: &&IpAddr| Family::of(**address) == family;
     let protocol = port.protocol;
     let none = &facts.no_endpoints;
 
-    let serving = in_scope(serves);
+    let serving = Arc::<[SocketAddr]>::from(in_scope(serves));
+    // Mostly all of them serve in each scope: one list is enough.
+    let in_scope = |scope: fn(&Scopes) -> bool| {
+        let endpoints = in_scope(scope);
+        if *endpoints == *serving { serving.clone() } else { endpoints.into() }
+    };
 
     let internal = in_scope(|scopes| scopes.internal);
     for address in service.cluster_ips.iter().filter(of_family) {

@@ -61,6 +61,8 @@ impl KubeProxyFlags {
         let mut document = json_of(&defaults);
         // By flags ipvs waits as long as the others do; by a file it does not wait.
         document["minSyncPeriod"] = json!("1s");
+        // It opens the node's loopback addresses to its neighbours: only who asks for it has it.
+        document["iptables"]["localhostNodePorts"] = json!(false);
         let given: Vec<_> = self.given.iter().collect();
         self.set(&given, &mut document)?;
         let mut reading = self.resolved(reader, document, &given)?;

@@ -41,15 +41,24 @@ impl Cleaner {
     /// # Errors
     /// The system has no room for one more thread.
     pub fn start() -> std::io::Result<Self> {
-        Self::with(Kernel::open, Timing::default())
+        Self::telling(|_| {})
+    }
+
+    /// The same, which tells of each run.
+    ///
+    /// # Errors
+    /// See [`Self::start`].
+    pub fn telling(told: impl FnMut(&Report) + Send + 'static) -> std::io::Result<Self> {
+        Self::with(Kernel::open, told, Timing::default())
     }
 
     fn with<C: Conntrack>(
         open: impl FnMut() -> Result<C, Error> + Send + 'static,
+        told: impl FnMut(&Report) + Send + 'static,
         timing: Timing,
     ) -> std::io::Result<Self> {
         let (commits, received) = channel();
-        let work = move || Worker::new(open, timing).run(&received);
+        let work = move || Worker::new(open, told, timing).run(&received);
         let thread = std::thread::Builder::new().name("conntrack".to_owned()).spawn(work)?;
         Ok(Self { commits: Some(commits), thread: Some(thread) })
     }
@@ -97,8 +106,9 @@ impl Default for Timing {
 /// Reading a big table over and over takes at most this share of one processor: a quarter.
 const REST: u32 = 3;
 
-struct Worker<C, O> {
+struct Worker<C, O, T> {
     open: O,
+    told: T,
     conntrack: Option<C>,
     reconciler: Reconciler,
     timing: Timing,
@@ -109,10 +119,10 @@ struct Worker<C, O> {
     rest: Duration,
 }
 
-impl<C: Conntrack, O: FnMut() -> Result<C, Error>> Worker<C, O> {
-    fn new(open: O, timing: Timing) -> Self {
+impl<C: Conntrack, O: FnMut() -> Result<C, Error>, T: FnMut(&Report)> Worker<C, O, T> {
+    fn new(open: O, told: T, timing: Timing) -> Self {
         let (ended, rest) = (Instant::now(), Duration::ZERO);
-        Self { open, conntrack: None, reconciler: Reconciler::new(), timing, failures: 0, ended, rest }
+        Self { open, told, conntrack: None, reconciler: Reconciler::new(), timing, failures: 0, ended, rest }
     }
 
     /// Until the channel's other end is gone.
@@ -170,6 +180,7 @@ impl<C: Conntrack, O: FnMut() -> Result<C, Error>> Worker<C, O> {
                 }
                 self.failures = 0;
                 self.rest = (self.ended - began) * REST;
+                (self.told)(&report);
                 if report.deleted > 0 {
                     info!(ended = report.deleted, of = report.dumped, took = ?report.took, "stale flows ended");
                 } else {
@@ -240,7 +251,7 @@ mod tests {
             not_opened = not_opened.saturating_sub(1);
             if not_opened > 0 { Err(Error::Unsupported) } else { Ok(Table { failures, dumps: dumps.clone() }) }
         };
-        (Cleaner::with(open, timing).unwrap(), read)
+        (Cleaner::with(open, |_| {}, timing).unwrap(), read)
     }
 
     fn fast() -> Timing {
@@ -300,6 +311,19 @@ mod tests {
         dumps(&read, 2);
         cleaner.committed(Commit { recheck: true, ..Commit::default() });
         dumps(&read, 2);
+        drop(cleaner);
+    }
+
+    #[test]
+    fn runs_are_told_by_family() {
+        let (tell, told) = channel();
+        let (dumps, _read) = channel();
+        let open = move || Ok(Table { failures: 0, dumps: dumps.clone() });
+        let cleaner =
+            Cleaner::with(open, move |report| tell.send(report.families.map(|of| of.is_some())).unwrap(), fast());
+        let cleaner = cleaner.unwrap();
+        cleaner.committed(served_by(&[]));
+        assert_eq!(told.recv_timeout(PATIENCE).unwrap(), [true, false]);
         drop(cleaner);
     }
 

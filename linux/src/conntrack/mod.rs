@@ -30,6 +30,6 @@ pub use frontends::{Endpoints, Frontend, Frontends, Serving};
 pub use kernel::{Conntrack, Error, Kernel};
 pub use limits::Limits;
 pub use reconcile::is_stale;
-pub use reconciler::{Due, Reconciler, Report};
+pub use reconciler::{Due, OfFamily, Reconciler, Report};
 
 pub use crate::nft::{Family, Protocol};

@@ -10,7 +10,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use super::{Conntrack, Endpoints, Error, Flow, Frontend, Frontends, Protocol, Selection, is_stale};
+use super::{Conntrack, Endpoints, Error, Family, Flow, Frontend, Frontends, Protocol, Selection, is_stale};
 
 /// Stale flows that are held in memory before they are deleted.
 const AT_ONCE: usize = 16_384;
@@ -54,6 +54,29 @@ pub struct Report {
     pub deleted: usize,
     /// How long it took.
     pub took: Duration,
+    /// The same by family, IPv4 first: none for one of which no flows were looked at.
+    pub families: [Option<OfFamily>; 2],
+}
+
+/// What a run did in one family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OfFamily {
+    /// Flows that were deleted.
+    pub deleted: usize,
+    /// How long it took.
+    pub took: Duration,
+}
+
+impl Report {
+    fn add(&mut self, family: Family, deleted: usize, took: Duration) {
+        let place = match family {
+            Family::V4 => 0,
+            Family::V6 => 1,
+        };
+        let of_family = self.families[place].get_or_insert_default();
+        of_family.deleted += deleted;
+        of_family.took += took;
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -164,7 +187,9 @@ impl Reconciler {
         let started = Instant::now();
         let mut report = Report::default();
         for selection in selections {
+            let (began, before) = (Instant::now(), report.deleted);
             self.clean(conntrack, selection, &mut report)?;
+            report.add(selection.family, report.deleted - before, began.elapsed());
         }
         report.took = started.elapsed();
         self.looked();
@@ -239,7 +264,6 @@ fn gained(before: &Before, after: Option<&Endpoints>) -> bool {
 mod tests {
     use std::net::{Ipv4Addr, SocketAddr};
 
-    use super::super::Family;
     use super::super::fake::{Fake, Stage, address, endpoints, flow, frontend};
     use super::*;
     use Protocol::{Sctp, Tcp, Udp};

@@ -11,6 +11,8 @@ use std::{
 };
 
 use bytes::Bytes;
+use http_body::Frame;
+use http_body_util::BodyExt as _;
 use kube::{Client, client::Body};
 use tokio::{sync::watch, time};
 use tower::{BoxError, Service, ServiceExt as _, service_fn};
@@ -19,6 +21,7 @@ use super::{
     configuration::Configured,
     connection::{Connection, KeepAlive, boxed},
 };
+use crate::metrics::Requests;
 
 /// How long the API server may take to begin an answer.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -32,6 +35,7 @@ pub struct ApiServer {
     lost: Arc<AtomicUsize>,
     /// Tells of every answer, whatever it says.
     reached: watch::Sender<()>,
+    requests: Requests,
 }
 
 impl fmt::Debug for ApiServer {
@@ -86,7 +90,26 @@ impl ApiServer {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        Self { url, service: boxed(service), lost: Arc::default(), reached: watch::Sender::default() }
+        Self {
+            url,
+            service: boxed(service),
+            lost: Arc::default(),
+            reached: watch::Sender::default(),
+            requests: Requests::default(),
+        }
+    }
+
+    /// The same, whose requests are counted.
+    #[must_use]
+    pub fn counting(mut self, requests: Requests) -> Self {
+        self.requests = requests;
+        self
+    }
+
+    /// Host and port, as requests are counted.
+    fn host(&self) -> String {
+        let uri = self.url().parse::<http::Uri>().unwrap_or_default();
+        uri.authority().map(ToString::to_string).unwrap_or_default()
     }
 
     /// Where it is.
@@ -116,18 +139,26 @@ impl ApiServer {
 
     /// A client that tells `answered` of each answer that is no error.
     pub(super) fn client(&self, answered: watch::Sender<()>) -> Client {
-        let (service, reached) = (self.service.clone(), self.reached.clone());
-        let observed = service_fn(move |request| {
-            let (service, reached, answered) = (service.clone(), reached.clone(), answered.clone());
+        let this = self.clone();
+        let observed = service_fn(move |request: http::Request<Body>| {
+            let (service, reached, answered) = (this.service.clone(), this.reached.clone(), answered.clone());
+            let bytes = http_body::Body::size_hint(request.body()).exact();
+            let watch = request.uri().query().is_some_and(|query| query.split('&').any(|part| part == "watch=true"));
+            let mut asked = this.requests.ask(this.host(), request.method(), bytes, watch);
             async move {
                 let answer = time::timeout(ANSWER, service.oneshot(request)).await;
                 let answer =
                     answer.map_err(|_| BoxError::from(format!("no answer within {} s", ANSWER.as_secs())))??;
                 reached.send_replace(());
+                asked.answered(answer.status());
                 if answer.status().is_success() {
                     answered.send_replace(());
                 }
-                Ok::<_, BoxError>(answer)
+                let counted = move |frame: Frame<Bytes>| {
+                    asked.received(frame.data_ref().map_or(0, Bytes::len));
+                    frame
+                };
+                Ok::<_, BoxError>(answer.map(|body| body.map_frame(counted)))
             }
         });
         Client::new(observed, "default")
