@@ -16,10 +16,11 @@
 #   kmod              its modules
 #   xz-utils, zstd    unpack its kernel
 #   ipvsadm           what the kernel holds, to compare
+#   ipset             kube-proxy's ipvs mode calls it
 set -eu
 
 packages="nftables iptables iproute2 conntrack procps util-linux"
-[ "${1-} $(uname -m)" != "guest x86_64" ] || packages="$packages qemu-system-x86 busybox-static kmod xz-utils zstd ipvsadm"
+[ "${1-} $(uname -m)" != "guest x86_64" ] || packages="$packages qemu-system-x86 busybox-static kmod xz-utils zstd ipvsadm ipset"
 
 fail() {
     echo "failed to install test dependencies: $1" >&2

@@ -1,8 +1,10 @@
 //! Tests of the programs as they are shipped, and of the repository itself: see the `tests` folder of this crate.
 //!
-//! Here is what these tests share: starting the programs in a lab's node, waiting until packets say something, and [`load`].
+//! Here is what these tests share: starting the programs, or [`kube_proxy`], in a lab's node, waiting until packets say something, and
+//! [`load`].
 
 mod backend;
+pub mod kube_proxy;
 pub mod load;
 
 use std::{
@@ -146,7 +148,7 @@ impl Programs {
             if right(&outcomes) {
                 return Ok(());
             }
-            let programs = ["localnet-brain", "localnet-nft", "localnet-iptables"]
+            let programs = ["localnet-brain", "localnet-nft", "localnet-iptables", "localnet-ipvs"]
                 .map(|name| format!("{name}:\n{}", self.log(name)));
             anyhow::ensure!(Instant::now() < deadline, "{probe:?} came to {outcomes:?}; {}", programs.concat());
         }

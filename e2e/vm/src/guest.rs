@@ -5,6 +5,7 @@ use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader, Write as _};
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::{ChildStdin, ChildStdout, Command, ExitStatus, Output};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -44,12 +45,24 @@ pub struct Options {
     pub memory_mib: u32,
     /// Processors, 4 at most.
     pub cpus: u32,
+    /// What it may reach. Nothing, without.
+    pub network: Option<Network>,
+}
+
+/// The way from the guest to a network namespace of this machine: what connects to an IPv4 address by a card of the guest
+/// ([`crate::card`]) connects to it from that namespace. Nothing comes in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Network {
+    /// The namespace, as a path (`/run/netns/NAME`).
+    pub namespace: PathBuf,
+    /// The guest's cards, `eth0` and so on, each on a wire of its own: so that several namespaces of the guest may have one.
+    pub cards: usize,
 }
 
 impl Default for Options {
-    /// 1 GiB and two processors.
+    /// 1 GiB, two processors and no network.
     fn default() -> Self {
-        Self { memory_mib: 1024, cpus: 2 }
+        Self { memory_mib: 1024, cpus: 2, network: None }
     }
 }
 
@@ -236,8 +249,8 @@ mod tests {
 
     #[test]
     fn a_guest_has_bounds() {
-        for options in [Options { memory_mib: 2049, cpus: 2 }, Options { memory_mib: 512, cpus: 5 }] {
-            let error = Guest::boot(&options).unwrap_err().to_string();
+        for (memory_mib, cpus) in [(2049, 2), (512, 5)] {
+            let error = Guest::boot(&Options { memory_mib, cpus, network: None }).unwrap_err().to_string();
             assert!(error.contains("at most 2048 MiB and 4 processors"), "{error}");
         }
     }

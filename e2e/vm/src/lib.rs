@@ -9,14 +9,16 @@
 //! |---|---|
 //! | [`relay`] | a test's body here, or the test in the guest |
 //! | [`guest`] | a running guest: boot, run programs, end |
+//! | [`card`] | its network cards, seen from inside |
 //! | `qemu` | the process of the guest, and its command line |
 //! | `image` | what `build.sh` made, and whether the processor can be shared |
 //! | `folder` | the folder through which host and guest exchange files |
 //! | `script` | a command as a shell script; pure |
 //!
 //! The guest has a Debian kernel with all of its network modules and sees this machine's files, so programs need not be copied; what
-//! it writes stays in its memory and is gone with it. It has no network to anywhere. It knows nothing of localnet.
+//! it writes stays in its memory and is gone with it. It has no network to anywhere, unless it is given one. It knows nothing of localnet.
 
+pub mod card;
 pub mod guest;
 pub mod relay;
 
@@ -25,5 +27,5 @@ mod image;
 mod qemu;
 mod script;
 
-pub use guest::{Guest, Options};
-pub use relay::on_ipvs;
+pub use guest::{Guest, Network, Options};
+pub use relay::{Outside, on_ipvs, on_ipvs_beside};

@@ -26,7 +26,7 @@ struct Arguments {
 
 fn main() -> anyhow::Result<ExitCode> {
     let arguments = Arguments::parse();
-    let guest = Guest::boot(&Options { memory_mib: arguments.memory, cpus: arguments.cpus })?;
+    let guest = Guest::boot(&Options { memory_mib: arguments.memory, cpus: arguments.cpus, network: None })?;
     eprintln!("guest booted in {:.1?} ({})", guest.booted_in(), guest.accelerator());
     let mut words = arguments.command.iter();
     let mut command = Command::new(words.next().map(String::as_str).unwrap_or_default());

@@ -37,7 +37,14 @@ impl Qemu {
         options: &Options,
     ) -> anyhow::Result<(Self, ChildStdin, ChildStdout)> {
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
+        command.args(["--pdeathsig", "KILL"]);
+        if let Some(network) = &options.network {
+            // It becomes QEMU, as setpriv becomes it.
+            let mut namespace = OsString::from("--net=");
+            namespace.push(&network.namespace);
+            command.arg("nsenter").arg(namespace);
+        }
+        command.arg("qemu-system-x86_64");
         command.args(arguments(image, folder.path(), accelerator, options)?);
         let log = folder.join("qemu.log");
         let errors = File::create(&log).with_context(|| format!("creating {}", log.display()))?;
@@ -94,6 +101,11 @@ fn arguments(
     arguments.extend(plain.into_iter().flatten().map(OsString::from));
     for (option, path) in [("-kernel", &image.kernel), ("-initrd", &image.initramfs)] {
         arguments.extend([option.into(), path.into()]);
+    }
+    for card in 0..options.network.as_ref().map_or(0, |network| network.cards) {
+        // Without a program to boot from.
+        let [wire, card] = [format!("user,id=wire{card}"), format!("virtio-net-pci,netdev=wire{card},romfile=")];
+        arguments.extend(["-netdev".into(), wire.into(), "-device".into(), card.into()]);
     }
     let mut log = OsString::from("file:");
     log.push(within_an_option(&folder.join("kernel.log"))?);

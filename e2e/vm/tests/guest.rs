@@ -2,12 +2,14 @@
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
+use std::io::Write as _;
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use localnet_vm::{Guest, Options};
+use localnet_vm::{Guest, Network, Options};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -105,7 +107,7 @@ fn a_program_that_does_not_end_is_ended() {
 
 #[test]
 fn a_guest_that_dies_says_what_its_kernel_said() {
-    let guest = Guest::boot(&Options { memory_mib: 512, cpus: 1 }).unwrap();
+    let guest = Guest::boot(&Options { memory_mib: 512, cpus: 1, network: None }).unwrap();
     let mut panic = Command::new("sh");
     panic.args(["-c", "echo c >/proc/sysrq-trigger"]);
     let error = format!("{:#}", guest.run(&panic, LIMIT).unwrap_err());
@@ -127,4 +129,36 @@ fn network_namespaces_have_an_ipvs_of_their_own() {
     assert!(shell("ip netns exec two ipvsadm -Ln").contains("UDP  192.0.2.3:53 rr"));
     assert_eq!(shell("ip netns exec two cat /proc/sys/net/ipv4/vs/conntrack"), "0");
     shell("ip netns del one; ip netns del two");
+}
+
+#[test]
+fn what_it_connects_to_is_in_the_network_that_it_was_given() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let answers = std::thread::spawn(move || {
+        listener.incoming().take(2).for_each(|stream| stream.unwrap().write_all(b"here\n").unwrap());
+    });
+    // That of this test. QEMU's gateway is the loopback address there.
+    let network = Network { namespace: "/proc/self/ns/net".into(), cards: 2 };
+    let guest = Guest::boot(&Options { memory_mib: 512, cpus: 1, network: Some(network) }).unwrap();
+    let card = |number| {
+        format!(
+            "ip address add 10.0.2.15/24 dev eth{number}; ip link set eth{number} up; exec bash -c 'cat </dev/tcp/10.0.2.2/{port}'"
+        )
+    };
+    let (one, other) = (card(0), card(1));
+    let scripts = [
+        format!("modprobe virtio_net; {one}"),
+        format!("ip netns add other; ip link set eth1 netns other; exec ip netns exec other sh -ec \"{other}\""),
+    ];
+    for script in scripts {
+        let output = guest.run(Command::new("sh").args(["-ec", &script]), LIMIT).unwrap();
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout),
+            "here\n",
+            "{script}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    answers.join().unwrap();
 }

@@ -8,7 +8,6 @@
 //! | `differential` | the oracle, the backends and kube-proxy agree |
 //! | `drop_in` | in place of kube-proxy: its configuration, its pages, its connections |
 //! | `grpcurl` | the state of a node is readable by anyone |
-//! | `kube_proxy` | how kube-proxy is started |
 //! | `load` | the load of other tests keeps its rate |
 //! | `privileges` | what each program needs is all that it has |
 //! | `rbac` | what the brain may ask of the API server is what it asks |
@@ -22,10 +21,11 @@ mod cluster;
 mod differential;
 mod drop_in;
 mod grpcurl;
-mod kube_proxy;
 mod load;
 mod privileges;
 mod rbac;
 mod repair;
 mod restarts;
 mod takeover;
+
+use localnet_e2e::kube_proxy;

@@ -4,32 +4,40 @@ use std::{env, fs, fs::File, os::unix::fs::symlink, path::Path, process::Stdio};
 
 use anyhow::Context as _;
 use localnet_controlplane::binary;
-use localnet_e2e::Programs;
 use localnet_lab::{Namespace, Running};
 
+use crate::Programs;
+
 /// The name of its log among the programs'.
-pub(crate) const KUBE_PROXY: &str = "kube-proxy";
+pub const KUBE_PROXY: &str = "kube-proxy";
 
 /// Its mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub enum Mode {
+    /// With `nft`.
     Nftables,
     /// By the tools that are named so: `legacy` or `nft`.
     Iptables(&'static str),
+    /// With ipsets, and the tools of iptables that this machine prefers.
+    Ipvs,
 }
 
 impl Mode {
     /// As the configuration names it.
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Nftables => "nftables",
             Self::Iptables(_) => "iptables",
+            Self::Ipvs => "ipvs",
         }
     }
 }
 
 /// Starts it for the node of this name, with more lines of its configuration.
-pub(crate) fn start(
+///
+/// # Errors
+/// It is not built, or cannot be started.
+pub fn start(
     namespace: &Namespace,
     programs: &Programs,
     mode: Mode,
@@ -57,7 +65,7 @@ oomScoreAdj: 0
     let log = File::create(&log).with_context(|| format!("creating {}", log.display()))?;
     let output = log.try_clone()?;
     let tools = match mode {
-        Mode::Nftables => None,
+        Mode::Nftables | Mode::Ipvs => None,
         Mode::Iptables(flavour) => Some(tools(programs.path(), flavour)?),
     };
     namespace.spawn(binary(KUBE_PROXY)?, |command| {

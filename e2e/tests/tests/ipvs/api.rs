@@ -1,0 +1,221 @@
+//! An API server, and what a Case's `cluster.yaml` says in it, in place of what the Case before it said.
+//!
+//! A test in a guest reaches the API server of the machine outside, where processors are not emulated.
+
+use std::{
+    collections::BTreeSet,
+    env,
+    ffi::OsString,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use http::Request;
+use kube::{
+    Client, Config,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use localnet_controlplane::{ControlPlane, NewNode, Options};
+use localnet_lab::{
+    Case, Endpoint, Network, Protocol, Topology,
+    topology::{CLIENT, NODE, POD_CIDRS, SERVICE_CIDRS},
+};
+use localnet_vm::{Outside, card};
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+/// The only node.
+pub(crate) const NODE_NAME: &str = "node-a";
+/// Where it is in the namespace that belongs to a guest.
+const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(100, 64, 0, 1));
+/// The kubeconfigs of the one outside: who may do everything, and kube-proxy.
+const ADMIN: &str = "LOCALNET_TEST_ADMIN";
+const KUBE_PROXY: &str = "LOCALNET_TEST_KUBE_PROXY";
+
+/// What stays on the machine outside while a test runs in a guest: it ends when dropped.
+pub(crate) struct Kept {
+    _plane: ControlPlane,
+    _network: Network,
+    _runtime: Runtime,
+}
+
+/// Starts one for a guest.
+pub(crate) fn outside(limit: Duration) -> anyhow::Result<(Outside, Kept)> {
+    let runtime = Runtime::new()?;
+    let network = Network::build(Topology::default())?;
+    network.node().ip([format!("address add {ADDRESS}/32 dev lo")])?;
+    let plane = runtime.block_on(start(network.node().path(), ADDRESS))?;
+    let variable = |name, path: &std::path::Path| (name, OsString::from(path));
+    let outside = Outside {
+        network: localnet_vm::Network { namespace: network.node().path(), cards: 2 },
+        variables: vec![variable(ADMIN, plane.kubeconfig()), variable(KUBE_PROXY, plane.kube_proxy_kubeconfig())],
+        limit,
+    };
+    Ok((outside, Kept { _plane: plane, _network: network, _runtime: runtime }))
+}
+
+/// The way to it from where the test runs.
+pub(crate) struct Api {
+    pub(crate) client: Client,
+    pub(crate) kube_proxy: PathBuf,
+    /// Where there is no guest.
+    _plane: Option<ControlPlane>,
+}
+
+impl Api {
+    /// Finds the one outside, or starts one; the node of the network reaches it.
+    pub(crate) async fn reach(network: &Network) -> anyhow::Result<Self> {
+        let (Some(admin), Some(kube_proxy)) = (env::var_os(ADMIN), env::var_os(KUBE_PROXY)) else {
+            let plane = start(network.client().path(), CLIENT[0]).await?;
+            let kube_proxy = plane.kube_proxy_kubeconfig().to_owned();
+            return Ok(Self { client: plane.client(), kube_proxy, _plane: Some(plane) });
+        };
+        card::connect(0, None, &[ADDRESS])?;
+        card::connect(1, Some(network.node().name()), &[ADDRESS])?;
+        let file = Kubeconfig::read_from(admin)?;
+        let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
+        Ok(Self { client: Client::try_from(config)?, kube_proxy: kube_proxy.into(), _plane: None })
+    }
+}
+
+async fn start(netns: PathBuf, bind_address: IpAddr) -> anyhow::Result<ControlPlane> {
+    let plane = ControlPlane::start(Options {
+        netns: Some(netns),
+        bind_address,
+        service_cidrs: SERVICE_CIDRS.map(str::to_owned).to_vec(),
+        controllers: false,
+        ..Options::default()
+    })
+    .await?;
+    let objects = plane.objects(SENTINEL);
+    objects.ensure_namespace().await?;
+    objects.ensure_node(NewNode { name: NODE_NAME, addresses: &NODE, labels: &[], pod_cidrs: &POD_CIDRS }).await?;
+    Ok(plane)
+}
+
+/// Service, slices and namespace that tell how far a proxy has come.
+const SENTINEL: &str = "sentinel";
+const SENTINEL_IPS: [&str; 2] = ["172.30.255.250", "fd00:172:30::fffa"];
+const SENTINEL_PORT: u16 = 8999;
+/// A pod of the node for each of two rounds.
+const SENTINEL_PODS: [[&str; 2]; 2] = [["10.180.0.3", "fd00:10:180::3"], ["10.180.0.4", "fd00:10:180::4"]];
+
+/// Everything that a sentinel may lead to.
+pub(crate) fn sentinel_endpoints() -> impl Iterator<Item = Endpoint> {
+    let pods = SENTINEL_PODS.into_iter().flatten();
+    pods.map(|pod| Endpoint { protocol: Protocol::Tcp, address: at(pod, SENTINEL_PORT) })
+}
+
+fn at(ip: &str, port: u16) -> SocketAddr {
+    SocketAddr::new(ip.parse().expect("an address of this file"), port)
+}
+
+/// Where a sentinel is asked, and who answers, in each family. It is written last: who has it has all that was written before.
+pub(crate) struct Sentinel {
+    pub(crate) paths: [(SocketAddr, SocketAddr); 2],
+}
+
+/// Writes to the API server.
+pub(crate) struct Writer {
+    client: Client,
+    namespaces: BTreeSet<String>,
+    round: u16,
+}
+
+impl Writer {
+    /// Nothing is written yet.
+    pub(crate) fn new(client: Client) -> Self {
+        Self { client, namespaces: BTreeSet::new(), round: 0 }
+    }
+
+    /// Writes a Case's Services and slices; what was there goes.
+    pub(crate) async fn write(&mut self, case: &Case) -> anyhow::Result<()> {
+        let text = std::fs::read_to_string(case.cluster())?;
+        let objects: Vec<Value> = serde_saphyr::from_multiple(&text)?;
+        for namespace in &self.namespaces {
+            for kind in ["Service", "EndpointSlice"] {
+                self.send("DELETE", &path(kind, namespace), Value::Null).await?;
+            }
+        }
+        // The endpoints of a Service come with it, or after it.
+        for wanted in ["Service", "EndpointSlice"] {
+            for object in objects.iter().filter(|object| object["kind"] == wanted) {
+                self.create(wanted, object).await.with_context(|| format!("making {}", object["metadata"]))?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn create(&mut self, kind: &str, object: &Value) -> anyhow::Result<()> {
+        let namespace = object["metadata"]["namespace"].as_str().unwrap_or("default");
+        if namespace != "default" && self.namespaces.insert(namespace.to_owned()) {
+            let body = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace } });
+            self.send("POST", "/api/v1/namespaces", body).await?;
+        }
+        let path = path(kind, namespace);
+        let mut sent = object.clone();
+        // The files leave it to the API server, which takes one family for granted.
+        if kind == "Service" && object["spec"]["clusterIPs"].as_array().is_some_and(|all| all.len() > 1) {
+            sent["spec"]["ipFamilyPolicy"] = "RequireDualStack".into();
+        }
+        self.send("POST", &path, sent).await?;
+        if kind == "Service" && !object["status"].is_null() {
+            let name = object["metadata"]["name"].as_str().context("a Service without a name")?;
+            self.send("PATCH", &format!("{path}/{name}/status"), json!({ "status": object["status"] })).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes another sentinel.
+    pub(crate) async fn write_sentinel(&mut self) -> anyhow::Result<Sentinel> {
+        self.round += 1;
+        let pods = SENTINEL_PODS[usize::from(self.round % 2)];
+        let port = 10_000 + self.round;
+        let service = json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": { "name": SENTINEL },
+            "spec": {
+                "clusterIP": SENTINEL_IPS[0], "clusterIPs": SENTINEL_IPS, "ipFamilies": ["IPv4", "IPv6"],
+                "ipFamilyPolicy": "RequireDualStack", "ports": [{ "name": "p", "port": port }],
+            },
+        });
+        self.apply("Service", SENTINEL, service).await?;
+        for (pod, family) in pods.into_iter().zip(["IPv4", "IPv6"]) {
+            let name = format!("{SENTINEL}-{}", family.to_lowercase());
+            let slice = json!({
+                "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+                "metadata": { "name": name, "labels": { "kubernetes.io/service-name": SENTINEL } },
+                "addressType": family, "ports": [{ "name": "p", "port": SENTINEL_PORT }],
+                "endpoints": [{ "addresses": [pod], "nodeName": NODE_NAME, "conditions": { "ready": true } }],
+            });
+            self.apply("EndpointSlice", &name, slice).await?;
+        }
+        let path = |family: usize| (at(SENTINEL_IPS[family], port), at(pods[family], SENTINEL_PORT));
+        Ok(Sentinel { paths: [path(0), path(1)] })
+    }
+
+    async fn apply(&self, kind: &str, name: &str, object: Value) -> anyhow::Result<()> {
+        let path = format!("{}/{name}?fieldManager=localnet-e2e&force=true", path(kind, SENTINEL));
+        self.send("PATCH", &path, object).await
+    }
+
+    async fn send(&self, method: &str, path: &str, body: Value) -> anyhow::Result<()> {
+        let content = match method {
+            "PATCH" if path.ends_with("/status") => "application/merge-patch+json",
+            "PATCH" => "application/apply-patch+yaml",
+            _ => "application/json",
+        };
+        let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
+        let request = Request::builder().method(method).uri(path).header("Content-Type", content).body(body)?;
+        self.client.request_text(request).await.with_context(|| format!("{method} {path}"))?;
+        Ok(())
+    }
+}
+
+fn path(kind: &str, namespace: &str) -> String {
+    match kind {
+        "Service" => format!("/api/v1/namespaces/{namespace}/services"),
+        _ => format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"),
+    }
+}

@@ -1,0 +1,180 @@
+//! kube-proxy's ipvs mode beside the Cases: each flow that it does otherwise is listed in `differences.yaml`, under the number of an
+//! entry of `docs/differences.md`; anything else fails, and so does one that is listed and does not differ any more.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env, fs,
+    io::Write as _,
+    panic::resume_unwind,
+    path::Path,
+    slice, thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use localnet_e2e::{
+    Programs,
+    kube_proxy::{self, KUBE_PROXY, Mode},
+};
+use localnet_lab::{
+    Case, Flow, Flows, Network, Outcome, Probe, Protocol, Servers, probe_flows, topology::CLUSTER_CIDRS,
+};
+use localnet_vm::on_ipvs_beside;
+use tokio::runtime::Runtime;
+
+use crate::api::{self, Api, NODE_NAME, Sentinel, Writer};
+
+/// How long all of it may take.
+const LIMIT: Duration = Duration::from_secs(1800);
+/// How long kube-proxy may take to start and to sync, on an emulated processor.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// So many flows at a time: they mostly wait.
+const AT_A_TIME: usize = 4;
+
+/// Case → entry of `docs/differences.md` → flows.
+type Listed = BTreeMap<String, BTreeMap<usize, BTreeSet<String>>>;
+
+#[test]
+fn what_kube_proxy_does_otherwise_is_listed() {
+    on_ipvs_beside(|| api::outside(LIMIT), || compare().unwrap_or_else(|error| panic!("{error:#}")));
+}
+
+fn compare() -> anyhow::Result<()> {
+    let mut listed: Listed = serde_saphyr::from_str(include_str!("differences.yaml"))?;
+    if let Ok(only) = env::var("CASES") {
+        listed = only.split(',').map(|name| (name.to_owned(), listed.remove(name).unwrap_or_default())).collect();
+    }
+    let began = Instant::now();
+    let runtime = Runtime::new()?;
+    let cases = listed.keys().map(|name| load(name)).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut world = World::build(&runtime, &cases)?;
+    say(&format!("kube-proxy ipvs: it runs after {:.1?}", began.elapsed()));
+    let mut wrong = Vec::new();
+    for case in &cases {
+        world.enter(case).with_context(|| format!("{}: {}", case.name, world.programs.log(KUBE_PROXY)))?;
+        let settled = began.elapsed();
+        let differs = world.differing(&case.flows.flows);
+        let expected: BTreeSet<&String> = listed[&case.name].values().flatten().collect();
+        let flows: BTreeSet<String> = differs.iter().map(|(flow, _)| flow.clone()).collect();
+        say(&format!(
+            "kube-proxy ipvs: {:.1?}, {:.1?}: {}: {} of {} flows differ",
+            settled,
+            began.elapsed(),
+            case.name,
+            differs.len(),
+            case.flows.flows.len()
+        ));
+        let listed = |flow: &String| if expected.contains(flow) { "listed" } else { "not listed" };
+        differs.iter().for_each(|(flow, error)| say(&format!("  {}: \"{flow}\": {error}", listed(flow))));
+        let unexplained = differs.iter().filter(|(flow, _)| !expected.contains(flow));
+        wrong.extend(unexplained.map(|(flow, error)| format!("{}: {flow}: {error}", case.name)));
+        let missing = expected.into_iter().filter(|flow| !flows.contains(*flow));
+        wrong.extend(missing.map(|flow| format!("{}: {flow}: is listed, and does not differ", case.name)));
+    }
+    anyhow::ensure!(wrong.is_empty(), "{} unexplained:\n{}", wrong.len(), wrong.join("\n"));
+    Ok(())
+}
+
+fn load(name: &str) -> anyhow::Result<Case> {
+    Case::load(&Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("cases").join(name))
+}
+
+/// One network for all Cases, with kube-proxy on its node.
+struct World<'a> {
+    runtime: &'a Runtime,
+    // Fields are dropped in this order: first what runs in the network.
+    _kube_proxy: localnet_lab::Running,
+    writer: Writer,
+    _api: Api,
+    programs: Programs,
+    _servers: Servers,
+    network: Network,
+}
+
+impl<'a> World<'a> {
+    fn build(runtime: &'a Runtime, cases: &[Case]) -> anyhow::Result<Self> {
+        let first = cases.first().context("no Case is listed")?;
+        let mut all = Flows { node: first.flows.node.clone(), flows: Vec::new() };
+        let mut endpoints: BTreeSet<_> = api::sentinel_endpoints().collect();
+        for case in cases {
+            anyhow::ensure!(case.flows.node == all.node, "{} has other options than {}", case.name, first.name);
+            all.flows.extend(case.flows.flows.iter().cloned());
+            endpoints.extend(case.endpoints()?);
+        }
+        let network = Network::build(all.topology(&endpoints))?;
+        let servers = Servers::start(&network, endpoints)?;
+        let programs = Programs::new()?;
+        let api = runtime.block_on(Api::reach(&network))?;
+        let lines = format!(
+            "clusterCIDR: \"{}\"\nnodePortAddresses: [primary]\nipvs: {{minSyncPeriod: 50ms, syncPeriod: 1h}}\n",
+            CLUSTER_CIDRS.join(",")
+        );
+        let whose = (api.kube_proxy.as_path(), NODE_NAME);
+        let kube_proxy = kube_proxy::start(network.node(), &programs, Mode::Ipvs, whose, &lines)?;
+        let writer = Writer::new(api.client.clone());
+        Ok(Self { runtime, _kube_proxy: kube_proxy, writer, _api: api, programs, _servers: servers, network })
+    }
+
+    /// Makes kube-proxy hold a Case.
+    fn enter(&mut self, case: &Case) -> anyhow::Result<()> {
+        self.runtime.block_on(self.writer.write(case))?;
+        // A virtual server answers in the middle of a sync. The next sync begins when that one has ended.
+        for _ in 0..2 {
+            let sentinel = self.runtime.block_on(self.writer.write_sentinel())?;
+            self.await_sentinel(&sentinel)?;
+        }
+        Ok(())
+    }
+
+    fn await_sentinel(&self, sentinel: &Sentinel) -> anyhow::Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        for (to, endpoint) in sentinel.paths {
+            let probe = Probe::new(Protocol::Tcp, to).timeout(Duration::from_millis(500));
+            loop {
+                let outcome = self.network.client().probe(probe)?;
+                if matches!(outcome, Outcome::Answer { by, .. } if by == endpoint) {
+                    break;
+                }
+                anyhow::ensure!(Instant::now() < deadline, "{to} is not answered by {endpoint}: {outcome}");
+                // Refusals come at once: leave the processors to those who are waited for.
+                thread::park_timeout(Duration::from_millis(50));
+            }
+        }
+        Ok(())
+    }
+
+    /// The flows that are otherwise than their Case says, and how.
+    fn differing(&self, flows: &[Flow]) -> Vec<(String, String)> {
+        let one = |flow: &Flow| {
+            let error = probe_flows(&self.network, slice::from_ref(flow)).err()?;
+            let Flow { from, protocol, to, .. } = flow;
+            Some((format!("{from} {protocol} {to}"), format!("{error:#}").replace('\n', " ")))
+        };
+        thread::scope(|scope| {
+            let chunks = flows.chunks(flows.len().div_ceil(AT_A_TIME).max(1));
+            let probes: Vec<_> =
+                chunks.map(|flows| scope.spawn(move || flows.iter().filter_map(one).collect::<Vec<_>>())).collect();
+            let join =
+                |probe: thread::ScopedJoinHandle<'_, _>| probe.join().unwrap_or_else(|panic| resume_unwind(panic));
+            probes.into_iter().flat_map(join).collect()
+        })
+    }
+}
+
+/// Prints at once, also when the test passes.
+fn say(line: &str) {
+    // A closed standard error is no reason to fail.
+    let _ = writeln!(std::io::stderr().lock(), "{line}");
+}
+
+#[test]
+fn every_entry_that_is_named_is_described() {
+    let listed: Listed = serde_saphyr::from_str(include_str!("differences.yaml")).unwrap();
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().join("docs/differences.md");
+    let page = fs::read_to_string(page).unwrap();
+    for (case, entries) in &listed {
+        for entry in entries.keys() {
+            assert!(page.contains(&format!("\n## {entry}. ")), "{case}: entry {entry}");
+        }
+    }
+}
