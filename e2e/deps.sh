@@ -8,6 +8,7 @@
 #   iproute2    ip, to make and to enter network namespaces
 #   conntrack   what the kernel remembers of the connections under test
 #   procps      ps and sysctl
+#   strace      which programs a program starts
 #   util-linux  setpriv, which ends programs together with their test
 #
 # and with `guest`, for the guest of e2e/vm, on the processors for which there is one:
@@ -19,7 +20,7 @@
 #   ipset             kube-proxy's ipvs mode calls it
 set -eu
 
-packages="nftables iptables iproute2 conntrack procps util-linux"
+packages="nftables iptables iproute2 conntrack procps strace util-linux"
 [ "${1-} $(uname -m)" != "guest x86_64" ] || packages="$packages qemu-system-x86 busybox-static kmod xz-utils zstd ipvsadm ipset"
 
 fail() {

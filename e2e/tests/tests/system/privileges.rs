@@ -9,18 +9,20 @@ use std::{
 };
 
 use anyhow::Context as _;
-use localnet_e2e::{Programs, await_condition, program};
+use localnet_e2e::{Backend, Programs, await_condition, program};
 use localnet_lab::{Endpoint, Namespace, Network, Probe, Protocol, Running, Servers, Topology};
 
 /// Bits of capabilities, as `/proc/PID/status` has them.
 const NET_ADMIN: u64 = 1 << 12;
+const NET_RAW: u64 = 1 << 13;
 const NOBODY: u32 = 65_534;
+const ROOT: u32 = 0;
 
 /// Starts a program of ours as a user, with those capabilities and no way to more.
 fn start(
     programs: &Programs,
     node: &Namespace,
-    name: &str,
+    (name, user): (&str, u32),
     capabilities: &[&str],
     arguments: &[&str],
 ) -> anyhow::Result<Running> {
@@ -32,7 +34,7 @@ fn start(
         _ => (format!("-all,{}", with("+")), format!("-all,{}", with("+"))),
     };
     node.spawn("setpriv", |command| {
-        let user = NOBODY.to_string();
+        let user = user.to_string();
         command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--no-new-privs"]);
         // What the lab asks for ends with the change of user.
         command.args([
@@ -68,47 +70,199 @@ fn status(process: &Running, name: &str) -> anyhow::Result<String> {
     Ok(line.with_context(|| format!("{path} has no {name}"))?.trim().to_owned())
 }
 
-fn has_only(process: &Running, capabilities: u64) -> anyhow::Result<()> {
+fn has_only(process: &Running, user: u32, capabilities: u64) -> anyhow::Result<()> {
     for set in ["CapEff", "CapPrm", "CapBnd"] {
         let has = u64::from_str_radix(&status(process, set)?, 16)?;
         anyhow::ensure!(has == capabilities, "{set} is {has:x}, not {capabilities:x}");
     }
     let uids = status(process, "Uid")?;
-    anyhow::ensure!(uids.split_whitespace().all(|uid| uid == NOBODY.to_string()), "it runs as {uids}");
+    anyhow::ensure!(uids.split_whitespace().all(|uid| uid == user.to_string()), "it runs as {uids}");
+    Ok(())
+}
+
+/// A node with the pods of the examples, and a folder of programs that belongs to nobody in particular.
+struct World {
+    programs: Programs,
+    _servers: Servers,
+    endpoints: Vec<SocketAddr>,
+    network: Network,
+}
+
+impl World {
+    fn build() -> anyhow::Result<Self> {
+        const PODS: [&str; 3] = ["10.180.0.1", "10.180.0.2", "10.180.0.3"];
+        let network = Network::build(Topology::with_pods(PODS)?)?;
+        let endpoints: Vec<SocketAddr> =
+            PODS.iter().map(|pod| format!("{pod}:8080").parse()).collect::<Result<_, _>>()?;
+        let at = |address: &SocketAddr| Endpoint { protocol: Protocol::Tcp, address: *address };
+        let servers = Servers::start(&network, endpoints.iter().map(at))?;
+        let programs = Programs::new()?;
+        // The socket's folder belongs to whoever serves.
+        fs::set_permissions(programs.path(), Permissions::from_mode(0o755))?;
+        std::os::unix::fs::chown(programs.path(), Some(NOBODY), Some(NOBODY))?;
+        copy(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples")), &programs.path().join("examples"))?;
+        Ok(Self { programs, _servers: servers, endpoints, network })
+    }
+
+    fn source(&self) -> String {
+        format!("file:{}", self.programs.path().join("examples").display())
+    }
+
+    fn start(&self, program: (&str, u32), capabilities: &[&str], arguments: &[&str]) -> anyhow::Result<Running> {
+        start(&self.programs, self.network.node(), program, capabilities, arguments)
+    }
+
+    fn start_brain(&self) -> anyhow::Result<Running> {
+        let (source, api) = (self.source(), self.programs.api());
+        let arguments = ["--source", &source, "--node-name", "node-a", "--listen", &api];
+        self.start(("localnet-brain", NOBODY), &[], &arguments)
+    }
+
+    fn await_answers(&self) -> anyhow::Result<()> {
+        let web = Probe::new(Protocol::Tcp, "172.30.0.10:80".parse()?);
+        self.programs.await_answers(self.network.client(), web, &self.endpoints)
+    }
+}
+
+#[test]
+fn neither_brain_nor_nft_backend_needs_root() -> anyhow::Result<()> {
+    let world = World::build()?;
+    let (brain, api) = (world.start_brain()?, world.programs.api());
+    let cluster = localnet_lab::topology::CLUSTER_CIDRS.join(",");
+    let arguments = ["--api", &api, "--cluster-cidr", &cluster];
+    let backend = world.start(("localnet-nft", NOBODY), &["net_admin"], &arguments)?;
+    world.await_answers()?;
+    has_only(&brain, NOBODY, 0)?;
+    has_only(&backend, NOBODY, NET_ADMIN)?;
+
+    // Without it nothing is programmed, and the message says what is missing.
+    let mut without = world.start(("localnet-nft", NOBODY), &[], &["--api", &api, "--once"])?;
+    anyhow::ensure!(!without.wait()?.success(), "rules were programmed without any privilege");
+    let log = || world.programs.log("localnet-nft");
+    await_condition("it says what is missing", || log().contains("CAP_NET_ADMIN")).with_context(log)
+}
+
+#[test]
+fn both_in_one_process_need_what_the_backend_needs() -> anyhow::Result<()> {
+    let world = World::build()?;
+    let source = world.source();
+    let arguments = ["--source", &source, "--node-name", "node-a"];
+    let node = world.start(("localnet-node", NOBODY), &["net_admin"], &arguments)?;
+    world.await_answers().with_context(|| world.programs.log("localnet-node"))?;
+    has_only(&node, NOBODY, NET_ADMIN)
+}
+
+#[test]
+fn the_iptables_backend_is_root_with_two_capabilities() -> anyhow::Result<()> {
+    for flavour in ["nft", "legacy"] {
+        let world = World::build()?;
+        let (_brain, api) = (world.start_brain()?, world.programs.api());
+        // Its socket is nobody's, and root without further capabilities is somebody else.
+        let socket = world.programs.path().join("brain.sock");
+        await_condition("the brain serves", || socket.exists())?;
+        fs::set_permissions(&socket, Permissions::from_mode(0o666))?;
+        let arguments = ["--api", &api, "--iptables-flavour", flavour];
+        let backend = world.start(("localnet-iptables", ROOT), &["net_admin", "net_raw"], &arguments)?;
+        world.await_answers().with_context(|| world.programs.log("localnet-iptables"))?;
+        has_only(&backend, ROOT, NET_ADMIN | NET_RAW)?;
+    }
+    Ok(())
+}
+
+/// The programs that a program of ours has started, by name, itself included: strace sees each `execve` of its threads and children.
+struct Traced {
+    log: PathBuf,
+    _running: Running,
+}
+
+impl Traced {
+    fn start(programs: &Programs, node: &Namespace, name: &str, arguments: &[&str]) -> anyhow::Result<Self> {
+        let trace = programs.path().join(format!("{name}.trace"));
+        let log = File::options().create(true).append(true).open(programs.path().join(format!("{name}.log")))?;
+        let (output, program) = (log.try_clone()?, program(name)?);
+        let running = node.spawn("strace", |command| {
+            command.args([
+                "--follow-forks",
+                "--seccomp-bpf",
+                "--quiet=all",
+                "--trace=execve,execveat",
+                "--signal=none",
+            ]);
+            // It ends together with what traces it.
+            command.arg("--output").arg(&trace).args(["setpriv", "--pdeathsig", "KILL"]);
+            command.arg(program).args(arguments).env("RUST_LOG", "info");
+            command.stdin(Stdio::null()).stdout(output).stderr(log)
+        })?;
+        Ok(Self { log: trace, _running: running })
+    }
+
+    fn started(&self) -> anyhow::Result<Vec<String>> {
+        let log = fs::read_to_string(&self.log).with_context(|| format!("reading {}", self.log.display()))?;
+        // PID execve("/usr/sbin/iptables-nft-save", …) = 0, or unfinished while another thread does something; -1 where a folder of
+        // the PATH has no such program.
+        let started = log.lines().filter(|line| line.contains(" execve") && !line.contains(" = -1 "));
+        let name = |line: &str| Some(line.split('"').nth(1)?.rsplit('/').next()?.to_owned());
+        let names: Vec<_> = started.filter_map(name).collect();
+        anyhow::ensure!(names.first().is_some_and(|first| first == "setpriv"), "strace says {log}");
+        Ok(names[1..].to_vec())
+    }
+}
+
+/// A brain and a backend live through a start, a change and a flush by others; says what each started until it had programmed the first
+/// state, and in all.
+fn programs_started_by(backend: Backend) -> anyhow::Result<(Vec<String>, [Vec<String>; 2])> {
+    const POD: &str = "10.180.0.1";
+    let network = Network::build(Topology::with_pods([POD])?)?;
+    let endpoint: SocketAddr = format!("{POD}:8080").parse()?;
+    let _servers = Servers::start(&network, [Endpoint { protocol: Protocol::Tcp, address: endpoint }])?;
+    let (programs, node) = (Programs::new()?, network.node());
+    let examples = programs.path().join("examples");
+    copy(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples")), &examples)?;
+    let (source, api) = (format!("file:{}", examples.display()), programs.api());
+    let arguments = ["--source", &source, "--node-name", "node-a", "--listen", &api];
+    let brain = Traced::start(&programs, node, "localnet-brain", &arguments)?;
+    let cluster = localnet_lab::topology::CLUSTER_CIDRS.join(",");
+    let mut arguments = vec!["--api", &api, "--cluster-cidr", &cluster];
+    arguments.extend(backend.flags());
+    let traced = Traced::start(&programs, node, backend.program(), &arguments)?;
+    let answers = |port: u16, endpoints: &[SocketAddr]| {
+        let web = Probe::new(Protocol::Tcp, ("172.30.0.10".parse::<std::net::IpAddr>()?, port).into());
+        programs.await_answers(network.client(), web, endpoints)
+    };
+    let web = examples.join("web.yaml");
+    let one = fs::read_to_string(&web)?.replace("10.180.0.2", POD).replace("10.180.0.3", POD);
+    fs::write(&web, &one)?;
+    answers(80, &[endpoint])?;
+    let at_first = traced.started()?;
+    fs::write(&web, one.replace("port: 80,", "port: 81,"))?;
+    answers(81, &[endpoint])?;
+    backend.flush(node)?;
+    answers(81, &[endpoint])?;
+    Ok((at_first, [brain.started()?, traced.started()?]))
+}
+
+#[test]
+fn brain_and_nft_backend_start_no_program() -> anyhow::Result<()> {
+    let (_, [by_brain, by_backend]) = programs_started_by(Backend::Nft)?;
+    assert_eq!((by_brain, by_backend), (vec!["localnet-brain".to_owned()], vec!["localnet-nft".to_owned()]));
     Ok(())
 }
 
 #[test]
-fn neither_brain_nor_backend_needs_root() -> anyhow::Result<()> {
-    const PODS: [&str; 3] = ["10.180.0.1", "10.180.0.2", "10.180.0.3"];
-    let network = Network::build(Topology::with_pods(PODS)?)?;
-    let endpoints: Vec<SocketAddr> = PODS.iter().map(|pod| format!("{pod}:8080").parse()).collect::<Result<_, _>>()?;
-    let at = |address: &SocketAddr| Endpoint { protocol: Protocol::Tcp, address: *address };
-    let _servers = Servers::start(&network, endpoints.iter().map(at))?;
-    let (programs, node) = (Programs::new()?, network.node());
-    // The socket's folder belongs to whoever serves.
-    fs::set_permissions(programs.path(), Permissions::from_mode(0o755))?;
-    std::os::unix::fs::chown(programs.path(), Some(NOBODY), Some(NOBODY))?;
-    let examples = programs.path().join("examples");
-    copy(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples")), &examples)?;
-    let source = format!("file:{}", examples.display());
-    let api = programs.api();
-
-    let arguments = ["--source", &source, "--node-name", "node-a", "--listen", &api];
-    let brain = start(&programs, node, "localnet-brain", &[], &arguments)?;
-    let cluster = localnet_lab::topology::CLUSTER_CIDRS.join(",");
-    let arguments = ["--api", &api, "--cluster-cidr", &cluster];
-    let backend = start(&programs, node, "localnet-nft", &["net_admin"], &arguments)?;
-    let web = Probe::new(Protocol::Tcp, "172.30.0.10:80".parse()?);
-    programs.await_answers(network.client(), web, &endpoints)?;
-    has_only(&brain, 0)?;
-    has_only(&backend, NET_ADMIN)?;
-
-    // Without it nothing is programmed, and the message says what is missing.
-    let mut without = start(&programs, node, "localnet-nft", &[], &["--api", &api, "--once"])?;
-    anyhow::ensure!(!without.wait()?.success(), "rules were programmed without any privilege");
-    await_condition("it says what is missing", || programs.log("localnet-nft").contains("CAP_NET_ADMIN"))
-        .with_context(|| programs.log("localnet-nft"))
+fn the_iptables_backend_starts_its_tools_alone() -> anyhow::Result<()> {
+    for flavour in ["nft", "legacy"] {
+        let (at_first, [by_brain, mut later]) = programs_started_by(Backend::Iptables(flavour))?;
+        assert_eq!(by_brain, ["localnet-brain"]);
+        assert_eq!(at_first[0], "localnet-iptables");
+        later.drain(..at_first.len());
+        let tools = |tool: &str| [format!("iptables-{flavour}-{tool}"), format!("ip6tables-{flavour}-{tool}")];
+        let allowed = [tools("restore"), tools("save")].concat();
+        for started in at_first[1..].iter().chain(&later) {
+            assert!(allowed.contains(started), "{started} was started");
+        }
+        assert!(!later.is_empty(), "a change and a flush were put right by {flavour}");
+    }
+    Ok(())
 }
 
 fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
