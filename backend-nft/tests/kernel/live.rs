@@ -1,6 +1,6 @@
 //! The backend's loop in a node, on states that a test sets.
 
-use std::{sync::Arc, thread::JoinHandle, time::Duration};
+use std::{cell::RefCell, sync::Arc, thread::JoinHandle, time::Duration};
 
 use localnet_client::vips::Config;
 use localnet_client::{Options, Report, Revision, Source, SourceError};
@@ -16,6 +16,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct Live {
     states: watch::Sender<Snapshot>,
     syncs: std::sync::mpsc::Receiver<Report>,
+    /// The attempts that the last report told of: one that tells of no other is about something else than a sync.
+    attempts: RefCell<String>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -36,7 +38,7 @@ impl Live {
             })
         };
         let thread = std::thread::spawn(move || network.node().run(work).unwrap());
-        let live = Self { states, syncs, stop: Some(stop), thread: Some(thread) };
+        let live = Self { states, syncs, attempts: RefCell::default(), stop: Some(stop), thread: Some(thread) };
         live.set(state);
         live
     }
@@ -51,11 +53,17 @@ impl Live {
 
     /// Waits for the next sync.
     pub(crate) fn next_sync(&self) -> Report {
-        let report = self.syncs.recv_timeout(PATIENCE).expect("a sync");
-        for (_, outcome) in &report.families {
-            assert_eq!(outcome.error, None);
+        loop {
+            let report = self.syncs.recv_timeout(PATIENCE).expect("a sync");
+            let mut attempts = String::new();
+            for (_, outcome) in &report.families {
+                assert_eq!(outcome.error, None);
+                attempts += &format!("{:?} {:?} ", outcome.full, outcome.partial);
+            }
+            if self.attempts.replace(attempts.clone()) != attempts {
+                return report;
+            }
         }
-        report
     }
 }
 
