@@ -187,7 +187,7 @@ fn feed() -> Feed {
 }
 
 fn state() -> Snapshot {
-    feed().state().snapshot().unwrap()
+    feed().state().snapshot().expect("it was encoded here")
 }
 
 fn service(number: u32) -> Service {
