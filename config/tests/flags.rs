@@ -131,8 +131,8 @@ fn each_flag_sets_its_field() {
 }
 
 #[test]
-fn without_flags_everything_is_as_in_kube_proxy() {
-    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+fn without_flags_everything_but_node_ports_on_loopback_is_as_in_kube_proxy() {
+    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\niptables: {localhostNodePorts: false}\n";
     let file = Reader::kube_proxy(Platform::Linux).read(text).map(|reading| reading.config);
     assert_eq!(read(&[], None).ok().map(|(config, _)| config), file.ok());
 }
