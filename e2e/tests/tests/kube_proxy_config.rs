@@ -316,8 +316,10 @@ struct Program {
     flags: KubeProxyFlags,
 }
 
+/// By flags alone NodePorts are not answered on loopback addresses, unless it is asked for: the one default that is ours.
 fn our_flags(flags: &[String]) -> Result<Config, String> {
-    let program = [String::new()].into_iter().chain(flags.iter().cloned());
+    let theirs = "--iptables-localhost-nodeports=true".to_owned();
+    let program = [String::new(), theirs].into_iter().chain(flags.iter().cloned());
     let program = Program::try_parse_from(program).map_err(|error| error.to_string())?;
     program.flags.read(READER, None).map(|reading| reading.config).map_err(|problems| problems.to_string())
 }
