@@ -196,7 +196,7 @@ COMMIT
         assert_eq!(found.dispatch.len(), 1);
         assert_eq!(found.jumps[&(Table::Nat, "PREROUTING")].len(), 1);
         assert_eq!(
-            found.vips.iter().map(|vip| vip.to_string()).collect::<Vec<_>>(),
+            found.vips.iter().map(ToString::to_string).collect::<Vec<_>>(),
             ["10.96.0.10:53/udp", "10.96.1.1:80/tcp"]
         );
     }
