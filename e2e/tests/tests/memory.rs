@@ -2,12 +2,13 @@
 //! it was. `CHANGES=1000000` for more of them.
 //!
 //! ```text
-//!  events ─► cluster ─► feed ─┬─► localnet-nft's backend ─► a kernel of its own
+//!  events ─► cluster ─► feed ─┬─► localnet-nft's backend, or localnet-iptables' ─► a kernel of its own
 //!                             └─► a socket ─► one reader of full states, one of changes
 //! ```
 
 use std::{
     env, fs,
+    process::Command,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -27,7 +28,8 @@ use localnet_brain::{
     pump,
     serve::{self, Listener, Reports},
 };
-use localnet_client::{Revision, Snapshot, Source as _, grpc::Brain, vips::Config};
+use localnet_client::{Backend, Revision, Snapshot, Source as _, grpc::Brain, incremental::Adapter, vips::Config};
+use localnet_iptables::{Flavour, Tools};
 use localnet_lab::{Network, Topology};
 use localnet_nft::LiveBackend;
 use localnet_node::FeedSource;
@@ -40,6 +42,8 @@ const SERVICES: u64 = 2000;
 const BATCH: u64 = 100;
 /// So many come first: until then the allocator still finds its shape.
 const WARMING_UP: u64 = 100_000;
+/// The tools of iptables are run for each batch: fewer of them, of fewer Services.
+const BY_TOOLS: (u64, u64) = (500, 20_000);
 /// Resident memory may have grown by so much of itself at the end.
 const GROWTH: f64 = 0.01;
 /// A full state is read this often, however fast states come: it is all decoded anew.
@@ -49,19 +53,56 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[test]
 fn memory_is_the_same_after_a_hundred_thousand_changes() -> anyhow::Result<()> {
     let changes = env::var("CHANGES").ok().map_or(Ok(100_000), |text| text.parse()).context("CHANGES")?;
-    let network = Network::build(Topology::default())?;
-    // One thread: the allocator keeps memory for each.
-    network.node().run(|| tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run(changes)))
+    let open = async || Ok(LiveBackend::open(Config::default()).await?);
+    in_a_process_of_its_own(|| measure(SERVICES, (WARMING_UP, changes), open))
 }
 
-async fn run(changes: u64) -> anyhow::Result<()> {
+#[test]
+fn so_it_is_with_iptables() -> anyhow::Result<()> {
+    let (services, changes) = BY_TOOLS;
+    let open = async || {
+        let tools = Tools::find(Flavour::Nft)?;
+        Ok(Adapter::new(localnet_iptables::LiveBackend::open(Config::default(), false, tools).await?))
+    };
+    in_a_process_of_its_own(|| measure(services, (changes, changes), open))
+}
+
+/// Memory is that of a process, and this one runs several tests: each runs in a copy of it.
+fn in_a_process_of_its_own(test: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    const ALONE: &str = "LOCALNET_MEMORY_ALONE";
+    let thread = std::thread::current();
+    let name = thread.name().context("a test has a name")?;
+    if env::var(ALONE).is_ok_and(|alone| alone == name) {
+        return test();
+    }
+    let this = env::current_exe()?;
+    let ended = Command::new(this).args(["--exact", name, "--nocapture"]).env(ALONE, name).status()?;
+    ensure!(ended.success(), "{name} fails alone, see above");
+    Ok(())
+}
+
+/// The first changes shape the allocator's memory, the others may not.
+fn measure<B: Backend + 'static>(
+    services: u64,
+    changes: (u64, u64),
+    open: impl AsyncFnOnce() -> anyhow::Result<B> + Send,
+) -> anyhow::Result<()> {
+    let network = Network::build(Topology::default())?;
+    // One thread: the allocator keeps memory for each.
+    network.node().run(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async { run(services, changes, open().await?).await })
+    })
+}
+
+async fn run(services: u64, (warming_up, changes): (u64, u64), backend: impl Backend + 'static) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let address = Address::Unix(folder.path().join("brain.sock"));
     let (feed, reports) = (Feed::new(1), Reports::default());
     let (events, batches) = mpsc::channel(1);
     let cluster = Cluster::new(Options::of_node("node-1"));
     let node_ips = watch::channel(NodeIps::default()).1;
-    let backend = LiveBackend::open(Config::default()).await?;
+    let name = backend.name();
     let in_process = FeedSource::new(feed.clone(), reports.clone());
     let listener = Listener::bind(&address, &serve::Options::default()).await?;
     let read = [Arc::<AtomicU64>::default(), Arc::default()];
@@ -73,24 +114,24 @@ async fn run(changes: u64) -> anyhow::Result<()> {
         tokio::spawn(follow(Brain::new(address.clone(), None)?, fold, read.clone()));
     }
 
-    let mut world = World { generation: 0 };
+    let mut world = World { services, generation: 0 };
     events.send(world.lists()?).await?;
     let mut before = 0.0;
-    for done in (0..WARMING_UP + changes).step_by(BATCH as usize) {
-        if done == WARMING_UP {
-            all_have(&feed, &reports, &read).await?;
+    for done in (0..warming_up + changes).step_by(BATCH as usize) {
+        if done == warming_up {
+            all_have(&feed, &reports, name, &read).await?;
             before = resident()?;
         }
         let batch = (0..BATCH / 2).map(|_| world.two_changes()).collect::<anyhow::Result<Vec<_>>>()?;
         events.send(batch.concat()).await?;
     }
-    all_have(&feed, &reports, &read).await?;
-    ensure!(feed.state().len() as u64 == SERVICES, "{} Services are left", feed.state().len());
+    all_have(&feed, &reports, name, &read).await?;
+    ensure!(feed.state().len() as u64 == services, "{} Services are left", feed.state().len());
 
     let after = resident()?;
     let growth = after / before - 1.0;
     println!(
-        "{changes} changes, {} states: resident {before:.1} MiB, then {after:.1} MiB",
+        "{name}: {changes} changes, {} states: resident {before:.1} MiB, then {after:.1} MiB",
         feed.state().revision().rev
     );
     ensure!(growth <= GROWTH, "memory grew by {:.1} %: {before:.1} MiB, then {after:.1} MiB", growth * 100.0);
@@ -111,11 +152,11 @@ async fn follow(brain: Brain, fold: bool, read: Arc<AtomicU64>) {
 }
 
 /// Waits until everybody has the newest state.
-async fn all_have(feed: &Feed, reports: &Reports, read: &[Arc<AtomicU64>]) -> anyhow::Result<()> {
+async fn all_have(feed: &Feed, reports: &Reports, backend: &str, read: &[Arc<AtomicU64>]) -> anyhow::Result<()> {
     let began = Instant::now();
     loop {
         let newest = feed.state().revision().rev;
-        let applied = reports.last("nft").map_or(0, |received| received.report.rev);
+        let applied = reports.last(backend).map_or(0, |received| received.report.rev);
         let slowest = read.iter().map(|read| read.load(Ordering::Relaxed)).chain([applied]).min();
         // The events may still be on their way to the cluster: a state that stays is the last one.
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -136,6 +177,7 @@ fn resident() -> anyhow::Result<f64> {
 
 /// What changes. Nothing ever has a name or an address that it had before.
 struct World {
+    services: u64,
     generation: u64,
 }
 
@@ -144,9 +186,9 @@ impl World {
         let node = json!({ "metadata": { "name": "node-1" },
             "status": { "addresses": [{ "type": "InternalIP", "address": "192.168.0.2" }] } });
         let node: Node = serde_json::from_value(node)?;
-        let services = (0..SERVICES).map(|number| service(number, number)).collect::<anyhow::Result<_>>()?;
-        let slices = (0..SERVICES).map(|number| slice(number, number)).collect::<anyhow::Result<_>>()?;
-        self.generation = SERVICES;
+        let services = (0..self.services).map(|number| service(number, number)).collect::<anyhow::Result<_>>()?;
+        let slices = (0..self.services).map(|number| slice(number, number)).collect::<anyhow::Result<_>>()?;
+        self.generation = self.services;
         Ok(vec![
             Event::Replace { kind: Kind::Service, objects: services },
             Event::Replace { kind: Kind::Slice, objects: slices },
@@ -157,10 +199,10 @@ impl World {
 
     /// The oldest Service is deleted and comes with another name, then the endpoints of another one are others.
     fn two_changes(&mut self) -> anyhow::Result<Vec<Event>> {
-        let (old, new) = (self.generation - SERVICES, self.generation);
+        let (old, new) = (self.generation - self.services, self.generation);
         self.generation += 1;
         let gone = |kind| Event::Delete { kind, namespace: "default".into(), name: name(old).into() };
-        let other = Event::Apply(slice(old + SERVICES / 2, new)?);
+        let other = Event::Apply(slice(old + self.services / 2, new)?);
         Ok(vec![
             gone(Kind::Service),
             gone(Kind::Slice),

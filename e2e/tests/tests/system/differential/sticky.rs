@@ -43,6 +43,8 @@ pub(crate) struct Memory {
     pair: Pair,
     clients: BTreeMap<Client, (Known, Endpoints)>,
     short: BTreeMap<AddressClient, (Known, SocketAddr, Span)>,
+    /// Of who remembers by port: each time that a client was sent somewhere.
+    short_by_port: BTreeMap<Client, (Known, Vec<(SocketAddr, Span)>)>,
     pub(crate) returned: Returned,
 }
 
@@ -75,7 +77,13 @@ pub(crate) struct Left {
 impl Memory {
     /// Of nobody yet.
     pub(crate) fn new(pair: Pair) -> Self {
-        Self { pair, clients: BTreeMap::new(), short: BTreeMap::new(), returned: Returned::default() }
+        Self {
+            pair,
+            clients: BTreeMap::new(),
+            short: BTreeMap::new(),
+            short_by_port: BTreeMap::new(),
+            returned: Returned::default(),
+        }
     }
 
     /// It remembers a client for each port of a Service, whichever address it asks.
@@ -88,6 +96,7 @@ impl Memory {
         let stays = |known: &Known| Known::find(scene, &known.service.name).as_ref() == Some(known);
         self.clients.retain(|_, (known, _)| stays(known));
         self.short.retain(|_, (known, ..)| stays(known));
+        self.short_by_port.retain(|_, (known, _)| stays(known));
     }
 
     /// What is wrong with an answer that is right for itself.
@@ -102,7 +111,17 @@ impl Memory {
         let port = port(scene, asked)?;
         let known = Known::find(scene, &port.0)?;
         if *seconds < LONG {
-            return self.check_short(side, asked, (by, seen.span?), known, *seconds);
+            let time = Duration::from_secs((*seconds).into());
+            return match self.remembers_by_port(side) {
+                true => self.check_short_by_port(
+                    (side, asked.question.source(), port),
+                    choices,
+                    (by, seen.span?),
+                    known,
+                    time,
+                ),
+                false => self.check_short(side, asked, (by, seen.span?), known, time),
+            };
         }
         let by_port = self.remembers_by_port(side);
         let client = (side, asked.question.source(), port);
@@ -126,25 +145,66 @@ impl Memory {
         asked: &Asked,
         (by, span): (SocketAddr, Span),
         known: Known,
-        seconds: u32,
+        time: Duration,
     ) -> Option<Left> {
-        if self.remembers_by_port(side) {
-            return None;
-        }
         let question = &asked.question;
         let client = (side, question.source(), question.protocol, question.to);
         let (_, endpoint, before) = self.short.insert(client, (known, by, span))?;
-        let time = Duration::from_secs(seconds.into());
         let Outcome::Endpoints { choices, .. } = &asked.expected else { return None };
-        if span.began.duration_since(before.ended) > time + SURELY_AFTER && choices.len() > 1 {
-            self.returned.count += 1;
-            self.returned.elsewhere += usize::from(endpoint != by);
+        if is_over(before, span, time) && choices.len() > 1 {
+            self.count(side, endpoint != by);
         }
-        let stays = span.ended.duration_since(before.began) < time.mul_f64(SURELY_WITHIN);
-        (stays && endpoint != by).then(|| Left {
-            wrong: format!("{by} is new to a client of {endpoint}, within {seconds} s"),
-            by_another_address: false,
-        })
+        (still_lasts(before, span, time) && endpoint != by).then(|| Left::within(time, by, &[endpoint]))
+    }
+
+    /// All addresses together. Each of several endpoints that a client has from different policies lasts for itself.
+    fn check_short_by_port(
+        &mut self,
+        client: Client,
+        choices: &BTreeSet<SocketAddr>,
+        (by, span): (SocketAddr, Span),
+        known: Known,
+        time: Duration,
+    ) -> Option<Left> {
+        let side = client.0;
+        let (_, had) = self.short_by_port.entry(client).or_insert_with(|| (known, Vec::new()));
+        let last = had.last().map(|(endpoint, _)| *endpoint);
+        had.retain(|(_, before)| !is_over(*before, span, time));
+        let over = last.filter(|_| had.is_empty() && choices.len() > 1);
+        let lasting: Vec<_> = had
+            .iter()
+            .filter(|(endpoint, before)| choices.contains(endpoint) && still_lasts(*before, span, time))
+            .map(|(endpoint, _)| *endpoint)
+            .collect();
+        let is_new = !had.iter().any(|(endpoint, _)| *endpoint == by);
+        had.push((by, span));
+        if let Some(last) = over {
+            self.count(side, last != by);
+        }
+        (is_new && !lasting.is_empty()).then(|| Left::within(time, by, &lasting))
+    }
+
+    fn count(&mut self, side: Side, elsewhere: bool) {
+        if side == Side::Ours {
+            self.returned.count += 1;
+            self.returned.elsewhere += usize::from(elsewhere);
+        }
+    }
+}
+
+/// A client that was seen then has certainly been forgotten now.
+fn is_over(before: Span, now: Span, time: Duration) -> bool {
+    now.began.duration_since(before.ended) > time + SURELY_AFTER
+}
+
+/// It certainly has not.
+fn still_lasts(before: Span, now: Span, time: Duration) -> bool {
+    now.ended.duration_since(before.began) < time.mul_f64(SURELY_WITHIN)
+}
+
+impl Left {
+    fn within(time: Duration, by: SocketAddr, had: &[SocketAddr]) -> Self {
+        Self { wrong: format!("{by} is new to a client of {had:?}, within {time:?}"), by_another_address: false }
     }
 }
 

@@ -2,10 +2,12 @@
 //!
 //! | file | what it shows |
 //! |---|---|
+//! | `effects` | what the configuration says of the node is what packets see |
 //! | `kubeadm` | the ConfigMap that kubeadm makes starts ours, and is followed |
 //! | `pages` | each page of kube-proxy's two servers, asked of both |
 //! | `takeover` | kube-proxy, ours, kube-proxy: no connection fails |
 
+mod effects;
 mod kubeadm;
 mod pages;
 mod takeover;
@@ -23,7 +25,7 @@ use anyhow::Context as _;
 use localnet_controlplane::{ControlPlane, NewNode, NewPod, Options, Port, binary};
 use localnet_e2e::{PATIENCE, Programs};
 use localnet_lab::{
-    Endpoint, Network, Protocol, Running, Servers, Topology,
+    Endpoint, Namespace, Network, Protocol, Running, Servers, Topology,
     topology::{NODE, POD_CIDRS, SERVICE_CIDRS},
 };
 use serde_json::json;
@@ -134,16 +136,21 @@ oomScoreAdj: 0
 
     /// A page of a server in the node.
     fn get(&self, at: &str, path: &str) -> anyhow::Result<Page> {
-        let at: SocketAddr = at.parse()?;
-        self.network.node().run(|| {
-            let mut stream = TcpStream::connect_timeout(&at, PATIENCE)?;
-            stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-            write!(stream, "GET {path} HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n")?;
-            let mut answer = Vec::new();
-            stream.read_to_end(&mut answer)?;
-            Page::read(&String::from_utf8(answer)?)
-        })
+        get(self.network.node(), at, path)
     }
+}
+
+/// A page of a server in a node.
+fn get(node: &Namespace, at: &str, path: &str) -> anyhow::Result<Page> {
+    let at: SocketAddr = at.parse()?;
+    node.run(|| {
+        let mut stream = TcpStream::connect_timeout(&at, PATIENCE)?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n")?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer)?;
+        Page::read(&answer)
+    })
 }
 
 /// An answer of a server.
@@ -157,7 +164,9 @@ struct Page {
 }
 
 impl Page {
-    fn read(answer: &str) -> anyhow::Result<Self> {
+    fn read(answer: &[u8]) -> anyhow::Result<Self> {
+        // Of what is no text the head is enough.
+        let answer = String::from_utf8_lossy(answer);
         let (head, body) = answer.split_once("\r\n\r\n").with_context(|| format!("no answer: {answer:?}"))?;
         let header = |name: &str| {
             let mut fields = head.lines().skip(1).filter_map(|line| line.split_once(": "));

@@ -1,14 +1,20 @@
 //! Each page of kube-proxy's two servers, asked of kube-proxy and of ours with the same configuration on the same node.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
 
 use anyhow::Context as _;
-use k8s_openapi::{api::discovery::v1::EndpointSlice, jiff::Timestamp};
+use k8s_openapi::{
+    api::{discovery::v1::EndpointSlice, events::v1::Event},
+    jiff::Timestamp,
+};
 use kube::{
     Api,
-    api::{DeleteParams, PostParams},
+    api::{DeleteParams, ListParams, PostParams},
 };
-use localnet_e2e::await_condition;
+use localnet_e2e::{PATIENCE, await_condition};
 use localnet_lab::{Probe, Protocol};
 use serde_json::{Value, json};
 
@@ -19,11 +25,25 @@ const METRICS: &str = "127.0.0.1:10249";
 /// The slice that comes and goes.
 const CHANGE: &str = "change";
 
-/// kube-proxy's metrics in mode nftables of which there is no such quantity here, and why.
-const ABSENT: &[(&str, &str)] = &[
-    ("kubeproxy_conntrack_reconciler_deleted_entries_total", "flows are ended beside the syncs, by the backend"),
-    ("kubeproxy_conntrack_reconciler_sync_duration_seconds", "flows are ended beside the syncs, by the backend"),
-    ("kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total", "nothing is left to be cleaned up after a sync"),
+/// What is written about metrics.
+const DOCUMENT: &str = include_str!("../../../../../docs/operations/metrics.md");
+
+/// Metrics of kube-proxy of which there is no such quantity here. The document says why.
+const ABSENT: &[&str] = &[
+    "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
+    "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
+    "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
+    "rest_client_exec_plugin_call_total",
+    "rest_client_exec_plugin_certificate_rotation_age",
+    "rest_client_exec_plugin_policy_call_total",
+    "rest_client_exec_plugin_ttl_seconds",
+    "rest_client_rate_limiter_duration_seconds",
+    "rest_client_request_retries_total",
+    "rest_client_transport_ca_reload_total",
+    "rest_client_transport_cache_entries",
+    "rest_client_transport_cache_gc_calls_total",
+    "rest_client_transport_cert_rotation_gc_calls_total",
+    "rest_client_transport_create_calls_total",
 ];
 
 /// A metric: its type, the names of its labels, and the limits of its buckets.
@@ -61,7 +81,8 @@ fn metrics(page: &str) -> BTreeMap<String, Metric> {
             }
         }
     }
-    metrics.retain(|name, metric| name.starts_with("kubeproxy_") && !metric.kind.is_empty());
+    let compared = |name: &str| ["kubeproxy_", "rest_client_"].iter().any(|prefix| name.starts_with(prefix));
+    metrics.retain(|name, metric| compared(name) && !metric.kind.is_empty());
     metrics
 }
 
@@ -128,7 +149,9 @@ impl Pages {
             (METRICS, "/flagz"),
             (METRICS, "/metrics/slis"),
             (METRICS, "/metrics"),
+            (METRICS, "/debug/pprof"),
             (METRICS, "/debug/pprof/"),
+            (METRICS, "/debug/pprof/cmdline"),
         ];
         let pages = asked.into_iter().map(|(at, path)| Ok(((at, path), world.get(at, path)?)));
         Ok(Self(pages.collect::<anyhow::Result<_>>()?))
@@ -140,16 +163,55 @@ impl Pages {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_page_is_answered_as_kube_proxy_does() -> anyhow::Result<()> {
+async fn each_page_is_answered_as_kube_proxy_does_in_mode_nftables() -> anyhow::Result<()> {
+    compare("nftables", false).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_page_is_answered_as_kube_proxy_does_in_mode_iptables() -> anyhow::Result<()> {
+    compare("iptables", true).await
+}
+
+/// The reasons of events about the node that were posted by somebody.
+async fn events(world: &World, by: &str) -> anyhow::Result<BTreeSet<String>> {
+    let events: Api<Event> = Api::default_namespaced(world.plane.client());
+    let posted = events.list(&ListParams::default()).await?.items.into_iter();
+    let of_theirs = posted.filter(|event| event.reporting_controller.as_deref().is_some_and(|who| who.contains(by)));
+    Ok(of_theirs.filter_map(|event| event.reason).collect())
+}
+
+async fn compare(mode: &str, profiling: bool) -> anyhow::Result<()> {
     let world = World::build().await?;
-    let config = world.write_config("config.yaml", "mode: nftables\nnodePortAddresses: [192.168.0.0/24]")?;
+    let lines = format!("mode: {mode}\nnodePortAddresses: [192.168.0.0/24]\nenableProfiling: {profiling}");
+    let config = world.write_config("config.yaml", &lines)?;
     let mut kube_proxy = world.start_kube_proxy(&config)?;
     let theirs = Pages::of(&world).await?;
+    // Beside it there is no room yet: that is told, too.
+    let _ours = world.programs.start(world.network.node(), "localnet-node", &["--config", &config])?;
+    let expected = ["FailedToStartMetricServer", "FailedToStartProxierHealthcheck", "Starting"].map(str::to_owned);
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let posted = events(&world, "localnet").await?;
+        if posted == BTreeSet::from(expected.clone()) {
+            break;
+        }
+        anyhow::ensure!(Instant::now() < deadline, "{posted:?} are posted\n{}", world.logs());
+    }
+    anyhow::ensure!(events(&world, "kube-proxy").await?.contains("Starting"), "kube-proxy has posted it, too");
     kube_proxy.kill()?;
     kube_proxy.wait()?;
     world.network.node().output(std::process::Command::new("nft").args(["flush", "ruleset"]))?;
-    let _ours = world.programs.start(world.network.node(), "localnet-node", &["--config", &config])?;
+    await_condition("its ports are taken over", || {
+        [HEALTH, METRICS].iter().all(|at| world.get(at, "/healthz").is_ok())
+    })
+    .with_context(|| world.logs())?;
     let ours = Pages::of(&world).await?;
+    if profiling {
+        let profile = world.get(METRICS, "/debug/pprof/profile?seconds=1")?;
+        assert_eq!((profile.status, profile.kind.as_str()), (200, "application/octet-stream"), "{}", profile.body);
+    } else {
+        assert_eq!(world.get(METRICS, "/debug/pprof/profile?seconds=1")?.status, 404);
+    }
 
     for (asked, theirs) in &theirs.0 {
         let ours = &ours.0[asked];
@@ -160,14 +222,17 @@ async fn each_page_is_answered_as_kube_proxy_does() -> anyhow::Result<()> {
                 assert_eq!(ours.status, 200, "{asked:?}");
                 assert!(theirs.kind.starts_with(&ours.kind), "{asked:?}: {} {}", ours.kind, theirs.kind);
             }
-            // For people: in words of one's own.
+            // For people, or about the program: in words of one's own.
+            (_, "/debug/pprof/" | "/debug/pprof/cmdline") => assert_eq!(kind(ours), kind(theirs), "{asked:?}"),
             (_, "/statusz" | "/flagz") => {
                 assert_eq!((ours.status, theirs.status), (200, 200), "{asked:?}");
                 assert!(ours.kind.starts_with("text/plain") && theirs.kind.starts_with("text/plain"), "{asked:?}");
             }
             _ => assert_eq!(kind(ours), kind(theirs), "{asked:?}"),
         }
-        if !theirs.body.contains('{') && !matches!(asked.1, "/statusz" | "/flagz" | "/metrics") {
+        let own_words =
+            matches!(asked.1, "/statusz" | "/flagz" | "/metrics" | "/debug/pprof/" | "/debug/pprof/cmdline");
+        if !theirs.body.contains('{') && (!own_words || theirs.status == 404) {
             assert_eq!(ours.body, theirs.body, "{asked:?}");
         }
     }
@@ -187,8 +252,22 @@ async fn each_page_is_answered_as_kube_proxy_does() -> anyhow::Result<()> {
     let [of_ours, of_theirs] = [&ours, &theirs].map(|pages| metrics(&pages.0[&(METRICS, "/metrics")].body));
     let absent: BTreeSet<&str> =
         of_theirs.keys().filter(|name| !of_ours.contains_key(*name)).map(String::as_str).collect();
-    let explained: BTreeSet<&str> = ABSENT.iter().map(|(name, _)| *name).collect();
+    let explained: BTreeSet<&str> = ABSENT.iter().copied().collect();
     assert!(absent.is_subset(&explained), "only kube-proxy has {:?}", absent.difference(&explained));
+    for name in explained {
+        assert!(!of_ours.contains_key(name), "{name} is told here");
+        assert!(DOCUMENT.contains(&format!("`{name}`")), "it is not written why {name} is absent");
+    }
+    let expected = match mode {
+        "iptables" => {
+            ["kubeproxy_sync_proxy_rules_iptables_total", "kubeproxy_sync_proxy_rules_iptables_last"].as_slice()
+        }
+        _ => [].as_slice(),
+    };
+    let common = ["kubeproxy_conntrack_reconciler_sync_duration_seconds", "rest_client_requests_total"];
+    for name in expected.iter().chain(&common) {
+        assert!(of_ours.contains_key(*name) && of_theirs.contains_key(*name), "{name} is compared");
+    }
     for (name, theirs) in &of_theirs {
         let Some(ours) = of_ours.get(name) else { continue };
         assert_eq!(ours.kind, theirs.kind, "{name}");
