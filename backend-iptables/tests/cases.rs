@@ -78,7 +78,13 @@ fn packets_go_where_the_flows_say_by_ip_tables() {
 }
 
 #[test]
-fn packets_go_where_the_flows_say_where_there_are_many_vips() {
+fn packets_go_where_the_flows_say_by_nf_tables_where_there_are_many_vips() {
+    let wrong = wrong_packets(Flavour::Nft, 0);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+}
+
+#[test]
+fn packets_go_where_the_flows_say_by_ip_tables_where_there_are_many_vips() {
     let wrong = wrong_packets(Flavour::Legacy, 0);
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
 }

@@ -5,13 +5,13 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     io::{self, Write as _},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     time::Duration,
 };
 
 use anyhow::Context as _;
 use localnet_config::{Config, Mode, NodePortAddresses};
-use localnet_proto::{Protocol, Service, ServiceKey};
+use localnet_proto::{Port, Protocol, Service, ServiceKey};
 use tokio::{sync::mpsc, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -73,9 +73,14 @@ pub fn differences(localized: &Localized, said: &Config) -> Vec<Difference> {
             add(
                 2,
                 format!(
-                    "a client of sessionAffinity ClientIP has an endpoint of its own at each of {ways} kinds of addresses; in kube-proxy one for each port"
+                    "with the nft backend a client of sessionAffinity ClientIP has an endpoint of its own at each of {ways} kinds of addresses; in kube-proxy one for each port"
                 ),
             );
+        }
+    }
+    for service in &services {
+        for (entry, text) in of_mode(service, said) {
+            found.insert(Difference { service: Some(service.key.clone()), entry: Some(entry), text });
         }
     }
     // What is odd is as odd with kube-proxy.
@@ -90,22 +95,69 @@ pub fn differences(localized: &Localized, said: &Config) -> Vec<Difference> {
 
 /// External addresses and ports that nothing serves, and whose they are.
 fn unserved<'a>(services: &[&'a Service]) -> BTreeMap<(Protocol, SocketAddr), &'a ServiceKey> {
-    let mut unserved = BTreeMap::new();
-    for service in services {
-        for port in &service.ports {
-            for ip in service.external_ips.iter().chain(&service.load_balancer_ips) {
-                let serves = |endpoint: &localnet_proto::Endpoint| {
-                    endpoint.address.is_ipv4() == ip.is_ipv4()
-                        && endpoint.scopes.external
-                        && endpoint.port(&port.name).is_some()
-                };
-                if !service.endpoints.iter().any(serves) {
-                    unserved.insert((port.protocol, SocketAddr::new(*ip, port.port)), &service.key);
+    let all = services.iter().flat_map(|service| unserved_of(service).map(move |at| (at, &service.key)));
+    all.collect()
+}
+
+/// External addresses and ports of a Service that nothing serves.
+fn unserved_of(service: &Service) -> impl Iterator<Item = (Protocol, SocketAddr)> {
+    service.ports.iter().flat_map(move |port| {
+        let addresses = service.external_ips.iter().chain(&service.load_balancer_ips);
+        let unserved = addresses.filter(move |ip| !is_served(service, port, ip.is_ipv4()));
+        unserved.map(move |ip| (port.protocol, SocketAddr::new(*ip, port.port)))
+    })
+}
+
+/// Whether anybody serves what comes from outside to a port, in a family.
+fn is_served(service: &Service, port: &Port, ipv4: bool) -> bool {
+    service.endpoints.iter().any(|endpoint| {
+        endpoint.address.is_ipv4() == ipv4 && endpoint.scopes.external && endpoint.port(&port.name).is_some()
+    })
+}
+
+/// What kube-proxy does otherwise with a Service in the configured mode alone: entries, and what and why.
+fn of_mode(service: &Service, said: &Config) -> Vec<(u8, String)> {
+    let mut found = Vec::new();
+    match said.mode {
+        Mode::Iptables => {
+            let families: BTreeSet<bool> = service.cluster_ips.iter().map(IpAddr::is_ipv4).collect();
+            for (_, at) in unserved_of(service) {
+                found.push((
+                    8,
+                    format!(
+                        "nothing serves {at}: the node itself is refused, too; kube-proxy in mode iptables lets what the node sends there leave it"
+                    ),
+                ));
+            }
+            for port in &service.ports {
+                let Some(number) = port.node_port else { continue };
+                let unserved = families.iter().any(|ipv4| !is_served(service, port, *ipv4));
+                if unserved && said.node_port_addresses != NodePortAddresses::All {
+                    found.push((
+                        9,
+                        format!(
+                            "nothing serves its NodePort {number}, which is refused on the addresses of nodePortAddresses; kube-proxy in mode iptables refuses it on all of the node's"
+                        ),
+                    ));
+                }
+            }
+            for filter in &service.source_filters {
+                let ipv4 = filter.targets.iter().any(IpAddr::is_ipv4);
+                if service.ports.iter().any(|port| !is_served(service, port, ipv4)) {
+                    found.push((
+                        10,
+                        "nothing serves it, which only those in loadBalancerSourceRanges are told; kube-proxy in mode iptables tells everybody".to_owned(),
+                    ));
                 }
             }
         }
+        Mode::Ipvs if service.external_traffic_to_local => found.push((
+            11,
+            "externalTrafficPolicy is Local: this node and its pods reach all endpoints by its external addresses; in kube-proxy's mode ipvs those of the node only".to_owned(),
+        )),
+        Mode::Ipvs | Mode::Nftables | Mode::Kernelspace => {}
     }
-    unserved
+    found
 }
 
 /// What another mode does otherwise, if the configuration is for one.
@@ -176,7 +228,7 @@ mod tests {
     use std::sync::Arc;
 
     use localnet_config::{KubeProxyFlags, Platform, Reader};
-    use localnet_proto::{Endpoint, EndpointPort, Port, Scopes};
+    use localnet_proto::{Endpoint, EndpointPort, Scopes, SourceFilter};
 
     use super::*;
 
@@ -239,6 +291,25 @@ mod tests {
         check(vec![host, service("nobody", external)], Mode::Nftables, &[(Some("host"), Some(1))]);
         let node_port = service("web", |web| web.ports = vec![port(Some(30_080))]);
         check(vec![node_port.clone()], Mode::Iptables, &[(None, Some(5))]);
+        check(vec![service("nobody", external)], Mode::Nftables, &[]);
+        check(vec![service("nobody", external)], Mode::Iptables, &[(Some("nobody"), Some(8))]);
+        let guarded = service("guarded", |web| {
+            let vip: IpAddr = "203.0.113.80".parse().unwrap();
+            web.load_balancer_ips = vec![vip];
+            web.source_filters =
+                vec![SourceFilter { targets: vec![vip], source_ranges: vec!["198.51.100.0/24".parse().unwrap()] }];
+        });
+        let of_both = [(Some("guarded"), Some(8)), (Some("guarded"), Some(10))];
+        check(vec![guarded.clone()], Mode::Iptables, &of_both);
+        check(vec![guarded], Mode::Nftables, &[]);
+        let local = service("local", |web| web.external_traffic_to_local = true);
+        check(vec![local.clone()], Mode::Ipvs, &[(Some("local"), Some(11))]);
+        check(vec![local], Mode::Nftables, &[]);
+        let mut restricted = self::said(Mode::Iptables);
+        restricted.node_port_addresses = NodePortAddresses::Primary;
+        let localized = Localized { services: vec![node_port.clone()], ..Localized::default() };
+        let found = differences(&localized, &restricted);
+        assert_eq!(found.iter().map(|found| found.entry).collect::<Vec<_>>(), [Some(9)], "{found:?}");
         let mut said = said(Mode::Iptables);
         said.iptables.localhost_node_ports = true;
         let found = differences(&Localized { services: vec![node_port], ..Localized::default() }, &said);

@@ -7,7 +7,7 @@
 
 mod format;
 
-use std::{collections::BTreeMap, env, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use http::{HeaderValue, StatusCode, header};
 use pprof::{ProfilerGuard, ProfilerGuardBuilder};
@@ -32,7 +32,6 @@ const INDEX: &str = "\
 <body>
 <h1>/debug/pprof/</h1>
 <ul>
-<li><a href=\"cmdline\">cmdline</a>: how this program was started</li>
 <li><a href=\"profile\">profile</a>: where processor time goes; <code>seconds</code> says for how long, <code>go tool pprof</code> shows it</li>
 </ul>
 </body>
@@ -44,9 +43,8 @@ pub(super) async fn answer(path: &str, query: Option<&str>) -> Answer {
     match path {
         "" => moved(),
         "/" => answer::unsniffed("text/html; charset=utf-8", INDEX),
-        "/cmdline" => answer::unsniffed(TEXT, env::args().collect::<Vec<_>>().join("\0")),
         "/profile" => profile(seconds(query)).await,
-        // Go has more of them, such as its garbage collector's.
+        // Go has more of them, such as its garbage collector's. kube-proxy's has no `cmdline` either, though its index names it.
         _ => failed(StatusCode::NOT_FOUND, "Unknown profile\n".to_owned()),
     }
 }
@@ -155,7 +153,7 @@ mod tests {
 
     #[tokio::test]
     async fn pages_are_those_of_go() {
-        for (path, status) in [("", 302), ("/", 200), ("/cmdline", 200), ("/heap", 404), ("/profile/", 404)] {
+        for (path, status) in [("", 302), ("/", 200), ("/cmdline", 404), ("/heap", 404), ("/profile/", 404)] {
             assert_eq!(answer(path, None).await.status().as_u16(), status, "{path}");
         }
     }

@@ -1,11 +1,12 @@
 //! Tests of the programs as they are shipped, and of the repository itself: see the `tests` folder of this crate.
 //!
-//! Here is what these tests share: starting the programs, or [`kube_proxy`], in a lab's node, waiting until packets say something, and
-//! [`load`].
+//! Here is what these tests share: starting the programs, or [`kube_proxy`], in a lab's node, waiting until packets say something,
+//! [`load`], and [`privileges`].
 
 mod backend;
 pub mod kube_proxy;
 pub mod load;
+pub mod privileges;
 
 use std::{
     collections::BTreeSet,

@@ -4,8 +4,10 @@
 //! |---|---|
 //! | `api` | an API server for a guest, and the objects of Cases in it |
 //! | `kube_proxy` | where kube-proxy's ipvs mode differs from what a Case says, by entries of `docs/differences.md` |
+//! | `privileges` | one capability is enough, and no program is started |
 //! | `restarts` | programs that are killed, endpoints that go, and `ipvsadm -C`, with connections all the time |
 
 mod api;
 mod kube_proxy;
+mod privileges;
 mod restarts;

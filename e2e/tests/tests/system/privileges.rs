@@ -1,84 +1,19 @@
 //! Least privilege: what docs/operations.md says that each program needs is enough, and is all that it has.
 
 use std::{
-    fs::{self, File, Permissions},
+    fs::{self, Permissions},
     net::SocketAddr,
     os::unix::fs::PermissionsExt as _,
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Command,
 };
 
 use anyhow::Context as _;
-use localnet_e2e::{Backend, Programs, await_condition, program};
-use localnet_lab::{Endpoint, Namespace, Network, Probe, Protocol, Running, Servers, Topology};
-
-/// Bits of capabilities, as `/proc/PID/status` has them.
-const NET_ADMIN: u64 = 1 << 12;
-const NET_RAW: u64 = 1 << 13;
-const NOBODY: u32 = 65_534;
-const ROOT: u32 = 0;
-
-/// Starts a program of ours as a user, with those capabilities and no way to more.
-fn start(
-    programs: &Programs,
-    node: &Namespace,
-    (name, user): (&str, u32),
-    capabilities: &[&str],
-    arguments: &[&str],
-) -> anyhow::Result<Running> {
-    let log = File::options().create(true).append(true).open(programs.path().join(format!("{name}.log")))?;
-    let (output, program) = (log.try_clone()?, within_reach(programs, name)?);
-    let with = |sign: &str| capabilities.iter().map(|name| format!("{sign}{name}")).collect::<Vec<_>>().join(",");
-    let (bounding, kept) = match capabilities {
-        [] => ("-all".to_owned(), "-all".to_owned()),
-        _ => (format!("-all,{}", with("+")), format!("-all,{}", with("+"))),
-    };
-    node.spawn("setpriv", |command| {
-        let user = user.to_string();
-        command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--no-new-privs"]);
-        // What the lab asks for ends with the change of user.
-        command.args([
-            "--pdeathsig",
-            "KILL",
-            "--bounding-set",
-            &bounding,
-            "--inh-caps",
-            &kept,
-            "--ambient-caps",
-            &kept,
-        ]);
-        command.arg(program).args(arguments).env("RUST_LOG", "info");
-        command.stdin(Stdio::null()).stdout(output).stderr(log)
-    })
-}
-
-/// The program where every user can start it, wherever it was built.
-fn within_reach(programs: &Programs, name: &str) -> anyhow::Result<PathBuf> {
-    let copy = programs.path().join(format!("bin-{name}"));
-    if !copy.exists() {
-        let built = program(name)?;
-        fs::hard_link(&built, &copy).or_else(|_| fs::copy(&built, &copy).map(drop))?;
-    }
-    Ok(copy)
-}
-
-/// A line of `/proc/PID/status`.
-fn status(process: &Running, name: &str) -> anyhow::Result<String> {
-    let path = format!("/proc/{}/status", process.id());
-    let status = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    Ok(line.with_context(|| format!("{path} has no {name}"))?.trim().to_owned())
-}
-
-fn has_only(process: &Running, user: u32, capabilities: u64) -> anyhow::Result<()> {
-    for set in ["CapEff", "CapPrm", "CapBnd"] {
-        let has = u64::from_str_radix(&status(process, set)?, 16)?;
-        anyhow::ensure!(has == capabilities, "{set} is {has:x}, not {capabilities:x}");
-    }
-    let uids = status(process, "Uid")?;
-    anyhow::ensure!(uids.split_whitespace().all(|uid| uid == user.to_string()), "it runs as {uids}");
-    Ok(())
-}
+use localnet_e2e::{
+    Backend, Programs, await_condition,
+    privileges::{NET_ADMIN, NET_RAW, NOBODY, ROOT, Traced, copy_examples, has_only, start},
+    program,
+};
+use localnet_lab::{Endpoint, Network, Probe, Protocol, Running, Servers, Topology};
 
 /// A node with the pods of the examples, and a folder of programs that belongs to nobody in particular.
 struct World {
@@ -97,10 +32,7 @@ impl World {
         let at = |address: &SocketAddr| Endpoint { protocol: Protocol::Tcp, address: *address };
         let servers = Servers::start(&network, endpoints.iter().map(at))?;
         let programs = Programs::new()?;
-        // The socket's folder belongs to whoever serves.
-        fs::set_permissions(programs.path(), Permissions::from_mode(0o755))?;
-        std::os::unix::fs::chown(programs.path(), Some(NOBODY), Some(NOBODY))?;
-        copy(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples")), &programs.path().join("examples"))?;
+        copy_examples(&programs)?;
         Ok(Self { programs, _servers: servers, endpoints, network })
     }
 
@@ -169,45 +101,6 @@ fn the_iptables_backend_is_root_with_two_capabilities() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The programs that a program of ours has started, by name, itself included: strace sees each `execve` of its threads and children.
-struct Traced {
-    log: PathBuf,
-    _running: Running,
-}
-
-impl Traced {
-    fn start(programs: &Programs, node: &Namespace, name: &str, arguments: &[&str]) -> anyhow::Result<Self> {
-        let trace = programs.path().join(format!("{name}.trace"));
-        let log = File::options().create(true).append(true).open(programs.path().join(format!("{name}.log")))?;
-        let (output, program) = (log.try_clone()?, program(name)?);
-        let running = node.spawn("strace", |command| {
-            command.args([
-                "--follow-forks",
-                "--seccomp-bpf",
-                "--quiet=all",
-                "--trace=execve,execveat",
-                "--signal=none",
-            ]);
-            // It ends together with what traces it.
-            command.arg("--output").arg(&trace).args(["setpriv", "--pdeathsig", "KILL"]);
-            command.arg(program).args(arguments).env("RUST_LOG", "info");
-            command.stdin(Stdio::null()).stdout(output).stderr(log)
-        })?;
-        Ok(Self { log: trace, _running: running })
-    }
-
-    fn started(&self) -> anyhow::Result<Vec<String>> {
-        let log = fs::read_to_string(&self.log).with_context(|| format!("reading {}", self.log.display()))?;
-        // PID execve("/usr/sbin/iptables-nft-save", …) = 0, or unfinished while another thread does something; -1 where a folder of
-        // the PATH has no such program.
-        let started = log.lines().filter(|line| line.contains(" execve") && !line.contains(" = -1 "));
-        let name = |line: &str| Some(line.split('"').nth(1)?.rsplit('/').next()?.to_owned());
-        let names: Vec<_> = started.filter_map(name).collect();
-        anyhow::ensure!(names.first().is_some_and(|first| first == "setpriv"), "strace says {log}");
-        Ok(names[1..].to_vec())
-    }
-}
-
 /// A brain and a backend live through a start, a change and a flush by others; says what each started until it had programmed the first
 /// state, and in all.
 fn programs_started_by(backend: Backend) -> anyhow::Result<(Vec<String>, [Vec<String>; 2])> {
@@ -216,8 +109,7 @@ fn programs_started_by(backend: Backend) -> anyhow::Result<(Vec<String>, [Vec<St
     let endpoint: SocketAddr = format!("{POD}:8080").parse()?;
     let _servers = Servers::start(&network, [Endpoint { protocol: Protocol::Tcp, address: endpoint }])?;
     let (programs, node) = (Programs::new()?, network.node());
-    let examples = programs.path().join("examples");
-    copy(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples")), &examples)?;
+    let examples = copy_examples(&programs)?;
     let (source, api) = (format!("file:{}", examples.display()), programs.api());
     let arguments = ["--source", &source, "--node-name", "node-a", "--listen", &api];
     let brain = Traced::start(&programs, node, "localnet-brain", &arguments)?;
@@ -261,15 +153,6 @@ fn the_iptables_backend_starts_its_tools_alone() -> anyhow::Result<()> {
             assert!(allowed.contains(started), "{started} was started");
         }
         assert!(!later.is_empty(), "a change and a flush were put right by {flavour}");
-    }
-    Ok(())
-}
-
-fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
-    fs::create_dir(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        fs::copy(entry.path(), to.join(entry.file_name()))?;
     }
     Ok(())
 }

@@ -13,7 +13,11 @@ pub(crate) struct Pair {
 
 impl Pair {
     pub(crate) const NFT: Self = Self { backend: Backend::Nft, mode: Mode::Nftables };
-    pub(crate) const IPTABLES: Self = Self { backend: Backend::Iptables("nft"), mode: Mode::Iptables("legacy") };
+    /// Both by both flavours of the tools.
+    pub(crate) const IPTABLES: [Self; 2] = [
+        Self { backend: Backend::Iptables("nft"), mode: Mode::Iptables("legacy") },
+        Self { backend: Backend::Iptables("legacy"), mode: Mode::Iptables("nft") },
+    ];
 
     /// Both remember a client of session affinity for each port of a Service, or ours for each address and port.
     pub(crate) fn remembers_by_port(self) -> bool {

@@ -180,9 +180,9 @@ fn pods_are_told_from_others_as_configured() -> anyhow::Result<()> {
 fn node_ports_answer_on_localhost_where_they_are_to() -> anyhow::Result<()> {
     let alone = Alone::build()?;
     let node = alone.network.node();
-    for (answers, addresses) in
-        [(true, "0.0.0.0/0"), (false, "0.0.0.0/0"), (true, "127.0.0.0/8"), (false, "127.0.0.0/8")]
-    {
+    // Of both families, as the node is.
+    let (all, loopback) = ("0.0.0.0/0, \"::/0\"", "127.0.0.0/8, \"::1/128\"");
+    for (answers, addresses) in [(true, all), (false, all), (true, loopback), (false, loopback)] {
         let lines =
             format!("mode: iptables\niptables: {{localhostNodePorts: {answers}}}\nnodePortAddresses: [{addresses}]");
         let mut running = alone.start(&lines)?;
@@ -219,9 +219,9 @@ fn there_is_a_least_time_between_two_syncs() -> anyhow::Result<()> {
         alone.write_web(port)?;
         await_applied(port)?;
     }
-    let times = applied(&alone.log());
-    assert!(times.len() >= 4, "{}", alone.log());
-    for pair in times.windows(2) {
+    // It is said after packets have seen it.
+    await_condition("each sync is said", || applied(&alone.log()).len() >= 4).with_context(|| alone.log())?;
+    for pair in applied(&alone.log()).windows(2) {
         let between = pair[1].duration_since(pair[0]);
         assert!(between.as_millis() >= 2000, "{between:?} between two syncs: {}", alone.log());
     }
@@ -238,7 +238,13 @@ fn health_answers_wait_for_two_sync_periods() -> anyhow::Result<()> {
     let _brain = alone.programs.start(node, "localnet-brain", &arguments)?;
     let backend = alone.programs.start(node, "localnet-nft", &["--api", &api, "--config", &config])?;
     let logs = || ["localnet-brain", "localnet-nft"].map(|name| alone.programs.log(name)).concat();
-    let is = |status: u16| move || get(node, "127.0.0.1:10256", "/healthz").is_ok_and(|page| page.status == status);
+    // Until a backend has reported, nothing is said of its families, and nothing is waited for.
+    let is = |status: u16| {
+        move || {
+            get(node, "127.0.0.1:10256", "/healthz")
+                .is_ok_and(|page| page.status == status && page.body.contains("IPv4"))
+        }
+    };
     let signal = |name: &str| -> anyhow::Result<()> {
         let sent = Command::new("kill").args([name, &backend.id().to_string()]).status()?;
         anyhow::ensure!(sent.success(), "kill failed");

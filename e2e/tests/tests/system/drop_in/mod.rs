@@ -2,11 +2,13 @@
 //!
 //! | file | what it shows |
 //! |---|---|
+//! | `check` | who would behave differently is told beforehand |
 //! | `effects` | what the configuration says of the node is what packets see |
 //! | `kubeadm` | the ConfigMap that kubeadm makes starts ours, and is followed |
 //! | `pages` | each page of kube-proxy's two servers, asked of both |
 //! | `takeover` | kube-proxy, ours, kube-proxy: no connection fails |
 
+mod check;
 mod effects;
 mod kubeadm;
 mod pages;

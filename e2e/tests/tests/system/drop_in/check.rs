@@ -1,0 +1,56 @@
+//! `localnet-brain check` names the Services that would behave differently, and no others.
+
+use std::process::Command;
+
+use localnet_e2e::program;
+use localnet_lab::topology::NODE;
+use serde_json::json;
+
+use super::{HTTP, NAMESPACE, PODS, World, ip};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn services_that_would_behave_differently_are_named() -> anyhow::Result<()> {
+    let world = World::build().await?;
+    let objects = world.plane.objects(NAMESPACE);
+    let port = json!([{ "name": "http", "port": 80, "targetPort": HTTP }]);
+    let sticky = json!({
+        "selector": { "app": "all" }, "ports": port, "sessionAffinity": "ClientIP", "externalIPs": ["198.51.100.1"],
+    });
+    objects.ensure_service("sticky", sticky).await?;
+    let nobody = json!({ "selector": { "app": "none" }, "ports": port, "externalIPs": ["198.51.100.2"] });
+    objects.ensure_service("nobody", nobody).await?;
+    let local = json!({
+        "type": "NodePort", "selector": { "app": "all" }, "ports": port, "externalTrafficPolicy": "Local",
+    });
+    objects.ensure_service("local", local).await?;
+    // One address belongs to the older one, the other is the node's own.
+    let taken = json!({ "selector": { "app": "none" }, "ports": port, "externalIPs": ["198.51.100.1", NODE[0].to_string()] });
+    objects.ensure_service("taken", taken).await?;
+    for service in ["sticky", "local"] {
+        objects.await_ready_addresses(service, &PODS.map(ip)).await?;
+    }
+
+    // Entries of docs/differences.md, by Service.
+    for (mode, expected) in [
+        ("nftables", vec![("sticky", 2), ("taken", 3)]),
+        // kube-proxy's empty mode.
+        ("\"\"", vec![("nobody", 8), ("sticky", 2), ("taken", 3), ("taken", 8)]),
+        ("ipvs", vec![("local", 11), ("sticky", 2), ("taken", 3)]),
+    ] {
+        let config = world.write_config("checked.yaml", &format!("mode: {mode}\nnodePortAddresses: [192.168.0.0/24]"))?;
+        let source = format!("kube:{}", world.plane.kube_proxy_kubeconfig().display());
+        let mut check = Command::new(program("localnet-brain")?);
+        let said = world.network.node().output(check.args(["check", "--config", &config, "--source", &source]))?;
+        let mut named: Vec<(&str, u8)> = Vec::new();
+        for line in said.lines().filter(|line| line.starts_with("Service ")) {
+            let (service, text) = line.trim_start_matches("Service ").split_once(": ").expect("a Service and a text");
+            let name = service.trim_start_matches("shop/");
+            let entry = text.rsplit_once("(docs/differences.md, ").map(|(_, entry)| entry.trim_end_matches(')'));
+            named.push((name, entry.and_then(|entry| entry.parse().ok()).expect("an entry")));
+        }
+        assert_eq!(named, expected, "{mode}: {said}");
+        let all = format!("; {} differences\n", said.lines().count() - 1);
+        assert!(said.ends_with(&all), "{said}");
+    }
+    Ok(())
+}
