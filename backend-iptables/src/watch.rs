@@ -58,6 +58,7 @@ impl Watch {
                     checks: Table::ALL.map(Check::new),
                     look: Instant::now() + LOOK,
                     look_not_before: Instant::now(),
+                    look_is_touched: false,
                     lock: lock.ok(),
                 })
             }
@@ -102,10 +103,8 @@ impl Watch {
     /// The tools have asked a table.
     pub(crate) fn checked(&mut self, table: Table, took: Duration, before: Before, tools: &Tools) {
         let Self::Legacy(clock) = self else { return };
-        let now = Instant::now();
-        for check in clock.checks.iter_mut().filter(|check| check.table == table) {
-            (check.at, check.not_before) = (now + CHECK.max(took * CHECK_REST), now + TOUCHED.max(took * CHECK_REST));
-        }
+        let (now, is_watched) = (Instant::now(), clock.lock.is_some());
+        clock.checks.iter_mut().filter(|check| check.table == table).for_each(|check| check.done(now, took, is_watched));
         clock.see_others(tools.locks().wrapping_sub(before.locks));
     }
 
@@ -113,7 +112,8 @@ impl Watch {
     pub(crate) fn looked(&mut self, took: Duration) {
         if let Self::Legacy(clock) = self {
             let now = Instant::now();
-            (clock.look, clock.look_not_before) = (now + LOOK.max(took * LOOK_REST), now + took * CHECK_REST);
+            let again = if std::mem::take(&mut clock.look_is_touched) { took * CHECK_REST } else { Duration::ZERO };
+            (clock.look, clock.look_not_before) = (now + LOOK.max(took * LOOK_REST), now + again);
             clock.checks = Table::ALL.map(Check::new);
         }
     }
@@ -122,10 +122,13 @@ impl Watch {
 /// How often the tables of ip_tables are asked whether they lead to our chains, and how often they are read as a whole.
 const CHECK: Duration = Duration::from_millis(700);
 const LOOK: Duration = Duration::from_secs(30);
-/// Each takes a small share of a processor only: the kernel copies whole tables to answer.
+/// Each takes a small share of a processor only: the kernel copies whole tables to answer. Where the lock is watched the clock is for
+/// those alone who take none.
 const CHECK_REST: u32 = 8;
+const WATCHED_CHECK_REST: u32 = 50;
 const LOOK_REST: u32 = 100;
-/// When somebody has taken the lock: at once, or so long after the last time. Two who watch the same lock wake each other.
+/// When somebody has taken the lock: at once, or so long after the last time. Two who watch the same lock wake each other: who is
+/// woken again and again rests for longer.
 const TOUCHED: Duration = Duration::from_millis(250);
 /// And after this the tables are read.
 const LOOK_TOUCHED: Duration = Duration::from_millis(300);
@@ -135,6 +138,8 @@ pub(crate) struct Clock {
     checks: [Check; 2],
     look: Instant,
     look_not_before: Instant,
+    /// The next one is because somebody has taken the lock.
+    look_is_touched: bool,
     lock: Option<LockWatch>,
 }
 
@@ -143,11 +148,27 @@ struct Check {
     table: Table,
     at: Instant,
     not_before: Instant,
+    /// The next one is because somebody has taken the lock.
+    is_touched: bool,
 }
 
 impl Check {
     fn new(table: Table) -> Self {
-        Self { table, at: Instant::now() + CHECK, not_before: Instant::now() }
+        let now = Instant::now();
+        Self { table, at: now + CHECK, not_before: now, is_touched: false }
+    }
+
+    /// Somebody has taken the lock.
+    fn touched(&mut self, now: Instant) {
+        self.is_touched = true;
+        self.at = self.at.min(now.max(self.not_before));
+    }
+
+    /// The table was asked, which took so long.
+    fn done(&mut self, now: Instant, took: Duration, is_watched: bool) {
+        let rest = if is_watched { WATCHED_CHECK_REST } else { CHECK_REST };
+        let again = if std::mem::take(&mut self.is_touched) { took * CHECK_REST } else { Duration::ZERO };
+        (self.at, self.not_before) = (now + CHECK.max(took * rest), now + TOUCHED.max(again));
     }
 }
 
@@ -174,9 +195,8 @@ impl Clock {
 
     fn touched(&mut self) {
         let now = Instant::now();
-        for check in &mut self.checks {
-            check.at = check.at.min(now.max(check.not_before));
-        }
+        self.checks.iter_mut().for_each(|check| check.touched(now));
+        self.look_is_touched = true;
         self.look = self.look.min((now + LOOK_TOUCHED).max(self.look_not_before));
     }
 
@@ -258,5 +278,45 @@ impl Rules {
         warn!(%error, "the subscription to nf_tables broke; subscribing again");
         self.monitor = None;
         self.again = Some(Instant::now() + AGAIN);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOOK: Duration = Duration::from_millis(400);
+
+    /// Asked once at this time after the start.
+    fn asked(check: &mut Check, start: Instant) -> Duration {
+        let began = check.at;
+        check.done(began + TOOK, TOOK, true);
+        began - start
+    }
+
+    #[test]
+    fn who_takes_the_lock_is_noticed_at_once_and_two_who_wake_each_other_rest() {
+        let start = Instant::now();
+        let mut check = Check { table: Table::Nat, at: start, not_before: start, is_touched: false };
+        assert_eq!(asked(&mut check, start), Duration::ZERO);
+        // The clock alone would ask again after twenty seconds.
+        assert_eq!(check.at, start + TOOK + TOOK * WATCHED_CHECK_REST);
+        let flush = start + Duration::from_secs(1);
+        check.touched(flush);
+        assert_eq!(asked(&mut check, start), flush - start);
+        // The other one asks because this one did, and so on.
+        check.touched(flush + TOOK);
+        assert_eq!(asked(&mut check, start), flush - start + TOOK + TOOK * CHECK_REST);
+    }
+
+    #[test]
+    fn small_tables_are_asked_often() {
+        let start = Instant::now();
+        let mut check = Check { table: Table::Filter, at: start, not_before: start, is_touched: false };
+        let took = Duration::from_millis(5);
+        check.done(start, took, true);
+        assert_eq!(check.at, start + CHECK);
+        check.touched(start);
+        assert_eq!(check.at, start + TOUCHED);
     }
 }

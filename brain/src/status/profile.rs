@@ -101,7 +101,7 @@ fn moved() -> Answer {
 }
 
 fn failed(status: StatusCode, text: String) -> Answer {
-    let mut answer = answer::of_type(TEXT, text);
+    let mut answer = answer::unsniffed(TEXT, text);
     *answer.status_mut() = status;
     answer.headers_mut().insert("x-go-pprof", HeaderValue::from_static("1"));
     answer
