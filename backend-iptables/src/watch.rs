@@ -104,7 +104,11 @@ impl Watch {
     pub(crate) fn checked(&mut self, table: Table, took: Duration, before: Before, tools: &Tools) {
         let Self::Legacy(clock) = self else { return };
         let (now, is_watched) = (Instant::now(), clock.lock.is_some());
-        clock.checks.iter_mut().filter(|check| check.table == table).for_each(|check| check.done(now, took, is_watched));
+        clock
+            .checks
+            .iter_mut()
+            .filter(|check| check.table == table)
+            .for_each(|check| check.done(now, took, is_watched));
         clock.see_others(tools.locks().wrapping_sub(before.locks));
     }
 

@@ -189,15 +189,16 @@ fn nothing_is_left_undone_or_switched_off() {
 /// docs/operations.md says which programs start others: what they link may not, either.
 #[test]
 fn only_the_iptables_backend_starts_programs() {
-    const FOLDERS: [&str; 8] =
-        ["proto", "config", "client", "linux", "brain", "backend-nft", "backend-ipvs", "node"];
+    const FOLDERS: [&str; 8] = ["proto", "config", "client", "linux", "brain", "backend-nft", "backend-ipvs", "node"];
     let mut found = Vec::new();
     for (path, text) in rust_sources() {
         let name = name(&path);
         let (folder, rest) = name.split_once('/').unwrap();
         let is_shipped = FOLDERS.contains(&folder) && rest.contains("src/") && !rest.ends_with("tests.rs");
         let code = text.lines().take_while(|line| line.trim() != "#[cfg(test)]");
-        let starts = |line: &&str| ["process::Command", "Command::new(", "tokio::process"].iter().any(|word| line.contains(word));
+        let starts = |line: &&str| {
+            ["process::Command", "Command::new(", "tokio::process"].iter().any(|word| line.contains(word))
+        };
         found.extend(code.filter(|_| is_shipped).filter(starts).map(|line| format!("{name}: {line}")));
     }
     assert!(found.is_empty(), "{found:#?}");

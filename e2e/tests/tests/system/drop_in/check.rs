@@ -24,7 +24,8 @@ async fn services_that_would_behave_differently_are_named() -> anyhow::Result<()
     });
     objects.ensure_service("local", local).await?;
     // One address belongs to the older one, the other is the node's own.
-    let taken = json!({ "selector": { "app": "none" }, "ports": port, "externalIPs": ["198.51.100.1", NODE[0].to_string()] });
+    let taken =
+        json!({ "selector": { "app": "none" }, "ports": port, "externalIPs": ["198.51.100.1", NODE[0].to_string()] });
     objects.ensure_service("taken", taken).await?;
     for service in ["sticky", "local"] {
         objects.await_ready_addresses(service, &PODS.map(ip)).await?;
@@ -37,7 +38,8 @@ async fn services_that_would_behave_differently_are_named() -> anyhow::Result<()
         ("\"\"", vec![("nobody", 8), ("sticky", 2), ("taken", 3), ("taken", 8)]),
         ("ipvs", vec![("local", 11), ("sticky", 2), ("taken", 3)]),
     ] {
-        let config = world.write_config("checked.yaml", &format!("mode: {mode}\nnodePortAddresses: [192.168.0.0/24]"))?;
+        let config =
+            world.write_config("checked.yaml", &format!("mode: {mode}\nnodePortAddresses: [192.168.0.0/24]"))?;
         let source = format!("kube:{}", world.plane.kube_proxy_kubeconfig().display());
         let mut check = Command::new(program("localnet-brain")?);
         let said = world.network.node().output(check.args(["check", "--config", &config, "--source", &source]))?;
