@@ -55,14 +55,15 @@ bless: deps ## Rewrite the expectations (golden files); read the difference befo
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-ipvs --test cases states_give_plans
 	git diff --stat
 
-bench: deps controlplane ## Figures beside kube-proxy, into docs/PERFORMANCE.md (40 minutes; QUICK=1: 5, into target/bench; needs root)
+bench: deps controlplane ## Figures beside kube-proxy, into docs/PERFORMANCE.md (40 minutes; QUICK=1: 5, into target/bench; CONTINUE=1: what is left of a run that was interrupted; needs root)
 	@[ "$$(id -u)" = 0 ] || { echo "make bench creates network namespaces: run it as root" >&2; exit 1; }
 	$(CARGO) build --release --locked --workspace --bins --bench steps --bench nft --bench from_yaml
 	mkdir -p target/bench
+	$(if $(CONTINUE),,rm -f target/bench/runs.jsonl)
 	$(CARGO) bench --locked --workspace --bench steps -- --noplot $(if $(QUICK),--quick)
 	QUICK=$(QUICK) FIGURES=$(CURDIR)/target/bench/kernel.json $(CARGO) bench --locked --workspace --bench nft
 	$(if $(QUICK),SERVICES=1000) $(CARGO) bench --locked --workspace --bench from_yaml
-	target/release/localnet-bench --kernel target/bench/kernel.json --criterion target/criterion \
+	target/release/localnet-bench --kernel target/bench/kernel.json --criterion target/criterion --runs target/bench/runs.jsonl \
 		$(if $(QUICK),--quick --output target/bench,--output docs)
 
 clean: ## Remove what was built, caches included

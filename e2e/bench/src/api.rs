@@ -41,6 +41,19 @@ impl Kind {
             Self::EndpointSlices => format!("/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"),
         }
     }
+
+    /// The path of one of them.
+    pub(crate) fn item(self, name: &str) -> String {
+        format!("{}/{name}", self.path())
+    }
+
+    /// Those of a size.
+    pub(crate) fn bodies(self, size: Size) -> Box<dyn Iterator<Item = Value>> {
+        match self {
+            Self::Services => Box::new(size.services()),
+            Self::EndpointSlices => Box::new(size.slices()),
+        }
+    }
 }
 
 /// Makes all of the objects.
@@ -54,9 +67,14 @@ pub(crate) async fn create(client: &Client, kind: Kind, bodies: impl Iterator<It
     Ok(())
 }
 
+/// An object, as the API server tells it.
+pub(crate) async fn get(client: &Client, path: &str) -> anyhow::Result<Value> {
+    client.request(Request::get(path).body(Vec::new())?).await.with_context(|| format!("reading {path}"))
+}
+
 /// Replaces a slice.
 pub(crate) async fn replace(client: &Client, slice: &Slice) -> anyhow::Result<()> {
-    let request = Request::put(format!("{}/{}", Kind::EndpointSlices.path(), slice.name))
+    let request = Request::put(Kind::EndpointSlices.item(&slice.name))
         .header("Content-Type", "application/json")
         .body(slice.body.to_string().into())?;
     client.request_text(request).await.with_context(|| format!("replacing EndpointSlice {}", slice.name))?;

@@ -65,6 +65,11 @@ impl Size {
         SocketAddrV4::new(cluster_ip(number), PORT).into()
     }
 
+    /// The Service of this number.
+    pub(crate) fn name(self, number: u32) -> String {
+        name(number)
+    }
+
     /// Services that stand for all: the first, the last, and some evenly between them.
     pub(crate) fn sample(self) -> Vec<SocketAddr> {
         const BETWEEN: u32 = 32;

@@ -17,6 +17,7 @@
 //! | [`usage`] | what processes spend |
 //! | [`mod@measure`] | the steps |
 //! | [`steps`] | what criterion measured of steps alone |
+//! | [`etcd`] | what an API server would take too long to write |
 //! | [`figures`] | what came of them |
 //! | [`goals`] | what should have come of them; pure |
 //! | [`report`] | how it is told; pure |
@@ -24,6 +25,7 @@
 mod api;
 mod cluster;
 mod contestants;
+mod etcd;
 mod figures;
 mod goals;
 mod machine;
@@ -37,7 +39,13 @@ mod statistics;
 mod steps;
 mod usage;
 
-use std::{collections::BTreeMap, fs, io::Write as _, path::Path, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{ErrorKind, Write as _},
+    path::Path,
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use clap::Parser as _;
@@ -76,7 +84,7 @@ fn measure(options: &Options) -> anyhow::Result<Figures> {
         machine: Machine::of_this()?,
         quick: options.quick,
         rate: RATE,
-        runs: Vec::new(),
+        runs: options.runs.as_deref().map_or_else(|| Ok(Vec::new()), measured)?,
         kernel,
         steps: options.criterion.as_deref().map_or_else(|| Ok(BTreeMap::new()), steps::read)?,
     };
@@ -85,13 +93,24 @@ fn measure(options: &Options) -> anyhow::Result<Figures> {
             if !options.only.is_empty() && !options.only.iter().any(|part| contestant.name.contains(part.as_str())) {
                 continue;
             }
+            let done = |run: &Run| {
+                run.contestant == contestant.name && (run.services, run.endpoints) == (size.services, size.endpoints)
+            };
+            if figures.runs.iter().any(done) {
+                continue;
+            }
             if !may_end(&figures.runs, contestant.name, size, options.lengths(size).give_up) {
                 say(&format!("{} at {size}: left out, it would not be complete in time", contestant.name));
                 continue;
             }
             let run = measure::run(runtime.handle(), contestant, size, &options.lengths(size), &options.cache)
                 .with_context(|| format!("measuring {} at {size}", contestant.name))?;
-            say(&serde_json::to_string(&run)?);
+            let line = serde_json::to_string(&run)?;
+            say(&line);
+            if let Some(path) = &options.runs {
+                let mut file = File::options().create(true).append(true).open(path)?;
+                writeln!(file, "{line}").with_context(|| format!("writing {}", path.display()))?;
+            }
             figures.runs.push(run);
         }
     }
@@ -110,6 +129,16 @@ fn may_end(runs: &[Run], contestant: &str, size: Size, give_up: Duration) -> boo
 fn read<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
     let text = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
     serde_json::from_slice(&text).with_context(|| format!("reading figures from {}", path.display()))
+}
+
+/// The runs of a benchmark that was interrupted, a line for each.
+fn measured(path: &Path) -> anyhow::Result<Vec<Run>> {
+    let text = match fs::read_to_string(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        text => text.with_context(|| format!("reading {}", path.display()))?,
+    };
+    let runs: Result<Vec<Run>, _> = text.lines().map(serde_json::from_str).collect();
+    runs.with_context(|| format!("reading runs from {}", path.display()))
 }
 
 /// Tells the person who waits.

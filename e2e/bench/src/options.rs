@@ -25,6 +25,9 @@ pub(crate) struct Options {
     /// Where the figures go: performance.json, PERFORMANCE.md and a folder of plots
     #[arg(long, value_name = "FOLDER")]
     pub(crate) output: PathBuf,
+    /// Each run is added to this file, and those that are in it are not measured again: a benchmark that was interrupted goes on
+    #[arg(long, value_name = "FILE")]
+    pub(crate) runs: Option<PathBuf>,
     /// What `cargo bench -p localnet-nft` wrote
     #[arg(long, value_name = "FILE")]
     pub(crate) kernel: Option<PathBuf>,

@@ -1,5 +1,5 @@
-//! A control plane with everything in it. It is filled once for each size, through the API; every contestant then gets a fresh one that
-//! begins with what etcd held, so that all find the same.
+//! A control plane with everything in it. It is filled once for each size: the first object of each kind through the API, the others as
+//! copies of it in etcd. Every contestant then gets a fresh one that begins with what etcd held, so that all find the same.
 
 use std::{
     fs,
@@ -11,10 +11,12 @@ use std::{
 use anyhow::Context as _;
 use localnet_controlplane::{ControlPlane, NewNode, Options, binary};
 use localnet_lab::topology::{NODE as NODE_ADDRESSES, POD_CIDRS};
+use serde_json::json;
 
 use crate::{
     api::{self, Kind},
     cluster::{NAMESPACE, SERVICE_CIDRS, Size},
+    etcd::{self, Entry, like},
     machine::version,
     say,
     site::NODE,
@@ -64,12 +66,42 @@ pub(crate) async fn filled(size: Size, cache: &Path) -> anyhow::Result<PathBuf> 
     let labels = [("topology.kubernetes.io/zone", "zone-a")];
     let node = NewNode { name: NODE, addresses: &NODE_ADDRESSES, labels: &labels, pod_cidrs: &POD_CIDRS };
     objects.ensure_node(node).await?;
-    let client = plane.client();
-    api::create(&client, Kind::Services, size.services()).await.context("making Services")?;
-    api::create(&client, Kind::EndpointSlices, size.slices()).await.context("making EndpointSlices")?;
+    fill(&plane, size).await?;
     plane.save(&new)?;
     fs::rename(&new, &folder).with_context(|| format!("renaming {}", new.display()))?;
     Ok(folder)
+}
+
+/// Writes all objects of a size.
+async fn fill(plane: &ControlPlane, size: Size) -> anyhow::Result<()> {
+    let client = plane.client();
+    // The first one and the probe's.
+    let pair = [0, size.services];
+    for kind in [Kind::Services, Kind::EndpointSlices] {
+        let bodies = pair.into_iter().filter_map(|number| kind.bodies(size).nth(number as usize));
+        api::create(&client, kind, bodies).await.with_context(|| format!("making {kind:?}"))?;
+    }
+    let service = api::get(&client, &Kind::Services.item(&size.name(0))).await?;
+    let slice = api::get(&client, &Kind::EndpointSlices.item(&size.slice(0, None).name)).await?;
+    let address = api::get(&client, &format!("/apis/networking.k8s.io/v1/ipaddresses/{}", size.vip(0).ip())).await?;
+    let entries =
+        size.services().zip(size.slices()).zip(0..size.services).skip(1).flat_map(|((body, endpoints), number)| {
+            let (name, ip) = (size.name(number), size.vip(number).ip());
+            let used = json!({ "metadata": { "name": ip }, "spec": { "parentRef": { "name": name } } });
+            let slice_name = size.slice(number, None).name;
+            [
+                (format!("/registry/services/specs/{NAMESPACE}/{name}"), like(&service, &body, number)),
+                (format!("/registry/ipaddresses/{ip}"), like(&address, &used, number)),
+                (format!("/registry/endpointslices/{NAMESPACE}/{slice_name}"), like(&slice, &endpoints, number)),
+            ]
+        });
+    etcd::put(plane.etcd(), entries.map(|(key, object)| Entry { key, object })).await?;
+    // It takes them for its own.
+    let last = size.services - 1;
+    let found = api::get(&client, &Kind::Services.item(&size.name(last))).await.context("reading a copy")?;
+    let expected = size.vip(last).ip().to_string();
+    anyhow::ensure!(found["spec"]["clusterIP"] == expected.as_str(), "a copy is {found}");
+    Ok(())
 }
 
 /// Differs when what would be written differs, or who writes it.

@@ -176,6 +176,11 @@ impl ControlPlane {
         Objects::new(self.client(), namespace)
     }
 
+    /// Where etcd answers, as an URL.
+    pub fn etcd(&self) -> &str {
+        &self.etcd_url
+    }
+
     /// Kills the API server; etcd keeps what it holds. Nothing happens if it is not running.
     pub fn stop_apiserver(&mut self) -> anyhow::Result<()> {
         self.apiserver.take().map_or(Ok(()), Process::kill)
