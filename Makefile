@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane vm build demo test differential mutants lint bless bench clean
+.PHONY: help deps controlplane helm vm build demo test chart differential mutants lint bless bench clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -13,6 +13,9 @@ deps: ## Install the Debian packages that the demo and the tests need
 controlplane: ## Build etcd, kube-apiserver, kube-controller-manager, kube-proxy and grpcurl from Go modules (cached)
 	@e2e/controlplane/build.sh
 
+helm: ## Build helm from Go modules (cached)
+	@e2e/helm/build.sh
+
 vm: ## Make the guest for tests that need IPVS: a Debian kernel, in .cache; installs QEMU
 	@e2e/deps.sh guest
 	@e2e/vm/build.sh
@@ -24,10 +27,15 @@ demo: deps ## Services on screen: brain and nft backend in a throw-away network 
 	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-demo
 	$(CARGO) run --quiet --locked -p localnet-demo -- $(if $(ONCE),--once)
 
-test: deps controlplane vm ## Everything: unit, Cases, protocol, kernel, system (needs root for network namespaces)
+test: deps controlplane helm vm ## Everything: unit, Cases, protocol, kernel, system (needs root for network namespaces)
 	@[ "$$(id -u)" = 0 ] || { echo "make test creates network namespaces: run it as root" >&2; exit 1; }
 	$(CARGO) build --locked --workspace --bins --examples
 	$(CARGO) test --locked --workspace --no-fail-fast
+
+chart: controlplane helm ## The chart: lint, golden manifests, a real API server; and the package in target/
+	$(CARGO) build --locked --workspace --bins
+	$(CARGO) test --locked -p localnet-ship --test chart
+	.cache/helm/bin/helm package charts/localnet --destination target
 
 differential: deps controlplane ## Random clusters and N random packets (20000): the oracle, our backends and kube-proxy must agree (SEED=… again)
 	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-iptables
@@ -46,13 +54,16 @@ mutants: ## Turn round each decision of the brain: a test must notice (an hour o
 		END { all = n["caught.txt"] + n["timeout.txt"] + n["missed.txt"]; score = all ? 100 * (all - n["missed.txt"]) / all : 0; \
 		printf "score %.1f %% (at least 97 is asked for)\n", score; exit score < 97 }'
 
-bless: deps ## Rewrite the expectations (golden files); read the difference before you commit it
+bless: deps helm ## Rewrite the expectations (golden files); read the difference before you commit it
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-proto --test descriptor
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-config --test defaults
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-brain --test cases
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-nft --test cases states_give_plans
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-iptables --test cases states_give_plans
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-ipvs --test cases states_give_plans
+	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-proto --test api
+	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-ship --test chart values_give_the_golden_manifests
+	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-ship --test chart readme_has_the_table_of_values
 	git diff --stat
 
 bench: deps controlplane ## Figures beside kube-proxy, into docs/PERFORMANCE.md (40 minutes; QUICK=1: 5, into target/bench; CONTINUE=1: what is left of a run that was interrupted; needs root)

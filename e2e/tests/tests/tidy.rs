@@ -62,6 +62,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("localnet-demo", &["localnet-lab", "localnet-proto", "localnet-client"]),
     ("localnet-bench", &["localnet-lab", "localnet-controlplane", "localnet-proto", "localnet-client"]),
     ("localnet-e2e", &["localnet-lab", "localnet-controlplane"]),
+    ("localnet-ship", &[]),
 ];
 
 /// Crates of others that must stay out of some of ours.

@@ -1,0 +1,138 @@
+{{/* The name of everything: the release's, with the chart's in it. */}}
+{{- define "localnet.name" -}}
+{{- if contains "localnet" .Release.Name -}}
+{{ .Release.Name | trunc 52 | trimSuffix "-" }}
+{{- else -}}
+{{ printf "%s-localnet" (.Release.Name | trunc 43 | trimSuffix "-") }}
+{{- end -}}
+{{- end }}
+
+{{- define "localnet.serviceAccount" -}}
+{{ .Values.serviceAccount.name | default (include "localnet.name" .) }}
+{{- end }}
+
+{{/* Recommended labels of an object. */}}
+{{- define "localnet.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+app.kubernetes.io/name: localnet
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: localnet
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
+{{/* Those by which a DaemonSet finds its pods: they never change. */}}
+{{- define "localnet.selector" -}}
+app.kubernetes.io/name: localnet
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- define "localnet.image" -}}
+{{ .root.Values.image.registry }}/localnet-{{ .program }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{- end }}
+
+{{/* The configuration for a mode of kube-proxy's. */}}
+{{- define "localnet.config" -}}
+{{- $said := dict "apiVersion" "kubeproxy.config.k8s.io/v1alpha2" "kind" "KubeProxyConfiguration" "mode" .mode -}}
+{{ toYaml (merge $said (deepCopy .root.Values.config)) }}
+{{- end }}
+
+{{/* What an address in the configuration is for whoever asks: its host, if it is a certain one, and its port. */}}
+{{- define "localnet.httpGet" -}}
+{{- $host := regexReplaceAll ":[0-9]+$" .address "" | trimPrefix "[" | trimSuffix "]" -}}
+path: {{ .path }}
+port: {{ regexFind "[0-9]+$" .address }}
+{{- if not (has $host (list "0.0.0.0" "::")) }}
+host: {{ $host | quote }}
+{{- end }}
+{{- end }}
+
+{{/* What a backend's container may do; the same for its cleanup. */}}
+{{- define "localnet.securityContext" -}}
+{{- if eq . "ipvs" -}}
+# It sets net.ipv4.vs.*, which only a privileged container may write.
+privileged: true
+runAsUser: 0
+readOnlyRootFilesystem: true
+{{- else -}}
+# Root, as capabilities are given to no other user; it has none but these.
+runAsUser: 0
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+seccompProfile: {type: RuntimeDefault}
+capabilities:
+  drop: [ALL]
+  add: [{{ if eq . "iptables" }}NET_ADMIN, NET_RAW{{ else }}NET_ADMIN{{ end }}]
+{{- end }}
+{{- end }}
+
+{{/* What is the same in the pods of both systems. */}}
+{{- define "localnet.podSpec" -}}
+hostNetwork: true
+serviceAccountName: {{ include "localnet.serviceAccount" . }}
+# Only the brain has a token: see its volume.
+automountServiceAccountToken: false
+priorityClassName: {{ .Values.priorityClassName }}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets: {{ toJson . }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{ toJson . }}
+{{- end }}
+{{- end }}
+
+{{/* Environment, ports and probes of the brain. */}}
+{{- define "localnet.brain" -}}
+env:
+  - name: NODE_NAME
+    valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+  {{- with .Values.apiServer.host }}
+  - name: KUBERNETES_SERVICE_HOST
+    value: {{ . | quote }}
+  - name: KUBERNETES_SERVICE_PORT
+    value: {{ $.Values.apiServer.port | quote }}
+  {{- end }}
+ports:
+  {{- with .Values.config.healthzBindAddress }}
+  - {name: healthz, containerPort: {{ regexFind "[0-9]+$" . }}, protocol: TCP}
+  {{- end }}
+  - {name: metrics, containerPort: {{ regexFind "[0-9]+$" .Values.config.metricsBindAddress }}, protocol: TCP}
+# The process answers.
+livenessProbe:
+  httpGet:
+    {{- include "localnet.httpGet" (dict "address" .Values.config.metricsBindAddress "path" "/healthz") | nindent 4 }}
+  periodSeconds: 10
+  failureThreshold: 6
+{{- with .Values.config.healthzBindAddress }}
+# The backend has applied what the brain says.
+readinessProbe:
+  httpGet:
+    {{- include "localnet.httpGet" (dict "address" . "path" "/livez") | nindent 4 }}
+  periodSeconds: 10
+{{- end }}
+resources: {{ toJson .Values.resources.brain }}
+{{- end }}
+
+{{/* Probe and resources of a backend: the brain answers for it. */}}
+{{- define "localnet.backend" -}}
+{{- with .Values.config.healthzBindAddress }}
+# The brain's answer, 503 once the backend is a minute late: one that does not recover is started anew.
+livenessProbe:
+  httpGet:
+    {{- include "localnet.httpGet" (dict "address" . "path" "/livez") | nindent 4 }}
+  initialDelaySeconds: 60
+  periodSeconds: 10
+  failureThreshold: 12
+{{- end }}
+resources: {{ toJson .Values.resources.backend }}
+{{- end }}
+
+{{- define "localnet.token" -}}
+- name: token
+  projected:
+    sources:
+      - serviceAccountToken: {path: token, expirationSeconds: 3607}
+      - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
+      - downwardAPI: {items: [{path: namespace, fieldRef: {apiVersion: v1, fieldPath: metadata.namespace}}]}
+{{- end }}

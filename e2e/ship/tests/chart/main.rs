@@ -1,0 +1,108 @@
+//! The chart: what it renders, that a real API server takes it, that nothing is left when it goes, and that its pages are true.
+//!
+//! ```text
+//! values.yaml ─┬─► readme   the table of charts/localnet/README.md
+//!              └─► helm ──► render   golden files, RBAC, configuration, command lines
+//!                      └──► install  a real API server: apply, upgrade, rollback, uninstall
+//! ```
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+mod install;
+mod readme;
+mod render;
+mod schema;
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::Context as _;
+use serde_json::Value;
+
+/// The chart's values of `tests/values`, each with a golden file of its own.
+const VALUES: [&str; 4] = ["nft", "iptables", "ipvs", "everything"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
+}
+
+fn chart(path: &str) -> PathBuf {
+    root().join("charts/localnet").join(path)
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
+}
+
+/// What helm prints; fails with what it complains of.
+fn helm(arguments: &[&str]) -> anyhow::Result<String> {
+    let cache = env::var_os("LOCALNET_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from);
+    let program = cache.join("helm/bin/helm");
+    anyhow::ensure!(program.is_file(), "{} is missing: run `make chart`", program.display());
+    // Nothing of the user's own.
+    let home = tempfile::tempdir()?;
+    let mut command = Command::new(program);
+    command.args(arguments).env("HOME", home.path()).env_remove("KUBECONFIG").env("HELM_NO_PLUGINS", "1");
+    for (variable, folder) in [("HELM_CACHE_HOME", "cache"), ("HELM_CONFIG_HOME", "config"), ("HELM_DATA_HOME", "data")]
+    {
+        command.env(variable, home.path().join(folder));
+    }
+    let run = command.output()?;
+    let (said, wrong) = (String::from_utf8(run.stdout)?, String::from_utf8_lossy(&run.stderr).into_owned());
+    anyhow::ensure!(run.status.success(), "helm {arguments:?}: {said}{wrong}");
+    Ok(said)
+}
+
+/// The manifests of a release `localnet` in `kube-system`, with a file of `tests/values` and more arguments.
+fn template(values: &str, more: &[&str]) -> anyhow::Result<String> {
+    let (chart, values) = (chart(""), chart(&format!("tests/values/{values}.yaml")));
+    let (chart, values) = (chart.to_str().unwrap(), values.to_str().unwrap());
+    let mut arguments = vec![
+        "template",
+        "localnet",
+        chart,
+        "--namespace",
+        "kube-system",
+        "--kube-version",
+        "v1.36.0",
+        "--values",
+        values,
+    ];
+    arguments.extend(more);
+    helm(&arguments)
+}
+
+/// The documents of a YAML file. Those with nothing but comments are left out.
+fn documents(text: &str) -> anyhow::Result<Vec<Value>> {
+    let documents = format!("\n{text}");
+    let documents = documents.split("\n---\n").map(|document| document.trim_start_matches("---\n"));
+    let parsed: Result<Vec<Value>, _> = documents.map(serde_saphyr::from_str).collect();
+    Ok(parsed?.into_iter().filter(|document| !document.is_null()).collect())
+}
+
+/// The one document of a kind and name.
+fn find<'a>(documents: &'a [Value], kind: &str, name: &str) -> anyhow::Result<&'a Value> {
+    let wanted = |document: &&Value| document["kind"] == kind && document["metadata"]["name"] == name;
+    documents.iter().find(wanted).with_context(|| format!("there is no {kind} {name}"))
+}
+
+/// Compares a file with what it should be; rewrites it with `UPDATE_EXPECT=1`.
+fn expect(path: &Path, expected: &str) -> anyhow::Result<()> {
+    if env::var_os("UPDATE_EXPECT").is_some() {
+        return fs::write(path, expected).with_context(|| format!("writing {}", path.display()));
+    }
+    let there = fs::read_to_string(path).unwrap_or_default();
+    let differs = there.lines().zip(expected.lines()).position(|(there, expected)| there != expected);
+    let line = differs.unwrap_or_else(|| there.lines().count().min(expected.lines().count()));
+    anyhow::ensure!(
+        there == expected,
+        "{}:{} is {:?}, and should be {:?}: `make bless` rewrites it",
+        path.display(),
+        line + 1,
+        there.lines().nth(line),
+        expected.lines().nth(line)
+    );
+    Ok(())
+}

@@ -1,0 +1,48 @@
+//! The table of values in the chart's README is made of `values.yaml`: a comment stands above each key.
+
+use anyhow::Context as _;
+
+use crate::{chart, expect, read};
+
+const TITLE: &str = "## Values\n";
+
+/// A row for each key of `values.yaml` that has a value on its line.
+fn table(values: &str) -> anyhow::Result<String> {
+    let (mut path, mut comment, mut rows) = (Vec::<String>::new(), Vec::new(), Vec::new());
+    for line in values.lines() {
+        let text = line.trim_start();
+        if text.is_empty() {
+            comment.clear();
+        } else if let Some(said) = text.strip_prefix("# ") {
+            comment.push(said);
+        } else {
+            let (key, value) = text.split_once(':').with_context(|| format!("{line:?} is no key"))?;
+            path.truncate((line.len() - text.len()) / 2);
+            path.push(key.to_owned());
+            let (name, value) = (path.join("."), value.trim());
+            if !value.is_empty() {
+                anyhow::ensure!(!comment.is_empty(), "nothing is said of {name}");
+                rows.push(format!("| `{name}` | `{value}` | {} |\n", comment.join(" ")));
+            }
+            comment.clear();
+        }
+    }
+    Ok(format!("| value | default | what |\n|---|---|---|\n{}", rows.concat()))
+}
+
+#[test]
+fn readme_has_the_table_of_values() -> anyhow::Result<()> {
+    let path = chart("README.md");
+    let readme = read(&path)?;
+    let (before, section) = readme.split_once(TITLE).context("the README has a section Values")?;
+    let after = section.find("\n## ").map_or("", |end| &section[end..]);
+    expect(&path, &format!("{before}{TITLE}\n{}{after}", table(&read(&chart("values.yaml"))?)?))
+}
+
+#[test]
+fn what_has_no_comment_is_found() {
+    let missing = table("# Of a.\na:\n  # Of b,\n  # and more.\n  b: 1\n  c: {}\n").expect_err("c has no comment");
+    assert_eq!(missing.to_string(), "nothing is said of a.c");
+    let table = table("# No key's.\n\na:\n  # Of b,\n  # and more.\n  b: 1\n# Of d.\nd: [e]\n").unwrap();
+    assert!(table.ends_with("| `a.b` | `1` | Of b, and more. |\n| `d` | `[e]` | Of d. |\n"), "{table}");
+}

@@ -1,0 +1,133 @@
+//! What the chart renders.
+
+use std::collections::BTreeSet;
+
+use anyhow::Context as _;
+use localnet_config::{Mode, Platform, Reader};
+use localnet_e2e::program;
+use serde_json::{Value, json};
+
+use crate::{VALUES, chart, documents, expect, find, helm, read, root, template};
+
+#[test]
+fn helm_has_nothing_to_complain_of() -> anyhow::Result<()> {
+    let folder = chart("");
+    for values in VALUES {
+        let values = chart(&format!("tests/values/{values}.yaml"));
+        let said = helm(&["lint", "--strict", folder.to_str().unwrap(), "--values", values.to_str().unwrap()])?;
+        assert!(said.contains("1 chart(s) linted, 0 chart(s) failed"), "{said}");
+    }
+    Ok(())
+}
+
+#[test]
+fn values_give_the_golden_manifests() -> anyhow::Result<()> {
+    for values in VALUES {
+        expect(&chart(&format!("tests/golden/{values}.yaml")), &template(values, &[])?)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn rights_are_those_of_deploy() -> anyhow::Result<()> {
+    let mut rendered = documents(&template("nft", &[])?)?;
+    rendered.retain(|document| {
+        ["ServiceAccount", "ClusterRole", "ClusterRoleBinding"].contains(&document["kind"].as_str().unwrap_or_default())
+    });
+    for document in &mut rendered {
+        document["metadata"].as_object_mut().context("an object has metadata")?.remove("labels");
+    }
+    assert_eq!(rendered, documents(&read(&root().join("deploy/rbac.yaml"))?)?);
+    Ok(())
+}
+
+#[test]
+fn the_configuration_is_one_that_the_programs_take() -> anyhow::Result<()> {
+    for (values, mode) in
+        [("nft", Mode::Nftables), ("iptables", Mode::Iptables), ("ipvs", Mode::Ipvs), ("everything", Mode::Nftables)]
+    {
+        let rendered = documents(&template(values, &[])?)?;
+        let data = &find(&rendered, "ConfigMap", "localnet")?["data"];
+        let file = data["config.yaml"].as_str().context("a text")?;
+        let reading = Reader::kube_proxy(Platform::Linux)
+            .read(file)
+            .map_err(|problems| anyhow::anyhow!("{values}: {problems}"))?;
+        assert_eq!(reading.config.mode, mode, "{values}");
+        assert_eq!(reading.config.linux.oom_score_adj, -997, "{values}");
+        if values == "everything" {
+            let file = data["windows.yaml"].as_str().context("a text")?;
+            let reading = Reader::kube_proxy(Platform::Windows).read(file);
+            let reading = reading.map_err(|problems| anyhow::anyhow!("{values}: {problems}"))?;
+            assert_eq!(reading.config.mode, Mode::Kernelspace);
+        }
+    }
+    Ok(())
+}
+
+/// Containers of Linux pods, the first ones included.
+fn containers(rendered: &[Value]) -> anyhow::Result<Vec<Value>> {
+    let pod = &find(rendered, "DaemonSet", "localnet")?["spec"]["template"]["spec"];
+    let all = ["initContainers", "containers"].map(|kind| pod[kind].as_array().cloned().unwrap_or_default());
+    Ok(all.concat())
+}
+
+/// A command line as flags alone, which the program's own `--help` must know.
+fn check_command(container: &Value) -> anyhow::Result<()> {
+    let words: Vec<_> = container["command"]
+        .as_array()
+        .context("a command")?
+        .iter()
+        .map(|word| word.as_str().unwrap_or_default())
+        .collect();
+    let (path, arguments) = words.split_first().context("a program")?;
+    let name = path.strip_prefix("/usr/bin/").with_context(|| format!("{path} is where packages put it"))?;
+    let mut help = std::process::Command::new(program(name)?);
+    help.args(arguments.iter().filter(|word| !word.starts_with("--"))).arg("--help");
+    let help = String::from_utf8(help.output()?.stdout)?;
+    let flags: BTreeSet<_> = help.split([' ', ',', '[', '\n']).filter(|word| word.starts_with("--")).collect();
+    for flag in arguments.iter().filter(|word| word.starts_with("--")) {
+        let flag = flag.split('=').next().unwrap_or_default();
+        anyhow::ensure!(flags.contains(flag), "{name} has no {flag}: {flags:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn command_lines_are_those_of_the_programs() -> anyhow::Result<()> {
+    for values in VALUES {
+        for container in containers(&documents(&template(values, &[])?)?)? {
+            check_command(&container).with_context(|| format!("{values}: {}", container["name"]))?;
+        }
+    }
+    let wrong = json!({ "command": ["/usr/bin/localnet-nft", "cleanup", "--kube-proxies"] });
+    assert!(check_command(&wrong).is_err());
+    Ok(())
+}
+
+/// docs/operations.md, "What it needs".
+#[test]
+fn containers_may_do_what_they_need_and_no_more() -> anyhow::Result<()> {
+    for values in VALUES {
+        for container in containers(&documents(&template(values, &[])?)?)? {
+            let (name, may) = (container["name"].as_str().unwrap_or_default(), &container["securityContext"]);
+            assert_eq!(may["readOnlyRootFilesystem"], true, "{values}: {name}");
+            let privileged = ["init", "ipvs", "cleanup-ipvs"].contains(&name);
+            assert_eq!(may["privileged"] == true, privileged, "{values}: {name}");
+            if !privileged {
+                let added = match name {
+                    "brain" => Value::Null,
+                    "iptables" | "cleanup-iptables" => json!(["NET_ADMIN", "NET_RAW"]),
+                    _ => json!(["NET_ADMIN"]),
+                };
+                assert_eq!(may["capabilities"]["drop"], json!(["ALL"]), "{values}: {name}");
+                assert_eq!(may["capabilities"]["add"], added, "{values}: {name}");
+                assert_eq!(may["allowPrivilegeEscalation"], false, "{values}: {name}");
+                assert_eq!(may["seccompProfile"]["type"], "RuntimeDefault", "{values}: {name}");
+            }
+            let mounts = container["volumeMounts"].as_array().into_iter().flatten();
+            let token = mounts.filter(|mount| mount["name"] == "token").count();
+            assert_eq!(token, usize::from(name == "brain"), "{values}: {name}");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! `values.schema.json` knows what there is, and refuses the rest.
+
+use anyhow::Context as _;
+use serde_json::Value;
+
+use crate::{chart, read, root, template};
+
+/// What the chart says itself.
+const OF_THE_CHART: [&str; 4] = ["apiVersion", "kind", "mode", "hostnameOverride"];
+
+/// Names of all fields below a value, with dots between them.
+fn fields(value: &Value, path: &str, into: &mut Vec<String>) {
+    for (name, value) in value.as_object().into_iter().flatten() {
+        let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+        match value.as_object() {
+            Some(inner) if !inner.is_empty() => fields(value, &path, into),
+            _ => into.push(path),
+        }
+    }
+}
+
+/// The same of what a schema allows.
+fn allowed(schema: &Value, path: &str, into: &mut Vec<String>) {
+    for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
+        let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+        if schema["properties"].is_object() { allowed(schema, &path, into) } else { into.push(path) }
+    }
+}
+
+fn schema() -> anyhow::Result<Value> {
+    serde_json::from_str(&read(&chart("values.schema.json"))?).context("values.schema.json is no JSON")
+}
+
+#[test]
+fn every_field_of_the_configuration_can_be_said() -> anyhow::Result<()> {
+    let golden: Value = serde_saphyr::from_str(&read(&root().join("config/tests/golden/v1alpha2.yaml"))?)?;
+    let (mut there, mut known) = (Vec::new(), Vec::new());
+    fields(&golden, "", &mut there);
+    allowed(&schema()?["properties"]["config"], "", &mut known);
+    there.retain(|field| !OF_THE_CHART.contains(&field.as_str()));
+    there.sort();
+    known.sort();
+    assert_eq!(known, there);
+    Ok(())
+}
+
+#[test]
+fn every_value_is_in_the_schema() -> anyhow::Result<()> {
+    let values: Value = serde_saphyr::from_str(&read(&chart("values.yaml"))?)?;
+    let schema = schema()?;
+    let (mut there, mut known) = (Vec::new(), Vec::new());
+    fields(&values, "", &mut there);
+    allowed(&schema, "", &mut known);
+    // Objects of Kubernetes, and fields of the configuration that have no value here.
+    let is_in = |field: &String, all: &[String]| {
+        all.iter().any(|other| {
+            other == field || field.starts_with(&format!("{other}.")) || other.starts_with(&format!("{field}."))
+        })
+    };
+    let unknown: Vec<_> = there.iter().filter(|field| !is_in(field, &known)).collect();
+    assert!(unknown.is_empty(), "the schema does not know {unknown:?}");
+    let without: Vec<_> = known
+        .iter()
+        .filter(|field| !field.starts_with("config.") && *field != "global" && !is_in(field, &there))
+        .collect();
+    assert!(without.is_empty(), "values.yaml does not have {without:?}");
+    Ok(())
+}
+
+#[test]
+fn what_is_wrong_is_refused() {
+    for (set, complaint) in [
+        ("bakend=nft", "bakend"),
+        ("backend=kernelspace", "backend"),
+        ("image.tags=a", "tags"),
+        ("config.linux.conntrack.maxPerCor=1", "maxPerCor"),
+        ("config.mode=ipvs", "mode"),
+        ("config.metricsBindAddress=10249", "metricsBindAddress"),
+        ("config.metricsBindAddress=", "metricsBindAddress"),
+        ("apiServer.port=0", "port"),
+        ("cleanup={kube-proxy}", "cleanup"),
+        ("cleanup={nft}", "its rules would be removed at each start"),
+        ("podMonitor.enabled=true", "an address of loopback"),
+        ("resources.brain.memory=1Mi", "memory"),
+    ] {
+        let flag = if set.contains('{') || set.contains("port") || set.contains("enabled") || set.ends_with("Cor=1") {
+            "--set"
+        } else {
+            "--set-string"
+        };
+        let error = template("nft", &[flag, set]).expect_err(set).to_string();
+        assert!(error.contains(complaint), "{set}: {error}");
+    }
+}
