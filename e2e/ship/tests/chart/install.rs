@@ -1,5 +1,7 @@
 //! The chart and a real API server: it takes all manifests by server-side apply, and helm installs, upgrades, takes back and removes.
 
+use std::time::Duration;
+
 use anyhow::Context as _;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
@@ -11,8 +13,13 @@ use kube::{
 use localnet_controlplane::{ControlPlane, Options};
 use serde_json::{Value, json};
 
+use localnet_e2e::PATIENCE;
+use tokio::time::{sleep, timeout};
+
 use crate::{VALUES, chart, documents, helm, template};
 
+/// The pause between two questions whether a kind is served.
+const POLL: Duration = Duration::from_millis(50);
 const NAMESPACE: &str = "kube-system";
 /// Kinds that the chart makes, and those in which helm keeps releases.
 const KINDS: [(&str, &str, &str); 9] = [
@@ -49,6 +56,14 @@ async fn plane() -> anyhow::Result<ControlPlane> {
         }))?;
         definitions.create(&PostParams::default(), &definition).await?;
         await_condition(definitions.clone(), &name, is_crd_established()).await?;
+        // An established kind is served a moment later.
+        let (api, all) = (api(&plane.client(), ("monitoring.coreos.com", "v1", kind)), ListParams::default());
+        let served = async {
+            while api.list(&all).await.is_err() {
+                sleep(POLL).await;
+            }
+        };
+        timeout(PATIENCE, served).await.with_context(|| format!("{name} is not served"))?;
     }
     Ok(plane)
 }
