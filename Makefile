@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane helm vm build demo test chart differential mutants lint bless bench clean
+.PHONY: help deps controlplane helm vm build demo test chart images packages differential mutants lint bless bench clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -36,6 +36,14 @@ chart: controlplane helm ## The chart: lint, golden manifests, a real API server
 	$(CARGO) build --locked --workspace --bins
 	$(CARGO) test --locked -p localnet-ship --test chart
 	.cache/helm/bin/helm package charts/localnet --destination target
+
+images: ## OCI images of all programs, from nothing but a static binary, in target/images (VERIFY=1: twice, the digests must be the same)
+	@e2e/deps.sh images
+	packaging/images.sh
+	$(if $(VERIFY),packaging/images.sh verify)
+
+packages: ## The Debian package, in target/
+	packaging/deb.sh
 
 differential: deps controlplane ## Random clusters and N random packets (20000): the oracle, our backends and kube-proxy must agree (SEED=… again)
 	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-iptables

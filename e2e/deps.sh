@@ -1,13 +1,14 @@
 #!/bin/sh
 # Installs the Debian packages that `make test` and `make bench` need and that are not there yet. Changes nothing when all of them are.
 #
-#   e2e/deps.sh [guest]
+#   e2e/deps.sh [guest|images]
 #
 #   nftables    nft, to compare what it loads with what netlink loads; kube-proxy calls it
 #   iptables    both flavours of its tools, for localnet-iptables and kube-proxy
 #   iproute2    ip, to make and to enter network namespaces
 #   conntrack   what the kernel remembers of the connections under test
 #   procps      ps and sysctl
+#   systemd     its opinion of our services
 #   strace      which programs a program starts
 #   util-linux  setpriv, which ends programs together with their test
 #
@@ -18,10 +19,18 @@
 #   xz-utils, zstd    unpack its kernel
 #   ipvsadm           what the kernel holds, to compare
 #   ipset             kube-proxy's ipvs mode calls it
+#
+# and with `images`, for `make images`:
+#   buildah                                        writes OCI layouts
+#   gcc-aarch64-linux-gnu, libc6-dev-arm64-cross   link for the other processor
 set -eu
 
-packages="nftables iptables iproute2 conntrack procps strace util-linux"
-[ "${1-} $(uname -m)" != "guest x86_64" ] || packages="$packages qemu-system-x86 busybox-static kmod xz-utils zstd ipvsadm ipset"
+packages="nftables iptables iproute2 conntrack procps strace systemd util-linux"
+case "${1-} $(uname -m)" in
+"guest x86_64") packages="$packages qemu-system-x86 busybox-static kmod xz-utils zstd ipvsadm ipset" ;;
+"images x86_64") packages="buildah gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
+images*) packages=buildah ;;
+esac
 
 fail() {
     echo "failed to install test dependencies: $1" >&2

@@ -56,6 +56,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "localnet-ipvs",
         ],
     ),
+    ("localnet-packaging", &["localnet-brain", "localnet-node", "localnet-nft", "localnet-iptables", "localnet-ipvs"]),
     ("localnet-lab", &["localnet-proto"]),
     ("localnet-controlplane", &[]),
     ("localnet-vm", &[]),

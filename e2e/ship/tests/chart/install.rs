@@ -20,7 +20,8 @@ use crate::{VALUES, chart, documents, helm, template};
 
 /// The pause between two questions whether a kind is served.
 const POLL: Duration = Duration::from_millis(50);
-const NAMESPACE: &str = "kube-system";
+/// Where the release is.
+pub(crate) const NAMESPACE: &str = "kube-system";
 /// Kinds that the chart makes, and those in which helm keeps releases.
 const KINDS: [(&str, &str, &str); 9] = [
     ("", "v1", "ServiceAccount"),
@@ -68,7 +69,8 @@ async fn plane() -> anyhow::Result<ControlPlane> {
     Ok(plane)
 }
 
-fn api(client: &Client, (group, version, kind): (&str, &str, &str)) -> Api<DynamicObject> {
+/// Objects of a kind, which is group, version and name.
+pub(crate) fn api(client: &Client, (group, version, kind): (&str, &str, &str)) -> Api<DynamicObject> {
     let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
     if kind.starts_with("ClusterRole") {
         Api::all_with(client.clone(), &resource)

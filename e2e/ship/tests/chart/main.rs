@@ -3,11 +3,14 @@
 //! ```text
 //! values.yaml ─┬─► readme   the table of charts/localnet/README.md
 //!              └─► helm ──► render   golden files, RBAC, configuration, command lines
-//!                      └──► install  a real API server: apply, upgrade, rollback, uninstall
+//!                      ├──► install  a real API server: apply, upgrade, rollback, uninstall
+//!                      └──► pods     its pods, started as a kubelet does (`kubelet`), serve on two nodes and hand over
 //! ```
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 mod install;
+mod kubelet;
+mod pods;
 mod readme;
 mod render;
 mod schema;
@@ -38,6 +41,16 @@ fn read(path: &Path) -> anyhow::Result<String> {
 
 /// What helm prints; fails with what it complains of.
 fn helm(arguments: &[&str]) -> anyhow::Result<String> {
+    helm_in(arguments, |command| {
+        let run = command.output()?;
+        let (said, wrong) = (String::from_utf8(run.stdout)?, String::from_utf8_lossy(&run.stderr).into_owned());
+        anyhow::ensure!(run.status.success(), "helm {arguments:?}: {said}{wrong}");
+        Ok(said)
+    })
+}
+
+/// The same, with who runs it.
+fn helm_in(arguments: &[&str], run: impl FnOnce(&mut Command) -> anyhow::Result<String>) -> anyhow::Result<String> {
     let cache = env::var_os("LOCALNET_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from);
     let program = cache.join("helm/bin/helm");
     anyhow::ensure!(program.is_file(), "{} is missing: run `make chart`", program.display());
@@ -49,10 +62,7 @@ fn helm(arguments: &[&str]) -> anyhow::Result<String> {
     {
         command.env(variable, home.path().join(folder));
     }
-    let run = command.output()?;
-    let (said, wrong) = (String::from_utf8(run.stdout)?, String::from_utf8_lossy(&run.stderr).into_owned());
-    anyhow::ensure!(run.status.success(), "helm {arguments:?}: {said}{wrong}");
-    Ok(said)
+    run(&mut command)
 }
 
 /// The manifests of a release `localnet` in `kube-system`, with a file of `tests/values` and more arguments.

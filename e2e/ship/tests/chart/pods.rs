@@ -1,0 +1,237 @@
+//! The chart's pods as a kubelet starts them, on two nodes: from the API server's DaemonSet to a packet, and from one backend to another
+//! with connections running.
+
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr},
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{Api, api::PostParams, config::Kubeconfig};
+use localnet_controlplane::{ControlPlane, NewNode, NewPod, Options, Port};
+use localnet_e2e::{
+    Programs,
+    load::{Connections, Load},
+};
+use localnet_lab::{
+    Endpoint, Namespace, Network, Pod, Probe, Protocol, Servers, Topology,
+    topology::{CLIENT, NODE, POD_CIDRS, ROUTER, SERVICE_CIDRS},
+};
+use serde_json::json;
+
+use crate::{
+    chart, helm_in,
+    install::{NAMESPACE, api},
+    kubelet::Kubelet,
+};
+
+/// One pod on each node that serves, one that asks.
+const SERVING: [&str; 2] = ["10.180.0.1", "10.180.1.1"];
+const ASKING: [&str; 2] = ["10.180.0.2", "10.180.1.2"];
+const OTHER_POD_CIDRS: [&str; 2] = ["10.180.1.0/24", "fd00:10:180:1::/64"];
+const NODES: [&str; 2] = ["node-a", "node-b"];
+const HTTP: u16 = 8080;
+const DNS: u16 = 5353;
+const HTTP_NODE_PORT: u16 = 30_080;
+const DNS_NODE_PORT: u16 = 30_053;
+const CONNECTIONS: u32 = 25;
+const FLOWS: usize = 5;
+const SEND_EVERY: Duration = Duration::from_millis(50);
+
+struct World {
+    programs: Programs,
+    plane: ControlPlane,
+    _servers: Servers,
+    network: Network,
+    cluster_ips: Vec<IpAddr>,
+}
+
+fn addresses(pod: &str) -> [IpAddr; 2] {
+    let ip = pod.parse().expect("an address of this test");
+    Pod::at(ip).expect("a pod of the lab").addresses()
+}
+
+impl World {
+    async fn build() -> anyhow::Result<Self> {
+        let network = Network::build(Topology::with_pods(SERVING.into_iter().chain(ASKING))?)?;
+        let at = |ip| {
+            let endpoint = |protocol, port| Endpoint { protocol, address: SocketAddr::new(ip, port) };
+            [endpoint(Protocol::Tcp, HTTP), endpoint(Protocol::Udp, DNS)]
+        };
+        let servers = Servers::start(&network, SERVING.iter().flat_map(|name| addresses(name)).flat_map(at))?;
+        // Both nodes reach it, and neither is it on.
+        let plane = ControlPlane::start(Options {
+            netns: Some(network.client().path()),
+            bind_address: CLIENT[0],
+            service_cidrs: SERVICE_CIDRS.map(str::to_owned).to_vec(),
+            ..Options::default()
+        })
+        .await?;
+        trust(&plane).await?;
+        let shop = plane.objects("shop");
+        shop.ensure_namespace().await?;
+        for (name, addresses, pod_cidrs) in [(NODES[0], &NODE, &POD_CIDRS), (NODES[1], &ROUTER, &OTHER_POD_CIDRS)] {
+            shop.ensure_node(NewNode { name, addresses, labels: &[], pod_cidrs }).await?;
+        }
+        let spec = json!({
+            "type": "NodePort", "ipFamilyPolicy": "RequireDualStack", "selector": {"app": "web"},
+            "ports": [
+                {"name": "http", "port": 80, "targetPort": HTTP, "nodePort": HTTP_NODE_PORT},
+                {"name": "dns", "protocol": "UDP", "port": 53, "targetPort": DNS, "nodePort": DNS_NODE_PORT},
+            ],
+        });
+        let service = shop.ensure_service("web", spec).await?;
+        let ports =
+            [Port { name: "http", protocol: "TCP", number: HTTP }, Port { name: "dns", protocol: "UDP", number: DNS }];
+        for (pod, node) in SERVING.into_iter().zip(NODES) {
+            let (name, ips, labels) = (format!("web-{node}"), addresses(pod), [("app", "web")]);
+            shop.ensure_pod(NewPod { name: &name, node, labels: &labels, ips: &ips, ports: &ports, ready: true })
+                .await?;
+        }
+        shop.await_ready_addresses("web", &SERVING.iter().flat_map(|name| addresses(name)).collect::<Vec<_>>()).await?;
+        let cluster_ips = service.spec.and_then(|spec| spec.cluster_ips).unwrap_or_default();
+        let cluster_ips = cluster_ips.iter().map(|text| text.parse()).collect::<Result<_, _>>()?;
+        Ok(Self { programs: Programs::new()?, plane, _servers: servers, network, cluster_ips })
+    }
+
+    /// helm, where the API server is reached.
+    fn helm(&self, verb: &[&str], values: &[&str]) -> anyhow::Result<()> {
+        let kubeconfig = self.plane.kubeconfig().display().to_string();
+        let mut arguments = verb.to_vec();
+        arguments.extend(["--kubeconfig", &kubeconfig, "--namespace", NAMESPACE]);
+        arguments.extend(values.iter().flat_map(|value| ["--set", value]));
+        helm_in(&arguments, |command| self.network.client().output(command)).map(drop)
+    }
+
+    fn upgrade(&self, values: &[&str]) -> anyhow::Result<()> {
+        self.helm(&["upgrade", "localnet", &chart("").display().to_string(), "--reuse-values"], values)
+    }
+
+    /// What the controller of DaemonSets does: the pods of one node after the other are replaced.
+    async fn roll_out(&self, kubelets: &mut [Kubelet<'_>]) -> anyhow::Result<()> {
+        let daemon_set = api(&self.plane.client(), ("apps", "v1", "DaemonSet")).get("localnet").await?;
+        for kubelet in kubelets {
+            kubelet.replace(&daemon_set.data["spec"]["template"]).await?;
+        }
+        Ok(())
+    }
+
+    /// Who asks, and where: ClusterIPs from a pod of each node, NodePorts of both nodes from outside.
+    fn targets(&self, port: u16, node_port: u16) -> anyhow::Result<Vec<(&Namespace, SocketAddr)>> {
+        let mut targets = Vec::new();
+        for pod in ASKING {
+            let from = self.network.pod(pod.parse()?)?;
+            targets.extend(self.cluster_ips.iter().map(|ip| (from, SocketAddr::new(*ip, port))));
+        }
+        let nodes = NODE.into_iter().chain(ROUTER);
+        targets.extend(nodes.map(|ip| (self.network.client(), SocketAddr::new(ip, node_port))));
+        Ok(targets)
+    }
+
+    /// What the kernels of both nodes hold of a kind of rules.
+    fn rules(&self, program: &str, arguments: &[&str]) -> anyhow::Result<[String; 2]> {
+        let of = |node: &Namespace| node.output(Command::new(program).args(arguments));
+        Ok([of(self.network.node())?, of(self.network.outside())?])
+    }
+}
+
+/// What the controller manager puts into each namespace: whom to trust as the API server.
+async fn trust(plane: &ControlPlane) -> anyhow::Result<()> {
+    let kubeconfig = Kubeconfig::read_from(plane.kubeconfig())?;
+    let cluster = kubeconfig.clusters.into_iter().find_map(|cluster| cluster.cluster);
+    let authority =
+        cluster.and_then(|cluster| cluster.certificate_authority).context("the kubeconfig has a CA file")?;
+    let map = serde_json::from_value(json!({
+        "metadata": { "name": "kube-root-ca.crt" },
+        "data": { "ca.crt": fs::read_to_string(authority)? },
+    }))?;
+    let maps: Api<ConfigMap> = Api::namespaced(plane.client(), NAMESPACE);
+    maps.create(&PostParams::default(), &map).await?;
+    Ok(())
+}
+
+fn endpoints(to: SocketAddr, port: u16) -> Vec<SocketAddr> {
+    let all = SERVING.iter().flat_map(|name| addresses(name));
+    all.filter(|ip| ip.is_ipv4() == to.is_ipv4()).map(|ip| SocketAddr::new(ip, port)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_serve_and_hand_over_to_another_backend_and_back() -> anyhow::Result<()> {
+    let world = World::build().await?;
+    let server = world.plane.apiserver_address();
+    let (host, port) = (format!("apiServer.host={}", server.ip()), format!("apiServer.port={}", server.port()));
+    // What only the host's own network namespace has.
+    let limits = ["config.linux.conntrack.maxPerCore=0", "config.linux.conntrack.min=0"];
+    let values = [&[host.as_str(), &port, "iptables.flavour=legacy"][..], &limits].concat();
+    world.helm(&["install", "localnet", &chart("").display().to_string()], &values)?;
+
+    let nodes = [(world.network.node(), NODES[0], NODE[0]), (world.network.outside(), NODES[1], ROUTER[0])];
+    let kubelets = nodes.into_iter().map(|node| Kubelet::new(node, world.plane.client(), NAMESPACE));
+    let mut kubelets = kubelets.collect::<anyhow::Result<Vec<_>>>()?;
+    world.roll_out(&mut kubelets).await?;
+    let targets = world.targets(80, HTTP_NODE_PORT)?;
+    for (from, to) in &targets {
+        world
+            .programs
+            .await_answers(from, Probe::new(Protocol::Tcp, *to), &endpoints(*to, HTTP))
+            .with_context(|| kubelets.iter().map(Kubelet::logs).collect::<String>())?;
+    }
+
+    let answered = std::thread::scope(|scope| {
+        let mut loads = Vec::new();
+        for (from, to) in &targets {
+            let endpoints = endpoints(*to, HTTP).into_iter().collect();
+            let connections = Connections { source: None, to: vec![*to], endpoints, rate: CONNECTIONS };
+            loads.push(Load::connections(scope, from, connections));
+        }
+        for (from, to) in world.targets(53, DNS_NODE_PORT)? {
+            loads.push(Load::flows(scope, from, to, FLOWS, SEND_EVERY)?.0);
+        }
+        let handed = tokio::task::block_in_place(|| {
+            tokio::runtime::Handle::current().block_on(there_and_back(&world, &mut kubelets))
+        });
+        let answered: Vec<_> = loads.into_iter().map(Load::finish).collect();
+        handed.with_context(|| kubelets.iter().map(Kubelet::logs).collect::<String>())?;
+        answered.into_iter().collect::<Result<Vec<_>, _>>()
+    });
+    for answered in &answered? {
+        println!("{answered}");
+        anyhow::ensure!(answered.count > 0, "nothing was asked");
+    }
+    Ok(())
+}
+
+/// The steps of the chart's page, "Another backend".
+async fn there_and_back(world: &World, kubelets: &mut [Kubelet<'_>]) -> anyhow::Result<()> {
+    let nft = || world.rules("nft", &["list", "tables"]);
+    let iptables = || world.rules("iptables-legacy-save", &["-t", "nat"]);
+    let has = |rules: &[String; 2], what: &str| rules.iter().filter(|rules| rules.contains(what)).count();
+    // Over the first step there is a way back at any time.
+    world.upgrade(&["backend=iptables"])?;
+    world.roll_out(kubelets).await?;
+    world.helm(&["rollback", "localnet", "1"], &[])?;
+    world.roll_out(kubelets).await?;
+    world.upgrade(&["backend=iptables"])?;
+    world.roll_out(kubelets).await?;
+    anyhow::ensure!(has(&nft()?, "localnet") == 2 && has(&iptables()?, "KUBE-SVC-") == 2, "both are in the kernel");
+    world.upgrade(&["cleanup={nft}"])?;
+    world.roll_out(kubelets).await?;
+    anyhow::ensure!(has(&nft()?, "localnet") == 0, "nft's rules are there still: {:?}", nft()?);
+    // And over the second one alone.
+    world.helm(&["rollback", "localnet"], &[])?;
+    world.roll_out(kubelets).await?;
+    anyhow::ensure!(has(&iptables()?, "KUBE-SVC-") == 2, "those of iptables stay");
+
+    world.upgrade(&["backend=nft"])?;
+    world.roll_out(kubelets).await?;
+    world.upgrade(&["cleanup={iptables}"])?;
+    world.roll_out(kubelets).await?;
+    anyhow::ensure!(has(&iptables()?, "KUBE-SVC-") == 0, "iptables' rules are there still: {:?}", iptables()?);
+    world.upgrade(&["cleanup=null"])?;
+    world.roll_out(kubelets).await?;
+    anyhow::ensure!(has(&nft()?, "localnet") == 2, "{:?}", nft()?);
+    Ok(())
+}

@@ -1,0 +1,74 @@
+//! Manual pages and completions of all programs, from the same definitions as their `--help`.
+//!
+//! ```text
+//! OUT/man/man8/localnet-nft.8, localnet-nft-cleanup.8 …
+//! OUT/completions/bash/localnet-nft
+//! OUT/completions/zsh/_localnet-nft
+//! OUT/completions/fish/localnet-nft.fish
+//! ```
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use clap::{Command, CommandFactory as _};
+use clap_complete::{Shell, generate_to};
+use clap_mangen::Man;
+
+/// Where manuals are for what only root runs.
+const SECTION: &str = "8";
+
+/// All programs that are installed, as `--help` describes them.
+pub fn programs() -> Vec<Command> {
+    vec![
+        localnet_brain::args::Arguments::command(),
+        localnet_nft::args::Arguments::command(),
+        localnet_iptables::args::Arguments::command(),
+        localnet_ipvs::args::Arguments::command(),
+        localnet_node::args::Arguments::command(),
+    ]
+}
+
+/// Writes everything into a folder, which is made.
+///
+/// # Errors
+/// A file cannot be written.
+pub fn write(folder: &Path) -> anyhow::Result<()> {
+    let folder = |parts: &[&str]| -> anyhow::Result<PathBuf> {
+        let path = parts.iter().fold(folder.to_owned(), |path, part| path.join(part));
+        fs::create_dir_all(&path).with_context(|| format!("creating {}", path.display()))?;
+        Ok(path)
+    };
+    let manuals = folder(&["man", &format!("man{SECTION}")])?;
+    for mut program in programs() {
+        let name = program.get_name().to_owned();
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let into = folder(&["completions", &shell.to_string()])?;
+            let written = generate_to(shell, &mut program, &name, &into);
+            let written = written.with_context(|| format!("writing completions of {name} for {shell}"))?;
+            if shell == Shell::Bash {
+                // bash-completion finds them by the name of the program.
+                fs::rename(&written, into.join(&name)).with_context(|| format!("renaming {}", written.display()))?;
+            }
+        }
+        // Full names of subcommands, and what clap adds to each.
+        program.build();
+        write_manual(&program, &name, &manuals)?;
+    }
+    Ok(())
+}
+
+fn write_manual(command: &Command, name: &str, folder: &Path) -> anyhow::Result<()> {
+    let path = folder.join(format!("{name}.{SECTION}"));
+    let mut page = Vec::new();
+    let manual = Man::new(command.clone().name(name.to_owned())).section(SECTION).source("localnet");
+    // No date: the same text whenever it is made.
+    manual.date("").render(&mut page)?;
+    fs::write(&path, page).with_context(|| format!("writing {}", path.display()))?;
+    for subcommand in command.get_subcommands().filter(|subcommand| subcommand.get_name() != "help") {
+        write_manual(subcommand, &format!("{name}-{}", subcommand.get_name()), folder)?;
+    }
+    Ok(())
+}
