@@ -13,7 +13,7 @@ deps: ## Install the Debian packages that the demo and the tests need
 controlplane: ## Build etcd, kube-apiserver, kube-controller-manager, kube-proxy and grpcurl from Go modules (cached)
 	@e2e/controlplane/build.sh
 
-helm: ## Build helm from Go modules (cached)
+helm: ## Build helm and kubectl from Go modules (cached)
 	@e2e/helm/build.sh
 
 vm: ## Make the guest for tests that need IPVS: a Debian kernel, in .cache; installs QEMU

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Builds helm, by go.mod, from the Go module proxy into ${LOCALNET_CACHE:-<repository>/.cache}/helm/bin.
+# Builds helm and kubectl, by go.mod, from the Go module proxy into ${LOCALNET_CACHE:-<repository>/.cache}/helm/bin.
 #
-# It is built again only when go.mod, go.sum, this script or the version of Go has changed; one run at a time.
+# They are built again only when go.mod, go.sum, this script or the version of Go has changed; one run at a time.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -18,16 +18,19 @@ exec 9>"$cache/lock"
 flock 9
 
 cd "$here"
-stamp=$({ go version; cat go.mod go.sum build.sh; } | sha256sum | cut -d' ' -f1)
-if [ -x "$cache/bin/helm" ] && [ "$(cat "$cache/stamp" 2>/dev/null)" = "$stamp" ]; then
-    echo "helm is up to date"
+stamp=$({ go version; cat go.mod go.sum build.sh kubectl/main.go; } | sha256sum | cut -d' ' -f1)
+if [ -x "$cache/bin/helm" ] && [ -x "$cache/bin/kubectl" ] && [ "$(cat "$cache/stamp" 2>/dev/null)" = "$stamp" ]; then
+    echo "helm and kubectl are up to date"
     exit 0
 fi
 began=$(date +%s)
 version=$(go list -m -f '{{.Version}}' helm.sh/helm/v3)
-CGO_ENABLED=0 go build -mod=readonly -buildvcs=false -trimpath \
-    -ldflags="-s -w -X helm.sh/helm/v3/internal/version.version=$version" -o "$cache/bin/.helm.new" helm.sh/helm/v3/cmd/helm ||
-    fail "go build helm.sh/helm/v3/cmd/helm: see the lines above"
-mv "$cache/bin/.helm.new" "$cache/bin/helm"
+build() {
+    CGO_ENABLED=0 go build -mod=readonly -buildvcs=false -trimpath -ldflags="-s -w $3" -o "$cache/bin/.$1.new" "$2" ||
+        fail "go build $2: see the lines above"
+    mv "$cache/bin/.$1.new" "$cache/bin/$1"
+}
+build helm helm.sh/helm/v3/cmd/helm "-X helm.sh/helm/v3/internal/version.version=$version"
+build kubectl ./kubectl ""
 echo "$stamp" >"$cache/stamp"
-echo "built helm $version in $(($(date +%s) - began)) s"
+echo "built helm $version and kubectl in $(($(date +%s) - began)) s"

@@ -1,7 +1,13 @@
-//! Commands in the README and in `docs/` do what they say: blocks that begin with ```` ```sh run ```` are executed as they stand.
+//! Commands in the README and in `docs/` do what they say: they are executed as they stand.
 //!
-//! Those of one page run one after the other in one shell, as root, at the root of the repository, in namespaces of their own
-//! (network, mounts, processes) with an empty `/run`; the programs as built for tests and those of `make controlplane` are in PATH.
+//! Those of one page run one after the other in one shell, as root, at the root of the repository, with the programs as built for tests
+//! and those of `make controlplane` and `make helm` in PATH.
+//!
+//! | a block begins with | and runs |
+//! |---|---|
+//! | ```` ```sh run ```` | in namespaces of its own (network, mounts, processes) with an empty `/run` |
+//! | ```` ```sh cluster ```` | with a KUBECONFIG of a real API server that has kube-proxy's DaemonSet |
+//! | ```` ```sh ```` | not: [`NOT_RUN`] says why |
 
 use std::{
     fs::{self, File},
@@ -11,48 +17,71 @@ use std::{
 };
 
 use anyhow::Context as _;
+use futures::{StreamExt as _, TryStreamExt as _};
+use k8s_openapi::api::apps::v1::DaemonSet;
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams, PostParams},
+    runtime::{WatchStreamExt as _, watcher},
+};
+use localnet_controlplane::{ControlPlane, Options};
 use localnet_e2e::program;
+use serde_json::json;
 
-/// The pages that have such blocks: a page that loses its blocks, or their mark, is noticed.
-const PAGES: [&str; 2] = ["docs/README.md", "docs/migrating.md"];
+/// The pages that have such blocks, with what runs before those of a page, which its reader has from another one.
+const PAGES: [(&str, &str); 5] = [
+    ("README.md", ""),
+    ("docs/README.md", ""),
+    ("docs/backends/iptables.md", BRAIN),
+    ("docs/backends/nft.md", BRAIN),
+    ("docs/migrating.md", ""),
+];
 
-const MARK: &str = "```sh run\n";
+/// The brain of the README.
+const BRAIN: &str = "\
+localnet-brain --source file:examples --node-name demo-node &
+until [ -S /run/localnet/brain.sock ]; do sleep 0.1; done
+";
+
+/// The pages with commands for a cluster.
+const CLUSTER_PAGES: [&str; 2] = ["charts/localnet/README.md", "docs/migrating.md"];
+
+/// Blocks that are not run: page, how the block begins, and why.
+const NOT_RUN: [(&str, &str, &str); 5] = [
+    ("README.md", "make demo", "CI runs it"),
+    ("README.md", "make test", "it is what runs this"),
+    ("docs/README.md", "apt-get install", "it installs, and builds what is built here already"),
+    ("docs/backends/ipvs.md", "localnet-ipvs", "it needs a kernel with IPVS: e2e/tests/tests/ipvs runs it in a guest"),
+    ("docs/operations/packages.md", "apt-get install", "it installs a service on this machine"),
+];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Commands of a page, in their order.
-fn commands(page: &str) -> String {
-    let blocks = page.split(MARK).skip(1).filter_map(|rest| rest.split("\n```").next());
-    blocks.flat_map(|block| [block, "\n"]).collect()
+/// The blocks of a page that begin with this.
+fn blocks<'a>(page: &'a str, mark: &str) -> Vec<&'a str> {
+    let mark = format!("\n```sh{mark}\n");
+    page.split(&mark).skip(1).filter_map(|rest| rest.split("\n```").next()).collect()
 }
 
-/// Runs commands until one fails; then says which, and what was printed.
-fn run(commands: &str) -> anyhow::Result<()> {
+/// Runs commands until one fails; then says which, and what was printed. `wrapped` is what starts the shell.
+fn run(commands: &str, wrapped: &[&str], environment: &[(&str, &Path)]) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let (script, log) = (folder.path().join("script"), folder.path().join("log"));
     let tools = localnet_controlplane::binary("grpcurl")?;
-    let programs = program("localnet-brain")?;
-    let [tools, programs] =
-        [&tools, &programs].map(|path| path.parent().unwrap_or(Path::new("/")).display().to_string());
+    let cache = tools.ancestors().nth(3).context("finding the cache")?.to_owned();
+    let folders = [program("localnet-brain")?.with_file_name(""), tools.with_file_name(""), cache.join("helm/bin")];
+    let folders = folders.map(|folder| folder.display().to_string()).join(":");
     let path = std::env::var("PATH").unwrap_or_default();
-    fs::write(&script, format!("set -eux\nmount -t tmpfs tmpfs /run\nPATH={programs}:{tools}:{path}\n{commands}"))?;
+    fs::write(&script, format!("set -eux\nPATH={folders}:{path}\n{commands}"))?;
     let output = File::create(&log)?;
     let status = Command::new("timeout")
-        .args([
-            "--kill-after=1",
-            "240",
-            "unshare",
-            "--net",
-            "--mount",
-            "--pid",
-            "--fork",
-            "--kill-child",
-            "--mount-proc",
-        ])
+        .args(["--kill-after=1", "240"])
+        .args(wrapped)
         .arg("bash")
         .arg(&script)
+        .envs(environment.iter().copied())
         .current_dir(root())
         .stdout(output.try_clone()?)
         .stderr(output)
@@ -68,9 +97,25 @@ fn run(commands: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// In namespaces of its own.
+fn run_alone(commands: &str) -> anyhow::Result<()> {
+    let apart = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"];
+    run(&format!("mount -t tmpfs tmpfs /run\n{commands}"), &apart, &[])
+}
+
+fn read(page: &str) -> anyhow::Result<String> {
+    fs::read_to_string(root().join(page)).with_context(|| format!("reading {page}"))
+}
+
 fn page(name: &str) -> anyhow::Result<()> {
-    let text = fs::read_to_string(root().join(name)).with_context(|| format!("reading {name}"))?;
-    run(&commands(&text)).with_context(|| name.to_owned())
+    let (_, before) = PAGES.iter().find(|(page, _)| *page == name).context("an unknown page")?;
+    let text = read(name)?;
+    run_alone(&format!("{before}{}\n", blocks(&text, " run").join("\n"))).with_context(|| name.to_owned())
+}
+
+#[test]
+fn the_readme_is_done_as_it_says() -> anyhow::Result<()> {
+    page("README.md")
 }
 
 #[test]
@@ -84,29 +129,108 @@ fn migrating_is_done_as_its_page_says() -> anyhow::Result<()> {
 }
 
 #[test]
-fn every_page_with_such_commands_is_run() -> anyhow::Result<()> {
-    let (mut folders, mut found) = (vec![root().join("docs")], Vec::new());
-    let mut files = vec![root().join("README.md"), root().join("charts/localnet/README.md")];
+fn backends_do_what_their_pages_say() -> anyhow::Result<()> {
+    page("docs/backends/nft.md")?;
+    page("docs/backends/iptables.md")
+}
+
+/// Takes every DaemonSet for rolled out: where there are nodes, their kubelets and a controller say so.
+async fn roll_out(client: Client) -> anyhow::Result<()> {
+    let sets: Api<DaemonSet> = Api::namespaced(client.clone(), "kube-system");
+    let mut changes = watcher(sets.clone(), watcher::Config::default()).default_backoff().applied_objects().boxed();
+    while let Some(set) = changes.try_next().await? {
+        let seen = set.status.and_then(|status| status.observed_generation);
+        if seen == set.metadata.generation {
+            continue;
+        }
+        let status = json!({ "status": {
+            "observedGeneration": set.metadata.generation, "desiredNumberScheduled": 1, "currentNumberScheduled": 1,
+            "updatedNumberScheduled": 1, "numberAvailable": 1, "numberReady": 1, "numberMisscheduled": 0,
+        } });
+        let name = set.metadata.name.context("an object has a name")?;
+        sets.patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await?;
+    }
+    Ok(())
+}
+
+/// kube-proxy's DaemonSet, as far as anything here looks at it.
+async fn add_kube_proxy(client: Client) -> anyhow::Result<()> {
+    let labels = json!({ "k8s-app": "kube-proxy" });
+    let set: DaemonSet = serde_json::from_value(json!({
+        "metadata": { "name": "kube-proxy" },
+        "spec": {
+            "selector": { "matchLabels": labels },
+            "template": {
+                "metadata": { "labels": labels },
+                "spec": { "containers": [{ "name": "kube-proxy", "image": "kube-proxy" }] },
+            },
+        },
+    }))?;
+    Api::namespaced(client, "kube-system").create(&PostParams::default(), &set).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_for_a_cluster_are_taken_by_one() -> anyhow::Result<()> {
+    for name in CLUSTER_PAGES {
+        let plane = ControlPlane::start(Options { controllers: false, ..Options::default() }).await?;
+        add_kube_proxy(plane.client()).await?;
+        let rolling = tokio::spawn(roll_out(plane.client()));
+        let commands = blocks(&read(name)?, " cluster").join("\n");
+        let home = tempfile::tempdir()?;
+        let environment = [("KUBECONFIG", plane.kubeconfig()), ("HOME", home.path())];
+        let ran = tokio::task::block_in_place(|| run(&commands, &[], &environment));
+        rolling.abort();
+        ran.with_context(|| name.to_owned())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn every_command_is_run_or_it_is_said_why_not() -> anyhow::Result<()> {
+    let (mut folders, mut files) = (vec![root().join("docs")], Vec::new());
+    files.extend(["README.md", "CONTRIBUTING.md", "charts/localnet/README.md"].map(|page| root().join(page)));
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder)? {
             let path = entry?.path();
             if path.is_dir() { folders.push(path) } else { files.push(path) }
         }
     }
+    let (mut run, mut cluster, mut not) = (Vec::new(), Vec::new(), Vec::new());
     for path in files.iter().filter(|path| path.extension().is_some_and(|extension| extension == "md")) {
-        if fs::read_to_string(path)?.contains(MARK) {
-            found.push(path.strip_prefix(root())?.display().to_string());
+        let page = path.strip_prefix(root())?.display().to_string();
+        let text = fs::read_to_string(path)?;
+        if !blocks(&text, " run").is_empty() {
+            run.push(page.clone());
         }
+        if !blocks(&text, " cluster").is_empty() {
+            cluster.push(page.clone());
+        }
+        not.extend(blocks(&text, "").iter().map(|block| (page.clone(), (*block).to_owned())));
+        // A command without a name of its language would be overlooked.
+        let unnamed = text.split("\n```\n").skip(1).step_by(2).find(|block| block.starts_with("localnet-"));
+        assert!(unnamed.is_none(), "{page}: a block of commands begins with ```sh: {unnamed:?}");
     }
-    found.sort();
-    assert_eq!(found, PAGES);
+    run.sort();
+    cluster.sort();
+    assert_eq!(run, PAGES.map(|(page, _)| page));
+    assert_eq!(cluster, CLUSTER_PAGES);
+    for (page, block) in &not {
+        let listed = NOT_RUN.iter().any(|(of, begin, _)| of == page && block.starts_with(begin));
+        assert!(listed, "{page}: nobody runs this, and NOT_RUN does not say why: {block}");
+    }
+    for (page, begin, why) in NOT_RUN {
+        let there = not.iter().any(|(of, block)| of == page && block.starts_with(begin));
+        assert!(there, "{page} has no block {begin} any more ({why})");
+    }
     Ok(())
 }
 
 #[test]
 fn a_command_that_fails_is_told() {
     let text = "A page.\n```sh run\ntrue\n```\n```sh\nexit 4\n```\n```sh run\necho here | grep there\nexit 5\n```\n";
-    assert_eq!(commands(text), "true\necho here | grep there\nexit 5\n");
-    let error = format!("{:#}", run(&commands(text)).expect_err("grep finds nothing"));
+    let commands = blocks(text, " run").join("\n");
+    assert_eq!(commands, "true\necho here | grep there\nexit 5");
+    let error = format!("{:#}", run_alone(&commands).expect_err("grep finds nothing"));
     assert!(error.starts_with("ended with 1:") && error.contains("+ grep there"), "{error}");
 }
