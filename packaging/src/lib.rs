@@ -63,7 +63,7 @@ pub fn write(folder: &Path) -> anyhow::Result<()> {
 fn write_manual(command: &Command, name: &str, folder: &Path) -> anyhow::Result<()> {
     let path = folder.join(format!("{name}.{SECTION}"));
     let mut page = Vec::new();
-    let manual = Man::new(command.clone().name(name.to_owned())).section(SECTION).source("localnet");
+    let manual = Man::new(command.clone()).section(SECTION).source("localnet");
     // No date: the same text whenever it is made.
     manual.date("").render(&mut page)?;
     fs::write(&path, page).with_context(|| format!("writing {}", path.display()))?;

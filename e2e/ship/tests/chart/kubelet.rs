@@ -160,12 +160,12 @@ impl<'a> Kubelet<'a> {
             let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), self.namespace);
             let seconds = token["expirationSeconds"].as_i64();
             let asked = TokenRequestSpec { expiration_seconds: seconds, ..TokenRequestSpec::default() };
-            let asked = TokenRequest { spec: asked, ..TokenRequest::default() };
+            let asked = TokenRequest { spec: Some(asked), ..TokenRequest::default() };
             let account = text(&spec["serviceAccountName"]);
             let answer = accounts.create_token_request(account, &PostParams::default(), &asked).await;
             let answer = answer.with_context(|| format!("asking for a token of {account}"))?;
             let path = place.join(text(&token["path"]));
-            fs::write(path, answer.status.context("a token request is answered")?.token)?;
+            fs::write(path, answer.status.and_then(|status| status.token).context("a token request is answered")?)?;
         }
         for item in list(&source["downwardAPI"]["items"]) {
             ensure!(item["fieldRef"]["fieldPath"] == "metadata.namespace", "{item} is not known here");
