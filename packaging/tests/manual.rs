@@ -1,5 +1,4 @@
 //! Manual pages and completions: each program and each of its commands has them, with all flags.
-#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 use std::{fs, path::Path, process::Command as Process};
 

@@ -112,12 +112,12 @@ fn programs_know_the_flags_that_services_give_them() {
                     None => arguments.push(word.to_owned()),
                 }
             }
-            let program = arguments[0].strip_prefix("/usr/bin/").unwrap();
+            let program = arguments[0].strip_prefix("/usr/bin/").unwrap().to_owned();
             assert_eq!(format!("{program}.service"), name);
-            let parsed = try_parse(programs[program].clone(), &arguments);
+            let parsed = try_parse(programs[&program].clone(), &arguments);
             assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
             arguments.push("--no-such-flag".to_owned());
-            let wrong = try_parse(programs[program].clone(), &arguments).unwrap_err();
+            let wrong = try_parse(programs[&program].clone(), &arguments).unwrap_err();
             assert_eq!(wrong.kind(), ErrorKind::UnknownArgument);
             starts += 1;
         }

@@ -61,7 +61,7 @@ fn link(name: &str) -> String {
 fn kind(field: &FieldDescriptorProto, message: &DescriptorProto) -> String {
     let entry = message.nested_type.iter().find(|nested| {
         field.type_name().ends_with(&format!(".{}", nested.name()))
-            && nested.options.as_ref().is_some_and(|options| options.map_entry())
+            && nested.options.as_ref().is_some_and(prost_types::MessageOptions::map_entry)
     });
     if let Some(entry) = entry {
         return format!("map of {} to {}", kind(&entry.field[0], entry), kind(&entry.field[1], entry));
