@@ -62,6 +62,11 @@ impl Network {
         &self.node
     }
 
+    /// The router: what is between the node and the client, and the node of remote pods.
+    pub fn router(&self) -> &Namespace {
+        &self.router
+    }
+
     /// The outside client.
     pub fn client(&self) -> &Namespace {
         &self.client

@@ -276,6 +276,11 @@ fn script(
         format!("mount --bind /usr/bin/setpriv {root}/usr/bin/setpriv"),
         format!("mount --bind {} {root}{path}", program(name)?.display()),
         format!("mount --bind /proc {root}/proc"),
+        // Those that every container has.
+        format!("mkdir {root}/dev"),
+        format!(
+            "for name in null zero full random urandom; do touch {root}/dev/$name; mount --bind /dev/$name {root}/dev/$name; done"
+        ),
     ];
     if name == "localnet-iptables" {
         lines.push(format!("mkdir {root}/usr/sbin"));

@@ -134,7 +134,7 @@ impl World {
     /// What the kernels of both nodes hold of a kind of rules.
     fn rules(&self, program: &str, arguments: &[&str]) -> anyhow::Result<[String; 2]> {
         let of = |node: &Namespace| node.output(Command::new(program).args(arguments));
-        Ok([of(self.network.node())?, of(self.network.outside())?])
+        Ok([of(self.network.node())?, of(self.network.router())?])
     }
 }
 
@@ -168,7 +168,7 @@ async fn pods_serve_and_hand_over_to_another_backend_and_back() -> anyhow::Resul
     let values = [&[host.as_str(), &port, "iptables.flavour=legacy"][..], &limits].concat();
     world.helm(&["install", "localnet", &chart("").display().to_string()], &values)?;
 
-    let nodes = [(world.network.node(), NODES[0], NODE[0]), (world.network.outside(), NODES[1], ROUTER[0])];
+    let nodes = [(world.network.node(), NODES[0], NODE[0]), (world.network.router(), NODES[1], ROUTER[0])];
     let kubelets = nodes.into_iter().map(|node| Kubelet::new(node, world.plane.client(), NAMESPACE));
     let mut kubelets = kubelets.collect::<anyhow::Result<Vec<_>>>()?;
     world.roll_out(&mut kubelets).await?;
