@@ -10,7 +10,6 @@ use std::{
 use clap::Args;
 use localnet_config::Config;
 use localnet_proto::{Address, DEFAULT_ADDRESS, Revision};
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     Options,
@@ -110,8 +109,11 @@ pub fn exit(result: anyhow::Result<()>) -> ExitCode {
     }
 }
 
-/// Resolves on SIGTERM, SIGINT or SIGHUP (the terminal is gone).
+/// Resolves when the program is to end: on SIGTERM, SIGINT or SIGHUP (the terminal is gone).
+#[cfg(unix)]
 pub async fn terminated() {
+    use tokio::signal::unix::{SignalKind, signal};
+
     let wait = |kind| async move {
         match signal(kind) {
             Ok(mut signals) => _ = signals.recv().await,
@@ -123,5 +125,29 @@ pub async fn terminated() {
         () = wait(SignalKind::terminate()) => {}
         () = wait(SignalKind::interrupt()) => {}
         () = wait(SignalKind::hangup()) => {}
+    }
+}
+
+/// Resolves when the program is to end: on Ctrl-C or Ctrl-Break, when its console is closed, and when Windows shuts down.
+#[cfg(windows)]
+pub async fn terminated() {
+    use tokio::signal::windows;
+
+    // What cannot be waited for ends the process anyway.
+    macro_rules! wait {
+        ($what:path) => {
+            async {
+                match $what() {
+                    Ok(mut signals) => _ = signals.recv().await,
+                    Err(_) => std::future::pending().await,
+                }
+            }
+        };
+    }
+    tokio::select! {
+        () = wait!(windows::ctrl_c) => {}
+        () = wait!(windows::ctrl_break) => {}
+        () = wait!(windows::ctrl_close) => {}
+        () = wait!(windows::ctrl_shutdown) => {}
     }
 }

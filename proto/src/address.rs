@@ -3,6 +3,11 @@
 use std::{fmt, path::PathBuf, str::FromStr};
 
 /// The address that a brain serves on and backends dial when nothing else is said.
+#[cfg(windows)]
+pub const DEFAULT_ADDRESS: &str = "tcp://127.0.0.1:12090";
+
+/// The address that a brain serves on and backends dial when nothing else is said.
+#[cfg(not(windows))]
 pub const DEFAULT_ADDRESS: &str = "unix:///run/localnet/brain.sock";
 
 /// Where a brain is served.
