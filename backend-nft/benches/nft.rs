@@ -268,6 +268,7 @@ fn service(index: usize, endpoints: usize) -> Service {
         source_filters: vec![],
         health_check_node_port: None,
         ipvs_scheduler: None,
+        preserve_destination: false,
         endpoints: (0..endpoints).map(endpoint).collect(),
     }
 }

@@ -240,6 +240,7 @@ fn service_of(
         source_filters: head.ip_filters.iter().map(filter_of).collect::<Result<_, _>>().map_err(error("IPFilters"))?,
         health_check_node_port: optional_port(head.health_check_node_port).map_err(error("HealthCheckNodePort"))?,
         ipvs_scheduler: (!head.ipvs_scheduler.is_empty()).then(|| head.ipvs_scheduler.as_str().into()),
+        preserve_destination: head.preserve_destination,
         endpoints,
         key,
     })

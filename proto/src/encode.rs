@@ -150,6 +150,7 @@ impl From<&Service> for wire::Service {
             }),
             health_check_node_port: service.health_check_node_port.map_or(0, i32::from),
             ipvs_scheduler: service.ipvs_scheduler.as_deref().unwrap_or_default().to_owned(),
+            preserve_destination: service.preserve_destination,
             ..Default::default()
         }
     }

@@ -214,6 +214,9 @@ pub struct Service {
     /// Who chooses endpoints in IPVS, as the service's author wrote it; `None` if that was left open.
     #[serde(default, rename = "ipvsScheduler", skip_serializing_if = "is_default")]
     pub ipvs_scheduler: Option<Arc<str>>,
+    /// On Windows, what comes to its load balancers' addresses keeps its destination, and goes to endpoints on this node.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub preserve_destination: bool,
     /// Its endpoints, sorted by address, then ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub endpoints: Vec<Endpoint>,
@@ -235,6 +238,7 @@ impl Service {
             source_filters: Vec::new(),
             health_check_node_port: None,
             ipvs_scheduler: None,
+            preserve_destination: false,
             endpoints: Vec::new(),
         }
     }
@@ -254,6 +258,7 @@ impl Service {
             source_filters: self.source_filters.clone(),
             health_check_node_port: self.health_check_node_port,
             ipvs_scheduler: self.ipvs_scheduler.clone(),
+            preserve_destination: self.preserve_destination,
             endpoints: Vec::new(),
         }
     }

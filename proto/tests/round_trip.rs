@@ -82,6 +82,7 @@ fn service() -> impl Strategy<Value = Service> {
                 .map(|ip| SourceFilter { targets: vec![ip.into()], source_ranges: vec!["10.0.0.0/8".parse().unwrap()] })
                 .collect(),
             health_check_node_port: options.3,
+            preserve_destination: options.4.is_some(),
             ipvs_scheduler: options.4,
             endpoints,
         },

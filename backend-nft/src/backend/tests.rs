@@ -66,6 +66,7 @@ fn service(name: &str, cluster_ip: &str, endpoints: &[&str]) -> Service {
         source_filters: vec![],
         health_check_node_port: None,
         ipvs_scheduler: None,
+        preserve_destination: false,
         endpoints: endpoints.iter().map(|address| endpoint(address, ALL_SCOPES)).collect(),
     }
 }

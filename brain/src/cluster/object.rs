@@ -81,6 +81,8 @@ pub struct ServiceObject {
     pub health_check_node_port: i32,
     /// Value of the annotation `localnet.dev/ipvs-scheduler`, without spaces around it, if there is anything.
     pub ipvs_scheduler: Option<Arc<str>>,
+    /// The annotation `preserve-destination` is `true`.
+    pub preserve_destination: bool,
 }
 
 impl ServiceObject {

@@ -32,6 +32,8 @@ pub const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 pub const HEADLESS: &str = "service.kubernetes.io/headless";
 /// Annotation of a Service: who chooses its endpoints in IPVS.
 pub const IPVS_SCHEDULER: &str = "localnet.dev/ipvs-scheduler";
+/// The annotation by which kube-proxy on Windows keeps the destination of packets.
+pub const PRESERVE_DESTINATION: &str = "preserve-destination";
 /// Names the Service that an EndpointSlice belongs to.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Says when what changed an EndpointSlice last happened: RFC 3339, of a pod or a Service.
@@ -70,6 +72,10 @@ impl From<Service> for ServiceObject {
             affinity: affinity(&spec),
             health_check_node_port: spec.health_check_node_port.unwrap_or(0),
             ipvs_scheduler: annotation(service.metadata.annotations.as_ref(), IPVS_SCHEDULER),
+            preserve_destination: service.metadata.annotations.as_ref().is_some_and(|annotations| {
+                // Nothing else, as in kube-proxy.
+                annotations.get(PRESERVE_DESTINATION).is_some_and(|value| value == "true")
+            }),
             ports: spec.ports.into_iter().flatten().map(Into::into).collect(),
         }
     }
@@ -304,6 +310,20 @@ mod tests {
             let object = json!({"metadata": {"name": "web", "annotations": annotations}, "spec": {}});
             let service: ServiceObject = serde_json::from_value::<Service>(object).unwrap().into();
             assert_eq!(service.ipvs_scheduler.as_deref(), expected);
+        }
+    }
+
+    #[test]
+    fn the_destination_is_kept_where_an_annotation_says_true() {
+        for (annotations, expected) in [
+            (json!({}), false),
+            (json!({"preserve-destination": "true"}), true),
+            (json!({"preserve-destination": "True"}), false),
+            (json!({"preserve-destination": ""}), false),
+        ] {
+            let object = json!({"metadata": {"name": "web", "annotations": annotations}, "spec": {}});
+            let service: ServiceObject = serde_json::from_value::<Service>(object).unwrap().into();
+            assert_eq!(service.preserve_destination, expected);
         }
     }
 

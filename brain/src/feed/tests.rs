@@ -34,6 +34,7 @@ fn service(name: &str, port: u16) -> Arc<Service> {
         source_filters: vec![],
         health_check_node_port: None,
         ipvs_scheduler: None,
+        preserve_destination: false,
         endpoints: vec![],
     })
 }

@@ -36,6 +36,7 @@ pub(crate) fn service(ip: &str, ports: &[(i32, &str)]) -> ServiceObject {
         affinity: None,
         health_check_node_port: 0,
         ipvs_scheduler: None,
+        preserve_destination: false,
     }
 }
 

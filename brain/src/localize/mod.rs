@@ -164,6 +164,7 @@ pub fn service<'a>(
         source_filters: front.source_filters,
         health_check_node_port: health_check_node_port(object, &mut skips),
         ipvs_scheduler: object.ipvs_scheduler.clone(),
+        preserve_destination: object.preserve_destination,
         endpoints,
     };
     if let Some(bytes) = encode::too_large(&service) {

@@ -163,6 +163,7 @@ pub(crate) fn service(name: &str, port: u16, size: usize) -> Arc<Service> {
         source_filters: Vec::new(),
         health_check_node_port: None,
         ipvs_scheduler: None,
+        preserve_destination: false,
         endpoints: Vec::new(),
     })
 }
