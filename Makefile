@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane helm vm build demo test chart images packages differential mutants lint bless bench clean
+.PHONY: help deps controlplane helm vm wine build demo test chart images packages differential mutants lint bless bench clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -20,6 +20,11 @@ vm: ## Make the guest for tests that need IPVS: a Debian kernel, in .cache; inst
 	@e2e/deps.sh guest
 	@e2e/vm/build.sh
 
+wine: ## Make what builds and runs programs of Windows here, in .cache; installs mingw and Wine; builds localnet-win
+	@e2e/deps.sh windows
+	@e2e/wine/build.sh
+	@[ "$$(uname -m)" != x86_64 ] || e2e/wine/cargo build --locked -p localnet-win
+
 build: ## Build the programs in release mode
 	$(CARGO) build --release --locked -p localnet-brain -p localnet-nft -p localnet-iptables -p localnet-ipvs -p localnet-node
 
@@ -27,7 +32,7 @@ demo: deps ## Services on screen: brain and nft backend in a throw-away network 
 	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-demo
 	$(CARGO) run --quiet --locked -p localnet-demo -- $(if $(ONCE),--once)
 
-test: deps controlplane helm vm ## Everything: unit, Cases, protocol, kernel, system (needs root for network namespaces)
+test: deps controlplane helm vm wine ## Everything: unit, Cases, protocol, kernel, system (needs root for network namespaces)
 	@[ "$$(id -u)" = 0 ] || { echo "make test creates network namespaces: run it as root" >&2; exit 1; }
 	$(CARGO) build --locked --workspace --bins --examples
 	$(CARGO) test --locked --workspace --no-fail-fast
@@ -69,6 +74,7 @@ bless: deps helm ## Rewrite the expectations (golden files); read the difference
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-nft --test cases states_give_plans
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-iptables --test cases states_give_plans
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-ipvs --test cases states_give_plans
+	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-win --test cases states_give_plans
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-proto --test api
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-ship --test chart values_give_the_golden_manifests
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-ship --test chart readme_has_the_table_of_values

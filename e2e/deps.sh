@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs the Debian packages that `make test` and `make bench` need and that are not there yet. Changes nothing when all of them are.
 #
-#   e2e/deps.sh [guest|images]
+#   e2e/deps.sh [guest|windows|images]
 #
 #   nftables    nft, to compare what it loads with what netlink loads; kube-proxy calls it
 #   iptables    both flavours of its tools, for localnet-iptables and kube-proxy
@@ -23,11 +23,15 @@
 # and with `images`, for `make images`:
 #   buildah                                        writes OCI layouts
 #   gcc-aarch64-linux-gnu, libc6-dev-arm64-cross   link for the other processor
+# and with `windows`, for programs of Windows (e2e/wine), on the same processors as the guest:
+#   gcc-mingw-w64-x86-64-win32   links them
+#   wine64                       runs them
 set -eu
 
 packages="nftables iptables iproute2 conntrack procps strace systemd util-linux"
 case "${1-} $(uname -m)" in
 "guest x86_64") packages="$packages qemu-system-x86 busybox-static kmod xz-utils zstd ipvsadm ipset" ;;
+"windows x86_64") packages="$packages gcc-mingw-w64-x86-64-win32 wine64" ;;
 "images x86_64") packages="buildah gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
 images*) packages=buildah ;;
 esac

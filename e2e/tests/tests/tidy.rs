@@ -43,6 +43,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("localnet-nft", &["localnet-proto", "localnet-client", "localnet-config", "localnet-linux"]),
     ("localnet-iptables", &["localnet-proto", "localnet-client", "localnet-config", "localnet-linux"]),
     ("localnet-ipvs", &["localnet-proto", "localnet-client", "localnet-config", "localnet-linux"]),
+    ("localnet-win", &["localnet-proto", "localnet-client", "localnet-config", "localnet-hcn"]),
+    ("localnet-hcn", &[]),
     (
         "localnet-node",
         &[
@@ -76,6 +78,7 @@ const NEVER: &[(&str, &[&str])] = &[
     ("localnet-nft", &["kube", "k8s-openapi", "tonic", "prost", "nftables"]),
     ("localnet-ipvs", &["kube", "k8s-openapi", "tonic", "prost", "rtnetlink", "netlink-sys", "nftables"]),
     ("localnet-iptables", &["kube", "k8s-openapi", "tonic", "prost", "nftables"]),
+    ("localnet-win", &["kube", "k8s-openapi", "tonic", "prost", "rtnetlink", "nftables"]),
     ("localnet-brain", &["rtnetlink", "netlink-sys", "nftables"]),
 ];
 
@@ -213,6 +216,37 @@ fn every_module_says_what_it_is() {
     assert!(bare.is_empty(), "without a header: {bare:#?}");
 }
 
+/// The only crate that has lints of its own: it may have unsafe code, in one file.
+const UNSAFE: (&str, &str) = ("backend-win/ffi/Cargo.toml", "backend-win/ffi/src/dll.rs");
+
+/// The lines of a table of a manifest.
+fn table(manifest: &str, name: &str) -> BTreeSet<String> {
+    let after = manifest.split_once(&format!("[{name}]\n")).map_or("", |(_, after)| after);
+    after.lines().take_while(|line| !line.starts_with('[')).filter(|line| !line.is_empty()).map(str::to_owned).collect()
+}
+
+#[test]
+fn unsafe_code_is_in_one_file_of_one_crate_that_else_has_the_same_lints() {
+    let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
+    let (workspace, own) = (read("Cargo.toml"), read(UNSAFE.0));
+    for lints in ["rust", "clippy"] {
+        let general = table(&workspace, &format!("workspace.lints.{lints}"));
+        let missing: Vec<_> = general.difference(&table(&own, &format!("lints.{lints}"))).cloned().collect();
+        let expected: &[&str] = if lints == "rust" { &["unsafe_code = \"forbid\""] } else { &[] };
+        assert_eq!(missing, expected, "{} lacks lints of the workspace", UNSAFE.0);
+    }
+    assert!(table(&own, "lints.rust").contains("unsafe_code = \"deny\""));
+    let (word, expects) = (concat!("unsa", "fe "), concat!("expect(unsafe", "_code"));
+    let has = |text: &str| {
+        text.lines().any(|line| {
+            !line.trim_start().starts_with("//")
+                && (line.contains(word) && line.contains('{') || line.contains(expects))
+        })
+    };
+    let found: Vec<_> = rust_sources().into_iter().filter(|(_, text)| has(text)).map(|(path, _)| name(&path)).collect();
+    assert_eq!(found, [UNSAFE.1]);
+}
+
 #[test]
 fn every_crate_has_the_workspace_lints() {
     let manifests: Vec<_> = sources().into_iter().filter(|path| path.ends_with("Cargo.toml")).collect();
@@ -220,6 +254,7 @@ fn every_crate_has_the_workspace_lints() {
         .iter()
         .filter(|path| {
             **path != root().join("Cargo.toml")
+                && **path != root().join(UNSAFE.0)
                 && !fs::read_to_string(path).unwrap().contains("[lints]\nworkspace = true")
         })
         .map(|path| name(path))

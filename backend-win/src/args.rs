@@ -1,0 +1,223 @@
+//! The backend's flags, and the program that they run.
+
+use std::{
+    io::{self, Write as _},
+    net::SocketAddr,
+};
+
+use anyhow::{Context as _, bail};
+use clap::{Parser, Subcommand};
+use localnet_client::{
+    args::{self, ClientArgs},
+    program,
+    telemetry::{self, LogFormat},
+    vips::{self, flags::ConfigArgs},
+};
+use localnet_config::{Config, Mode};
+
+use crate::{Kernel, Options, WinBackend, dry_run::DryRun, hcn::contract};
+
+/// `localnet-win`
+#[derive(Debug, Parser)]
+#[command(
+    name = "localnet-win",
+    version,
+    about = "Program Services into Windows' Host Networking Service",
+    args_conflicts_with_subcommands = true
+)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    client: ClientArgs,
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Print the load balancers and endpoints that the present state gives, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Remove the load balancers and endpoints that have identifiers of localnet's
+    Cleanup {
+        #[command(flatten)]
+        config: Box<ConfigArgs>,
+        /// Remove all load balancers of this host, whoever made them: what kube-proxy does at its start
+        #[arg(long)]
+        everything: bool,
+    },
+    /// Make load balancers and endpoints for documentation addresses, see whether this HNS does what is expected of it, and remove them
+    Check(Box<ConfigArgs>),
+}
+
+impl Arguments {
+    /// Whether the configuration wants a Windows service.
+    ///
+    /// # Errors
+    /// What is wrong with flags or file.
+    pub fn wants_service(&self) -> anyhow::Result<bool> {
+        if self.command.is_some() {
+            return Ok(false);
+        }
+        Ok(self.config.begin(Mode::Kernelspace)?.is_some_and(|running| running.config().windows.run_as_service))
+    }
+}
+
+/// The options that the configuration says. `environment`: the value of `KUBE_NETWORK`, which names the network if nothing else does.
+pub fn options(said: &Config, environment: Option<String>) -> Options {
+    let winkernel = said.winkernel.clone();
+    let defaults = Options::default();
+    Options {
+        network: winkernel.network_name.or(environment).filter(|name| !name.is_empty()),
+        source_vip: winkernel.source_vip,
+        dsr: winkernel.enable_dsr,
+        forward_health_check_vip: winkernel.forward_health_check_vip,
+        root_endpoint: winkernel.root_hns_endpoint_name.unwrap_or(defaults.root_endpoint),
+        health_port: said.healthz_bind_address.as_ref().map_or(defaults.health_port, SocketAddr::port),
+    }
+}
+
+fn configured(said: &Config) -> Options {
+    options(said, std::env::var("KUBE_NETWORK").ok())
+}
+
+/// Runs the program on what `open` opens, until `shutdown`. Must be called in a tokio runtime.
+///
+/// # Errors
+/// Flags or configuration are wrong, HNS cannot be used at all, or with `--once` anything failed.
+pub async fn run<K: Kernel>(
+    arguments: Arguments,
+    mut open: impl FnMut() -> anyhow::Result<K>,
+    shutdown: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    let Arguments { command, client, config, dry_run } = arguments;
+    match command {
+        Some(Command::Cleanup { config, everything }) => {
+            telemetry::init(LogFormat::Text, "info");
+            let Some(running) = config.begin(Mode::Kernelspace)? else { return Ok(()) };
+            return backend(&config, running.config(), open()?).remove_all(everything);
+        }
+        Some(Command::Check(config)) => {
+            telemetry::init(LogFormat::Text, "info");
+            let Some(running) = config.begin(Mode::Kernelspace)? else { return Ok(()) };
+            return check(&configured(running.config()), &mut open()?);
+        }
+        None => {}
+    }
+    let to_do = config.kube_proxy.to_do()?;
+    let Some(running) = config.begin(Mode::Kernelspace)? else { return Ok(()) };
+    let said = running.config();
+    if to_do.init_only {
+        bail!("--init-only: there is nothing on Windows that needs more privileges than the rest");
+    }
+    if to_do.cleanup {
+        telemetry::init(LogFormat::Text, "info");
+        return backend(&config, said, open()?).remove_all(false);
+    }
+    client.start_log(said);
+    running.say();
+    ConfigArgs::say_mode(said, Mode::Kernelspace);
+    let source = client.source()?;
+    if dry_run {
+        let options = localnet_client::Options { once: true, ..client.options() };
+        return args::run(DryRun::new(backend(&config, said, open()?)), source, options).await;
+    }
+    let open = async |said: &Config| Ok((backend(&config, said, open()?), client.configured_options(said)));
+    let concerns = |said: &Config| (config.concerns(said), configured(said));
+    let (current, _following) = running.follow();
+    program::run(current, concerns, open, source, shutdown).await
+}
+
+fn backend<K: Kernel>(args: &ConfigArgs, said: &Config, kernel: K) -> WinBackend<K> {
+    let config: vips::Config = args.config(said);
+    WinBackend::new(config, configured(said), kernel)
+}
+
+/// Runs the suite on this HNS, and tells what was seen.
+fn check(options: &Options, kernel: &mut impl Kernel) -> anyhow::Result<()> {
+    let network =
+        options.network.as_deref().context("name a network on which endpoints may be made (--network-name)")?;
+    let seen = contract::check(kernel, network).context("this HNS does not do what is expected of it")?;
+    let mut out = io::stdout().lock();
+    for one in seen {
+        writeln!(out, "{}: {}", if one.is_so { "yes" } else { "no " }, one.what)?;
+    }
+    writeln!(out, "This HNS does what localnet-win expects of it.")?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hcn::{Kind, fake::FakeHcn};
+
+    fn said(flags: &[&str]) -> Options {
+        let arguments = Arguments::try_parse_from([&["localnet-win"], flags].concat()).unwrap();
+        let running = arguments.config.begin(Mode::Kernelspace).unwrap().unwrap();
+        options(running.config(), Some("from-environment".to_owned()))
+    }
+
+    #[test]
+    fn kube_proxys_flags_become_options() {
+        let defaults = Options { network: Some("from-environment".to_owned()), ..Options::default() };
+        for (flags, expected) in [
+            (&[][..], defaults.clone()),
+            (&["--network-name", "cbr1"], Options { network: Some("cbr1".to_owned()), ..defaults.clone() }),
+            (&["--source-vip", "10.1.2.3", "--enable-dsr"], {
+                Options { source_vip: Some("10.1.2.3".parse().unwrap()), dsr: true, ..defaults.clone() }
+            }),
+            (
+                &[
+                    "--forward-healthcheck-vip",
+                    "--root-hnsendpoint-name",
+                    "gw",
+                    "--healthz-bind-address",
+                    "0.0.0.0:9999",
+                ],
+                {
+                    Options {
+                        forward_health_check_vip: true,
+                        root_endpoint: "gw".to_owned(),
+                        health_port: 9999,
+                        ..defaults.clone()
+                    }
+                },
+            ),
+        ] {
+            assert_eq!(said(flags), expected, "{flags:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_suite_runs_on_the_network_that_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("config.yaml");
+        let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha2\nkind: KubeProxyConfiguration\nwinkernel: {networkName: cbr0}\nwindows: {runAsService: true}\n";
+        std::fs::write(&file, text).unwrap();
+        let file = file.to_str().unwrap();
+        let options = options(
+            Arguments::parse_from(["localnet-win", "--config", file])
+                .config
+                .begin(Mode::Kernelspace)
+                .unwrap()
+                .unwrap()
+                .config(),
+            None,
+        );
+        let mut fake = FakeHcn::with_network("cbr0", "L2Bridge", &[], &[]);
+        check(&options, &mut fake).unwrap();
+        assert_eq!(fake.documents(Kind::LoadBalancer).count(), 0);
+        let error = check(&Options { network: None, ..options }, &mut fake).unwrap_err().to_string();
+        assert!(error.contains("--network-name"), "{error}");
+        for (arguments, expected) in [
+            (&["--config", file][..], true),
+            (&["check", "--config", file], false),
+            (&[], false),
+            (&["--windows-service"], true),
+        ] {
+            let parsed = Arguments::parse_from([&["localnet-win"], arguments].concat());
+            assert_eq!(parsed.wants_service().unwrap(), expected, "{arguments:?}");
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! What the node answers, as frontends: kept up to date as services change. No I/O. Costs what changed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use localnet_client::{
+    Skipped,
+    vips::{Config, Hairpin, NodePortAddresses, Notice, Program, Vip, VipKey, Vips},
+};
+use localnet_proto::{Changes, Family, Node, Service, ServiceKey, Snapshot};
+
+use crate::plan::{Frontend, Want};
+
+/// What the node answers.
+#[derive(Debug)]
+pub struct Desired {
+    vips: Vips,
+    parts: Parts,
+}
+
+#[derive(Debug, Default)]
+struct Parts {
+    /// As they are in the state: a VIP does not say all that HNS wants to know.
+    services: BTreeMap<ServiceKey, Arc<Service>>,
+    wants: BTreeMap<Frontend, Want>,
+    /// The VIPs that are one frontend: a NodePort on each of the node's addresses.
+    vips: BTreeMap<Frontend, BTreeSet<VipKey>>,
+    /// The addresses of endpoints on this node, by how many ports name them.
+    local: BTreeMap<IpAddr, usize>,
+}
+
+impl Desired {
+    /// Nothing yet.
+    pub fn new(config: Config) -> Self {
+        Self { vips: Vips::new(config), parts: Parts::default() }
+    }
+
+    /// What frontends are to do.
+    pub fn wants(&self) -> &BTreeMap<Frontend, Want> {
+        &self.parts.wants
+    }
+
+    /// The addresses of endpoints that are on this node.
+    pub fn local(&self) -> &BTreeMap<IpAddr, usize> {
+        &self.parts.local
+    }
+
+    /// Goes to `state`, of which only `changes` differs from the state before. Says what is not programmed, once.
+    pub fn update(&mut self, state: &Snapshot, changes: &Changes) -> Vec<Notice> {
+        if changes.everything {
+            self.parts.services.clone_from(&state.services);
+        }
+        for key in &changes.services {
+            match state.services.get(key) {
+                Some(service) => _ = self.parts.services.insert(key.clone(), service.clone()),
+                None => _ = self.parts.services.remove(key),
+            }
+        }
+        self.vips.set_local_addresses(addresses(&state.node));
+        self.vips.update(state, changes, &mut self.parts).notices
+    }
+
+    /// What of the services is not programmed, whatever HNS holds.
+    pub fn skipped(&self) -> Vec<Skipped> {
+        self.vips.skipped()
+    }
+}
+
+/// The addresses that stand for the node's: HNS serves NodePorts of a family on all of them or on none, so it is enough to know whether
+/// any is to be served. Where the Node object names none of a family, one that cannot be anybody's stands for all.
+fn addresses(node: &Node) -> Vec<IpAddr> {
+    let named = node.addresses.iter().copied();
+    let unnamed = Family::BOTH.into_iter().filter(|family| node.primary_address(*family).is_none());
+    named.chain(unnamed.map(unspecified)).collect()
+}
+
+fn unspecified(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => IpAddr::from([0; 4]),
+        Family::V6 => IpAddr::from([0; 16]),
+    }
+}
+
+/// Whether NodePorts are to be answered on some addresses only: HNS has no way to.
+pub fn narrows_node_ports(config: &Config) -> bool {
+    matches!(&config.node_port_addresses, NodePortAddresses::Cidrs(cidrs) if cidrs.iter().any(|cidr| cidr.prefix_len() > 0))
+}
+
+impl Program for Parts {
+    fn program(&mut self, key: &VipKey, vip: &Vip) {
+        let frontend = Frontend::of(key, vip);
+        let Some(service) = self.services.get(&vip.service) else { return };
+        self.wants.insert(frontend, Want::of(key, vip, service));
+        self.vips.entry(frontend).or_default().insert(*key);
+    }
+
+    fn unprogram(&mut self, key: &VipKey, vip: &Vip) {
+        let frontend = Frontend::of(key, vip);
+        let Some(vips) = self.vips.get_mut(&frontend) else { return };
+        vips.remove(key);
+        if vips.is_empty() {
+            self.vips.remove(&frontend);
+            self.wants.remove(&frontend);
+        }
+    }
+
+    fn cluster_ip(&mut self, _address: IpAddr, _present: bool) {
+        // HNS has nothing for an address as such.
+    }
+
+    fn hairpin(&mut self, hairpin: &Hairpin, present: bool) {
+        let address = hairpin.endpoint.ip();
+        let count = self.local.entry(address).or_default();
+        *count = if present { *count + 1 } else { count.saturating_sub(1) };
+        if *count == 0 {
+            self.local.remove(&address);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STATE: &str = "{node: {name: n, addresses: [192.168.0.2, 192.168.0.3]}, services: [
+        {service: ns/a, type: LoadBalancer, clusterIPs: [172.30.0.1, \"fd00:30::1\"], externalIPs: [1.1.1.1], loadBalancerIPs: [1.1.1.1, 5.5.5.5],
+         ports: [{name: http, protocol: TCP, port: 80, nodePort: 30080}], endpoints: [
+         {address: 10.0.0.1, local: true, ports: [{name: http, port: 8080}], scopes: {internal: true}}]}]}";
+
+    fn update(node_port_addresses: NodePortAddresses, state: &Snapshot) -> Desired {
+        let mut desired = Desired::new(Config { node_port_addresses, ..Config::default() });
+        assert_eq!(desired.update(state, &Changes::everything()), []);
+        desired
+    }
+
+    fn frontends(desired: &Desired) -> Vec<String> {
+        desired.wants().iter().map(|(frontend, want)| format!("{frontend} {:?}", want.r#use)).collect()
+    }
+
+    #[test]
+    fn the_nodes_addresses_are_one_frontend_for_each_family() {
+        let mut state: Snapshot = serde_saphyr::from_str(STATE).unwrap();
+        let vips = [
+            "1.1.1.1:80/tcp LoadBalancerIp",
+            "5.5.5.5:80/tcp LoadBalancerIp",
+            "172.30.0.1:80/tcp ClusterIp",
+            "[fd00:30::1]:80/tcp ClusterIp",
+        ];
+        let node = ["NodePort 30080/tcp of IPv4 NodePort", "NodePort 30080/tcp of IPv6 NodePort"];
+        let cidrs =
+            |text: &str| NodePortAddresses::Cidrs(text.split_whitespace().map(|cidr| cidr.parse().unwrap()).collect());
+        for (addresses, expected) in [
+            (NodePortAddresses::Primary, &node[..]),
+            (cidrs(""), &node),
+            (cidrs("192.168.0.3/32 fd00::/8"), &node[..1]),
+            (cidrs("10.0.0.0/8 fd00::/8"), &[]),
+        ] {
+            let desired = update(addresses.clone(), &state);
+            assert_eq!(frontends(&desired), [&vips[..], expected].concat(), "{addresses:?}");
+        }
+        assert_eq!(
+            update(cidrs(""), &state).local().keys().collect::<Vec<_>>(),
+            ["10.0.0.1".parse::<IpAddr>().unwrap()].iter().collect::<Vec<_>>()
+        );
+        // What goes takes everything with it.
+        let mut desired = update(cidrs(""), &state);
+        state.services.clear();
+        desired.update(&state, &Changes { services: [ServiceKey::new("ns", "a")].into(), ..Changes::default() });
+        assert_eq!((frontends(&desired).len(), desired.local().len(), desired.parts.vips.len()), (0, 0, 0));
+        assert!(narrows_node_ports(&Config { node_port_addresses: cidrs("10.0.0.0/8"), ..Config::default() }));
+        assert!(!narrows_node_ports(&Config { node_port_addresses: cidrs("0.0.0.0/0"), ..Config::default() }));
+    }
+}

@@ -1,0 +1,329 @@
+//! What every [`Hcn`] has to do: one suite, for the fake, for `computenetwork.dll` and for the HNS of a real node (`localnet-win check`).
+//!
+//! It makes objects of its own on a network that is there, with addresses that are reserved for documentation (RFC 5737), and removes them.
+//! What HNS may do one way or another is no rule but an [`Observation`], which each test of an implementor compares with what it expects.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use anyhow::{Context as _, anyhow, ensure};
+
+use super::{
+    Failure, Features, Guid, Hcn, Kind, Reason,
+    schema::{self, Distribution, Endpoint, LoadBalancer, Network, NetworkType, PortMapping, Query},
+};
+
+/// What an implementor was seen to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Observation {
+    /// What: a short sentence.
+    pub what: &'static str,
+    /// Whether it is so.
+    pub is_so: bool,
+}
+
+/// New objects keep the identifier that was asked for: our way to know our own load balancers after a restart.
+pub const KEEPS_IDS: &str = "a new object has the identifier that was asked for";
+/// A load balancer is shown as it was written: our way to leave alone what is right after a restart.
+pub const SHOWS_WHAT_WAS_WRITTEN: &str = "a load balancer is shown as it was written";
+/// Two endpoints may have one address.
+pub const TAKES_DUPLICATES: &str = "an address that an endpoint has is taken for another one";
+/// Load balancers can be changed in place.
+pub const MODIFIES: &str = "a load balancer can be changed in place";
+
+/// Who is asked, and where.
+struct Suite<'a> {
+    hcn: &'a mut dyn Hcn,
+    network: Network,
+    id: Guid,
+    features: Features,
+    seen: Vec<Observation>,
+}
+
+/// Runs the suite on the network of that name. What it makes is removed even if it fails.
+///
+/// # Errors
+/// What the implementor does wrong.
+pub fn check(hcn: &mut dyn Hcn, network: &str) -> anyhow::Result<Vec<Observation>> {
+    let version = schema::read_version(&hcn.version()?)?;
+    let ids = schema::read_ids(&hcn.enumerate(Kind::Network, &schema::write(&Query::named(network)))?)?;
+    ensure!(ids.len() == 1, "{} networks are called {network}", ids.len());
+    let id = ids[0];
+    let found: Network = schema::read("network", &hcn.properties(Kind::Network, id)?)?;
+    ensure!((found.id, &*found.name) == (Some(id), network), "the network {id} says it is {found:?}");
+    let mut suite = Suite { hcn, network: found, id, features: Features::of(version), seen: Vec::new() };
+    suite.remove_all();
+    let result = suite.run();
+    suite.remove_all();
+    result?;
+    Ok(suite.seen)
+}
+
+/// An address of TEST-NET-2.
+fn address(last: u8) -> IpAddr {
+    Ipv4Addr::new(198, 51, 100, last).into()
+}
+
+/// An identifier of the suite's own, which no backend takes for one of its own.
+fn guid(last: u8) -> Guid {
+    Guid::new(0x7465_7374_6c6f_8000_8000_6361_6c6e_0000 | u128::from(last))
+}
+
+const ENDPOINTS: [u8; 3] = [1, 2, 3];
+const BALANCERS: [u8; 3] = [17, 18, 19];
+const NOBODY: u8 = 99;
+
+impl Suite<'_> {
+    fn run(&mut self) -> anyhow::Result<()> {
+        self.nothing_has_a_name_that_nobody_gave().context("networks by name")?;
+        self.endpoints_come_and_go().context("endpoints")?;
+        self.one_address_twice().context("an address twice")?;
+        self.load_balancers_come_and_go().context("load balancers")?;
+        self.a_port_is_taken_once().context("a port twice")?;
+        self.a_load_balancer_changes().context("a change in place")?;
+        self.documents_that_are_wrong_change_nothing().context("wrong documents")
+    }
+
+    fn remove_all(&mut self) {
+        BALANCERS.iter().for_each(|last| _ = self.hcn.delete_load_balancer(guid(*last)));
+        ENDPOINTS.iter().for_each(|last| _ = self.hcn.delete_endpoint(guid(*last)));
+    }
+
+    fn observe(&mut self, what: &'static str, is_so: bool) {
+        self.seen.push(Observation { what, is_so });
+    }
+
+    fn ids(&mut self, kind: Kind, query: &Query) -> anyhow::Result<Vec<Guid>> {
+        Ok(schema::read_ids(&self.hcn.enumerate(kind, &schema::write(query))?)?)
+    }
+
+    fn endpoints(&mut self) -> anyhow::Result<Vec<Guid>> {
+        self.ids(Kind::Endpoint, &Query::of_network(self.id))
+    }
+
+    fn create_endpoint(&mut self, id: u8, last: u8) -> anyhow::Result<Result<Endpoint, Failure>> {
+        let provider = (self.network.kind() == NetworkType::Overlay).then(|| address(250));
+        let mac = format!("02-11-c6-33-64-{last:02x}");
+        let settings = schema::write(&Endpoint::remote(self.id, address(last), mac, provider));
+        Ok(match self.hcn.create_endpoint(self.id, guid(id), &settings) {
+            Ok(made) => Ok(schema::read("endpoint", &made)?),
+            Err(failure) => Err(failure),
+        })
+    }
+
+    fn load_balancer(endpoints: &[u8], last: u8, protocol: u32) -> LoadBalancer {
+        let mapping = PortMapping { protocol, internal_port: 8080, external_port: 80, ..PortMapping::default() };
+        LoadBalancer {
+            host_compute_endpoints: endpoints.iter().map(|id| guid(*id)).collect(),
+            frontend_vips: vec![address(last)],
+            port_mappings: vec![mapping],
+            ..LoadBalancer::default()
+        }
+    }
+
+    fn create_load_balancer(&mut self, id: u8, wanted: &LoadBalancer) -> anyhow::Result<Result<LoadBalancer, Failure>> {
+        Ok(match self.hcn.create_load_balancer(guid(id), &schema::write(wanted)) {
+            Ok(made) => Ok(schema::read("load balancer", &made)?),
+            Err(failure) => Err(failure),
+        })
+    }
+
+    fn nothing_has_a_name_that_nobody_gave(&mut self) -> anyhow::Result<()> {
+        let ids = self.ids(Kind::Network, &Query::named("localnet has never given this name"))?;
+        ensure!(ids.is_empty(), "{ids:?} are listed");
+        ensure!(self.ids(Kind::Network, &Query::all())?.contains(&self.id), "the network is not in the list of all");
+        let absent = self.hcn.properties(Kind::Network, guid(NOBODY));
+        is(absent, Reason::NotFound)
+    }
+
+    fn endpoints_come_and_go(&mut self) -> anyhow::Result<()> {
+        let before = self.endpoints()?;
+        let made = self.create_endpoint(1, 1)??;
+        self.observe(KEEPS_IDS, made.id == Some(guid(1)));
+        ensure!(made.id == Some(guid(1)), "{} was asked for, {:?} was made", guid(1), made.id);
+        let shown: Endpoint = schema::read("endpoint", &self.hcn.properties(Kind::Endpoint, guid(1))?)?;
+        ensure!(shown == made, "made {made:?}, shown {shown:?}");
+        let addresses: Vec<IpAddr> = shown.addresses().collect();
+        ensure!(addresses == [address(1)] && shown.is_remote(), "{shown:?}");
+        ensure!(shown.host_compute_network == Some(self.id), "{shown:?}");
+        ensure!(self.endpoints()?.contains(&guid(1)), "it is not listed");
+        is(self.create_endpoint(1, 2)?.map(|_| String::new()), Reason::Exists)?;
+        self.hcn.delete_endpoint(guid(1))?;
+        ensure!(sorted(self.endpoints()?) == sorted(before), "it is still listed, or others are not");
+        is(self.hcn.delete_endpoint(guid(1)).map(|()| String::new()), Reason::NotFound)?;
+        let absent = self.hcn.properties(Kind::Endpoint, guid(1));
+        is(absent, Reason::NotFound)
+    }
+
+    fn one_address_twice(&mut self) -> anyhow::Result<()> {
+        self.create_endpoint(1, 1)??;
+        let again = self.create_endpoint(2, 1)?;
+        self.observe(TAKES_DUPLICATES, again.is_ok());
+        let listed = self.endpoints()?;
+        ensure!(listed.contains(&guid(1)) && listed.contains(&guid(2)) == again.is_ok(), "{listed:?} are listed");
+        Ok(())
+    }
+
+    fn load_balancers_come_and_go(&mut self) -> anyhow::Result<()> {
+        self.endpoint(2)?;
+        let wanted = Self::load_balancer(&[1, 2], 200, 6);
+        let made = self.create_load_balancer(17, &wanted)??;
+        ensure!(made.id == Some(guid(17)), "{} was asked for, {:?} was made", guid(17), made.id);
+        self.observe(SHOWS_WHAT_WAS_WRITTEN, made == LoadBalancer { id: made.id, ..wanted });
+        let shown: LoadBalancer = schema::read("load balancer", &self.hcn.properties(Kind::LoadBalancer, guid(17))?)?;
+        ensure!(shown == made, "made {made:?}, shown {shown:?}");
+        ensure!(self.ids(Kind::LoadBalancer, &Query::all())?.contains(&guid(17)), "it is not listed");
+        self.hcn.delete_load_balancer(guid(17))?;
+        ensure!(!self.ids(Kind::LoadBalancer, &Query::all())?.contains(&guid(17)), "it is still listed");
+        is(self.hcn.delete_load_balancer(guid(17)).map(|()| String::new()), Reason::NotFound)?;
+        let absent = self.hcn.properties(Kind::LoadBalancer, guid(17));
+        is(absent, Reason::NotFound)
+    }
+
+    fn a_port_is_taken_once(&mut self) -> anyhow::Result<()> {
+        self.create_load_balancer(17, &Self::load_balancer(&[1], 201, 6))??;
+        let same = self.create_load_balancer(18, &Self::load_balancer(&[2], 201, 6))?;
+        is(same.map(|_| String::new()), Reason::Exists)?;
+        self.create_load_balancer(18, &Self::load_balancer(&[1], 201, 17))?.context("another protocol")?;
+        self.create_load_balancer(19, &Self::load_balancer(&[1], 202, 6))?.context("another address")?;
+        for last in BALANCERS {
+            self.hcn.delete_load_balancer(guid(last))?;
+        }
+        Ok(())
+    }
+
+    fn a_load_balancer_changes(&mut self) -> anyhow::Result<()> {
+        self.create_load_balancer(17, &Self::load_balancer(&[1], 203, 6))??;
+        let mut other = Self::load_balancer(&[1, 2], 203, 6);
+        other.port_mappings[0].distribution_type = Distribution::SOURCE_IP;
+        let changed = self.hcn.modify_load_balancer(guid(17), &schema::write(&other));
+        self.observe(MODIFIES, changed.is_ok());
+        let shown: LoadBalancer = schema::read("load balancer", &self.hcn.properties(Kind::LoadBalancer, guid(17))?)?;
+        match changed {
+            Ok(changed) => {
+                let changed: LoadBalancer = schema::read("load balancer", &changed)?;
+                ensure!(
+                    changed == shown && shown.host_compute_endpoints.len() == 2,
+                    "changed {changed:?}, shown {shown:?}"
+                );
+                ensure!(self.features.modify_load_balancer, "this version is not known to change load balancers");
+            }
+            Err(failure) => {
+                is(Err(failure), Reason::Unsupported)?;
+                ensure!(shown.host_compute_endpoints == [guid(1)], "it was not changed, but is {shown:?}");
+            }
+        }
+        self.hcn.delete_load_balancer(guid(17))?;
+        is(self.hcn.modify_load_balancer(guid(17), &schema::write(&other)), Reason::NotFound)
+    }
+
+    fn documents_that_are_wrong_change_nothing(&mut self) -> anyhow::Result<()> {
+        let before = sorted(self.ids(Kind::LoadBalancer, &Query::all())?);
+        let nobody = Self::load_balancer(&[NOBODY], 204, 6);
+        ensure!(
+            self.create_load_balancer(17, &nobody)?.is_err(),
+            "a load balancer has an endpoint that does not exist"
+        );
+        for settings in ["", "{", "[]", "\u{e9}"] {
+            ensure!(
+                self.hcn.create_load_balancer(guid(17), settings).is_err(),
+                "{settings:?} is taken for a load balancer"
+            );
+            ensure!(
+                self.hcn.create_endpoint(self.id, guid(3), settings).is_err(),
+                "{settings:?} is taken for an endpoint"
+            );
+        }
+        ensure!(self.hcn.create_endpoint(guid(NOBODY), guid(3), "{}").is_err(), "an endpoint is on no network");
+        ensure!(sorted(self.ids(Kind::LoadBalancer, &Query::all())?) == before, "something was made");
+        ensure!(!self.endpoints()?.contains(&guid(3)), "an endpoint was made");
+        Ok(())
+    }
+
+    /// There is such an endpoint, whatever became of it before.
+    fn endpoint(&mut self, last: u8) -> anyhow::Result<()> {
+        _ = self.hcn.delete_endpoint(guid(last));
+        self.create_endpoint(last, last)??;
+        Ok(())
+    }
+}
+
+fn sorted(mut ids: Vec<Guid>) -> Vec<Guid> {
+    ids.sort_unstable();
+    ids
+}
+
+fn is(result: Result<String, Failure>, expected: Reason) -> anyhow::Result<()> {
+    match result {
+        Ok(_) => Err(anyhow!("it succeeds; {expected:?} was expected")),
+        Err(failure) if failure.reason() == expected => Ok(()),
+        Err(failure) => Err(anyhow!("{failure} ({:?}); {expected:?} was expected", failure.reason())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hcn::{Version, fake::FakeHcn};
+
+    fn observed(fake: &mut FakeHcn) -> anyhow::Result<Vec<&'static str>> {
+        let seen = check(fake, "cbr0")?;
+        Ok(seen.into_iter().filter(|one| one.is_so).map(|one| one.what).collect())
+    }
+
+    fn fake(kind: &str) -> FakeHcn {
+        FakeHcn::with_network("cbr0", kind, &[], &["10.180.0.2"])
+    }
+
+    #[test]
+    fn the_fake_keeps_it() {
+        for kind in ["L2Bridge", "Overlay"] {
+            let mut fake = fake(kind);
+            let before = fake.objects.clone();
+            assert_eq!(observed(&mut fake).unwrap(), [KEEPS_IDS, TAKES_DUPLICATES, SHOWS_WHAT_WAS_WRITTEN]);
+            assert_eq!(fake.objects, before, "nothing is left");
+            fake.version = Version::new(15, 5);
+            assert_eq!(observed(&mut fake).unwrap(), [KEEPS_IDS, TAKES_DUPLICATES, SHOWS_WHAT_WAS_WRITTEN, MODIFIES]);
+            fake.modify_is_not_implemented = true;
+            assert!(!observed(&mut fake).unwrap().contains(&MODIFIES));
+        }
+    }
+
+    #[test]
+    fn what_does_not_keep_it_is_told() {
+        let rows: [(fn(&mut FakeHcn), &str); 4] = [
+            (|fake| fake.chooses_ids = true, "was asked for"),
+            (
+                |fake| fake.fail("HcnDeleteEndpoint", 99, Failure::new("HcnDeleteEndpoint", 0x8000_4005, "")),
+                "HcnDeleteEndpoint",
+            ),
+            (|fake| fake.objects.clear(), "0 networks are called cbr0"),
+            (
+                |fake| {
+                    fake.fail(
+                        "HcnEnumerateEndpoints",
+                        1,
+                        Failure::new("HcnEnumerateEndpoints", 0, "{\"Error\":\"no\"}"),
+                    )
+                },
+                "no (0x00000000)",
+            ),
+        ];
+        for (disturb, expected) in rows {
+            let mut fake = fake("L2Bridge");
+            disturb(&mut fake);
+            let error = format!("{:#}", check(&mut fake, "cbr0").unwrap_err());
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_shown_in_other_words_is_observed() {
+        let mut fake = fake("L2Bridge");
+        fake.rewrites = Some(|document| {
+            if document.get("PortMappings").is_some() {
+                document["Flags"] = 64.into();
+            }
+        });
+        assert_eq!(observed(&mut fake).unwrap(), [KEEPS_IDS, TAKES_DUPLICATES]);
+    }
+}

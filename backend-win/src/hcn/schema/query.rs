@@ -1,0 +1,50 @@
+//! What is asked for.
+
+use serde::{Serialize, Serializer, ser};
+
+use super::{Guid, SchemaVersion};
+
+/// A query: `HostComputeQuery`. Its filter is a document within a text.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct Query {
+    schema_version: SchemaVersion,
+    #[serde(skip_serializing_if = "Filter::is_empty", serialize_with = "as_text")]
+    filter: Filter,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct Filter {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    virtual_network: Option<Guid>,
+}
+
+impl Filter {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Query {
+    /// Everything there is.
+    pub fn all() -> Self {
+        Self::default()
+    }
+
+    /// What has that name.
+    pub fn named(name: &str) -> Self {
+        Self { filter: Filter { name: Some(name.to_owned()), ..Filter::default() }, ..Self::default() }
+    }
+
+    /// The endpoints of a network.
+    pub fn of_network(network: Guid) -> Self {
+        Self { filter: Filter { virtual_network: Some(network), ..Filter::default() }, ..Self::default() }
+    }
+}
+
+fn as_text<S: Serializer>(filter: &Filter, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&serde_json::to_string(filter).map_err(ser::Error::custom)?)
+}

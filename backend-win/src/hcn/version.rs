@@ -1,0 +1,101 @@
+//! Which HNS can do what, by its version.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The version of HNS.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct Version {
+    /// The first number.
+    pub major: u32,
+    /// The second number.
+    pub minor: u32,
+}
+
+impl Version {
+    /// That version.
+    pub const fn new(major: u32, minor: u32) -> Self {
+        Self { major, minor }
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// What an HNS can do, as far as a backend asks. The limits are those of Microsoft's own library, which kube-proxy uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Features {
+    /// Documents of schema 2.0; nothing works without.
+    pub v2: bool,
+    /// Routes to subnets on other nodes, and remote endpoints: overlay networks need it.
+    pub remote_subnet: bool,
+    /// Direct server return.
+    pub dsr: bool,
+    /// Load balancers for IPv6.
+    pub ipv6: bool,
+    /// Load balancers that remember clients.
+    pub session_affinity: bool,
+    /// Load balancers can be changed in place. HNS may say so and then not do it.
+    pub modify_load_balancer: bool,
+}
+
+impl Features {
+    /// What that version can do.
+    pub fn of(version: Version) -> Self {
+        // A range that ends within a major version: later ones of that version have it too, but the next one only from its own.
+        let within = |major, minor| version.major == major && version.minor >= minor;
+        let from = |major, minor| version >= Version::new(major, minor);
+        Self {
+            v2: from(9, 2),
+            remote_subnet: from(9, 2),
+            dsr: within(9, 3) || from(10, 2),
+            ipv6: from(11, 10),
+            session_affinity: from(12, 0),
+            modify_load_balancer: within(15, 5) || from(16, 0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn features_begin_where_microsofts_library_says() {
+        let features = |version: &str| {
+            let (major, minor) = version.split_once('.').unwrap();
+            let features = Features::of(Version::new(major.parse().unwrap(), minor.parse().unwrap()));
+            let Features { v2, remote_subnet, dsr, ipv6, session_affinity, modify_load_balancer } = features;
+            let all = [
+                (v2, "v2"),
+                (remote_subnet, "remote"),
+                (dsr, "dsr"),
+                (ipv6, "v6"),
+                (session_affinity, "affinity"),
+                (modify_load_balancer, "modify"),
+            ];
+            all.into_iter().filter(|(has, _)| *has).map(|(_, name)| name).collect::<Vec<_>>().join(" ")
+        };
+        for (version, expected) in [
+            ("9.1", ""),
+            ("9.2", "v2 remote"),
+            ("9.3", "v2 remote dsr"),
+            ("9.99", "v2 remote dsr"),
+            ("10.0", "v2 remote"),
+            ("10.2", "v2 remote dsr"),
+            ("11.9", "v2 remote dsr"),
+            ("11.10", "v2 remote dsr v6"),
+            ("12.0", "v2 remote dsr v6 affinity"),
+            ("15.4", "v2 remote dsr v6 affinity"),
+            ("15.5", "v2 remote dsr v6 affinity modify"),
+            ("16.0", "v2 remote dsr v6 affinity modify"),
+        ] {
+            assert_eq!(features(version), expected, "{version}");
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Remote endpoints: what HNS has to know of an address that is not on this node before a load balancer may name it.
+
+use std::net::IpAddr;
+
+use crate::hcn::{
+    Guid,
+    schema::{Endpoint, NetworkType, RemoteSubnet},
+};
+
+/// The node's own part in an overlay network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// The node's address.
+    pub address: IpAddr,
+    /// The hardware address of the interface that has it: `00-15-5d-00-00-01`.
+    pub mac: String,
+}
+
+/// Where a remote endpoint is, in an overlay network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// On a subnet of another node.
+    Subnet(IpAddr),
+    /// It is another node.
+    Node,
+    /// On no subnet that the network knows: behind this node.
+    Elsewhere,
+}
+
+/// Where an address is.
+pub fn place(address: IpAddr, subnets: &[RemoteSubnet]) -> Place {
+    if let Some(subnet) = subnets.iter().find(|subnet| subnet.prefix.contains(&address)) {
+        return Place::Subnet(subnet.provider);
+    }
+    if subnets.iter().any(|subnet| subnet.provider == address) { Place::Node } else { Place::Elsewhere }
+}
+
+/// The document of the remote endpoint of an address.
+pub fn document(
+    network: Guid,
+    kind: NetworkType,
+    subnets: &[RemoteSubnet],
+    host: Option<&Host>,
+    address: IpAddr,
+) -> Endpoint {
+    let provider = match kind {
+        NetworkType::Flat => None,
+        NetworkType::Overlay => match place(address, subnets) {
+            Place::Subnet(provider) => Some(provider),
+            Place::Node => Some(address),
+            Place::Elsewhere => host.map(|host| host.address),
+        },
+    };
+    Endpoint::remote(network, address, mac(address), provider)
+}
+
+/// The hardware address that an address on another node gets, as in kube-proxy: HNS wants one, and nobody asks for it.
+pub fn mac(address: IpAddr) -> String {
+    let [a, b, c, d] = match address {
+        IpAddr::V4(address) => address.octets(),
+        IpAddr::V6(address) => {
+            let octets = address.octets();
+            [octets[15], octets[14], octets[13], octets[12]]
+        }
+    };
+    format!("02-11-{a:02x}-{b:02x}-{c:02x}-{d:02x}")
+}
+
+/// Whether kube-proxy has made it: it gives no names, and hardware addresses as these. `host`: that of this node, if it is known.
+pub fn is_kube_proxys(endpoint: &Endpoint, host: Option<&Host>) -> bool {
+    let given = endpoint.mac_address.to_ascii_lowercase();
+    let conjured = endpoint.addresses().any(|address| mac(address) == given);
+    let of_service =
+        host.is_some_and(|host| host.mac.eq_ignore_ascii_case(&given) && endpoint.provider() == Some(host.address));
+    endpoint.is_remote() && endpoint.name.is_empty() && (conjured || of_service)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_remote_endpoint_is_where_the_network_says() {
+        let subnets = [("192.168.2.0/24", "10.0.0.3"), ("192.168.3.0/24", "10.0.0.4")]
+            .map(|(prefix, provider)| RemoteSubnet { prefix: prefix.parse().unwrap(), provider: ip(provider) });
+        let host = Host { address: ip("10.0.0.2"), mac: "00-15-5d-00-00-02".to_owned() };
+        let provider =
+            |kind, address: &str| document(Guid::new(1), kind, &subnets, Some(&host), ip(address)).provider();
+        for (address, expected) in [("192.168.2.3", "10.0.0.3"), ("10.0.0.4", "10.0.0.4"), ("11.0.0.1", "10.0.0.2")] {
+            assert_eq!(provider(NetworkType::Overlay, address), Some(ip(expected)), "{address}");
+            assert_eq!(provider(NetworkType::Flat, address), None, "{address}");
+        }
+    }
+
+    #[test]
+    fn hardware_addresses_are_those_of_kube_proxy() {
+        for (address, expected) in [("192.168.2.3", "02-11-c0-a8-02-03"), ("fd00::102:304", "02-11-04-03-02-01")] {
+            assert_eq!(mac(ip(address)), expected);
+        }
+    }
+
+    #[test]
+    fn what_kube_proxy_made_is_known_by_how_it_looks() {
+        let host = Host { address: ip("10.0.0.2"), mac: "00-15-5d-00-00-02".to_owned() };
+        let made = document(Guid::new(1), NetworkType::Flat, &[], None, ip("192.168.2.3"));
+        let of_service =
+            Endpoint::remote(Guid::new(1), ip("10.96.0.1"), "00-15-5D-00-00-02".to_owned(), Some(host.address));
+        for (endpoint, expected) in [
+            (made.clone(), true),
+            (Endpoint { mac_address: "02-11-C0-A8-02-03".to_owned(), ..made.clone() }, true),
+            (Endpoint { name: "calico".to_owned(), ..made.clone() }, false),
+            (Endpoint { mac_address: "00-15-5d-00-00-07".to_owned(), ..made.clone() }, false),
+            (Endpoint { flags: 0, ..made }, false),
+            (of_service, true),
+        ] {
+            assert_eq!(is_kube_proxys(&endpoint, Some(&host)), expected, "{endpoint:?}");
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! What only Windows has: HNS itself, the node's interfaces, and the service control manager.
+
+mod host;
+mod service;
+
+use localnet_client::args::terminated;
+
+use crate::args::{self, Arguments};
+
+pub use host::Host;
+
+/// Runs the program: in the foreground, or as a Windows service if the configuration says so.
+///
+/// # Errors
+/// See [`args::run`]; or the service control manager did not start this.
+pub fn run(arguments: Arguments) -> anyhow::Result<()> {
+    if arguments.wants_service()? { service::run() } else { block_on(arguments, terminated()) }
+}
+
+/// HNS may take its time for a call: meanwhile somebody else answers the brain.
+const WORKERS: usize = 2;
+
+fn block_on(arguments: Arguments, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build()?;
+    runtime.block_on(args::run(arguments, Host::open, shutdown))
+}

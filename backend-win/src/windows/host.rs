@@ -1,0 +1,101 @@
+//! The HNS of this node, through `computenetwork.dll`.
+
+use std::net::IpAddr;
+
+use anyhow::Context as _;
+use localnet_hcn::{Deletable, LoadError};
+use serde_json::Value;
+
+use crate::{
+    hcn::{
+        Failure, Guid, Hcn, Kind,
+        schema::{self, Query},
+    },
+    kernel::Kernel,
+};
+
+/// The HNS of this node.
+#[derive(Debug)]
+pub struct Host(localnet_hcn::Hcn);
+
+impl Host {
+    /// Loads the library.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn open() -> anyhow::Result<Self> {
+        localnet_hcn::Hcn::load().map(Self).context("open HNS")
+    }
+}
+
+fn kind(kind: Kind) -> localnet_hcn::Kind {
+    match kind {
+        Kind::Network => localnet_hcn::Kind::Network,
+        Kind::Endpoint => localnet_hcn::Kind::Endpoint,
+        Kind::LoadBalancer => localnet_hcn::Kind::LoadBalancer,
+    }
+}
+
+fn failed(failure: localnet_hcn::Failure) -> Failure {
+    let localnet_hcn::Failure { call, hresult, record } = failure;
+    Failure { call, hresult, record }
+}
+
+/// The codes of the system are HRESULTs of facility 7.
+fn unloaded(error: &LoadError) -> Failure {
+    Failure::new("HNSCall", 0x8007_0000 | (error.code & 0xffff), error.to_string())
+}
+
+/// All of an object.
+fn all() -> String {
+    schema::write(&Query::all())
+}
+
+impl Hcn for Host {
+    /// `{"Success":true,"Output":{"Major":15,"Minor":3}}`
+    fn version(&mut self) -> Result<String, Failure> {
+        let response = self.0.get("/globals/version").map_err(|error| unloaded(&error))?.map_err(failed)?;
+        let answer: Value = serde_json::from_str(&response).unwrap_or_default();
+        match answer.get("Output").filter(|_| answer["Success"] == true) {
+            Some(output) => Ok(output.to_string()),
+            None => Err(Failure { call: "HNSCall", hresult: 0, record: response }),
+        }
+    }
+
+    fn enumerate(&mut self, of: Kind, query: &str) -> Result<String, Failure> {
+        self.0.enumerate(kind(of), query).map_err(failed)
+    }
+
+    fn properties(&mut self, of: Kind, id: Guid) -> Result<String, Failure> {
+        self.0.properties(kind(of), id.number(), &all()).map_err(failed)
+    }
+
+    fn create_endpoint(&mut self, network: Guid, id: Guid, settings: &str) -> Result<String, Failure> {
+        self.0.create_endpoint(network.number(), id.number(), settings, &all()).map_err(failed)
+    }
+
+    fn create_load_balancer(&mut self, id: Guid, settings: &str) -> Result<String, Failure> {
+        self.0.create_load_balancer(id.number(), settings, &all()).map_err(failed)
+    }
+
+    fn modify_load_balancer(&mut self, id: Guid, settings: &str) -> Result<String, Failure> {
+        self.0.modify_load_balancer(id.number(), settings, &all()).map_err(failed)
+    }
+
+    fn delete_endpoint(&mut self, id: Guid) -> Result<(), Failure> {
+        self.0.delete(Deletable::Endpoint, id.number()).map_err(failed)
+    }
+
+    fn delete_load_balancer(&mut self, id: Guid) -> Result<(), Failure> {
+        self.0.delete(Deletable::LoadBalancer, id.number()).map_err(failed)
+    }
+}
+
+impl Kernel for Host {
+    fn mac_of(&mut self, address: IpAddr) -> anyhow::Result<Option<String>> {
+        let adapters = ipconfig::get_adapters().context("list the interfaces of this node")?;
+        let adapter = adapters.iter().find(|adapter| adapter.ip_addresses().contains(&address));
+        let bytes = adapter.and_then(ipconfig::Adapter::physical_address);
+        Ok(bytes.map(|bytes| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join("-")))
+    }
+}

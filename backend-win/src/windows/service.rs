@@ -1,0 +1,70 @@
+//! As a Windows service: the service control manager starts the process, and says when it is to end.
+
+use std::{ffi::OsString, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use clap::Parser as _;
+use tokio::sync::Notify;
+use tracing::error;
+use windows_service::{
+    define_windows_service,
+    service::{ServiceControl, ServiceControlAccept, ServiceExitCode, ServiceState, ServiceStatus, ServiceType},
+    service_control_handler::{self, ServiceControlHandlerResult, ServiceStatusHandle},
+    service_dispatcher,
+};
+
+use super::block_on;
+use crate::args::Arguments;
+
+/// A service that has a process of its own may be called anything.
+const NAME: &str = "localnet-win";
+
+define_windows_service!(begin, serve);
+
+/// Runs until the service is stopped.
+///
+/// # Errors
+/// This process was not started as a service.
+pub(super) fn run() -> anyhow::Result<()> {
+    service_dispatcher::start(NAME, begin)
+        .context("run as a Windows service: only the service control manager can start it so (sc.exe create)")
+}
+
+/// The service. What it is to do is said on the command line of its process.
+fn serve(_arguments: Vec<OsString>) {
+    let ended = Arc::new(Notify::new());
+    let tell = Arc::clone(&ended);
+    let handler = move |control| match control {
+        ServiceControl::Stop | ServiceControl::Shutdown => {
+            tell.notify_one();
+            ServiceControlHandlerResult::NoError
+        }
+        ServiceControl::Interrogate => ServiceControlHandlerResult::NoError,
+        _ => ServiceControlHandlerResult::NotImplemented,
+    };
+    // Without a handler there is nobody to tell anything to.
+    let Ok(status) = service_control_handler::register(NAME, handler) else { return };
+    tell_state(status, ServiceState::Running, 0);
+    let result = block_on(Arguments::parse(), async move { ended.notified().await });
+    if let Err(error) = &result {
+        error!("{error:#}");
+    }
+    tell_state(status, ServiceState::Stopped, u32::from(result.is_err()));
+}
+
+fn tell_state(status: ServiceStatusHandle, state: ServiceState, code: u32) {
+    let running = state == ServiceState::Running;
+    let accepted = ServiceControlAccept::STOP | ServiceControlAccept::SHUTDOWN;
+    let told = status.set_service_status(ServiceStatus {
+        service_type: ServiceType::OWN_PROCESS,
+        current_state: state,
+        controls_accepted: if running { accepted } else { ServiceControlAccept::empty() },
+        exit_code: ServiceExitCode::ServiceSpecific(code),
+        checkpoint: 0,
+        wait_hint: Duration::default(),
+        process_id: None,
+    });
+    if let Err(error) = told {
+        error!(%error, "the service control manager is not told");
+    }
+}

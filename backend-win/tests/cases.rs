@@ -1,0 +1,183 @@
+//! Every Case: its state gives the plans in `win.json`, an HNS that is given them holds them, and load balancers have the endpoints that
+//! answer in `flows.yaml`.
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+
+use localnet_client::vips::{Config, NodePortAddresses};
+use localnet_lab::{Case, Flow, Pod, Sender, cases, expect_file, flow::Expect, probe, topology::Place};
+use localnet_proto::{Changes, Family, Protocol, Snapshot};
+use localnet_win::{
+    Options, WinBackend, dry_run,
+    hcn::{Guid, Kind, fake::FakeHcn, schema, schema::LoadBalancer},
+    plan::{Address, Frontend},
+};
+
+/// The networks for which Cases are planned.
+const NETWORKS: [&str; 2] = ["L2Bridge", "Overlay"];
+
+fn state(case: &Case) -> Snapshot {
+    let path = case.state();
+    let text = std::fs::read_to_string(&path).unwrap();
+    serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// A node as the CNI plugin has set it up: an endpoint for each pod of it, and the way to the pods of another node.
+fn kernel(state: &Snapshot, network: &str) -> FakeHcn {
+    let is_pod = |address: &IpAddr| !state.node.addresses.contains(address);
+    let endpoints = state.services.values().flat_map(|service| &service.endpoints);
+    let pods: BTreeSet<IpAddr> =
+        endpoints.filter(|endpoint| endpoint.local).map(|endpoint| endpoint.address).filter(is_pod).collect();
+    let pods: Vec<String> = pods.iter().map(ToString::to_string).collect();
+    let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+    let mut fake = FakeHcn::with_network("pods", network, &[("10.180.1.0/24", "192.168.0.3")], &pods);
+    let mac = "00-15-5d-00-00-02".to_owned();
+    fake.interfaces = state.node.addresses.iter().map(|address| (*address, mac.clone())).collect();
+    fake
+}
+
+fn backend(case: &Case, kernel: FakeHcn, network: &str) -> WinBackend<FakeHcn> {
+    let given = case.flows.node.node_port_addresses.clone();
+    let node_port_addresses = given.map_or(NodePortAddresses::Primary, NodePortAddresses::Cidrs);
+    let overlay = network == "Overlay";
+    let options = Options {
+        network: Some("pods".to_owned()),
+        source_vip: overlay.then(|| IpAddr::from([10, 180, 0, 250])),
+        dsr: overlay,
+        ..Options::default()
+    };
+    WinBackend::new(Config { node_port_addresses, ..Config::default() }, options, kernel)
+}
+
+/// An overlay network needs an address of its node: without one nothing is programmed, and the reason is said.
+fn can_be(state: &Snapshot, network: &str) -> bool {
+    network != "Overlay" || state.node.primary_address(Family::V4).is_some()
+}
+
+#[test]
+fn states_give_plans() {
+    let cases = cases();
+    assert!(!cases.is_empty());
+    for case in cases {
+        let state = state(&case);
+        let plan = |network: &str| match backend(&case, kernel(&state, network), network)
+            .plan(&state, &Changes::everything())
+        {
+            Ok((plan, skipped)) => dry_run::text(&plan, &skipped),
+            Err(error) => format!("{}\n", schema::write(&format!("{error:#}"))),
+        };
+        let plans: Vec<String> = NETWORKS.map(|network| format!("\"{network}\": {}", plan(network).trim_end())).into();
+        let text = format!("{{\n{}\n}}\n", plans.join(",\n"));
+        let parsed: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(parsed.as_object().unwrap().len(), NETWORKS.len());
+        expect_file(&case.file("win.json"), &text);
+    }
+}
+
+#[test]
+fn what_was_planned_is_held_and_a_restart_writes_nothing() {
+    for case in cases() {
+        let state = state(&case);
+        for network in NETWORKS.into_iter().filter(|network| can_be(&state, network)) {
+            let about = format!("{} on {network}", case.name);
+            let mut first = backend(&case, kernel(&state, network), network);
+            let (plan, _) = first.plan(&state, &Changes::everything()).unwrap();
+            first
+                .apply(&state, &Changes::everything())
+                .unwrap()
+                .whole()
+                .unwrap_or_else(|error| panic!("{about}: {error:#}"));
+            let wanted: BTreeMap<Guid, LoadBalancer> = plan
+                .balancers
+                .iter()
+                .map(|(frontend, planned)| {
+                    (frontend.id(), LoadBalancer { id: Some(frontend.id()), ..planned.document.clone() })
+                })
+                .collect();
+            let held: BTreeMap<Guid, LoadBalancer> =
+                first.kernel().load_balancers().into_iter().map(|held| (held.id.unwrap(), held)).collect();
+            assert_eq!(held, wanted, "{about}");
+            for id in plan.endpoints.keys() {
+                assert!(first.kernel().objects.contains_key(&(Kind::Endpoint, *id)), "{about}: {id}");
+            }
+            first.kernel().log.clear();
+            first.apply(&state, &Changes::everything()).unwrap().whole().unwrap();
+            let mut second = backend(&case, first.kernel().clone(), network);
+            second.apply(&state, &Changes::everything()).unwrap().whole().unwrap();
+            assert_eq!(second.kernel().log, [] as [&str; 0], "{about}");
+        }
+    }
+}
+
+fn frontend(state: &Snapshot, flow: &Flow) -> [Frontend; 2] {
+    let protocol = match flow.protocol {
+        probe::Protocol::Tcp => Protocol::Tcp,
+        probe::Protocol::Udp => Protocol::Udp,
+        probe::Protocol::Sctp => Protocol::Sctp,
+    };
+    let of = |address| Frontend { address, protocol, port: flow.to.port() };
+    let on_node = state.node.addresses.contains(&flow.to.ip());
+    let node = if on_node { Address::Node(Family::of(flow.to.ip())) } else { Address::Vip(flow.to.ip()) };
+    // An address of its own comes before a NodePort.
+    [of(Address::Vip(flow.to.ip())), of(node)]
+}
+
+/// What HNS cannot express is left out of this, by rule: who sends (source ranges, and this node's own traffic under a local external policy),
+/// several ports, endpoints on the node's own network, NodePorts on some addresses only, and where the destination is kept (`docs/backends/windows.md`).
+#[test]
+fn load_balancers_have_the_endpoints_that_answer() {
+    let mut compared = 0;
+    for case in cases() {
+        let state = state(&case);
+        let mut backend = backend(&case, kernel(&state, "L2Bridge"), "L2Bridge");
+        let (plan, _) = backend.plan(&state, &Changes::everything()).unwrap();
+        backend.apply(&state, &Changes::everything()).unwrap().whole().unwrap();
+        let addresses: BTreeMap<Guid, IpAddr> = backend
+            .kernel()
+            .documents(Kind::Endpoint)
+            .filter_map(|(id, document)| {
+                Some((id, document["IpConfigurations"][0]["IpAddress"].as_str()?.parse().ok()?))
+            })
+            .collect();
+        for flow in &case.flows.flows {
+            let about = || format!("{}: {flow:?}", case.name);
+            let planned = frontend(&state, flow).into_iter().find_map(|frontend| plan.balancers.get(&frontend));
+            let service = planned.map(|planned| &state.services[&planned.service]);
+            let filtered = service.is_some_and(|service| {
+                service.source_filters.iter().any(|filter| filter.targets.contains(&flow.to.ip()))
+            });
+            let internal = service.is_some_and(|service| service.cluster_ips.contains(&flow.to.ip()));
+            let own_traffic = flow.from == Sender::Node || matches!(flow.from, Sender::Pod(_));
+            if filtered || (own_traffic && !internal && service.is_none_or(|service| service.external_traffic_to_local))
+            {
+                continue;
+            }
+            let answering = match &flow.expect {
+                Expect::Answers { by, .. } => by.clone(),
+                Expect::Reject | Expect::Drop | Expect::Untouched => BTreeSet::new(),
+            };
+            let port = planned.map(|planned| planned.document.port_mappings[0].internal_port);
+            let kept = planned.is_some_and(|planned| planned.document.flags.contains(schema::LoadBalancerFlags::DSR))
+                || planned.is_some_and(|planned| planned.document.frontend_vips.is_empty());
+            let kept = kept && service.is_some_and(|service| service.preserve_destination);
+            let expressible = |endpoint: &&SocketAddr| {
+                let on_host = state.node.addresses.contains(&endpoint.ip());
+                let elsewhere = kept && Pod::at(endpoint.ip()).is_none_or(|pod| pod.place == Place::Remote);
+                !on_host && !elsewhere && **endpoint != flow.to && port.is_none_or(|port| endpoint.port() == port)
+            };
+            let expected: BTreeSet<SocketAddr> = answering.iter().filter(expressible).copied().collect();
+            let other_address = planned.is_none() && state.node.addresses.is_empty()
+                || planned.is_some_and(|planned| planned.document.frontend_vips.is_empty()) && answering.is_empty();
+            if other_address {
+                continue;
+            }
+            let ids = planned.iter().flat_map(|planned| &planned.document.host_compute_endpoints);
+            let has: BTreeSet<SocketAddr> = ids.map(|id| SocketAddr::new(addresses[id], port.unwrap())).collect();
+            let whole = expected == has || (planned.is_none() && flow.from == Sender::Node);
+            assert!(whole, "{}\nanswers {expected:?}\nload balancer {has:?}", about());
+            compared += usize::from(!has.is_empty());
+        }
+    }
+    assert!(compared > 100, "only {compared} flows were compared");
+}

@@ -1,0 +1,50 @@
+//! The suite that every HNS has to pass, through `computenetwork.dll`.
+
+use localnet_lab::{Network, Topology};
+
+use crate::windows::{Windows, is_possible};
+
+#[test]
+fn the_library_is_called_as_its_header_says_and_nothing_leaks() {
+    if !is_possible() {
+        return;
+    }
+    let network = Network::build(Topology::default()).unwrap();
+    for (version, kind, in_place) in [("13.3", "L2Bridge", "no "), ("15.5", "Overlay", "yes")] {
+        let windows = Windows::new(version, kind, &["10.180.0.1"]).unwrap();
+        let before = windows.objects();
+        windows.run(network.node(), &["check", "--network-name", "pods"]).unwrap();
+        let said = windows.said();
+        for line in [
+            "yes: a new object has the identifier that was asked for",
+            "yes: an address that an endpoint has is taken for another one",
+            "yes: a load balancer is shown as it was written",
+            &format!("{in_place}: a load balancer can be changed in place"),
+            "This HNS does what localnet-win expects of it.",
+        ] {
+            assert!(said.contains(line), "{line} is missing:\n{said}");
+        }
+        assert_eq!(windows.objects(), before);
+        assert!(windows.log().contains("HcnCreateLoadBalancer") && windows.log().contains("refused 803b0013"));
+        windows.leaks_nothing().unwrap();
+    }
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    if !is_possible() {
+        return;
+    }
+    let network = Network::build(Topology::default()).unwrap();
+    let windows = Windows::new("13.3", "L2Bridge", &[]).unwrap();
+    for (arguments, expected) in [
+        (&["check", "--network-name", "other"][..], "0 networks are called other"),
+        (&["check"], "--network-name"),
+        (&["--once", "--api", "tcp://127.0.0.1:1", "--network-name", "pods"], "is localnet-brain running"),
+        (&["--once", "--api", "unix:///run/localnet/brain.sock"], "use tcp://host:port"),
+    ] {
+        let error = format!("{:#}", windows.run(network.node(), arguments).unwrap_err());
+        assert!(error.contains(expected), "{arguments:?}: {error}");
+    }
+    windows.leaks_nothing().unwrap();
+}

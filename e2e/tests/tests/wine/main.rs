@@ -1,0 +1,13 @@
+//! `localnet-win` as a Windows program, run by Wine, on an HNS that lives in a file (`e2e/wine/dll/computenetwork.c`).
+//!
+//! | file | what it shows |
+//! |---|---|
+//! | `contract` | the library is called as its header says: the suite of every implementor, and nothing leaks |
+//! | `follow` | the program follows a brain on Linux, and what others do to HNS is put right |
+//! | `windows` | the program, a prefix of Wine's, and the file of the HNS |
+
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+mod contract;
+mod follow;
+mod windows;

@@ -1,0 +1,216 @@
+//! A Windows of its own for each test: its own Wine prefix, server and HNS. The files of the system are shared and only read.
+
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    io::{self, Write as _},
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::{Command, ExitStatus},
+    sync::OnceLock,
+};
+
+use anyhow::{Context as _, bail, ensure};
+use localnet_e2e::await_condition;
+use localnet_lab::{Namespace, Running};
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
+}
+
+fn cache() -> PathBuf {
+    env::var_os("LOCALNET_CACHE").map_or_else(|| repository().join(".cache"), PathBuf::from).join("wine")
+}
+
+/// Whether this machine can run Windows programs at all. One that cannot says so where everybody sees it, and fails in CI.
+pub fn is_possible() -> bool {
+    let possible = cfg!(target_arch = "x86_64");
+    if !possible {
+        // Past what the test harness keeps to itself.
+        _ = io::stderr()
+            .write_all(b"SKIPPED: LOCALNET-WIN IS NOT TESTED AS A WINDOWS PROGRAM, THIS MACHINE IS NO X86_64\n");
+        assert!(env::var_os("CI").is_none(), "CI has to test localnet-win as a Windows program");
+    }
+    possible
+}
+
+/// The program, built from what is here now.
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    PROGRAM.get_or_init(|| build().map_err(|error| format!("{error:#}"))).as_deref().unwrap()
+}
+
+fn build() -> anyhow::Result<PathBuf> {
+    let ready = cache().join("prefix/stamp");
+    ensure!(ready.exists(), "Wine is not set up ({} is missing): run `make wine`", ready.display());
+    let mut cargo = Command::new(repository().join("e2e/wine/cargo"));
+    let built = cargo.args(["build", "--locked", "-p", "localnet-win"]).current_dir(repository()).output()?;
+    ensure!(built.status.success(), "localnet-win does not build: {}", String::from_utf8_lossy(&built.stderr));
+    // target/PROFILE/deps/TEST-HASH
+    let test = env::current_exe()?;
+    let target = test.ancestors().nth(3).context("finding the folder of programs")?;
+    Ok(target.join("wine/x86_64-pc-windows-gnu/debug/localnet-win.exe"))
+}
+
+/// A Windows with an HNS.
+#[derive(Debug)]
+pub struct Windows {
+    folder: TempDir,
+    version: String,
+}
+
+/// An object of the HNS: its kind, and its identifier.
+pub type Object = (String, String);
+
+impl Windows {
+    /// With an HNS of that version that has a network `pods`, and endpoints of pods with these addresses on it.
+    pub fn new(version: &str, network_type: &str, pods: &[&str]) -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let windows = Self { folder, version: version.to_owned() };
+        let (shared, prefix) = (cache().join("prefix"), windows.path("prefix"));
+        fs::create_dir_all(prefix.join("dosdevices"))?;
+        for name in ["system.reg", "user.reg", "userdef.reg", ".update-timestamp"] {
+            fs::copy(shared.join(name), prefix.join(name)).with_context(|| format!("copying {name}"))?;
+        }
+        symlink(shared.join("drive_c"), prefix.join("drive_c"))?;
+        symlink("../drive_c", prefix.join("dosdevices/c:"))?;
+        symlink("/", prefix.join("dosdevices/z:"))?;
+        let network = format!(
+            "{{\"ID\":\"{NETWORK}\",\"Name\":\"pods\",\"Type\":\"{network_type}\",\"Policies\":[{{\"Type\":\"RemoteSubnetRoute\",\
+             \"Settings\":{{\"DestinationPrefix\":\"10.180.1.0/24\",\"IsolationId\":4096,\"ProviderAddress\":\"192.168.0.3\"}}}}]}}"
+        );
+        let mut objects = BTreeMap::from([(("network".to_owned(), NETWORK.to_owned()), network)]);
+        for (number, pod) in pods.iter().enumerate() {
+            let id = format!("00000000-0000-0000-0000-{number:012}");
+            let document = format!(
+                "{{\"ID\":\"{id}\",\"Name\":\"Ethern\u{e9}t {number}\",\"HostComputeNetwork\":\"{NETWORK}\",\
+                 \"IpConfigurations\":[{{\"IpAddress\":\"{pod}\",\"PrefixLength\":24}}]}}"
+            );
+            objects.insert(("endpoint".to_owned(), id), document);
+        }
+        windows.set_objects(&objects)?;
+        Ok(windows)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// What the HNS holds, as it was written.
+    pub fn objects(&self) -> BTreeMap<Object, String> {
+        let text = fs::read_to_string(self.path("hns")).unwrap_or_default();
+        let object = |line: &str| {
+            let mut fields = line.splitn(3, '\t').map(str::to_owned);
+            Some(((fields.next()?, fields.next()?), fields.next()?))
+        };
+        text.lines().filter_map(object).collect()
+    }
+
+    /// What the HNS is to hold, behind the back of whoever uses it.
+    pub fn set_objects(&self, objects: &BTreeMap<Object, String>) -> anyhow::Result<()> {
+        let lines: Vec<String> = objects.iter().map(|((kind, id), json)| format!("{kind}\t{id}\t{json}\n")).collect();
+        fs::write(self.path("hns.test"), lines.concat())?;
+        Ok(fs::rename(self.path("hns.test"), self.path("hns"))?)
+    }
+
+    /// The load balancers: address and port, and the last digits of its endpoints' identifiers.
+    pub fn balancers(&self) -> BTreeMap<String, Vec<String>> {
+        let of = |json: &String| {
+            let document: Value = serde_json::from_str(json).unwrap_or_else(|error| panic!("{json}: {error}"));
+            let address = document["FrontendVIPs"][0].as_str().unwrap_or("node").to_owned();
+            let port = &document["PortMappings"][0]["ExternalPort"];
+            let endpoints = document["HostComputeEndpoints"].as_array().unwrap();
+            let last =
+                |id: &Value| id.as_str().unwrap().chars().rev().take(8).collect::<Vec<_>>().iter().rev().collect();
+            let mut endpoints: Vec<String> = endpoints.iter().map(last).collect();
+            endpoints.sort();
+            (format!("{address}:{port}"), endpoints)
+        };
+        self.objects().iter().filter(|((kind, _), _)| kind == "balancer").map(|(_, json)| of(json)).collect()
+    }
+
+    /// Waits until the load balancers are these.
+    pub fn await_balancers(&self, expected: &[(&str, &[&str])]) -> anyhow::Result<()> {
+        let owned = |(name, endpoints): &(&str, &[&str])| {
+            ((*name).to_owned(), endpoints.iter().map(|&id| id.to_owned()).collect::<Vec<_>>())
+        };
+        let expected: BTreeMap<String, Vec<String>> = expected.iter().map(owned).collect();
+        await_condition("load balancers", || self.balancers() == expected)
+            .with_context(|| format!("expected {expected:?}, there are {:?}; {}", self.balancers(), self.said()))
+    }
+
+    /// Starts the program.
+    pub fn start(&self, namespace: &Namespace, arguments: &[&str]) -> anyhow::Result<Running> {
+        // Others of Wine's processes inherit the output and outlive the program: a pipe would not end with it.
+        let output = fs::File::options().create(true).append(true).open(self.path("said"))?;
+        let windows = |name: &str| format!("Z:{}", self.path(name).display()).replace('/', "\\");
+        let (hns, log) = (windows("hns"), windows("log"));
+        namespace.spawn(repository().join("e2e/wine/run"), |command| {
+            let command = command.arg(program()).args(arguments).current_dir(self.folder.path());
+            let command =
+                command.env("LOCALNET_WINEPREFIX", self.path("prefix")).env("RUST_LOG", "info,localnet=debug");
+            let command = command.env("LOCALNET_HNS", hns).env("LOCALNET_HNS_LOG", log);
+            let other = output.try_clone().unwrap();
+            command.env("LOCALNET_HNS_VERSION", &self.version).stdout(output).stderr(other)
+        })
+    }
+
+    /// Runs the program to its end.
+    pub fn run(&self, namespace: &Namespace, arguments: &[&str]) -> anyhow::Result<()> {
+        let mut running = self.start(namespace, arguments)?;
+        let ended = self.ended(&mut running)?;
+        ensure!(ended.success(), "{arguments:?}: {ended}; {}", self.said());
+        Ok(())
+    }
+
+    /// Waits for the end of the program.
+    pub fn ended(&self, running: &mut Running) -> anyhow::Result<ExitStatus> {
+        let mut status = None;
+        await_condition("the end of the program", || {
+            status = running.try_wait().unwrap();
+            status.is_some()
+        })
+        .with_context(|| self.said())?;
+        status.context("no status")
+    }
+
+    /// What the program said.
+    pub fn said(&self) -> String {
+        fs::read_to_string(self.path("said")).unwrap_or_default()
+    }
+
+    /// What the HNS was asked to change, or refused.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+
+    /// Fails if a handle is open, or a string was not freed, at the end of a process.
+    pub fn leaks_nothing(&self) -> anyhow::Result<()> {
+        let log = self.log();
+        let ends: Vec<&str> = log.lines().filter(|line| line.starts_with("unloaded")).collect();
+        let starts = log.lines().filter(|line| *line == "loaded").count();
+        ensure!(
+            !ends.is_empty() && ends.len() == starts,
+            "{} ends of {starts} processes are noted:\n{log}",
+            ends.len()
+        );
+        let clean = "unloaded: 0 handles are open, 0 strings are not freed";
+        if let Some(leak) = ends.iter().find(|line| **line != clean) {
+            bail!("{leak}:\n{log}");
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Windows {
+    fn drop(&mut self) {
+        // What Wine has started for this prefix, and nothing else.
+        let mut server = Command::new("/usr/lib/wine/wineserver64");
+        _ = server.arg("-k").env("WINEPREFIX", self.path("prefix")).status();
+    }
+}
+
+/// The network `pods`.
+const NETWORK: &str = "11111111-2222-3333-4444-555555555555";
