@@ -110,14 +110,14 @@ fn what_was_planned_is_held_and_a_restart_writes_nothing() {
     }
 }
 
-fn frontend(state: &Snapshot, flow: &Flow) -> [Frontend; 2] {
+fn frontend(case: &Case, flow: &Flow) -> [Frontend; 2] {
     let protocol = match flow.protocol {
         probe::Protocol::Tcp => Protocol::Tcp,
         probe::Protocol::Udp => Protocol::Udp,
         probe::Protocol::Sctp => Protocol::Sctp,
     };
     let of = |address| Frontend { address, protocol, port: flow.to.port() };
-    let on_node = state.node.addresses.contains(&flow.to.ip());
+    let on_node = case.flows.local_addresses().contains(&flow.to.ip());
     let node = if on_node { Address::Node(Family::of(flow.to.ip())) } else { Address::Vip(flow.to.ip()) };
     // An address of its own comes before a NodePort.
     [of(Address::Vip(flow.to.ip())), of(node)]
@@ -142,7 +142,7 @@ fn load_balancers_have_the_endpoints_that_answer() {
             .collect();
         for flow in &case.flows.flows {
             let about = || format!("{}: {flow:?}", case.name);
-            let planned = frontend(&state, flow).into_iter().find_map(|frontend| plan.balancers.get(&frontend));
+            let planned = frontend(&case, flow).into_iter().find_map(|frontend| plan.balancers.get(&frontend));
             let service = planned.map(|planned| &state.services[&planned.service]);
             let filtered = service.is_some_and(|service| {
                 service.source_filters.iter().any(|filter| filter.targets.contains(&flow.to.ip()))
