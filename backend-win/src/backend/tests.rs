@@ -482,7 +482,8 @@ proptest! {
     fn garbage_in_hns_stops_nothing(documents in vec((any_json(), any::<bool>(), any::<bool>()), 0..6), overlay in any::<bool>()) {
         let mut backend = backend(fake(if overlay { "Overlay" } else { "L2Bridge" }));
         sync(&mut backend, &state(), &Changes::everything());
-        let ours: Vec<_> = backend.kernel.objects.keys().filter(|(_, id)| id.is_ours()).copied().collect();
+        let is_ours = |(kind, id): &&(Kind, Guid)| *kind == Kind::LoadBalancer && id.is_ours();
+        let ours: Vec<_> = backend.kernel.objects.keys().filter(is_ours).copied().collect();
         let network = backend.inventory.network();
         for (number, (mut document, endpoint, replaces)) in documents.into_iter().enumerate() {
             if let Some(fields) = document.as_object_mut().filter(|_| endpoint) {
