@@ -31,9 +31,10 @@ use crate::{
 
 /// How often HNS is looked at, and for how many times as long as that took it is not.
 const LOOK: Duration = Duration::from_secs(2);
-/// How often all that is known of it is read again.
+const LOOK_REST: u32 = 10;
+/// How often all that is known of it is read again, and the same of that.
 const READ: Duration = Duration::from_secs(30);
-const REST: u32 = 100;
+const READ_REST: u32 = 100;
 
 /// Programs HNS.
 #[derive(Debug)]
@@ -169,7 +170,7 @@ impl<K: Kernel> WinBackend<K> {
         let root = self.options.forward_health_check_vip.then_some(self.options.root_endpoint.as_str());
         let changed = self.inventory.look(&mut self.kernel, self.options.network.as_deref(), root)?;
         debug!(?changed, took = ?began.elapsed(), "HNS looked at");
-        self.look_at = Instant::now() + LOOK.max(began.elapsed() * REST);
+        self.look_at = Instant::now() + LOOK.max(began.elapsed() * LOOK_REST);
         self.host()
     }
 
@@ -419,7 +420,7 @@ impl<K: Kernel> WinBackend<K> {
         }
         self.look()?;
         if all {
-            self.read_at = Instant::now() + READ.max(began.elapsed() * REST);
+            self.read_at = Instant::now() + READ.max(began.elapsed() * READ_REST);
         }
         let plan = self.planned()?;
         let diff = self.diff(&plan);
