@@ -1,9 +1,8 @@
-//! [`Brain`]: the source that reads a brain over gRPC, on a unix socket or TCP.
+//! [`Brain`]: the source that reads a brain over gRPC, on a unix socket, TCP or, on Windows, a named pipe.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+mod local;
+
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::Context as _;
 use localnet_proto::{Address, Revision, Update, decode::Assembler, encode, wire};
@@ -46,7 +45,9 @@ impl Brain {
     /// The address cannot be dialled at all, or a TLS file cannot be read.
     pub fn new(address: Address, tls: Option<&TlsFiles>) -> anyhow::Result<Self> {
         let channel = match &address {
-            Address::Unix(path) => unix(path)?,
+            Address::Unix(_) | Address::Pipe(_) => {
+                local::channel(&address, &configured(Endpoint::from_static("http://localhost")))?
+            }
             Address::Tcp { .. } => {
                 let scheme = if tls.is_some() { "https" } else { "http" };
                 let uri = address.to_string().replacen("tcp", scheme, 1);
@@ -88,25 +89,6 @@ impl Source for Brain {
     fn describe(&self) -> String {
         self.address.to_string()
     }
-}
-
-#[cfg(unix)]
-fn unix(path: &Path) -> anyhow::Result<Channel> {
-    use hyper_util::rt::TokioIo;
-    use tonic::transport::Uri;
-
-    let path = path.to_owned();
-    let connect = move |_: Uri| {
-        let path = path.clone();
-        async move { tokio::net::UnixStream::connect(path).await.map(TokioIo::new) }
-    };
-    Ok(configured(Endpoint::from_static("http://localhost")).connect_with_connector_lazy(tower::service_fn(connect)))
-}
-
-/// Windows has unix sockets, but neither Rust's standard library nor tokio opens them there.
-#[cfg(not(unix))]
-fn unix(path: &Path) -> anyhow::Result<Channel> {
-    anyhow::bail!("unix://{}: unix sockets are not dialled on this system; use tcp://host:port", path.display())
 }
 
 fn configured(endpoint: Endpoint) -> Endpoint {

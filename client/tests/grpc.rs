@@ -83,6 +83,15 @@ async fn answers_become_updates_and_broken_ones_never_happened() {
 }
 
 #[tokio::test]
+async fn a_pipe_is_dialled_on_windows_alone() {
+    let error = Brain::new(Address::Pipe("localnet".to_owned()), None).map(drop).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "npipe:////./pipe/localnet: only Windows has named pipes; use unix:///absolute/path or tcp://host:port"
+    );
+}
+
+#[tokio::test]
 async fn reports_arrive_family_by_family() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("brain.sock");

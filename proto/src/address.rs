@@ -1,4 +1,4 @@
-//! Where a brain is served, in docker's syntax: `unix:///run/localnet/brain.sock` or `tcp://127.0.0.1:12090`.
+//! Where a brain is served, in docker's syntax: `unix:///run/localnet/brain.sock`, `tcp://127.0.0.1:12090` or `npipe:////./pipe/localnet`.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
@@ -22,11 +22,15 @@ pub enum Address {
         /// Port; 0 lets the kernel choose one to listen on.
         port: u16,
     },
+    /// A named pipe of Windows, on this machine: its name, without `\\.\pipe\` before it.
+    Pipe(String),
 }
 
 /// A text that is no address.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{text:?}: {problem}; expected unix:///absolute/path or tcp://host:port")]
+#[error(
+    "{text:?}: {problem}; expected unix:///absolute/path or tcp://host:port (or, on Windows, npipe:////./pipe/name)"
+)]
 pub struct BadAddress {
     text: String,
     problem: &'static str,
@@ -41,6 +45,12 @@ impl FromStr for Address {
             return match path.strip_prefix('/') {
                 Some(rest) if !rest.is_empty() => Ok(Self::Unix(path.into())),
                 _ => Err(bad("the path must be absolute")),
+            };
+        }
+        if let Some(pipe) = text.strip_prefix("npipe://") {
+            return match pipe.strip_prefix("//./pipe/") {
+                Some(name) if !name.is_empty() && !name.contains('\\') => Ok(Self::Pipe(name.to_owned())),
+                _ => Err(bad("it names no pipe of this machine: npipe:////./pipe/name does")),
             };
         }
         let Some(rest) = text.strip_prefix("tcp://") else { return Err(bad("unknown scheme")) };
@@ -60,6 +70,7 @@ impl fmt::Display for Address {
             Self::Unix(path) => write!(f, "unix://{}", path.display()),
             Self::Tcp { host, port } if host.contains(':') => write!(f, "tcp://[{host}]:{port}"),
             Self::Tcp { host, port } => write!(f, "tcp://{host}:{port}"),
+            Self::Pipe(name) => write!(f, "npipe:////./pipe/{name}"),
         }
     }
 }
@@ -70,7 +81,9 @@ mod tests {
 
     #[test]
     fn addresses_are_read_and_written() {
-        for text in [DEFAULT_ADDRESS, "tcp://127.0.0.1:12090", "tcp://[::1]:1", "tcp://brain.example:0"] {
+        for text in
+            [DEFAULT_ADDRESS, "tcp://127.0.0.1:12090", "tcp://[::1]:1", "tcp://brain.example:0", "npipe:////./pipe/a/b"]
+        {
             assert_eq!(text.parse::<Address>().map(|address| address.to_string()), Ok(text.to_owned()));
         }
     }
@@ -81,6 +94,9 @@ mod tests {
             ("/run/brain.sock", "unknown scheme"),
             ("unix://brain.sock", "the path must be absolute"),
             ("unix:///", "the path must be absolute"),
+            ("npipe:////./pipe/", "it names no pipe of this machine: npipe:////./pipe/name does"),
+            ("npipe:////other/pipe/a", "it names no pipe of this machine: npipe:////./pipe/name does"),
+            (r"npipe:////./pipe/..\a", "it names no pipe of this machine: npipe:////./pipe/name does"),
             ("tcp://127.0.0.1", "the port is missing"),
             ("tcp://127.0.0.1:http", "the port is not a number from 0 to 65535"),
             ("tcp://:80", "the host is missing, or is an IPv6 address without brackets"),

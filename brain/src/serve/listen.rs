@@ -62,6 +62,7 @@ impl Listener {
                 let port = listener.local_addr()?.port();
                 (Socket::Tcp(listener, tls), Address::Tcp { host: host.clone(), port })
             }
+            Address::Pipe(_) => bail!("only Windows has named pipes; use unix:///absolute/path or tcp://host:port"),
         };
         Ok(Self { address, socket, options: Arc::new(options.clone()) })
     }

@@ -104,6 +104,7 @@ pub(crate) async fn connect(address: Address, endpoint: Endpoint) -> Result<Chan
             let io: Box<dyn Io> = match address {
                 Address::Unix(path) => Box::new(UnixStream::connect(path).await?),
                 Address::Tcp { host, port } => Box::new(TcpStream::connect((host, port)).await?),
+                Address::Pipe(name) => panic!("{name}: nobody serves on a pipe"),
             };
             Ok::<_, std::io::Error>(TokioIo::new(io))
         }

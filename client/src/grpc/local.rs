@@ -1,0 +1,70 @@
+//! Connections within a machine: a unix socket, or a named pipe of Windows.
+
+use std::io;
+
+use hyper_util::rt::TokioIo;
+use localnet_proto::Address;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tonic::transport::{Channel, Endpoint, Uri};
+use tower::service_fn;
+
+/// A channel to an address of this machine.
+///
+/// # Errors
+/// This system does not dial such addresses.
+#[cfg(unix)]
+pub(super) fn channel(address: &Address, endpoint: &Endpoint) -> anyhow::Result<Channel> {
+    match address {
+        Address::Unix(path) => {
+            let path = path.clone();
+            Ok(connecting(endpoint, move || tokio::net::UnixStream::connect(path.clone())))
+        }
+        other => anyhow::bail!("{other}: only Windows has named pipes; use unix:///absolute/path or tcp://host:port"),
+    }
+}
+
+/// A channel to an address of this machine.
+///
+/// # Errors
+/// This system does not dial such addresses. Windows has unix sockets, but neither Rust's standard library nor tokio opens them there.
+#[cfg(windows)]
+pub(super) fn channel(address: &Address, endpoint: &Endpoint) -> anyhow::Result<Channel> {
+    match address {
+        Address::Pipe(name) => {
+            let path = format!(r"\\.\pipe\{name}");
+            Ok(connecting(endpoint, move || open(path.clone())))
+        }
+        other => anyhow::bail!("{other} is not dialled on Windows; use tcp://host:port or npipe:////./pipe/name"),
+    }
+}
+
+/// `ERROR_PIPE_BUSY`: the server will have an instance of its pipe for us soon.
+#[cfg(windows)]
+const BUSY: i32 = 231;
+#[cfg(windows)]
+const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+
+/// How long it may take is the endpoint's affair.
+#[cfg(windows)]
+async fn open(path: String) -> io::Result<tokio::net::windows::named_pipe::NamedPipeClient> {
+    loop {
+        match tokio::net::windows::named_pipe::ClientOptions::new().open(&path) {
+            Err(error) if error.raw_os_error() == Some(BUSY) => tokio::time::sleep(PAUSE).await,
+            opened => return opened,
+        }
+    }
+}
+
+/// A channel whose connections `connect` makes.
+fn connecting<C, F, S>(endpoint: &Endpoint, connect: C) -> Channel
+where
+    C: Fn() -> F + Send + 'static,
+    F: Future<Output = io::Result<S>> + Send + 'static,
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let connect = move |_: Uri| {
+        let connected = connect();
+        async move { connected.await.map(TokioIo::new) }
+    };
+    endpoint.connect_with_connector_lazy(service_fn(connect))
+}
