@@ -1,6 +1,7 @@
 //! The flags that every backend has.
 
 use std::{
+    fs::File,
     io::{self, Write as _},
     path::PathBuf,
     process::ExitCode,
@@ -22,7 +23,8 @@ use crate::{
 /// Where the state comes from, and how the loop runs. Flatten it into the backend's own arguments.
 #[derive(Args, Clone, Debug)]
 pub struct ClientArgs {
-    /// Where the brain is served: unix:///path or tcp://host:port
+    #[cfg_attr(not(windows), doc = "Where the brain is served: unix:///path or tcp://host:port")]
+    #[cfg_attr(windows, doc = "Where the brain is served: tcp://host:port or npipe:////./pipe/name")]
     #[arg(long, value_name = "ADDR", default_value = DEFAULT_ADDRESS)]
     pub api: Address,
     /// Apply one state, print how to resume, and exit
@@ -81,11 +83,19 @@ impl ClientArgs {
 
     /// Starts logging, as the flags say, and else the configuration.
     pub fn start_log(&self, config: &Config) {
-        let configured = match config.logging.format {
+        telemetry::init(self.log_format(config), config.logging.level());
+    }
+
+    /// Starts logging to a file; else as [`ClientArgs::start_log`].
+    pub fn start_log_file(&self, config: &Config, file: File) {
+        telemetry::init_file(self.log_format(config), config.logging.level(), file);
+    }
+
+    fn log_format(&self, config: &Config) -> LogFormat {
+        self.log_format.unwrap_or(match config.logging.format {
             localnet_config::LogFormat::Text => LogFormat::Text,
             localnet_config::LogFormat::Json => LogFormat::Json,
-        };
-        telemetry::init(self.log_format.unwrap_or(configured), config.logging.level());
+        })
     }
 }
 

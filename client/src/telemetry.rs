@@ -1,9 +1,13 @@
 //! Logging of a backend's program.
 
-use std::io::{self, IsTerminal as _};
+use std::{
+    fs::File,
+    io::{self, IsTerminal as _},
+    sync::Arc,
+};
 
 use clap::ValueEnum;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -17,13 +21,25 @@ pub enum LogFormat {
 
 /// Starts logging to standard error. `RUST_LOG` says what is logged, as in `localnet=debug`; by default it is `level`.
 pub fn init(format: LogFormat, level: &str) {
+    start(format, level, io::stderr, io::stderr().is_terminal());
+}
+
+/// Starts logging to a file, for a program that has no standard error; else as [`init`].
+pub fn init_file(format: LogFormat, level: &str, file: File) {
+    start(format, level, Arc::new(file), false);
+}
+
+fn start<W>(format: LogFormat, level: &str, writer: W, is_terminal: bool)
+where
+    W: for<'writer> MakeWriter<'writer> + Send + Sync + 'static,
+{
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     // A log that cannot be written (its disk is full, its reader is gone) must not end a program that holds up a node.
     let subscriber = tracing_subscriber::fmt()
         .log_internal_errors(false)
         .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal());
+        .with_writer(writer)
+        .with_ansi(is_terminal);
     match format {
         LogFormat::Text => subscriber.with_target(false).init(),
         LogFormat::Json => subscriber.json().init(),
