@@ -1,8 +1,10 @@
 //! The backend's flags, and the program that they run.
 
 use std::{
+    fs,
     io::{self, Write as _},
     net::SocketAddr,
+    path::PathBuf,
 };
 
 use anyhow::{Context as _, bail};
@@ -35,6 +37,9 @@ pub struct Arguments {
     /// Print the load balancers and endpoints that the present state gives, and change nothing
     #[arg(long)]
     dry_run: bool,
+    /// Append the log to this file: a Windows service has no other place for it
+    #[arg(long, value_name = "FILE")]
+    log_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -91,7 +96,7 @@ pub async fn run<K: Kernel>(
     mut open: impl FnMut() -> anyhow::Result<K>,
     shutdown: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
-    let Arguments { command, client, config, dry_run } = arguments;
+    let Arguments { command, client, config, dry_run, log_file } = arguments;
     match command {
         Some(Command::Cleanup { config, everything }) => {
             telemetry::init(LogFormat::Text, "info");
@@ -115,7 +120,13 @@ pub async fn run<K: Kernel>(
         telemetry::init(LogFormat::Text, "info");
         return backend(&config, said, open()?).remove_all(false);
     }
-    client.start_log(said);
+    match log_file {
+        Some(path) => {
+            let file = fs::File::options().append(true).create(true).open(&path);
+            client.start_log_file(said, file.with_context(|| format!("opening --log-file {}", path.display()))?);
+        }
+        None => client.start_log(said),
+    }
     running.say();
     ConfigArgs::say_mode(said, Mode::Kernelspace);
     let source = client.source()?;

@@ -1,8 +1,7 @@
 //! [`WinBackend`]: state in, differences out. HNS is looked at before each sync, and now and then in between: what it lists counts, and
 //! not what we remember of it.
-//!
-//! The order of a sync: load balancers that go, endpoints that come, load balancers that come or change, endpoints that go. So whatever a
-//! load balancer names is there, and what it named before is there until it no longer does.
+
+mod write;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,13 +20,14 @@ use crate::{
     desired::{self, Desired},
     diff::{Diff, Memory, Owner, Write, diff},
     hcn::{
-        Failure, Features, Guid, Reason, Version,
-        schema::{self, Endpoint, LoadBalancer, NetworkType, Odd},
+        Failure, Features, Kind, Reason, Version,
+        schema::{self, NetworkType, Query},
     },
-    inventory::Inventory,
+    inventory::{self, Changed, Inventory},
     kernel::Kernel,
     plan::{self, Frontend, Plan, Surroundings, balancer::has_ipv6, remote::Host},
 };
+use write::Outcome;
 
 /// How often HNS is looked at, and for how many times as long as that took it is not.
 const LOOK: Duration = Duration::from_secs(2);
@@ -62,16 +62,6 @@ pub struct WinBackend<K> {
     unreadable: bool,
     look_at: Instant,
     read_at: Instant,
-}
-
-/// What came of writing.
-#[derive(Debug, Default)]
-struct Outcome {
-    failed: Vec<(Family, anyhow::Error)>,
-    /// Frontends that are taken, though nobody is listed who has them.
-    taken: Vec<(Write, Failure)>,
-    /// What was done: how many calls.
-    calls: usize,
 }
 
 impl<K: Kernel> WinBackend<K> {
@@ -158,7 +148,8 @@ impl<K: Kernel> WinBackend<K> {
         self.version.map_or(Features::of(Version::default()), Features::of)
     }
 
-    fn look(&mut self) -> anyhow::Result<()> {
+    /// Looks at HNS; says what differs from how it was left.
+    fn look(&mut self) -> anyhow::Result<Changed> {
         let began = Instant::now();
         if self.version.is_none() {
             let version = schema::read_version(&self.kernel.version()?)?;
@@ -171,7 +162,8 @@ impl<K: Kernel> WinBackend<K> {
         let changed = self.inventory.look(&mut self.kernel, self.options.network.as_deref(), root)?;
         debug!(?changed, took = ?began.elapsed(), "HNS looked at");
         self.look_at = Instant::now() + LOOK.max(began.elapsed() * LOOK_REST);
-        self.host()
+        self.host()?;
+        Ok(changed)
     }
 
     /// In an overlay network it has to be known which interface is the node's.
@@ -264,7 +256,14 @@ impl<K: Kernel> WinBackend<K> {
     }
 
     fn refuse(&mut self, write: Write, failure: &Failure) {
-        let why = format!("{}: {failure}", write.frontend);
+        // HNS says the same where it has no ports left to translate with, which comes with a hundred load balancers or so.
+        let remedy = match failure.reason() {
+            Reason::Exists => {
+                "; something else has it, or the node is out of dynamic ports: direct server return (--enable-dsr) takes none"
+            }
+            _ => "",
+        };
+        let why = format!("{}: {failure}{remedy}", write.frontend);
         let told = format!("service {}: {why}", write.planned.service);
         if self.said.contains(&told) {
             debug!("still: {told}");
@@ -275,152 +274,24 @@ impl<K: Kernel> WinBackend<K> {
         self.refused.insert(write.frontend, (write.planned, why));
     }
 
-    fn write(&mut self, plan: &Plan) -> Outcome {
-        let diff = self.diff(plan);
-        let mut outcome = Outcome::default();
-        for id in &diff.delete_balancers {
-            let shown = self.inventory.balancers().get(id).and_then(Option::as_ref);
-            let family = shown.and_then(|shown| Frontend::all_of(shown).first().map(Frontend::family));
-            let deleted = self.delete_balancer(*id, &mut outcome);
-            outcome.note(family, deleted.with_context(|| format!("delete load balancer {id}")));
-        }
-        for id in &diff.replace_endpoints {
-            let deleted = self.delete_endpoint(*id, &mut outcome);
-            outcome.note(None, deleted.with_context(|| format!("replace endpoint {id}")));
-        }
-        let mut names: BTreeMap<Guid, Option<Guid>> = BTreeMap::new();
-        for (id, endpoint) in &diff.create_endpoints {
-            let family = endpoint.addresses().next().map(Family::of);
-            match self.create_endpoint(*id, endpoint, &mut outcome) {
-                Ok(made) => _ = names.insert(*id, Some(made)),
-                Err(error) => {
-                    names.insert(*id, None);
-                    outcome.note(family, Err(error));
-                }
-            }
-        }
-        for mut write in diff.balancers {
-            let endpoints = &mut write.planned.document.host_compute_endpoints;
-            *endpoints = endpoints.iter().filter_map(|id| names.get(id).copied().unwrap_or(Some(*id))).collect();
-            if endpoints.is_empty() {
-                continue;
-            }
-            let family = write.frontend.family();
-            if let Err(failure) = self.write_balancer(&write, &mut outcome) {
-                match failure.reason() {
-                    Reason::Exists => outcome.taken.push((write, failure)),
-                    Reason::Invalid => self.refuse(write, &failure),
-                    _ => {
-                        let what = format!("load balancer {} of service {}", write.frontend, write.planned.service);
-                        outcome.note(Some(family), Err(anyhow::Error::new(failure).context(what)));
-                    }
-                }
-            }
-        }
-        for id in &diff.delete_endpoints {
-            let deleted = self.delete_endpoint(*id, &mut outcome);
-            outcome.note(None, deleted.with_context(|| format!("delete endpoint {id}")));
-        }
-        outcome
-    }
-
-    fn delete_balancer(&mut self, id: Guid, outcome: &mut Outcome) -> Result<(), Failure> {
-        outcome.calls += 1;
-        gone(self.kernel.delete_load_balancer(id))?;
-        self.inventory.deleted_balancer(id);
-        self.memory.lost(id);
-        Ok(())
-    }
-
-    fn delete_endpoint(&mut self, id: Guid, outcome: &mut Outcome) -> Result<(), Failure> {
-        outcome.calls += 1;
-        match gone(self.kernel.delete_endpoint(id)) {
-            Ok(()) => self.inventory.deleted_endpoint(id),
-            // A load balancer that is not ours, or that could not be changed, still names it. It is tried again.
-            Err(failure) if failure.reason() == Reason::InUse => debug!(%id, %failure, "an endpoint stays"),
-            Err(failure) => return Err(failure),
-        }
-        Ok(())
-    }
-
-    fn create_endpoint(&mut self, id: Guid, wanted: &Endpoint, outcome: &mut Outcome) -> anyhow::Result<Guid> {
-        outcome.calls += 1;
-        let addresses: Vec<String> = wanted.addresses().map(|address| address.to_string()).collect();
-        let context = || format!("make an endpoint for {}", addresses.join(", "));
-        let network = self.inventory.network().context("no network is known").with_context(context)?;
-        let settings = schema::write(wanted);
-        let made = match self.kernel.create_endpoint(network, id, &settings) {
-            // Ours, but on another network, where it is not listed: that of a life before.
-            Err(failure) if failure.reason() == Reason::Exists => {
-                self.delete_endpoint(id, outcome).with_context(context)?;
-                outcome.calls += 1;
-                self.kernel.create_endpoint(network, id, &settings).with_context(context)?
-            }
-            made => made.with_context(context)?,
-        };
-        let made: Endpoint = schema::read("endpoint", &made).with_context(context)?;
-        let id = made.id.unwrap_or(id);
-        self.inventory.made_endpoint(id, made);
-        Ok(id)
-    }
-
-    fn write_balancer(&mut self, write: &Write, outcome: &mut Outcome) -> Result<(), Failure> {
-        let wanted = &write.planned.document;
-        let settings = schema::write(wanted);
-        if let Some(id) = write.instead_of {
-            if self.features().modify_load_balancer && !self.cannot_modify {
-                outcome.calls += 1;
-                match self.kernel.modify_load_balancer(id, &settings) {
-                    Ok(shown) => {
-                        self.wrote(id, wanted, &shown);
-                        return Ok(());
-                    }
-                    Err(failure) if failure.reason() == Reason::Unsupported => {
-                        info!(%failure, "HNS does not change load balancers in place, though its version says so");
-                        self.cannot_modify = true;
-                    }
-                    Err(failure) if failure.reason() == Reason::NotFound => {}
-                    Err(failure) => return Err(failure),
-                }
-            }
-            self.delete_balancer(id, outcome)?;
-        }
-        outcome.calls += 1;
-        let id = write.frontend.id();
-        let shown = self.kernel.create_load_balancer(id, &settings)?;
-        self.wrote(id, wanted, &shown);
-        Ok(())
-    }
-
-    /// A load balancer was written, and is shown so.
-    fn wrote(&mut self, asked_for: Guid, wanted: &LoadBalancer, shown: &str) {
-        match schema::read::<LoadBalancer>("load balancer", shown) {
-            Ok(shown) => {
-                let id = shown.id.unwrap_or(asked_for);
-                self.memory.wrote(id, wanted, &shown);
-                self.inventory.made_balancer(id, shown);
-            }
-            Err(odd @ Odd { .. }) => {
-                warn!(%odd, "HNS shows a load balancer of ours in a way that is not understood");
-                self.memory.wrote(asked_for, wanted, wanted);
-                self.inventory.made_balancer(asked_for, wanted.clone());
-            }
-        }
-    }
-
     /// Looks at HNS; says whether something is to be done.
     fn is_disturbed(&mut self) -> anyhow::Result<bool> {
         let began = Instant::now();
         let all = began >= self.read_at;
         if all {
             self.inventory.forget();
+            self.host = None;
             // They are tried again, and said again if that goes well meanwhile.
             let service = |(planned, why): &(plan::Planned, String)| format!("service {}: {why}", planned.service);
             self.said = std::mem::take(&mut self.refused).values().map(service).collect();
         }
-        self.look()?;
+        let changed = self.look()?;
         if all {
             self.read_at = Instant::now() + READ.max(began.elapsed() * READ_REST);
+        }
+        // What the last sync left undone is its caller's to try again.
+        if changed == Changed::default() {
+            return Ok(false);
         }
         let plan = self.planned()?;
         let diff = self.diff(&plan);
@@ -434,43 +305,34 @@ impl<K: Kernel> WinBackend<K> {
         Ok(!diff.is_empty())
     }
 
-    /// Removes the load balancers and endpoints that have identifiers of ours; with `everything`, all load balancers of the host, as
-    /// kube-proxy does it at its start.
+    /// Removes the load balancers and endpoints that have identifiers of ours, on whatever network; with `everything`, all load balancers
+    /// of the host, as kube-proxy does it at its start. What cannot be removed stops nothing else.
     ///
     /// # Errors
-    /// HNS cannot be reached, or refuses it.
+    /// HNS cannot be reached, or refuses some of it.
     pub fn remove_all(&mut self, everything: bool) -> anyhow::Result<()> {
-        self.inventory.forget();
-        let root = None;
-        self.inventory.look(&mut self.kernel, self.options.network.as_deref(), root)?;
         let mut outcome = Outcome::default();
-        let balancers: Vec<Guid> =
-            self.inventory.balancers().keys().copied().filter(|id| everything || id.is_ours()).collect();
-        for id in &balancers {
-            self.delete_balancer(*id, &mut outcome).with_context(|| format!("delete load balancer {id}"))?;
+        let mut removed = [0; 2];
+        for id in inventory::list(&mut self.kernel, Kind::LoadBalancer, &Query::all())? {
+            if everything || id.is_ours() {
+                let deleted = self.delete_balancer(id, &mut outcome);
+                removed[0] += usize::from(deleted.is_ok());
+                outcome.note(None, deleted.with_context(|| format!("delete load balancer {id}")));
+            }
         }
-        let endpoints: Vec<Guid> = self.inventory.endpoints().map(|(id, _)| id).filter(|id| id.is_ours()).collect();
-        for id in &endpoints {
-            self.delete_endpoint(*id, &mut outcome).with_context(|| format!("delete endpoint {id}"))?;
+        for id in inventory::list(&mut self.kernel, Kind::Endpoint, &Query::all())? {
+            if id.is_ours() {
+                let deleted = self.delete_endpoint(id, &mut outcome);
+                removed[1] += usize::from(deleted.is_ok());
+                outcome.note(None, deleted.with_context(|| format!("delete endpoint {id}")));
+            }
         }
-        info!(load_balancers = balancers.len(), endpoints = endpoints.len(), "removed");
-        Ok(())
-    }
-}
-
-impl Outcome {
-    fn note(&mut self, family: Option<Family>, result: anyhow::Result<()>) {
-        if let Err(error) = result {
-            self.failed.push((family.unwrap_or(Family::V4), error));
+        info!(load_balancers = removed[0], endpoints = removed[1], "removed");
+        let failed = outcome.failed.len();
+        match outcome.failed.into_iter().next() {
+            Some((_, error)) => Err(error.context(format!("{failed} objects could not be removed; the first"))),
+            None => Ok(()),
         }
-    }
-}
-
-/// What is not there need not be deleted.
-fn gone(result: Result<(), Failure>) -> Result<(), Failure> {
-    match result {
-        Err(failure) if failure.reason() == Reason::NotFound => Ok(()),
-        other => other,
     }
 }
 

@@ -21,37 +21,88 @@ use crate::{
 pub struct Memory {
     /// Load balancers that we wrote, and how HNS showed them then, which may be in other words.
     written: BTreeMap<Guid, (LoadBalancer, LoadBalancer)>,
-    /// Load balancers that somebody else made and that do our work: they are ours now.
+    /// Load balancers that do our work, whoever made them: they are ours now.
     adopted: BTreeSet<Guid>,
+    /// Endpoints that we wrote. HNS may not say of them all that was said to it.
+    endpoints: BTreeMap<Guid, Endpoint>,
 }
 
 impl Memory {
-    /// A load balancer was written, and shown so.
-    pub fn wrote(&mut self, id: Guid, wanted: &LoadBalancer, shown: &LoadBalancer) {
-        self.written.insert(id, (normal(wanted), normal(shown)));
+    /// A load balancer was written, and shown so. Says whether it does what is wanted: if not, these are no other words for it.
+    pub fn wrote(&mut self, id: Guid, wanted: &LoadBalancer, shown: &LoadBalancer) -> bool {
+        let (wanted, shown) = (normal(wanted), normal(shown));
+        let does = does_the_same(&wanted, &shown);
+        if does {
+            self.written.insert(id, (wanted, shown));
+        } else {
+            self.written.remove(&id);
+        }
         self.adopted.insert(id);
+        does
     }
 
-    /// A load balancer is gone.
+    /// An endpoint was written.
+    pub fn wrote_endpoint(&mut self, id: Guid, wanted: &Endpoint) {
+        self.endpoints.insert(id, wanted.clone());
+    }
+
+    /// These load balancers do our work. What is not there any more is forgotten.
+    pub fn adopt(&mut self, kept: &BTreeSet<Guid>, inventory: &Inventory) {
+        self.adopted.extend(kept);
+        self.adopted.retain(|id| inventory.balancers().contains_key(id));
+        self.written.retain(|id, _| inventory.balancers().contains_key(id));
+        self.endpoints.retain(|id, _| inventory.has_endpoint(*id));
+    }
+
+    /// An object is gone.
     pub fn lost(&mut self, id: Guid) {
         self.written.remove(&id);
         self.adopted.remove(&id);
+        self.endpoints.remove(&id);
     }
 
     /// Whether what HNS shows is what is wanted: in the same words, or in those that it had for it before.
     fn holds(&self, id: Guid, wanted: &LoadBalancer, shown: &LoadBalancer) -> bool {
         let (wanted, shown) = (normal(wanted), normal(shown));
-        wanted == shown || self.written.get(&id).is_some_and(|(wrote, showed)| (wrote, showed) == (&wanted, &shown))
+        // It may tell an address that it was not told.
+        let shown_source = shown.source_vip.filter(|_| wanted.source_vip.is_some());
+        wanted == LoadBalancer { source_vip: shown_source, ..shown.clone() }
+            || self.written.get(&id).is_some_and(|(wrote, showed)| (wrote, showed) == (&wanted, &shown))
+    }
+
+    /// Whether that endpoint is what is wanted. HNS says more of it than was said to it, and perhaps less.
+    fn holds_endpoint(&self, id: Guid, wanted: &Endpoint, found: &Endpoint) -> bool {
+        let mac = |endpoint: &Endpoint| endpoint.mac_address.to_ascii_lowercase().replace(':', "-");
+        let addresses = |endpoint: &Endpoint| endpoint.addresses().collect::<BTreeSet<_>>();
+        let wrote_other = self.endpoints.get(&id).is_some_and(|wrote| wrote != wanted);
+        let same_provider = found.provider().is_none_or(|provider| wanted.provider() == Some(provider));
+        wanted.is_remote() == found.is_remote()
+            && addresses(wanted) == addresses(found)
+            && (!wanted.is_remote() || (mac(wanted) == mac(found) && same_provider && !wrote_other))
     }
 }
 
-/// A document without its identifier, and its lists in order.
+/// A document without its identifier and flags that we know nothing of, and its lists in order.
 fn normal(balancer: &LoadBalancer) -> LoadBalancer {
-    let mut balancer = LoadBalancer { id: None, ..balancer.clone() };
+    let mut balancer = LoadBalancer { id: None, flags: balancer.flags.known(), ..balancer.clone() };
+    for mapping in &mut balancer.port_mappings {
+        mapping.flags = mapping.flags.known();
+    }
     balancer.host_compute_endpoints.sort_unstable();
     balancer.frontend_vips.sort_unstable();
     balancer.port_mappings.sort_unstable();
     balancer
+}
+
+/// Whether two of normal form balance the same to the same, whatever else is said of them.
+fn does_the_same(wanted: &LoadBalancer, shown: &LoadBalancer) -> bool {
+    let ports = |balancer: &LoadBalancer| -> BTreeSet<(u32, u16, u16)> {
+        let mappings = balancer.port_mappings.iter();
+        mappings.map(|mapping| (mapping.protocol, mapping.external_port, mapping.internal_port)).collect()
+    };
+    wanted.host_compute_endpoints == shown.host_compute_endpoints
+        && wanted.frontend_vips == shown.frontend_vips
+        && ports(wanted) == ports(shown)
 }
 
 /// Who is who.
@@ -94,6 +145,8 @@ pub struct Diff {
     pub delete_endpoints: BTreeSet<Guid>,
     /// Frontends that are somebody else's, together with others.
     pub blocked: Vec<(Frontend, Guid)>,
+    /// Load balancers that do our work, or will when this is done.
+    pub kept: BTreeSet<Guid>,
 }
 
 /// A load balancer that comes or changes.
@@ -110,8 +163,7 @@ pub struct Write {
 impl Diff {
     /// Nothing is to be done.
     pub fn is_empty(&self) -> bool {
-        let Self { delete_balancers, replace_endpoints, create_endpoints, balancers, delete_endpoints, blocked: _ } =
-            self;
+        let Self { delete_balancers, replace_endpoints, create_endpoints, balancers, delete_endpoints, .. } = self;
         delete_balancers.is_empty()
             && replace_endpoints.is_empty()
             && create_endpoints.is_empty()
@@ -124,7 +176,7 @@ impl Diff {
 pub fn diff(plan: &Plan, inventory: &Inventory, memory: &Memory, owner: &Owner<'_>) -> Diff {
     let mut diff = Diff::default();
     for (id, wanted) in &plan.endpoints {
-        if inventory.endpoint(*id).is_some_and(|found| same_endpoint(wanted, found)) {
+        if inventory.endpoint(*id).is_some_and(|found| memory.holds_endpoint(*id, wanted, found)) {
             continue;
         }
         // One that is not understood is in the way as well.
@@ -144,7 +196,10 @@ pub fn diff(plan: &Plan, inventory: &Inventory, memory: &Memory, owner: &Owner<'
             if several && !id.is_ours() && plan.balancers.contains_key(&frontend) {
                 diff.blocked.push((frontend, *id));
             }
-            holders.entry(frontend).or_default().push(*id);
+            // One of ours that somebody gave another frontend is in the way of that which its identifier is for.
+            if !id.is_ours() || frontend.id() == *id {
+                holders.entry(frontend).or_default().push(*id);
+            }
         }
     }
     let blocked: BTreeSet<Frontend> = diff.blocked.iter().map(|(frontend, _)| *frontend).collect();
@@ -193,16 +248,9 @@ pub fn diff(plan: &Plan, inventory: &Inventory, memory: &Memory, owner: &Owner<'
             diff.delete_endpoints.insert(id);
         }
     }
+    kept.retain(|id| !diff.delete_balancers.contains(id));
+    diff.kept = kept;
     diff
-}
-
-/// Whether an endpoint is what is wanted. HNS says more of it than was said to it.
-fn same_endpoint(wanted: &Endpoint, found: &Endpoint) -> bool {
-    let mac = |endpoint: &Endpoint| endpoint.mac_address.to_ascii_lowercase().replace(':', "-");
-    let addresses = |endpoint: &Endpoint| endpoint.addresses().collect::<BTreeSet<_>>();
-    wanted.is_remote() == found.is_remote()
-        && addresses(wanted) == addresses(found)
-        && (!wanted.is_remote() || (mac(wanted) == mac(found) && wanted.provider() == found.provider()))
 }
 
 #[cfg(test)]
@@ -211,7 +259,11 @@ mod tests {
 
     use super::*;
     use crate::{
-        hcn::{Kind, fake::FakeHcn, schema::PortMapping},
+        hcn::{
+            Kind,
+            fake::FakeHcn,
+            schema::{Distribution, PortMapping},
+        },
         plan::Address,
     };
 
@@ -258,7 +310,12 @@ mod tests {
         for id in [frontend(1).id(), Guid::new(77)] {
             let (inventory, _) = inventory(&[(id, document(1, &[pod]))]);
             let plan = Plan { balancers: [(frontend(1), planned(document(1, &[pod])))].into(), ..Plan::default() };
-            assert!(diff(&plan, &inventory, &Memory::default(), &NOBODY).is_empty(), "{id}");
+            let changes = diff(&plan, &inventory, &Memory::default(), &NOBODY);
+            assert!(changes.is_empty() && changes.kept == [id].into(), "{id}");
+            let mut memory = Memory::default();
+            memory.adopt(&changes.kept, &inventory);
+            let gone = diff(&Plan::default(), &inventory, &memory, &NOBODY).delete_balancers;
+            assert_eq!(gone, [id].into(), "it was ours as long as it was wanted, and is when it is not");
             let other = Plan {
                 balancers: [(frontend(1), planned(document(1, &[pod, Guid::new(9)])))].into(),
                 ..Plan::default()
@@ -290,15 +347,69 @@ mod tests {
     fn other_words_for_what_was_written_are_no_difference() {
         let (_, pod) = inventory(&[]);
         let mut shown = document(1, &[pod]);
-        shown.port_mappings[0].flags.0 = 64;
+        // Flags that are new, and an address that nobody told, are no difference at all.
+        shown.port_mappings[0].flags.0 = 1 << 20;
+        shown.flags.0 = 1 << 20;
+        shown.source_vip = Some([10, 0, 0, 9].into());
+        assert!(Memory::default().holds(frontend(1).id(), &document(1, &[pod]), &shown));
+        shown.port_mappings[0].distribution_type = Distribution::SOURCE_IP;
         let (inventory, _) = inventory(&[(frontend(1).id(), shown.clone())]);
         let plan = Plan { balancers: [(frontend(1), planned(document(1, &[pod])))].into(), ..Plan::default() };
         let mut memory = Memory::default();
         assert_eq!(diff(&plan, &inventory, &memory, &NOBODY).balancers.len(), 1);
-        memory.wrote(frontend(1).id(), &document(1, &[pod]), &shown);
+        assert!(memory.wrote(frontend(1).id(), &document(1, &[pod]), &shown));
         assert!(diff(&plan, &inventory, &memory, &NOBODY).is_empty());
-        memory.wrote(frontend(1).id(), &document(1, &[pod]), &document(1, &[pod]));
+        assert!(memory.wrote(frontend(1).id(), &document(1, &[pod]), &document(1, &[pod])));
         assert_eq!(diff(&plan, &inventory, &memory, &NOBODY).balancers.len(), 1, "somebody changed it since");
+    }
+
+    #[test]
+    fn hns_need_not_say_where_a_remote_endpoint_is() {
+        let remote = |provider: Option<[u8; 4]>| {
+            let address = [10, 0, 1, 1].into();
+            Endpoint::remote(Guid::new(1), address, remote::mac(address), provider.map(Into::into))
+        };
+        let (id, wanted) = (Guid::new(9), remote(Some([192, 168, 0, 3])));
+        let mut memory = Memory::default();
+        for (found, expected) in [
+            (wanted.clone(), true),
+            (remote(None), true),
+            (remote(Some([192, 168, 0, 4])), false),
+            (Endpoint { flags: 0, ..wanted.clone() }, false),
+            (Endpoint { mac_address: "02-11-00-00-00-00".to_owned(), ..wanted.clone() }, false),
+        ] {
+            assert_eq!(memory.holds_endpoint(id, &wanted, &found), expected, "{found:?}");
+        }
+        memory.wrote_endpoint(id, &remote(Some([192, 168, 0, 4])));
+        assert!(!memory.holds_endpoint(id, &wanted, &remote(None)), "it was written, and is on another node now");
+        memory.lost(id);
+        assert!(memory.holds_endpoint(id, &wanted, &remote(None)));
+    }
+
+    #[test]
+    fn what_does_something_else_is_no_other_words() {
+        let pod = Guid::new(9);
+        let wanted = document(1, &[pod, Guid::new(10)]);
+        let mut other_port = wanted.clone();
+        other_port.port_mappings[0].internal_port = 9;
+        for shown in [document(1, &[pod]), document(2, &[pod, Guid::new(10)]), other_port] {
+            let mut memory = Memory::default();
+            assert!(!memory.wrote(frontend(1).id(), &wanted, &shown));
+            assert!(!memory.holds(frontend(1).id(), &wanted, &shown));
+        }
+    }
+
+    #[test]
+    fn one_of_ours_that_somebody_gave_another_frontend_goes() {
+        let (_, pod) = inventory(&[]);
+        let plan = |last| (frontend(last), planned(document(last, &[pod])));
+        let plan = Plan { balancers: [plan(1), plan(2)].into(), ..Plan::default() };
+        // What was for the first does the second's work.
+        let (inventory, _) = inventory(&[(frontend(1).id(), document(2, &[pod]))]);
+        let changes = diff(&plan, &inventory, &Memory::default(), &NOBODY);
+        let written: Vec<_> = changes.balancers.iter().map(|write| (write.frontend, write.instead_of)).collect();
+        assert_eq!(changes.delete_balancers, [frontend(1).id()].into());
+        assert_eq!(written, [(frontend(1), None), (frontend(2), None)]);
     }
 
     #[test]

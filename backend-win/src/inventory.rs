@@ -4,7 +4,7 @@
 //! was read is thrown away and read again when there is a doubt: [`Inventory::forget`].
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     net::IpAddr,
 };
 
@@ -183,11 +183,15 @@ impl Inventory {
 
     /// An endpoint was deleted.
     pub fn deleted_endpoint(&mut self, id: Guid) {
-        self.endpoints.remove(&id);
-        self.by_address.retain(|_, ids| {
-            ids.remove(&id);
-            !ids.is_empty()
-        });
+        let Some(Some(endpoint)) = self.endpoints.remove(&id) else { return };
+        for address in endpoint.addresses() {
+            if let Entry::Occupied(mut ids) = self.by_address.entry(address) {
+                ids.get_mut().remove(&id);
+                if ids.get().is_empty() {
+                    ids.remove();
+                }
+            }
+        }
     }
 
     /// A load balancer was made or changed.
@@ -201,7 +205,11 @@ impl Inventory {
     }
 }
 
-fn list(hcn: &mut impl Hcn, kind: Kind, query: &Query) -> Result<Vec<Guid>, Error> {
+/// The identifiers of all objects that a query asks for.
+///
+/// # Errors
+/// HNS does not answer, or not with a list.
+pub fn list(hcn: &mut impl Hcn, kind: Kind, query: &Query) -> Result<Vec<Guid>, Error> {
     Ok(schema::read_ids(&hcn.enumerate(kind, &schema::write(query))?)?)
 }
 

@@ -7,7 +7,7 @@ use proptest::{collection::vec, prelude::*};
 use serde_json::json;
 
 use super::*;
-use crate::hcn::{Kind, fake::FakeHcn, schema::tests::any_json};
+use crate::hcn::{Guid, fake::FakeHcn, schema::tests::any_json};
 
 const WEB: &str = "{node: {name: n, addresses: [192.168.0.2], serviceCIDRs: [172.30.0.0/16]}, services: [
     {service: default/web, type: NodePort, clusterIPs: [172.30.0.1],
@@ -118,7 +118,7 @@ fn a_change_is_made_in_place_where_hns_can() {
     for (version, implemented, expected) in [
         (Version::new(13, 3), true, replaced.clone()),
         (Version::new(15, 5), true, changed.clone()),
-        (Version::new(15, 5), false, tried),
+        (Version::new(15, 5), false, tried.clone()),
     ] {
         let mut backend = backend(with(fake("L2Bridge"), |fake| {
             fake.version = version;
@@ -129,6 +129,29 @@ fn a_change_is_made_in_place_where_hns_can() {
         let back = sync(&mut backend, &state(), &web_changed());
         assert_eq!(back.len(), 1 + if implemented && version.major == 15 { 2 } else { 4 }, "{back:?}");
     }
+    // One that says yes and changes nothing.
+    let mut backend = backend(with(fake("L2Bridge"), |fake| {
+        (fake.version, fake.modify_does_nothing) = (Version::new(15, 5), true);
+    }));
+    sync(&mut backend, &state(), &Changes::everything());
+    assert_eq!(sync(&mut backend, &shrunk(), &web_changed()), [tried, delete].concat());
+    assert!(backend.kernel.load_balancers().iter().all(|one| one.host_compute_endpoints.len() == 1));
+}
+
+#[test]
+fn an_endpoint_that_a_change_does_not_find_costs_no_load_balancer() {
+    let mut backend = backend(with(fake("L2Bridge"), |fake| fake.version = Version::new(15, 5)));
+    sync(&mut backend, &state(), &Changes::everything());
+    backend.kernel.deletes_what_is_named = true;
+    let not_found = Failure::new("HcnModifyLoadBalancer", 0x803b_0007, "");
+    backend.kernel.fail("HcnModifyLoadBalancer", 1, not_found);
+    let synced = backend.apply(&shrunk(), &web_changed()).unwrap();
+    assert_eq!((synced.failed.len(), backend.kernel.load_balancers().len()), (1, 2), "{synced:?}");
+    let calls = calls(&mut backend);
+    assert!(!calls.iter().any(|call| call.starts_with("Delete")), "nor the endpoint that it still names: {calls:?}");
+    sync(&mut backend, &shrunk(), &Changes::default());
+    assert_eq!(backend.kernel.documents(Kind::Endpoint).count(), 1);
+    assert!(backend.kernel.load_balancers().iter().all(|one| one.host_compute_endpoints.len() == 1));
 }
 
 #[test]
@@ -145,6 +168,32 @@ fn what_is_gone_leaves_nothing_also_after_a_restart() {
             one.remove_all(false).unwrap();
         }
     }
+}
+
+#[test]
+fn cleanup_needs_no_network_and_goes_past_what_fails() {
+    let mut backend = backend(fake("L2Bridge"));
+    sync(&mut backend, &state(), &Changes::everything());
+    backend.kernel.objects.retain(|(kind, _), _| *kind != Kind::Network);
+    let busy = Failure::new("HcnDeleteLoadBalancer", 0x8000_4005, "");
+    backend.kernel.fail("HcnDeleteLoadBalancer", 1, busy);
+    let error = format!("{:#}", backend.remove_all(false).unwrap_err());
+    assert!(error.contains("1 objects could not be removed"), "{error}");
+    assert_eq!(backend.kernel.load_balancers().len(), 1);
+    backend.remove_all(false).unwrap();
+    assert_eq!((backend.kernel.load_balancers().len(), backend.kernel.documents(Kind::Endpoint).count()), (0, 1));
+}
+
+#[test]
+fn a_look_at_what_is_as_it_was_left_plans_nothing_and_what_failed_is_left_to_the_loop() {
+    let mut backend = backend(fake("L2Bridge"));
+    backend.kernel.fail("HcnCreateLoadBalancer", 1, Failure::new("HcnCreateLoadBalancer", 0x8000_4005, ""));
+    assert_eq!(backend.apply(&state(), &Changes::everything()).unwrap().failed.len(), 1);
+    assert!(!backend.is_disturbed().unwrap(), "the loop tries it again, with patience");
+    backend.kernel.add_pod("cbr0", "10.180.0.77");
+    assert!(backend.is_disturbed().unwrap(), "something is new, and something is to be done");
+    backend.read_at = Instant::now();
+    assert!(backend.is_disturbed().unwrap());
 }
 
 #[test]
@@ -207,7 +256,8 @@ fn what_others_take_away_or_change_comes_back() {
     let before = backend.kernel.objects.clone();
     let cluster_ip = frontend(&backend, "172.30.0.1:80/tcp").id();
     let remote = Guid::of_remote_endpoint([10, 180, 1, 2].into());
-    let disturbances: [(&str, &dyn Fn(&mut FakeHcn)); 4] = [
+    type Disturb<'a> = &'a dyn Fn(&mut FakeHcn);
+    let disturbances: [(&str, Disturb<'_>); 4] = [
         ("one load balancer", &|fake| _ = fake.objects.remove(&(Kind::LoadBalancer, cluster_ip))),
         ("all of them", &|fake| fake.objects.retain(|(kind, _), _| *kind != Kind::LoadBalancer)),
         ("an endpoint", &|fake| _ = fake.objects.remove(&(Kind::Endpoint, remote))),

@@ -3,7 +3,10 @@
 //! It makes objects of its own on a network that is there, with addresses that are reserved for documentation (RFC 5737), and removes them.
 //! What HNS may do one way or another is no rule but an [`Observation`], which each test of an implementor compares with what it expects.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr},
+};
 
 use anyhow::{Context as _, anyhow, ensure};
 
@@ -36,6 +39,8 @@ struct Suite<'a> {
     network: Network,
     id: Guid,
     features: Features,
+    /// The identifiers that objects got, which may be others than were asked for.
+    made: BTreeMap<(Kind, u8), Guid>,
     seen: Vec<Observation>,
 }
 
@@ -50,7 +55,8 @@ pub fn check(hcn: &mut dyn Hcn, network: &str) -> anyhow::Result<Vec<Observation
     let id = ids[0];
     let found: Network = schema::read("network", &hcn.properties(Kind::Network, id)?)?;
     ensure!((found.id, &*found.name) == (Some(id), network), "the network {id} says it is {found:?}");
-    let mut suite = Suite { hcn, network: found, id, features: Features::of(version), seen: Vec::new() };
+    let features = Features::of(version);
+    let mut suite = Suite { hcn, network: found, id, features, made: BTreeMap::new(), seen: Vec::new() };
     suite.remove_all();
     let result = suite.run();
     suite.remove_all();
@@ -63,7 +69,7 @@ fn address(last: u8) -> IpAddr {
     Ipv4Addr::new(198, 51, 100, last).into()
 }
 
-/// An identifier of the suite's own, which no backend takes for one of its own.
+/// An identifier of the suite's own to ask for, which no backend takes for one of its own.
 fn guid(last: u8) -> Guid {
     Guid::new(0x7465_7374_6c6f_8000_8000_6361_6c6e_0000 | u128::from(last))
 }
@@ -84,8 +90,23 @@ impl Suite<'_> {
     }
 
     fn remove_all(&mut self) {
-        BALANCERS.iter().for_each(|last| _ = self.hcn.delete_load_balancer(guid(*last)));
-        ENDPOINTS.iter().for_each(|last| _ = self.hcn.delete_endpoint(guid(*last)));
+        // What is not there need not be removed, and what stays is found by whoever compares.
+        for id in BALANCERS.map(|last| self.balancer(last)) {
+            _ = self.hcn.delete_load_balancer(id);
+        }
+        for id in ENDPOINTS.map(|last| self.endpoint(last)) {
+            _ = self.hcn.delete_endpoint(id);
+        }
+    }
+
+    /// The identifier of that endpoint.
+    fn endpoint(&self, last: u8) -> Guid {
+        self.made.get(&(Kind::Endpoint, last)).copied().unwrap_or_else(|| guid(last))
+    }
+
+    /// The identifier of that load balancer.
+    fn balancer(&self, last: u8) -> Guid {
+        self.made.get(&(Kind::LoadBalancer, last)).copied().unwrap_or_else(|| guid(last))
     }
 
     fn observe(&mut self, what: &'static str, is_so: bool) {
@@ -105,15 +126,19 @@ impl Suite<'_> {
         let mac = format!("02-11-c6-33-64-{last:02x}");
         let settings = schema::write(&Endpoint::remote(self.id, address(last), mac, provider));
         Ok(match self.hcn.create_endpoint(self.id, guid(id), &settings) {
-            Ok(made) => Ok(schema::read("endpoint", &made)?),
+            Ok(made) => {
+                let made: Endpoint = schema::read("endpoint", &made)?;
+                self.made.insert((Kind::Endpoint, id), made.id.context("an endpoint was made, and has no identifier")?);
+                Ok(made)
+            }
             Err(failure) => Err(failure),
         })
     }
 
-    fn load_balancer(endpoints: &[u8], last: u8, protocol: u32) -> LoadBalancer {
+    fn load_balancer(&self, endpoints: &[u8], last: u8, protocol: u32) -> LoadBalancer {
         let mapping = PortMapping { protocol, internal_port: 8080, external_port: 80, ..PortMapping::default() };
         LoadBalancer {
-            host_compute_endpoints: endpoints.iter().map(|id| guid(*id)).collect(),
+            host_compute_endpoints: endpoints.iter().map(|id| self.endpoint(*id)).collect(),
             frontend_vips: vec![address(last)],
             port_mappings: vec![mapping],
             ..LoadBalancer::default()
@@ -122,7 +147,12 @@ impl Suite<'_> {
 
     fn create_load_balancer(&mut self, id: u8, wanted: &LoadBalancer) -> anyhow::Result<Result<LoadBalancer, Failure>> {
         Ok(match self.hcn.create_load_balancer(guid(id), &schema::write(wanted)) {
-            Ok(made) => Ok(schema::read("load balancer", &made)?),
+            Ok(made) => {
+                let made: LoadBalancer = schema::read("load balancer", &made)?;
+                let given = made.id.context("a load balancer was made, and has no identifier")?;
+                self.made.insert((Kind::LoadBalancer, id), given);
+                Ok(made)
+            }
             Err(failure) => Err(failure),
         })
     }
@@ -138,20 +168,21 @@ impl Suite<'_> {
     fn endpoints_come_and_go(&mut self) -> anyhow::Result<()> {
         let before = self.endpoints()?;
         let made = self.create_endpoint(1, 1)??;
-        self.observe(KEEPS_IDS, made.id == Some(guid(1)));
-        ensure!(made.id == Some(guid(1)), "{} was asked for, {:?} was made", guid(1), made.id);
-        let shown: Endpoint = schema::read("endpoint", &self.hcn.properties(Kind::Endpoint, guid(1))?)?;
+        let (id, keeps_ids) = (self.endpoint(1), self.endpoint(1) == guid(1));
+        self.observe(KEEPS_IDS, keeps_ids);
+        let shown: Endpoint = schema::read("endpoint", &self.hcn.properties(Kind::Endpoint, id)?)?;
         ensure!(shown == made, "made {made:?}, shown {shown:?}");
         let addresses: Vec<IpAddr> = shown.addresses().collect();
         ensure!(addresses == [address(1)] && shown.is_remote(), "{shown:?}");
         ensure!(shown.host_compute_network == Some(self.id), "{shown:?}");
-        ensure!(self.endpoints()?.contains(&guid(1)), "it is not listed");
-        is(self.create_endpoint(1, 2)?.map(|_| String::new()), Reason::Exists)?;
-        self.hcn.delete_endpoint(guid(1))?;
+        ensure!(self.endpoints()?.contains(&id), "it is not listed");
+        if keeps_ids {
+            is(self.create_endpoint(1, 2)?.map(|_| String::new()), Reason::Exists)?;
+        }
+        self.hcn.delete_endpoint(id)?;
         ensure!(sorted(self.endpoints()?) == sorted(before), "it is still listed, or others are not");
-        is(self.hcn.delete_endpoint(guid(1)).map(|()| String::new()), Reason::NotFound)?;
-        let absent = self.hcn.properties(Kind::Endpoint, guid(1));
-        is(absent, Reason::NotFound)
+        is(self.hcn.delete_endpoint(id).map(|()| String::new()), Reason::NotFound)?;
+        is(self.hcn.properties(Kind::Endpoint, id), Reason::NotFound)
     }
 
     fn one_address_twice(&mut self) -> anyhow::Result<()> {
@@ -159,66 +190,71 @@ impl Suite<'_> {
         let again = self.create_endpoint(2, 1)?;
         self.observe(TAKES_DUPLICATES, again.is_ok());
         let listed = self.endpoints()?;
-        ensure!(listed.contains(&guid(1)) && listed.contains(&guid(2)) == again.is_ok(), "{listed:?} are listed");
+        let has = |id| listed.contains(&self.endpoint(id));
+        ensure!(has(1) && has(2) == again.is_ok(), "{listed:?} are listed");
         Ok(())
     }
 
     fn load_balancers_come_and_go(&mut self) -> anyhow::Result<()> {
-        self.endpoint(2)?;
-        let wanted = Self::load_balancer(&[1, 2], 200, 6);
+        self.new_endpoint(2)?;
+        let wanted = self.load_balancer(&[1, 2], 200, 6);
         let made = self.create_load_balancer(17, &wanted)??;
-        ensure!(made.id == Some(guid(17)), "{} was asked for, {:?} was made", guid(17), made.id);
-        self.observe(SHOWS_WHAT_WAS_WRITTEN, made == LoadBalancer { id: made.id, ..wanted });
-        let shown: LoadBalancer = schema::read("load balancer", &self.hcn.properties(Kind::LoadBalancer, guid(17))?)?;
+        let id = self.balancer(17);
+        self.observe(SHOWS_WHAT_WAS_WRITTEN, made == LoadBalancer { id: Some(id), ..wanted });
+        let shown: LoadBalancer = schema::read("load balancer", &self.hcn.properties(Kind::LoadBalancer, id)?)?;
         ensure!(shown == made, "made {made:?}, shown {shown:?}");
-        ensure!(self.ids(Kind::LoadBalancer, &Query::all())?.contains(&guid(17)), "it is not listed");
-        self.hcn.delete_load_balancer(guid(17))?;
-        ensure!(!self.ids(Kind::LoadBalancer, &Query::all())?.contains(&guid(17)), "it is still listed");
-        is(self.hcn.delete_load_balancer(guid(17)).map(|()| String::new()), Reason::NotFound)?;
-        let absent = self.hcn.properties(Kind::LoadBalancer, guid(17));
-        is(absent, Reason::NotFound)
+        ensure!(self.ids(Kind::LoadBalancer, &Query::all())?.contains(&id), "it is not listed");
+        self.hcn.delete_load_balancer(id)?;
+        ensure!(!self.ids(Kind::LoadBalancer, &Query::all())?.contains(&id), "it is still listed");
+        is(self.hcn.delete_load_balancer(id).map(|()| String::new()), Reason::NotFound)?;
+        is(self.hcn.properties(Kind::LoadBalancer, id), Reason::NotFound)
     }
 
     fn a_port_is_taken_once(&mut self) -> anyhow::Result<()> {
-        self.create_load_balancer(17, &Self::load_balancer(&[1], 201, 6))??;
-        let same = self.create_load_balancer(18, &Self::load_balancer(&[2], 201, 6))?;
+        self.create_load_balancer(17, &self.load_balancer(&[1], 201, 6))??;
+        let same = self.create_load_balancer(18, &self.load_balancer(&[2], 201, 6))?;
         is(same.map(|_| String::new()), Reason::Exists)?;
-        self.create_load_balancer(18, &Self::load_balancer(&[1], 201, 17))?.context("another protocol")?;
-        self.create_load_balancer(19, &Self::load_balancer(&[1], 202, 6))?.context("another address")?;
+        self.create_load_balancer(18, &self.load_balancer(&[1], 201, 17))?.context("another protocol")?;
+        self.create_load_balancer(19, &self.load_balancer(&[1], 202, 6))?.context("another address")?;
         for last in BALANCERS {
-            self.hcn.delete_load_balancer(guid(last))?;
+            let id = self.balancer(last);
+            self.hcn.delete_load_balancer(id)?;
         }
         Ok(())
     }
 
     fn a_load_balancer_changes(&mut self) -> anyhow::Result<()> {
-        self.create_load_balancer(17, &Self::load_balancer(&[1], 203, 6))??;
-        let mut other = Self::load_balancer(&[1, 2], 203, 6);
+        self.create_load_balancer(17, &self.load_balancer(&[1], 203, 6))??;
+        let id = self.balancer(17);
+        let mut other = self.load_balancer(&[1, 2], 203, 6);
         other.port_mappings[0].distribution_type = Distribution::SOURCE_IP;
-        let changed = self.hcn.modify_load_balancer(guid(17), &schema::write(&other));
-        self.observe(MODIFIES, changed.is_ok());
-        let shown: LoadBalancer = schema::read("load balancer", &self.hcn.properties(Kind::LoadBalancer, guid(17))?)?;
+        let changed = self.hcn.modify_load_balancer(id, &schema::write(&other));
+        let shown: LoadBalancer = schema::read("load balancer", &self.hcn.properties(Kind::LoadBalancer, id)?)?;
         match changed {
             Ok(changed) => {
                 let changed: LoadBalancer = schema::read("load balancer", &changed)?;
-                ensure!(
-                    changed == shown && shown.host_compute_endpoints.len() == 2,
-                    "changed {changed:?}, shown {shown:?}"
-                );
-                ensure!(self.features.modify_load_balancer, "this version is not known to change load balancers");
+                ensure!(changed == shown, "changed {changed:?}, shown {shown:?}");
+                // One is known to say yes and to change nothing.
+                let modifies = shown.host_compute_endpoints.len() == 2;
+                self.observe(MODIFIES, modifies);
+                let known = self.features.modify_load_balancer;
+                ensure!(known || !modifies, "this version is not known to change load balancers");
             }
             Err(failure) => {
+                self.observe(MODIFIES, false);
                 is(Err(failure), Reason::Unsupported)?;
-                ensure!(shown.host_compute_endpoints == [guid(1)], "it was not changed, but is {shown:?}");
+                let before = [self.endpoint(1)];
+                ensure!(shown.host_compute_endpoints == before, "it was not changed, but is {shown:?}");
             }
         }
-        self.hcn.delete_load_balancer(guid(17))?;
-        is(self.hcn.modify_load_balancer(guid(17), &schema::write(&other)), Reason::NotFound)
+        self.hcn.delete_load_balancer(id)?;
+        is(self.hcn.modify_load_balancer(id, &schema::write(&other)), Reason::NotFound)
     }
 
     fn documents_that_are_wrong_change_nothing(&mut self) -> anyhow::Result<()> {
         let before = sorted(self.ids(Kind::LoadBalancer, &Query::all())?);
-        let nobody = Self::load_balancer(&[NOBODY], 204, 6);
+        let endpoints = self.endpoints()?;
+        let nobody = self.load_balancer(&[NOBODY], 204, 6);
         ensure!(
             self.create_load_balancer(17, &nobody)?.is_err(),
             "a load balancer has an endpoint that does not exist"
@@ -235,13 +271,14 @@ impl Suite<'_> {
         }
         ensure!(self.hcn.create_endpoint(guid(NOBODY), guid(3), "{}").is_err(), "an endpoint is on no network");
         ensure!(sorted(self.ids(Kind::LoadBalancer, &Query::all())?) == before, "something was made");
-        ensure!(!self.endpoints()?.contains(&guid(3)), "an endpoint was made");
+        ensure!(sorted(self.endpoints()?) == sorted(endpoints), "an endpoint was made");
         Ok(())
     }
 
     /// There is such an endpoint, whatever became of it before.
-    fn endpoint(&mut self, last: u8) -> anyhow::Result<()> {
-        _ = self.hcn.delete_endpoint(guid(last));
+    fn new_endpoint(&mut self, last: u8) -> anyhow::Result<()> {
+        let id = self.endpoint(last);
+        _ = self.hcn.delete_endpoint(id);
         self.create_endpoint(last, last)??;
         Ok(())
     }
@@ -283,30 +320,25 @@ mod tests {
             assert_eq!(fake.objects, before, "nothing is left");
             fake.version = Version::new(15, 5);
             assert_eq!(observed(&mut fake).unwrap(), [KEEPS_IDS, TAKES_DUPLICATES, SHOWS_WHAT_WAS_WRITTEN, MODIFIES]);
+            fake.modify_does_nothing = true;
+            assert!(!observed(&mut fake).unwrap().contains(&MODIFIES));
             fake.modify_is_not_implemented = true;
             assert!(!observed(&mut fake).unwrap().contains(&MODIFIES));
+            fake.chooses_ids = true;
+            assert_eq!(observed(&mut fake).unwrap(), [TAKES_DUPLICATES, SHOWS_WHAT_WAS_WRITTEN]);
+            assert_eq!(fake.objects, before, "nothing is left");
         }
     }
 
     #[test]
     fn what_does_not_keep_it_is_told() {
-        let rows: [(fn(&mut FakeHcn), &str); 4] = [
-            (|fake| fake.chooses_ids = true, "was asked for"),
-            (
-                |fake| fake.fail("HcnDeleteEndpoint", 99, Failure::new("HcnDeleteEndpoint", 0x8000_4005, "")),
-                "HcnDeleteEndpoint",
-            ),
+        type Disturb = fn(&mut FakeHcn);
+        const LIST: &str = "HcnEnumerateEndpoints";
+        const DELETE: &str = "HcnDeleteEndpoint";
+        let rows: [(Disturb, &str); 3] = [
+            (|fake| fake.fail(DELETE, 99, Failure::new(DELETE, 0x8000_4005, "")), DELETE),
             (|fake| fake.objects.clear(), "0 networks are called cbr0"),
-            (
-                |fake| {
-                    fake.fail(
-                        "HcnEnumerateEndpoints",
-                        1,
-                        Failure::new("HcnEnumerateEndpoints", 0, "{\"Error\":\"no\"}"),
-                    )
-                },
-                "no (0x00000000)",
-            ),
+            (|fake| fake.fail(LIST, 1, Failure::new(LIST, 0, "{\"Error\":\"no\"}")), "no (0x00000000)"),
         ];
         for (disturb, expected) in rows {
             let mut fake = fake("L2Bridge");

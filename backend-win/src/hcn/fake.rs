@@ -5,7 +5,9 @@
 //! | two endpoints may have one address | an endpoint of a pod and a remote one, on Windows Server 2019 and 2022 |
 //! | a port that is taken is refused | `HCN_E_PORT_ALREADY_EXISTS`, whoever has it |
 //! | what is deleted twice is an error | `ERROR_NOT_FOUND` |
+//! | an endpoint is deleted under a load balancer that names it | [`FakeHcn::deletes_what_is_named`]; else it is refused |
 //! | the version promises what is then not implemented | [`FakeHcn::modify_is_not_implemented`] |
+//! | a change in place succeeds, and changes nothing | [`FakeHcn::modify_does_nothing`]; Windows Server 2025 at first |
 //! | calls fail for a while | [`FakeHcn::fail`] |
 //! | objects vanish, and others appear | [`FakeHcn::objects`] |
 //! | an identifier is not the one that was asked for | [`FakeHcn::chooses_ids`] |
@@ -34,6 +36,10 @@ pub struct FakeHcn {
     pub interfaces: BTreeMap<IpAddr, String>,
     /// Load balancers cannot be changed, whatever the version says.
     pub modify_is_not_implemented: bool,
+    /// Load balancers cannot be changed, and it is not said.
+    pub modify_does_nothing: bool,
+    /// An endpoint goes although a load balancer names it.
+    pub deletes_what_is_named: bool,
     /// New objects get identifiers of its own.
     pub chooses_ids: bool,
     /// How it shows what was written, if otherwise.
@@ -62,6 +68,8 @@ impl Default for FakeHcn {
             objects: BTreeMap::new(),
             interfaces: BTreeMap::new(),
             modify_is_not_implemented: false,
+            modify_does_nothing: false,
+            deletes_what_is_named: false,
             chooses_ids: false,
             rewrites: None,
             log: Vec::new(),
@@ -285,21 +293,25 @@ impl Hcn for FakeHcn {
     fn modify_load_balancer(&mut self, id: Guid, settings: &str) -> Result<String, Failure> {
         const CALL: &str = "HcnModifyLoadBalancer";
         self.tell(CALL, id)?;
-        if !self.objects.contains_key(&(Kind::LoadBalancer, id)) {
-            return Err(failure(CALL, NOT_FOUND));
-        }
+        let Some(shown) = self.show(Kind::LoadBalancer, id) else {
+            return Err(failure("HcnOpenLoadBalancer", NOT_FOUND));
+        };
         if self.modify_is_not_implemented || !Features::of(self.version).modify_load_balancer {
             return Err(failure(CALL, NOT_IMPLEMENTED));
         }
         let document = document(CALL, settings)?;
         self.check(CALL, &document, Some(id))?;
+        if self.modify_does_nothing {
+            return Ok(shown);
+        }
         self.put(CALL, Kind::LoadBalancer, id, document)
     }
 
     fn delete_endpoint(&mut self, id: Guid) -> Result<(), Failure> {
         const CALL: &str = "HcnDeleteEndpoint";
         self.tell(CALL, id)?;
-        if self.load_balancers().iter().any(|balancer| balancer.host_compute_endpoints.contains(&id)) {
+        let is_named = self.load_balancers().iter().any(|balancer| balancer.host_compute_endpoints.contains(&id));
+        if is_named && !self.deletes_what_is_named {
             return Err(failure(CALL, HAS_REFERENCES));
         }
         self.objects.remove(&(Kind::Endpoint, id)).map(drop).ok_or_else(|| failure(CALL, NOT_FOUND))

@@ -57,7 +57,7 @@ impl Guid {
     }
 
     fn ours(kind: u128, rest: u128) -> Self {
-        Self((OURS << 80) | (kind << 64) | VARIANT | (rest & (VARIANT >> 1) - 1))
+        Self((OURS << 80) | (kind << 64) | VARIANT | (rest & ((VARIANT >> 1) - 1)))
     }
 
     /// Whether it is one that we chose.

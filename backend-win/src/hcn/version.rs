@@ -3,6 +3,21 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::Failure;
+
+/// What `HNSCall` has put out, by its response: `{"Success":true,"Output":{"Major":15,"Minor":3}}`.
+///
+/// # Errors
+/// The response says that the call failed, or is none.
+pub fn output(response: String) -> Result<String, Failure> {
+    let answer: Value = serde_json::from_str(&response).unwrap_or_default();
+    match answer.get("Output").filter(|_| answer["Success"] == true) {
+        Some(output) => Ok(output.to_string()),
+        None => Err(Failure { call: "HNSCall", hresult: 0, record: response }),
+    }
+}
 
 /// The version of HNS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -64,6 +79,24 @@ impl Features {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hcn::schema;
+
+    #[test]
+    fn the_version_is_read_from_what_hns_answers() {
+        let read = |response: &str| output(response.to_owned()).map(|output| schema::read_version(&output));
+        let answer = r#"{"Success":true,"Error":"","Output":{"Major":15,"Minor":3}}"#;
+        assert_eq!(read(answer), Ok(Ok(Version::new(15, 3))));
+        assert!(read(r#"{"Success":true,"Output":"15.3"}"#).unwrap().is_err());
+        for (response, said) in [
+            (r#"{"Success":false,"Error":"Access is denied."}"#, "Access is denied."),
+            (r#"{"Output":{"Major":15,"Minor":3}}"#, "Major"),
+            ("[]", "[]"),
+            ("", "HNSCall: error"),
+        ] {
+            let failure = read(response).unwrap_err().to_string();
+            assert!(failure.contains(said), "{response}: {failure}");
+        }
+    }
 
     #[test]
     fn features_begin_where_microsofts_library_says() {

@@ -136,7 +136,7 @@ impl Planner<'_> {
             self.skip(&want.service, reason);
         }
         let keeps_destination = self.keeps_destination(want);
-        let addresses = chosen.into_iter().map(|endpoint| endpoint.ip());
+        let addresses = chosen.into_iter().map(SocketAddr::ip);
         let local_only = keeps_destination || want.external_local;
         let resolved = self.resolve(want, frontend, addresses, local_only);
         if resolved.ids.is_empty() {

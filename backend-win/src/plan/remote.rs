@@ -68,7 +68,8 @@ pub fn mac(address: IpAddr) -> String {
 
 /// Whether kube-proxy has made it: it gives no names, and hardware addresses as these. `host`: that of this node, if it is known.
 pub fn is_kube_proxys(endpoint: &Endpoint, host: Option<&Host>) -> bool {
-    let given = endpoint.mac_address.to_ascii_lowercase();
+    // Those of interfaces it writes with colons.
+    let given = endpoint.mac_address.to_ascii_lowercase().replace(':', "-");
     let conjured = endpoint.addresses().any(|address| mac(address) == given);
     let of_service =
         host.is_some_and(|host| host.mac.eq_ignore_ascii_case(&given) && endpoint.provider() == Some(host.address));
@@ -115,6 +116,7 @@ mod tests {
             (Endpoint { name: "calico".to_owned(), ..made.clone() }, false),
             (Endpoint { mac_address: "00-15-5d-00-00-07".to_owned(), ..made.clone() }, false),
             (Endpoint { flags: 0, ..made }, false),
+            (Endpoint { mac_address: "00:15:5d:00:00:02".to_owned(), ..of_service.clone() }, true),
             (of_service, true),
         ] {
             assert_eq!(is_kube_proxys(&endpoint, Some(&host)), expected, "{endpoint:?}");

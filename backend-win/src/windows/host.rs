@@ -4,12 +4,12 @@ use std::net::IpAddr;
 
 use anyhow::Context as _;
 use localnet_hcn::{Deletable, LoadError};
-use serde_json::Value;
 
 use crate::{
     hcn::{
         Failure, Guid, Hcn, Kind,
         schema::{self, Query},
+        version,
     },
     kernel::Kernel,
 };
@@ -52,14 +52,9 @@ fn all() -> String {
 }
 
 impl Hcn for Host {
-    /// `{"Success":true,"Output":{"Major":15,"Minor":3}}`
     fn version(&mut self) -> Result<String, Failure> {
         let response = self.0.get("/globals/version").map_err(|error| unloaded(&error))?.map_err(failed)?;
-        let answer: Value = serde_json::from_str(&response).unwrap_or_default();
-        match answer.get("Output").filter(|_| answer["Success"] == true) {
-            Some(output) => Ok(output.to_string()),
-            None => Err(Failure { call: "HNSCall", hresult: 0, record: response }),
-        }
+        version::output(response)
     }
 
     fn enumerate(&mut self, of: Kind, query: &str) -> Result<String, Failure> {

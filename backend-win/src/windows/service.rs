@@ -44,24 +44,34 @@ fn serve(_arguments: Vec<OsString>) {
     };
     // Without a handler there is nobody to tell anything to.
     let Ok(status) = service_control_handler::register(NAME, handler) else { return };
-    tell_state(status, ServiceState::Running, 0);
-    let result = block_on(Arguments::parse(), async move { ended.notified().await });
-    if let Err(error) = &result {
-        error!("{error:#}");
-    }
-    tell_state(status, ServiceState::Stopped, u32::from(result.is_err()));
+    tell_state(status, ServiceState::Running, ServiceExitCode::NO_ERROR);
+    let ending = async move {
+        ended.notified().await;
+        tell_state(status, ServiceState::StopPending, ServiceExitCode::NO_ERROR);
+    };
+    let code = match block_on(Arguments::parse(), ending) {
+        Ok(()) => ServiceExitCode::NO_ERROR,
+        Err(error) => {
+            error!("{error:#}");
+            ServiceExitCode::ServiceSpecific(1)
+        }
+    };
+    tell_state(status, ServiceState::Stopped, code);
 }
 
-fn tell_state(status: ServiceStatusHandle, state: ServiceState, code: u32) {
+/// How long a call of HNS that is under way may take after the service was told to stop.
+const STOPPING: Duration = Duration::from_secs(30);
+
+fn tell_state(status: ServiceStatusHandle, state: ServiceState, exit_code: ServiceExitCode) {
     let running = state == ServiceState::Running;
     let accepted = ServiceControlAccept::STOP | ServiceControlAccept::SHUTDOWN;
     let told = status.set_service_status(ServiceStatus {
         service_type: ServiceType::OWN_PROCESS,
         current_state: state,
         controls_accepted: if running { accepted } else { ServiceControlAccept::empty() },
-        exit_code: ServiceExitCode::ServiceSpecific(code),
+        exit_code,
         checkpoint: 0,
-        wait_hint: Duration::default(),
+        wait_hint: if state == ServiceState::StopPending { STOPPING } else { Duration::ZERO },
         process_id: None,
     });
     if let Err(error) = told {

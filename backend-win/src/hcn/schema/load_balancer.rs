@@ -79,6 +79,12 @@ macro_rules! flags {
         impl $name {
             $($(#[$about])* pub const $constant: Self = Self($value);)+
 
+            /// Without bits that have no name here.
+            #[must_use]
+            pub fn known(self) -> Self {
+                Self(self.0 & (0 $(| $value)+))
+            }
+
             /// Whether all of those are set.
             pub fn contains(self, other: Self) -> bool {
                 self.0 & other.0 == other.0
@@ -120,6 +126,8 @@ flags! {
 flags! {
     /// The flags of a port.
     PortMappingFlags {
+        /// It balances within the node. Nobody sets it; what has it is not what is wanted.
+        ILB = 1,
         /// Its addresses are reached from the node itself.
         LOCAL_ROUTED_VIP = 2,
         /// Answers to what came to a node's address go directly.

@@ -197,6 +197,7 @@ fn read_all(text: &str) {
         assert_eq!(read("load balancer", &write(&balancer)), Ok(balancer));
     }
     _ = (read_ids(text), read_version(text));
+    _ = super::super::version::output(text.to_owned()).map(|output| read_version(&output));
     let failure = super::super::Failure { call: "Hcn", hresult: 0, record: text.to_owned() };
     assert!(failure.to_string().len() < 2_000, "{failure}");
     _ = failure.reason();

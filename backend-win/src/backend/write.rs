@@ -1,0 +1,201 @@
+//! Writing what differs, call by call.
+//!
+//! The order of a sync: load balancers that go, endpoints that come, load balancers that come or change, endpoints that go. So whatever a
+//! load balancer names is there, and what it named before is there until it no longer does.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::Context as _;
+use localnet_proto::Family;
+use tracing::{debug, info, warn};
+
+use super::WinBackend;
+use crate::{
+    diff::Write,
+    hcn::{
+        Failure, Guid, Reason,
+        schema::{self, Endpoint, LoadBalancer, Odd},
+    },
+    kernel::Kernel,
+    plan::{Frontend, Plan},
+};
+
+/// The function that finds a load balancer.
+const OPEN: &str = "HcnOpenLoadBalancer";
+
+/// What came of writing.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    pub(super) failed: Vec<(Family, anyhow::Error)>,
+    /// Frontends that are taken, though nobody is listed who has them.
+    pub(super) taken: Vec<(Write, Failure)>,
+    /// What was done: how many calls.
+    pub(super) calls: usize,
+}
+
+impl<K: Kernel> WinBackend<K> {
+    /// Writes what differs.
+    pub(super) fn write(&mut self, plan: &Plan) -> Outcome {
+        let diff = self.diff(plan);
+        self.memory.adopt(&diff.kept, &self.inventory);
+        let mut outcome = Outcome::default();
+        for id in &diff.delete_balancers {
+            let shown = self.inventory.balancers().get(id).and_then(Option::as_ref);
+            let family = shown.and_then(|shown| Frontend::all_of(shown).first().map(Frontend::family));
+            let deleted = self.delete_balancer(*id, &mut outcome);
+            outcome.note(family, deleted.with_context(|| format!("delete load balancer {id}")));
+        }
+        for id in &diff.replace_endpoints {
+            let deleted = self.delete_endpoint(*id, &mut outcome);
+            outcome.note(None, deleted.with_context(|| format!("replace endpoint {id}")));
+        }
+        let mut names: BTreeMap<Guid, Option<Guid>> = BTreeMap::new();
+        for (id, endpoint) in &diff.create_endpoints {
+            let family = endpoint.addresses().next().map(Family::of);
+            match self.create_endpoint(*id, endpoint, &mut outcome) {
+                Ok(made) => _ = names.insert(*id, Some(made)),
+                Err(error) => {
+                    names.insert(*id, None);
+                    outcome.note(family, Err(error));
+                }
+            }
+        }
+        for mut write in diff.balancers {
+            let endpoints = &mut write.planned.document.host_compute_endpoints;
+            *endpoints = endpoints.iter().filter_map(|id| names.get(id).copied().unwrap_or(Some(*id))).collect();
+            if endpoints.is_empty() {
+                continue;
+            }
+            let family = write.frontend.family();
+            if let Err(failure) = self.write_balancer(&write, &mut outcome) {
+                match failure.reason() {
+                    Reason::Exists => outcome.taken.push((write, failure)),
+                    Reason::Invalid => self.refuse(write, &failure),
+                    _ => {
+                        let what = format!("load balancer {} of service {}", write.frontend, write.planned.service);
+                        outcome.note(Some(family), Err(anyhow::Error::new(failure).context(what)));
+                    }
+                }
+            }
+        }
+        // HNS may delete an endpoint that a load balancer still names: one that could not be changed, for instance.
+        let balancers = self.inventory.balancers().values().flatten();
+        let named: BTreeSet<Guid> = balancers.flat_map(|one| one.host_compute_endpoints.iter().copied()).collect();
+        for id in diff.delete_endpoints.difference(&named) {
+            let deleted = self.delete_endpoint(*id, &mut outcome);
+            outcome.note(None, deleted.with_context(|| format!("delete endpoint {id}")));
+        }
+        outcome
+    }
+
+    pub(super) fn delete_balancer(&mut self, id: Guid, outcome: &mut Outcome) -> Result<(), Failure> {
+        outcome.calls += 1;
+        gone(self.kernel.delete_load_balancer(id))?;
+        self.inventory.deleted_balancer(id);
+        self.memory.lost(id);
+        Ok(())
+    }
+
+    pub(super) fn delete_endpoint(&mut self, id: Guid, outcome: &mut Outcome) -> Result<(), Failure> {
+        outcome.calls += 1;
+        match gone(self.kernel.delete_endpoint(id)) {
+            Ok(()) => {
+                self.inventory.deleted_endpoint(id);
+                self.memory.lost(id);
+            }
+            // Something that we do not know of still names it. It is tried again.
+            Err(failure) if failure.reason() == Reason::InUse => debug!(%id, %failure, "an endpoint stays"),
+            Err(failure) => return Err(failure),
+        }
+        Ok(())
+    }
+
+    fn create_endpoint(&mut self, id: Guid, wanted: &Endpoint, outcome: &mut Outcome) -> anyhow::Result<Guid> {
+        outcome.calls += 1;
+        let addresses: Vec<String> = wanted.addresses().map(|address| address.to_string()).collect();
+        let context = || format!("make an endpoint for {}", addresses.join(", "));
+        let network = self.inventory.network().context("no network is known").with_context(context)?;
+        let settings = schema::write(wanted);
+        let made = match self.kernel.create_endpoint(network, id, &settings) {
+            // Ours, but on another network, where it is not listed: that of a life before.
+            Err(failure) if failure.reason() == Reason::Exists => {
+                self.delete_endpoint(id, outcome).with_context(context)?;
+                outcome.calls += 1;
+                self.kernel.create_endpoint(network, id, &settings).with_context(context)?
+            }
+            made => made.with_context(context)?,
+        };
+        let made: Endpoint = schema::read("endpoint", &made).with_context(context)?;
+        let id = made.id.unwrap_or(id);
+        self.memory.wrote_endpoint(id, wanted);
+        self.inventory.made_endpoint(id, made);
+        Ok(id)
+    }
+
+    fn write_balancer(&mut self, write: &Write, outcome: &mut Outcome) -> Result<(), Failure> {
+        let wanted = &write.planned.document;
+        let settings = schema::write(wanted);
+        if let Some(id) = write.instead_of {
+            if self.features().modify_load_balancer && !self.cannot_modify {
+                outcome.calls += 1;
+                match self.kernel.modify_load_balancer(id, &settings) {
+                    Ok(shown) => {
+                        if self.wrote(id, wanted, &shown) {
+                            return Ok(());
+                        }
+                        info!("HNS says that it changes load balancers in place, and does not: they are made anew");
+                        self.cannot_modify = true;
+                    }
+                    Err(failure) if failure.reason() == Reason::Unsupported => {
+                        info!(%failure, "HNS does not change load balancers in place, though its version says so");
+                        self.cannot_modify = true;
+                    }
+                    // It is gone. What the call itself does not find is something else, an endpoint for one.
+                    Err(failure) if failure.reason() == Reason::NotFound && failure.call == OPEN => {}
+                    Err(failure) => return Err(failure),
+                }
+            }
+            self.delete_balancer(id, outcome)?;
+        }
+        outcome.calls += 1;
+        let id = write.frontend.id();
+        let shown = self.kernel.create_load_balancer(id, &settings)?;
+        if self.wrote(id, wanted, &shown) {
+            return Ok(());
+        }
+        Err(Failure { call: "HcnCreateLoadBalancer", hresult: 0, record: format!("it was made otherwise: {shown}") })
+    }
+
+    /// A load balancer was written, and is shown so. Says whether it does what is wanted.
+    fn wrote(&mut self, asked_for: Guid, wanted: &LoadBalancer, shown: &str) -> bool {
+        match schema::read::<LoadBalancer>("load balancer", shown) {
+            Ok(shown) => {
+                let id = shown.id.unwrap_or(asked_for);
+                let does = self.memory.wrote(id, wanted, &shown);
+                self.inventory.made_balancer(id, shown);
+                does
+            }
+            Err(odd @ Odd { .. }) => {
+                warn!(%odd, "HNS shows a load balancer of ours in a way that is not understood");
+                self.inventory.made_balancer(asked_for, wanted.clone());
+                self.memory.wrote(asked_for, wanted, wanted)
+            }
+        }
+    }
+}
+
+impl Outcome {
+    pub(super) fn note(&mut self, family: Option<Family>, result: anyhow::Result<()>) {
+        if let Err(error) = result {
+            self.failed.push((family.unwrap_or(Family::V4), error));
+        }
+    }
+}
+
+/// What is not there need not be deleted.
+fn gone(result: Result<(), Failure>) -> Result<(), Failure> {
+    match result {
+        Err(failure) if failure.reason() == Reason::NotFound => Ok(()),
+        other => other,
+    }
+}
