@@ -92,6 +92,17 @@ library() {
     echo "wine: compiled $name.dll"
 }
 
+# A server on a named pipe, for tests.
+pipe() {
+    stamp=$(sha256sum "$here/pipe.c" "$here/build.sh" | sha256sum | cut -d' ' -f1)
+    [ "$(cat "$cache/pipe.stamp" 2>/dev/null)" != "$stamp" ] || return 0
+    x86_64-w64-mingw32-gcc -std=c11 -O1 -Wall -Wextra -Werror -D_WIN32_WINNT=0x0A00 -static-libgcc -o "$cache/pipe.new" "$here/pipe.c" -lws2_32 ||
+        fail "compiling pipe.c"
+    mv "$cache/pipe.new" "$cache/pipe.exe"
+    echo "$stamp" >"$cache/pipe.stamp"
+    echo "wine: compiled pipe.exe"
+}
+
 if [ "$(uname -m)" != x86_64 ]; then
     echo "wine: there is none for $(uname -m): WHAT RUNS ON WINDOWS IS NOT TESTED HERE" >&2
     [ -z "${CI:-}" ] || fail "this machine is no x86_64"
@@ -108,3 +119,4 @@ prefix
 library bcryptprimitives -ladvapi32
 library computenetwork -lole32 -luuid
 library vmcompute
+pipe

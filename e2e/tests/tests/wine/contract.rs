@@ -41,7 +41,7 @@ fn what_is_wrong_is_said() {
         (&["check", "--network-name", "other"][..], "0 networks are called other"),
         (&["check"], "--network-name"),
         (&["--once", "--api", "tcp://127.0.0.1:1", "--network-name", "pods"], "is localnet-brain running"),
-        (&["--once", "--api", "unix:///run/localnet/brain.sock"], "use tcp://host:port"),
+        (&["--once", "--api", "unix:///run/localnet/brain.sock"], "is not dialled on Windows; use tcp://host:port"),
     ] {
         let error = format!("{:#}", windows.run(network.node(), arguments).unwrap_err());
         assert!(error.contains(expected), "{arguments:?}: {error}");

@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::windows::{Windows, is_possible};
 
 /// The cluster: a node, and a Service with a pod on this node and pods on another one.
-fn cluster(remote_pods: &[u8]) -> String {
+pub(super) fn cluster(remote_pods: &[u8]) -> String {
     let endpoint = |address: String, node: &str| {
         format!("- {{addresses: [{address}], nodeName: {node}, conditions: {{ready: true}}}}\n")
     };
@@ -25,17 +25,17 @@ fn cluster(remote_pods: &[u8]) -> String {
     )
 }
 
-fn write(file: &Path, text: &str) {
+pub(super) fn write(file: &Path, text: &str) {
     let new = file.with_extension("new");
     fs::write(&new, text).unwrap();
     fs::rename(new, file).unwrap();
 }
 
-const API: &str = "tcp://127.0.0.1:12090";
+pub(super) const API: &str = "tcp://127.0.0.1:12090";
 /// The end of the identifier of the pod's endpoint.
-const POD: &str = "00000000";
+pub(super) const POD: &str = "00000000";
 
-fn brain(programs: &Programs, node: &Namespace, file: &Path) -> Running {
+pub(super) fn brain(programs: &Programs, node: &Namespace, file: &Path) -> Running {
     let source = format!("file:{}", file.display());
     programs.start(node, "localnet-brain", &["--source", &source, "--node-name", "node-a", "--listen", API]).unwrap()
 }
@@ -61,7 +61,7 @@ fn the_program_follows_a_brain_through_changes_and_restarts() {
     let mut program = windows.start(node, &arguments).unwrap();
 
     let both = |endpoints: &[&str]| {
-        windows.await_balancers(&[("172.30.0.41:80", endpoints), ("node:30080", endpoints)]).unwrap()
+        windows.await_balancers(&[("172.30.0.41:80", endpoints), ("node:30080", endpoints)]).unwrap();
     };
     both(&[POD, "0ab40101"]);
     write(&file, &cluster(&[1, 2]));

@@ -2,7 +2,9 @@
 
 use std::{
     collections::BTreeMap,
-    env, fs,
+    env,
+    ffi::OsStr,
+    fs,
     io::{self, Write as _},
     os::unix::fs::symlink,
     path::{Path, PathBuf},
@@ -25,7 +27,7 @@ fn cache() -> PathBuf {
 }
 
 /// Whether this machine can run Windows programs at all. One that cannot says so where everybody sees it, and fails in CI.
-pub fn is_possible() -> bool {
+pub(crate) fn is_possible() -> bool {
     let possible = cfg!(target_arch = "x86_64");
     if !possible {
         // Past what the test harness keeps to itself.
@@ -47,26 +49,39 @@ fn build() -> anyhow::Result<PathBuf> {
     ensure!(ready.exists(), "Wine is not set up ({} is missing): run `make wine`", ready.display());
     let mut cargo = Command::new(repository().join("e2e/wine/cargo"));
     let built = cargo.args(["build", "--locked", "-p", "localnet-win"]).current_dir(repository()).output()?;
-    ensure!(built.status.success(), "localnet-win does not build: {}", String::from_utf8_lossy(&built.stderr));
+    // What only Windows has is seen by no other compiler: its warnings count here.
+    let said = String::from_utf8_lossy(&built.stderr);
+    ensure!(
+        built.status.success() && !said.contains("warning: "),
+        "localnet-win does not build without warnings: {said}"
+    );
     // target/PROFILE/deps/TEST-HASH
     let test = env::current_exe()?;
     let target = test.ancestors().nth(3).context("finding the folder of programs")?;
     Ok(target.join("wine/x86_64-pc-windows-gnu/debug/localnet-win.exe"))
 }
 
+/// How Windows names a file of this system.
+pub(crate) fn windows_path(path: &Path) -> String {
+    format!("Z:{}", path.display()).replace('/', "\\")
+}
+
+/// The service that [`Windows::install`] makes.
+pub(crate) const SERVICE: &str = "localnet-win";
+
 /// A Windows with an HNS.
 #[derive(Debug)]
-pub struct Windows {
+pub(crate) struct Windows {
     folder: TempDir,
     version: String,
 }
 
 /// An object of the HNS: its kind, and its identifier.
-pub type Object = (String, String);
+pub(crate) type Object = (String, String);
 
 impl Windows {
     /// With an HNS of that version that has a network `pods`, and endpoints of pods with these addresses on it.
-    pub fn new(version: &str, network_type: &str, pods: &[&str]) -> anyhow::Result<Self> {
+    pub(crate) fn new(version: &str, network_type: &str, pods: &[&str]) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let windows = Self { folder, version: version.to_owned() };
         let (shared, prefix) = (cache().join("prefix"), windows.path("prefix"));
@@ -99,7 +114,7 @@ impl Windows {
     }
 
     /// What the HNS holds, as it was written.
-    pub fn objects(&self) -> BTreeMap<Object, String> {
+    pub(crate) fn objects(&self) -> BTreeMap<Object, String> {
         let text = fs::read_to_string(self.path("hns")).unwrap_or_default();
         let object = |line: &str| {
             let mut fields = line.splitn(3, '\t').map(str::to_owned);
@@ -109,14 +124,14 @@ impl Windows {
     }
 
     /// What the HNS is to hold, behind the back of whoever uses it.
-    pub fn set_objects(&self, objects: &BTreeMap<Object, String>) -> anyhow::Result<()> {
+    pub(crate) fn set_objects(&self, objects: &BTreeMap<Object, String>) -> anyhow::Result<()> {
         let lines: Vec<String> = objects.iter().map(|((kind, id), json)| format!("{kind}\t{id}\t{json}\n")).collect();
         fs::write(self.path("hns.test"), lines.concat())?;
         Ok(fs::rename(self.path("hns.test"), self.path("hns"))?)
     }
 
     /// The load balancers: address and port, and the last digits of its endpoints' identifiers.
-    pub fn balancers(&self) -> BTreeMap<String, Vec<String>> {
+    pub(crate) fn balancers(&self) -> BTreeMap<String, Vec<String>> {
         let of = |json: &String| {
             let document: Value = serde_json::from_str(json).unwrap_or_else(|error| panic!("{json}: {error}"));
             let address = document["FrontendVIPs"][0].as_str().unwrap_or("node").to_owned();
@@ -132,7 +147,7 @@ impl Windows {
     }
 
     /// Waits until the load balancers are these.
-    pub fn await_balancers(&self, expected: &[(&str, &[&str])]) -> anyhow::Result<()> {
+    pub(crate) fn await_balancers(&self, expected: &[(&str, &[&str])]) -> anyhow::Result<()> {
         let owned = |(name, endpoints): &(&str, &[&str])| {
             ((*name).to_owned(), endpoints.iter().map(|&id| id.to_owned()).collect::<Vec<_>>())
         };
@@ -141,32 +156,70 @@ impl Windows {
             .with_context(|| format!("expected {expected:?}, there are {:?}; {}", self.balancers(), self.said()))
     }
 
+    /// What the stand-in for HNS is told by its environment.
+    fn environment(&self) -> [(&'static str, String); 3] {
+        [
+            ("LOCALNET_HNS", windows_path(&self.path("hns"))),
+            ("LOCALNET_HNS_LOG", windows_path(&self.path("log"))),
+            ("LOCALNET_HNS_VERSION", self.version.clone()),
+        ]
+    }
+
     /// Starts the program.
-    pub fn start(&self, namespace: &Namespace, arguments: &[&str]) -> anyhow::Result<Running> {
+    pub(crate) fn start(&self, namespace: &Namespace, arguments: &[&str]) -> anyhow::Result<Running> {
+        self.start_other(namespace, program().as_os_str(), arguments)
+    }
+
+    fn start_other(&self, namespace: &Namespace, program: &OsStr, arguments: &[&str]) -> anyhow::Result<Running> {
         // Others of Wine's processes inherit the output and outlive the program: a pipe would not end with it.
         let output = fs::File::options().create(true).append(true).open(self.path("said"))?;
-        let windows = |name: &str| format!("Z:{}", self.path(name).display()).replace('/', "\\");
-        let (hns, log) = (windows("hns"), windows("log"));
+        let other = output.try_clone()?;
         namespace.spawn(repository().join("e2e/wine/run"), |command| {
-            let command = command.arg(program()).args(arguments).current_dir(self.folder.path());
+            let command = command.arg(program).args(arguments).current_dir(self.folder.path());
             let command =
                 command.env("LOCALNET_WINEPREFIX", self.path("prefix")).env("RUST_LOG", "info,localnet=debug");
-            let command = command.env("LOCALNET_HNS", hns).env("LOCALNET_HNS_LOG", log);
-            let other = output.try_clone().unwrap();
-            command.env("LOCALNET_HNS_VERSION", &self.version).stdout(output).stderr(other)
+            command.envs(self.environment()).stdout(output).stderr(other)
         })
     }
 
+    /// Starts a server on a named pipe, which passes all to a TCP port of the namespace, and waits until it is there.
+    pub(crate) fn start_pipe(&self, namespace: &Namespace, name: &str, port: u16) -> anyhow::Result<Running> {
+        let running = self.start_other(namespace, cache().join("pipe.exe").as_os_str(), &[name, &port.to_string()])?;
+        await_condition("the named pipe", || self.said().contains("listening"))?;
+        Ok(running)
+    }
+
     /// Runs the program to its end.
-    pub fn run(&self, namespace: &Namespace, arguments: &[&str]) -> anyhow::Result<()> {
-        let mut running = self.start(namespace, arguments)?;
+    pub(crate) fn run(&self, namespace: &Namespace, arguments: &[&str]) -> anyhow::Result<()> {
+        let running = self.start(namespace, arguments)?;
+        self.succeeded(running, arguments)
+    }
+
+    /// Runs a tool of Windows to its end. What it says is among what the program said.
+    pub(crate) fn tool(&self, namespace: &Namespace, tool: &str, arguments: &[&str]) -> anyhow::Result<()> {
+        let running = self.start_other(namespace, OsStr::new(tool), arguments)?;
+        self.succeeded(running, arguments).context(tool.to_owned())
+    }
+
+    fn succeeded(&self, mut running: Running, arguments: &[&str]) -> anyhow::Result<()> {
         let ended = self.ended(&mut running)?;
         ensure!(ended.success(), "{arguments:?}: {ended}; {}", self.said());
         Ok(())
     }
 
+    /// Makes the program a service of this Windows, with these arguments.
+    pub(crate) fn install(&self, namespace: &Namespace, arguments: &[&str]) -> anyhow::Result<()> {
+        // A service has the environment of the system, and not that of who starts it.
+        let key = r"HKLM\System\CurrentControlSet\Control\Session Manager\Environment";
+        for (name, value) in self.environment() {
+            self.tool(namespace, "reg", &["add", key, "/v", name, "/d", &value, "/f"])?;
+        }
+        let command = format!("{} {}", windows_path(program()), arguments.join(" "));
+        self.tool(namespace, "sc", &["create", SERVICE, "binpath=", &command])
+    }
+
     /// Waits for the end of the program.
-    pub fn ended(&self, running: &mut Running) -> anyhow::Result<ExitStatus> {
+    pub(crate) fn ended(&self, running: &mut Running) -> anyhow::Result<ExitStatus> {
         let mut status = None;
         await_condition("the end of the program", || {
             status = running.try_wait().unwrap();
@@ -177,17 +230,17 @@ impl Windows {
     }
 
     /// What the program said.
-    pub fn said(&self) -> String {
+    pub(crate) fn said(&self) -> String {
         fs::read_to_string(self.path("said")).unwrap_or_default()
     }
 
     /// What the HNS was asked to change, or refused.
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 
     /// Fails if a handle is open, or a string was not freed, at the end of a process.
-    pub fn leaks_nothing(&self) -> anyhow::Result<()> {
+    pub(crate) fn leaks_nothing(&self) -> anyhow::Result<()> {
         let log = self.log();
         let ends: Vec<&str> = log.lines().filter(|line| line.starts_with("unloaded")).collect();
         let starts = log.lines().filter(|line| *line == "loaded").count();
