@@ -82,6 +82,7 @@ fn the_program_follows_a_brain_through_changes_and_restarts() {
     write(&file, &cluster(&[3]));
     let _second_brain = brain(&programs, node, &file);
     both(&[POD, "0ab40103"]);
+    await_condition("the endpoint that nobody uses is gone", || windows.objects().len() == empty.len() + 3).unwrap();
 
     // A pod's endpoint that the CNI plugin makes anew has another identifier.
     let mut objects = windows.objects();

@@ -89,6 +89,11 @@ impl Windows {
         for name in ["system.reg", "user.reg", "userdef.reg", ".update-timestamp"] {
             fs::copy(shared.join(name), prefix.join(name)).with_context(|| format!("copying {name}"))?;
         }
+        // A service has the environment of the system, which is read when that starts, and not that of who starts the service.
+        let key = r"[System\\CurrentControlSet\\Control\\Session Manager\\Environment]";
+        let values = windows.environment().map(|(name, value)| format!("{name:?}={value:?}\n"));
+        let mut registry = fs::File::options().append(true).open(prefix.join("system.reg"))?;
+        write!(registry, "\n{key}\n{}", values.concat())?;
         symlink(shared.join("drive_c"), prefix.join("drive_c"))?;
         symlink("../drive_c", prefix.join("dosdevices/c:"))?;
         symlink("/", prefix.join("dosdevices/z:"))?;
@@ -209,11 +214,6 @@ impl Windows {
 
     /// Makes the program a service of this Windows, with these arguments.
     pub(crate) fn install(&self, namespace: &Namespace, arguments: &[&str]) -> anyhow::Result<()> {
-        // A service has the environment of the system, and not that of who starts it.
-        let key = r"HKLM\System\CurrentControlSet\Control\Session Manager\Environment";
-        for (name, value) in self.environment() {
-            self.tool(namespace, "reg", &["add", key, "/v", name, "/d", &value, "/f"])?;
-        }
         let command = format!("{} {}", windows_path(program()), arguments.join(" "));
         self.tool(namespace, "sc", &["create", SERVICE, "binpath=", &command])
     }
