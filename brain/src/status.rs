@@ -9,7 +9,7 @@
 //! | `/proxyMode` | what programs the node: the backend that reports, and else the configured mode |
 //! | `/configz` | the configuration in use, as v1alpha1 |
 //! | `/statusz`, `/flagz` | for people |
-//! | `/debug/pprof/…` | [`profile`], with `enableProfiling` |
+//! | `/debug/pprof/…` | `profile`, with `enableProfiling` |
 
 mod profile;
 
