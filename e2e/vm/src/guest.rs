@@ -60,9 +60,10 @@ pub struct Network {
 }
 
 impl Default for Options {
-    /// 1 GiB, two processors and no network.
+    /// 1 GiB, one processor and no network. Of two emulated ones, one may go on executing what the other has replaced: the kernel patches
+    /// itself when hooks come and go, and such a processor is then stuck for good.
     fn default() -> Self {
-        Self { memory_mib: 1024, cpus: 2, network: None }
+        Self { memory_mib: 1024, cpus: 1, network: None }
     }
 }
 
