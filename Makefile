@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane helm vm wine build demo test chart images packages differential mutants lint bless bench clean
+.PHONY: help deps controlplane helm vm wine build demo test chart images packages differential mutants lint bless bench bench-ipvs clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -90,6 +90,11 @@ bench: deps controlplane ## Figures beside kube-proxy, into docs/PERFORMANCE.md 
 	$(if $(QUICK),SERVICES=1000) $(CARGO) bench --locked --workspace --bench from_yaml
 	target/release/localnet-bench --kernel target/bench/kernel.json --criterion target/criterion --runs target/bench/runs.jsonl \
 		$(if $(QUICK),--quick --output target/bench,--output docs)
+
+bench-ipvs: deps controlplane vm ## localnet-ipvs beside kube-proxy's ipvs mode in the guest, into docs/backends/ipvs.md (an hour, most of it kube-proxy; needs root)
+	@[ "$$(id -u)" = 0 ] || { echo "make bench-ipvs creates network namespaces: run it as root" >&2; exit 1; }
+	$(CARGO) build --release --locked --workspace --bins
+	target/release/localnet-bench --ipvs docs/backends/ipvs.md $(if $(QUICK),--quick)
 
 clean: ## Remove what was built, caches included
 	$(CARGO) clean

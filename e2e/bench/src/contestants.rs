@@ -91,10 +91,27 @@ pub(crate) const ALL: &[Contestant] = &[
     },
 ];
 
+/// Those that need IPVS, see [`crate::ipvs`]; ours first.
+pub(crate) const WITH_IPVS: [Contestant; 2] = [
+    Contestant {
+        name: IPVS,
+        role: Role::AlsoOurs,
+        rest: Duration::from_millis(200),
+        programs: |place| ours(place, IPVS, &[]),
+    },
+    Contestant {
+        name: "kube-proxy ipvs",
+        role: Role::Peer,
+        rest: KUBE_PROXY_REST,
+        programs: |place| kube_proxy(place, "ipvs", None),
+    },
+];
+
 /// The brain's memory and the backends' are looked up by these names.
 pub(crate) const BRAIN: &str = "localnet-brain";
 pub(crate) const NFT: &str = "localnet-nft";
 pub(crate) const IPTABLES: &str = "localnet-iptables";
+const IPVS: &str = "localnet-ipvs";
 
 /// The brain and a backend.
 fn ours(place: &Place<'_>, name: &'static str, flags: &[&str]) -> anyhow::Result<Vec<Program>> {

@@ -21,6 +21,7 @@
 //! | [`figures`] | what came of them |
 //! | [`goals`] | what should have come of them; pure |
 //! | [`report`] | how it is told; pure |
+//! | [`mod@ipvs`] | another one, of two contestants that need a kernel with IPVS: start and change alone |
 
 mod api;
 mod cluster;
@@ -28,6 +29,7 @@ mod contestants;
 mod etcd;
 mod figures;
 mod goals;
+mod ipvs;
 mod machine;
 mod measure;
 mod options;
@@ -64,6 +66,9 @@ const PREDICTS: u32 = 10_000;
 
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
+    if let Some(page) = &options.ipvs {
+        return ipvs::measure(&options, page);
+    }
     let figures = match &options.report {
         Some(path) => read(path)?,
         None => measure(&options)?,

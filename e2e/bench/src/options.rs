@@ -23,11 +23,15 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FOLDER", default_value = ".cache/bench")]
     pub(crate) cache: PathBuf,
     /// Where the figures go: performance.json, PERFORMANCE.md and a folder of plots
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "FOLDER", default_value = "target/bench")]
     pub(crate) output: PathBuf,
     /// Each run is added to this file, and those that are in it are not measured again: a benchmark that was interrupted goes on
     #[arg(long, value_name = "FILE")]
     pub(crate) runs: Option<PathBuf>,
+    /// Instead, measure localnet-ipvs beside kube-proxy's ipvs mode, in a guest if this kernel has no IPVS, and write the figures into this
+    /// page [size: the first one, or 10000x3; quick: 1000x3]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ipvs: Option<PathBuf>,
     /// What `cargo bench -p localnet-nft` wrote
     #[arg(long, value_name = "FILE")]
     pub(crate) kernel: Option<PathBuf>,

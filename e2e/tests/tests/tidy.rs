@@ -63,7 +63,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("localnet-controlplane", &[]),
     ("localnet-vm", &[]),
     ("localnet-demo", &["localnet-lab", "localnet-proto", "localnet-client"]),
-    ("localnet-bench", &["localnet-lab", "localnet-controlplane", "localnet-proto", "localnet-client"]),
+    ("localnet-bench", &["localnet-lab", "localnet-controlplane", "localnet-vm", "localnet-proto", "localnet-client"]),
     ("localnet-e2e", &["localnet-lab", "localnet-controlplane"]),
     ("localnet-ship", &[]),
 ];

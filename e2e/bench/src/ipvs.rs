@@ -1,0 +1,114 @@
+//! localnet-ipvs beside kube-proxy's ipvs mode: all virtual servers from a cold start, and one endpoint changed.
+//!
+//! ```text
+//!   this machine: etcd, kube-apiserver with all objects ◀── a guest's card ── guest: network of namespaces, contestant, client
+//! ```
+//!
+//! Each contestant has an API server and a guest of its own, even where this machine's kernel has IPVS. An emulated processor is many times
+//! slower than a real one: what these figures are good for is the comparison.
+
+mod inside;
+mod report;
+
+use std::{
+    env,
+    ffi::OsString,
+    fs,
+    io::Write as _,
+    net::{IpAddr, Ipv4Addr},
+    path::Path,
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use localnet_controlplane::ControlPlane;
+use localnet_lab::{Network, Topology};
+use localnet_vm::Guest;
+use tokio::runtime::Runtime;
+
+use crate::{
+    cluster::Size,
+    contestants::{Contestant, WITH_IPVS},
+    machine::Machine,
+    options::Options,
+    plane, say,
+};
+use inside::{Figures, Task};
+
+/// Where the API server is, in a namespace that has nothing else.
+const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(100, 64, 0, 1));
+/// kube-proxy starts a program for each element of an ipset.
+const LIMIT: Duration = Duration::from_secs(7200);
+/// What a guest may have at most.
+const GUEST: localnet_vm::Options = localnet_vm::Options { memory_mib: 2048, cpus: 2, network: None };
+/// Tells what runs in the guest what to do.
+const TASK: &str = "LOCALNET_BENCH_TASK";
+
+/// Measures both, and writes the figures into the page.
+pub(crate) fn measure(options: &Options, page: &Path) -> anyhow::Result<()> {
+    if let Ok(task) = env::var(TASK) {
+        let figures = inside::measure(&serde_json::from_str(&task).context("reading a task")?)?;
+        // The last line of what it prints.
+        return Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(&figures)?)?);
+    }
+    let (services, quick) = if options.quick { (1_000, true) } else { (10_000, false) };
+    let size = options.size.first().copied().unwrap_or(Size { services, endpoints: 3 });
+    let runtime = Runtime::new()?;
+    let data = runtime.block_on(plane::filled(size, &options.cache))?;
+    let mut runs = Vec::new();
+    let mut place = String::new();
+    for (number, contestant) in WITH_IPVS.iter().enumerate() {
+        if !options.only.is_empty() && !options.only.iter().any(|part| contestant.name.contains(part.as_str())) {
+            continue;
+        }
+        say(&format!("{} at {size}", contestant.name));
+        let (figures, kernel) = of(&runtime, (number, contestant), size, quick, &data)
+            .with_context(|| format!("measuring {}", contestant.name))?;
+        say(&serde_json::to_string(&figures)?);
+        runs.push((contestant.name, figures));
+        place = kernel;
+    }
+    let machine = Machine::of_this()?;
+    let text = report::text(size, &runs, &machine, &place);
+    say(&text);
+    let old = fs::read_to_string(page).with_context(|| format!("reading {}", page.display()))?;
+    let new = report::put(&old, &text).with_context(|| format!("writing into {}", page.display()))?;
+    fs::write(page, new).with_context(|| format!("writing {}", page.display()))
+}
+
+/// The figures of one, and on what.
+fn of(
+    runtime: &Runtime,
+    (number, contestant): (usize, &Contestant),
+    size: Size,
+    quick: bool,
+    data: &Path,
+) -> anyhow::Result<(Figures, String)> {
+    let network = Network::build(Topology::default())?;
+    network.node().ip([format!("address add {ADDRESS}/32 dev lo")])?;
+    let options = plane::options(Some((network.node().path(), ADDRESS)), Some(data.to_owned()));
+    let plane = runtime.block_on(ControlPlane::start(options))?;
+    let task = Task {
+        contestant: number,
+        services: size.services,
+        endpoints: size.endpoints,
+        quick,
+        admin: plane.kubeconfig().to_owned(),
+        kube_proxy: plane.kube_proxy_kubeconfig().to_owned(),
+        server: ADDRESS,
+    };
+    let outside = localnet_vm::Network { namespace: network.node().path(), cards: 2 };
+    let guest = Guest::boot(&localnet_vm::Options { network: Some(outside), ..GUEST })?;
+    let mut command = Command::new(env::current_exe().context("finding this program")?);
+    command.args(env::args_os().skip(1)).env(TASK, OsString::from(serde_json::to_string(&task)?));
+    let output = guest.run(&command, LIMIT).with_context(|| format!("{} in the guest", contestant.name))?;
+    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    ensure!(output.status.success(), "in the guest: {said}{errors}");
+    let last = said.lines().last().context("the guest has said nothing")?;
+    let kernel = guest.run(Command::new("uname").arg("-r"), Duration::from_secs(60))?;
+    let kernel = String::from_utf8_lossy(&kernel.stdout).trim().to_owned();
+    let processors = if guest.accelerator() == "tcg" { "emulated processors" } else { "processors shared by KVM" };
+    let place = format!("a guest with Linux {kernel} and {} {processors}", GUEST.cpus);
+    Ok((serde_json::from_str(last).with_context(|| format!("reading {last}"))?, place))
+}
