@@ -41,7 +41,7 @@ const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(100, 64, 0, 1));
 /// kube-proxy starts a program for each element of an ipset.
 const LIMIT: Duration = Duration::from_secs(7200);
 /// What a guest may have at most.
-const GUEST: localnet_vm::Options = localnet_vm::Options { memory_mib: 2048, cpus: 2, network: None };
+const GUEST: localnet_vm::Options = localnet_vm::Options { memory_mib: 2048, cpus: 1, network: None };
 /// Tells what runs in the guest what to do.
 const TASK: &str = "LOCALNET_BENCH_TASK";
 
@@ -108,7 +108,7 @@ fn of(
     let last = said.lines().last().context("the guest has said nothing")?;
     let kernel = guest.run(Command::new("uname").arg("-r"), Duration::from_secs(60))?;
     let kernel = String::from_utf8_lossy(&kernel.stdout).trim().to_owned();
-    let processors = if guest.accelerator() == "tcg" { "emulated processors" } else { "processors shared by KVM" };
-    let place = format!("a guest with Linux {kernel} and {} {processors}", GUEST.cpus);
+    let processor = if guest.accelerator() == "tcg" { "an emulated processor" } else { "a processor shared by KVM" };
+    let place = format!("a guest with Linux {kernel} and {processor}");
     Ok((serde_json::from_str(last).with_context(|| format!("reading {last}"))?, place))
 }

@@ -58,7 +58,7 @@ const START: Duration = Duration::from_secs(3600);
 const CHANGE: Duration = Duration::from_secs(900);
 /// At most so many changes, at least so many, and no more once they have taken this long together.
 const MOST: usize = 30;
-const LEAST: usize = 5;
+const LEAST: usize = 3;
 const CHANGING: Duration = Duration::from_secs(600);
 /// The pause between two looks at a start: the processors are for those who are measured.
 const LOOK: Duration = Duration::from_millis(20);
