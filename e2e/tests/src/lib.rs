@@ -26,6 +26,11 @@ pub use backend::Backend;
 /// How long anything that must happen may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
+/// The same where this runs: an emulated processor takes many times as long.
+fn patience() -> Duration {
+    if std::env::var_os(localnet_vm::MARKER).is_some() { PATIENCE * 6 } else { PATIENCE }
+}
+
 /// A program of the workspace, as built beside the tests.
 ///
 /// # Errors
@@ -139,7 +144,7 @@ impl Programs {
         count: usize,
         right: impl Fn(&BTreeSet<Outcome>) -> bool,
     ) -> anyhow::Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + patience();
         loop {
             let mut outcomes = BTreeSet::new();
             from.probe_until(probe.timeout(Duration::from_millis(500)), count, |outcome| {
@@ -161,9 +166,9 @@ impl Programs {
 /// # Errors
 /// It is not within [`PATIENCE`].
 pub fn await_condition(what: &str, mut condition: impl FnMut() -> bool) -> anyhow::Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + patience();
     while !condition() {
-        anyhow::ensure!(Instant::now() < deadline, "waited {PATIENCE:?} for: {what}");
+        anyhow::ensure!(Instant::now() < deadline, "waited {:?} for: {what}", patience());
         std::thread::park_timeout(Duration::from_millis(5));
     }
     Ok(())

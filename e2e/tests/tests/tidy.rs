@@ -64,7 +64,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("localnet-vm", &[]),
     ("localnet-demo", &["localnet-lab", "localnet-proto", "localnet-client"]),
     ("localnet-bench", &["localnet-lab", "localnet-controlplane", "localnet-vm", "localnet-proto", "localnet-client"]),
-    ("localnet-e2e", &["localnet-lab", "localnet-controlplane"]),
+    ("localnet-e2e", &["localnet-lab", "localnet-controlplane", "localnet-vm"]),
     ("localnet-ship", &[]),
 ];
 

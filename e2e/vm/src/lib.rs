@@ -27,5 +27,5 @@ mod image;
 mod qemu;
 mod script;
 
-pub use guest::{Guest, Network, Options};
+pub use guest::{Guest, MARKER, Network, Options};
 pub use relay::{Outside, on_ipvs, on_ipvs_beside};
