@@ -126,6 +126,8 @@ fn a_file_that_goes_bad_changes_nothing_until_it_is_mended() -> anyhow::Result<(
     let probe = Probe::new(Protocol::Tcp, "172.30.0.10:80".parse()?);
     let asks = |pod: &str| programs.await_answers(network.client(), probe, &[endpoint(pod).address]);
     asks(pods[0])?;
+    // One family may answer while the other one is still written.
+    await_condition("the state is applied", || programs.log("localnet-nft").contains(" applied "))?;
 
     let list = || network.node().output(Command::new("nft").args(["-a", "list", "ruleset"]));
     let before = list()?;
