@@ -4,6 +4,7 @@
 //! earlier probe of the namespace had. The servers of [`crate::serve`] answer with their own name and the peer they saw.
 
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
@@ -109,6 +110,11 @@ impl fmt::Display for Outcome {
     }
 }
 
+/// So many probes follow each other at once. Where a virtual server takes its endpoints in turn, two senders in lockstep would each meet
+/// the same endpoint again and again: later ones come after pauses of different lengths.
+const IN_A_ROW: usize = 20;
+const LONGEST_PAUSE_MS: u64 = 25;
+
 impl Namespace {
     /// Sends one probe. An error means that the probe itself could not be made.
     ///
@@ -126,7 +132,11 @@ impl Namespace {
         mut enough: impl FnMut(Outcome) -> bool + Send,
     ) -> anyhow::Result<()> {
         self.run(|| {
-            for _ in 0..limit {
+            for number in 0..limit {
+                if number >= IN_A_ROW {
+                    let pause = RandomState::new().hash_one(number) % LONGEST_PAUSE_MS;
+                    std::thread::park_timeout(Duration::from_millis(pause));
+                }
                 if enough(self.probe_from_inside(&probe)?) {
                     break;
                 }
