@@ -77,11 +77,7 @@ impl LiveBackend {
         tools.save(Family::V4, &mut |_| {}).context("read the tables (CAP_NET_ADMIN is needed)")?;
         let counts = watch::Sender::new(Counts::default());
         let count = counts.clone();
-        let cleaner = Cleaner::telling(move |run| {
-            let families = run.families.map(|of| of.map(|of| (of.took, of.deleted)));
-            count.send_modify(|counts| counts.looked(families));
-        });
-        let cleaner = cleaner.inspect_err(|error| warn!(%error, "stale flows are not ended")).ok();
+        let cleaner = Cleaner::telling(move |families| count.send_modify(|counts| counts.looked(families)));
         let backend = IptablesBackend::new(config, tools);
         let mut live = Self {
             backend: if localhost { backend.with_localhost_node_ports() } else { backend },

@@ -86,11 +86,7 @@ impl LiveBackend {
         backend.check().context("program IPVS")?;
         let counts = watch::Sender::new(Counts::default());
         let count = counts.clone();
-        let cleaner = Cleaner::telling(move |run| {
-            let families = run.families.map(|of| of.map(|of| (of.took, of.deleted)));
-            count.send_modify(|counts| counts.looked(families));
-        });
-        let cleaner = cleaner.inspect_err(|error| warn!(%error, "stale flows are not ended")).ok();
+        let cleaner = Cleaner::telling(move |families| count.send_modify(|counts| counts.looked(families)));
         let now = Instant::now();
         let mut live = Self {
             backend,
