@@ -98,7 +98,7 @@ fn write(folder: &Path, services: usize, file: usize, change: usize) -> anyhow::
 /// How long each sync of the backend took, from its log.
 fn applied(programs: &Programs) -> Vec<Duration> {
     let log = programs.log("localnet-nft");
-    let lines = log.lines().filter(|line| line.contains(" applied "));
+    let lines = log.lines().filter(|line| line.contains(" applied revision="));
     lines.filter_map(|line| parse(line.rsplit_once("took=")?.1)).collect()
 }
 

@@ -114,6 +114,11 @@ impl Programs {
         fs::read_to_string(self.log_path(name)).unwrap_or_default()
     }
 
+    /// How many states a backend, or `localnet-node`, has said to be in the kernel: whole, where transactions and families are parts.
+    pub fn states_applied(&self, name: &str) -> usize {
+        self.log(name).matches(" applied revision=").count()
+    }
+
     fn log_path(&self, name: &str) -> PathBuf {
         self.folder.path().join(format!("{name}.log"))
     }

@@ -166,7 +166,7 @@ impl Site<'_> {
     fn has_synced(&self, contestant: &Contestant) -> anyhow::Result<bool> {
         let path = self.folder.join(format!("{}.log", contestant.name));
         if let Ok(log) = fs::read_to_string(path) {
-            return Ok(log.contains(" applied "));
+            return Ok(log.contains(" applied revision="));
         }
         const LAST: &str = "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"} ";
         let page = self.network.node().run(|| get("127.0.0.1:10249", "/metrics"))?;

@@ -127,7 +127,7 @@ fn a_file_that_goes_bad_changes_nothing_until_it_is_mended() -> anyhow::Result<(
     let asks = |pod: &str| programs.await_answers(network.client(), probe, &[endpoint(pod).address]);
     asks(pods[0])?;
     // One family may answer while the other one is still written.
-    await_condition("the state is applied", || programs.log("localnet-nft").contains(" applied "))?;
+    await_condition("the state is applied", || programs.states_applied("localnet-nft") > 0)?;
 
     let list = || network.node().output(Command::new("nft").args(["-a", "list", "ruleset"]));
     let before = list()?;

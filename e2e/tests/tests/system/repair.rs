@@ -35,7 +35,7 @@ impl World {
         let world = Self { kind, programs, pods, brain, _backend, _servers, network };
         world.await_answers()?;
         // One family may answer before the other one is written.
-        world.await_said(" applied ")?;
+        world.await_said(" applied revision=")?;
         Ok(world)
     }
 
@@ -100,8 +100,7 @@ fn two_backends_of_one_node_say_so_and_fight_ever_more_slowly() -> anyhow::Resul
     world.await_said("someone keeps changing the tables ip localnet and ip6 localnet: repairs slow down")?;
     rival.kill()?;
     rival.wait()?;
-    let log = world.programs.log("localnet-nft");
-    let repairs = log.matches(" applied revision=").count();
+    let repairs = world.programs.states_applied("localnet-nft");
     assert!((50..150).contains(&repairs), "{repairs} repairs until the fight slowed down");
     await_condition("the tables are as they were", || world.kind.listing(node).is_ok_and(|now| now == before))?;
     world.await_answers()

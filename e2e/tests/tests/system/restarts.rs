@@ -55,7 +55,7 @@ impl World {
 
     /// How often the backend has said that a state is applied.
     fn applied(&self) -> usize {
-        self.programs.log(self.backend.program()).matches(" applied ").count()
+        self.programs.states_applied(self.backend.program())
     }
 
     fn start_backend(&self) -> anyhow::Result<Running> {

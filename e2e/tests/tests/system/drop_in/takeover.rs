@@ -70,7 +70,7 @@ fn take_over_and_give_back(world: &World, mode: &str) -> anyhow::Result<()> {
         );
         let mut steps = || -> anyhow::Result<()> {
             let mut taken = world.programs.start(node, "localnet-node", &["--config", &of_ours])?;
-            await_condition("ours applies a state", || world.programs.log("localnet-node").contains(" applied "))
+            await_condition("ours applies a state", || world.programs.states_applied("localnet-node") > 0)
                 .with_context(|| world.logs())?;
             end(&mut kube_proxy)?;
             if mode == "nftables" {
