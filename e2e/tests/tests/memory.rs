@@ -37,6 +37,10 @@ use localnet_proto::Address;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
+/// What the programs have as well: this is about them.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 const SERVICES: u64 = 2000;
 /// Changes that are handed over together, so that a hundred thousand take seconds.
 const BATCH: u64 = 100;
