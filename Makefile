@@ -35,7 +35,8 @@ demo: deps ## Services on screen: brain and nft backend in a throw-away network 
 test: deps controlplane helm vm wine ## Everything: unit, Cases, protocol, kernel, system (needs root for network namespaces)
 	@[ "$$(id -u)" = 0 ] || { echo "make test creates network namespaces: run it as root" >&2; exit 1; }
 	$(CARGO) build --locked --workspace --bins --examples
-	$(CARGO) test --locked --workspace --no-fail-fast
+	$(CARGO) test --locked --workspace --no-run
+	@e2e/test.sh
 
 chart: controlplane helm ## The chart: lint, golden manifests, a real API server; and the package in target/
 	$(CARGO) build --locked --workspace --bins

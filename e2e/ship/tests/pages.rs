@@ -51,7 +51,7 @@ const NOT_RUN: [(&str, &str, &str); 5] = [
     ("README.md", "make demo", "CI runs it"),
     ("README.md", "make test", "it is what runs this"),
     ("docs/README.md", "apt-get install", "it installs, and builds what is built here already"),
-    ("docs/backends/ipvs.md", "localnet-ipvs", "it needs a kernel with IPVS: e2e/tests/tests/ipvs runs it in a guest"),
+    ("docs/backends/ipvs.md", "localnet-ipvs", "it needs a kernel with IPVS: e2e/tests/tests/guest runs it in a guest"),
     ("docs/operations/packages.md", "apt-get install", "it installs a service on this machine"),
 ];
 

@@ -247,6 +247,23 @@ fn unsafe_code_is_in_one_file_of_one_crate_that_else_has_the_same_lints() {
     assert_eq!(found, [UNSAFE.1]);
 }
 
+/// `e2e/test.sh` runs test programs whose names begin with `guest` beside the others, and no other that begins with `gu`.
+#[test]
+fn tests_that_may_need_a_guest_are_named_so() {
+    let calls = [concat!("on_", "ipvs("), concat!("on_", "ipvs_beside("), concat!("Guest::", "boot(")];
+    let mut wrong = Vec::new();
+    for (path, text) in rust_sources() {
+        let name = name(&path);
+        let Some((_, test)) = name.split_once("/tests/") else { continue };
+        let test = test.trim_start_matches("tests/");
+        let needs = calls.iter().any(|call| text.contains(call));
+        if (needs || test.starts_with("gu")) && !test.starts_with("guest") {
+            wrong.push(name);
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
 #[test]
 fn every_crate_has_the_workspace_lints() {
     let manifests: Vec<_> = sources().into_iter().filter(|path| path.ends_with("Cargo.toml")).collect();

@@ -102,7 +102,7 @@ endpoints: [{}]
 
     /// Starts it and waits until it holds a state.
     fn start_backend(&self) -> anyhow::Result<Running> {
-        let applied = || self.programs.log(BACKEND).matches(" applied ").count();
+        let applied = || self.programs.states_applied(BACKEND);
         let before = applied();
         let (api, pods) = (self.programs.api(), CLUSTER_CIDRS.join(","));
         let flags = ["--api", &api, "--cluster-cidr", &pods];

@@ -37,7 +37,7 @@ fn needs_little() -> anyhow::Result<()> {
     backend.kill()?;
     backend.wait()?;
 
-    let applied = || programs.log(BACKEND).matches(" applied ").count();
+    let applied = || programs.states_applied(BACKEND);
     let before = applied();
     let traced = Traced::start(&programs, node, BACKEND, &arguments)?;
     await_condition("the backend applies a state", || applied() > before).with_context(|| programs.log(BACKEND))?;

@@ -1,0 +1,20 @@
+//! Every Case: its state gives the plan in `ipvs.txt`. Where packets go is in `guest/`, as that needs IPVS.
+
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+#[path = "guest/planned.rs"]
+mod planned;
+
+use localnet_lab::{cases, expect_file};
+use localnet_proto::Changes;
+use planned::{dry_run, state};
+
+#[test]
+fn states_give_plans() {
+    let cases = cases();
+    assert!(!cases.is_empty());
+    for case in cases {
+        let text = dry_run(&case).text(&state(&case).unwrap(), &Changes::everything());
+        expect_file(&case.file("ipvs.txt"), &text);
+    }
+}
