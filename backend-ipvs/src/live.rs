@@ -59,9 +59,11 @@ pub struct LiveBackend {
     began: Instant,
 }
 
-/// How often virtual servers are listed, and for how many times as long as that took they are not.
+/// How often virtual servers are listed, and for how many times as long as that took they are not. However long it takes, they are
+/// listed as often as kube-proxy, by default, writes them anew.
 const LOOK: Duration = Duration::from_secs(2);
 const LOOK_REST: u32 = 100;
+const LOOK_AT_LEAST: Duration = Duration::from_secs(30);
 /// How often draining destinations are looked at.
 const DRAIN: Duration = Duration::from_secs(1);
 const DRAIN_REST: u32 = 50;
@@ -145,7 +147,7 @@ impl LiveBackend {
     async fn look(&mut self) -> bool {
         let began = Instant::now();
         let result = self.backend.is_undisturbed().await;
-        self.look_at = Instant::now() + LOOK.max(began.elapsed() * LOOK_REST);
+        self.look_at = Instant::now() + (began.elapsed() * LOOK_REST).clamp(LOOK, LOOK_AT_LEAST);
         match result {
             Ok(undisturbed) => {
                 self.unreadable = false;
