@@ -8,16 +8,16 @@ use std::{
     time::Duration,
 };
 
-use localnet_proto::ServiceKey;
+use localnet_proto::{Revision, ServiceKey};
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{mpsc, oneshot, watch},
     time::Instant,
 };
 
 use crate::{
     cluster::{Cluster, Event},
     feed::Feed,
-    localize::{Localized, NodeIps, Skipped},
+    localize::{Localized, NodeIps, Reasons, Skipped},
 };
 
 /// No change is held back for longer than this to be joined with others; the rest of 20 ms is for computing them.
@@ -26,12 +26,54 @@ const JOIN: Duration = Duration::from_millis(10);
 /// Revisions closer together than this are logged as details.
 const QUIET: Duration = Duration::from_secs(1);
 
+/// So many questions may wait: each costs as much as to localize its service once more.
+const QUESTIONS: usize = 16;
+
+/// A question about a service, and who waits for the answer.
+#[derive(Debug)]
+struct Question(ServiceKey, oneshot::Sender<Option<(Revision, Reasons)>>);
+
+/// Asks why services are as they are. Clones ask the same brain.
+#[derive(Clone, Debug)]
+pub struct Questions(mpsc::Sender<Question>);
+
+/// Where the questions arrive; [`run`] answers them.
+#[derive(Debug)]
+pub struct Asked(mpsc::Receiver<Question>);
+
+/// A way to ask whoever has the other end.
+pub fn questions() -> (Questions, Asked) {
+    let (sender, receiver) = mpsc::channel(QUESTIONS);
+    (Questions(sender), Asked(receiver))
+}
+
+impl Questions {
+    /// What was decided about a service, why, and in which state; `None` while there is no complete state, or no brain any more.
+    pub async fn why(&self, service: ServiceKey) -> Option<(Revision, Reasons)> {
+        let (sender, answer) = oneshot::channel();
+        self.0.send(Question(service, sender)).await.ok()?;
+        answer.await.ok().flatten()
+    }
+}
+
+impl Question {
+    /// The cluster is what the newest state was made of: only the pump changes either.
+    fn answer(self, cluster: &Cluster, feed: &Feed) {
+        let Self(service, waiting) = self;
+        let revision = feed.state().revision();
+        let answer = (revision.rev > 0).then(|| (revision, cluster.reasons(&service)));
+        // Whoever asked may have gone.
+        _ = waiting.send(answer);
+    }
+}
+
 /// Publishes what the events make of the cluster, until all senders are gone. Each `Vec` takes effect at once, and so does
-/// each other choice of the node's addresses.
+/// each other choice of the node's addresses. Answers what is asked meanwhile.
 pub async fn run(
     mut cluster: Cluster,
     mut events: mpsc::Receiver<Vec<Event>>,
     mut node_ips: watch::Receiver<NodeIps>,
+    mut asked: Asked,
     feed: Feed,
 ) {
     let mut report = Report::default();
@@ -42,6 +84,10 @@ pub async fn run(
                 None => return,
             },
             () = changed(&mut node_ips) => Vec::new(),
+            Some(question) = asked.0.recv() => {
+                question.answer(&cluster, &feed);
+                continue;
+            }
         };
         let since = Instant::now();
         cluster.set_node_ips(node_ips.borrow_and_update().clone());
@@ -123,8 +169,6 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
-    use localnet_proto::Revision;
-
     use super::*;
     use crate::{
         cluster::{Kind, Object, Options},
@@ -144,7 +188,7 @@ mod tests {
         let cluster = Cluster::new(Options::of_node("node-1"));
         let (sender, receiver) = mpsc::channel(64);
         let (_, node_ips) = watch::channel(NodeIps::default());
-        let pump = tokio::spawn(run(cluster, receiver, node_ips, feed.clone()));
+        let pump = tokio::spawn(run(cluster, receiver, node_ips, questions().1, feed.clone()));
         let mut revisions = feed.subscribe();
         sender.send(lists("10.96.0.1")[..2].to_vec()).await.unwrap();
         sender.send(lists("10.96.0.1")).await.unwrap();
@@ -165,7 +209,7 @@ mod tests {
         let cluster = Cluster::new(Options::of_node("node-1"));
         let (sender, receiver) = mpsc::channel(64);
         let (choice, node_ips) = watch::channel(NodeIps::default());
-        let pump = tokio::spawn(run(cluster, receiver, node_ips, feed.clone()));
+        let pump = tokio::spawn(run(cluster, receiver, node_ips, questions().1, feed.clone()));
         let mut revisions = feed.subscribe();
         sender.send(lists("10.96.0.1")).await.unwrap();
         revisions.wait_for(|revision| revision.rev == 1).await.unwrap();
@@ -182,6 +226,27 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn questions_are_answered_of_the_newest_state_and_not_before_there_is_one() {
+        let feed = Feed::new(7);
+        let (sender, receiver) = mpsc::channel(64);
+        let (ask, asked) = questions();
+        let (_, node_ips) = watch::channel(NodeIps::default());
+        let pump = tokio::spawn(run(Cluster::new(Options::of_node("node-1")), receiver, node_ips, asked, feed.clone()));
+        let web = || ServiceKey::new("default", "web");
+        assert_eq!(ask.why(web()).await, None);
+        let mut revisions = feed.subscribe();
+        sender.send(lists("10.96.0.1")).await.unwrap();
+        revisions.wait_for(|revision| revision.rev > 0).await.unwrap();
+        let (revision, reasons) = ask.why(web()).await.unwrap();
+        assert_eq!((revision, reasons.standing), (Revision { instance: 7, rev: 1 }, crate::localize::Standing::Served));
+        let (_, unknown) = ask.why(ServiceKey::new("default", "unknown")).await.unwrap();
+        assert_eq!(unknown, Reasons::default());
+        drop(sender);
+        pump.await.unwrap();
+        assert_eq!(ask.why(web()).await, None, "nobody is there any more");
+    }
+
+    #[tokio::test]
     async fn what_is_queued_is_joined() {
         let feed = Feed::new(7);
         let cluster = Cluster::new(Options::of_node("node-1"));
@@ -190,7 +255,7 @@ mod tests {
             sender.send(lists(&format!("10.96.0.{last}"))).await.unwrap();
         }
         drop(sender);
-        run(cluster, receiver, watch::channel(NodeIps::default()).1, feed.clone()).await;
+        run(cluster, receiver, watch::channel(NodeIps::default()).1, questions().1, feed.clone()).await;
         assert!(feed.state().revision().rev < 20, "{}", feed.state().revision());
         let state = feed.state().snapshot().unwrap();
         let service = state.services.values().next().unwrap();

@@ -19,7 +19,7 @@ use crate::{
     feed::Feed,
     localize::NodeIps,
     metrics::Requests,
-    pump,
+    pump::{self, Questions},
     serve::{self, Listener, Reports},
     watch::{file, kube},
 };
@@ -32,6 +32,7 @@ const QUEUE: usize = 64;
 pub struct Brain {
     feed: Feed,
     events: Events,
+    questions: Questions,
     work: JoinSet<anyhow::Result<()>>,
     _stop: DropGuard,
 }
@@ -45,6 +46,11 @@ impl Brain {
     /// The states of the node.
     pub fn feed(&self) -> &Feed {
         &self.feed
+    }
+
+    /// Where it can be asked why services are as they are.
+    pub fn questions(&self) -> &Questions {
+        &self.questions
     }
 
     /// Where events about the node are posted.
@@ -76,12 +82,13 @@ pub async fn start(
     let stop = CancellationToken::new();
     let mut work = JoinSet::new();
     let posted = watch(source, &options, (events, feed.metrics().requests()), stop.clone(), &mut work).await?;
-    let pump = pump::run(Cluster::new(options), batches, node_ips, feed.clone());
+    let (questions, asked) = pump::questions();
+    let pump = pump::run(Cluster::new(options), batches, node_ips, asked, feed.clone());
     work.spawn(async move {
         pump.await;
         Ok(())
     });
-    Ok(Brain { feed, events: posted, work, _stop: stop.drop_guard() })
+    Ok(Brain { feed, events: posted, questions, work, _stop: stop.drop_guard() })
 }
 
 /// Begins to watch a source: what it says is sent to `events`, until `stop`, and requests to an API server are counted. Returns where
@@ -130,7 +137,8 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     let (current, _following) = running.follow();
     let mut configured = Configured::start(current, chosen, node_ips, &brain, &reports)?;
     let stop = CancellationToken::new();
-    let served = serve::run(listeners, brain.feed().clone(), reports, stop.clone().cancelled_owned());
+    let told = serve::Told { feed: brain.feed().clone(), reports, questions: brain.questions().clone() };
+    let served = serve::run(listeners, told, stop.clone().cancelled_owned());
     let mut served = std::pin::pin!(served);
     let result = tokio::select! {
         () = shutdown => Ok(()),

@@ -5,13 +5,13 @@ mod local;
 use std::{path::PathBuf, time::Duration};
 
 use anyhow::Context as _;
-use localnet_proto::{Address, Revision, Update, decode::Assembler, encode, wire};
+use localnet_proto::{Address, Revision, ServiceKey, Update, decode::Assembler, encode, wire};
 use tokio::time::timeout;
 use tonic::{
     Code, Status,
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
-use wire::{backends_client::BackendsClient, endpoints_client::EndpointsClient};
+use wire::{backends_client::BackendsClient, endpoints_client::EndpointsClient, reasons_client::ReasonsClient};
 
 use crate::source::{Report, Source, SourceError};
 
@@ -60,6 +60,26 @@ impl Brain {
             }
         };
         Ok(Self { address, channel })
+    }
+
+    /// Why a service is as it is: for people, see `Reasons.Why` in `localnetv1.proto`.
+    ///
+    /// # Errors
+    /// The brain is away, has no state yet, or is older than the call.
+    pub async fn why(&self, service: &ServiceKey) -> Result<wire::ServiceReasons, SourceError> {
+        let ServiceKey { namespace, name } = service;
+        let request = wire::ServiceKey { namespace: namespace.to_string(), name: name.to_string() };
+        let mut client = ReasonsClient::new(self.channel.clone());
+        Ok(client.why(request).await.map_err(|status| failed(&status))?.into_inner())
+    }
+
+    /// How far brain and backends are: see `Reasons.Status`.
+    ///
+    /// # Errors
+    /// The brain is away, or is older than the call.
+    pub async fn status(&self) -> Result<wire::BrainStatus, SourceError> {
+        let mut client = ReasonsClient::new(self.channel.clone());
+        Ok(client.status(wire::StatusRequest {}).await.map_err(|status| failed(&status))?.into_inner())
     }
 }
 

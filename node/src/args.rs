@@ -144,7 +144,9 @@ async fn run_with<B: Backend>(
     let (current, _following) = running.follow();
     let mut configured = Configured::start(current.clone(), chosen, node_ips, &brain, &reports)?;
     let stop = CancellationToken::new();
-    let mut served = pin!(serve::run(listeners, brain.feed().clone(), reports.clone(), stop.clone().cancelled_owned()));
+    let told =
+        serve::Told { feed: brain.feed().clone(), reports: reports.clone(), questions: brain.questions().clone() };
+    let mut served = pin!(serve::run(listeners, told, stop.clone().cancelled_owned()));
     let source = FeedSource::new(brain.feed().clone(), reports);
     let options = Options { once: arguments.once, ..Options::default() };
     let open = async |said: &Config| Ok((open(said).await?, options.clone().configured(said)));

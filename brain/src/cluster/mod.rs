@@ -154,6 +154,14 @@ impl Cluster {
         Some(localize::topology(object, self.slices_of(key), &self.here, &self.claims.lost(object)))
     }
 
+    /// What was decided about a service, and why: whether it is served, and for each endpoint that does not serve all of its
+    /// traffic the rule that leaves it out. For people who ask.
+    pub fn reasons(&self, key: &ServiceKey) -> localize::Reasons {
+        let Some(object) = self.services.get(key) else { return localize::Reasons::default() };
+        let proxy_name = self.options.service_proxy_name.as_deref();
+        localize::reasons::reasons(object, self.slices_of(key), &self.here, &self.claims.lost(object), proxy_name)
+    }
+
     fn health_check(&self, key: &ServiceKey, service: &localnet_proto::Service) -> Option<localize::HealthCheck> {
         localize::health_check(self.services.get(key)?, service, self.slices_of(key), &self.here)
     }

@@ -168,6 +168,21 @@ fn it_can_be_asked_why_hints_are_not_followed() {
 }
 
 #[test]
+fn it_can_be_asked_why_endpoints_are_left_out() {
+    use crate::localize::Standing;
+    let mut not_ready = one("web-1", "10.1.0.1");
+    not_ready.endpoints[0].conditions.ready = false;
+    let mesh = ServiceObject { proxy_name: Some("mesh".into()), ..named("other", "10.96.0.2") };
+    let cluster = synced(vec![named("web", "10.96.0.1"), mesh], vec![not_ready]);
+    let asked = |name: &str| cluster.reasons(&ServiceKey::new("default", name));
+    let web = asked("web");
+    assert_eq!((web.standing, web.left_out_count, web.slices), (Standing::Served, 1, 1));
+    assert_eq!(web.left_out[0].rule, localize::reasons::Rule::NotServing);
+    assert_eq!(asked("other").standing, Standing::OfAnotherProxy);
+    assert_eq!(asked("unknown"), localize::Reasons::default());
+}
+
+#[test]
 fn another_choice_of_addresses_marks_services_that_have_them() {
     let external = |name: &str, ip: &str| ServiceObject {
         name: name.into(),

@@ -38,6 +38,16 @@ impl Candidate<'_> {
         (!terminating, ready, serving, self.source)
     }
 
+    /// It is the one at that position of the slice of that name, and no duplicate took its place.
+    pub(super) fn is_of(&self, slice: &str, position: usize) -> bool {
+        self.source == (slice, Reverse(position))
+    }
+
+    /// The slice that it is from.
+    pub(super) fn slice(&self) -> &str {
+        self.source.0
+    }
+
     /// Serves although it is about to go: the choice when nothing is ready.
     pub(super) fn serves_while_terminating(&self) -> bool {
         self.conditions.serving && self.conditions.terminating

@@ -9,6 +9,7 @@ use localnet_proto::{Scopes, Verdict, WhenEmpty};
 use super::{
     Here,
     candidates::Candidate,
+    reasons::Rule,
     topology::{self, Mode},
 };
 use crate::cluster::{ServiceObject, ServiceType};
@@ -133,6 +134,54 @@ impl Usage {
         }
     }
 
+    /// The traffic that there is: what an endpoint would serve that nothing leaves out.
+    pub(super) fn traffic(&self) -> Scopes {
+        let short_circuit = self.external && self.policy.external_local;
+        Scopes { internal: true, external: self.external, short_circuit, established: false }
+    }
+
+    /// Explains [`Self::scopes`]: the rules that leave the endpoint out, each with the traffic that it does not serve for it.
+    pub(super) fn left_out(&self, endpoint: &Candidate<'_>, here: &Here) -> Vec<(Rule, Scopes)> {
+        let (served, traffic) = (self.scopes(endpoint, here), self.traffic());
+        let of_cluster = || self.not_in_cluster(endpoint);
+        let of = |local: bool, policy| if local { self.not_in_local(endpoint, policy) } else { of_cluster() };
+        let mut rules: Vec<(Rule, Scopes)> = Vec::new();
+        let mut add = |rule, scope: Scopes| match rules.iter_mut().find(|(known, _)| *known == rule) {
+            Some((_, scopes)) => {
+                scopes.external |= scope.external;
+                scopes.short_circuit |= scope.short_circuit;
+            }
+            None => rules.push((rule, scope)),
+        };
+        if !served.internal {
+            let rule = of(self.policy.internal_local, Rule::InternalLocal);
+            add(rule, Scopes { internal: true, ..Scopes::default() });
+        }
+        if traffic.external && !served.external {
+            let rule = of(self.policy.external_local, Rule::ExternalLocal);
+            add(rule, Scopes { external: true, ..Scopes::default() });
+        }
+        if traffic.short_circuit && !served.short_circuit {
+            add(of_cluster(), Scopes { short_circuit: true, ..Scopes::default() });
+        }
+        rules
+    }
+
+    /// Why an endpoint is not in the cluster set.
+    fn not_in_cluster(&self, endpoint: &Candidate<'_>) -> Rule {
+        match (self.cluster.has(endpoint), self.mode) {
+            (true, Mode::SameNode) => Rule::OtherNode,
+            (true, Mode::SameZone | Mode::Everywhere) => Rule::OtherZone,
+            (false, _) => not_ready(self.cluster, endpoint),
+        }
+    }
+
+    /// Why an endpoint is not in the local set, which `policy` asks for.
+    fn not_in_local(&self, endpoint: &Candidate<'_>, policy: Rule) -> Rule {
+        let could_serve = endpoint.conditions.ready || endpoint.serves_while_terminating();
+        if !endpoint.local && could_serve { policy } else { not_ready(self.local, endpoint) }
+    }
+
     /// What happens to traffic that no endpoint serves: silence when a policy keeps it from endpoints that exist, since a
     /// client should try again elsewhere; refusal when there are none.
     pub(super) fn when_empty(&self) -> WhenEmpty {
@@ -144,5 +193,14 @@ impl Usage {
                 false => Verdict::Reject,
             },
         }
+    }
+}
+
+/// Which condition leaves an endpoint out of a set.
+fn not_ready(set: Choice, endpoint: &Candidate<'_>) -> Rule {
+    match set {
+        Choice::Ready if endpoint.conditions.terminating => Rule::Terminating,
+        Choice::Ready => Rule::NotReady,
+        Choice::ServingTerminating | Choice::None => Rule::NotServing,
     }
 }

@@ -19,6 +19,7 @@ mod health;
 mod node;
 mod ports;
 mod proxied;
+pub mod reasons;
 mod source_ranges;
 mod special;
 #[cfg(test)]
@@ -35,6 +36,7 @@ pub use front::wanted;
 pub use health::{HealthCheck, health_check, is_eligible};
 pub use node::{Here, NodeIps, node, node_is_gone};
 pub use proxied::is_proxied;
+pub use reasons::{Reasons, Standing};
 pub use topology::{Mode, Reason, Topology};
 
 /// What changed on this node.

@@ -13,7 +13,7 @@ use crate::cluster::{Conditions, Parsed, ServiceObject, ServiceType, SliceEndpoi
 
 /// An endpoint as the tables write it: last octet, zone hints, and words: `L` on this node, `NR` not ready, `ST` serving
 /// while terminating, `S` serving and `T` terminating without the other, `nN` hinted for a node.
-fn row(last: u8, words: &str) -> SliceEndpoint {
+pub(super) fn row(last: u8, words: &str) -> SliceEndpoint {
     let mut endpoint = endpoint(&format!("10.1.2.{last}"));
     let (mut zones, mut nodes): (Vec<Arc<str>>, Vec<Arc<str>>) = (Vec::new(), Vec::new());
     endpoint.node = Some("node-far".into());
@@ -33,8 +33,8 @@ fn row(last: u8, words: &str) -> SliceEndpoint {
 }
 
 /// Which policies a row of the table has.
-#[derive(Clone, Copy)]
-enum Policy {
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Policy {
     Cluster,
     ExternalLocal,
     InternalLocal,
@@ -42,7 +42,7 @@ enum Policy {
     InternalLocalExternal,
 }
 
-fn with_policy(policy: Policy) -> ServiceObject {
+pub(super) fn with_policy(policy: Policy) -> ServiceObject {
     let mut object = object("10.96.0.1", &[(80, "TCP")]);
     if matches!(policy, Policy::ExternalLocal | Policy::InternalLocalExternal) {
         object.kind = ServiceType::NodePort;
@@ -53,7 +53,7 @@ fn with_policy(policy: Policy) -> ServiceObject {
     object
 }
 
-fn here(node: u8, zone: &str) -> Here {
+pub(super) fn here(node: u8, zone: &str) -> Here {
     Here { zone: zone.into(), ..Here::new(&format!("node-{node}")) }
 }
 

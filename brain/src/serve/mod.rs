@@ -3,6 +3,7 @@
 //! ```text
 //! Listener ──accept──► peer check, TLS ──► HTTP/2 ──► Routes ─┬► Next     (a cursor into the feed)
 //!                                                             ├► Reports  (what backends say)
+//!                                                             ├► Reasons  (why the state is so, for people who ask)
 //!                                                             └► health, reflection
 //! ```
 //!
@@ -12,6 +13,7 @@
 pub mod listen;
 mod next;
 mod peer;
+mod reasons;
 mod reports;
 mod routes;
 mod stall;
@@ -41,7 +43,7 @@ pub use self::{
     reports::{Received, Reports},
     tls::TlsFiles,
 };
-use crate::feed::Feed;
+use crate::{feed::Feed, pump::Questions};
 
 /// Connections of one listener. A node has a handful of backends; more than this is a fault, or an attack.
 const MAX_CONNECTIONS: usize = 1024;
@@ -58,27 +60,33 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Pause after a failed accept, for instance when there are no more file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves `feed` on `listeners` until `shutdown`; stores what backends say in `reports`.
+/// What is served.
+#[derive(Clone, Debug)]
+pub struct Told {
+    /// The states of the node.
+    pub feed: Feed,
+    /// What backends say is stored there.
+    pub reports: Reports,
+    /// Where to ask why services are as they are.
+    pub questions: Questions,
+}
+
+/// Serves `told` on `listeners` until `shutdown`.
 ///
 /// After `shutdown` every waiting reader gets `UNAVAILABLE`, answers under way have two seconds to end, and the files of
 /// unix sockets are removed. Dropping the future stops everything at once.
 ///
 /// # Errors
 /// A part of the server has crashed or ended although nobody asked for it: readers would wait for nothing.
-pub async fn run(
-    listeners: Vec<Listener>,
-    feed: Feed,
-    reports: Reports,
-    shutdown: impl Future<Output = ()>,
-) -> anyhow::Result<()> {
+pub async fn run(listeners: Vec<Listener>, told: Told, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     let (health, health_server) = tonic_health::server::health_reporter();
     set_health(&health, ServingStatus::NotServing).await;
     let stalls = Stalls::default();
-    let routes = Routes::new(&feed, reports, health_server, stalls.clone(), stop.clone());
+    let routes = Routes::new(&told, health_server, stalls.clone(), stop.clone());
 
     let mut tasks = JoinSet::new();
-    tasks.spawn(report_health(health, feed, stop.clone()));
+    tasks.spawn(report_health(health, told.feed, stop.clone()));
     tasks.spawn(stall::sweep(stalls, stop.clone()));
     for listener in listeners {
         tasks.spawn(accept(listener, routes.clone(), stop.clone()));

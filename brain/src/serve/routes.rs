@@ -11,15 +11,14 @@ use std::{
 use bytes::Bytes;
 use localnet_proto::{
     DESCRIPTORS,
-    wire::{backends_server::BackendsServer, endpoints_server},
+    wire::{backends_server::BackendsServer, endpoints_server, reasons_server::ReasonsServer},
 };
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, body::Body, server::NamedService};
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tower::{BoxError, Service, ServiceExt as _, service_fn, util::BoxCloneSyncService};
 
-use super::{next::Next, reports::Reports, stall::Stalls};
-use crate::feed::Feed;
+use super::{Told, next::Next, reasons::Answers, stall::Stalls};
 
 /// The service that serves the state; health clients may ask for it.
 pub(super) const ENDPOINTS: &str = endpoints_server::SERVICE_NAME;
@@ -31,14 +30,8 @@ type Route = BoxCloneSyncService<http::Request<Body>, http::Response<Body>, Infa
 pub(super) struct Routes(Arc<[(&'static str, Route)]>);
 
 impl Routes {
-    pub(super) fn new(
-        feed: &Feed,
-        reports: Reports,
-        health: HealthServer<impl Health>,
-        stalls: Stalls,
-        stop: CancellationToken,
-    ) -> Self {
-        let next = Next::new(feed.clone(), stalls, stop);
+    pub(super) fn new(told: &Told, health: HealthServer<impl Health>, stalls: Stalls, stop: CancellationToken) -> Self {
+        let next = Next::new(told.feed.clone(), stalls, stop);
         let endpoints = service_fn(move |request: http::Request<Body>| {
             let next = next.clone();
             async move {
@@ -57,7 +50,8 @@ impl Routes {
         let reflection_v1alpha = reflection().build_v1alpha().expect("descriptors of the build are well-formed");
         Self(Arc::new([
             (ENDPOINTS, BoxCloneSyncService::new(endpoints)),
-            named(BackendsServer::new(reports)),
+            named(BackendsServer::new(told.reports.clone())),
+            named(ReasonsServer::new(Answers::new(told.clone()))),
             named(health),
             named(reflection_v1),
             named(reflection_v1alpha),

@@ -10,7 +10,8 @@ use tonic_reflection::pb::{v1, v1alpha};
 
 use crate::server::{Server, soon};
 
-const SERVICES: [&str; 4] = ["grpc.health.v1.Health", "grpc.reflection", "localnetv1.Backends", "localnetv1.Endpoints"];
+const SERVICES: [&str; 5] =
+    ["grpc.health.v1.Health", "grpc.reflection", "localnetv1.Backends", "localnetv1.Endpoints", "localnetv1.Reasons"];
 
 macro_rules! reflection {
     ($version:ident, $channel:expr) => {{

@@ -5,6 +5,7 @@
 mod introspection;
 mod next;
 mod readers;
+mod reasons;
 mod server;
 mod sockets;
 mod tls;

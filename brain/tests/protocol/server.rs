@@ -6,7 +6,8 @@ use hyper_util::rt::TokioIo;
 use localnet_brain::{
     feed::Feed,
     localize::Localized,
-    serve::{self, Listener, Options, Reports},
+    pump::{self, Asked},
+    serve::{self, Listener, Options, Reports, Told},
 };
 use localnet_proto::{
     Address, Node, Port, Protocol, Revision, Service, ServiceKey, Update, WhenEmpty,
@@ -49,6 +50,8 @@ pub(crate) struct Server {
     pub(crate) feed: Feed,
     pub(crate) reports: Reports,
     pub(crate) address: Address,
+    /// Whoever takes it answers questions.
+    pub(crate) asked: Option<Asked>,
     stop: CancellationToken,
     task: JoinHandle<anyhow::Result<()>>,
     _folder: TempDir,
@@ -74,8 +77,10 @@ impl Server {
         let listener = Listener::bind(&address, options).await.unwrap();
         let address = listener.address().clone();
         let (feed, reports, stop) = (Feed::new(INSTANCE), Reports::default(), CancellationToken::new());
-        let run = serve::run(vec![listener], feed.clone(), reports.clone(), stop.clone().cancelled_owned());
-        Self { feed, reports, address, stop, task: tokio::spawn(run), _folder: folder }
+        let (questions, asked) = pump::questions();
+        let told = Told { feed: feed.clone(), reports: reports.clone(), questions };
+        let run = serve::run(vec![listener], told, stop.clone().cancelled_owned());
+        Self { feed, reports, address, asked: Some(asked), stop, task: tokio::spawn(run), _folder: folder }
     }
 
     /// A connection of its own.

@@ -1,0 +1,450 @@
+//! Why the endpoints of a service do not serve: for each that is left out, the rule that leaves it out.
+//!
+//! It explains what [`super::service`] has decided, and decides nothing: it asks the same modules again, for one service, when
+//! somebody wants to know.
+
+use std::{net::IpAddr, sync::Arc};
+
+use localnet_proto::{Family, Port, Scopes};
+
+use super::{
+    Here, Lost, Skipped, Skips, Topology,
+    candidates::{self, Candidates},
+    categorize::{self, Policy, Usage},
+    front::{self, Front},
+    ports, proxied, special,
+};
+use crate::cluster::{Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject};
+
+/// So many endpoints that are left out are named; the others are counted.
+const MOST: usize = 1000;
+
+/// What was decided about a service, and why.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reasons {
+    /// Whether it is served.
+    pub standing: Standing,
+    /// What was left out of it, or is odd in it.
+    pub findings: Vec<Skipped>,
+    /// Endpoints that do not serve all of its traffic, sorted by port and address; a thousand at most.
+    pub left_out: Vec<LeftOut>,
+    /// How many there are in all.
+    pub left_out_count: usize,
+    /// How hints narrow the endpoints.
+    pub topology: Vec<Topology>,
+    /// How many slices it has.
+    pub slices: usize,
+    /// How many endpoints are in them.
+    pub endpoints: usize,
+}
+
+/// Whether a service is served on this node, and if not, why.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Standing {
+    /// It is.
+    Served,
+    /// The cluster does not have it.
+    #[default]
+    Absent,
+    /// It has no ClusterIP.
+    WithoutClusterIp,
+    /// It is headless.
+    Headless,
+    /// It is of type ExternalName.
+    ExternalName,
+    /// Its label names another proxy, or not this one.
+    OfAnotherProxy,
+    /// Nothing of it can be used.
+    Unusable,
+}
+
+/// An endpoint that does not serve some traffic, and the rule that leaves it out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// The slice that names it.
+    pub slice: Arc<str>,
+    /// Its address as the slice has it; empty if it has none.
+    pub address: Box<str>,
+    /// Name of the service's port.
+    pub port_name: Arc<str>,
+    /// The port's number on the endpoint, if there is one.
+    pub number: Option<u16>,
+    /// The node that it is on; empty if the slice does not say.
+    pub node: Arc<str>,
+    /// It is on this node.
+    pub local: bool,
+    /// The traffic that it does not serve.
+    pub from: Scopes,
+    /// The rule.
+    pub rule: Rule,
+    /// The field that decides.
+    pub field: String,
+    /// The rule in words, with the values that decided.
+    pub problem: String,
+    /// What can be done.
+    pub remedy: &'static str,
+}
+
+/// Why an endpoint is left out; see `Rule` in `localnetv1.proto`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rule {
+    /// It is not ready, and others are.
+    NotReady,
+    /// It is about to go, and others are ready.
+    Terminating,
+    /// None is ready, and this one does not serve either.
+    NotServing,
+    /// It is hinted for other nodes.
+    OtherNode,
+    /// It is hinted for other zones.
+    OtherZone,
+    /// Internal policy Local, and it is elsewhere.
+    InternalLocal,
+    /// External policy Local, and it is elsewhere.
+    ExternalLocal,
+    /// The service does not exist in its family.
+    Family,
+    /// The slice has no port of that name.
+    PortName,
+    /// It has one of another protocol.
+    PortProtocol,
+    /// It has one without a usable number.
+    PortNumber,
+    /// The slice does not name addresses.
+    AddressType,
+    /// Its address is none.
+    Address,
+    /// No endpoint may have its address.
+    Reserved,
+    /// Another slice names it too.
+    Duplicate,
+    /// The slice is one of a headless Service.
+    HeadlessSlice,
+}
+
+/// Explains what a service means on this node. `proxy_name` is the name that this proxy goes by, if any.
+pub fn reasons<'a>(
+    object: &ServiceObject,
+    slices: impl IntoIterator<Item = &'a SliceObject>,
+    here: &Here,
+    lost: &[Lost],
+    proxy_name: Option<&str>,
+) -> Reasons {
+    let slices: Vec<&SliceObject> = slices.into_iter().collect();
+    let endpoints = slices.iter().map(|slice| slice.endpoints.len()).sum();
+    let reasons = Reasons { slices: slices.len(), endpoints, ..Reasons::default() };
+    if !proxied::is_proxied(object, proxy_name) {
+        return Reasons { standing: not_proxied(object), ..reasons };
+    }
+    let (served, findings) = super::service(object, slices.iter().copied(), here, lost);
+    let standing = if served.is_some() { Standing::Served } else { Standing::Unusable };
+    let reasons = Reasons { standing, findings, ..reasons };
+    // What is wrong has just been said.
+    let mut said = Skips { service: object, skipped: Vec::new() };
+    let front = front::front(object, here, lost, &mut said);
+    let ports = ports::ports(object, lost, &mut said);
+    let families: Vec<Family> = front.cluster_ips.iter().map(|ip| Family::of(*ip)).collect();
+    let Some(candidates) = candidates::merge(&ports, &families, slices.iter().copied(), here, &mut said) else {
+        return reasons;
+    };
+    let explained =
+        Explained { object, here, front: &front, families: &families, ports: &ports, candidates: &candidates };
+    let mut found = Found::default();
+    for position in 0..ports.len() {
+        explained.port(position, &slices, &mut found);
+    }
+    found.named.sort_by(|a, b| order(a).cmp(&order(b)));
+    let topology = super::topology(object, slices.iter().copied(), here, lost);
+    Reasons { left_out: found.named, left_out_count: found.count, topology, ..reasons }
+}
+
+fn not_proxied(object: &ServiceObject) -> Standing {
+    if object.kind == ServiceType::ExternalName {
+        Standing::ExternalName
+    } else if object.headless {
+        Standing::Headless
+    } else if object.cluster_ips.is_empty() {
+        Standing::WithoutClusterIp
+    } else {
+        Standing::OfAnotherProxy
+    }
+}
+
+fn order(of: &LeftOut) -> (&str, Option<IpAddr>, &str, Rule) {
+    (&of.port_name, of.address.parse().ok(), &of.slice, of.rule)
+}
+
+/// What is left out, as far as it is named.
+#[derive(Debug, Default)]
+struct Found {
+    named: Vec<LeftOut>,
+    count: usize,
+}
+
+impl Found {
+    fn push(&mut self, one: impl FnOnce() -> LeftOut) {
+        self.count += 1;
+        if self.named.len() < MOST {
+            self.named.push(one());
+        }
+    }
+}
+
+/// What was decided, for those who ask why.
+struct Explained<'a> {
+    object: &'a ServiceObject,
+    here: &'a Here,
+    front: &'a Front,
+    families: &'a [Family],
+    ports: &'a [Port],
+    candidates: &'a Candidates<'a>,
+}
+
+/// One endpoint of a slice.
+#[derive(Clone, Copy)]
+struct At<'a> {
+    slice: &'a SliceObject,
+    position: usize,
+    endpoint: &'a SliceEndpoint,
+}
+
+/// Why, in words.
+#[derive(Clone)]
+struct Why {
+    rule: Rule,
+    field: String,
+    problem: String,
+    remedy: &'static str,
+}
+
+impl Explained<'_> {
+    fn is_external(&self, port: &Port, family: Family) -> bool {
+        port.node_port.is_some() || self.front.is_external(family)
+    }
+
+    fn usage(&self, position: usize, family: Family) -> Usage {
+        let of_family = self.candidates[position].iter().filter(|((address, _), _)| Family::of(*address) == family);
+        let external = self.is_external(&self.ports[position], family);
+        categorize::categorize(of_family.map(|(_, candidate)| candidate), Policy::of(self.object), external, self.here)
+    }
+
+    /// All that a port would have and has not.
+    fn port(&self, position: usize, slices: &[&SliceObject], found: &mut Found) {
+        let usages = Family::BOTH.map(|family| self.usage(position, family));
+        let usage = |family: Family| &usages[family as usize];
+        for slice in slices {
+            let family = match &slice.family {
+                Parsed::Good(family) => *family,
+                Parsed::Bad(_) => Family::V4,
+            };
+            let numbers = match self.numbers(position, slice, family) {
+                Ok(numbers) => numbers,
+                Err(why) => {
+                    for at in each(slice) {
+                        found.push(|| self.left_out(position, at, None, usage(family).traffic(), why.clone()));
+                    }
+                    continue;
+                }
+            };
+            for at in each(slice) {
+                let address = match address(at, family) {
+                    Ok(address) => address,
+                    Err(why) => {
+                        found.push(|| self.left_out(position, at, None, usage(family).traffic(), why));
+                        continue;
+                    }
+                };
+                for number in &numbers {
+                    self.endpoint(position, at, (address, *number), usage(family), found);
+                }
+            }
+        }
+    }
+
+    fn endpoint(&self, position: usize, at: At<'_>, to: (IpAddr, u16), usage: &Usage, found: &mut Found) {
+        let Some(candidate) = self.candidates[position].get(&to) else { return };
+        if !candidate.is_of(&at.slice.name, at.position) {
+            let other = candidate.slice().to_owned();
+            found.push(|| self.left_out(position, at, Some(to.1), usage.traffic(), duplicate(at, &other)));
+            return;
+        }
+        for (rule, from) in usage.left_out(candidate, self.here) {
+            found.push(|| self.left_out(position, at, Some(to.1), from, self.why(rule, at)));
+        }
+    }
+
+    fn left_out(&self, position: usize, at: At<'_>, number: Option<u16>, from: Scopes, why: Why) -> LeftOut {
+        let node = at.endpoint.node.clone().unwrap_or_default();
+        let address = match &at.endpoint.address {
+            Some(Parsed::Good(address)) => address.to_string().into(),
+            Some(Parsed::Bad(text)) => text.clone(),
+            None => Box::default(),
+        };
+        LeftOut {
+            slice: Arc::clone(&at.slice.name),
+            address,
+            port_name: Arc::clone(&self.ports[position].name),
+            number,
+            local: !node.is_empty() && node == self.here.name,
+            node,
+            from,
+            rule: why.rule,
+            field: why.field,
+            problem: why.problem,
+            remedy: why.remedy,
+        }
+    }
+
+    /// The numbers that a service port has in a slice, or why it has none there.
+    fn numbers(&self, position: usize, slice: &SliceObject, family: Family) -> Result<Vec<u16>, Why> {
+        let why = |rule, field: &str, problem, remedy| Why { rule, field: field.to_owned(), problem, remedy };
+        if let Parsed::Bad(text) = &slice.family {
+            let problem = format!("the slice names endpoints of type {text:?}, not addresses");
+            return Err(why(Rule::AddressType, "addressType", problem, "use a slice of type IPv4 or IPv6"));
+        }
+        if slice.headless {
+            let problem = "the slice is marked as one of a headless Service".to_owned();
+            let field = "metadata.labels[service.kubernetes.io/headless]";
+            return Err(why(
+                Rule::HeadlessSlice,
+                field,
+                problem,
+                "remove the label, or let the controller make the slice anew",
+            ));
+        }
+        if !self.families.contains(&family) {
+            let problem = format!("the Service has no {family} ClusterIP, so it does not exist in {family}");
+            let remedy = "add the family to spec.ipFamilies, with spec.ipFamilyPolicy PreferDualStack";
+            return Err(why(Rule::Family, "addressType", problem, remedy));
+        }
+        let port = &self.ports[position];
+        let named = || slice.ports.iter().filter(|of| of.name.as_deref() == Some(&*port.name));
+        if named().next().is_none() {
+            let names: Vec<String> =
+                slice.ports.iter().map(|of| format!("{:?}", of.name.as_deref().unwrap_or_default())).collect();
+            let has = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+            let problem = format!("the slice has no port named {:?}; it has {has}", &*port.name);
+            let remedy = "name the Service's port, and its targetPort, as the pod's container port is named";
+            return Err(why(Rule::PortName, "ports[].name", problem, remedy));
+        }
+        let mut numbers = Vec::new();
+        let mut wrong = None;
+        for of in named() {
+            match (&of.protocol, of.port.map(u16::try_from)) {
+                (Parsed::Good(protocol), _) if *protocol != port.protocol => {
+                    let problem =
+                        format!("the slice's port {:?} is {protocol}, the Service's is {}", &*port.name, port.protocol);
+                    wrong = Some((Rule::PortProtocol, "ports[].protocol", problem, "give both the same protocol"));
+                }
+                (Parsed::Bad(text), _) => {
+                    let problem = format!("the slice's port {:?} has the protocol {text:?}", &*port.name);
+                    wrong = Some((Rule::PortProtocol, "ports[].protocol", problem, "use TCP, UDP or SCTP"));
+                }
+                (_, Some(Ok(number @ 1..))) => numbers.push(number),
+                (_, number) => {
+                    let has = match number {
+                        None => "no number, which means all ports".to_owned(),
+                        Some(_) => format!("the number {}", of.port.unwrap_or_default()),
+                    };
+                    let problem = format!("the slice's port {:?} has {has}", &*port.name);
+                    wrong = Some((Rule::PortNumber, "ports[].port", problem, "use a number from 1 to 65535"));
+                }
+            }
+        }
+        numbers.sort_unstable();
+        numbers.dedup();
+        match wrong {
+            Some((rule, field, problem, remedy)) if numbers.is_empty() => Err(why(rule, field, problem, remedy)),
+            _ => Ok(numbers),
+        }
+    }
+
+    fn why(&self, rule: Rule, at: At<'_>) -> Why {
+        let conditions = at.endpoint.conditions;
+        let of = |field: &str| format!("endpoints[{}].{field}", at.position);
+        let list = |names: &[Arc<str>]| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        let on = at.endpoint.node.as_deref().filter(|node| !node.is_empty());
+        let on = on.map_or_else(|| "on no node".to_owned(), |node| format!("on node {node}"));
+        let (field, problem, remedy) = match rule {
+            Rule::Terminating => (
+                of("conditions.terminating"),
+                "it is terminating, and other endpoints are ready".to_owned(),
+                "nothing: it finishes the connections that it has",
+            ),
+            Rule::NotReady => (
+                of("conditions.ready"),
+                "it is not ready, and other endpoints are".to_owned(),
+                "see why the pod's readiness probe fails: kubectl describe pod",
+            ),
+            Rule::NotServing if conditions.terminating => (
+                of("conditions.serving"),
+                "it is terminating and does not serve any more, and no endpoint is ready".to_owned(),
+                "see why no pod becomes ready: kubectl describe pod",
+            ),
+            Rule::OtherNode => (
+                of("hints.forNodes"),
+                format!("it is hinted for {}, and this node is {}", list(&at.endpoint.node_hints), self.here.name),
+                "spec.trafficDistribution of the Service asks for hints; without it traffic goes everywhere",
+            ),
+            Rule::OtherZone => (
+                of("hints.forZones"),
+                format!("it is hinted for {}, and this node is in {}", list(&at.endpoint.zone_hints), self.here.zone),
+                "spec.trafficDistribution of the Service asks for hints; without it traffic goes everywhere",
+            ),
+            Rule::InternalLocal => (
+                "spec.internalTrafficPolicy".to_owned(),
+                format!("the Service keeps traffic inside of the cluster on the node, and it is {on}"),
+                "run an endpoint on each node that asks, or set internalTrafficPolicy: Cluster",
+            ),
+            Rule::ExternalLocal => (
+                "spec.externalTrafficPolicy".to_owned(),
+                format!("the Service keeps traffic from outside on the node, and it is {on}"),
+                "send outside traffic to nodes that have an endpoint, or set externalTrafficPolicy: Cluster",
+            ),
+            // The others are told where they are found.
+            _ => (
+                of("conditions.ready"),
+                "it is not ready, and no endpoint is".to_owned(),
+                "see why no pod becomes ready: kubectl describe pod",
+            ),
+        };
+        Why { rule, field, problem, remedy }
+    }
+}
+
+fn each(slice: &SliceObject) -> impl Iterator<Item = At<'_>> {
+    slice.endpoints.iter().enumerate().map(move |(position, endpoint)| At { slice, position, endpoint })
+}
+
+/// The address of an endpoint, or why it has none that can be used.
+fn address(at: At<'_>, family: Family) -> Result<IpAddr, Why> {
+    let field = format!("endpoints[{}].addresses[0]", at.position);
+    let (rule, problem) = match &at.endpoint.address {
+        None => (Rule::Address, "it has no address".to_owned()),
+        Some(Parsed::Bad(text)) => (Rule::Address, format!("{text:?} is not an IP address")),
+        Some(Parsed::Good(address)) if Family::of(*address) != family => {
+            (Rule::Address, format!("{address} is not an {family} address, as addressType says"))
+        }
+        Some(Parsed::Good(address)) => match special::reserved_for(*address) {
+            Some(reserved) => (Rule::Reserved, format!("{address} is {reserved}, which no endpoint may have")),
+            None => return Ok(*address),
+        },
+    };
+    Err(Why { rule, field, problem, remedy: "correct the address in the EndpointSlice" })
+}
+
+fn duplicate(at: At<'_>, other: &str) -> Why {
+    let problem = match *at.slice.name == *other {
+        true => "the slice names the same address and port again, and that entry counts".to_owned(),
+        false => format!("EndpointSlice {other} names the same address and port, and that entry counts"),
+    };
+    Why {
+        rule: Rule::Duplicate,
+        field: format!("endpoints[{}]", at.position),
+        problem,
+        remedy: "nothing while an endpoint moves between slices; else remove one of the two",
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,156 @@
+//! `Reasons`: why the state is as it is, for people who ask. Reads only.
+
+use localnet_proto::{
+    Family, Revision, Scopes, ServiceKey,
+    wire::{
+        self, BrainStatus, ReceivedReport, ServiceReasons, StatusRequest, reasons_server::Reasons as ReasonsService,
+    },
+};
+use tonic::{Request, Response, Status};
+
+use super::Told;
+use crate::localize::{
+    Mode, Reasons, Skipped, Standing, Topology,
+    reasons::{LeftOut, Rule},
+};
+
+/// Answers.
+#[derive(Clone, Debug)]
+pub(super) struct Answers(Told);
+
+impl Answers {
+    pub(super) fn new(told: Told) -> Self {
+        Self(told)
+    }
+}
+
+#[tonic::async_trait]
+impl ReasonsService for Answers {
+    async fn why(&self, request: Request<wire::ServiceKey>) -> Result<Response<ServiceReasons>, Status> {
+        let wire::ServiceKey { namespace, name } = request.into_inner();
+        if namespace.is_empty() || name.is_empty() {
+            return Err(Status::invalid_argument("Namespace and Name are both needed"));
+        }
+        let key = ServiceKey::new(namespace, name);
+        let answer = self.0.questions.why(key.clone()).await;
+        let (revision, reasons) =
+            answer.ok_or_else(|| Status::unavailable("the brain has no complete state yet; call again"))?;
+        Ok(Response::new(service_reasons(&key, revision, &reasons)))
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<BrainStatus>, Status> {
+        let state = self.0.feed.state();
+        let backends = self.0.reports.all().into_values().map(|received| ReceivedReport {
+            age_millis: received.at.elapsed().as_millis().try_into().unwrap_or(u64::MAX),
+            report: Some(received.report),
+        });
+        Ok(Response::new(BrainStatus {
+            state: Some(named(state.revision())),
+            services: count(state.len()),
+            backends: backends.collect(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        }))
+    }
+}
+
+fn count(count: usize) -> i32 {
+    count.try_into().unwrap_or(i32::MAX)
+}
+
+fn named(revision: Revision) -> wire::NextFilter {
+    wire::NextFilter { instance_id: revision.instance, rev: revision.rev, delta: false }
+}
+
+fn service_reasons(key: &ServiceKey, revision: Revision, reasons: &Reasons) -> ServiceReasons {
+    ServiceReasons {
+        service: Some(wire::ServiceKey { namespace: key.namespace.to_string(), name: key.name.to_string() }),
+        state: Some(named(revision)),
+        standing: standing(reasons.standing).into(),
+        findings: reasons.findings.iter().map(finding).collect(),
+        left_out: reasons.left_out.iter().map(left_out).collect(),
+        left_out_count: count(reasons.left_out_count),
+        topology: reasons.topology.iter().map(topology).collect(),
+        slices: count(reasons.slices),
+        endpoints: count(reasons.endpoints),
+    }
+}
+
+fn standing(standing: Standing) -> wire::Standing {
+    match standing {
+        Standing::Served => wire::Standing::Served,
+        Standing::Absent => wire::Standing::Absent,
+        Standing::WithoutClusterIp => wire::Standing::WithoutClusterIp,
+        Standing::Headless => wire::Standing::Headless,
+        Standing::ExternalName => wire::Standing::ExternalName,
+        Standing::OfAnotherProxy => wire::Standing::OfAnotherProxy,
+        Standing::Unusable => wire::Standing::Unusable,
+    }
+}
+
+fn finding(skipped: &Skipped) -> wire::Finding {
+    wire::Finding {
+        left_out: skipped.left_out,
+        object: skipped.object.clone(),
+        field: skipped.field.clone(),
+        problem: skipped.problem.clone(),
+        remedy: skipped.remedy.clone(),
+    }
+}
+
+fn left_out(of: &LeftOut) -> wire::LeftOut {
+    let Scopes { internal, external, short_circuit, established } = of.from;
+    wire::LeftOut {
+        slice: of.slice.to_string(),
+        address: of.address.to_string(),
+        port_name: of.port_name.to_string(),
+        number: of.number.map_or(0, i32::from),
+        node: of.node.to_string(),
+        local: of.local,
+        from: Some(wire::EndpointScopes { internal, external, short_circuit, established }),
+        rule: rule(of.rule).into(),
+        field: of.field.clone(),
+        problem: of.problem.clone(),
+        remedy: of.remedy.to_owned(),
+    }
+}
+
+fn rule(rule: Rule) -> wire::Rule {
+    match rule {
+        Rule::NotReady => wire::Rule::NotReady,
+        Rule::Terminating => wire::Rule::Terminating,
+        Rule::NotServing => wire::Rule::NotServing,
+        Rule::OtherNode => wire::Rule::OtherNode,
+        Rule::OtherZone => wire::Rule::OtherZone,
+        Rule::InternalLocal => wire::Rule::InternalLocal,
+        Rule::ExternalLocal => wire::Rule::ExternalLocal,
+        Rule::Family => wire::Rule::Family,
+        Rule::PortName => wire::Rule::PortName,
+        Rule::PortProtocol => wire::Rule::PortProtocol,
+        Rule::PortNumber => wire::Rule::PortNumber,
+        Rule::AddressType => wire::Rule::AddressType,
+        Rule::Address => wire::Rule::Address,
+        Rule::Reserved => wire::Rule::Reserved,
+        Rule::Duplicate => wire::Rule::Duplicate,
+        Rule::HeadlessSlice => wire::Rule::HeadlessSlice,
+    }
+}
+
+fn topology(of: &Topology) -> wire::Topology {
+    let nearness = match of.mode {
+        Mode::Everywhere => wire::Nearness::Everywhere,
+        Mode::SameNode => wire::Nearness::SameNode,
+        Mode::SameZone => wire::Nearness::SameZone,
+    };
+    let family = match of.family {
+        Family::V4 => wire::IpFamily::IPv4,
+        Family::V6 => wire::IpFamily::IPv6,
+    };
+    let text = |reason: &Option<crate::localize::Reason>| reason.as_ref().map(ToString::to_string).unwrap_or_default();
+    wire::Topology {
+        port_name: of.port.to_string(),
+        family: family.into(),
+        nearness: nearness.into(),
+        not_same_node: text(&of.not_same_node),
+        not_same_zone: text(&of.not_same_zone),
+    }
+}

@@ -1,0 +1,105 @@
+//! `Reasons`: why an endpoint does not serve, and how far the backends are, as a client is told.
+
+use localnet_brain::{
+    cluster::{Cluster, Event, Kind, NodeObject, Object, Options, ServiceObject, SliceObject},
+    localize::NodeIps,
+    pump,
+};
+use localnet_proto::wire::{
+    self, BackendReport, Nearness, Rule, ServiceKey, Standing, StatusRequest, backends_client::BackendsClient,
+    reasons_client::ReasonsClient,
+};
+use tokio::sync::{mpsc, watch};
+use tonic::Code;
+
+use crate::server::{INSTANCE, Server, soon};
+
+const CLUSTER: &str = r#"{
+    "service": {
+        "metadata": {"namespace": "shop", "name": "web"},
+        "spec": {"clusterIP": "10.96.0.1", "externalIPs": ["203.0.113.x"], "ports": [{"name": "http", "port": 80}]}
+    },
+    "slice": {
+        "metadata": {"namespace": "shop", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+        "addressType": "IPv4",
+        "ports": [{"name": "http", "port": 8080}],
+        "endpoints": [
+            {"addresses": ["10.1.0.1"], "conditions": {"ready": true}, "hints": {"forZones": [{"name": "b"}]}},
+            {"addresses": ["10.1.0.2"], "conditions": {"ready": false}, "nodeName": "node-1"}
+        ]
+    },
+    "node": {"metadata": {"name": "node-1", "labels": {"topology.kubernetes.io/zone": "a"}}}
+}"#;
+
+fn lists() -> Vec<Event> {
+    use k8s_openapi::api::{core::v1, discovery::v1 as discovery};
+    let objects: serde_json::Value = serde_json::from_str(CLUSTER).unwrap();
+    let service: v1::Service = serde_json::from_value(objects["service"].clone()).unwrap();
+    let slice: discovery::EndpointSlice = serde_json::from_value(objects["slice"].clone()).unwrap();
+    let node: v1::Node = serde_json::from_value(objects["node"].clone()).unwrap();
+    let of = |kind| match kind {
+        Kind::Service => vec![Object::Service(ServiceObject::from(service.clone()))],
+        Kind::Slice => vec![Object::Slice(SliceObject::from(slice.clone()))],
+        Kind::Node => vec![Object::Node(NodeObject::from(node.clone()))],
+        Kind::ServiceCidr => vec![],
+    };
+    Kind::ALL.map(|kind| Event::Replace { kind, objects: of(kind) }).into()
+}
+
+fn key(name: &str) -> ServiceKey {
+    ServiceKey { namespace: "shop".to_owned(), name: name.to_owned() }
+}
+
+#[tokio::test]
+async fn it_is_told_which_rule_leaves_an_endpoint_out() {
+    let mut server = Server::unix().await;
+    let mut client = ReasonsClient::new(server.channel().await);
+    let (events, batches) = mpsc::channel(4);
+    let (_ips, node_ips) = watch::channel(NodeIps::default());
+    let asked = server.asked.take().unwrap();
+    tokio::spawn(pump::run(Cluster::new(Options::of_node("node-1")), batches, node_ips, asked, server.feed.clone()));
+
+    let early = soon(client.why(key("web"))).await.unwrap_err();
+    assert_eq!(early.code(), Code::Unavailable, "there is no state yet");
+    assert_eq!(soon(client.status(StatusRequest {})).await.unwrap().into_inner().state.unwrap().rev, 0);
+
+    let mut revisions = server.feed.subscribe();
+    events.send(lists()).await.unwrap();
+    soon(revisions.wait_for(|revision| revision.rev == 1)).await.unwrap();
+    let why = soon(client.why(key("web"))).await.unwrap().into_inner();
+    assert_eq!(why.standing(), Standing::Served);
+    assert_eq!(why.state.unwrap(), wire::NextFilter { instance_id: INSTANCE, rev: 1, delta: false });
+    assert_eq!((why.slices, why.endpoints, why.left_out_count), (1, 2, 1));
+    let left_out = &why.left_out[0];
+    assert_eq!((left_out.address.as_str(), left_out.number, left_out.local), ("10.1.0.2", 8080, true));
+    assert_eq!((left_out.rule(), left_out.field.as_str()), (Rule::NotReady, "endpoints[1].conditions.ready"));
+    assert!(left_out.from.unwrap().internal);
+    assert_eq!(why.findings[0].field, "spec.externalIPs[0]");
+    assert!(why.findings[0].left_out);
+    let topology = &why.topology[0];
+    assert_eq!(
+        (topology.nearness(), topology.not_same_zone.as_str()),
+        (Nearness::Everywhere, "no endpoint is hinted for zone a")
+    );
+
+    let absent = soon(client.why(key("nothing"))).await.unwrap().into_inner();
+    assert_eq!((absent.standing(), absent.left_out_count), (Standing::Absent, 0));
+    for odd in [ServiceKey::default(), key("")] {
+        assert_eq!(soon(client.why(odd)).await.unwrap_err().code(), Code::InvalidArgument);
+    }
+    server.shutdown().await;
+}
+
+#[tokio::test]
+async fn it_is_told_how_far_the_backends_are() {
+    let server = Server::unix().await;
+    let report = BackendReport { backend: "nft".to_owned(), instance_id: INSTANCE, rev: 3, ..BackendReport::default() };
+    soon(BackendsClient::new(server.channel().await).report(report.clone())).await.unwrap();
+    let mut client = ReasonsClient::new(server.channel().await);
+    let status = soon(client.status(StatusRequest {})).await.unwrap().into_inner();
+    assert_eq!(status.backends.len(), 1);
+    assert_eq!(status.backends[0].report, Some(report));
+    assert!(status.backends[0].age_millis < 20_000);
+    assert_eq!(status.version, env!("CARGO_PKG_VERSION"));
+    server.shutdown().await;
+}
