@@ -10,5 +10,6 @@ pub mod ipvs;
 mod netlink;
 pub mod nft;
 pub mod pace;
+pub mod routes;
 pub mod setup;
 pub mod sysctl;

@@ -106,11 +106,36 @@ impl Kernel {
         }
     }
 
+    /// Shows every flow of a family, whatever its protocol and state; one that lives meanwhile may be shown twice.
+    ///
+    /// # Errors
+    /// As [`Conntrack::dump`].
+    pub fn all(&mut self, family: Family, visit: &mut dyn FnMut(&Flow)) -> Result<(), Error> {
+        for _ in 0..ATTEMPTS {
+            match self.dump_of(family, None, visit)? {
+                Dumped::Complete => return Ok(()),
+                Dumped::Interrupted => {}
+                Dumped::Refused(Errno::INVAL | Errno::OPNOTSUPP) => return Err(Error::Unsupported),
+                Dumped::Refused(errno) => return Err(refused("show", errno)),
+            }
+        }
+        Err(Error::Interrupted)
+    }
+
     fn dump_once(&mut self, selection: Selection, visit: &mut dyn FnMut(&Flow)) -> Result<Dumped, Error> {
+        self.dump_of(selection.family, Some(selection), visit)
+    }
+
+    fn dump_of(
+        &mut self,
+        family: Family,
+        selection: Option<Selection>,
+        visit: &mut dyn FnMut(&Flow),
+    ) -> Result<Dumped, Error> {
         self.sequence = self.sequence.wrapping_add(1);
         let mut request = Writer::default();
-        request.message(head(GET, netlink::DUMP, self.sequence, selection.family), |writer| {
-            if self.filters {
+        request.message(head(GET, netlink::DUMP, self.sequence, family), |writer| {
+            if let Some(selection) = selection.filter(|_| self.filters) {
                 selection.write_filter(writer);
             }
         });
@@ -129,7 +154,8 @@ impl Kernel {
                     false
                 }
                 _ => {
-                    if let Some(flow) = Flow::parse(message.attributes()).filter(|flow| selection.admits(flow)) {
+                    let admits = |flow: &Flow| selection.is_none_or(|selection| selection.admits(flow));
+                    if let Some(flow) = Flow::parse(message.attributes()).filter(admits) {
                         visit(&flow);
                     }
                     true

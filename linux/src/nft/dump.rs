@@ -6,12 +6,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::answer::Error;
+use super::encode::write_key;
 use super::expression::number;
 use super::kernel::{self, chain, element, generation, msg, rule, set, table};
 use super::parse::{ChainDump, Elements, parse_chain, parse_rule, parse_set};
 use super::socket::{Dumped, Socket};
 use super::wire::{self, Head, Message, Writer};
-use super::{Element, Family, Name, Set, Table};
+use super::{Element, Family, Name, Set, Table, Tuple};
 
 /// A table as the kernel has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,6 +80,41 @@ impl Socket {
                 Read::Absent => return Ok(None),
                 Read::Found(elements) => return Ok(Some(elements)),
                 Read::Interrupted => {}
+            }
+        }
+        Err(Error::Changing)
+    }
+
+    /// One element of a set, if it is there: the one with that key, or in a set of ranges the one around it. Costs the same
+    /// however many elements there are.
+    pub fn element(&mut self, table: &Table, set: &Set, key: &Tuple) -> Result<Option<Element>, Error> {
+        let mut elements = Elements::new(set);
+        let fill = |w: &mut Writer| {
+            w.string(element::LIST_TABLE, &table.name);
+            w.string(element::LIST_SET, &set.name);
+            w.nest(element::LIST_ELEMENTS, |w| {
+                w.nest(element::LIST_ITEM, |w| write_key(w, element::KEY, key, set));
+            });
+        };
+        let read = self.request(table.family, msg::GET_ELEMENTS, wire::ACK, fill, |message| {
+            elements.message(message.attributes());
+        })?;
+        Ok(if read == Dumped::Complete { elements.first() } else { None })
+    }
+
+    /// The chains of a table with their rules, without its sets; none if there is no such table.
+    pub fn chains(&mut self, table: &Table) -> Result<Option<Vec<ChainDump>>, Error> {
+        for _ in 0..ATTEMPTS {
+            if !self.has_table(table)? {
+                return Ok(None);
+            }
+            let mut chains = Vec::new();
+            let fill = |w: &mut Writer| w.string(chain::TABLE, &table.name);
+            let read = self.request(table.family, msg::GET_CHAIN, wire::DUMP, fill, |message| {
+                chains.extend(parse_chain(message.attributes(), &table.name));
+            })?;
+            if read == Dumped::Complete && self.read_rules(table, &mut chains)? {
+                return Ok(Some(chains));
             }
         }
         Err(Error::Changing)
@@ -168,14 +204,21 @@ impl Socket {
         fill: impl FnOnce(&mut Writer),
         each: impl FnMut(&Message<'_>),
     ) -> Result<Dumped, Error> {
+        self.request_of(number(family), kind, flags, fill, each)
+    }
+
+    /// The same for any family of netfilter's, by its number.
+    pub(super) fn request_of(
+        &mut self,
+        family: u8,
+        kind: u16,
+        flags: u16,
+        fill: impl FnOnce(&mut Writer),
+        each: impl FnMut(&Message<'_>),
+    ) -> Result<Dumped, Error> {
         let sequence = self.next_sequence();
-        let head = Head {
-            kind: kernel::SUBSYSTEM << 8 | kind,
-            flags: wire::REQUEST | flags,
-            sequence,
-            family: number(family),
-            resource: 0,
-        };
+        let head =
+            Head { kind: kernel::SUBSYSTEM << 8 | kind, flags: wire::REQUEST | flags, sequence, family, resource: 0 };
         let mut writer = Writer::default();
         writer.message(head, fill);
         self.dump(&writer.bytes, sequence, each)

@@ -287,7 +287,7 @@ fn write_element(w: &mut Writer, set: &Set, element: &Element, with_data: bool) 
     }
 }
 
-fn write_key(w: &mut Writer, kind: u16, key: &Tuple, set: &Set) {
+pub(super) fn write_key(w: &mut Writer, kind: u16, key: &Tuple, set: &Set) {
     let nest = w.open(kind);
     w.bytes(data::VALUE, unpadded(key, &set.key));
     w.close(nest);

@@ -16,6 +16,7 @@ mod expression;
 mod follow;
 mod kernel;
 mod monitor;
+pub mod others;
 mod parse;
 mod ruleset;
 mod socket;
@@ -41,5 +42,5 @@ pub use ruleset::{
 pub use socket::{Sent, Socket};
 pub use statement::{AddressField, Field, Generator, InterfacePattern, Op, Protocol, Rule, Statement, Verdict};
 pub use tables::{Found, Kernel, Likeness, Netlink};
-pub use text::{listing, script};
+pub use text::{element_line, listing, rule_line, script};
 pub use transaction::{Change, Transaction};

@@ -47,7 +47,7 @@ pub struct RuleDump {
     pub handle: u64,
     /// Its comment.
     pub comment: Option<Name>,
-    expressions: Vec<Expression>,
+    pub(super) expressions: Vec<Expression>,
 }
 
 impl RuleDump {
@@ -61,9 +61,9 @@ impl RuleDump {
 
 /// An expression without what the kernel adds or leaves out when it prints one: order, zeros, repeated registers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Expression {
-    name: String,
-    attributes: Vec<(u16, Vec<u8>)>,
+pub(super) struct Expression {
+    pub(super) name: String,
+    pub(super) attributes: Vec<(u16, Vec<u8>)>,
 }
 
 fn expressions(list: Attributes<'_>) -> Vec<Expression> {
@@ -82,6 +82,16 @@ fn expressions(list: Attributes<'_>) -> Vec<Expression> {
 }
 
 impl Expression {
+    /// The value of an attribute, if it is there; numbers that are zero are not.
+    pub(super) fn attribute(&self, kind: u16) -> Option<&[u8]> {
+        self.attributes.iter().find(|(found, _)| *found == kind).map(|(_, value)| value.as_slice())
+    }
+
+    /// A number of 32 bits; one that is not there is zero.
+    pub(super) fn number(&self, kind: u16) -> u32 {
+        self.attribute(kind).and_then(crate::netlink::array).map_or(0, u32::from_be_bytes)
+    }
+
     /// nft swaps the one byte of a protocol before it looks it up among ranges: that does nothing.
     fn is_idle(&self) -> bool {
         self.name == "byteorder" && self.attributes.contains(&(4, 1u32.to_be_bytes().to_vec()))
@@ -273,6 +283,11 @@ impl<'a> Elements<'a> {
         let name = Name::from(text);
         self.names.insert(name.clone());
         name
+    }
+
+    /// The first element, as it was sent.
+    pub(super) fn first(self) -> Option<Element> {
+        self.elements.into_iter().next()
     }
 
     /// All elements, ranges put together again.

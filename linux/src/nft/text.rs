@@ -50,6 +50,16 @@ pub fn listing(content: &TableContent) -> String {
     format!("table {} {{\n{}}}\n", table_text(&content.table), blocks.join("\n"))
 }
 
+/// A rule on one line, as `nft list` prints it.
+pub fn rule_line(rule: &Rule, family: Family) -> String {
+    rule_text(rule, family)
+}
+
+/// An element of a set on one line, as `nft list` prints it.
+pub fn element_line(set: &Set, element: &Element) -> String {
+    element_text(set, element)
+}
+
 fn write_change(out: &mut String, change: &Change) {
     match change {
         Change::AddTable(table) => push(out, &["add table", &table_text(table)]),

@@ -5,5 +5,6 @@
 mod dump;
 mod monitor;
 mod namespace;
+mod others;
 mod ruleset;
 mod transaction;
