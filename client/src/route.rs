@@ -70,16 +70,19 @@ pub enum Outcome {
 }
 
 /// What is behind an address and port.
-struct Match<'a> {
-    service: &'a Service,
-    port: &'a Port,
+#[derive(Clone, Copy, Debug)]
+pub struct Target<'a> {
+    /// The service.
+    pub service: &'a Service,
+    /// Its port.
+    pub port: &'a Port,
     /// It is a ClusterIP; otherwise an external address or a node's.
-    internal: bool,
+    pub internal: bool,
 }
 
 /// What happens to `packet` in `state` under `rules`.
 pub fn route(state: &Snapshot, rules: &Rules, packet: &Packet) -> Outcome {
-    let Some(found) = destination(state, rules, packet) else { return unclaimed(state, packet) };
+    let Some(found) = target(state, rules, packet) else { return unclaimed(state, packet) };
     if !admitted(found.service, packet) {
         return Outcome::Drop;
     }
@@ -111,7 +114,7 @@ pub fn route(state: &Snapshot, rules: &Rules, packet: &Packet) -> Outcome {
 }
 
 /// The service port that the packet is for. An address comes before a NodePort; of two that claim the same, the first by name has it.
-fn destination<'a>(state: &'a Snapshot, rules: &Rules, packet: &Packet) -> Option<Match<'a>> {
+pub fn target<'a>(state: &'a Snapshot, rules: &Rules, packet: &Packet) -> Option<Target<'a>> {
     let family = Family::of(packet.destination);
     let services = || state.services.values().map(|service| &**service).filter(|service| service.has_family(family));
     let port = |service: &'a Service, is: &dyn Fn(&Port) -> bool| {
@@ -122,18 +125,18 @@ fn destination<'a>(state: &'a Snapshot, rules: &Rules, packet: &Packet) -> Optio
         let mut external = service.external_ips.iter().chain(&service.load_balancer_ips);
         let reached = internal || external.any(|ip| *ip == packet.destination);
         let port = port(service, &|port| port.port == packet.port).filter(|_| reached)?;
-        Some(Match { service, port, internal })
+        Some(Target { service, port, internal })
     };
     let by_node_port = |service: &'a Service| {
         let port = port(service, &|port| port.node_port == Some(packet.port))?;
-        Some(Match { service, port, internal: false })
+        Some(Target { service, port, internal: false })
     };
     let has_node_ports = rules.node_port_addresses.contains(&packet.destination);
     services().find_map(by_address).or_else(|| services().filter(|_| has_node_ports).find_map(by_node_port))
 }
 
 /// Whether the filters on the destination let the source pass.
-fn admitted(service: &Service, packet: &Packet) -> bool {
+pub fn admitted(service: &Service, packet: &Packet) -> bool {
     let mut filters = service.source_filters.iter().filter(|filter| filter.targets.contains(&packet.destination));
     filters.all(|filter| filter.source_ranges.iter().any(|range| range.contains(&packet.source)))
 }
