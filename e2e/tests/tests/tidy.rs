@@ -58,7 +58,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "localnet-ipvs",
         ],
     ),
-    ("localnet-packaging", &["localnet-brain", "localnet-node", "localnet-nft", "localnet-iptables", "localnet-ipvs"]),
+    (
+        "localnet-packaging",
+        &["localnet", "localnet-brain", "localnet-node", "localnet-nft", "localnet-iptables", "localnet-ipvs"],
+    ),
+    ("localnet", &["localnet-proto", "localnet-client", "localnet-config", "localnet-linux", "localnet-nft"]),
     ("localnet-lab", &["localnet-proto"]),
     ("localnet-controlplane", &[]),
     ("localnet-vm", &[]),
@@ -80,6 +84,7 @@ const NEVER: &[(&str, &[&str])] = &[
     ("localnet-iptables", &["kube", "k8s-openapi", "tonic", "prost", "nftables"]),
     ("localnet-win", &["kube", "k8s-openapi", "tonic", "prost", "rtnetlink", "nftables"]),
     ("localnet-brain", &["rtnetlink", "netlink-sys", "nftables"]),
+    ("localnet", &["kube", "k8s-openapi", "tonic", "prost", "rtnetlink", "netlink-sys", "nftables"]),
 ];
 
 #[test]

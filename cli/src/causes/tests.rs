@@ -1,0 +1,248 @@
+//! Evidence, and the causes that follow from it.
+
+use localnet_proto::wire;
+
+use super::*;
+use crate::reasons::{Backend, FamilyStatus, Finding};
+
+fn served() -> Evidence {
+    Evidence {
+        asked: "shop/web:http".to_owned(),
+        service: "shop/web".to_owned(),
+        is_served: true,
+        why: Some(Why { standing: Standing::Served, slices: 1, endpoints: 2, ..Why::default() }),
+        status: Some(Status { revision: 9, backends: vec![backend(9, "")], ..Status::default() }),
+        fronts: vec![front("endpoints")],
+        ..Evidence::default()
+    }
+}
+
+fn backend(applied: u64, error: &str) -> Backend {
+    let family = FamilyStatus { family: Family::V4, applied, behind: 9 - applied, error: error.to_owned() };
+    Backend { name: "nft".to_owned(), families: vec![family], ..Backend::default() }
+}
+
+fn front(outcome: &'static str) -> Front {
+    Front {
+        to: "10.96.0.1:80".to_owned(),
+        kind: "ClusterIP",
+        family: Some(Family::V4),
+        port_name: "http".to_owned(),
+        scope: Scopes { internal: true, ..Scopes::default() },
+        outcome,
+        because: "no endpoint serves it".to_owned(),
+        ..Front::default()
+    }
+}
+
+fn left_out(rule: Rule) -> LeftOut {
+    let from = wire::EndpointScopes { internal: true, ..wire::EndpointScopes::default() };
+    let of =
+        wire::LeftOut { rule: rule.into(), from: Some(from), port_name: "http".to_owned(), ..wire::LeftOut::default() };
+    let remedy = "kubectl describe pod".to_owned();
+    LeftOut { address: "10.0.0.1".to_owned(), problem: "it is so".to_owned(), remedy, ..of.into() }
+}
+
+fn row(found: Option<&str>) -> PathRow {
+    PathRow {
+        place: "services".to_owned(),
+        text: "10.96.0.1 . tcp . 80 : goto lb-2".to_owned(),
+        handle: None,
+        held: if found.is_some() { "other" } else { "no" },
+        found: found.map(str::to_owned),
+    }
+}
+
+fn stop(certain: bool) -> (String, Stop) {
+    let stop = Stop {
+        family: "inet",
+        table: "firewall".into(),
+        chain: "forward".into(),
+        handle: Some(7),
+        comment: None,
+        fate: Fate::Dropped,
+        certain,
+    };
+    ("to 10.0.0.1:8080".to_owned(), stop)
+}
+
+/// What changes in the evidence of a Service that is well, and the causes that follow.
+#[track_caller]
+fn check(change: impl FnOnce(&mut Evidence), expected: &[&str]) {
+    let mut evidence = served();
+    change(&mut evidence);
+    let causes = rank(&evidence);
+    let found: Vec<String> =
+        causes.iter().map(|cause| format!("{}{}", cause.id, if cause.certain { "" } else { "?" })).collect();
+    assert_eq!(found, expected);
+    assert!(causes.iter().all(|cause| !cause.problem.is_empty() && !cause.remedy.is_empty()));
+}
+
+#[test]
+fn a_service_that_is_well_has_no_cause() {
+    check(|_| {}, &[]);
+}
+
+#[test]
+fn what_the_cluster_says_is_a_cause_of_its_own() {
+    let standing = |standing| {
+        move |evidence: &mut Evidence| {
+            evidence.is_served = false;
+            evidence.fronts = Vec::new();
+            evidence.why = Some(Why { standing, ..Why::default() });
+        }
+    };
+    check(standing(Standing::Absent), &["service-absent"]);
+    check(standing(Standing::Headless), &["service-headless"]);
+    check(standing(Standing::ExternalName), &["service-external-name"]);
+    check(standing(Standing::WithoutClusterIp), &["service-without-address"]);
+    check(standing(Standing::OfAnotherProxy), &["service-of-another-proxy"]);
+    check(standing(Standing::Unusable), &["service-unusable"]);
+    check(
+        |evidence| {
+            standing(Standing::Unusable)(evidence);
+            let problem = "10.96.0.1 port 80/TCP belongs to Service shop/older".to_owned();
+            let finding = Finding {
+                left_out: true,
+                object: "Service shop/web".to_owned(),
+                field: "spec.clusterIPs[0]".to_owned(),
+                problem,
+                remedy: "give it another".to_owned(),
+            };
+            evidence.why.as_mut().unwrap().findings.push(finding);
+        },
+        &["address-taken"],
+    );
+    check(|evidence| evidence.other_ports = Some(vec!["dns".to_owned()]), &["port-absent"]);
+    check(|evidence| evidence.lacks_family = Some(Family::V6), &["family-missing"]);
+    check(|evidence| evidence.not_its_address = Some("x".to_owned()), &["not-its-address"]);
+}
+
+#[test]
+fn the_rule_that_leaves_endpoints_out_is_the_cause() {
+    let rules = |rules: &'static [Rule]| {
+        move |evidence: &mut Evidence| {
+            evidence.fronts = vec![front("reject")];
+            evidence.why.as_mut().unwrap().left_out = rules.iter().map(|rule| left_out(*rule)).collect();
+        }
+    };
+    check(rules(&[Rule::NotReady, Rule::NotServing]), &["endpoints-not-ready"]);
+    check(rules(&[Rule::PortName, Rule::PortName, Rule::NotServing]), &["port-name-mismatch"]);
+    check(rules(&[Rule::PortProtocol]), &["port-protocol-mismatch"]);
+    check(rules(&[Rule::Reserved]), &["endpoint-address-refused"]);
+    check(
+        |evidence| {
+            rules(&[Rule::Family])(evidence);
+            evidence.why.as_mut().unwrap().left_out[0].address = "fd00::1".to_owned();
+        },
+        &["endpoints-of-other-family"],
+    );
+    // A policy is the cause, however many others are not ready.
+    check(rules(&[Rule::NotServing, Rule::NotServing, Rule::InternalLocal]), &["internal-policy-local"]);
+    check(
+        |evidence| {
+            evidence.fronts = vec![front("reject")];
+            evidence.why = Some(Why::default());
+        },
+        &["no-endpoints"],
+    );
+    check(
+        |evidence| {
+            evidence.fronts = vec![front("drop")];
+            evidence.fronts[0].filtered = Some("x".to_owned());
+        },
+        &["source-ranges"],
+    );
+    check(
+        |evidence| {
+            evidence.fronts = vec![front("reject")];
+            evidence.why = None;
+        },
+        &["no-endpoint-serves"],
+    );
+}
+
+#[test]
+fn what_the_backend_says_explains_what_the_kernel_lacks() {
+    let with = |backends: Vec<Backend>, missing: bool| {
+        move |evidence: &mut Evidence| {
+            evidence.status.as_mut().unwrap().backends = backends;
+            evidence.fronts[0].missing = if missing { vec![row(None)] } else { vec![] };
+        }
+    };
+    check(with(vec![], true), &["backend-missing", "elements-missing"]);
+    check(with(vec![backend(4, "")], true), &["backend-behind", "elements-missing"]);
+    check(with(vec![backend(4, "no memory")], true), &["backend-fails", "elements-missing"]);
+    check(with(vec![backend(9, "")], true), &["elements-missing"]);
+    // The kernel has it all: a report that is late is no cause.
+    check(with(vec![backend(4, "")], false), &["backend-behind?"]);
+    check(with(vec![], false), &["backend-missing?"]);
+}
+
+#[test]
+fn what_the_kernel_lacks_comes_before_what_others_do() {
+    check(|evidence| evidence.fronts[0].no_table = true, &["table-missing"]);
+    check(|evidence| evidence.fronts[0].damaged = vec!["services".to_owned()], &["rules-differ"]);
+    check(|evidence| evidence.fronts[0].missing = vec![row(Some("goto lb-3"))], &["elements-differ"]);
+    check(
+        |evidence| {
+            let front = &mut evidence.fronts[0];
+            front.stops = vec![stop(true), stop(false)];
+            front.no_routes = vec![("10.0.0.1".parse().unwrap(), "unreachable".to_owned())];
+            front.does_not_forward = true;
+            front.missing = vec![row(None)];
+        },
+        &["elements-missing", "foreign-rule", "forwarding-off", "no-route", "foreign-rule?"],
+    );
+    check(|evidence| evidence.tracking_is_full = true, &["tracking-full"]);
+    let flow = || FlowRow {
+        from: "10.0.0.9:1".parse().unwrap(),
+        to: "10.96.0.1:80".parse().unwrap(),
+        endpoint: "10.0.0.7:80".parse().unwrap(),
+        answered: false,
+        stale: true,
+    };
+    check(|evidence| evidence.fronts[0].stale = vec![flow()], &["stale-flow"]);
+}
+
+#[test]
+fn the_cluster_ip_comes_before_other_addresses_and_findings_last() {
+    check(
+        |evidence| {
+            let mut outside = front("drop");
+            (outside.to, outside.scope) = ("192.0.2.1:80".to_owned(), Scopes { external: true, ..Scopes::default() });
+            evidence.fronts.push(outside);
+            evidence.fronts[0].missing = vec![row(None)];
+            let why = evidence.why.as_mut().unwrap();
+            let mut out = left_out(Rule::ExternalLocal);
+            out.from = Scopes { external: true, ..Scopes::default() };
+            why.left_out = vec![out];
+            why.findings = vec![Finding {
+                left_out: true,
+                object: "Service shop/web".to_owned(),
+                field: "spec.externalIPs[0]".to_owned(),
+                problem: "is no address".to_owned(),
+                remedy: "correct it".to_owned(),
+            }];
+        },
+        &["elements-missing", "external-policy-local", "left-out"],
+    );
+}
+
+#[test]
+fn a_brain_that_is_away_is_said_first() {
+    check(
+        |evidence| (evidence.no_state, evidence.is_served) = (Some("refused".to_owned()), false),
+        &["brain-unreachable"],
+    );
+}
+
+#[test]
+fn an_answer_is_told_to_people() {
+    let mut evidence = served();
+    assert!(Answer::of(&evidence).human(Style::default()).starts_with("nothing is wrong with it here"));
+    evidence.fronts[0].no_table = true;
+    let text = Answer::of(&evidence).human(Style::default());
+    assert!(text.starts_with("1. table-missing at 10.96.0.1:80\n   the kernel has no table"), "{text}");
+    assert_eq!(Answer::of(&evidence).names(), ["table-missing"]);
+}

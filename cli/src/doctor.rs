@@ -1,0 +1,342 @@
+//! `localnet doctor`: is the node as a whole well? One line for each thing that was looked at. What is judged is pure.
+
+use localnet_client::Snapshot;
+use localnet_linux::nft::Family;
+use serde::Serialize;
+
+use crate::{
+    kernel::Kernel,
+    output::{Show, Style, Table, Tone},
+    reasons::Status,
+};
+
+/// What was found.
+#[derive(Debug, Default, Serialize)]
+pub struct Findings {
+    /// One for each thing that was looked at.
+    pub checks: Vec<Check>,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// A stable word for programs.
+    pub id: &'static str,
+    /// How it is.
+    pub is: Is,
+    /// What was seen.
+    pub seen: String,
+    /// What can be done; empty if it is well.
+    pub remedy: String,
+}
+
+/// How a thing is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Is {
+    /// As it should be.
+    Ok,
+    /// Worth a look.
+    Warning,
+    /// Wrong: Services do not answer for it.
+    Failing,
+    /// It could not be looked at.
+    Unknown,
+}
+
+/// Our table of a family: whether it is there, and the chains that are not as planned.
+pub type OwnTable = (Family, bool, Vec<String>);
+
+/// What is known of the node.
+#[derive(Debug, Default)]
+pub struct Known {
+    /// Where the brain is.
+    pub api: String,
+    /// How far brain and backends are, or why that is not known.
+    pub status: Option<Result<Status, String>>,
+    /// How many services the state has, and how many of them no endpoint serves; why there is none.
+    pub state: Option<Result<(usize, usize), String>>,
+    /// Our tables, or why they are not known.
+    pub tables: Option<Result<Vec<OwnTable>, String>>,
+    /// Other tables in nf_tables.
+    pub others: Vec<String>,
+    /// Packets are passed on, by family.
+    pub forwards: [Option<bool>; 2],
+    /// `route_localnet` of all interfaces.
+    pub route_localnet: Option<i64>,
+    /// Tracked flows, and how many there may be.
+    pub tracked: Option<(i64, i64)>,
+    /// ip_tables of the old kind are in use.
+    pub legacy: bool,
+}
+
+impl Findings {
+    /// Judges what is known.
+    pub fn of(known: &Known) -> Self {
+        let mut checks = Vec::new();
+        let mut add =
+            |id, is, seen: String, remedy: &str| checks.push(Check { id, is, seen, remedy: remedy.to_owned() });
+        match &known.state {
+            None => {}
+            Some(Ok((services, 0))) => {
+                add("state", Is::Ok, format!("{services} Services, each with an endpoint that serves"), "");
+            }
+            Some(Ok((services, bare))) => add(
+                "state",
+                Is::Warning,
+                format!("{services} Services, {bare} of them without any endpoint that serves"),
+                "localnet get services shows which; localnet explain --why-not says why",
+            ),
+            Some(Err(error)) => add(
+                "state",
+                Is::Failing,
+                error.clone(),
+                "start localnet-brain, or say where it serves with --api; the kernel stays as it was meanwhile",
+            ),
+        }
+        match &known.status {
+            None => {}
+            Some(Err(error)) => add("backends", Is::Unknown, error.clone(), "a brain of this version tells"),
+            Some(Ok(status)) => of_backends(status, &mut add),
+        }
+        of_tables(known, &mut add);
+        for (family, forwards) in Family::ALL.into_iter().zip(known.forwards) {
+            let seen = format!(
+                "{} packets are {}passed on",
+                family.as_str(),
+                if forwards == Some(true) { "" } else { "not " }
+            );
+            match forwards {
+                Some(true) => add("forwarding", Is::Ok, seen, ""),
+                Some(false) => {
+                    add("forwarding", Is::Warning, seen, "set net.ipv4.ip_forward, net.ipv6.conf.all.forwarding to 1");
+                }
+                None => {}
+            }
+        }
+        if known.route_localnet.is_some_and(|value| value != 0) {
+            let seen =
+                "route_localnet is on: neighbours may reach what listens on 127.0.0.1 (CVE-2020-8558)".to_owned();
+            add(
+                "route-localnet",
+                Is::Warning,
+                seen,
+                "localnet needs it for NodePorts on localhost alone; else set it to 0",
+            );
+        }
+        if let Some((count, max)) = known.tracked.filter(|(_, max)| *max > 0) {
+            let seen = format!("{count} of {max} tracked flows");
+            let remedy = "raise net.netfilter.nf_conntrack_max: localnet-nft init, conntrack.maxPerCore";
+            match count * 100 / max {
+                100.. => add("tracking", Is::Failing, seen + ": new connections are dropped", remedy),
+                80.. => add("tracking", Is::Warning, seen, remedy),
+                _ => add("tracking", Is::Ok, seen, ""),
+            }
+        }
+        Self { checks }
+    }
+
+    /// Something is wrong.
+    pub fn fail(&self) -> bool {
+        self.checks.iter().any(|check| check.is == Is::Failing)
+    }
+}
+
+fn of_backends(status: &Status, add: &mut impl FnMut(&'static str, Is, String, &str)) {
+    if status.backends.is_empty() {
+        let remedy = "start localnet-nft or another backend";
+        add("backends", Is::Failing, "no backend has reported: nothing programs the node".to_owned(), remedy);
+    }
+    for backend in &status.backends {
+        let name = &backend.name;
+        for of in &backend.families {
+            let family = of.family;
+            let age = backend.age_millis / 1000;
+            match (of.error.as_str(), of.behind) {
+                ("", 0) => add("backends", Is::Ok, format!("{name} {family}: revision {} is applied", of.applied), ""),
+                ("", behind) => add(
+                    "backends",
+                    Is::Failing,
+                    format!("{name} {family}: {behind} revisions behind; it reported {age} s ago"),
+                    "is it running, and does it reach the brain? Its log says",
+                ),
+                (error, _) => add(
+                    "backends",
+                    Is::Failing,
+                    format!("{name} {family}: {error}"),
+                    "what the error says; it is tried again by itself",
+                ),
+            }
+        }
+        if backend.skipped_count > 0 {
+            let first = backend.skipped.first().map(|(of, why)| format!(", such as {of}: {why}")).unwrap_or_default();
+            let seen = format!("{name} leaves out {} things of Services{first}", backend.skipped_count);
+            add("skipped", Is::Warning, seen, "change the Services as the reasons say: localnet get revision -o wide");
+        }
+        for warning in &backend.warnings {
+            add("warnings", Is::Warning, format!("{name}: {warning}"), "");
+        }
+    }
+}
+
+fn of_tables(known: &Known, add: &mut impl FnMut(&'static str, Is, String, &str)) {
+    match &known.tables {
+        None => {}
+        Some(Err(error)) => add("tables", Is::Unknown, error.clone(), "run it as root, on the node"),
+        Some(Ok(tables)) => {
+            for (family, is_there, damaged) in tables {
+                let table = format!("table {} localnet", family.as_str());
+                match (is_there, damaged.as_slice()) {
+                    (true, []) => add("tables", Is::Ok, format!("{table} has its chains"), ""),
+                    (true, damaged) => add(
+                        "tables",
+                        Is::Failing,
+                        format!("{table}: not as planned: {}", damaged.join(", ")),
+                        "start the backend, or give this command its configuration (--config, --cluster-cidr); localnet diff shows all",
+                    ),
+                    (false, _) => {
+                        add(
+                            "tables",
+                            Is::Failing,
+                            format!("{table} is not there"),
+                            "start the backend: it writes it within a second",
+                        );
+                    }
+                }
+            }
+        }
+    }
+    for other in known.others.iter().filter(|table| table.ends_with(" kube-proxy")) {
+        let remedy = "stop kube-proxy, then localnet-nft cleanup --kube-proxy";
+        add("other-proxy", Is::Warning, format!("table {other} is kube-proxy's: whoever is first translates"), remedy);
+    }
+    if known.legacy {
+        let seen = "ip_tables (iptables-legacy) has rules, which this command does not see".to_owned();
+        add("legacy", Is::Warning, seen, "iptables-legacy-save shows them");
+    }
+}
+
+/// Looks at the kernel.
+pub fn look(
+    kernel: &mut Result<Kernel, String>,
+    known: &mut Known,
+    wanted: impl Fn(Family) -> Vec<std::sync::Arc<localnet_linux::nft::Chain>>,
+) {
+    let kernel = match kernel {
+        Ok(kernel) => kernel,
+        Err(error) => {
+            known.tables = Some(Err(error.clone()));
+            return;
+        }
+    };
+    let mut tables = Vec::new();
+    for family in Family::ALL {
+        let is_there = matches!(kernel.chains(family), Ok(Some(_)));
+        let damaged = kernel.damaged(family, &wanted(family)).unwrap_or_default();
+        // A host without IPv6 has no such table.
+        if family == Family::V4 || is_there || crate::kernel::forwards(family).is_some() {
+            tables.push((family, is_there, if is_there { damaged } else { Vec::new() }));
+        }
+    }
+    known.tables = Some(Ok(tables));
+    known.others = kernel.other_tables().unwrap_or_default();
+    known.forwards = Family::ALL.map(crate::kernel::forwards);
+    known.route_localnet = crate::kernel::setting("proc/sys/net/ipv4/conf/all/route_localnet");
+    let tracked = |name: &str| crate::kernel::setting(&format!("proc/sys/net/netfilter/nf_conntrack_{name}"));
+    known.tracked = tracked("count").zip(tracked("max"));
+    known.legacy = std::fs::read_to_string("/proc/net/ip_tables_names").is_ok_and(|names| !names.trim().is_empty());
+}
+
+/// How many services a state has, and how many of them nothing serves.
+pub fn count(state: &Snapshot) -> (usize, usize) {
+    let is_bare = |service: &&std::sync::Arc<localnet_proto::Service>| {
+        let mut scopes = service.endpoints.iter().map(|endpoint| endpoint.scopes);
+        !scopes.any(|scopes| scopes.internal || scopes.external || scopes.short_circuit)
+    };
+    (state.services.len(), state.services.values().filter(is_bare).count())
+}
+
+impl Show for Findings {
+    fn human(&self, style: Style) -> String {
+        let mut table = Table::bare();
+        for check in &self.checks {
+            let (word, tone) = match check.is {
+                Is::Ok => ("ok", Tone::Good),
+                Is::Warning => ("warning", Tone::Odd),
+                Is::Failing => ("FAILING", Tone::Bad),
+                Is::Unknown => ("unknown", Tone::Dim),
+            };
+            table.toned([(word.to_owned(), Some(tone)), (check.id.to_owned(), None), (check.seen.clone(), None)]);
+            if !check.remedy.is_empty() {
+                table.toned([
+                    (String::new(), None),
+                    (String::new(), None),
+                    (format!("-> {}", check.remedy), Some(Tone::Dim)),
+                ]);
+            }
+        }
+        table.text(style, 0)
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.checks.iter().filter(|check| check.is == Is::Failing).map(|check| check.id.to_owned()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reasons::{Backend, FamilyStatus};
+
+    fn well() -> Known {
+        let family = FamilyStatus { family: localnet_proto::Family::V4, applied: 9, behind: 0, error: String::new() };
+        let backend = Backend { name: "nft".to_owned(), families: vec![family], ..Backend::default() };
+        Known {
+            status: Some(Ok(Status { revision: 9, backends: vec![backend], ..Status::default() })),
+            state: Some(Ok((3, 0))),
+            tables: Some(Ok(vec![(Family::V4, true, vec![])])),
+            forwards: [Some(true), None],
+            tracked: Some((1, 100)),
+            ..Known::default()
+        }
+    }
+
+    #[track_caller]
+    fn check(change: impl FnOnce(&mut Known), id: &str, is: Is) {
+        let mut known = well();
+        change(&mut known);
+        let findings = Findings::of(&known);
+        let found = findings.checks.iter().find(|check| check.id == id && check.is != Is::Ok);
+        assert_eq!(found.map(|check| check.is), Some(is), "{findings:?}");
+        assert_eq!(findings.fail(), is == Is::Failing);
+    }
+
+    #[test]
+    fn a_node_that_is_well_has_nothing_but_ok() {
+        let findings = Findings::of(&well());
+        assert!(findings.checks.iter().all(|check| check.is == Is::Ok && check.remedy.is_empty()), "{findings:?}");
+        assert_eq!(findings.checks.len(), 5);
+        assert!(!findings.fail());
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_weight() {
+        check(|known| known.state = Some(Err("refused".to_owned())), "state", Is::Failing);
+        check(|known| known.state = Some(Ok((3, 1))), "state", Is::Warning);
+        check(|known| known.status = Some(Ok(Status::default())), "backends", Is::Failing);
+        check(|known| known.status = Some(Err("old".to_owned())), "backends", Is::Unknown);
+        check(|known| known.tables = Some(Ok(vec![(Family::V4, false, vec![])])), "tables", Is::Failing);
+        check(
+            |known| known.tables = Some(Ok(vec![(Family::V4, true, vec!["services".to_owned()])])),
+            "tables",
+            Is::Failing,
+        );
+        check(|known| known.tables = Some(Err("not permitted".to_owned())), "tables", Is::Unknown);
+        check(|known| known.others = vec!["ip kube-proxy".to_owned()], "other-proxy", Is::Warning);
+        check(|known| known.forwards = [Some(false), None], "forwarding", Is::Warning);
+        check(|known| known.route_localnet = Some(1), "route-localnet", Is::Warning);
+        check(|known| known.tracked = Some((100, 100)), "tracking", Is::Failing);
+        check(|known| known.tracked = Some((85, 100)), "tracking", Is::Warning);
+        check(|known| known.legacy = true, "legacy", Is::Warning);
+    }
+}

@@ -1,0 +1,587 @@
+//! `localnet explain`: what becomes of one packet, from the brain's decision to the kernel's rules.
+//!
+//! ```text
+//!  state ─► oracle (client::route) ─► outcome ─┬─► reasons: who was left out, by which rule
+//!                                              ├─► path: chains, rules, elements ─► kernel: held, with which handle
+//!                                              └─► connection tracking: what flows there are
+//! ```
+
+use std::{
+    collections::BTreeSet,
+    fmt::Write as _,
+    net::{IpAddr, SocketAddr},
+};
+
+use localnet_client::{
+    Snapshot,
+    grpc::Brain,
+    route::{self, Origin, Outcome, Packet, Target},
+    vips::{Exposure, Facts, PodSource, Vip, VipKey},
+};
+use localnet_linux::{
+    conntrack::{Flow, Status as FlowStatus, TcpState},
+    routes::Route,
+};
+use localnet_proto::{Family, Protocol, Scopes, ServiceKey};
+use serde::Serialize;
+
+use crate::{
+    kernel::{self, Held, Kernel},
+    output::{Show, Style, Table, Tone},
+    path::{self, Path, Step},
+    question,
+    reasons::{Hints, LeftOut, Why},
+};
+
+/// What is asked: the state, how the node is set up, and the kernel, if it can be asked.
+#[derive(Debug)]
+pub struct World {
+    /// The state of the node.
+    pub state: Snapshot,
+    /// What plans depend on beside services.
+    pub facts: Facts,
+    /// The addresses of the node's interfaces, as far as they are known.
+    pub local: Vec<IpAddr>,
+    /// The state is of this machine: its links may be asked for, whatever backend there is.
+    pub is_here: bool,
+    /// The kernel, or why it is not asked.
+    pub kernel: Result<Kernel, String>,
+}
+
+/// So many slots of session affinity are looked into.
+const AFFINITY_SLOTS: u32 = 64;
+/// So many flows are named.
+const MOST_FLOWS: usize = 20;
+
+/// What the state says of a packet.
+#[derive(Debug)]
+pub struct Judged<'a> {
+    /// The packet.
+    pub packet: Packet,
+    /// What it is for, if for anything of ours.
+    pub target: Option<Target<'a>>,
+    /// What that is on this node.
+    pub vip: Option<Vip>,
+    /// What becomes of it.
+    pub outcome: Outcome,
+}
+
+impl World {
+    /// What the state says of a packet: the oracle's word, nothing of the kernel.
+    pub fn judge(&self, packet: Packet) -> Judged<'_> {
+        let rules = question::rules(&self.facts, Family::of(packet.destination));
+        let target = route::target(&self.state, &rules, &packet);
+        let key = VipKey { address: packet.destination, protocol: packet.protocol, port: packet.port };
+        let vip = target.as_ref().and_then(|target| path::vip(target.service, &self.facts, &key));
+        Judged { packet, target, vip, outcome: route::route(&self.state, &rules, &packet) }
+    }
+
+    /// The packet of a question. Where pods are told by their interface, the kernel is asked which one the sender has.
+    pub async fn packet(&self, from: question::From, to: (SocketAddr, Protocol)) -> Packet {
+        let by_interface = matches!(
+            self.facts.pods(Family::of(to.0.ip())),
+            Some(PodSource::Interface(_) | PodSource::InterfacePrefix(_))
+        );
+        let mut interface = None;
+        if let Some(source) = from.address().filter(|_| by_interface && self.is_here) {
+            let routes = kernel::routes([source]).await.unwrap_or_default();
+            interface = routes.into_iter().find_map(|(_, route)| match route {
+                Route::Out { interface, .. } => Some(interface),
+                Route::Local | Route::None(_) => None,
+            });
+        }
+        let here = question::Here { local: &self.local, interface: interface.as_deref() };
+        question::packet(from, to, &self.state, &self.facts, here)
+    }
+
+    /// Whether the node itself has the address.
+    pub fn has(&self, address: IpAddr) -> bool {
+        self.local.contains(&address) || self.state.node.addresses.contains(&address)
+    }
+}
+
+impl Judged<'_> {
+    /// The steps of the packet through the rules of the nft backend.
+    pub fn steps(&self, world: &World) -> Vec<Step> {
+        let family = Family::of(self.packet.destination);
+        let path = Path::new(&world.facts, family, path::has_affinity(&world.state, &world.facts, family));
+        let at_node = world.has(self.packet.destination);
+        match (&self.target, &self.vip) {
+            (Some(target), Some(vip)) => path.to_vip(&self.packet, target, vip, &self.outcome, at_node),
+            _ => path.to_none(&self.packet, &self.outcome, at_node),
+        }
+    }
+
+    /// The traffic that the packet is of.
+    pub fn scope(&self) -> fn(&Scopes) -> bool {
+        match (&self.target, &self.vip) {
+            (Some(target), _) if target.internal => |scopes| scopes.internal,
+            (_, Some(vip)) if vip.exposure == Exposure::ExternalLocal && self.packet.origin != Origin::Outside => {
+                |scopes| scopes.short_circuit
+            }
+            _ => |scopes| scopes.external,
+        }
+    }
+
+    /// A filter on the destination keeps the source out.
+    pub fn is_filtered(&self) -> bool {
+        self.target.as_ref().is_some_and(|target| !route::admitted(target.service, &self.packet))
+    }
+
+    /// The service, if it is of one.
+    pub fn service(&self) -> Option<&ServiceKey> {
+        self.target.as_ref().map(|target| &target.service.key)
+    }
+}
+
+/// What becomes of a packet, and why.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Explanation {
+    /// Its source address; empty if that was not said.
+    pub from: String,
+    /// Where it comes from, as the node sees it: `pod`, `node` or `outside`.
+    pub origin: &'static str,
+    /// Where to.
+    pub to: String,
+    /// By which protocol.
+    pub protocol: &'static str,
+    /// The service whose it is.
+    pub service: Option<String>,
+    /// The service's port.
+    pub port: Option<String>,
+    /// What the destination is: `ClusterIP`, `external`, `NodePort`, or `none`.
+    pub destination: &'static str,
+    /// `endpoints`, `reject`, `drop` or `notOurs`.
+    pub outcome: &'static str,
+    /// Why, in one sentence.
+    pub why: String,
+    /// Where it may go.
+    pub endpoints: BTreeSet<SocketAddr>,
+    /// Its source is replaced by the node's address.
+    pub masquerade: bool,
+    /// For these endpoints it is replaced in any case: the sender itself.
+    pub hairpin: BTreeSet<SocketAddr>,
+    /// Seconds for which the sender keeps its endpoint.
+    pub affinity_seconds: Option<u32>,
+    /// Endpoints of the port that do not serve this traffic, and the rules that leave them out.
+    pub left_out: Vec<LeftOut>,
+    /// How many endpoints are left out of the service in all, whatever traffic.
+    pub left_out_count: usize,
+    /// How hints narrow the endpoints.
+    pub hints: Vec<Hints>,
+    /// Why the brain's reasons are not known.
+    pub reasons_unknown: Option<String>,
+    /// What it meets in the kernel.
+    pub path: Vec<PathRow>,
+    /// Why the kernel was not asked.
+    pub kernel_unknown: Option<String>,
+    /// Flows like it that exist.
+    pub flows: Vec<FlowRow>,
+    /// How many there are in all.
+    pub flows_count: usize,
+    /// Why flows are not known.
+    pub flows_unknown: Option<String>,
+}
+
+/// A step of the way through the kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PathRow {
+    /// The chain, set or map.
+    pub place: String,
+    /// The rule or element as nft prints it.
+    pub text: String,
+    /// The kernel's number of the rule.
+    pub handle: Option<u64>,
+    /// `yes`, `no`, `other` or `unknown`.
+    pub held: &'static str,
+    /// What is there instead.
+    pub found: Option<String>,
+}
+
+/// A flow that exists.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FlowRow {
+    /// Who sent its first packet.
+    pub from: SocketAddr,
+    /// Whereto.
+    pub to: SocketAddr,
+    /// Where it goes.
+    pub endpoint: SocketAddr,
+    /// Packets came back.
+    pub answered: bool,
+    /// It goes to something that serves no more, and may stay there.
+    pub stale: bool,
+}
+
+impl FlowRow {
+    /// A flow to a destination that these endpoints may answer.
+    pub fn of(flow: &Flow, serving: &[SocketAddr]) -> Self {
+        let answered = flow.status.has(FlowStatus::SEEN_REPLY);
+        // An established connection of TCP lives until one of its ends closes it.
+        let may_move = flow.protocol != localnet_linux::nft::Protocol::Tcp
+            || !answered && flow.tcp_state.is_none_or(|state| state == TcpState::SYN_SENT);
+        Self {
+            from: flow.original.source,
+            to: flow.original.destination,
+            endpoint: flow.reply.source,
+            answered,
+            stale: may_move && !serving.contains(&flow.reply.source),
+        }
+    }
+}
+
+/// How an outcome is called.
+pub fn outcome_name(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Endpoints { .. } => "endpoints",
+        Outcome::Reject => "reject",
+        Outcome::Drop => "drop",
+        Outcome::NotOurs => "notOurs",
+    }
+}
+
+/// How an origin is called.
+pub fn origin_name(origin: Origin) -> &'static str {
+    match origin {
+        Origin::Pod => "pod",
+        Origin::Node => "node",
+        Origin::Outside => "outside",
+    }
+}
+
+/// What the state says, as an answer that knows nothing of kernel and reasons yet.
+pub fn told(world: &World, judged: &Judged<'_>) -> Explanation {
+    let packet = &judged.packet;
+    let mut told = Explanation {
+        from: if packet.source.is_unspecified() { String::new() } else { packet.source.to_string() },
+        origin: origin_name(packet.origin),
+        to: SocketAddr::new(packet.destination, packet.port).to_string(),
+        protocol: packet.protocol.as_str(),
+        service: judged.service().map(ToString::to_string),
+        port: judged.target.as_ref().map(|target| port_name(target)),
+        destination: match (&judged.target, &judged.vip) {
+            (Some(target), _) if target.internal => "ClusterIP",
+            (_, Some(vip)) if vip.by_node_port => "NodePort",
+            (Some(_), _) => "external",
+            (None, _) => "none",
+        },
+        outcome: outcome_name(&judged.outcome),
+        why: why(world, judged),
+        ..Explanation::default()
+    };
+    if let Outcome::Endpoints { choices, masquerade, hairpin, affinity } = &judged.outcome {
+        told.endpoints.clone_from(choices);
+        told.hairpin.clone_from(hairpin);
+        (told.masquerade, told.affinity_seconds) = (*masquerade, *affinity);
+    }
+    told
+}
+
+fn port_name(target: &Target<'_>) -> String {
+    if target.port.name.is_empty() { target.port.port.to_string() } else { target.port.name.to_string() }
+}
+
+fn why(world: &World, judged: &Judged<'_>) -> String {
+    let to = judged.packet.destination;
+    let Some(target) = &judged.target else {
+        return match judged.outcome {
+            Outcome::Reject => format!("{to} is a ClusterIP, and its Service has no such port"),
+            Outcome::Drop => format!("{to} is in a range of ClusterIPs, and no Service has it"),
+            _ if world.has(to) => format!("{to} is the node's own, and no NodePort is answered there on this port"),
+            _ => format!("no Service on this node has {to} with this port"),
+        };
+    };
+    let key = &target.service.key;
+    let policy = if target.internal { "internalTrafficPolicy" } else { "externalTrafficPolicy" };
+    let local = if target.internal {
+        target.service.internal_traffic_to_local
+    } else {
+        target.service.external_traffic_to_local
+    };
+    match &judged.outcome {
+        Outcome::Endpoints { masquerade: true, .. } if !target.internal => {
+            format!("an address of Service {key} for traffic from outside; what comes in there is masqueraded")
+        }
+        Outcome::Endpoints { masquerade: true, .. } => {
+            format!("a ClusterIP of Service {key}; the sender is no pod of this node, so it is masqueraded")
+        }
+        Outcome::Endpoints { .. } => format!("an address of Service {key}; the source address is kept"),
+        Outcome::Drop if judged.is_filtered() => {
+            format!("spec.loadBalancerSourceRanges of Service {key} does not admit {}", judged.packet.source)
+        }
+        Outcome::Drop if local => format!("{policy} of Service {key} is Local, and no endpoint on this node serves"),
+        Outcome::Drop => format!("endpoints of Service {key} exist, but none that may serve this traffic here"),
+        Outcome::Reject => format!("no endpoint serves this port of Service {key}"),
+        Outcome::NotOurs => String::new(),
+    }
+}
+
+/// Everything about a packet.
+pub async fn explain(world: &mut World, brain: Option<&Brain>, packet: Packet, known_source: bool) -> Explanation {
+    let judged = world.judge(packet);
+    let mut told = told(world, &judged);
+    if !known_source {
+        told.from = String::new();
+    }
+    let (steps, scope) = (judged.steps(world), judged.scope());
+    let family = Family::of(packet.destination);
+    let key = judged.target.as_ref().map(|target| (target.service.key.clone(), target.port.name.clone()));
+    let serving = judged.vip.as_ref().map(|vip| vip.serving.clone()).unwrap_or_default();
+    let has_affinity = judged.vip.as_ref().is_some_and(|vip| vip.affinity.is_some());
+    drop(judged);
+    if let Some((key, port)) = &key {
+        match reasons(brain, key).await {
+            Ok(why) => {
+                told.left_out_count = why.left_out_count;
+                let of_port = |of: &LeftOut| *of.port_name == **port && of.is_of(family) && scope(&of.from);
+                told.left_out = why.left_out.into_iter().filter(of_port).collect();
+                let of_port = |of: &Hints| *of.port_name == **port && of.family == family;
+                told.hints = why.hints.into_iter().filter(of_port).collect();
+            }
+            Err(unknown) => told.reasons_unknown = Some(unknown),
+        }
+    }
+    (told.path, told.kernel_unknown) = in_kernel(world, family, &steps);
+    if has_affinity && let Ok(kernel) = &mut world.kernel {
+        let key = VipKey { address: packet.destination, protocol: packet.protocol, port: packet.port };
+        told.path.extend(affinity_rows(kernel, family, &key));
+    }
+    if world.kernel.is_ok() {
+        let source = known_source.then_some(packet.source);
+        match flows(&packet, source, &serving) {
+            Ok(flows) => {
+                told.flows_count = flows.len();
+                told.flows = flows.into_iter().take(MOST_FLOWS).collect();
+            }
+            Err(unknown) => told.flows_unknown = Some(unknown),
+        }
+    }
+    told
+}
+
+/// The brain's reasons about a service, or why they are not known.
+///
+/// # Errors
+/// Why.
+pub async fn reasons(brain: Option<&Brain>, key: &ServiceKey) -> Result<Why, String> {
+    let Some(brain) = brain else { return Err("a saved state has no reasons: ask a brain (--api)".to_owned()) };
+    brain.why(key).await.map(Why::from).map_err(|error| error.to_string())
+}
+
+/// The steps, with what the kernel holds of them.
+pub fn in_kernel(world: &mut World, family: Family, steps: &[Step]) -> (Vec<PathRow>, Option<String>) {
+    let row = |step: &Step, held: Option<Held>| {
+        let (held, handle, found) = match held {
+            None => ("unknown", None, None),
+            Some(Held::Yes(handle)) => ("yes", handle, None),
+            Some(Held::No) => ("no", None, None),
+            Some(Held::Other(found)) => ("other", None, Some(found)),
+        };
+        PathRow { place: step.place.clone(), text: step.text.clone(), handle, held, found }
+    };
+    let family = localnet_nft::plan::family_of(family);
+    let kernel = match &mut world.kernel {
+        Ok(kernel) => kernel,
+        Err(unknown) => return (steps.iter().map(|step| row(step, None)).collect(), Some(unknown.clone())),
+    };
+    let mut unknown = None;
+    let mut rows = Vec::new();
+    for step in steps {
+        let held = kernel.holds(family, step).map_err(|error| unknown = Some(error.to_string())).ok();
+        rows.push(row(step, held));
+    }
+    (rows, unknown)
+}
+
+/// Which endpoint has which slot of session affinity only the kernel knows: as it has them.
+fn affinity_rows(kernel: &mut Kernel, family: Family, key: &VipKey) -> Vec<PathRow> {
+    let keys = (0..AFFINITY_SLOTS).map(|slot| path::affinity_key(key, slot));
+    let found = kernel.affinity(localnet_nft::plan::family_of(family), keys).unwrap_or_default();
+    let row = |endpoint: String| PathRow {
+        place: "affinity-endpoints".to_owned(),
+        text: endpoint,
+        handle: None,
+        held: "yes",
+        found: None,
+    };
+    found.into_iter().map(row).collect()
+}
+
+/// The flows to a packet's destination.
+///
+/// # Errors
+/// Why they are not known.
+pub fn flows(packet: &Packet, source: Option<IpAddr>, serving: &[SocketAddr]) -> Result<Vec<FlowRow>, String> {
+    let protocol = path::protocol(packet);
+    let to = SocketAddr::new(packet.destination, packet.port);
+    let wanted = |flow: &Flow| {
+        flow.protocol == protocol
+            && flow.original.destination == to
+            && source.is_none_or(|source| flow.original.source.ip() == source)
+    };
+    let family = localnet_nft::plan::family_of(Family::of(packet.destination));
+    let flows = kernel::flows(family, wanted).map_err(|error| error.to_string())?;
+    let mut flows: Vec<FlowRow> = flows.iter().map(|flow| FlowRow::of(flow, serving)).collect();
+    flows.sort_by_key(|flow| !flow.stale);
+    Ok(flows)
+}
+
+impl Explanation {
+    /// The packet reaches an endpoint, as far as state and kernel say.
+    pub fn arrives(&self) -> bool {
+        self.outcome == "endpoints" && self.path.iter().all(|row| !matches!(row.held, "no" | "other"))
+    }
+
+    fn head(&self, style: Style) -> String {
+        let tone = if self.outcome == "endpoints" { Tone::Good } else { Tone::Bad };
+        let verdict = match self.outcome {
+            "endpoints" => {
+                let endpoints: Vec<String> = self.endpoints.iter().map(ToString::to_string).collect();
+                let shown = endpoints.iter().take(8).cloned().collect::<Vec<_>>().join(" ");
+                let more = endpoints.len().saturating_sub(8);
+                if more > 0 { format!("{shown} and {more} more") } else { shown }
+            }
+            "reject" => "rejected: connection refused".to_owned(),
+            "drop" => "dropped: no answer at all".to_owned(),
+            _ => "none of ours: it goes where it was sent to".to_owned(),
+        };
+        let from =
+            if self.from.is_empty() { self.origin.to_owned() } else { format!("{} ({})", self.from, self.origin) };
+        let mut text = format!("{from} -> {}/{}\n", self.to, self.protocol.to_lowercase());
+        let mut facts = Table::bare();
+        if let (Some(service), Some(port)) = (&self.service, &self.port) {
+            facts.row(["service".to_owned(), format!("{service}, port {port} ({})", self.destination)]);
+        }
+        facts.toned([("verdict".to_owned(), None), (verdict, Some(tone))]);
+        facts.row(["because", &self.why]);
+        if self.outcome == "endpoints" {
+            let source = match (self.masquerade, self.hairpin.is_empty()) {
+                (true, _) => "replaced by the node's address".to_owned(),
+                (false, true) => "kept".to_owned(),
+                (false, false) => "kept, but replaced on the way back to the sender itself".to_owned(),
+            };
+            facts.row(["source", &source]);
+        }
+        if let Some(seconds) = self.affinity_seconds {
+            facts.row(["affinity".to_owned(), format!("the sender keeps its endpoint for {seconds} s")]);
+        }
+        text.push_str(&facts.text(style, 2));
+        text
+    }
+
+    fn reasons(&self, style: Style) -> String {
+        let mut text = String::new();
+        for hints in self.hints.iter().filter(|_| self.outcome == "endpoints" || !self.left_out.is_empty()) {
+            let said = match hints.nearness {
+                "everywhere" if hints.not_same_zone == "no endpoint has a hint" => continue,
+                "everywhere" => format!("hints are not followed: {}", hints.not_same_zone),
+                "sameNode" => "hints are followed: only endpoints for this node".to_owned(),
+                _ => "hints are followed: only endpoints for this zone".to_owned(),
+            };
+            // Writing to a string does not fail.
+            _ = writeln!(text, "  {said}");
+        }
+        if !self.left_out.is_empty() {
+            text.push_str("left out\n");
+            let mut table = Table::bare();
+            for of in &self.left_out {
+                let at = if of.number == 0 { of.address.clone() } else { format!("{}:{}", of.address, of.number) };
+                let mut cells = vec![(at, None), (of.rule.clone(), Some(Tone::Odd)), (of.problem.clone(), None)];
+                if style.wide {
+                    cells.push((format!("{} {}", of.slice, of.field), Some(Tone::Dim)));
+                }
+                table.toned(cells);
+            }
+            text.push_str(&table.text(style, 2));
+        }
+        if let Some(unknown) = &self.reasons_unknown {
+            _ = writeln!(text, "left out: not known: {unknown}");
+        }
+        text
+    }
+
+    fn in_kernel(&self, style: Style) -> String {
+        let mut text = String::new();
+        if !self.path.is_empty() {
+            text.push_str("kernel\n");
+            let mut table = Table::bare();
+            for row in &self.path {
+                let (word, tone) = match row.held {
+                    "yes" => ("held", Tone::Good),
+                    "no" => ("MISSING", Tone::Bad),
+                    "other" => ("DIFFERS", Tone::Bad),
+                    _ => ("?", Tone::Dim),
+                };
+                let handle = row.handle.map(|handle| format!("#{handle}")).unwrap_or_default();
+                let found = row.found.as_ref().map(|found| format!("  (found: {found})")).unwrap_or_default();
+                table.toned([
+                    (word.to_owned(), Some(tone)),
+                    (row.place.clone(), None),
+                    (handle, Some(Tone::Dim)),
+                    (format!("{}{found}", row.text), None),
+                ]);
+            }
+            text.push_str(&table.text(style, 2));
+        }
+        if let Some(unknown) = &self.kernel_unknown {
+            _ = writeln!(text, "kernel: not asked: {unknown}");
+        }
+        if !self.flows.is_empty() {
+            _ = writeln!(text, "flows ({} in all)", self.flows_count);
+            let mut table = Table::bare();
+            for flow in &self.flows {
+                let state = if flow.answered { "answered" } else { "unanswered" };
+                let stale = if flow.stale { "STALE: it goes to what serves no more" } else { "" };
+                table.toned([
+                    (flow.from.to_string(), None),
+                    (format!("at {}", flow.endpoint), None),
+                    (state.to_owned(), None),
+                    (stale.to_owned(), Some(Tone::Bad)),
+                ]);
+            }
+            text.push_str(&table.text(style, 2));
+        } else if let Some(unknown) = &self.flows_unknown {
+            _ = writeln!(text, "flows: not known: {unknown}");
+        }
+        text
+    }
+}
+
+impl Show for Explanation {
+    fn human(&self, style: Style) -> String {
+        self.head(style) + &self.reasons(style) + &self.in_kernel(style)
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.endpoints.iter().map(ToString::to_string).collect()
+    }
+}
+
+/// What becomes of many packets: outcomes alone.
+#[derive(Debug, Serialize)]
+pub struct Many(pub Vec<Explanation>);
+
+impl Show for Many {
+    fn human(&self, style: Style) -> String {
+        let mut table = Table::new(["FROM", "TO", "PROTOCOL", "SERVICE", "OUTCOME", "ENDPOINTS"]);
+        for one in &self.0 {
+            let endpoints: Vec<String> = one.endpoints.iter().map(ToString::to_string).collect();
+            let from = if one.from.is_empty() { one.origin } else { &one.from };
+            let service = one.service.as_deref().unwrap_or("-");
+            table.row([from, &one.to, one.protocol, service, one.outcome, &endpoints.join(",")]);
+        }
+        table.text(style, 0)
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.iter().map(|one| one.outcome.to_owned()).collect()
+    }
+}
+
+/// A protocol by the name that a person gives it.
+pub fn protocol_name(protocol: Protocol) -> String {
+    protocol.as_str().to_lowercase()
+}

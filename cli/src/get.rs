@@ -1,0 +1,403 @@
+//! `localnet get`: what the state says. The rows are pure.
+
+use std::net::IpAddr;
+
+use clap::ValueEnum;
+use localnet_client::Snapshot;
+use localnet_proto::{Endpoint, Node, Port, Protocol, Scopes, Service, ServiceKey};
+use serde::Serialize;
+
+use crate::{
+    output::{Show, Style, Table, Tone},
+    reasons::Status,
+};
+
+/// What is listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    /// The Services that this node serves
+    #[value(alias = "service", alias = "svc")]
+    Services,
+    /// Their endpoints, one line for each address and port
+    #[value(alias = "endpoint", alias = "ep")]
+    Endpoints,
+    /// The node's facts
+    #[value(alias = "nodes")]
+    Node,
+    /// Which state it is, and how far the backends are
+    #[value(alias = "status", alias = "backends")]
+    Revision,
+    /// All of it, to be saved: `-o yaml` or `-o json`, read again with --state
+    State,
+}
+
+/// Which services are listed.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    /// Only those of this namespace.
+    pub namespace: Option<String>,
+    /// Only these: `name` or `namespace/name`.
+    pub names: Vec<String>,
+}
+
+impl Filter {
+    /// Whether a service is listed.
+    pub fn admits(&self, key: &ServiceKey) -> bool {
+        let in_namespace = self.namespace.as_ref().is_none_or(|namespace| **namespace == *key.namespace);
+        in_namespace && (self.names.is_empty() || self.names.iter().any(|name| is_named(key, name)))
+    }
+
+    /// Names that no service of the state has.
+    pub fn missing(&self, state: &Snapshot) -> Vec<String> {
+        let has = |name: &String| state.services.keys().any(|key| self.admits(key) && is_named(key, name));
+        self.names.iter().filter(|name| !has(name)).cloned().collect()
+    }
+
+    /// The services of a state that are listed.
+    pub fn services<'a>(&'a self, state: &'a Snapshot) -> impl Iterator<Item = &'a Service> {
+        state.services.values().map(|service| &**service).filter(|service| self.admits(&service.key))
+    }
+}
+
+fn is_named(key: &ServiceKey, name: &str) -> bool {
+    match name.split_once('/') {
+        Some((namespace, name)) => *key.namespace == *namespace && *key.name == *name,
+        None => *key.name == *name,
+    }
+}
+
+/// Services.
+#[derive(Debug, Serialize)]
+pub struct Services<'a> {
+    /// As the state has them.
+    pub services: Vec<&'a Service>,
+}
+
+const NONE: &str = "-";
+
+fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
+    let text = items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(",");
+    if text.is_empty() { NONE.to_owned() } else { text }
+}
+
+fn port_text(port: &Port) -> String {
+    let node_port = port.node_port.map(|number| format!(":{number}")).unwrap_or_default();
+    format!("{}{node_port}/{}", port.port, port.protocol)
+}
+
+/// How many endpoints serve some traffic, and how many there are.
+fn serving(service: &Service) -> (usize, usize) {
+    let serves =
+        |endpoint: &&Endpoint| endpoint.scopes.internal || endpoint.scopes.external || endpoint.scopes.short_circuit;
+    (service.endpoints.iter().filter(serves).count(), service.endpoints.len())
+}
+
+/// The headings of services.
+pub const SERVICE_HEADINGS: [&str; 6] = ["NAMESPACE", "NAME", "TYPE", "CLUSTER-IP", "PORTS", "ENDPOINTS"];
+
+/// A service in columns.
+pub fn service_row(service: &Service) -> Vec<(String, Option<Tone>)> {
+    let (serve, all) = serving(service);
+    let endpoints = if serve == all { serve.to_string() } else { format!("{serve}/{all}") };
+    vec![
+        (service.key.namespace.to_string(), None),
+        (service.key.name.to_string(), None),
+        (service.kind.clone(), None),
+        (list(&service.cluster_ips), None),
+        (list(service.ports.iter().map(port_text)), None),
+        (endpoints, (serve == 0).then_some(Tone::Bad)),
+    ]
+}
+
+impl Show for Services<'_> {
+    fn human(&self, style: Style) -> String {
+        let wide: &[&str] = if style.wide { &["EXTERNAL", "POLICY", "AFFINITY", "PORT-NAMES"] } else { &[] };
+        let mut table = Table::new(SERVICE_HEADINGS.into_iter().chain(wide.iter().copied()));
+        for service in &self.services {
+            let mut row = service_row(service);
+            if style.wide {
+                let policy = match (service.internal_traffic_to_local, service.external_traffic_to_local) {
+                    (false, false) => NONE,
+                    (true, false) => "InternalLocal",
+                    (false, true) => "ExternalLocal",
+                    (true, true) => "InternalLocal,ExternalLocal",
+                };
+                let affinity =
+                    service.client_ip_affinity.map_or_else(|| NONE.to_owned(), |seconds| format!("{seconds}s"));
+                row.push((list(service.external_ips.iter().chain(&service.load_balancer_ips)), None));
+                row.push((policy.to_owned(), None));
+                row.push((affinity, None));
+                row.push((list(service.ports.iter().map(|port| &*port.name).filter(|name| !name.is_empty())), None));
+            }
+            table.toned(row);
+        }
+        table.text(style, 0)
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.services.iter().map(|service| service.key.to_string()).collect()
+    }
+}
+
+/// Endpoints.
+#[derive(Debug, Serialize)]
+pub struct Endpoints {
+    /// One for each address and port.
+    pub endpoints: Vec<EndpointRow>,
+}
+
+/// An endpoint of a port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EndpointRow {
+    /// The service.
+    pub service: ServiceKey,
+    /// Name of the service's port; may be empty.
+    pub port_name: String,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// The endpoint's address.
+    pub address: IpAddr,
+    /// The port's number there.
+    pub port: u16,
+    /// It is on this node.
+    pub local: bool,
+    /// What it serves.
+    pub scopes: Scopes,
+}
+
+impl Endpoints {
+    /// Those of some services.
+    pub fn of<'a>(services: impl Iterator<Item = &'a Service>) -> Self {
+        let mut endpoints = Vec::new();
+        for service in services {
+            for endpoint in &service.endpoints {
+                for port in &endpoint.ports {
+                    let protocol = service.ports.iter().find(|of| of.name == port.name).map(|of| of.protocol);
+                    endpoints.push(EndpointRow {
+                        service: service.key.clone(),
+                        port_name: port.name.to_string(),
+                        protocol: protocol.unwrap_or(Protocol::Tcp),
+                        address: endpoint.address,
+                        port: port.port,
+                        local: endpoint.local,
+                        scopes: endpoint.scopes,
+                    });
+                }
+            }
+        }
+        Self { endpoints }
+    }
+}
+
+impl EndpointRow {
+    fn at(&self) -> String {
+        std::net::SocketAddr::new(self.address, self.port).to_string()
+    }
+}
+
+impl Show for Endpoints {
+    fn human(&self, style: Style) -> String {
+        let wide: &[&str] = if style.wide { &["PORT-NAME", "ESTABLISHED"] } else { &[] };
+        let headings = ["NAMESPACE", "SERVICE", "ENDPOINT", "PROTOCOL", "LOCAL", "SERVES"];
+        let mut table = Table::new(headings.into_iter().chain(wide.iter().copied()));
+        for row in &self.endpoints {
+            let Scopes { internal, external, short_circuit, established } = row.scopes;
+            let scopes = [(internal, "internal"), (external, "external"), (short_circuit, "shortCircuit")];
+            let serves: Vec<&str> = scopes.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
+            let tone = serves.is_empty().then_some(Tone::Odd);
+            let yes = |on| if on { "yes" } else { "no" }.to_owned();
+            let mut cells = vec![
+                (row.service.namespace.to_string(), None),
+                (row.service.name.to_string(), None),
+                (row.at(), None),
+                (row.protocol.to_string(), None),
+                (yes(row.local), None),
+                (list(serves), tone),
+            ];
+            if style.wide {
+                let name = if row.port_name.is_empty() { NONE.to_owned() } else { row.port_name.clone() };
+                cells.extend([(name, None), (yes(established), None)]);
+            }
+            table.toned(cells);
+        }
+        table.text(style, 0)
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.endpoints.iter().map(EndpointRow::at).collect()
+    }
+}
+
+/// The node.
+#[derive(Debug, Serialize)]
+pub struct NodeFacts<'a>(pub &'a Node);
+
+impl Show for NodeFacts<'_> {
+    fn human(&self, style: Style) -> String {
+        let Node { name, addresses, zone, pod_cidrs, service_cidrs } = self.0;
+        let mut table = Table::new(["NAME", "ZONE", "ADDRESSES", "POD-CIDRS", "SERVICE-CIDRS"]);
+        let zone = if zone.is_empty() { NONE } else { zone };
+        table.row([name.clone(), zone.to_owned(), list(addresses), list(pod_cidrs), list(service_cidrs)]);
+        table.text(style, 0)
+    }
+
+    fn names(&self) -> Vec<String> {
+        vec![self.0.name.clone()]
+    }
+}
+
+impl Show for Status {
+    fn human(&self, style: Style) -> String {
+        let mut table = Table::new(["WHO", "REVISION", "BEHIND", "STATE"]);
+        let brain = format!("brain {}", self.version);
+        table.row([brain, self.revision.to_string(), NONE.to_owned(), format!("{} services", self.services)]);
+        for backend in &self.backends {
+            for family in &backend.families {
+                let (state, tone) = match (family.error.as_str(), family.behind) {
+                    ("", 0) => ("applied".to_owned(), Some(Tone::Good)),
+                    ("", _) => (format!("last reported {} s ago", backend.age_millis / 1000), Some(Tone::Odd)),
+                    (error, _) => (error.to_owned(), Some(Tone::Bad)),
+                };
+                table.toned([
+                    (format!("{} {}", backend.name, family.family), None),
+                    (family.applied.to_string(), None),
+                    (family.behind.to_string(), None),
+                    (state, tone),
+                ]);
+            }
+        }
+        let mut text = table.text(style, 0);
+        for backend in self.backends.iter().filter(|_| style.wide) {
+            for (service, reason) in &backend.skipped {
+                text.push_str(&format!("{} leaves out of {service}: {reason}\n", backend.name));
+            }
+            for warning in &backend.warnings {
+                text.push_str(&format!("{} warns: {warning}\n", backend.name));
+            }
+        }
+        text
+    }
+
+    fn names(&self) -> Vec<String> {
+        vec![format!("{}:{}", self.instance, self.revision)]
+    }
+}
+
+/// All of it.
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+pub struct State<'a>(pub &'a Snapshot);
+
+impl Show for State<'_> {
+    /// It is to be saved: what is saved can be read again.
+    fn human(&self, _: Style) -> String {
+        serde_saphyr::to_string(self.0).unwrap_or_else(|error| format!("# {error}\n"))
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.services.keys().map(ToString::to_string).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::{Format, render};
+
+    const STATE: &str = "
+node: {name: node-a, addresses: [192.168.0.2], zone: z, podCIDRs: [10.0.0.0/24], serviceCIDRs: [10.96.0.0/12]}
+services:
+- service: dns/dns
+  type: ClusterIP
+  clusterIPs: [10.96.0.10]
+  ports: [{name: dns, protocol: UDP, port: 53}]
+- service: shop/web
+  type: NodePort
+  clusterIPs: [10.96.0.1, 'fd00::1']
+  externalIPs: [192.0.2.1]
+  externalTrafficToLocal: true
+  clientIpAffinity: 60
+  ports: [{protocol: TCP, port: 80, nodePort: 30080}]
+  endpoints:
+  - {address: 10.0.0.1, ports: [{port: 8080}], local: true, scopes: {internal: true, established: true}}
+  - {address: 10.0.1.1, ports: [{port: 8080}], scopes: {established: true}}
+";
+
+    fn state() -> Snapshot {
+        crate::source::read(STATE).unwrap()
+    }
+
+    #[track_caller]
+    fn check(answer: &impl Show, format: Format, expected: &str) {
+        assert_eq!(render(answer, format, false).unwrap(), expected);
+    }
+
+    #[test]
+    fn services_are_listed_in_every_format() {
+        let (state, filter) = (state(), Filter::default());
+        let services = Services { services: filter.services(&state).collect() };
+        check(
+            &services,
+            Format::Table,
+            "NAMESPACE  NAME  TYPE       CLUSTER-IP         PORTS         ENDPOINTS\n\
+             dns        dns   ClusterIP  10.96.0.10         53/UDP        0\n\
+             shop       web   NodePort   10.96.0.1,fd00::1  80:30080/TCP  1/2\n",
+        );
+        let wide = render(&services, Format::Wide, false).unwrap();
+        let expected = "shop       web   NodePort   10.96.0.1,fd00::1  80:30080/TCP  1/2        192.0.2.1  ExternalLocal  60s       -";
+        assert_eq!(wide.lines().nth(2), Some(expected));
+        check(&services, Format::Name, "dns/dns\nshop/web\n");
+        let json: serde_json::Value = serde_json::from_str(&render(&services, Format::Json, false).unwrap()).unwrap();
+        assert_eq!(json["services"][1]["service"], "shop/web");
+        assert_eq!(json["services"][1]["endpoints"][0]["scopes"]["internal"], true);
+        assert!(render(&services, Format::Yaml, false).unwrap().starts_with("services:\n"));
+    }
+
+    #[test]
+    fn endpoints_are_listed() {
+        let state = state();
+        let endpoints = Endpoints::of(Filter::default().services(&state));
+        check(
+            &endpoints,
+            Format::Table,
+            "NAMESPACE  SERVICE  ENDPOINT       PROTOCOL  LOCAL  SERVES\n\
+             shop       web      10.0.0.1:8080  TCP       yes    internal\n\
+             shop       web      10.0.1.1:8080  TCP       no     -\n",
+        );
+        check(&endpoints, Format::Name, "10.0.0.1:8080\n10.0.1.1:8080\n");
+        let json: serde_json::Value = serde_json::from_str(&render(&endpoints, Format::Json, false).unwrap()).unwrap();
+        let fields: Vec<&String> = json["endpoints"][0].as_object().unwrap().keys().collect();
+        assert_eq!(fields, ["address", "local", "port", "portName", "protocol", "scopes", "service"]);
+    }
+
+    #[test]
+    fn the_node_and_the_whole_state_are_told() {
+        let state = state();
+        check(
+            &NodeFacts(&state.node),
+            Format::Table,
+            "NAME    ZONE  ADDRESSES    POD-CIDRS    SERVICE-CIDRS\n\
+             node-a  z     192.168.0.2  10.0.0.0/24  10.96.0.0/12\n",
+        );
+        for format in [Format::Table, Format::Yaml, Format::Json] {
+            assert_eq!(crate::source::read(&render(&State(&state), format, false).unwrap()).unwrap(), state);
+        }
+    }
+
+    #[test]
+    fn names_and_namespaces_choose() {
+        let state = state();
+        let filter = |namespace: Option<&str>, names: &[&str]| Filter {
+            namespace: namespace.map(str::to_owned),
+            names: names.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        let listed =
+            |filter: &Filter| filter.services(&state).map(|service| service.key.to_string()).collect::<Vec<_>>();
+        assert_eq!(listed(&filter(Some("shop"), &[])), ["shop/web"]);
+        assert_eq!(listed(&filter(None, &["dns", "shop/web"])), ["dns/dns", "shop/web"]);
+        assert!(listed(&filter(Some("dns"), &["shop/web"])).is_empty());
+        assert_eq!(filter(None, &["dns", "dns/other", "x"]).missing(&state), ["dns/other", "x"]);
+        assert!(filter(None, &["dns"]).missing(&state).is_empty());
+    }
+}

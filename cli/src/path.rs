@@ -1,0 +1,313 @@
+//! Which chains, rules and elements of the nft backend a packet meets on its way, from the plan. Pure.
+//!
+//! ```text
+//!  packet, oracle's outcome ──► steps (chain, rule or element that should be there) ──► kernel: is it there?
+//! ```
+//!
+//! The steps come from the same functions that the backend plans with, so that what is looked for is what it writes.
+
+use std::{net::IpAddr, sync::Arc};
+
+use localnet_client::{
+    route::{Origin, Outcome, Packet, Target},
+    vips::{Exposure, Facts, Hairpin, Vip, VipKey, service},
+};
+use localnet_linux::nft::{Chain, Element, ElementData, Family, Statement, Verdict, element_line, rule_line};
+use localnet_nft::plan::{
+    ChainNames, chains,
+    chains::names,
+    elements, family_of, protocol_of,
+    sets::{Pool, SetId},
+    slots,
+    stable_slots::Slots,
+};
+use localnet_proto::{Service, Snapshot};
+
+/// So many endpoints of a VIP are looked for in the kernel.
+const MOST_ENDPOINTS: usize = 256;
+
+/// Something that the packet meets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The chain, set or map.
+    pub place: String,
+    /// What is there.
+    pub thing: Thing,
+    /// The same as nft prints it.
+    pub text: String,
+}
+
+/// What should be there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Thing {
+    /// A rule of a chain, by its place in it.
+    Rule(Arc<Chain>, usize),
+    /// A whole chain.
+    Chain(Arc<Chain>),
+    /// An element of a set or map.
+    Element(SetId, Element),
+}
+
+/// What a service means on this node at one of its VIPs.
+pub fn vip(service: &Service, facts: &Facts, key: &VipKey) -> Option<Vip> {
+    service::plan(service, facts).vips.into_iter().find(|(known, _)| known == key).map(|(_, vip)| vip)
+}
+
+/// Whether some service of a family makes its clients keep their endpoint: the tables then have more chains.
+pub fn has_affinity(state: &Snapshot, facts: &Facts, family: localnet_proto::Family) -> bool {
+    let with_affinity = state.services.values().filter(|service| service.client_ip_affinity.is_some());
+    let mut vips = with_affinity.flat_map(|service| service::plan(service, facts).vips);
+    vips.any(|(key, vip)| key.family() == family && !(vip.endpoints.is_empty() && vip.local_endpoints.is_empty()))
+}
+
+/// The way of a packet through the rules.
+#[derive(Debug)]
+pub struct Path<'a> {
+    facts: &'a Facts,
+    family: Family,
+    /// The chains that are always there.
+    chains: Vec<Arc<Chain>>,
+    names: ChainNames,
+    steps: Vec<Step>,
+}
+
+impl<'a> Path<'a> {
+    /// Of packets of a family; `affinity` as [`has_affinity`] says.
+    pub fn new(facts: &'a Facts, family: localnet_proto::Family, affinity: bool) -> Self {
+        let family = family_of(family);
+        let chains = chains::fixed(facts, family, affinity).into_iter().map(Arc::new).collect();
+        Self { facts, family, chains, names: ChainNames::default(), steps: Vec::new() }
+    }
+
+    /// The chains that are always there.
+    pub fn chains(&self) -> &[Arc<Chain>] {
+        &self.chains
+    }
+
+    /// The steps of a packet to a VIP, and what becomes of it. `at_node`: the destination is an address of the node.
+    pub fn to_vip(
+        mut self,
+        packet: &Packet,
+        target: &Target<'_>,
+        vip: &Vip,
+        outcome: &Outcome,
+        at_node: bool,
+    ) -> Vec<Step> {
+        let key = VipKey { address: packet.destination, protocol: packet.protocol, port: packet.port };
+        let held = self.elements(&key, vip);
+        let of = |set: SetId| held.iter().filter(move |(id, _)| *id == set).map(|(id, element)| (*id, element.clone()));
+        if vip.sources.is_some() {
+            self.entry("firewall", packet);
+            self.rule(names::FIREWALL, |_| true);
+            of(SetId::Firewalled).for_each(|(id, element)| self.element(id, element));
+            let allows = |element: &Element| range_has(element, &key, packet.source);
+            of(SetId::AllowedSources)
+                .filter(|(_, element)| allows(element))
+                .take(1)
+                .for_each(|(id, e)| self.element(id, e));
+        }
+        let is_served = !vip.endpoints.is_empty() || !vip.local_endpoints.is_empty();
+        if is_served && !matches!(outcome, Outcome::Drop if vip.sources.is_some() && !passes(vip, packet.source)) {
+            self.entry("nat", packet);
+            self.translation(packet, target, vip, outcome, &held);
+        }
+        match outcome {
+            Outcome::Endpoints { masquerade, hairpin, .. } => {
+                if *masquerade {
+                    self.rule("nat-postrouting", |_| true);
+                    self.rule(names::MASQUERADING, |statement| matches!(statement, Statement::MarkHas(..)));
+                } else if let Some(endpoint) = hairpin.first() {
+                    self.rule("nat-postrouting", |_| true);
+                    self.lookup(names::MASQUERADING, SetId::Hairpin);
+                    let hairpin = Hairpin { endpoint: *endpoint, protocol: packet.protocol };
+                    self.element(SetId::Hairpin, elements::of_hairpin(&hairpin));
+                }
+            }
+            Outcome::Reject | Outcome::Drop if vip.sources.is_none() || passes(vip, packet.source) => {
+                self.unserved(packet, at_node, "unserved");
+                self.rule(names::UNSERVED, |statement| matches!(statement, Statement::VerdictMap(..)));
+                of(SetId::NoEndpoints).for_each(|(id, element)| self.element(id, element));
+                if *outcome == Outcome::Reject {
+                    self.rule(names::REJECT_PORT, |_| true);
+                }
+            }
+            Outcome::Reject | Outcome::Drop | Outcome::NotOurs => {}
+        }
+        self.steps
+    }
+
+    /// The steps of a packet that is for no VIP.
+    pub fn to_none(mut self, packet: &Packet, outcome: &Outcome, at_node: bool) -> Vec<Step> {
+        match outcome {
+            Outcome::Reject => {
+                self.unserved(packet, at_node, names::UNALLOCATED);
+                self.lookup(names::UNALLOCATED, SetId::ClusterIps);
+                self.element(SetId::ClusterIps, elements::of_cluster_ip(packet.destination));
+            }
+            Outcome::Drop => {
+                self.unserved(packet, at_node, names::UNALLOCATED);
+                let is_of = |statement: &Statement| matches!(statement, Statement::Address(_, _, cidr) if cidr.contains(&packet.destination));
+                self.rule(names::UNALLOCATED, is_of);
+            }
+            Outcome::Endpoints { .. } | Outcome::NotOurs => {}
+        }
+        self.steps
+    }
+
+    /// The elements of a VIP. Which endpoint has which slot of session affinity only the kernel knows: those are left out.
+    fn elements(&self, key: &VipKey, vip: &Vip) -> Vec<(SetId, Element)> {
+        let mut held = Vec::new();
+        elements::of_vip(key, vip, &Slots::default(), &self.names, |set, element| held.push((set, element)));
+        held
+    }
+
+    fn translation(
+        &mut self,
+        packet: &Packet,
+        target: &Target<'_>,
+        vip: &Vip,
+        outcome: &Outcome,
+        held: &[(SetId, Element)],
+    ) {
+        let masquerades = matches!(outcome, Outcome::Endpoints { masquerade: true, .. });
+        let of = |set: SetId| held.iter().filter(move |(id, _)| *id == set).map(|(id, element)| (*id, element.clone()));
+        if target.internal {
+            if masquerades {
+                self.lookup(names::SERVICES, SetId::ClusterIps);
+            }
+            self.element(SetId::ClusterIps, elements::of_cluster_ip(packet.destination));
+        }
+        let mut pool = Pool::Cluster;
+        match vip.exposure {
+            Exposure::Internal => {}
+            Exposure::External => {
+                self.lookup(names::SERVICES, SetId::External);
+                of(SetId::External).for_each(|(id, element)| self.element(id, element));
+            }
+            Exposure::ExternalLocal => {
+                self.lookup(names::SERVICES, SetId::ExternalLocal);
+                of(SetId::ExternalLocal).for_each(|(id, element)| self.element(id, element));
+                match packet.origin {
+                    Origin::Pod => {
+                        self.rule(names::EXTERNAL_LOCAL, |s| matches!(s, Statement::Verdict(Verdict::Return)));
+                    }
+                    Origin::Node => self.rule(names::EXTERNAL_LOCAL, |s| matches!(s, Statement::Local(..))),
+                    Origin::Outside => pool = Pool::Local,
+                }
+            }
+        }
+        if masquerades {
+            self.rule(names::MARK_MASQUERADE, |_| true);
+        }
+        let endpoints = match pool {
+            Pool::Cluster => &vip.endpoints,
+            Pool::Local => &vip.local_endpoints,
+        };
+        let from = match pool {
+            Pool::Cluster => names::SERVICES,
+            Pool::Local => names::EXTERNAL_LOCAL,
+        };
+        if vip.affinity.is_some() {
+            self.lookup(from, SetId::AffinityVips);
+            of(SetId::AffinityVips).for_each(|(id, element)| self.element(id, element));
+            return;
+        }
+        if endpoints.is_empty() {
+            return;
+        }
+        self.lookup(from, pool.services());
+        of(pool.services()).for_each(|(id, element)| self.element(id, element));
+        let picks = chains::lb(&self.names, pool, slots(endpoints.len()));
+        let text = picks.rules.first().map(|rule| rule_line(rule, self.family)).unwrap_or_default();
+        self.steps.push(Step { place: picks.name.to_string(), thing: Thing::Chain(Arc::new(picks)), text });
+        of(pool.endpoints()).take(MOST_ENDPOINTS).for_each(|(id, element)| self.element(id, element));
+    }
+
+    /// The base chain that sends new packets on.
+    fn entry(&mut self, kind: &str, packet: &Packet) {
+        let point = if packet.origin == Origin::Node { "output" } else { "prerouting" };
+        self.rule(&format!("{kind}-{point}"), |_| true);
+    }
+
+    fn unserved(&mut self, packet: &Packet, at_node: bool, target: &str) {
+        let point = match packet.origin {
+            Origin::Node => "filter-output",
+            _ if at_node => "filter-input",
+            _ => "filter-forward",
+        };
+        let jumps =
+            |statement: &Statement| matches!(statement, Statement::Verdict(Verdict::Jump(to)) if **to == *target);
+        self.rule(point, jumps);
+    }
+
+    /// The rule of a chain that looks into a set.
+    fn lookup(&mut self, chain: &str, set: SetId) {
+        let looks = |statement: &Statement| match statement {
+            Statement::Lookup(_, _, name) | Statement::VerdictMap(_, name) => **name == *set.name(),
+            _ => false,
+        };
+        self.rule(chain, looks);
+    }
+
+    /// The first rule of a chain that has such a statement.
+    fn rule(&mut self, chain: &str, has: impl Fn(&Statement) -> bool) {
+        let Some(chain) = self.chains.iter().find(|known| *known.name == *chain) else { return };
+        let Some(index) = chain.rules.iter().position(|rule| rule.statements.iter().any(&has)) else { return };
+        let text = rule_line(&chain.rules[index], self.family);
+        self.steps.push(Step { place: chain.name.to_string(), thing: Thing::Rule(chain.clone(), index), text });
+    }
+
+    fn element(&mut self, set: SetId, element: Element) {
+        let text = element_line(&set.declaration(self.family, 1), &element);
+        self.steps.push(Step { place: set.name().to_owned(), thing: Thing::Element(set, element), text });
+    }
+
+    /// Where NodePorts are answered, for messages.
+    pub fn node_port_addresses(&self) -> &[IpAddr] {
+        &self.facts.node_port_addresses
+    }
+}
+
+fn passes(vip: &Vip, source: IpAddr) -> bool {
+    vip.sources.as_ref().is_none_or(|ranges| ranges.iter().any(|range| range.contains(&source)))
+}
+
+/// Whether an element of allowed sources is the range that the source is in.
+fn range_has(element: &Element, key: &VipKey, source: IpAddr) -> bool {
+    let with = elements::tuple(key).address(source);
+    let start = element.key.start();
+    *start <= with && with <= *element.key.end().unwrap_or(start)
+}
+
+/// The endpoint that an element of a map of endpoints leads to, as text; for other elements their verdict.
+pub fn leads_to(element: &Element) -> String {
+    match &element.data {
+        ElementData::Value(value) => {
+            let bytes = value.as_bytes();
+            let port = |at: usize| bytes.get(at..at + 2).map_or(0, |two| u16::from_be_bytes([two[0], two[1]]));
+            match bytes.len() {
+                8 => {
+                    bytes.first_chunk::<4>().map_or_else(String::new, |ip| format!("{}:{}", IpAddr::from(*ip), port(4)))
+                }
+                20 => bytes
+                    .first_chunk::<16>()
+                    .map_or_else(String::new, |ip| format!("[{}]:{}", IpAddr::from(*ip), port(16))),
+                _ => format!("{value:?}"),
+            }
+        }
+        ElementData::Verdict(Verdict::Goto(chain)) => format!("goto {chain}"),
+        ElementData::Verdict(Verdict::Jump(chain)) => format!("jump {chain}"),
+        ElementData::Verdict(other) => format!("{other:?}").to_lowercase(),
+        ElementData::None => String::new(),
+    }
+}
+
+/// The key under which affinity keeps an endpoint, for each slot: what [`crate::kernel`] asks for.
+pub fn affinity_key(key: &VipKey, slot: u32) -> localnet_linux::nft::Tuple {
+    elements::tuple(key).index(slot)
+}
+
+/// What flows of a packet are known by in connection tracking.
+pub fn protocol(packet: &Packet) -> localnet_linux::nft::Protocol {
+    protocol_of(packet.protocol)
+}

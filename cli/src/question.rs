@@ -1,0 +1,357 @@
+//! Who sends what where, as a person writes it, and the packet that it is on this node. Pure.
+//!
+//! | `--from` | |
+//! |---|---|
+//! | `10.244.0.7` | that address: a pod of this node if the detector of local traffic says so, the node if it is its own |
+//! | `pod`, `pod:10.244.0.7` | a pod of this node |
+//! | `node` | the node itself |
+//! | `outside`, `outside:203.0.113.2` | anything else |
+//!
+//! | `--to` | |
+//! |---|---|
+//! | `10.96.0.10:53/udp` | address, port and protocol; TCP if none is said |
+//! | `shop/web:http`, `web:80` | a port of a Service, by name or number, at its ClusterIP; in namespace `default` if none is said |
+
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    str::FromStr,
+};
+
+use localnet_client::{
+    route::{Origin, Packet, Rules},
+    vips::{Facts, PodSource},
+};
+use localnet_proto::{Family, Port, Protocol, Service, ServiceKey, Snapshot};
+
+/// Who sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum From {
+    /// A pod of this node.
+    Pod(Option<IpAddr>),
+    /// The node itself.
+    Node,
+    /// Anything else.
+    Outside(Option<IpAddr>),
+    /// Whoever has that address.
+    Address(IpAddr),
+}
+
+impl FromStr for From {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let address = |text: &str| {
+            text.trim_matches(['[', ']'])
+                .parse::<IpAddr>()
+                .map_err(|_| format!("{text:?} is no address: write pod, node, outside, or an IP address"))
+        };
+        match text.split_once(':') {
+            _ if text == "node" => Ok(Self::Node),
+            _ if text == "pod" => Ok(Self::Pod(None)),
+            _ if text == "outside" => Ok(Self::Outside(None)),
+            Some(("pod", rest)) => address(rest).map(|address| Self::Pod(Some(address))),
+            Some(("outside", rest)) => address(rest).map(|address| Self::Outside(Some(address))),
+            _ => address(text).map(Self::Address),
+        }
+    }
+}
+
+impl From {
+    /// Its address, if it is known.
+    pub fn address(self) -> Option<IpAddr> {
+        match self {
+            Self::Pod(address) | Self::Outside(address) => address,
+            Self::Address(address) => Some(address),
+            Self::Node => None,
+        }
+    }
+}
+
+/// Where to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct To {
+    /// The destination.
+    pub at: At,
+    /// The protocol, if it was said.
+    pub protocol: Option<Protocol>,
+}
+
+/// A destination.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum At {
+    /// An address and port.
+    Address(SocketAddr),
+    /// A port of a Service.
+    Service(ServiceKey, String),
+}
+
+impl FromStr for To {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (rest, protocol) = match text.rsplit_once('/') {
+            Some((rest, word)) if protocol(word).is_some() => (rest, protocol(word)),
+            _ => (text, None),
+        };
+        if let Ok(address) = rest.parse() {
+            return Ok(Self { at: At::Address(address), protocol });
+        }
+        let wrong = || {
+            format!(
+                "{text:?} is neither ADDRESS:PORT nor NAMESPACE/SERVICE:PORT, each with /tcp, /udp or /sctp behind it"
+            )
+        };
+        let (service, port) = rest.rsplit_once(':').ok_or_else(wrong)?;
+        let key = if service.contains('/') { service.parse() } else { format!("default/{service}").parse() };
+        let key: ServiceKey = key.map_err(|_| wrong())?;
+        let odd = |c: char| !(c.is_ascii_alphanumeric() || c == '-' || c == '.');
+        if port.is_empty() || port.contains(odd) || key.name.contains(odd) {
+            return Err(wrong());
+        }
+        Ok(Self { at: At::Service(key, port.to_owned()), protocol })
+    }
+}
+
+fn protocol(word: &str) -> Option<Protocol> {
+    [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|of| of.as_str().eq_ignore_ascii_case(word))
+}
+
+/// Why there is no packet for a question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoPacket {
+    /// The state has no such service.
+    NoService(ServiceKey),
+    /// The service has no such port; these it has.
+    NoPort(ServiceKey, Vec<String>),
+    /// The service does not exist in the sender's family.
+    NoFamily(ServiceKey, Family),
+}
+
+impl fmt::Display for NoPacket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoService(key) => write!(f, "the state has no Service {key}"),
+            Self::NoPort(key, ports) => write!(f, "Service {key} has no such port; it has {}", ports.join(", ")),
+            Self::NoFamily(key, family) => write!(f, "Service {key} has no {family} ClusterIP"),
+        }
+    }
+}
+
+/// The port of a service that a person means: by name, else by number.
+pub fn port_of<'a>(service: &'a Service, text: &str, protocol: Option<Protocol>) -> Option<&'a Port> {
+    let fits = |port: &&Port| protocol.is_none_or(|protocol| port.protocol == protocol);
+    let ports = || service.ports.iter().filter(fits);
+    ports()
+        .find(|port| !text.is_empty() && *port.name == *text)
+        .or_else(|| ports().find(|port| port.port.to_string() == text))
+}
+
+/// The ports of a service, as a person would name them.
+pub fn ports_of(service: &Service) -> Vec<String> {
+    let name = |port: &Port| match &*port.name {
+        "" => format!("{}/{}", port.port, port.protocol),
+        name => format!("{name} ({}/{})", port.port, port.protocol),
+    };
+    service.ports.iter().map(name).collect()
+}
+
+/// What the oracle has to know of the node.
+pub fn rules(facts: &Facts, family: Family) -> Rules {
+    Rules {
+        masquerade_all: facts.masquerade_all,
+        detects_pods: facts.pods(family).is_some(),
+        node_port_addresses: facts.node_port_addresses.iter().copied().collect(),
+    }
+}
+
+/// The destination of a question.
+///
+/// # Errors
+/// The state has none.
+pub fn destination(to: &To, family: Option<Family>, state: &Snapshot) -> Result<(SocketAddr, Protocol), NoPacket> {
+    match &to.at {
+        At::Address(address) => Ok((*address, to.protocol.unwrap_or(Protocol::Tcp))),
+        At::Service(key, port) => {
+            let service = state.services.get(key).ok_or_else(|| NoPacket::NoService(key.clone()))?;
+            let found = port_of(service, port, to.protocol);
+            let port = found.ok_or_else(|| NoPacket::NoPort(key.clone(), ports_of(service)))?;
+            let mut ips = service.cluster_ips.iter();
+            let ip = ips.find(|ip| family.is_none_or(|family| Family::of(**ip) == family));
+            let ip = ip.ok_or_else(|| NoPacket::NoFamily(key.clone(), family.unwrap_or(Family::V4)))?;
+            Ok((SocketAddr::new(*ip, port.port), port.protocol))
+        }
+    }
+}
+
+/// What is known of the node's own addresses and links.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Here<'a> {
+    /// The addresses of its interfaces.
+    pub local: &'a [IpAddr],
+    /// The interface through which the sender is reached, and so comes in, if the kernel was asked.
+    pub interface: Option<&'a str>,
+}
+
+/// The packet of a question. A source that is not said is one that filters let pass.
+pub fn packet(from: From, to: (SocketAddr, Protocol), state: &Snapshot, facts: &Facts, here: Here<'_>) -> Packet {
+    let Here { local, interface } = here;
+    let (to, protocol) = to;
+    let family = Family::of(to.ip());
+    let own = |address: &IpAddr| state.node.addresses.contains(address) || local.contains(address);
+    let origin = match from {
+        From::Node => Origin::Node,
+        From::Pod(_) if facts.pods(family).is_some() => Origin::Pod,
+        // Where no detector says what a pod is, none is one.
+        From::Pod(_) | From::Outside(_) => Origin::Outside,
+        From::Address(address) if own(&address) => Origin::Node,
+        From::Address(address) => match facts.pods(family) {
+            Some(PodSource::Cidr(cidr)) if cidr.contains(&address) => Origin::Pod,
+            Some(PodSource::Interface(name)) if interface.is_some_and(|of| *of == **name) => Origin::Pod,
+            Some(PodSource::InterfacePrefix(prefix)) if interface.is_some_and(|of| of.starts_with(&**prefix)) => {
+                Origin::Pod
+            }
+            // The kernel was not asked; these CIDRs are what the node's pods have.
+            Some(PodSource::Interface(_) | PodSource::InterfacePrefix(_))
+                if interface.is_none() && state.node.pod_cidrs.iter().any(|cidr| cidr.contains(&address)) =>
+            {
+                Origin::Pod
+            }
+            _ => Origin::Outside,
+        },
+    };
+    let admitted = || {
+        let services = state.services.values();
+        let mut filters = services.flat_map(|service| &service.source_filters);
+        let filter = filters.find(|filter| filter.targets.contains(&to.ip()))?;
+        filter.source_ranges.first().map(ipnet::IpNet::network)
+    };
+    let unknown = match family {
+        Family::V4 => IpAddr::from([0, 0, 0, 0]),
+        Family::V6 => IpAddr::from([0_u16; 8]),
+    };
+    let source = match from {
+        // What the node sends to an address of its own comes from that address.
+        From::Node if own(&to.ip()) => Some(to.ip()),
+        From::Node => state.node.primary_address(family),
+        _ => from.address(),
+    };
+    let source = source.or_else(admitted).unwrap_or(unknown);
+    Packet { source, destination: to.ip(), protocol, port: to.port(), origin }
+}
+
+#[cfg(test)]
+mod tests {
+    use localnet_client::vips::{Config, Detector};
+
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn senders_are_read() {
+        for (text, expected) in [
+            ("node", From::Node),
+            ("pod", From::Pod(None)),
+            ("pod:10.0.0.1", From::Pod(Some(ip("10.0.0.1")))),
+            ("pod:fd00::1", From::Pod(Some(ip("fd00::1")))),
+            ("outside", From::Outside(None)),
+            ("outside:[fd00::1]", From::Outside(Some(ip("fd00::1")))),
+            ("203.0.113.2", From::Address(ip("203.0.113.2"))),
+            ("fd00::1", From::Address(ip("fd00::1"))),
+        ] {
+            assert_eq!(text.parse(), Ok(expected), "{text}");
+        }
+        for text in ["", "pods", "pod:", "pod:x", "node:1", "10.0.0"] {
+            assert!(text.parse::<From>().unwrap_err().contains("outside"), "{text}");
+        }
+    }
+
+    #[test]
+    fn destinations_are_read() {
+        let address = |text: &str, protocol| To { at: At::Address(text.parse().unwrap()), protocol };
+        let service =
+            |key: &str, port: &str, protocol| To { at: At::Service(key.parse().unwrap(), port.to_owned()), protocol };
+        for (text, expected) in [
+            ("10.0.0.1:80", address("10.0.0.1:80", None)),
+            ("10.0.0.1:53/udp", address("10.0.0.1:53", Some(Protocol::Udp))),
+            ("[fd00::1]:53/SCTP", address("[fd00::1]:53", Some(Protocol::Sctp))),
+            ("shop/web:http", service("shop/web", "http", None)),
+            ("web:80", service("default/web", "80", None)),
+            ("shop/tcp:80/tcp", service("shop/tcp", "80", Some(Protocol::Tcp))),
+        ] {
+            assert_eq!(text.parse(), Ok(expected), "{text}");
+        }
+        for text in ["", "web", "10.0.0.1", "fd00::1:80/tcp/udp", "a/b/c:80", "shop/web:", "shop/web:8 0"] {
+            assert!(text.parse::<To>().is_err(), "{text}");
+        }
+    }
+
+    fn state() -> Snapshot {
+        crate::source::read(
+            "node: {name: n, addresses: [192.168.0.2], podCIDRs: [10.0.0.0/24]}
+services:
+- service: shop/web
+  type: LoadBalancer
+  clusterIPs: [10.96.0.1]
+  loadBalancerIPs: [192.0.2.1]
+  sourceFilters: [{targets: [192.0.2.1], sourceRanges: [203.0.113.0/25]}]
+  ports: [{name: http, protocol: TCP, port: 80}, {name: dns, protocol: UDP, port: 80}]
+",
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn a_service_is_asked_at_its_cluster_ip() {
+        let to =
+            |text: &str, family| destination(&text.parse().unwrap(), family, &state()).map_err(|no| no.to_string());
+        let web = |port: u16, protocol| Ok((SocketAddr::new(ip("10.96.0.1"), port), protocol));
+        assert_eq!(to("shop/web:http", None), web(80, Protocol::Tcp));
+        assert_eq!(to("shop/web:80/udp", Some(Family::V4)), web(80, Protocol::Udp));
+        assert_eq!(to("shop/web:dns", None), web(80, Protocol::Udp));
+        assert_eq!(
+            to("shop/web:443", None).unwrap_err(),
+            "Service shop/web has no such port; it has http (80/TCP), dns (80/UDP)"
+        );
+        assert_eq!(to("shop/other:80", None).unwrap_err(), "the state has no Service shop/other");
+        assert_eq!(to("shop/web:80", Some(Family::V6)).unwrap_err(), "Service shop/web has no IPv6 ClusterIP");
+    }
+
+    #[test]
+    fn the_detector_says_who_is_a_pod() {
+        let told = |detector, from: &str, interface: Option<&str>| {
+            let config = Config { detector, ..Config::default() };
+            let facts = Facts::new(&config, &state().node, &[]);
+            let to = (SocketAddr::new(ip("10.96.0.1"), 80), Protocol::Tcp);
+            let here = Here { local: &[ip("192.168.0.3")], interface };
+            let packet = packet(from.parse().unwrap(), to, &state(), &facts, here);
+            (packet.origin, packet.source.to_string())
+        };
+        let origin = |detector, from: &str| told(detector, from, None);
+        let cidr = || Detector::ClusterCidr(vec!["10.0.0.0/8".parse().unwrap()]);
+        let is = |origin, source: &str| (origin, source.to_owned());
+        assert_eq!(origin(cidr(), "10.1.2.3"), is(Origin::Pod, "10.1.2.3"));
+        assert_eq!(origin(cidr(), "203.0.113.2"), is(Origin::Outside, "203.0.113.2"));
+        assert_eq!(origin(cidr(), "192.168.0.3"), is(Origin::Node, "192.168.0.3"));
+        assert_eq!(origin(cidr(), "node"), is(Origin::Node, "192.168.0.2"));
+        assert_eq!(origin(cidr(), "pod"), is(Origin::Pod, "0.0.0.0"));
+        assert_eq!(origin(Detector::None, "pod"), is(Origin::Outside, "0.0.0.0"));
+        let bridge = || Detector::BridgeInterface("cni0".into());
+        assert_eq!(origin(bridge(), "10.0.0.9"), is(Origin::Pod, "10.0.0.9"));
+        assert_eq!(origin(bridge(), "10.0.1.9"), is(Origin::Outside, "10.0.1.9"));
+        assert_eq!(told(bridge(), "10.0.0.9", Some("eth0")), is(Origin::Outside, "10.0.0.9"));
+        assert_eq!(told(bridge(), "10.0.1.9", Some("cni0")), is(Origin::Pod, "10.0.1.9"));
+        let prefix = || Detector::InterfaceNamePrefix("veth".into());
+        assert_eq!(told(prefix(), "10.0.1.9", Some("veth7")), is(Origin::Pod, "10.0.1.9"));
+    }
+
+    #[test]
+    fn a_source_that_is_not_said_passes_filters() {
+        let facts = Facts::new(&Config::default(), &state().node, &[]);
+        let to = (SocketAddr::new(ip("192.0.2.1"), 80), Protocol::Tcp);
+        assert_eq!(packet(From::Outside(None), to, &state(), &facts, Here::default()).source, ip("203.0.113.0"));
+    }
+}

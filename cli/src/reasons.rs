@@ -1,0 +1,322 @@
+//! The brain's reasons and status, as plain values that can be printed. Pure.
+
+use std::net::IpAddr;
+
+use localnet_proto::{Family, Revision, Scopes, wire};
+use serde::Serialize;
+
+/// Why a service is as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Why {
+    /// `served`, or why it is not.
+    pub standing: Standing,
+    /// How many EndpointSlices it has.
+    pub slices: usize,
+    /// How many endpoints are in them.
+    pub endpoints: usize,
+    /// Endpoints that do not serve all of its traffic.
+    pub left_out: Vec<LeftOut>,
+    /// How many there are in all.
+    pub left_out_count: usize,
+    /// How hints narrow the endpoints.
+    pub hints: Vec<Hints>,
+    /// What was left out of the service, or is odd in it.
+    pub findings: Vec<Finding>,
+}
+
+/// Whether a service is served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Standing {
+    /// It is.
+    Served,
+    /// The cluster has no such Service.
+    Absent,
+    /// It has no ClusterIP.
+    WithoutClusterIp,
+    /// It is headless.
+    Headless,
+    /// It is of type ExternalName.
+    ExternalName,
+    /// It is another proxy's.
+    OfAnotherProxy,
+    /// Nothing of it can be used.
+    Unusable,
+    /// A newer brain says something that is not known here.
+    #[default]
+    Unknown,
+}
+
+/// An endpoint that is left out, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LeftOut {
+    /// Its address as the slice has it.
+    pub address: String,
+    /// Its port; 0 if there is none.
+    pub number: u16,
+    /// Name of the service's port.
+    pub port_name: String,
+    /// The slice that names it.
+    pub slice: String,
+    /// The node that it is on.
+    pub node: String,
+    /// It is on this node.
+    pub local: bool,
+    /// The traffic that it does not serve.
+    pub from: Scopes,
+    /// The rule, as the wire calls it.
+    pub rule: String,
+    /// The field that decides.
+    pub field: String,
+    /// The rule in words.
+    pub problem: String,
+    /// What can be done.
+    pub remedy: String,
+    #[serde(skip)]
+    pub(crate) kind: wire::Rule,
+}
+
+/// How hints narrow the endpoints of one port in one family.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Hints {
+    /// Name of the port.
+    pub port_name: String,
+    /// The family.
+    pub family: Family,
+    /// `everywhere`, `sameNode` or `sameZone`.
+    pub nearness: &'static str,
+    /// Why hints for nodes are not followed.
+    pub not_same_node: String,
+    /// Why hints for zones are not followed.
+    pub not_same_zone: String,
+}
+
+/// Something that was left out, or that is odd.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Finding {
+    /// It was left out.
+    pub left_out: bool,
+    /// The object.
+    pub object: String,
+    /// The field.
+    pub field: String,
+    /// What is wrong.
+    pub problem: String,
+    /// What can be done.
+    pub remedy: String,
+}
+
+fn count(number: i32) -> usize {
+    usize::try_from(number).unwrap_or_default()
+}
+
+impl From<wire::ServiceReasons> for Why {
+    fn from(reasons: wire::ServiceReasons) -> Self {
+        Self {
+            standing: match reasons.standing() {
+                wire::Standing::Unknown => Standing::Unknown,
+                wire::Standing::Served => Standing::Served,
+                wire::Standing::Absent => Standing::Absent,
+                wire::Standing::WithoutClusterIp => Standing::WithoutClusterIp,
+                wire::Standing::Headless => Standing::Headless,
+                wire::Standing::ExternalName => Standing::ExternalName,
+                wire::Standing::OfAnotherProxy => Standing::OfAnotherProxy,
+                wire::Standing::Unusable => Standing::Unusable,
+            },
+            slices: count(reasons.slices),
+            endpoints: count(reasons.endpoints),
+            left_out_count: count(reasons.left_out_count),
+            hints: reasons.topology.into_iter().map(Into::into).collect(),
+            findings: reasons.findings.into_iter().map(Into::into).collect(),
+            left_out: reasons.left_out.into_iter().map(Into::into).collect(),
+        }
+    }
+}
+
+impl From<wire::LeftOut> for LeftOut {
+    fn from(of: wire::LeftOut) -> Self {
+        let from = of.from.unwrap_or_default();
+        let kind = of.rule();
+        Self {
+            number: u16::try_from(of.number).unwrap_or_default(),
+            local: of.local,
+            from: Scopes {
+                internal: from.internal,
+                external: from.external,
+                short_circuit: from.short_circuit,
+                established: from.established,
+            },
+            rule: kind.as_str_name().trim_start_matches("Rule").to_owned(),
+            kind,
+            address: of.address,
+            port_name: of.port_name,
+            slice: of.slice,
+            node: of.node,
+            field: of.field,
+            problem: of.problem,
+            remedy: of.remedy,
+        }
+    }
+}
+
+impl From<wire::Topology> for Hints {
+    fn from(of: wire::Topology) -> Self {
+        let family = if of.family() == wire::IpFamily::IPv6 { Family::V6 } else { Family::V4 };
+        let nearness = match of.nearness() {
+            wire::Nearness::SameNode => "sameNode",
+            wire::Nearness::SameZone => "sameZone",
+            wire::Nearness::Everywhere | wire::Nearness::Unknown => "everywhere",
+        };
+        let (not_same_node, not_same_zone) = (of.not_same_node, of.not_same_zone);
+        Self { port_name: of.port_name, family, nearness, not_same_node, not_same_zone }
+    }
+}
+
+impl From<wire::Finding> for Finding {
+    fn from(of: wire::Finding) -> Self {
+        let wire::Finding { left_out, object, field, problem, remedy } = of;
+        Self { left_out, object, field, problem, remedy }
+    }
+}
+
+impl LeftOut {
+    /// Whether it is of a family; an address that cannot be read may be of either.
+    pub fn is_of(&self, family: Family) -> bool {
+        self.address.parse::<IpAddr>().map_or(true, |address| Family::of(address) == family)
+    }
+}
+
+/// How far brain and backends are.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    /// The brain's instance.
+    pub instance: u64,
+    /// Its newest state; 0 for none.
+    pub revision: u64,
+    /// How many services it has.
+    pub services: usize,
+    /// The brain's version.
+    pub version: String,
+    /// The backends that have reported.
+    pub backends: Vec<Backend>,
+}
+
+/// A backend's last report.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Backend {
+    /// Its name.
+    pub name: String,
+    /// How long ago it reported, in milliseconds.
+    pub age_millis: u64,
+    /// How far each family is.
+    pub families: Vec<FamilyStatus>,
+    /// What it leaves out of services: service and reason.
+    pub skipped: Vec<(String, String)>,
+    /// How many there are in all.
+    pub skipped_count: usize,
+    /// What it warns of.
+    pub warnings: Vec<String>,
+}
+
+/// How far a backend is in a family.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FamilyStatus {
+    /// The family.
+    pub family: Family,
+    /// The revision that the kernel holds; 0 for none of this brain.
+    pub applied: u64,
+    /// How many revisions it is behind.
+    pub behind: u64,
+    /// Why the newest could not be applied; empty when it was.
+    pub error: String,
+}
+
+impl From<wire::BrainStatus> for Status {
+    fn from(status: wire::BrainStatus) -> Self {
+        let state = status.state.unwrap_or_default();
+        let at = Revision { instance: state.instance_id, rev: state.rev };
+        let backends =
+            status.backends.into_iter().filter_map(|received| Some(backend(received.report?, received.age_millis, at)));
+        Self {
+            instance: at.instance,
+            revision: at.rev,
+            services: count(status.services),
+            backends: backends.collect(),
+            version: status.version,
+        }
+    }
+}
+
+fn backend(report: wire::BackendReport, age_millis: u64, at: Revision) -> Backend {
+    let of_this_brain = report.instance_id == at.instance;
+    let families = report.families.iter().map(|family| {
+        let applied = if of_this_brain { family.applied_rev } else { 0 };
+        FamilyStatus {
+            family: if family.family() == wire::IpFamily::IPv6 { Family::V6 } else { Family::V4 },
+            applied,
+            behind: at.rev.saturating_sub(applied),
+            error: family.error.clone(),
+        }
+    });
+    let families = families.collect();
+    let skipped = report.skipped.into_iter().map(|skipped| {
+        let key = skipped.service.unwrap_or_default();
+        (format!("{}/{}", key.namespace, key.name), skipped.reason)
+    });
+    Backend {
+        name: report.backend,
+        age_millis,
+        families,
+        skipped: skipped.collect(),
+        skipped_count: count(report.skipped_count),
+        warnings: report.warnings.into_iter().map(|warning| warning.note).collect(),
+    }
+}
+
+impl Backend {
+    /// How far it is in a family, if it says.
+    pub fn family(&self, family: Family) -> Option<&FamilyStatus> {
+        self.families.iter().find(|of| of.family == family)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backend_of_another_brain_has_applied_nothing_of_this_one() {
+        let report = |instance_id, applied_rev| wire::BackendReport {
+            backend: "nft".to_owned(),
+            instance_id,
+            families: vec![wire::FamilyReport {
+                family: wire::IpFamily::IPv4.into(),
+                applied_rev,
+                ..wire::FamilyReport::default()
+            }],
+            ..wire::BackendReport::default()
+        };
+        let at = Revision { instance: 7, rev: 9 };
+        let of = |instance, applied| {
+            let backend = backend(report(instance, applied), 0, at);
+            let family = backend.family(Family::V4).unwrap();
+            (family.applied, family.behind)
+        };
+        assert_eq!((of(7, 9), of(7, 4), of(8, 9)), ((9, 0), (4, 5), (0, 9)));
+    }
+
+    #[test]
+    fn a_rule_is_named_as_the_wire_names_it() {
+        let of = wire::LeftOut { rule: wire::Rule::PortName.into(), ..wire::LeftOut::default() };
+        assert_eq!(LeftOut::from(of).rule, "PortName");
+        let unknown = wire::LeftOut { rule: 99, ..wire::LeftOut::default() };
+        assert_eq!(LeftOut::from(unknown).rule, "Unknown");
+    }
+}

@@ -1,0 +1,148 @@
+//! Where the state comes from: a brain at a socket or TCP address, or a file that `get state` has saved.
+
+use std::{io::Read as _, path::PathBuf, time::Duration};
+
+use anyhow::Context as _;
+use clap::Args;
+use localnet_client::{
+    Snapshot, Source as _,
+    grpc::{Brain, TlsFiles},
+};
+use localnet_proto::{Address, DEFAULT_ADDRESS, Revision};
+use tokio::time::timeout;
+
+use crate::{args::Failure, output::Colour};
+
+/// Where the state comes from, and how answers look. Flattened into every command.
+#[derive(Args, Clone, Debug)]
+pub struct Global {
+    /// Where the brain is served: unix:///path or tcp://host:port
+    #[arg(long, global = true, value_name = "ADDR", env = "LOCALNET_API", default_value = DEFAULT_ADDRESS, help_heading = "State")]
+    pub api: Address,
+    /// Read a state that `localnet get state -o yaml` has saved, instead of asking a brain; - is standard input
+    #[arg(long, global = true, value_name = "FILE", help_heading = "State")]
+    pub state: Option<PathBuf>,
+    /// Certificates of the authorities that the brain's TLS certificate may come from
+    #[arg(long, global = true, value_name = "FILE", help_heading = "State", hide_short_help = true)]
+    pub tls_ca: Option<PathBuf>,
+    /// Own TLS certificate
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        requires = "tls_key",
+        help_heading = "State",
+        hide_short_help = true
+    )]
+    pub tls_cert: Option<PathBuf>,
+    /// Key of the own TLS certificate
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        requires = "tls_cert",
+        help_heading = "State",
+        hide_short_help = true
+    )]
+    pub tls_key: Option<PathBuf>,
+    /// Seconds to wait for the brain's first state
+    #[arg(
+        long,
+        global = true,
+        value_name = "SECONDS",
+        default_value_t = 5,
+        help_heading = "State",
+        hide_short_help = true
+    )]
+    pub timeout: u64,
+    /// Colours in tables
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN", hide_short_help = true)]
+    pub colour: Colour,
+}
+
+impl Global {
+    /// The brain that is asked; none with a saved state. Must be called in a tokio runtime.
+    ///
+    /// # Errors
+    /// A TLS file cannot be read.
+    pub fn brain(&self) -> Result<Option<Brain>, Failure> {
+        if self.state.is_some() {
+            return Ok(None);
+        }
+        let identity = self.tls_cert.clone().zip(self.tls_key.clone());
+        let tls = self.tls_ca.clone().map(|ca| TlsFiles { ca, identity });
+        Ok(Some(Brain::new(self.api.clone(), tls.as_ref())?))
+    }
+
+    /// Where the state comes from, in words.
+    pub fn describe(&self) -> String {
+        self.state.as_ref().map_or_else(|| self.api.to_string(), |path| path.display().to_string())
+    }
+
+    /// The state is of the node that this runs on: it comes over a unix socket.
+    pub fn is_of_this_node(&self) -> bool {
+        self.state.is_none() && matches!(self.api, Address::Unix(_))
+    }
+
+    /// How long to wait for a brain.
+    pub fn patience(&self) -> Duration {
+        Duration::from_secs(self.timeout)
+    }
+
+    /// Reads the state.
+    ///
+    /// # Errors
+    /// There is none to be had.
+    pub async fn snapshot(&self, brain: Option<&Brain>) -> Result<Snapshot, Failure> {
+        let Some(brain) = brain else { return Ok(self.saved()?) };
+        let answer = timeout(self.patience(), brain.next(Revision::default(), false)).await;
+        let update = answer
+            .with_context(|| {
+                format!("{} gives no state within {} s: it has not read the cluster yet", self.api, self.timeout)
+            })?
+            .with_context(|| format!("{}", self.api))?;
+        let mut snapshot = Snapshot::default();
+        snapshot.apply(update);
+        Ok(snapshot)
+    }
+
+    fn saved(&self) -> anyhow::Result<Snapshot> {
+        let path = self.state.as_deref().context("no file is named")?;
+        let shown = path.display();
+        let mut text = String::new();
+        if path.as_os_str() == "-" {
+            std::io::stdin().read_to_string(&mut text).context("reading standard input")?;
+        } else {
+            text = std::fs::read_to_string(path).with_context(|| format!("reading {shown}"))?;
+        }
+        read(&text).with_context(|| format!("{shown} is no state that `localnet get state` has saved"))
+    }
+}
+
+/// Reads a saved state: JSON or YAML.
+///
+/// # Errors
+/// It is none; says where.
+pub fn read(text: &str) -> anyhow::Result<Snapshot> {
+    match text.trim_start().starts_with('{') {
+        true => Ok(serde_json::from_str(text)?),
+        false => Ok(serde_saphyr::from_str(text)?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STATE: &str =
+        "node: {name: n}\nservices:\n- {service: a/b, type: ClusterIP, clusterIPs: [10.0.0.1], ports: []}\n";
+
+    #[test]
+    fn a_saved_state_is_read_in_both_forms() {
+        let yaml = read(STATE).unwrap();
+        assert_eq!(yaml.services.len(), 1);
+        assert_eq!(read(&serde_json::to_string(&yaml).unwrap()).unwrap(), yaml);
+        assert!(format!("{:#}", read("node: 3").unwrap_err()).contains("line 1"));
+        assert!(read("{\"node\": 3}").is_err());
+    }
+}

@@ -1,0 +1,165 @@
+//! `localnet watch`: the changes of the state, as they come.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use localnet_client::{Snapshot, Source as _, SourceError, grpc::Brain};
+use localnet_proto::{Revision, Service, ServiceKey};
+use serde::Serialize;
+
+use crate::{
+    args::Failure,
+    get::{Filter, SERVICE_HEADINGS, service_row},
+    output::{self, Format, Style, Table, Tone},
+};
+
+/// How to watch.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Which services.
+    pub filter: Filter,
+    /// How they are printed.
+    pub format: Format,
+    /// With colour.
+    pub colour: bool,
+    /// End after so many states; none for never.
+    pub count: Option<u64>,
+}
+
+/// What happened to a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum What {
+    /// It is new.
+    Added,
+    /// It is another.
+    Changed,
+    /// It is gone.
+    Removed,
+}
+
+/// One change, as a line of JSON.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    revision: u64,
+    #[serde(rename = "type")]
+    what: What,
+    service: &'a Service,
+}
+
+/// The services that differ between two states.
+pub fn differences<'a>(
+    before: &'a BTreeMap<ServiceKey, Arc<Service>>,
+    after: &'a BTreeMap<ServiceKey, Arc<Service>>,
+) -> Vec<(What, &'a Service)> {
+    let mut found = Vec::new();
+    for (key, service) in after {
+        match before.get(key) {
+            None => found.push((What::Added, &**service)),
+            // Services that did not change are shared.
+            Some(known) if Arc::ptr_eq(known, service) || known == service => {}
+            Some(_) => found.push((What::Changed, &**service)),
+        }
+    }
+    let gone = before.iter().filter(|(key, _)| !after.contains_key(*key));
+    found.extend(gone.map(|(_, service)| (What::Removed, &**service)));
+    found
+}
+
+/// Prints changes until told enough, or until the brain goes away.
+///
+/// # Errors
+/// The brain cannot be reached, or standard output not written.
+pub async fn run(brain: &Brain, options: &Options) -> Result<(), Failure> {
+    let mut state = Snapshot::default();
+    let mut seen = 0;
+    while options.count.is_none_or(|count| seen < count) {
+        let update = match brain.next(state.revision, state.revision != Revision::default()).await {
+            Ok(update) => update,
+            Err(error @ SourceError::Unreachable(_)) if seen > 0 => {
+                return Err(Failure::Unreadable(anyhow::anyhow!("the brain has gone away: {error}")));
+            }
+            Err(error) => return Err(Failure::Unreadable(anyhow::anyhow!("{}: {error}", brain.describe()))),
+        };
+        let before = state.services.clone();
+        state.apply(update);
+        let shown: Vec<_> = differences(&before, &state.services)
+            .into_iter()
+            .filter(|(_, of)| options.filter.admits(&of.key))
+            .collect();
+        output::print(&lines(&shown, state.revision.rev, options, seen == 0)?)?;
+        seen += 1;
+    }
+    Ok(())
+}
+
+fn lines(changes: &[(What, &Service)], revision: u64, options: &Options, first: bool) -> anyhow::Result<String> {
+    let mut text = String::new();
+    match options.format {
+        Format::Json | Format::Yaml => {
+            for (what, service) in changes {
+                let line = Line { revision, what: *what, service };
+                match options.format {
+                    Format::Json => text.push_str(&(serde_json::to_string(&line)? + "\n")),
+                    _ => text.push_str(&format!("---\n{}", serde_saphyr::to_string(&line)?)),
+                }
+            }
+        }
+        Format::Name => changes.iter().for_each(|(_, service)| text.push_str(&format!("{}\n", service.key))),
+        Format::Table | Format::Wide => {
+            let mut table = Table::bare();
+            if first {
+                let headings = ["REVISION", "WHAT"].into_iter().chain(SERVICE_HEADINGS);
+                table.toned(headings.map(|heading| (heading.to_owned(), Some(Tone::Dim))));
+            }
+            for (what, service) in changes {
+                let (word, tone) = match what {
+                    What::Added => ("added", Tone::Good),
+                    What::Changed => ("changed", Tone::Odd),
+                    What::Removed => ("removed", Tone::Bad),
+                };
+                let head = [(revision.to_string(), None), (word.to_owned(), Some(tone))];
+                table.toned(head.into_iter().chain(service_row(service)));
+            }
+            text = table.text(Style { wide: false, colour: options.colour }, 0);
+        }
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn services(ports: &[(&str, u16)]) -> BTreeMap<ServiceKey, Arc<Service>> {
+        let one = |(name, seconds): &(&str, u16)| {
+            let key = ServiceKey::new("shop", *name);
+            let mut service = Service::new(key.clone(), vec!["10.96.0.1".parse().unwrap()]);
+            service.client_ip_affinity = Some(u32::from(*seconds));
+            (key, Arc::new(service))
+        };
+        ports.iter().map(one).collect()
+    }
+
+    fn options(format: Format) -> Options {
+        Options { filter: Filter::default(), format, colour: false, count: None }
+    }
+
+    #[test]
+    fn changes_are_told_once() {
+        let (before, after) = (services(&[("a", 1), ("b", 1), ("c", 1)]), services(&[("b", 1), ("c", 2), ("d", 1)]));
+        let found = differences(&before, &after);
+        let said: Vec<_> = found.iter().map(|(what, service)| (*what, &*service.key.name)).collect();
+        assert_eq!(said, [(What::Changed, "c"), (What::Added, "d"), (What::Removed, "a")]);
+        let json = lines(&found, 7, &options(Format::Json), true).unwrap();
+        let first: serde_json::Value = serde_json::from_str(json.lines().next().unwrap()).unwrap();
+        assert_eq!(
+            (&first["revision"], &first["type"], &first["service"]["service"]),
+            (&7.into(), &"CHANGED".into(), &"shop/c".into())
+        );
+        assert_eq!(lines(&found, 7, &options(Format::Name), true).unwrap(), "shop/c\nshop/d\nshop/a\n");
+        let table = lines(&found, 7, &options(Format::Table), true).unwrap();
+        assert!(table.starts_with("REVISION  WHAT     NAMESPACE"), "{table}");
+        assert!(table.contains("7         removed  shop"), "{table}");
+        assert_eq!(lines(&[], 8, &options(Format::Table), false).unwrap(), "");
+    }
+}

@@ -1,0 +1,270 @@
+//! `localnet explain --why-not`: gathers what [`crate::causes`] judges, from the state, the brain, the backends' reports and the
+//! kernel.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use localnet_client::{
+    grpc::Brain,
+    route::{Origin, Outcome, Packet},
+};
+use localnet_linux::{
+    nft::{HookPoint, others},
+    routes::Route,
+};
+use localnet_proto::{Family, Port, Protocol, Service, ServiceKey};
+use tokio::time::timeout;
+
+use crate::{
+    causes::{Evidence, Front, scope_of, shown},
+    explain::{self, Judged, World, outcome_name},
+    kernel,
+    path::{self, Path},
+    question::{self, At, From, To},
+    reasons::{Status, Why},
+};
+
+/// So many endpoints are looked at: a rule or a route that is wrong for one is mostly wrong for all.
+const MOST_ENDPOINTS: usize = 16;
+/// How long the brain may take for its reasons.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What is asked.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// The Service.
+    pub service: ServiceKey,
+    /// Its port, by name or number.
+    pub port: String,
+    /// The protocol, if it was said.
+    pub protocol: Option<Protocol>,
+    /// Who sends, if that was said.
+    pub from: Option<From>,
+    /// At which of its addresses, if that was said.
+    pub at: Option<IpAddr>,
+}
+
+impl Asked {
+    /// From what a person writes: `shop/web:http`.
+    ///
+    /// # Errors
+    /// It names no port of a Service.
+    pub fn new(why_not: To, from: Option<From>, to: Option<&To>) -> Result<Self, String> {
+        let At::Service(service, port) = why_not.at else {
+            return Err("--why-not wants a port of a Service, as in shop/web:80".to_owned());
+        };
+        let at = match to.map(|to| &to.at) {
+            Some(At::Address(address)) => Some(address.ip()),
+            Some(At::Service(..)) => return Err("with --why-not, --to names an address of the Service".to_owned()),
+            None => None,
+        };
+        Ok(Self { service, port, protocol: why_not.protocol, from, at })
+    }
+}
+
+/// What is known of the brain beside its state.
+#[derive(Debug, Default)]
+pub struct Told {
+    /// Its reasons about the Service.
+    pub why: Option<Why>,
+    /// How far it and the backends are.
+    pub status: Option<Status>,
+}
+
+/// Asks the brain.
+pub async fn ask(brain: Option<&Brain>, service: &ServiceKey) -> Told {
+    let Some(brain) = brain else { return Told::default() };
+    Told {
+        why: timeout(PATIENCE, brain.why(service)).await.ok().and_then(Result::ok).map(Why::from),
+        status: timeout(PATIENCE, brain.status()).await.ok().and_then(Result::ok).map(Status::from),
+    }
+}
+
+/// Gathers all that is known of a port of a Service.
+pub async fn gather(world: &mut World, asked: &Asked, told: Told) -> Evidence {
+    let mut evidence = Evidence {
+        asked: format!("{}:{}", asked.service, asked.port),
+        service: asked.service.to_string(),
+        why: told.why,
+        status: told.status,
+        kernel_unknown: world.kernel.as_ref().err().cloned(),
+        ..Evidence::default()
+    };
+    let Some(service) = world.state.services.get(&asked.service).cloned() else {
+        let keys = world.state.services.keys();
+        let namesakes = keys.filter(|key| key.name == asked.service.name).map(ToString::to_string);
+        evidence.namesakes = namesakes.take(3).collect();
+        return evidence;
+    };
+    evidence.is_served = true;
+    let Some(port) = question::port_of(&service, &asked.port, asked.protocol) else {
+        evidence.other_ports = Some(question::ports_of(&service));
+        return evidence;
+    };
+    let family = asked.at.or_else(|| asked.from.and_then(From::address)).map(Family::of);
+    if let Some(family) = family.filter(|family| !service.has_family(*family)) {
+        evidence.lacks_family = Some(family);
+        return evidence;
+    }
+    let mut destinations = destinations(world, &service, port, family);
+    if let Some(at) = asked.at {
+        destinations.retain(|(address, _)| *address == at);
+        if destinations.is_empty() {
+            evidence.not_its_address = Some(not_its(world, &service, port, at));
+            return evidence;
+        }
+    }
+    let tracked = (
+        kernel::setting("proc/sys/net/netfilter/nf_conntrack_count"),
+        kernel::setting("proc/sys/net/netfilter/nf_conntrack_max"),
+    );
+    evidence.tracking_is_full =
+        world.kernel.is_ok() && matches!(tracked, (Some(count), Some(max)) if max > 0 && count >= max);
+    for destination in destinations {
+        let front = look_at(world, asked, &service, port, destination).await;
+        evidence.fronts.push(front);
+    }
+    evidence
+}
+
+/// The addresses on which a port is reached, ClusterIPs first, with the number there.
+fn destinations(world: &World, service: &Service, port: &Port, family: Option<Family>) -> Vec<(IpAddr, u16)> {
+    let own = service.cluster_ips.iter().chain(&service.external_ips).chain(&service.load_balancer_ips);
+    let own = own.map(|address| (*address, port.port));
+    let on_node = port.node_port.into_iter().flat_map(|number| {
+        let addresses = world.facts.node_port_addresses.iter();
+        addresses.filter(|address| service.has_family(Family::of(**address))).map(move |address| (*address, number))
+    });
+    let mut seen = BTreeSet::new();
+    let wanted = |address: &IpAddr| family.is_none_or(|family| Family::of(*address) == family);
+    own.chain(on_node).filter(|to| wanted(&to.0) && seen.insert(*to)).collect()
+}
+
+fn not_its(world: &World, service: &Service, port: &Port, at: IpAddr) -> String {
+    let key = &service.key;
+    match port.node_port {
+        Some(number) if world.has(at) => {
+            let addresses: Vec<String> = world.facts.node_port_addresses.iter().map(ToString::to_string).collect();
+            format!("NodePort {number} of Service {key} is not answered on {at}, only on {}", addresses.join(", "))
+        }
+        None if world.has(at) => format!("Service {key} has no NodePort for this port, and {at} is the node's"),
+        _ => format!("Service {key} does not have the address {at}"),
+    }
+}
+
+/// What becomes of a packet at one address, by the state and in the kernel.
+async fn look_at(world: &mut World, asked: &Asked, service: &Service, port: &Port, to: (IpAddr, u16)) -> Front {
+    let internal = service.cluster_ips.contains(&to.0);
+    let from = asked.from.unwrap_or(if internal { From::Pod(None) } else { From::Outside(None) });
+    let known_source = from.address().is_some() || from == From::Node;
+    let socket = SocketAddr::new(to.0, to.1);
+    let packet = world.packet(from, (socket, port.protocol)).await;
+    let judged = world.judge(packet);
+    let family = Family::of(to.0);
+    let ours = judged.service() == Some(&service.key);
+    let told = explain::told(world, &judged);
+    let mut front = Front {
+        to: shown(to.0, to.1),
+        kind: told.destination,
+        family: Some(family),
+        port_name: port.name.to_string(),
+        scope: scope_of(judged.scope()),
+        outcome: if ours { outcome_name(&judged.outcome) } else { "notOurs" },
+        because: told.why,
+        filtered: filtered(&judged, known_source),
+        taken_by: judged.service().filter(|_| !ours).map(ToString::to_string),
+        ..Front::default()
+    };
+    let Outcome::Endpoints { choices, .. } = &judged.outcome else { return front };
+    if !ours {
+        return front;
+    }
+    let choices: Vec<SocketAddr> = choices.iter().take(MOST_ENDPOINTS).copied().collect();
+    let steps = judged.steps(world);
+    let serving = judged.vip.as_ref().map(|vip| vip.serving.clone()).unwrap_or_default();
+    let affinity = path::has_affinity(&world.state, &world.facts, family);
+    let chains = Path::new(&world.facts, family, affinity).chains().to_vec();
+    drop(judged);
+
+    let of_kernel = localnet_nft::plan::family_of(family);
+    let (rows, _) = explain::in_kernel(world, family, &steps);
+    let Ok(kernel) = &mut world.kernel else { return front };
+    front.no_table = matches!(kernel.chains(of_kernel), Ok(None));
+    front.missing = rows.into_iter().filter(|row| matches!(row.held, "no" | "other")).collect();
+    front.damaged = kernel.damaged(of_kernel, &chains).unwrap_or_default();
+    front.stops = stops(world, &packet, known_source, &choices);
+    let leaves = choices.iter().any(|endpoint| !world.has(endpoint.ip()));
+    front.does_not_forward = packet.origin != Origin::Node && leaves && kernel::forwards(of_kernel) == Some(false);
+    if let Ok(routes) = kernel::routes(choices.iter().map(SocketAddr::ip).collect::<BTreeSet<_>>()).await {
+        let none = routes.into_iter().filter_map(|(address, route)| match route {
+            Route::None(why) => Some((address, why)),
+            Route::Local | Route::Out { .. } => None,
+        });
+        front.no_routes = none.collect();
+    }
+    let source = known_source.then_some(packet.source);
+    let flows = explain::flows(&packet, source, &serving).unwrap_or_default();
+    front.stale = flows.into_iter().filter(|flow| flow.stale).collect();
+    front
+}
+
+/// Who is kept out by source ranges.
+fn filtered(judged: &Judged<'_>, known_source: bool) -> Option<String> {
+    let target = judged.target.as_ref()?;
+    let to = judged.packet.destination;
+    let mut filters = target.service.source_filters.iter().filter(|filter| filter.targets.contains(&to));
+    let ranges: Vec<String> = filters.next()?.source_ranges.iter().map(ToString::to_string).collect();
+    let key = &target.service.key;
+    match known_source {
+        true if !judged.is_filtered() => None,
+        true => Some(format!(
+            "spec.loadBalancerSourceRanges of Service {key} admits only {} to {to}, and not {}",
+            ranges.join(", "),
+            judged.packet.source
+        )),
+        false => {
+            Some(format!("spec.loadBalancerSourceRanges of Service {key} admits only {} to {to}", ranges.join(", ")))
+        }
+    }
+}
+
+/// The rules of others that stop the packet on its way in, or on to one of the endpoints.
+fn stops(
+    world: &mut World,
+    packet: &Packet,
+    known_source: bool,
+    endpoints: &[SocketAddr],
+) -> Vec<(String, others::Stop)> {
+    let source = known_source.then_some(packet.source);
+    let protocol = path::protocol(packet);
+    let asked = SocketAddr::new(packet.destination, packet.port);
+    let at = |point, to: SocketAddr| others::Packet { point, source, destination: to.ip(), protocol, port: to.port() };
+    let mut ways = Vec::new();
+    if packet.origin == Origin::Node {
+        ways.extend(endpoints.iter().map(|endpoint| at(HookPoint::Output, *endpoint)));
+    } else {
+        ways.push(at(HookPoint::Prerouting, asked));
+        for endpoint in endpoints {
+            let point = if world.has(endpoint.ip()) { HookPoint::Input } else { HookPoint::Forward };
+            ways.push(at(point, *endpoint));
+        }
+    }
+    let Ok(kernel) = &mut world.kernel else { return Vec::new() };
+    let mut found: Vec<(String, others::Stop)> = Vec::new();
+    for way in ways {
+        let to = SocketAddr::new(way.destination, way.port);
+        for stop in kernel.stops(&way).unwrap_or_default() {
+            // The same rule for another endpoint is the same rule.
+            let same = |known: &others::Stop| {
+                (&known.table, &known.chain, known.handle) == (&stop.table, &stop.chain, stop.handle)
+            };
+            if !found.iter().any(|(_, known)| same(known)) {
+                found.push((format!("to {to}"), stop));
+            }
+        }
+    }
+    found
+}
