@@ -79,6 +79,8 @@ bless: deps helm ## Rewrite the expectations (golden files); read the difference
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-proto --test api
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-ship --test chart values_give_the_golden_manifests
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-ship --test chart readme_has_the_table_of_values
+	$(CARGO) build --locked --workspace --bins
+	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-e2e --test why_not debugging::
 	git diff --stat
 
 bench: deps controlplane ## Figures beside kube-proxy, into docs/PERFORMANCE.md (40 minutes; QUICK=1: 5, into target/bench; CONTINUE=1: what is left of a run that was interrupted; needs root)

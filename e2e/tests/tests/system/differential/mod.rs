@@ -10,6 +10,7 @@
 //! A cluster grows in steps: Services come, change and go, the Node moves to another zone, and both sides follow; half-way both are
 //! started again with other flags. After each step, when both have come to the same state, the same random packets are sent in
 //! both networks. `N` packets at least, `SEED` for the same ones again.
+//! Of each packet `localnet explain` must say what the oracle says, asked as a person asks it.
 //! What differs is either an entry of `docs/differences.md` or a failure.
 
 mod alone;
@@ -17,6 +18,7 @@ mod ask;
 mod cluster;
 mod describe;
 mod differences;
+mod explained;
 mod generate;
 mod judge;
 mod pair;

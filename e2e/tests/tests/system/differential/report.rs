@@ -14,6 +14,8 @@ pub(crate) struct Report {
     pub(crate) packets: usize,
     pub(crate) connections: usize,
     pub(crate) unexplained: usize,
+    /// Packets of which `localnet explain` said what came of them.
+    pub(crate) told: usize,
     pub(crate) returned: Returned,
     expected: BTreeMap<&'static str, usize>,
     protocols: BTreeMap<String, usize>,
@@ -58,6 +60,6 @@ impl fmt::Display for Report {
         for (entry, count) in &self.explained {
             write!(f, "{count} as entry {entry} of docs/differences.md, ")?;
         }
-        write!(f, "{unexplained} unexplained differences")
+        write!(f, "{} packets told by localnet explain, {unexplained} unexplained differences", self.told)
     }
 }

@@ -13,6 +13,7 @@ use super::{
     ask::{Asked, Seen},
     cluster::Cluster,
     differences::{Difference, explain},
+    explained,
     judge::judge,
     question::{Question, Sender},
     random::Random,
@@ -90,12 +91,20 @@ impl Runs {
     fn compare(&mut self, scene: &Scene<'_>, random: &mut Random) -> anyhow::Result<()> {
         self.memory.enter(scene);
         let asked: Vec<Asked> = (0..PACKETS_PER_STATE).map(|_| scene.draw(random)).collect();
+        let told = explained::outcomes(&self.world, scene.setup, &asked)?;
         let seen = ask_all(&self.world, &asked)?;
         let mode = self.world.pair.mode;
         self.report.states += 1;
         for (number, asked) in asked.iter().enumerate() {
             self.report.count(asked);
             let both = Side::BOTH.map(|side| &seen[&(side, number)]);
+            if told[number] == asked.expected {
+                self.report.told += 1;
+            } else {
+                self.report.unexplained += 1;
+                let said = format!("localnet explain says {:?}", told[number]);
+                say(&format!("\ndifference: {said}\n{}", scene.describe(asked, both)));
+            }
             for (side, seen) in Side::BOTH.into_iter().zip(both) {
                 self.report.connections += seen.connections;
                 let wrong = judge(asked, seen, self.world.network(side).topology());

@@ -144,6 +144,16 @@ impl World {
         kube_proxy::start(self.sides[1].node(), &self.programs, self.pair.mode, whose, &setup.kube_proxy_lines())
     }
 
+    /// Where the brain is served.
+    pub(crate) fn api(&self) -> String {
+        self.programs.api()
+    }
+
+    /// A folder for files.
+    pub(crate) fn folder(&self) -> &std::path::Path {
+        self.programs.path()
+    }
+
     pub(crate) fn network(&self, side: Side) -> &Network {
         match side {
             Side::Ours => &self.sides[0],

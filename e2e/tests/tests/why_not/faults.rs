@@ -1,0 +1,66 @@
+//! Every fault of `e2e/faults`: `--why-not` names its cause first, in all but a twentieth of them at the most.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use localnet_lab::topology::CLUSTER_CIDRS;
+
+use crate::scenario::{self, Scenario};
+
+/// What is asked for: 38 of 40.
+const RIGHT_OF_TWENTY: usize = 19;
+const AT_A_TIME: usize = 4;
+
+/// The causes that are named, the first one first.
+fn named(folder: &std::path::Path) -> anyhow::Result<(String, Vec<String>)> {
+    let fault = scenario::read(folder)?;
+    let scenario = Scenario::build(folder, &fault.steps)?;
+    let cluster = CLUSTER_CIDRS.join(",");
+    let mut arguments = vec!["explain", "--why-not", &fault.ask, "--cluster-cidr", &cluster, "-o", "json"];
+    if let Some(from) = &fault.from {
+        arguments.extend(["--from", from]);
+    }
+    if let Some(to) = &fault.to {
+        arguments.extend(["--to", to]);
+    }
+    let said = scenario.localnet(&arguments)?;
+    anyhow::ensure!(said.code == 1 || said.code == 0, "{said:?}");
+    let answer: serde_json::Value = serde_json::from_str(&said.out)?;
+    let causes = answer["causes"].as_array().cloned().unwrap_or_default();
+    let ids = causes.iter().map(|cause| format!("{}: {}", cause["id"].as_str().unwrap_or_default(), cause["problem"]));
+    Ok((fault.cause, ids.collect()))
+}
+
+#[test]
+fn the_right_cause_is_named_first() {
+    let folders = scenario::all();
+    assert!(folders.len() >= 40, "only {} faults", folders.len());
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut wrong = Vec::new();
+        while let Some(folder) = folders.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let name = folder.file_name().unwrap().to_string_lossy().into_owned();
+            match named(folder) {
+                Ok((cause, found)) if found.first().is_some_and(|first| first.starts_with(&format!("{cause}: "))) => {}
+                Ok((cause, found)) => wrong.push(format!("{name}: wanted {cause}, got {found:#?}")),
+                Err(error) => wrong.push(format!("{name}: {error:#}")),
+            }
+        }
+        wrong
+    };
+    let wrong: Vec<String> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..AT_A_TIME).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+    });
+    let right = folders.len() - wrong.len();
+    println!("{right} of {} causes are named first\n{}", folders.len(), wrong.join("\n"));
+    assert!(right * 20 >= folders.len() * RIGHT_OF_TWENTY, "{right} of {}", folders.len());
+}
+
+#[test]
+fn every_fault_says_what_it_is() {
+    for folder in scenario::all() {
+        let text = std::fs::read_to_string(folder.join("fault.yaml")).unwrap();
+        assert!(text.starts_with("# "), "{}", folder.display());
+        scenario::read(&folder).unwrap();
+    }
+}

@@ -1,0 +1,179 @@
+//! One fault of `e2e/faults`, made real.
+
+use std::{
+    fs,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, bail};
+use localnet_e2e::{Programs, await_condition, program};
+use localnet_lab::{Namespace, Network, Running, Topology, topology::CLUSTER_CIDRS};
+use serde::Deserialize;
+
+/// What is wrong, and how it is asked for.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Fault {
+    pub(crate) ask: String,
+    #[serde(default)]
+    pub(crate) from: Option<String>,
+    #[serde(default)]
+    pub(crate) to: Option<String>,
+    #[serde(default = "backend_alone")]
+    pub(crate) steps: Vec<String>,
+    pub(crate) cause: String,
+}
+
+fn backend_alone() -> Vec<String> {
+    vec!["backend".to_owned()]
+}
+
+/// The directories under `e2e/faults`.
+pub(crate) fn all() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("faults");
+    let entries = fs::read_dir(&root).unwrap().map(|entry| entry.unwrap().path());
+    let mut found: Vec<PathBuf> = entries.filter(|path| path.is_dir()).collect();
+    found.sort();
+    found
+}
+
+/// A directory of that name.
+pub(crate) fn named(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("faults").join(name);
+    assert!(path.is_dir(), "e2e/faults has no {name}");
+    path
+}
+
+/// A Case of that name.
+pub(crate) fn case(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("cases").join(name);
+    assert!(path.is_dir(), "e2e/cases has no {name}");
+    path
+}
+
+/// What happens on the node: a Case has no steps of its own.
+pub(crate) fn steps(folder: &Path) -> Vec<String> {
+    if folder.join("fault.yaml").exists() { read(folder).unwrap().steps } else { backend_alone() }
+}
+
+pub(crate) fn read(path: &Path) -> anyhow::Result<Fault> {
+    let file = path.join("fault.yaml");
+    let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+    serde_saphyr::from_str(&text).with_context(|| format!("reading {}", file.display()))
+}
+
+/// What the command printed, and how it ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Said {
+    pub(crate) out: String,
+    pub(crate) error: String,
+    pub(crate) code: i32,
+}
+
+/// A node on which the steps of a fault were taken.
+pub(crate) struct Scenario {
+    pub(crate) network: Network,
+    pub(crate) programs: Programs,
+    brain: Option<Running>,
+    backend: Option<Running>,
+    folder: PathBuf,
+}
+
+impl Scenario {
+    /// Takes the steps.
+    pub(crate) fn build(folder: &Path, steps: &[String]) -> anyhow::Result<Self> {
+        let mut topology = Topology::with_pods(["10.180.0.1", "10.180.0.2", "10.180.0.3", "10.180.1.1"])?;
+        topology.node_addresses.clear();
+        let network = Network::build(topology)?;
+        let programs = Programs::new()?;
+        let source = programs.path().join("cluster.yaml");
+        fs::copy(folder.join("cluster.yaml"), &source).context("copying cluster.yaml")?;
+        let brain = programs.start_brain(network.node(), &format!("file:{}", source.display()))?;
+        let socket = programs.path().join("brain.sock");
+        await_condition("the brain's socket", || socket.exists())?;
+        let mut scenario = Self { network, programs, brain: Some(brain), backend: None, folder: folder.to_owned() };
+        scenario.await_revision(1)?;
+        for step in steps {
+            scenario.step(step).with_context(|| format!("step {step:?}"))?;
+        }
+        Ok(scenario)
+    }
+
+    fn step(&mut self, step: &str) -> anyhow::Result<()> {
+        match step {
+            "backend" => {
+                self.backend = Some(self.programs.start_nft(self.network.node())?);
+                self.await_applied()
+            }
+            "kill backend" => {
+                self.backend = None;
+                Ok(())
+            }
+            "kill brain" => {
+                self.brain = None;
+                Ok(())
+            }
+            "table" => {
+                let mut command = Command::new(program("localnet-nft")?);
+                let (api, cluster) = (self.programs.api(), CLUSTER_CIDRS.join(","));
+                command.args(["--once", "--dry-run", "--api", &api, "--cluster-cidr", &cluster]);
+                let plan = self.network.node().output(&mut command)?;
+                self.network.node().output_with_input(Command::new("nft").args(["-f", "-"]), &plan)?;
+                Ok(())
+            }
+            "later" => {
+                let source = self.programs.path().join("cluster.yaml");
+                // As editors and ConfigMaps do: the file is there as a whole at once.
+                let beside = self.programs.path().join("later.tmp");
+                fs::copy(self.folder.join("later.yaml"), &beside).context("copying later.yaml")?;
+                fs::rename(beside, source).context("replacing cluster.yaml")?;
+                self.await_revision(2)
+            }
+            _ => {
+                let (place, command) = step.split_once(": ").context("a step is a word, or PLACE: COMMAND")?;
+                let namespace: &Namespace = match place.split_once(' ') {
+                    None if place == "node" => self.network.node(),
+                    Some(("pod", address)) => self.network.pod(address.parse::<IpAddr>().context("reading a pod")?)?,
+                    _ => bail!("{place:?} is no place"),
+                };
+                namespace.output(Command::new("bash").args(["-c", command])).map(drop)
+            }
+        }
+    }
+
+    /// Runs `localnet` on the node, with the flags that the backend has.
+    pub(crate) fn localnet(&self, arguments: &[&str]) -> anyhow::Result<Said> {
+        let mut command = Command::new(program("localnet")?);
+        command.args(arguments).env("LOCALNET_API", self.programs.api()).env_remove("NO_COLOR");
+        self.network.node().run(|| {
+            let ended = command.output().context("running localnet")?;
+            Ok(Said {
+                out: String::from_utf8(ended.stdout)?,
+                error: String::from_utf8(ended.stderr)?,
+                code: ended.status.code().unwrap_or(-1),
+            })
+        })
+    }
+
+    fn status(&self) -> Option<serde_json::Value> {
+        let said = self.localnet(&["get", "revision", "-o", "json"]).ok()?;
+        serde_json::from_str(&said.out).ok()
+    }
+
+    fn await_revision(&self, revision: u64) -> anyhow::Result<()> {
+        let is_there = || self.status().is_some_and(|status| status["revision"].as_u64() >= Some(revision));
+        await_condition(&format!("revision {revision}"), is_there).with_context(|| self.programs.log("localnet-brain"))
+    }
+
+    fn await_applied(&self) -> anyhow::Result<()> {
+        let is_applied = || {
+            let Some(status) = self.status() else { return false };
+            let families = status["backends"][0]["families"].as_array().cloned().unwrap_or_default();
+            !families.is_empty()
+                && families.iter().all(|family| family["behind"] == 0 && family["applied"].as_u64() > Some(0))
+        };
+        await_condition("the backend", is_applied).with_context(|| self.programs.log("localnet-nft"))
+    }
+}
