@@ -26,7 +26,7 @@ wine: ## Make what builds and runs programs of Windows here, in .cache; installs
 	@[ "$$(uname -m)" != x86_64 ] || e2e/wine/cargo build --locked -p localnet-win
 
 build: ## Build the programs in release mode
-	$(CARGO) build --release --locked -p localnet-brain -p localnet-nft -p localnet-iptables -p localnet-ipvs -p localnet-node
+	$(CARGO) build --release --locked -p localnet-brain -p localnet-nft -p localnet-iptables -p localnet-ipvs -p localnet-node -p localnet
 
 demo: deps ## Services on screen: brain and nft backend in a throw-away network namespace (ONCE=1: one round)
 	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-demo

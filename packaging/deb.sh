@@ -23,6 +23,8 @@ put() {
 }
 
 for program in "target/ship/$arch/bin"/*; do put 755 "$program" usr/bin; done
+# kubectl finds it by this name, as `kubectl localnet`.
+ln -s localnet "$tree/usr/bin/kubectl-localnet"
 for unit in packaging/systemd/*.service; do put 644 "$unit" usr/lib/systemd/system; done
 put 644 packaging/debian/localnet.sysusers usr/lib/sysusers.d localnet.conf
 put 644 packaging/debian/localnet.default etc/default localnet

@@ -119,7 +119,7 @@ EOF
 bills() {
     sbom=$cache/cargo-sbom/bin/cargo-sbom
     [ -x "$sbom" ] || cargo install --quiet --locked --root "$cache/cargo-sbom" cargo-sbom
-    for program in target/ship/amd64/bin/localnet-*; do
+    for program in target/ship/amd64/bin/*; do
         name=$(basename "$program")
         "$sbom" --cargo-package "$name" --output-format cyclone_dx_json_1_6 >"target/images/$name.cdx.json"
     done

@@ -10,7 +10,7 @@ set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
 cargo=${CARGO:-cargo}
-programs="localnet-brain localnet-nft localnet-iptables localnet-ipvs localnet-node"
+programs="localnet-brain localnet-nft localnet-iptables localnet-ipvs localnet-node localnet"
 flags=
 for program in $programs; do flags="$flags -p $program"; done
 # No path of this machine is in what is shipped.

@@ -20,6 +20,9 @@ use clap_mangen::Man;
 /// Where manuals are for what only root runs.
 const SECTION: &str = "8";
 
+/// The one program that is a command for people, and no service.
+pub const COMMAND: &str = "localnet";
+
 /// All programs that are installed, as `--help` describes them.
 pub fn programs() -> Vec<Command> {
     vec![
@@ -28,6 +31,7 @@ pub fn programs() -> Vec<Command> {
         localnet_iptables::args::Arguments::command(),
         localnet_ipvs::args::Arguments::command(),
         localnet_node::args::Arguments::command(),
+        localnet::args::Arguments::command(),
     ]
 }
 
