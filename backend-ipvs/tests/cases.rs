@@ -1,7 +1,5 @@
 //! Every Case: its state gives the plan in `ipvs.txt`. Where packets go is in `guest/`, as that needs IPVS.
 
-#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
-
 #[path = "guest/planned.rs"]
 mod planned;
 
