@@ -170,6 +170,10 @@ pub struct ServeArgs {
     /// Serve TCP beyond loopback without TLS, to everybody who can reach it
     #[arg(long)]
     pub insecure_tcp: bool,
+    /// Node whose view KPNG's clients may ask for beside that of this node, or * for every node; may be given several times. Each
+    /// view that is asked for costs as much as a brain
+    #[arg(long, value_name = "NAME", value_parser = view_name)]
+    pub serve_node: Vec<String>,
 }
 
 impl ServeArgs {
@@ -216,10 +220,15 @@ impl LogArgs {
     }
 }
 
-fn node_name(text: &str) -> Result<String, &'static str> {
+pub(crate) fn node_name(text: &str) -> Result<String, &'static str> {
     let name = text.trim().to_lowercase();
     let good = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
     if good { Ok(name) } else { Err("not the name of a Node: letters, digits, '-', '.'") }
+}
+
+/// The name of a Node, or `*`.
+fn view_name(text: &str) -> Result<String, &'static str> {
+    if text == "*" { Ok(text.to_owned()) } else { node_name(text) }
 }
 
 /// A value that can stand in a label selector.
@@ -341,6 +350,12 @@ mod tests {
     }
 
     #[test]
+    fn other_nodes_are_named() {
+        let arguments = parse("--source kube --serve-node Node-B --serve-node *").unwrap();
+        assert_eq!(arguments.serve.serve_node, ["node-b", "*"]);
+    }
+
+    #[test]
     fn groups_have_names_too() {
         assert_eq!(group("root"), Ok(0));
         assert!(group("no such group").is_err());
@@ -355,6 +370,7 @@ mod tests {
             "--source kube --listen /run/brain.sock",
             "--source kube --tls-cert c",
             "--source kube --tls-cert c --tls-key k",
+            "--source kube --serve-node a/b",
             "--source kube --node-name= ",
             "--source kube --service-proxy-name a,b",
             "--source kube --socket-group no-such-group-here",

@@ -21,7 +21,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use imbl::{OrdMap, OrdSet};
+use imbl::{OrdMap, OrdSet, ordmap::DiffItem};
 use localnet_proto::{
     Node, Revision, Service, ServiceKey, Snapshot, Update,
     decode::{Assembler, DecodeError},
@@ -126,12 +126,23 @@ impl Feed {
 
 /// A service in a state, as all readers get it. Nothing else is kept of it: memory of the brain is mostly this and what the cluster
 /// says.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 struct Entry {
     /// The revision that brought it.
     rev: u64,
     items: Box<[Bytes]>,
     counts: Counts,
+}
+
+/// A service as it is sent. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Encoded(Arc<Entry>);
+
+impl Encoded {
+    /// The serialized `NextItem`s that carry it.
+    pub(crate) fn items(&self) -> &[Bytes] {
+        &self.0.items
+    }
 }
 
 /// The node's facts in a state.
@@ -235,6 +246,25 @@ impl State {
         let mut snapshot = Snapshot::default();
         snapshot.apply(self.update(Revision::default(), false)?);
         Ok(snapshot)
+    }
+
+    /// The services that differ from those of another state, which need not be an earlier one of this node: what each of
+    /// them was there, and what it is here. What both states share is not looked at.
+    pub(crate) fn differing(&self, before: Option<&Self>) -> Vec<(ServiceKey, Option<Encoded>, Option<Encoded>)> {
+        let nothing = OrdMap::new();
+        let before = before.map_or(&nothing, |before| &before.services);
+        let encoded = |entry: &Arc<Entry>| Some(Encoded(Arc::clone(entry)));
+        let differing = before.diff(&self.services).map(|differs| match differs {
+            DiffItem::Add(key, now) => (key.clone(), None, encoded(now)),
+            DiffItem::Update { old: (key, before), new: (_, now) } => (key.clone(), encoded(before), encoded(now)),
+            DiffItem::Remove(key, before) => (key.clone(), encoded(before), None),
+        });
+        differing.collect()
+    }
+
+    /// The serialized `NodeState`.
+    pub(crate) fn encoded_node(&self) -> Vec<u8> {
+        localnet_proto::wire::NodeState::from(&self.node.node).encode_to_vec()
     }
 
     /// The revision that a delta can start from, if there can be one.

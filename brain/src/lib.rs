@@ -15,6 +15,7 @@ pub mod configured;
 pub mod events;
 pub mod feed;
 pub mod health;
+pub mod kpng;
 pub mod localize;
 pub mod metrics;
 pub mod pump;
@@ -22,6 +23,7 @@ pub mod run;
 pub mod serve;
 pub mod status;
 pub mod telemetry;
+pub mod views;
 pub mod watch;
 
 pub use run::{Brain, start};

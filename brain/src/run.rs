@@ -1,6 +1,6 @@
 //! Puts the parts together: source → pump → feed, and for the command also serve.
 
-use std::future::Future;
+use std::{future::Future, sync::Arc};
 
 use anyhow::Context as _;
 use localnet_config_file::Running;
@@ -21,6 +21,7 @@ use crate::{
     metrics::Requests,
     pump::{self, Questions},
     serve::{self, Listener, Reports},
+    views::{Allowed, Views},
     watch::{file, kube},
 };
 
@@ -129,7 +130,8 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
         listeners.push(Listener::bind(address, &listening).await?);
     }
     let (node_ips, chosen_ips) = watch::channel(configured::node_ips(said));
-    let mut brain = start(&source, options, chosen_ips).await?;
+    let mut brain = start(&source, options.clone(), chosen_ips).await?;
+    let views = views(brain.feed().clone(), &arguments.serve.serve_node, source, options);
 
     let reports = Reports::default();
     brain.tell_warnings(&reports);
@@ -137,7 +139,7 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     let (current, _following) = running.follow();
     let mut configured = Configured::start(current, chosen, node_ips, &brain, &reports)?;
     let stop = CancellationToken::new();
-    let told = serve::Told { feed: brain.feed().clone(), reports, questions: brain.questions().clone() };
+    let told = serve::Told { views, reports, questions: brain.questions().clone() };
     let served = serve::run(listeners, told, stop.clone().cancelled_owned());
     let mut served = std::pin::pin!(served);
     let result = tokio::select! {
@@ -148,6 +150,17 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     };
     stop.cancel();
     result.and(served.await)
+}
+
+/// The own view, and those of other nodes that may be asked for, from the same source.
+fn views(own: Feed, allowed: &[String], source: Source, options: cluster::Options) -> Views {
+    let source = Arc::new(source);
+    Views::with_others(own, Allowed::new(allowed), move |node_name| {
+        let (source, options) = (Arc::clone(&source), cluster::Options { node_name, ..options.clone() });
+        // What an operator chooses among addresses is about the own node.
+        let (_, node_ips) = watch::channel(NodeIps::default());
+        Box::pin(async move { start(&source, options, node_ips).await })
+    })
 }
 
 /// Resolves on SIGTERM or SIGINT.

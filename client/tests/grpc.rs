@@ -31,6 +31,12 @@ impl Endpoints for Peer {
         self.asked.lock().await.push(request.into_inner());
         Ok(Response::new(tokio_stream::iter(self.items.lock().await.clone())))
     }
+
+    type WatchStream = tokio_stream::Empty<Result<wire::OpItem, Status>>;
+
+    async fn watch(&self, _: Request<tonic::Streaming<wire::WatchReq>>) -> Result<Response<Self::WatchStream>, Status> {
+        Err(Status::unimplemented("KPNG's clients are not expected here"))
+    }
 }
 
 #[tonic::async_trait]

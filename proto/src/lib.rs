@@ -29,5 +29,13 @@ pub mod wire {
     tonic::include_proto!("localnetv1");
 }
 
-/// The serialized `FileDescriptorSet` of `localnetv1.proto`, comments included, for gRPC reflection.
+/// KPNG's later name of `Watch`, generated from `localv1.proto`.
+#[expect(clippy::allow_attributes, reason = "generated code; the proto file documents it")]
+pub mod localv1 {
+    tonic::include_proto!("localv1");
+}
+// Generated code calls each package by its own name.
+use wire as localnetv1;
+
+/// The serialized `FileDescriptorSet` of `localnetv1.proto` and `localv1.proto`, comments included, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/localnetv1.binpb"));

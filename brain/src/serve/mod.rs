@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! Listener ──accept──► peer check, TLS ──► HTTP/2 ──► Routes ─┬► Next     (a cursor into the feed)
+//!                                                             ├► Watch    (the same for KPNG's clients)
 //!                                                             ├► Reports  (what backends say)
 //!                                                             ├► Reasons  (why the state is so, for people who ask)
 //!                                                             └► health, reflection
@@ -19,6 +20,8 @@ mod routes;
 mod stall;
 mod tls;
 mod unix;
+mod verbatim;
+mod watch;
 
 use std::{future::Future, io, sync::Arc, time::Duration};
 
@@ -43,7 +46,7 @@ pub use self::{
     reports::{Received, Reports},
     tls::TlsFiles,
 };
-use crate::{feed::Feed, pump::Questions};
+use crate::{feed::Feed, pump::Questions, views::Views};
 
 /// Connections of one listener. A node has a handful of backends; more than this is a fault, or an attack.
 const MAX_CONNECTIONS: usize = 1024;
@@ -63,8 +66,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// What is served.
 #[derive(Clone, Debug)]
 pub struct Told {
-    /// The states of the node.
-    pub feed: Feed,
+    /// The states of the node, and of others that may be asked for.
+    pub views: Views,
     /// What backends say is stored there.
     pub reports: Reports,
     /// Where to ask why services are as they are.
@@ -86,7 +89,7 @@ pub async fn run(listeners: Vec<Listener>, told: Told, shutdown: impl Future<Out
     let routes = Routes::new(&told, health_server, stalls.clone(), stop.clone());
 
     let mut tasks = JoinSet::new();
-    tasks.spawn(report_health(health, told.feed, stop.clone()));
+    tasks.spawn(report_health(health, told.views.own().feed().clone(), stop.clone()));
     tasks.spawn(stall::sweep(stalls, stop.clone()));
     for listener in listeners {
         tasks.spawn(accept(listener, routes.clone(), stop.clone()));
@@ -130,7 +133,7 @@ async fn report_health(health: HealthReporter, feed: Feed, stop: CancellationTok
 }
 
 async fn set_health(health: &HealthReporter, status: ServingStatus) {
-    for service in ["", routes::ENDPOINTS] {
+    for service in ["", routes::ENDPOINTS, routes::SETS] {
         health.set_service_status(service, status).await;
     }
 }

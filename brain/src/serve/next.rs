@@ -5,18 +5,15 @@
 
 use std::{future::Future, pin::Pin};
 
-use bytes::{BufMut as _, Bytes};
+use bytes::Bytes;
 use localnet_proto::{Revision, wire::NextFilter};
 use tokio_util::sync::CancellationToken;
-use tonic::{
-    Request, Response, Status,
-    body::Body,
-    codec::{BufferSettings, Codec, EncodeBuf, Encoder},
-    server::{Grpc, ServerStreamingService},
-};
-use tonic_prost::ProstDecoder;
+use tonic::{Request, Response, Status, body::Body, server::ServerStreamingService};
 
-use super::stall::{Paced, Stalls};
+use super::{
+    stall::{Paced, Stalls},
+    verbatim,
+};
 use crate::feed::Feed;
 
 /// Answers `Next`.
@@ -33,7 +30,7 @@ impl Next {
     }
 
     pub(super) async fn handle(self, request: http::Request<Body>) -> http::Response<Body> {
-        Grpc::new(Verbatim).server_streaming(self, request).await
+        verbatim::grpc().server_streaming(self, request).await
     }
 
     /// Waits until there is a state other than the one that `request` names.
@@ -50,7 +47,7 @@ impl Next {
     }
 }
 
-fn ending() -> Status {
+pub(super) fn ending() -> Status {
     Status::unavailable("the brain is shutting down; call again")
 }
 
@@ -64,40 +61,5 @@ impl ServerStreamingService<NextFilter> for Next {
         let answer = self.clone().answer(request.into_inner());
         let items: Self::ResponseStream = Box::pin(futures::TryFutureExt::try_flatten_stream(answer));
         Box::pin(std::future::ready(Ok(Response::new(items))))
-    }
-}
-
-/// Sends what is serialized already, and reads requests.
-#[derive(Clone, Copy, Debug)]
-struct Verbatim;
-
-impl Codec for Verbatim {
-    type Encode = Bytes;
-    type Decode = NextFilter;
-    type Encoder = Self;
-    type Decoder = ProstDecoder<NextFilter>;
-
-    fn encoder(&mut self) -> Self::Encoder {
-        Self
-    }
-
-    fn decoder(&mut self) -> Self::Decoder {
-        ProstDecoder::new(BufferSettings::default())
-    }
-}
-
-impl Encoder for Verbatim {
-    type Item = Bytes;
-    type Error = Status;
-
-    fn buffer_settings(&self) -> BufferSettings {
-        // A reader that waits holds the first; the other is how much is joined before it is sent.
-        BufferSettings::new(512, 16 << 10)
-    }
-
-    fn encode(&mut self, item: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        buffer.reserve(item.len());
-        buffer.put(item);
-        Ok(())
     }
 }

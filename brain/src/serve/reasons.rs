@@ -39,7 +39,7 @@ impl ReasonsService for Answers {
     }
 
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<BrainStatus>, Status> {
-        let state = self.0.feed.state();
+        let state = self.0.views.own().feed().state();
         let backends = self.0.reports.all().into_values().map(|received| ReceivedReport {
             age_millis: received.at.elapsed().as_millis().try_into().unwrap_or(u64::MAX),
             report: Some(received.report),

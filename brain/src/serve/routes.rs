@@ -10,7 +10,7 @@ use std::{
 
 use bytes::Bytes;
 use localnet_proto::{
-    DESCRIPTORS,
+    DESCRIPTORS, localv1,
     wire::{backends_server::BackendsServer, endpoints_server, reasons_server::ReasonsServer},
 };
 use tokio_util::sync::CancellationToken;
@@ -18,10 +18,12 @@ use tonic::{Status, body::Body, server::NamedService};
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tower::{BoxError, Service, ServiceExt as _, service_fn, util::BoxCloneSyncService};
 
-use super::{Told, next::Next, reasons::Answers, stall::Stalls};
+use super::{Told, next::Next, reasons::Answers, stall::Stalls, watch::Watch};
 
 /// The service that serves the state; health clients may ask for it.
 pub(super) const ENDPOINTS: &str = endpoints_server::SERVICE_NAME;
+/// The one that serves it to KPNG's newer clients.
+pub(super) const SETS: &str = localv1::sets_server::SERVICE_NAME;
 
 type Route = BoxCloneSyncService<http::Request<Body>, http::Response<Body>, Infallible>;
 
@@ -31,12 +33,26 @@ pub(super) struct Routes(Arc<[(&'static str, Route)]>);
 
 impl Routes {
     pub(super) fn new(told: &Told, health: HealthServer<impl Health>, stalls: Stalls, stop: CancellationToken) -> Self {
-        let next = Next::new(told.feed.clone(), stalls, stop);
-        let endpoints = service_fn(move |request: http::Request<Body>| {
-            let next = next.clone();
+        let watch = Watch::new(told.views.clone(), stalls.clone(), stop.clone());
+        let next = Next::new(told.views.own().feed().clone(), stalls, stop);
+        let endpoints = {
+            let watch = watch.clone();
+            service_fn(move |request: http::Request<Body>| {
+                let (next, watch) = (next.clone(), watch.clone());
+                async move {
+                    Ok(match method(&request) {
+                        "Next" => next.handle(request).await,
+                        "Watch" => watch.handle(request).await,
+                        _ => unimplemented(request.uri().path()),
+                    })
+                }
+            })
+        };
+        let sets = service_fn(move |request: http::Request<Body>| {
+            let watch = watch.clone();
             async move {
-                Ok(match request.uri().path().rsplit('/').next() {
-                    Some("Next") => next.handle(request).await,
+                Ok(match method(&request) {
+                    "Watch" => watch.handle(request).await,
                     _ => unimplemented(request.uri().path()),
                 })
             }
@@ -50,6 +66,7 @@ impl Routes {
         let reflection_v1alpha = reflection().build_v1alpha().expect("descriptors of the build are well-formed");
         Self(Arc::new([
             (ENDPOINTS, BoxCloneSyncService::new(endpoints)),
+            (SETS, BoxCloneSyncService::new(sets)),
             named(BackendsServer::new(told.reports.clone())),
             named(ReasonsServer::new(Answers::new(told.clone()))),
             named(health),
@@ -57,6 +74,11 @@ impl Routes {
             named(reflection_v1alpha),
         ]))
     }
+}
+
+/// The method that is called, without its service.
+fn method<B>(request: &http::Request<B>) -> &str {
+    request.uri().path().rsplit('/').next().unwrap_or_default()
 }
 
 fn named<S>(service: S) -> (&'static str, Route)

@@ -10,8 +10,14 @@ use tonic_reflection::pb::{v1, v1alpha};
 
 use crate::server::{Server, soon};
 
-const SERVICES: [&str; 5] =
-    ["grpc.health.v1.Health", "grpc.reflection", "localnetv1.Backends", "localnetv1.Endpoints", "localnetv1.Reasons"];
+const SERVICES: [&str; 6] = [
+    "grpc.health.v1.Health",
+    "grpc.reflection",
+    "localnetv1.Backends",
+    "localnetv1.Endpoints",
+    "localnetv1.Reasons",
+    "localv1.Sets",
+];
 
 macro_rules! reflection {
     ($version:ident, $channel:expr) => {{
@@ -116,7 +122,7 @@ async fn the_last_report_of_a_backend_is_kept() {
 #[tokio::test]
 async fn what_is_not_served_says_so() {
     let server = Server::unix().await;
-    for path in ["/localnetv1.Endpoints/Watch", "/localnetv1.Sets/Next", "/nothing"] {
+    for path in ["/localnetv1.Endpoints/Other", "/localv1.Sets/Next", "/localnetv1.Sets/Watch", "/nothing"] {
         let mut client = tonic::client::Grpc::new(server.channel().await);
         client.ready().await.unwrap();
         let codec = tonic_prost::ProstCodec::<BackendReport, BackendReport>::default();

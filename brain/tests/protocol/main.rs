@@ -9,3 +9,4 @@ mod reasons;
 mod server;
 mod sockets;
 mod tls;
+mod watch;

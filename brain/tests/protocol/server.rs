@@ -78,7 +78,7 @@ impl Server {
         let address = listener.address().clone();
         let (feed, reports, stop) = (Feed::new(INSTANCE), Reports::default(), CancellationToken::new());
         let (questions, asked) = pump::questions();
-        let told = Told { feed: feed.clone(), reports: reports.clone(), questions };
+        let told = Told { views: feed.clone().into(), reports: reports.clone(), questions };
         let run = serve::run(vec![listener], told, stop.clone().cancelled_owned());
         Self { feed, reports, address, asked: Some(asked), stop, task: tokio::spawn(run), _folder: folder }
     }

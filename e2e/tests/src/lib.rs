@@ -43,6 +43,18 @@ pub fn program(name: &str) -> anyhow::Result<PathBuf> {
     path.with_context(|| format!("{} is not built: run `make test`", folder.join(name).display()))
 }
 
+/// The interpreter of Python that has grpcio.
+///
+/// # Errors
+/// It is not there: `make python` makes it.
+pub fn python() -> anyhow::Result<PathBuf> {
+    let cache = std::env::var_os("LOCALNET_CACHE").map(PathBuf::from);
+    let cache = cache.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache"));
+    let path = cache.join("python/venv/bin/python");
+    anyhow::ensure!(path.exists(), "{} is not there: run `make python`", path.display());
+    Ok(path)
+}
+
 /// The programs of one node, with their sockets and logs in a folder of their own.
 #[derive(Debug)]
 pub struct Programs {

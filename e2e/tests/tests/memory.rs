@@ -113,7 +113,7 @@ async fn run(services: u64, (warming_up, changes): (u64, u64), backend: impl Bac
 
     let (questions, asked) = pump::questions();
     tokio::spawn(pump::run(cluster, batches, node_ips, asked, feed.clone()));
-    let told = serve::Told { feed: feed.clone(), reports: reports.clone(), questions };
+    let told = serve::Told { views: feed.clone().into(), reports: reports.clone(), questions };
     tokio::spawn(serve::run(vec![listener], told, std::future::pending()));
     tokio::spawn(localnet_client::run(backend, in_process, Default::default(), std::future::pending()));
     for (fold, read) in [false, true].into_iter().zip(&read) {

@@ -1,0 +1,26 @@
+#!/bin/sh
+# Makes an environment of Python for the tests: grpcio and what generates code from .proto files, from PyPI, in .cache/python.
+# Changes nothing when it is there already.
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+cache=${LOCALNET_CACHE:-$(dirname "$here")/.cache}/python
+
+fail() {
+    echo "failed to make the environment of Python: $1" >&2
+    exit 1
+}
+
+command -v python3 >/dev/null || fail "python3 is not installed"
+stamp=$({ python3 --version; cat "$here/python.txt"; } | sha256sum | cut -d' ' -f1)
+
+mkdir -p "$cache"
+exec 9>"$cache/lock"
+flock 9
+[ "$(cat "$cache/stamp" 2>/dev/null)" != "$stamp" ] || exit 0
+
+echo "python: installing $(tr '\n' ' ' <"$here/python.txt")"
+rm -rf "$cache/venv"
+python3 -m venv "$cache/venv" || fail "python3 -m venv: is python3-venv installed?"
+"$cache/venv/bin/pip" install --quiet --disable-pip-version-check -r "$here/python.txt" || fail "pip install: is PyPI reachable?"
+echo "$stamp" >"$cache/stamp"
