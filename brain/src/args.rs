@@ -167,6 +167,10 @@ pub struct ServeArgs {
     /// Certificates of the authorities that clients' certificates have to come from, in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_client_ca: Option<PathBuf>,
+    /// Name of a client that may connect by TLS, in its certificate: a DNS name or a URI (a SPIFFE ID), with /* at the end every URI
+    /// below; may be given several times [default: every client with a certificate of the authorities]
+    #[arg(long, value_name = "NAME", requires = "tls_client_ca")]
+    pub tls_allow_name: Vec<serve::Name>,
     /// Serve TCP beyond loopback without TLS, to everybody who can reach it
     #[arg(long)]
     pub insecure_tcp: bool,
@@ -189,6 +193,7 @@ impl ServeArgs {
             allow_uids: self.allow_uid.clone(),
             allow_gids: self.allow_gid.clone(),
             tls,
+            allow_names: self.tls_allow_name.clone(),
             insecure_tcp: self.insecure_tcp,
         }
     }
@@ -350,8 +355,13 @@ mod tests {
     }
 
     #[test]
-    fn other_nodes_are_named() {
-        let arguments = parse("--source kube --serve-node Node-B --serve-node *").unwrap();
+    fn clients_and_other_nodes_are_named() {
+        let arguments = parse(
+            "--source kube --tls-cert c --tls-key k --tls-client-ca a --tls-allow-name Node-A --tls-allow-name spiffe://d/ns/* --serve-node Node-B --serve-node *",
+        )
+        .unwrap();
+        let names = ["node-a", "spiffe://d/ns/*"].map(|name| name.parse().unwrap());
+        assert_eq!(arguments.serve.options().allow_names, names);
         assert_eq!(arguments.serve.serve_node, ["node-b", "*"]);
     }
 
@@ -370,6 +380,8 @@ mod tests {
             "--source kube --listen /run/brain.sock",
             "--source kube --tls-cert c",
             "--source kube --tls-cert c --tls-key k",
+            "--source kube --tls-allow-name a",
+            "--source kube --tls-cert c --tls-key k --tls-client-ca a --tls-allow-name *",
             "--source kube --serve-node a/b",
             "--source kube --node-name= ",
             "--source kube --service-proxy-name a,b",

@@ -2,20 +2,29 @@
 //!
 //! On a unix socket the kernel says who the peer is; its file is 0660. TCP beyond loopback asks for a client certificate.
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{future::Future, io, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use localnet_proto::Address;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream, UnixStream, lookup_host},
+    time,
 };
 
 use super::{
+    names::{self, Name},
     peer::Peer,
+    peers::Who,
+    preface::Greeted,
     tls::{Tls, TlsFiles},
     unix,
 };
+
+/// How often the files of TLS are looked at while nobody connects.
+const LOOK: Duration = Duration::from_secs(10);
+/// A client has to show its certificate again after so long: it may have expired.
+const MAX_AGE: Duration = Duration::from_secs(3600);
 
 /// How to listen.
 #[derive(Clone, Debug, Default)]
@@ -28,6 +37,8 @@ pub struct Options {
     pub allow_gids: Vec<u32>,
     /// Certificates for TCP. Without them TCP is limited to loopback.
     pub tls: Option<TlsFiles>,
+    /// Names of clients that may connect by TLS; empty: every client whose certificate is good.
+    pub allow_names: Vec<Name>,
     /// Serve TCP beyond loopback without TLS, to everybody.
     pub insecure_tcp: bool,
 }
@@ -74,14 +85,30 @@ impl Listener {
 
     /// Waits for the next peer. Whether it may stay is found out by [`Accepted::establish`].
     pub(super) async fn accept(&mut self) -> io::Result<Accepted> {
-        let (peer, stream) = match &mut self.socket {
-            Socket::Unix(socket) => (self.address.to_string(), Stream::Unix(socket.accept().await?)),
+        let (peer, who, stream) = match &mut self.socket {
+            Socket::Unix(socket) => {
+                let stream = socket.accept().await?;
+                // The kernel always knows; should it not, all that it does not know share what one peer has.
+                let who = Who::User(stream.peer_cred().map_or(u32::MAX, |credentials| credentials.uid()));
+                (self.address.to_string(), who, Stream::Unix(stream))
+            }
             Socket::Tcp(listener, tls) => {
-                let (stream, peer) = listener.accept().await?;
-                (peer.to_string(), Stream::Tcp(stream, tls.clone()))
+                let (stream, peer) = accept_tcp(listener, tls.as_deref()).await?;
+                (peer.to_string(), Who::host(peer.ip()), Stream::Tcp(stream, tls.clone()))
             }
         };
-        Ok(Accepted { peer, stream, options: Arc::clone(&self.options) })
+        Ok(Accepted { peer, who, stream, options: Arc::clone(&self.options) })
+    }
+}
+
+/// Waits for the next peer, and looks after the files of TLS meanwhile.
+async fn accept_tcp(listener: &TcpListener, tls: Option<&Tls>) -> io::Result<(TcpStream, SocketAddr)> {
+    let Some(tls) = tls else { return listener.accept().await };
+    loop {
+        match time::timeout(LOOK, listener.accept()).await {
+            Ok(accepted) => return accepted,
+            Err(_) => tls.look(),
+        }
     }
 }
 
@@ -105,9 +132,19 @@ async fn bind_tcp(host: &str, port: u16, beyond_loopback: bool) -> anyhow::Resul
 /// A peer that has connected.
 pub(super) struct Accepted {
     peer: String,
+    who: Who,
     stream: Stream,
     options: Arc<Options>,
 }
+
+/// A peer that may stay.
+pub(super) struct Established {
+    pub(super) io: Box<dyn Io>,
+    /// Resolves when it has to connect anew, and why.
+    pub(super) retired: Retired,
+}
+
+type Retired = Pin<Box<dyn Future<Output = &'static str> + Send>>;
 
 enum Stream {
     Unix(UnixStream),
@@ -120,26 +157,48 @@ impl Accepted {
         &self.peer
     }
 
-    /// Checks who the peer is, and does the handshake if there is one.
-    pub(super) async fn establish(self) -> io::Result<Box<dyn Io>> {
-        match self.stream {
+    /// Whose share of the listener it takes.
+    pub(super) fn who(&self) -> Who {
+        self.who
+    }
+
+    /// Checks who the peer is, does the handshake if there is one, and waits until the peer has greeted.
+    pub(super) async fn establish(self) -> io::Result<Established> {
+        let (io, retired): (Box<dyn Io>, Retired) = match self.stream {
             Stream::Unix(stream) => {
                 let (uids, gids) = (&self.options.allow_uids, &self.options.allow_gids);
                 if !(uids.is_empty() && gids.is_empty()) {
-                    let refused = |refused| io::Error::new(io::ErrorKind::PermissionDenied, refused);
                     Peer::of(&stream)?.check(uids, gids).map_err(refused)?;
                 }
-                Ok(Box::new(stream))
+                (Box::new(stream), Box::pin(std::future::pending()))
             }
             Stream::Tcp(stream, tls) => {
                 stream.set_nodelay(true)?;
-                Ok(match tls {
-                    None => Box::new(stream),
-                    Some(tls) => Box::new(tls.acceptor().accept(stream).await?),
-                })
+                match tls {
+                    None => (Box::new(stream), Box::pin(std::future::pending())),
+                    Some(tls) => {
+                        let (acceptor, retired) = tls.acceptor();
+                        let stream = acceptor.accept(stream).await?;
+                        let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+                        let shown = shown.ok_or_else(|| refused("the client has shown no certificate"))?;
+                        names::check(&self.options.allow_names, shown).map_err(refused)?;
+                        let retired = async move {
+                            match time::timeout(MAX_AGE, retired.cancelled()).await {
+                                Ok(()) => "other authorities vouch for clients now",
+                                Err(_) => "the client has to show its certificate again",
+                            }
+                        };
+                        (Box::new(stream), Box::pin(retired))
+                    }
+                }
             }
-        }
+        };
+        Ok(Established { io: Box::new(Greeted::greet(io).await?), retired })
     }
+}
+
+fn refused(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
 /// What HTTP/2 runs over.

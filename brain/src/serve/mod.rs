@@ -1,7 +1,7 @@
 //! Serves the feed: `localnetv1`, `grpc.health.v1` and gRPC reflection, over unix sockets and TCP.
 //!
 //! ```text
-//! Listener ──accept──► peer check, TLS ──► HTTP/2 ──► Routes ─┬► Next     (a cursor into the feed)
+//! Listener ──accept──► Peers: a share of the listener ──► who is it? (unix: credentials, TCP: TLS) ──► HTTP/2 ──► Usage ──► Routes ─┬► Next     (a cursor into the feed)
 //!                                                             ├► Watch    (the same for KPNG's clients)
 //!                                                             ├► Reports  (what backends say)
 //!                                                             ├► Reasons  (why the state is so, for people who ask)
@@ -11,28 +11,27 @@
 //! Listeners come bound, so that the caller has reported what failed and tests can use port 0. Nothing is encoded here and
 //! nothing is queued: a reader that is slow holds a state, which shares everything unchanged with the newest one.
 
+mod connection;
 pub mod listen;
+mod names;
 mod next;
 mod peer;
+mod peers;
+mod preface;
 mod reasons;
 mod reports;
 mod routes;
 mod stall;
 mod tls;
 mod unix;
+mod usage;
 mod verbatim;
 mod watch;
 
-use std::{future::Future, io, sync::Arc, time::Duration};
+use std::{future::Future, time::Duration};
 
 use anyhow::Context as _;
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::conn::auto,
-    service::TowerToHyperService,
-};
 use tokio::{
-    sync::Semaphore,
     task::{JoinError, JoinSet},
     time,
 };
@@ -40,26 +39,15 @@ use tokio_util::sync::CancellationToken;
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tracing::{debug, info, warn};
 
-use self::{listen::Accepted, routes::Routes, stall::Stalls};
+use self::{connection::Refusals, peers::Peers, routes::Routes, stall::Stalls};
 pub use self::{
     listen::{Listener, Options},
+    names::{BadName, Name},
     reports::{Received, Reports},
     tls::TlsFiles,
 };
 use crate::{feed::Feed, pump::Questions, views::Views};
 
-/// Connections of one listener. A node has a handful of backends; more than this is a fault, or an attack.
-const MAX_CONNECTIONS: usize = 1024;
-/// Streams of one connection.
-const MAX_STREAMS: u32 = 256;
-/// Bytes of an answer that wait for a reader who does not take them.
-const SEND_BUFFER: usize = 64 << 10;
-/// How long a connection may be silent before it is asked whether it still lives, and how long it has to answer.
-const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(10));
-/// How long a peer may take for the TLS handshake.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How long streams that are being read may take to end after a shutdown.
-const GRACE: Duration = Duration::from_secs(2);
 /// Pause after a failed accept, for instance when there are no more file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -142,7 +130,7 @@ async fn set_health(health: &HealthReporter, status: ServingStatus) {
 async fn accept(mut listener: Listener, routes: Routes, stop: CancellationToken) {
     info!(address = %listener.address(), "serving");
     let mut connections = JoinSet::new();
-    let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let (peers, refusals) = (Peers::default(), Refusals::default());
     loop {
         let accepted = tokio::select! {
             () = stop.cancelled() => break,
@@ -157,58 +145,19 @@ async fn accept(mut listener: Listener, routes: Routes, stop: CancellationToken)
                 continue;
             }
         };
-        let Ok(permit) = Arc::clone(&free).try_acquire_owned() else {
-            warn!(address = %listener.address(), limit = MAX_CONNECTIONS, "refused a connection: there are too many");
-            continue;
-        };
-        let (routes, stop) = (routes.clone(), stop.clone());
-        connections.spawn(async move {
-            serve_connection(accepted, routes, stop).await;
-            drop(permit);
-        });
+        match peers.admit(accepted.who()) {
+            Ok(admitted) => {
+                let (routes, refusals, stop) = (routes.clone(), refusals.clone(), stop.clone());
+                connections.spawn(connection::serve(accepted, admitted, routes, refusals, stop));
+            }
+            Err(too_many) => refusals.say(accepted.peer(), &too_many),
+        }
     }
     drop(listener);
     let drained = async { while connections.join_next().await.is_some() {} };
-    if time::timeout(GRACE, drained).await.is_err() {
+    if time::timeout(connection::GRACE, drained).await.is_err() {
         debug!("readers that took too long are cut");
     }
-}
-
-async fn serve_connection(accepted: Accepted, routes: Routes, stop: CancellationToken) {
-    let peer = accepted.peer().to_owned();
-    let established = tokio::select! {
-        () = stop.cancelled() => return,
-        established = time::timeout(HANDSHAKE, accepted.establish()) => established,
-    };
-    let io = match established.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-        Ok(io) => io,
-        Err(error) => return warn!(peer, %error, "refused a connection"),
-    };
-    let server = http2_server();
-    let mut connection = std::pin::pin!(server.serve_connection(TokioIo::new(io), TowerToHyperService::new(routes)));
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = stop.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
-    if let Err(error) = ended {
-        debug!(peer, %error, "a connection was cut");
-    }
-}
-
-/// Pings peers, so that dead ones are noticed; answers theirs whenever they come.
-fn http2_server() -> auto::Builder<TokioExecutor> {
-    let mut builder = auto::Builder::new(TokioExecutor::new()).http2_only();
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .keep_alive_interval(KEEP_ALIVE.0)
-        .keep_alive_timeout(KEEP_ALIVE.1)
-        .max_send_buf_size(SEND_BUFFER)
-        .max_concurrent_streams(MAX_STREAMS);
-    builder
 }
 
 #[cfg(test)]

@@ -25,6 +25,9 @@ pub(super) const ENDPOINTS: &str = endpoints_server::SERVICE_NAME;
 /// The one that serves it to KPNG's newer clients.
 pub(super) const SETS: &str = localv1::sets_server::SERVICE_NAME;
 
+/// What a backend leaves out may be much; it names the first.
+const LARGEST_REPORT: usize = 2 << 20;
+
 type Route = BoxCloneSyncService<http::Request<Body>, http::Response<Body>, Infallible>;
 
 /// All services, by name.
@@ -67,7 +70,7 @@ impl Routes {
         Self(Arc::new([
             (ENDPOINTS, BoxCloneSyncService::new(endpoints)),
             (SETS, BoxCloneSyncService::new(sets)),
-            named(BackendsServer::new(told.reports.clone())),
+            named(BackendsServer::new(told.reports.clone()).max_decoding_message_size(LARGEST_REPORT)),
             named(ReasonsServer::new(Answers::new(told.clone()))),
             named(health),
             named(reflection_v1),

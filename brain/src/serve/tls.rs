@@ -14,9 +14,10 @@ use tokio_rustls::{
         RootCertStore, ServerConfig,
         crypto::ring,
         pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
-        server::WebPkiClientVerifier,
+        server::{NoServerSessionStorage, WebPkiClientVerifier},
     },
 };
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 /// The files of mutual TLS, in PEM.
@@ -35,11 +36,13 @@ impl TlsFiles {
         [&self.certificate, &self.key, &self.client_ca].map(|path| Stamp::of(path))
     }
 
-    fn config(&self) -> anyhow::Result<ServerConfig> {
+    /// How to greet clients, and whose certificates they may have.
+    fn config(&self) -> anyhow::Result<(ServerConfig, Vec<CertificateDer<'static>>)> {
         let provider = Arc::new(ring::default_provider());
+        let authorities = certificates(&self.client_ca)?;
         let mut roots = RootCertStore::empty();
-        for root in certificates(&self.client_ca)? {
-            roots.add(root).with_context(|| format!("{} holds a bad certificate", self.client_ca.display()))?;
+        for root in &authorities {
+            roots.add(root.clone()).with_context(|| format!("{} holds a bad certificate", self.client_ca.display()))?;
         }
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
             .build()
@@ -54,7 +57,10 @@ impl TlsFiles {
                 format!("{} and {} do not belong together", self.certificate.display(), self.key.display())
             })?;
         config.alpn_protocols = vec![b"h2".to_vec()];
-        Ok(config)
+        // A session that is taken up again would spare a client from showing its certificate.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok((config, authorities))
     }
 }
 
@@ -90,24 +96,39 @@ struct Loaded {
     /// Of the files when they were last read, whether or not they were good.
     stamp: [Option<Stamp>; 3],
     config: Arc<ServerConfig>,
+    authorities: Vec<CertificateDer<'static>>,
+    /// Cancelled when other authorities take the place of these.
+    retired: CancellationToken,
 }
 
 impl Tls {
     pub(super) fn load(files: TlsFiles) -> anyhow::Result<Self> {
         let stamp = files.stamp();
-        let config = Arc::new(files.config()?);
-        Ok(Self { files, loaded: Mutex::new(Loaded { stamp, config }) })
+        let (config, authorities) = files.config()?;
+        let loaded = Loaded { stamp, config: Arc::new(config), authorities, retired: CancellationToken::new() };
+        Ok(Self { files, loaded: Mutex::new(loaded) })
     }
 
-    /// For the next connection. While the files are unusable, for instance half replaced, the last good ones stay.
-    pub(super) fn acceptor(&self) -> TlsAcceptor {
+    /// For the next connection, and what tells when clients of this one have to connect anew.
+    pub(super) fn acceptor(&self) -> (TlsAcceptor, CancellationToken) {
+        self.look();
+        let loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        (TlsAcceptor::from(Arc::clone(&loaded.config)), loaded.retired.clone())
+    }
+
+    /// Reads files that have changed. While they are unusable, for instance half replaced, the last good ones stay.
+    pub(super) fn look(&self) {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let stamp = self.files.stamp();
         if stamp != loaded.stamp {
             loaded.stamp = stamp;
             match self.files.config() {
-                Ok(config) => {
+                Ok((config, authorities)) => {
                     loaded.config = Arc::new(config);
+                    if loaded.authorities != authorities {
+                        loaded.authorities = authorities;
+                        std::mem::take(&mut loaded.retired).cancel();
+                    }
                     info!(certificate = %self.files.certificate.display(), "certificates read again");
                 }
                 Err(error) => {
@@ -118,7 +139,6 @@ impl Tls {
                 }
             }
         }
-        TlsAcceptor::from(Arc::clone(&loaded.config))
     }
 }
 

@@ -8,7 +8,7 @@ use localnet_proto::{
     Address, Revision,
     wire::{NextFilter, endpoints_client::EndpointsClient},
 };
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, KeyUsagePurpose};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, KeyUsagePurpose, SanType};
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio_rustls::{
@@ -51,8 +51,14 @@ impl Pki {
 
     /// Certificate and key, in PEM.
     fn issue(&self) -> (String, String) {
+        self.issue_to(&[SanType::DnsName("localhost".try_into().unwrap())])
+    }
+
+    /// The same for other names.
+    fn issue_to(&self, names: &[SanType]) -> (String, String) {
         let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(["localhost".to_owned()]).unwrap();
+        let mut params = CertificateParams::default();
+        params.subject_alt_names = names.to_vec();
         (params.signed_by(&key, &self.authority).unwrap().pem(), key.serialize_pem())
     }
 
@@ -72,13 +78,18 @@ impl Pki {
 
     /// A client that trusts this authority, and shows a certificate of `issuer`.
     fn client(&self, issuer: Option<&Self>) -> TlsConnector {
+        self.client_with(issuer.map(Self::issue))
+    }
+
+    /// A client that trusts this authority, and shows a certificate.
+    fn client_with(&self, shown: Option<(String, String)>) -> TlsConnector {
         let mut roots = RootCertStore::empty();
         roots.add(self.authority.der().clone()).unwrap();
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_root_certificates(roots);
-        let mut config = match issuer.map(Self::issue) {
+        let mut config = match shown {
             None => config.with_no_client_auth(),
             Some((certificate, key)) => {
                 let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
@@ -119,6 +130,52 @@ async fn only_clients_of_the_authority_are_served() {
     assert!(soon(ask(&server, pki.client(Some(&other)))).await.is_err(), "a client of another authority");
     assert!(soon(ask(&server, other.client(Some(&pki)))).await.is_err(), "a client that does not trust the server");
     server.shutdown().await;
+}
+
+#[tokio::test]
+async fn only_listed_names_are_served() {
+    let pki = Pki::new();
+    let allowed = ["backend.example", "spiffe://cluster.local/ns/kube-system/*"].map(|name| name.parse().unwrap());
+    let server = Server::tcp(&Options { allow_names: allowed.to_vec(), ..pki.options() }).await;
+    server.feed.publish(applied([service("a", 1, 0)]));
+    let dns = |name: &str| SanType::DnsName(name.try_into().unwrap());
+    let uri = |uri: &str| SanType::URI(uri.try_into().unwrap());
+    let rows = [
+        (vec![dns("backend.example")], true),
+        (vec![uri("spiffe://cluster.local/ns/kube-system/sa/localnet")], true),
+        (vec![dns("other.example")], false),
+        (vec![uri("spiffe://cluster.local/ns/default/sa/localnet")], false),
+        (vec![uri("spiffe://cluster.local/ns/kube-system/sa/a"), uri("spiffe://cluster.local/ns/default/sa/b")], false),
+        (vec![], false),
+    ];
+    for (names, expected) in rows {
+        let client = pki.client_with(Some(pki.issue_to(&names)));
+        assert_eq!(soon(ask(&server, client)).await.is_ok(), expected, "{names:?}");
+    }
+    // A name that another authority vouches for is nothing.
+    let other = Pki::new();
+    let client = pki.client_with(Some(other.issue_to(&[dns("backend.example")])));
+    assert!(soon(ask(&server, client)).await.is_err());
+    server.shutdown().await;
+}
+
+/// Who has connected while another authority vouched for it has to connect anew, and cannot.
+#[tokio::test]
+async fn clients_of_a_former_authority_are_cut() {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let (pki, other) = (Pki::new(), Pki::new());
+    let server = Server::tcp(&pki.options()).await;
+    let mut early = dial(&server.address, &pki.client(Some(&pki))).await.unwrap();
+    early.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    early.read_exact(&mut [0; 9]).await.unwrap();
+    fs::write(pki.path("ca.crt"), other.authority.pem()).unwrap();
+    // From here on nothing is under way: time that passes is waiting.
+    tokio::time::pause();
+    let began = tokio::time::Instant::now();
+    // Nobody else connects: the files are looked at all the same. (Cut, it is an error or an end.)
+    _ = early.read_to_end(&mut Vec::new()).await;
+    // Sooner than a dead peer is noticed.
+    assert!(began.elapsed() < std::time::Duration::from_secs(14), "{:?}", began.elapsed());
 }
 
 #[tokio::test]

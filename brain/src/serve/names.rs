@@ -1,0 +1,203 @@
+//! Which names let a client in whose certificate is good: DNS names, and URIs such as SPIFFE IDs. Pure.
+
+use std::{fmt, str::FromStr};
+
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use webpki::EndEntityCert;
+
+/// A name that is allowed: the whole of one, or, with `/*` at its end, every URI below a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Name {
+    /// A DNS name, in lower case.
+    Dns(String),
+    /// A URI.
+    Uri(String),
+    /// The URIs that begin so; it ends with a slash.
+    Below(String),
+}
+
+/// A text that is no name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "expected a DNS name, a URI such as spiffe://cluster.local/ns/kube-system/sa/localnet, or one that ends with /*"
+)]
+pub struct BadName;
+
+impl FromStr for Name {
+    type Err = BadName;
+
+    fn from_str(text: &str) -> Result<Self, BadName> {
+        let good = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b',');
+        let (path, below) = match text.strip_suffix('*') {
+            Some(path) => (path, true),
+            None => (text, false),
+        };
+        let authority =
+            text.split_once("://").map(|(scheme, rest)| (scheme, rest.split('/').next().unwrap_or_default()));
+        match authority {
+            _ if !good || path.contains('*') => Err(BadName),
+            Some((scheme, authority)) if scheme.is_empty() || authority.is_empty() || authority == "*" => Err(BadName),
+            Some(_) if below => path.ends_with('/').then(|| Self::Below(path.to_owned())).ok_or(BadName),
+            Some(_) => Ok(Self::Uri(path.to_owned())),
+            None if below || text.contains('/') || text.contains(':') => Err(BadName),
+            None => Ok(Self::Dns(text.to_ascii_lowercase())),
+        }
+    }
+}
+
+impl Name {
+    fn is_dns(&self, name: &str) -> bool {
+        matches!(self, Self::Dns(allowed) if allowed.eq_ignore_ascii_case(name))
+    }
+
+    fn is_uri(&self, uri: &str) -> bool {
+        match self {
+            Self::Dns(_) => false,
+            Self::Uri(allowed) => allowed == uri,
+            // A path with dots could lead out of it again.
+            Self::Below(path) => {
+                uri.strip_prefix(path.as_str()).is_some_and(|rest| !rest.is_empty() && !rest.split('/').any(dots))
+            }
+        }
+    }
+}
+
+fn dots(segment: &str) -> bool {
+    matches!(segment, "." | "..")
+}
+
+/// Whether a client may come in whose certificate, which is known to be good, has these names.
+pub(super) fn check(allowed: &[Name], certificate: &CertificateDer<'_>) -> Result<(), Refused> {
+    if allowed.is_empty() {
+        return Ok(());
+    }
+    let certificate = EndEntityCert::try_from(certificate).map_err(|error| Refused::Unreadable(error.to_string()))?;
+    let dns: Vec<&str> = certificate.valid_dns_names().collect();
+    let uris: Vec<&str> = certificate.valid_uri_names().collect();
+    // SPIFFE: a certificate with several URIs is nobody's.
+    let uri = match uris[..] {
+        [uri] => Some(uri),
+        _ => None,
+    };
+    let lets_in = |name: &Name| dns.iter().any(|dns| name.is_dns(dns)) || uri.is_some_and(|uri| name.is_uri(uri));
+    if allowed.iter().any(lets_in) {
+        return Ok(());
+    }
+    Err(Refused::NotListed(dns.into_iter().chain(uris).map(str::to_owned).collect()))
+}
+
+/// Why a certificate lets nobody in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// Its names are not on the list.
+    NotListed(Vec<String>),
+    /// It cannot be read.
+    Unreadable(String),
+}
+
+impl std::error::Error for Refused {}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotListed(names) if names.is_empty() => {
+                f.write_str("the client's certificate has no name; issue one with a DNS name or one URI")
+            }
+            Self::NotListed(names) => {
+                write!(
+                    f,
+                    "the client's names {names:?} may not connect; --tls-allow-name with one of them would let it"
+                )
+            }
+            Self::Unreadable(error) => write!(f, "the client's certificate cannot be read: {error}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, KeyPair, SanType};
+
+    use super::*;
+
+    fn certificate(names: &[SanType]) -> CertificateDer<'static> {
+        let mut params = CertificateParams::default();
+        params.subject_alt_names = names.to_vec();
+        params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().clone()
+    }
+
+    fn dns(name: &str) -> SanType {
+        SanType::DnsName(name.try_into().unwrap())
+    }
+
+    fn uri(uri: &str) -> SanType {
+        SanType::URI(uri.try_into().unwrap())
+    }
+
+    #[test]
+    fn names_are_read() {
+        let rows = [
+            ("node-a.example", Ok(Name::Dns("node-a.example".into()))),
+            ("Node-A", Ok(Name::Dns("node-a".into()))),
+            ("spiffe://cluster.local/ns/a/sa/b", Ok(Name::Uri("spiffe://cluster.local/ns/a/sa/b".into()))),
+            ("spiffe://cluster.local/ns/a/*", Ok(Name::Below("spiffe://cluster.local/ns/a/".into()))),
+            ("spiffe://cluster.local/*", Ok(Name::Below("spiffe://cluster.local/".into()))),
+            ("", Err(BadName)),
+            ("*", Err(BadName)),
+            ("*.example", Err(BadName)),
+            ("spiffe://*", Err(BadName)),
+            ("spiffe:///ns/a", Err(BadName)),
+            ("spiffe://a/b*", Err(BadName)),
+            ("://a/b", Err(BadName)),
+            ("a,b", Err(BadName)),
+            ("a b", Err(BadName)),
+            ("10.0.0.1:80", Err(BadName)),
+        ];
+        for (text, expected) in rows {
+            assert_eq!(text.parse::<Name>(), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn only_listed_names_are_let_in() {
+        const ID: &str = "spiffe://cluster.local/ns/kube-system/sa/localnet";
+        let rows = [
+            (&[][..], vec![], true),
+            (&["node-a"], vec![dns("node-a")], true),
+            (&["node-a"], vec![dns("NODE-A")], true),
+            (&["node-b", "node-a"], vec![dns("x"), dns("node-a")], true),
+            (&["node-a"], vec![dns("node-a.example")], false),
+            (&["node-a"], vec![], false),
+            (&["node-a.example"], vec![dns("*.example")], false),
+            (&["node-a"], vec![uri("node-a")], false),
+            (&[ID], vec![uri(ID)], true),
+            (&[ID], vec![dns("x"), uri(ID)], true),
+            (&[ID], vec![uri(ID), uri("spiffe://cluster.local/other")], false),
+            (&[ID], vec![uri("spiffe://cluster.local/ns/kube-system/sa/localnet2")], false),
+            (&["spiffe://cluster.local/ns/kube-system/*"], vec![uri(ID)], true),
+            (&["spiffe://cluster.local/ns/kube-system/*"], vec![uri("spiffe://cluster.local/ns/kube-system/")], false),
+            (
+                &["spiffe://cluster.local/ns/kube-system/*"],
+                vec![uri("spiffe://cluster.local/ns/kube-system/../x")],
+                false,
+            ),
+            (&["spiffe://cluster.local/ns/kube/*"], vec![uri(ID)], false),
+            (&["spiffe://other/*"], vec![uri(ID)], false),
+        ];
+        for (allowed, names, expected) in rows {
+            let allowed: Vec<Name> = allowed.iter().map(|name| name.parse().unwrap()).collect();
+            let checked = check(&allowed, &certificate(&names));
+            assert_eq!(checked.is_ok(), expected, "{allowed:?} {names:?}: {checked:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_certificate_lets_nobody_in() {
+        let allowed = ["a".parse().unwrap()];
+        let refused = check(&allowed, &CertificateDer::from(vec![1, 2, 3])).unwrap_err();
+        assert!(refused.to_string().contains("cannot be read"), "{refused}");
+        assert!(check(&allowed, &certificate(&[])).unwrap_err().to_string().contains("has no name"));
+        let refused = check(&allowed, &certificate(&[dns("b")])).unwrap_err().to_string();
+        assert!(refused.contains("[\"b\"]") && refused.contains("--tls-allow-name"), "{refused}");
+    }
+}
