@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane helm vm wine python build demo test chart images packages differential mutants lint bless bench bench-ipvs clean
+.PHONY: help deps controlplane helm vm wine python build demo test chart images packages differential fuzz mutants lint bless bench bench-ipvs clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -57,6 +57,9 @@ packages: ## The Debian package, in target/
 differential: deps controlplane ## Random clusters and N random packets (20000): the oracle, our backends and kube-proxy must agree (SEED=… again)
 	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-iptables
 	N=$(or $(N),20000) SEED=$(SEED) $(CARGO) test --locked -p localnet-e2e --test system differential:: -- --nocapture
+
+fuzz: ## Inputs made of the corpora, for SECONDS (20) for each target; what breaks one is kept in e2e/fuzz/corpus
+	FUZZ_SECONDS=$(or $(SECONDS),20) $(CARGO) test --locked --workspace --lib --test fuzz fuzz_ -- --nocapture --test-threads 2
 
 lint: ## Formatting, clippy, documentation
 	$(CARGO) fmt --all --check

@@ -14,7 +14,7 @@ use crate::problem::Problem;
 /// A text may have so many bytes: a real one has a few thousand.
 const LARGEST: usize = 1 << 20;
 /// So many levels may be nested; a configuration has five.
-const DEEPEST: usize = 64;
+const DEEPEST: usize = 32;
 
 /// A value, and the line it begins on.
 #[derive(Debug)]

@@ -104,6 +104,9 @@ impl Assembler {
         let next = self.next.ok_or_else(|| answer_error("Next", "the answer is empty"))?;
         let revision = Revision { instance: next.instance_id, rev: next.rev };
         if next.delta {
+            if let Some(both) = self.removed.iter().find(|key| self.services.contains_key(*key)) {
+                return Err(service_error(both, "Removed", "is sent as well"));
+            }
             let services = self.services.into_values().map(Change::Service);
             let changes = self.node.map(Change::Node).into_iter().chain(services);
             let changes = changes.chain(self.removed.into_iter().map(Change::Removed)).collect();

@@ -147,3 +147,29 @@ impl std::fmt::Debug for Tls {
         f.debug_struct("Tls").field("files", &self.files).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Three files, with a zero between them.
+    #[test]
+    fn fuzz_files_of_tls() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let files = TlsFiles { certificate: path("tls.crt"), key: path("tls.key"), client_ca: path("ca.crt") };
+        let key = rcgen::KeyPair::generate().unwrap();
+        let certificate = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap().self_signed(&key).unwrap();
+        let good = [certificate.pem(), key.serialize_pem(), certificate.pem()].join("\0");
+        localnet_fuzz::target("tls-files", &[good.as_bytes()], |bytes| {
+            let mut parts = bytes.split(|byte| *byte == 0);
+            for path in [&files.certificate, &files.key, &files.client_ca] {
+                fs::write(path, parts.next().unwrap_or_default()).unwrap();
+            }
+            match files.config() {
+                Ok(_) => "good".to_owned(),
+                Err(error) => format!("{error:#}"),
+            }
+        });
+    }
+}

@@ -66,6 +66,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("localnet-lab", &["localnet-proto"]),
     ("localnet-controlplane", &[]),
     ("localnet-vm", &[]),
+    ("localnet-fuzz", &[]),
     ("localnet-demo", &["localnet-lab", "localnet-proto", "localnet-client"]),
     ("localnet-bench", &["localnet-lab", "localnet-controlplane", "localnet-vm", "localnet-proto", "localnet-client"]),
     ("localnet-e2e", &["localnet-lab", "localnet-controlplane", "localnet-vm"]),

@@ -339,6 +339,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn fuzz_a_dump_of_conntrack() {
+        let mut writer = Writer::default();
+        let flow = Flow {
+            protocol: Protocol::Tcp,
+            original: Tuple { source: "10.0.0.1:1".parse().unwrap(), destination: "10.0.0.2:2".parse().unwrap() },
+            reply: Tuple { source: "[fd00::2]:2".parse().unwrap(), destination: "[fd00::1]:1".parse().unwrap() },
+            status: Status(0x18e),
+            tcp_state: None,
+            zone: Zone::Both(7),
+            id: 9,
+        };
+        write(&flow, &mut writer);
+        localnet_fuzz::target("conntrack-dump", &[&writer.bytes], |bytes| {
+            format!("{:?}", Flow::parse(Attributes(bytes)).map(|flow| (flow.protocol, flow.tcp_state, flow.zone)))
+        });
+    }
+
     proptest! {
         #[test]
         fn what_the_kernel_shows_is_read(flow in flows()) {

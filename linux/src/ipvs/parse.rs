@@ -239,6 +239,23 @@ mod tests {
         )
     }
 
+    #[test]
+    fn fuzz_a_dump_of_ipvs() {
+        let seeds = [SERVERS, DESTINATIONS].map(bytes);
+        localnet_fuzz::target("ipvs-dump", &[&seeds[0], &seeds[1]], |bytes| {
+            let mut said = String::new();
+            for message in messages(bytes).map(|message| message.attributes()).chain([Attributes(bytes)]) {
+                for family in [Family::V4, Family::V6] {
+                    said += &format!("{:?}", destination(message, family).map(|state| state.destination.forwarding));
+                }
+                said += &format!("{:?}", server(message).map(|server| server.frontend.protocol));
+                timeouts(message);
+                family_id(message);
+            }
+            said
+        });
+    }
+
     proptest! {
         #[test]
         fn what_is_written_is_read(expected in any_server(), of_it in any_destination()) {

@@ -394,6 +394,11 @@ mod tests {
         assert!(parse_all(&a_batch()) >= 8, "{}", parse_all(&a_batch()));
     }
 
+    #[test]
+    fn fuzz_a_dump_of_nf_tables() {
+        localnet_fuzz::target("nft-dump", &[&a_batch()], |bytes| parse_all(bytes).to_string());
+    }
+
     proptest! {
         #[test]
         fn any_bytes_parse(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {

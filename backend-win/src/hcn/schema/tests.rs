@@ -15,6 +15,26 @@ fn value(document: &impl Serialize) -> Value {
     serde_json::from_str(&write(document)).unwrap()
 }
 
+/// What HNS answers is a document or none, and what was read is written and read as the same.
+#[test]
+fn fuzz_documents_of_hcn() {
+    let seeds = [
+        r#"{"ID":"00000000-0000-0000-0000-00000000000a","FrontendVIPs":["10.20.30.41"],"PortMappings":[{"Protocol":6,"InternalPort":8080}],"SchemaVersion":{"Major":2,"Minor":0},"Flags":1}"#,
+        r#"["00000000-0000-0000-0000-00000000000a","x",1]"#,
+        "",
+    ];
+    localnet_fuzz::target("hcn", &seeds.map(str::as_bytes), |bytes| {
+        let json = String::from_utf8_lossy(bytes);
+        match read::<LoadBalancer>("load balancer", &json) {
+            Ok(document) => {
+                assert_eq!(read::<LoadBalancer>("load balancer", &write(&document)).unwrap(), document);
+                format!("{document:?}")
+            }
+            Err(odd) => odd.why,
+        }
+    });
+}
+
 /// What kube-proxy v1.36 sends, as its own types write it; fields may be in any order.
 #[test]
 fn documents_are_those_that_kube_proxy_sends() {

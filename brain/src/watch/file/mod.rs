@@ -7,6 +7,8 @@ mod checks;
 mod document;
 mod folder;
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod hostile;
 mod known;
 mod limits;

@@ -1,0 +1,48 @@
+//! Whatever a file says, it is objects or problems.
+
+use std::{path::PathBuf, sync::Arc};
+
+use super::{document::split, reading, tests::WEB};
+use crate::cluster::{Cluster, Event, Kind, Options};
+
+const MORE: &str = "
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: { name: web-1, namespace: default, labels: { kubernetes.io/service-name: web } }
+addressType: IPv4
+ports: [{ name: http, port: 8080, protocol: TCP }]
+endpoints:
+- { addresses: [10.1.0.1], nodeName: node-a, conditions: { ready: true, terminating: false }, hints: { forZones: [{ name: z }] } }
+---
+{\"apiVersion\": \"v1\", \"kind\": \"Node\", \"metadata\": {\"name\": \"node-a\"}, \"spec\": {\"podCIDRs\": [\"10.1.0.0/24\"]}}
+---
+apiVersion: v1
+kind: List
+items:
+- { apiVersion: networking.k8s.io/v1, kind: ServiceCIDR, metadata: { name: c }, spec: { cidrs: [10.96.0.0/16, fd00::/112] } }
+- { apiVersion: v1, kind: Service, metadata: { name: db }, spec: { clusterIPs: [10.96.0.2], type: LoadBalancer, ports: [{ port: 1 }] } }
+";
+
+/// What is read is also localized: the odd parts of objects are found there.
+#[test]
+fn fuzz_yaml() {
+    let file = Arc::new(PathBuf::from("cluster.yaml"));
+    localnet_fuzz::target("yaml", &[WEB.as_bytes(), MORE.as_bytes()], |bytes| {
+        let Ok(text) = std::str::from_utf8(bytes) else { return "not a text".to_owned() };
+        let mut said = String::new();
+        let mut cluster = Cluster::new(Options::of_node("node-a"));
+        for kind in Kind::ALL {
+            cluster.handle(Event::Replace { kind, objects: Vec::new() });
+        }
+        for document in split(text) {
+            let reading = reading::read(document, &file);
+            said += &format!("{} {:?}", reading.found.len(), reading.problems);
+            for found in reading.found {
+                cluster.handle(Event::Apply(found.object));
+            }
+        }
+        let localized = cluster.localize().expect("all kinds are listed");
+        let skipped = localized.skipped.iter().map(|skipped| format!("{}: {}", skipped.field, skipped.problem));
+        said + &skipped.collect::<Vec<_>>().join("; ")
+    });
+}

@@ -1,0 +1,145 @@
+//! Whatever a stream says, a reader of it gets an update or an error.
+
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+use localnet_proto::{
+    Change, Endpoint, EndpointPort, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, Snapshot, Update,
+    WhenEmpty, decode::Assembler, encode, wire,
+};
+use prost::Message as _;
+
+fn web() -> Service {
+    let ports = vec![Port {
+        name: "http".into(),
+        protocol: Protocol::Tcp,
+        port: 80,
+        node_port: Some(30080),
+        when_empty_v4: WhenEmpty::default(),
+        when_empty_v6: WhenEmpty::default(),
+    }];
+    let endpoint = |last: u8| Endpoint {
+        address: [10, 1, 0, last].into(),
+        ports: vec![EndpointPort { name: "http".into(), port: 8080 }],
+        local: last == 1,
+        hostname: None,
+        scopes: Scopes { internal: true, external: true, short_circuit: false, established: true },
+    };
+    let cluster_ips = vec![[10, 96, 0, 1].into(), [0xfd00, 0, 0, 0, 0, 0, 0, 1].into()];
+    let service = Service::new(ServiceKey::new("default", "web"), cluster_ips);
+    Service { ports, endpoints: vec![endpoint(1), endpoint(2)], client_ip_affinity: Some(10800), ..service }
+}
+
+/// Items as a stream has them: each after its length, in two bytes.
+fn stream(items: &[wire::NextItem]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for item in items {
+        let item = item.encode_to_vec();
+        bytes.extend(u16::try_from(item.len()).unwrap().to_le_bytes());
+        bytes.extend(item);
+    }
+    bytes
+}
+
+fn pieces(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let (length, rest) = bytes.split_first_chunk::<2>()?;
+        let length = usize::from(u16::from_le_bytes(*length)).min(rest.len());
+        let (piece, rest) = rest.split_at(length);
+        bytes = rest;
+        Some(piece)
+    })
+}
+
+fn full() -> Vec<wire::NextItem> {
+    let node = Node { name: "node-a".into(), addresses: vec![[192, 168, 0, 2].into()], ..Node::default() };
+    let mut items = vec![encode::next_item(Revision { instance: 7, rev: 1 }, false), encode::node_item(&node)];
+    items.extend(encode::service_items(&web()));
+    items
+}
+
+fn delta() -> Vec<wire::NextItem> {
+    let mut items = vec![encode::next_item(Revision { instance: 7, rev: 2 }, true)];
+    items.extend(encode::service_items(&Service { endpoints: Vec::new(), ..web() }));
+    items.push(encode::removed_item(&ServiceKey::new("default", "db")));
+    items
+}
+
+fn assembled<'a>(items: impl Iterator<Item = &'a [u8]>) -> Result<Update, String> {
+    let mut assembler = Assembler::default();
+    for item in items {
+        assembler.push_bytes(item.to_vec().into()).map_err(|error| error.to_string())?;
+    }
+    assembler.finish().map_err(|error| error.to_string())
+}
+
+/// What was read is written and read again as the same.
+fn is_kept(update: &Update) {
+    let services: Vec<&Service> = match update {
+        Update::Full(snapshot) => snapshot.services.values().map(|service| &**service).collect(),
+        Update::Delta { changes, .. } => changes
+            .iter()
+            .filter_map(|change| match change {
+                Change::Service(service) => Some(&**service),
+                Change::Node(_) | Change::Removed(_) => None,
+            })
+            .collect(),
+    };
+    for service in services {
+        let first = encode::next_item(Revision { instance: 1, rev: 1 }, true);
+        let items: Vec<Vec<u8>> =
+            std::iter::once(first).chain(encode::service_items(service)).map(|item| item.encode_to_vec()).collect();
+        let again = assembled(items.iter().map(Vec::as_slice)).unwrap();
+        let Update::Delta { changes, .. } = again else { panic!("it was a delta") };
+        assert_eq!(changes, [Change::Service(service.clone().into())]);
+    }
+}
+
+#[test]
+fn fuzz_an_answer() {
+    localnet_fuzz::target("answer", &[&stream(&full()), &stream(&delta())], |bytes| match assembled(pieces(bytes)) {
+        Ok(update) => {
+            is_kept(&update);
+            format!("{update:?}")
+        }
+        Err(error) => error,
+    });
+}
+
+/// Answers one after the other, which end with OK or are cut, as a backend folds them.
+#[test]
+fn fuzz_a_conversation() {
+    let one = |ends: u8, items: &[wire::NextItem]| {
+        let items = stream(items);
+        [&[ends][..], &u16::try_from(items.len()).unwrap().to_le_bytes(), &items].concat()
+    };
+    let seeds = [
+        [one(0, &full()), one(0, &delta()), one(1, &full())].concat(),
+        [one(1, &delta()), one(0, &full()), one(0, &[]), one(0, &delta())].concat(),
+    ];
+    localnet_fuzz::target("conversation", &[&seeds[0], &seeds[1]], |mut bytes| {
+        let mut state = Snapshot::default();
+        let mut said = String::new();
+        while let Some((ends, rest)) = bytes.split_first() {
+            let Some((length, rest)) = rest.split_first_chunk::<2>() else { break };
+            let length = usize::from(u16::from_le_bytes(*length)).min(rest.len());
+            let (answer, rest) = rest.split_at(length);
+            bytes = rest;
+            let before = state.clone();
+            // One that is cut never happened, whatever came of it.
+            match assembled(pieces(answer)).ok().filter(|_| ends % 2 == 0) {
+                None => assert_eq!(state, before),
+                Some(update) => {
+                    let (revision, again) = (update.revision(), update.clone());
+                    let changes = state.apply(update);
+                    assert_eq!(state.revision, revision);
+                    for key in &changes.services {
+                        assert_ne!(state.services.get(key), before.services.get(key), "{key}");
+                    }
+                    assert!(state.apply(again).is_empty(), "the same once more changes nothing");
+                    said += &format!("{changes:?}");
+                }
+            }
+        }
+        said
+    });
+}
