@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane helm vm wine python build demo test chart images packages differential fuzz mutants lint bless bench bench-ipvs clean
+.PHONY: help deps controlplane helm vm wine python build demo test chart images packages differential fuzz mutants lint deny bless bench bench-ipvs clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -65,6 +65,15 @@ lint: ## Formatting, clippy, documentation
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
+
+deny: ## Licences, sources and advisories of what we depend on, by cargo-deny (the first time it is built in .cache: minutes)
+	@$(CARGO) deny --version >/dev/null 2>&1 || PATH="$(CURDIR)/.cache/cargo-deny/bin:$$PATH" $(CARGO) deny --version >/dev/null 2>&1 || \
+		$(CARGO) install --quiet --locked --root .cache/cargo-deny cargo-deny
+	@PATH="$(CURDIR)/.cache/cargo-deny/bin:$$PATH"; export PATH; \
+	$(CARGO) deny --all-features check --hide-inclusion-graph bans licenses sources || exit 1; \
+	if $(CARGO) deny fetch db >/dev/null 2>&1; then $(CARGO) deny check --disable-fetch advisories; \
+	elif [ "$(ADVISORIES)" = required ]; then echo "advisories were not checked: their database cannot be fetched" >&2; exit 1; \
+	else echo "advisories were NOT checked: their database (github.com/rustsec/advisory-db) cannot be fetched from here"; fi
 
 mutants: ## Turn round each decision of the brain: a test must notice (an hour or two; FILE=brain/src/… for one file)
 	@$(CARGO) mutants --version >/dev/null 2>&1 || $(CARGO) install --locked --root .cache/cargo-mutants cargo-mutants

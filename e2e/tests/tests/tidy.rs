@@ -9,6 +9,7 @@ use std::{
 };
 
 use serde_json::Value;
+use spdx::{Expression, Licensee, ParseMode};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
@@ -268,6 +269,34 @@ fn tests_that_may_need_a_guest_are_named_so() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// What `cargo deny` says of licences and sources, in a second; its list is the one that is read.
+#[test]
+fn licences_and_sources_are_those_that_deny_toml_allows() {
+    let deny = fs::read_to_string(root().join("deny.toml")).unwrap();
+    let list = deny.split("allow = [").nth(1).unwrap().split(']').next().unwrap();
+    let allowed: Vec<_> = list.split('"').skip(1).step_by(2).map(|name| Licensee::parse(name).unwrap()).collect();
+    let cargo =
+        Command::new(env!("CARGO")).args(["metadata", "--format-version=1", "--locked"]).current_dir(root()).output();
+    let metadata: Value = serde_json::from_slice(&cargo.unwrap().stdout).unwrap();
+    let packages = metadata["packages"].as_array().unwrap();
+    assert!(packages.len() > 100 && allowed.len() > 5);
+    let mut refused = Vec::new();
+    // Our own have no source.
+    for package in packages.iter().filter(|package| !package["source"].is_null()) {
+        let (name, source) = (&package["name"], &package["source"]);
+        if source != "registry+https://github.com/rust-lang/crates.io-index" {
+            refused.push(format!("{name} comes from {source}"));
+        }
+        let licence = package["license"].as_str().unwrap_or_default();
+        let allows =
+            |expression: Expression| expression.evaluate(|one| allowed.iter().any(|licensee| licensee.satisfies(one)));
+        if !Expression::parse_mode(licence, ParseMode::LAX).is_ok_and(allows) {
+            refused.push(format!("{name} has the licence {licence:?}"));
+        }
+    }
+    assert!(refused.is_empty(), "{refused:#?}");
 }
 
 #[test]
