@@ -230,8 +230,9 @@ impl World {
     }
 }
 
+/// All are equally long: a longer name would be more to remember.
 fn name(number: u64) -> String {
-    format!("service-{number}")
+    format!("service-{number:09}")
 }
 
 fn service(number: u64, address: u64) -> anyhow::Result<Object> {
