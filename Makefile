@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane helm vm wine python build demo test chart images packages differential fuzz mutants lint deny bless bench bench-ipvs clean
+.PHONY: help deps controlplane helm vm wine python examples build demo test chart images packages differential fuzz mutants lint deny bless bench bench-ipvs clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -25,6 +25,9 @@ wine: ## Make what builds and runs programs of Windows here, in .cache; installs
 	@e2e/wine/build.sh
 	@[ "$$(uname -m)" != x86_64 ] || e2e/wine/cargo build --locked -p localnet-win
 
+examples: deps ## Build the examples in other languages, into .cache
+	@examples/build.sh
+
 python: ## Make an environment of Python with grpcio, in .cache
 	@e2e/python.sh
 
@@ -35,7 +38,7 @@ demo: deps ## Services on screen: brain and nft backend in a throw-away network 
 	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-demo
 	$(CARGO) run --quiet --locked -p localnet-demo -- $(if $(ONCE),--once)
 
-test: deps controlplane helm vm wine python ## Everything: unit, Cases, protocol, kernel, system (needs root for network namespaces)
+test: deps controlplane helm vm wine python examples ## Everything: unit, Cases, protocol, kernel, system (needs root for network namespaces)
 	@[ "$$(id -u)" = 0 ] || { echo "make test creates network namespaces: run it as root" >&2; exit 1; }
 	$(CARGO) build --locked --workspace --bins --examples
 	$(CARGO) test --locked --workspace --no-run

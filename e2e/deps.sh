@@ -11,6 +11,7 @@
 #   systemd     its opinion of our services
 #   strace      which programs a program starts
 #   util-linux  setpriv, which ends programs together with their test
+#   protobuf-compiler, jq   what the examples in Go and shell need
 #
 # and with `guest`, for the guest of e2e/vm, on the processors for which there is one:
 #   qemu-system-x86   runs it
@@ -28,7 +29,7 @@
 #   wine64                       runs them
 set -eu
 
-packages="nftables iptables iproute2 conntrack procps strace systemd util-linux"
+packages="nftables iptables iproute2 conntrack procps strace systemd util-linux protobuf-compiler jq"
 case "${1-} $(uname -m)" in
 "guest x86_64") packages="$packages qemu-system-x86 busybox-static kmod xz-utils zstd ipvsadm ipset" ;;
 "windows x86_64") packages="$packages gcc-mingw-w64-x86-64-win32 wine64" ;;

@@ -144,8 +144,11 @@ async fn run_with<B: Backend>(
     let (current, _following) = running.follow();
     let mut configured = Configured::start(current.clone(), chosen, node_ips, &brain, &reports)?;
     let stop = CancellationToken::new();
-    let told =
-        serve::Told { views: brain.feed().clone().into(), reports: reports.clone(), questions: brain.questions().clone() };
+    let told = serve::Told {
+        views: brain.feed().clone().into(),
+        reports: reports.clone(),
+        questions: brain.questions().clone(),
+    };
     let mut served = pin!(serve::run(listeners, told, stop.clone().cancelled_owned()));
     let source = FeedSource::new(brain.feed().clone(), reports);
     let options = Options { once: arguments.once, ..Options::default() };

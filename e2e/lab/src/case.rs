@@ -38,8 +38,12 @@ pub struct Case {
 /// # Panics
 /// If one of them cannot be read: then every test that reads Cases must fail.
 pub fn cases() -> Vec<Case> {
-    let lab = Path::new(env!("CARGO_MANIFEST_DIR"));
-    read_cases(&lab.with_file_name("cases")).unwrap_or_else(|error| panic!("{error:#}"))
+    read_cases(&folder()).unwrap_or_else(|error| panic!("{error:#}"))
+}
+
+/// Where the Cases are in the repository that this was built from.
+pub fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("cases")
 }
 
 impl Case {
@@ -89,7 +93,11 @@ impl Case {
     }
 }
 
-fn read_cases(root: &Path) -> anyhow::Result<Vec<Case>> {
+/// The Cases in a folder, by name.
+///
+/// # Errors
+/// One of them cannot be read.
+pub fn read_cases(root: &Path) -> anyhow::Result<Vec<Case>> {
     let entries = std::fs::read_dir(root).with_context(|| format!("listing {}", root.display()))?;
     let mut dirs = Vec::new();
     for entry in entries {

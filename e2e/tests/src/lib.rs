@@ -39,7 +39,7 @@ pub fn program(name: &str) -> anyhow::Result<PathBuf> {
     let test = std::env::current_exe().context("finding this test")?;
     // target/PROFILE/deps/TEST-HASH
     let folder = test.ancestors().nth(2).context("finding the folder of programs")?;
-    let path = [folder.join(name), folder.join("examples").join(name)].into_iter().find(|path| path.exists());
+    let path = [folder.join(name), folder.join("examples").join(name)].into_iter().find(|path| path.is_file());
     path.with_context(|| format!("{} is not built: run `make test`", folder.join(name).display()))
 }
 

@@ -1,0 +1,165 @@
+//! A backend of localnet in Rust that is told what changed, thing by thing, and keeps a file with what holds.
+//!
+//! ```text
+//! incremental --api unix:///run/localnet/brain.sock --dump FILE
+//! ```
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use anyhow::Context as _;
+use clap::Parser;
+use localnet_client::{
+    Backend, Changes, Options, Snapshot, Synced, args,
+    args::ClientArgs,
+    incremental::{Adapter, Listener, PortEndpoint},
+    telemetry,
+};
+use localnet_proto::{Node, Scopes, Service, ServiceKey};
+
+#[derive(Parser)]
+#[command(about = "Keep a file with the state of the node")]
+struct Arguments {
+    #[command(flatten)]
+    client: ClientArgs,
+    /// The file
+    #[arg(long, value_name = "FILE")]
+    dump: PathBuf,
+}
+
+/// Lines about each service: its own, and those of its endpoints. A kernel's tables would be here.
+#[derive(Default)]
+struct Lines {
+    node: String,
+    services: BTreeMap<ServiceKey, Vec<String>>,
+    endpoints: BTreeSet<(ServiceKey, String)>,
+    /// The line of each endpoint, by what it is known by.
+    known: BTreeMap<(ServiceKey, String), String>,
+}
+
+fn named(name: &str) -> &str {
+    if name.is_empty() { "-" } else { name }
+}
+
+fn words(scopes: Scopes) -> String {
+    let all = [
+        (scopes.internal, "internal"),
+        (scopes.external, "external"),
+        (scopes.short_circuit, "shortcircuit"),
+        (scopes.established, "established"),
+    ];
+    let words: Vec<_> = all.into_iter().filter(|(on, _)| *on).map(|(_, word)| word).collect();
+    if words.is_empty() { "-".to_owned() } else { words.join("+") }
+}
+
+impl Listener for Lines {
+    fn name(&self) -> &'static str {
+        "incremental"
+    }
+
+    fn set_node(&mut self, node: &Node) {
+        self.node = format!("node {}", node.name);
+    }
+
+    fn set_service(&mut self, service: &Service) {
+        let key = &service.key;
+        let mut lines = Vec::new();
+        let vips = [
+            ("cluster", &service.cluster_ips),
+            ("external", &service.external_ips),
+            ("balancer", &service.load_balancer_ips),
+        ];
+        for (kind, addresses) in vips {
+            lines.extend(addresses.iter().map(|address| format!("vip {key} {kind} {address}")));
+        }
+        for port in &service.ports {
+            let node_port = port.node_port.unwrap_or_default();
+            lines.push(format!("port {key} {} {} {} {node_port}", named(&port.name), port.protocol, port.port));
+        }
+        lines.extend(service.client_ip_affinity.map(|seconds| format!("affinity {key} {seconds}")));
+        self.services.insert(key.clone(), lines);
+    }
+
+    fn delete_service(&mut self, key: &ServiceKey) {
+        self.services.remove(key);
+    }
+
+    fn set_endpoint(&mut self, service: &ServiceKey, endpoint: &PortEndpoint) {
+        let (port, address) = (named(&endpoint.port_name), endpoint.address);
+        let scopes = words(endpoint.scopes);
+        let line = format!("endpoint {service} {port} {} {} {scopes}", address.ip(), address.port());
+        let id = (service.clone(), format!("{port} {address}"));
+        if let Some(before) = self.known.insert(id, line.clone()) {
+            self.endpoints.remove(&(service.clone(), before));
+        }
+        self.endpoints.insert((service.clone(), line));
+    }
+
+    fn delete_endpoint(&mut self, service: &ServiceKey, endpoint: &PortEndpoint) {
+        let id = (service.clone(), format!("{} {}", named(&endpoint.port_name), endpoint.address));
+        if let Some(line) = self.known.remove(&id) {
+            self.endpoints.remove(&(service.clone(), line));
+        }
+    }
+
+    fn reset(&mut self) {
+        *self = Self::default();
+    }
+
+    async fn commit(&mut self) -> anyhow::Result<Synced> {
+        Ok(Synced::default())
+    }
+
+    async fn cleanup(&mut self) -> anyhow::Result<()> {
+        Ok(())
+    }
+}
+
+/// Writes the file after each commit.
+struct File {
+    adapter: Adapter<Lines>,
+    path: PathBuf,
+}
+
+impl Backend for File {
+    fn name(&self) -> &'static str {
+        "incremental"
+    }
+
+    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
+        let synced = self.adapter.sync(state, changes).await?;
+        let lines = self.adapter.listener_mut();
+        let mut text = format!("rev {} {}\n{}\n", state.revision.instance, state.revision.rev, lines.node);
+        for line in lines.services.values().flatten().chain(lines.endpoints.iter().map(|(_, line)| line)) {
+            text += line;
+            text.push('\n');
+        }
+        let new = self.path.with_extension("new");
+        fs::write(&new, text).with_context(|| format!("writing {}", new.display()))?;
+        fs::rename(&new, &self.path).with_context(|| format!("writing {}", self.path.display()))?;
+        Ok(synced)
+    }
+
+    async fn cleanup(&mut self) -> anyhow::Result<()> {
+        match fs::remove_file(&self.path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let Arguments { client, dump } = Arguments::parse();
+    telemetry::init(client.log_format.unwrap_or_default(), "info");
+    let file = File { adapter: Adapter::new(Lines::default()), path: dump };
+    let result = match client.source() {
+        Ok(source) => args::run(file, source, Options { report: false, ..client.options() }).await,
+        Err(error) => Err(error),
+    };
+    args::exit(result)
+}

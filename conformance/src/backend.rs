@@ -1,0 +1,250 @@
+//! COMMAND at work, and what it holds.
+
+use std::{
+    fs::{self, File},
+    os::unix::process::{CommandExt as _, ExitStatusExt as _},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use localnet_lab::{Namespace, Running};
+use localnet_proto::{Revision, Snapshot};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::{brain::Brain, dump::Dump};
+
+/// How often a dump is looked at.
+const LOOK: Duration = Duration::from_millis(3);
+/// The end of a log that is shown.
+const TAIL: usize = 12;
+
+/// A command line with places to fill in.
+#[derive(Clone, Debug)]
+pub struct Line {
+    text: String,
+    folder: PathBuf,
+}
+
+impl Line {
+    /// A command for programs whose files are in this folder.
+    pub fn new(text: &str, folder: &Path) -> Self {
+        Self { text: text.to_owned(), folder: folder.to_owned() }
+    }
+
+    /// Where the brain listens.
+    pub fn socket(&self) -> PathBuf {
+        self.folder.join("brain.sock")
+    }
+
+    /// Where the backend writes what it holds, if it does.
+    pub fn dump(&self) -> Option<PathBuf> {
+        (self.text.contains("{dump}") || self.text.contains("LOCALNET_DUMP")).then(|| self.folder.join("dump"))
+    }
+
+    fn filled(&self, flags: &[String]) -> String {
+        let path = |name: &str| self.folder.join(name).display().to_string();
+        let text = self.text.replace("{api}", &format!("unix://{}", path("brain.sock")));
+        let text = text.replace("{socket}", &path("brain.sock")).replace("{dump}", &path("dump"));
+        text.replace("{flags}", &flags.join(" "))
+    }
+
+    /// Starts it, in a namespace if there is one. `flags` are those of kube-proxy that the node would be run with.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(&self, inside: Option<&Namespace>, flags: &[String]) -> anyhow::Result<Backend> {
+        let log = self.folder.join("log");
+        let output = File::options().create(true).append(true).open(&log).context("opening the log of the backend")?;
+        let errors = output.try_clone()?;
+        let line = format!("exec {}", self.filled(flags));
+        let (api, dump) = (format!("unix://{}", self.socket().display()), self.folder.join("dump"));
+        let set_up = |command: &mut Command| {
+            command.env("LOCALNET_API", api).env("LOCALNET_DUMP", dump);
+            command.stdin(Stdio::null()).stdout(output).stderr(errors).process_group(0);
+        };
+        let process = match inside {
+            Some(namespace) => Process::Inside(namespace.spawn("sh", |command| {
+                command.args(["-c", &line]);
+                set_up(command);
+                command
+            })?),
+            None => {
+                let mut command = Command::new("sh");
+                command.args(["-c", &line]);
+                set_up(&mut command);
+                Process::Plain(command.spawn().with_context(|| format!("starting {line:?}"))?)
+            }
+        };
+        Ok(Backend { process, dump: self.dump(), log })
+    }
+
+    /// Runs it to its end.
+    ///
+    /// # Errors
+    /// It fails, or takes too long.
+    pub fn run(&self, inside: Option<&Namespace>, flags: &[String], patience: Duration) -> anyhow::Result<()> {
+        let mut backend = self.start(inside, flags)?;
+        let ended = backend.ended(patience)?;
+        anyhow::ensure!(ended.success(), "{:?} has ended with {ended}{}", self.text, backend.log_tail());
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+enum Process {
+    Plain(Child),
+    Inside(Running),
+}
+
+impl Process {
+    fn child(&mut self) -> &mut Child {
+        match self {
+            Self::Plain(child) => child,
+            Self::Inside(running) => running,
+        }
+    }
+}
+
+/// The backend at work; it and what it has started are killed when this is dropped.
+#[derive(Debug)]
+pub struct Backend {
+    process: Process,
+    dump: Option<PathBuf>,
+    log: PathBuf,
+}
+
+impl Backend {
+    /// Sends a signal to it and to all that it has started.
+    ///
+    /// # Errors
+    /// There is nobody any more.
+    pub fn signal(&mut self, signal: Signal) -> anyhow::Result<()> {
+        let id = i32::try_from(self.process.child().id()).ok().and_then(Pid::from_raw).context("a process id")?;
+        kill_process_group(id, signal).context("sending a signal to the backend")
+    }
+
+    /// Fails if it has ended.
+    ///
+    /// # Errors
+    /// It has.
+    pub fn is_alive(&mut self) -> anyhow::Result<()> {
+        match self.process.child().try_wait().context("looking at the backend")? {
+            None => Ok(()),
+            Some(ended) => bail!("the backend has ended with {}{}", said(ended), self.log_tail()),
+        }
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// It does not end.
+    pub fn ended(&mut self, patience: Duration) -> anyhow::Result<ExitStatus> {
+        let deadline = Instant::now() + patience;
+        loop {
+            if let Some(ended) = self.process.child().try_wait().context("looking at the backend")? {
+                return Ok(ended);
+            }
+            if Instant::now() > deadline {
+                bail!("the backend has not ended within {patience:?}{}", self.log_tail());
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// What it holds, if it tells that in a dump.
+    pub fn dump(&self) -> Option<Dump> {
+        let text = fs::read_to_string(self.dump.as_ref()?).ok()?;
+        Dump::parse(&text)
+    }
+
+    /// Whether it tells what it holds in a dump.
+    pub fn dumps(&self) -> bool {
+        self.dump.is_some()
+    }
+
+    /// Waits until it holds `state`, and nothing else.
+    ///
+    /// # Errors
+    /// It does not within `patience`, or it says that it cannot.
+    pub fn holds(
+        &mut self,
+        brain: &Brain,
+        revision: Revision,
+        state: &Snapshot,
+        patience: Duration,
+    ) -> anyhow::Result<()> {
+        if self.dump.is_none() {
+            return self.reports(brain, revision, patience);
+        }
+        let expected = Dump { revision, ..Dump::of(state) };
+        let deadline = Instant::now() + patience;
+        loop {
+            let dump = self.dump();
+            match &dump {
+                Some(dump) if dump.revision == revision => {
+                    let differences = dump.differences(&expected);
+                    anyhow::ensure!(differences.is_empty(), "at {revision} it holds something else:{differences}");
+                    return Ok(());
+                }
+                _ => {}
+            }
+            self.is_alive()?;
+            if Instant::now() > deadline {
+                let at = dump.map_or("nothing".to_owned(), |dump| dump.revision.to_string());
+                bail!("it does not hold {revision} within {patience:?}, but {at}{}", self.log_tail());
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Waits until it has reported that it holds a revision.
+    fn reports(&mut self, brain: &Brain, revision: Revision, patience: Duration) -> anyhow::Result<()> {
+        let what = format!("a report that {revision} is applied (or tell what is held in a dump)");
+        let mut error = None;
+        let reported = brain.wait(patience, &what, |log| {
+            let of = |report: &&localnet_proto::wire::BackendReport| {
+                report.instance_id == revision.instance && report.rev == revision.rev
+            };
+            let report = log.reports.iter().rev().find(of)?;
+            error = report.families.iter().map(|family| family.error.clone()).find(|error| !error.is_empty());
+            let applied = report.families.iter().all(|family| family.applied_rev == revision.rev);
+            (applied && error.is_none() && !report.families.is_empty()).then_some(())
+        });
+        match (reported, error) {
+            (Ok(()), _) => Ok(()),
+            (Err(_), Some(error)) => bail!("it reports that it cannot apply {revision}: {error}{}", self.log_tail()),
+            (Err(missing), None) => {
+                self.is_alive()?;
+                Err(missing.context(self.log_tail()))
+            }
+        }
+    }
+
+    /// The end of what it has said, on lines of its own.
+    pub fn log_tail(&self) -> String {
+        let text = fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().collect();
+        let last = &lines[lines.len().saturating_sub(TAIL)..];
+        last.iter().map(|line| format!("\n  | {line}")).collect()
+    }
+}
+
+fn said(ended: ExitStatus) -> String {
+    match (ended.code(), ended.signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => ended.to_string(),
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        // All of these fail only if it has ended.
+        _ = self.signal(Signal::CONT);
+        _ = self.signal(Signal::KILL);
+        _ = self.process.child().wait();
+    }
+}

@@ -1,0 +1,339 @@
+//! The other end of the stream: a brain that answers as it should, or as a check wants it.
+//!
+//! States are the feed's of the real brain, so an answer is what a brain would send; faults change it on its way. The brain has
+//! a runtime of its own: when it is stopped, its connections break as those of a process that was killed.
+
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    fmt,
+    future::Future,
+    path::{Path, PathBuf},
+    pin::Pin,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    task::{Context as Waking, Poll},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use bytes::{BufMut as _, Bytes};
+use futures::{Stream, StreamExt as _, stream};
+use localnet_brain::{feed::Feed, localize::Localized};
+use localnet_proto::{
+    Revision, Snapshot,
+    wire::{
+        BackendReport, BackendReportReply, NextFilter,
+        backends_server::{Backends, BackendsServer},
+        endpoints_server,
+    },
+};
+use tokio::{net::UnixListener, runtime::Runtime, sync::Notify};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{
+    Code, Request, Response, Status,
+    body::Body,
+    codec::{BufferSettings, Codec, EncodeBuf, Encoder},
+    server::{Grpc, NamedService, ServerStreamingService},
+};
+use tonic_prost::ProstDecoder;
+
+/// What happens to an answer.
+pub enum Fault {
+    /// It ends with an error after so many items.
+    Cut(usize, Code),
+    /// After so many items nothing comes any more.
+    Hang(usize),
+    /// It is not begun before [`Brain::release`].
+    Hold,
+    /// It is the full state, whatever was asked for.
+    Full,
+    /// There is a pause before each item.
+    Slow(Duration),
+    /// Its items are others.
+    Edit(fn(Vec<Bytes>) -> Vec<Bytes>),
+}
+
+/// What the backend has done so far.
+#[derive(Debug, Default)]
+pub struct Log {
+    /// Its calls of `Next`, in order.
+    pub calls: Vec<NextFilter>,
+    /// How many answers were begun.
+    pub begun: usize,
+    /// How many answers have stopped where they hang.
+    pub hung: usize,
+    /// How many calls wait to be released.
+    pub held: usize,
+    /// What it has reported.
+    pub reports: Vec<BackendReport>,
+}
+
+#[derive(Default)]
+struct Shared {
+    log: Mutex<Log>,
+    changed: Condvar,
+    faults: Mutex<VecDeque<Fault>>,
+    release: Notify,
+}
+
+impl Shared {
+    fn log(&self, change: impl FnOnce(&mut Log)) {
+        change(&mut lock(&self.log));
+        self.changed.notify_all();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The brain.
+pub struct Brain {
+    socket: PathBuf,
+    shared: Arc<Shared>,
+    feed: Feed,
+    state: Snapshot,
+    runtime: Option<Runtime>,
+}
+
+impl Brain {
+    /// A brain that has no state yet, and does not listen yet.
+    pub fn new(socket: &Path) -> Self {
+        Self {
+            socket: socket.to_owned(),
+            shared: Arc::default(),
+            feed: Feed::new(1_000_001),
+            state: Snapshot::default(),
+            runtime: None,
+        }
+    }
+
+    /// Listens.
+    ///
+    /// # Errors
+    /// It cannot.
+    pub fn start(&mut self) -> anyhow::Result<()> {
+        self.stop();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let service = Endpoints { shared: Arc::clone(&self.shared), feed: self.feed.clone() };
+        let reports = BackendsServer::new(Reports(Arc::clone(&self.shared)));
+        let listener = {
+            let _inside = runtime.enter();
+            UnixListener::bind(&self.socket).with_context(|| format!("listening on {}", self.socket.display()))?
+        };
+        let server = tonic::transport::Server::builder().add_service(service).add_service(reports);
+        runtime.spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
+        self.runtime = Some(runtime);
+        Ok(())
+    }
+
+    /// Ends as a process that was killed.
+    pub fn stop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_timeout(Duration::from_secs(5));
+        }
+        // It is not there before the first start.
+        _ = std::fs::remove_file(&self.socket);
+    }
+
+    /// Makes this the newest state, and says which one it is.
+    pub fn publish(&mut self, state: &Snapshot) -> Revision {
+        let gone = self.state.services.keys().filter(|key| !state.services.contains_key(*key));
+        let gone = gone.map(|key| (key.clone(), None));
+        let set = state.services.iter().map(|(key, service)| (key.clone(), Some(Arc::clone(service))));
+        let mut services: Vec<_> = gone.chain(set).collect();
+        services.sort_by(|(one, _), (other, _)| one.cmp(other));
+        self.feed.publish(Localized { node: Some(state.node.clone()), services, ..Localized::default() });
+        self.state = state.clone();
+        self.feed.state().revision()
+    }
+
+    /// Is another brain from the next start on: it knows nothing of the revisions of this one.
+    pub fn forget(&mut self) {
+        let instance = self.feed.state().revision().instance + 1;
+        self.feed = Feed::new(instance);
+        self.state = Snapshot::default();
+    }
+
+    /// What happens to the next answers, one after the other.
+    pub fn faults(&self, faults: impl IntoIterator<Item = Fault>) {
+        lock(&self.shared.faults).extend(faults);
+    }
+
+    /// Lets an answer go on that is held.
+    pub fn release(&self) {
+        self.shared.release.notify_one();
+    }
+
+    /// Waits until the log says so.
+    ///
+    /// # Errors
+    /// It does not within `patience`; names `what` was waited for.
+    pub fn wait<T>(
+        &self,
+        patience: Duration,
+        what: &str,
+        mut says: impl FnMut(&Log) -> Option<T>,
+    ) -> anyhow::Result<T> {
+        let deadline = Instant::now() + patience;
+        let mut log = lock(&self.shared.log);
+        loop {
+            if let Some(said) = says(&log) {
+                return Ok(said);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let calls = log.calls.len();
+                bail!(
+                    "{what}: not within {patience:?}; it has called Next {calls} times, last with {:?}",
+                    log.calls.last()
+                );
+            }
+            log = self.shared.changed.wait_timeout(log, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// How many calls there have been.
+    pub fn calls(&self) -> usize {
+        lock(&self.shared.log).calls.len()
+    }
+}
+
+impl Drop for Brain {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl fmt::Debug for Brain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Brain").field("socket", &self.socket).finish_non_exhaustive()
+    }
+}
+
+struct Reports(Arc<Shared>);
+
+#[tonic::async_trait]
+impl Backends for Reports {
+    async fn report(&self, request: Request<BackendReport>) -> Result<Response<BackendReportReply>, Status> {
+        self.0.log(|log| log.reports.push(request.into_inner()));
+        Ok(Response::new(BackendReportReply {}))
+    }
+}
+
+type Answer<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+#[derive(Clone)]
+struct Endpoints {
+    shared: Arc<Shared>,
+    feed: Feed,
+}
+
+impl NamedService for Endpoints {
+    const NAME: &'static str = endpoints_server::SERVICE_NAME;
+}
+
+impl tower::Service<http::Request<Body>> for Endpoints {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Answer<Result<http::Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Waking<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let endpoints = self.clone();
+        Box::pin(async move {
+            if request.uri().path().ends_with("/Next") {
+                Ok(Grpc::new(Raw).server_streaming(endpoints, request).await)
+            } else {
+                Ok(Status::unimplemented("only Next is served here").into_http())
+            }
+        })
+    }
+}
+
+type Items = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
+
+impl ServerStreamingService<NextFilter> for Endpoints {
+    type Response = Bytes;
+    type ResponseStream = Items;
+    type Future = Answer<Result<Response<Items>, Status>>;
+
+    fn call(&mut self, request: Request<NextFilter>) -> Self::Future {
+        let endpoints = self.clone();
+        let request = request.into_inner();
+        self.shared.log(|log| log.calls.push(request));
+        let items = stream::once(async move { endpoints.answer(request).await }).flatten();
+        Box::pin(std::future::ready(Ok(Response::new(Box::pin(items) as Items))))
+    }
+}
+
+impl Endpoints {
+    async fn answer(self, request: NextFilter) -> Items {
+        let known = Revision { instance: request.instance_id, rev: request.rev };
+        self.feed.differing(known).await;
+        let fault = lock(&self.shared.faults).pop_front();
+        if let Some(Fault::Hold) = fault {
+            self.shared.log(|log| log.held += 1);
+            self.shared.release.notified().await;
+        }
+        let delta = request.delta && !matches!(fault, Some(Fault::Full));
+        // What is newest now, as of a brain that was slow.
+        let mut items: Vec<Bytes> = self.feed.state().answer(known, delta).items.collect();
+        self.shared.log(|log| log.begun += 1);
+        match fault {
+            Some(Fault::Cut(after, code)) => {
+                items.truncate(after);
+                let cut = Err(Status::new(code, "cut on purpose"));
+                Box::pin(stream::iter(items.into_iter().map(Ok).chain([cut])))
+            }
+            Some(Fault::Hang(after)) => {
+                items.truncate(after);
+                let shared = self.shared;
+                let hang = stream::once(async move {
+                    shared.log(|log| log.hung += 1);
+                    std::future::pending::<Result<Bytes, Status>>().await
+                });
+                Box::pin(stream::iter(items.into_iter().map(Ok)).chain(hang))
+            }
+            Some(Fault::Slow(pause)) => Box::pin(stream::iter(items).then(move |item| async move {
+                tokio::time::sleep(pause).await;
+                Ok(item)
+            })),
+            Some(Fault::Edit(edit)) => Box::pin(stream::iter(edit(items).into_iter().map(Ok))),
+            Some(Fault::Hold | Fault::Full) | None => Box::pin(stream::iter(items.into_iter().map(Ok))),
+        }
+    }
+}
+
+/// Sends bytes as they are: what no type has could not be sent otherwise.
+#[derive(Clone, Copy)]
+struct Raw;
+
+impl Codec for Raw {
+    type Encode = Bytes;
+    type Decode = NextFilter;
+    type Encoder = Self;
+    type Decoder = ProstDecoder<NextFilter>;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        ProstDecoder::new(BufferSettings::default())
+    }
+}
+
+impl Encoder for Raw {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn encode(&mut self, item: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buffer.reserve(item.len());
+        buffer.put(item);
+        Ok(())
+    }
+}

@@ -1,0 +1,236 @@
+//! What a backend says that it can. Pure.
+//!
+//! A level asks only for what is claimed, so that a small proxy in user space can be held to what it is for. What is not
+//! claimed is counted in the table, never silently left out.
+
+use std::{collections::BTreeSet, fmt, net::SocketAddr, str::FromStr};
+
+use localnet_lab::{
+    Flow,
+    flow::{Expect, Sender},
+    probe::Protocol,
+};
+use localnet_proto::Snapshot;
+
+/// Something that a backend may be able to do with packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Claim {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+    /// SCTP.
+    Sctp,
+    /// IPv4.
+    Ipv4,
+    /// IPv6.
+    Ipv6,
+    /// It serves ClusterIPs.
+    ClusterIp,
+    /// It serves ExternalIPs and addresses of load balancers.
+    External,
+    /// It serves NodePorts.
+    NodePort,
+    /// Every endpoint gets its share.
+    Answers,
+    /// Endpoints see the source address that they should.
+    Source,
+    /// Traffic that nothing serves is refused.
+    Reject,
+    /// Traffic that a policy keeps from all endpoints is dropped.
+    Drop,
+    /// Packets that are nobody's go where they were sent to.
+    Untouched,
+    /// Traffic of other machines' clients is told from that of the node and of its pods, where a policy does.
+    Scopes,
+}
+
+impl Claim {
+    /// All of them.
+    pub const ALL: [Self; 14] = [
+        Self::Tcp,
+        Self::Udp,
+        Self::Sctp,
+        Self::Ipv4,
+        Self::Ipv6,
+        Self::ClusterIp,
+        Self::External,
+        Self::NodePort,
+        Self::Answers,
+        Self::Source,
+        Self::Reject,
+        Self::Drop,
+        Self::Untouched,
+        Self::Scopes,
+    ];
+
+    /// As it is written.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+            Self::Ipv4 => "ipv4",
+            Self::Ipv6 => "ipv6",
+            Self::ClusterIp => "cluster-ip",
+            Self::External => "external",
+            Self::NodePort => "node-port",
+            Self::Answers => "answers",
+            Self::Source => "source",
+            Self::Reject => "reject",
+            Self::Drop => "drop",
+            Self::Untouched => "untouched",
+            Self::Scopes => "scopes",
+        }
+    }
+}
+
+/// A word that is no claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadClaim(String);
+
+impl std::error::Error for BadClaim {}
+
+impl fmt::Display for BadClaim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all: Vec<_> = Claim::ALL.map(Claim::as_str).into();
+        write!(f, "{:?} is none of {}", self.0, all.join(", "))
+    }
+}
+
+impl FromStr for Claim {
+    type Err = BadClaim;
+
+    fn from_str(text: &str) -> Result<Self, BadClaim> {
+        Self::ALL.into_iter().find(|claim| claim.as_str() == text).ok_or_else(|| BadClaim(text.to_owned()))
+    }
+}
+
+/// A set of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claims(BTreeSet<Claim>);
+
+impl Default for Claims {
+    /// Everything.
+    fn default() -> Self {
+        Self(Claim::ALL.into())
+    }
+}
+
+impl FromIterator<Claim> for Claims {
+    fn from_iter<I: IntoIterator<Item = Claim>>(claims: I) -> Self {
+        Self(claims.into_iter().collect())
+    }
+}
+
+impl Claims {
+    /// Whether it is claimed.
+    pub fn has(&self, claim: Claim) -> bool {
+        self.0.contains(&claim)
+    }
+
+    /// The flow as far as it is claimed: without what endpoints have to see, if that is not. `None` if it is not claimed.
+    pub fn of_flow(&self, flow: &Flow, state: &Snapshot) -> Option<Flow> {
+        if !needs(flow, state).iter().all(|claim| self.has(*claim)) {
+            return None;
+        }
+        let mut flow = flow.clone();
+        if let Expect::Answers { source, .. } = &mut flow.expect
+            && !self.has(Claim::Source)
+        {
+            *source = None;
+        }
+        Some(flow)
+    }
+}
+
+/// What a flow is about, its source address left out.
+fn needs(flow: &Flow, state: &Snapshot) -> Vec<Claim> {
+    let protocol = match flow.protocol {
+        Protocol::Tcp => Claim::Tcp,
+        Protocol::Udp => Claim::Udp,
+        Protocol::Sctp => Claim::Sctp,
+    };
+    let family = if flow.to.is_ipv4() { Claim::Ipv4 } else { Claim::Ipv6 };
+    let outcome = match flow.expect {
+        Expect::Answers { .. } => Claim::Answers,
+        Expect::Reject => Claim::Reject,
+        Expect::Drop => Claim::Drop,
+        Expect::Untouched => Claim::Untouched,
+    };
+    let mut needs = vec![protocol, family, outcome];
+    needs.extend(destination(flow.to, state));
+    // Where external traffic has a policy, who sends decides.
+    let from_outside = matches!(flow.from, Sender::Client(_));
+    let policy = state.services.values().any(|service| {
+        service.external_traffic_to_local && !service.cluster_ips.contains(&flow.to.ip()) && is_of(service, flow.to)
+    });
+    if policy && !from_outside {
+        needs.push(Claim::Scopes);
+    }
+    needs
+}
+
+fn is_of(service: &localnet_proto::Service, to: SocketAddr) -> bool {
+    let external = service.external_ips.iter().chain(&service.load_balancer_ips);
+    external.clone().any(|ip| *ip == to.ip()) || service.ports.iter().any(|port| port.node_port == Some(to.port()))
+}
+
+fn destination(to: SocketAddr, state: &Snapshot) -> Option<Claim> {
+    let mut services = state.services.values();
+    if services.clone().any(|service| service.cluster_ips.contains(&to.ip())) {
+        return Some(Claim::ClusterIp);
+    }
+    let external = services
+        .clone()
+        .any(|service| service.external_ips.contains(&to.ip()) || service.load_balancer_ips.contains(&to.ip()));
+    if external {
+        return Some(Claim::External);
+    }
+    let node_port = services.any(|service| service.ports.iter().any(|port| port.node_port == Some(to.port())));
+    // What is nobody's: only somebody who filters packets can say anything about it.
+    Some(if node_port { Claim::NodePort } else { Claim::Untouched })
+}
+
+#[cfg(test)]
+mod tests {
+    use localnet_lab::Flows;
+
+    use super::*;
+
+    fn state() -> Snapshot {
+        let mut service =
+            localnet_proto::Service::new(localnet_proto::ServiceKey::new("a", "b"), vec![[172, 30, 0, 1].into()]);
+        service.external_ips = vec![[198, 51, 100, 1].into()];
+        service.external_traffic_to_local = true;
+        let mut state = Snapshot::default();
+        state.services.insert(service.key.clone(), service.into());
+        state
+    }
+
+    fn flow(text: &str) -> Flow {
+        Flows::parse(&format!("flows: [{{{text}}}]")).expect("a flow").flows.remove(0)
+    }
+
+    #[test]
+    fn a_flow_is_checked_if_all_it_needs_is_claimed() {
+        let to_cluster =
+            flow("from: client, proto: tcp, to: 172.30.0.1, port: 80, answers: [10.180.0.1:80], source: kept");
+        let to_external = flow("from: node, proto: udp, to: 198.51.100.1, port: 80, outcome: reject");
+        let claims = |text: &str| -> Claims { text.split(' ').map(|word| word.parse().expect("a claim")).collect() };
+        assert_eq!(Claims::default().of_flow(&to_cluster, &state()), Some(to_cluster.clone()));
+        let some = claims("tcp ipv4 cluster-ip answers").of_flow(&to_cluster, &state());
+        assert!(matches!(some, Some(Flow { expect: Expect::Answers { source: None, .. }, .. })), "{some:?}");
+        assert_eq!(claims("udp ipv4 cluster-ip answers").of_flow(&to_cluster, &state()), None);
+        assert_eq!(claims("udp ipv4 external reject").of_flow(&to_external, &state()), None, "who sends decides");
+        assert!(claims("udp ipv4 external reject scopes").of_flow(&to_external, &state()).is_some());
+    }
+
+    #[test]
+    fn words_are_read_and_others_are_refused() {
+        for claim in Claim::ALL {
+            assert_eq!(claim.as_str().parse(), Ok(claim));
+        }
+        assert!("quic".parse::<Claim>().unwrap_err().to_string().starts_with("\"quic\" is none of tcp, udp"));
+    }
+}

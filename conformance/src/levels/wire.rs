@@ -1,0 +1,364 @@
+//! What a backend makes of streams: each check has a brain and a backend of its own.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use localnet_proto::{
+    Protocol, Revision, Service, ServiceKey, Snapshot,
+    wire::{self, NextItem},
+};
+use prost::Message as _;
+use tonic::Code;
+
+use super::{
+    Level, Options,
+    bench::Bench,
+    check, side_by_side,
+    states::{dual_stack, endpoint, named, pod, port, service, state},
+};
+use crate::{
+    brain::Fault,
+    outcome::{Outcome, Verdict},
+};
+
+type Check = fn(&mut Bench<'_>) -> anyhow::Result<()>;
+
+const CHECKS: &[(&str, Check)] = &[
+    ("first-state", |bench| step(bench, &[state([service(1, 2)])])),
+    ("empty-state", |bench| step(bench, &[state([])])),
+    ("begins-with-nothing", begins_with_nothing),
+    ("goes-on-with-the-token-of-the-last-answer", goes_on_with_the_token),
+    ("service-added", |bench| step(bench, &[state([service(1, 1)]), state([service(1, 1), service(2, 1)])])),
+    ("service-changed", |bench| step(bench, &[state([service(1, 1)]), state([at_port(service(1, 1), 81)])])),
+    ("service-removed", |bench| step(bench, &[state([service(1, 1), service(2, 1)]), state([service(2, 1)])])),
+    ("service-removed-and-back", |bench| {
+        let with = || state([service(1, 1), service(2, 1)]);
+        step(bench, &[with(), state([service(2, 1)]), with()])
+    }),
+    ("service-renamed", |bench| {
+        step(bench, &[state([named("old", 1, "http", 1)]), state([named("new", 1, "http", 1)])])
+    }),
+    ("everything-removed", |bench| step(bench, &[state([service(1, 1), service(2, 3)]), state([])])),
+    ("one-removed-of-many", |bench| {
+        let many = |without: u16| state((1..=300).filter(|number| *number != without).map(|number| service(number, 2)));
+        step(bench, &[many(0), many(150)])
+    }),
+    ("endpoint-added", |bench| step(bench, &[state([service(1, 1)]), state([service(1, 2)])])),
+    ("endpoint-removed", |bench| step(bench, &[state([service(1, 3)]), state([service(1, 2)])])),
+    ("endpoint-replaced", |bench| {
+        let other = Service { endpoints: vec![endpoint(pod(9), "http", 8080)], ..service(1, 1) };
+        step(bench, &[state([service(1, 1)]), state([other])])
+    }),
+    ("last-endpoint-removed", |bench| step(bench, &[state([service(1, 1)]), state([service(1, 0)])])),
+    ("endpoint-on-another-port", |bench| {
+        let other = Service { endpoints: vec![endpoint(pod(0), "http", 9090)], ..service(1, 1) };
+        step(bench, &[state([service(1, 1)]), state([other])])
+    }),
+    ("endpoint-in-another-scope", |bench| {
+        let mut other = service(1, 2);
+        other.endpoints[0].scopes.internal = false;
+        step(bench, &[state([service(1, 2)]), state([other])])
+    }),
+    ("port-added", |bench| {
+        let mut other = service(1, 1);
+        other.ports.push(port("metrics", Protocol::Tcp, 9000));
+        step(bench, &[state([service(1, 1)]), state([other])])
+    }),
+    ("address-changed", |bench| {
+        let other = Service { cluster_ips: vec![super::states::vip(77).into()], ..service(1, 1) };
+        step(bench, &[state([service(1, 1)]), state([other])])
+    }),
+    ("node-changed", |bench| {
+        let mut other = state([service(1, 1)]);
+        other.node.zone = "zone-b".to_owned();
+        step(bench, &[state([service(1, 1)]), other])
+    }),
+    ("port-without-a-name", |bench| step(bench, &[state([named("web", 1, "", 2)])])),
+    ("both-families", |bench| step(bench, &[state([dual_stack(1)])])),
+    ("one-name-in-two-namespaces", |bench| {
+        let other = Service { key: ServiceKey::new("shop", "web-1"), ..service(2, 1) };
+        step(bench, &[state([service(1, 1), other.clone()]), state([other])])
+    }),
+    ("session-affinity", |bench| {
+        step(bench, &[state([Service { client_ip_affinity: Some(600), ..service(1, 2) }]), state([service(1, 2)])])
+    }),
+    ("udp-and-tcp-on-one-number", |bench| {
+        let mut both = service(1, 1);
+        both.ports = vec![port("dns", Protocol::Udp, 53), port("dns-tcp", Protocol::Tcp, 53)];
+        both.endpoints = vec![endpoint(pod(0), "dns", 53)];
+        step(bench, &[state([both])])
+    }),
+    ("cut-before-anything", |bench| cut(bench, Fault::Cut(0, Code::Unavailable))),
+    ("cut-after-the-token", |bench| cut(bench, Fault::Cut(1, Code::Unavailable))),
+    ("cut-after-the-node", |bench| cut(bench, Fault::Cut(2, Code::Unavailable))),
+    ("cut-in-the-middle", |bench| cut(bench, Fault::Cut(3, Code::Unavailable))),
+    ("cut-after-the-last-item", |bench| cut(bench, Fault::Cut(usize::MAX, Code::Unavailable))),
+    ("goes-on-after-aborted", |bench| cut(bench, Fault::Cut(3, Code::Aborted))),
+    ("goes-on-after-internal", |bench| cut(bench, Fault::Cut(3, Code::Internal))),
+    ("goes-on-after-resource-exhausted", |bench| cut(bench, Fault::Cut(3, Code::ResourceExhausted))),
+    ("goes-on-after-permission-denied", |bench| cut(bench, Fault::Cut(0, Code::PermissionDenied))),
+    ("goes-on-after-unknown", |bench| cut(bench, Fault::Cut(3, Code::Unknown))),
+    ("connection-lost-in-an-answer", connection_lost),
+    ("connection-lost-while-waiting", connection_lost_while_waiting),
+    ("another-brain-with-the-same-state", |bench| {
+        let same = || state([service(1, 1), service(2, 1)]);
+        another_brain(bench, &same(), &same())
+    }),
+    ("another-brain-with-less", |bench| {
+        another_brain(bench, &state([service(1, 1), service(2, 1)]), &state([service(2, 1)]))
+    }),
+    ("another-brain-with-nothing", |bench| another_brain(bench, &state([service(1, 1)]), &state([]))),
+    ("full-state-where-changes-were-asked-for", |bench| {
+        bench.apply(&state([service(1, 1), service(2, 1)]))?;
+        bench.brain.faults([Fault::Full]);
+        bench.apply(&state([service(2, 1)]))?;
+        bench.apply(&state([service(2, 2)])).map(drop)
+    }),
+    ("unknown-fields", |bench| edited(bench, with_unknown_fields, &state([service(1, 2)]))),
+    ("unknown-items", |bench| edited(bench, with_unknown_items, &state([service(1, 2)]))),
+    ("unknown-protocol", |bench| edited(bench, with_an_unknown_protocol, &state([service(1, 2)]))),
+    ("unknown-verdict", |bench| edited(bench, with_an_unknown_verdict, &state([service(1, 0)]))),
+    ("service-in-several-items", |bench| step(bench, &[state([service(1, 2500)]), state([service(1, 3)])])),
+    ("many-services", |bench| {
+        let many = |count: u16| state((1..=count).map(|number| service(number, 3)));
+        step(bench, &[many(2000), many(1999)])
+    }),
+    ("large-item", |bench| {
+        let large = Service { kind: "x".repeat(3_500_000), ..service(1, 1) };
+        step(bench, &[state([large]), state([service(1, 1)])])
+    }),
+    ("slow-answer", |bench| {
+        bench.brain.faults([Fault::Slow(Duration::from_millis(300))]);
+        step(bench, &[state([service(1, 1), service(2, 1)])])
+    }),
+    ("a-hundred-changes", |bench| {
+        bench.apply(&state([service(1, 1)]))?;
+        for count in 2..=100 {
+            bench.brain.publish(&state([service(1, count % 7), service(2, count)]));
+        }
+        bench.apply(&state([service(1, 3)])).map(drop)
+    }),
+];
+
+pub(super) fn run(options: &Options, tell: &(impl Fn(&Outcome) + Sync)) -> anyhow::Result<Vec<Outcome>> {
+    let asked: Vec<_> = CHECKS.iter().filter(|(name, _)| options.asks_for(Level::Wire, name)).collect();
+    let outcome = |(name, done): &&(&str, Check)| {
+        check(Level::Wire, name, tell, || {
+            let mut bench = Bench::started(options)?;
+            done(&mut bench)?;
+            bench.backend()?.is_alive()?;
+            Ok(Verdict::Passed)
+        })
+    };
+    Ok(side_by_side(options, &asked, outcome))
+}
+
+/// One state after the other is held.
+fn step(bench: &mut Bench<'_>, states: &[Snapshot]) -> anyhow::Result<()> {
+    states.iter().try_for_each(|state| bench.apply(state).map(drop))
+}
+
+fn at_port(mut service: Service, number: u16) -> Service {
+    service.ports[0].port = number;
+    service
+}
+
+fn begins_with_nothing(bench: &mut Bench<'_>) -> anyhow::Result<()> {
+    bench.apply(&state([service(1, 1)]))?;
+    let first = bench.brain.wait(bench.options.patience, "a call of Next", |log| log.calls.first().copied())?;
+    anyhow::ensure!(
+        (first.instance_id, first.rev) == (0, 0),
+        "its first call names state {}:{}, which it cannot have",
+        first.instance_id,
+        first.rev
+    );
+    Ok(())
+}
+
+fn goes_on_with_the_token(bench: &mut Bench<'_>) -> anyhow::Result<()> {
+    for count in 1..=3 {
+        let revision = bench.apply(&state([service(1, count)]))?;
+        asks_after(bench, revision)?;
+    }
+    Ok(())
+}
+
+/// Waits for a call that names this state.
+fn asks_after(bench: &Bench<'_>, revision: Revision) -> anyhow::Result<usize> {
+    let what = format!("a call of Next with the token {revision} of the last answer");
+    bench.brain.wait(bench.options.patience, &what, |log| {
+        let names = |call: &wire::NextFilter| (call.instance_id, call.rev) == (revision.instance, revision.rev);
+        log.calls.iter().position(names)
+    })
+}
+
+/// What the stream was cut of never happened: it is asked for once more, and nothing of it is held before.
+fn cut(bench: &mut Bench<'_>, fault: Fault) -> anyhow::Result<()> {
+    let before = state([service(1, 1), service(2, 1), service(3, 1)]);
+    let held = bench.apply(&before)?;
+    asks_after(bench, held)?;
+    bench.brain.faults([fault, Fault::Hold]);
+    let after = state([service(2, 2), service(3, 2), service(4, 1)]);
+    let revision = bench.brain.publish(&after);
+    again(bench, held, revision)?;
+    bench.brain.release();
+    bench.holds(revision, &after)
+}
+
+/// Waits until it asks again after an answer that was cut, with the token of what it holds.
+fn again(bench: &mut Bench<'_>, held: Revision, cut: Revision) -> anyhow::Result<()> {
+    bench.brain.wait(bench.options.patience, "another call of Next after the stream was cut", |log| {
+        (log.held > 0).then_some(())
+    })?;
+    let last = bench.brain.wait(bench.options.patience, "a call", |log| log.calls.last().copied())?;
+    let asked = Revision { instance: last.instance_id, rev: last.rev };
+    anyhow::ensure!(
+        asked == held || asked == Revision::default(),
+        "after a stream of {cut} that was cut it asks with the token {asked}, and not with {held}, which it holds"
+    );
+    bench.has_not(cut)
+}
+
+fn connection_lost(bench: &mut Bench<'_>) -> anyhow::Result<()> {
+    let held = bench.apply(&state([service(1, 1), service(2, 1)]))?;
+    asks_after(bench, held)?;
+    bench.brain.faults([Fault::Hang(2), Fault::Hold]);
+    let after = state([service(2, 2)]);
+    let revision = bench.brain.publish(&after);
+    bench.brain.wait(bench.options.patience, "an answer", |log| (log.hung > 0).then_some(()))?;
+    bench.brain.start()?;
+    again(bench, held, revision)?;
+    bench.brain.release();
+    bench.holds(revision, &after)
+}
+
+fn connection_lost_while_waiting(bench: &mut Bench<'_>) -> anyhow::Result<()> {
+    let held = bench.apply(&state([service(1, 1)]))?;
+    asks_after(bench, held)?;
+    let calls = bench.brain.calls();
+    bench.brain.start()?;
+    bench.brain.wait(bench.options.patience, "another call of Next after the connection was lost", |log| {
+        (log.calls.len() > calls).then_some(())
+    })?;
+    bench.apply(&state([service(1, 2)])).map(drop)
+}
+
+/// Its revisions begin anew: a lower one is newer.
+fn another_brain(bench: &mut Bench<'_>, before: &Snapshot, after: &Snapshot) -> anyhow::Result<()> {
+    bench.apply(&state([service(9, 1)]))?;
+    let held = bench.apply(before)?;
+    asks_after(bench, held)?;
+    bench.brain.stop();
+    bench.brain.forget();
+    let revision = bench.brain.publish(after);
+    bench.brain.start()?;
+    bench.holds(revision, after)?;
+    asks_after(bench, revision).map(drop)
+}
+
+/// The items of the first answer are others; they mean `state` to who reads them as this proto says.
+fn edited(bench: &mut Bench<'_>, edit: fn(Vec<Bytes>) -> Vec<Bytes>, state: &Snapshot) -> anyhow::Result<()> {
+    bench.brain.faults([Fault::Edit(edit)]);
+    bench.apply(state)?;
+    bench.apply(&super::states::state([service(1, 1), service(2, 1)])).map(drop)
+}
+
+/// A number, a text and a message in fields that nobody knows yet.
+fn unknown() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    prost::encoding::uint64::encode(1001, &7, &mut bytes);
+    prost::encoding::string::encode(1002, &"from a newer brain".to_owned(), &mut bytes);
+    prost::encoding::bytes::encode(1003, &vec![0x0a_u8, 0x01, 0x78], &mut bytes);
+    bytes
+}
+
+/// A field that holds a message.
+fn field(number: u32, message: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    prost::encoding::bytes::encode(number, &message.to_vec(), &mut bytes);
+    bytes
+}
+
+fn with_unknown_fields(items: Vec<Bytes>) -> Vec<Bytes> {
+    let edit = |item: Bytes| {
+        let read = NextItem::decode(item.clone()).unwrap_or_default();
+        let Some(endpoints) = read.endpoints else { return [&item[..], &unknown()].concat().into() };
+        let mut inner = field(1, &[endpoints.service.unwrap_or_default().encode_to_vec(), unknown()].concat());
+        for endpoint in endpoints.endpoints {
+            inner.extend(field(2, &[endpoint.encode_to_vec(), unknown()].concat()));
+        }
+        inner.extend(unknown());
+        [field(2, &inner), unknown()].concat().into()
+    };
+    items.into_iter().map(edit).collect()
+}
+
+fn with_unknown_items(mut items: Vec<Bytes>) -> Vec<Bytes> {
+    // Not before the token: it is said to come first.
+    for at in [1, 2, items.len()] {
+        items.insert(at.min(items.len()), unknown().into());
+    }
+    items
+}
+
+fn changed(items: Vec<Bytes>, change: fn(&mut wire::ServiceEndpoints)) -> Vec<Bytes> {
+    let edit = |item: Bytes| {
+        let mut read = NextItem::decode(item).unwrap_or_default();
+        read.endpoints.as_mut().into_iter().for_each(change);
+        read.encode_to_vec().into()
+    };
+    items.into_iter().map(edit).collect()
+}
+
+fn with_an_unknown_protocol(items: Vec<Bytes>) -> Vec<Bytes> {
+    changed(items, |of| {
+        let port = wire::PortMapping { name: "new".to_owned(), protocol: 99, port: 443, ..Default::default() };
+        of.service.as_mut().into_iter().for_each(|service| service.ports.push(port.clone()));
+        for endpoint in &mut of.endpoints {
+            endpoint.port_overrides.push(wire::PortName { name: "new".to_owned(), port: 8443 });
+        }
+    })
+}
+
+fn with_an_unknown_verdict(items: Vec<Bytes>) -> Vec<Bytes> {
+    changed(items, |of| {
+        for port in of.service.iter_mut().flat_map(|service| &mut service.ports) {
+            port.when_empty_v4 = Some(wire::WhenEmpty { internal: 99, external: 99 });
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use localnet_proto::{Update, decode::Assembler, encode};
+
+    use super::*;
+
+    /// What is sent means the state to our own reader.
+    #[test]
+    fn what_is_new_changes_nothing_of_what_is_known() {
+        let expected = state([service(1, 2)]);
+        let mut items =
+            vec![encode::next_item(Revision { instance: 1, rev: 1 }, false), encode::node_item(&expected.node)];
+        items.extend(expected.services.values().flat_map(|service| encode::service_items(service)));
+        let items: Vec<Bytes> = items.iter().map(|item| item.encode_to_vec().into()).collect();
+        for edit in [with_unknown_fields, with_unknown_items, with_an_unknown_protocol] {
+            let edited = edit(items.clone());
+            assert_ne!(edited, items);
+            let mut assembler = Assembler::default();
+            edited.into_iter().for_each(|item| assembler.push_bytes(item).expect("an item"));
+            let Ok(Update::Full(mut read)) = assembler.finish() else { panic!("a full state") };
+            for service in read.services.values_mut() {
+                let service = std::sync::Arc::make_mut(service);
+                service.endpoints.iter_mut().for_each(|endpoint| endpoint.ports.retain(|port| &*port.name != "new"));
+            }
+            assert_eq!((read.node, read.services), (expected.node.clone(), expected.services.clone()));
+        }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let names: std::collections::BTreeSet<_> = CHECKS.iter().map(|(name, _)| name).collect();
+        assert_eq!(names.len(), CHECKS.len());
+    }
+}

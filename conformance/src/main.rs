@@ -1,0 +1,95 @@
+//! `localnet-conformance`: checks any backend, in any language.
+
+use std::{
+    fs,
+    io::{self, Write as _},
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use clap::Parser;
+use localnet_conformance::{
+    Level, Options,
+    claims::{Claim, Claims},
+    outcome::Verdict,
+    run,
+};
+
+/// Check a backend of localnet: what it makes of streams, of states, of packets, and of what can happen to it.
+///
+/// The backend is started many times, as root in network namespaces of its own. It tells what it holds by Report, or, which
+/// shows more, in a file: see docs/writing-a-backend.md.
+#[derive(Debug, Parser)]
+#[command(name = "localnet-conformance", version)]
+struct Arguments {
+    /// The command of the backend. In it {api} is the brain's address (unix:///…), {socket} the path in it, {dump} the file to
+    /// write what is held to, {flags} kube-proxy's flags of the node
+    #[arg(long, value_name = "COMMAND")]
+    backend: String,
+    /// Levels to check: wire, state, packets, life
+    #[arg(long, value_name = "LEVEL", value_delimiter = ',', default_value = "wire,state,packets,life")]
+    levels: Vec<Level>,
+    /// What the backend can do with packets [default: everything]
+    #[arg(long, value_name = "CLAIM", value_delimiter = ',')]
+    claims: Vec<Claim>,
+    /// Only checks with one of these texts in their names (LEVEL/NAME)
+    #[arg(long, value_name = "TEXT", value_delimiter = ',')]
+    only: Vec<String>,
+    /// The folder of Cases [default: that of the repository]
+    #[arg(long, value_name = "FOLDER")]
+    cases: Option<PathBuf>,
+    /// How long anything may take, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 20)]
+    patience: u64,
+    /// A command that removes all rules of a node, as others would: the backend has to put them back
+    #[arg(long, value_name = "COMMAND")]
+    flush: Option<String>,
+    /// A command that removes all that the backend has written
+    #[arg(long, value_name = "COMMAND")]
+    cleanup: Option<String>,
+    /// Write JUnit's XML to a file
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    match check(Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            // There is nobody to tell that standard error cannot be written.
+            _ = writeln!(io::stderr(), "error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn check(arguments: Arguments) -> anyhow::Result<bool> {
+    let defaults = Options::of(arguments.backend);
+    let claims = if arguments.claims.is_empty() { Claims::default() } else { arguments.claims.into_iter().collect() };
+    let options = Options {
+        levels: arguments.levels,
+        claims,
+        only: arguments.only,
+        cases: arguments.cases.unwrap_or(defaults.cases),
+        patience: Duration::from_secs(arguments.patience),
+        flush: arguments.flush,
+        cleanup: arguments.cleanup,
+        ..defaults
+    };
+    let outcomes = run(&options, |outcome| {
+        let word = match &outcome.verdict {
+            Verdict::Passed => "ok",
+            Verdict::Failed(_) => "FAILED",
+            Verdict::NotClaimed(_) => "-",
+        };
+        _ = writeln!(io::stderr(), "{word:<7} {}/{}", outcome.level, outcome.name);
+    })?;
+    write!(io::stdout(), "{}", outcomes.table(false)).context("writing the table")?;
+    if let Some(path) = &arguments.junit {
+        fs::write(path, outcomes.junit(&options.backend)).with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(outcomes.passed())
+}

@@ -1,0 +1,38 @@
+//! The kit as a program.
+
+use std::{fs, process::Command};
+
+use crate::program;
+
+fn kit(arguments: &[&str]) -> (Option<i32>, String, String) {
+    let output = Command::new(program("localnet-conformance")).args(arguments).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn it_prints_a_table_and_writes_junit() {
+    let folder = tempfile::tempdir().unwrap();
+    let junit = folder.path().join("junit.xml");
+    let good = format!("{} none {{api}} {{dump}}", program("broken"));
+    let only = ["--levels", "wire,state", "--only", "service-added", "--junit", junit.to_str().unwrap()];
+    let (code, table, said) = kit(&[&["--backend", &good][..], &only].concat());
+    assert_eq!(code, Some(0), "{table}{said}");
+    assert!(table.contains("wire             1       0            0"), "{table}");
+    assert!(said.contains("ok      wire/service-added"), "{said}");
+    let junit = fs::read_to_string(junit).unwrap();
+    assert!(junit.contains("<testsuite name=\"wire\" tests=\"1\" failures=\"0\""), "{junit}");
+}
+
+#[test]
+fn what_fails_is_exit_code_1_and_what_cannot_be_checked_is_2() {
+    let (code, table, _) = kit(&["--backend", "false", "--levels", "wire", "--only", "first-state", "--patience", "2"]);
+    assert_eq!(code, Some(1));
+    assert!(table.starts_with("FAILED  wire/first-state"), "{table}");
+    let (code, _, said) = kit(&["--backend", "true", "--levels", "state", "--cases", "/none"]);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("/none"), "{said}");
+    assert_eq!(kit(&["--backend", "true", "--claims", "quic"]).0, Some(2));
+    assert_eq!(kit(&["--backend", "true", "--levels", "all"]).0, Some(2));
+    assert_eq!(kit(&[]).0, Some(2));
+}

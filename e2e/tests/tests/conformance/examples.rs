@@ -1,0 +1,82 @@
+//! The examples in other languages pass the levels that they claim, and are as short as is said.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use localnet_conformance::{Level, Options, claims::Claim};
+use localnet_controlplane::binary;
+
+use crate::{all_levels, levels, passes, program};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
+}
+
+fn example(path: &str) -> String {
+    let path = root().join(path);
+    let lines = fs::read_to_string(&path).unwrap().lines().count();
+    assert!(lines <= 200, "{} has {lines} lines", path.display());
+    path.display().to_string()
+}
+
+/// What a proxy in user space can do.
+const PROXIES: [Claim; 7] =
+    [Claim::Tcp, Claim::Udp, Claim::Ipv4, Claim::Ipv6, Claim::ClusterIp, Claim::Answers, Claim::Reject];
+
+/// One check of each kind, for programs that take long to start. `localnet-conformance` without `--only` does them all.
+fn each_kind(options: Options) -> Options {
+    let few = [
+        "wire/another-brain",
+        "wire/connection-lost",
+        "wire/cut-",
+        "wire/endpoint-removed",
+        "wire/service-",
+        "wire/unknown-",
+        "state/policy-internal",
+        "state/terminating",
+        "life/brain-away-and-back",
+        "life/ends-when-asked",
+        "life/killed-and-started-again",
+        "life/starts-without-a-brain",
+        "packets/cluster-ip",
+        "packets/dual-stack",
+        "packets/no-endpoints-reject",
+        "packets/udp",
+    ];
+    Options { only: few.map(str::to_owned).into(), ..options }
+}
+
+#[test]
+fn python_proxies_tcp_and_udp() {
+    let script = example("examples/python/proxy.py");
+    let python = localnet_e2e::python().unwrap();
+    let backend = format!("{} {script} --api {{api}} --dump {{dump}}", python.display());
+    passes(&each_kind(Options { claims: PROXIES.into_iter().collect(), ..Options::of(backend) }));
+}
+
+#[test]
+fn go_proxies_tcp_and_udp() {
+    example("examples/go/main.go");
+    let cache = std::env::var_os("LOCALNET_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from);
+    let proxy = cache.join("examples/bin/go-proxy");
+    assert!(proxy.exists(), "{} is not built: run `make examples`", proxy.display());
+    let backend = format!("{} {{api}}", proxy.display());
+    passes(&Options { claims: PROXIES.into_iter().collect(), ..all_levels(backend) });
+}
+
+#[test]
+fn shell_holds_the_state() {
+    let script = example("examples/shell/dump.sh");
+    let grpcurl = binary("grpcurl").unwrap();
+    let backend = format!("env GRPCURL={} {script} {{api}} {{dump}}", grpcurl.display());
+    passes(&each_kind(levels(backend, &[Level::Wire, Level::State, Level::Life])));
+}
+
+#[test]
+fn rust_holds_the_state_incrementally() {
+    example("client/examples/incremental.rs");
+    let backend = format!("{} --api {{api}} --dump {{dump}}", program("incremental"));
+    passes(&levels(backend, &[Level::Wire, Level::State, Level::Life]));
+}

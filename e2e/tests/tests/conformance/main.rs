@@ -1,0 +1,58 @@
+//! The conformance kit: our backends pass it, so do the examples in other languages what they claim, and what is broken is found.
+//!
+//! | file | what it shows |
+//! |---|---|
+//! | `broken` | each way to be broken fails the checks that name it, and no others |
+//! | `command` | the kit as a program: table, JUnit, exit codes |
+//! | `examples` | Go, Python, shell, Rust |
+//! | `ours` | localnet-nft, localnet-iptables |
+
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+mod broken;
+mod command;
+mod examples;
+mod ours;
+
+use localnet_conformance::{Level, Options, Outcomes, run};
+
+/// The outcomes; what failed is said in words.
+#[track_caller]
+fn passes(options: &Options) -> Outcomes {
+    let outcomes = run(options, |_| {}).unwrap();
+    assert!(outcomes.passed(), "{}\n{}", options.backend, outcomes.table(false));
+    println!("{}\n{}", options.backend, outcomes.table(false));
+    outcomes
+}
+
+/// A program of the workspace.
+fn program(name: &str) -> String {
+    localnet_e2e::program(name).unwrap().display().to_string()
+}
+
+/// All levels. Of packets one Case of each kind: where those of all Cases go with our backends is `cases`.
+fn all_levels(backend: String) -> Options {
+    let cases = [
+        "cluster-ip",
+        "dual-stack",
+        "hairpin",
+        "load-balancer",
+        "no-endpoints-reject",
+        "node-port-protocols",
+        "policy-external-local-by-type",
+        "policy-internal-local-hints",
+        "ports-one-target",
+        "session-affinity",
+        "source-ranges-several",
+        "terminating-external-local",
+        "udp",
+        "unallocated-address-drop",
+    ];
+    let levels = ["wire/", "state/", "life/"].map(str::to_owned);
+    let only = levels.into_iter().chain(cases.map(|case| format!("packets/{case}"))).collect();
+    Options { only, ..Options::of(backend) }
+}
+
+fn levels(backend: String, levels: &[Level]) -> Options {
+    Options { levels: levels.to_vec(), ..Options::of(backend) }
+}

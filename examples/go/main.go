@@ -1,0 +1,200 @@
+// A backend of localnet in Go: a proxy for TCP and UDP in user space, with the full state each time. Its argument is the
+// brain's address. It gives the ClusterIPs to the loopback interface, listens there, passes on what comes to the endpoints
+// in turn, and reports what it has applied. Needs CAP_NET_ADMIN.
+package main
+
+import (
+	"context"
+	"io"
+	"log"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	pb "localnet/examples/go/localnetv1"
+)
+
+// read returns an answer, with io.EOF if its stream has ended with OK. Any other end never happened.
+func read(client pb.EndpointsClient, token *pb.NextFilter) (*pb.NextFilter, map[string]*pb.ServiceEndpoints, error) {
+	stream, err := client.Next(context.Background(), token)
+	next, services := token, map[string]*pb.ServiceEndpoints{}
+	for err == nil {
+		var item *pb.NextItem
+		if item, err = stream.Recv(); err != nil {
+			break
+		} else if item.Next != nil {
+			next = &pb.NextFilter{InstanceID: item.Next.InstanceID, Rev: item.Next.Rev}
+		} else if of := item.Endpoints; of != nil && of.Continues {
+			before := services[of.Service.Namespace+"/"+of.Service.Name]
+			before.Endpoints = append(before.Endpoints, of.Endpoints...)
+		} else if of != nil {
+			services[of.Service.Namespace+"/"+of.Service.Name] = of
+		}
+	}
+	return next, services, err
+}
+
+type forward struct { // A socket on an address of a service, and where it passes on to.
+	io.Closer
+	targets atomic.Pointer[[]string]
+	turn    atomic.Uint64
+}
+
+func (f *forward) dial(network string) (net.Conn, error) {
+	targets := *f.targets.Load()
+	return net.Dial(network, targets[f.turn.Add(1)%uint64(len(targets))])
+}
+
+func (f *forward) tcp(listener net.Listener) {
+	for {
+		here, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer here.Close()
+			if there, err := f.dial("tcp"); err == nil {
+				defer there.Close()
+				go func() { io.Copy(there, here); there.(*net.TCPConn).CloseWrite() }()
+				io.Copy(here, there)
+			}
+		}()
+	}
+}
+
+type back struct { // The way to a client.
+	net.PacketConn
+	client net.Addr
+}
+
+func (b back) Write(answer []byte) (int, error) { return b.WriteTo(answer, b.client) }
+
+func (f *forward) udp(socket net.PacketConn) {
+	clients, buffer := map[string]net.Conn{}, make([]byte, 65536)
+	for {
+		length, client, err := socket.ReadFrom(buffer)
+		if err != nil {
+			return
+		}
+		there := clients[client.String()]
+		if there == nil {
+			if there, err = f.dial("udp"); err != nil {
+				continue
+			}
+			clients[client.String()] = there
+			go io.Copy(back{socket, client}, there)
+		}
+		there.SetDeadline(time.Now().Add(30 * time.Second))
+		if _, err := there.Write(buffer[:length]); err != nil {
+			delete(clients, client.String())
+			there.Close()
+		}
+	}
+}
+
+type proxy struct { // What is held: addresses, and sockets by protocol and address.
+	vips     map[string]bool
+	forwards map[string]*forward
+}
+
+func (p *proxy) sync(services map[string]*pb.ServiceEndpoints) {
+	vips, wanted := map[string]bool{}, map[string][]string{}
+	for _, of := range services {
+		for _, vip := range append(of.Service.IPs.ClusterIPs.GetV4(), of.Service.IPs.ClusterIPs.GetV6()...) {
+			vips[vip] = true
+			for _, port := range of.Service.Ports {
+				key := strings.ToLower(port.Protocol.String()) + " " + net.JoinHostPort(vip, strconv.Itoa(int(port.Port)))
+				for _, endpoint := range of.Endpoints {
+					ip := append(endpoint.IPs.GetV4(), endpoint.IPs.GetV6()...)[0]
+					serves := endpoint.Scopes.GetInternal() && strings.Contains(ip, ":") == strings.Contains(vip, ":")
+					for _, at := range endpoint.PortOverrides {
+						if serves && at.Name == port.Name {
+							wanted[key] = append(wanted[key], net.JoinHostPort(ip, strconv.Itoa(int(at.Port))))
+						}
+					}
+				}
+			}
+		}
+	}
+	for key, f := range p.forwards {
+		if wanted[key] == nil {
+			f.Close()
+			delete(p.forwards, key)
+		}
+	}
+	p.give(vips)
+	// Where nothing is wanted, nothing listens, and the kernel refuses: that is what Reject asks for.
+	for key, targets := range wanted {
+		if f := p.forwards[key]; f != nil {
+			f.targets.Store(&targets)
+		} else if f, err := open(key, targets); err == nil {
+			p.forwards[key] = f
+		} else {
+			log.Printf("left out %s: %v", key, err)
+		}
+	}
+}
+
+func open(key string, targets []string) (*forward, error) { // Other protocols are networks that Go does not know.
+	network, address, _ := strings.Cut(key, " ")
+	f := &forward{}
+	f.targets.Store(&targets)
+	if socket, err := net.ListenPacket(network, address); err == nil {
+		f.Closer = socket
+		go f.udp(socket)
+		return f, nil
+	}
+	listener, err := net.Listen(network, address)
+	if err == nil {
+		f.Closer = listener
+		go f.tcp(listener)
+	}
+	return f, err
+}
+
+func (p *proxy) give(vips map[string]bool) { // The loopback interface has exactly these addresses of services.
+	lines := ""
+	for vip := range vips {
+		lines += "addr replace " + vip + " dev lo nodad\n"
+		delete(p.vips, vip)
+	}
+	for vip := range p.vips {
+		lines += "addr del " + vip + " dev lo\n"
+	}
+	ip := exec.Command("ip", "-force", "-batch", "-")
+	ip.Stdin, ip.Stderr, p.vips = strings.NewReader(lines), os.Stderr, vips
+	ip.Run()
+}
+
+func main() {
+	p := &proxy{forwards: map[string]*forward{}}
+	terminated, _ := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	context.AfterFunc(terminated, func() { os.Exit(0) })
+	connection, err := grpc.NewClient(os.Args[1], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, token := pb.NewEndpointsClient(connection), &pb.NextFilter{}
+	for {
+		next, services, err := read(client, token)
+		if err == io.EOF {
+			p.sync(services)
+			token = next
+			both := []*pb.FamilyReport{{Family: pb.IPFamily_IPv4, AppliedRev: next.Rev}, {Family: pb.IPFamily_IPv6, AppliedRev: next.Rev}}
+			report := &pb.BackendReport{Backend: "go-proxy", InstanceID: next.InstanceID, Rev: next.Rev, Families: both}
+			_, err = pb.NewBackendsClient(connection).Report(context.Background(), report)
+		}
+		if err != nil {
+			log.Printf("cut: %v", err)
+			time.Sleep(100 * time.Millisecond)
+		}
+	}
+}
