@@ -141,7 +141,7 @@ impl Traced {
     }
 }
 
-/// Copies the examples into the folder of the programs, which then belongs to nobody in particular; says where they are.
+/// Copies the manifests of the examples into the folder of the programs, which then belongs to nobody in particular; says where they are.
 ///
 /// # Errors
 /// They cannot be read, or the folder cannot be written.
@@ -153,7 +153,10 @@ pub fn copy_examples(programs: &Programs) -> anyhow::Result<PathBuf> {
     fs::create_dir(&to)?;
     for entry in fs::read_dir(from).with_context(|| format!("reading {EXAMPLES}"))? {
         let entry = entry?;
-        fs::copy(entry.path(), to.join(entry.file_name()))?;
+        // Beside them are examples of backends, in folders.
+        if entry.file_type()?.is_file() {
+            fs::copy(entry.path(), to.join(entry.file_name()))?;
+        }
     }
     Ok(to)
 }
