@@ -21,9 +21,10 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 const NAMED: &str = "/run/netns";
 const PREFIX: &str = "lab-";
-// Below it are the NodePorts of most tests, above it nothing that the kernel needs.
-const FIRST_SOURCE_PORT: u16 = 40_000;
-const LAST_SOURCE_PORT: u16 = 59_999;
+// Between the ports of our programs and the NodePorts, and below what the kernel gives to sockets that ask for no port: a flow of a
+// load in the same namespace never has the port of a probe.
+const FIRST_SOURCE_PORT: u16 = 14_000;
+const LAST_SOURCE_PORT: u16 = 29_999;
 
 /// A network namespace of the lab.
 #[derive(Debug)]
