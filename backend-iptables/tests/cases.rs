@@ -1,20 +1,13 @@
 //! Every Case: its state gives the plan in `iptables.txt`, and real packets go where `flows.yaml` says, by both flavours.
 
-use anyhow::Context as _;
 use localnet_client::{
     Backend as _,
     incremental::{Adapter, Listener},
     vips::{Config, Detector, NodePortAddresses},
 };
 use localnet_iptables::{Flavour, IptablesBackend, Tools, dry_run::DryRun};
-use localnet_lab::{Case, DetectLocal, Flows, cases, check_cases, expect_file};
+use localnet_lab::{DetectLocal, Flows, cases, check_cases, expect_file};
 use localnet_proto::{Changes, Snapshot};
-
-fn state(case: &Case) -> anyhow::Result<Snapshot> {
-    let path = case.state();
-    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    serde_saphyr::from_str(&text).with_context(|| path.display().to_string())
-}
 
 fn config(flows: &Flows) -> Config {
     let detector = match &flows.node.detect_local {
@@ -43,7 +36,7 @@ fn states_give_plans() {
     assert!(!cases.is_empty());
     for case in cases {
         let listener = DryRun::new(config(&case.flows)).with_addresses(case.flows.local_addresses()).silent();
-        let mut told = tell(listener, &state(&case).unwrap()).unwrap();
+        let mut told = tell(listener, &case.read_state().unwrap()).unwrap();
         expect_file(&case.file("iptables.txt"), &told.listener_mut().text());
     }
 }
@@ -55,7 +48,7 @@ fn wrong_packets(flavour: Flavour, many_vips: usize) -> Vec<String> {
             let mut backend =
                 IptablesBackend::new(config(&case.flows), Tools::find(flavour)?).with_many_vips(many_vips);
             backend.set_local_addresses(case.flows.local_addresses());
-            let mut told = tell(backend, &state(case)?)?;
+            let mut told = tell(backend, &case.read_state()?)?;
             // What was written is what is found: a restart would write nothing.
             anyhow::ensure!(!told.listener_mut().look()?, "the tables are not read as they were written");
             Ok(())

@@ -5,14 +5,14 @@ mod planned;
 
 use localnet_lab::{cases, expect_file};
 use localnet_proto::Changes;
-use planned::{dry_run, state};
+use planned::dry_run;
 
 #[test]
 fn states_give_plans() {
     let cases = cases();
     assert!(!cases.is_empty());
     for case in cases {
-        let text = dry_run(&case).text(&state(&case).unwrap(), &Changes::everything());
+        let text = dry_run(&case).text(&case.read_state().unwrap(), &Changes::everything());
         expect_file(&case.file("ipvs.txt"), &text);
     }
 }

@@ -1,16 +1,9 @@
 //! Every Case: its state gives the plan in `nft.txt`, and real packets go where `flows.yaml` says.
 
-use anyhow::Context as _;
 use localnet_client::vips::{Config, Detector, NodePortAddresses};
-use localnet_lab::{Case, DetectLocal, Flows, cases, check_case, check_cases, expect_file};
+use localnet_lab::{DetectLocal, Flows, cases, check_case, check_cases, expect_file};
 use localnet_nft::{Netlink, NftBackend, dry_run::DryRun};
-use localnet_proto::{Changes, Snapshot};
-
-fn state(case: &Case) -> anyhow::Result<Snapshot> {
-    let path = case.state();
-    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    serde_saphyr::from_str(&text).with_context(|| path.display().to_string())
-}
+use localnet_proto::Changes;
 
 fn config(flows: &Flows) -> Config {
     let detector = match &flows.node.detect_local {
@@ -31,7 +24,7 @@ fn states_give_plans() {
     assert!(!cases.is_empty());
     for case in cases {
         let mut backend = DryRun::new(config(&case.flows)).with_addresses(case.flows.local_addresses());
-        let text = backend.text(&state(&case).unwrap(), &Changes::everything());
+        let text = backend.text(&case.read_state().unwrap(), &Changes::everything());
         expect_file(&case.nft(), &text);
     }
 }
@@ -42,7 +35,7 @@ fn packets_go_where_the_flows_say() {
         network.node().run(|| {
             let mut backend = NftBackend::new(config(&case.flows), Netlink::open()?);
             backend.set_local_addresses(case.flows.local_addresses());
-            backend.apply(&state(case)?, &Changes::everything())?.whole()
+            backend.apply(&case.read_state()?, &Changes::everything())?.whole()
         })
     });
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));

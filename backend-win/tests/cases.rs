@@ -17,12 +17,6 @@ use localnet_win::{
 /// The networks for which Cases are planned.
 const NETWORKS: [&str; 2] = ["L2Bridge", "Overlay"];
 
-fn state(case: &Case) -> Snapshot {
-    let path = case.state();
-    let text = std::fs::read_to_string(&path).unwrap();
-    serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
 /// A node as the CNI plugin has set it up: an endpoint for each pod of it, and the way to the pods of another node.
 fn kernel(state: &Snapshot, network: &str) -> FakeHcn {
     let is_pod = |address: &IpAddr| !state.node.addresses.contains(address);
@@ -60,7 +54,7 @@ fn states_give_plans() {
     let cases = cases();
     assert!(!cases.is_empty());
     for case in cases {
-        let state = state(&case);
+        let state: Snapshot = case.read_state().unwrap();
         let plan = |network: &str| match backend(&case, kernel(&state, network), network)
             .plan(&state, &Changes::everything())
         {
@@ -78,7 +72,7 @@ fn states_give_plans() {
 #[test]
 fn what_was_planned_is_held_and_a_restart_writes_nothing() {
     for case in cases() {
-        let state = state(&case);
+        let state: Snapshot = case.read_state().unwrap();
         for network in NETWORKS.into_iter().filter(|network| can_be(&state, network)) {
             let about = format!("{} on {network}", case.name);
             let mut first = backend(&case, kernel(&state, network), network);
@@ -129,7 +123,7 @@ fn frontend(case: &Case, flow: &Flow) -> [Frontend; 2] {
 fn load_balancers_have_the_endpoints_that_answer() {
     let mut compared = 0;
     for case in cases() {
-        let state = state(&case);
+        let state: Snapshot = case.read_state().unwrap();
         let mut backend = backend(&case, kernel(&state, "L2Bridge"), "L2Bridge");
         let (plan, _) = backend.plan(&state, &Changes::everything()).unwrap();
         backend.apply(&state, &Changes::everything()).unwrap().whole().unwrap();

@@ -9,7 +9,7 @@ mod repair;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use localnet_ipvs::{Host, IpvsBackend, Options};
@@ -18,7 +18,7 @@ use localnet_lab::{Case, Flow, Flows, Network, Protocol, Sender, Servers, probe_
 use localnet_linux::{ipvs, sysctl::Settings};
 use localnet_proto::Changes;
 use localnet_vm::on_ipvs;
-use planned::{config, dry_run, state};
+use planned::{config, dry_run};
 
 fn frontend(protocol: Protocol, address: SocketAddr) -> ipvs::Frontend {
     let protocol = match protocol {
@@ -34,7 +34,7 @@ fn frontend(protocol: Protocol, address: SocketAddr) -> ipvs::Frontend {
 /// so it has to be masqueraded.
 fn as_ipvs_shows_it(mut case: Case) -> anyhow::Result<Case> {
     let mut plan = dry_run(&case);
-    plan.text(&state(&case)?, &Changes::everything());
+    plan.text(&case.read_state()?, &Changes::everything());
     let addresses: BTreeSet<IpAddr> = plan.addresses().collect();
     for flow in &mut case.flows.flows {
         match &mut flow.expect {
@@ -65,7 +65,7 @@ fn packets_go_where_the_flows_say(part: usize) {
 }
 
 fn case_dirs() -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("e2e").join("cases")).unwrap();
+    let entries = std::fs::read_dir(localnet_lab::case::folder()).unwrap();
     let mut dirs: Vec<_> = entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()).collect();
     dirs.sort();
     dirs
@@ -99,7 +99,7 @@ fn program(case: &Case) -> anyhow::Result<()> {
         ipvs::apply_settings(&Settings::default(), false).into_iter().collect::<Result<Vec<_>, _>>()?;
         let mut backend = IpvsBackend::new(config(&case.flows), Options::default(), host);
         backend.set_local_addresses(case.flows.local_addresses());
-        backend.apply(&state(case)?, &Changes::everything()).await?.whole()?;
+        backend.apply(&case.read_state()?, &Changes::everything()).await?.whole()?;
         // What was written is what is found.
         anyhow::ensure!(backend.is_undisturbed().await?, "IPVS is not read as it was written");
         Ok(())

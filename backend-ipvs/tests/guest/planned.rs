@@ -1,16 +1,8 @@
 //! A Case as the backend is given it.
 
-use anyhow::Context as _;
 use localnet_client::vips::{Config, Detector, NodePortAddresses};
 use localnet_ipvs::{Options, dry_run::DryRun};
 use localnet_lab::{Case, DetectLocal, Flows};
-use localnet_proto::Snapshot;
-
-pub(crate) fn state(case: &Case) -> anyhow::Result<Snapshot> {
-    let path = case.state();
-    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    serde_saphyr::from_str(&text).with_context(|| path.display().to_string())
-}
 
 pub(crate) fn config(flows: &Flows) -> Config {
     let detector = match &flows.node.detect_local {

@@ -15,7 +15,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 
 use crate::flow::Flows;
 use crate::probe::Protocol;
@@ -65,6 +65,16 @@ impl Case {
     /// The expected state of the node.
     pub fn state(&self) -> PathBuf {
         self.dir.join("state.yaml")
+    }
+
+    /// What is in [`Self::state`], as a type that holds a state.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is something else.
+    pub fn read_state<State: DeserializeOwned>(&self) -> anyhow::Result<State> {
+        let path = self.state();
+        let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        serde_saphyr::from_str(&text).with_context(|| path.display().to_string())
     }
 
     /// The expected plan of the nft backend.

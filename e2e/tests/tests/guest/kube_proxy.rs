@@ -76,7 +76,7 @@ fn compare() -> anyhow::Result<()> {
 }
 
 fn load(name: &str) -> anyhow::Result<Case> {
-    Case::load(&Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("cases").join(name))
+    Case::load(&localnet_lab::case::folder().join(name))
 }
 
 /// One network for all Cases, with kube-proxy on its node.
