@@ -1,6 +1,5 @@
 //! Every Case: its state gives the plans in `win.json`, an HNS that is given them holds them, and load balancers have the endpoints that
 //! answer in `flows.yaml`.
-#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
