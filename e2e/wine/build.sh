@@ -3,7 +3,7 @@
 # mingw's linker, Wine, and stand-ins for two DLLs that Wine does not have. Debian packages and nothing else; the compiler and its
 # libraries are unpacked aside, so that no other Rust on this machine is touched.
 #
-#   e2e/wine/build.sh
+#   e2e/wine/build.sh [compiler]     compiler: the compiler alone, which builds for other processors too
 #
 # It lands in ${LOCALNET_CACHE:-<repository>/.cache}/wine, each part made again only when what it is made from has changed. To move to
 # a newer compiler of the same release, delete that folder. One run at a time.
@@ -108,13 +108,17 @@ if [ "$(uname -m)" != x86_64 ]; then
     [ -z "${CI:-}" ] || fail "this machine is no x86_64"
     exit 0
 fi
-for tool in apt-get dpkg-deb x86_64-w64-mingw32-gcc /usr/lib/wine/wine64; do
+[ "${1-all}" = compiler ] || for tool in x86_64-w64-mingw32-gcc /usr/lib/wine/wine64; do
     command -v "$tool" >/dev/null || fail "$tool is not installed: run e2e/deps.sh windows"
+done
+for tool in apt-get dpkg-deb; do
+    command -v "$tool" >/dev/null || fail "$tool is missing: this is no Debian system"
 done
 mkdir -p "$cache"
 exec 9>"$cache/lock"
 flock 9
 compiler
+[ "${1-all}" != compiler ] || exit 0
 prefix
 library bcryptprimitives -ladvapi32
 library computenetwork -lole32 -luuid
