@@ -3,18 +3,23 @@
 #
 #   packaging/programs.sh [amd64|arm64]…     into target/ship/ARCH/bin; all that can be built here, if none is named
 #
-# amd64 is built by the Rust that is there. arm64 needs a Rust with the source of its standard library (`make windows` unpacks Debian's
-# aside, for tests under Wine), and Debian's gcc-aarch64-linux-gnu as the linker.
+# This machine's processor is built for by the Rust that is there; it writes manual pages and completions too, into target/ship/manual.
+# arm64 is built on amd64 by Debian's Rust, which comes with the source of the standard library and is unpacked aside
+# (`e2e/wine/build.sh compiler`), and linked by Debian's gcc-aarch64-linux-gnu.
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
 cargo=${CARGO:-cargo}
+here=$(dpkg --print-architecture)
 programs="localnet-brain localnet-nft localnet-iptables localnet-ipvs localnet-node localnet"
 flags=
 for program in $programs; do flags="$flags -p $program"; done
 # No path of this machine is in what is shipped.
 remap="--remap-path-prefix=$root=localnet --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo"
+# Names of functions stay, for profiles and panics; lines would be twice as much again as the program.
+export CARGO_PROFILE_RELEASE_DEBUG=none CARGO_PROFILE_RELEASE_STRIP=debuginfo
+export CARGO_TARGET_DIR=target/ship/build
 
 fail() {
     echo "failed to build for $1" >&2
@@ -28,35 +33,56 @@ build() {
         arm64) target=aarch64-unknown-linux-gnu ;;
         *) fail "$arch: amd64 or arm64" ;;
     esac
-    if [ "$arch" = "$(dpkg --print-architecture)" ]; then
+    began=$(date +%s)
+    if [ "$arch" = "$here" ]; then
+        linker "${CC:-cc}"
         # shellcheck disable=SC2086 # a list of words
-        CARGO_TARGET_DIR=target/ship/build RUSTFLAGS="-C target-feature=+crt-static $remap" \
-            "$cargo" build --release --locked --target "$target" $flags
+        RUSTFLAGS="-C target-feature=+crt-static $remap" "$cargo" build --release --locked --target "$target" $flags -p localnet-packaging
+        rm -rf target/ship/manual
+        "$CARGO_TARGET_DIR/$target/release/localnet-manual" target/ship/manual
+    elif [ "$here-$arch" = amd64-arm64 ]; then
+        cross
     else
-        cross "$target"
+        fail "$arch: there is no way from $here"
     fi
     mkdir -p "target/ship/$arch/bin"
     for program in $programs; do
-        cp "target/ship/build/$target/release/$program" "target/ship/$arch/bin/$program"
+        cp "$CARGO_TARGET_DIR/$target/release/$program" "target/ship/$arch/bin/$program"
     done
+    echo "programs for $arch: $(($(date +%s) - began)) s"
 }
 
-# For a processor that the Rust here has no library for: it is built along.
+# linker CC: cargo's linker for this processor is this compiler, and adds names.c.
+linker() {
+    mkdir -p "target/ship/$arch"
+    if ! cmp --quiet packaging/names.c "target/ship/$arch/names.c"; then
+        # Cargo does not know what they were linked with.
+        rm -rf "${CARGO_TARGET_DIR:?}/$target"
+        "$1" -std=c11 -O2 -Wall -Wextra -Werror -c -o "target/ship/$arch/names.o" packaging/names.c
+        printf '#!/bin/sh\nexec %s "%s" "$@"\n' "$1" "$root/target/ship/$arch/names.o" >"target/ship/$arch/link"
+        chmod 755 "target/ship/$arch/link"
+        cp packaging/names.c "target/ship/$arch/names.c"
+    fi
+    export "CARGO_TARGET_$(echo "$target" | tr a-z- A-Z_)_LINKER=$root/target/ship/$arch/link"
+}
+
+# arm64 on amd64. The library is built along.
 cross() {
-    rust=${LOCALNET_CACHE:-.cache}/wine/rust/usr
-    [ -x "$rust/bin/rustc" ] || fail "$1: run \`e2e/wine/build.sh\` first"
-    command -v aarch64-linux-gnu-gcc >/dev/null || fail "$1: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross"
-    rust=$(cd "$rust" && pwd)
+    command -v aarch64-linux-gnu-gcc >/dev/null || fail "arm64: aarch64-linux-gnu-gcc is missing: e2e/deps.sh images"
+    linker aarch64-linux-gnu-gcc
+    e2e/wine/build.sh compiler
+    rust=$(cd "${LOCALNET_CACHE:-.cache}/wine/rust/usr" && pwd -P)
+    # jemalloc ends a program whose kernel has larger pages than it was made for: those of arm64 have 4, 16 or 64 KiB.
     # shellcheck disable=SC2086 # a list of words
-    LD_LIBRARY_PATH=$rust/lib/x86_64-linux-gnu RUSTC=$rust/bin/rustc RUSTDOC=$rust/bin/rustdoc RUSTC_BOOTSTRAP=1 \
-        CARGO_TARGET_DIR=target/ship/build CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
-        CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc \
-        RUSTFLAGS="-C target-feature=+crt-static $remap" \
-        "$rust/bin/cargo" build --release --locked --target "$1" -Zbuild-std=std,panic_unwind $flags
+    env -u RUSTUP_TOOLCHAIN -u RUSTC_WRAPPER -u RUSTC_WORKSPACE_WRAPPER -u CARGO_ENCODED_RUSTFLAGS -u CARGO_BUILD_TARGET \
+        LD_LIBRARY_PATH="$rust/lib/x86_64-linux-gnu" CARGO="$rust/bin/cargo" RUSTC="$rust/bin/rustc" RUSTDOC="$rust/bin/rustdoc" \
+        RUSTC_BOOTSTRAP=1 CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc JEMALLOC_SYS_WITH_LG_PAGE=16 \
+        RUSTFLAGS="-C target-feature=+crt-static $remap --remap-path-prefix=$rust=rust" \
+        "$rust/bin/cargo" build --release --locked --target "$target" -Zbuild-std=std,panic_unwind $flags
 }
 
 if [ $# -eq 0 ]; then
-    set -- "$(dpkg --print-architecture)"
-    [ "$1" = arm64 ] || ! command -v aarch64-linux-gnu-gcc >/dev/null || set -- "$1" arm64
+    set -- "$here"
+    [ "$here" != amd64 ] || ! command -v aarch64-linux-gnu-gcc >/dev/null || set -- amd64 arm64
 fi
 for arch in "$@"; do build "$arch"; done
