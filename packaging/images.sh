@@ -1,12 +1,16 @@
 #!/bin/sh
-# Makes the images: each from nothing but a static program; that of iptables, and of the node, has Debian's tools of iptables beside it.
+# Makes the images: each from nothing but static programs; those of iptables, and of the node, have Debian's tools of iptables beside them.
 #
-#   packaging/images.sh            target/images: an OCI layout with all of them, for each processor, and their bills of materials
-#   packaging/images.sh verify     makes everything a second time from an empty folder: the digests must be the same
+#   packaging/images.sh                   target/images: an OCI layout with all of them, for each processor, and their bills of materials
+#   packaging/images.sh verify            makes everything a second time from an empty folder: the digests must be the same
+#   packaging/images.sh of FOLDER OUT     a layout in OUT of the programs that are in FOLDER/ARCH/bin
 #
-# Needs no engine: buildah writes the layout. `skopeo copy oci:target/images:localnet-nft-VERSION docker://REGISTRY/localnet-nft:VERSION`
-# sends one to a registry.
+# Layers, from the bottom: the command `localnet`, which is the same for all of them; the tools; the program.
+#
+# Needs no engine: buildah writes the layout, as root. `skopeo copy --all oci:target/images:localnet-nft-VERSION
+# docker://REGISTRY/localnet-nft:VERSION` sends one to a registry.
 set -eu
+umask 022
 
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/.."
@@ -15,7 +19,7 @@ version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 # The same date whenever it is made: that of the commit.
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 export SOURCE_DATE_EPOCH
-# What an image of one program may have at most, in MiB.
+# What an image without tools may have at most, unpacked, in MiB.
 most=20
 tools="iptables libip4tc2 libip6tc2 libmnl0 libnetfilter-conntrack3 libnfnetlink0 libnftnl11 libxtables12 libc6"
 
@@ -24,13 +28,15 @@ fail() {
     exit 1
 }
 
-command -v buildah >/dev/null || fail "buildah is missing: apt-get install --no-install-recommends buildah"
+for command in buildah jq; do
+    command -v $command >/dev/null || fail "$command is missing: e2e/deps.sh images"
+done
 
-# unpack_tools ARCH FOLDER: the tools of iptables and the libraries that they load. Packages of any processor come through lists of
+# unpack_tools ARCH TREE: the tools of iptables and the libraries that they load. Packages of any processor come through lists of
 # their own, so that this machine's are as they were.
 unpack_tools() {
     apt=$work/apt-$1
-    mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$apt/debs" "$apt/all"
+    mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$apt/debs" "$2"
     options="-q -o APT::Architecture=$1 -o APT::Architectures=$1 -o APT::Sandbox::User=root -o Dir::State::status=/dev/null"
     options="$options -o Dir::State::lists=$apt/lists -o Dir::Cache=$apt/cache"
     # shellcheck disable=SC2086 # lists of words
@@ -38,114 +44,147 @@ unpack_tools() {
     # shellcheck disable=SC2086
     (cd "$apt/debs" && apt-get $options download $tools >>"$apt/log" 2>&1) || fail "apt-get download: $(tail -n 3 "$apt/log")"
     for deb in "$apt"/debs/*.deb; do
-        dpkg-deb -x "$deb" "$apt/all"
-        basename "$deb" .deb >>"$apt/packages"
+        dpkg-deb -x "$deb" "$2"
+        dpkg-deb --show "$deb" >>"$out/tools-$1.txt"
     done
-    rm -rf "$apt/all/usr/share" "$apt"/all/usr/lib/*/gconv "$apt"/all/usr/lib/*/audit
+    find "$2/usr/share" ! -type d ! -path "*/doc/*/copyright" -delete
+    find "$2" -type d -empty -delete
+    rm -rf "$2"/usr/lib/*/gconv "$2"/usr/lib/*/audit "$2"/lib/*/gconv "$2"/lib/*/audit
     # Merged, as in Debian's own installations.
     for folder in lib lib64 sbin bin; do
-        if [ -d "$apt/all/$folder" ]; then
-            mkdir -p "$apt/all/usr/$folder"
-            cp -a "$apt/all/$folder/." "$apt/all/usr/$folder/"
-            rm -r "${apt:?}/all/$folder"
+        if [ -d "$2/$folder" ]; then
+            mkdir -p "$2/usr/$folder"
+            cp -a "$2/$folder/." "$2/usr/$folder/"
+            rm -r "${2:?}/$folder"
         fi
-        [ ! -d "$apt/all/usr/$folder" ] || ln -s "usr/$folder" "$apt/all/$folder"
+        [ ! -d "$2/usr/$folder" ] || ln -s "usr/$folder" "$2/$folder"
     done
-    # Those of kube-proxy's names that its own image has; which flavour is the backend's to choose.
-    mkdir -p "$apt/all/usr/sbin" "$2"
+    # Both flavours; which one is the backend's to choose.
     for family in iptables ip6tables; do
-        for part in "" -save -restore; do
-            for flavour in legacy nft; do
-                [ -e "$apt/all/usr/sbin/$family-$flavour$part" ] || [ -L "$apt/all/usr/sbin/$family-$flavour$part" ] || fail "$family-$flavour$part is not in Debian's iptables"
+        for flavour in legacy nft; do
+            for part in "" -save -restore; do
+                tool=usr/sbin/$family-$flavour$part
+                [ -L "$2/$tool" ] || [ -e "$2/$tool" ] || fail "$tool is not in Debian's iptables"
+                # They find all that they load.
+                [ "$1" != "$(dpkg --print-architecture)" ] || chroot "$2" "/$tool" --version >/dev/null || fail "$tool does not start"
             done
         done
     done
-    cp -a "$apt/all/." "$2/"
 }
 
-# image PROGRAM ARCH
-image() {
-    tree=$work/tree-$1-$2
-    mkdir -p "$tree/usr/bin"
-    cp "target/ship/$2/bin/$1" "$tree/usr/bin/$1"
-    case $1 in localnet-iptables | localnet-node) unpack_tools "$2" "$tree" ;; esac
+# layer NAME ARCH LOWER TREE: the image NAME, of what LOWER has and of a tree of files.
+layer() {
     # Whoever made it, and whenever.
-    find "$tree" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
+    find "$4" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
     user=0
     [ "$1" != localnet-brain ] || user=65532:65532
-    container=$(store from --arch "$2" scratch)
-    store copy --quiet --chown 0:0 "$container" "$tree" / >/dev/null
+    container=$(store from --quiet --pull-never --arch "$2" "$3")
+    store copy --quiet --chown 0:0 "$container" "$4" / >/dev/null
     store config --os linux --arch "$2" --user "$user" --entrypoint "[\"/usr/bin/$1\"]" --env PATH=/usr/sbin:/usr/bin \
         --label "org.opencontainers.image.title=$1" --label "org.opencontainers.image.version=$version" \
-        --label org.opencontainers.image.licenses=Apache-2.0 --created-by "packaging/images.sh" "$container"
-    store commit --quiet --timestamp "$SOURCE_DATE_EPOCH" --rm --format oci "$container" "oci:$out:$1-$version-$2" >/dev/null
-    rm -rf "$tree"
+        --label org.opencontainers.image.licenses=Apache-2.0 --created-by packaging/images.sh "$container"
+    store commit --quiet --identity-label=false --disable-compression=false --timestamp "$SOURCE_DATE_EPOCH" --rm --format oci \
+        "$container" "$1:$2" >/dev/null
+    rm -rf "$4"
 }
 
 store() {
     buildah --root "$work/store" --runroot "$work/run" --storage-driver vfs "$@"
 }
 
-# make FOLDER: all images of all programs that are there.
+# images ARCH FOLDER: those of one processor, from the programs in a folder.
+images() {
+    for program in localnet tools brain nft ipvs iptables node; do
+        lower=localhost/localnet:$1
+        name=localnet-$program
+        case $program in
+            localnet) name=localnet lower=scratch ;;
+            tools) [ -e "$2/localnet-iptables" ] || [ -e "$2/localnet-node" ] || continue ;;
+            iptables | node) lower=localhost/localnet-tools:$1 ;;
+        esac
+        tree=$work/tree
+        if [ $program = tools ]; then
+            unpack_tools "$1" "$tree"
+        elif [ -e "$2/$name" ]; then
+            install -D -m 755 "$2/$name" "$tree/usr/bin/$name"
+        else
+            continue
+        fi
+        layer "$name" "$1" "$lower" "$tree"
+        [ $program = tools ] || names="$names $name"
+    done
+}
+
+# make_all FOLDER OUT: images of the programs in FOLDER/ARCH/bin, for all processors under one name.
 make_all() {
-    out=$1
+    out=$2
+    rm -rf "$out"
+    mkdir -p "$out" target/ship
     work=$(mktemp -d "$here/../target/ship/images.XXXXXX")
     work=$(cd "$work" && pwd)
     trap 'rm -rf "$work"' EXIT
-    rm -rf "$out"
-    for folder in target/ship/a*64; do
-        for program in "$folder"/bin/localnet-*; do
-            image "$(basename "$program")" "$(basename "$folder")"
+    names=
+    for folder in "$1"/*/bin; do
+        [ -x "$folder/localnet" ] || fail "$folder has no programs"
+        images "$(basename "$(dirname "$folder")")" "$folder"
+    done
+    for name in $(printf '%s\n' $names | sort -u); do
+        store manifest create "$name:all" >/dev/null
+        for folder in "$1"/*/bin; do
+            arch=$(basename "$(dirname "$folder")")
+            [ ! -e "$folder/$name" ] || store manifest add "$name:all" "containers-storage:localhost/$name:$arch" >/dev/null
         done
+        store manifest push --quiet --all "$name:all" "oci:$out:$name-$version" >/dev/null
     done
     rm -rf "$work"
     trap - EXIT
 }
 
-# list FOLDER: name, size in bytes, digest.
+# list FOLDER: of each image name, processor, digest, what is sent of it and what it is unpacked, in KiB.
 list() {
-    python3 - "$1" <<'EOF'
-import json, pathlib, sys
-layout = pathlib.Path(sys.argv[1])
-blob = lambda digest: layout / "blobs" / digest.replace(":", "/")
-for image in sorted(json.loads((layout / "index.json").read_text())["manifests"], key=lambda image: image["annotations"]["org.opencontainers.image.ref.name"]):
-    manifest = json.loads(blob(image["digest"]).read_text())
-    size = sum(layer["size"] for layer in manifest["layers"])
-    print(image["annotations"]["org.opencontainers.image.ref.name"], size, image["digest"])
-EOF
+    blob() { echo "$1/blobs/$2" | tr : /; }
+    jq -r '.manifests[] | .annotations["org.opencontainers.image.ref.name"] + " " + .digest' "$1/index.json" | sort | while read -r name index; do
+        jq -r '.manifests[] | .platform.architecture + " " + .digest' "$(blob "$1" "$index")" | while read -r arch digest; do
+            manifest=$(blob "$1" "$digest")
+            sent=$(jq '[.layers[].size] | add / 1024 | floor' "$manifest")
+            unpacked=$(for layer in $(jq -r '.layers[].digest' "$manifest"); do zcat "$(blob "$1" "$layer")"; done | wc -c)
+            echo "$name $arch $digest $sent $((unpacked / 1024))"
+        done
+    done
 }
 
 # What each program is made of.
 bills() {
     sbom=$cache/cargo-sbom/bin/cargo-sbom
     [ -x "$sbom" ] || cargo install --quiet --locked --root "$cache/cargo-sbom" cargo-sbom
-    for program in target/ship/amd64/bin/*; do
+    for program in target/ship/"$(dpkg --print-architecture)"/bin/*; do
         name=$(basename "$program")
         "$sbom" --cargo-package "$name" --output-format cyclone_dx_json_1_6 >"target/images/$name.cdx.json"
     done
 }
 
 case ${1-} in
-"")
-    packaging/programs.sh
-    make_all target/images
-    bills
-    list target/images | while read -r name size digest; do
-        echo "$name $((size / 1024)) KiB $digest"
-        case $name in
-        localnet-iptables* | localnet-node*) ;;
-        *) [ "$size" -le $((most * 1024 * 1024)) ] || fail "$name has $size bytes: $most MiB are the most" ;;
-        esac
-    done
-    ;;
-verify)
-    [ -f target/images/index.json ] || fail "there are none to compare with: make images"
-    list target/images >target/ship/first
-    rm -rf target/ship/build target/ship/a*64
-    packaging/programs.sh
-    make_all target/ship/again
-    list target/ship/again | diff target/ship/first - || fail "made a second time, they have other digests"
-    echo "made a second time, all have the same digests"
-    ;;
-*) fail "$1: verify, or nothing" ;;
+    "")
+        packaging/programs.sh
+        make_all target/ship target/images
+        bills
+        list target/images | while read -r name arch digest sent unpacked; do
+            echo "$name $arch: $sent KiB, unpacked $unpacked KiB, $digest"
+            case $name in
+                localnet-iptables* | localnet-node*) ;;
+                *) [ "$unpacked" -le $((most * 1024)) ] || fail "$name has $unpacked KiB: $most MiB are the most" ;;
+            esac
+        done
+        ;;
+    verify)
+        [ -f target/images/index.json ] || fail "there are none to compare with: make images"
+        list target/images >target/ship/first
+        rm -rf target/ship/build target/ship/a*64
+        packaging/programs.sh
+        make_all target/ship target/ship/again
+        list target/ship/again | diff target/ship/first - || fail "made a second time, they have other digests"
+        echo "made a second time, all have the same digests"
+        ;;
+    of) make_all "${2:?the folder of ARCH/bin}" "${3:?where the layout is to be}" ;;
+    *) fail "$1: verify, or of, or nothing" ;;
 esac
