@@ -1,18 +1,34 @@
 #!/bin/sh
 # Makes the Debian package: programs, services, manuals and completions.
 #
-#   packaging/deb.sh [amd64|arm64]    target/localnet_VERSION_ARCH.deb
+#   packaging/deb.sh [amd64|arm64]               target/localnet_VERSION_ARCH.deb
+#   packaging/deb.sh of FOLDER MANUAL ARCH OUT   the same in the folder OUT, of the programs in FOLDER, and of what localnet-manual wrote
+#   COMPRESSION=none …                           quicker, and larger
 set -eu
+umask 022
 
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/.."
-arch=${1:-$(dpkg --print-architecture)}
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 export SOURCE_DATE_EPOCH
+maintainer="localnet maintainers <localnet@localhost>"
 
-packaging/programs.sh "$arch"
-cargo build --quiet --locked -p localnet-packaging
+if [ "${1-}" = of ]; then
+    programs=${2:?the folder of programs}
+    manual=${3:?what localnet-manual wrote}
+    arch=${4:?the processor}
+    out=${5:?where the package is to be}
+else
+    here=$(dpkg --print-architecture)
+    arch=${1:-$here}
+    # This machine's own program writes the manual.
+    if [ "$arch" = "$here" ]; then packaging/programs.sh "$arch"; else packaging/programs.sh "$here" "$arch"; fi
+    programs=target/ship/$arch/bin
+    manual=target/ship/manual
+    out=target
+fi
+mkdir -p target/ship "$out"
 tree=$(mktemp -d target/ship/deb.XXXXXX)
 trap 'rm -rf "$tree"' EXIT
 chmod 755 "$tree"
@@ -22,7 +38,7 @@ put() {
     install -D -m "$1" "$2" "$tree/$3/${4:-$(basename "$2")}"
 }
 
-for program in "target/ship/$arch/bin"/*; do put 755 "$program" usr/bin; done
+for program in "$programs"/*; do put 755 "$program" usr/bin; done
 # kubectl finds it by this name, as `kubectl localnet`.
 ln -s localnet "$tree/usr/bin/kubectl-localnet"
 for unit in packaging/systemd/*.service; do put 644 "$unit" usr/lib/systemd/system; done
@@ -31,35 +47,43 @@ put 644 packaging/debian/localnet.default etc/default localnet
 put 644 packaging/debian/config.yaml etc/localnet
 put 644 packaging/debian/copyright usr/share/doc/localnet
 for rules in deploy/*; do put 644 "$rules" usr/share/doc/localnet/deploy; done
-gzip --best --no-name --stdout CHANGELOG.md >"$tree/usr/share/doc/localnet/changelog.gz"
-chmod 644 "$tree/usr/share/doc/localnet/changelog.gz"
+gzip --best --no-name --stdout CHANGELOG.md >"$tree/usr/share/doc/localnet/CHANGELOG.md.gz"
+# What Debian reads has one entry: the changes are in the other one.
+gzip --best --no-name --stdout >"$tree/usr/share/doc/localnet/changelog.gz" <<EOF
+localnet ($version) unstable; urgency=medium
 
-target/debug/localnet-manual "$tree/manual"
-for page in "$tree"/manual/man/man8/*; do
-    gzip --best --no-name "$page"
-    put 644 "$page.gz" usr/share/man/man8
+  * See CHANGELOG.md.
+
+ -- $maintainer  $(LC_ALL=C date --utc --rfc-email --date="@$SOURCE_DATE_EPOCH")
+EOF
+
+for page in "$manual"/man/man8/*; do
+    mkdir -p "$tree/usr/share/man/man8"
+    gzip --best --no-name --stdout "$page" >"$tree/usr/share/man/man8/$(basename "$page").gz"
 done
-for script in "$tree"/manual/completions/bash/*; do put 644 "$script" usr/share/bash-completion/completions; done
-for script in "$tree"/manual/completions/zsh/*; do put 644 "$script" usr/share/zsh/vendor-completions; done
-for script in "$tree"/manual/completions/fish/*; do put 644 "$script" usr/share/fish/vendor_completions.d; done
-rm -r "$tree/manual"
+ln -s localnet.8.gz "$tree/usr/share/man/man8/kubectl-localnet.8.gz"
+for script in "$manual"/completions/bash/*; do put 644 "$script" usr/share/bash-completion/completions; done
+for script in "$manual"/completions/zsh/*; do put 644 "$script" usr/share/zsh/vendor-completions; done
+for script in "$manual"/completions/fish/*; do put 644 "$script" usr/share/fish/vendor_completions.d; done
 
 put 755 packaging/debian/postinst DEBIAN
 put 755 packaging/debian/prerm DEBIAN
+put 755 packaging/debian/postrm DEBIAN
 printf '/etc/default/localnet\n/etc/localnet/config.yaml\n' >"$tree/DEBIAN/conffiles"
 cat >"$tree/DEBIAN/control" <<EOF
 Package: localnet
 Version: $version
 Architecture: $arch
-Maintainer: localnet maintainers <localnet@localhost>
+Maintainer: $maintainer
 Installed-Size: $(du -sk --exclude=DEBIAN "$tree" | cut -f 1)
+Depends: systemd | systemd-standalone-sysusers
 Recommends: iptables
 Section: net
 Priority: optional
 Description: Kubernetes Services on a node, in place of kube-proxy
- A brain watches the cluster and serves the state of one node; a backend programs
- nftables, iptables or IPVS with it. It reads kube-proxy's configuration.
+ A brain watches the cluster and serves the state of one node; a backend
+ programs nftables, iptables or IPVS with it. Both read kube-proxy's
+ configuration.
 EOF
 (cd "$tree" && find . -path ./DEBIAN -prune -o -type f -print0 | sort -z | xargs -0 md5sum | sed 's, \./, ,' >DEBIAN/md5sums)
-chmod 644 "$tree/DEBIAN/md5sums" "$tree/DEBIAN/conffiles" "$tree/DEBIAN/control"
-dpkg-deb --root-owner-group --build "$tree" "target/localnet_${version}_$arch.deb"
+dpkg-deb --root-owner-group -Z"${COMPRESSION:-xz}" --build "$tree" "$out/localnet_${version}_$arch.deb"
