@@ -12,6 +12,7 @@
 #   strace      which programs a program starts
 #   util-linux  setpriv, which ends programs together with their test
 #   protobuf-compiler, jq   what the examples in Go and shell need
+#   buildah     writes OCI layouts
 #
 # and with `guest`, for the guest of e2e/vm, on the processors for which there is one:
 #   qemu-system-x86   runs it
@@ -21,20 +22,21 @@
 #   ipvsadm           what the kernel holds, to compare
 #   ipset             kube-proxy's ipvs mode calls it
 #
-# and with `images`, for `make images`:
-#   buildah                                        writes OCI layouts
+# and with `images`, for `make images` alone, which reads what buildah wrote with jq:
+#   gcc, libc6-dev, make                           what is linked statically, and jemalloc
 #   gcc-aarch64-linux-gnu, libc6-dev-arm64-cross   link for the other processor
+#
 # and with `windows`, for programs of Windows (e2e/wine), on the same processors as the guest:
 #   gcc-mingw-w64-x86-64-win32   links them
 #   wine64                       runs them
 set -eu
 
-packages="nftables iptables iproute2 conntrack procps strace systemd util-linux protobuf-compiler jq"
+packages="nftables iptables iproute2 conntrack procps strace systemd util-linux protobuf-compiler jq buildah"
 case "${1-} $(uname -m)" in
 "guest x86_64") packages="$packages qemu-system-x86 busybox-static kmod xz-utils zstd ipvsadm ipset" ;;
 "windows x86_64") packages="$packages gcc-mingw-w64-x86-64-win32 wine64" ;;
-"images x86_64") packages="buildah gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
-images*) packages=buildah ;;
+"images x86_64") packages="buildah jq gcc libc6-dev make gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
+images*) packages="buildah jq gcc libc6-dev make" ;;
 esac
 
 fail() {

@@ -1,0 +1,68 @@
+//! Images and the Debian package, made of the programs as built for tests: what is in them, that two makings are the same, and that
+//! programs start from them.
+//!
+//! That the programs of a release are static, small and the same when they are built again is looked at by `make images`.
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+mod debian;
+mod images;
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::Context as _;
+use tempfile::TempDir;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
+}
+
+/// What a command prints; fails with what it complains of.
+fn output(command: &mut Command) -> anyhow::Result<String> {
+    let run = command.output().with_context(|| format!("starting {command:?}"))?;
+    let (said, wrong) = (String::from_utf8(run.stdout)?, String::from_utf8_lossy(&run.stderr).into_owned());
+    anyhow::ensure!(run.status.success(), "{command:?}: {}: {said}{wrong}", run.status);
+    Ok(said)
+}
+
+/// A script of `packaging/`, at the root of the repository.
+fn script(name: &str) -> Command {
+    let mut command = Command::new(root().join("packaging").join(name));
+    command.current_dir(root());
+    command
+}
+
+/// A folder that all may enter.
+fn folder() -> anyhow::Result<TempDir> {
+    let folder = tempfile::tempdir()?;
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
+    Ok(folder)
+}
+
+/// Debian's name of this machine's processor.
+fn arch() -> anyhow::Result<String> {
+    Ok(output(Command::new("dpkg").arg("--print-architecture"))?.trim().to_owned())
+}
+
+/// Programs of the workspace in a folder, without what debuggers need: that is four fifths of them.
+fn put_programs(names: &[&str], into: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(into)?;
+    for name in names {
+        let program = localnet_e2e::program(name)?;
+        output(Command::new("objcopy").arg("--strip-debug").arg(program).arg(into.join(name)))?;
+    }
+    Ok(())
+}
+
+/// Programs that do nothing, quick to pack.
+fn put_stand_ins(names: &[&str], into: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(into)?;
+    for name in names {
+        fs::copy("/bin/true", into.join(name))?;
+    }
+    Ok(())
+}
