@@ -19,7 +19,7 @@ version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 # The same date whenever it is made: that of the commit.
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 export SOURCE_DATE_EPOCH
-# What an image without tools may have at most, unpacked, in MiB.
+# What of an image without tools is sent at most, in MiB.
 most=20
 tools="iptables libip4tc2 libip6tc2 libmnl0 libnetfilter-conntrack3 libnfnetlink0 libnftnl11 libxtables12 libc6"
 
@@ -172,7 +172,7 @@ case ${1-} in
             echo "$name $arch: $sent KiB, unpacked $unpacked KiB, $digest"
             case $name in
                 localnet-iptables* | localnet-node*) ;;
-                *) [ "$unpacked" -le $((most * 1024)) ] || fail "$name has $unpacked KiB: $most MiB are the most" ;;
+                *) [ "$sent" -le $((most * 1024)) ] || fail "$name has $sent KiB: $most MiB are the most" ;;
             esac
         done
         ;;

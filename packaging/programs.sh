@@ -18,7 +18,7 @@ for program in $programs; do flags="$flags -p $program"; done
 # No path of this machine is in what is shipped.
 remap="--remap-path-prefix=$root=localnet --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo"
 # Names of functions stay, for profiles and panics; lines would be twice as much again as the program.
-export CARGO_PROFILE_RELEASE_DEBUG=none CARGO_PROFILE_RELEASE_STRIP=debuginfo
+export CARGO_PROFILE_RELEASE_DEBUG="${CARGO_PROFILE_RELEASE_DEBUG:-none}" CARGO_PROFILE_RELEASE_STRIP=debuginfo
 export CARGO_TARGET_DIR=target/ship/build
 
 fail() {
