@@ -52,18 +52,18 @@ build() {
     echo "programs for $arch: $(($(date +%s) - began)) s"
 }
 
-# linker CC: cargo's linker for this processor is this compiler, and adds names.c.
+# linker CC: cargo's linker for this processor is this compiler, and adds names.c. By its name rustc knows which flags it takes.
 linker() {
     mkdir -p "target/ship/$arch"
     if ! cmp --quiet packaging/names.c "target/ship/$arch/names.c"; then
         # Cargo does not know what they were linked with.
         rm -rf "${CARGO_TARGET_DIR:?}/$target"
         "$1" -std=c11 -O2 -Wall -Wextra -Werror -c -o "target/ship/$arch/names.o" packaging/names.c
-        printf '#!/bin/sh\nexec %s "%s" "$@"\n' "$1" "$root/target/ship/$arch/names.o" >"target/ship/$arch/link"
-        chmod 755 "target/ship/$arch/link"
+        printf '#!/bin/sh\nexec %s "%s" "$@"\n' "$1" "$root/target/ship/$arch/names.o" >"target/ship/$arch/gcc"
+        chmod 755 "target/ship/$arch/gcc"
         cp packaging/names.c "target/ship/$arch/names.c"
     fi
-    export "CARGO_TARGET_$(echo "$target" | tr a-z- A-Z_)_LINKER=$root/target/ship/$arch/link"
+    export "CARGO_TARGET_$(echo "$target" | tr a-z- A-Z_)_LINKER=$root/target/ship/$arch/gcc"
 }
 
 # arm64 on amd64. The library is built along.
