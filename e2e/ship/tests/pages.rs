@@ -47,14 +47,9 @@ until [ -S /run/localnet/brain.sock ]; do sleep 0.1; done
 const CLUSTER_PAGES: [&str; 2] = ["charts/localnet/README.md", "docs/migrating.md"];
 
 /// Blocks that are not run: page, how the block begins, and why.
-const NOT_RUN: [(&str, &str, &str); 8] = [
+const NOT_RUN: [(&str, &str, &str); 7] = [
     ("README.md", "make demo", "CI runs it"),
     ("README.md", "make test", "it is what runs this"),
-    (
-        "README.md",
-        "localnet get services",
-        "docs/debugging.md has such commands, with what they print: `why_not::debugging` runs them",
-    ),
     (
         "docs/writing-a-backend.md",
         "localnet-brain",
@@ -63,7 +58,11 @@ const NOT_RUN: [(&str, &str, &str); 8] = [
     ("docs/writing-a-backend.md", "localnet-conformance", "`conformance::examples` runs it"),
     ("docs/README.md", "apt-get install", "it installs, and builds what is built here already"),
     ("docs/backends/ipvs.md", "localnet-ipvs", "it needs a kernel with IPVS: e2e/tests/tests/guest runs it in a guest"),
-    ("docs/operations/packages.md", "apt-get install", "it installs a service on this machine"),
+    (
+        "docs/operations/packages.md",
+        "apt-get install",
+        "it installs a service on this machine: `packages::debian` does so in a copy of it",
+    ),
 ];
 
 fn root() -> PathBuf {
