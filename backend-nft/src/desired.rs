@@ -42,8 +42,7 @@ pub struct Desired {
 #[derive(Debug)]
 struct Tables {
     names: ChainNames,
-    /// How many VIPs use a chain that picks.
-    pools: [BTreeMap<(Pool, u32), usize>; 2],
+    pools: [Pools; 2],
     tables: [TableState; 2],
     /// VIPs whose programming differs from what was told last, and who may answer now.
     moved: HashMap<VipKey, Option<Endpoints>>,
@@ -55,7 +54,7 @@ impl Desired {
     pub fn new(config: Config) -> Self {
         let tables = Tables {
             names: ChainNames::default(),
-            pools: [BTreeMap::new(), BTreeMap::new()],
+            pools: Family::ALL.map(|_| Pools::default()),
             tables: Family::ALL.map(TableState::new),
             moved: HashMap::new(),
             affinity: Affinity::default(),
@@ -172,7 +171,7 @@ impl Tables {
                 table.set_fixed_chains(chains::fixed(facts, family, table.has_affinity()));
             }
             let names = &self.names;
-            table.set_pools(&self.pools[family as usize], |pool, slots| chains::lb(names, pool, slots));
+            table.set_pools(self.pools[family as usize].used(), |pool, slots| chains::lb(names, pool, slots));
         }
     }
 }
@@ -185,9 +184,7 @@ impl Program for Tables {
         let table = &mut self.tables[family as usize];
         let slots = self.affinity.slots(key);
         elements::of_vip(key, vip, slots, &self.names, |set, element| table.set(set, element));
-        for pool in elements::pools_of(vip) {
-            *self.pools[family as usize].entry(pool).or_default() += 1;
-        }
+        self.pools[family as usize].add(vip);
     }
 
     fn unprogram(&mut self, key: &VipKey, vip: &Vip) {
@@ -197,13 +194,7 @@ impl Program for Tables {
         let slots = self.affinity.slots(key);
         elements::of_vip(key, vip, slots, &self.names, |set, element| table.remove(set, &element.key));
         self.affinity.unprogram(key, vip);
-        let pools = &mut self.pools[family as usize];
-        for pool in elements::pools_of(vip) {
-            match pools.get_mut(&pool) {
-                Some(users) if *users > 1 => *users -= 1,
-                _ => _ = pools.remove(&pool),
-            }
-        }
+        self.pools[family as usize].remove(vip);
     }
 
     fn cluster_ip(&mut self, address: IpAddr, present: bool) {
@@ -219,6 +210,32 @@ impl Tables {
     fn member(&mut self, set: SetId, family: Family, element: Element, present: bool) {
         let table = self.table(family);
         if present { table.set(set, element) } else { table.remove(set, &element.key) }
+    }
+}
+
+/// How many VIPs of a family use each chain that picks.
+#[derive(Debug, Default)]
+pub(crate) struct Pools(BTreeMap<(Pool, u32), usize>);
+
+impl Pools {
+    pub(crate) fn add(&mut self, vip: &Vip) {
+        for pool in elements::pools_of(vip) {
+            *self.0.entry(pool).or_default() += 1;
+        }
+    }
+
+    pub(crate) fn remove(&mut self, vip: &Vip) {
+        for pool in elements::pools_of(vip) {
+            match self.0.get_mut(&pool) {
+                Some(users) if *users > 1 => *users -= 1,
+                _ => _ = self.0.remove(&pool),
+            }
+        }
+    }
+
+    /// Those that any uses.
+    pub(crate) fn used(&self) -> &BTreeMap<(Pool, u32), usize> {
+        &self.0
     }
 }
 

@@ -7,6 +7,7 @@
 //!
 //! - [`plan`]: one VIP, or the node's facts, as elements and chains.
 //! - [`desired`]: what follows from all services together, kept up to date.
+//! - [`whole`]: the same for one state, kept nowhere.
 //! - [`affinity`]: which endpoint has which slot.
 //! - [`table`]: what differs from what the kernel is known to hold.
 //! - [`portions`]: the same, cut if it is too much for the kernel at once.
@@ -28,6 +29,7 @@ mod live;
 pub mod plan;
 pub mod portions;
 pub mod table;
+pub mod whole;
 
 pub use backend::NftBackend;
 pub use kernel::{Kernel, Netlink};

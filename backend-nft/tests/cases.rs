@@ -1,9 +1,18 @@
 //! Every Case: its state gives the plan in `nft.txt`, and real packets go where `flows.yaml` says.
 
+use std::{collections::BTreeMap, sync::Arc};
+
 use localnet_client::vips::{Config, Detector, NodePortAddresses};
 use localnet_lab::{DetectLocal, Flows, cases, check_case, check_cases, expect_file};
-use localnet_nft::{Netlink, NftBackend, dry_run::DryRun};
-use localnet_proto::Changes;
+use localnet_linux::nft::{Element, ElementKey, Family, Set};
+use localnet_nft::{
+    Netlink, NftBackend,
+    desired::Desired,
+    dry_run::DryRun,
+    plan::sets::SetId,
+    whole::{self, Hears},
+};
+use localnet_proto::{Changes, Snapshot};
 
 fn config(flows: &Flows) -> Config {
     let detector = match &flows.node.detect_local {
@@ -26,6 +35,48 @@ fn states_give_plans() {
         let mut backend = DryRun::new(config(&case.flows)).with_addresses(case.flows.local_addresses());
         let text = backend.text(&case.read_state().unwrap(), &Changes::everything());
         expect_file(&case.nft(), &text);
+    }
+}
+
+/// The elements as they were told.
+#[derive(Default)]
+struct Heard(BTreeMap<(Family, SetId, ElementKey), Element>);
+
+impl Hears for Heard {
+    fn set(&mut self, family: Family, set: SetId, element: Element) {
+        self.0.insert((family, set, element.key.clone()), element);
+    }
+
+    fn remove(&mut self, family: Family, set: SetId, key: &ElementKey) {
+        self.0.remove(&(family, set, key.clone()));
+    }
+}
+
+#[test]
+fn what_is_told_at_once_is_what_would_be_kept() {
+    for case in cases() {
+        let state: Snapshot = case.read_state().unwrap();
+        let (config, addresses) = (config(&case.flows), case.flows.local_addresses());
+        let mut heard = Heard::default();
+        let mut told = whole::tell(&state, config.clone(), addresses.clone(), &mut heard);
+        for table in &mut told {
+            for (set, elements) in &mut table.sets {
+                let Some(id) = SetId::of_name(&set.name) else { continue };
+                let of_set = heard.0.iter().filter(|((family, set, _), _)| (*family, *set) == (table.table.family, id));
+                *elements = of_set.map(|(_, element)| element.clone()).collect();
+            }
+        }
+        let mut desired = Desired::new(config);
+        desired.set_local_addresses(addresses);
+        desired.update(&state, &Changes::everything());
+        for (told, kept) in told.iter().zip(desired.content()) {
+            let named = |sets: &[(Arc<Set>, Vec<Element>)]| {
+                sets.iter().map(|(set, elements)| (set.name.clone(), elements.clone())).collect::<Vec<_>>()
+            };
+            assert_eq!(named(&told.sets), named(&kept.sets), "{}", case.name);
+            assert_eq!((&told.table, &told.chains), (&kept.table, &kept.chains), "{}", case.name);
+        }
+        assert_eq!(told.len(), 2);
     }
 }
 

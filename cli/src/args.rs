@@ -18,7 +18,7 @@ use localnet_proto::Family;
 
 use crate::{
     causes::{Answer, Evidence},
-    diff::{self, Differences},
+    diff::{self, Held},
     doctor::{self, Findings, Known},
     explain::{self, Many, World},
     get::{Endpoints, Filter, Kind, NodeFacts, Services, State},
@@ -274,7 +274,7 @@ async fn run(arguments: Arguments) -> Answered {
         Command::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "localnet", &mut script);
-            output::print(&String::from_utf8_lossy(&script))?;
+            output::print(|out| Ok(out.write_all(&script)?))?;
             Ok(false)
         }
         Command::Get(arguments) => get(&global, arguments).await,
@@ -287,8 +287,8 @@ async fn run(arguments: Arguments) -> Answered {
 }
 
 fn print(global: &Global, output: &Output, answer: &impl Show) -> Result<(), Failure> {
-    let text = output::render(answer, output.output, output::is_coloured(global.colour))?;
-    Ok(output::print(&text)?)
+    let colour = output::is_coloured(global.colour);
+    Ok(output::print(|out| output::write(answer, output.output, colour, out))?)
 }
 
 async fn get(global: &Global, arguments: Get) -> Answered {
@@ -340,14 +340,19 @@ async fn watch(global: &Global, arguments: Watch) -> Answered {
     Ok(false)
 }
 
-/// The state, the node's configuration, and the kernel if it is to be asked.
-async fn world(global: &Global, node: &OfNode, brain: Option<&Brain>, state: Snapshot) -> Result<World, Failure> {
-    let config = configured(node)?;
-    let asked = match node.kernel {
+/// Whether the kernel of this machine is to be asked.
+fn asks_kernel(global: &Global, node: &OfNode) -> bool {
+    match node.kernel {
         When::Auto => global.is_of_this_node(),
         When::Yes => true,
         When::No => false,
-    };
+    }
+}
+
+/// The state, the node's configuration, and the kernel if it is to be asked.
+async fn world(global: &Global, node: &OfNode, brain: Option<&Brain>, state: Snapshot) -> Result<World, Failure> {
+    let config = configured(node)?;
+    let asked = asks_kernel(global, node);
     let local = match asked {
         true => kernel::addresses().await.unwrap_or_default(),
         false => state.node.addresses.clone(),
@@ -460,14 +465,27 @@ fn read(path: &Path) -> anyhow::Result<String> {
 
 async fn differ(global: &Global, arguments: Diff) -> Answered {
     let brain = global.brain()?;
+    // What the kernel holds is read while the state arrives: both take long where there are many Services.
+    let reading = asks_kernel(global, &arguments.node)
+        .then(|| std::thread::spawn(|| Kernel::open().and_then(|mut kernel| Held::read(&mut kernel))));
     let state = global.snapshot(brain.as_ref()).await?;
     let config = configured(&arguments.node)?;
     let World { state, local, kernel, .. } = world(global, &arguments.node, brain.as_ref(), state).await?;
-    let mut kernel = kernel.map_err(|error| unreadable(global, &format!("the kernel: {error}")))?;
-    let mut differences = Differences::default();
+    let wrong = |error: &dyn std::fmt::Display| unreadable(global, &format!("the kernel: {error}"));
+    let mut kernel = kernel.map_err(|error| wrong(&error))?;
+    let held = match reading {
+        Some(reading) => reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+        None => Held::read(&mut kernel),
+    };
+    let held = held.map_err(|error| wrong(&error))?;
     let most = if arguments.all { usize::MAX } else { diff::MOST };
-    diff::differences(&state, config, local, &mut kernel, most, &mut differences)
-        .map_err(|error| unreadable(global, &error.to_string()))?;
+    let generation = held.generation();
+    let mut differences = diff::differences(&state, config.clone(), local.clone(), held, most);
+    // The backend may have programmed the state after the kernel was read.
+    if differences.count > 0 && kernel.generation().map_err(|error| wrong(&error))? != generation {
+        let held = Held::read(&mut kernel).map_err(|error| wrong(&error))?;
+        differences = diff::differences(&state, config, local, held, most);
+    }
     print(global, &arguments.output, &differences)?;
     Ok(differences.count > 0)
 }

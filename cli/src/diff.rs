@@ -2,11 +2,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use localnet_client::{Changes, Snapshot, vips::Config};
+use localnet_client::{Snapshot, vips::Config};
 use localnet_linux::nft::{
-    self, Element, ElementData, ElementKey, Set, TableContent, TableDump, element_line, rule_line,
+    self, ChainDump, Element, ElementData, ElementKey, Name, TableContent, TableDump, Tuple, element_line, rule_line,
 };
-use localnet_nft::{desired::Desired, plan::sets::SetId};
+use localnet_nft::{
+    plan::sets::SetId,
+    whole::{self, Hears},
+};
 use serde::Serialize;
 
 use crate::{
@@ -43,40 +46,154 @@ pub struct Difference {
 /// So many are named unless all are asked for.
 pub const MOST: usize = 200;
 
-/// What both tables should hold.
-pub fn plan(state: &Snapshot, config: Config, local: Vec<std::net::IpAddr>) -> Vec<TableContent> {
-    let mut desired = Desired::new(config);
-    desired.set_local_addresses(local);
-    // What is not programmed is said by the backend.
-    desired.update(state, &Changes::everything());
-    desired.content()
+/// What the kernel holds in our tables. To be read while the state arrives: both take about as long.
+#[derive(Debug)]
+pub struct Held {
+    tables: [Option<HeldTable>; 2],
+    generation: u32,
 }
 
-/// Compares both tables with the kernel's. What the kernel holds is read while the plan is made.
-///
-/// # Errors
-/// The kernel does not show its tables.
+#[derive(Debug)]
+struct HeldTable {
+    chains: Vec<ChainDump>,
+    sets: Vec<HeldSet>,
+    /// Where the sets that are compared are in `sets`.
+    places: [Option<usize>; SetId::ALL.len()],
+}
+
+#[derive(Debug)]
+struct HeldSet {
+    name: Name,
+    /// What each element maps to, whether it is planned, and its comment.
+    elements: HashMap<ElementKey, (ElementData, bool, Option<Name>)>,
+    /// How many are.
+    planned: usize,
+}
+
+impl Held {
+    /// Reads both tables.
+    ///
+    /// # Errors
+    /// The kernel does not show them.
+    pub fn read(kernel: &mut Kernel) -> Result<Self, nft::Error> {
+        let generation = kernel.generation()?;
+        let [v4, v6] = FAMILIES.map(|family| kernel.table(family));
+        Ok(Self::of(generation, [v4?, v6?]))
+    }
+
+    fn of(generation: u32, dumps: [Option<TableDump>; 2]) -> Self {
+        Self { tables: dumps.map(|dump| dump.map(HeldTable::of)), generation }
+    }
+
+    /// The number of the ruleset's generation before it was read: with the same number now nothing has changed since.
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+}
+
+impl HeldTable {
+    fn of(dump: TableDump) -> Self {
+        let mut places = [None; SetId::ALL.len()];
+        let mut sets = Vec::with_capacity(dump.sets.len());
+        for (at, found) in dump.sets.into_iter().enumerate() {
+            // What packets write, and the slots that only the kernel remembers, are no plan.
+            let compared = SetId::of_name(&found.name).filter(|id| !is_of_slots(*id));
+            let elements = match compared {
+                Some(id) => {
+                    places[id as usize] = Some(at);
+                    found
+                        .elements
+                        .into_iter()
+                        .map(|element| (element.key, (element.data, false, element.comment)))
+                        .collect()
+                }
+                None => HashMap::new(),
+            };
+            sets.push(HeldSet { name: found.name, elements, planned: 0 });
+        }
+        Self { chains: dump.chains, sets, places }
+    }
+}
+
+/// Compares what the kernel holds with each element as it is planned.
+struct Comparison {
+    held: Held,
+    /// What is not as planned: the word for it, and the element as planned.
+    off: Off,
+    compared: usize,
+}
+
+impl Comparison {
+    fn set(&mut self, family: nft::Family, set: SetId) -> Option<&mut HeldSet> {
+        let table = self.held.tables[family as usize].as_mut()?;
+        table.sets.get_mut(table.places[set as usize]?)
+    }
+}
+
+impl Hears for Comparison {
+    fn set(&mut self, family: nft::Family, set: SetId, element: Element) {
+        let Some(held) = self.set(family, set) else { return };
+        let (is_new, off) = match held.elements.get_mut(&element.key) {
+            Some((data, planned, _)) => {
+                let is_new = !std::mem::replace(planned, true);
+                let same = *data == element.data;
+                held.planned += usize::from(is_new);
+                (is_new, (!same).then_some("differs"))
+            }
+            None => (false, Some("missing")),
+        };
+        self.compared += usize::from(is_new);
+        if off.is_none() && self.off.is_empty() {
+            return;
+        }
+        let place = (family, set, element.key.clone());
+        match off {
+            Some(what) => {
+                let is_new = self.off.insert(place, (what, element)).is_none();
+                self.compared += usize::from(is_new && what == "missing");
+            }
+            None => _ = self.off.remove(&place),
+        }
+    }
+
+    fn remove(&mut self, family: nft::Family, set: SetId, key: &ElementKey) {
+        let Some(held) = self.set(family, set) else { return };
+        match held.elements.get_mut(key) {
+            Some((_, planned, _)) => {
+                let was = std::mem::replace(planned, false);
+                held.planned -= usize::from(was);
+                self.off.remove(&(family, set, key.clone()));
+                self.compared -= usize::from(was);
+            }
+            None => self.compared -= usize::from(self.off.remove(&(family, set, key.clone())).is_some()),
+        }
+    }
+}
+
+/// Compares both tables as they should be with what the kernel holds.
 pub fn differences(
     state: &Snapshot,
     config: Config,
     local: Vec<std::net::IpAddr>,
-    kernel: &mut Kernel,
+    held: Held,
     most: usize,
-    found: &mut Differences,
-) -> Result<(), nft::Error> {
-    let (planned, tables) = std::thread::scope(|scope| {
-        let planned = scope.spawn(|| plan(state, config, local));
-        let tables: Result<Vec<_>, _> = nft::Family::ALL.map(|family| kernel.table(family)).into_iter().collect();
-        (planned.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), tables)
-    });
-    for (planned, table) in planned.iter().zip(tables?) {
+) -> Differences {
+    let mut comparison = Comparison { held, off: BTreeMap::new(), compared: 0 };
+    // What is not programmed is said by the backend.
+    let planned = whole::tell(state, config, local, &mut comparison);
+    let mut differences = Differences { compared: comparison.compared, ..Differences::default() };
+    for planned in &planned {
+        let found = &comparison.held.tables[planned.table.family as usize];
         // A host without IPv6 has no such table.
-        if table.is_some() || kernel::forwards(planned.table.family).is_some() {
-            found.compare(planned, table.as_ref(), most);
+        if found.is_some() || kernel::forwards(planned.table.family).is_some() {
+            differences.compare(planned, found.as_ref(), &comparison.off, most);
         }
     }
-    Ok(())
+    differences
 }
+
+/// What is off, by where.
+type Off = BTreeMap<(nft::Family, SetId, ElementKey), (&'static str, Element)>;
 
 impl Differences {
     fn push(&mut self, most: usize, difference: impl FnOnce() -> Difference) {
@@ -87,7 +204,7 @@ impl Differences {
     }
 
     /// Compares a table as planned with the one in the kernel, if there is one.
-    pub fn compare(&mut self, planned: &TableContent, found: Option<&TableDump>, most: usize) {
+    fn compare(&mut self, planned: &TableContent, found: Option<&HeldTable>, off: &Off, most: usize) {
         let family = planned.table.family;
         let table = format!("{} {}", family.as_str(), planned.table.name);
         let difference =
@@ -96,18 +213,33 @@ impl Differences {
             self.push(most, || difference("", "missing", "the whole table".to_owned()));
             return;
         };
-        for (set, elements) in &planned.sets {
-            match found.set(&set.name) {
-                None => self.push(most, || difference(&set.name, "missing", "the whole set".to_owned())),
-                Some(dump) => self.elements(set, elements, &dump.elements, most, &difference),
+        for (set, _) in &planned.sets {
+            let Some(held) = found.sets.iter().find(|held| held.name == set.name) else {
+                self.push(most, || difference(&set.name, "missing", "the whole set".to_owned()));
+                continue;
+            };
+            let Some(id) = SetId::of_name(&set.name) else { continue };
+            let first = ElementKey::from(Tuple::new());
+            let of_set = off.range((family, id, first)..).take_while(|((of, set, _), _)| (*of, *set) == (family, id));
+            for (_, (what, element)) in of_set {
+                self.push(most, || difference(&set.name, what, element_line(set, element)));
+            }
+            if held.planned < held.elements.len() {
+                let unplanned = held.elements.iter().filter(|(_, (_, planned, _))| !planned);
+                let mut unplanned: Vec<_> = unplanned.map(|(key, (data, _, comment))| (key, data, comment)).collect();
+                unplanned.sort_unstable();
+                for (key, data, comment) in unplanned {
+                    let element = || Element { key: key.clone(), data: data.clone(), comment: comment.clone() };
+                    self.push(most, || difference(&set.name, "unplanned", element_line(set, &element())));
+                }
             }
         }
         let is_planned = |name: &str| planned.sets.iter().any(|(set, _)| *set.name == *name);
-        for dump in found.sets.iter().filter(|dump| !is_planned(&dump.name)) {
-            self.push(most, || difference(&dump.name, "unplanned", "the whole set".to_owned()));
+        for held in found.sets.iter().filter(|held| !is_planned(&held.name)) {
+            self.push(most, || difference(&held.name, "unplanned", "the whole set".to_owned()));
         }
         for chain in &planned.chains {
-            let Some(dump) = found.chain(&chain.name) else {
+            let Some(dump) = found.chains.iter().find(|found| found.name == chain.name) else {
                 self.push(most, || difference(&chain.name, "missing", "the whole chain".to_owned()));
                 continue;
             };
@@ -133,42 +265,6 @@ impl Differences {
         let is_planned = |name: &str| planned.chains.iter().any(|chain| *chain.name == *name);
         for dump in found.chains.iter().filter(|dump| !is_planned(&dump.name)) {
             self.push(most, || difference(&dump.name, "unplanned", "the whole chain".to_owned()));
-        }
-    }
-
-    fn elements(
-        &mut self,
-        set: &Set,
-        planned: &[Element],
-        found: &[Element],
-        most: usize,
-        difference: &impl Fn(&str, &'static str, String) -> Difference,
-    ) {
-        // What packets write, and the slots that only the kernel remembers, are no plan.
-        if SetId::of_name(&set.name).is_none_or(is_of_slots) {
-            return;
-        }
-        self.compared += planned.len();
-        let held: HashMap<&ElementKey, &ElementData> =
-            found.iter().map(|element| (&element.key, &element.data)).collect();
-        let mut matched = 0;
-        for element in planned {
-            match held.get(&element.key) {
-                Some(data) => {
-                    matched += 1;
-                    if **data != element.data {
-                        self.push(most, || difference(&set.name, "differs", element_line(set, element)));
-                    }
-                }
-                None => self.push(most, || difference(&set.name, "missing", element_line(set, element))),
-            }
-        }
-        if matched == found.len() {
-            return;
-        }
-        let wanted: HashMap<&ElementKey, ()> = planned.iter().map(|element| (&element.key, ())).collect();
-        for element in found.iter().filter(|element| !wanted.contains_key(&element.key)) {
-            self.push(most, || difference(&set.name, "unplanned", element_line(set, element)));
         }
     }
 }
@@ -228,9 +324,9 @@ pub const FAMILIES: [nft::Family; 2] = nft::Family::ALL;
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use localnet_linux::nft::{Family, SetDump, Table, Tuple, Verdict};
+    use localnet_client::Changes;
+    use localnet_linux::nft::{Family, SetDump, Verdict};
+    use localnet_nft::desired::Desired;
 
     use super::*;
 
@@ -245,46 +341,75 @@ services:
         .unwrap()
     }
 
+    /// What the backend would program, as the kernel would show it.
+    fn planned() -> TableDump {
+        let mut desired = Desired::new(Config::default());
+        desired.update(&state(), &Changes::everything());
+        let content = desired.content().remove(0);
+        let sets = content.sets.into_iter().map(|(set, elements)| SetDump {
+            name: set.name.clone(),
+            set: Some(set),
+            elements,
+        });
+        TableDump { chains: vec![], sets: sets.collect(), generation: 1 }
+    }
+
+    /// The sets; the rules need a kernel.
+    fn found(state: &Snapshot, dump: &TableDump) -> Vec<String> {
+        let held = Held::of(1, [Some(dump.clone()), None]);
+        let differences = differences(state, Config::default(), vec![], held, MOST);
+        let of_sets =
+            differences.differences.iter().filter(|of| of.table == "ip localnet" && of.text != "the whole chain");
+        of_sets.map(|of| format!("{} {} {}", of.place, of.what, of.text)).collect()
+    }
+
     #[test]
     fn elements_that_differ_are_named() {
-        let planned = plan(&state(), Config::default(), vec![]);
-        assert_eq!(planned[0].table, Table::new(Family::V4, "localnet"));
-        let mut sets: Vec<SetDump> = planned[0]
-            .sets
-            .iter()
-            .map(|(set, elements)| SetDump {
-                name: set.name.clone(),
-                set: Some(Arc::clone(set)),
-                elements: elements.clone(),
-            })
-            .collect();
-        let with_chains = |sets: Vec<SetDump>| TableDump { chains: vec![], sets, generation: 1 };
-        let found = |sets: Vec<SetDump>| {
-            let mut differences = Differences::default();
-            // The rules need a kernel; here only sets are compared.
-            let planned = TableContent { chains: vec![], ..planned[0].clone() };
-            differences.compare(&planned, Some(&with_chains(sets)), MOST);
-            differences.differences.iter().map(|of| format!("{} {} {}", of.place, of.what, of.text)).collect::<Vec<_>>()
-        };
-        assert!(found(sets.clone()).is_empty());
-        let of = |sets: &mut Vec<SetDump>, name: &str| sets.iter().position(|set| *set.name == *name).unwrap();
-        let services = of(&mut sets, "services");
-        let kept = sets[services].elements[0].clone();
-        sets[services].elements.clear();
-        assert_eq!(found(sets.clone()), ["services missing 10.96.0.1 . tcp . 80 comment \"shop/web:80\" : goto lb-1"]);
-        sets[services]
+        let (state, mut dump) = (state(), planned());
+        let found = |dump: &TableDump| found(&state, dump);
+        assert!(found(&dump).is_empty());
+        let of = |dump: &TableDump, name: &str| dump.sets.iter().position(|set| *set.name == *name).unwrap();
+        let services = of(&dump, "services");
+        let kept = dump.sets[services].elements[0].clone();
+        dump.sets[services].elements.clear();
+        assert_eq!(found(&dump), ["services missing 10.96.0.1 . tcp . 80 comment \"shop/web:80\" : goto lb-1"]);
+        dump.sets[services]
             .elements
             .push(Element { data: ElementData::Verdict(Verdict::Goto("lb-2".into())), ..kept.clone() });
-        assert_eq!(found(sets.clone()), ["services differs 10.96.0.1 . tcp . 80 comment \"shop/web:80\" : goto lb-1"]);
-        sets[services].elements[0] = kept;
-        let cluster_ips = of(&mut sets, "cluster-ips");
-        sets[cluster_ips].elements.push(Element::new(Tuple::new().address("10.96.0.7".parse().unwrap())));
-        assert_eq!(found(sets.clone()), ["cluster-ips unplanned 10.96.0.7"]);
-        sets.retain(|set| *set.name != *"hairpin");
-        assert_eq!(found(sets).len(), 2);
-        let mut none = Differences::default();
-        none.compare(&planned[0], None, MOST);
-        assert_eq!((none.count, none.differences[0].text.as_str()), (1, "the whole table"));
+        assert_eq!(found(&dump), ["services differs 10.96.0.1 . tcp . 80 comment \"shop/web:80\" : goto lb-1"]);
+        dump.sets[services].elements[0] = kept;
+        let cluster_ips = of(&dump, "cluster-ips");
+        for address in ["10.96.0.9", "10.96.0.7"] {
+            let element = Element::new(Tuple::new().address(address.parse().unwrap())).comment("whose");
+            dump.sets[cluster_ips].elements.push(element);
+        }
+        assert_eq!(
+            found(&dump),
+            ["7", "9"].map(|last| format!("cluster-ips unplanned 10.96.0.{last} comment \"whose\""))
+        );
+        dump.sets.retain(|set| *set.name != *"hairpin");
+        assert_eq!(found(&dump).len(), 3);
+        let none = differences(&state, Config::default(), vec![], Held::of(1, [None, None]), MOST);
+        assert_eq!(none.differences[0].text.as_str(), "the whole table");
+    }
+
+    /// A VIP that is taken from a service that had it first is compared as the other service has it.
+    #[test]
+    fn what_is_said_and_taken_back_is_no_difference() {
+        let mut comparison = Comparison { held: Held::of(1, [Some(planned()), None]), off: Off::new(), compared: 0 };
+        let element = planned().sets.iter().find(|set| *set.name == *"services").unwrap().elements[0].clone();
+        let other = Element { data: ElementData::Verdict(Verdict::Drop), ..element.clone() };
+        let absent = Element::new(Tuple::new().port(1));
+        let (family, set) = (Family::V4, SetId::Services);
+        Hears::set(&mut comparison, family, set, other);
+        Hears::set(&mut comparison, family, set, absent.clone());
+        assert_eq!((comparison.off.len(), comparison.compared), (2, 2));
+        comparison.remove(family, set, &element.key);
+        comparison.remove(family, set, &absent.key);
+        assert_eq!((comparison.off.len(), comparison.compared), (0, 0));
+        Hears::set(&mut comparison, family, set, element.clone());
+        Hears::set(&mut comparison, family, set, element);
+        assert_eq!((comparison.off.len(), comparison.compared), (0, 1));
     }
 
     #[test]

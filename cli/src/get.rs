@@ -1,6 +1,10 @@
 //! `localnet get`: what the state says. The rows are pure.
 
-use std::net::IpAddr;
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use clap::ValueEnum;
 use localnet_client::Snapshot;
@@ -8,8 +12,9 @@ use localnet_proto::{Endpoint, Node, Port, Protocol, Scopes, Service, ServiceKey
 use serde::Serialize;
 
 use crate::{
-    output::{Show, Style, Table, Tone},
+    output::{NONE, Row, Show, Style, Table, Tone},
     reasons::Status,
+    yaml,
 };
 
 /// What is listed.
@@ -73,16 +78,26 @@ pub struct Services<'a> {
     pub services: Vec<&'a Service>,
 }
 
-const NONE: &str = "-";
+/// As tables have them.
+struct Seconds(u32);
 
-fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
-    let text = items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(",");
-    if text.is_empty() { NONE.to_owned() } else { text }
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}s", self.0)
+    }
 }
 
-fn port_text(port: &Port) -> String {
-    let node_port = port.node_port.map(|number| format!(":{number}")).unwrap_or_default();
-    format!("{}{node_port}/{}", port.port, port.protocol)
+/// A port as tables have it.
+struct PortText<'a>(&'a Port);
+
+impl fmt::Display for PortText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Port { port, node_port, protocol, .. } = self.0;
+        match node_port {
+            Some(number) => write!(f, "{port}:{number}/{protocol}"),
+            None => write!(f, "{port}/{protocol}"),
+        }
+    }
 }
 
 /// How many endpoints serve some traffic, and how many there are.
@@ -96,17 +111,14 @@ fn serving(service: &Service) -> (usize, usize) {
 pub const SERVICE_HEADINGS: [&str; 6] = ["NAMESPACE", "NAME", "TYPE", "CLUSTER-IP", "PORTS", "ENDPOINTS"];
 
 /// A service in columns.
-pub fn service_row(service: &Service) -> Vec<(String, Option<Tone>)> {
+pub fn service_row(row: &mut Row<'_>, service: &Service) {
     let (serve, all) = serving(service);
-    let endpoints = if serve == all { serve.to_string() } else { format!("{serve}/{all}") };
-    vec![
-        (service.key.namespace.to_string(), None),
-        (service.key.name.to_string(), None),
-        (service.kind.clone(), None),
-        (list(&service.cluster_ips), None),
-        (list(service.ports.iter().map(port_text)), None),
-        (endpoints, (serve == 0).then_some(Tone::Bad)),
-    ]
+    row.cell(&*service.key.namespace).cell(&*service.key.name).cell(&service.kind);
+    row.list(&service.cluster_ips).list(service.ports.iter().map(PortText));
+    match serve == all {
+        true => row.toned(serve, (serve == 0).then_some(Tone::Bad)),
+        false => row.toned(format_args!("{serve}/{all}"), (serve == 0).then_some(Tone::Bad)),
+    };
 }
 
 impl Show for Services<'_> {
@@ -114,22 +126,20 @@ impl Show for Services<'_> {
         let wide: &[&str] = if style.wide { &["EXTERNAL", "POLICY", "AFFINITY", "PORT-NAMES"] } else { &[] };
         let mut table = Table::new(SERVICE_HEADINGS.into_iter().chain(wide.iter().copied()));
         for service in &self.services {
-            let mut row = service_row(service);
-            if style.wide {
-                let policy = match (service.internal_traffic_to_local, service.external_traffic_to_local) {
-                    (false, false) => NONE,
-                    (true, false) => "InternalLocal",
-                    (false, true) => "ExternalLocal",
-                    (true, true) => "InternalLocal,ExternalLocal",
-                };
-                let affinity =
-                    service.client_ip_affinity.map_or_else(|| NONE.to_owned(), |seconds| format!("{seconds}s"));
-                row.push((list(service.external_ips.iter().chain(&service.load_balancer_ips)), None));
-                row.push((policy.to_owned(), None));
-                row.push((affinity, None));
-                row.push((list(service.ports.iter().map(|port| &*port.name).filter(|name| !name.is_empty())), None));
-            }
-            table.toned(row);
+            table.add(|row| {
+                service_row(row, service);
+                if style.wide {
+                    let policy = match (service.internal_traffic_to_local, service.external_traffic_to_local) {
+                        (false, false) => NONE,
+                        (true, false) => "InternalLocal",
+                        (false, true) => "ExternalLocal",
+                        (true, true) => "InternalLocal,ExternalLocal",
+                    };
+                    row.list(service.external_ips.iter().chain(&service.load_balancer_ips)).cell(policy);
+                    row.list(service.client_ip_affinity.map(Seconds));
+                    row.list(service.ports.iter().map(|port| &*port.name).filter(|name| !name.is_empty()));
+                }
+            });
         }
         table.text(style, 0)
     }
@@ -153,7 +163,7 @@ pub struct EndpointRow {
     /// The service.
     pub service: ServiceKey,
     /// Name of the service's port; may be empty.
-    pub port_name: String,
+    pub port_name: Arc<str>,
     /// Its protocol.
     pub protocol: Protocol,
     /// The endpoint's address.
@@ -176,7 +186,7 @@ impl Endpoints {
                     let protocol = service.ports.iter().find(|of| of.name == port.name).map(|of| of.protocol);
                     endpoints.push(EndpointRow {
                         service: service.key.clone(),
-                        port_name: port.name.to_string(),
+                        port_name: Arc::clone(&port.name),
                         protocol: protocol.unwrap_or(Protocol::Tcp),
                         address: endpoint.address,
                         port: port.port,
@@ -191,8 +201,8 @@ impl Endpoints {
 }
 
 impl EndpointRow {
-    fn at(&self) -> String {
-        std::net::SocketAddr::new(self.address, self.port).to_string()
+    fn at(&self) -> SocketAddr {
+        SocketAddr::new(self.address, self.port)
     }
 }
 
@@ -204,28 +214,23 @@ impl Show for Endpoints {
         for row in &self.endpoints {
             let Scopes { internal, external, short_circuit, established } = row.scopes;
             let scopes = [(internal, "internal"), (external, "external"), (short_circuit, "shortCircuit")];
-            let serves: Vec<&str> = scopes.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
-            let tone = serves.is_empty().then_some(Tone::Odd);
-            let yes = |on| if on { "yes" } else { "no" }.to_owned();
-            let mut cells = vec![
-                (row.service.namespace.to_string(), None),
-                (row.service.name.to_string(), None),
-                (row.at(), None),
-                (row.protocol.to_string(), None),
-                (yes(row.local), None),
-                (list(serves), tone),
-            ];
-            if style.wide {
-                let name = if row.port_name.is_empty() { NONE.to_owned() } else { row.port_name.clone() };
-                cells.extend([(name, None), (yes(established), None)]);
-            }
-            table.toned(cells);
+            let serves = scopes.iter().filter(|(on, _)| *on).map(|(_, name)| *name);
+            let tone = (!internal && !external && !short_circuit).then_some(Tone::Odd);
+            let yes = |on| if on { "yes" } else { "no" };
+            table.add(|cells| {
+                cells.cell(&*row.service.namespace).cell(&*row.service.name).cell(row.at()).cell(row.protocol);
+                cells.cell(yes(row.local)).toned_list(serves, tone);
+                if style.wide {
+                    let name = Some(&row.port_name).filter(|name| !name.is_empty());
+                    cells.list(name).cell(yes(established));
+                }
+            });
         }
         table.text(style, 0)
     }
 
     fn names(&self) -> Vec<String> {
-        self.endpoints.iter().map(EndpointRow::at).collect()
+        self.endpoints.iter().map(|row| row.at().to_string()).collect()
     }
 }
 
@@ -238,7 +243,7 @@ impl Show for NodeFacts<'_> {
         let Node { name, addresses, zone, pod_cidrs, service_cidrs } = self.0;
         let mut table = Table::new(["NAME", "ZONE", "ADDRESSES", "POD-CIDRS", "SERVICE-CIDRS"]);
         let zone = if zone.is_empty() { NONE } else { zone };
-        table.row([name.clone(), zone.to_owned(), list(addresses), list(pod_cidrs), list(service_cidrs)]);
+        table.add(|row| _ = row.cell(name).cell(zone).list(addresses).list(pod_cidrs).list(service_cidrs));
         table.text(style, 0)
     }
 
@@ -292,7 +297,11 @@ pub struct State<'a>(pub &'a Snapshot);
 impl Show for State<'_> {
     /// It is to be saved: what is saved can be read again.
     fn human(&self, _: Style) -> String {
-        serde_saphyr::to_string(self.0).unwrap_or_else(|error| format!("# {error}\n"))
+        let mut text = Vec::new();
+        match yaml::write(&mut text, self.0) {
+            Ok(()) => String::from_utf8_lossy(&text).into_owned(),
+            Err(error) => format!("# {error}\n"),
+        }
     }
 
     fn names(&self) -> Vec<String> {

@@ -70,6 +70,14 @@ impl Kernel {
         self.socket.table(&plan::table(family))
     }
 
+    /// The number of the ruleset's generation: each commit of anyone makes a new one.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn generation(&mut self) -> Result<u32, nft::Error> {
+        self.socket.generation()
+    }
+
     /// Whether a table of that name is there.
     pub fn has_table(&mut self, family: Family, name: &str) -> bool {
         self.socket.has_table(&Table::new(family, name)).unwrap_or_default()

@@ -11,7 +11,7 @@
 //! |---|---|
 //! | [`args`] | the command line, exit codes |
 //! | [`source`] | where the state comes from |
-//! | [`output`] | tables, JSON, YAML, names |
+//! | [`output`], [`table`], [`yaml`] | tables, JSON, YAML, names |
 //! | [`get`], [`watch`] | what the state says |
 //! | [`question`] | who sends what where; pure |
 //! | [`reasons`] | the brain's reasons and status as plain values; pure |
@@ -36,6 +36,8 @@ pub mod path;
 pub mod question;
 pub mod reasons;
 pub mod source;
+pub mod table;
 pub mod top;
 pub mod watch;
 pub mod why_not;
+pub mod yaml;

@@ -1,10 +1,15 @@
 //! What is printed: aligned tables for people, JSON and YAML with stable fields for programs, names for other commands.
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, BufWriter, IsTerminal as _, Write as _};
 
 use anyhow::Context as _;
 use clap::ValueEnum;
 use serde::Serialize;
+use serde_json::ser::Formatter;
+
+use crate::yaml;
+
+pub use crate::table::{Row, Table};
 
 /// How the answer is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -21,6 +26,9 @@ pub enum Format {
     /// Names alone, one on a line
     Name,
 }
+
+/// What stands where there is nothing.
+pub const NONE: &str = "-";
 
 /// When to use colour.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -77,59 +85,23 @@ pub trait Show: Serialize {
     fn names(&self) -> Vec<String>;
 }
 
-/// Columns of text.
-#[derive(Debug, Default)]
-pub struct Table {
-    rows: Vec<Vec<(String, Option<Tone>)>>,
-}
-
-impl Table {
-    /// A table with these headings.
-    pub fn new<'a>(headings: impl IntoIterator<Item = &'a str>) -> Self {
-        Self { rows: vec![headings.into_iter().map(|text| (text.to_owned(), Some(Tone::Dim))).collect()] }
-    }
-
-    /// A table without headings.
-    pub fn bare() -> Self {
-        Self::default()
-    }
-
-    /// One more row.
-    pub fn row<T: Into<String>>(&mut self, cells: impl IntoIterator<Item = T>) {
-        self.rows.push(cells.into_iter().map(|text| (text.into(), None)).collect());
-    }
-
-    /// One more row, some of its cells in a colour.
-    pub fn toned(&mut self, cells: impl IntoIterator<Item = (String, Option<Tone>)>) {
-        self.rows.push(cells.into_iter().collect());
-    }
-
-    /// Each row on a line, after as many spaces; the last column is not padded.
-    pub fn text(&self, style: Style, indent: usize) -> String {
-        let mut widths: Vec<usize> = Vec::new();
-        for row in &self.rows {
-            widths.resize(widths.len().max(row.len()), 0);
-            for (width, (text, _)) in widths.iter_mut().zip(row) {
-                *width = (*width).max(text.chars().count());
-            }
+/// Writes the answer in a format.
+///
+/// # Errors
+/// It cannot be written.
+pub fn write(answer: &impl Show, format: Format, colour: bool, out: &mut impl io::Write) -> anyhow::Result<()> {
+    match format {
+        Format::Table => out.write_all(answer.human(Style { wide: false, colour }).as_bytes())?,
+        Format::Wide => out.write_all(answer.human(Style { wide: true, colour }).as_bytes())?,
+        Format::Json => {
+            let mut json = serde_json::Serializer::with_formatter(&mut *out, Indented::default());
+            answer.serialize(&mut json).context("writing JSON")?;
+            out.write_all(b"\n")?;
         }
-        let mut out = String::with_capacity(self.rows.len() * (widths.iter().sum::<usize>() + 2 * widths.len()));
-        for row in &self.rows {
-            let mut line = " ".repeat(indent);
-            for (at, (text, tone)) in row.iter().enumerate() {
-                match tone {
-                    Some(tone) => line.push_str(&style.paint(*tone, text)),
-                    None => line.push_str(text),
-                }
-                if at + 1 < row.len() {
-                    line.extend(std::iter::repeat_n(' ', widths[at] - text.chars().count() + 2));
-                }
-            }
-            out.push_str(line.trim_end());
-            out.push('\n');
-        }
-        out
+        Format::Yaml => yaml::write(out, answer).context("writing YAML")?,
+        Format::Name => answer.names().iter().try_for_each(|name| writeln!(out, "{name}"))?,
     }
+    Ok(())
 }
 
 /// The answer in a format.
@@ -137,13 +109,88 @@ impl Table {
 /// # Errors
 /// It cannot be written as JSON or YAML.
 pub fn render(answer: &impl Show, format: Format, colour: bool) -> anyhow::Result<String> {
-    Ok(match format {
-        Format::Table => answer.human(Style { wide: false, colour }),
-        Format::Wide => answer.human(Style { wide: true, colour }),
-        Format::Json => serde_json::to_string_pretty(answer).context("writing JSON")? + "\n",
-        Format::Yaml => serde_saphyr::to_string(answer).context("writing YAML")?,
-        Format::Name => answer.names().iter().flat_map(|name| [name, "\n"]).collect(),
-    })
+    let mut text = Vec::new();
+    write(answer, format, colour, &mut text)?;
+    Ok(String::from_utf8(text)?)
+}
+
+/// JSON as `serde_json::to_string_pretty` has it, each indentation written at once: it is half of the text.
+#[derive(Debug, Default)]
+struct Indented {
+    depth: usize,
+    /// What is open has something in it.
+    filled: bool,
+}
+
+impl Indented {
+    fn line<W: ?Sized + io::Write>(&self, out: &mut W) -> io::Result<()> {
+        const LINE: &[u8] = b"\n                                ";
+        match LINE.get(..=2 * self.depth) {
+            Some(line) => out.write_all(line),
+            None => writeln!(out).and_then(|()| (0..self.depth).try_for_each(|_| out.write_all(b"  "))),
+        }
+    }
+
+    fn open<W: ?Sized + io::Write>(&mut self, out: &mut W, bracket: &[u8]) -> io::Result<()> {
+        self.depth += 1;
+        self.filled = false;
+        out.write_all(bracket)
+    }
+
+    fn close<W: ?Sized + io::Write>(&mut self, out: &mut W, bracket: &[u8]) -> io::Result<()> {
+        self.depth -= 1;
+        if self.filled {
+            self.line(out)?;
+        }
+        out.write_all(bracket)
+    }
+
+    fn next<W: ?Sized + io::Write>(&self, out: &mut W, first: bool) -> io::Result<()> {
+        if !first {
+            out.write_all(b",")?;
+        }
+        self.line(out)
+    }
+}
+
+impl Formatter for Indented {
+    fn begin_array<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.open(out, b"[")
+    }
+
+    fn end_array<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.close(out, b"]")
+    }
+
+    fn begin_array_value<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
+        self.next(out, first)
+    }
+
+    fn end_array_value<W: ?Sized + io::Write>(&mut self, _: &mut W) -> io::Result<()> {
+        self.filled = true;
+        Ok(())
+    }
+
+    fn begin_object<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.open(out, b"{")
+    }
+
+    fn end_object<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.close(out, b"}")
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
+        self.next(out, first)
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        out.write_all(b": ")
+    }
+
+    fn end_object_value<W: ?Sized + io::Write>(&mut self, _: &mut W) -> io::Result<()> {
+        self.filled = true;
+        Ok(())
+    }
 }
 
 /// Whether standard output is to be coloured.
@@ -155,15 +202,74 @@ pub fn is_coloured(colour: Colour) -> bool {
     }
 }
 
-/// Prints at once. A reader that has seen enough, as `head` has, is no error.
+/// Prints what `write` writes. A reader that has seen enough, as `head` has, is no error.
 ///
 /// # Errors
 /// Standard output cannot be written.
-pub fn print(text: &str) -> anyhow::Result<()> {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error).context("writing to standard output"),
-        _ => Ok(()),
+pub fn print(write: impl FnOnce(&mut Out<io::StdoutLock<'static>>) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let mut out = Out::new(io::stdout().lock());
+    write(&mut out)?;
+    out.flush().context("writing to standard output")
+}
+
+/// Where an answer goes: in big pieces, and nowhere once its reader is gone.
+#[derive(Debug)]
+pub struct Out<W: io::Write>(BufWriter<UntilClosed<W>>);
+
+impl<W: io::Write> Out<W> {
+    /// Writes there.
+    pub fn new(to: W) -> Self {
+        Self(BufWriter::with_capacity(64 << 10, UntilClosed { to, closed: false }))
+    }
+}
+
+impl<W: io::Write> io::Write for Out<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.0.write_all(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+#[derive(Debug)]
+struct UntilClosed<W> {
+    to: W,
+    closed: bool,
+}
+
+impl<W: io::Write> UntilClosed<W> {
+    fn unless_closed<T>(&mut self, given: io::Result<T>, else_: T) -> io::Result<T> {
+        match given {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                self.closed = true;
+                Ok(else_)
+            }
+            given => given,
+        }
+    }
+}
+
+impl<W: io::Write> io::Write for UntilClosed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.closed {
+            return Ok(bytes.len());
+        }
+        let written = self.to.write(bytes);
+        self.unless_closed(written, bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.closed {
+            return Ok(());
+        }
+        let flushed = self.to.flush();
+        self.unless_closed(flushed, ())
     }
 }
 
@@ -172,21 +278,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_aligned_and_lines_have_no_space_at_their_end() {
-        let mut table = Table::new(["NAME", "PORTS"]);
-        table.row(["a/long-name", "80"]);
-        table.row(["é/b", ""]);
-        assert_eq!(table.text(Style::default(), 0), "NAME         PORTS\na/long-name  80\né/b\n");
-        assert_eq!(table.text(Style::default(), 2).lines().next(), Some("  NAME         PORTS"));
+    fn json_is_what_serde_json_calls_pretty() {
+        let deep =
+            (0..20).fold(serde_json::json!("end"), |inner, depth| serde_json::json!({ depth.to_string(): [inner] }));
+        for value in [
+            serde_json::json!({}),
+            serde_json::json!([]),
+            serde_json::json!({"a": [1, "x\ny", [], {}, null], "b": {"c": {"d": []}}, "e": [[]]}),
+            deep,
+        ] {
+            let mut written = Vec::new();
+            value.serialize(&mut serde_json::Serializer::with_formatter(&mut written, Indented::default())).unwrap();
+            assert_eq!(String::from_utf8(written).unwrap(), serde_json::to_string_pretty(&value).unwrap());
+        }
     }
 
     #[test]
-    fn colour_does_not_move_columns() {
-        let mut table = Table::bare();
-        table.toned([("yes".to_owned(), Some(Tone::Good)), ("x".to_owned(), None)]);
-        table.toned([("no".to_owned(), Some(Tone::Bad)), ("y".to_owned(), None)]);
-        let coloured = table.text(Style { wide: false, colour: true }, 0);
-        assert_eq!(coloured, "\x1b[32myes\x1b[0m  x\n\x1b[31mno\x1b[0m   y\n");
-        assert_eq!(table.text(Style::default(), 0), "yes  x\nno   y\n");
+    fn a_reader_that_has_seen_enough_is_no_error() {
+        let (reader, writer) = io::pipe().unwrap();
+        drop(reader);
+        let mut out = Out::new(writer);
+        out.write_all(&[b'x'; 1 << 20]).unwrap();
+        out.flush().unwrap();
     }
 }

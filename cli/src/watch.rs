@@ -1,6 +1,6 @@
 //! `localnet watch`: the changes of the state, as they come.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, io, sync::Arc};
 
 use localnet_client::{Snapshot, Source as _, SourceError, grpc::Brain};
 use localnet_proto::{Revision, Service, ServiceKey};
@@ -10,6 +10,7 @@ use crate::{
     args::Failure,
     get::{Filter, SERVICE_HEADINGS, service_row},
     output::{self, Format, Style, Table, Tone},
+    yaml,
 };
 
 /// How to watch.
@@ -86,44 +87,52 @@ pub async fn run(brain: &Brain, options: &Options) -> Result<(), Failure> {
             .into_iter()
             .filter(|(_, of)| options.filter.admits(&of.key))
             .collect();
-        output::print(&lines(&shown, state.revision.rev, options, seen == 0)?)?;
+        output::print(|out| lines(&shown, state.revision.rev, options, seen == 0, out))?;
         seen += 1;
     }
     Ok(())
 }
 
-fn lines(changes: &[(What, &Service)], revision: u64, options: &Options, first: bool) -> anyhow::Result<String> {
-    let mut text = String::new();
+/// Writes what happened to services; with headings, if it is the first time.
+///
+/// # Errors
+/// It cannot be written.
+pub fn lines(
+    changes: &[(What, &Service)],
+    revision: u64,
+    options: &Options,
+    first: bool,
+    out: &mut impl io::Write,
+) -> anyhow::Result<()> {
     match options.format {
-        Format::Json | Format::Yaml => {
+        Format::Json => {
             for (what, service) in changes {
-                let line = Line { revision, what: *what, service };
-                match options.format {
-                    Format::Json => text.push_str(&(serde_json::to_string(&line)? + "\n")),
-                    _ => text.push_str(&format!("---\n{}", serde_saphyr::to_string(&line)?)),
-                }
+                serde_json::to_writer(&mut *out, &Line { revision, what: *what, service })?;
+                out.write_all(b"\n")?;
             }
         }
-        Format::Name => changes.iter().for_each(|(_, service)| text.push_str(&format!("{}\n", service.key))),
-        Format::Table | Format::Wide => {
-            let mut table = Table::bare();
-            if first {
-                let headings = ["REVISION", "WHAT"].into_iter().chain(SERVICE_HEADINGS);
-                table.toned(headings.map(|heading| (heading.to_owned(), Some(Tone::Dim))));
+        Format::Yaml => {
+            for (what, service) in changes {
+                out.write_all(b"---\n")?;
+                yaml::write(out, &Line { revision, what: *what, service })?;
             }
+        }
+        Format::Name => changes.iter().try_for_each(|(_, service)| writeln!(out, "{}", service.key))?,
+        Format::Table | Format::Wide => {
+            let headings = ["REVISION", "WHAT"].into_iter().chain(SERVICE_HEADINGS);
+            let mut table = if first { Table::new(headings) } else { Table::bare() };
             for (what, service) in changes {
                 let (word, tone) = match what {
                     What::Added => ("added", Tone::Good),
                     What::Changed => ("changed", Tone::Odd),
                     What::Removed => ("removed", Tone::Bad),
                 };
-                let head = [(revision.to_string(), None), (word.to_owned(), Some(tone))];
-                table.toned(head.into_iter().chain(service_row(service)));
+                table.add(|row| service_row(row.cell(revision).toned(word, Some(tone)), service));
             }
-            text = table.text(Style { wide: false, colour: options.colour }, 0);
+            out.write_all(table.text(Style { wide: false, colour: options.colour }, 0).as_bytes())?;
         }
     }
-    Ok(text)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -144,22 +153,28 @@ mod tests {
         Options { filter: Filter::default(), format, colour: false, count: None }
     }
 
+    fn lines(changes: &[(What, &Service)], revision: u64, options: &Options, first: bool) -> String {
+        let mut out = Vec::new();
+        super::lines(changes, revision, options, first, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
     #[test]
     fn changes_are_told_once() {
         let (before, after) = (services(&[("a", 1), ("b", 1), ("c", 1)]), services(&[("b", 1), ("c", 2), ("d", 1)]));
         let found = differences(&before, &after);
         let said: Vec<_> = found.iter().map(|(what, service)| (*what, &*service.key.name)).collect();
         assert_eq!(said, [(What::Changed, "c"), (What::Added, "d"), (What::Removed, "a")]);
-        let json = lines(&found, 7, &options(Format::Json), true).unwrap();
+        let json = lines(&found, 7, &options(Format::Json), true);
         let first: serde_json::Value = serde_json::from_str(json.lines().next().unwrap()).unwrap();
         assert_eq!(
             (&first["revision"], &first["type"], &first["service"]["service"]),
             (&7.into(), &"CHANGED".into(), &"shop/c".into())
         );
-        assert_eq!(lines(&found, 7, &options(Format::Name), true).unwrap(), "shop/c\nshop/d\nshop/a\n");
-        let table = lines(&found, 7, &options(Format::Table), true).unwrap();
+        assert_eq!(lines(&found, 7, &options(Format::Name), true), "shop/c\nshop/d\nshop/a\n");
+        let table = lines(&found, 7, &options(Format::Table), true);
         assert!(table.starts_with("REVISION  WHAT     NAMESPACE"), "{table}");
         assert!(table.contains("7         removed  shop"), "{table}");
-        assert_eq!(lines(&[], 8, &options(Format::Table), false).unwrap(), "");
+        assert_eq!(lines(&[], 8, &options(Format::Table), false), "");
     }
 }

@@ -1,0 +1,101 @@
+//! All that both tables should hold for one state, said element by element: for who compares it with something, and keeps nothing.
+//!
+//! The same as [`crate::desired`] would keep for a first state, without its stores. Pure.
+
+use std::{net::IpAddr, sync::Arc};
+
+use localnet_client::vips::{Config, Facts, Hairpin, Program, Vip, VipKey, Vips};
+use localnet_linux::nft::{Element, ElementKey, Family, TableContent};
+use localnet_proto::{Changes, Snapshot};
+
+use crate::{
+    affinity::Affinity,
+    desired::Pools,
+    plan::{
+        self, ChainNames,
+        affinity::{self, Shape},
+        chains, elements, family_of,
+        sets::{self, SetId},
+    },
+};
+
+/// Who hears of the elements.
+pub trait Hears {
+    /// The element is to be there. May be said again, with another value.
+    fn set(&mut self, family: Family, set: SetId, element: Element);
+    /// An element that was said is not to be there after all.
+    fn remove(&mut self, family: Family, set: SetId, key: &ElementKey);
+}
+
+/// Says all elements; gives the tables with their chains and sets, which are empty. None before the node is known.
+pub fn tell(
+    state: &Snapshot,
+    config: Config,
+    local_addresses: Vec<IpAddr>,
+    hears: &mut impl Hears,
+) -> Vec<TableContent> {
+    let mut vips = Vips::new(config);
+    vips.set_local_addresses(local_addresses);
+    let names = ChainNames::default();
+    let mut told =
+        Told { names: &names, pools: Family::ALL.map(|_| Pools::default()), affinity: Affinity::default(), hears };
+    vips.update(state, &Changes::everything(), &mut told);
+    let Told { pools, mut affinity, .. } = told;
+    affinity.settle();
+    let Some(facts) = vips.facts() else { return Vec::new() };
+    Family::ALL.map(|family| table(facts, family, &affinity.shape(family), &pools[family as usize], &names)).into()
+}
+
+fn table(facts: &Facts, family: Family, affinity: &Shape, pools: &Pools, names: &ChainNames) -> TableContent {
+    let has_affinity = affinity.slots() > 0;
+    let sets = SetId::ALL.into_iter().filter(|id| has_affinity || !id.is_of_affinity());
+    let sets = sets.map(|id| id.declaration(family, sets::size_for(0)));
+    let clients = (0..affinity.slots()).map(|slot| affinity::clients(family, slot));
+    let lb = pools.used().keys().map(|(pool, slots)| chains::lb(names, *pool, *slots));
+    let fixed = chains::fixed(facts, family, has_affinity).into_iter();
+    TableContent {
+        table: plan::table(family),
+        sets: sets.chain(clients).map(|set| (Arc::new(set), Vec::new())).collect(),
+        chains: fixed.chain(lb).chain(affinity.chains()).collect(),
+    }
+}
+
+struct Told<'a, H> {
+    names: &'a ChainNames,
+    pools: [Pools; 2],
+    affinity: Affinity,
+    hears: &'a mut H,
+}
+
+impl<H: Hears> Told<'_, H> {
+    fn member(&mut self, set: SetId, address: IpAddr, element: Element, present: bool) {
+        let family = Family::of(&address);
+        if present { self.hears.set(family, set, element) } else { self.hears.remove(family, set, &element.key) }
+    }
+}
+
+impl<H: Hears> Program for Told<'_, H> {
+    fn program(&mut self, key: &VipKey, vip: &Vip) {
+        self.affinity.program(key, vip);
+        let family = family_of(key.family());
+        let slots = self.affinity.slots(key);
+        elements::of_vip(key, vip, slots, self.names, |set, element| self.hears.set(family, set, element));
+        self.pools[family as usize].add(vip);
+    }
+
+    fn unprogram(&mut self, key: &VipKey, vip: &Vip) {
+        let family = family_of(key.family());
+        let slots = self.affinity.slots(key);
+        elements::of_vip(key, vip, slots, self.names, |set, element| self.hears.remove(family, set, &element.key));
+        self.affinity.unprogram(key, vip);
+        self.pools[family as usize].remove(vip);
+    }
+
+    fn cluster_ip(&mut self, address: IpAddr, present: bool) {
+        self.member(SetId::ClusterIps, address, elements::of_cluster_ip(address), present);
+    }
+
+    fn hairpin(&mut self, hairpin: &Hairpin, present: bool) {
+        self.member(SetId::Hairpin, hairpin.endpoint.ip(), elements::of_hairpin(hairpin), present);
+    }
+}
