@@ -34,9 +34,9 @@ python: ## Make an environment of Python with grpcio, in .cache
 build: ## Build the programs in release mode
 	$(CARGO) build --release --locked -p localnet-brain -p localnet-nft -p localnet-iptables -p localnet-ipvs -p localnet-node -p localnet
 
-demo: deps ## Services on screen: brain and nft backend in a throw-away network namespace (ONCE=1: one round)
-	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-demo
-	$(CARGO) run --quiet --locked -p localnet-demo -- $(if $(ONCE),--once)
+demo: deps ## Services on screen: brain and nft backend in a throw-away network namespace (ONCE=1: one round; TESTED=1: the programs that make test has built)
+	$(CARGO) build --locked $(if $(TESTED),--workspace --bins --examples,-p localnet-brain -p localnet-nft -p localnet-demo)
+	target/debug/localnet-demo $(if $(ONCE),--once)
 
 test: deps controlplane helm vm wine python examples ## Everything: unit, Cases, protocol, kernel, system (needs root for network namespaces)
 	@[ "$$(id -u)" = 0 ] || { echo "make test creates network namespaces: run it as root" >&2; exit 1; }
@@ -67,7 +67,7 @@ fuzz: ## Inputs made of the corpora, for SECONDS (20) for each target; what brea
 lint: ## Formatting, clippy, documentation
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet --lib --examples --bin localnet-bench --bin localnet-demo
 
 deny: ## Licences, sources and advisories of what we depend on, by cargo-deny (the first time it is built in .cache: minutes)
 	@$(CARGO) deny --version >/dev/null 2>&1 || PATH="$(CURDIR)/.cache/cargo-deny/bin:$$PATH" $(CARGO) deny --version >/dev/null 2>&1 || \
