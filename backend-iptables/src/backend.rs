@@ -14,7 +14,7 @@ use localnet_client::{
     vips::{Config, Notice},
 };
 use localnet_linux::conntrack::{Commit, Frontend};
-use localnet_proto::{Family, Node, Service, ServiceKey};
+use localnet_proto::{Family, Node, Revision, Service, ServiceKey};
 use tracing::{debug, info, warn};
 
 use crate::{
@@ -366,7 +366,7 @@ impl<K: Kernel> Listener for IptablesBackend<K> {
         self.desired.reset();
     }
 
-    async fn commit(&mut self) -> anyhow::Result<Synced> {
+    async fn commit(&mut self, _: Revision) -> anyhow::Result<Synced> {
         blocking(|| self.apply())
     }
 

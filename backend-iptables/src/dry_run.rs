@@ -10,7 +10,7 @@ use localnet_client::{
     incremental::{Listener, PortEndpoint},
     vips::Config,
 };
-use localnet_proto::{Family, Node, Service, ServiceKey};
+use localnet_proto::{Family, Node, Revision, Service, ServiceKey};
 
 use crate::desired::Desired;
 
@@ -84,7 +84,7 @@ impl Listener for DryRun {
         self.desired.reset();
     }
 
-    async fn commit(&mut self) -> anyhow::Result<Synced> {
+    async fn commit(&mut self, _: Revision) -> anyhow::Result<Synced> {
         self.desired.settle();
         if self.printed {
             let mut out = io::stdout().lock();

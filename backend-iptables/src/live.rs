@@ -23,7 +23,7 @@ use localnet_linux::{
     conntrack::Cleaner,
     pace::Pace,
 };
-use localnet_proto::{Family, Node, Service, ServiceKey};
+use localnet_proto::{Family, Node, Revision, Service, ServiceKey};
 use tokio::{select, sync::watch, time};
 use tracing::{debug, info, warn};
 
@@ -207,7 +207,7 @@ impl Listener for LiveBackend {
         self.backend.reset();
     }
 
-    async fn commit(&mut self) -> anyhow::Result<Synced> {
+    async fn commit(&mut self, _: Revision) -> anyhow::Result<Synced> {
         blocking(|| self.commit_now())
     }
 

@@ -1,4 +1,5 @@
-//! [`NftBackend`]: state in, one transaction for each table out; what is not known is read, what is refused is left out.
+//! [`NftBackend`]: state in; out, for each table, one transaction, or several portions of a large load; what is not known is read, what is
+//! refused is left out.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -204,7 +204,7 @@ pub async fn run(arguments: &CheckArguments, said: &Config) -> anyhow::Result<()
     let localized = async {
         loop {
             let batch = events.recv().await.context("the source has ended")?;
-            batch.into_iter().for_each(|event| cluster.handle(event));
+            batch.events.into_iter().for_each(|event| cluster.handle(event));
             if let Some(localized) = cluster.localize() {
                 return anyhow::Ok(localized);
             }

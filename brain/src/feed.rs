@@ -45,6 +45,8 @@ pub struct Feed(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     state: Mutex<State>,
+    /// Held while the next state is made.
+    publishing: Mutex<()>,
     revision: watch::Sender<Revision>,
     health: watch::Sender<HealthFacts>,
     metrics: Metrics,
@@ -57,6 +59,7 @@ impl Feed {
         let (revision, _) = watch::channel(state.revision);
         Self(Arc::new(Inner {
             state: Mutex::new(state),
+            publishing: Mutex::default(),
             revision,
             health: watch::Sender::default(),
             metrics: Metrics::default(),
@@ -73,19 +76,18 @@ impl Feed {
         let changes = std::mem::take(&mut localized.changes);
         // Load balancers are told first, so that they go before the rules do.
         self.0.health.send_if_modified(|facts| facts.fold(&localized));
-        let revision = {
-            let mut state = self.lock();
-            // The next state is made beside the one that is served, and takes its place at once.
-            let mut next = state.clone();
-            next.fold(localized);
-            if next.revision == state.revision {
-                return None;
-            }
-            *state = next;
-            state.revision
-        };
+        let _turn = self.0.publishing.lock().unwrap_or_else(PoisonError::into_inner);
+        let served = self.state();
+        // The next state is made beside the one that is served, which readers get meanwhile, and takes its place at once.
+        let mut next = served.clone();
+        next.fold(localized);
+        let revision = next.revision;
+        if revision == served.revision {
+            return None;
+        }
         // Before anybody can report of it.
         self.0.metrics.published(revision, &changes, since);
+        *self.lock() = next;
         self.0.revision.send_replace(revision);
         Some(revision)
     }
@@ -113,9 +115,16 @@ impl Feed {
     /// Waits for a state that is not the one `held`: what the long poll does.
     pub async fn differing(&self, held: Revision) -> State {
         let mut revision = self.subscribe();
-        // The sender lives as long as `self`.
-        let _ = revision.wait_for(|revision| revision.rev > 0 && *revision != held).await;
-        self.state()
+        loop {
+            // The sender lives as long as `self`.
+            let _ = revision.wait_for(|revision| revision.rev > 0 && *revision != held).await;
+            let state = self.state();
+            if state.revision != held {
+                return state;
+            }
+            // What is held is newer than what has been told of: that is about to be.
+            let _ = revision.changed().await;
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

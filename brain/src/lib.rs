@@ -5,7 +5,7 @@
 //!                      └─────────────── pump ─────────────────────────┘         └──► health
 //! ```
 //!
-//! Only [`watch`], `serve`, `health`, `status` and the command do I/O. [`cluster`] and [`localize`] are synchronous and pure: they return what
+//! Only [`watch`], `serve`, `health`, `status`, [`events`], [`configured`] and the command do I/O. [`cluster`] and [`localize`] are synchronous and pure: they return what
 //! they skipped and why, and [`pump`] says it in the log.
 
 pub mod args;

@@ -29,6 +29,21 @@ const QUIET: Duration = Duration::from_secs(1);
 /// So many questions may wait: each costs as much as to localize its service once more.
 const QUESTIONS: usize = 16;
 
+/// What a source says at once, and since when: from there the time counts until the kernel has it.
+#[derive(Debug)]
+pub struct Batch {
+    /// Takes effect as a whole.
+    pub events: Vec<Event>,
+    /// When the source had it, before it waited for the pump.
+    pub since: Instant,
+}
+
+impl From<Vec<Event>> for Batch {
+    fn from(events: Vec<Event>) -> Self {
+        Self { events, since: Instant::now() }
+    }
+}
+
 /// A question about a service, and who waits for the answer.
 #[derive(Debug)]
 struct Question(ServiceKey, oneshot::Sender<Option<(Revision, Reasons)>>);
@@ -67,11 +82,11 @@ impl Question {
     }
 }
 
-/// Publishes what the events make of the cluster, until all senders are gone. Each `Vec` takes effect at once, and so does
+/// Publishes what the events make of the cluster, until all senders are gone. Each [`Batch`] takes effect at once, and so does
 /// each other choice of the node's addresses. Answers what is asked meanwhile.
 pub async fn run(
     mut cluster: Cluster,
-    mut events: mpsc::Receiver<Vec<Event>>,
+    mut events: mpsc::Receiver<Batch>,
     mut node_ips: watch::Receiver<NodeIps>,
     mut asked: Asked,
     feed: Feed,
@@ -83,25 +98,25 @@ pub async fn run(
                 Some(batch) => batch,
                 None => return,
             },
-            () = changed(&mut node_ips) => Vec::new(),
+            () = changed(&mut node_ips) => Vec::new().into(),
             Some(question) = asked.0.recv() => {
                 question.answer(&cluster, &feed);
                 continue;
             }
         };
-        let since = Instant::now();
+        let (begun, since) = (Instant::now(), batch.since);
         cluster.set_node_ips(node_ips.borrow_and_update().clone());
-        handle(&mut cluster, batch);
-        while since.elapsed() < JOIN
+        handle(&mut cluster, batch.events);
+        while begun.elapsed() < JOIN
             && let Ok(batch) = events.try_recv()
         {
-            handle(&mut cluster, batch);
+            handle(&mut cluster, batch.events);
         }
         let Some(localized) = cluster.localize() else { continue };
         report.skipped(&localized);
         let touched = localized.services.len();
         if let Some(revision) = feed.publish_since(localized, since.into_std()) {
-            report.revision(revision, touched, feed.state().len(), since.elapsed());
+            report.revision(revision, touched, feed.state().len(), begun.elapsed());
         }
         // Under load the queue is never empty; others have their turn between two states.
         tokio::task::yield_now().await;
@@ -190,13 +205,13 @@ mod tests {
         let (_, node_ips) = watch::channel(NodeIps::default());
         let pump = tokio::spawn(run(cluster, receiver, node_ips, questions().1, feed.clone()));
         let mut revisions = feed.subscribe();
-        sender.send(lists("10.96.0.1")[..2].to_vec()).await.unwrap();
-        sender.send(lists("10.96.0.1")).await.unwrap();
+        sender.send(lists("10.96.0.1")[..2].to_vec().into()).await.unwrap();
+        sender.send(lists("10.96.0.1").into()).await.unwrap();
         let at = |rev| Revision { instance: 7, rev };
         assert_eq!(*revisions.wait_for(|revision| revision.rev > 0).await.unwrap(), at(1));
         assert_eq!(feed.state().len(), 1);
-        sender.send(lists("10.96.0.1")).await.unwrap();
-        sender.send(lists("10.96.0.2")).await.unwrap();
+        sender.send(lists("10.96.0.1").into()).await.unwrap();
+        sender.send(lists("10.96.0.2").into()).await.unwrap();
         assert_eq!(*revisions.wait_for(|revision| revision.rev > 1).await.unwrap(), at(2));
         drop(sender);
         pump.await.unwrap();
@@ -211,7 +226,7 @@ mod tests {
         let (choice, node_ips) = watch::channel(NodeIps::default());
         let pump = tokio::spawn(run(cluster, receiver, node_ips, questions().1, feed.clone()));
         let mut revisions = feed.subscribe();
-        sender.send(lists("10.96.0.1")).await.unwrap();
+        sender.send(lists("10.96.0.1").into()).await.unwrap();
         revisions.wait_for(|revision| revision.rev == 1).await.unwrap();
         let first: Vec<std::net::IpAddr> = vec!["10.0.0.9".parse().unwrap()];
         choice.send(NodeIps { first: first.clone(), single_stack: false }).unwrap();
@@ -219,7 +234,7 @@ mod tests {
         assert_eq!(feed.state().node().addresses, first);
         // Nobody chooses any more: that ends nothing.
         drop(choice);
-        sender.send(lists("10.96.0.2")).await.unwrap();
+        sender.send(lists("10.96.0.2").into()).await.unwrap();
         revisions.wait_for(|revision| revision.rev == 3).await.unwrap();
         drop(sender);
         pump.await.unwrap();
@@ -235,7 +250,7 @@ mod tests {
         let web = || ServiceKey::new("default", "web");
         assert_eq!(ask.why(web()).await, None);
         let mut revisions = feed.subscribe();
-        sender.send(lists("10.96.0.1")).await.unwrap();
+        sender.send(lists("10.96.0.1").into()).await.unwrap();
         revisions.wait_for(|revision| revision.rev > 0).await.unwrap();
         let (revision, reasons) = ask.why(web()).await.unwrap();
         assert_eq!((revision, reasons.standing), (Revision { instance: 7, rev: 1 }, crate::localize::Standing::Served));
@@ -252,7 +267,7 @@ mod tests {
         let cluster = Cluster::new(Options::of_node("node-1"));
         let (sender, receiver) = mpsc::channel(64);
         for last in 1..=20 {
-            sender.send(lists(&format!("10.96.0.{last}"))).await.unwrap();
+            sender.send(lists(&format!("10.96.0.{last}")).into()).await.unwrap();
         }
         drop(sender);
         run(cluster, receiver, watch::channel(NodeIps::default()).1, questions().1, feed.clone()).await;

@@ -13,13 +13,13 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
     args::{Arguments, Source},
-    cluster::{self, Cluster, Event},
+    cluster::{self, Cluster},
     configured::{self, Configured},
     events::Events,
     feed::Feed,
     localize::NodeIps,
     metrics::Requests,
-    pump::{self, Questions},
+    pump::{self, Batch, Questions},
     serve::{self, Listener, Reports},
     views::{Allowed, Views},
     watch::{file, kube},
@@ -71,8 +71,8 @@ impl Brain {
     }
 }
 
-/// Starts a brain. What is wrong with the source's configuration is an error here; what is wrong with its content, or an API
-/// server that is away, is said in the log and waited out.
+/// Starts a brain. What is wrong with the source's configuration is an error here. An API server that is away, and files that become wrong
+/// later, are said in the log and waited out; files that are wrong at the start end the brain.
 pub async fn start(
     source: &Source,
     options: cluster::Options,
@@ -97,7 +97,7 @@ pub async fn start(
 pub(crate) async fn watch(
     source: &Source,
     options: &cluster::Options,
-    (events, requests): (mpsc::Sender<Vec<Event>>, Requests),
+    (events, requests): (mpsc::Sender<Batch>, Requests),
     stop: CancellationToken,
     work: &mut JoinSet<anyhow::Result<()>>,
 ) -> anyhow::Result<Events> {

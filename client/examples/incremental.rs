@@ -7,6 +7,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    mem::take,
     path::PathBuf,
     process::ExitCode,
 };
@@ -14,12 +15,11 @@ use std::{
 use anyhow::Context as _;
 use clap::Parser;
 use localnet_client::{
-    Backend, Changes, Options, Snapshot, Synced, args,
+    Node, Options, Revision, Scopes, Service, ServiceKey, Synced, args,
     args::ClientArgs,
     incremental::{Adapter, Listener, PortEndpoint},
     telemetry,
 };
-use localnet_proto::{Node, Scopes, Service, ServiceKey};
 
 #[derive(Parser)]
 #[command(about = "Keep a file with the state of the node")]
@@ -31,14 +31,21 @@ struct Arguments {
     dump: PathBuf,
 }
 
-/// Lines about each service: its own, and those of its endpoints. A kernel's tables would be here.
-#[derive(Default)]
+/// Lines about each service: its own, and those of its endpoints, written to the file at each commit. A kernel's tables would be here.
 struct Lines {
+    path: PathBuf,
     node: String,
     services: BTreeMap<ServiceKey, Vec<String>>,
     endpoints: BTreeSet<(ServiceKey, String)>,
     /// The line of each endpoint, by what it is known by.
     known: BTreeMap<(ServiceKey, String), String>,
+}
+
+impl Lines {
+    fn of(path: PathBuf) -> Self {
+        let (services, endpoints, known) = Default::default();
+        Self { path, node: String::new(), services, endpoints, known }
+    }
 }
 
 fn named(name: &str) -> &str {
@@ -107,41 +114,19 @@ impl Listener for Lines {
     }
 
     fn reset(&mut self) {
-        *self = Self::default();
+        *self = Self::of(take(&mut self.path));
     }
 
-    async fn commit(&mut self) -> anyhow::Result<Synced> {
-        Ok(Synced::default())
-    }
-
-    async fn cleanup(&mut self) -> anyhow::Result<()> {
-        Ok(())
-    }
-}
-
-/// Writes the file after each commit.
-struct File {
-    adapter: Adapter<Lines>,
-    path: PathBuf,
-}
-
-impl Backend for File {
-    fn name(&self) -> &'static str {
-        "incremental"
-    }
-
-    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
-        let synced = self.adapter.sync(state, changes).await?;
-        let lines = self.adapter.listener_mut();
-        let mut text = format!("rev {} {}\n{}\n", state.revision.instance, state.revision.rev, lines.node);
-        for line in lines.services.values().flatten().chain(lines.endpoints.iter().map(|(_, line)| line)) {
+    async fn commit(&mut self, revision: Revision) -> anyhow::Result<Synced> {
+        let mut text = format!("rev {} {}\n{}\n", revision.instance, revision.rev, self.node);
+        for line in self.services.values().flatten().chain(self.endpoints.iter().map(|(_, line)| line)) {
             text += line;
             text.push('\n');
         }
         let new = self.path.with_extension("new");
         fs::write(&new, text).with_context(|| format!("writing {}", new.display()))?;
         fs::rename(&new, &self.path).with_context(|| format!("writing {}", self.path.display()))?;
-        Ok(synced)
+        Ok(Synced::default())
     }
 
     async fn cleanup(&mut self) -> anyhow::Result<()> {
@@ -156,7 +141,7 @@ impl Backend for File {
 async fn main() -> ExitCode {
     let Arguments { client, dump } = Arguments::parse();
     telemetry::init(client.log_format.unwrap_or_default(), "info");
-    let file = File { adapter: Adapter::new(Lines::default()), path: dump };
+    let file = Adapter::new(Lines::of(dump));
     let result = match client.source() {
         Ok(source) => args::run(file, source, Options { report: false, ..client.options() }).await,
         Err(error) => Err(error),

@@ -6,10 +6,10 @@ use std::{
     sync::Arc,
 };
 
-use localnet_proto::{Changes, Node, Protocol, Scopes, Service, ServiceKey, Snapshot};
+use localnet_proto::{Changes, Node, Protocol, Revision, Scopes, Service, ServiceKey, Snapshot};
 use tokio::sync::watch;
 
-use crate::backend::{Backend, Counts, Synced};
+use crate::backend::{Backend, Counts, Synced, Warning};
 
 /// Hears what changed, thing by thing. Calls only say what is to hold; nothing is due before [`Listener::commit`].
 ///
@@ -30,11 +30,15 @@ pub trait Listener: Send {
     fn delete_endpoint(&mut self, service: &ServiceKey, endpoint: &PortEndpoint);
     /// Forget all that was said: everything is said anew before the next commit. Comes after [`Listener::disturbed`].
     fn reset(&mut self);
-    /// Makes the subsystem hold what the calls so far say. On error, or when a family failed, it is called again, after
-    /// further calls or none.
-    fn commit(&mut self) -> impl Future<Output = anyhow::Result<Synced>> + Send;
+    /// Makes the subsystem hold what the calls so far say, which is the whole of this revision. On error, or when a family failed,
+    /// it is called again, after further calls or none.
+    fn commit(&mut self, revision: Revision) -> impl Future<Output = anyhow::Result<Synced>> + Send;
     /// Removes everything that this backend ever wrote.
     fn cleanup(&mut self) -> impl Future<Output = anyhow::Result<()>> + Send;
+    /// See [`Backend::warnings`].
+    fn warnings(&self) -> Vec<Warning> {
+        Vec::new()
+    }
     /// See [`Backend::counts`].
     fn counts(&self) -> Option<watch::Receiver<Counts>> {
         None
@@ -136,13 +140,17 @@ impl<L: Listener> Backend for Adapter<L> {
         self.listener.name()
     }
 
+    fn warnings(&self) -> Vec<Warning> {
+        self.listener.warnings()
+    }
+
     fn counts(&self) -> Option<watch::Receiver<Counts>> {
         self.listener.counts()
     }
 
     async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
         self.tell(state, changes);
-        self.listener.commit().await
+        self.listener.commit(state.revision).await
     }
 
     async fn cleanup(&mut self) -> anyhow::Result<()> {

@@ -26,5 +26,8 @@ pub mod vips;
 pub use backend::{Backend, Counts, Looks, RuleCount, Skipped, Synced, Warning};
 pub use diff_store::{Diff, DiffStore, Set};
 pub use drive::{Options, run};
-pub use localnet_proto::{Changes, Revision, Snapshot};
+pub use localnet_proto::{
+    Changes, Endpoint, EndpointPort, Family, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, Snapshot,
+    SourceFilter, Verdict, WhenEmpty,
+};
 pub use source::{Attempts, Outcome, Report, Source, SourceError};

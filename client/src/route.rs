@@ -135,10 +135,10 @@ pub fn target<'a>(state: &'a Snapshot, rules: &Rules, packet: &Packet) -> Option
     services().find_map(by_address).or_else(|| services().filter(|_| has_node_ports).find_map(by_node_port))
 }
 
-/// Whether the filters on the destination let the source pass.
+/// Whether the filter on the destination, if there is one, lets the source pass.
 pub fn admitted(service: &Service, packet: &Packet) -> bool {
-    let mut filters = service.source_filters.iter().filter(|filter| filter.targets.contains(&packet.destination));
-    filters.all(|filter| filter.source_ranges.iter().any(|range| range.contains(&packet.source)))
+    let filter = service.source_filters.iter().find(|filter| filter.targets.contains(&packet.destination));
+    filter.is_none_or(|filter| filter.source_ranges.iter().any(|range| range.contains(&packet.source)))
 }
 
 /// No service port claims it: unused ports of ClusterIPs are refused, unallocated addresses are silent.

@@ -10,7 +10,9 @@ use localnet_client::{
     Backend as _, Changes, Snapshot, Synced,
     incremental::{Adapter, Listener, PortEndpoint},
 };
-use localnet_proto::{Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Service, ServiceKey, Update, WhenEmpty};
+use localnet_proto::{
+    Endpoint, EndpointPort, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, Update, WhenEmpty,
+};
 use proptest::{collection::vec, prelude::*};
 
 /// Folds what it hears, and checks the order that is promised.
@@ -67,7 +69,7 @@ impl Listener for &mut Fold {
 
     async fn disturbed(&mut self) {}
 
-    async fn commit(&mut self) -> anyhow::Result<Synced> {
+    async fn commit(&mut self, _: Revision) -> anyhow::Result<Synced> {
         anyhow::ensure!(!self.refuse, "no");
         let services = self.services.keys().map(ToString::to_string);
         self.committed = services.chain(self.endpoints.values().map(|endpoint| format!("{endpoint:?}"))).collect();

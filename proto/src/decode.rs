@@ -240,7 +240,7 @@ fn service_of(
         internal_traffic_to_local: head.internal_traffic_to_local,
         external_traffic_to_local: head.external_traffic_to_local,
         client_ip_affinity: client_ip_affinity.transpose().map_err(error("ClientIP.TimeoutSeconds"))?,
-        source_filters: head.ip_filters.iter().map(filter_of).collect::<Result<_, _>>().map_err(error("IPFilters"))?,
+        source_filters: filters_of(&head.ip_filters).map_err(error("IPFilters"))?,
         health_check_node_port: optional_port(head.health_check_node_port).map_err(error("HealthCheckNodePort"))?,
         ipvs_scheduler: (!head.ipvs_scheduler.is_empty()).then(|| head.ipvs_scheduler.as_str().into()),
         preserve_destination: head.preserve_destination,
@@ -275,6 +275,16 @@ fn when_empty_of(when_empty: Option<wire::WhenEmpty>) -> WhenEmpty {
         Ok(wire::Verdict::Reject) | Err(_) => Verdict::Reject,
     };
     WhenEmpty { internal: verdict(when_empty.internal), external: verdict(when_empty.external) }
+}
+
+fn filters_of(filters: &[wire::IpFilter]) -> Result<Vec<SourceFilter>, String> {
+    let filters: Vec<_> = filters.iter().map(filter_of).collect::<Result<_, _>>()?;
+    let mut targets: Vec<_> = filters.iter().flat_map(|filter| &filter.targets).collect();
+    targets.sort_unstable();
+    match targets.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(format!("{} is the target of two filters", pair[0])),
+        None => Ok(filters),
+    }
 }
 
 fn filter_of(filter: &wire::IpFilter) -> Result<SourceFilter, String> {
@@ -315,4 +325,31 @@ fn endpoint_of(key: &ServiceKey, endpoint: &wire::Endpoint, names: &mut Names) -
             established: scopes.established,
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_that_contradict_each_other_are_refused() {
+        let filter = |targets: &[&str], ranges: &[&str]| {
+            let (v6, v4) = targets.iter().map(|ip| (*ip).to_owned()).partition(|ip| ip.contains(':'));
+            let source_ranges = ranges.iter().map(|range| (*range).to_owned()).collect();
+            wire::IpFilter { target_i_ps: Some(wire::IpSet { v4, v6 }), source_ranges }
+        };
+        let ten = filter(&["192.0.2.1"], &["10.0.0.0/8"]);
+        for (filters, expected) in [
+            (vec![ten.clone(), filter(&["192.0.2.2"], &["11.0.0.0/8"])], Ok(2)),
+            (
+                vec![ten.clone(), filter(&["192.0.2.2", "192.0.2.1"], &[])],
+                Err("192.0.2.1 is the target of two filters"),
+            ),
+            (vec![filter(&["192.0.2.1"], &["fd00::/8"])], Err("a filter mixes IPv4 and IPv6")),
+            (vec![filter(&["192.0.2.1", "2001:db8::1"], &[])], Err("a filter mixes IPv4 and IPv6")),
+            (vec![filter(&[], &["10.0.0.0/8"])], Err("a filter without targets")),
+        ] {
+            assert_eq!(filters_of(&filters).map(|filters| filters.len()), expected.map_err(str::to_owned));
+        }
+    }
 }

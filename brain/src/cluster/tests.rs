@@ -274,9 +274,9 @@ fn an_address_that_two_services_claim_belongs_to_the_older() {
             .collect()
     };
     let mut cluster = synced(vec![external("b", 5, "203.0.113.1")], vec![]);
-    // A younger one gets nothing, and the older one is looked at again.
-    let marked = check_marks(&mut cluster, apply(external("c", 7, "203.0.113.1")), &["b", "c"]);
-    assert_eq!(owners(&marked), [true, false]);
+    // A younger one gets nothing, and the older one has it as before.
+    let marked = check_marks(&mut cluster, apply(external("c", 7, "203.0.113.1")), &["c"]);
+    assert_eq!(owners(&marked), [false]);
     // An even older one takes it over.
     let marked = check_marks(&mut cluster, apply(external("z", 3, "203.0.113.1")), &["b", "c", "z"]);
     assert_eq!(owners(&marked), [false, false, true]);
@@ -298,8 +298,34 @@ fn an_address_that_two_services_claim_belongs_to_the_older() {
     // Other ports of one address can be shared.
     let mut other_port = external("c", 7, "203.0.113.1");
     other_port.ports[0].port = 81;
-    let marked = check_marks(&mut cluster, apply(other_port), &["b", "c"]);
-    assert_eq!(owners(&marked), [true, true]);
+    let marked = check_marks(&mut cluster, apply(other_port), &["c"]);
+    assert_eq!(owners(&marked), [true]);
+}
+
+#[test]
+fn who_loses_an_address_takes_none_of_its_ports_from_others() {
+    let on = |name: &str, created: i64, ports: &[(i32, &str)]| ServiceObject {
+        created,
+        external_ips: addresses(&["203.0.113.1"]),
+        ..ServiceObject { name: name.into(), ..web(&format!("10.96.1.{created}"), ports) }
+    };
+    let lost = |cluster: &Cluster, name: &str| -> Vec<(u16, String)> {
+        let service = &cluster.services[&ServiceKey::new("default", name)];
+        cluster.claims.lost(service).into_iter().map(|lost| (lost.front.2, lost.to.name.to_string())).collect()
+    };
+    let (a, b, c) = (
+        on("a", 1, &[(80, "TCP")]),
+        on("b", 2, &[(80, "TCP"), (443, "TCP")]),
+        on("c", 3, &[(443, "TCP"), (8443, "TCP")]),
+    );
+    let mut cluster = synced(vec![a.clone(), b.clone(), c.clone()], vec![]);
+    assert_eq!(lost(&cluster, "b"), [(80, "a".into())]);
+    assert_eq!(lost(&cluster, "c"), [], "b is not served there");
+    // Without the oldest, the next has all of it, and with it again what it takes.
+    check_marks(&mut cluster, delete(Kind::Service, "a"), &["a", "b", "c"]);
+    assert_eq!((lost(&cluster, "b"), lost(&cluster, "c")), (vec![], vec![(443, "b".into())]));
+    check_marks(&mut cluster, Event::Apply(Object::Service(a)), &["a", "b", "c"]);
+    assert_eq!((lost(&cluster, "b"), lost(&cluster, "c")), (vec![(80, "a".into())], vec![]));
 }
 
 #[test]

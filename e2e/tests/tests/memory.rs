@@ -121,7 +121,7 @@ async fn run(services: u64, (warming_up, changes): (u64, u64), backend: impl Bac
     }
 
     let mut world = World { services, generation: 0 };
-    events.send(world.lists()?).await?;
+    events.send(world.lists()?.into()).await?;
     let (mut before, mut open) = (0.0, 0);
     for done in (0..warming_up + changes).step_by(BATCH as usize) {
         if done == warming_up {
@@ -129,7 +129,7 @@ async fn run(services: u64, (warming_up, changes): (u64, u64), backend: impl Bac
             (before, open) = (resident()?, open_files()?);
         }
         let batch = (0..BATCH / 2).map(|_| world.two_changes()).collect::<anyhow::Result<Vec<_>>>()?;
-        events.send(batch.concat()).await?;
+        events.send(batch.concat().into()).await?;
     }
     all_have(&feed, &reports, name, &read).await?;
     ensure!(feed.state().len() as u64 == services, "{} Services are left", feed.state().len());

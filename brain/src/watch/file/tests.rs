@@ -17,7 +17,10 @@ use super::{
     load, run,
     watcher::{Pace, run_at},
 };
-use crate::cluster::{Event, Kind, Object, Parsed};
+use crate::{
+    cluster::{Event, Kind, Object, Parsed},
+    pump::Batch,
+};
 
 pub(super) const WEB: &str = "apiVersion: v1
 kind: Service
@@ -292,7 +295,7 @@ impl World {
 /// A source at work on a path.
 struct Source {
     world: World,
-    batches: mpsc::Receiver<Vec<Event>>,
+    batches: mpsc::Receiver<Batch>,
     stop: CancellationToken,
     task: tokio::task::JoinHandle<anyhow::Result<()>>,
 }
@@ -323,7 +326,7 @@ impl Source {
     /// The ClusterIPs after the next batch.
     async fn next(&mut self) -> Vec<String> {
         let batch = tokio::time::timeout(Duration::from_secs(20), self.batches.recv());
-        self.world.fold(batch.await.expect("no change arrived").expect("the source has ended"));
+        self.world.fold(batch.await.expect("no change arrived").expect("the source has ended").events);
         self.world.cluster_ips()
     }
 

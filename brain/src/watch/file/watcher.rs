@@ -28,7 +28,7 @@ use super::{
     problem::Problem,
     thread,
 };
-use crate::cluster::Event;
+use crate::{cluster::Event, pump::Batch};
 
 /// Events that come closer together than this belong together.
 const SETTLE: Duration = Duration::from_millis(5);
@@ -56,7 +56,7 @@ const RETRY: Duration = Duration::from_millis(100);
 pub async fn run(
     path: PathBuf,
     node_name: &str,
-    sender: mpsc::Sender<Vec<Event>>,
+    sender: mpsc::Sender<Batch>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     run_at(PACE, path, node_name, sender, shutdown).await
@@ -66,7 +66,7 @@ pub(super) async fn run_at(
     pace: Pace,
     path: PathBuf,
     node_name: &str,
-    sender: mpsc::Sender<Vec<Event>>,
+    sender: mpsc::Sender<Batch>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     // Whatever it waits for, the end is not held up.
@@ -76,7 +76,7 @@ pub(super) async fn run_at(
     }
 }
 
-async fn follow(pace: Pace, path: PathBuf, node_name: &str, sender: mpsc::Sender<Vec<Event>>) -> anyhow::Result<()> {
+async fn follow(pace: Pace, path: PathBuf, node_name: &str, sender: mpsc::Sender<Batch>) -> anyhow::Result<()> {
     let path = std::path::absolute(&path).with_context(|| format!("{}: cannot be found", path.display()))?;
     let changed = Arc::new(Notify::new());
     // Watching begins before reading, so that no change falls between the two.
@@ -89,7 +89,7 @@ async fn follow(pace: Pace, path: PathBuf, node_name: &str, sender: mpsc::Sender
         Ok(news) => said.take(Arc::make_mut(&mut known), news, node_name),
         Err(problems) => bail!("{}", first_of(&problems)),
     };
-    if sender.send(events).await.is_err() {
+    if sender.send(events.into()).await.is_err() {
         return Ok(());
     }
     tracing::info!(path = %path.display(), "watching files");
@@ -111,7 +111,7 @@ async fn follow(pace: Pace, path: PathBuf, node_name: &str, sender: mpsc::Sender
             Ok(news) => {
                 trouble.is_over();
                 let events = said.take(Arc::make_mut(&mut known), news, node_name);
-                if !events.is_empty() && sender.send(events).await.is_err() {
+                if !events.is_empty() && sender.send(events.into()).await.is_err() {
                     return Ok(());
                 }
             }

@@ -19,7 +19,10 @@ use super::{
     backoff::Backoff,
     trouble::{Trouble, resource},
 };
-use crate::cluster::{Event, Kind, Object};
+use crate::{
+    cluster::{Event, Kind, Object},
+    pump::Batch,
+};
 
 /// Events that are handed on at once.
 const BATCH: usize = 256;
@@ -47,7 +50,7 @@ pub(super) struct Follow {
     pub(super) kind: Kind,
     pub(super) absent: Absent,
     pub(super) config: watcher::Config,
-    pub(super) events: mpsc::Sender<Vec<Event>>,
+    pub(super) events: mpsc::Sender<Batch>,
 }
 
 impl Follow {
@@ -81,7 +84,7 @@ impl Follow {
                         continue;
                     }
                     () = until(intake.awaited_until) => {
-                        if self.events.send(vec![intake.wait_no_longer()]).await.is_err() {
+                        if self.events.send(vec![intake.wait_no_longer()].into()).await.is_err() {
                             return;
                         }
                         continue;
@@ -106,7 +109,7 @@ impl Follow {
                 if let Some(trouble) = &failed {
                     batch.extend(intake.tolerate(trouble, standing.times(trouble)));
                 }
-                if !batch.is_empty() && self.events.send(batch).await.is_err() {
+                if !batch.is_empty() && self.events.send(batch.into()).await.is_err() {
                     return;
                 }
                 let Some(trouble) = failed else { continue };

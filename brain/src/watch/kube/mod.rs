@@ -25,9 +25,12 @@ use tokio_util::sync::CancellationToken;
 
 use self::follow::{Absent, Follow};
 pub use self::{api_server::ApiServer, connection::KeepAlive};
-use crate::cluster::{
-    Event, Kind, Object, Options,
-    reduce::{HEADLESS, SERVICE_PROXY_NAME},
+use crate::{
+    cluster::{
+        Kind, Object, Options,
+        reduce::{HEADLESS, SERVICE_PROXY_NAME},
+    },
+    pump::Batch,
 };
 
 /// Services of this proxy that are not headless.
@@ -54,7 +57,7 @@ fn node(options: &Options) -> watcher::Config {
 pub async fn run(
     api: ApiServer,
     options: Options,
-    events: mpsc::Sender<Vec<Event>>,
+    events: mpsc::Sender<Batch>,
     cancel: CancellationToken,
 ) -> anyhow::Result<()> {
     let mut watches = watches(&api, &options, &events);
@@ -68,7 +71,7 @@ pub async fn run(
     cancel.run_until_cancelled(ended).await.unwrap_or(Ok(()))
 }
 
-fn watches(api: &ApiServer, options: &Options, events: &mpsc::Sender<Vec<Event>>) -> JoinSet<()> {
+fn watches(api: &ApiServer, options: &Options, events: &mpsc::Sender<Batch>) -> JoinSet<()> {
     let mut watches = JoinSet::new();
     let follow = |kind, absent, config| Follow { api: api.clone(), kind, absent, config, events: events.clone() };
 
