@@ -14,7 +14,7 @@ use rtnetlink::{AddressMessageBuilder, Handle, LinkDummy, new_connection};
 use rustix::io::Errno;
 use tokio::task::JoinHandle;
 
-use crate::addresses;
+use crate::{addresses, shortage::is_shortage};
 
 /// Questions under way at a time: as many as have room for their answers in a receive buffer of the default size.
 const WINDOW: usize = 64;
@@ -77,8 +77,17 @@ pub struct Refused {
     pub address: IpAddr,
     /// Whether it was to be added; removed otherwise.
     pub adding: bool,
+    /// The kernel is short of something: the address is not to blame.
+    pub is_shortage: bool,
     name: String,
     reason: String,
+}
+
+impl Refused {
+    /// The refusal of an address of the interface of that name.
+    pub fn new(address: IpAddr, adding: bool, name: &str, errno: Option<i32>, reason: String) -> Self {
+        Self { address, adding, is_shortage: errno.is_some_and(is_shortage), name: name.to_owned(), reason }
+    }
 }
 
 /// What became of changes.
@@ -172,12 +181,11 @@ impl Dummy {
                     Some(Errno::PERM) => {
                         return Err(failed(describe(adding, &address, &self.name), error));
                     }
-                    errno => changed.refused.push(Refused {
-                        address,
-                        adding,
-                        name: self.name.clone(),
-                        reason: self.reason(address, errno, &error),
-                    }),
+                    errno => {
+                        let reason = self.reason(address, errno, &error);
+                        let number = errno.map(Errno::raw_os_error);
+                        changed.refused.push(Refused::new(address, adding, &self.name, number, reason));
+                    }
                 },
             }
         }

@@ -12,4 +12,5 @@ pub mod nft;
 pub mod pace;
 pub mod routes;
 pub mod setup;
+pub mod shortage;
 pub mod sysctl;

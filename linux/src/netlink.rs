@@ -1,9 +1,15 @@
 //! Netlink messages and attributes as bytes: a writer, and a reader that no bytes can make panic.
 //!
+//! And how answers are taken from a socket: without waiting.
+//!
 //! Knows the framing of netlink (RFC 3549 style headers, nested attributes) and the four-byte headers of nfnetlink and of
 //! generic netlink, nothing of tables, rules, flows or virtual servers.
 
+use std::io;
+use std::os::fd::AsFd;
+
 use rustix::io::Errno;
+use rustix::net::RecvFlags;
 
 /// Bytes of a netlink header.
 pub(crate) const HEADER: usize = 16;
@@ -35,6 +41,34 @@ pub(crate) const ACK_TLVS: u16 = 0x200;
 pub(crate) const ERROR: u16 = 2;
 /// `NLMSG_DONE`
 pub(crate) const DONE: u16 = 3;
+
+/// Takes what the kernel has sent. It works on a message while it is sent to, and has the next part of a dump ready as soon as one
+/// is taken: what is not there now does not come, so nothing waits ([`Errno::AGAIN`]).
+pub(crate) fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<usize, Errno> {
+    let socket = socket.as_fd();
+    rustix::io::retry_on_intr(|| rustix::net::recv(socket, &mut *buffer, RecvFlags::DONTWAIT)).map(|(len, _)| len)
+}
+
+/// The next part of an answer that has not ended yet: nothing if it was lost, for want of memory or of room in the buffer.
+pub(crate) fn next_part(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    match receive(socket, buffer) {
+        Ok(len) => Ok(Some(len)),
+        Err(Errno::AGAIN | Errno::NOBUFS) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Takes what an earlier exchange that did not end may have left.
+pub(crate) fn discard(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<()> {
+    let socket = socket.as_fd();
+    loop {
+        match receive(socket, buffer) {
+            Ok(_) | Err(Errno::NOBUFS) => {}
+            Err(Errno::AGAIN) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
 
 /// Appends messages to a buffer.
 #[derive(Debug, Default)]

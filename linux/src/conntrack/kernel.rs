@@ -6,7 +6,7 @@ use std::io;
 
 use netlink_sys::{Socket as Netlink, SocketAddr, protocols::NETLINK_NETFILTER};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::SendFlags;
 
 use super::{Family, Flow, Selection};
 use crate::netlink::{self, Head, Message, Writer, messages};
@@ -90,13 +90,7 @@ impl Kernel {
         rustix::io::retry_on_intr(|| rustix::net::send(&netlink, request, SendFlags::empty()))
             .map_err(io::Error::from)?;
         loop {
-            let received =
-                rustix::io::retry_on_intr(|| rustix::net::recv(&netlink, &mut *self.buffer, RecvFlags::DONTWAIT));
-            let len = match received {
-                Ok((len, _)) => len,
-                Err(Errno::AGAIN | Errno::NOBUFS) => return Err(Error::Unanswered),
-                Err(error) => return Err(Error::Io(error.into())),
-            };
+            let len = netlink::next_part(&netlink, &mut self.buffer)?.ok_or(Error::Unanswered)?;
             for message in messages(&self.buffer[..len]) {
                 if !each(&message) {
                     self.netlink = Some(netlink);

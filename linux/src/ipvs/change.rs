@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use rustix::io::Errno;
 
 use super::{Destination, Frontend, VirtualServer};
+use crate::shortage::is_shortage;
 
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +77,11 @@ impl Refused {
     pub fn new(index: usize, change: &Change, errno: i32) -> Self {
         let errno = Errno::from_raw_os_error(errno);
         Self { change: index, errno: errno.raw_os_error(), what: change.to_string(), reason: reason(change, errno) }
+    }
+
+    /// The kernel is short of something: what was to be changed is not to blame.
+    pub fn is_shortage(&self) -> bool {
+        is_shortage(self.errno)
     }
 }
 

@@ -7,7 +7,7 @@ use std::io;
 
 use netlink_sys::{Socket as Netlink, SocketAddr, protocols::NETLINK_GENERIC};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, sockopt};
+use rustix::net::{SendFlags, sockopt};
 
 use super::kernel::NAME;
 use super::{Change, Refused, Timeouts, encode, parse};
@@ -185,15 +185,11 @@ impl Socket {
 
     /// Sends messages, and hands what comes back to `each`, with the number of the part that it came in, until that breaks off.
     fn exchange(&mut self, request: &[u8], mut each: impl FnMut(usize, &Message<'_>) -> bool) -> Result<(), Error> {
-        self.discard_answers()?;
+        netlink::discard(&self.netlink, &mut self.buffer)?;
         rustix::io::retry_on_intr(|| rustix::net::send(&self.netlink, request, SendFlags::empty()))
             .map_err(io::Error::from)?;
         for part in 0.. {
-            let len = match self.receive() {
-                Ok(len) => len,
-                Err(Errno::AGAIN | Errno::NOBUFS) => break,
-                Err(error) => return Err(Error::Io(error.into())),
-            };
+            let Some(len) = netlink::next_part(&self.netlink, &mut self.buffer)? else { break };
             for message in messages(&self.buffer[..len]) {
                 if !each(part, &message) {
                     return Ok(());
@@ -201,22 +197,6 @@ impl Socket {
             }
         }
         Err(Error::Unanswered)
-    }
-
-    /// Takes what an earlier exchange that did not end may have left.
-    fn discard_answers(&mut self) -> Result<(), Error> {
-        loop {
-            match self.receive() {
-                Ok(_) | Err(Errno::NOBUFS) => {}
-                Err(Errno::AGAIN) => return Ok(()),
-                Err(error) => return Err(Error::Io(error.into())),
-            }
-        }
-    }
-
-    fn receive(&mut self) -> Result<usize, Errno> {
-        let (netlink, buffer) = (&self.netlink, &mut self.buffer);
-        rustix::io::retry_on_intr(|| rustix::net::recv(netlink, &mut **buffer, RecvFlags::DONTWAIT)).map(|(len, _)| len)
     }
 }
 

@@ -10,6 +10,7 @@ use super::text::rule_text;
 use super::text_value::key_text;
 use super::wire::{self, Attributes, Message};
 use super::{Change, Transaction};
+use crate::shortage::is_shortage;
 
 /// Why nothing of a transaction was applied, or why reading failed.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +46,9 @@ pub enum Error {
     /// The kernel gave no answer to the transaction: what became of it is not known.
     #[error("the kernel did not answer the transaction: read the table back before going on")]
     Unanswered,
+    /// The kernel's answer to a question was lost.
+    #[error("the kernel's answer about nf_tables was lost, for want of memory: try again later")]
+    Lost,
     /// A dump was interrupted by changes again and again.
     #[error("tables keep changing while they are read: try again later")]
     Changing,
@@ -62,13 +66,18 @@ impl Error {
         }
     }
 
+    /// Whether the kernel is short of something, so that what was sent is not to blame.
+    pub fn is_shortage(&self) -> bool {
+        self.errno().is_some_and(is_shortage)
+    }
+
     /// The kernel's error number, if it gave one.
     pub fn errno(&self) -> Option<i32> {
         match self {
             Error::Refused { errno, .. } | Error::RefusedWhole { errno, .. } => Some(*errno),
             Error::NotPermitted => Some(Errno::PERM.raw_os_error()),
             Error::Io(error) => error.raw_os_error(),
-            Error::Unsupported | Error::Unanswered | Error::Changing => None,
+            Error::Unsupported | Error::Unanswered | Error::Lost | Error::Changing => None,
         }
     }
 }

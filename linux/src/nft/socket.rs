@@ -1,14 +1,13 @@
 //! The netlink socket: sends a transaction as one batch and says which change the kernel refused.
 //!
 //! The kernel works on a batch while it is sent, so when `send` returns all answers are already in the receive
-//! buffer; nothing here waits.
+//! buffer, and the next part of a dump is there as soon as one was taken; nothing here waits.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
 
 use netlink_sys::{Socket as Netlink, SocketAddr, protocols::NETLINK_NETFILTER};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, sockopt};
+use rustix::net::{SendFlags, sockopt};
 
 use super::Transaction;
 use super::answer::{Answer, Error};
@@ -69,7 +68,7 @@ impl Socket {
         let first = self.sequence.wrapping_add(1);
         let batch = encode(transaction, first);
         self.sequence = first.wrapping_add(batch.messages.len() as u32 + 1);
-        self.discard_answers()?;
+        wire::discard(&self.netlink, &mut self.buffer)?;
         self.send(&batch.bytes)?;
         self.read_answers(&batch, first, transaction)?;
         Ok(Sent { messages: batch.messages.len(), bytes: batch.bytes.len(), elements: batch.elements })
@@ -77,10 +76,10 @@ impl Socket {
 
     /// Sends a request and hands each message of the answer to `each`.
     pub(super) fn dump(&mut self, request: &[u8], sequence: u32, mut each: impl FnMut(&Message<'_>)) -> DumpResult {
-        self.discard_answers()?;
+        wire::discard(&self.netlink, &mut self.buffer)?;
         self.send(request)?;
         loop {
-            let len = receive(self.netlink.as_fd(), &mut self.buffer, RecvFlags::empty()).map_err(io::Error::from)?;
+            let len = wire::next_part(&self.netlink, &mut self.buffer)?.ok_or(Error::Lost)?;
             for message in messages(&self.buffer[..len]) {
                 if message.sequence != sequence {
                     continue;
@@ -126,23 +125,12 @@ impl Socket {
         }
     }
 
-    /// Takes what an earlier, failed exchange may have left.
-    fn discard_answers(&mut self) -> Result<(), Error> {
-        loop {
-            match receive(self.netlink.as_fd(), &mut self.buffer, RecvFlags::DONTWAIT) {
-                Ok(_) | Err(Errno::NOBUFS) => {}
-                Err(Errno::AGAIN) => return Ok(()),
-                Err(error) => return Err(Error::Io(error.into())),
-            }
-        }
-    }
-
     fn read_answers(&mut self, batch: &Batch, first: u32, transaction: &Transaction) -> Result<(), Error> {
         let mut refused: Option<(u32, Error)> = None;
         let mut acknowledged = false;
         let mut overflowed = false;
         loop {
-            let len = match receive(self.netlink.as_fd(), &mut self.buffer, RecvFlags::DONTWAIT) {
+            let len = match wire::receive(&self.netlink, &mut self.buffer) {
                 Ok(len) => len,
                 // More answers than room: those that did arrive are read, the first of them is what counts.
                 Err(Errno::NOBUFS) => {
@@ -185,13 +173,27 @@ pub(super) enum Dumped {
 
 type DumpResult = Result<Dumped, Error>;
 
-fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8], flags: RecvFlags) -> Result<usize, Errno> {
-    rustix::io::retry_on_intr(|| rustix::net::recv(fd, &mut *buffer, flags)).map(|(len, _)| len)
-}
-
 fn unsupported(error: io::Error) -> Error {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::PROTONOSUPPORT | Errno::AFNOSUPPORT) => Error::Unsupported,
         _ => Error::Io(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::{Head, Writer};
+
+    /// What is no request the kernel does not answer: so it is when an answer is lost.
+    #[test]
+    fn a_dump_that_is_not_answered_is_an_error_and_no_wait() {
+        let mut socket = Socket::open().unwrap();
+        let sequence = socket.next_sequence();
+        let head = Head { kind: wire::DONE, flags: 0, sequence, family: 0, resource: 0 };
+        let mut unanswered = Writer::default();
+        unanswered.message(head, |_| {});
+        let dumped = socket.dump(&unanswered.bytes, sequence, |_| {});
+        assert!(matches!(dumped, Err(Error::Lost)), "{dumped:?}");
     }
 }
