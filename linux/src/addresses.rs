@@ -7,15 +7,13 @@ use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use futures::channel::mpsc::UnboundedReceiver;
-use futures::stream::{StreamExt, TryStreamExt};
-use rtnetlink::packet_core::NetlinkMessage;
-use rtnetlink::packet_route::RouteNetlinkMessage;
+use futures::stream::{Stream, StreamExt, TryStreamExt};
 use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
 use rtnetlink::packet_route::link::LinkMessage;
 use rtnetlink::{Handle, MulticastGroup, new_multicast_connection};
 use rustix::io::Errno;
-use tokio::task::JoinHandle;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 /// Why the addresses are not known.
 #[derive(Debug, thiserror::Error)]
@@ -46,8 +44,10 @@ pub struct Address {
 #[derive(Debug)]
 pub struct Addresses {
     handle: Handle,
-    changes: UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, rtnetlink::sys::SocketAddr)>,
-    connection: JoinHandle<()>,
+    /// There was a change: one word, however many there were while nobody listened.
+    changed: mpsc::Receiver<()>,
+    /// Ends when this is dropped.
+    _work: JoinSet<()>,
 }
 
 impl Addresses {
@@ -55,7 +55,11 @@ impl Addresses {
     pub fn watch() -> Result<Self, Error> {
         let groups = [MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
         let (connection, handle, changes) = new_multicast_connection(&groups)?;
-        Ok(Self { handle, changes, connection: tokio::spawn(connection) })
+        let mut work = JoinSet::new();
+        work.spawn(connection);
+        let (tell, changed) = mpsc::channel(1);
+        work.spawn(notice(changes, tell));
+        Ok(Self { handle, changed, _work: work })
     }
 
     /// All addresses of all interfaces.
@@ -80,18 +84,18 @@ impl Addresses {
 
     /// Waits until an address came or went since the subscription, or since this returned last; then list them.
     pub async fn changed(&mut self) -> Result<(), Error> {
-        self.changes.next().await.ok_or(Error::Ended)?;
-        // One answer for all that has been told so far.
-        while let Ok(message) = self.changes.try_recv() {
-            drop(message);
-        }
-        Ok(())
+        self.changed.recv().await.ok_or(Error::Ended)
     }
 }
 
-impl Drop for Addresses {
-    fn drop(&mut self) {
-        self.connection.abort();
+/// Tells that something came, and keeps nothing of it: nobody may listen for long.
+async fn notice<T>(changes: impl Stream<Item = T> + Unpin, tell: mpsc::Sender<()>) {
+    let mut changes = changes;
+    while changes.next().await.is_some() {
+        // If there is no room it is told already.
+        if let Err(mpsc::error::TrySendError::Closed(())) = tell.try_send(()) {
+            return;
+        }
     }
 }
 
@@ -178,4 +182,16 @@ pub(crate) fn address(message: &AddressMessage) -> Option<Address> {
         })
     })?;
     Some(Address { ip, prefix_len: message.header.prefix_len, interface: message.header.index })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn however_many_changes_come_while_nobody_listens_one_word_is_kept() {
+        let (tell, mut told) = mpsc::channel(1);
+        notice(futures::stream::iter(0..100_000), tell).await;
+        assert_eq!((told.recv().await, told.recv().await), (Some(()), None), "and the end is told");
+    }
 }

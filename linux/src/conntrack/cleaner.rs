@@ -2,18 +2,21 @@
 //! programming never waits for it.
 //!
 //! ```text
-//!  backend ─ Commit (channel) ─▶ Cleaner's thread: Reconciler ─▶ Conntrack
+//!  backend ─ Commit ─▶ Inbox: all that waits, joined ─▶ Cleaner's thread: Reconciler ─▶ Conntrack
 //! ```
 //!
-//! What fails stays due and is tried again, with growing delays; it is said once, and so is its end.
+//! What fails stays due and is tried again, with growing delays; it is said once, and so is its end. A panic is a failure like
+//! others: the thread outlives it.
 
 use std::{
-    sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    collections::{BTreeSet, HashMap},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
 
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::{Conntrack, Due, Endpoints, Error, Frontend, Kernel, Reconciler, Report};
 
@@ -31,8 +34,69 @@ pub struct Commit {
 /// A thread that ends stale flows. Dropping it waits for a run that is under way or due, and for no other.
 #[derive(Debug)]
 pub struct Cleaner {
-    commits: Option<Sender<Commit>>,
+    inbox: Arc<Inbox>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// What the thread has not taken yet. However long it is busy, this holds each frontend once, as it is now.
+#[derive(Debug, Default)]
+struct Inbox {
+    waiting: Mutex<Waiting>,
+    woken: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    frontends: HashMap<Frontend, Option<Endpoints>>,
+    remembered: BTreeSet<Frontend>,
+    recheck: bool,
+    /// Nothing more comes.
+    ended: bool,
+}
+
+impl Inbox {
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        // Nothing in it is half done when a panic leaves it.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, commit: Commit) {
+        let mut waiting = self.waiting();
+        waiting.frontends.extend(commit.frontends);
+        waiting.remembered.extend(commit.remembered);
+        waiting.recheck |= commit.recheck;
+        drop(waiting);
+        self.woken.notify_one();
+    }
+
+    fn end(&self) {
+        self.waiting().ended = true;
+        self.woken.notify_one();
+    }
+
+    /// All that waits, as soon as anything does; nothing when that instant has come before.
+    fn take(&self, until: Option<Instant>) -> Option<Waiting> {
+        let mut waiting = self.waiting();
+        while waiting.is_empty() {
+            let Some(until) = until else {
+                waiting = self.woken.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            (waiting, _) = self.woken.wait_timeout(waiting, left).unwrap_or_else(PoisonError::into_inner);
+        }
+        let ended = waiting.ended;
+        Some(std::mem::replace(&mut *waiting, Waiting { ended, ..Waiting::default() }))
+    }
+}
+
+impl Waiting {
+    fn is_empty(&self) -> bool {
+        self.frontends.is_empty() && self.remembered.is_empty() && !self.recheck && !self.ended
+    }
 }
 
 impl Cleaner {
@@ -49,26 +113,24 @@ impl Cleaner {
         told: impl FnMut(&Report) + Send + 'static,
         timing: Timing,
     ) -> std::io::Result<Self> {
-        let (commits, received) = channel();
-        let work = move || Worker::new(open, told, timing).run(&received);
+        let inbox = Arc::new(Inbox::default());
+        let taken = Arc::clone(&inbox);
+        let work = move || Worker::new(open, told, timing).run(&taken);
         let thread = std::thread::Builder::new().name("conntrack".to_owned()).spawn(work)?;
-        Ok(Self { commits: Some(commits), thread: Some(thread) })
+        Ok(Self { inbox, thread: Some(thread) })
     }
 
     /// Tells of a commit that is in force.
     pub fn committed(&self, commit: Commit) {
-        if commit != Commit::default()
-            && let Some(commits) = &self.commits
-        {
-            // The thread ends after the sender only.
-            _ = commits.send(commit);
+        if commit != Commit::default() {
+            self.inbox.put(commit);
         }
     }
 }
 
 impl Drop for Cleaner {
     fn drop(&mut self) {
-        self.commits = None;
+        self.inbox.end();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             warn!("the thread that ends stale flows has panicked");
         }
@@ -117,25 +179,45 @@ impl<C: Conntrack, O: FnMut() -> Result<C, Error>, T: FnMut(&Report)> Worker<C, 
         Self { open, told, conntrack: None, reconciler: Reconciler::new(), timing, failures: 0, ended, rest }
     }
 
-    /// Until the channel's other end is gone.
-    fn run(&mut self, commits: &Receiver<Commit>) {
+    /// Until nothing more comes.
+    fn run(&mut self, inbox: &Inbox) {
         loop {
-            let received = match self.next_run() {
-                None => commits.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(at) => commits.recv_timeout(at.saturating_duration_since(Instant::now())),
+            // All that is waiting is taken before the next run.
+            let Some(waiting) = inbox.take(self.next_run()) else {
+                self.unpanicking(Self::clean);
+                continue;
             };
-            match received {
-                // All that is waiting is taken before the next run.
-                Ok(commit) => self.take(commit),
-                Err(RecvTimeoutError::Timeout) => self.clean(),
-                Err(RecvTimeoutError::Disconnected) => {
-                    if self.reconciler.is_due() {
-                        self.clean();
-                    }
-                    return;
+            let ended = waiting.ended;
+            self.unpanicking(|worker| worker.take(waiting));
+            if ended {
+                if self.reconciler.is_due() {
+                    self.unpanicking(Self::clean);
                 }
+                return;
             }
         }
+    }
+
+    /// Without this thread no stale flow would be ended, and nothing would say so: what panics has failed, and is tried again.
+    fn unpanicking(&mut self, step: impl FnOnce(&mut Self)) {
+        // What may be half done: the connection, which is made anew, and what is to be looked at, which is all.
+        if catch_unwind(AssertUnwindSafe(|| step(self))).is_err() {
+            self.conntrack = None;
+            self.reconciler.recheck();
+            self.ended = Instant::now();
+            if self.failures == 0 {
+                error!(
+                    "ending stale flows has panicked: some may stick to endpoints that are gone; will be tried again"
+                );
+            }
+            self.put_off();
+        }
+    }
+
+    fn put_off(&mut self) {
+        self.rest = self.timing.first_retry.saturating_mul(1 << self.failures.min(16));
+        self.rest = self.rest.min(self.timing.longest_retry);
+        self.failures = self.failures.saturating_add(1);
     }
 
     fn next_run(&self) -> Option<Instant> {
@@ -146,17 +228,17 @@ impl<C: Conntrack, O: FnMut() -> Result<C, Error>, T: FnMut(&Report)> Worker<C, 
         }
     }
 
-    fn take(&mut self, commit: Commit) {
-        for frontend in commit.remembered {
+    fn take(&mut self, waiting: Waiting) {
+        for frontend in waiting.remembered {
             self.reconciler.remember(frontend);
         }
-        for (frontend, endpoints) in commit.frontends {
+        for (frontend, endpoints) in waiting.frontends {
             match endpoints {
                 Some(endpoints) => self.reconciler.set(frontend, endpoints),
                 None => self.reconciler.remove(&frontend),
             }
         }
-        if commit.recheck {
+        if waiting.recheck {
             self.reconciler.recheck();
         }
     }
@@ -180,14 +262,12 @@ impl<C: Conntrack, O: FnMut() -> Result<C, Error>, T: FnMut(&Report)> Worker<C, 
                 }
             }
             Err(error) => {
-                self.rest = self.timing.first_retry.saturating_mul(1 << self.failures.min(16));
-                self.rest = self.rest.min(self.timing.longest_retry);
                 if self.failures == 0 {
                     warn!(%error, "stale flows cannot be ended: some may stick to endpoints that are gone; will be tried again");
                 } else {
                     debug!(%error, "stale flows still cannot be ended");
                 }
-                self.failures = self.failures.saturating_add(1);
+                self.put_off();
             }
         }
     }
@@ -203,12 +283,15 @@ impl<C: Conntrack, O: FnMut() -> Result<C, Error>, T: FnMut(&Report)> Worker<C, 
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
     use super::*;
     use crate::conntrack::{Family, Flow, Protocol, Selection};
 
-    /// Tells each dump; the first ones fail.
+    /// Tells each dump; the first ones fail, by a panic if so.
     struct Table {
         failures: usize,
+        panics: bool,
         dumps: Sender<(Selection, Instant)>,
     }
 
@@ -216,6 +299,7 @@ mod tests {
         fn dump(&mut self, selection: Selection, _visit: &mut dyn FnMut(&Flow)) -> Result<(), Error> {
             self.dumps.send((selection, Instant::now())).unwrap();
             self.failures = self.failures.saturating_sub(1);
+            assert!(self.failures == 0 || !self.panics, "out of luck");
             if self.failures > 0 { Err(Error::Interrupted) } else { Ok(()) }
         }
 
@@ -241,7 +325,11 @@ mod tests {
         let (dumps, read) = channel();
         let open = move || {
             not_opened = not_opened.saturating_sub(1);
-            if not_opened > 0 { Err(Error::Unsupported) } else { Ok(Table { failures, dumps: dumps.clone() }) }
+            if not_opened > 0 {
+                Err(Error::Unsupported)
+            } else {
+                Ok(Table { failures, panics: false, dumps: dumps.clone() })
+            }
         };
         (Cleaner::with(open, |_| {}, timing).unwrap(), read)
     }
@@ -266,6 +354,37 @@ mod tests {
             drop(cleaner);
             assert!(read.try_recv().is_err(), "done is done");
         }
+    }
+
+    /// Without its thread no stale flow is ended.
+    #[test]
+    fn a_panic_is_a_failure_like_others() {
+        let (dumps, read) = channel();
+        let mut lives = [2, 0].into_iter();
+        // The connection is made anew, and then it goes well.
+        let open = move || Ok(Table { failures: lives.next().unwrap_or(0), panics: true, dumps: dumps.clone() });
+        let cleaner = Cleaner::with(open, |_| {}, fast()).unwrap();
+        cleaner.committed(served_by(&["10.244.0.2:53"]));
+        self::dumps(&read, 3);
+        cleaner.committed(served_by(&[]));
+        self::dumps(&read, 2);
+        drop(cleaner);
+        assert!(read.try_recv().is_err(), "done is done");
+    }
+
+    #[test]
+    fn what_waits_for_long_is_each_frontend_once_as_it_is_now() {
+        let inbox = Inbox::default();
+        for count in 0..10_000 {
+            inbox.put(served_by(if count % 2 == 0 { &["10.244.0.2:53"] } else { &[] }));
+            inbox.put(Commit { remembered: vec![frontend()], recheck: count == 0, ..Commit::default() });
+        }
+        let waiting = inbox.take(None).unwrap();
+        assert_eq!((waiting.frontends.len(), waiting.remembered.len(), waiting.recheck), (1, 1, true));
+        assert!(waiting.frontends[&frontend()].as_ref().is_some_and(|endpoints| endpoints.is_empty()));
+        assert!(inbox.take(Some(Instant::now())).is_none(), "taken once");
+        inbox.end();
+        assert!(inbox.take(None).is_some_and(|waiting| waiting.ended));
     }
 
     #[test]
@@ -310,7 +429,7 @@ mod tests {
     fn runs_are_told_by_family() {
         let (tell, told) = channel();
         let (dumps, _read) = channel();
-        let open = move || Ok(Table { failures: 0, dumps: dumps.clone() });
+        let open = move || Ok(Table { failures: 0, panics: false, dumps: dumps.clone() });
         let cleaner =
             Cleaner::with(open, move |report| tell.send(report.families.map(|of| of.is_some())).unwrap(), fast());
         let cleaner = cleaner.unwrap();
