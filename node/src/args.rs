@@ -141,7 +141,7 @@ async fn run_with<B: Backend>(
     let reports = Reports::default();
     brain.tell_warnings(&reports);
     let chosen = running.has_file();
-    let (current, _following) = running.follow();
+    let (current, mut following) = running.follow();
     let mut configured = Configured::start(current.clone(), chosen, node_ips, &brain, &reports)?;
     let stop = CancellationToken::new();
     let told = serve::Told {
@@ -158,6 +158,7 @@ async fn run_with<B: Backend>(
         result = program::run(current, |said| (arguments.config.concerns(said), said.ipvs.clone(), said.iptables), open, source, terminated()) => result,
         error = brain.failed() => Err(error),
         error = configured.failed() => Err(error),
+        error = following.failed() => Err(error),
         ended = &mut served, if serving => return ended,
     };
     stop.cancel();

@@ -75,7 +75,7 @@ impl Running {
                 sender.send_replace(config);
             }
         });
-        (Current(current), Following { _work: work })
+        (Current(current), Following { work })
     }
 
     /// What was said of the configuration before is not said again.
@@ -159,7 +159,7 @@ impl Current {
     /// The configuration, when it has changed since this was last told. Cancel-safe.
     pub async fn changed(&mut self) -> Arc<Config> {
         if self.0.changed().await.is_err() {
-            // Nobody follows the file any more: the program is about to end.
+            // Nobody follows the file any more: the program is about to end, or ends for it ([`Following::failed`]).
             std::future::pending::<()>().await;
         }
         Arc::clone(&self.0.borrow_and_update())
@@ -168,8 +168,20 @@ impl Current {
 
 /// The work of following a file. It ends when this is dropped.
 #[derive(Debug)]
+#[must_use = "the file is followed until this is dropped"]
 pub struct Following {
-    _work: JoinSet<()>,
+    work: JoinSet<()>,
+}
+
+impl Following {
+    /// Resolves when the work has crashed: changes of the file would have no effect, and nothing would say so. Cancel-safe.
+    pub async fn failed(&mut self) -> anyhow::Error {
+        match self.work.join_next().await {
+            Some(Err(error)) => anyhow::Error::new(error).context("following the configuration's file has crashed"),
+            // Nobody follows the configuration any more.
+            Some(Ok(())) | None => std::future::pending().await,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -191,6 +203,18 @@ mod tests {
         let text = text(file).unwrap();
         let reading = read(&flags, reader, Some(file), Some(&text)).unwrap();
         Running::new(flags, reader, Some(file.to_owned()), Some(text), reading)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_follower_that_crashes_is_told() {
+        let mut work = JoinSet::new();
+        work.spawn(async { panic!("out of luck") });
+        let error = format!("{:#}", Following { work }.failed().await);
+        assert!(error.contains("following the configuration's file has crashed") && error.contains("out of luck"));
+        let mut work = JoinSet::new();
+        work.spawn(async {});
+        let hour = tokio::time::timeout(Duration::from_secs(3600), Following { work }.failed()).await;
+        assert!(hour.is_err(), "who only ends was asked to");
     }
 
     #[tokio::test]
