@@ -84,8 +84,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     }
     let open =
         async |said: &Config| Ok((open(&config, said, iptables_flavour).await?, client.configured_options(said)));
-    let (current, _following) = running.follow();
-    program::run(current, |said| (config.concerns(said), wants_localhost(said)), open, source, terminated()).await
+    program::follow(*running, |said| (config.concerns(said), wants_localhost(said)), open, source, terminated()).await
 }
 
 /// Opens the backend of this node for a configuration, and sets what else of the node that configures. It uses the tools of

@@ -145,8 +145,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     }
     let open = async |said: &Config| Ok((open(&config, &ipvs, said).await?, client.configured_options(said)));
     let concerns = |said: &Config| (config.concerns(said), said.ipvs.clone());
-    let (current, _following) = running.follow();
-    program::run(current, concerns, open, source, terminated()).await
+    program::follow(*running, concerns, open, source, terminated()).await
 }
 
 /// Opens the backend of this node for a configuration, and sets what else of the node that configures. Must be called in a tokio

@@ -98,8 +98,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         return localnet_client::args::run(backend, source, options).await;
     }
     let open = async |said: &Config| Ok((open(&config, said).await?, client.configured_options(said)));
-    let (current, _following) = running.follow();
-    program::run(current, |said| config.concerns(said), open, source, terminated()).await
+    program::follow(*running, |said| config.concerns(said), open, source, terminated()).await
 }
 
 /// Removes everything that this backend ever wrote.

@@ -136,8 +136,7 @@ pub async fn run<K: Kernel>(
     }
     let open = async |said: &Config| Ok((backend(&config, said, open()?), client.configured_options(said)));
     let concerns = |said: &Config| (config.concerns(said), configured(said));
-    let (current, _following) = running.follow();
-    program::run(current, concerns, open, source, shutdown).await
+    program::follow(*running, concerns, open, source, shutdown).await
 }
 
 fn backend<K: Kernel>(args: &ConfigArgs, said: &Config, kernel: K) -> WinBackend<K> {

@@ -6,7 +6,7 @@
 use std::pin::pin;
 
 use localnet_config::Config;
-use localnet_config_file::Current;
+use localnet_config_file::{Current, Running};
 use tracing::info;
 
 use crate::{Options, backend::Backend, source::Source};
@@ -17,6 +17,29 @@ impl Options {
     pub fn configured(self, said: &Config) -> Self {
         let max_backoff = self.max_backoff.min(said.sync_period);
         Self { min_interval: said.min_interval(), max_backoff, ..self }
+    }
+}
+
+/// [`run`] with a configuration whose file is followed meanwhile.
+///
+/// # Errors
+/// As [`run`]; and nobody follows the file any more.
+pub async fn follow<K, B, S>(
+    running: Running,
+    concerns: impl Fn(&Config) -> K,
+    open: impl AsyncFnMut(&Config) -> anyhow::Result<(B, Options)>,
+    source: S,
+    shutdown: impl Future<Output = ()>,
+) -> anyhow::Result<()>
+where
+    K: PartialEq,
+    B: Backend,
+    S: Source + Clone,
+{
+    let (current, mut following) = running.follow();
+    tokio::select! {
+        result = run(current, concerns, open, source, shutdown) => result,
+        error = following.failed() => Err(error),
     }
 }
 
