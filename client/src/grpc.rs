@@ -1,15 +1,16 @@
 //! [`Brain`]: the source that reads a brain over gRPC, on a unix socket, TCP or, on Windows, a named pipe.
 
 mod local;
+mod tls;
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use localnet_proto::{Address, Revision, ServiceKey, Update, decode::Assembler, encode, wire};
 use tokio::time::timeout;
 use tonic::{
     Code, Status,
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+    transport::{Channel, Endpoint, Uri},
 };
 use wire::{backends_client::BackendsClient, endpoints_client::EndpointsClient, reasons_client::ReasonsClient};
 
@@ -22,12 +23,12 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// A message is far smaller; a peer that sends more is not a brain.
 const MAX_MESSAGE: usize = 16 << 20;
 
-/// Files for TLS on TCP. Read at each start.
+/// Files for TLS on TCP. Read at each connect: what is unusable then is said, and the last good ones stay in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
     /// Certificates of the authorities that the brain's certificate may come from.
     pub ca: PathBuf,
-    /// Own certificate and key, which the brain checks.
+    /// Own certificate and key, which the brain checks: it serves nobody without.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
@@ -48,15 +49,24 @@ impl Brain {
             Address::Unix(_) | Address::Pipe(_) => {
                 local::channel(&address, &configured(Endpoint::from_static("http://localhost")))?
             }
-            Address::Tcp { .. } => {
-                let scheme = if tls.is_some() { "https" } else { "http" };
-                let uri = address.to_string().replacen("tcp", scheme, 1);
+            Address::Tcp { host, port } => {
+                let uri = address.to_string().replacen("tcp", "http", 1);
                 let endpoint = Endpoint::from_shared(uri).with_context(|| format!("address {address}"))?;
-                let endpoint = match tls {
-                    Some(files) => endpoint.tls_config(tls_config(files)?).context("TLS configuration")?,
-                    None => endpoint,
-                };
-                configured(endpoint).connect_lazy()
+                let endpoint = configured(endpoint);
+                match tls {
+                    Some(files) => {
+                        let origin = address.to_string().replacen("tcp", "https", 1);
+                        let endpoint =
+                            endpoint.origin(origin.parse::<Uri>().with_context(|| format!("address {address}"))?);
+                        let tls = Arc::new(tls::Tls::load(files.clone()).context("TLS configuration")?);
+                        let (host, port) = (host.clone(), *port);
+                        local::connecting(&endpoint, move || {
+                            let (tls, host) = (Arc::clone(&tls), host.clone());
+                            async move { tls.connect(&host, port).await }
+                        })
+                    }
+                    None => endpoint.connect_lazy(),
+                }
             }
         };
         Ok(Self { address, channel })
@@ -92,7 +102,13 @@ impl Source for Brain {
         while let Some(item) = stream.message().await.map_err(|status| failed(&status))? {
             assembler.push(item).map_err(|error| SourceError::Invalid(error.to_string()))?;
         }
-        assembler.finish().map_err(|error| SourceError::Invalid(error.to_string()))
+        match assembler.finish().map_err(|error| SourceError::Invalid(error.to_string()))? {
+            // Changes of what the caller does not hold: folded into anything they would give a state that never was.
+            Update::Delta { .. } if !fold => {
+                Err(SourceError::Invalid("changes, where the full state was asked for".to_owned()))
+            }
+            update => Ok(update),
+        }
     }
 
     async fn report(&self, report: &Report) -> Result<(), SourceError> {
@@ -101,7 +117,7 @@ impl Source for Brain {
             Ok(Ok(_)) => Ok(()),
             // A brain that does not want to know is as good as one that does.
             Ok(Err(status)) if status.code() == Code::Unimplemented => Ok(()),
-            Ok(Err(status)) => Err(failed(&status)),
+            Ok(Err(status)) => Err(not_taken(&status)),
             Err(_) => Err(SourceError::Unreachable(format!("no reply within {REPORT_TIMEOUT:?}"))),
         }
     }
@@ -119,13 +135,17 @@ fn configured(endpoint: Endpoint) -> Endpoint {
         .keep_alive_while_idle(true)
 }
 
-fn tls_config(files: &TlsFiles) -> anyhow::Result<ClientTlsConfig> {
-    let read = |path: &PathBuf| std::fs::read(path).with_context(|| format!("reading {}", path.display()));
-    let config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(&files.ca)?));
-    Ok(match &files.identity {
-        Some((certificate, key)) => config.identity(Identity::from_pem(read(certificate)?, read(key)?)),
-        None => config,
-    })
+/// Why a report was not taken: of some answers the brain gives the same again to the same report.
+fn not_taken(status: &Status) -> SourceError {
+    match status.code() {
+        code @ (Code::InvalidArgument
+        | Code::ResourceExhausted
+        | Code::PermissionDenied
+        | Code::Unauthenticated
+        | Code::FailedPrecondition
+        | Code::OutOfRange) => SourceError::Refused(format!("{code:?}: {}", status.message())),
+        _ => failed(status),
+    }
 }
 
 fn failed(status: &Status) -> SourceError {

@@ -32,6 +32,9 @@ pub enum SourceError {
     /// The peer sent something that is no state.
     #[error("sent what is no state: {0}")]
     Invalid(String),
+    /// The peer is there, and does not take what it is told: the same again is of no use.
+    #[error("does not take it: {0}")]
+    Refused(String),
 }
 
 /// How far a backend has come.
@@ -56,7 +59,7 @@ pub struct Outcome {
     pub applied: u64,
     /// Why the newest could not be applied.
     pub error: Option<String>,
-    /// Attempts that had to write everything.
+    /// Attempts that went through everything: the first one, and those for which it was not known what the kernel holds.
     pub full: Attempts,
     /// Attempts that had only changes to write.
     pub partial: Attempts,

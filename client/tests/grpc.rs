@@ -1,11 +1,24 @@
 //! The gRPC source against a small server written from the generated code: what a broken or strange peer does to it.
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
-use std::{path::Path, sync::Arc};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
-use localnet_client::{Looks, Report, Revision, RuleCount, Skipped, Source as _, SourceError, Warning, grpc::Brain};
+use localnet_client::grpc::{Brain, TlsFiles};
+use localnet_client::{Looks, Report, Revision, RuleCount, Skipped, Source as _, SourceError, Warning};
 use localnet_proto::{Address, Node, ServiceKey, Snapshot, Update, encode, wire};
-use tokio::{net::UnixListener, sync::Mutex, task::JoinHandle};
+use tokio::{
+    net::{TcpListener, UnixListener},
+    sync::Mutex,
+    task::JoinHandle,
+};
+use tokio_rustls::{
+    TlsAcceptor,
+    rustls::{self, pki_types::CertificateDer},
+};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status, transport::Server};
 use wire::{
@@ -21,6 +34,8 @@ struct Peer {
     items: Arc<Mutex<Items>>,
     asked: Arc<Mutex<Vec<wire::NextFilter>>>,
     reports: Arc<Mutex<Vec<wire::BackendReport>>>,
+    /// What it says to reports instead of taking them.
+    refusal: Arc<Mutex<Option<Status>>>,
 }
 
 #[tonic::async_trait]
@@ -45,6 +60,9 @@ impl Backends for Peer {
         &self,
         request: Request<wire::BackendReport>,
     ) -> Result<Response<wire::BackendReportReply>, Status> {
+        if let Some(status) = self.refusal.lock().await.clone() {
+            return Err(status);
+        }
         self.reports.lock().await.push(request.into_inner());
         Ok(Response::new(wire::BackendReportReply {}))
     }
@@ -83,9 +101,108 @@ async fn answers_become_updates_and_broken_ones_never_happened() {
     let broken = brain.next(revision, true).await;
     assert_eq!(broken, Err(SourceError::Broken("Aborted: brain is going down".to_owned())));
 
+    // Changes, to one who has nothing that they could be folded into.
+    *peer.items.lock().await = vec![Ok(encode::next_item(revision, true))];
+    assert!(matches!(brain.next(Revision { instance: 9, rev: 3 }, true).await, Ok(Update::Delta { .. })));
+    let unasked = brain.next(revision, false).await;
+    assert_eq!(unasked, Err(SourceError::Invalid("changes, where the full state was asked for".to_owned())));
+
     *peer.items.lock().await = Vec::new();
     let empty = brain.next(revision, true).await;
     assert_eq!(empty, Err(SourceError::Invalid("answer: Next: the answer is empty".to_owned())));
+}
+
+/// An authority, and the files of a client that has a certificate of it.
+struct Pki {
+    folder: tempfile::TempDir,
+    authority: rcgen::CertifiedIssuer<'static, rcgen::KeyPair>,
+}
+
+impl Pki {
+    fn new() -> Self {
+        let mut params = rcgen::CertificateParams::default();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let authority = rcgen::CertifiedIssuer::self_signed(params, rcgen::KeyPair::generate().unwrap()).unwrap();
+        let pki = Self { folder: tempfile::tempdir().unwrap(), authority };
+        fs::write(pki.path("ca.crt"), pki.authority.pem()).unwrap();
+        pki
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn issue(&self) -> (rcgen::Certificate, rcgen::KeyPair) {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let params = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap();
+        (params.signed_by(&key, &self.authority).unwrap(), key)
+    }
+
+    /// Gives the client another certificate, which is returned.
+    fn renew(&self) -> CertificateDer<'static> {
+        let (certificate, key) = self.issue();
+        fs::write(self.path("tls.crt"), certificate.pem()).unwrap();
+        fs::write(self.path("tls.key"), key.serialize_pem()).unwrap();
+        certificate.der().clone()
+    }
+
+    /// A server that wants to see a certificate of the authority.
+    fn acceptor(&self) -> TlsAcceptor {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(self.authority.der().clone()).unwrap();
+        let verifier =
+            rustls::server::WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+        let (certificate, key) = self.issue();
+        let key = rustls::pki_types::PrivatePkcs8KeyDer::from(key.serialize_der());
+        let mut config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_client_cert_verifier(verifier.build().unwrap())
+            .with_single_cert(vec![certificate.der().clone()], key.into())
+            .unwrap();
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        TlsAcceptor::from(Arc::new(config))
+    }
+}
+
+/// The brain cuts its clients so that they show the certificate that they have by then.
+#[tokio::test]
+async fn files_of_tls_are_read_at_each_connect_and_the_last_good_ones_stay() {
+    let pki = Pki::new();
+    let first = pki.renew();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = Address::Tcp { host: "localhost".to_owned(), port: listener.local_addr().unwrap().port() };
+    let identity = Some((pki.path("tls.crt"), pki.path("tls.key")));
+    let brain = Brain::new(address.clone(), Some(&TlsFiles { ca: pki.path("ca.crt"), identity })).unwrap();
+    // Who connects shows its certificate, and is cut.
+    let acceptor = pki.acceptor();
+    let shown = async || {
+        let accepted = async {
+            let (stream, _) = listener.accept().await.unwrap();
+            let stream = acceptor.accept(stream).await.unwrap();
+            stream.get_ref().1.peer_certificates().unwrap()[0].clone().into_owned()
+        };
+        let (shown, asked) = tokio::join!(accepted, brain.next(Revision::default(), false));
+        asked.unwrap_err();
+        shown
+    };
+    assert_eq!(shown().await, first);
+    let second = pki.renew();
+    assert_eq!(shown().await, second);
+    // Half of the files are new, then one is gone: the last good ones stay in use until all fit.
+    fs::write(pki.path("tls.key"), pki.issue().1.serialize_pem()).unwrap();
+    assert_eq!(shown().await, second);
+    fs::remove_file(pki.path("tls.key")).unwrap();
+    assert_eq!(shown().await, second);
+    let third = pki.renew();
+    assert_eq!(shown().await, third);
+    // At the start there is nothing to go on with.
+    fs::write(pki.path("tls.key"), "nothing").unwrap();
+    let identity = Some((pki.path("tls.crt"), pki.path("tls.key")));
+    let files = TlsFiles { ca: pki.path("ca.crt"), identity };
+    let error = format!("{:#}", Brain::new(address, Some(&files)).map(drop).unwrap_err());
+    assert!(error.contains("tls.key") && error.contains("private key"), "{error}");
 }
 
 #[tokio::test]
@@ -95,6 +212,32 @@ async fn a_pipe_is_dialled_on_windows_alone() {
         error,
         "npipe:////./pipe/localnet: only Windows has named pipes; use unix:///absolute/path or tcp://host:port"
     );
+}
+
+#[tokio::test]
+async fn a_report_that_is_refused_is_told_from_one_that_did_not_arrive() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("brain.sock");
+    let peer = Peer::default();
+    serve(&path, &peer);
+    let brain = Brain::new(Address::Unix(path), None).unwrap();
+    let report = Report {
+        backend: "nft",
+        received: Revision { instance: 9, rev: 4 },
+        families: Vec::new(),
+        skipped: Vec::new(),
+        warnings: Vec::new(),
+    };
+    for (status, expected) in [
+        (Status::invalid_argument("no name"), Err(SourceError::Refused("InvalidArgument: no name".to_owned()))),
+        (Status::resource_exhausted("full"), Err(SourceError::Refused("ResourceExhausted: full".to_owned()))),
+        (Status::permission_denied("no"), Err(SourceError::Refused("PermissionDenied: no".to_owned()))),
+        (Status::unavailable("gone"), Err(SourceError::Unreachable("gone".to_owned()))),
+        (Status::unimplemented("what"), Ok(())),
+    ] {
+        *peer.refusal.lock().await = Some(status);
+        assert_eq!(brain.report(&report).await, expected);
+    }
 }
 
 #[tokio::test]

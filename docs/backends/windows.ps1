@@ -8,7 +8,7 @@ Run it on a node from which Pods can be taken for a while, with the CNI plugin's
 It stops at the first thing that is wrong. What it prints and leaves in the folder is what to send along with a report.
 
 .EXAMPLE
-.\windows.ps1 -NetworkName cbr0 -Api tcp://10.0.0.5:12090 -TlsArguments '--tls-ca','ca.pem' -ClusterIP 10.96.0.10 -Port 53
+.\windows.ps1 -NetworkName cbr0 -Api tcp://10.0.0.5:12090 -TlsArguments '--tls-ca','ca.pem','--tls-cert','node.pem','--tls-key','node.key' -ClusterIP 10.96.0.10 -Port 53
 #>
 param(
     # The HNS network of the pods.

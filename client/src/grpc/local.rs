@@ -1,4 +1,4 @@
-//! Connections within a machine: a unix socket, or a named pipe of Windows.
+//! Connections that are made here: within a machine, by a unix socket or a named pipe of Windows.
 
 use std::io;
 
@@ -56,7 +56,7 @@ async fn open(path: String) -> io::Result<tokio::net::windows::named_pipe::Named
 }
 
 /// A channel whose connections `connect` makes.
-fn connecting<C, F, S>(endpoint: &Endpoint, connect: C) -> Channel
+pub(super) fn connecting<C, F, S>(endpoint: &Endpoint, connect: C) -> Channel
 where
     C: Fn() -> F + Send + 'static,
     F: Future<Output = io::Result<S>> + Send + 'static,

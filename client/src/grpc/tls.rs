@@ -1,0 +1,131 @@
+//! Mutual TLS to a brain on TCP. The files are read at each connect: the brain cuts its clients now and then so that they show the
+//! certificate that they have by then.
+
+use std::{
+    fs, io,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use anyhow::Context as _;
+use tokio::net::TcpStream;
+use tokio_rustls::{
+    TlsConnector,
+    client::TlsStream,
+    rustls::{
+        ClientConfig, RootCertStore,
+        crypto::ring,
+        pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
+    },
+};
+use tracing::{info, warn};
+
+use super::TlsFiles;
+
+/// What the files held.
+#[derive(Clone, PartialEq, Eq)]
+struct Contents {
+    ca: Vec<u8>,
+    identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+/// TLS with the newest usable content of its files.
+pub(super) struct Tls {
+    files: TlsFiles,
+    loaded: Mutex<Loaded>,
+}
+
+struct Loaded {
+    contents: Contents,
+    config: Arc<ClientConfig>,
+    /// Why the files as they are now cannot be used, which was said.
+    said: Option<String>,
+}
+
+impl Tls {
+    /// # Errors
+    /// A file cannot be read or used.
+    pub(super) fn load(files: TlsFiles) -> anyhow::Result<Self> {
+        let contents = read(&files)?;
+        let config = Arc::new(config(&files, &contents)?);
+        Ok(Self { files, loaded: Mutex::new(Loaded { contents, config, said: None }) })
+    }
+
+    /// A connection to a brain, by the files as they are now.
+    ///
+    /// # Errors
+    /// It cannot be reached, or one of both does not trust the other.
+    pub(super) async fn connect(&self, host: &str, port: u16) -> io::Result<TlsStream<TcpStream>> {
+        let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+        let stream = TcpStream::connect((host, port)).await?;
+        stream.set_nodelay(true)?;
+        TlsConnector::from(self.newest()).connect(name, stream).await
+    }
+
+    /// Reads the files. While they are unusable, for instance half replaced, the last good ones stay.
+    fn newest(&self) -> Arc<ClientConfig> {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = read(&self.files).and_then(|contents| {
+            if contents == loaded.contents {
+                return Ok(None);
+            }
+            let config = config(&self.files, &contents)?;
+            Ok(Some((contents, config)))
+        });
+        match read {
+            Ok(changed) => {
+                loaded.said = None;
+                if let Some((contents, config)) = changed {
+                    (loaded.contents, loaded.config) = (contents, Arc::new(config));
+                    info!("TLS files read again");
+                }
+            }
+            Err(error) => {
+                let error = format!("{error:#}");
+                if loaded.said.as_ref() != Some(&error) {
+                    warn!(error, "the changed TLS files are not usable; the former ones stay in use");
+                    loaded.said = Some(error);
+                }
+            }
+        }
+        Arc::clone(&loaded.config)
+    }
+}
+
+fn read(files: &TlsFiles) -> anyhow::Result<Contents> {
+    let read = |path: &Path| fs::read(path).with_context(|| format!("reading {}", path.display()));
+    let identity = match &files.identity {
+        Some((certificate, key)) => Some((read(certificate)?, read(key)?)),
+        None => None,
+    };
+    Ok(Contents { ca: read(&files.ca)?, identity })
+}
+
+fn config(files: &TlsFiles, contents: &Contents) -> anyhow::Result<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    for root in certificates(&files.ca, &contents.ca)? {
+        roots.add(root).with_context(|| format!("{} holds a bad certificate", files.ca.display()))?;
+    }
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots);
+    let mut config = match files.identity.as_ref().zip(contents.identity.as_ref()) {
+        None => config.with_no_client_auth(),
+        Some(((certificate_file, key_file), (certificate, key))) => {
+            let key = PrivateKeyDer::from_pem_slice(key)
+                .with_context(|| format!("failed to read a private key in PEM from {}", key_file.display()))?;
+            config.with_client_auth_cert(certificates(certificate_file, certificate)?, key).with_context(|| {
+                format!("{} and {} do not belong together", certificate_file.display(), key_file.display())
+            })?
+        }
+    };
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(config)
+}
+
+fn certificates(path: &Path, pem: &[u8]) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+    let found = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
+    let found = found.with_context(|| format!("failed to read certificates in PEM from {}", path.display()))?;
+    anyhow::ensure!(!found.is_empty(), "{} holds no certificate in PEM", path.display());
+    Ok(found)
+}
