@@ -13,7 +13,10 @@ use localnet_client::{
     incremental::{Listener, PortEndpoint},
     vips::{Config, Notice},
 };
-use localnet_linux::conntrack::{Commit, Frontend};
+use localnet_linux::{
+    conntrack::{Commit, Frontend},
+    shortage::says_shortage,
+};
 use localnet_proto::{Family, Node, Revision, Service, ServiceKey};
 use tracing::{debug, info, warn};
 
@@ -37,6 +40,8 @@ pub struct IptablesBackend<K> {
     found: [Vec<Frontend>; 2],
     /// How many rules the last sync wrote, by family and table.
     written: [[u64; 2]; 2],
+    /// The families whose tables the last sync had to read.
+    read: BTreeSet<Family>,
 }
 
 /// So many services may be refused in one sync before it is given up: then it is not the services.
@@ -53,6 +58,7 @@ impl<K: Kernel> IptablesBackend<K> {
             first: true,
             found: Default::default(),
             written: Default::default(),
+            read: BTreeSet::new(),
         }
     }
 
@@ -135,11 +141,6 @@ impl<K: Kernel> IptablesBackend<K> {
         self.families().into_iter().all(|family| self.kernel.test(family, &text).is_ok())
     }
 
-    /// Services are left out because the kernel refuses them.
-    pub fn refuses(&self) -> bool {
-        self.desired.refuses()
-    }
-
     /// The next sync tries them again, though they have not changed.
     pub fn retry_refused(&mut self) {
         self.desired.retry_refused();
@@ -162,6 +163,7 @@ impl<K: Kernel> IptablesBackend<K> {
         }
         let mut refused = 0;
         self.written = Default::default();
+        self.read.clear();
         let failed = loop {
             let before = refused;
             let mut failed = Vec::new();
@@ -180,7 +182,8 @@ impl<K: Kernel> IptablesBackend<K> {
             let first = failed.into_iter().next().map(|(_, error)| error);
             return Err(first.unwrap_or_else(|| anyhow::anyhow!("this host has no address family")));
         }
-        Ok(Synced { failed, skipped: self.desired.skipped() })
+        let full = self.read.iter().copied().collect();
+        Ok(Synced { failed, skipped: self.desired.skipped(), refused: self.desired.refused(), full })
     }
 
     fn write(&mut self, family: Family, refused: &mut usize) -> anyhow::Result<()> {
@@ -194,13 +197,16 @@ impl<K: Kernel> IptablesBackend<K> {
                 return Ok(());
             };
             let refusal = match &error {
-                Error::Refused { line, message } if fresh => Some((self.refusal(family, *line), message)),
+                // Want of memory strikes whoever comes next: that line is not to blame.
+                Error::Refused { line, message } if fresh && !says_shortage(message) => {
+                    Some((self.refusal(family, *line), message))
+                }
                 _ => None,
             };
             // One of its tables may have been written.
             self.desired.forget(family);
             let Some((Refusal { subject, rule, subjects }, message)) = refusal else {
-                if !matches!(error, Error::Refused { .. }) {
+                if fresh || !matches!(error, Error::Refused { .. }) {
                     return Err(error.into());
                 }
                 info!("the tables are not as they were left: reading them ({error})");
@@ -225,8 +231,11 @@ impl<K: Kernel> IptablesBackend<K> {
             };
             *refused += 1;
             let text = format!("left out, and tried again later: {why}");
-            warn!("{}", Notice { service: service.clone(), text: text.clone() });
-            self.desired.refuse(&service, text);
+            if self.desired.refuse(&service, text.clone()) {
+                warn!("{}", Notice { service, text });
+            } else {
+                debug!(%service, text, "still refused");
+            }
         }
     }
 
@@ -297,7 +306,7 @@ impl<K: Kernel> IptablesBackend<K> {
         self.desired.forget(family);
         match result {
             Ok(()) => Ok(None),
-            Err(Error::Refused { message, .. }) => Ok(Some(message)),
+            Err(Error::Refused { message, .. }) if !says_shortage(&message) => Ok(Some(message)),
             Err(error) => Err(error.into()),
         }
     }
@@ -307,6 +316,7 @@ impl<K: Kernel> IptablesBackend<K> {
         if self.desired.ruleset(family).is_known() {
             return Ok(false);
         }
+        self.read.insert(family);
         let mut reader = Reader::default();
         self.kernel.save(family, &mut |line| reader.line(line))?;
         let found = reader.found();
@@ -364,6 +374,10 @@ impl<K: Kernel> Listener for IptablesBackend<K> {
 
     fn reset(&mut self) {
         self.desired.reset();
+    }
+
+    fn retry_refused(&mut self) {
+        self.retry_refused();
     }
 
     async fn commit(&mut self, _: Revision) -> anyhow::Result<Synced> {

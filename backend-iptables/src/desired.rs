@@ -146,16 +146,18 @@ impl Desired {
     }
 
     /// Takes a service out that the kernel refuses; the others are programmed without it until it changes or is tried again.
-    pub fn refuse(&mut self, key: &ServiceKey, why: String) {
-        self.vips.refuse(key, why, &mut self.tables);
+    /// Says whether that is news.
+    pub fn refuse(&mut self, key: &ServiceKey, why: String) -> bool {
+        let is_news = self.vips.refuse(key, why, &mut self.tables);
         if let Some(facts) = self.vips.facts() {
             self.tables.update(facts);
         }
+        is_news
     }
 
-    /// Services are left out because the kernel refuses them.
-    pub fn refuses(&self) -> bool {
-        self.vips.refuses()
+    /// The services that the kernel refuses.
+    pub fn refused(&self) -> BTreeSet<ServiceKey> {
+        self.vips.refused()
     }
 
     /// They are tried again when this settles next, though they have not changed.

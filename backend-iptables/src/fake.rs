@@ -21,6 +21,8 @@ pub(crate) struct Fake {
     pub(crate) inputs: Vec<(Family, String, bool)>,
     /// Rules that hold this are refused: at their own line, or at the end of the table.
     pub(crate) refuses: Option<(String, bool)>,
+    /// It says so because it has no memory, which is not their fault.
+    pub(crate) short: bool,
     pub(crate) saves: usize,
 }
 
@@ -33,11 +35,15 @@ impl Default for Fake {
                 ("nat".to_owned(), builtin(&["PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"])),
             ])
         };
-        Self { tables: [tables(), tables()], inputs: Vec::new(), refuses: None, saves: 0 }
+        Self { tables: [tables(), tables()], inputs: Vec::new(), refuses: None, short: false, saves: 0 }
     }
 }
 
 impl Fake {
+    fn why(&self) -> &'static str {
+        if self.short { "Cannot allocate memory" } else { "refused" }
+    }
+
     fn run(&self, family: Family, text: &str) -> Result<Tables, (usize, String, Tables)> {
         let mut committed = self.tables[index(family)].clone();
         let mut open: Option<(String, BTreeMap<String, Vec<String>>)> = None;
@@ -58,7 +64,7 @@ impl Fake {
                     }
                 }
                 if doomed {
-                    return Err(refuse("refused"));
+                    return Err(refuse(self.why()));
                 }
                 committed.insert(table, chains);
                 continue;
@@ -74,7 +80,7 @@ impl Fake {
                     && rule.contains(text.as_str())
                 {
                     if !at_the_end {
-                        return Err(refuse("refused"));
+                        return Err(refuse(self.why()));
                     }
                     doomed = true;
                 }

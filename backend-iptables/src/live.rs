@@ -3,8 +3,7 @@
 //!
 //! ```text
 //!  Watch (others change the tables) ───────────┐
-//!  Addresses (rtnetlink) ──────────────────────┼─► disturbed() ─► Adapter says all anew ─► commit ─► Cleaner
-//!  refused services are due again ─────────────┘
+//!  Addresses (rtnetlink) ──────────────────────┴─► disturbed() ─► Adapter says all anew ─► commit ─► Cleaner
 //! ```
 
 use std::{
@@ -53,16 +52,10 @@ pub struct LiveBackend {
     repairing: bool,
     /// Rules were missing or wrong, and stale flows were not looked for since.
     recheck: bool,
-    /// Services are left out because they were refused: when to try them again, and how long to wait the next time.
-    retry_at: Option<Instant>,
-    retry_pause: Duration,
 }
 
 /// After this what failed is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
-/// After this a service that was refused is tried again, then after twice as long, until this.
-const RETRY: Duration = Duration::from_secs(10);
-const LONGEST_RETRY: Duration = Duration::from_secs(600);
 
 impl LiveBackend {
     /// Subscribes to what it follows; nothing is programmed yet. `localhost`: NodePorts are answered on 127.0.0.1, too. Must be
@@ -91,8 +84,6 @@ impl LiveBackend {
             unreadable: false,
             repairing: false,
             recheck: false,
-            retry_at: None,
-            retry_pause: RETRY,
         };
         let addresses = live.addresses.list().await;
         live.told(addresses);
@@ -147,7 +138,6 @@ impl LiveBackend {
         if repairs && self.pace.repaired(Instant::now(), began.elapsed()) {
             warn!("someone keeps changing the chains of Services: repairs slow down until that ends");
         }
-        self.plan_retry();
         let rules = self.backend.rule_counts();
         self.counts.send_if_modified(|counts| {
             // It is reported with the sync.
@@ -161,16 +151,6 @@ impl LiveBackend {
             cleaner.committed(commit);
         }
         Ok(synced)
-    }
-
-    /// The longer a service is refused the less often it is tried: each time costs a look at all tables.
-    fn plan_retry(&mut self) {
-        if !self.backend.refuses() {
-            (self.retry_at, self.retry_pause) = (None, RETRY);
-        } else if self.retry_at.is_none() {
-            self.retry_at = Some(Instant::now() + self.retry_pause);
-            self.retry_pause = (self.retry_pause * 2).min(LONGEST_RETRY);
-        }
     }
 }
 
@@ -211,6 +191,10 @@ impl Listener for LiveBackend {
         blocking(|| self.commit_now())
     }
 
+    fn retry_refused(&mut self) {
+        self.backend.retry_refused();
+    }
+
     async fn cleanup(&mut self) -> anyhow::Result<()> {
         self.backend.cleanup().await
     }
@@ -249,20 +233,7 @@ impl Listener for LiveBackend {
                         return;
                     }
                 }
-                () = at(self.retry_at) => {
-                    self.retry_at = None;
-                    self.backend.retry_refused();
-                    info!("services that were refused are tried again");
-                    return;
-                }
             }
         }
-    }
-}
-
-async fn at(instant: Option<Instant>) {
-    match instant {
-        Some(instant) => time::sleep_until(instant.into()).await,
-        None => std::future::pending().await,
     }
 }

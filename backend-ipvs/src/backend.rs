@@ -39,8 +39,8 @@ pub struct IpvsBackend<K> {
     first: bool,
     /// The VIPs in the tables when they were read last.
     found: [Vec<Frontend>; 2],
-    /// Addresses of the interface that the kernel refused, which was said.
-    refused_addresses: BTreeSet<IpAddr>,
+    /// This sync had to read what the kernel holds.
+    read: [bool; 2],
     /// The virtual server whose destinations were looked at last.
     looked_at: Option<Frontend>,
 }
@@ -58,7 +58,7 @@ impl<K: Kernel> IpvsBackend<K> {
             desired: Desired::new(config, options),
             first: true,
             found: Default::default(),
-            refused_addresses: BTreeSet::new(),
+            read: [false; 2],
             looked_at: None,
         }
     }
@@ -113,6 +113,11 @@ impl<K: Kernel> IpvsBackend<K> {
         self.desired.forget();
     }
 
+    /// The next sync tries what the kernel refused again.
+    pub fn retry_refused(&mut self) {
+        self.desired.retry_refused();
+    }
+
     /// Tells the addresses of the node's interfaces, without that of VIPs; says whether the next sync moves anything for it.
     pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
         self.desired.set_local_addresses(addresses)
@@ -133,13 +138,15 @@ impl<K: Kernel> IpvsBackend<K> {
         for notice in self.desired.update(state, changes) {
             warn!("{notice}");
         }
+        self.read = [false; 2];
         let written = self.write().await;
         if written.is_err() {
             self.forget();
         }
         let failed = written.with_context(|| format!("program IPVS with revision {}", state.revision))?;
         let failed = failed.into_iter().map(|(family, error)| (model_family(family), error)).collect();
-        Ok(Synced { failed, skipped: self.desired.skipped() })
+        let full = Family::ALL.into_iter().filter(|family| self.read[*family as usize]).map(model_family).collect();
+        Ok(Synced { failed, skipped: self.desired.skipped(), refused: self.desired.refused(), full })
     }
 
     async fn write(&mut self) -> anyhow::Result<Vec<(Family, anyhow::Error)>> {
@@ -147,32 +154,41 @@ impl<K: Kernel> IpvsBackend<K> {
         let mut fresh = self.read_unknown().await?;
         loop {
             let deletions = self.desired.servers().deletions();
-            self.change(&deletions)?;
-            let failed = self.write_tables()?;
+            let mut refused = self.change(&deletions)?;
+            // What was to go is gone either way, unless the kernel had no room to do it.
+            refused.retain(|refused| refused.short.is_some());
+            let mut failed = self.write_tables()?;
             let families = self.families();
             let changes = self.desired.servers().changes(|family| families.contains(&family));
-            let refused = self.change(&changes)?;
-            let surprise = |(_, errno, scheduler): &(Frontend, i32, Option<Scheduler>)| {
-                EXISTENCE.contains(errno) && scheduler.is_none()
-            };
+            refused.extend(self.change(&changes)?);
+            let surprise = |refused: &Refused| EXISTENCE.contains(&refused.errno) && refused.scheduler.is_none();
             if !fresh && refused.iter().any(surprise) {
                 info!("virtual servers are not as they were left: reading them");
+                // What was refused now may have been so for that alone.
+                self.desired.servers_mut().retry_refused();
                 self.forget();
                 fresh = self.read_unknown().await?;
                 continue;
             }
-            let missing: BTreeSet<Scheduler> = refused.into_iter().filter_map(|(.., scheduler)| scheduler).collect();
+            let missing: BTreeSet<Scheduler> = refused.iter().filter_map(|refused| refused.scheduler.clone()).collect();
             if missing.iter().any(|scheduler| self.desired.lacks(scheduler)) {
                 continue;
             }
             self.desired.servers_mut().settle();
-            self.write_addresses().await?;
+            let mut short: Vec<_> = refused.into_iter().filter_map(|refused| refused.short).collect();
+            short.extend(self.write_addresses().await?);
+            if !short.is_empty() {
+                // Of what the kernel had no room for only a look tells what was made. The caller tries again.
+                self.desired.servers_mut().forget();
+                self.desired.addresses().forget();
+                failed.extend(short);
+            }
             return Ok(failed);
         }
     }
 
-    /// Makes changes of virtual servers. What is refused: whose, why, and the scheduler that is missing.
-    fn change(&mut self, changes: &[Change]) -> anyhow::Result<Vec<(Frontend, i32, Option<Scheduler>)>> {
+    /// Makes changes of virtual servers, and says what is refused.
+    fn change(&mut self, changes: &[Change]) -> anyhow::Result<Vec<Refused>> {
         if changes.is_empty() {
             return Ok(Vec::new());
         }
@@ -185,7 +201,7 @@ impl<K: Kernel> IpvsBackend<K> {
                 None => warn!("{why}"),
             }
         }
-        let refused = applied.refused.iter().map(|refused| {
+        let refused = applied.refused.into_iter().map(|refused| {
             let change = &changes[refused.change];
             let scheduler = match change {
                 Change::AddServer(server) | Change::UpdateServer(server) if refused.errno == MISSING => {
@@ -193,7 +209,9 @@ impl<K: Kernel> IpvsBackend<K> {
                 }
                 _ => None,
             };
-            (*change.frontend(), refused.errno, scheduler)
+            let family = Family::of(&change.frontend().address.ip());
+            let errno = refused.errno;
+            Refused { errno, scheduler, short: refused.is_shortage().then(|| (family, refused.into())) }
         });
         Ok(refused.collect())
     }
@@ -242,23 +260,23 @@ impl<K: Kernel> IpvsBackend<K> {
         }
     }
 
-    async fn write_addresses(&mut self) -> anyhow::Result<()> {
+    /// Says for which the kernel had no room.
+    async fn write_addresses(&mut self) -> anyhow::Result<Vec<(Family, anyhow::Error)>> {
         let has_v6 = self.kernel.has_family(Family::V6);
-        let addresses = self.desired.addresses();
-        let diff = addresses.diff();
-        let add: Vec<IpAddr> = diff.set.iter().map(|set| *set.key).filter(|ip| has_v6 || ip.is_ipv4()).collect();
-        let remove: Vec<IpAddr> = diff.removed.iter().map(|(address, ())| **address).collect();
+        let [mut add, remove] = self.desired.address_changes();
+        add.retain(|address| has_v6 || address.is_ipv4());
+        let mut refused = Vec::new();
         if !add.is_empty() || !remove.is_empty() {
             let changed = self.kernel.bind(add, remove).await?;
             debug!(added = changed.added, removed = changed.removed, "addresses of {INTERFACE} changed");
-            for refused in changed.refused {
-                if self.refused_addresses.insert(refused.address) {
-                    warn!("{refused}");
-                }
-            }
+            refused = changed.refused;
         }
-        self.desired.addresses().commit();
-        Ok(())
+        let short = refused.iter().filter(|refused| refused.is_shortage);
+        let short = short.map(|refused| (Family::of(&refused.address), anyhow::anyhow!("{refused}"))).collect();
+        for news in self.desired.addresses_changed(refused) {
+            warn!("{news}");
+        }
+        Ok(short)
     }
 
     /// Reads what is not known; says whether it did.
@@ -266,6 +284,7 @@ impl<K: Kernel> IpvsBackend<K> {
         if self.desired.servers().is_known() {
             return Ok(false);
         }
+        self.read = [true; 2];
         let mut ledger = BTreeSet::new();
         for family in self.families() {
             // A table that cannot be read is of no help, and is an error later on.
@@ -305,6 +324,7 @@ impl<K: Kernel> IpvsBackend<K> {
 
     /// Reads a table; the VIPs in it.
     fn read_table(&mut self, family: Family) -> Result<Vec<Frontend>, Error> {
+        self.read[family as usize] = true;
         let table = self.desired.table(family);
         let found = self.kernel.read(table.table(), &|name| table.chain(name))?;
         let vips: Vec<Frontend> = found.iter().flat_map(vips).collect();
@@ -354,9 +374,22 @@ impl<K: Kernel> Backend for IpvsBackend<K> {
         self.apply(state, changes).await
     }
 
+    fn retry_refused(&mut self) {
+        self.retry_refused();
+    }
+
     async fn cleanup(&mut self) -> anyhow::Result<()> {
         self.remove_all().await
     }
+}
+
+/// A change of a virtual server, or of a destination, that was refused.
+struct Refused {
+    errno: i32,
+    /// The scheduler that is missing.
+    scheduler: Option<Scheduler>,
+    /// The kernel is short of something, in a family: the change is not to blame.
+    short: Option<(Family, anyhow::Error)>,
 }
 
 /// The VIPs that a table names, whatever became of it since it was ours.

@@ -20,6 +20,7 @@ use localnet_client::{
 };
 use localnet_linux::{
     conntrack::Endpoints,
+    dummy,
     ipvs::{Frontend, Scheduler},
     nft::{Element, Family, TableContent},
 };
@@ -53,11 +54,22 @@ struct Parts {
     users: BTreeMap<IpAddr, usize>,
     servers: Servers,
     addresses: DiffStore<IpAddr, ()>,
+    /// Addresses that the kernel refuses to add, or to remove, and why.
+    refused_addresses: BTreeMap<IpAddr, Refusal>,
+    /// Those that are tried again.
+    retried_addresses: BTreeMap<IpAddr, Refusal>,
     tables: [TableState; 2],
     /// Schedulers that the kernel does not have.
     missing: BTreeSet<Scheduler>,
     /// VIPs whose programming differs from what was told last, and who may answer now.
     moved: HashMap<VipKey, Option<Endpoints>>,
+}
+
+/// An address that the kernel refuses to add, or to remove.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Refusal {
+    adding: bool,
+    why: String,
 }
 
 impl Desired {
@@ -71,6 +83,8 @@ impl Desired {
             users: BTreeMap::new(),
             servers: Servers::default(),
             addresses: DiffStore::new(),
+            refused_addresses: BTreeMap::new(),
+            retried_addresses: BTreeMap::new(),
             tables: Family::ALL.map(TableState::new),
             missing: BTreeSet::new(),
             moved: HashMap::new(),
@@ -114,9 +128,45 @@ impl Desired {
         &mut self.parts.tables[family as usize]
     }
 
-    /// The addresses of the interface as they should be.
+    /// The addresses that the interface should have, but for those that the kernel refuses.
     pub fn wanted_addresses(&self) -> impl Iterator<Item = IpAddr> {
-        self.parts.addresses.iter_desired().map(|(address, ())| *address)
+        let all = self.parts.addresses.iter_desired().map(|(address, ())| *address);
+        all.filter(|address| !self.parts.refused_addresses.contains_key(address))
+    }
+
+    /// The addresses to add and those to remove, but for those of which the kernel has refused just that.
+    pub fn address_changes(&mut self) -> [Vec<IpAddr>; 2] {
+        let Parts { addresses, refused_addresses, retried_addresses, .. } = &mut self.parts;
+        let diff = addresses.diff();
+        let set: BTreeSet<&IpAddr> = diff.set.iter().map(|set| set.key).collect();
+        let removed: BTreeSet<&IpAddr> = diff.removed.iter().map(|(address, ())| *address).collect();
+        for refused in [&mut *refused_addresses, retried_addresses] {
+            refused.retain(|address, refusal| if refusal.adding { &set } else { &removed }.contains(address));
+        }
+        let due = |address: &IpAddr| (!refused_addresses.contains_key(address)).then_some(*address);
+        let add = diff.set.iter().filter_map(|set| due(set.key)).collect();
+        let remove = diff.removed.iter().filter_map(|(address, ())| due(address)).collect();
+        [add, remove]
+    }
+
+    /// All changes of addresses were made but these, of which those that are no shortage count as refused. Says what is news.
+    pub fn addresses_changed(&mut self, refused: Vec<dummy::Refused>) -> Vec<String> {
+        let Parts { addresses, refused_addresses, retried_addresses, .. } = &mut self.parts;
+        addresses.commit();
+        let mut news = Vec::new();
+        for one in refused.into_iter().filter(|one| !one.is_shortage) {
+            let refusal = Refusal { adding: one.adding, why: one.to_string() };
+            if retried_addresses.get(&one.address) != Some(&refusal) {
+                news.push(refusal.why.clone());
+            }
+            refused_addresses.insert(one.address, refusal);
+        }
+        retried_addresses.clear();
+        // What is refused is as due as before.
+        for (address, refusal) in refused_addresses {
+            addresses.found(*address, (!refusal.adding).then_some(()));
+        }
+        news
     }
 
     /// Both tables as they should be.
@@ -124,13 +174,27 @@ impl Desired {
         self.parts.tables.iter().map(TableState::content).collect()
     }
 
-    /// It is no longer known what the kernel holds, or which schedulers it has.
+    /// It is no longer known what the kernel holds.
     pub fn forget(&mut self) {
-        let missing = std::mem::take(&mut self.parts.missing);
-        missing.iter().for_each(|scheduler| self.parts.plan_again(scheduler));
         self.parts.servers.forget();
         self.parts.addresses.forget();
         self.parts.tables.iter_mut().for_each(TableState::forget);
+    }
+
+    /// What the kernel refused, and the schedulers that it did not have, are tried again.
+    pub fn retry_refused(&mut self) {
+        let missing = std::mem::take(&mut self.parts.missing);
+        missing.iter().for_each(|scheduler| self.parts.plan_again(scheduler));
+        self.parts.servers.retry_refused();
+        self.parts.retried_addresses = std::mem::take(&mut self.parts.refused_addresses);
+    }
+
+    /// The services of which the kernel refuses something.
+    pub fn refused(&self) -> BTreeSet<ServiceKey> {
+        let servers = self.parts.servers.refused().filter_map(|(of, _)| self.service(of).cloned());
+        let schedulers = self.parts.programmed.values().filter(|vip| self.parts.is_missing(vip));
+        let addresses = self.parts.without_address().map(|skipped| skipped.service);
+        servers.chain(schedulers.map(|vip| vip.service.clone())).chain(addresses).collect()
     }
 
     /// Goes to `state`, of which only `changes` differs from the state before. Says what is not programmed, once.
@@ -162,6 +226,7 @@ impl Desired {
         let service = |of: &Frontend| self.service(of).cloned();
         let refused = self.parts.servers.refused();
         skipped.extend(refused.filter_map(|(of, why)| Some(Skipped { service: service(of)?, reason: why.clone() })));
+        skipped.extend(self.parts.without_address());
         skipped.extend(self.parts.excluded());
         skipped.extend(self.parts.without_scheduler());
         skipped.sort_unstable();
@@ -291,6 +356,22 @@ impl Parts {
             Some(Skipped { service: vip.service.clone(), reason })
         });
         skipped.collect()
+    }
+
+    /// The scheduler that the service names is one that the kernel does not have.
+    fn is_missing(&self, vip: &Vip) -> bool {
+        let named = vip.ipvs_scheduler.as_deref().and_then(|name| options::scheduler(name).ok());
+        named.is_some_and(|scheduler| self.missing.contains(&scheduler))
+    }
+
+    /// Services whose address the kernel does not give to the interface: nobody on this node, and nobody whose packets are
+    /// addressed to it, gets to their virtual servers.
+    fn without_address(&self) -> impl Iterator<Item = Skipped> {
+        let refused = self.refused_addresses.iter().filter(|(_, refusal)| refusal.adding);
+        refused.flat_map(|(address, refusal)| {
+            let vips = self.programmed.iter().filter(move |(key, vip)| key.address == *address && !vip.by_node_port);
+            vips.map(move |(_, vip)| Skipped { service: vip.service.clone(), reason: refusal.why.clone() })
+        })
     }
 
     /// VIPs that are somebody else's.

@@ -19,7 +19,7 @@ use localnet_linux::{
     },
 };
 
-use crate::kernel::Kernel;
+use crate::{kernel::Kernel, plan::INTERFACE};
 
 /// What it holds, and what it was sent.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +31,10 @@ pub(crate) struct FakeKernel {
     pub(crate) lacks: BTreeSet<String>,
     /// Destinations that it refuses.
     pub(crate) hated: BTreeSet<SocketAddr>,
+    /// Addresses that it refuses to give to the interface.
+    pub(crate) hated_addresses: BTreeSet<IpAddr>,
+    /// It refuses both because it has no memory, which is not their fault.
+    pub(crate) short: bool,
     /// What was done, in words: one line for each conversation.
     pub(crate) log: Vec<String>,
 }
@@ -51,6 +55,7 @@ const MISSING: i32 = 2;
 const NO_SERVER: i32 = 3;
 const EXISTS: i32 = 17;
 const INVALID: i32 = 22;
+const NO_MEMORY: i32 = 12;
 
 impl FakeKernel {
     fn make(&mut self, change: &Change) -> Result<(), i32> {
@@ -71,7 +76,7 @@ impl FakeKernel {
             Change::AddDestination(frontend, one) => {
                 let all = &mut self.servers.get_mut(frontend).ok_or(NO_SERVER)?.destinations;
                 if self.hated.contains(&one.address) {
-                    return Err(INVALID);
+                    return Err(if self.short { NO_MEMORY } else { INVALID });
                 }
                 if all.contains_key(&one.address) {
                     return Err(EXISTS);
@@ -192,9 +197,12 @@ impl Kernel for FakeKernel {
     async fn bind(&mut self, add: Vec<IpAddr>, remove: Vec<IpAddr>) -> Result<Changed, dummy::Error> {
         self.log.push(format!("addresses +{add:?} -{remove:?}"));
         let held = self.addresses.get_or_insert_default();
-        held.extend(add);
+        let (hated, taken): (Vec<_>, Vec<_>) = add.into_iter().partition(|one| self.hated_addresses.contains(one));
+        held.extend(taken);
         remove.iter().for_each(|address| _ = held.remove(address));
-        Ok(Changed::default())
+        let errno = if self.short { NO_MEMORY } else { INVALID };
+        let refused = |address| dummy::Refused::new(address, true, INTERFACE, Some(errno), "hated".to_owned());
+        Ok(Changed { refused: hated.into_iter().map(refused).collect(), ..Changed::default() })
     }
 
     async fn delete_interface(&mut self) -> Result<(), dummy::Error> {

@@ -210,6 +210,10 @@ impl Backend for LiveBackend {
         Ok(synced)
     }
 
+    fn retry_refused(&mut self) {
+        self.backend.retry_refused();
+    }
+
     async fn cleanup(&mut self) -> anyhow::Result<()> {
         self.backend.cleanup().await
     }

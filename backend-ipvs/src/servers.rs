@@ -33,6 +33,8 @@ pub struct Servers {
     draining: BTreeMap<(Frontend, SocketAddr), Option<Duration>>,
     /// What the kernel refuses: virtual servers, or destinations of them.
     refused: BTreeMap<(Frontend, Option<SocketAddr>), String>,
+    /// What is tried again, and why it was refused before.
+    retried: BTreeMap<(Frontend, Option<SocketAddr>), String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,8 +60,10 @@ impl Servers {
     fn touch(&mut self, frontend: Frontend) {
         self.dirty.insert(frontend);
         let of = (frontend, None)..=(frontend, Some(LAST));
-        let again: Vec<_> = self.refused.range(of).map(|(key, _)| *key).collect();
-        again.iter().for_each(|key| _ = self.refused.remove(key));
+        for refused in [&mut self.refused, &mut self.retried] {
+            let again: Vec<_> = refused.range(of.clone()).map(|(key, _)| *key).collect();
+            again.iter().for_each(|key| _ = refused.remove(key));
+        }
     }
 
     /// Those that are to be there, sorted.
@@ -77,11 +81,16 @@ impl Servers {
         self.held.is_some()
     }
 
-    /// It is no longer known what is held. What was refused is tried again.
+    /// It is no longer known what is held.
     pub fn forget(&mut self) {
         self.held = None;
         self.dirty.clear();
-        self.refused.clear();
+    }
+
+    /// What was refused is tried again with the next changes.
+    pub fn retry_refused(&mut self) {
+        self.retried = std::mem::take(&mut self.refused);
+        self.dirty.extend(self.retried.keys().map(|(frontend, _)| *frontend));
     }
 
     /// These were found, and are ours.
@@ -196,6 +205,8 @@ impl Servers {
                 Some(_) if matches!(change, Change::DeleteServer(_) | Change::DeleteDestination(..)) => {
                     self.made(change);
                 }
+                // To be read and sent anew: that it was not made says nothing of it.
+                Some(why) if why.is_shortage() => {}
                 Some(why) => {
                     let key = match change {
                         Change::AddDestination(frontend, destination)
@@ -203,9 +214,13 @@ impl Servers {
                         change => (*change.frontend(), None),
                     };
                     // What comes of a virtual server that is not there is no news.
-                    if !self.refused.contains_key(&(key.0, None)) && self.refused.insert(key, why.to_string()).is_none()
-                    {
-                        news.push((key.0, why.to_string()));
+                    if self.refused.contains_key(&(key.0, None)) {
+                        continue;
+                    }
+                    let why = why.to_string();
+                    let is_known = self.retried.get(&key) == Some(&why);
+                    if self.refused.insert(key, why.clone()).is_none() && !is_known {
+                        news.push((key.0, why));
                     }
                 }
             }
@@ -216,6 +231,7 @@ impl Servers {
     /// All changes were sent.
     pub fn settle(&mut self) {
         self.dirty.clear();
+        self.retried.clear();
     }
 
     fn made(&mut self, change: &Change) {

@@ -41,6 +41,8 @@ pub struct NftBackend<K> {
     portion: usize,
     /// Where a substitute may have been left by someone who was killed, by us if a transaction failed.
     has_substitute: [bool; 2],
+    /// The tables that this sync had to read.
+    read: [bool; 2],
 }
 
 /// Numbers of the ruleset's generations; none where they are not known.
@@ -69,6 +71,7 @@ impl<K: Kernel> NftBackend<K> {
             generations: Generations::default(),
             portion: PORTION,
             has_substitute: [true; 2],
+            read: [false; 2],
         }
     }
 
@@ -103,6 +106,7 @@ impl<K: Kernel> NftBackend<K> {
         for notice in self.desired.update(state, changes) {
             warn!("{notice}");
         }
+        self.read = [false; 2];
         let mut failed = self.write();
         for (_, error) in &mut failed {
             let cause = std::mem::replace(error, anyhow::Error::msg(""));
@@ -114,7 +118,8 @@ impl<K: Kernel> NftBackend<K> {
         self.remove_stale_chains();
         self.forget_clients();
         let failed = failed.into_iter().map(|(family, error)| (model_family(family), error)).collect();
-        Ok(Synced { failed, skipped: self.desired.skipped() })
+        let full = Family::ALL.into_iter().filter(|family| self.read[*family as usize]).map(model_family).collect();
+        Ok(Synced { failed, skipped: self.desired.skipped(), refused: self.desired.refused(), full })
     }
 
     /// What the last sync changed for flows.
@@ -126,6 +131,11 @@ impl<K: Kernel> NftBackend<K> {
     /// It is no longer known what the tables hold: the next sync reads them.
     pub fn forget(&mut self) {
         Family::ALL.into_iter().for_each(|family| self.desired.forget(family));
+    }
+
+    /// The next sync tries what the kernel refused again.
+    pub fn retry_refused(&mut self) {
+        self.desired.retry_refused();
     }
 
     /// Tells the addresses of the node's interfaces; says whether the next sync moves NodePorts for it.
@@ -213,13 +223,17 @@ impl<K: Kernel> NftBackend<K> {
                 }
                 continue;
             };
-            let owner = self.owner(&transaction, &error);
+            // Want of memory or of room strikes whoever comes next: that element is not to blame.
+            let owner = if error.is_shortage() { None } else { self.owner(&transaction, &error) };
             match owner {
                 Some(service) if fresh && *refused < MAX_REFUSED => {
                     *refused += 1;
-                    let text = format!("left out until it changes: {error}");
-                    warn!("{}", Notice { service: service.clone(), text: text.clone() });
-                    self.desired.refuse(&service, text);
+                    let text = format!("left out, and tried again later: {error}");
+                    if self.desired.refuse(&service, text.clone()) {
+                        warn!("{}", Notice { service, text });
+                    } else {
+                        debug!(%service, text, "still refused");
+                    }
                 }
                 _ => {
                     self.forget();
@@ -274,7 +288,10 @@ impl<K: Kernel> NftBackend<K> {
     /// Older kernels name only the set: to learn which element they refuse, each is sent as a change of its own.
     /// `None` if it refuses none of them now.
     fn pinpoint(&mut self, transaction: Transaction, error: Error) -> Option<(Transaction, Error)> {
-        let Error::Refused { change, element: None, .. } = error else { return Some((transaction, error)) };
+        let change = match &error {
+            Error::Refused { change, element: None, .. } if !error.is_shortage() => *change,
+            _ => return Some((transaction, error)),
+        };
         let mut single = Transaction::new();
         for (index, sent) in transaction.changes().iter().enumerate() {
             match sent {
@@ -311,6 +328,7 @@ impl<K: Kernel> NftBackend<K> {
         let found = found.with_context(|| format!("read {}", name(table.table())))?;
         self.found[family as usize] = found.iter().flat_map(frontends).collect();
         self.desired.adopt(family, found);
+        self.read[family as usize] = true;
         Ok(true)
     }
 
@@ -407,6 +425,10 @@ impl<K: Kernel> Backend for NftBackend<K> {
 
     async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
         blocking(|| self.apply(state, changes))
+    }
+
+    fn retry_refused(&mut self) {
+        self.retry_refused();
     }
 
     async fn cleanup(&mut self) -> anyhow::Result<()> {

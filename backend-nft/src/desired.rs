@@ -122,10 +122,22 @@ impl Desired {
         settled.notices
     }
 
-    /// Takes a service out that the kernel refuses; the others are programmed without it until it changes.
-    pub fn refuse(&mut self, key: &ServiceKey, why: String) {
-        self.vips.refuse(key, why, &mut self.tables);
+    /// Takes a service out that the kernel refuses; the others are programmed without it until it changes or is tried again. Says
+    /// whether that is news.
+    pub fn refuse(&mut self, key: &ServiceKey, why: String) -> bool {
+        let is_news = self.vips.refuse(key, why, &mut self.tables);
         self.update_chains(false);
+        is_news
+    }
+
+    /// The services that the kernel refuses.
+    pub fn refused(&self) -> BTreeSet<ServiceKey> {
+        self.vips.refused()
+    }
+
+    /// The next update tries them again, though they have not changed.
+    pub fn retry_refused(&mut self) {
+        self.vips.retry_refused();
     }
 
     /// What of the services is not programmed, and why.

@@ -28,6 +28,8 @@ pub(crate) struct FakeKernel {
     pub(crate) blind: bool,
     /// Elements that are refused, for whatever reason a kernel may have.
     pub(crate) hated: BTreeSet<ElementKey>,
+    /// It says so because it has no memory, which is not their fault.
+    pub(crate) short: bool,
     /// Whether the errors of elements name only their set.
     pub(crate) vague: bool,
     /// The ruleset's generation; none if nobody counts.
@@ -115,6 +117,7 @@ impl Kernel for FakeKernel {
 type Refused = (Option<usize>, i32);
 
 const MISSING: Refused = (None, 2);
+const NO_MEMORY: i32 = 12;
 const BUSY: Refused = (None, 16);
 const EXISTS: Refused = (None, 17);
 const INVALID: Refused = (None, 22);
@@ -184,7 +187,7 @@ impl FakeKernel {
                 for (index, element) in elements.iter().enumerate() {
                     let named = (!self.vague).then_some(index);
                     if self.hated.contains(&element.key) {
-                        return Err((named, INVALID.1));
+                        return Err((named, if self.short { NO_MEMORY } else { INVALID.1 }));
                     }
                     self.table(table)?.add_element(set, element).map_err(|(_, reason)| (named, reason))?;
                 }

@@ -179,6 +179,10 @@ impl Backend for LiveBackend {
         blocking(|| self.sync_now(state, changes))
     }
 
+    fn retry_refused(&mut self) {
+        self.backend.retry_refused();
+    }
+
     async fn cleanup(&mut self) -> anyhow::Result<()> {
         self.backend.cleanup().await
     }

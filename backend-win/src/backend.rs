@@ -50,7 +50,7 @@ pub struct WinBackend<K> {
     /// The node, as far as it is known.
     node: Node,
     host: Option<Host>,
-    /// Load balancers that HNS does not take as they are, and why. Tried again when all is read again.
+    /// Load balancers that HNS does not take as they are, and why.
     refused: BTreeMap<Frontend, (plan::Planned, String)>,
     /// Why, as it was said already.
     said: BTreeSet<String>,
@@ -123,6 +123,7 @@ impl<K: Kernel> WinBackend<K> {
     }
 
     fn write_all(&mut self) -> anyhow::Result<Synced> {
+        let mut read = self.inventory.network().is_none();
         self.look()?;
         let mut plan = self.planned()?;
         let mut outcome = self.write(&plan);
@@ -130,6 +131,7 @@ impl<K: Kernel> WinBackend<K> {
             // Somebody has what is not in the list that we know: the list is wrong.
             info!("load balancers are not as they were left: reading them");
             self.inventory.forget();
+            read = true;
             self.look()?;
             plan = self.planned()?;
             let calls = outcome.calls;
@@ -140,7 +142,9 @@ impl<K: Kernel> WinBackend<K> {
             }
         }
         debug!(calls = outcome.calls, balancers = plan.balancers.len(), "HNS written");
-        Ok(Synced { failed: outcome.failed, skipped: self.skipped(&plan) })
+        let refused = self.refused.values().map(|(planned, _)| planned.service.clone()).collect();
+        let full = if read { Family::BOTH.to_vec() } else { Vec::new() };
+        Ok(Synced { failed: outcome.failed, skipped: self.skipped(&plan), refused, full })
     }
 
     /// What this HNS can do.
@@ -274,6 +278,12 @@ impl<K: Kernel> WinBackend<K> {
         self.refused.insert(write.frontend, (write.planned, why));
     }
 
+    /// The next sync tries what HNS refused again; it is said again if that goes well meanwhile.
+    pub fn retry_refused(&mut self) {
+        let service = |(planned, why): &(plan::Planned, String)| format!("service {}: {why}", planned.service);
+        self.said = std::mem::take(&mut self.refused).values().map(service).collect();
+    }
+
     /// Looks at HNS; says whether something is to be done.
     fn is_disturbed(&mut self) -> anyhow::Result<bool> {
         let began = Instant::now();
@@ -281,9 +291,6 @@ impl<K: Kernel> WinBackend<K> {
         if all {
             self.inventory.forget();
             self.host = None;
-            // They are tried again, and said again if that goes well meanwhile.
-            let service = |(planned, why): &(plan::Planned, String)| format!("service {}: {why}", planned.service);
-            self.said = std::mem::take(&mut self.refused).values().map(service).collect();
         }
         let changed = self.look()?;
         if all {
@@ -343,6 +350,10 @@ impl<K: Kernel> Backend for WinBackend<K> {
 
     async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
         self.apply(state, changes)
+    }
+
+    fn retry_refused(&mut self) {
+        self.retry_refused();
     }
 
     async fn cleanup(&mut self) -> anyhow::Result<()> {

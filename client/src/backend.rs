@@ -1,6 +1,6 @@
 //! [`Backend`]: the full-state model.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use localnet_proto::{Changes, Family, ServiceKey, Snapshot};
 use tokio::sync::watch;
@@ -29,6 +29,10 @@ pub trait Backend: Send {
     /// service must not keep the others from being programmed: it is left out, and said in [`Synced::skipped`].
     fn sync(&mut self, state: &Snapshot, changes: &Changes) -> impl Future<Output = anyhow::Result<Synced>> + Send;
 
+    /// What the kernel refused of services ([`Synced::refused`]) is to be tried again by the next `sync`, though they have not
+    /// changed. The loop calls it now and then, the more rarely the longer it lasts; a backend does not do so by itself.
+    fn retry_refused(&mut self) {}
+
     /// Removes everything that this backend ever wrote.
     fn cleanup(&mut self) -> impl Future<Output = anyhow::Result<()>> + Send;
 
@@ -46,8 +50,14 @@ pub struct Synced {
     /// Families in which the subsystem does not hold the state, and why; in the others it does. A family that the host does
     /// not have at all is none of them.
     pub failed: Vec<(Family, anyhow::Error)>,
-    /// What is left out of services until they change: all of it, not only what is new since the last sync.
+    /// What is left out of services: all of it, not only what is new since the last sync.
     pub skipped: Vec<Skipped>,
+    /// The services of which something is left out because the kernel refused it. It is tried again when they change, and when
+    /// [`Backend::retry_refused`] says so. That the kernel lacks memory or room is no fault of a service: it is an error.
+    pub refused: BTreeSet<ServiceKey>,
+    /// Families in which it was not known what the subsystem holds, so that all of it was compared, and written where it
+    /// differed. The first sync need not say so.
+    pub full: Vec<Family>,
 }
 
 impl Synced {

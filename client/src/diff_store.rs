@@ -191,6 +191,14 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
         }
     }
 
+    /// Whatever was committed, this is what is applied at `key`: the kernel took the others, and not this one.
+    pub fn found(&mut self, key: K, applied: Option<V>) {
+        if self.known {
+            let desired = self.take_desired(&key);
+            self.put(key, desired, applied);
+        }
+    }
+
     /// It is no longer known what is applied.
     pub fn forget(&mut self) {
         if !std::mem::take(&mut self.known) {

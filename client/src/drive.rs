@@ -27,8 +27,8 @@ use tracing::{debug, info, warn};
 
 use crate::{
     backend::{Backend, Counts, Skipped, Synced, index},
-    retry::Backoff,
-    source::{Outcome, Report, Source},
+    retry::{Backoff, Refusals},
+    source::{Outcome, Report, Source, SourceError},
 };
 
 /// How the loop runs.
@@ -83,6 +83,7 @@ pub async fn run(
         counts_due: None,
         reported: None,
         skipped: Vec::new(),
+        refusals: Refusals::default(),
         said: None,
         backoff: Backoff::new(options.max_backoff),
         retry_at: None,
@@ -103,6 +104,9 @@ pub async fn run(
 /// Asks the source for one state after the other. Ends only with [`Options::once`], at the first failure.
 async fn read(source: &impl Source, updates: &mpsc::Sender<Update>, options: &Options) -> anyhow::Result<Infallible> {
     let mut backoff = Backoff::new(options.max_backoff);
+    // `have` is ahead of `Sync::state` by the updates that wait in the channel, and never of anything else: they are folded in the
+    // order in which they were asked for, each exactly once, and nothing but they changes that state. So when a delta's turn comes,
+    // the state that it was asked for is there. `fold` is said only after a first update, which is a full state.
     let (mut have, mut fold, mut failing) = (options.resume, false, false);
     loop {
         match source.next(have, fold).await {
@@ -137,6 +141,7 @@ async fn read(source: &impl Source, updates: &mpsc::Sender<Update>, options: &Op
 /// answers wait for it.
 async fn report(source: &impl Source, mut reports: watch::Receiver<Option<Report>>, options: &Options) -> Infallible {
     let mut backoff = Backoff::new(options.max_backoff);
+    let mut said: Option<SourceError> = None;
     loop {
         let newest = reports.borrow_and_update().clone();
         let delivered = match &newest {
@@ -145,13 +150,24 @@ async fn report(source: &impl Source, mut reports: watch::Receiver<Option<Report
         };
         match delivered {
             Ok(()) => {
+                if said.take().is_some() {
+                    info!("the brain takes reports again");
+                }
                 backoff.reset();
                 if reports.changed().await.is_err() {
                     std::future::pending::<()>().await;
                 }
             }
             Err(error) => {
-                debug!(%error, "the brain did not take the report");
+                // That the brain is away is said where states are read. But if it is there its health answers wait for nothing.
+                let is_news =
+                    matches!(error, SourceError::Refused(_) | SourceError::Invalid(_)) && said.as_ref() != Some(&error);
+                if is_news {
+                    warn!(%error, "the brain does not take this backend's reports: it cannot tell that this node is healthy");
+                    said = Some(error);
+                } else {
+                    debug!(%error, "the brain did not take the report");
+                }
                 time::sleep(backoff.next()).await;
             }
         }
@@ -179,6 +195,8 @@ struct Sync<B> {
     reported: Option<Instant>,
     /// What is left out of services.
     skipped: Vec<Skipped>,
+    /// What the kernel refuses of services, and when to try it again.
+    refusals: Refusals,
     /// Why the last sync failed, which was said.
     said: Option<String>,
     backoff: Backoff,
@@ -200,6 +218,7 @@ impl<B: Backend> Sync<B> {
                 },
                 () = self.backend.disturbed(), if received => info!("the kernel is to be looked at again"),
                 () = at(self.retry_at) => {}
+                () = at(self.refusals.due()) => self.retry_refused(),
                 () = changed(&mut self.counts), if self.counts_due.is_none() && self.reported.is_some() => {
                     self.counts_due = self.reported.map(|last| last + COUNTS_PAUSE);
                     continue;
@@ -248,8 +267,12 @@ impl<B: Backend> Sync<B> {
             }),
             Err(error) => Family::BOTH.map(|_| Some(format!("{error:#}"))),
         };
-        let is_full = self.changes.everything;
-        for ((applied, attempts), error) in self.applied.iter_mut().zip(&mut self.attempts).zip(errors) {
+        let everything = self.changes.everything;
+        let full = Family::BOTH
+            .map(|family| everything || result.as_ref().is_ok_and(|synced: &Synced| synced.full.contains(&family)));
+        for (((applied, attempts), error), is_full) in
+            self.applied.iter_mut().zip(&mut self.attempts).zip(errors).zip(full)
+        {
             if is_full { &mut attempts.full } else { &mut attempts.partial }.add(started.elapsed());
             match error {
                 None => *applied = revision,
@@ -262,6 +285,7 @@ impl<B: Backend> Sync<B> {
         }
         let result = result.and_then(|synced| {
             self.skipped.clone_from(&synced.skipped);
+            self.refusals.seen(&synced.refused, Instant::now());
             synced.whole()
         });
         match &result {
@@ -285,6 +309,12 @@ impl<B: Backend> Sync<B> {
         }
         self.report();
         result
+    }
+
+    fn retry_refused(&mut self) {
+        info!(services = self.refusals.count(), "what the kernel refused of services is tried again");
+        self.refusals.tried();
+        self.backend.retry_refused();
     }
 
     /// Offers a report to the brain.

@@ -33,6 +33,8 @@ pub trait Listener: Send {
     /// Makes the subsystem hold what the calls so far say, which is the whole of this revision. On error, or when a family failed,
     /// it is called again, after further calls or none.
     fn commit(&mut self, revision: Revision) -> impl Future<Output = anyhow::Result<Synced>> + Send;
+    /// See [`Backend::retry_refused`]. Nothing is said anew for it.
+    fn retry_refused(&mut self) {}
     /// Removes everything that this backend ever wrote.
     fn cleanup(&mut self) -> impl Future<Output = anyhow::Result<()>> + Send;
     /// See [`Backend::warnings`].
@@ -151,6 +153,10 @@ impl<L: Listener> Backend for Adapter<L> {
     async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
         self.tell(state, changes);
         self.listener.commit(state.revision).await
+    }
+
+    fn retry_refused(&mut self) {
+        self.listener.retry_refused();
     }
 
     async fn cleanup(&mut self) -> anyhow::Result<()> {

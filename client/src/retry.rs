@@ -1,8 +1,10 @@
 //! How long to wait before the next attempt.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
+use localnet_proto::ServiceKey;
 use rand::Rng as _;
+use tokio::time::Instant;
 
 /// Doubling delays with jitter, from a tenth of a second up to a limit.
 #[derive(Debug)]
@@ -31,9 +33,83 @@ impl Backoff {
     }
 }
 
+/// Services that the kernel refuses, and when they are tried again though they have not changed: a kernel may take later what it
+/// does not take now. The longer it lasts the more rarely, for an attempt costs a look at all that the kernel holds.
+#[derive(Debug, Default)]
+pub(crate) struct Refusals {
+    services: BTreeSet<ServiceKey>,
+    due: Option<Instant>,
+    /// After the next attempt.
+    pause: Duration,
+}
+
+/// After this a service that was refused is tried again, then after twice as long, until this.
+const FIRST_PAUSE: Duration = Duration::from_secs(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(600);
+
+impl Refusals {
+    /// These are all that are refused now.
+    pub(crate) fn seen(&mut self, refused: &BTreeSet<ServiceKey>, now: Instant) {
+        if refused.is_empty() {
+            *self = Self::default();
+            return;
+        }
+        if !refused.is_subset(&self.services) {
+            // One that is new need not wait for as long as the others have come to.
+            self.pause = FIRST_PAUSE;
+            self.due = self.due.map(|due| due.min(now + FIRST_PAUSE));
+        }
+        self.services.clone_from(refused);
+        if self.due.is_none() {
+            self.due = Some(now + self.pause);
+            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// They are tried again.
+    pub(crate) fn tried(&mut self) {
+        self.due = None;
+    }
+
+    /// When to try them again.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// How many they are.
+    pub(crate) fn count(&self) -> usize {
+        self.services.len()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_refused_is_tried_again_ever_more_rarely_and_what_is_new_soon() {
+        let services = |names: &[&str]| names.iter().map(|name| ServiceKey::new("ns", *name)).collect::<BTreeSet<_>>();
+        let mut refusals = Refusals::default();
+        let mut now = Instant::now();
+        refusals.seen(&services(&[]), now);
+        assert_eq!(refusals.due(), None);
+        for pause in [10, 20, 40, 80, 160, 320, 600, 600] {
+            refusals.seen(&services(&["a"]), now);
+            // Other syncs put nothing off.
+            refusals.seen(&services(&["a"]), now + Duration::from_secs(1));
+            assert_eq!(refusals.due(), Some(now + Duration::from_secs(pause)));
+            now += Duration::from_secs(pause);
+            refusals.tried();
+        }
+        refusals.seen(&services(&["a"]), now);
+        refusals.seen(&services(&["a", "b"]), now);
+        assert_eq!((refusals.due(), refusals.count()), (Some(now + FIRST_PAUSE), 2));
+        refusals.tried();
+        refusals.seen(&services(&[]), now);
+        assert_eq!((refusals.due(), refusals.count()), (None, 0));
+        refusals.seen(&services(&["a"]), now);
+        assert_eq!(refusals.due(), Some(now + FIRST_PAUSE), "from the start");
+    }
 
     #[test]
     fn delays_double_up_to_the_limit_and_start_over() {

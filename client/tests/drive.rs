@@ -12,7 +12,7 @@ use std::{
 };
 
 use localnet_client::{
-    Backend, Changes, Counts, Options, Report, Revision, Skipped, Snapshot, Source, SourceError, Synced, run,
+    Attempts, Backend, Changes, Counts, Options, Report, Revision, Skipped, Snapshot, Source, SourceError, Synced, run,
 };
 use localnet_proto::{Change, Family, Service, ServiceKey, Update};
 use tokio::{
@@ -27,6 +27,8 @@ struct Script {
     reports: mpsc::UnboundedSender<Report>,
     /// So many reports are not taken.
     deaf: AtomicUsize,
+    /// Why.
+    why: SourceError,
 }
 
 impl Source for Script {
@@ -40,7 +42,7 @@ impl Source for Script {
 
     async fn report(&self, report: &Report) -> Result<(), SourceError> {
         if self.deaf.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
-            return Err(SourceError::Unreachable("not now".to_owned()));
+            return Err(self.why.clone());
         }
         _ = self.reports.send(report.clone());
         Ok(())
@@ -72,8 +74,8 @@ fn script(deaf: usize) -> (Script, Hand) {
     let (give, answers) = mpsc::unbounded_channel();
     let (tell, reports) = mpsc::unbounded_channel();
     let asked = Arc::new(StdMutex::new(Vec::new()));
-    let script =
-        Script { answers: Mutex::new(answers), asked: Arc::clone(&asked), reports: tell, deaf: AtomicUsize::new(deaf) };
+    let (deaf, why) = (AtomicUsize::new(deaf), SourceError::Unreachable("not now".to_owned()));
+    let script = Script { answers: Mutex::new(answers), asked: Arc::clone(&asked), reports: tell, deaf, why };
     (script, Hand { answers: give, asked, reports })
 }
 
@@ -82,6 +84,11 @@ struct Fake {
     refuse: usize,
     /// So many further syncs fail in IPv6 only.
     refuse_v6: usize,
+    /// So many further syncs leave a service out because the kernel refuses it; what is refused is tried again only when that is said.
+    refuse_service: usize,
+    retried: bool,
+    /// Syncs that read all anew.
+    full: Vec<Family>,
     calls: mpsc::UnboundedSender<(Revision, Changes, Instant)>,
     disturbed: Arc<Notify>,
     counts: watch::Sender<Counts>,
@@ -106,9 +113,17 @@ impl Backend for Fake {
         let skipped = vec![Skipped { service: ServiceKey::new("default", "odd"), reason: "too odd".to_owned() }];
         if self.refuse_v6 > 0 {
             self.refuse_v6 -= 1;
-            return Ok(Synced { failed: vec![(Family::V6, anyhow::anyhow!("no NAT"))], skipped });
+            let failed = vec![(Family::V6, anyhow::anyhow!("no NAT"))];
+            return Ok(Synced { failed, skipped, ..Synced::default() });
         }
-        Ok(Synced { skipped, ..Synced::default() })
+        let retried = std::mem::take(&mut self.retried);
+        self.refuse_service = self.refuse_service.saturating_sub(usize::from(retried));
+        let refused = (self.refuse_service > 0).then(|| ServiceKey::new("default", "odd")).into_iter().collect();
+        Ok(Synced { skipped, refused, full: self.full.clone(), ..Synced::default() })
+    }
+
+    fn retry_refused(&mut self) {
+        self.retried = true;
     }
 
     async fn cleanup(&mut self) -> anyhow::Result<()> {
@@ -147,7 +162,12 @@ fn fake(refuse: usize) -> (Fake, mpsc::UnboundedReceiver<(Revision, Changes, Ins
     let (calls, called) = mpsc::unbounded_channel();
     let disturbed = Arc::new(Notify::new());
     let counts = watch::Sender::default();
-    (Fake { refuse, refuse_v6: 0, calls, disturbed: Arc::clone(&disturbed), counts }, called, disturbed)
+    let (refuse_service, retried, full) = (0, false, Vec::new());
+    (
+        Fake { refuse, refuse_v6: 0, refuse_service, retried, full, calls, disturbed: Arc::clone(&disturbed), counts },
+        called,
+        disturbed,
+    )
 }
 
 #[tokio::test(start_paused = true)]
@@ -226,6 +246,47 @@ async fn a_family_that_fails_holds_up_no_other_and_is_tried_again() {
     assert!(called.recv().await.unwrap().1.everything, "what one family lacks is still due");
     let report = hand.reports.recv().await.unwrap();
     assert!(report.families.iter().all(|(_, one)| one.applied == 1 && one.error.is_none()));
+}
+
+/// A kernel may take later what it refuses now: tried again without a change, ever more rarely, until it does.
+#[tokio::test(start_paused = true)]
+async fn what_the_kernel_refuses_of_a_service_is_tried_again_though_nothing_changed() {
+    let (mut backend, mut called, _) = fake(0);
+    backend.refuse_service = 3;
+    let (source, hand) = script(0);
+    tokio::spawn(run(backend, source, Options::default(), std::future::pending()));
+    hand.give(Ok(full(1, &["odd"])));
+    let (.., mut before) = called.recv().await.unwrap();
+    for pause in [10, 20, 40] {
+        let (same, changes, at) = called.recv().await.unwrap();
+        assert_eq!((same, changes, at - before), (revision(1), Changes::default(), Duration::from_secs(pause)));
+        before = at;
+    }
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert!(called.try_recv().is_err(), "it is served");
+}
+
+/// Which attempts went through everything is the backend's word, family by family.
+#[tokio::test(start_paused = true)]
+async fn an_attempt_is_full_at_first_and_when_the_backend_says_so() {
+    let (mut backend, mut called, disturbed) = fake(0);
+    backend.full = vec![Family::V4];
+    let (source, mut hand) = script(0);
+    tokio::spawn(run(backend, source, Options::default(), std::future::pending()));
+    hand.give(Ok(full(1, &["a"])));
+    called.recv().await.unwrap();
+    disturbed.notify_one();
+    called.recv().await.unwrap();
+    let counts = async |hand: &mut Hand| {
+        let families = hand.reports.recv().await.unwrap().families;
+        let sum = |attempts: &Attempts| localnet_proto::wire::Attempts::from(attempts).counts.iter().sum::<u64>();
+        families.iter().map(|(_, one)| (sum(&one.full), sum(&one.partial))).collect::<Vec<_>>()
+    };
+    let mut newest = counts(&mut hand).await;
+    while newest.iter().any(|(full, partial)| full + partial < 2) {
+        newest = counts(&mut hand).await;
+    }
+    assert_eq!(newest, [(2, 0), (1, 1)]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -351,6 +412,48 @@ async fn a_report_that_is_lost_is_offered_again() {
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert!(hand.reports.try_recv().is_err(), "and not once more after it was taken");
     assert!(called.try_recv().is_err(), "nothing is synced again for it");
+}
+
+/// What is logged.
+#[derive(Clone, Default)]
+struct Lines(Arc<StdMutex<Vec<u8>>>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_report_that_the_brain_refuses_is_said_once_and_that_it_is_away_is_not() {
+    let refused = "the brain does not take this backend's reports";
+    for (why, said) in [
+        (SourceError::Refused("InvalidArgument: no name".to_owned()), 1),
+        (SourceError::Unreachable("not now".to_owned()), 0),
+    ] {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let log = tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).finish();
+        let _log = tracing::subscriber::set_default(log);
+        let (backend, ..) = fake(0);
+        let (mut source, mut hand) = script(5);
+        source.why = why;
+        hand.give(Ok(full(1, &["a"])));
+        // In this task, whose log is read.
+        let taken = async {
+            hand.reports.recv().await.unwrap();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        };
+        run(backend, source, Options::default(), taken).await.unwrap();
+        let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(lines.matches(refused).count(), said, "{lines}");
+        assert_eq!(lines.matches("the brain takes reports again").count(), said, "{lines}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -215,12 +215,12 @@ fn what_is_refused_is_named_and_left_out_and_the_rest_is_programmed() {
         assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self_told(&rest))));
         // It is refused again for as long as the kernel does so, and programmed when it does not.
         told.listener_mut().retry_refused();
-        assert_eq!(sync(&mut told, &state, &Changes::default()).skipped.len(), 1);
-        assert!(told.listener_mut().refuses());
+        let synced = sync(&mut told, &state, &Changes::default());
+        assert_eq!((synced.skipped.len(), synced.refused), (1, [ServiceKey::new("ns", "web")].into()));
         let refuses = kernel(&mut told).refuses.take();
         told.listener_mut().retry_refused();
-        assert_eq!(sync(&mut told, &state, &Changes::default()).skipped, []);
-        assert!(!told.listener_mut().refuses());
+        let synced = sync(&mut told, &state, &Changes::default());
+        assert_eq!((synced.skipped, synced.refused), (vec![], BTreeSet::new()));
         assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self_told(&state))));
         kernel(&mut told).refuses = refuses;
         kernel(&mut told).tables = Fake::default().tables;
@@ -232,6 +232,24 @@ fn what_is_refused_is_named_and_left_out_and_the_rest_is_programmed() {
         Arc::make_mut(changed.services.get_mut(&ServiceKey::new("ns", "web")).unwrap()).endpoints.pop();
         assert_eq!(sync(&mut told, &changed, &Changes::everything()).skipped, []);
         assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self_told(&changed))));
+    }
+}
+
+/// Who has no memory now says nothing of the service whose turn it was: the sync fails, and leaves nobody out.
+#[test]
+fn want_of_memory_is_no_services_fault() {
+    for at_the_end in [false, true] {
+        let refuses = Some(("--to-destination 10.0.0.2:8080".to_owned(), at_the_end));
+        let fake = Fake { refuses, short: true, ..Fake::default() };
+        let mut told = Adapter::new(IptablesBackend::new(Config::default(), fake));
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let synced = runtime.block_on(told.sync(&state(WEB), &Changes::everything())).unwrap();
+        assert_eq!((synced.failed.len(), synced.skipped.len()), (1, 0), "{synced:?}");
+        let error = format!("{:#}", synced.whole().unwrap_err());
+        assert!(error.contains("Cannot allocate memory"), "{error}");
+        kernel(&mut told).refuses = None;
+        assert_eq!(sync(&mut told, &state(WEB), &Changes::default()).skipped, []);
+        assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self::told(&state(WEB), Fake::default()))));
     }
 }
 

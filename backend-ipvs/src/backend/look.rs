@@ -30,10 +30,9 @@ impl<K: Kernel> IpvsBackend<K> {
             self.looked_at = Some(frontend);
         }
         let addresses = self.kernel.addresses().await?.unwrap_or_default();
-        let refused = &self.refused_addresses;
         let has_v6 = self.kernel.has_family(Family::V6);
-        let wanted = self.desired.wanted_addresses();
-        Ok(wanted.filter(|ip| (has_v6 || ip.is_ipv4()) && !refused.contains(ip)).all(|ip| addresses.contains(&ip)))
+        let mut wanted = self.desired.wanted_addresses().filter(|ip| has_v6 || ip.is_ipv4());
+        Ok(wanted.all(|ip| addresses.contains(&ip)))
     }
 
     /// Whether connections of endpoints that are gone are waited for.

@@ -215,8 +215,86 @@ fn an_endpoint_that_the_kernel_refuses_is_left_out_and_said() {
     assert!(backend.kernel.servers.values().all(|fake| fake.destinations.len() == 1));
     // It is not tried again and again.
     let (log, again) = synced(&mut backend, &state(), &Changes::default());
-    assert_eq!((log, again), (vec![], skipped));
+    assert_eq!((log, again), (vec![], skipped.clone()));
+    // Not even when all is read again, but when its time has come.
+    backend.forget();
+    let (log, again) = synced(&mut backend, &state(), &Changes::default());
+    assert_eq!((log, again), (vec![], skipped.clone()));
+    backend.retry_refused();
+    let (log, again) = synced(&mut backend, &state(), &Changes::default());
+    assert_eq!((log.len(), again), (1, skipped));
     assert_eq!(synced(&mut backend, &shrunk(), &web_changed()).1, []);
+}
+
+#[test]
+fn what_the_kernel_takes_later_is_served_without_having_changed() {
+    let mut backend = backend(Options::default());
+    backend.kernel.hated.insert("10.180.1.2:8080".parse().unwrap());
+    let synced = run(backend.apply(&state(), &Changes::everything())).unwrap();
+    assert_eq!(synced.refused, [ServiceKey::new("default", "web")].into());
+    backend.kernel.hated.clear();
+    backend.retry_refused();
+    let synced = run(backend.apply(&state(), &Changes::default())).unwrap();
+    assert_eq!((synced.refused.len(), synced.skipped), (0, vec![]));
+    assert!(backend.kernel.servers.values().all(|fake| fake.destinations.len() == 2));
+}
+
+#[test]
+fn an_address_that_the_kernel_refuses_is_said_and_tried_again() {
+    let mut backend = backend(Options::default());
+    backend.kernel.hated_addresses.insert("172.30.0.1".parse().unwrap());
+    let (_, skipped) = synced(&mut backend, &state(), &Changes::everything());
+    let reason = "failed to add the address 172.30.0.1 to the interface kube-ipvs0: hated".to_owned();
+    assert_eq!(skipped, [Skipped { service: ServiceKey::new("default", "web"), reason }]);
+    assert!(run(backend.is_undisturbed()).unwrap(), "nobody took it away");
+    // It is not tried again and again, but as due as before.
+    assert_eq!(synced(&mut backend, &state(), &Changes::default()), (vec![], skipped.clone()));
+    backend.forget();
+    assert_eq!(synced(&mut backend, &state(), &Changes::default()), (vec![], skipped.clone()));
+    backend.retry_refused();
+    let add = || vec!["addresses +[172.30.0.1] -[]".to_owned()];
+    assert_eq!(synced(&mut backend, &state(), &Changes::default()), (add(), skipped));
+    backend.kernel.hated_addresses.clear();
+    backend.retry_refused();
+    assert_eq!(synced(&mut backend, &state(), &Changes::default()), (add(), vec![]));
+    assert_eq!(backend.kernel.addresses, Some(["172.30.0.1".parse().unwrap()].into()));
+    assert_eq!(synced(&mut backend, &state(), &Changes::default()), (vec![], vec![]));
+}
+
+/// Who has no memory now says nothing of the service whose turn it was: the sync fails, is tried again, and leaves nobody out.
+#[test]
+fn want_of_memory_is_no_services_fault() {
+    let hate: [fn(&mut FakeKernel); 2] = [
+        |kernel| _ = kernel.hated.insert("10.180.1.2:8080".parse().unwrap()),
+        |kernel| _ = kernel.hated_addresses.insert("172.30.0.1".parse().unwrap()),
+    ];
+    for hate in hate {
+        let mut backend = backend(Options::default());
+        backend.kernel.short = true;
+        hate(&mut backend.kernel);
+        let synced = run(backend.apply(&state(), &Changes::everything())).unwrap();
+        assert_eq!((synced.failed.is_empty(), synced.skipped.len(), synced.refused.len()), (false, 0, 0), "{synced:?}");
+        backend.kernel.hated.clear();
+        backend.kernel.hated_addresses.clear();
+        let synced = run(backend.apply(&state(), &Changes::everything())).unwrap();
+        assert_eq!((synced.failed.len(), synced.skipped), (0, vec![]));
+        assert_eq!(backend.kernel.addresses, Some(["172.30.0.1".parse().unwrap()].into()));
+        assert!(backend.kernel.servers.values().all(|fake| fake.destinations.len() == 2));
+    }
+}
+
+/// Attempts that did not know what the kernel holds are full ones, also after the first.
+#[test]
+fn what_was_lost_makes_a_full_attempt() {
+    let mut backend = backend(Options::default());
+    let mut full = |lose: bool| {
+        if lose {
+            backend.forget();
+        }
+        run(backend.apply(&state(), &Changes::everything())).unwrap().full
+    };
+    let both = localnet_proto::Family::BOTH.to_vec();
+    assert_eq!([full(false), full(false), full(true)], [both.clone(), vec![], both]);
 }
 
 #[test]

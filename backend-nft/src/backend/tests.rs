@@ -310,7 +310,7 @@ fn an_address_comes_before_a_node_port_whatever_the_names() {
 }
 
 #[test]
-fn a_service_that_the_kernel_refuses_is_left_out_until_it_changes() {
+fn a_service_that_the_kernel_refuses_is_left_out_until_it_changes_or_is_tried_again() {
     [false, true].into_iter().for_each(refused_service);
 }
 
@@ -329,9 +329,60 @@ fn refused_service(vague: bool) {
     assert_eq!(has(&backend, SetId::Services, ("172.30.0.42", 80)), None);
     assert!(has(&backend, SetId::Services, ("172.30.0.43", 80)).is_some());
     assert_eq!(sent(&mut backend, &state, &Changes::default()), (0, 0, 0));
+    // It is refused again for as long as the kernel does so, and served when it does not, without having changed.
+    backend.retry_refused();
+    let synced = backend.apply(&state, &Changes::default()).unwrap();
+    assert_eq!(synced.refused, [ServiceKey::new("default", "s-172.30.0.42")].into());
+    assert!(synced.skipped[0].reason.starts_with("left out, and tried again later: "), "{synced:?}");
+    let hated = std::mem::take(&mut backend.kernel.hated);
+    backend.retry_refused();
+    let synced = backend.apply(&state, &Changes::default()).unwrap();
+    assert_eq!((synced.refused.len(), synced.skipped.len()), (0, 0));
+    assert!(has(&backend, SetId::Services, ("172.30.0.42", 80)).is_some());
+    // The same if it changes.
+    backend.kernel.hated = hated;
+    backend.kernel.tables.clear();
+    backend.forget();
+    backend.apply(&state, &Changes::default()).unwrap().whole().unwrap();
+    assert_eq!(has(&backend, SetId::Services, ("172.30.0.42", 80)), None);
     backend.kernel.hated.clear();
     assert_eq!(sent(&mut backend, &state, &changed(&["s-172.30.0.42"])), (3, 0, 0));
     assert!(has(&backend, SetId::Services, ("172.30.0.42", 80)).is_some());
+}
+
+/// Who has no memory now says nothing of the service whose turn it was: the sync fails, is tried again, and leaves nobody out.
+#[test]
+fn want_of_memory_is_no_services_fault() {
+    for vague in [false, true] {
+        let mut backend = backend();
+        backend.kernel.vague = vague;
+        let bad =
+            Tuple::new().address("172.30.0.42".parse().unwrap()).protocol(localnet_linux::nft::Protocol::Tcp).port(80);
+        backend.kernel.hated.insert(bad.into());
+        backend.kernel.short = true;
+        let state = state(["172.30.0.41", "172.30.0.42"].map(|ip| service(&format!("s-{ip}"), ip, &["10.180.1.2"])));
+        let synced = backend.apply(&state, &Changes::everything()).unwrap();
+        assert_eq!((synced.failed.len(), synced.skipped.len()), (1, 0), "{synced:?}");
+        let error = format!("{:#}", synced.whole().unwrap_err());
+        assert!(error.contains("os error 12") && !error.contains(": service default/"), "{error}");
+        backend.kernel.hated.clear();
+        let synced = backend.apply(&state, &Changes::everything()).unwrap();
+        assert_eq!((synced.failed.len(), synced.skipped.len()), (0, 0), "{synced:?}");
+        assert!(has(&backend, SetId::Services, ("172.30.0.42", 80)).is_some());
+    }
+}
+
+/// Attempts that did not know what the kernel holds are full ones, also after the first.
+#[test]
+fn a_table_that_was_lost_makes_a_full_attempt() {
+    let mut backend = backend();
+    let state = state([service("web", "172.30.0.41", &["10.180.1.2"])]);
+    let both = localnet_proto::Family::BOTH.to_vec();
+    assert_eq!(backend.apply(&state, &Changes::everything()).unwrap().full, both);
+    assert_eq!(backend.apply(&state, &Changes::default()).unwrap().full, []);
+    backend.kernel.tables.clear();
+    backend.forget();
+    assert_eq!(backend.apply(&state, &Changes::default()).unwrap().full, both);
 }
 
 #[test]

@@ -365,9 +365,17 @@ fn a_port_that_is_taken_is_read_again_and_then_left_out_and_said() {
     );
     backend.kernel.log.clear();
     assert_eq!(sync(&mut backend, &state(), &Changes::default()), NOTHING, "it is not tried again and again");
-    assert!(!backend.is_disturbed().unwrap());
     backend.read_at = Instant::now();
-    assert!(backend.is_disturbed().unwrap(), "but now and then");
+    assert!(!backend.is_disturbed().unwrap(), "nor whenever all is read again");
+    // But when its time has come, and then it is there, without having changed.
+    backend.retry_refused();
+    let synced = backend.apply(&state(), &Changes::default()).unwrap();
+    assert_eq!((synced.skipped.len(), synced.refused), (1, [ServiceKey::new("default", "web")].into()));
+    backend.kernel.mend();
+    backend.retry_refused();
+    let synced = backend.apply(&state(), &Changes::default()).unwrap();
+    assert_eq!((synced.skipped.len(), synced.refused.len()), (0, 0), "{synced:?}");
+    assert!(backend.inventory.balancers().contains_key(&id));
 }
 
 #[test]

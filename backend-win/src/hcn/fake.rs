@@ -119,6 +119,11 @@ impl FakeHcn {
         self.failing.push_back((call, times, failure));
     }
 
+    /// From now on no call fails.
+    pub fn mend(&mut self) {
+        self.failing.clear();
+    }
+
     /// The documents of a kind, in order of their identifiers.
     pub fn documents(&self, kind: Kind) -> impl Iterator<Item = (Guid, &Value)> {
         self.objects.iter().filter(move |((of, _), _)| *of == kind).map(|((_, id), document)| (*id, document))

@@ -96,8 +96,10 @@ pub struct Vips {
     /// Services that differ from those planned; none for one that is gone.
     staged: BTreeMap<ServiceKey, Option<Arc<Service>>>,
     services: BTreeMap<ServiceKey, Arc<Service>>,
-    /// Services that the kernel refuses until they change, and why.
+    /// Services that the kernel refuses, and why.
     refused: BTreeMap<ServiceKey, String>,
+    /// Those that this settles anew, and why they were refused before.
+    retried: BTreeMap<ServiceKey, String>,
     /// Who has which VIP.
     owners: HashMap<VipKey, Claimant>,
     /// Claims that another service's claim outranks.
@@ -122,6 +124,7 @@ impl Vips {
             staged: BTreeMap::new(),
             services: BTreeMap::new(),
             refused: BTreeMap::new(),
+            retried: BTreeMap::new(),
             owners: HashMap::new(),
             outranked: BTreeSet::new(),
             skipped: BTreeMap::new(),
@@ -207,6 +210,10 @@ impl Vips {
         }
         let outranked_before = self.outranked.clone();
         let staged = std::mem::take(&mut self.staged);
+        self.retried.retain(|key, _| {
+            let now = staged.get(key).map(Option::as_ref);
+            now.is_some_and(|now| now.is_some() && now == self.services.get(key))
+        });
         if let Some(before) = &before {
             staged.keys().for_each(|key| _ = self.retract(key, before, program));
         }
@@ -231,24 +238,28 @@ impl Vips {
         Settled { facts_changed, notices }
     }
 
-    /// Takes a service out that the kernel refuses; the others are programmed without it until it changes.
-    pub fn refuse(&mut self, key: &ServiceKey, why: String, program: &mut impl Program) {
-        let Some(facts) = self.facts.take() else { return };
+    /// Takes a service out that the kernel refuses; the others are programmed without it until it changes or is tried again. Says
+    /// whether that is news: it was not tried again, and refused for the same reason as before.
+    pub fn refuse(&mut self, key: &ServiceKey, why: String, program: &mut impl Program) -> bool {
+        let Some(facts) = self.facts.take() else { return false };
+        let is_news = self.retried.get(key) != Some(&why);
         if let Some(service) = self.retract(key, &facts, program) {
             // Kept, so that the next change of it retracts nothing that is not there, but finds it differing.
             self.services.insert(key.clone(), service);
             self.refused.insert(key.clone(), why);
         }
         self.facts = Some(facts);
+        is_news
     }
 
-    /// The kernel refuses some services.
-    pub fn refuses(&self) -> bool {
-        !self.refused.is_empty()
+    /// The services that the kernel refuses.
+    pub fn refused(&self) -> BTreeSet<ServiceKey> {
+        self.refused.keys().cloned().collect()
     }
 
     /// They are tried again when this settles next, though they have not changed.
     pub fn retry_refused(&mut self) {
+        self.retried.clone_from(&self.refused);
         for key in self.refused.keys() {
             self.staged.entry(key.clone()).or_insert_with(|| self.services.get(key).cloned());
         }

@@ -80,18 +80,24 @@ fn a_refused_service_leaves_until_it_changes_and_others_take_its_place() {
     let (mut vips, mut held) = (Vips::new(Config::default()), Held::default());
     vips.update(&state, &Changes::everything(), &mut held);
     let key = ServiceKey::new("ns", "a");
-    vips.refuse(&key, "no room".to_owned(), &mut held);
+    assert!(vips.refuse(&key, "no room".to_owned(), &mut held));
     assert_eq!(owners(&held), "192.168.0.2:30080/tcp ns/b");
     assert!(vips.skipped().contains(&Skipped { service: key.clone(), reason: "no room".to_owned() }));
     vips.update(&state, &Changes::everything(), &mut held);
     assert_eq!(owners(&held), "192.168.0.2:30080/tcp ns/b", "it did not change");
     vips.retry_refused();
     vips.update(&state, &Changes::default(), &mut held);
-    assert_eq!((owners(&held).as_str(), vips.refuses()), ("192.168.0.2:30080/tcp ns/a", false), "tried again");
-    vips.refuse(&key, "no room".to_owned(), &mut held);
+    assert_eq!((owners(&held).as_str(), vips.refused().len()), ("192.168.0.2:30080/tcp ns/a", 0), "tried again");
+    assert!(!vips.refuse(&key, "no room".to_owned(), &mut held), "that was said");
+    vips.retry_refused();
+    vips.update(&state, &Changes::default(), &mut held);
+    assert!(vips.refuse(&key, "no memory".to_owned(), &mut held), "for another reason");
+    assert_eq!(vips.refused(), [key.clone()].into());
+    vips.retry_refused();
     Arc::make_mut(state.services.get_mut(&key).unwrap()).ports[0].name = "other".into();
     vips.update(&state, &Changes::everything(), &mut held);
     assert_eq!(owners(&held), "192.168.0.2:30080/tcp ns/a");
+    assert!(vips.refuse(&key, "no memory".to_owned(), &mut held), "it is another service now");
 }
 
 #[test]
