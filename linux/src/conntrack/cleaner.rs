@@ -381,7 +381,7 @@ mod tests {
         }
         let waiting = inbox.take(None).unwrap();
         assert_eq!((waiting.frontends.len(), waiting.remembered.len(), waiting.recheck), (1, 1, true));
-        assert!(waiting.frontends[&frontend()].as_ref().is_some_and(|endpoints| endpoints.is_empty()));
+        assert!(waiting.frontends[&frontend()].as_ref().is_some_and(Endpoints::is_empty));
         assert!(inbox.take(Some(Instant::now())).is_none(), "taken once");
         inbox.end();
         assert!(inbox.take(None).is_some_and(|waiting| waiting.ended));
