@@ -155,10 +155,11 @@ fn firewall() -> Chain {
 }
 
 fn unserved() -> Chain {
-    let translated = Rule::new([Statement::ConnectionDnat, Statement::Verdict(Verdict::Return)]);
-    Chain::new(names::UNSERVED)
-        .rule(translated.comment("goes to an endpoint"))
-        .rule(Statement::vmap(ASKED_FOR, SetId::NoEndpoints.name()))
+    Chain::new(names::UNSERVED).rule(translated()).rule(Statement::vmap(ASKED_FOR, SetId::NoEndpoints.name()))
+}
+
+fn translated() -> Rule {
+    Rule::new([Statement::ConnectionDnat, Statement::Verdict(Verdict::Return)]).comment("goes to an endpoint")
 }
 
 /// The addresses of VIPs are the node's own as long as they are there: what listens on the node is not to be reached by them.
@@ -188,7 +189,7 @@ fn unallocated(facts: &Facts, family: Family) -> Chain {
         Statement::is_in([Field::DestinationAddress], SetId::Addresses.name()),
         Statement::Verdict(Verdict::Return),
     ]);
-    let chain = Chain::new(names::UNALLOCATED).rule(own);
+    let chain = Chain::new(names::UNALLOCATED).rule(translated()).rule(own);
     let cidrs = facts.service_cidrs.iter().filter(|cidr| Family::of(&cidr.addr()) == family);
     cidrs.fold(chain, |chain, cidr| {
         let to_cidr = Statement::Address(AddressField::Destination, Op::Eq, cidr.trunc());

@@ -131,16 +131,19 @@ fn firewall() -> Chain {
 /// An endpoint may have the address and port of a VIP that nothing serves, such as a pod of the host network behind a node's
 /// address: what was sent there by way of another VIP goes on.
 fn unserved() -> Chain {
-    let translated = Rule::new([Statement::ConnectionDnat, Statement::Verdict(Verdict::Return)]);
-    Chain::new(names::UNSERVED)
-        .rule(translated.comment("asked for another VIP"))
-        .rule(Statement::vmap(VIP, SetId::NoEndpoints.name()))
+    Chain::new(names::UNSERVED).rule(translated()).rule(Statement::vmap(VIP, SetId::NoEndpoints.name()))
 }
 
+fn translated() -> Rule {
+    Rule::new([Statement::ConnectionDnat, Statement::Verdict(Verdict::Return)]).comment("asked for another VIP")
+}
+
+/// As in [`unserved`]: what has been sent to an endpoint goes on, though its address be that of a ClusterIP, or inside a ServiceCIDR.
 fn unallocated_chain(facts: &Facts, family: Family) -> Chain {
     let unused_port =
         Rule::new([Statement::is_in([Field::DestinationAddress], SetId::ClusterIps.name()), Statement::Reject]);
-    let chain = Chain::new(names::UNALLOCATED).rule(unused_port.comment("unused ports of ClusterIPs"));
+    let chain =
+        Chain::new(names::UNALLOCATED).rule(translated()).rule(unused_port.comment("unused ports of ClusterIPs"));
     let cidrs = facts.service_cidrs.iter().filter(|cidr| Family::of(&cidr.addr()) == family);
     cidrs.fold(chain, |chain, cidr| {
         let to_cidr = Statement::Address(AddressField::Destination, Op::Eq, cidr.trunc());

@@ -377,3 +377,32 @@ fn a_connection_that_is_asked_for_moves_from_a_dead_endpoint() {
         assert_eq!(say(&mut connecting.join().unwrap()), format!("{B}:5353"));
     });
 }
+
+/// A ServiceCIDR around the pods, and a Service whose ClusterIP is a pod's address: what was sent to that pod by way of another VIP
+/// is neither unallocated nor an unused port.
+#[test]
+fn endpoints_whose_addresses_look_like_cluster_ips_answer() {
+    let vip: SocketAddr = "172.30.0.13:80".parse().unwrap();
+    let network = Arc::new(Network::build(Topology::with_pods([A]).unwrap()).unwrap());
+    let endpoint = Endpoint { protocol: Protocol::Tcp, address: format!("{A}:8080").parse().unwrap() };
+    let _servers = Servers::start(&network, [endpoint]).unwrap();
+    let mut state = super::state();
+    let key = ServiceKey::new("default", "many");
+    let many = Arc::make_mut(state.services.get_mut(&key).unwrap());
+    many.endpoints.truncate(1);
+    many.endpoints[0].address = A.parse().unwrap();
+    let mut misled = many.clone();
+    misled.key = ServiceKey::new("default", "misled");
+    misled.cluster_ips = vec![A.parse().unwrap()];
+    (misled.external_ips, misled.load_balancer_ips) = (vec![], vec![]);
+    misled.ports.iter_mut().for_each(|port| (port.port, port.node_port) = (81, None));
+    state.services.insert(misled.key.clone(), Arc::new(misled));
+    state.node.service_cidrs = vec!["10.0.0.0/8".parse().unwrap(), "172.30.0.0/16".parse().unwrap()];
+    let _live = Live::start(&network, config(), state);
+    for from in [network.client(), network.node()] {
+        match from.probe(Probe::new(Protocol::Tcp, vip)).unwrap() {
+            Outcome::Answer { by, .. } => assert_eq!(by, endpoint.address),
+            other => panic!("{other}"),
+        }
+    }
+}

@@ -19,7 +19,7 @@ use localnet_nft::{
 
 use super::{config, list, live::Live, live::PATIENCE, load, sorted, state, sync};
 
-const DAMAGE: [&str; 8] = [
+const DAMAGE: [&str; 10] = [
     "flush ruleset",
     "delete element ip localnet services { 172.30.0.13 . tcp . 80 }",
     "flush chain ip localnet services",
@@ -29,6 +29,9 @@ const DAMAGE: [&str; 8] = [
     // One rule replaced.
     "flush chain ip6 localnet mark-masquerade; add rule ip6 localnet mark-masquerade meta mark set 1",
     "insert rule ip localnet masquerading accept",
+    // There, and never entered.
+    "add table ip localnet { flags dormant; }",
+    "add table ip6 localnet { flags dormant; }",
 ];
 
 /// What the tables should be, to compare with what they are.

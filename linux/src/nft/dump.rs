@@ -48,6 +48,22 @@ pub struct SetDump {
     pub elements: Vec<Element>,
 }
 
+/// What the kernel does with a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    Absent,
+    Active,
+    /// Somebody has set `flags dormant`: it is there, and nothing enters its chains.
+    Dormant,
+}
+
+impl Standing {
+    fn of(self, chain: ChainDump) -> ChainDump {
+        let hook = chain.hook.filter(|_| self == Self::Active);
+        ChainDump { hook, ..chain }
+    }
+}
+
 /// How often a read that raced with changes is repeated.
 const ATTEMPTS: usize = 50;
 
@@ -68,9 +84,20 @@ impl Socket {
 
     /// Whether the table exists.
     pub fn has_table(&mut self, table: &Table) -> Result<bool, Error> {
-        let read =
-            self.request(table.family, msg::GET_TABLE, wire::ACK, |w| w.string(table::NAME, &table.name), |_| ())?;
-        Ok(read == Dumped::Complete)
+        Ok(self.standing(table)? != Standing::Absent)
+    }
+
+    fn standing(&mut self, table: &Table) -> Result<Standing, Error> {
+        let mut flags = 0;
+        let fill = |w: &mut Writer| w.string(table::NAME, &table.name);
+        let read = self.request(table.family, msg::GET_TABLE, wire::ACK, fill, |message| {
+            flags = message.attributes().u32(table::FLAGS).unwrap_or_default();
+        })?;
+        Ok(match read {
+            Dumped::Complete if flags & table::FLAG_DORMANT != 0 => Standing::Dormant,
+            Dumped::Complete => Standing::Active,
+            _ => Standing::Absent,
+        })
     }
 
     /// The elements of a set, if it exists.
@@ -105,13 +132,14 @@ impl Socket {
     /// The chains of a table with their rules, without its sets; none if there is no such table.
     pub fn chains(&mut self, table: &Table) -> Result<Option<Vec<ChainDump>>, Error> {
         for _ in 0..ATTEMPTS {
-            if !self.has_table(table)? {
+            let standing = self.standing(table)?;
+            if standing == Standing::Absent {
                 return Ok(None);
             }
             let mut chains = Vec::new();
             let fill = |w: &mut Writer| w.string(chain::TABLE, &table.name);
             let read = self.request(table.family, msg::GET_CHAIN, wire::DUMP, fill, |message| {
-                chains.extend(parse_chain(message.attributes(), &table.name));
+                chains.extend(parse_chain(message.attributes(), &table.name).map(|chain| standing.of(chain)));
             })?;
             if read == Dumped::Complete && self.read_rules(table, &mut chains)? {
                 return Ok(Some(chains));
@@ -136,13 +164,14 @@ impl Socket {
     }
 
     fn read_table(&mut self, table: &Table, generation: u32) -> Result<Read<TableDump>, Error> {
-        if !self.has_table(table)? {
+        let standing = self.standing(table)?;
+        if standing == Standing::Absent {
             return Ok(Read::Absent);
         }
         let mut chains = Vec::new();
         let chain_table = |w: &mut Writer| w.string(chain::TABLE, &table.name);
         let read = self.request(table.family, msg::GET_CHAIN, wire::DUMP, chain_table, |message| {
-            chains.extend(parse_chain(message.attributes(), &table.name));
+            chains.extend(parse_chain(message.attributes(), &table.name).map(|chain| standing.of(chain)));
         })?;
         if read != Dumped::Complete {
             return Ok(Read::Interrupted);

@@ -34,6 +34,8 @@ pub(super) mod msg {
 pub(super) mod table {
     pub(crate) const NAME: u16 = 1;
     pub(crate) const FLAGS: u16 = 2;
+    /// `NFT_TABLE_F_DORMANT`
+    pub(crate) const FLAG_DORMANT: u32 = 1;
 }
 
 /// `enum nft_chain_attributes`, `enum nft_hook_attributes`

@@ -17,7 +17,7 @@ use super::{
 pub struct ChainDump {
     /// Its name.
     pub name: Name,
-    /// Where the kernel enters it.
+    /// Where the kernel enters it: nowhere, if its table is dormant.
     pub hook: Option<Hook>,
     /// It is entered from a hook, or has a policy, that the plain values cannot say: none of ours.
     pub foreign: bool,
