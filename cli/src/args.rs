@@ -26,7 +26,6 @@ use crate::{
     output::{self, Format, Show},
     path::{self, Path as Way},
     question::{self, From as Sender, To},
-    reasons::Status,
     source::Global,
     top::{self, By},
     watch, why_not,
@@ -297,8 +296,7 @@ async fn get(global: &Global, arguments: Get) -> Answered {
         let Some(brain) = brain else {
             return Err(Failure::Usage("a saved state has no revision: ask a brain (--api)".to_owned()));
         };
-        let status = brain.status().await.map_err(|error| unreadable(global, &error.to_string()))?;
-        print(global, &arguments.output, &Status::from(status))?;
+        print(global, &arguments.output, &global.status(&brain).await?)?;
         return Ok(false);
     }
     let state = global.snapshot(brain.as_ref()).await?;
@@ -336,7 +334,7 @@ async fn watch(global: &Global, arguments: Watch) -> Answered {
         colour: output::is_coloured(global.colour),
         count: arguments.count,
     };
-    watch::run(&brain, &options).await?;
+    watch::run(global, &brain, &options).await?;
     Ok(false)
 }
 
@@ -357,7 +355,7 @@ async fn world(global: &Global, node: &OfNode, brain: Option<&Brain>, state: Sna
         true => kernel::addresses().await.unwrap_or_default(),
         false => state.node.addresses.clone(),
     };
-    let kernel = match other_backend(brain).await.filter(|_| node.kernel == When::Auto) {
+    let kernel = match other_backend(global, brain).await.filter(|_| node.kernel == When::Auto) {
         _ if !asked => {
             Err("the state may be another node's (--kernel yes looks at this one's all the same)".to_owned())
         }
@@ -375,8 +373,8 @@ fn configured(node: &OfNode) -> Result<localnet_client::vips::Config, Failure> {
 }
 
 /// The backend that reports, unless it is nft.
-async fn other_backend(brain: Option<&Brain>) -> Option<String> {
-    let status = Status::from(brain?.status().await.ok()?);
+async fn other_backend(global: &Global, brain: Option<&Brain>) -> Option<String> {
+    let status = global.status(brain?).await.ok()?;
     let newest = status.backends.iter().min_by_key(|backend| backend.age_millis)?;
     (newest.name != "nft").then(|| newest.name.clone())
 }
@@ -511,8 +509,7 @@ async fn examine(global: &Global, arguments: Doctor) -> Answered {
     let brain = brain.as_ref();
     let mut known = Known { api: global.describe(), ..Known::default() };
     if let Some(brain) = brain {
-        let status = tokio::time::timeout(global.patience(), brain.status()).await;
-        known.status = status.ok().map(|status| status.map(Status::from).map_err(|error| error.to_string()));
+        known.status = Some(global.status(brain).await.map_err(|error| format!("{error:#}")));
     }
     let state = global.snapshot(brain).await;
     let (state, error) = match state {

@@ -212,7 +212,8 @@ pub fn print(write: impl FnOnce(&mut Out<io::StdoutLock<'static>>) -> anyhow::Re
     out.flush().context("writing to standard output")
 }
 
-/// Where an answer goes: in big pieces, and nowhere once its reader is gone.
+/// Where an answer goes: in big pieces, and nowhere once its reader is gone. What backends report and states say reaches no terminal as
+/// a command: of control characters, line ends and our own colours pass, others are spelled out.
 #[derive(Debug)]
 pub struct Out<W: io::Write>(BufWriter<UntilClosed<W>>);
 
@@ -225,10 +226,15 @@ impl<W: io::Write> Out<W> {
 
 impl<W: io::Write> io::Write for Out<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes)
+        self.write_all(bytes)?;
+        Ok(bytes.len())
     }
 
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        // Without an end before the last byte: many are compared at once.
+        if bytes.iter().fold(false, |any, byte| any | may_command(*byte)) {
+            return self.0.write_all(harmless(&String::from_utf8_lossy(bytes)).as_bytes());
+        }
         self.0.write_all(bytes)
     }
 
@@ -236,6 +242,34 @@ impl<W: io::Write> io::Write for Out<W> {
         self.0.flush()
     }
 }
+
+/// A byte that begins a control character, or perhaps one: those of C1 begin with 0xc2.
+fn may_command(byte: u8) -> bool {
+    (byte < b' ' && byte != b'\n' && byte != b'\t') || byte == 0x7f || byte == 0xc2
+}
+
+/// The text with control characters spelled out, but for line ends, tabs and the colours of [`Style`].
+pub fn harmless(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(next) = rest.chars().next() {
+        let colour = COLOURS.iter().find(|colour| rest.starts_with(**colour));
+        let length = match colour {
+            Some(colour) => colour.len(),
+            None => next.len_utf8(),
+        };
+        if colour.is_none() && next.is_control() && next != '\n' && next != '\t' {
+            out.extend(next.escape_default());
+        } else {
+            out.push_str(&rest[..length]);
+        }
+        rest = &rest[length..];
+    }
+    out
+}
+
+/// What [`Style::paint`] writes.
+const COLOURS: [&str; 5] = ["\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[2m", "\x1b[0m"];
 
 #[derive(Debug)]
 struct UntilClosed<W> {
@@ -290,6 +324,28 @@ mod tests {
             let mut written = Vec::new();
             value.serialize(&mut serde_json::Serializer::with_formatter(&mut written, Indented::default())).unwrap();
             assert_eq!(String::from_utf8(written).unwrap(), serde_json::to_string_pretty(&value).unwrap());
+        }
+    }
+
+    #[test]
+    fn nothing_that_is_printed_commands_a_terminal() {
+        let style = Style { wide: false, colour: true };
+        for tone in [Tone::Good, Tone::Odd, Tone::Bad, Tone::Dim] {
+            let painted = style.paint(tone, "web");
+            assert_eq!(harmless(&painted), painted);
+        }
+        for (said, expected) in [
+            ("a\tb\nc é", "a\tb\nc é"),
+            ("\x1b]0;title\x07", r"\u{1b}]0;title\u{7}"),
+            ("\x1b[2Jcleared\r", r"\u{1b}[2Jcleared\r"),
+            ("\u{9b}2J \x7f", r"\u{9b}2J \u{7f}"),
+        ] {
+            let mut written = Vec::new();
+            let mut out = Out::new(&mut written);
+            write!(out, "{said}").unwrap();
+            out.flush().unwrap();
+            drop(out);
+            assert_eq!(String::from_utf8(written).unwrap(), expected);
         }
     }
 

@@ -11,7 +11,7 @@ use localnet_client::{
 use localnet_proto::{Address, DEFAULT_ADDRESS, Revision};
 use tokio::time::timeout;
 
-use crate::{args::Failure, output::Colour};
+use crate::{args::Failure, output::Colour, reasons::Status};
 
 /// Where the state comes from, and how answers look. Flattened into every command.
 #[derive(Args, Clone, Debug)]
@@ -95,15 +95,33 @@ impl Global {
     /// There is none to be had.
     pub async fn snapshot(&self, brain: Option<&Brain>) -> Result<Snapshot, Failure> {
         let Some(brain) = brain else { return Ok(self.saved()?) };
-        let answer = timeout(self.patience(), brain.next(Revision::default(), false)).await;
-        let update = answer
-            .with_context(|| {
-                format!("{} gives no state within {} s: it has not read the cluster yet", self.api, self.timeout)
-            })?
-            .with_context(|| format!("{}", self.api))?;
+        let update = self.in_time(brain.next(Revision::default(), false)).await?;
         let mut snapshot = Snapshot::default();
         snapshot.apply(update);
         Ok(snapshot)
+    }
+
+    /// How far brain and backends are.
+    ///
+    /// # Errors
+    /// The brain does not say.
+    pub async fn status(&self, brain: &Brain) -> anyhow::Result<Status> {
+        Ok(Status::from(self.in_time(brain.status()).await?))
+    }
+
+    /// What the brain answers, if it does within the time that is given to it.
+    ///
+    /// # Errors
+    /// It does not, or says why not.
+    pub async fn in_time<T, E>(&self, answer: impl Future<Output = Result<T, E>>) -> anyhow::Result<T>
+    where
+        Result<T, E>: anyhow::Context<T, E>,
+    {
+        let answered = timeout(self.patience(), answer).await.with_context(|| {
+            let Self { api, timeout, .. } = self;
+            format!("{api} does not answer within {timeout} s: it is stopped or busy, or has not read the cluster yet")
+        })?;
+        answered.with_context(|| self.api.to_string())
     }
 
     fn saved(&self) -> anyhow::Result<Snapshot> {

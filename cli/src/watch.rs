@@ -10,6 +10,7 @@ use crate::{
     args::Failure,
     get::{Filter, SERVICE_HEADINGS, service_row},
     output::{self, Format, Style, Table, Tone},
+    source::Global,
     yaml,
 };
 
@@ -70,16 +71,17 @@ pub fn differences<'a>(
 ///
 /// # Errors
 /// The brain cannot be reached, or standard output not written.
-pub async fn run(brain: &Brain, options: &Options) -> Result<(), Failure> {
+pub async fn run(global: &Global, brain: &Brain, options: &Options) -> Result<(), Failure> {
     let mut state = Snapshot::default();
     let mut seen = 0;
     while options.count.is_none_or(|count| seen < count) {
-        let update = match brain.next(state.revision, state.revision != Revision::default()).await {
-            Ok(update) => update,
-            Err(error @ SourceError::Unreachable(_)) if seen > 0 => {
-                return Err(Failure::Unreadable(anyhow::anyhow!("the brain has gone away: {error}")));
-            }
-            Err(error) => return Err(Failure::Unreadable(anyhow::anyhow!("{}: {error}", brain.describe()))),
+        let answer = brain.next(state.revision, state.revision != Revision::default());
+        let update = match seen {
+            0 => global.in_time(answer).await?,
+            _ => answer.await.map_err(|error| match error {
+                SourceError::Unreachable(_) => Failure::Unreadable(anyhow::anyhow!("the brain has gone away: {error}")),
+                _ => Failure::Unreadable(anyhow::anyhow!("{}: {error}", brain.describe())),
+            })?,
         };
         let before = state.services.clone();
         state.apply(update);

@@ -6,7 +6,7 @@ use localnet_proto::wire::{BackendReport, BackendReportReply, backends_server::B
 use tokio::{sync::watch, time::Instant};
 use tonic::{Request, Response, Status};
 
-/// Backends that are remembered. A node has a handful; names beyond it are a fault, or an attack.
+/// Backends that are remembered. A node has a handful; names beyond it are a fault, or an attack, which must not keep the real one out.
 const MAX_BACKENDS: usize = 64;
 /// Length of a backend's name.
 const MAX_NAME: usize = 253;
@@ -34,29 +34,29 @@ impl Default for Reports {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadReport {
     /// It does not say whose it is.
-    #[error("Backend is empty, or longer than {MAX_NAME} bytes")]
+    #[error("Backend is empty, longer than {MAX_NAME} bytes, or has control characters")]
     Name,
-    /// It comes from one backend too many.
-    #[error("{MAX_BACKENDS} other backends have reported already; give a backend the same name each time")]
-    TooMany,
 }
 
 impl Reports {
     /// Keeps `report` in place of the backend's last one.
     pub fn record(&self, report: BackendReport) -> Result<(), BadReport> {
-        if report.backend.is_empty() || report.backend.len() > MAX_NAME {
+        let name = report.backend.clone();
+        if name.is_empty() || name.len() > MAX_NAME || name.contains(char::is_control) {
             return Err(BadReport::Name);
         }
-        let mut recorded = Ok(());
-        self.0.send_if_modified(|reports| {
-            if reports.len() >= MAX_BACKENDS && !reports.contains_key(&report.backend) {
-                recorded = Err(BadReport::TooMany);
-                return false;
+        self.0.send_modify(|reports| {
+            let oldest = reports.iter().min_by_key(|(_, received)| received.at).map(|(name, _)| name.clone());
+            if let Some(oldest) = oldest.filter(|_| reports.len() >= MAX_BACKENDS && !reports.contains_key(&name)) {
+                tracing::warn!(
+                    backend = %oldest, by = %name,
+                    "{MAX_BACKENDS} backends have reported; the one that has said nothing for longest is forgotten until it reports again: give a backend the same name each time"
+                );
+                reports.remove(&oldest);
             }
-            reports.insert(report.backend.clone(), Received { report, at: Instant::now() });
-            true
+            reports.insert(name, Received { report, at: Instant::now() });
         });
-        recorded
+        Ok(())
     }
 
     /// The last report of every backend.
@@ -81,7 +81,6 @@ impl Backends for Reports {
         match self.record(request.into_inner()) {
             Ok(()) => Ok(Response::new(BackendReportReply {})),
             Err(bad @ BadReport::Name) => Err(Status::invalid_argument(bad.to_string())),
-            Err(bad @ BadReport::TooMany) => Err(Status::resource_exhausted(bad.to_string())),
         }
     }
 }
@@ -116,7 +115,11 @@ mod tests {
         for number in 0..MAX_BACKENDS {
             reports.record(report(&number.to_string(), 1)).unwrap();
         }
-        assert_eq!(reports.record(report("one more", 1)), Err(BadReport::TooMany));
-        assert_eq!(reports.record(report("0", 2)), Ok(()));
+        // Who reports under ever other names keeps nobody out, and pushes out those who are silent.
+        reports.record(report("0", 2)).unwrap();
+        reports.record(report("one more", 1)).unwrap();
+        assert_eq!((reports.all().len(), reports.last("1")), (MAX_BACKENDS, None));
+        assert_eq!(reports.last("0").unwrap().report, report("0", 2));
+        assert_eq!(reports.record(report("\x1b[2J", 1)), Err(BadReport::Name));
     }
 }
