@@ -91,7 +91,7 @@ impl Configured {
         Ok(Self { current, node_ips, feed, events, reports, options, servers, metrics_at, status, chosen, complaints })
     }
 
-    /// Follows the configuration. Ends only when it cannot be used on this node.
+    /// Follows the configuration. Ends only when it cannot be used on this node, or a part has crashed.
     pub async fn failed(&mut self) -> anyhow::Error {
         let mut facts = self.feed.health_facts();
         let (mut failing, mut untold) = (BTreeSet::new(), BTreeSet::new());
@@ -110,6 +110,8 @@ impl Configured {
                 },
                 () = changed(ports.as_mut()) => {}
                 () = changed(metrics.as_mut()) => {}
+                error = failed(self.servers.as_mut().map(Servers::failed)) => return error,
+                error = failed(self.status.as_mut().map(status::Server::failed)) => return error,
             }
         }
     }
@@ -195,6 +197,14 @@ impl Configured {
         }
         self.complaints = complaints.into_iter().map(|complaint| complaint.text).collect();
         Ok(())
+    }
+}
+
+/// Resolves when a part fails; never if there is none.
+async fn failed(part: Option<impl Future<Output = anyhow::Error>>) -> anyhow::Error {
+    match part {
+        Some(failing) => failing.await,
+        None => std::future::pending().await,
     }
 }
 

@@ -136,7 +136,7 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     let reports = Reports::default();
     brain.tell_warnings(&reports);
     let chosen = running.has_file();
-    let (current, _following) = running.follow();
+    let (current, mut following) = running.follow();
     let mut configured = Configured::start(current, chosen, node_ips, &brain, &reports)?;
     let stop = CancellationToken::new();
     let told = serve::Told { views, reports, questions: brain.questions().clone() };
@@ -146,6 +146,7 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
         () = shutdown => Ok(()),
         error = brain.failed() => Err(error),
         error = configured.failed() => Err(error),
+        error = following.failed() => Err(error),
         ended = &mut served => return ended,
     };
     stop.cancel();

@@ -33,6 +33,7 @@ use crate::{
     feed::Feed,
     health::{
         answer::{self, Answer},
+        crashed,
         port::{self, Port, Retry},
     },
     metrics,
@@ -58,6 +59,11 @@ impl Server {
     /// Whether the port is open.
     pub fn status(&self) -> watch::Receiver<port::Status> {
         self.status.clone()
+    }
+
+    /// Resolves when the server has crashed. Cancel-safe.
+    pub async fn failed(&mut self) -> anyhow::Error {
+        crashed(&mut self.work).await
     }
 
     /// Closes the port, and returns when it is closed.

@@ -111,10 +111,25 @@ impl Servers {
         self.work.shutdown().await;
     }
 
+    /// Resolves when a part of the servers has crashed: probes would wait for nothing. Cancel-safe.
+    pub async fn failed(&mut self) -> anyhow::Error {
+        crashed(&mut self.work).await
+    }
+
     /// The health of the backends.
     pub fn health(&self) -> Health {
         self.watched.health().0
     }
+}
+
+/// Resolves when one of the tasks has crashed. That one ends is no failure: what it followed is gone, which others tell.
+pub(crate) async fn crashed(work: &mut JoinSet<()>) -> anyhow::Error {
+    while let Some(ended) = work.join_next().await {
+        if let Err(error) = ended {
+            return anyhow::Error::new(error).context("a part of the servers for health and metrics has crashed");
+        }
+    }
+    std::future::pending().await
 }
 
 /// Whether `/healthz` can be answered where it is to be.
@@ -275,6 +290,17 @@ mod tests {
         }
         assert_eq!("".parse(), Ok(HealthzAddress(None)));
         assert_eq!("0.0.0.0".parse(), Ok(HealthzAddress::default()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_part_that_crashes_is_told_and_one_that_ends_is_not() {
+        let mut work = JoinSet::new();
+        work.spawn(async {});
+        work.spawn(std::future::pending());
+        assert!(tokio::time::timeout(Duration::from_secs(60), crashed(&mut work)).await.is_err());
+        work.spawn(async { panic!("out of luck") });
+        let error = format!("{:#}", crashed(&mut work).await);
+        assert!(error.contains("has crashed") && error.contains("out of luck"), "{error}");
     }
 
     #[test]
