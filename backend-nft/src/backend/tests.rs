@@ -440,8 +440,8 @@ fn service_cidrs_rewrite_one_chain() {
     state.node.service_cidrs.push("172.31.0.0/16".parse().unwrap());
     assert_eq!(
         sent(&mut backend, &state, &Changes { node: true, ..Changes::default() }),
-        (0, 0, 4),
-        "flush, three rules"
+        (0, 0, 5),
+        "flush, four rules"
     );
 }
 

@@ -14,7 +14,9 @@ use std::thread::JoinHandle;
 
 use anyhow::Context;
 use rustix::event::{EventfdFlags, epoll, eventfd};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, ipproto, recvfrom, sendto};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, bind, ipproto, recvfrom, sendto, shutdown,
+};
 
 use crate::network::Network;
 use crate::probe::{Protocol, transport_part};
@@ -68,7 +70,10 @@ impl Servers {
         watch(stop.as_fd(), sockets.len())?;
         let thread = std::thread::Builder::new()
             .name("lab-servers".to_owned())
-            .spawn(move || serve(&waiting, &sockets))
+            .spawn(move || {
+                serve(&waiting, &sockets);
+                sockets.iter().for_each(Socket::stop);
+            })
             .context("starting the thread of servers")?;
         Ok(Self { stop, thread: Some(thread) })
     }
@@ -97,6 +102,14 @@ impl Socket {
             Self::Tcp(listener, _) => listener.as_fd(),
             Self::Udp(socket, _) => socket.as_fd(),
             Self::Sctp(socket, ..) => socket.as_fd(),
+        }
+    }
+
+    /// Ends to listen at once. Closing may come too late: a program that another test is starting has all descriptors for a moment.
+    fn stop(&self) {
+        if let Self::Tcp(listener, _) = self {
+            // It listens, so there is something to shut down.
+            let _ = shutdown(listener, Shutdown::Both);
         }
     }
 
