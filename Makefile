@@ -112,7 +112,7 @@ bench: deps controlplane ## Figures beside kube-proxy, into docs/PERFORMANCE.md 
 	target/release/localnet-bench --kernel target/bench/kernel.json --criterion target/criterion --runs target/bench/runs.jsonl \
 		$(if $(QUICK),--quick --output target/bench,--output docs)
 
-bench-ipvs: deps controlplane vm ## localnet-ipvs beside kube-proxy's ipvs mode in the guest, into docs/backends/ipvs.md (an hour, most of it kube-proxy; needs root)
+bench-ipvs: deps controlplane vm ## localnet-ipvs beside kube-proxy's ipvs mode in the guest, into docs/backends/ipvs.md (up to two hours, nearly all of it kube-proxy; needs root)
 	@[ "$$(id -u)" = 0 ] || { echo "make bench-ipvs creates network namespaces: run it as root" >&2; exit 1; }
 	$(CARGO) build --release --locked --workspace --bins
 	target/release/localnet-bench --ipvs docs/backends/ipvs.md $(if $(QUICK),--quick)

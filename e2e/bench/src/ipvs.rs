@@ -52,29 +52,41 @@ pub(crate) fn measure(options: &Options, page: &Path) -> anyhow::Result<()> {
         // The last line of what it prints.
         return Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(&figures)?)?);
     }
-    let (services, quick) = if options.quick { (1_000, true) } else { (10_000, false) };
-    let size = options.size.first().copied().unwrap_or(Size { services, endpoints: 3 });
-    let runtime = Runtime::new()?;
-    let data = runtime.block_on(plane::filled(size, &options.cache))?;
-    let mut runs = Vec::new();
-    let mut place = String::new();
-    for (number, contestant) in WITH_IPVS.iter().enumerate() {
-        if !options.only.is_empty() && !options.only.iter().any(|part| contestant.name.contains(part.as_str())) {
-            continue;
-        }
-        say(&format!("{} at {size}", contestant.name));
-        let (figures, kernel) = of(&runtime, (number, contestant), size, quick, &data)
-            .with_context(|| format!("measuring {}", contestant.name))?;
-        say(&serde_json::to_string(&figures)?);
-        runs.push((contestant.name, figures));
-        place = kernel;
-    }
     let machine = Machine::of_this()?;
-    let text = report::text(size, &runs, &machine, &place);
+    let runtime = Runtime::new()?;
+    let mut texts = Vec::new();
+    for size in sizes(options) {
+        let data = runtime.block_on(plane::filled(size, &options.cache))?;
+        let mut runs = Vec::new();
+        let mut place = String::new();
+        for (number, contestant) in WITH_IPVS.iter().enumerate() {
+            if !options.only.is_empty() && !options.only.iter().any(|part| contestant.name.contains(part.as_str())) {
+                continue;
+            }
+            say(&format!("{} at {size}", contestant.name));
+            let (figures, kernel) = of(&runtime, (number, contestant), size, options.quick, &data)
+                .with_context(|| format!("measuring {}", contestant.name))?;
+            say(&serde_json::to_string(&figures)?);
+            runs.push((contestant.name, figures));
+            place = kernel;
+        }
+        texts.push(report::text(size, &runs, &machine, &place));
+    }
+    let text = texts.join("\n");
     say(&text);
     let old = fs::read_to_string(page).with_context(|| format!("reading {}", page.display()))?;
     let new = report::put(&old, &text).with_context(|| format!("writing into {}", page.display()))?;
     fs::write(page, new).with_context(|| format!("writing {}", page.display()))
+}
+
+/// Those that were asked for; else 10,000 virtual servers, of which an emulated kube-proxy may not make an end, and 1,000.
+fn sizes(options: &Options) -> Vec<Size> {
+    let usual = |services: &u32| Size { services: *services, endpoints: 3 };
+    match (options.size.as_slice(), options.quick) {
+        ([], false) => [1_000, 10_000].iter().map(usual).collect(),
+        ([], true) => vec![usual(&1_000)],
+        (asked, _) => asked.to_vec(),
+    }
 }
 
 /// The figures of one, and on what.

@@ -29,7 +29,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE")]
     pub(crate) runs: Option<PathBuf>,
     /// Instead, measure localnet-ipvs beside kube-proxy's ipvs mode, in a guest if this kernel has no IPVS, and write the figures into this
-    /// page [size: the first one, or 10000x3; quick: 1000x3]
+    /// page [size: those given, or 1000x3 and 10000x3; quick: 1000x3]
     #[arg(long, value_name = "FILE")]
     pub(crate) ipvs: Option<PathBuf>,
     /// What `cargo bench -p localnet-nft` wrote

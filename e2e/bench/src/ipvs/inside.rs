@@ -46,14 +46,14 @@ pub(super) struct Task {
 pub(super) struct Figures {
     /// Until a sample of all virtual servers answers, and all are there with their destinations.
     pub(super) answered: f64,
-    /// Until it says that its first sync has ended.
-    pub(super) ended: f64,
-    /// From the write of a change until packets go elsewhere.
-    pub(super) change: Times,
+    /// Until it says that its first sync has ended; none if that has taken longer than [`START`].
+    pub(super) ended: Option<f64>,
+    /// From the write of a change until packets go elsewhere; none if the first sync has not ended.
+    pub(super) change: Option<Times>,
 }
 
 /// The start may take this long.
-const START: Duration = Duration::from_secs(3600);
+pub(super) const START: Duration = Duration::from_secs(3600);
 /// A change that takes longer is an error.
 const CHANGE: Duration = Duration::from_secs(900);
 /// At most so many changes, at least so many, and no more once they have taken this long together.
@@ -82,10 +82,12 @@ pub(super) fn measure(task: &Task) -> anyhow::Result<Figures> {
     let site = Site { network: &network, folder: folder.path() };
     let _running = site.start(contestant, &task.kube_proxy)?;
     let answered = site.await_all(size, started).with_context(|| site.logs())?;
-    site.await_end(contestant, started).with_context(|| site.logs())?;
-    let ended = started.elapsed();
-    let change = site.change(&runtime, &client, contestant, task.quick).with_context(|| site.logs())?;
-    Ok(Figures { answered: millis(answered), ended: millis(ended), change })
+    let ended = site.await_end(contestant, started).with_context(|| site.logs())?;
+    let change = match ended {
+        Some(_) => Some(site.change(&runtime, &client, contestant, task.quick).with_context(|| site.logs())?),
+        None => None,
+    };
+    Ok(Figures { answered: millis(answered), ended: ended.map(millis), change })
 }
 
 async fn client(kubeconfig: &Path) -> anyhow::Result<Client> {
@@ -154,13 +156,15 @@ impl Site<'_> {
         }
     }
 
-    /// Waits until it says that the first sync is over.
-    fn await_end(&self, contestant: &Contestant, started: Instant) -> anyhow::Result<()> {
+    /// Waits until it says that the first sync is over. When it was so.
+    fn await_end(&self, contestant: &Contestant, started: Instant) -> anyhow::Result<Option<Duration>> {
         while !self.has_synced(contestant)? {
-            ensure!(started.elapsed() < START, "the first sync does not end");
+            if started.elapsed() > START {
+                return Ok(None);
+            }
             thread::park_timeout(LOOK);
         }
-        Ok(())
+        Ok(Some(started.elapsed()))
     }
 
     fn has_synced(&self, contestant: &Contestant) -> anyhow::Result<bool> {
