@@ -143,9 +143,10 @@ impl LiveBackend {
         }
     }
 
-    /// Lists virtual servers and addresses; says whether they are to be repaired.
+    /// Lists virtual servers and addresses; says whether they are to be repaired. If it is broken off, the next one goes on.
     async fn look(&mut self) -> bool {
         let began = Instant::now();
+        self.look_at = began + LOOK_AT_LEAST;
         let result = self.backend.is_undisturbed().await;
         self.look_at = Instant::now() + (began.elapsed() * LOOK_REST).clamp(LOOK, LOOK_AT_LEAST);
         match result {
@@ -165,9 +166,11 @@ impl LiveBackend {
         }
     }
 
-    fn drain(&mut self) {
+    /// May be broken off as well.
+    async fn drain(&mut self) {
         let began = Instant::now();
-        if let Err(error) = self.backend.drain(began - self.began) {
+        self.drain_at = began + DRAIN;
+        if let Err(error) = self.backend.drain(began - self.began).await {
             debug!("endpoints that are gone are not looked at: {error:#}");
         }
         self.drain_at = Instant::now() + DRAIN.max(began.elapsed() * DRAIN_REST);
@@ -234,7 +237,7 @@ impl Backend for LiveBackend {
                     false
                 }
                 () = time::sleep_until(self.drain_at.into()), if drains => {
-                    self.drain();
+                    self.drain().await;
                     false
                 }
                 () = time::sleep_until(self.look_at.into()) => self.look().await,

@@ -1,9 +1,12 @@
 //! What is looked at between syncs, as IPVS tells nobody what changes in it: whether others have changed anything, and which
 //! destinations that drain have no connections any more.
+//!
+//! Between two questions a new state may come, which breaks this off: no change waits for it.
 
 use std::time::Duration;
 
 use localnet_linux::nft::Family;
+use tokio::task::yield_now;
 use tracing::info;
 
 use super::IpvsBackend;
@@ -28,6 +31,7 @@ impl<K: Kernel> IpvsBackend<K> {
                 return Ok(false);
             }
             self.looked_at = Some(frontend);
+            yield_now().await;
         }
         let addresses = self.kernel.addresses().await?.unwrap_or_default();
         let has_v6 = self.kernel.has_family(Family::V6);
@@ -44,13 +48,14 @@ impl<K: Kernel> IpvsBackend<K> {
     ///
     /// # Errors
     /// IPVS cannot be reached.
-    pub fn drain(&mut self, now: Duration) -> anyhow::Result<()> {
+    pub async fn drain(&mut self, now: Duration) -> anyhow::Result<()> {
         let limit = self.desired.options().drain_limit;
         let mut changes = Vec::new();
         for frontend in self.desired.servers().draining() {
             let found = self.kernel.destinations(&frontend)?;
             let found: Vec<_> = found.iter().map(|state| (state.destination.address, state.connections)).collect();
             changes.extend(self.desired.servers_mut().drained(&frontend, now, limit, &found));
+            yield_now().await;
         }
         if !changes.is_empty() {
             info!(destinations = changes.len(), "endpoints that are gone have no more connections");

@@ -1,6 +1,12 @@
 //! The backend against the fake kernel: what is sent, in which order, and what is there afterwards.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Waker},
+    time::Duration,
+};
 
 use localnet_client::{Skipped, vips::Detector};
 use localnet_linux::ipvs::{Destination, Protocol};
@@ -100,7 +106,7 @@ fn one_endpoint_less_is_one_change_for_each_virtual_server() {
     let mut after = restarted(&backend);
     assert_eq!(sync(&mut after, &shrunk(), &Changes::everything()), [] as [&str; 0]);
     assert!(after.is_draining(), "a restart finds what drains");
-    after.drain(Duration::ZERO).unwrap();
+    run(after.drain(Duration::ZERO)).unwrap();
     assert_eq!(
         after.kernel.log,
         ["-d -t 172.30.0.1:80 -r 10.180.1.2:8080; -d -t 192.168.0.2:30080 -r 10.180.1.2:8080"]
@@ -197,11 +203,36 @@ fn destinations_that_others_change_are_noticed_and_put_right() {
             backend.forget();
             sync(&mut backend, &state(), &Changes::default());
             // What somebody added has no connections.
-            backend.drain(Duration::ZERO).unwrap();
+            run(backend.drain(Duration::ZERO)).unwrap();
             assert_eq!(backend.kernel.servers, before);
             assert!(run(backend.is_undisturbed()).unwrap());
         }
     }
+}
+
+/// A change must not wait until a thousand virtual servers are looked at.
+#[test]
+fn a_look_can_be_broken_off_and_goes_on_where_it_was() {
+    let mut backend = backend(Options::default());
+    sync(&mut backend, &state(), &Changes::everything());
+    let last = *backend.kernel.servers.keys().next_back().unwrap();
+    {
+        let mut look = pin!(backend.is_undisturbed());
+        assert!(look.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "it looked at all in one go");
+    }
+    assert_eq!(backend.desired.servers().after(backend.looked_at, 1), [last]);
+    let mut draining = self::backend(Options::default());
+    sync(&mut draining, &state(), &Changes::everything());
+    sync(&mut draining, &shrunk(), &web_changed());
+    {
+        let mut drain = pin!(draining.drain(Duration::ZERO));
+        assert!(
+            drain.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(),
+            "it looked at all in one go"
+        );
+    }
+    run(draining.drain(Duration::ZERO)).unwrap();
+    assert!(!draining.is_draining());
 }
 
 #[test]

@@ -80,7 +80,7 @@ fn with_backend<T: Send>(
     network: &Network,
     options: Options,
     state: &Snapshot,
-    then: impl FnOnce(&mut IpvsBackend<Host>) -> T + Send,
+    then: impl AsyncFnOnce(&mut IpvsBackend<Host>) -> T + Send,
 ) -> T {
     let work = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -89,7 +89,7 @@ fn with_backend<T: Send>(
             ipvs::apply_settings(&Settings::default(), false).into_iter().collect::<Result<Vec<_>, _>>()?;
             let mut backend = IpvsBackend::new(Config::default(), options, host);
             backend.apply(state, &Changes::everything()).await?.whole()?;
-            Ok(then(&mut backend))
+            Ok(then(&mut backend).await)
         })
     };
     network.node().run(work).unwrap()
@@ -100,32 +100,32 @@ fn connections_outlive_their_endpoint_and_the_backend() {
     on_ipvs(|| {
         in_network(|network| {
             let all = state();
-            with_backend(network, Options::default(), &all, |_| ());
+            with_backend(network, Options::default(), &all, async |_| ());
             let (mut long, gone) = connect(network);
             let rest = without(&all, PODS[gone]);
-            let draining = with_backend(network, Options::default(), &rest, |backend| backend.is_draining());
+            let draining = with_backend(network, Options::default(), &rest, async |backend| backend.is_draining());
             assert!(draining);
             assert!(is_answered(&mut long), "it keeps its endpoint");
             for _ in 0..8 {
                 assert_eq!(connect(network).1, 1 - gone, "nothing new goes there");
             }
             // Another life knows of it, and the connection does not.
-            with_backend(network, Options::default(), &rest, |backend| {
+            with_backend(network, Options::default(), &rest, async |backend| {
                 assert!(backend.is_draining());
-                backend.drain(Duration::ZERO).unwrap();
+                backend.drain(Duration::ZERO).await.unwrap();
                 assert!(backend.is_draining(), "there is a connection left");
             });
             assert!(is_answered(&mut long));
             // The endpoint comes back, with the connection.
-            with_backend(network, Options::default(), &all, |backend| assert!(!backend.is_draining()));
+            with_backend(network, Options::default(), &all, async |backend| assert!(!backend.is_draining()));
             assert!(is_answered(&mut long));
             assert!((0..8).any(|_| connect(network).1 == gone));
             // It goes again, and so does the connection.
-            with_backend(network, Options::default(), &rest, |backend| {
+            with_backend(network, Options::default(), &rest, async |backend| {
                 drop(long);
                 let began = Instant::now();
                 while backend.is_draining() {
-                    backend.drain(began.elapsed()).unwrap();
+                    backend.drain(began.elapsed()).await.unwrap();
                     assert!(began.elapsed() < PATIENCE, "it is never deleted");
                     std::thread::sleep(Duration::from_millis(100));
                 }
@@ -140,11 +140,11 @@ fn a_limit_ends_what_does_not_end_by_itself() {
         in_network(|network| {
             let all = state();
             let options = Options { drain_limit: Some(Duration::from_secs(60)), ..Options::default() };
-            with_backend(network, options.clone(), &all, |_| ());
+            with_backend(network, options.clone(), &all, async |_| ());
             let (mut long, gone) = connect(network);
-            with_backend(network, options, &without(&all, PODS[gone]), |backend| {
+            with_backend(network, options, &without(&all, PODS[gone]), async |backend| {
                 for (now, draining) in [(0, true), (59, true), (60, false)] {
-                    backend.drain(Duration::from_secs(now)).unwrap();
+                    backend.drain(Duration::from_secs(now)).await.unwrap();
                     assert_eq!(backend.is_draining(), draining, "after {now} seconds");
                 }
             });

@@ -353,7 +353,16 @@ mod tests {
         };
         write(&flow, &mut writer);
         localnet_fuzz::target("conntrack-dump", &[&writer.bytes], |bytes| {
-            format!("{:?}", Flow::parse(Attributes(bytes)).map(|flow| (flow.protocol, flow.tcp_state, flow.zone)))
+            let attributes = Attributes(bytes);
+            let tuple = |kind| {
+                let (protocol, tuple, zone) = parse_tuple(attributes.nested(kind))?;
+                Some((protocol, tuple.source.is_ipv4(), zone))
+            };
+            // What of it is read, also where the whole is not.
+            let (original, reply) = (tuple(attribute::TUPLE_ORIGINAL), tuple(attribute::TUPLE_REPLY));
+            let has = |kind| attributes.u32(kind).is_some();
+            let flow = Flow::parse(attributes).map(|flow| (flow.protocol, flow.tcp_state, flow.zone));
+            format!("{flow:?} {original:?} {reply:?} {} {}", has(attribute::STATUS), has(attribute::ID))
         });
     }
 

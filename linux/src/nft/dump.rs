@@ -70,10 +70,21 @@ const ATTEMPTS: usize = 50;
 impl Socket {
     /// The table with all that is in it, if it exists.
     pub fn table(&mut self, table: &Table) -> Result<Option<TableDump>, Error> {
+        self.in_one_generation(|socket, generation| socket.read_table(table, generation))
+    }
+
+    /// The table with all that is in it but the elements of its sets, if it exists.
+    pub fn outline(&mut self, table: &Table) -> Result<Option<TableDump>, Error> {
+        self.in_one_generation(|socket, generation| socket.read_outline(table, generation))
+    }
+
+    fn in_one_generation<T>(
+        &mut self,
+        read: impl Fn(&mut Self, u32) -> Result<Read<T>, Error>,
+    ) -> Result<Option<T>, Error> {
         for _ in 0..ATTEMPTS {
             let generation = self.generation()?;
-            let dump = self.read_table(table, generation)?;
-            match dump {
+            match read(self, generation)? {
                 Read::Absent => return Ok(None),
                 Read::Found(dump) if self.generation()? == generation => return Ok(Some(dump)),
                 Read::Found(_) | Read::Interrupted => {}
@@ -164,6 +175,19 @@ impl Socket {
     }
 
     fn read_table(&mut self, table: &Table, generation: u32) -> Result<Read<TableDump>, Error> {
+        let mut dump = match self.read_outline(table, generation)? {
+            Read::Found(outline) => outline,
+            other => return Ok(other),
+        };
+        for found in &mut dump.sets {
+            let Some(set) = &found.set else { continue };
+            let Read::Found(elements) = self.read_elements(table, set)? else { return Ok(Read::Interrupted) };
+            found.elements = elements;
+        }
+        Ok(Read::Found(dump))
+    }
+
+    fn read_outline(&mut self, table: &Table, generation: u32) -> Result<Read<TableDump>, Error> {
         let standing = self.standing(table)?;
         if standing == Standing::Absent {
             return Ok(Read::Absent);
@@ -179,21 +203,13 @@ impl Socket {
         let mut sets = Vec::new();
         let set_table = |w: &mut Writer| w.string(set::TABLE, &table.name);
         let read = self.request(table.family, msg::GET_SET, wire::DUMP, set_table, |message| {
-            sets.extend(parse_set(message.attributes(), &table.name));
+            let found = parse_set(message.attributes(), &table.name);
+            sets.extend(found.map(|(name, set)| SetDump { name, set: set.map(Arc::new), elements: Vec::new() }));
         })?;
         if read != Dumped::Complete || !self.read_rules(table, &mut chains)? {
             return Ok(Read::Interrupted);
         }
-        let mut dump = TableDump { chains, sets: Vec::with_capacity(sets.len()), generation };
-        for (name, set) in sets {
-            let elements = match &set {
-                Some(set) => self.read_elements(table, set)?,
-                None => Read::Found(Vec::new()),
-            };
-            let Read::Found(elements) = elements else { return Ok(Read::Interrupted) };
-            dump.sets.push(SetDump { name, set: set.map(Arc::new), elements });
-        }
-        Ok(Read::Found(dump))
+        Ok(Read::Found(TableDump { chains, sets, generation }))
     }
 
     fn read_rules(&mut self, table: &Table, chains: &mut [ChainDump]) -> Result<bool, Error> {
