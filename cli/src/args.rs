@@ -23,7 +23,7 @@ use crate::{
     explain::{self, Many, World},
     get::{Endpoints, Filter, Kind, NodeFacts, Services, State},
     kernel::{self, Kernel},
-    output::{self, Format, Show},
+    output::{self, Format, Print},
     path::{self, Path as Way},
     question::{self, From as Sender, To},
     source::Global,
@@ -285,9 +285,9 @@ async fn run(arguments: Arguments) -> Answered {
     }
 }
 
-fn print(global: &Global, output: &Output, answer: &impl Show) -> Result<(), Failure> {
+fn print(global: &Global, output: &Output, answer: &impl Print) -> Result<(), Failure> {
     let colour = output::is_coloured(global.colour);
-    Ok(output::print(|out| output::write(answer, output.output, colour, out))?)
+    Ok(output::print(|out| answer.print(output.output, colour, out))?)
 }
 
 async fn get(global: &Global, arguments: Get) -> Answered {
@@ -303,12 +303,11 @@ async fn get(global: &Global, arguments: Get) -> Answered {
     let filter = Filter { namespace: arguments.namespace, names: arguments.names };
     match arguments.kind {
         Kind::Services => {
-            let services = Services { services: filter.services(&state).collect() };
-            print(global, &arguments.output, &services)?;
+            print(global, &arguments.output, &Services { services: filter.services(&state).collect() })?;
         }
         Kind::Endpoints => print(global, &arguments.output, &Endpoints::of(filter.services(&state)))?,
         Kind::Node => print(global, &arguments.output, &NodeFacts(&state.node))?,
-        Kind::State | Kind::Revision => print(global, &arguments.output, &State(&state))?,
+        Kind::State | Kind::Revision => print(global, &arguments.output, &State::of(&state))?,
     }
     let is_of_services = matches!(arguments.kind, Kind::Services | Kind::Endpoints);
     match filter.missing(&state) {
@@ -463,7 +462,7 @@ fn read(path: &Path) -> anyhow::Result<String> {
 
 async fn differ(global: &Global, arguments: Diff) -> Answered {
     let brain = global.brain()?;
-    // What the kernel holds is read while the state arrives: both take long where there are many Services.
+    // What the kernel holds is read while the state arrives and is planned: both take long where there are many Services.
     let reading = asks_kernel(global, &arguments.node)
         .then(|| std::thread::spawn(|| Kernel::open().and_then(|mut kernel| Held::read(&mut kernel))));
     let state = global.snapshot(brain.as_ref()).await?;
@@ -471,6 +470,7 @@ async fn differ(global: &Global, arguments: Diff) -> Answered {
     let World { state, local, kernel, .. } = world(global, &arguments.node, brain.as_ref(), state).await?;
     let wrong = |error: &dyn std::fmt::Display| unreadable(global, &format!("the kernel: {error}"));
     let mut kernel = kernel.map_err(|error| wrong(&error))?;
+    let planned = diff::plan(&state, config, local);
     let held = match reading {
         Some(reading) => reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
         None => Held::read(&mut kernel),
@@ -478,11 +478,11 @@ async fn differ(global: &Global, arguments: Diff) -> Answered {
     let held = held.map_err(|error| wrong(&error))?;
     let most = if arguments.all { usize::MAX } else { diff::MOST };
     let generation = held.generation();
-    let mut differences = diff::differences(&state, config.clone(), local.clone(), held, most);
+    let mut differences = diff::differences(&planned, held, most);
     // The backend may have programmed the state after the kernel was read.
     if differences.count > 0 && kernel.generation().map_err(|error| wrong(&error))? != generation {
         let held = Held::read(&mut kernel).map_err(|error| wrong(&error))?;
-        differences = diff::differences(&state, config, local, held, most);
+        differences = diff::differences(&planned, held, most);
     }
     print(global, &arguments.output, &differences)?;
     Ok(differences.count > 0)

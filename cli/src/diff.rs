@@ -1,10 +1,14 @@
 //! `localnet diff`: the plan of the nft backend against what the kernel holds. Reads, and changes nothing.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use localnet_client::{Snapshot, vips::Config};
 use localnet_linux::nft::{
-    self, ChainDump, Element, ElementData, ElementKey, Name, TableContent, TableDump, Tuple, element_line, rule_line,
+    self, ChainDump, Element, ElementData, ElementKey, Name, Set, TableContent, TableDump, Tuple, element_line,
+    rule_line,
 };
 use localnet_nft::{
     plan::sets::SetId,
@@ -46,7 +50,7 @@ pub struct Difference {
 /// So many are named unless all are asked for.
 pub const MOST: usize = 200;
 
-/// What the kernel holds in our tables. To be read while the state arrives: both take about as long.
+/// What the kernel holds in our tables. To be read while the state arrives and is planned: each takes about as long.
 #[derive(Debug)]
 pub struct Held {
     tables: [Option<HeldTable>; 2],
@@ -64,11 +68,18 @@ struct HeldTable {
 #[derive(Debug)]
 struct HeldSet {
     name: Name,
-    /// What each element maps to, whether it is planned, and its comment.
-    elements: HashMap<ElementKey, (ElementData, bool, Option<Name>)>,
+    elements: Elements,
     /// How many are.
     planned: usize,
 }
+
+/// The elements of a set: by key what it maps to, whether it is planned, and its comment.
+type Elements = HashMap<ElementKey, (ElementData, bool, Option<Name>)>;
+
+/// How often a read that raced with changes is repeated.
+const ATTEMPTS: usize = 50;
+/// The sets that take longest to read.
+const BIG: [SetId; 3] = [SetId::Endpoints, SetId::Services, SetId::ClusterIps];
 
 impl Held {
     /// Reads both tables.
@@ -76,19 +87,57 @@ impl Held {
     /// # Errors
     /// The kernel does not show them.
     pub fn read(kernel: &mut Kernel) -> Result<Self, nft::Error> {
-        let generation = kernel.generation()?;
-        let [v4, v6] = FAMILIES.map(|family| kernel.table(family));
-        Ok(Self::of(generation, [v4?, v6?]))
+        for _ in 0..ATTEMPTS {
+            let generation = kernel.generation()?;
+            let [v4, v6] = FAMILIES.map(|family| kernel.outline(family));
+            let (mut held, sets) = Self::of(generation, [v4?, v6?]);
+            let read = Mutex::new(Vec::with_capacity(sets.len()));
+            kernel::elements(sets.into_iter().map(|(family, _, set)| (family, set)), |family, set, elements| {
+                let elements = by_key(elements);
+                read.lock().unwrap_or_else(PoisonError::into_inner).push((family, set.name.clone(), elements));
+            })?;
+            for (family, name, elements) in read.into_inner().unwrap_or_else(PoisonError::into_inner) {
+                let set = SetId::of_name(&name).and_then(|id| held.set(family, id));
+                if let Some(set) = set {
+                    set.elements = elements;
+                }
+            }
+            if kernel.generation()? == generation {
+                return Ok(held);
+            }
+        }
+        Err(nft::Error::Changing)
     }
 
-    fn of(generation: u32, dumps: [Option<TableDump>; 2]) -> Self {
-        Self { tables: dumps.map(|dump| dump.map(HeldTable::of)), generation }
+    /// What was read, and the sets whose elements are compared, those that take longest first.
+    fn of(generation: u32, dumps: [Option<TableDump>; 2]) -> (Self, Vec<(nft::Family, SetId, Arc<Set>)>) {
+        let mut sets = Vec::new();
+        for (family, dump) in FAMILIES.into_iter().zip(&dumps) {
+            let declared = dump.iter().flat_map(|dump| &dump.sets).filter_map(|found| found.set.clone());
+            sets.extend(declared.filter_map(|set| Some((family, compared(&set.name)?, set))));
+        }
+        sets.sort_by_key(|(_, id, _)| BIG.iter().position(|big| big == id).unwrap_or(BIG.len()));
+        (Self { tables: dumps.map(|dump| dump.map(HeldTable::of)), generation }, sets)
     }
 
     /// The number of the ruleset's generation before it was read: with the same number now nothing has changed since.
     pub fn generation(&self) -> u32 {
         self.generation
     }
+
+    fn set(&mut self, family: nft::Family, set: SetId) -> Option<&mut HeldSet> {
+        let table = self.tables[family as usize].as_mut()?;
+        table.sets.get_mut(table.places[set as usize]?)
+    }
+}
+
+/// The set of that name, if it is compared: what packets write, and the slots that only the kernel remembers, are no plan.
+fn compared(name: &str) -> Option<SetId> {
+    SetId::of_name(name).filter(|id| !is_of_slots(*id))
+}
+
+fn by_key(elements: Vec<Element>) -> Elements {
+    elements.into_iter().map(|element| (element.key, (element.data, false, element.comment))).collect()
 }
 
 impl HeldTable {
@@ -96,23 +145,48 @@ impl HeldTable {
         let mut places = [None; SetId::ALL.len()];
         let mut sets = Vec::with_capacity(dump.sets.len());
         for (at, found) in dump.sets.into_iter().enumerate() {
-            // What packets write, and the slots that only the kernel remembers, are no plan.
-            let compared = SetId::of_name(&found.name).filter(|id| !is_of_slots(*id));
-            let elements = match compared {
+            let elements = match compared(&found.name) {
                 Some(id) => {
                     places[id as usize] = Some(at);
-                    found
-                        .elements
-                        .into_iter()
-                        .map(|element| (element.key, (element.data, false, element.comment)))
-                        .collect()
+                    by_key(found.elements)
                 }
-                None => HashMap::new(),
+                None => Elements::new(),
             };
             sets.push(HeldSet { name: found.name, elements, planned: 0 });
         }
         Self { chains: dump.chains, sets, places }
     }
+}
+
+/// What is planned, in the order in which it is said.
+#[derive(Debug)]
+pub struct Planned {
+    elements: Vec<(nft::Family, SetId, Said)>,
+    tables: Vec<TableContent>,
+}
+
+#[derive(Debug)]
+enum Said {
+    Set(Element),
+    Removed(ElementKey),
+}
+
+impl Hears for Planned {
+    fn set(&mut self, family: nft::Family, set: SetId, element: Element) {
+        self.elements.push((family, set, Said::Set(element)));
+    }
+
+    fn remove(&mut self, family: nft::Family, set: SetId, key: &ElementKey) {
+        self.elements.push((family, set, Said::Removed(key.clone())));
+    }
+}
+
+/// Plans both tables for a state.
+pub fn plan(state: &Snapshot, config: Config, local: Vec<std::net::IpAddr>) -> Planned {
+    let mut planned = Planned { elements: Vec::with_capacity(4 * state.services.len()), tables: Vec::new() };
+    // What is not programmed is said by the backend.
+    planned.tables = whole::tell(state, config, local, &mut planned);
+    planned
 }
 
 /// Compares what the kernel holds with each element as it is planned.
@@ -124,15 +198,8 @@ struct Comparison {
 }
 
 impl Comparison {
-    fn set(&mut self, family: nft::Family, set: SetId) -> Option<&mut HeldSet> {
-        let table = self.held.tables[family as usize].as_mut()?;
-        table.sets.get_mut(table.places[set as usize]?)
-    }
-}
-
-impl Hears for Comparison {
-    fn set(&mut self, family: nft::Family, set: SetId, element: Element) {
-        let Some(held) = self.set(family, set) else { return };
+    fn set(&mut self, family: nft::Family, set: SetId, element: &Element) {
+        let Some(held) = self.held.set(family, set) else { return };
         let (is_new, off) = match held.elements.get_mut(&element.key) {
             Some((data, planned, _)) => {
                 let is_new = !std::mem::replace(planned, true);
@@ -149,7 +216,7 @@ impl Hears for Comparison {
         let place = (family, set, element.key.clone());
         match off {
             Some(what) => {
-                let is_new = self.off.insert(place, (what, element)).is_none();
+                let is_new = self.off.insert(place, (what, element.clone())).is_none();
                 self.compared += usize::from(is_new && what == "missing");
             }
             None => _ = self.off.remove(&place),
@@ -157,7 +224,7 @@ impl Hears for Comparison {
     }
 
     fn remove(&mut self, family: nft::Family, set: SetId, key: &ElementKey) {
-        let Some(held) = self.set(family, set) else { return };
+        let Some(held) = self.held.set(family, set) else { return };
         match held.elements.get_mut(key) {
             Some((_, planned, _)) => {
                 let was = std::mem::replace(planned, false);
@@ -170,19 +237,17 @@ impl Hears for Comparison {
     }
 }
 
-/// Compares both tables as they should be with what the kernel holds.
-pub fn differences(
-    state: &Snapshot,
-    config: Config,
-    local: Vec<std::net::IpAddr>,
-    held: Held,
-    most: usize,
-) -> Differences {
+/// Compares both tables as they should be with what the kernel holds; so many differences are named.
+pub fn differences(planned: &Planned, held: Held, most: usize) -> Differences {
     let mut comparison = Comparison { held, off: BTreeMap::new(), compared: 0 };
-    // What is not programmed is said by the backend.
-    let planned = whole::tell(state, config, local, &mut comparison);
+    for (family, set, said) in &planned.elements {
+        match said {
+            Said::Set(element) => comparison.set(*family, *set, element),
+            Said::Removed(key) => comparison.remove(*family, *set, key),
+        }
+    }
     let mut differences = Differences { compared: comparison.compared, ..Differences::default() };
-    for planned in &planned {
+    for planned in &planned.tables {
         let found = &comparison.held.tables[planned.table.family as usize];
         // A host without IPv6 has no such table.
         if found.is_some() || kernel::forwards(planned.table.family).is_some() {
@@ -356,8 +421,8 @@ services:
 
     /// The sets; the rules need a kernel.
     fn found(state: &Snapshot, dump: &TableDump) -> Vec<String> {
-        let held = Held::of(1, [Some(dump.clone()), None]);
-        let differences = differences(state, Config::default(), vec![], held, MOST);
+        let (held, _) = Held::of(1, [Some(dump.clone()), None]);
+        let differences = differences(&plan(state, Config::default(), vec![]), held, MOST);
         let of_sets =
             differences.differences.iter().filter(|of| of.table == "ip localnet" && of.text != "the whole chain");
         of_sets.map(|of| format!("{} {} {}", of.place, of.what, of.text)).collect()
@@ -389,26 +454,26 @@ services:
         );
         dump.sets.retain(|set| *set.name != *"hairpin");
         assert_eq!(found(&dump).len(), 3);
-        let none = differences(&state, Config::default(), vec![], Held::of(1, [None, None]), MOST);
+        let none = differences(&plan(&state, Config::default(), vec![]), Held::of(1, [None, None]).0, MOST);
         assert_eq!(none.differences[0].text.as_str(), "the whole table");
     }
 
     /// A VIP that is taken from a service that had it first is compared as the other service has it.
     #[test]
     fn what_is_said_and_taken_back_is_no_difference() {
-        let mut comparison = Comparison { held: Held::of(1, [Some(planned()), None]), off: Off::new(), compared: 0 };
+        let mut comparison = Comparison { held: Held::of(1, [Some(planned()), None]).0, off: Off::new(), compared: 0 };
         let element = planned().sets.iter().find(|set| *set.name == *"services").unwrap().elements[0].clone();
         let other = Element { data: ElementData::Verdict(Verdict::Drop), ..element.clone() };
         let absent = Element::new(Tuple::new().port(1));
         let (family, set) = (Family::V4, SetId::Services);
-        Hears::set(&mut comparison, family, set, other);
-        Hears::set(&mut comparison, family, set, absent.clone());
+        comparison.set(family, set, &other);
+        comparison.set(family, set, &absent);
         assert_eq!((comparison.off.len(), comparison.compared), (2, 2));
         comparison.remove(family, set, &element.key);
         comparison.remove(family, set, &absent.key);
         assert_eq!((comparison.off.len(), comparison.compared), (0, 0));
-        Hears::set(&mut comparison, family, set, element.clone());
-        Hears::set(&mut comparison, family, set, element);
+        comparison.set(family, set, &element);
+        comparison.set(family, set, &element);
         assert_eq!((comparison.off.len(), comparison.compared), (0, 1));
     }
 

@@ -2,19 +2,19 @@
 
 use std::{
     fmt,
+    io::{self, Write as _},
     net::{IpAddr, SocketAddr},
-    sync::Arc,
 };
 
 use clap::ValueEnum;
 use localnet_client::Snapshot;
-use localnet_proto::{Endpoint, Node, Port, Protocol, Scopes, Service, ServiceKey};
-use serde::Serialize;
+use localnet_proto::{Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Service, ServiceKey};
+use serde::{Serialize, Serializer};
 
 use crate::{
-    output::{NONE, Row, Show, Style, Table, Tone},
+    list,
+    output::{Format, NONE, Print, Row, Show, Style, Table, Tone},
     reasons::Status,
-    yaml,
 };
 
 /// What is listed.
@@ -59,7 +59,7 @@ impl Filter {
     }
 
     /// The services of a state that are listed.
-    pub fn services<'a>(&'a self, state: &'a Snapshot) -> impl Iterator<Item = &'a Service> {
+    pub fn services<'a>(&self, state: &'a Snapshot) -> impl Iterator<Item = &'a Service> {
         state.services.values().map(|service| &**service).filter(|service| self.admits(&service.key))
     }
 }
@@ -121,116 +121,140 @@ pub fn service_row(row: &mut Row<'_>, service: &Service) {
     };
 }
 
-impl Show for Services<'_> {
-    fn human(&self, style: Style) -> String {
-        let wide: &[&str] = if style.wide { &["EXTERNAL", "POLICY", "AFFINITY", "PORT-NAMES"] } else { &[] };
-        let mut table = Table::new(SERVICE_HEADINGS.into_iter().chain(wide.iter().copied()));
-        for service in &self.services {
-            table.add(|row| {
-                service_row(row, service);
-                if style.wide {
-                    let policy = match (service.internal_traffic_to_local, service.external_traffic_to_local) {
-                        (false, false) => NONE,
-                        (true, false) => "InternalLocal",
-                        (false, true) => "ExternalLocal",
-                        (true, true) => "InternalLocal,ExternalLocal",
-                    };
-                    row.list(service.external_ips.iter().chain(&service.load_balancer_ips)).cell(policy);
-                    row.list(service.client_ip_affinity.map(Seconds));
-                    row.list(service.ports.iter().map(|port| &*port.name).filter(|name| !name.is_empty()));
-                }
-            });
+impl Print for Services<'_> {
+    fn print(&self, format: Format, colour: bool, out: &mut impl io::Write) -> anyhow::Result<()> {
+        let wide = format == Format::Wide;
+        match format {
+            Format::Table | Format::Wide => {
+                let more: &[&str] = if wide { &["EXTERNAL", "POLICY", "AFFINITY", "PORT-NAMES"] } else { &[] };
+                let mut table = Table::new(SERVICE_HEADINGS.into_iter().chain(more.iter().copied()));
+                table.add_all(&self.services, |row, service| {
+                    service_row(row, service);
+                    if wide {
+                        more_of_service(row, service);
+                    }
+                });
+                Ok(table.write(Style { wide, colour }, out)?)
+            }
+            Format::Json | Format::Yaml => {
+                list::document(format, &Services { services: Vec::new() }, &self.services, out)
+            }
+            Format::Name => list::lines(&self.services, |text, service| Ok(writeln!(text, "{}", service.key)?), out),
         }
-        table.text(style, 0)
     }
+}
 
-    fn names(&self) -> Vec<String> {
-        self.services.iter().map(|service| service.key.to_string()).collect()
-    }
+/// The columns that are in wide tables alone.
+fn more_of_service(row: &mut Row<'_>, service: &Service) {
+    let policy = match (service.internal_traffic_to_local, service.external_traffic_to_local) {
+        (false, false) => NONE,
+        (true, false) => "InternalLocal",
+        (false, true) => "ExternalLocal",
+        (true, true) => "InternalLocal,ExternalLocal",
+    };
+    row.list(service.external_ips.iter().chain(&service.load_balancer_ips)).cell(policy);
+    row.list(service.client_ip_affinity.map(Seconds));
+    row.list(service.ports.iter().map(|port| &*port.name).filter(|name| !name.is_empty()));
 }
 
 /// Endpoints.
 #[derive(Debug, Serialize)]
-pub struct Endpoints {
+pub struct Endpoints<'a> {
     /// One for each address and port.
-    pub endpoints: Vec<EndpointRow>,
+    pub endpoints: Vec<EndpointRow<'a>>,
 }
 
 /// An endpoint of a port.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct EndpointRow {
-    /// The service.
-    pub service: ServiceKey,
-    /// Name of the service's port; may be empty.
-    pub port_name: Arc<str>,
-    /// Its protocol.
-    pub protocol: Protocol,
-    /// The endpoint's address.
-    pub address: IpAddr,
-    /// The port's number there.
-    pub port: u16,
-    /// It is on this node.
-    pub local: bool,
-    /// What it serves.
-    pub scopes: Scopes,
+#[derive(Clone, Copy, Debug)]
+pub struct EndpointRow<'a> {
+    service: &'a Service,
+    endpoint: &'a Endpoint,
+    port: &'a EndpointPort,
 }
 
-impl Endpoints {
+/// The same as programs read it.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct EndpointFields<'a> {
+    service: &'a ServiceKey,
+    port_name: &'a str,
+    protocol: Protocol,
+    address: IpAddr,
+    port: u16,
+    local: bool,
+    scopes: Scopes,
+}
+
+impl<'a> Endpoints<'a> {
     /// Those of some services.
-    pub fn of<'a>(services: impl Iterator<Item = &'a Service>) -> Self {
+    pub fn of(services: impl Iterator<Item = &'a Service>) -> Self {
         let mut endpoints = Vec::new();
         for service in services {
             for endpoint in &service.endpoints {
-                for port in &endpoint.ports {
-                    let protocol = service.ports.iter().find(|of| of.name == port.name).map(|of| of.protocol);
-                    endpoints.push(EndpointRow {
-                        service: service.key.clone(),
-                        port_name: Arc::clone(&port.name),
-                        protocol: protocol.unwrap_or(Protocol::Tcp),
-                        address: endpoint.address,
-                        port: port.port,
-                        local: endpoint.local,
-                        scopes: endpoint.scopes,
-                    });
-                }
+                endpoints.extend(endpoint.ports.iter().map(|port| EndpointRow { service, endpoint, port }));
             }
         }
         Self { endpoints }
     }
 }
 
-impl EndpointRow {
+impl EndpointRow<'_> {
     fn at(&self) -> SocketAddr {
-        SocketAddr::new(self.address, self.port)
+        SocketAddr::new(self.endpoint.address, self.port.port)
+    }
+
+    fn protocol(&self) -> Protocol {
+        let port = self.service.ports.iter().find(|of| of.name == self.port.name);
+        port.map_or(Protocol::Tcp, |port| port.protocol)
+    }
+
+    fn fill(&self, row: &mut Row<'_>, wide: bool) {
+        let Scopes { internal, external, short_circuit, established } = self.endpoint.scopes;
+        let scopes = [(internal, "internal"), (external, "external"), (short_circuit, "shortCircuit")];
+        let serves = scopes.iter().filter(|(on, _)| *on).map(|(_, name)| *name);
+        let tone = (!internal && !external && !short_circuit).then_some(Tone::Odd);
+        let yes = |on| if on { "yes" } else { "no" };
+        row.cell(&*self.service.key.namespace).cell(&*self.service.key.name).cell(self.at()).cell(self.protocol());
+        row.cell(yes(self.endpoint.local)).toned_list(serves, tone);
+        if wide {
+            let name = Some(&self.port.name).filter(|name| !name.is_empty());
+            row.list(name).cell(yes(established));
+        }
     }
 }
 
-impl Show for Endpoints {
-    fn human(&self, style: Style) -> String {
-        let wide: &[&str] = if style.wide { &["PORT-NAME", "ESTABLISHED"] } else { &[] };
-        let headings = ["NAMESPACE", "SERVICE", "ENDPOINT", "PROTOCOL", "LOCAL", "SERVES"];
-        let mut table = Table::new(headings.into_iter().chain(wide.iter().copied()));
-        for row in &self.endpoints {
-            let Scopes { internal, external, short_circuit, established } = row.scopes;
-            let scopes = [(internal, "internal"), (external, "external"), (short_circuit, "shortCircuit")];
-            let serves = scopes.iter().filter(|(on, _)| *on).map(|(_, name)| *name);
-            let tone = (!internal && !external && !short_circuit).then_some(Tone::Odd);
-            let yes = |on| if on { "yes" } else { "no" };
-            table.add(|cells| {
-                cells.cell(&*row.service.namespace).cell(&*row.service.name).cell(row.at()).cell(row.protocol);
-                cells.cell(yes(row.local)).toned_list(serves, tone);
-                if style.wide {
-                    let name = Some(&row.port_name).filter(|name| !name.is_empty());
-                    cells.list(name).cell(yes(established));
-                }
-            });
-        }
-        table.text(style, 0)
+impl Serialize for EndpointRow<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { service, endpoint, port } = *self;
+        let fields = EndpointFields {
+            service: &service.key,
+            port_name: &port.name,
+            protocol: self.protocol(),
+            address: endpoint.address,
+            port: port.port,
+            local: endpoint.local,
+            scopes: endpoint.scopes,
+        };
+        fields.serialize(serializer)
     }
+}
 
-    fn names(&self) -> Vec<String> {
-        self.endpoints.iter().map(|row| row.at().to_string()).collect()
+impl Print for Endpoints<'_> {
+    fn print(&self, format: Format, colour: bool, out: &mut impl io::Write) -> anyhow::Result<()> {
+        let wide = format == Format::Wide;
+        match format {
+            Format::Table | Format::Wide => {
+                let more: &[&str] = if wide { &["PORT-NAME", "ESTABLISHED"] } else { &[] };
+                let headings = ["NAMESPACE", "SERVICE", "ENDPOINT", "PROTOCOL", "LOCAL", "SERVES"];
+                let mut table = Table::new(headings.into_iter().chain(more.iter().copied()));
+                table.add_all(&self.endpoints, |row, endpoint| endpoint.fill(row, wide));
+                Ok(table.write(Style { wide, colour }, out)?)
+            }
+            Format::Json | Format::Yaml => {
+                list::document(format, &Endpoints { endpoints: Vec::new() }, &self.endpoints, out)
+            }
+            Format::Name => list::lines(&self.endpoints, |text, row| Ok(writeln!(text, "{}", row.at())?), out),
+        }
     }
 }
 
@@ -290,29 +314,35 @@ impl Show for Status {
 }
 
 /// All of it.
-#[derive(Debug, Serialize)]
-#[serde(transparent)]
-pub struct State<'a>(pub &'a Snapshot);
+#[derive(Debug)]
+pub struct State<'a> {
+    node: &'a Node,
+    services: Vec<&'a Service>,
+}
 
-impl Show for State<'_> {
-    /// It is to be saved: what is saved can be read again.
-    fn human(&self, _: Style) -> String {
-        let mut text = Vec::new();
-        match yaml::write(&mut text, self.0) {
-            Ok(()) => String::from_utf8_lossy(&text).into_owned(),
-            Err(error) => format!("# {error}\n"),
-        }
+impl<'a> State<'a> {
+    /// That of a state.
+    pub fn of(state: &'a Snapshot) -> Self {
+        Self { node: &state.node, services: Filter::default().services(state).collect() }
     }
+}
 
-    fn names(&self) -> Vec<String> {
-        self.0.services.keys().map(ToString::to_string).collect()
+impl Print for State<'_> {
+    fn print(&self, format: Format, _: bool, out: &mut impl io::Write) -> anyhow::Result<()> {
+        let around = || Snapshot { node: self.node.clone(), ..Snapshot::default() };
+        match format {
+            // It is to be saved: what is saved can be read again.
+            Format::Table | Format::Wide => list::document(Format::Yaml, &around(), &self.services, out),
+            Format::Json | Format::Yaml => list::document(format, &around(), &self.services, out),
+            Format::Name => list::lines(&self.services, |text, service| Ok(writeln!(text, "{}", service.key)?), out),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::{Format, render};
+    use crate::output::render;
 
     const STATE: &str = "
 node: {name: node-a, addresses: [192.168.0.2], zone: z, podCIDRs: [10.0.0.0/24], serviceCIDRs: [10.96.0.0/12]}
@@ -338,7 +368,7 @@ services:
     }
 
     #[track_caller]
-    fn check(answer: &impl Show, format: Format, expected: &str) {
+    fn check(answer: &impl Print, format: Format, expected: &str) {
         assert_eq!(render(answer, format, false).unwrap(), expected);
     }
 
@@ -390,7 +420,7 @@ services:
              node-a  z     192.168.0.2  10.0.0.0/24  10.96.0.0/12\n",
         );
         for format in [Format::Table, Format::Yaml, Format::Json] {
-            assert_eq!(crate::source::read(&render(&State(&state), format, false).unwrap()).unwrap(), state);
+            assert_eq!(crate::source::read(&render(&State::of(&state), format, false).unwrap()).unwrap(), state);
         }
     }
 

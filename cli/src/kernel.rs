@@ -5,13 +5,16 @@
 use std::{
     collections::HashMap,
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    num::NonZero,
+    panic::resume_unwind,
+    sync::{Arc, Mutex, PoisonError},
+    thread,
 };
 
 use localnet_linux::{
     addresses::Addresses,
     conntrack::{self, Flow},
-    nft::{self, Chain, ChainDump, Element, ElementData, Family, Socket, Table, others},
+    nft::{self, Chain, ChainDump, Element, ElementData, Family, Set, Socket, Table, others},
     routes::{Route, Routes},
     sysctl::Settings,
 };
@@ -62,12 +65,12 @@ impl Kernel {
         Ok(self.chains.get(&family).and_then(Option::as_deref))
     }
 
-    /// Our whole table, if it is there.
+    /// Our table without the elements of its sets, if it is there.
     ///
     /// # Errors
     /// The kernel does not show it.
-    pub fn table(&mut self, family: Family) -> Result<Option<nft::TableDump>, nft::Error> {
-        self.socket.table(&plan::table(family))
+    pub fn outline(&mut self, family: Family) -> Result<Option<nft::TableDump>, nft::Error> {
+        self.socket.outline(&plan::table(family))
     }
 
     /// The number of the ruleset's generation: each commit of anyone makes a new one.
@@ -176,6 +179,33 @@ impl Kernel {
     pub fn other_tables(&mut self) -> Result<Vec<String>, nft::Error> {
         Ok(self.socket.others(&[plan::TABLE, plan::SUBSTITUTE])?.tables())
     }
+}
+
+/// Hands the elements of each of some sets of our tables to `take`; no element for a set that is gone. For each part of a dump the kernel
+/// skips what it has told from the set's beginning, so that a big set takes it long: several are read at a time, in the order given,
+/// over a socket each.
+///
+/// # Errors
+/// The kernel does not show them.
+pub fn elements(
+    sets: impl Iterator<Item = (Family, Arc<Set>)> + Send,
+    take: impl Fn(Family, &Set, Vec<Element>) + Sync,
+) -> Result<(), nft::Error> {
+    let sets = Mutex::new(sets);
+    let next = || sets.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let read = || {
+        let mut socket = Socket::open()?;
+        while let Some((family, set)) = next() {
+            take(family, &set, socket.elements(&plan::table(family), &set)?.unwrap_or_default());
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let threads = thread::available_parallelism().map_or(1, NonZero::get);
+        let readers: Vec<_> = (0..threads).map(|_| scope.spawn(read)).collect();
+        let ended = readers.into_iter().map(|reader| reader.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        ended.collect()
+    })
 }
 
 /// How many rules of a chain are those of another, in their places.

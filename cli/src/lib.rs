@@ -11,7 +11,8 @@
 //! |---|---|
 //! | [`args`] | the command line, exit codes |
 //! | [`source`] | where the state comes from |
-//! | [`output`], [`table`], [`yaml`] | tables, JSON, YAML, names |
+//! | [`output`], [`table`], [`json`], [`yaml`] | tables, JSON, YAML, names |
+//! | [`list`], [`pieces`] | the same of long lists, by several threads |
 //! | [`get`], [`watch`] | what the state says |
 //! | [`question`] | who sends what where; pure |
 //! | [`reasons`] | the brain's reasons and status as plain values; pure |
@@ -30,9 +31,12 @@ pub mod diff;
 pub mod doctor;
 pub mod explain;
 pub mod get;
+pub mod json;
 pub mod kernel;
+pub mod list;
 pub mod output;
 pub mod path;
+pub mod pieces;
 pub mod question;
 pub mod reasons;
 pub mod source;

@@ -1,13 +1,12 @@
 //! What is printed: aligned tables for people, JSON and YAML with stable fields for programs, names for other commands.
 
-use std::io::{self, BufWriter, IsTerminal as _, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 
 use anyhow::Context as _;
 use clap::ValueEnum;
 use serde::Serialize;
-use serde_json::ser::Formatter;
 
-use crate::yaml;
+use crate::{json, yaml};
 
 pub use crate::table::{Row, Table};
 
@@ -85,112 +84,36 @@ pub trait Show: Serialize {
     fn names(&self) -> Vec<String>;
 }
 
-/// Writes the answer in a format.
-///
-/// # Errors
-/// It cannot be written.
-pub fn write(answer: &impl Show, format: Format, colour: bool, out: &mut impl io::Write) -> anyhow::Result<()> {
-    match format {
-        Format::Table => out.write_all(answer.human(Style { wide: false, colour }).as_bytes())?,
-        Format::Wide => out.write_all(answer.human(Style { wide: true, colour }).as_bytes())?,
-        Format::Json => {
-            let mut json = serde_json::Serializer::with_formatter(&mut *out, Indented::default());
-            answer.serialize(&mut json).context("writing JSON")?;
-            out.write_all(b"\n")?;
+/// What is written in a format: each answer that can be shown, and long lists.
+pub trait Print {
+    /// Writes it.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    fn print(&self, format: Format, colour: bool, out: &mut impl io::Write) -> anyhow::Result<()>;
+}
+
+impl<A: Show> Print for A {
+    fn print(&self, format: Format, colour: bool, out: &mut impl io::Write) -> anyhow::Result<()> {
+        match format {
+            Format::Table => out.write_all(self.human(Style { wide: false, colour }).as_bytes())?,
+            Format::Wide => out.write_all(self.human(Style { wide: true, colour }).as_bytes())?,
+            Format::Json => json::write(out, self).context("writing JSON")?,
+            Format::Yaml => yaml::write(out, self).context("writing YAML")?,
+            Format::Name => self.names().iter().try_for_each(|name| writeln!(out, "{name}"))?,
         }
-        Format::Yaml => yaml::write(out, answer).context("writing YAML")?,
-        Format::Name => answer.names().iter().try_for_each(|name| writeln!(out, "{name}"))?,
+        Ok(())
     }
-    Ok(())
 }
 
 /// The answer in a format.
 ///
 /// # Errors
 /// It cannot be written as JSON or YAML.
-pub fn render(answer: &impl Show, format: Format, colour: bool) -> anyhow::Result<String> {
+pub fn render(answer: &impl Print, format: Format, colour: bool) -> anyhow::Result<String> {
     let mut text = Vec::new();
-    write(answer, format, colour, &mut text)?;
+    answer.print(format, colour, &mut text)?;
     Ok(String::from_utf8(text)?)
-}
-
-/// JSON as `serde_json::to_string_pretty` has it, each indentation written at once: it is half of the text.
-#[derive(Debug, Default)]
-struct Indented {
-    depth: usize,
-    /// What is open has something in it.
-    filled: bool,
-}
-
-impl Indented {
-    fn line<W: ?Sized + io::Write>(&self, out: &mut W) -> io::Result<()> {
-        const LINE: &[u8] = b"\n                                ";
-        match LINE.get(..=2 * self.depth) {
-            Some(line) => out.write_all(line),
-            None => writeln!(out).and_then(|()| (0..self.depth).try_for_each(|_| out.write_all(b"  "))),
-        }
-    }
-
-    fn open<W: ?Sized + io::Write>(&mut self, out: &mut W, bracket: &[u8]) -> io::Result<()> {
-        self.depth += 1;
-        self.filled = false;
-        out.write_all(bracket)
-    }
-
-    fn close<W: ?Sized + io::Write>(&mut self, out: &mut W, bracket: &[u8]) -> io::Result<()> {
-        self.depth -= 1;
-        if self.filled {
-            self.line(out)?;
-        }
-        out.write_all(bracket)
-    }
-
-    fn next<W: ?Sized + io::Write>(&self, out: &mut W, first: bool) -> io::Result<()> {
-        if !first {
-            out.write_all(b",")?;
-        }
-        self.line(out)
-    }
-}
-
-impl Formatter for Indented {
-    fn begin_array<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.open(out, b"[")
-    }
-
-    fn end_array<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.close(out, b"]")
-    }
-
-    fn begin_array_value<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
-        self.next(out, first)
-    }
-
-    fn end_array_value<W: ?Sized + io::Write>(&mut self, _: &mut W) -> io::Result<()> {
-        self.filled = true;
-        Ok(())
-    }
-
-    fn begin_object<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.open(out, b"{")
-    }
-
-    fn end_object<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.close(out, b"}")
-    }
-
-    fn begin_object_key<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
-        self.next(out, first)
-    }
-
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        out.write_all(b": ")
-    }
-
-    fn end_object_value<W: ?Sized + io::Write>(&mut self, _: &mut W) -> io::Result<()> {
-        self.filled = true;
-        Ok(())
-    }
 }
 
 /// Whether standard output is to be coloured.
@@ -215,12 +138,35 @@ pub fn print(write: impl FnOnce(&mut Out<io::StdoutLock<'static>>) -> anyhow::Re
 /// Where an answer goes: in big pieces, and nowhere once its reader is gone. What backends report and states say reaches no terminal as
 /// a command: of control characters, line ends and our own colours pass, others are spelled out.
 #[derive(Debug)]
-pub struct Out<W: io::Write>(BufWriter<UntilClosed<W>>);
+pub struct Out<W: io::Write> {
+    to: UntilClosed<W>,
+    /// What has not gone out yet. No write ends within a character or a colour.
+    text: Vec<u8>,
+}
+
+/// So much is kept before it goes out.
+const ENOUGH: usize = 64 << 10;
 
 impl<W: io::Write> Out<W> {
     /// Writes there.
     pub fn new(to: W) -> Self {
-        Self(BufWriter::with_capacity(64 << 10, UntilClosed { to, closed: false }))
+        Self { to: UntilClosed { to, closed: false }, text: Vec::with_capacity(2 * ENOUGH) }
+    }
+
+    /// What was kept goes out.
+    fn pass(&mut self) -> io::Result<()> {
+        let text = std::mem::take(&mut self.text);
+        let passed = self.pass_all(&text);
+        self.text = text;
+        self.text.clear();
+        passed
+    }
+
+    fn pass_all(&mut self, text: &[u8]) -> io::Result<()> {
+        match may_command(text) {
+            true => self.to.write_all(harmless(&String::from_utf8_lossy(text)).as_bytes()),
+            false => self.to.write_all(text),
+        }
     }
 }
 
@@ -231,21 +177,26 @@ impl<W: io::Write> io::Write for Out<W> {
     }
 
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
-        // Without an end before the last byte: many are compared at once.
-        if bytes.iter().fold(false, |any, byte| any | may_command(*byte)) {
-            return self.0.write_all(harmless(&String::from_utf8_lossy(bytes)).as_bytes());
+        // What is long already is not copied once more.
+        if bytes.len() >= ENOUGH / 4 {
+            self.pass()?;
+            return self.pass_all(bytes);
         }
-        self.0.write_all(bytes)
+        self.text.extend_from_slice(bytes);
+        if self.text.len() >= ENOUGH { self.pass() } else { Ok(()) }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
+        self.pass()?;
+        self.to.flush()
     }
 }
 
-/// A byte that begins a control character, or perhaps one: those of C1 begin with 0xc2.
-fn may_command(byte: u8) -> bool {
-    (byte < b' ' && byte != b'\n' && byte != b'\t') || byte == 0x7f || byte == 0xc2
+/// Whether some byte begins a control character, or perhaps one: those of C1 begin with 0xc2.
+fn may_command(bytes: &[u8]) -> bool {
+    // Without an end before the last byte: many are compared at once.
+    let begins = |byte: u8| (byte < b' ' && byte != b'\n' && byte != b'\t') || byte == 0x7f || byte == 0xc2;
+    bytes.iter().fold(false, |any, byte| any | begins(*byte))
 }
 
 /// The text with control characters spelled out, but for line ends, tabs and the colours of [`Style`].
@@ -310,22 +261,6 @@ impl<W: io::Write> io::Write for UntilClosed<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn json_is_what_serde_json_calls_pretty() {
-        let deep =
-            (0..20).fold(serde_json::json!("end"), |inner, depth| serde_json::json!({ depth.to_string(): [inner] }));
-        for value in [
-            serde_json::json!({}),
-            serde_json::json!([]),
-            serde_json::json!({"a": [1, "x\ny", [], {}, null], "b": {"c": {"d": []}}, "e": [[]]}),
-            deep,
-        ] {
-            let mut written = Vec::new();
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut written, Indented::default())).unwrap();
-            assert_eq!(String::from_utf8(written).unwrap(), serde_json::to_string_pretty(&value).unwrap());
-        }
-    }
 
     #[test]
     fn nothing_that_is_printed_commands_a_terminal() {

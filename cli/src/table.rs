@@ -1,12 +1,29 @@
 //! Columns of text, aligned: widths are known when the last row has come.
 
-use std::fmt::{self, Write as _};
+use std::{
+    convert::Infallible,
+    fmt::{self, Write as _},
+    io,
+};
 
-use crate::output::{NONE, Style, Tone};
+use crate::{
+    output::{NONE, Style, Tone},
+    pieces,
+};
 
-/// Columns of text. All cells are kept as one text: a state has a hundred thousand rows.
+/// So many rows are made by one thread at a time.
+const BLOCK: usize = 512;
+
+/// Columns of text: a state has a hundred thousand rows.
 #[derive(Debug, Default)]
 pub struct Table {
+    blocks: Vec<Block>,
+    widths: Vec<usize>,
+}
+
+/// Some rows of a table. All their cells are kept as one text.
+#[derive(Debug, Default)]
+struct Block {
     text: String,
     cells: Vec<Cell>,
     /// How many cells there are at the end of each row.
@@ -24,10 +41,10 @@ struct Cell {
     tone: Option<Tone>,
 }
 
-/// The row that is being added to a table.
+/// The row that is being added.
 #[derive(Debug)]
 pub struct Row<'a> {
-    table: &'a mut Table,
+    block: &'a mut Block,
     column: usize,
 }
 
@@ -53,7 +70,8 @@ impl Row<'_> {
         self.written(tone, |text| {
             let mut comma = "";
             for item in items {
-                _ = write!(text, "{comma}{item}");
+                text.push_str(comma);
+                _ = write!(text, "{item}");
                 comma = ",";
             }
             if comma.is_empty() {
@@ -63,18 +81,48 @@ impl Row<'_> {
     }
 
     fn written(&mut self, tone: Option<Tone>, write: impl FnOnce(&mut String)) -> &mut Self {
-        let Table { text, cells, widths, .. } = &mut *self.table;
+        let Block { text, cells, widths, .. } = &mut *self.block;
         let start = text.len();
         write(text);
         let of = &text[start..];
         let width = if of.is_ascii() { of.len() } else { of.chars().count() };
         cells.push(Cell { end: text.len(), width, tone });
-        match widths.get_mut(self.column) {
-            Some(widest) => *widest = width.max(*widest),
-            None => widths.push(width),
-        }
+        widen(widths, self.column, width);
         self.column += 1;
         self
+    }
+}
+
+impl Block {
+    fn add(&mut self, fill: impl FnOnce(&mut Row<'_>)) {
+        fill(&mut Row { block: self, column: 0 });
+        self.rows.push(self.cells.len());
+    }
+
+    fn text(&self, widths: &[usize], style: Style, indent: usize) -> String {
+        let wide = indent + widths.iter().sum::<usize>() + 2 * widths.len();
+        let mut out = String::with_capacity(self.rows.len() * wide);
+        let (mut row_start, mut start) = (0, 0);
+        for row_end in &self.rows {
+            let line = out.len();
+            pad(&mut out, indent);
+            let last = row_end.saturating_sub(1);
+            for (at, cell) in (row_start..*row_end).zip(&self.cells[row_start..*row_end]) {
+                let text = &self.text[start..cell.end];
+                match cell.tone {
+                    Some(tone) if style.colour => out.push_str(&style.paint(tone, text)),
+                    _ => out.push_str(text),
+                }
+                if at < last {
+                    pad(&mut out, widths[at - row_start] - cell.width + 2);
+                }
+                start = cell.end;
+            }
+            row_start = *row_end;
+            out.truncate(line + out[line..].trim_end().len());
+            out.push('\n');
+        }
+        out
     }
 }
 
@@ -93,8 +141,27 @@ impl Table {
 
     /// One more row, of the cells that `fill` adds.
     pub fn add(&mut self, fill: impl FnOnce(&mut Row<'_>)) {
-        fill(&mut Row { table: self, column: 0 });
-        self.rows.push(self.cells.len());
+        let mut block = self.blocks.pop().unwrap_or_default();
+        block.add(fill);
+        self.push(block);
+    }
+
+    /// Rows of many items, made by several threads.
+    pub fn add_all<T: Sync>(&mut self, items: &[T], fill: impl Fn(&mut Row<'_>, &T) + Sync) {
+        let rows = |items: &[T]| {
+            let mut block = Block::default();
+            items.iter().for_each(|item| block.add(|row| fill(row, item)));
+            block
+        };
+        let Ok(()) = pieces::in_order(items, BLOCK, rows, |block| {
+            self.push(block);
+            Ok::<_, Infallible>(())
+        });
+    }
+
+    fn push(&mut self, block: Block) {
+        block.widths.iter().enumerate().for_each(|(column, width)| widen(&mut self.widths, column, *width));
+        self.blocks.push(block);
     }
 
     /// One more row.
@@ -109,29 +176,23 @@ impl Table {
 
     /// Each row on a line, after as many spaces; the last column is not padded.
     pub fn text(&self, style: Style, indent: usize) -> String {
-        let wide = indent + self.widths.iter().sum::<usize>() + 2 * self.widths.len();
-        let mut out = String::with_capacity(self.rows.len() * wide);
-        let (mut row_start, mut start) = (0, 0);
-        for row_end in &self.rows {
-            let line = out.len();
-            pad(&mut out, indent);
-            let last = row_end.saturating_sub(1);
-            for (at, cell) in (row_start..*row_end).zip(&self.cells[row_start..*row_end]) {
-                let text = &self.text[start..cell.end];
-                match cell.tone {
-                    Some(tone) if style.colour => out.push_str(&style.paint(tone, text)),
-                    _ => out.push_str(text),
-                }
-                if at < last {
-                    pad(&mut out, self.widths[at - row_start] - cell.width + 2);
-                }
-                start = cell.end;
-            }
-            row_start = *row_end;
-            out.truncate(line + out[line..].trim_end().len());
-            out.push('\n');
-        }
-        out
+        self.blocks.iter().map(|block| block.text(&self.widths, style, indent)).collect()
+    }
+
+    /// Writes the same, made by several threads.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write(&self, style: Style, out: &mut impl io::Write) -> io::Result<()> {
+        let text = |blocks: &[Block]| blocks.iter().map(|block| block.text(&self.widths, style, 0)).collect::<String>();
+        pieces::in_order(&self.blocks, 1, text, |text| out.write_all(text.as_bytes()))
+    }
+}
+
+fn widen(widths: &mut Vec<usize>, column: usize, width: usize) {
+    match widths.get_mut(column) {
+        Some(widest) => *widest = width.max(*widest),
+        None => widths.push(width),
     }
 }
 
@@ -165,5 +226,17 @@ mod tests {
         let coloured = table.text(Style { wide: false, colour: true }, 0);
         assert_eq!(coloured, "\x1b[32myes\x1b[0m  x\n\x1b[31mno\x1b[0m   y\n");
         assert_eq!(table.text(Style::default(), 0), "yes  x\nno   y\n");
+    }
+
+    #[test]
+    fn rows_of_several_threads_are_those_of_one() {
+        let numbers: Vec<usize> = (0..5 * BLOCK + 3).map(|number| number * number).collect();
+        let fill = |row: &mut Row<'_>, number: &usize| _ = row.cell(number).list([number % 7, 1]).cell("end");
+        let (mut one, mut several) = (Table::new(["SQUARE"]), Table::new(["SQUARE"]));
+        numbers.iter().for_each(|number| one.add(|row| fill(row, number)));
+        several.add_all(&numbers, fill);
+        let mut written = Vec::new();
+        several.write(Style::default(), &mut written).unwrap();
+        assert_eq!(String::from_utf8(written).unwrap(), one.text(Style::default(), 0));
     }
 }

@@ -1,6 +1,10 @@
 //! `localnet watch`: the changes of the state, as they come.
 
-use std::{collections::BTreeMap, io, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    io::{self, Write as _},
+    sync::Arc,
+};
 
 use localnet_client::{Snapshot, Source as _, SourceError, grpc::Brain};
 use localnet_proto::{Revision, Service, ServiceKey};
@@ -9,6 +13,7 @@ use serde::Serialize;
 use crate::{
     args::Failure,
     get::{Filter, SERVICE_HEADINGS, service_row},
+    list,
     output::{self, Format, Style, Table, Tone},
     source::Global,
     yaml,
@@ -106,32 +111,32 @@ pub fn lines(
     first: bool,
     out: &mut impl io::Write,
 ) -> anyhow::Result<()> {
+    type Text = Vec<u8>;
+    let json = |text: &mut Text, (what, service): &(What, &Service)| {
+        serde_json::to_writer(&mut *text, &Line { revision, what: *what, service })?;
+        text.push(b'\n');
+        Ok(())
+    };
+    let yaml = |text: &mut Text, (what, service): &(What, &Service)| {
+        text.extend_from_slice(b"---\n");
+        Ok(yaml::write(text, &Line { revision, what: *what, service })?)
+    };
     match options.format {
-        Format::Json => {
-            for (what, service) in changes {
-                serde_json::to_writer(&mut *out, &Line { revision, what: *what, service })?;
-                out.write_all(b"\n")?;
-            }
-        }
-        Format::Yaml => {
-            for (what, service) in changes {
-                out.write_all(b"---\n")?;
-                yaml::write(out, &Line { revision, what: *what, service })?;
-            }
-        }
-        Format::Name => changes.iter().try_for_each(|(_, service)| writeln!(out, "{}", service.key))?,
+        Format::Json => list::lines(changes, json, out)?,
+        Format::Yaml => list::lines(changes, yaml, out)?,
+        Format::Name => list::lines(changes, |text, (_, service)| Ok(writeln!(text, "{}", service.key)?), out)?,
         Format::Table | Format::Wide => {
             let headings = ["REVISION", "WHAT"].into_iter().chain(SERVICE_HEADINGS);
             let mut table = if first { Table::new(headings) } else { Table::bare() };
-            for (what, service) in changes {
+            table.add_all(changes, |row, (what, service)| {
                 let (word, tone) = match what {
                     What::Added => ("added", Tone::Good),
                     What::Changed => ("changed", Tone::Odd),
                     What::Removed => ("removed", Tone::Bad),
                 };
-                table.add(|row| service_row(row.cell(revision).toned(word, Some(tone)), service));
-            }
-            out.write_all(table.text(Style { wide: false, colour: options.colour }, 0).as_bytes())?;
+                service_row(row.cell(revision).toned(word, Some(tone)), service);
+            });
+            table.write(Style { wide: false, colour: options.colour }, out)?;
         }
     }
     Ok(())

@@ -3,16 +3,33 @@
 
 use std::io::{self, Write};
 
+use serde::Serialize;
 use serde_json::ser::{CharEscape, CompactFormatter, Formatter, Serializer};
 
 /// Writes a value as one document.
 ///
 /// # Errors
 /// It cannot be written.
-pub fn write(out: &mut impl Write, value: &impl serde::Serialize) -> serde_json::Result<()> {
-    let mut yaml = Serializer::with_formatter(&mut *out, Block::default());
+pub fn write(out: &mut impl Write, value: &impl Serialize) -> serde_json::Result<()> {
+    // Room for all but the longest strings, once.
+    let block = Block { string: Vec::with_capacity(64), ..Block::default() };
+    let mut yaml = Serializer::with_formatter(&mut *out, block);
     value.serialize(&mut yaml)?;
     out.write_all(b"\n").map_err(serde_json::Error::io)
+}
+
+/// How a document ends whose last field is an empty list; how its items begin if it has some, and what follows them.
+pub const LIST: (&str, &str, &str) = (" []\n", "\n", "\n");
+
+/// Some items of a list that is a field of a document, each behind a line end.
+///
+/// # Errors
+/// They cannot be written as YAML.
+pub fn items<T: Serialize>(items: &[T]) -> serde_json::Result<Vec<u8>> {
+    let mut text = Vec::with_capacity(64 << 10);
+    let block = Block { depth: 1, after: After::Key, ..Block::default() };
+    items.serialize(&mut Serializer::with_formatter(&mut text, block))?;
+    Ok(text)
 }
 
 #[derive(Debug, Default)]
@@ -194,14 +211,24 @@ impl Formatter for Block {
     }
 }
 
+/// The bytes that a word may have after its first one. Most of a document is words, and a table is read quickest.
+const INNER: [bool; 256] = {
+    let mut inner = [false; 256];
+    let mut byte = u8::MAX;
+    while byte > 0 {
+        inner[byte as usize] = byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'/');
+        byte -= 1;
+    }
+    inner
+};
+
 /// Whether a text is read as itself without quotes, whichever version of YAML is read: words, and IPv4 addresses and prefixes.
 fn is_plain(text: &[u8]) -> bool {
     const RESERVED: [&str; 9] = ["true", "false", "yes", "no", "on", "off", "null", "y", "n"];
     match text.first() {
         Some(first) if first.is_ascii_alphabetic() => {
-            let inner = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_./".contains(byte);
             let is_reserved = || RESERVED.iter().any(|word| word.as_bytes().eq_ignore_ascii_case(text));
-            text.iter().all(inner) && (text.len() > 5 || !is_reserved())
+            text.iter().all(|byte| INNER[usize::from(*byte)]) && (text.len() > 5 || !is_reserved())
         }
         Some(first) if first.is_ascii_digit() => {
             let dots = text.iter().filter(|byte| **byte == b'.').count();
@@ -218,7 +245,7 @@ mod tests {
 
     use super::*;
 
-    fn written(value: &impl serde::Serialize) -> String {
+    fn written(value: &impl Serialize) -> String {
         let mut out = Vec::new();
         write(&mut out, value).unwrap();
         String::from_utf8(out).unwrap()
