@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use localnet_lab::{Namespace, Running};
-use localnet_proto::{Revision, Snapshot};
+use localnet_proto::{Address, Revision, Snapshot};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::{brain::Brain, dump::Dump};
@@ -25,17 +25,26 @@ const TAIL: usize = 12;
 pub struct Line {
     text: String,
     folder: PathBuf,
+    api: Address,
 }
 
 impl Line {
-    /// A command for programs whose files are in this folder.
-    pub fn new(text: &str, folder: &Path) -> Self {
-        Self { text: text.to_owned(), folder: folder.to_owned() }
+    /// The command of a backend whose files are in this folder. The brain is at that port of the loopback interface, or at a unix
+    /// socket in the folder.
+    pub fn new(text: &str, folder: &Path, port: Option<u16>) -> Self {
+        let socket = || Address::Unix(folder.join("brain.sock"));
+        let api = port.map_or_else(socket, |port| Address::Tcp { host: "127.0.0.1".to_owned(), port });
+        Self { text: text.to_owned(), folder: folder.to_owned(), api }
+    }
+
+    /// Another command beside the same backend.
+    pub fn other(&self, text: &str) -> Self {
+        Self { text: text.to_owned(), ..self.clone() }
     }
 
     /// Where the brain listens.
-    pub fn socket(&self) -> PathBuf {
-        self.folder.join("brain.sock")
+    pub fn api(&self) -> &Address {
+        &self.api
     }
 
     /// Where the backend writes what it holds, if it does.
@@ -44,10 +53,14 @@ impl Line {
     }
 
     fn filled(&self, flags: &[String]) -> String {
-        let path = |name: &str| self.folder.join(name).display().to_string();
-        let text = self.text.replace("{api}", &format!("unix://{}", path("brain.sock")));
-        let text = text.replace("{socket}", &path("brain.sock")).replace("{dump}", &path("dump"));
-        text.replace("{flags}", &flags.join(" "))
+        let text = self.text.replace("{api}", &self.api.to_string());
+        let text = match &self.api {
+            Address::Tcp { host, port } => text.replace("{tcp}", &format!("{host}:{port}")),
+            Address::Unix(path) => text.replace("{socket}", &path.display().to_string()),
+            Address::Pipe(_) => text,
+        };
+        let text = text.replace("{dump}", &self.folder.join("dump").display().to_string());
+        text.replace("{folder}", &self.folder.display().to_string()).replace("{flags}", &flags.join(" "))
     }
 
     /// Starts it, in a namespace if there is one. `flags` are those of kube-proxy that the node would be run with.
@@ -59,7 +72,7 @@ impl Line {
         let output = File::options().create(true).append(true).open(&log).context("opening the log of the backend")?;
         let errors = output.try_clone()?;
         let line = format!("exec {}", self.filled(flags));
-        let (api, dump) = (format!("unix://{}", self.socket().display()), self.folder.join("dump"));
+        let (api, dump) = (self.api.to_string(), self.folder.join("dump"));
         let set_up = |command: &mut Command| {
             command.env("LOCALNET_API", api).env("LOCALNET_DUMP", dump);
             command.stdin(Stdio::null()).stdout(output).stderr(errors).process_group(0);
@@ -89,6 +102,27 @@ impl Line {
         let ended = backend.ended(patience)?;
         anyhow::ensure!(ended.success(), "{:?} has ended with {ended}{}", self.text, backend.log_tail());
         Ok(())
+    }
+
+    /// Runs it to its end, and returns the lines that it has printed, sorted.
+    ///
+    /// # Errors
+    /// It cannot be started, or fails.
+    pub fn lines(&self, inside: Option<&Namespace>) -> anyhow::Result<Vec<String>> {
+        let mut command = Command::new("sh");
+        command.args(["-c", &self.filled(&[])]);
+        let printed = match inside {
+            Some(namespace) => namespace.output(&mut command)?,
+            None => {
+                let output = command.output().with_context(|| format!("starting {:?}", self.text))?;
+                let (ended, said) = (output.status, String::from_utf8_lossy(&output.stderr));
+                anyhow::ensure!(ended.success(), "{:?} has ended with {ended}: {said}", self.text);
+                String::from_utf8(output.stdout).with_context(|| format!("reading what {:?} prints", self.text))?
+            }
+        };
+        let mut lines: Vec<_> = printed.lines().map(str::to_owned).collect();
+        lines.sort();
+        Ok(lines)
     }
 }
 

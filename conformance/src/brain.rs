@@ -8,9 +8,12 @@ use std::{
     convert::Infallible,
     fmt,
     future::Future,
-    path::{Path, PathBuf},
+    net,
     pin::Pin,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU16, Ordering},
+    },
     task::{Context as Waking, Poll},
     time::{Duration, Instant},
 };
@@ -19,21 +22,27 @@ use anyhow::{Context as _, bail};
 use bytes::{BufMut as _, Bytes};
 use futures::{Stream, StreamExt as _, stream};
 use localnet_brain::{feed::Feed, localize::Localized};
+use localnet_lab::Namespace;
 use localnet_proto::{
-    Revision, Snapshot,
+    Address, Revision, Snapshot,
     wire::{
         BackendReport, BackendReportReply, NextFilter,
         backends_server::{Backends, BackendsServer},
         endpoints_server,
     },
 };
-use tokio::{net::UnixListener, runtime::Runtime, sync::Notify};
+use tokio::{
+    net::{TcpListener, UnixListener},
+    runtime::Runtime,
+    sync::Notify,
+};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{
     Code, Request, Response, Status,
     body::Body,
     codec::{BufferSettings, Codec, EncodeBuf, Encoder},
     server::{Grpc, NamedService, ServerStreamingService},
+    transport::server::TcpIncoming,
 };
 use tonic_prost::ProstDecoder;
 
@@ -89,51 +98,72 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The brain.
 pub struct Brain {
-    socket: PathBuf,
+    address: Address,
     shared: Arc<Shared>,
     feed: Feed,
     state: Snapshot,
     runtime: Option<Runtime>,
+    /// What it listens on by TCP.
+    listener: Option<net::TcpListener>,
 }
 
 impl Brain {
     /// A brain that has no state yet, and does not listen yet.
-    pub fn new(socket: &Path) -> Self {
+    pub fn new(address: &Address) -> Self {
         Self {
-            socket: socket.to_owned(),
+            address: address.clone(),
             shared: Arc::default(),
             feed: Feed::new(1_000_001),
             state: Snapshot::default(),
             runtime: None,
+            listener: None,
         }
     }
 
-    /// Listens.
+    /// Listens; by TCP in a namespace, if there is one. A unix socket can be reached from any.
     ///
     /// # Errors
     /// It cannot.
-    pub fn start(&mut self) -> anyhow::Result<()> {
+    pub fn start(&mut self, inside: Option<&Namespace>) -> anyhow::Result<()> {
         self.stop();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let service = Endpoints { shared: Arc::clone(&self.shared), feed: self.feed.clone() };
         let reports = BackendsServer::new(Reports(Arc::clone(&self.shared)));
-        let listener = {
-            let _inside = runtime.enter();
-            UnixListener::bind(&self.socket).with_context(|| format!("listening on {}", self.socket.display()))?
-        };
         let server = tonic::transport::Server::builder().add_service(service).add_service(reports);
-        runtime.spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
+        let inside_runtime = runtime.enter();
+        let listening = || format!("listening on {}", self.address);
+        match &self.address {
+            Address::Unix(path) => {
+                let listener = UnixListenerStream::new(UnixListener::bind(path).with_context(listening)?);
+                runtime.spawn(server.serve_with_incoming(listener));
+            }
+            Address::Tcp { host, port } => {
+                let listener = tcp_listener(host, *port, inside).with_context(listening)?;
+                self.listener = Some(listener.try_clone().with_context(listening)?);
+                let listener = TcpListener::from_std(listener).with_context(listening)?;
+                let listener = TcpIncoming::from(listener).with_nodelay(Some(true));
+                runtime.spawn(server.serve_with_incoming(listener));
+            }
+            Address::Pipe(_) => bail!("{}: only Windows has named pipes", self.address),
+        }
+        drop(inside_runtime);
         self.runtime = Some(runtime);
         Ok(())
     }
 
     /// Ends as a process that was killed.
     pub fn stop(&mut self) {
+        if let Some(listener) = self.listener.take() {
+            // A program that is being started has a copy for a moment: closed here, it would still keep the port.
+            _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
+        }
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_timeout(Duration::from_secs(5));
         }
-        // It is not there before the first start.
-        _ = std::fs::remove_file(&self.socket);
+        if let Address::Unix(path) = &self.address {
+            // It is not there before the first start.
+            _ = std::fs::remove_file(path);
+        }
     }
 
     /// Makes this the newest state, and says which one it is.
@@ -207,8 +237,28 @@ impl Drop for Brain {
 
 impl fmt::Debug for Brain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Brain").field("socket", &self.socket).finish_non_exhaustive()
+        f.debug_struct("Brain").field("address", &self.address).finish_non_exhaustive()
     }
+}
+
+fn tcp_listener(host: &str, port: u16, inside: Option<&Namespace>) -> anyhow::Result<net::TcpListener> {
+    let listen = || {
+        let listener = net::TcpListener::bind((host, port))?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    };
+    inside.map_or_else(listen, |namespace| namespace.run(listen))
+}
+
+/// A port of the loopback interface on which nobody listens, in a namespace if there is one. Never one that the kernel gives to who connects:
+/// a backend that tries to reach a brain that is away would then connect to itself.
+///
+/// # Errors
+/// All of them are taken, or the namespace cannot be entered.
+pub fn free_port(inside: Option<&Namespace>) -> anyhow::Result<u16> {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let mut ports = std::iter::repeat_with(|| 12_100 + NEXT.fetch_add(1, Ordering::Relaxed) % 1_000).take(1_000);
+    ports.find(|port| tcp_listener("127.0.0.1", *port, inside).is_ok()).context("no port is free")
 }
 
 struct Reports(Arc<Shared>);

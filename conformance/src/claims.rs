@@ -10,7 +10,7 @@ use localnet_lab::{
     flow::{Expect, Sender},
     probe::Protocol,
 };
-use localnet_proto::Snapshot;
+use localnet_proto::{Port, Service, Snapshot};
 
 /// Something that a backend may be able to do with packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -35,11 +35,13 @@ pub enum Claim {
     Answers,
     /// Endpoints see the source address that they should.
     Source,
+    /// And so they do of what the node itself sends.
+    NodeSource,
     /// Traffic that nothing serves is refused.
     Reject,
     /// Traffic that a policy keeps from all endpoints is dropped.
     Drop,
-    /// Packets that are nobody's go where they were sent to.
+    /// Packets that are nobody's, be it for their port alone, go where they were sent to, or are dropped where addresses are Services'.
     Untouched,
     /// Traffic of other machines' clients is told from that of the node and of its pods, where a policy does.
     Scopes,
@@ -47,7 +49,7 @@ pub enum Claim {
 
 impl Claim {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Tcp,
         Self::Udp,
         Self::Sctp,
@@ -58,6 +60,7 @@ impl Claim {
         Self::NodePort,
         Self::Answers,
         Self::Source,
+        Self::NodeSource,
         Self::Reject,
         Self::Drop,
         Self::Untouched,
@@ -77,6 +80,7 @@ impl Claim {
             Self::NodePort => "node-port",
             Self::Answers => "answers",
             Self::Source => "source",
+            Self::NodeSource => "node-source",
             Self::Reject => "reject",
             Self::Drop => "drop",
             Self::Untouched => "untouched",
@@ -136,7 +140,7 @@ impl Claims {
         }
         let mut flow = flow.clone();
         if let Expect::Answers { source, .. } = &mut flow.expect
-            && !self.has(Claim::Source)
+            && !(self.has(Claim::Source) && (flow.from != Sender::Node || self.has(Claim::NodeSource)))
         {
             *source = None;
         }
@@ -159,7 +163,7 @@ fn needs(flow: &Flow, state: &Snapshot) -> Vec<Claim> {
         Expect::Untouched => Claim::Untouched,
     };
     let mut needs = vec![protocol, family, outcome];
-    needs.extend(destination(flow.to, state));
+    needs.push(destination(flow, state));
     // Where external traffic has a policy, who sends decides.
     let from_outside = matches!(flow.from, Sender::Client(_));
     let policy = state.services.values().any(|service| {
@@ -176,20 +180,32 @@ fn is_of(service: &localnet_proto::Service, to: SocketAddr) -> bool {
     external.clone().any(|ip| *ip == to.ip()) || service.ports.iter().any(|port| port.node_port == Some(to.port()))
 }
 
-fn destination(to: SocketAddr, state: &Snapshot) -> Option<Claim> {
-    let mut services = state.services.values();
-    if services.clone().any(|service| service.cluster_ips.contains(&to.ip())) {
-        return Some(Claim::ClusterIp);
+/// Whose it is. Of a ClusterIP all ports are the Service's, of other addresses its own ones.
+fn destination(flow: &Flow, state: &Snapshot) -> Claim {
+    let (ip, number) = (flow.to.ip(), flow.to.port());
+    let protocol = match flow.protocol {
+        Protocol::Tcp => localnet_proto::Protocol::Tcp,
+        Protocol::Udp => localnet_proto::Protocol::Udp,
+        Protocol::Sctp => localnet_proto::Protocol::Sctp,
+    };
+    let any = |of: &dyn Fn(&Service) -> bool| state.services.values().any(|service| of(service));
+    let has = |service: &Service, is: &dyn Fn(&Port) -> bool| {
+        service.ports.iter().any(|port| port.protocol == protocol && is(port))
+    };
+    let external = |service: &Service| {
+        let address = service.external_ips.contains(&ip) || service.load_balancer_ips.contains(&ip);
+        address && has(service, &|port| port.port == number)
+    };
+    if any(&|service| service.cluster_ips.contains(&ip)) {
+        Claim::ClusterIp
+    } else if any(&external) {
+        Claim::External
+    } else if any(&|service| has(service, &|port| port.node_port == Some(number))) {
+        Claim::NodePort
+    } else {
+        // What is nobody's: only somebody who filters packets can say anything about it.
+        Claim::Untouched
     }
-    let external = services
-        .clone()
-        .any(|service| service.external_ips.contains(&to.ip()) || service.load_balancer_ips.contains(&to.ip()));
-    if external {
-        return Some(Claim::External);
-    }
-    let node_port = services.any(|service| service.ports.iter().any(|port| port.node_port == Some(to.port())));
-    // What is nobody's: only somebody who filters packets can say anything about it.
-    Some(if node_port { Claim::NodePort } else { Claim::Untouched })
 }
 
 #[cfg(test)]
@@ -203,9 +219,15 @@ mod tests {
             localnet_proto::Service::new(localnet_proto::ServiceKey::new("a", "b"), vec![[172, 30, 0, 1].into()]);
         service.external_ips = vec![[198, 51, 100, 1].into()];
         service.external_traffic_to_local = true;
+        service.ports = [localnet_proto::Protocol::Tcp, localnet_proto::Protocol::Udp].map(port).into();
         let mut state = Snapshot::default();
         state.services.insert(service.key.clone(), service.into());
         state
+    }
+
+    fn port(protocol: localnet_proto::Protocol) -> Port {
+        let (when_empty_v4, when_empty_v6) = Default::default();
+        Port { name: "p".into(), protocol, port: 80, node_port: None, when_empty_v4, when_empty_v6 }
     }
 
     fn flow(text: &str) -> Flow {
@@ -224,6 +246,16 @@ mod tests {
         assert_eq!(claims("udp ipv4 cluster-ip answers").of_flow(&to_cluster, &state()), None);
         assert_eq!(claims("udp ipv4 external reject").of_flow(&to_external, &state()), None, "who sends decides");
         assert!(claims("udp ipv4 external reject scopes").of_flow(&to_external, &state()).is_some());
+        let elsewhere = flow("from: client, proto: tcp, to: 198.51.100.1, port: 81, outcome: drop");
+        assert_eq!(claims("tcp ipv4 external drop").of_flow(&elsewhere, &state()), None, "the port is nobody's");
+        let from_node =
+            flow("from: node, proto: tcp, to: 172.30.0.1, port: 80, answers: [10.180.0.1:80], source: kept");
+        let checked = |words: &str| match claims(words).of_flow(&from_node, &state()) {
+            Some(Flow { expect: Expect::Answers { source, .. }, .. }) => source.is_some(),
+            other => panic!("{other:?}"),
+        };
+        assert!(!checked("tcp ipv4 cluster-ip answers source"));
+        assert!(checked("tcp ipv4 cluster-ip answers source node-source"));
     }
 
     #[test]

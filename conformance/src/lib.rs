@@ -3,7 +3,7 @@
 //! ```text
 //!            states of the Cases, and of each check
 //!                     │
-//!  kit ──► Brain (it answers Next truly, or as a check wants it) ──unix socket──► COMMAND ──► dump, or Report
+//!  kit ──► Brain (it answers Next truly, or as a check wants it) ──unix or TCP──► COMMAND ──► dump, or Report
 //!   │                                                                               │
 //!   └──────────── packets between namespaces, signals, flushes ─────────────────────┘
 //! ```

@@ -16,6 +16,7 @@ use localnet_conformance::{
     outcome::Verdict,
     run,
 };
+use rustix::process::Signal;
 
 /// Check a backend of localnet: what it makes of streams, of states, of packets, and of what can happen to it.
 ///
@@ -24,8 +25,9 @@ use localnet_conformance::{
 #[derive(Debug, Parser)]
 #[command(name = "localnet-conformance", version)]
 struct Arguments {
-    /// The command of the backend. In it {api} is the brain's address (unix:///…), {socket} the path in it, {dump} the file to
-    /// write what is held to, {flags} kube-proxy's flags of the node
+    /// The command of the backend. In it {api} is the brain's address (unix:///…) and {socket} the path in it, or with {tcp}, an
+    /// IP address and a port, tcp://…; {dump} is the file to write what is held to, {folder} one that is there for this brain alone,
+    /// {flags} kube-proxy's flags of the node
     #[arg(long, value_name = "COMMAND")]
     backend: String,
     /// Levels to check: wire, state, packets, life
@@ -43,6 +45,15 @@ struct Arguments {
     /// How long anything may take, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 20)]
     patience: u64,
+    /// Checks at a time
+    #[arg(long, value_name = "COUNT", default_value_t = Options::of("").at_a_time)]
+    at_a_time: usize,
+    /// The signal that asks the backend to end: TERM, INT, HUP, QUIT
+    #[arg(long, value_name = "SIGNAL", default_value = "TERM", value_parser = signal)]
+    stop: Signal,
+    /// A command that prints what the backend has written, line by line: restarts have to leave it as it is
+    #[arg(long, value_name = "COMMAND")]
+    listing: Option<String>,
     /// A command that removes all rules of a node, as others would: the backend has to put them back
     #[arg(long, value_name = "COMMAND")]
     flush: Option<String>,
@@ -66,6 +77,16 @@ fn main() -> ExitCode {
     }
 }
 
+fn signal(name: &str) -> Result<Signal, &'static str> {
+    match name {
+        "TERM" => Ok(Signal::TERM),
+        "INT" => Ok(Signal::INT),
+        "HUP" => Ok(Signal::HUP),
+        "QUIT" => Ok(Signal::QUIT),
+        _ => Err("expected TERM, INT, HUP or QUIT"),
+    }
+}
+
 fn check(arguments: Arguments) -> anyhow::Result<bool> {
     let defaults = Options::of(arguments.backend);
     let claims = if arguments.claims.is_empty() { Claims::default() } else { arguments.claims.into_iter().collect() };
@@ -75,6 +96,9 @@ fn check(arguments: Arguments) -> anyhow::Result<bool> {
         only: arguments.only,
         cases: arguments.cases.unwrap_or(defaults.cases),
         patience: Duration::from_secs(arguments.patience),
+        at_a_time: arguments.at_a_time,
+        stop: arguments.stop,
+        listing: arguments.listing,
         flush: arguments.flush,
         cleanup: arguments.cleanup,
         ..defaults

@@ -160,14 +160,14 @@ func open(key string, targets []string) (*forward, error) { // Other protocols a
 	return f, err
 }
 
-func (p *proxy) give(vips map[string]bool) { // The loopback interface has exactly these addresses of services.
+func (p *proxy) give(vips map[string]bool) { // To lo, with routes: the kernel makes its own for IPv6 a moment later.
 	lines := ""
 	for vip := range vips {
-		lines += "addr replace " + vip + " dev lo nodad\n"
+		lines += "addr replace " + vip + " dev lo nodad\nroute replace local " + vip + " dev lo table local metric 1024\n"
 		delete(p.vips, vip)
 	}
 	for vip := range p.vips {
-		lines += "addr del " + vip + " dev lo\n"
+		lines += "addr del " + vip + " dev lo\nroute del local " + vip + " dev lo table local metric 1024\n"
 	}
 	ip := exec.Command("ip", "-force", "-batch", "-")
 	ip.Stdin, ip.Stderr, p.vips = strings.NewReader(lines), os.Stderr, vips

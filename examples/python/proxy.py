@@ -123,9 +123,10 @@ class Proxy:
         return [(addresses(one.IPs)[0], at.Port) for one in of_family for at in one.PortOverrides if at.Name == port.Name]
 
     def give(self, vips):
-        """The loopback interface has exactly these addresses of services."""
-        lines = [f"addr del {vip}/{128 if ':' in vip else 32} dev lo" for vip in self.vips - vips]
-        lines += [f"addr replace {vip}/{128 if ':' in vip else 32} dev lo nodad" for vip in vips - self.vips]
+        """Addresses of services are those of lo, with routes: the kernel makes its own for IPv6 a moment later."""
+        lines, route = [], "dev lo table local metric 1024"
+        for vip, verb in [(vip, "del") for vip in self.vips - vips] + [(vip, "replace") for vip in vips - self.vips]:
+            lines += [f"addr {verb} {vip}/{128 if ':' in vip else 32} dev lo nodad", f"route {verb} local {vip} {route}"]
         subprocess.run(["ip", "-force", "-batch", "-"], input="\n".join(lines) + "\n", text=True, check=False)
         self.vips = vips
 

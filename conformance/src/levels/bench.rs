@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use super::Options;
 use crate::{
     backend::{Backend, Line},
-    brain::Brain,
+    brain::{Brain, free_port},
 };
 
 /// What a check works at.
@@ -54,16 +54,22 @@ impl<'a> Bench<'a> {
     /// Nothing runs yet.
     pub(super) fn new(options: &'a Options, node: Node<'a>) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir().context("creating a temporary folder")?;
-        let line = Line::new(&options.backend, folder.path());
-        Ok(Self { options, brain: Brain::new(&line.socket()), line, backend: None, node, _folder: folder })
+        let by_tcp = options.backend.contains("{tcp}");
+        let port = by_tcp.then(|| free_port(node.namespace())).transpose()?;
+        let line = Line::new(&options.backend, folder.path(), port);
+        Ok(Self { options, brain: Brain::new(line.api()), line, backend: None, node, _folder: folder })
     }
 
     /// Brain and backend run, on a node of their own.
     pub(super) fn started(options: &'a Options) -> anyhow::Result<Self> {
         let mut bench = Self::new(options, Node::own()?)?;
-        bench.brain.start()?;
+        bench.start_brain()?;
         bench.start_backend()?;
         Ok(bench)
+    }
+
+    pub(super) fn start_brain(&mut self) -> anyhow::Result<()> {
+        self.brain.start(self.node.namespace())
     }
 
     pub(super) fn start_backend(&mut self) -> anyhow::Result<()> {

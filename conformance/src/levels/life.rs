@@ -1,6 +1,9 @@
 //! What can happen to a backend. Where it claims packets, they are looked at, too.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context as _;
 use localnet_lab::{Endpoint, Flow, Flows, Network, Servers, Topology, check::probe_flows, probe::Protocol};
@@ -14,7 +17,6 @@ use super::{
     states::{endpoint, service, state},
 };
 use crate::{
-    backend::Line,
     claims::Claim,
     outcome::{Outcome, Verdict},
 };
@@ -91,32 +93,58 @@ fn serving(pods: usize) -> Snapshot {
 
 impl Life<'_> {
     fn start(&mut self) -> anyhow::Result<()> {
-        self.bench.brain.start()?;
+        self.bench.start_brain()?;
         self.bench.start_backend()
     }
 
-    /// Whether packets say what a state of so many pods means. Nothing is asked of who does not claim it.
-    fn packets(&self, pods: usize) -> anyhow::Result<()> {
+    /// Where packets are looked at: whoever does not claim it is not asked.
+    fn claims_packets(&self, pods: usize) -> Option<&World> {
         let claims = &self.bench.options.claims;
         let outcome = if pods == 0 { Claim::Reject } else { Claim::Answers };
         let needed = [Claim::Tcp, Claim::Ipv4, Claim::ClusterIp, outcome];
-        let Some(world) = self.world else { return Ok(()) };
-        if !needed.iter().all(|claim| claims.has(*claim)) || !self.bench.options.levels.contains(&Level::Packets) {
-            return Ok(());
-        }
-        probe_flows(&world.network, &[flow(pods)?])
+        let claimed = needed.iter().all(|claim| claims.has(*claim));
+        self.world.filter(|_| claimed && self.bench.options.levels.contains(&Level::Packets))
+    }
+
+    /// Whether packets say what a state of so many pods means.
+    fn packets(&self, pods: usize) -> anyhow::Result<()> {
+        self.claims_packets(pods).map_or(Ok(()), |world| probe_flows(&world.network, &[flow(pods)?]))
     }
 
     /// Waits until they do.
     fn await_packets(&self, pods: usize) -> anyhow::Result<()> {
-        let deadline = std::time::Instant::now() + self.bench.options.patience;
+        self.eventually(|| self.packets(pods))
+    }
+
+    fn eventually(&self, so: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<()> {
+        let deadline = Instant::now() + self.bench.options.patience;
         loop {
-            match self.packets(pods) {
-                Err(error) if std::time::Instant::now() > deadline => return Err(error),
+            match so() {
+                Err(error) if Instant::now() > deadline => return Err(error),
                 Err(_) => {}
                 Ok(()) => return Ok(()),
             }
         }
+    }
+
+    /// What the backend has written; nothing where no command shows it.
+    fn written(&self) -> anyhow::Result<Vec<String>> {
+        let Some(listing) = &self.bench.options.listing else { return Ok(Vec::new()) };
+        self.bench.line.other(listing).lines(self.bench.namespace()).context("--listing")
+    }
+
+    /// Whether all is as it was with so many pods: packets, and what was written.
+    fn is_as(&self, pods: usize, written: &[String]) -> anyhow::Result<()> {
+        self.packets(pods)?;
+        let now = self.written()?;
+        anyhow::ensure!(now == written, "what is written was {written:#?}, and is {now:#?}");
+        Ok(())
+    }
+
+    /// Why it cannot be seen what is there when the backend is not.
+    fn is_blind(&self) -> Option<Verdict> {
+        let sees = self.claims_packets(2).is_some() || self.bench.options.listing.is_some();
+        (!sees).then(|| Verdict::NotClaimed("neither packets nor a --listing show what is there".to_owned()))
     }
 }
 
@@ -136,21 +164,22 @@ fn starts_without_a_brain(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     // Long enough for several attempts of whoever does not wait between them.
     std::thread::sleep(Duration::from_millis(500));
     life.bench.backend()?.is_alive().context("it has to wait for a brain, not to end")?;
-    life.bench.brain.start()?;
+    life.bench.start_brain()?;
     life.bench.apply(&serving(2))?;
     life.packets(2)?;
     passed()
 }
 
 fn ended(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
-    let patience = life.bench.options.patience.min(Duration::from_secs(10));
+    let options = life.bench.options;
     let backend = life.bench.backend()?;
     backend.is_alive()?;
-    backend.signal(Signal::TERM)?;
-    let ended = backend.ended(patience).context("after SIGTERM")?;
+    backend.signal(options.stop)?;
+    let ended = backend.ended(options.patience / 2).with_context(|| format!("after signal {:?}", options.stop))?;
     anyhow::ensure!(
         ended.success(),
-        "after SIGTERM it has ended with {ended}, and not with exit code 0{}",
+        "after signal {:?} it has ended with {ended}, and not with exit code 0{}",
+        options.stop,
         backend.log_tail()
     );
     passed()
@@ -184,18 +213,23 @@ fn hanging(life: &mut Life<'_>) -> anyhow::Result<()> {
 }
 
 fn killed(life: &mut Life<'_>) -> anyhow::Result<()> {
+    let patience = life.bench.options.patience;
     let backend = life.bench.backend()?;
     backend.signal(Signal::KILL)?;
-    backend.ended(Duration::from_secs(5)).map(drop)
+    backend.ended(patience).map(drop)
 }
 
 fn killed_and_started_again(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.start()?;
     let revision = life.bench.apply(&serving(2))?;
+    let written = life.written()?;
     killed(life)?;
+    if proxies_itself(life).is_none() {
+        life.is_as(2, &written).context("while it does not run")?;
+    }
     life.bench.start_backend()?;
     life.bench.holds(revision, &serving(2))?;
-    life.await_packets(2)?;
+    life.eventually(|| life.is_as(2, &written))?;
     passed()
 }
 
@@ -246,7 +280,7 @@ fn brain_away_and_back(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
         std::thread::sleep(Duration::from_millis(200));
         life.bench.backend()?.is_alive().context("while the brain is away")?;
         let revision = life.bench.brain.publish(&serving(pods));
-        life.bench.brain.start()?;
+        life.bench.start_brain()?;
         life.bench.holds(revision, &serving(pods))?;
     }
     life.await_packets(2)?;
@@ -257,33 +291,40 @@ fn brain_away_keeps_everything(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.start()?;
     let revision = life.bench.apply(&serving(2))?;
     life.await_packets(2)?;
+    let written = life.written()?;
     life.bench.brain.stop();
     std::thread::sleep(Duration::from_millis(500));
     life.bench.backend()?.is_alive().context("while the brain is away")?;
     if life.bench.backend()?.dumps() {
         life.bench.holds(revision, &serving(2)).context("while the brain is away")?;
     }
-    life.packets(2).context("while the brain is away")?;
+    life.is_as(2, &written).context("while the brain is away")?;
     passed()
 }
 
 /// Of who proxies in a process of its own nothing is left when that ends.
+fn proxies_itself(life: &Life<'_>) -> Option<Verdict> {
+    let itself = !life.bench.options.claims.has(Claim::Source);
+    itself.then(|| Verdict::NotClaimed("it proxies in its own process".to_owned()))
+}
+
 fn end_keeps_everything(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
-    if !life.bench.options.claims.has(Claim::Source) {
-        return Ok(Verdict::NotClaimed("it proxies in its own process".to_owned()));
+    if let Some(itself) = proxies_itself(life) {
+        return Ok(itself);
     }
     life.start()?;
     life.bench.apply(&serving(2))?;
     life.await_packets(2)?;
+    let written = life.written()?;
     ended(life)?;
-    life.packets(2).context("after its end")?;
+    life.is_as(2, &written).context("after its end")?;
     passed()
 }
 
 /// As in a rolling update.
 fn started_twice(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
-    if !life.bench.options.claims.has(Claim::Source) {
-        return Ok(Verdict::NotClaimed("it proxies in its own process".to_owned()));
+    if let Some(itself) = proxies_itself(life) {
+        return Ok(itself);
     }
     life.start()?;
     let revision = life.bench.apply(&serving(2))?;
@@ -301,11 +342,15 @@ fn flushed(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let Some(flush) = life.bench.options.flush.clone() else {
         return Ok(Verdict::NotClaimed("no --flush was given".to_owned()));
     };
+    if let Some(blind) = life.is_blind() {
+        return Ok(blind);
+    }
     life.start()?;
     life.bench.apply(&serving(2))?;
     life.await_packets(2)?;
+    let written = life.written()?;
     command(life, &flush)?;
-    life.await_packets(2).context("after others have removed all rules")?;
+    life.eventually(|| life.is_as(2, &written)).context("after others have removed all rules")?;
     passed()
 }
 
@@ -313,16 +358,22 @@ fn cleaned_up(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let Some(cleanup) = life.bench.options.cleanup.clone() else {
         return Ok(Verdict::NotClaimed("no --cleanup was given".to_owned()));
     };
+    if let Some(blind) = life.is_blind() {
+        return Ok(blind);
+    }
+    let before = life.written()?;
     life.start()?;
     life.bench.apply(&serving(2))?;
     life.await_packets(2)?;
     ended(life)?;
     command(life, &cleanup)?;
-    anyhow::ensure!(life.packets(2).is_err(), "its rules still work after the cleanup");
+    let blocked = life.claims_packets(2).is_none() || life.packets(2).is_err();
+    anyhow::ensure!(blocked, "its rules still work after the cleanup");
+    let left = life.written()?;
+    anyhow::ensure!(left == before, "before there was {before:#?}, and after the cleanup {left:#?}");
     passed()
 }
 
 fn command(life: &Life<'_>, text: &str) -> anyhow::Result<()> {
-    let folder = tempfile::tempdir().context("creating a temporary folder")?;
-    Line::new(text, folder.path()).run(life.bench.namespace(), &[], life.bench.options.patience)
+    life.bench.line.other(text).run(life.bench.namespace(), &[], life.bench.options.patience)
 }

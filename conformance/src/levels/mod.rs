@@ -17,6 +17,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::process::Signal;
+
 use crate::{
     claims::Claims,
     outcome::{Outcome, Outcomes, Verdict},
@@ -74,7 +76,7 @@ impl FromStr for Level {
 /// What is checked, and how.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The command of the backend, for `sh`. `{api}`, `{socket}`, `{dump}` and `{flags}` in it are filled in.
+    /// The command of the backend, for `sh`. `{api}`, `{socket}`, `{tcp}`, `{dump}`, `{folder}` and `{flags}` in it are filled in.
     pub backend: String,
     /// The levels.
     pub levels: Vec<Level>,
@@ -86,6 +88,10 @@ pub struct Options {
     pub cases: PathBuf,
     /// How long anything may take.
     pub patience: Duration,
+    /// What asks it to end.
+    pub stop: Signal,
+    /// A command that prints all that the backend has written.
+    pub listing: Option<String>,
     /// A command that removes all rules of the node, as others would.
     pub flush: Option<String>,
     /// A command that removes all that the backend has written.
@@ -104,6 +110,8 @@ impl Options {
             only: Vec::new(),
             cases: localnet_lab::case::folder(),
             patience: Duration::from_secs(20),
+            stop: Signal::TERM,
+            listing: None,
             flush: None,
             cleanup: None,
             at_a_time: 4,

@@ -28,7 +28,7 @@ fn of(options: &Options, case: &Case) -> anyhow::Result<Verdict> {
     let network = Network::build(case.flows.topology(&endpoints))?;
     let _servers = Servers::start(&network, endpoints)?;
     let mut bench = Bench::new(options, Node::Lent(network.node()))?;
-    bench.brain.start()?;
+    bench.start_brain()?;
     bench.start_backend_with(&flags(&case.flows.node))?;
     bench.apply(&state)?;
     probe_flows(&network, &flows).with_context(|| bench.log_tail())?;

@@ -226,7 +226,7 @@ fn connection_lost(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     let after = state([service(2, 2)]);
     let revision = bench.brain.publish(&after);
     bench.brain.wait(bench.options.patience, "an answer", |log| (log.hung > 0).then_some(()))?;
-    bench.brain.start()?;
+    bench.start_brain()?;
     again(bench, held, revision)?;
     bench.brain.release();
     bench.holds(revision, &after)
@@ -236,7 +236,7 @@ fn connection_lost_while_waiting(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     let held = bench.apply(&state([service(1, 1)]))?;
     asks_after(bench, held)?;
     let calls = bench.brain.calls();
-    bench.brain.start()?;
+    bench.start_brain()?;
     bench.brain.wait(bench.options.patience, "another call of Next after the connection was lost", |log| {
         (log.calls.len() > calls).then_some(())
     })?;
@@ -251,7 +251,7 @@ fn another_brain(bench: &mut Bench<'_>, before: &Snapshot, after: &Snapshot) -> 
     bench.brain.stop();
     bench.brain.forget();
     let revision = bench.brain.publish(after);
-    bench.brain.start()?;
+    bench.start_brain()?;
     bench.holds(revision, after)?;
     asks_after(bench, revision).map(drop)
 }

@@ -230,7 +230,8 @@ const UNSAFE: (&str, &str) = ("backend-win/ffi/Cargo.toml", "backend-win/ffi/src
 /// The lines of a table of a manifest.
 fn table(manifest: &str, name: &str) -> BTreeSet<String> {
     let after = manifest.split_once(&format!("[{name}]\n")).map_or("", |(_, after)| after);
-    after.lines().take_while(|line| !line.starts_with('[')).filter(|line| !line.is_empty()).map(str::to_owned).collect()
+    let lines = after.lines().take_while(|line| !line.starts_with('['));
+    lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned).collect()
 }
 
 #[test]

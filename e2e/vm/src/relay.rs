@@ -15,7 +15,7 @@ use crate::guest::{Guest, MARKER, Network, Options};
 /// `guest`: a guest even where this machine's kernel has IPVS.
 const WHERE: &str = "LOCALNET_VM";
 /// How long one test may take in the guest.
-const LIMIT: Duration = Duration::from_secs(600);
+const LIMIT: Duration = Duration::from_secs(1200);
 /// The memory of a guest for programs that talk to something outside.
 const BESIDE_MIB: u32 = 2048;
 

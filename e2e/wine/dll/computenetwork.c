@@ -12,6 +12,7 @@
 #include <windows.h>
 #include <objbase.h>
 #include <computenetwork.h>
+#include <io.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -291,9 +292,24 @@ static void discard(struct object *object)
     *object = objects[--count];
 }
 
+/* The file that `objects` is, so that many objects need not be read again at each call. */
+static BY_HANDLE_FILE_INFORMATION known;
+
+static BY_HANDLE_FILE_INFORMATION identity(FILE *file)
+{
+    BY_HANDLE_FILE_INFORMATION now = { 0 };
+    GetFileInformationByHandle((HANDLE)_get_osfhandle(_fileno(file)), &now);
+    return now;
+}
+
+static BOOL is_known(BY_HANDLE_FILE_INFORMATION now)
+{
+    return now.nFileIndexLow == known.nFileIndexLow && now.nFileIndexHigh == known.nFileIndexHigh && now.nFileSizeLow == known.nFileSizeLow &&
+           !CompareFileTime(&now.ftLastWriteTime, &known.ftLastWriteTime);
+}
+
 static void load(void)
 {
-    forget();
     const char *path = getenv("LOCALNET_HNS");
     /* It may be replaced at this moment: then it is there a moment later. */
     FILE *file = NULL;
@@ -302,8 +318,18 @@ static void load(void)
         if (!file)
             Sleep(10);
     }
-    if (!file)
+    if (!file) {
+        forget();
+        known = (BY_HANDLE_FILE_INFORMATION){ 0 };
         return;
+    }
+    BY_HANDLE_FILE_INFORMATION now = identity(file);
+    if (is_known(now)) {
+        fclose(file);
+        return;
+    }
+    forget();
+    known = now;
     static char line[1 << 20];
     while (fgets(line, sizeof line, file)) {
         char *id = strchr(line, '\t');
@@ -325,13 +351,23 @@ static void save(void)
     const char *path = getenv("LOCALNET_HNS");
     if (!path)
         return;
+    known = (BY_HANDLE_FILE_INFORMATION){ 0 };
     char new[MAX_PATH];
     snprintf(new, sizeof new, "%s.new", path);
     FILE *file = fopen(new, "wb");
     if (!file)
         return;
+    /* In one write: each costs much under Wine. */
+    size_t size = 1;
     for (size_t at = 0; at < count; at++)
-        fprintf(file, "%s\t%s\t%s\n", KIND[objects[at].kind], objects[at].id, objects[at].json);
+        size += strlen(objects[at].json) + 64;
+    char *text = malloc(size), *end = text;
+    for (size_t at = 0; at < count; at++)
+        end += sprintf(end, "%s\t%s\t%s\n", KIND[objects[at].kind], objects[at].id, objects[at].json);
+    fwrite(text, 1, end - text, file);
+    free(text);
+    fflush(file);
+    known = identity(file);
     fclose(file);
     MoveFileExA(new, path, MOVEFILE_REPLACE_EXISTING);
 }
@@ -498,8 +534,14 @@ static HRESULT check(const char *settings, const char *itself)
     while ((one = item(&endpoints)))
         if (!find(ENDPOINT, string(one, id, sizeof id)))
             return ENDPOINT_NOT_FOUND;
+    /* Of thousands of load balancers those are read in which the only address is found at all. */
+    char vip[64];
+    const char *vips = field(settings, "FrontendVIPs");
+    string(item(&vips), vip, sizeof vip);
+    BOOL several = !*vip || item(&vips);
     for (size_t at = 0; at < count; at++)
-        if (objects[at].kind == BALANCER && _stricmp(objects[at].id, itself) && collide(settings, objects[at].json))
+        if (objects[at].kind == BALANCER && (several || strstr(objects[at].json, vip)) && _stricmp(objects[at].id, itself) &&
+            collide(settings, objects[at].json))
             return PORT_ALREADY_EXISTS;
     return S_OK;
 }

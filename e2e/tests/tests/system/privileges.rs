@@ -91,7 +91,8 @@ fn the_iptables_backend_is_root_with_two_capabilities() -> anyhow::Result<()> {
         let (_brain, api) = (world.start_brain()?, world.programs.api());
         // Its socket is nobody's, and root without further capabilities is somebody else.
         let socket = world.programs.path().join("brain.sock");
-        await_condition("the brain serves", || socket.exists())?;
+        // When it says so it has set the socket's mode itself.
+        await_condition("the brain serves", || world.programs.log("localnet-brain").contains(" serving address="))?;
         fs::set_permissions(&socket, Permissions::from_mode(0o666))?;
         let arguments = ["--api", &api, "--iptables-flavour", flavour];
         let backend = world.start(("localnet-iptables", ROOT), &["net_admin", "net_raw"], &arguments)?;

@@ -2,6 +2,7 @@
 //!
 //! | file | what it shows |
 //! |---|---|
+//! | `conformance` | the program passes the kit for all backends |
 //! | `contract` | the library is called as its header says: the suite of every implementor, and nothing leaks |
 //! | `follow` | the program follows a brain on Linux, and what others do to HNS is put right |
 //! | `service` | the program as a Windows service, and a brain on a named pipe |
@@ -9,6 +10,7 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+mod conformance;
 mod contract;
 mod follow;
 mod service;

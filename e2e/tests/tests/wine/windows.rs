@@ -6,7 +6,6 @@ use std::{
     ffi::OsStr,
     fs,
     io::{self, Write as _},
-    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{Command, ExitStatus},
     sync::OnceLock,
@@ -18,7 +17,7 @@ use localnet_lab::{Namespace, Running};
 use serde_json::Value;
 use tempfile::TempDir;
 
-fn repository() -> PathBuf {
+pub(crate) fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
 }
 
@@ -39,7 +38,7 @@ pub(crate) fn is_possible() -> bool {
 }
 
 /// The program, built from what is here now.
-fn program() -> &'static Path {
+pub(crate) fn program() -> &'static Path {
     static PROGRAM: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     PROGRAM.get_or_init(|| build().map_err(|error| format!("{error:#}"))).as_deref().unwrap()
 }
@@ -84,19 +83,14 @@ impl Windows {
     pub(crate) fn new(version: &str, network_type: &str, pods: &[&str]) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let windows = Self { folder, version: version.to_owned() };
-        let (shared, prefix) = (cache().join("prefix"), windows.path("prefix"));
-        fs::create_dir_all(prefix.join("dosdevices"))?;
-        for name in ["system.reg", "user.reg", "userdef.reg", ".update-timestamp"] {
-            fs::copy(shared.join(name), prefix.join(name)).with_context(|| format!("copying {name}"))?;
-        }
+        let prefix = windows.path("prefix");
+        let made = Command::new(repository().join("e2e/wine/prefix")).arg(&prefix).status()?;
+        ensure!(made.success(), "e2e/wine/prefix has ended with {made}");
         // A service has the environment of the system, which is read when that starts, and not that of who starts the service.
         let key = r"[System\\CurrentControlSet\\Control\\Session Manager\\Environment]";
         let values = windows.environment().map(|(name, value)| format!("{name:?}={value:?}\n"));
         let mut registry = fs::File::options().append(true).open(prefix.join("system.reg"))?;
         write!(registry, "\n{key}\n{}", values.concat())?;
-        symlink(shared.join("drive_c"), prefix.join("drive_c"))?;
-        symlink("../drive_c", prefix.join("dosdevices/c:"))?;
-        symlink("/", prefix.join("dosdevices/z:"))?;
         let network = format!(
             "{{\"ID\":\"{NETWORK}\",\"Name\":\"pods\",\"Type\":\"{network_type}\",\"Policies\":[{{\"Type\":\"RemoteSubnetRoute\",\
              \"Settings\":{{\"DestinationPrefix\":\"10.180.1.0/24\",\"IsolationId\":4096,\"ProviderAddress\":\"192.168.0.3\"}}}}]}}"
