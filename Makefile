@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane helm vm wine python examples build demo test chart images packages differential fuzz mutants lint deny bless bench bench-ipvs clean
+.PHONY: help deps controlplane helm vm wine python examples build demo test conformance-ipvs chart images packages differential fuzz mutants lint deny bless bench bench-ipvs clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -44,6 +44,13 @@ test: deps controlplane helm vm wine python examples ## Everything: unit, Cases,
 	$(CARGO) test --locked --workspace --no-run
 	@e2e/test.sh
 
+conformance-ipvs: deps vm ## The conformance kit on localnet-ipvs in the guest, at all levels and with the packets of all Cases (25 minutes)
+	$(CARGO) build --locked --workspace --bins
+	target/debug/localnet-vm --timeout 5400 -- target/debug/localnet-conformance --at-a-time 1 --patience 240 \
+		--claims tcp,udp,sctp,ipv4,ipv6,cluster-ip,external,node-port,answers,source,reject,drop,scopes \
+		--backend 'target/debug/localnet-ipvs --api {api} {flags}' --cleanup 'target/debug/localnet-ipvs cleanup' \
+		--flush "sh -c 'ipvsadm -C && nft flush ruleset'"
+
 chart: controlplane helm ## The chart: lint, golden manifests, a real API server; and the package in target/
 	$(CARGO) build --locked --workspace --bins
 	$(CARGO) test --locked -p localnet-ship --test chart
@@ -64,17 +71,18 @@ differential: deps controlplane ## Random clusters and N random packets (20000):
 fuzz: ## Inputs made of the corpora, for SECONDS (20) for each target; what breaks one is kept in e2e/fuzz/corpus
 	FUZZ_SECONDS=$(or $(SECONDS),20) $(CARGO) test --locked --workspace --lib --test fuzz fuzz_ -- --nocapture --test-threads 2
 
-lint: ## Formatting, clippy, documentation
+lint: ## Formatting, clippy, documentation; and what `make deny` looks at
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet --lib --examples --bin localnet-bench --bin localnet-demo
+	@$(MAKE) --no-print-directory deny
 
-deny: ## Licences, sources and advisories of what we depend on, by cargo-deny (the first time it is built in .cache: minutes)
+deny: ## Licences, sources and advisories of what we depend on, by cargo-deny (the first time it is built in .cache: two minutes)
 	@$(CARGO) deny --version >/dev/null 2>&1 || PATH="$(CURDIR)/.cache/cargo-deny/bin:$$PATH" $(CARGO) deny --version >/dev/null 2>&1 || \
-		$(CARGO) install --quiet --locked --root .cache/cargo-deny cargo-deny
+		CARGO_PROFILE_DEV_DEBUG=0 $(CARGO) install --quiet --locked --debug --root .cache/cargo-deny --version ^0.20 cargo-deny
 	@PATH="$(CURDIR)/.cache/cargo-deny/bin:$$PATH"; export PATH; \
 	$(CARGO) deny --all-features check --hide-inclusion-graph bans licenses sources || exit 1; \
-	if $(CARGO) deny fetch db >/dev/null 2>&1; then $(CARGO) deny check --disable-fetch advisories; \
+	if timeout 60 $(CARGO) deny fetch db >/dev/null 2>&1; then $(CARGO) deny check --disable-fetch advisories; \
 	elif [ "$(ADVISORIES)" = required ]; then echo "advisories were not checked: their database cannot be fetched" >&2; exit 1; \
 	else echo "advisories were NOT checked: their database (github.com/rustsec/advisory-db) cannot be fetched from here"; fi
 
