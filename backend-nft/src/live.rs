@@ -158,7 +158,9 @@ impl LiveBackend {
         }
         let synced = result?;
         let mut commit = self.backend.take_commit();
-        commit.recheck = std::mem::take(&mut self.recheck);
+        commit.recheck = self.recheck;
+        // What could not be repaired in one family is looked at once it is.
+        self.recheck &= !synced.failed.is_empty();
         if let Some(cleaner) = &self.cleaner {
             cleaner.committed(commit);
         }

@@ -212,13 +212,14 @@ impl<B: Backend> Sync<B> {
             select! {
                 biased;
                 () = shutdown.as_mut() => return Ok(()),
+                // These come first: there may be a new state at each turn, which then is synced with them.
+                () = self.backend.disturbed(), if received => info!("the kernel is to be looked at again"),
+                () = at(self.refusals.due()), if received => self.retry_refused(),
                 update = self.inbox.recv() => match update {
                     Some(update) => self.fold(update),
                     None => return Ok(()),
                 },
-                () = self.backend.disturbed(), if received => info!("the kernel is to be looked at again"),
                 () = at(self.retry_at) => {}
-                () = at(self.refusals.due()) => self.retry_refused(),
                 () = changed(&mut self.counts), if self.counts_due.is_none() && self.reported.is_some() => {
                     self.counts_due = self.reported.map(|last| last + COUNTS_PAUSE);
                     continue;

@@ -3,11 +3,11 @@
 //! To begin again costs a sync: a backend adopts what is in its kernel and writes what differs, so nothing else has to know
 //! how to become another configuration.
 
-use std::pin::pin;
+use std::{pin::pin, sync::Arc};
 
 use localnet_config::Config;
 use localnet_config_file::{Current, Running};
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::{Options, backend::Backend, source::Source};
 
@@ -44,10 +44,11 @@ where
 }
 
 /// Runs a backend until `shutdown`, or with [`Options::once`] until one state is applied. Whenever the configuration changes
-/// in what `concerns` the backend, it ends, and the one that `open` gives for the new configuration goes on.
+/// in what `concerns` the backend, it ends, and the one that `open` gives for the new configuration goes on; if there can be none, one
+/// with the configuration before.
 ///
 /// # Errors
-/// See [`crate::run`]; and a backend cannot be opened.
+/// See [`crate::run`]; and the first backend cannot be opened.
 pub async fn run<K, B, S>(
     mut current: Current,
     concerns: impl Fn(&Config) -> K,
@@ -61,10 +62,21 @@ where
     S: Source + Clone,
 {
     let mut shutdown = pin!(shutdown);
+    let mut usable: Option<Arc<Config>> = None;
     loop {
         let config = current.now();
         let known = concerns(&config);
-        let (backend, options) = open(&config).await?;
+        let (backend, options) = match (open(&config).await, &usable) {
+            (Ok(opened), _) => {
+                usable = Some(config);
+                opened
+            }
+            (Err(error), None) => return Err(error),
+            (Err(error), Some(usable)) => {
+                warn!("the new configuration is of no use here, the one before stays: {error:#}");
+                open(usable).await?
+            }
+        };
         let mut begin_again = false;
         let ended = async {
             tokio::select! {
@@ -76,7 +88,7 @@ where
         if !begin_again {
             return Ok(());
         }
-        info!("going on with the new configuration");
+        info!("the configuration has changed: beginning again with it");
     }
 }
 

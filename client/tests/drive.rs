@@ -17,7 +17,7 @@ use localnet_client::{
 use localnet_proto::{Change, Family, Service, ServiceKey, Update};
 use tokio::{
     sync::{Mutex, Notify, mpsc, watch},
-    time::Instant,
+    time::{Instant, timeout},
 };
 
 /// A source that gives what the test puts into it.
@@ -344,6 +344,34 @@ async fn a_disturbed_kernel_is_repaired_even_without_a_brain() {
     disturbed.notify_one();
     let (same, changes, then) = called.recv().await.unwrap();
     assert_eq!((same, changes.is_empty(), then), (revision(1), true, at), "at once, with the present state");
+}
+
+/// Under changes without a pause there is always a new state when a sync ends.
+#[tokio::test(start_paused = true)]
+async fn new_states_keep_nothing_from_being_repaired() {
+    let (mut backend, mut called, disturbed) = fake(0);
+    backend.refuse_service = 1;
+    let (source, hand) = script(0);
+    let options = Options { min_interval: Duration::from_secs(5), ..Options::default() };
+    tokio::spawn(run(backend, source, options, std::future::pending()));
+    hand.give(Ok(full(1, &["a"])));
+    let mut synced = async |rev: u64| {
+        let (state, changes, _) = called.recv().await.unwrap();
+        assert_eq!(state, revision(rev));
+        changes
+    };
+    synced(1).await;
+    hand.give(Ok(delta(2, "b")));
+    disturbed.notify_one();
+    synced(2).await;
+    assert!(timeout(Duration::ZERO, disturbed.notified()).await.is_err(), "it was heard");
+    // What the kernel refused is due after five seconds: a state comes before it is, and is there when it is.
+    for rev in 3..9 {
+        hand.give(Ok(delta(rev, "b")));
+        synced(rev).await;
+    }
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert!(called.try_recv().is_err(), "it was tried again meanwhile");
 }
 
 #[tokio::test(start_paused = true)]

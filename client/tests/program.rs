@@ -109,6 +109,39 @@ async fn a_backend_begins_again_when_the_configuration_changes_in_what_concerns_
     assert_eq!(opened, 3);
 }
 
+/// A scheduler that this kernel does not have, say: no reason to leave the node to itself.
+#[tokio::test]
+async fn a_configuration_that_opens_no_backend_leaves_the_one_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.yaml");
+    write(&file, "nftables: {masqueradeBit: 1}");
+    let arguments = Arguments::parse_from(["backend", "--config", file.to_str().unwrap()]);
+    let (current, _following) = arguments.config.begin(Mode::Nftables).unwrap().unwrap().follow();
+    let (syncs, mut told) = mpsc::unbounded_channel();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let program = program::run(
+        current,
+        |said| arguments.config.config(said),
+        async |said| match arguments.config.config(said).masquerade_bit {
+            2 => anyhow::bail!("not that one"),
+            bit => Ok((Teller { bit, syncs: syncs.clone() }, Options::default())),
+        },
+        Still,
+        async { _ = stopped.await },
+    );
+    let test = async {
+        let mut next = async || timeout(Duration::from_secs(60), told.recv()).await.unwrap();
+        assert_eq!(next().await, Some((1, true)));
+        write(&file, "nftables: {masqueradeBit: 2}");
+        assert_eq!(next().await, Some((1, true)), "with everything: it was away for a moment");
+        write(&file, "nftables: {masqueradeBit: 3}");
+        assert_eq!(next().await, Some((3, true)));
+        stop.send(()).unwrap();
+    };
+    let (ended, ()) = tokio::join!(program, test);
+    ended.unwrap();
+}
+
 #[tokio::test]
 async fn a_backend_that_cannot_be_opened_is_an_error() {
     let arguments = Arguments::parse_from(["backend"]);
