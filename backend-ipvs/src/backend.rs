@@ -43,6 +43,8 @@ pub struct IpvsBackend<K> {
     read: [bool; 2],
     /// The virtual server whose destinations were looked at last.
     looked_at: Option<Frontend>,
+    /// The one of those that drain that was asked last.
+    drained: Option<Frontend>,
 }
 
 /// The kernel's word for something that is, or is not, there.
@@ -60,6 +62,7 @@ impl<K: Kernel> IpvsBackend<K> {
             found: Default::default(),
             read: [false; 2],
             looked_at: None,
+            drained: None,
         }
     }
 
@@ -158,7 +161,9 @@ impl<K: Kernel> IpvsBackend<K> {
             // What was to go is gone either way, unless the kernel had no room to do it.
             refused.retain(|refused| refused.short.is_some());
             let mut failed = self.write_tables()?;
-            let families = self.families();
+            // Without its rules nothing of a family is served.
+            let mut families = self.families();
+            families.retain(|family| failed.iter().all(|(of, _)| of != family));
             let changes = self.desired.servers().changes(|family| families.contains(&family));
             refused.extend(self.change(&changes)?);
             let surprise = |refused: &Refused| EXISTENCE.contains(&refused.errno) && refused.scheduler.is_none();
@@ -176,12 +181,12 @@ impl<K: Kernel> IpvsBackend<K> {
             }
             self.desired.servers_mut().settle();
             let mut short: Vec<_> = refused.into_iter().filter_map(|refused| refused.short).collect();
-            short.extend(self.write_addresses().await?);
-            if !short.is_empty() {
+            short.extend(self.write_addresses(&families).await?);
+            failed.extend(short);
+            if !failed.is_empty() {
                 // Of what the kernel had no room for only a look tells what was made. The caller tries again.
                 self.desired.servers_mut().forget();
                 self.desired.addresses().forget();
-                failed.extend(short);
             }
             return Ok(failed);
         }
@@ -260,11 +265,12 @@ impl<K: Kernel> IpvsBackend<K> {
         }
     }
 
-    /// Says for which the kernel had no room.
-    async fn write_addresses(&mut self) -> anyhow::Result<Vec<(Family, anyhow::Error)>> {
-        let has_v6 = self.kernel.has_family(Family::V6);
-        let [mut add, remove] = self.desired.address_changes();
-        add.retain(|address| has_v6 || address.is_ipv4());
+    /// Those of some families. Says for which the kernel had no room.
+    async fn write_addresses(&mut self, families: &[Family]) -> anyhow::Result<Vec<(Family, anyhow::Error)>> {
+        let [mut add, mut remove] = self.desired.address_changes();
+        for addresses in [&mut add, &mut remove] {
+            addresses.retain(|address| families.contains(&Family::of(address)));
+        }
         let mut refused = Vec::new();
         if !add.is_empty() || !remove.is_empty() {
             let changed = self.kernel.bind(add, remove).await?;

@@ -35,6 +35,8 @@ pub(crate) struct FakeKernel {
     pub(crate) hated_addresses: BTreeSet<IpAddr>,
     /// It refuses both because it has no memory, which is not their fault.
     pub(crate) short: bool,
+    /// It takes no rules of that family.
+    pub(crate) no_rules: Option<Family>,
     /// What was done, in words: one line for each conversation.
     pub(crate) log: Vec<String>,
 }
@@ -133,6 +135,10 @@ impl FakeKernel {
 
 impl nft::Kernel for FakeKernel {
     fn apply(&mut self, transaction: &Transaction) -> Result<Sent, Error> {
+        let of_family = |change: &Rules| matches!(change, Rules::AddTable(table) if Some(table.family) == self.no_rules);
+        if transaction.changes().iter().any(of_family) {
+            return Err(Error::RefusedWhole { errno: NO_MEMORY, message: None });
+        }
         transaction.changes().iter().for_each(|change| self.write(change));
         self.log.push("rules".to_owned());
         Ok(Sent::default())

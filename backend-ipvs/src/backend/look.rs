@@ -50,16 +50,20 @@ impl<K: Kernel> IpvsBackend<K> {
     /// IPVS cannot be reached.
     pub async fn drain(&mut self, now: Duration) -> anyhow::Result<()> {
         let limit = self.desired.options().drain_limit;
-        let mut changes = Vec::new();
-        for frontend in self.desired.servers().draining() {
+        // The next one each time, if this is broken off.
+        let mut draining: Vec<_> = self.desired.servers().draining().into_iter().collect();
+        let next = self.drained.map_or(0, |last| draining.partition_point(|frontend| *frontend <= last));
+        draining.rotate_left(next);
+        for frontend in draining {
             let found = self.kernel.destinations(&frontend)?;
             let found: Vec<_> = found.iter().map(|state| (state.destination.address, state.connections)).collect();
-            changes.extend(self.desired.servers_mut().drained(&frontend, now, limit, &found));
+            let changes = self.desired.servers_mut().drained(&frontend, now, limit, &found);
+            if !changes.is_empty() {
+                info!(%frontend, destinations = changes.len(), "endpoints that are gone have no more connections");
+                self.change(&changes)?;
+            }
+            self.drained = Some(frontend);
             yield_now().await;
-        }
-        if !changes.is_empty() {
-            info!(destinations = changes.len(), "endpoints that are gone have no more connections");
-            self.change(&changes)?;
         }
         Ok(())
     }

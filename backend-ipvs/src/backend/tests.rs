@@ -109,7 +109,7 @@ fn one_endpoint_less_is_one_change_for_each_virtual_server() {
     run(after.drain(Duration::ZERO)).unwrap();
     assert_eq!(
         after.kernel.log,
-        ["-d -t 172.30.0.1:80 -r 10.180.1.2:8080; -d -t 192.168.0.2:30080 -r 10.180.1.2:8080"]
+        ["-d -t 172.30.0.1:80 -r 10.180.1.2:8080", "-d -t 192.168.0.2:30080 -r 10.180.1.2:8080"]
     );
     assert!(!after.is_draining());
 }
@@ -231,8 +231,26 @@ fn a_look_can_be_broken_off_and_goes_on_where_it_was() {
             "it looked at all in one go"
         );
     }
+    // What was found is done, and the other one is next.
+    let first = ["-d -t 172.30.0.1:80 -r 10.180.1.2:8080"];
+    assert!(draining.kernel.log.ends_with(&first.map(str::to_owned)), "{:?}", draining.kernel.log);
+    assert!(draining.is_draining());
     run(draining.drain(Duration::ZERO)).unwrap();
     assert!(!draining.is_draining());
+}
+
+/// Its rules say who may reach it: without them it is not to be reached at all.
+#[test]
+fn what_has_no_rules_yet_has_no_virtual_server_either() {
+    let mut backend = backend(Options::default());
+    backend.kernel.no_rules = Some(Family::V4);
+    let synced = run(backend.apply(&state(), &Changes::everything())).unwrap();
+    assert_eq!(synced.failed.iter().map(|(family, _)| *family).collect::<Vec<_>>(), [localnet_proto::Family::V4]);
+    assert!(backend.kernel.servers.is_empty() && backend.kernel.addresses.is_none(), "{:?}", backend.kernel.log);
+    backend.kernel.no_rules = None;
+    let log = sync(&mut backend, &state(), &Changes::everything());
+    assert_eq!((log.len(), &*log[0], backend.kernel.servers.len()), (3, "rules", 2), "{log:?}");
+    assert_eq!(sync(&mut backend, &state(), &Changes::default()), [] as [&str; 0]);
 }
 
 #[test]
