@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -78,25 +79,23 @@ type back struct { // The way to a client.
 func (b back) Write(answer []byte) (int, error) { return b.WriteTo(answer, b.client) }
 
 func (f *forward) udp(socket net.PacketConn) {
-	clients, buffer := map[string]net.Conn{}, make([]byte, 65536)
+	clients, buffer := sync.Map{}, make([]byte, 65536) // Each client's own socket, until it has said nothing for 30 seconds.
 	for {
 		length, client, err := socket.ReadFrom(buffer)
 		if err != nil {
 			return
 		}
-		there := clients[client.String()]
+		known, _ := clients.Load(client.String())
+		there, _ := known.(net.Conn)
 		if there == nil {
 			if there, err = f.dial("udp"); err != nil {
 				continue
 			}
-			clients[client.String()] = there
-			go io.Copy(back{socket, client}, there)
+			clients.Store(client.String(), there)
+			go func() { io.Copy(back{socket, client}, there); clients.Delete(client.String()); there.Close() }()
 		}
 		there.SetDeadline(time.Now().Add(30 * time.Second))
-		if _, err := there.Write(buffer[:length]); err != nil {
-			delete(clients, client.String())
-			there.Close()
-		}
+		there.Write(buffer[:length])
 	}
 }
 

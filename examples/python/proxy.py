@@ -17,8 +17,6 @@ import sys
 
 import grpc
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-PROTO = os.path.join(HERE, "..", "..", "proto")
 PROTOCOLS = {1: "TCP", 2: "UDP", 3: "SCTP"}
 SCOPES = (("Internal", "internal"), ("External", "external"), ("ShortCircuit", "shortcircuit"), ("Established", "established"))
 
@@ -50,8 +48,7 @@ class Tcp(Forward):
         try:
             there_reader, there_writer = await asyncio.open_connection(*self.target())
         except OSError:
-            writer.transport.abort()
-            return
+            return writer.transport.abort()
         await asyncio.gather(copy(reader, there_writer), copy(there_reader, writer))
 
 
@@ -67,23 +64,28 @@ async def copy(reader, writer):
 
 class Udp(Forward, asyncio.DatagramProtocol):
     async def open(self):
-        self.clients = {}
-        self.server, _ = await asyncio.get_running_loop().create_datagram_endpoint(lambda: self, local_addr=self.at)
+        self.clients, self.loop = {}, asyncio.get_running_loop()
+        self.server, _ = await self.loop.create_datagram_endpoint(lambda: self, local_addr=self.at)
 
     def datagram_received(self, data, client):
         asyncio.ensure_future(self.forward(data, client))
 
     async def forward(self, data, client):
-        if client not in self.clients:
-            loop, back = asyncio.get_running_loop(), Back()
+        if client not in self.clients:  # Each has a socket of its own, until it has said nothing for 30 seconds.
+            back = Back()
             back.datagram_received = lambda answer, _: self.server.sendto(answer, client)
-            self.clients[client], _ = await loop.create_datagram_endpoint(lambda: back, remote_addr=self.target())
-            loop.call_later(30, lambda: self.clients.pop(client).close())
-        self.clients[client].sendto(data)
+            self.clients[client] = self.loop.create_task(self.loop.create_datagram_endpoint(lambda: back, remote_addr=self.target()))
+        try:
+            there, back = await self.clients[client]
+        except OSError:  # There is no way to that endpoint: the next datagram goes to another.
+            return self.clients.pop(client, None)
+        there.sendto(data)
+        back.end and back.end.cancel()
+        back.end = self.loop.call_later(30, lambda: self.clients.pop(client) and there.close())
 
 
 class Back(asyncio.DatagramProtocol):
-    pass
+    end = None
 
 
 class Proxy:
@@ -172,8 +174,7 @@ async def follow(api, proxy):
                         else:
                             services[key] = item.Endpoints.Service, list(item.Endpoints.Endpoints)
             except grpc.aio.AioRpcError as error:
-                # It never happened: what is held stays.
-                print(f"cut: {error.code().name}: {error.details()}", file=sys.stderr)
+                print(f"cut, what is held stays: {error.code().name}: {error.details()}", file=sys.stderr)
                 await asyncio.sleep(0.1)
                 continue
             await proxy.sync(answered, node, services)
@@ -185,8 +186,7 @@ async def main():
     parser.add_argument("--api", default="unix:///run/localnet/brain.sock")
     parser.add_argument("--dump")
     arguments = parser.parse_args()
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, 2 * resource.getrlimit(resource.RLIMIT_NOFILE)[1:])
     proxy = Proxy(arguments.dump)
     following = asyncio.ensure_future(follow(arguments.api, proxy))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, following.cancel)
@@ -196,5 +196,5 @@ async def main():
         proxy.give(set())
 
 
-sys.path.insert(0, PROTO)
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "proto"))
 asyncio.run(main())
