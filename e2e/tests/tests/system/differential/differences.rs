@@ -102,8 +102,9 @@ fn node_port_of_link_local_address(difference: &Difference<'_>) -> bool {
     if to != pools::LINK_LOCAL || scene.setup.is_restricted(to) || !rules.node_port_addresses.insert(to) {
         return false;
     }
+    // How often it was asked follows from what was expected.
     let expected = route::route(scene.state, &rules, &asked.question.packet(scene.setup));
-    judge(&Asked { expected, ..(*asked).clone() }, seen, topology).is_none()
+    judge(&Asked { expected, cover: false, ..(*asked).clone() }, seen, topology).is_none()
 }
 
 /// Nothing has the address, and the world outside says that it does not know the port.
