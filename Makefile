@@ -56,7 +56,7 @@ chart: controlplane helm ## The chart: lint, golden manifests, a real API server
 	$(CARGO) test --locked -p localnet-ship --test chart
 	.cache/helm/bin/helm package charts/localnet --destination target
 
-images: ## OCI images of all programs, from nothing but a static binary, in target/images (VERIFY=1: twice, the digests must be the same)
+images: ## OCI images of all programs, from static binaries and nothing else but iptables for those that run it, in target/images (VERIFY=1: twice, the digests must be the same)
 	@e2e/deps.sh images
 	packaging/images.sh
 	$(if $(VERIFY),packaging/images.sh verify)

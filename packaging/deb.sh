@@ -20,10 +20,10 @@ if [ "${1-}" = of ]; then
     arch=${4:?the processor}
     out=${5:?where the package is to be}
 else
-    here=$(dpkg --print-architecture)
-    arch=${1:-$here}
+    own=$(dpkg --print-architecture)
+    arch=${1:-$own}
     # This machine's own program writes the manual.
-    if [ "$arch" = "$here" ]; then packaging/programs.sh "$arch"; else packaging/programs.sh "$here" "$arch"; fi
+    if [ "$arch" = "$own" ]; then packaging/programs.sh "$arch"; else packaging/programs.sh "$own" "$arch"; fi
     programs=target/ship/$arch/bin
     manual=target/ship/manual
     out=target

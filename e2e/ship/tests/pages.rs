@@ -47,7 +47,7 @@ until [ -S /run/localnet/brain.sock ]; do sleep 0.1; done
 const CLUSTER_PAGES: [&str; 2] = ["charts/localnet/README.md", "docs/migrating.md"];
 
 /// Blocks that are not run: page, how the block begins, and why.
-const NOT_RUN: [(&str, &str, &str); 7] = [
+const NOT_RUN: [(&str, &str, &str); 8] = [
     ("README.md", "make demo", "CI runs it"),
     ("README.md", "make test", "it is what runs this"),
     (
@@ -57,6 +57,7 @@ const NOT_RUN: [(&str, &str, &str); 7] = [
     ),
     ("docs/writing-a-backend.md", "localnet-conformance", "`conformance::examples` runs it"),
     ("docs/README.md", "apt-get install", "it installs, and builds what is built here already"),
+    ("charts/localnet/README.md", "kubectl debug", "it needs a node with a kubelet"),
     ("docs/backends/ipvs.md", "localnet-ipvs", "it needs a kernel with IPVS: e2e/tests/tests/guest runs it in a guest"),
     (
         "docs/operations/packages.md",
