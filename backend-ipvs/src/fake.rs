@@ -135,7 +135,8 @@ impl FakeKernel {
 
 impl nft::Kernel for FakeKernel {
     fn apply(&mut self, transaction: &Transaction) -> Result<Sent, Error> {
-        let of_family = |change: &Rules| matches!(change, Rules::AddTable(table) if Some(table.family) == self.no_rules);
+        let of_family =
+            |change: &Rules| matches!(change, Rules::AddTable(table) if Some(table.family) == self.no_rules);
         if transaction.changes().iter().any(of_family) {
             return Err(Error::RefusedWhole { errno: NO_MEMORY, message: None });
         }

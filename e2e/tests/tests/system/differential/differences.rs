@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use localnet_client::{
     Snapshot,
-    route::{self, Origin, Outcome, Packet},
+    route::{self, Origin, Outcome, Packet, Rules},
 };
 use localnet_lab::{Topology, probe};
 use localnet_proto::Service;
@@ -81,17 +81,20 @@ fn translated_packet_meets_another_service(difference: &Difference<'_>) -> bool 
 
 /// One of several Services that claim the address has the packet, as if it were alone: one of those that claim its port, too.
 fn claimant_has_it(difference: &Difference<'_>, is_number: fn(usize) -> bool) -> bool {
-    let Difference { side: Side::KubeProxy, asked, seen, scene, topology, .. } = difference else { return false };
+    let Difference { mode, side: Side::KubeProxy, asked, seen, scene, topology, .. } = difference else { return false };
     let to = asked.question.to.ip();
     let claimants = scene.claimants(to);
-    let outcomes: Vec<Outcome> = scene
-        .claims_of_port(&claimants, asked)
-        .map(|state| route::route(state, &scene.setup.rules(to), &asked.question.packet(scene.setup)))
-        .collect();
+    let states: Vec<&Snapshot> = scene.claims_of_port(&claimants, asked).collect();
+    let (rules, packet) = (scene.setup.rules(to), asked.question.packet(scene.setup));
+    let alone = states.iter().map(|state| route::route(state, &rules, &packet));
+    // It may be entry 10 as well.
+    let ignores_sources = matches!(mode, Mode::Iptables(_));
+    let unserved = states.iter().filter(|_| ignores_sources).map(|state| without_sources(state, &rules, &packet));
+    let outcomes: Vec<Outcome> = alone.chain(unserved.flatten()).collect();
     // How often it was asked follows from what was expected.
     let asked = |expected| Asked { expected, cover: false, ..(*asked).clone() };
     let is_right = |expected: Outcome| judge(&asked(expected), seen, topology).is_none();
-    claimants.len() >= 2 && is_number(outcomes.len()) && outcomes.into_iter().any(is_right)
+    claimants.len() >= 2 && is_number(states.len()) && outcomes.into_iter().any(is_right)
 }
 
 /// The NodePort is answered there, as on the node's other addresses.
@@ -153,10 +156,14 @@ fn source_ranges_are_ignored(difference: &Difference<'_>) -> bool {
     else {
         return false;
     };
-    let mut state = scene.state.clone();
-    state.services.values_mut().for_each(|service| Arc::make_mut(service).source_filters.clear());
     let packet = asked.question.packet(scene.setup);
-    let expected = route::route(&state, &scene.setup.rules(packet.destination), &packet);
-    let is_unserved = matches!(expected, Outcome::Reject | Outcome::Drop);
-    is_unserved && judge(&Asked { expected, ..(*asked).clone() }, seen, topology).is_none()
+    let unserved = without_sources(scene.state, &scene.setup.rules(packet.destination), &packet);
+    unserved.is_some_and(|expected| judge(&Asked { expected, ..(*asked).clone() }, seen, topology).is_none())
+}
+
+/// What becomes of a packet that nothing serves if nobody looks at source ranges.
+fn without_sources(state: &Snapshot, rules: &Rules, packet: &Packet) -> Option<Outcome> {
+    let mut state = state.clone();
+    state.services.values_mut().for_each(|service| Arc::make_mut(service).source_filters.clear());
+    Some(route::route(&state, rules, packet)).filter(|outcome| matches!(outcome, Outcome::Reject | Outcome::Drop))
 }
