@@ -241,8 +241,8 @@ fn measure(services: usize) -> anyhow::Result<()> {
             let state = arrives()?;
             let arrived = Instant::now();
             let planned = diff::plan(&state, config(), state.node.addresses.clone());
-            let held = reading.join().map_err(|_| anyhow::anyhow!("the kernel's reader panicked"))??;
-            let differences = diff::differences(&planned, held, diff::MOST);
+            let mut held = reading.join().map_err(|_| anyhow::anyhow!("the kernel's reader panicked"))??;
+            let differences = diff::differences(&planned, &mut held, diff::MOST);
             anyhow::ensure!(differences.count == 0 && differences.compared > 0, "{differences:?}");
             show(&differences, Format::Table)?;
             Ok(arrived.elapsed())

@@ -475,16 +475,18 @@ async fn differ(global: &Global, arguments: Diff) -> Answered {
         Some(reading) => reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
         None => Held::read(&mut kernel),
     };
-    let held = held.map_err(|error| wrong(&error))?;
+    let mut held = held.map_err(|error| wrong(&error))?;
     let most = if arguments.all { usize::MAX } else { diff::MOST };
     let generation = held.generation();
-    let mut differences = diff::differences(&planned, held, most);
+    let mut differences = diff::differences(&planned, &mut held, most);
     // The backend may have programmed the state after the kernel was read.
     if differences.count > 0 && kernel.generation().map_err(|error| wrong(&error))? != generation {
-        let held = Held::read(&mut kernel).map_err(|error| wrong(&error))?;
-        differences = diff::differences(&planned, held, most);
+        held = Held::read(&mut kernel).map_err(|error| wrong(&error))?;
+        differences = diff::differences(&planned, &mut held, most);
     }
     print(global, &arguments.output, &differences)?;
+    // The program ends, which frees it at once.
+    std::mem::forget((state, planned, held));
     Ok(differences.count > 0)
 }
 

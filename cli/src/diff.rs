@@ -1,14 +1,14 @@
 //! `localnet diff`: the plan of the nft backend against what the kernel holds. Reads, and changes nothing.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, PoisonError},
 };
 
 use localnet_client::{Snapshot, vips::Config};
 use localnet_linux::nft::{
-    self, ChainDump, Element, ElementData, ElementKey, Name, Set, TableContent, TableDump, Tuple, element_line,
-    rule_line,
+    self, ChainDump, Element, ElementData, ElementKey, Name, Set, TableContent, TableDump, element_line, rule_line,
 };
 use localnet_nft::{
     plan::sets::SetId,
@@ -129,6 +129,14 @@ impl Held {
         let table = self.tables[family as usize].as_mut()?;
         table.sets.get_mut(table.places[set as usize]?)
     }
+
+    /// The sets that are compared.
+    fn sets(&mut self) -> impl Iterator<Item = (nft::Family, SetId, &mut HeldSet)> {
+        let tables =
+            FAMILIES.into_iter().zip(&mut self.tables).filter_map(|(family, table)| Some((family, table.as_mut()?)));
+        let sets = tables.flat_map(|(family, table)| table.sets.iter_mut().map(move |set| (family, set)));
+        sets.filter_map(|(family, set)| Some((family, compared(&set.name)?, set)))
+    }
 }
 
 /// The set of that name, if it is compared: what packets write, and the slots that only the kernel remembers, are no plan.
@@ -158,10 +166,10 @@ impl HeldTable {
     }
 }
 
-/// What is planned, in the order in which it is said.
-#[derive(Debug)]
+/// What is planned: of each set what is said of it, in that order.
+#[derive(Debug, Default)]
 pub struct Planned {
-    elements: Vec<(nft::Family, SetId, Said)>,
+    elements: [[Vec<Said>; SetId::ALL.len()]; 2],
     tables: Vec<TableContent>,
 }
 
@@ -173,92 +181,97 @@ enum Said {
 
 impl Hears for Planned {
     fn set(&mut self, family: nft::Family, set: SetId, element: Element) {
-        self.elements.push((family, set, Said::Set(element)));
+        self.elements[family as usize][set as usize].push(Said::Set(element));
     }
 
     fn remove(&mut self, family: nft::Family, set: SetId, key: &ElementKey) {
-        self.elements.push((family, set, Said::Removed(key.clone())));
+        self.elements[family as usize][set as usize].push(Said::Removed(key.clone()));
     }
 }
 
 /// Plans both tables for a state.
 pub fn plan(state: &Snapshot, config: Config, local: Vec<std::net::IpAddr>) -> Planned {
-    let mut planned = Planned { elements: Vec::with_capacity(4 * state.services.len()), tables: Vec::new() };
+    let mut planned = Planned::default();
     // What is not programmed is said by the backend.
     planned.tables = whole::tell(state, config, local, &mut planned);
     planned
 }
 
-/// Compares what the kernel holds with each element as it is planned.
-struct Comparison {
-    held: Held,
-    /// What is not as planned: the word for it, and the element as planned.
-    off: Off,
-    compared: usize,
-}
+/// Of one set what is not as planned: the word for it, and the element as planned.
+type Off = BTreeMap<ElementKey, (&'static str, Element)>;
 
-impl Comparison {
-    fn set(&mut self, family: nft::Family, set: SetId, element: &Element) {
-        let Some(held) = self.held.set(family, set) else { return };
-        let (is_new, off) = match held.elements.get_mut(&element.key) {
-            Some((data, planned, _)) => {
-                let is_new = !std::mem::replace(planned, true);
-                let same = *data == element.data;
-                held.planned += usize::from(is_new);
-                (is_new, (!same).then_some("differs"))
+impl HeldSet {
+    /// Compares the set with what is said of it; what is off, and how many elements were compared.
+    fn compare(&mut self, said: &[Said]) -> (Off, usize) {
+        let (mut off, mut compared) = (Off::new(), 0);
+        for said in said {
+            match said {
+                Said::Set(element) => {
+                    let what = match self.elements.get_mut(&element.key) {
+                        Some((data, planned, _)) => {
+                            if !std::mem::replace(planned, true) {
+                                self.planned += 1;
+                                compared += 1;
+                            }
+                            (*data != element.data).then_some("differs")
+                        }
+                        None => Some("missing"),
+                    };
+                    if let Some(what) = what {
+                        let is_new = off.insert(element.key.clone(), (what, element.clone())).is_none();
+                        compared += usize::from(is_new && what == "missing");
+                    } else if !off.is_empty() {
+                        off.remove(&element.key);
+                    }
+                }
+                Said::Removed(key) => {
+                    let was_off = off.remove(key).is_some();
+                    match self.elements.get_mut(key) {
+                        Some((_, planned, _)) => {
+                            let was = usize::from(std::mem::replace(planned, false));
+                            self.planned -= was;
+                            compared -= was;
+                        }
+                        None => compared -= usize::from(was_off),
+                    }
+                }
             }
-            None => (false, Some("missing")),
-        };
-        self.compared += usize::from(is_new);
-        if off.is_none() && self.off.is_empty() {
-            return;
         }
-        let place = (family, set, element.key.clone());
-        match off {
-            Some(what) => {
-                let is_new = self.off.insert(place, (what, element.clone())).is_none();
-                self.compared += usize::from(is_new && what == "missing");
-            }
-            None => _ = self.off.remove(&place),
-        }
-    }
-
-    fn remove(&mut self, family: nft::Family, set: SetId, key: &ElementKey) {
-        let Some(held) = self.held.set(family, set) else { return };
-        match held.elements.get_mut(key) {
-            Some((_, planned, _)) => {
-                let was = std::mem::replace(planned, false);
-                held.planned -= usize::from(was);
-                self.off.remove(&(family, set, key.clone()));
-                self.compared -= usize::from(was);
-            }
-            None => self.compared -= usize::from(self.off.remove(&(family, set, key.clone())).is_some()),
-        }
+        (off, compared)
     }
 }
 
-/// Compares both tables as they should be with what the kernel holds; so many differences are named.
-pub fn differences(planned: &Planned, held: Held, most: usize) -> Differences {
-    let mut comparison = Comparison { held, off: BTreeMap::new(), compared: 0 };
-    for (family, set, said) in &planned.elements {
-        match said {
-            Said::Set(element) => comparison.set(*family, *set, element),
-            Said::Removed(key) => comparison.remove(*family, *set, key),
-        }
-    }
-    let mut differences = Differences { compared: comparison.compared, ..Differences::default() };
+/// Compares both tables as they should be with what the kernel holds, several sets at a time; so many differences are named. What is held
+/// is marked as it is compared, and is of no further use.
+pub fn differences(planned: &Planned, held: &mut Held, most: usize) -> Differences {
+    let mut sets: Vec<_> = held.sets().map(|(family, id, set)| (family, id, set, planned.of(family, id))).collect();
+    sets.sort_by_key(|(.., said)| Reverse(said.len()));
+    let sets = Mutex::new(sets.into_iter());
+    let compare = || {
+        let next = || sets.lock().unwrap_or_else(PoisonError::into_inner).next();
+        std::iter::from_fn(next).map(|(family, id, set, said)| ((family, id), set.compare(said))).collect::<Vec<_>>()
+    };
+    let compared: HashMap<_, _> = kernel::on_processors(compare).into_iter().flatten().collect();
+    let mut differences =
+        Differences { compared: compared.values().map(|(_, count)| count).sum(), ..Differences::default() };
     for planned in &planned.tables {
-        let found = &comparison.held.tables[planned.table.family as usize];
+        let family = planned.table.family;
+        let found = &held.tables[family as usize];
         // A host without IPv6 has no such table.
-        if found.is_some() || kernel::forwards(planned.table.family).is_some() {
-            differences.compare(planned, found.as_ref(), &comparison.off, most);
+        if found.is_some() || kernel::forwards(family).is_some() {
+            let off = |set: SetId| compared.get(&(family, set)).map(|(off, _)| off);
+            differences.compare(planned, found.as_ref(), off, most);
         }
     }
     differences
 }
 
-/// What is off, by where.
-type Off = BTreeMap<(nft::Family, SetId, ElementKey), (&'static str, Element)>;
+impl Planned {
+    /// What is said of a set.
+    fn of(&self, family: nft::Family, set: SetId) -> &[Said] {
+        &self.elements[family as usize][set as usize]
+    }
+}
 
 impl Differences {
     fn push(&mut self, most: usize, difference: impl FnOnce() -> Difference) {
@@ -269,7 +282,13 @@ impl Differences {
     }
 
     /// Compares a table as planned with the one in the kernel, if there is one.
-    fn compare(&mut self, planned: &TableContent, found: Option<&HeldTable>, off: &Off, most: usize) {
+    fn compare<'a>(
+        &mut self,
+        planned: &TableContent,
+        found: Option<&HeldTable>,
+        off: impl Fn(SetId) -> Option<&'a Off>,
+        most: usize,
+    ) {
         let family = planned.table.family;
         let table = format!("{} {}", family.as_str(), planned.table.name);
         let difference =
@@ -284,9 +303,7 @@ impl Differences {
                 continue;
             };
             let Some(id) = SetId::of_name(&set.name) else { continue };
-            let first = ElementKey::from(Tuple::new());
-            let of_set = off.range((family, id, first)..).take_while(|((of, set, _), _)| (*of, *set) == (family, id));
-            for (_, (what, element)) in of_set {
+            for (what, element) in off(id).into_iter().flat_map(BTreeMap::values) {
                 self.push(most, || difference(&set.name, what, element_line(set, element)));
             }
             if held.planned < held.elements.len() {
@@ -390,7 +407,7 @@ pub const FAMILIES: [nft::Family; 2] = nft::Family::ALL;
 #[cfg(test)]
 mod tests {
     use localnet_client::Changes;
-    use localnet_linux::nft::{Family, SetDump, Verdict};
+    use localnet_linux::nft::{Family, SetDump, Tuple, Verdict};
     use localnet_nft::desired::Desired;
 
     use super::*;
@@ -421,8 +438,8 @@ services:
 
     /// The sets; the rules need a kernel.
     fn found(state: &Snapshot, dump: &TableDump) -> Vec<String> {
-        let (held, _) = Held::of(1, [Some(dump.clone()), None]);
-        let differences = differences(&plan(state, Config::default(), vec![]), held, MOST);
+        let (mut held, _) = Held::of(1, [Some(dump.clone()), None]);
+        let differences = differences(&plan(state, Config::default(), vec![]), &mut held, MOST);
         let of_sets =
             differences.differences.iter().filter(|of| of.table == "ip localnet" && of.text != "the whole chain");
         of_sets.map(|of| format!("{} {} {}", of.place, of.what, of.text)).collect()
@@ -454,27 +471,35 @@ services:
         );
         dump.sets.retain(|set| *set.name != *"hairpin");
         assert_eq!(found(&dump).len(), 3);
-        let none = differences(&plan(&state, Config::default(), vec![]), Held::of(1, [None, None]).0, MOST);
+        let none = differences(&plan(&state, Config::default(), vec![]), &mut Held::of(1, [None, None]).0, MOST);
         assert_eq!(none.differences[0].text.as_str(), "the whole table");
     }
 
     /// A VIP that is taken from a service that had it first is compared as the other service has it.
     #[test]
     fn what_is_said_and_taken_back_is_no_difference() {
-        let mut comparison = Comparison { held: Held::of(1, [Some(planned()), None]).0, off: Off::new(), compared: 0 };
         let element = planned().sets.iter().find(|set| *set.name == *"services").unwrap().elements[0].clone();
-        let other = Element { data: ElementData::Verdict(Verdict::Drop), ..element.clone() };
+        let other = Said::Set(Element { data: ElementData::Verdict(Verdict::Drop), ..element.clone() });
         let absent = Element::new(Tuple::new().port(1));
-        let (family, set) = (Family::V4, SetId::Services);
-        comparison.set(family, set, &other);
-        comparison.set(family, set, &absent);
-        assert_eq!((comparison.off.len(), comparison.compared), (2, 2));
-        comparison.remove(family, set, &element.key);
-        comparison.remove(family, set, &absent.key);
-        assert_eq!((comparison.off.len(), comparison.compared), (0, 0));
-        comparison.set(family, set, &element);
-        comparison.set(family, set, &element);
-        assert_eq!((comparison.off.len(), comparison.compared), (0, 1));
+        let (gone, absent_gone) = (Said::Removed(element.key.clone()), Said::Removed(absent.key.clone()));
+        let (element, absent) = (Said::Set(element), Said::Set(absent));
+        let compared = |said: &[&Said]| {
+            let mut held = Held::of(1, [Some(planned()), None]).0;
+            let set = held.set(Family::V4, SetId::Services).unwrap();
+            let said: Vec<Said> = said
+                .iter()
+                .map(|said| match said {
+                    Said::Set(element) => Said::Set(element.clone()),
+                    Said::Removed(key) => Said::Removed(key.clone()),
+                })
+                .collect();
+            let (off, compared) = set.compare(&said);
+            (off.len(), compared, set.planned)
+        };
+        assert_eq!(compared(&[&other, &absent]), (2, 2, 1));
+        assert_eq!(compared(&[&other, &absent, &gone, &absent_gone]), (0, 0, 0));
+        assert_eq!(compared(&[&other, &gone, &element, &element]), (0, 1, 1));
+        assert_eq!(compared(&[&other, &element]), (0, 1, 1));
     }
 
     #[test]

@@ -200,11 +200,15 @@ pub fn elements(
         }
         Ok(())
     };
+    on_processors(read).into_iter().collect()
+}
+
+/// Does the same on each processor.
+pub fn on_processors<T: Send>(work: impl Fn() -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let threads = thread::available_parallelism().map_or(1, NonZero::get);
-        let readers: Vec<_> = (0..threads).map(|_| scope.spawn(read)).collect();
-        let ended = readers.into_iter().map(|reader| reader.join().unwrap_or_else(|panic| resume_unwind(panic)));
-        ended.collect()
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(&work)).collect();
+        workers.into_iter().map(|worker| worker.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
     })
 }
 
