@@ -27,13 +27,17 @@ pub trait Hears {
     fn remove(&mut self, family: Family, set: SetId, key: &ElementKey);
 }
 
-/// Says all elements; gives the tables with their chains and sets, which are empty. None before the node is known.
-pub fn tell(
-    state: &Snapshot,
-    config: Config,
-    local_addresses: Vec<IpAddr>,
-    hears: &mut impl Hears,
-) -> Vec<TableContent> {
+/// Both tables but for their elements; and what these were planned with, which takes as long to free as to say some of them: whoever ends
+/// soon need not free it.
+#[derive(Debug)]
+pub struct Whole {
+    /// The tables with their chains and sets, which are empty. None before the node is known.
+    pub tables: Vec<TableContent>,
+    _vips: Vips,
+}
+
+/// Says all elements.
+pub fn tell(state: &Snapshot, config: Config, local_addresses: Vec<IpAddr>, hears: &mut impl Hears) -> Whole {
     let mut vips = Vips::new(config);
     vips.set_local_addresses(local_addresses);
     let names = ChainNames::default();
@@ -42,8 +46,9 @@ pub fn tell(
     vips.update(state, &Changes::everything(), &mut told);
     let Told { pools, mut affinity, .. } = told;
     affinity.settle();
-    let Some(facts) = vips.facts() else { return Vec::new() };
-    Family::ALL.map(|family| table(facts, family, &affinity.shape(family), &pools[family as usize], &names)).into()
+    let table = |facts, family: Family| table(facts, family, &affinity.shape(family), &pools[family as usize], &names);
+    let tables = vips.facts().map(|facts| Family::ALL.map(|family| table(facts, family)).into()).unwrap_or_default();
+    Whole { tables, _vips: vips }
 }
 
 fn table(facts: &Facts, family: Family, affinity: &Shape, pools: &Pools, names: &ChainNames) -> TableContent {

@@ -42,6 +42,10 @@ use localnet_proto::{
     encode::{next_item, node_item, service_bytes},
 };
 
+/// That of the program.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 const ROUNDS: usize = 9;
 const LIMIT: Duration = Duration::from_millis(100);
 
@@ -240,12 +244,15 @@ fn measure(services: usize) -> anyhow::Result<()> {
             let reading = scope.spawn(|| Held::read(&mut Kernel::open()?));
             let state = arrives()?;
             let arrived = Instant::now();
-            let planned = diff::plan(&state, config(), state.node.addresses.clone());
-            let mut held = reading.join().map_err(|_| anyhow::anyhow!("the kernel's reader panicked"))??;
-            let differences = diff::differences(&planned, &mut held, diff::MOST);
+            let held = || reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let (differences, rest) =
+                diff::differences(&state, config(), state.node.addresses.clone(), held, diff::MOST)?;
             anyhow::ensure!(differences.count == 0 && differences.compared > 0, "{differences:?}");
             show(&differences, Format::Table)?;
-            Ok(arrived.elapsed())
+            let took = arrived.elapsed();
+            // The command need not free it.
+            drop(rest);
+            Ok(took)
         })
     })?;
     rows.add_all("doctor", || {

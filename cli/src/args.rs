@@ -470,23 +470,21 @@ async fn differ(global: &Global, arguments: Diff) -> Answered {
     let World { state, local, kernel, .. } = world(global, &arguments.node, brain.as_ref(), state).await?;
     let wrong = |error: &dyn std::fmt::Display| unreadable(global, &format!("the kernel: {error}"));
     let mut kernel = kernel.map_err(|error| wrong(&error))?;
-    let planned = diff::plan(&state, config, local);
-    let held = match reading {
-        Some(reading) => reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-        None => Held::read(&mut kernel),
-    };
-    let mut held = held.map_err(|error| wrong(&error))?;
     let most = if arguments.all { usize::MAX } else { diff::MOST };
-    let generation = held.generation();
-    let mut differences = diff::differences(&planned, &mut held, most);
+    let held = || match reading {
+        Some(reading) => reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+        None => Kernel::open().and_then(|mut kernel| Held::read(&mut kernel)),
+    };
+    let compared = diff::differences(&state, config.clone(), local.clone(), held, most);
+    let (mut differences, mut rest) = compared.map_err(|error| wrong(&error))?;
     // The backend may have programmed the state after the kernel was read.
-    if differences.count > 0 && kernel.generation().map_err(|error| wrong(&error))? != generation {
-        held = Held::read(&mut kernel).map_err(|error| wrong(&error))?;
-        differences = diff::differences(&planned, &mut held, most);
+    if differences.count > 0 && kernel.generation().map_err(|error| wrong(&error))? != rest.generation() {
+        let compared = diff::differences(&state, config, local, || Held::read(&mut kernel), most);
+        (differences, rest) = compared.map_err(|error| wrong(&error))?;
     }
     print(global, &arguments.output, &differences)?;
     // The program ends, which frees it at once.
-    std::mem::forget((state, planned, held));
+    std::mem::forget((state, rest));
     Ok(differences.count > 0)
 }
 

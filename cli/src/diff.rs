@@ -1,9 +1,14 @@
 //! `localnet diff`: the plan of the nft backend against what the kernel holds. Reads, and changes nothing.
 
 use std::{
-    cmp::Reverse,
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, PoisonError},
+    net::IpAddr,
+    panic::resume_unwind,
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{self, Sender},
+    },
+    thread,
 };
 
 use localnet_client::{Snapshot, vips::Config};
@@ -71,7 +76,13 @@ struct HeldSet {
     elements: Elements,
     /// How many are.
     planned: usize,
+    /// What is not as planned: the word for it, and the element as planned.
+    off: Off,
+    /// How many elements were compared.
+    compared: usize,
 }
+
+type Off = BTreeMap<ElementKey, (&'static str, Element)>;
 
 /// The elements of a set: by key what it maps to, whether it is planned, and its comment.
 type Elements = HashMap<ElementKey, (ElementData, bool, Option<Name>)>;
@@ -120,22 +131,9 @@ impl Held {
         (Self { tables: dumps.map(|dump| dump.map(HeldTable::of)), generation }, sets)
     }
 
-    /// The number of the ruleset's generation before it was read: with the same number now nothing has changed since.
-    pub fn generation(&self) -> u32 {
-        self.generation
-    }
-
     fn set(&mut self, family: nft::Family, set: SetId) -> Option<&mut HeldSet> {
         let table = self.tables[family as usize].as_mut()?;
         table.sets.get_mut(table.places[set as usize]?)
-    }
-
-    /// The sets that are compared.
-    fn sets(&mut self) -> impl Iterator<Item = (nft::Family, SetId, &mut HeldSet)> {
-        let tables =
-            FAMILIES.into_iter().zip(&mut self.tables).filter_map(|(family, table)| Some((family, table.as_mut()?)));
-        let sets = tables.flat_map(|(family, table)| table.sets.iter_mut().map(move |set| (family, set)));
-        sets.filter_map(|(family, set)| Some((family, compared(&set.name)?, set)))
     }
 }
 
@@ -160,117 +158,154 @@ impl HeldTable {
                 }
                 None => Elements::new(),
             };
-            sets.push(HeldSet { name: found.name, elements, planned: 0 });
+            sets.push(HeldSet { name: found.name, elements, planned: 0, off: Off::new(), compared: 0 });
         }
         Self { chains: dump.chains, sets, places }
     }
 }
 
-/// What is planned: of each set what is said of it, in that order.
-#[derive(Debug, Default)]
-pub struct Planned {
-    elements: [[Vec<Said>; SetId::ALL.len()]; 2],
-    tables: Vec<TableContent>,
-}
-
+/// What is said of an element of a set.
 #[derive(Debug)]
 enum Said {
     Set(Element),
     Removed(ElementKey),
 }
 
-impl Hears for Planned {
+/// So many elements are told at a time.
+const AT_A_TIME: usize = 4096;
+
+type Part = Vec<(nft::Family, SetId, Said)>;
+
+/// Passes on what is planned.
+struct Teller {
+    part: Part,
+    to: Sender<Part>,
+}
+
+impl Teller {
+    fn say(&mut self, family: nft::Family, set: SetId, said: Said) {
+        self.part.push((family, set, said));
+        if self.part.len() == AT_A_TIME {
+            self.pass_on();
+        }
+    }
+
+    fn pass_on(&mut self) {
+        let part = std::mem::replace(&mut self.part, Vec::with_capacity(AT_A_TIME));
+        // Nobody listens if the kernel could not be read.
+        _ = self.to.send(part);
+    }
+}
+
+impl Hears for Teller {
     fn set(&mut self, family: nft::Family, set: SetId, element: Element) {
-        self.elements[family as usize][set as usize].push(Said::Set(element));
+        self.say(family, set, Said::Set(element));
     }
 
     fn remove(&mut self, family: nft::Family, set: SetId, key: &ElementKey) {
-        self.elements[family as usize][set as usize].push(Said::Removed(key.clone()));
+        self.say(family, set, Said::Removed(key.clone()));
     }
 }
-
-/// Plans both tables for a state.
-pub fn plan(state: &Snapshot, config: Config, local: Vec<std::net::IpAddr>) -> Planned {
-    let mut planned = Planned::default();
-    // What is not programmed is said by the backend.
-    planned.tables = whole::tell(state, config, local, &mut planned);
-    planned
-}
-
-/// Of one set what is not as planned: the word for it, and the element as planned.
-type Off = BTreeMap<ElementKey, (&'static str, Element)>;
 
 impl HeldSet {
-    /// Compares the set with what is said of it; what is off, and how many elements were compared.
-    fn compare(&mut self, said: &[Said]) -> (Off, usize) {
-        let (mut off, mut compared) = (Off::new(), 0);
-        for said in said {
-            match said {
-                Said::Set(element) => {
-                    let what = match self.elements.get_mut(&element.key) {
-                        Some((data, planned, _)) => {
-                            if !std::mem::replace(planned, true) {
-                                self.planned += 1;
-                                compared += 1;
-                            }
-                            (*data != element.data).then_some("differs")
-                        }
-                        None => Some("missing"),
-                    };
-                    if let Some(what) = what {
-                        let is_new = off.insert(element.key.clone(), (what, element.clone())).is_none();
-                        compared += usize::from(is_new && what == "missing");
-                    } else if !off.is_empty() {
-                        off.remove(&element.key);
+    /// Compares what is held with what is planned.
+    fn hear(&mut self, said: &Said) {
+        match said {
+            Said::Set(element) => {
+                let what = match self.elements.get_mut(&element.key) {
+                    Some((data, planned, _)) => {
+                        let is_new = usize::from(!std::mem::replace(planned, true));
+                        self.planned += is_new;
+                        self.compared += is_new;
+                        (*data != element.data).then_some("differs")
                     }
-                }
-                Said::Removed(key) => {
-                    let was_off = off.remove(key).is_some();
-                    match self.elements.get_mut(key) {
-                        Some((_, planned, _)) => {
-                            let was = usize::from(std::mem::replace(planned, false));
-                            self.planned -= was;
-                            compared -= was;
-                        }
-                        None => compared -= usize::from(was_off),
-                    }
+                    None => Some("missing"),
+                };
+                if let Some(what) = what {
+                    let is_new = self.off.insert(element.key.clone(), (what, element.clone())).is_none();
+                    self.compared += usize::from(is_new && what == "missing");
+                } else if !self.off.is_empty() {
+                    self.off.remove(&element.key);
                 }
             }
+            Said::Removed(key) => {
+                let was_off = self.off.remove(key).is_some();
+                let was = match self.elements.get_mut(key) {
+                    Some((_, planned, _)) => {
+                        let was = usize::from(std::mem::replace(planned, false));
+                        self.planned -= was;
+                        was
+                    }
+                    None => usize::from(was_off),
+                };
+                self.compared -= was;
+            }
         }
-        (off, compared)
     }
 }
 
-/// Compares both tables as they should be with what the kernel holds, several sets at a time; so many differences are named. What is held
-/// is marked as it is compared, and is of no further use.
-pub fn differences(planned: &Planned, held: &mut Held, most: usize) -> Differences {
-    let mut sets: Vec<_> = held.sets().map(|(family, id, set)| (family, id, set, planned.of(family, id))).collect();
-    sets.sort_by_key(|(.., said)| Reverse(said.len()));
-    let sets = Mutex::new(sets.into_iter());
-    let compare = || {
-        let next = || sets.lock().unwrap_or_else(PoisonError::into_inner).next();
-        std::iter::from_fn(next).map(|(family, id, set, said)| ((family, id), set.compare(said))).collect::<Vec<_>>()
+/// All that a comparison needed. Freeing it takes as long as much of the comparison: a program that ends need not.
+#[derive(Debug)]
+pub struct Rest {
+    held: Held,
+    _whole: whole::Whole,
+    _told: Vec<Part>,
+}
+
+impl Rest {
+    /// The number of the ruleset's generation before it was read: with the same number now nothing has changed since.
+    pub fn generation(&self) -> u32 {
+        self.held.generation
+    }
+}
+
+/// Plans both tables for a state, and compares each element, while the next ones are planned, with what the kernel holds; so many
+/// differences are named.
+///
+/// # Errors
+/// What the kernel holds cannot be read.
+pub fn differences(
+    state: &Snapshot,
+    config: Config,
+    local: Vec<IpAddr>,
+    held: impl FnOnce() -> Result<Held, nft::Error> + Send,
+    most: usize,
+) -> Result<(Differences, Rest), nft::Error> {
+    let (to, parts) = mpsc::channel::<Part>();
+    let compare = move || -> Result<_, nft::Error> {
+        let mut held = held()?;
+        let mut told = Vec::new();
+        for part in parts {
+            for (family, set, said) in &part {
+                if let Some(set) = held.set(*family, *set) {
+                    set.hear(said);
+                }
+            }
+            told.push(part);
+        }
+        Ok((held, told))
     };
-    let compared: HashMap<_, _> = kernel::on_processors(compare).into_iter().flatten().collect();
-    let mut differences =
-        Differences { compared: compared.values().map(|(_, count)| count).sum(), ..Differences::default() };
-    for planned in &planned.tables {
+    let (whole, compared) = thread::scope(|scope| {
+        let comparing = scope.spawn(compare);
+        let mut teller = Teller { part: Vec::with_capacity(AT_A_TIME), to };
+        // What is not programmed is said by the backend.
+        let whole = whole::tell(state, config, local, &mut teller);
+        teller.pass_on();
+        drop(teller);
+        (whole, comparing.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    });
+    let (held, told) = compared?;
+    let sets = || held.tables.iter().flatten().flat_map(|table| &table.sets);
+    let mut differences = Differences { compared: sets().map(|set| set.compared).sum(), ..Differences::default() };
+    for planned in &whole.tables {
         let family = planned.table.family;
         let found = &held.tables[family as usize];
         // A host without IPv6 has no such table.
         if found.is_some() || kernel::forwards(family).is_some() {
-            let off = |set: SetId| compared.get(&(family, set)).map(|(off, _)| off);
-            differences.compare(planned, found.as_ref(), off, most);
+            differences.compare(planned, found.as_ref(), most);
         }
     }
-    differences
-}
-
-impl Planned {
-    /// What is said of a set.
-    fn of(&self, family: nft::Family, set: SetId) -> &[Said] {
-        &self.elements[family as usize][set as usize]
-    }
+    Ok((differences, Rest { held, _whole: whole, _told: told }))
 }
 
 impl Differences {
@@ -282,13 +317,7 @@ impl Differences {
     }
 
     /// Compares a table as planned with the one in the kernel, if there is one.
-    fn compare<'a>(
-        &mut self,
-        planned: &TableContent,
-        found: Option<&HeldTable>,
-        off: impl Fn(SetId) -> Option<&'a Off>,
-        most: usize,
-    ) {
+    fn compare(&mut self, planned: &TableContent, found: Option<&HeldTable>, most: usize) {
         let family = planned.table.family;
         let table = format!("{} {}", family.as_str(), planned.table.name);
         let difference =
@@ -302,8 +331,7 @@ impl Differences {
                 self.push(most, || difference(&set.name, "missing", "the whole set".to_owned()));
                 continue;
             };
-            let Some(id) = SetId::of_name(&set.name) else { continue };
-            for (what, element) in off(id).into_iter().flat_map(BTreeMap::values) {
+            for (what, element) in held.off.values() {
                 self.push(most, || difference(&set.name, what, element_line(set, element)));
             }
             if held.planned < held.elements.len() {
@@ -438,8 +466,8 @@ services:
 
     /// The sets; the rules need a kernel.
     fn found(state: &Snapshot, dump: &TableDump) -> Vec<String> {
-        let (mut held, _) = Held::of(1, [Some(dump.clone()), None]);
-        let differences = differences(&plan(state, Config::default(), vec![]), &mut held, MOST);
+        let held = || Ok(Held::of(1, [Some(dump.clone()), None]).0);
+        let (differences, _) = differences(state, Config::default(), vec![], held, MOST).unwrap();
         let of_sets =
             differences.differences.iter().filter(|of| of.table == "ip localnet" && of.text != "the whole chain");
         of_sets.map(|of| format!("{} {} {}", of.place, of.what, of.text)).collect()
@@ -471,7 +499,8 @@ services:
         );
         dump.sets.retain(|set| *set.name != *"hairpin");
         assert_eq!(found(&dump).len(), 3);
-        let none = differences(&plan(&state, Config::default(), vec![]), &mut Held::of(1, [None, None]).0, MOST);
+        let none = || Ok(Held::of(1, [None, None]).0);
+        let (none, _) = differences(&state, Config::default(), vec![], none, MOST).unwrap();
         assert_eq!(none.differences[0].text.as_str(), "the whole table");
     }
 
@@ -486,15 +515,8 @@ services:
         let compared = |said: &[&Said]| {
             let mut held = Held::of(1, [Some(planned()), None]).0;
             let set = held.set(Family::V4, SetId::Services).unwrap();
-            let said: Vec<Said> = said
-                .iter()
-                .map(|said| match said {
-                    Said::Set(element) => Said::Set(element.clone()),
-                    Said::Removed(key) => Said::Removed(key.clone()),
-                })
-                .collect();
-            let (off, compared) = set.compare(&said);
-            (off.len(), compared, set.planned)
+            said.iter().for_each(|said| set.hear(said));
+            (set.off.len(), set.compared, set.planned)
         };
         assert_eq!(compared(&[&other, &absent]), (2, 2, 1));
         assert_eq!(compared(&[&other, &absent, &gone, &absent_gone]), (0, 0, 0));

@@ -204,7 +204,7 @@ pub fn elements(
 }
 
 /// Does the same on each processor.
-pub fn on_processors<T: Send>(work: impl Fn() -> T + Sync) -> Vec<T> {
+fn on_processors<T: Send>(work: impl Fn() -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let threads = thread::available_parallelism().map_or(1, NonZero::get);
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(&work)).collect();
