@@ -44,7 +44,7 @@ use localnet_proto::{
 
 /// That of the program.
 #[global_allocator]
-static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const ROUNDS: usize = 9;
 const LIMIT: Duration = Duration::from_millis(100);

@@ -4,9 +4,9 @@ use std::process::ExitCode;
 
 use localnet::args;
 
-/// Tens of thousands of Services are read with a third less of the processors' time.
+/// Unlike the other programs it ends soon, and is to be quick (docs/decisions/0013-allocator.md).
 #[global_allocator]
-static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
