@@ -60,7 +60,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         Some(Command::Init(init)) => (init, true),
         None => (config, false),
     };
-    let to_do = config.kube_proxy.to_do()?;
+    let to_do = config.to_do(dry_run)?;
     if to_do.cleanup {
         telemetry::init(LogFormat::Text, "info");
         return cleanup(iptables_flavour);

@@ -122,7 +122,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         Some(Command::Init(init)) => (init, true),
         None => (config, false),
     };
-    let to_do = config.kube_proxy.to_do()?;
+    let to_do = config.to_do(dry_run)?;
     let only_init = only_init || to_do.init_only;
     let Some(running) = config.begin(Mode::Ipvs)? else { return Ok(()) };
     let said = running.config();

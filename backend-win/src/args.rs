@@ -110,7 +110,7 @@ pub async fn run<K: Kernel>(
         }
         None => {}
     }
-    let to_do = config.kube_proxy.to_do()?;
+    let to_do = config.to_do(dry_run)?;
     let Some(running) = config.begin(Mode::Kernelspace)? else { return Ok(()) };
     let said = running.config();
     if to_do.init_only {

@@ -203,7 +203,7 @@ pub async fn run(arguments: &CheckArguments, said: &Config) -> anyhow::Result<()
     cluster.set_node_ips(configured::node_ips(said));
     let localized = async {
         loop {
-            let batch = events.recv().await.context("the source has ended")?;
+            let Some(batch) = events.recv().await else { return Err(run::failed(&mut work).await) };
             batch.events.into_iter().for_each(|event| cluster.handle(event));
             if let Some(localized) = cluster.localize() {
                 return anyhow::Ok(localized);

@@ -61,14 +61,19 @@ impl Brain {
 
     /// Resolves when the source has failed for good. Sources mend what they can, so this is rare.
     pub async fn failed(&mut self) -> anyhow::Error {
-        while let Some(ended) = self.work.join_next().await {
-            match ended.context("a part of the brain has crashed") {
-                Ok(Err(error)) | Err(error) => return error,
-                Ok(Ok(())) => {}
-            }
-        }
-        anyhow::anyhow!("the source has ended")
+        failed(&mut self.work).await
     }
+}
+
+/// Resolves when one of the parts has failed, or all have ended.
+pub(crate) async fn failed(work: &mut JoinSet<anyhow::Result<()>>) -> anyhow::Error {
+    while let Some(ended) = work.join_next().await {
+        match ended.context("a part of the brain has crashed") {
+            Ok(Err(error)) | Err(error) => return error,
+            Ok(Ok(())) => {}
+        }
+    }
+    anyhow::anyhow!("the source has ended")
 }
 
 /// Starts a brain. What is wrong with the source's configuration is an error here. An API server that is away, and files that become wrong

@@ -182,7 +182,11 @@ fn of_backends(status: &Status, add: &mut impl FnMut(&'static str, Is, String, &
 fn of_tables(known: &Known, add: &mut impl FnMut(&'static str, Is, String, &str)) {
     match &known.tables {
         None => {}
-        Some(Err(error)) => add("tables", Is::Unknown, error.clone(), "run it as root, on the node"),
+        // The reason says what else there may be to do.
+        Some(Err(error)) if error.contains("not permitted") => {
+            add("tables", Is::Unknown, error.clone(), "run it as root, on the node");
+        }
+        Some(Err(error)) => add("tables", Is::Unknown, error.clone(), ""),
         Some(Ok(tables)) => {
             for (family, is_there, damaged) in tables {
                 let table = format!("table {} localnet", family.as_str());

@@ -152,6 +152,17 @@ async fn a_backend_that_cannot_be_opened_is_an_error() {
 }
 
 #[test]
+fn a_dry_run_removes_and_sets_nothing() {
+    for (flag, asked) in [("--cleanup", true), ("--init-only", true), ("--cleanup=false", false)] {
+        let config = Arguments::parse_from(["backend", flag]).config;
+        assert!(config.to_do(false).is_ok());
+        let error = config.to_do(true).err().map(|error| error.to_string());
+        let expected = format!("--dry-run changes nothing, and {flag} does: leave one of them out");
+        assert_eq!(error, asked.then_some(expected), "{flag}");
+    }
+}
+
+#[test]
 fn the_loop_is_configured_by_flags_first() {
     use localnet_client::args::ClientArgs;
     #[derive(Parser)]

@@ -5,8 +5,9 @@ use std::{
     time::Duration,
 };
 
+use anyhow::ensure;
 use clap::Args;
-use localnet_config::{Conntrack, KubeProxyFlags, Mode, Platform, Reader};
+use localnet_config::{Conntrack, KubeProxyFlags, Mode, Platform, Reader, flags::ToDo};
 use localnet_config_file::{Begin, Running, begin};
 use tracing::warn;
 
@@ -40,6 +41,18 @@ impl ConfigArgs {
                 Ok(None)
             }
         }
+    }
+
+    /// What kube-proxy's flags ask for beside programming the node.
+    ///
+    /// # Errors
+    /// They are neither true nor false; or they would change what `dry_run` says is not to be changed.
+    pub fn to_do(&self, dry_run: bool) -> anyhow::Result<ToDo<'_>> {
+        let to_do = self.kube_proxy.to_do()?;
+        for (asked, flag) in [(to_do.cleanup, "--cleanup"), (to_do.init_only, "--init-only")] {
+            ensure!(!(asked && dry_run), "--dry-run changes nothing, and {flag} does: leave one of them out");
+        }
+        Ok(to_do)
     }
 
     /// Says that another mode is configured than the one that is programmed.

@@ -38,7 +38,10 @@ pub enum Error {
         message: Option<String>,
     },
     /// The process may not do this.
-    #[error("not permitted: nf_tables needs CAP_NET_ADMIN; run as root or grant the capability")]
+    #[error(
+        "not permitted: nf_tables needs CAP_NET_ADMIN; run as root or grant the capability, and end what owns the table if another \
+             process does (nft list tables shows \"flags owner\")"
+    )]
     NotPermitted,
     /// The kernel has no nf_tables.
     #[error("this kernel has no nf_tables: load the module nf_tables or use another backend")]

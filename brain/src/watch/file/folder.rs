@@ -69,6 +69,12 @@ pub(super) fn unreadable(path: &Path, error: &io::Error) -> Problem {
     whole_file(&Arc::new(path.to_owned()), format!("cannot be read: {error}"), remedy)
 }
 
+/// A writer may have emptied it, and not yet written what is to be in it.
+pub(super) fn emptied(file: &Path) -> Problem {
+    let remedy = "write it, or delete it if its objects are to go";
+    whole_file(&Arc::new(file.to_owned()), "is empty now, and had objects before".to_owned(), remedy)
+}
+
 pub(super) fn not_text(file: &Path) -> Problem {
     whole_file(&Arc::new(file.to_owned()), "is not UTF-8 text".to_owned(), "save it as UTF-8")
 }

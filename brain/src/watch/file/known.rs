@@ -204,6 +204,9 @@ impl Known {
             }
             let file = Arc::new(file.clone());
             match open::read(&file) {
+                Ok((bytes, _)) if bytes.is_empty() && known.is_some_and(|known| known.objects().next().is_some()) => {
+                    problems.push(folder::emptied(&file));
+                }
                 Ok((bytes, stamp)) => match String::from_utf8(bytes) {
                     Ok(text) => {
                         let texts = self.texts(&file, &text, known, &mut news, &mut problems);

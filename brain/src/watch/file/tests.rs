@@ -518,6 +518,27 @@ async fn the_last_good_state_stays_while_a_file_is_bad() {
     source.stop().await;
 }
 
+/// A shell empties the file that a command is to write, and another file changes before it does.
+#[tokio::test]
+async fn a_file_that_was_emptied_takes_no_objects_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let (a, b) = (folder.path().join("a.yaml"), folder.path().join("b.yaml"));
+    fs::write(&a, web(1)).unwrap();
+    fs::write(&b, web(2).replace("name: web", "name: b")).unwrap();
+    let mut source = Source::start(folder.path());
+    assert_eq!(source.next().await, ["10.96.0.1", "10.96.0.2"]);
+    let writer = fs::File::create(&a).unwrap();
+    fs::write(&b, web(3).replace("name: web", "name: b")).unwrap();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    drop(writer);
+    fs::write(&a, web(4)).unwrap();
+    assert_eq!(source.next().await, ["10.96.0.3", "10.96.0.4"]);
+    // One that is gone does.
+    fs::remove_file(&a).unwrap();
+    assert_eq!(source.next().await, ["10.96.0.3"]);
+    source.stop().await;
+}
+
 #[tokio::test]
 async fn a_bad_file_at_the_start_is_an_error_of_one_line() {
     let folder = tempfile::tempdir().unwrap();
