@@ -167,7 +167,8 @@ mod any_history {
             for (file, lines, settled) in history {
                 let path = folder.path().join(format!("{file}.yaml"));
                 match lines {
-                    Some(lines) => fs::write(&path, text(&lines)).unwrap(),
+                    // An empty file would be one that is being written.
+                    Some(lines) => fs::write(&path, format!("# {file}\n{}", text(&lines))).unwrap(),
                     None => _ = fs::remove_file(&path),
                 }
                 let now = if settled { later() } else { SystemTime::now() };
