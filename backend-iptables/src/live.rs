@@ -6,10 +6,7 @@
 //!  Addresses (rtnetlink) ──────────────────────┴─► disturbed() ─► Adapter says all anew ─► commit ─► Cleaner
 //! ```
 
-use std::{
-    net::IpAddr,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use localnet_client::{
@@ -17,14 +14,10 @@ use localnet_client::{
     incremental::{Listener, PortEndpoint},
     vips::Config,
 };
-use localnet_linux::{
-    addresses::{self, NodeAddresses},
-    conntrack::Cleaner,
-    pace::Pace,
-};
+use localnet_linux::{addresses::NodeAddresses, conntrack::Cleaner, pace::Pace};
 use localnet_proto::{Family, Node, Revision, Service, ServiceKey};
 use tokio::{select, sync::watch, time};
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use crate::{
     IptablesBackend, Kernel as _, Tools,
@@ -41,8 +34,6 @@ pub struct LiveBackend {
     counts: watch::Sender<Counts>,
     watch: Watch,
     addresses: NodeAddresses,
-    /// They could not be listed, which was said.
-    addresses_unknown: bool,
     pace: Pace,
     /// The chains may have been changed: when to look.
     look_at: Option<Instant>,
@@ -78,34 +69,16 @@ impl LiveBackend {
             counts,
             watch,
             addresses: NodeAddresses::default(),
-            addresses_unknown: false,
             pace: Pace::default(),
             look_at: None,
             unreadable: false,
             repairing: false,
             recheck: false,
         };
-        let addresses = live.addresses.list().await;
-        live.told(addresses);
-        Ok(live)
-    }
-
-    /// The addresses are these; says whether NodePorts move.
-    fn told(&mut self, addresses: Result<Vec<IpAddr>, addresses::Error>) -> bool {
-        match addresses {
-            Ok(addresses) => {
-                self.addresses_unknown = false;
-                self.backend.set_local_addresses(addresses)
-            }
-            Err(error) => {
-                if std::mem::replace(&mut self.addresses_unknown, true) {
-                    debug!(%error, "the node's addresses are still not known");
-                } else {
-                    warn!(%error, "the node's addresses are not known; will be asked for again");
-                }
-                false
-            }
+        if let Some(addresses) = live.addresses.known().await {
+            live.backend.set_local_addresses(addresses);
         }
+        Ok(live)
     }
 
     /// Reads the tables; says whether they are to be repaired.
@@ -230,7 +203,7 @@ impl Listener for LiveBackend {
                     }
                 }
                 addresses = self.addresses.next() => {
-                    if self.told(addresses) {
+                    if self.backend.set_local_addresses(addresses) {
                         info!("the node's addresses changed: its NodePorts follow");
                         return;
                     }

@@ -9,15 +9,12 @@
 //!
 //! IPVS tells nobody what changes in it: its virtual servers are listed now and then, which costs a hundredth of the time.
 
-use std::{
-    net::IpAddr,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use localnet_client::{Backend, Counts, Synced, Warning, vips::Config};
 use localnet_linux::{
-    addresses::{self, NodeAddresses},
+    addresses::NodeAddresses,
     conntrack::Cleaner,
     ipvs,
     nft::{Event, Follow},
@@ -43,8 +40,6 @@ pub struct LiveBackend {
     counts: watch::Sender<Counts>,
     rules: Follow,
     addresses: NodeAddresses,
-    /// They could not be listed, which was said.
-    addresses_unknown: bool,
     pace: Pace,
     /// Something was changed by others: when to repair it.
     repair_at: Option<Instant>,
@@ -52,7 +47,6 @@ pub struct LiveBackend {
     recheck: bool,
     /// When to list virtual servers again.
     look_at: Instant,
-    /// They could not be listed, which was said.
     unreadable: bool,
     /// When to see again which destinations have no connections any more.
     drain_at: Instant,
@@ -96,7 +90,6 @@ impl LiveBackend {
             counts,
             rules: Follow::subscribe(port),
             addresses: NodeAddresses::except(INTERFACE),
-            addresses_unknown: false,
             pace: Pace::default(),
             repair_at: None,
             recheck: false,
@@ -105,27 +98,10 @@ impl LiveBackend {
             drain_at: now,
             began: now,
         };
-        let addresses = live.addresses.list().await;
-        live.told(addresses);
-        Ok(live)
-    }
-
-    /// The addresses are these; says whether NodePorts or VIPs move.
-    fn told(&mut self, addresses: Result<Vec<IpAddr>, addresses::Error>) -> bool {
-        match addresses {
-            Ok(addresses) => {
-                self.addresses_unknown = false;
-                self.backend.set_local_addresses(addresses)
-            }
-            Err(error) => {
-                if std::mem::replace(&mut self.addresses_unknown, true) {
-                    debug!(%error, "the node's addresses are still not known");
-                } else {
-                    warn!(%error, "the node's addresses are not known; will be asked for again");
-                }
-                false
-            }
+        if let Some(addresses) = live.addresses.known().await {
+            live.backend.set_local_addresses(addresses);
         }
+        Ok(live)
     }
 
     /// Says whether the tables are to be repaired.
@@ -232,7 +208,7 @@ impl Backend for LiveBackend {
             let repair = select! {
                 event = self.rules.next() => Self::noticed(&event),
                 addresses = self.addresses.next() => {
-                    if self.told(addresses) {
+                    if self.backend.set_local_addresses(addresses) {
                         info!("the node's addresses changed: VIPs and NodePorts follow");
                         return;
                     }

@@ -7,10 +7,7 @@ use localnet_linux::nft::{
     Chain, Element, ElementData, ElementKey, Family, Found, Likeness, Name, Set, Table, TableContent, Transaction,
 };
 
-use crate::plan::{
-    self, chains,
-    sets::{self, SetId},
-};
+use crate::plan::{self, chains, sets::SetId};
 
 /// What an element maps to, and its comment.
 type Value = (ElementData, Option<Name>);
@@ -149,7 +146,7 @@ impl TableState {
     pub fn content(&self) -> TableContent {
         let sets = SetId::ALL.into_iter().map(|id| {
             let elements: Vec<Element> = self.elements[id as usize].iter_desired().map(element).collect();
-            (Arc::new(id.declaration(self.family, sets::size_for(elements.len()))), elements)
+            (Arc::new(id.declaration(self.family, Set::size_for(elements.len()))), elements)
         });
         let chains = self.chains().map(|chain| Chain::clone(&chain)).collect();
         TableContent { table: self.table.clone(), sets: sets.collect(), chains }

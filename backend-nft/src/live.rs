@@ -7,22 +7,19 @@
 //!  Addresses (rtnetlink)─┘
 //! ```
 
-use std::{
-    net::IpAddr,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use localnet_client::{Backend, Counts, Synced, vips::Config};
 use localnet_linux::{
-    addresses::{self, NodeAddresses},
+    addresses::NodeAddresses,
     conntrack::Cleaner,
     nft::{Commit, Event, Follow},
     pace::Pace,
 };
 use localnet_proto::{Changes, Snapshot};
 use tokio::{select, sync::watch, time};
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use crate::{Netlink, NftBackend, backend::blocking};
 
@@ -35,8 +32,6 @@ pub struct LiveBackend {
     counts: watch::Sender<Counts>,
     rules: Follow,
     addresses: NodeAddresses,
-    /// They could not be listed, which was said.
-    addresses_unknown: bool,
     pace: Pace,
     /// The tables were changed: when to repair them.
     repair_at: Option<Instant>,
@@ -67,15 +62,15 @@ impl LiveBackend {
             counts,
             rules: Follow::subscribe(port),
             addresses: NodeAddresses::default(),
-            addresses_unknown: false,
             pace: Pace::default(),
             repair_at: None,
             recheck: false,
             rival: None,
             look: None,
         };
-        let addresses = live.addresses.list().await;
-        live.told(addresses);
+        if let Some(addresses) = live.addresses.known().await {
+            live.backend.set_local_addresses(addresses);
+        }
         Ok(live)
     }
 
@@ -97,24 +92,6 @@ impl LiveBackend {
             info!("the tables may have been changed unseen: reading them");
         }
         changed
-    }
-
-    /// The addresses are these; says whether NodePorts move.
-    fn told(&mut self, addresses: Result<Vec<IpAddr>, addresses::Error>) -> bool {
-        match addresses {
-            Ok(addresses) => {
-                self.addresses_unknown = false;
-                self.backend.set_local_addresses(addresses)
-            }
-            Err(error) => {
-                if std::mem::replace(&mut self.addresses_unknown, true) {
-                    debug!(%error, "the node's addresses are still not known");
-                } else {
-                    warn!(%error, "the node's addresses are not known; will be asked for again");
-                }
-                false
-            }
-        }
     }
 
     /// Says whether the tables are to be repaired.
@@ -206,7 +183,7 @@ impl Backend for LiveBackend {
                     }
                 }
                 addresses = self.addresses.next() => {
-                    if self.told(addresses) {
+                    if self.backend.set_local_addresses(addresses) {
                         info!("the node's addresses changed: its NodePorts follow");
                         return;
                     }

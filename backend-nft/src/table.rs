@@ -15,7 +15,7 @@ use crate::{
     plan::{
         self,
         affinity::{self, Shape},
-        sets::{self, Pool, SetId},
+        sets::{Pool, SetId},
     },
     portions,
 };
@@ -289,7 +289,7 @@ impl TableState {
             let desired = || self.elements[id as usize].iter_desired();
             let mut elements = Vec::with_capacity(desired().count());
             elements.extend(desired().map(element));
-            (Arc::new(id.declaration(self.family, sets::size_for(elements.len()))), elements)
+            (Arc::new(id.declaration(self.family, Set::size_for(elements.len()))), elements)
         });
         let clients =
             (0..self.affinity.slots()).map(|slot| (Arc::new(affinity::clients(self.family, slot)), Vec::new()));
@@ -351,7 +351,7 @@ impl TableState {
         for id in SetId::ALL.into_iter().filter(|id| self.wants(*id)) {
             let index = id as usize;
             if held.sets[index].is_none() {
-                let set = Arc::new(id.declaration(self.family, sets::size_for(held.counts[index])));
+                let set = Arc::new(id.declaration(self.family, Set::size_for(held.counts[index])));
                 transaction.add_set(table, &set);
                 held.sets[index] = Some(set);
                 fresh.insert(index);

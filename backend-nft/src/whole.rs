@@ -5,7 +5,7 @@
 use std::{net::IpAddr, sync::Arc};
 
 use localnet_client::vips::{Config, Facts, Hairpin, Program, Vip, VipKey, Vips};
-use localnet_linux::nft::{Element, ElementKey, Family, TableContent};
+use localnet_linux::nft::{Element, ElementKey, Family, Set, TableContent};
 use localnet_proto::{Changes, Snapshot};
 
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
         self, ChainNames,
         affinity::{self, Shape},
         chains, elements, family_of,
-        sets::{self, SetId},
+        sets::SetId,
     },
 };
 
@@ -54,7 +54,7 @@ pub fn tell(state: &Snapshot, config: Config, local_addresses: Vec<IpAddr>, hear
 fn table(facts: &Facts, family: Family, affinity: &Shape, pools: &Pools, names: &ChainNames) -> TableContent {
     let has_affinity = affinity.slots() > 0;
     let sets = SetId::ALL.into_iter().filter(|id| has_affinity || !id.is_of_affinity());
-    let sets = sets.map(|id| id.declaration(family, sets::size_for(0)));
+    let sets = sets.map(|id| id.declaration(family, Set::size_for(0)));
     let clients = (0..affinity.slots()).map(|slot| affinity::clients(family, slot));
     let lb = pools.used().keys().map(|(pool, slots)| chains::lb(names, *pool, *slots));
     let fixed = chains::fixed(facts, family, has_affinity).into_iter();

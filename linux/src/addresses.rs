@@ -14,6 +14,7 @@ use rtnetlink::{Handle, MulticastGroup, new_multicast_connection};
 use rustix::io::Errno;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tracing::{debug, warn};
 
 /// Why the addresses are not known.
 #[derive(Debug, thiserror::Error)]
@@ -111,6 +112,8 @@ pub struct NodeAddresses {
     changed: bool,
     /// They could not be listed: when to list them again.
     again: Option<Instant>,
+    /// That they could not be listed is in the log.
+    said: bool,
     /// The interface whose addresses do not count.
     except: Option<String>,
 }
@@ -148,11 +151,32 @@ impl NodeAddresses {
         Ok(listed.map(|address| address.ip).collect())
     }
 
-    /// The addresses, after they changed. Cancel-safe.
-    ///
-    /// # Errors
-    /// They cannot be listed; the next call tries again in a second.
-    pub async fn next(&mut self) -> Result<Vec<IpAddr>, Error> {
+    /// The addresses now; none if they cannot be listed, which is said in the log.
+    pub async fn known(&mut self) -> Option<Vec<IpAddr>> {
+        let listed = self.list().await;
+        match &listed {
+            Ok(_) => self.said = false,
+            Err(error) if std::mem::replace(&mut self.said, true) => {
+                debug!(%error, "the node's addresses are still not known");
+            }
+            Err(error) => warn!(%error, "the node's addresses are not known; will be asked for again"),
+        }
+        listed.ok()
+    }
+
+    /// The addresses, after they changed; while they cannot be listed, which is said in the log, they are listed again each
+    /// second. Cancel-safe.
+    pub async fn next(&mut self) -> Vec<IpAddr> {
+        loop {
+            self.change().await;
+            if let Some(listed) = self.known().await {
+                return listed;
+            }
+        }
+    }
+
+    /// Waits until there is a reason to list them.
+    async fn change(&mut self) {
         if let Some(again) = self.again {
             tokio::time::sleep_until(again.into()).await;
         }
@@ -164,7 +188,6 @@ impl NodeAddresses {
             }
             self.changed = true;
         }
-        self.list().await
     }
 }
 

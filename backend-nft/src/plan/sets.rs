@@ -191,26 +191,9 @@ impl Pool {
 /// What of a packet is the key of a VIP.
 pub const VIP: [Field; 3] = [Field::DestinationAddress, Field::Protocol, Field::DestinationPort];
 
-/// The size to declare for a set of so many elements: room to double, and never so little that a small cluster's growth
-/// replaces tables. The kernel allocates its buckets at once, a few bytes for each.
-pub fn size_for(elements: usize) -> u32 {
-    let wanted = u32::try_from(elements.saturating_mul(2)).unwrap_or(1 << 31);
-    wanted.clamp(MIN_SIZE, 1 << 31).next_power_of_two()
-}
-
-/// The smallest declared size.
-pub const MIN_SIZE: u32 = 4096;
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_leave_room_to_double() {
-        for (elements, size) in [(0, 4096), (2048, 4096), (2049, 8192), (30_000, 65_536), (usize::MAX, 1 << 31)] {
-            assert_eq!(size_for(elements), size, "{elements}");
-        }
-    }
 
     #[test]
     fn names_are_read_back() {

@@ -152,7 +152,17 @@ pub struct Set {
     pub comment: Option<Name>,
 }
 
+/// The smallest size that [`Set::size_for`] declares.
+const MIN_SIZE: u32 = 4096;
+
 impl Set {
+    /// The size to declare for a set of so many elements: room to double, and never so little that a small cluster's growth
+    /// replaces tables. The kernel allocates its buckets at once, a few bytes for each.
+    pub fn size_for(elements: usize) -> u32 {
+        let wanted = u32::try_from(elements.saturating_mul(2)).unwrap_or(1 << 31);
+        wanted.clamp(MIN_SIZE, 1 << 31).next_power_of_two()
+    }
+
     /// A plain set.
     pub fn new(name: impl Into<Name>, key: impl Into<Vec<FieldType>>) -> Self {
         Self {
@@ -280,4 +290,16 @@ pub struct TableContent {
     pub sets: Vec<(Arc<Set>, Vec<Element>)>,
     /// Its chains with their rules.
     pub chains: Vec<Chain>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_leave_room_to_double() {
+        for (elements, size) in [(0, 4096), (2048, 4096), (2049, 8192), (30_000, 65_536), (usize::MAX, 1 << 31)] {
+            assert_eq!(Set::size_for(elements), size, "{elements}");
+        }
+    }
 }
