@@ -58,7 +58,11 @@ const NOT_RUN: [(&str, &str, &str); 8] = [
     ("docs/writing-a-backend.md", "localnet-conformance", "`conformance::examples` runs it"),
     ("docs/README.md", "apt-get install", "it installs, and builds what is built here already"),
     ("charts/localnet/README.md", "kubectl debug", "it needs a node with a kubelet"),
-    ("docs/backends/ipvs.md", "localnet-ipvs", "it needs a kernel with IPVS: e2e/tests/tests/guest runs it in a guest"),
+    (
+        "docs/backends/ipvs.md",
+        "localnet-ipvs",
+        "it needs a kernel with IPVS: e2e/tests/tests/guest_system runs it in a guest",
+    ),
     (
         "docs/operations/packages.md",
         "apt-get install",
