@@ -15,7 +15,7 @@ use localnet_proto::{Port, Protocol, Service, ServiceKey};
 use tokio::{sync::mpsc, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::{args::CheckArguments, cluster::Cluster, configured, localize::Localized, metrics::Requests, run};
+use crate::{args::CheckArguments, cluster::Cluster, configured, localize::Localized, metrics::Metrics, run};
 
 /// How long the first list of everything may take.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -198,7 +198,7 @@ pub async fn run(arguments: &CheckArguments, said: &Config) -> anyhow::Result<()
     let (sender, mut events) = mpsc::channel(64);
     let (stop, mut work) = (CancellationToken::new(), JoinSet::new());
     let _stop = stop.clone().drop_guard();
-    let _events = run::watch(&source, &options, (sender, Requests::default()), stop, &mut work).await?;
+    let _events = run::watch(&source, &options, (sender, &Metrics::default()), stop, &mut work).await?;
     let mut cluster = Cluster::new(options);
     cluster.set_node_ips(configured::node_ips(said));
     let localized = async {

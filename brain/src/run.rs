@@ -18,7 +18,7 @@ use crate::{
     events::Events,
     feed::Feed,
     localize::NodeIps,
-    metrics::Requests,
+    metrics::Metrics,
     pump::{self, Batch, Questions},
     serve::{self, Listener, Reports},
     views::{Allowed, Views},
@@ -87,7 +87,7 @@ pub async fn start(
     let (events, batches) = mpsc::channel(QUEUE);
     let stop = CancellationToken::new();
     let mut work = JoinSet::new();
-    let posted = watch(source, &options, (events, feed.metrics().requests()), stop.clone(), &mut work).await?;
+    let posted = watch(source, &options, (events, feed.metrics()), stop.clone(), &mut work).await?;
     let (questions, asked) = pump::questions();
     let pump = pump::run(Cluster::new(options), batches, node_ips, asked, feed.clone());
     work.spawn(async move {
@@ -97,12 +97,12 @@ pub async fn start(
     Ok(Brain { feed, events: posted, questions, work, _stop: stop.drop_guard() })
 }
 
-/// Begins to watch a source: what it says is sent to `events`, until `stop`, and requests to an API server are counted. Returns where
-/// events of Kubernetes are posted.
+/// Begins to watch a source: what it says is sent to `events`, until `stop`, and `metrics` are told how that goes. Returns
+/// where events of Kubernetes are posted.
 pub(crate) async fn watch(
     source: &Source,
     options: &cluster::Options,
-    (events, requests): (mpsc::Sender<Batch>, Requests),
+    (events, metrics): (mpsc::Sender<Batch>, &Metrics),
     stop: CancellationToken,
     work: &mut JoinSet<anyhow::Result<()>>,
 ) -> anyhow::Result<Events> {
@@ -110,13 +110,14 @@ pub(crate) async fn watch(
     match source {
         Source::File(path) => {
             let path = path.clone();
-            work.spawn(async move { file::run(path, &node_name, events, stop).await });
+            let troubles = metrics.troubles();
+            work.spawn(async move { file::run(path, &node_name, (events, troubles), stop).await });
             Ok(Events::default())
         }
         Source::Kube { kubeconfig, server } => {
             let keep_alive = kube::KeepAlive::default();
             let api = kube::ApiServer::at_server(kubeconfig.as_deref(), server.clone(), keep_alive).await?;
-            let api = api.counting(requests);
+            let api = api.told_to(metrics);
             let posted = Events::start(&api, &options.node_name, work);
             work.spawn(kube::run(api.clone(), options.clone(), events, stop));
             Ok(posted)

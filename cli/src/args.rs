@@ -393,6 +393,7 @@ async fn explain(global: &Global, arguments: Explain) -> Answered {
                 asked: format!("{}:{}", asked.service, asked.port),
                 service: asked.service.to_string(),
                 no_state: Some(failure.to_string()),
+                status: why_not::ask(brain, &asked.service).await.status,
                 ..Evidence::default()
             },
             Err(failure) => return Err(failure),

@@ -151,8 +151,9 @@ pub fn rank(evidence: &Evidence) -> Vec<Cause> {
     let mut ranking = Ranking { found: Vec::new() };
     if let Some(no_state) = &evidence.no_state {
         let remedy = "start localnet-brain, or say where it serves with --api; the kernel stays as it was meanwhile";
-        ranking.add(0, 0, cause("brain-unreachable", format!("the brain gives no state: {no_state}"), remedy));
+        ranking.add(0, 1, cause("brain-unreachable", format!("the brain gives no state: {no_state}"), remedy));
     }
+    of_source(evidence, &mut ranking);
     of_service(evidence, &mut ranking);
     for (number, front) in evidence.fronts.iter().enumerate() {
         match front.outcome {
@@ -168,6 +169,18 @@ pub fn rank(evidence: &Evidence) -> Vec<Cause> {
         ranking.add(after, 30, Cause { certain, ..cause(id, problem, finding.remedy.clone()) });
     }
     ranking.finish()
+}
+
+/// The state is old: it comes first if there is none or if it is what sends packets nowhere, and after what is wrong with the node.
+fn of_source(evidence: &Evidence, ranking: &mut Ranking) {
+    let (after, is_served) = (evidence.fronts.len(), evidence.is_served);
+    let arrives = is_served && after > 0 && evidence.fronts.iter().all(|front| front.outcome == "endpoints");
+    let (front, layer) = if arrives { (after, 29) } else { (0, 0) };
+    for trouble in evidence.status.iter().flat_map(|status| &status.troubles) {
+        let problem = format!("the brain does not know what is new: {}", trouble.line());
+        let remedy = "what it says; the state stays as it was meanwhile, whatever the cluster says now";
+        ranking.add(front, layer, cause("source-fails", problem, remedy));
+    }
 }
 
 /// What is wrong before any packet is looked at.

@@ -97,7 +97,13 @@ impl Findings {
         match &known.status {
             None => {}
             Some(Err(error)) => add("backends", Is::Unknown, error.clone(), "a brain of this version tells"),
-            Some(Ok(status)) => of_backends(status, &mut add),
+            Some(Ok(status)) => {
+                for trouble in &status.troubles {
+                    let remedy = "what it says; it is tried again by itself, and the state stays as it was meanwhile";
+                    add("source", Is::Failing, trouble.line(), remedy);
+                }
+                of_backends(status, &mut add);
+            }
         }
         of_tables(known, &mut add);
         for (family, forwards) in Family::ALL.into_iter().zip(known.forwards) {
@@ -153,6 +159,12 @@ fn of_backends(status: &Status, add: &mut impl FnMut(&'static str, Is, String, &
             let family = of.family;
             let age = backend.age_millis / 1000;
             match (of.error.as_str(), of.behind) {
+                ("", 0) if status.unread => add(
+                    "backends",
+                    Is::Failing,
+                    format!("{name} {family}: it reported {age} s ago, and no backend waits for what is new"),
+                    "is it running, and does it reach the brain? Its log says",
+                ),
                 ("", 0) => add("backends", Is::Ok, format!("{name} {family}: revision {} is applied", of.applied), ""),
                 ("", behind) => add(
                     "backends",
@@ -290,7 +302,7 @@ impl Show for Findings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reasons::{Backend, FamilyStatus};
+    use crate::reasons::{Backend, FamilyStatus, Trouble};
 
     fn well() -> Known {
         let family = FamilyStatus { family: localnet_proto::Family::V4, applied: 9, behind: 0, error: String::new() };
@@ -329,6 +341,16 @@ mod tests {
         check(|known| known.state = Some(Ok((3, 1))), "state", Is::Warning);
         check(|known| known.status = Some(Ok(Status::default())), "backends", Is::Failing);
         check(|known| known.status = Some(Err("old".to_owned())), "backends", Is::Unknown);
+        let troubled = |known: &mut Known| {
+            let Some(Ok(status)) = &mut known.status else { panic!("a node that is well has a status") };
+            status.troubles.push(Trouble::default());
+        };
+        check(troubled, "source", Is::Failing);
+        let unread = |known: &mut Known| {
+            let Some(Ok(status)) = &mut known.status else { panic!("a node that is well has a status") };
+            status.unread = true;
+        };
+        check(unread, "backends", Is::Failing);
         check(|known| known.tables = Some(Ok(vec![(Family::V4, false, vec![])])), "tables", Is::Failing);
         check(
             |known| known.tables = Some(Ok(vec![(Family::V4, true, vec!["services".to_owned()])])),

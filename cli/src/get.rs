@@ -297,6 +297,9 @@ impl Show for Status {
             }
         }
         let mut text = table.text(style, 0);
+        for trouble in &self.troubles {
+            text.push_str(&format!("{}\n", trouble.line()));
+        }
         for backend in self.backends.iter().filter(|_| style.wide) {
             for (service, reason) in &backend.skipped {
                 text.push_str(&format!("{} leaves out of {service}: {reason}\n", backend.name));

@@ -204,6 +204,22 @@ pub struct Status {
     pub version: String,
     /// The backends that have reported.
     pub backends: Vec<Backend>,
+    /// What keeps the brain from reading what is new.
+    pub troubles: Vec<Trouble>,
+    /// No backend waits for what is new.
+    pub unread: bool,
+}
+
+/// Why the brain cannot read what is new: its state is as old as that.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Trouble {
+    /// What cannot be read: files, or resources as kubectl names them.
+    pub of: Vec<String>,
+    /// Why, and what can be done.
+    pub problem: String,
+    /// For how long, in milliseconds.
+    pub age_millis: u64,
 }
 
 /// A backend's last report.
@@ -250,7 +266,31 @@ impl From<wire::BrainStatus> for Status {
             services: count(status.services),
             backends: backends.collect(),
             version: status.version,
+            troubles: troubles(status.troubles),
+            unread: status.unread,
         }
+    }
+}
+
+/// What has the same reason is one trouble: watches lose an API server together.
+fn troubles(all: Vec<wire::SourceTrouble>) -> Vec<Trouble> {
+    let mut troubles: Vec<Trouble> = Vec::new();
+    for wire::SourceTrouble { of, problem, age_millis } in all {
+        match troubles.iter_mut().find(|known| known.problem == problem) {
+            Some(known) => {
+                known.of.push(of);
+                known.age_millis = known.age_millis.max(age_millis);
+            }
+            None => troubles.push(Trouble { of: vec![of], problem, age_millis }),
+        }
+    }
+    troubles
+}
+
+impl Trouble {
+    /// One line: what, for how long, why.
+    pub fn line(&self) -> String {
+        format!("{} cannot be read for {} s: {}", self.of.join(", "), self.age_millis / 1000, self.problem)
     }
 }
 
@@ -310,6 +350,18 @@ mod tests {
             (family.applied, family.behind)
         };
         assert_eq!((of(7, 9), of(7, 4), of(8, 9)), ((9, 0), (4, 5), (0, 9)));
+    }
+
+    #[test]
+    fn troubles_of_one_reason_are_one() {
+        let trouble = |of: &str, problem: &str, age_millis| wire::SourceTrouble {
+            of: of.to_owned(),
+            problem: problem.to_owned(),
+            age_millis,
+        };
+        let all = vec![trouble("nodes", "away", 1_000), trouble("services", "away", 2_000), trouble("x", "no", 1)];
+        let lines: Vec<String> = troubles(all).iter().map(Trouble::line).collect();
+        assert_eq!(lines, ["nodes, services cannot be read for 2 s: away", "x cannot be read for 0 s: no"]);
     }
 
     #[test]

@@ -20,6 +20,7 @@ impl FeedSource {
 
 impl Source for FeedSource {
     async fn next(&self, have: Revision, fold: bool) -> Result<Update, SourceError> {
+        let _reader = self.feed.metrics().reader();
         let update = self.feed.differing(have).await.update(have, fold);
         update.map_err(|error| SourceError::Invalid(error.to_string()))
     }

@@ -13,6 +13,7 @@
 mod families;
 mod process;
 mod requests;
+mod troubles;
 mod waiting;
 
 use std::{
@@ -33,6 +34,7 @@ use prometheus::{
 use self::waiting::{Published, Waiting};
 use crate::{feed::State, localize::ObjectChanges, serve::Received};
 pub use requests::Requests;
+pub use troubles::{Trouble, Troubles};
 
 /// Content type of the text.
 pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
@@ -59,6 +61,7 @@ struct Inner {
     served: IntCounter,
     readers: IntGauge,
     requests: Requests,
+    troubles: Troubles,
     /// How many attempts each backend had reported of each family.
     attempts: Mutex<BTreeMap<(String, Family), u64>>,
 }
@@ -148,6 +151,7 @@ impl Default for Metrics {
                 )),
             ),
             requests: Requests::told_to(&registry),
+            troubles: Troubles::told_to(&registry),
             attempts: Mutex::default(),
             registry,
         };
@@ -221,6 +225,11 @@ impl Metrics {
         self.0.requests.clone()
     }
 
+    /// What keeps the source from telling what is new.
+    pub fn troubles(&self) -> Troubles {
+        self.0.troubles.clone()
+    }
+
     /// `/healthz` was answered.
     pub(crate) fn healthz(&self, status: u16) {
         self.0.healthz.with_label_values(&[&status.to_string()]).inc();
@@ -231,8 +240,13 @@ impl Metrics {
         self.0.livez.with_label_values(&[&status.to_string()]).inc();
     }
 
-    /// A reader has come.
-    pub(crate) fn reader(&self) -> Reader {
+    /// How many readers wait for a state, or are being sent one.
+    pub fn readers(&self) -> i64 {
+        self.0.readers.get()
+    }
+
+    /// A reader has come, who is there until what is returned is dropped.
+    pub fn reader(&self) -> Reader {
         self.0.readers.inc();
         Reader(self.clone())
     }
@@ -262,7 +276,7 @@ impl Metrics {
 
 /// A reader that is there until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Reader(Metrics);
+pub struct Reader(Metrics);
 
 impl Reader {
     /// It is sent so many bytes.

@@ -1,9 +1,12 @@
 //! `Reasons`: why the state is as it is, for people who ask. Reads only.
 
+use std::time::Duration;
+
 use localnet_proto::{
     Family, Revision, Scopes, ServiceKey,
     wire::{
-        self, BrainStatus, ReceivedReport, ServiceReasons, StatusRequest, reasons_server::Reasons as ReasonsService,
+        self, BrainStatus, ReceivedReport, ServiceReasons, SourceTrouble, StatusRequest,
+        reasons_server::Reasons as ReasonsService,
     },
 };
 use tonic::{Request, Response, Status};
@@ -39,9 +42,15 @@ impl ReasonsService for Answers {
     }
 
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<BrainStatus>, Status> {
-        let state = self.0.views.own().feed().state();
+        let view = self.0.views.own();
+        let state = view.feed().state();
+        let troubles = view.feed().metrics().troubles().all().into_iter().map(|(of, trouble)| SourceTrouble {
+            of: of.to_owned(),
+            problem: trouble.problem,
+            age_millis: millis(trouble.since.elapsed()),
+        });
         let backends = self.0.reports.all().into_values().map(|received| ReceivedReport {
-            age_millis: received.at.elapsed().as_millis().try_into().unwrap_or(u64::MAX),
+            age_millis: millis(received.at.elapsed()),
             report: Some(received.report),
         });
         Ok(Response::new(BrainStatus {
@@ -49,8 +58,14 @@ impl ReasonsService for Answers {
             services: count(state.len()),
             backends: backends.collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            troubles: troubles.collect(),
+            unread: view.feed().metrics().readers() == 0,
         }))
     }
+}
+
+fn millis(time: Duration) -> u64 {
+    time.as_millis().try_into().unwrap_or(u64::MAX)
 }
 
 fn count(count: usize) -> i32 {

@@ -53,6 +53,7 @@ async fn an_api_server_without_service_cidrs_is_good_enough() {
         let begun = Instant::now();
         fake.request(Kind::ServiceCidr).await.error(code);
         assert!(asked_again.contains(&begun.elapsed().as_secs()), "{code}: {:?}", begun.elapsed());
+        assert!(!fake.troubles.all().contains_key("servicecidrs.networking.k8s.io"));
         fake.request(Kind::ServiceCidr).await.list(&[service_cidr("1")], "2");
         assert_eq!(brief(&fake.event().await), "=kubernetes");
         assert_eq!(log.lines(&["going on without"]).len(), 1);

@@ -7,6 +7,7 @@ use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use kube::client::Body;
 use localnet_brain::{
     cluster::{Event, Kind, Object, Options},
+    metrics::{Metrics, Troubles},
     pump::Batch,
     watch::kube::{self as watch, ApiServer},
 };
@@ -132,6 +133,7 @@ pub(crate) struct Fake {
     /// Requests that were not asked for yet.
     early: VecDeque<Request>,
     pub(crate) events: mpsc::Receiver<Batch>,
+    pub(crate) troubles: Troubles,
     _cancel: tokio_util::sync::DropGuard,
     _task: JoinHandle<anyhow::Result<()>>,
 }
@@ -150,11 +152,14 @@ impl Fake {
         let cancel = CancellationToken::new();
         let options =
             Options { service_proxy_name: service_proxy_name.map(str::to_owned), ..Options::of_node("node-a") };
-        let run = watch::run(ApiServer::new("https://api.test", service), options, events, cancel.clone());
+        let metrics = Metrics::default();
+        let api = ApiServer::new("https://api.test", service).told_to(&metrics);
+        let run = watch::run(api, options, events, cancel.clone());
         Self {
             requests,
             early: VecDeque::new(),
             events: received,
+            troubles: metrics.troubles(),
             _cancel: cancel.drop_guard(),
             _task: tokio::spawn(run),
         }

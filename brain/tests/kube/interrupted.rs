@@ -111,6 +111,13 @@ async fn trouble_is_said_once_with_its_remedy_and_so_is_its_end() {
     let forbidden = ["WARN", "does not allow to list services", "grant the verbs list and watch", "https://api.test"];
     assert_eq!(log.lines(&forbidden).len(), 1, "{:#?}", log.lines(&[]));
     assert_eq!(log.lines(&["nothing is served until then"]).len(), 1);
+    let all = fake.troubles.all().into_iter().map(|(of, trouble)| format!("{of}: {}", trouble.problem));
+    let all: Vec<String> = all.collect();
+    assert_eq!(all.len(), 1);
+    assert!(
+        all[0].starts_with("services: the API server at https://api.test does not allow to list services"),
+        "{all:?}"
+    );
 
     for _ in 0..5 {
         fake.request(Kind::Service).await.error(401);
@@ -125,6 +132,7 @@ async fn trouble_is_said_once_with_its_remedy_and_so_is_its_end() {
     while log.lines(&["the API server answers again", "Service"]).is_empty() {
         time::advance(Duration::from_millis(10)).await;
     }
+    assert!(fake.troubles.all().is_empty());
     changes.break_off();
     for _ in 0..5 {
         fake.request(Kind::Service).await.break_off();
@@ -142,6 +150,7 @@ async fn an_api_server_that_is_away_is_said_once_for_all_kinds() {
             fake.request(kind).await.break_off();
         }
     }
+    assert_eq!(fake.troubles.all().len(), Kind::ALL.len());
     fake.request(Kind::Slice).await.list(&[], "1");
     // What one of them finds out, the others need not wait for.
     let back = Instant::now();
@@ -155,6 +164,7 @@ async fn an_api_server_that_is_away_is_said_once_for_all_kinds() {
     }
     assert_eq!(log.lines(&["cannot be reached"]).len(), 1, "{:#?}", log.lines(&[]));
     assert_eq!(log.lines(&["answers again"]).len(), 1, "{:#?}", log.lines(&[]));
+    assert!(fake.troubles.all().is_empty());
 }
 
 #[tokio::test(start_paused = true)]

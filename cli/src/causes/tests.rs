@@ -3,7 +3,7 @@
 use localnet_proto::wire;
 
 use super::*;
-use crate::reasons::{Backend, FamilyStatus, Finding};
+use crate::reasons::{Backend, FamilyStatus, Finding, Trouble};
 
 fn served() -> Evidence {
     Evidence {
@@ -234,6 +234,47 @@ fn a_brain_that_is_away_is_said_first() {
     check(
         |evidence| (evidence.no_state, evidence.is_served) = (Some("refused".to_owned()), false),
         &["brain-unreachable"],
+    );
+}
+
+#[test]
+fn an_old_state_is_said_where_it_matters() {
+    let troubled = |evidence: &mut Evidence| {
+        let trouble = Trouble { of: vec!["files".to_owned()], problem: "a.yaml:1: no".to_owned(), age_millis: 7_000 };
+        evidence.status.as_mut().unwrap().troubles.push(trouble);
+    };
+    check(troubled, &["source-fails"]);
+    check(
+        |evidence| {
+            troubled(evidence);
+            evidence.fronts[0] = front("reject");
+            evidence.why.as_mut().unwrap().left_out = vec![left_out(Rule::NotReady)];
+        },
+        &["source-fails", "endpoints-not-ready"],
+    );
+    check(
+        |evidence| {
+            troubled(evidence);
+            (evidence.is_served, evidence.fronts) = (false, Vec::new());
+            evidence.why = Some(Why { standing: Standing::Absent, ..Why::default() });
+        },
+        &["source-fails", "service-absent"],
+    );
+    check(
+        |evidence| {
+            troubled(evidence);
+            (evidence.no_state, evidence.is_served) = (Some("no answer".to_owned()), false);
+        },
+        &["source-fails", "brain-unreachable"],
+    );
+    // What is wrong with the node keeps packets out whatever the state is; what only may be wrong comes later.
+    check(
+        |evidence| {
+            troubled(evidence);
+            evidence.fronts[0].no_table = true;
+            evidence.fronts[0].stops = vec![stop(false)];
+        },
+        &["table-missing", "source-fails", "foreign-rule?"],
     );
 }
 

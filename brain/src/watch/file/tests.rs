@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     cluster::{Event, Kind, Object, Parsed},
+    metrics::Troubles,
     pump::Batch,
 };
 
@@ -296,6 +297,7 @@ impl World {
 struct Source {
     world: World,
     batches: mpsc::Receiver<Batch>,
+    troubles: Troubles,
     stop: CancellationToken,
     task: tokio::task::JoinHandle<anyhow::Result<()>>,
 }
@@ -303,24 +305,24 @@ struct Source {
 impl Source {
     fn start(path: &Path) -> Self {
         let (sender, batches) = mpsc::channel(4);
-        let stop = CancellationToken::new();
+        let (stop, troubles) = (CancellationToken::new(), Troubles::default());
         let task = {
-            let (path, stop) = (path.to_owned(), stop.clone());
-            tokio::spawn(async move { run(path, "node-1", sender, stop).await })
+            let (path, stop, told) = (path.to_owned(), stop.clone(), (sender, troubles.clone()));
+            tokio::spawn(async move { run(path, "node-1", told, stop).await })
         };
-        Self { world: World::default(), batches, stop, task }
+        Self { world: World::default(), batches, troubles, stop, task }
     }
 
     /// One that does not wait for seconds before it looks by itself.
     fn hasty(path: &Path) -> Self {
         let (sender, batches) = mpsc::channel(4);
-        let stop = CancellationToken::new();
+        let (stop, troubles) = (CancellationToken::new(), Troubles::default());
         let pace = Pace { look: Duration::from_millis(20), quiet: Duration::from_millis(5) };
         let task = {
-            let (path, stop) = (path.to_owned(), stop.clone());
-            tokio::spawn(async move { run_at(pace, path, "node-1", sender, stop).await })
+            let (path, stop, told) = (path.to_owned(), stop.clone(), (sender, troubles.clone()));
+            tokio::spawn(async move { run_at(pace, path, "node-1", told, stop).await })
         };
-        Self { world: World::default(), batches, stop, task }
+        Self { world: World::default(), batches, troubles, stop, task }
     }
 
     /// The ClusterIPs after the next batch.
@@ -500,6 +502,29 @@ async fn a_file_behind_a_link_of_the_folder_is_read_again() {
     fs::write(elsewhere.path().join("new"), web(3)).unwrap();
     fs::rename(elsewhere.path().join("new"), &file).unwrap();
     source.until(3).await;
+    source.stop().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_is_a_trouble_until_it_can() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("web.yaml");
+    fs::write(&file, web(1)).unwrap();
+    let mut source = Source::start(&file);
+    assert_eq!(source.next().await, ["10.96.0.1"]);
+    assert!(source.troubles.all().is_empty());
+    fs::write(&file, WEB.replace("80", "x")).unwrap();
+    let told = async {
+        while source.troubles.all().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), told).await.unwrap();
+    let said = &source.troubles.all()["files"].problem;
+    assert!(said.contains("web.yaml:9: Service default/web: spec.ports[0].port: \"x\""), "{said}");
+    fs::write(&file, web(2)).unwrap();
+    assert_eq!(source.next().await, ["10.96.0.2"]);
+    assert!(source.troubles.all().is_empty());
     source.stop().await;
 }
 

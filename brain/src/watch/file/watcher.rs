@@ -28,12 +28,14 @@ use super::{
     problem::Problem,
     thread,
 };
-use crate::{cluster::Event, pump::Batch};
+use crate::{cluster::Event, metrics::Troubles, pump::Batch};
 
 /// Events that come closer together than this belong together.
 const SETTLE: Duration = Duration::from_millis(5);
 /// But changes are never held back for longer than this.
 const SETTLE_AT_MOST: Duration = Duration::from_millis(50);
+/// What cannot be read, as [`Troubles`] name it.
+const OF: &str = "files";
 /// So many problems are reported one by one.
 const REPORTED: usize = 10;
 
@@ -52,31 +54,36 @@ const PACE: Pace = Pace { look: Duration::from_secs(10), quiet: Duration::from_s
 const RETRY: Duration = Duration::from_millis(100);
 
 /// Sends what the path says, then again after each change, until `shutdown`. What cannot be read is an error at first; later
-/// it is reported, and the last good state stays.
+/// it is a trouble, said in the log too, and the last good state stays.
 pub async fn run(
     path: PathBuf,
     node_name: &str,
-    sender: mpsc::Sender<Batch>,
+    told: (mpsc::Sender<Batch>, Troubles),
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    run_at(PACE, path, node_name, sender, shutdown).await
+    run_at(PACE, path, node_name, told, shutdown).await
 }
 
 pub(super) async fn run_at(
     pace: Pace,
     path: PathBuf,
     node_name: &str,
-    sender: mpsc::Sender<Batch>,
+    told: (mpsc::Sender<Batch>, Troubles),
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     // Whatever it waits for, the end is not held up.
     tokio::select! {
         () = shutdown.cancelled() => Ok(()),
-        ended = follow(pace, path, node_name, sender) => ended,
+        ended = follow(pace, path, node_name, told) => ended,
     }
 }
 
-async fn follow(pace: Pace, path: PathBuf, node_name: &str, sender: mpsc::Sender<Batch>) -> anyhow::Result<()> {
+async fn follow(
+    pace: Pace,
+    path: PathBuf,
+    node_name: &str,
+    (sender, troubles): (mpsc::Sender<Batch>, Troubles),
+) -> anyhow::Result<()> {
     let path = std::path::absolute(&path).with_context(|| format!("{}: cannot be found", path.display()))?;
     let changed = Arc::new(Notify::new());
     // Watching begins before reading, so that no change falls between the two.
@@ -93,6 +100,7 @@ async fn follow(pace: Pace, path: PathBuf, node_name: &str, sender: mpsc::Sender
         return Ok(());
     }
     tracing::info!(path = %path.display(), "watching files");
+    troubles.is_over(OF);
     let mut trouble = Trouble::default();
     loop {
         let told = tokio::select! {
@@ -110,12 +118,16 @@ async fn follow(pace: Pace, path: PathBuf, node_name: &str, sender: mpsc::Sender
         match read {
             Ok(news) => {
                 trouble.is_over();
+                troubles.is_over(OF);
                 let events = said.take(Arc::make_mut(&mut known), news, node_name);
                 if !events.is_empty() && sender.send(events.into()).await.is_err() {
                     return Ok(());
                 }
             }
-            Err(problems) => trouble.is(problems, told),
+            Err(problems) => {
+                troubles.is(OF, first_of(&problems));
+                trouble.is(problems, told);
+            }
         }
     }
 }

@@ -21,7 +21,7 @@ use super::{
     configuration::Configured,
     connection::{Connection, KeepAlive, boxed},
 };
-use crate::metrics::Requests;
+use crate::metrics::{Metrics, Requests, Troubles};
 
 /// How long the API server may take to begin an answer.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -36,6 +36,7 @@ pub struct ApiServer {
     /// Tells of every answer, whatever it says.
     reached: watch::Sender<()>,
     requests: Requests,
+    troubles: Troubles,
 }
 
 impl fmt::Debug for ApiServer {
@@ -96,14 +97,20 @@ impl ApiServer {
             lost: Arc::default(),
             reached: watch::Sender::default(),
             requests: Requests::default(),
+            troubles: Troubles::default(),
         }
     }
 
-    /// The same, whose requests are counted.
+    /// The same, whose requests are counted, and whose troubles are known.
     #[must_use]
-    pub fn counting(mut self, requests: Requests) -> Self {
-        self.requests = requests;
+    pub fn told_to(mut self, metrics: &Metrics) -> Self {
+        (self.requests, self.troubles) = (metrics.requests(), metrics.troubles());
         self
+    }
+
+    /// What keeps watches from telling what is new.
+    pub(super) fn troubles(&self) -> &Troubles {
+        &self.troubles
     }
 
     /// Host and port, as requests are counted.

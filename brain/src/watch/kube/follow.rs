@@ -64,6 +64,7 @@ impl Follow {
         let mut intake = Intake::new(self.kind, self.absent);
         let mut reached = self.api.reached();
         let mut standing = Standing::new(self.kind, self.api.clone());
+        self.api.troubles().is_over(resource(self.kind));
         let mut pause = Instant::now();
         'list: loop {
             let mut changes = pin!(watcher(api.clone(), self.config.clone()));
@@ -116,7 +117,8 @@ impl Follow {
                 answers.mark_unchanged();
                 let outdated = trouble == Trouble::Outdated;
                 let wait = intake.look_again(&trouble);
-                let backoff = standing.shaken(trouble, intake.synced);
+                let tolerable = intake.is_tolerable(&trouble);
+                let backoff = standing.shaken(trouble, intake.synced, tolerable);
                 pause = Instant::now() + wait.unwrap_or(backoff);
                 // kube's watcher would go on asking for changes since a state that is no longer known.
                 if outdated {
@@ -257,7 +259,7 @@ impl Standing {
     }
 
     /// Takes note of `trouble`, and says how long to wait.
-    fn shaken(&mut self, trouble: Trouble, synced: bool) -> Duration {
+    fn shaken(&mut self, trouble: Trouble, synced: bool, tolerable: bool) -> Duration {
         if trouble.is_ordinary() {
             debug!(kind = self.kind.as_str(), "{}", trouble.describe(self.kind, &self.api.url()));
             return self.backoff.next();
@@ -271,6 +273,10 @@ impl Standing {
             let meanwhile = if synced { "what was last seen stays in use" } else { "nothing is served until then" };
             let text = trouble.describe(self.kind, &self.api.url());
             warn!("{text}; {meanwhile}, and it is tried again");
+        }
+        // A stumble that passes at once is no trouble.
+        if !tolerable && (matches!(trouble, Trouble::Unreachable(_)) || self.met >= NOT_AT_ITS_WORD) {
+            self.api.troubles().is(resource(self.kind), trouble.describe(self.kind, &self.api.url()));
         }
         self.trouble = Some(trouble);
         self.backoff.next()
@@ -293,6 +299,7 @@ impl Standing {
             Some(_) => self.met >= NOT_AT_ITS_WORD,
         };
         self.met = 0;
+        self.api.troubles().is_over(resource(self.kind));
         if told {
             info!(kind = self.kind.as_str(), "the API server answers again");
         }

@@ -2,7 +2,7 @@
 
 use std::{os::unix::fs::symlink, process::Command};
 
-use localnet_e2e::program;
+use localnet_e2e::{await_condition, program};
 use localnet_lab::topology::CLUSTER_CIDRS;
 
 use crate::scenario::{Scenario, named};
@@ -45,6 +45,18 @@ fn a_node_that_is_well_is_told_so_by_every_command() {
     assert!(other.contains("table ip localnet services"), "the pods' CIDR is not told: {other}");
     assert!(run(&["doctor", "--cluster-cidr", &cluster], 0).contains("table ip localnet has its chains"));
     assert!(run(&["top", "-o", "json"], 0).contains("\"rows\""));
+}
+
+/// It has applied all that there is, and nobody will apply what comes.
+#[test]
+fn a_backend_that_is_gone_is_not_well() {
+    let steps = ["backend", "kill backend"].map(str::to_owned);
+    let node = Scenario::build(&named("no-slices"), &steps).unwrap();
+    let is_said = || {
+        let said = node.localnet(&["doctor"]).unwrap();
+        said.code == 1 && said.out.contains("no backend waits for what is new")
+    };
+    await_condition("doctor", is_said).unwrap();
 }
 
 #[test]

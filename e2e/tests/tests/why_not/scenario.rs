@@ -124,12 +124,13 @@ impl Scenario {
                 Ok(())
             }
             "later" => {
-                let source = self.programs.path().join("cluster.yaml");
-                // As editors and ConfigMaps do: the file is there as a whole at once.
-                let beside = self.programs.path().join("later.tmp");
-                fs::copy(self.folder.join("later.yaml"), &beside).context("copying later.yaml")?;
-                fs::rename(beside, source).context("replacing cluster.yaml")?;
+                self.becomes_later()?;
                 self.await_revision(2)
+            }
+            "unreadable" => {
+                self.becomes_later()?;
+                let is_told = || self.status().is_some_and(|status| status["troubles"][0]["of"][0] == "files");
+                await_condition("the brain's trouble", is_told).with_context(|| self.programs.log("localnet-brain"))
             }
             _ => {
                 let (place, command) = step.split_once(": ").context("a step is a word, or PLACE: COMMAND")?;
@@ -141,6 +142,13 @@ impl Scenario {
                 namespace.output(Command::new("bash").args(["-c", command])).map(drop)
             }
         }
+    }
+
+    /// The file is replaced as a whole at once, as editors and ConfigMaps do it.
+    fn becomes_later(&self) -> anyhow::Result<()> {
+        let beside = self.programs.path().join("later.tmp");
+        fs::copy(self.folder.join("later.yaml"), &beside).context("copying later.yaml")?;
+        fs::rename(beside, self.programs.path().join("cluster.yaml")).context("replacing cluster.yaml")
     }
 
     /// Runs `localnet` on the node, with the flags that the backend has.

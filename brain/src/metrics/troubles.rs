@@ -1,0 +1,89 @@
+//! [`Troubles`]: what keeps a source from telling what is new. Until it is over, the state is as old as the trouble.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+use prometheus::{IntGaugeVec, Opts, Registry};
+
+use super::with;
+
+/// What cannot be read, by what it is of. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Troubles {
+    failing: IntGaugeVec,
+    now: Arc<Mutex<BTreeMap<&'static str, Trouble>>>,
+}
+
+/// Why something cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// Why, and what can be done.
+    pub problem: String,
+    /// Since when.
+    pub since: Instant,
+}
+
+/// Told to nobody.
+impl Default for Troubles {
+    fn default() -> Self {
+        Self::told_to(&Registry::new())
+    }
+}
+
+impl Troubles {
+    pub(super) fn told_to(registry: &Registry) -> Self {
+        let failing = Opts::new(
+            "localnet_source_failing",
+            "1 while what is new of this cannot be read, and the last good state stays",
+        );
+        Self { failing: with(registry, IntGaugeVec::new(failing, &["of"])), now: Arc::default() }
+    }
+
+    /// `of` cannot be read, or still cannot.
+    pub(crate) fn is(&self, of: &'static str, problem: String) {
+        let mut now = self.now();
+        let since = now.get(of).map_or_else(Instant::now, |known| known.since);
+        now.insert(of, Trouble { problem, since });
+        self.failing.with_label_values(&[of]).set(1);
+    }
+
+    /// `of` can be read, as far as is known.
+    pub(crate) fn is_over(&self, of: &'static str) {
+        self.now().remove(of);
+        self.failing.with_label_values(&[of]).set(0);
+    }
+
+    /// What cannot be read at the moment.
+    pub fn all(&self) -> BTreeMap<&'static str, Trouble> {
+        self.now().clone()
+    }
+
+    fn now(&self) -> MutexGuard<'_, BTreeMap<&'static str, Trouble>> {
+        // It is only told of what has happened: nothing in it is half done.
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trouble_is_known_since_it_began_until_it_is_over() {
+        let registry = Registry::new();
+        let troubles = Troubles::told_to(&registry);
+        let gauge = || troubles.failing.with_label_values(&["files"]).get();
+        troubles.is_over("files");
+        assert_eq!((troubles.all().len(), gauge()), (0, 0));
+        troubles.is("files", "one".to_owned());
+        let since = troubles.all()["files"].since;
+        troubles.is("files", "two".to_owned());
+        assert_eq!(troubles.all()["files"], Trouble { problem: "two".to_owned(), since });
+        assert_eq!((gauge(), registry.gather().len()), (1, 1));
+        troubles.clone().is_over("files");
+        assert_eq!((troubles.all().len(), gauge()), (0, 0));
+    }
+}
