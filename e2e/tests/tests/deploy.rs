@@ -40,19 +40,19 @@ fn told() -> anyhow::Result<(BTreeSet<String>, BTreeSet<String>)> {
         labels
             .extend(of.trim_end_matches('}').split(',').filter_map(|label| Some(label.split_once('=')?.0.to_owned())));
     }
-    for counted in ["kubeproxy_proxy_healthz_total", "kubeproxy_proxy_livez_total"] {
+    for counted in ["kubeproxy_proxy_healthz_total", "kubeproxy_proxy_livez_total", "localnet_source_failing"] {
         series.insert(counted.to_owned());
     }
     for measured in ["localnet_apply_duration_seconds", "kubeproxy_network_programming_duration_seconds"] {
         series.insert(format!("{measured}_bucket"));
     }
     // That of Prometheus itself, and those of the above.
-    labels.extend(["instance", "code", "le"].map(str::to_owned));
+    labels.extend(["instance", "code", "of", "le"].map(str::to_owned));
     Ok((series, labels))
 }
 
 /// Functions, operators and words of PromQL that are used.
-const WORDS: &[&str] = &["and", "by", "group_right", "histogram_quantile", "max", "on", "rate", "sum", "unless"];
+const WORDS: &[&str] = &["and", "by", "group_right", "histogram_quantile", "max", "on", "or", "rate", "sum", "unless"];
 
 /// Names, with whether they are followed by an opening parenthesis; and what is wrong with the rest.
 fn names(expression: &str) -> anyhow::Result<Vec<(String, bool)>> {

@@ -255,7 +255,7 @@ impl Drop for Windows {
     fn drop(&mut self) {
         // What Wine has started for this prefix, and nothing else.
         let mut server = Command::new("/usr/lib/wine/wineserver64");
-        _ = server.arg("-k").env("WINEPREFIX", self.path("prefix")).status();
+        _ = server.arg("-k").env("WINEPREFIX", self.path("prefix")).env("TMPDIR", self.path("prefix")).status();
     }
 }
 
