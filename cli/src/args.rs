@@ -519,7 +519,8 @@ async fn examine(global: &Global, arguments: Doctor) -> Answered {
     };
     known.state = Some(error.clone().map_or_else(|| Ok(doctor::count(&state)), Err));
     if error.is_some() {
-        known.status = None;
+        // A brain that is not there is said once.
+        known.status = known.status.filter(Result::is_ok);
     }
     let mut world = world(global, &arguments.node, brain, state).await?;
     let affinity = Family::BOTH.map(|family| path::has_affinity(&world.state, &world.facts, family));

@@ -102,7 +102,10 @@ impl Findings {
                     let remedy = "what it says; it is tried again by itself, and the state stays as it was meanwhile";
                     add("source", Is::Failing, trouble.line(), remedy);
                 }
-                of_backends(status, &mut add);
+                // Backends have nothing to report of while there is no state.
+                if !matches!(known.state, Some(Err(_))) {
+                    of_backends(status, &mut add);
+                }
             }
         }
         of_tables(known, &mut add);
@@ -346,6 +349,11 @@ mod tests {
             status.troubles.push(Trouble::default());
         };
         check(troubled, "source", Is::Failing);
+        let no_state_yet = |known: &mut Known| {
+            troubled(known);
+            known.state = Some(Err("it does not answer".to_owned()));
+        };
+        check(no_state_yet, "source", Is::Failing);
         let unread = |known: &mut Known| {
             let Some(Ok(status)) = &mut known.status else { panic!("a node that is well has a status") };
             status.unread = true;
