@@ -14,7 +14,11 @@ use localnet_client::{
     incremental::{Listener, PortEndpoint},
     vips::Config,
 };
-use localnet_linux::{addresses::NodeAddresses, conntrack::Cleaner, pace::Pace};
+use localnet_linux::{
+    addresses::NodeAddresses,
+    conntrack::{Cleaner, Recheck},
+    pace::Pace,
+};
 use localnet_proto::{Family, Node, Revision, Service, ServiceKey};
 use tokio::{select, sync::watch, time};
 use tracing::{info, warn};
@@ -42,7 +46,7 @@ pub struct LiveBackend {
     /// Something was missing or wrong; it is written anew by the next commit.
     repairing: bool,
     /// Rules were missing or wrong, and stale flows were not looked for since.
-    recheck: bool,
+    recheck: Recheck,
 }
 
 /// After this what failed is tried again.
@@ -73,7 +77,7 @@ impl LiveBackend {
             look_at: None,
             unreadable: false,
             repairing: false,
-            recheck: false,
+            recheck: Recheck::default(),
         };
         if let Some(addresses) = live.addresses.known().await {
             live.backend.set_local_addresses(addresses);
@@ -104,7 +108,9 @@ impl LiveBackend {
     fn commit_now(&mut self) -> anyhow::Result<Synced> {
         let began = Instant::now();
         let repairs = std::mem::take(&mut self.repairing);
-        self.recheck |= repairs;
+        if repairs {
+            self.recheck.disturbed();
+        }
         let before = self.watch.before(self.backend.kernel());
         let result = self.backend.apply();
         self.watch.wrote(before, self.backend.kernel());
@@ -118,10 +124,7 @@ impl LiveBackend {
             false
         });
         let synced = result?;
-        let mut commit = self.backend.take_commit();
-        commit.recheck = self.recheck;
-        // What could not be repaired in one family is looked at once it is.
-        self.recheck &= !synced.failed.is_empty();
+        let commit = self.recheck.after(!synced.failed.is_empty(), self.backend.take_commit());
         if let Some(cleaner) = &self.cleaner {
             cleaner.committed(commit);
         }

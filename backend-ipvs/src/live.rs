@@ -15,7 +15,7 @@ use anyhow::Context as _;
 use localnet_client::{Backend, Counts, Synced, Warning, vips::Config};
 use localnet_linux::{
     addresses::NodeAddresses,
-    conntrack::Cleaner,
+    conntrack::{Cleaner, Recheck},
     ipvs,
     nft::{Event, Follow},
     pace::Pace,
@@ -44,7 +44,7 @@ pub struct LiveBackend {
     /// Something was changed by others: when to repair it.
     repair_at: Option<Instant>,
     /// Something was missing or wrong, and stale flows were not looked for since.
-    recheck: bool,
+    recheck: Recheck,
     /// When to list virtual servers again.
     look_at: Instant,
     unreadable: bool,
@@ -92,7 +92,7 @@ impl LiveBackend {
             addresses: NodeAddresses::except(INTERFACE),
             pace: Pace::default(),
             repair_at: None,
-            recheck: false,
+            recheck: Recheck::default(),
             look_at: now + LOOK,
             unreadable: false,
             drain_at: now,
@@ -171,7 +171,7 @@ impl Backend for LiveBackend {
         let repairs = self.repair_at.is_some_and(|at| at <= began);
         if repairs {
             self.repair_at = None;
-            self.recheck = true;
+            self.recheck.disturbed();
             self.backend.forget();
         }
         let result = self.backend.apply(state, changes).await;
@@ -181,10 +181,7 @@ impl Backend for LiveBackend {
             );
         }
         let synced = result?;
-        let mut commit = self.backend.take_commit();
-        commit.recheck = self.recheck;
-        // What could not be repaired in one family is looked at once it is.
-        self.recheck &= !synced.failed.is_empty();
+        let commit = self.recheck.after(!synced.failed.is_empty(), self.backend.take_commit());
         if let Some(cleaner) = &self.cleaner {
             cleaner.committed(commit);
         }

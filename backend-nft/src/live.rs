@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use localnet_client::{Backend, Counts, Synced, vips::Config};
 use localnet_linux::{
     addresses::NodeAddresses,
-    conntrack::Cleaner,
+    conntrack::{Cleaner, Recheck},
     nft::{Commit, Event, Follow},
     pace::Pace,
 };
@@ -36,7 +36,7 @@ pub struct LiveBackend {
     /// The tables were changed: when to repair them.
     repair_at: Option<Instant>,
     /// Rules were missing or wrong, and stale flows were not looked for since.
-    recheck: bool,
+    recheck: Recheck,
     /// Another instance of ours that was warned of already.
     rival: Option<u32>,
     /// How often the tables are looked at without being told of a change, and when next.
@@ -64,7 +64,7 @@ impl LiveBackend {
             addresses: NodeAddresses::default(),
             pace: Pace::default(),
             repair_at: None,
-            recheck: false,
+            recheck: Recheck::default(),
             rival: None,
             look: None,
         };
@@ -126,7 +126,7 @@ impl LiveBackend {
         let repairs = self.repair_at.is_some_and(|at| at <= began);
         if repairs {
             self.repair_at = None;
-            self.recheck = true;
+            self.recheck.disturbed();
             self.backend.forget();
         }
         let result = self.backend.apply(state, changes);
@@ -134,10 +134,7 @@ impl LiveBackend {
             warn!("someone keeps changing the tables ip localnet and ip6 localnet: repairs slow down until that ends");
         }
         let synced = result?;
-        let mut commit = self.backend.take_commit();
-        commit.recheck = self.recheck;
-        // What could not be repaired in one family is looked at once it is.
-        self.recheck &= !synced.failed.is_empty();
+        let commit = self.recheck.after(!synced.failed.is_empty(), self.backend.take_commit());
         if let Some(cleaner) = &self.cleaner {
             cleaner.committed(commit);
         }

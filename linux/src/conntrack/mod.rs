@@ -21,6 +21,7 @@ mod kernel;
 #[cfg(test)]
 mod laws;
 mod limits;
+mod recheck;
 mod reconcile;
 mod reconciler;
 
@@ -29,6 +30,7 @@ pub use flow::{Flow, Selection, Status, TcpState, Tuple, Zone};
 pub use frontends::{Endpoints, Frontend, Frontends, Serving};
 pub use kernel::{Conntrack, Error, Kernel};
 pub use limits::Limits;
+pub use recheck::Recheck;
 pub use reconcile::is_stale;
 pub use reconciler::{Due, OfFamily, Reconciler, Report};
 
