@@ -68,6 +68,22 @@ fn main() -> anyhow::Result<()> {
             ms(quantile(&mut figures.compared, 50)),
         );
     }
+    println!(
+        "one service of many ports, local endpoints: ms and µs for each pair of a port and an endpoint, which must not grow with the ports"
+    );
+    println!("   ports endpoints | empty → all   a pair | one endpoint replaced   a pair");
+    let sizes = [(250, 20), (1_000, 20), (4_000, 20)];
+    for &(ports, endpoints) in if set("QUICK").is_some() { &sizes[..1] } else { &sizes[..] } {
+        let [full, change] = many_ports(ports, endpoints)?;
+        let pair = |time: Duration| format!("{:.1}", time.as_secs_f64() * 1e6 / (ports * endpoints) as f64);
+        println!(
+            "{ports:>8} {endpoints:>9} | {:>11} {:>8} | {:>21} {:>8}",
+            ms(full),
+            pair(full),
+            ms(change),
+            pair(change)
+        );
+    }
     if let Some(path) = set("FIGURES") {
         std::fs::write(&path, serde_json::to_string(&written)?).with_context(|| format!("writing {path}"))?;
     }
@@ -106,10 +122,10 @@ fn measure(services: usize, endpoints: usize, last: bool, figures: &mut Figures)
             if flush { &mut figures.repaired } else { &mut figures.compared }.push(took);
         }
         if last {
-            figures.replaced = changes(&mut backend, &mut state, |service, change| {
+            figures.replaced = changes(&mut backend, &mut state, CHANGES, |service, change| {
                 service.endpoints[0].address = Ipv4Addr::new(10, 255, (change >> 8) as u8, change as u8).into();
             })?;
-            figures.counted = changes(&mut backend, &mut state, |service, change| {
+            figures.counted = changes(&mut backend, &mut state, CHANGES, |service, change| {
                 let endpoint = service.endpoints.pop().expect("each service has endpoints");
                 if change % 2 == 1 {
                     let other = Endpoint { address: Ipv4Addr::new(10, 254, 1, 1).into(), ..endpoint.clone() };
@@ -118,6 +134,36 @@ fn measure(services: usize, endpoints: usize, last: bool, figures: &mut Figures)
             })?;
         }
         Ok(text)
+    })
+}
+
+/// One service of so many ports, each served by so many endpoints of this node: how long until the kernel has all of it, and another
+/// endpoint in place of one.
+fn many_ports(ports: usize, endpoints: usize) -> anyhow::Result<[Duration; 2]> {
+    network()?.node().run(|| {
+        let name = |port: usize| Arc::<str>::from(format!("port-{port:05}"));
+        let mut service = service(0, endpoints);
+        let port = service.ports.remove(0);
+        let numbers =
+            |first: usize| (0..ports).map(move |port| (name(port), u16::try_from(first + port).unwrap_or_default()));
+        service.ports = numbers(1_000).map(|(name, number)| Port { name, port: number, ..port.clone() }).collect();
+        for endpoint in &mut service.endpoints {
+            endpoint.local = true;
+            endpoint.ports = numbers(20_000).map(|(name, port)| EndpointPort { name, port }).collect();
+        }
+        let mut state = state(0, 0);
+        state.services.insert(service.key.clone(), Arc::new(service));
+        let mut backend = NftBackend::new(
+            config(),
+            Timed { netlink: Netlink::open()?, cpu: Duration::ZERO, longest: Duration::ZERO },
+        );
+        let start = Instant::now();
+        backend.apply(&state, &Changes::everything())?.whole()?;
+        let full = start.elapsed();
+        let mut changed = changes(&mut backend, &mut state, ROUNDS, |service, change| {
+            service.endpoints[0].address = Ipv4Addr::new(10, 255, (change >> 8) as u8, change as u8).into();
+        })?;
+        Ok([full, quantile(&mut changed, 50)])
     })
 }
 
@@ -180,24 +226,25 @@ fn config() -> Config {
     }
 }
 
-/// Each service twice: how long until the kernel has acknowledged its change.
+/// Each service twice, so often in all: how long until the kernel has acknowledged its change.
 fn changes(
     backend: &mut NftBackend<Timed>,
     state: &mut Snapshot,
+    times: usize,
     mut change: impl FnMut(&mut Service, usize),
 ) -> anyhow::Result<Vec<Duration>> {
     let keys: Vec<ServiceKey> = state.services.keys().cloned().collect();
-    let mut times = Vec::with_capacity(CHANGES);
-    for (count, key) in keys.iter().flat_map(|key| [key, key]).cycle().take(CHANGES).enumerate() {
+    let mut took = Vec::with_capacity(times);
+    for (count, key) in keys.iter().flat_map(|key| [key, key]).cycle().take(times).enumerate() {
         if let Some(service) = state.services.get_mut(key) {
             change(Arc::make_mut(service), count);
         }
         let changes = Changes { services: [key.clone()].into(), ..Changes::default() };
         let start = Instant::now();
         backend.apply(state, &changes)?.whole()?;
-        times.push(start.elapsed());
+        took.push(start.elapsed());
     }
-    Ok(times)
+    Ok(took)
 }
 
 /// A node without pods.

@@ -170,9 +170,12 @@ impl<L: Listener> Backend for Adapter<L> {
 }
 
 fn port_endpoints(service: &Service) -> BTreeMap<(Arc<str>, SocketAddr), PortEndpoint> {
+    // Backwards: of ports of the same name the first counts.
+    let protocols: BTreeMap<_, _> = service.ports.iter().rev().map(|port| (&*port.name, port.protocol)).collect();
+    let protocols = &protocols;
     let each = service.endpoints.iter().flat_map(|endpoint| {
         endpoint.ports.iter().filter_map(move |port| {
-            let protocol = service.ports.iter().find(|of_service| of_service.name == port.name)?.protocol;
+            let protocol = *protocols.get(&*port.name)?;
             Some(PortEndpoint {
                 port_name: Arc::clone(&port.name),
                 protocol,

@@ -2,7 +2,7 @@
 
 use std::{iter::Sum, ops::AddAssign};
 
-use localnet_proto::{Family, Port, Service, Verdict};
+use localnet_proto::{Family, Port, Scopes, Service, Verdict};
 
 /// Counts over one service, or over all of a state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,17 +54,13 @@ fn lacks_local(service: &Service, port: &Port, family: Family) -> (bool, bool) {
     if !service.cluster_ips.iter().any(|ip| Family::of(*ip) == family) {
         return (false, false);
     }
-    let serving = || {
+    let serving = |scope: fn(&Scopes) -> bool| {
         let of_family = service.endpoints.iter().filter(|endpoint| Family::of(endpoint.address) == family);
-        of_family.filter(|endpoint| endpoint.port(&port.name).is_some())
+        of_family.filter(move |endpoint| scope(&endpoint.scopes)).any(|endpoint| endpoint.port(&port.name).is_some())
     };
     let empty = port.when_empty(family);
     (
-        service.internal_traffic_to_local
-            && empty.internal == Verdict::Drop
-            && !serving().any(|endpoint| endpoint.scopes.internal),
-        service.external_traffic_to_local
-            && empty.external == Verdict::Drop
-            && !serving().any(|endpoint| endpoint.scopes.external),
+        service.internal_traffic_to_local && empty.internal == Verdict::Drop && !serving(|scopes| scopes.internal),
+        service.external_traffic_to_local && empty.external == Verdict::Drop && !serving(|scopes| scopes.external),
     )
 }

@@ -1,13 +1,14 @@
 //! One service and the node's facts → the VIPs it answers on this node. Total: an odd service gives an odd plan.
 
 use std::{
+    collections::{HashMap, HashSet, hash_map::Entry},
     fmt,
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
 use ipnet::IpNet;
-use localnet_proto::{Family, Port, Protocol, Scopes, Service, ServiceKey, Verdict};
+use localnet_proto::{Endpoint, Family, Port, Protocol, Scopes, Service, ServiceKey, Verdict};
 
 use super::Facts;
 
@@ -109,101 +110,164 @@ pub struct ServicePlan {
     pub skipped: Vec<String>,
 }
 
-/// Plans a service.
+/// Plans a service, in time that grows with its ports, its endpoints' ports and its addresses: it may have thousands of each.
 pub fn plan(service: &Service, facts: &Facts) -> ServicePlan {
     let mut plan = ServicePlan { cluster_ips: service.cluster_ips.clone(), ..ServicePlan::default() };
+    let mut planner = Planner {
+        service,
+        facts,
+        endpoints: EndpointsByPort::of(service),
+        sources: sources(service),
+        claimed: HashMap::new(),
+        hairpins: HashSet::new(),
+        plan: &mut plan,
+    };
     for port in &service.ports {
         for family in Family::BOTH {
             // Without a ClusterIP of a family the service does not exist in it, whatever other addresses it has.
             if service.has_family(family) {
-                plan_port(service, port, family, facts, &mut plan);
+                planner.port(port, family);
             }
         }
     }
     plan
 }
 
-fn plan_port(service: &Service, port: &Port, family: Family, facts: &Facts, plan: &mut ServicePlan) {
-    let comment = comment(service, port);
-    let in_scope = |scope: fn(&Scopes) -> bool| {
-        let mut endpoints: Vec<SocketAddr> = service.endpoints_of(port, family, scope).collect();
-        endpoints.sort_unstable();
-        endpoints.dedup();
-        endpoints
-    };
-    let when_empty = port.when_empty(family);
-    let of_family = |address: &&IpAddr| Family::of(**address) == family;
-    let protocol = port.protocol;
-    let none = &facts.no_endpoints;
+/// The endpoints of each port, sorted by its name. Of an endpoint that names a port twice, the first number counts.
+struct EndpointsByPort<'a>(Vec<(&'a str, &'a Endpoint, u16)>);
 
-    let serving = Arc::<[SocketAddr]>::from(in_scope(serves));
-    // Mostly all of them serve in each scope: one list is enough.
-    let in_scope = |scope: fn(&Scopes) -> bool| {
-        let endpoints = in_scope(scope);
-        if *endpoints == *serving { serving.clone() } else { endpoints.into() }
-    };
-
-    let internal = in_scope(|scopes| scopes.internal);
-    for address in service.cluster_ips.iter().filter(of_family) {
-        let vip = Vip {
-            service: service.key.clone(),
-            port_name: port.name.clone(),
-            comment: comment.clone(),
-            by_node_port: false,
-            exposure: Exposure::Internal,
-            endpoints: internal.clone(),
-            local_endpoints: none.clone(),
-            serving: serving.clone(),
-            affinity: service.client_ip_affinity,
-            ipvs_scheduler: service.ipvs_scheduler.clone(),
-            when_empty: when_empty.internal,
-            sources: sources(service, *address),
-        };
-        claim(plan, VipKey { address: *address, protocol, port: port.port }, vip);
+impl<'a> EndpointsByPort<'a> {
+    fn of(service: &'a Service) -> Self {
+        let ports_of =
+            |endpoint: &'a Endpoint| endpoint.ports.iter().map(move |port| (&*port.name, endpoint, port.port));
+        let mut all: Vec<_> = service.endpoints.iter().flat_map(ports_of).collect();
+        all.sort_by_key(|(name, ..)| *name);
+        all.dedup_by(|later, first| later.0 == first.0 && std::ptr::eq(later.1, first.1));
+        Self(all)
     }
 
-    let addresses =
-        service.external_ips.iter().chain(&service.load_balancer_ips).map(|address| (address, port.port, false));
-    let node_ports = port
-        .node_port
-        .into_iter()
-        .flat_map(|number| facts.node_port_addresses.iter().map(move |address| (address, number, true)));
-    let external: Vec<_> = addresses.chain(node_ports).filter(|(address, ..)| of_family(address)).collect();
-    if !external.is_empty() {
-        let (exposure, endpoints, local_endpoints) = if service.external_traffic_to_local {
-            (Exposure::ExternalLocal, in_scope(|scopes| scopes.short_circuit), in_scope(|scopes| scopes.external))
-        } else {
-            (Exposure::External, in_scope(|scopes| scopes.external), none.clone())
+    /// Those of a port, with their numbers.
+    fn port(&self, name: &str) -> &[(&'a str, &'a Endpoint, u16)] {
+        let start = self.0.partition_point(|(of, ..)| *of < name);
+        let count = self.0[start..].partition_point(|(of, ..)| *of == name);
+        &self.0[start..start + count]
+    }
+}
+
+/// A plan in the making.
+struct Planner<'a> {
+    service: &'a Service,
+    facts: &'a Facts,
+    endpoints: EndpointsByPort<'a>,
+    /// Who may reach which address; those that are missing everyone.
+    sources: HashMap<IpAddr, Arc<[IpNet]>>,
+    /// Where in the plan a VIP is.
+    claimed: HashMap<VipKey, usize>,
+    /// Those in the plan.
+    hairpins: HashSet<Hairpin>,
+    plan: &'a mut ServicePlan,
+}
+
+impl Planner<'_> {
+    fn port(&mut self, port: &Port, family: Family) {
+        let Self { service, facts, .. } = *self;
+        let comment = comment(service, port);
+        let of_port =
+            self.endpoints.port(&port.name).iter().filter(|(_, endpoint, _)| Family::of(endpoint.address) == family);
+        let of_port: Vec<(&Endpoint, SocketAddr)> =
+            of_port.map(|(_, endpoint, number)| (*endpoint, SocketAddr::new(endpoint.address, *number))).collect();
+        let in_scope = |scope: fn(&Scopes) -> bool| {
+            let in_scope = of_port.iter().filter(|(endpoint, _)| scope(&endpoint.scopes));
+            let mut endpoints: Vec<SocketAddr> = in_scope.map(|(_, address)| *address).collect();
+            endpoints.sort_unstable();
+            endpoints.dedup();
+            endpoints
         };
-        for (address, number, by_node_port) in external {
+        let when_empty = port.when_empty(family);
+        let of_family = |address: &&IpAddr| Family::of(**address) == family;
+        let protocol = port.protocol;
+        let none = &facts.no_endpoints;
+
+        let serving = Arc::<[SocketAddr]>::from(in_scope(serves));
+        // Mostly all of them serve in each scope: one list is enough.
+        let in_scope = |scope: fn(&Scopes) -> bool| {
+            let endpoints = in_scope(scope);
+            if *endpoints == *serving { serving.clone() } else { endpoints.into() }
+        };
+
+        let internal = in_scope(|scopes| scopes.internal);
+        for address in service.cluster_ips.iter().filter(of_family) {
             let vip = Vip {
                 service: service.key.clone(),
                 port_name: port.name.clone(),
                 comment: comment.clone(),
-                by_node_port,
-                exposure,
-                endpoints: endpoints.clone(),
-                local_endpoints: local_endpoints.clone(),
+                by_node_port: false,
+                exposure: Exposure::Internal,
+                endpoints: internal.clone(),
+                local_endpoints: none.clone(),
                 serving: serving.clone(),
                 affinity: service.client_ip_affinity,
                 ipvs_scheduler: service.ipvs_scheduler.clone(),
-                when_empty: when_empty.external,
-                sources: sources(service, *address),
+                when_empty: when_empty.internal,
+                sources: self.sources.get(address).cloned(),
             };
-            claim(plan, VipKey { address: *address, protocol, port: number }, vip);
+            self.claim(VipKey { address: *address, protocol, port: port.port }, vip);
+        }
+
+        let addresses =
+            service.external_ips.iter().chain(&service.load_balancer_ips).map(|address| (address, port.port, false));
+        let node_ports = port
+            .node_port
+            .into_iter()
+            .flat_map(|number| facts.node_port_addresses.iter().map(move |address| (address, number, true)));
+        let external: Vec<_> = addresses.chain(node_ports).filter(|(address, ..)| of_family(address)).collect();
+        if !external.is_empty() {
+            let (exposure, endpoints, local_endpoints) = if service.external_traffic_to_local {
+                (Exposure::ExternalLocal, in_scope(|scopes| scopes.short_circuit), in_scope(|scopes| scopes.external))
+            } else {
+                (Exposure::External, in_scope(|scopes| scopes.external), none.clone())
+            };
+            for (address, number, by_node_port) in external {
+                let vip = Vip {
+                    service: service.key.clone(),
+                    port_name: port.name.clone(),
+                    comment: comment.clone(),
+                    by_node_port,
+                    exposure,
+                    endpoints: endpoints.clone(),
+                    local_endpoints: local_endpoints.clone(),
+                    serving: serving.clone(),
+                    affinity: service.client_ip_affinity,
+                    ipvs_scheduler: service.ipvs_scheduler.clone(),
+                    when_empty: when_empty.external,
+                    sources: self.sources.get(address).cloned(),
+                };
+                self.claim(VipKey { address: *address, protocol, port: number }, vip);
+            }
+        }
+
+        for (endpoint, address) in of_port {
+            let serves = endpoint.scopes.internal || endpoint.scopes.external || endpoint.scopes.short_circuit;
+            let hairpin = Hairpin { endpoint: address, protocol };
+            if endpoint.local && serves && self.hairpins.insert(hairpin) {
+                self.plan.hairpins.push(hairpin);
+            }
         }
     }
 
-    for endpoint in &service.endpoints {
-        let serves = endpoint.scopes.internal || endpoint.scopes.external || endpoint.scopes.short_circuit;
-        if endpoint.local
-            && serves
-            && Family::of(endpoint.address) == family
-            && let Some(number) = endpoint.port(&port.name)
-        {
-            let hairpin = Hairpin { endpoint: SocketAddr::new(endpoint.address, number), protocol };
-            if !plan.hairpins.contains(&hairpin) {
-                plan.hairpins.push(hairpin);
+    /// A service has each VIP once: an address that is both external and a load balancer's is named twice but is one.
+    fn claim(&mut self, key: VipKey, vip: Vip) {
+        let plan = &mut *self.plan;
+        match self.claimed.entry(key) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(plan.vips.len());
+                plan.vips.push((key, vip));
+            }
+            Entry::Occupied(known) => {
+                let (_, known) = &plan.vips[*known.get()];
+                if known.comment != vip.comment || known.exposure != vip.exposure {
+                    plan.skipped.push(format!("{} on {key}: {} has it already", vip.comment, known.comment));
+                }
             }
         }
     }
@@ -229,22 +293,20 @@ fn comment(service: &Service, port: &Port) -> Arc<str> {
 /// nft refuses longer comments.
 const COMMENT_MAX: usize = 128;
 
-/// A service has each VIP once: an address that is both external and a load balancer's is named twice but is one.
-fn claim(plan: &mut ServicePlan, key: VipKey, vip: Vip) {
-    match plan.vips.iter().find(|(known, _)| *known == key) {
-        None => plan.vips.push((key, vip)),
-        Some((_, known)) if known.comment == vip.comment && known.exposure == vip.exposure => {}
-        Some((_, known)) => plan.skipped.push(format!("{} on {key}: {} has it already", vip.comment, known.comment)),
+/// Who may reach which address. Without ranges nobody may. Of several filters of an address, the first counts.
+fn sources(service: &Service) -> HashMap<IpAddr, Arc<[IpNet]>> {
+    let mut sources = HashMap::new();
+    for filter in &service.source_filters {
+        let of_family = Family::BOTH.map(|family| {
+            let ranges = filter.source_ranges.iter().filter(|range| Family::of(range.addr()) == family);
+            // The kernel refuses ranges that overlap.
+            Arc::from(IpNet::aggregate(&ranges.copied().collect()))
+        });
+        for target in &filter.targets {
+            sources.entry(*target).or_insert_with(|| Arc::clone(&of_family[Family::of(*target) as usize]));
+        }
     }
-}
-
-/// Who may reach an address. Without ranges nobody may.
-fn sources(service: &Service, address: IpAddr) -> Option<Arc<[IpNet]>> {
-    let filter = service.source_filters.iter().find(|filter| filter.targets.contains(&address))?;
-    let of_family = filter.source_ranges.iter().filter(|range| Family::of(range.addr()) == Family::of(address));
-    let ranges: Vec<IpNet> = of_family.copied().collect();
-    // The kernel refuses ranges that overlap.
-    Some(IpNet::aggregate(&ranges).into())
+    sources
 }
 
 #[cfg(test)]
@@ -287,6 +349,32 @@ mod tests {
         let hairpin = Hairpin { endpoint: "10.0.0.2:8080".parse().unwrap(), protocol: Protocol::Tcp };
         assert_eq!(plan.hairpins, [hairpin]);
         assert_eq!(plan.skipped, [] as [String; 0], "an address that is named twice is one");
+    }
+
+    #[test]
+    fn endpoints_are_those_of_the_port_by_name_and_of_a_name_twice_the_first_counts() {
+        let mut web = service(WEB);
+        web.ports.push(Port { name: "dns".into(), port: 53, ..web.ports[0].clone() });
+        let port = |name: &str, port| localnet_proto::EndpointPort { name: name.into(), port };
+        let endpoint = |address: &str, ports: &[(&str, u16)]| Endpoint {
+            address: address.parse().unwrap(),
+            ports: ports.iter().map(|(name, number)| port(name, *number)).collect(),
+            local: false,
+            hostname: None,
+            scopes: Scopes { internal: true, ..Scopes::default() },
+        };
+        web.endpoints = vec![
+            endpoint("10.0.0.2", &[("http", 8080), ("dns", 5353), ("http", 1)]),
+            endpoint("10.0.0.1", &[("https", 8443), ("http", 8080)]),
+            endpoint("10.0.0.2", &[("http", 8081), ("http", 8080)]),
+        ];
+        let plan = plan(&web, &facts());
+        let of = |number| {
+            let (_, vip) = plan.vips.iter().find(|(key, _)| key.port == number).unwrap();
+            vip.endpoints.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(of(80), ["10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.2:8081"]);
+        assert_eq!(of(53), ["10.0.0.2:5353"]);
     }
 
     #[test]
