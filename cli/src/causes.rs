@@ -44,6 +44,8 @@ pub struct Evidence {
     pub not_its_address: Option<String>,
     /// The addresses on which the port is reached.
     pub fronts: Vec<Front>,
+    /// A NodePort that no address of the node answers.
+    pub unanswered_node_port: Option<u16>,
     /// Connection tracking is full.
     pub tracking_is_full: bool,
     /// Why the kernel was not asked.
@@ -488,11 +490,15 @@ impl Answer {
     /// From what is known.
     pub fn of(evidence: &Evidence) -> Self {
         let looked_at = |front: &Front| format!("{} {}: {}", front.kind, front.to, front.outcome);
+        let unanswered = evidence.unanswered_node_port.map(|number| {
+            format!("NodePort {number}: it is answered at no address of this node, by the Node's addresses and nodePortAddresses")
+        });
+        let kernel = evidence.kernel_unknown.iter().map(|why| format!("the kernel: {why}"));
         Self {
             asked: evidence.asked.clone(),
             causes: rank(evidence),
             looked_at: evidence.fronts.iter().map(looked_at).collect(),
-            not_looked_at: evidence.kernel_unknown.iter().map(|why| format!("the kernel: {why}")).collect(),
+            not_looked_at: unanswered.into_iter().chain(kernel).collect(),
         }
     }
 }

@@ -110,6 +110,8 @@ pub async fn gather(world: &mut World, asked: &Asked, told: Told) -> Evidence {
         return evidence;
     }
     let mut destinations = destinations(world, &service, port, family);
+    let answers = |address: &IpAddr| service.has_family(Family::of(*address));
+    evidence.unanswered_node_port = port.node_port.filter(|_| !world.facts.node_port_addresses.iter().any(answers));
     if let Some(at) = asked.at {
         destinations.retain(|(address, _)| *address == at);
         if destinations.is_empty() {

@@ -282,6 +282,9 @@ fn an_old_state_is_said_where_it_matters() {
 fn an_answer_is_told_to_people() {
     let mut evidence = served();
     assert!(Answer::of(&evidence).human(Style::default()).starts_with("nothing is wrong with it here"));
+    evidence.unanswered_node_port = Some(30080);
+    let text = Answer::of(&evidence).human(Style::default());
+    assert!(text.contains("   not looked at NodePort 30080: it is answered at no address"), "{text}");
     evidence.fronts[0].no_table = true;
     let text = Answer::of(&evidence).human(Style::default());
     assert!(text.starts_with("1. table-missing at 10.96.0.1:80\n   the kernel has no table"), "{text}");
