@@ -20,6 +20,9 @@ remap="--remap-path-prefix=$root=localnet --remap-path-prefix=${CARGO_HOME:-$HOM
 # Names of functions stay, for profiles and panics; lines would be twice as much again as the program.
 export CARGO_PROFILE_RELEASE_DEBUG="${CARGO_PROFILE_RELEASE_DEBUG:-none}" CARGO_PROFILE_RELEASE_STRIP=debuginfo
 export CARGO_TARGET_DIR=target/ship/build
+# What C says of the time when it is compiled (mimalloc does): that of the commit.
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
+export SOURCE_DATE_EPOCH
 
 fail() {
     echo "failed to build for $1" >&2
