@@ -47,6 +47,7 @@ pub struct LiveBackend {
     recheck: Recheck,
     /// When to list virtual servers again.
     look_at: Instant,
+    /// They could not be listed, which was said.
     unreadable: bool,
     /// When to see again which destinations have no connections any more.
     drain_at: Instant,

@@ -1,12 +1,9 @@
 //! [`Troubles`]: what keeps a source from telling what is new. Until it is over, the state is as old as the trouble.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Instant,
-};
+use std::{collections::BTreeMap, time::Instant};
 
 use prometheus::{IntGaugeVec, Opts, Registry};
+use tokio::sync::watch;
 
 use super::with;
 
@@ -14,7 +11,7 @@ use super::with;
 #[derive(Clone, Debug)]
 pub struct Troubles {
     failing: IntGaugeVec,
-    now: Arc<Mutex<BTreeMap<&'static str, Trouble>>>,
+    now: watch::Sender<BTreeMap<&'static str, Trouble>>,
 }
 
 /// Why something cannot be read.
@@ -39,31 +36,32 @@ impl Troubles {
             "localnet_source_failing",
             "1 while what is new of this cannot be read, and the last good state stays",
         );
-        Self { failing: with(registry, IntGaugeVec::new(failing, &["of"])), now: Arc::default() }
+        Self { failing: with(registry, IntGaugeVec::new(failing, &["of"])), now: watch::Sender::default() }
     }
 
     /// `of` cannot be read, or still cannot.
     pub(crate) fn is(&self, of: &'static str, problem: String) {
-        let mut now = self.now();
-        let since = now.get(of).map_or_else(Instant::now, |known| known.since);
-        now.insert(of, Trouble { problem, since });
+        self.now.send_modify(|now| {
+            let since = now.get(of).map_or_else(Instant::now, |known| known.since);
+            now.insert(of, Trouble { problem, since });
+        });
         self.failing.with_label_values(&[of]).set(1);
     }
 
     /// `of` can be read, as far as is known.
     pub(crate) fn is_over(&self, of: &'static str) {
-        self.now().remove(of);
+        self.now.send_if_modified(|now| now.remove(of).is_some());
         self.failing.with_label_values(&[of]).set(0);
     }
 
     /// What cannot be read at the moment.
     pub fn all(&self) -> BTreeMap<&'static str, Trouble> {
-        self.now().clone()
+        self.now.borrow().clone()
     }
 
-    fn now(&self) -> MutexGuard<'_, BTreeMap<&'static str, Trouble>> {
-        // It is only told of what has happened: nothing in it is half done.
-        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The same, and each time that it changes.
+    pub fn subscribe(&self) -> watch::Receiver<BTreeMap<&'static str, Trouble>> {
+        self.now.subscribe()
     }
 }
 

@@ -332,6 +332,13 @@ impl Source {
         self.world.cluster_ips()
     }
 
+    /// Waits until something cannot be read; says why.
+    async fn trouble(&self) -> String {
+        let mut troubles = self.troubles.subscribe();
+        let told = tokio::time::timeout(Duration::from_secs(20), troubles.wait_for(|all| !all.is_empty()));
+        told.await.expect("no trouble was told").unwrap()["files"].problem.clone()
+    }
+
     /// Waits for a state of one ClusterIP; the one before it may come again.
     async fn until(&mut self, last: u8) {
         while self.next().await != [format!("10.96.0.{last}")] {}
@@ -514,13 +521,7 @@ async fn what_cannot_be_read_is_a_trouble_until_it_can() {
     assert_eq!(source.next().await, ["10.96.0.1"]);
     assert!(source.troubles.all().is_empty());
     fs::write(&file, WEB.replace("80", "x")).unwrap();
-    let told = async {
-        while source.troubles.all().is_empty() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(20), told).await.unwrap();
-    let said = &source.troubles.all()["files"].problem;
+    let said = source.trouble().await;
     assert!(said.contains("web.yaml:9: Service default/web: spec.ports[0].port: \"x\""), "{said}");
     fs::write(&file, web(2)).unwrap();
     assert_eq!(source.next().await, ["10.96.0.2"]);
@@ -554,7 +555,7 @@ async fn a_file_that_was_emptied_takes_no_objects_away() {
     assert_eq!(source.next().await, ["10.96.0.1", "10.96.0.2"]);
     let writer = fs::File::create(&a).unwrap();
     fs::write(&b, web(3).replace("name: web", "name: b")).unwrap();
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(source.trouble().await.contains("a.yaml: is empty now"));
     drop(writer);
     fs::write(&a, web(4)).unwrap();
     assert_eq!(source.next().await, ["10.96.0.3", "10.96.0.4"]);

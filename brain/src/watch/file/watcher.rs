@@ -101,7 +101,7 @@ async fn follow(
     }
     tracing::info!(path = %path.display(), "watching files");
     troubles.is_over(OF);
-    let mut trouble = Trouble::default();
+    let mut trouble = Trouble { told: troubles, problems: Vec::new(), retry: None };
     loop {
         let told = tokio::select! {
             () = changed.notified() => true,
@@ -118,16 +118,12 @@ async fn follow(
         match read {
             Ok(news) => {
                 trouble.is_over();
-                troubles.is_over(OF);
                 let events = said.take(Arc::make_mut(&mut known), news, node_name);
                 if !events.is_empty() && sender.send(events.into()).await.is_err() {
                     return Ok(());
                 }
             }
-            Err(problems) => {
-                troubles.is(OF, first_of(&problems));
-                trouble.is(problems, told);
-            }
+            Err(problems) => trouble.is(problems, told),
         }
     }
 }
@@ -167,8 +163,8 @@ impl Said {
 }
 
 /// Why the files cannot be read at the moment.
-#[derive(Default)]
 struct Trouble {
+    told: Troubles,
     problems: Vec<Problem>,
     /// When to try again; what is wrong with a text waits until it is another one.
     retry: Option<Duration>,
@@ -180,13 +176,16 @@ impl Trouble {
         if told || problems != self.problems {
             report(&problems);
         }
+        self.told.is(OF, first_of(&problems));
         let may_mend_itself = problems.iter().any(|problem| problem.line == 0);
         self.retry = may_mend_itself.then(|| self.retry.map_or(RETRY, |before| (before * 2).min(PACE.look)));
         self.problems = problems;
     }
 
     fn is_over(&mut self) {
-        if !std::mem::take(self).problems.is_empty() {
+        self.retry = None;
+        if !std::mem::take(&mut self.problems).is_empty() {
+            self.told.is_over(OF);
             tracing::info!("files can be read again");
         }
     }
