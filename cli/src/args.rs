@@ -389,14 +389,16 @@ async fn explain(global: &Global, arguments: Explain) -> Answered {
                 let told = why_not::ask(brain, &asked.service).await;
                 why_not::gather(&mut world, &asked, told).await
             }
-            Err(failure) if brain.is_some() => Evidence {
+            Err(failure) => Evidence {
                 asked: format!("{}:{}", asked.service, asked.port),
                 service: asked.service.to_string(),
                 no_state: Some(failure.to_string()),
-                status: why_not::ask(brain, &asked.service).await.status,
+                status: match brain {
+                    Some(brain) => global.status(brain).await.ok(),
+                    None => return Err(failure),
+                },
                 ..Evidence::default()
             },
-            Err(failure) => return Err(failure),
         };
         let answer = Answer::of(&evidence);
         print(global, &arguments.output, &answer)?;
