@@ -1,6 +1,6 @@
 //! The flags of the command. The parts that a program with a brain inside shares are structs of their own.
 
-use std::{path::PathBuf, str::FromStr};
+use std::{fmt, path::PathBuf, str::FromStr};
 
 use clap::{Args, Parser, Subcommand};
 use localnet_config::{Config, KubeProxyFlags};
@@ -123,6 +123,17 @@ pub enum Source {
         /// Its URL, if it is another than is said there.
         server: Option<http::Uri>,
     },
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "file:{}", path.display()),
+            Self::Kube { server: Some(server), .. } => write!(f, "kube:{server}"),
+            Self::Kube { kubeconfig: Some(path), .. } => write!(f, "kube:{}", path.display()),
+            Self::Kube { .. } => f.write_str("kube"),
+        }
+    }
 }
 
 /// A text that names no source.

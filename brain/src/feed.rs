@@ -23,9 +23,10 @@ use std::{
 use bytes::Bytes;
 use imbl::{OrdMap, OrdSet, ordmap::DiffItem};
 use localnet_proto::{
-    Node, Revision, Service, ServiceKey, Snapshot, Update,
+    Change, Node, Revision, Service, ServiceKey, Snapshot, Update,
     decode::{Assembler, DecodeError},
     encode,
+    wire::{NextFilter, NextItem},
 };
 use prost::Message as _;
 use tokio::sync::watch;
@@ -151,6 +152,23 @@ impl Encoded {
     /// The serialized `NextItem`s that carry it.
     pub(crate) fn items(&self) -> &[Bytes] {
         &self.0.items
+    }
+
+    /// The Service again as a value; `None` if its bytes cannot be read, which would be a fault of the encoder.
+    pub(crate) fn service(&self) -> Option<Arc<Service>> {
+        let mut assembler = Assembler::default();
+        let delta = NextFilter { delta: true, ..NextFilter::default() };
+        assembler.push(NextItem { next: Some(delta), ..NextItem::default() }).ok()?;
+        for item in self.items() {
+            assembler.push_bytes(item.clone()).ok()?;
+        }
+        match assembler.finish().ok()? {
+            Update::Delta { changes, .. } => changes.into_iter().find_map(|change| match change {
+                Change::Service(service) => Some(service),
+                Change::Node(_) | Change::Removed(_) => None,
+            }),
+            Update::Full(_) => None,
+        }
     }
 }
 

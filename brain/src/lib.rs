@@ -15,6 +15,7 @@ pub mod configured;
 pub mod events;
 pub mod feed;
 pub mod health;
+pub mod journal;
 pub mod kpng;
 pub mod localize;
 pub mod metrics;

@@ -23,9 +23,6 @@ use crate::{
 /// No change is held back for longer than this to be joined with others; the rest of 20 ms is for computing them.
 const JOIN: Duration = Duration::from_millis(10);
 
-/// Revisions closer together than this are logged as details.
-const QUIET: Duration = Duration::from_secs(1);
-
 /// So many questions may wait: each costs as much as to localize its service once more.
 const QUESTIONS: usize = 16;
 
@@ -116,7 +113,8 @@ pub async fn run(
         report.skipped(&localized);
         let touched = localized.services.len();
         if let Some(revision) = feed.publish_since(localized, since.into_std()) {
-            report.revision(revision, touched, feed.state().len(), begun.elapsed());
+            let took_ms = begun.elapsed().as_secs_f64() * 1000.0;
+            tracing::debug!(revision = revision.rev, services = feed.state().len(), touched, took_ms, "new state");
         }
         // Under load the queue is never empty; others have their turn between two states.
         tokio::task::yield_now().await;
@@ -139,21 +137,10 @@ fn handle(cluster: &mut Cluster, batch: Vec<Event>) {
 /// What has been said in the log.
 #[derive(Default)]
 struct Report {
-    last: Option<Instant>,
     skipped: BTreeMap<Option<ServiceKey>, HashSet<Skipped>>,
 }
 
 impl Report {
-    fn revision(&mut self, revision: localnet_proto::Revision, touched: usize, services: usize, took: Duration) {
-        let rev = revision.rev;
-        let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        if self.last.replace(Instant::now()).is_some_and(|last| last.elapsed() < QUIET) {
-            tracing::debug!(rev, services, touched, took_us, "new state");
-        } else {
-            tracing::info!(rev, services, touched, took_us, "new state");
-        }
-    }
-
     /// Says what is skipped when it is first seen, not each time that its service is computed again.
     fn skipped(&mut self, localized: &Localized) {
         let mut of: BTreeMap<Option<&ServiceKey>, Vec<&Skipped>> = BTreeMap::new();

@@ -10,6 +10,7 @@ use tokio::{
     task::JoinSet,
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
+use tracing::info;
 
 use crate::{
     args::{Arguments, Source},
@@ -17,6 +18,7 @@ use crate::{
     configured::{self, Configured},
     events::Events,
     feed::Feed,
+    journal,
     localize::NodeIps,
     metrics::Metrics,
     pump::{self, Batch, Questions},
@@ -35,6 +37,7 @@ pub struct Brain {
     events: Events,
     questions: Questions,
     work: JoinSet<anyhow::Result<()>>,
+    journal: JoinSet<()>,
     _stop: DropGuard,
 }
 
@@ -42,6 +45,11 @@ impl Brain {
     /// Posts what backends warn of as events about the node, where there is an API server.
     pub fn tell_warnings(&mut self, reports: &Reports) {
         self.events.tell_warnings(reports, &mut self.work);
+    }
+
+    /// Logs which Services change, and how.
+    pub fn log_changes(&mut self) {
+        self.journal.spawn(journal::run(self.feed.clone()));
     }
 
     /// The states of the node.
@@ -94,7 +102,7 @@ pub async fn start(
         pump.await;
         Ok(())
     });
-    Ok(Brain { feed, events: posted, questions, work, _stop: stop.drop_guard() })
+    Ok(Brain { feed, events: posted, questions, work, journal: JoinSet::new(), _stop: stop.drop_guard() })
 }
 
 /// Begins to watch a source: what it says is sent to `events`, until `stop`, and `metrics` are told how that goes. Returns
@@ -130,6 +138,14 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     let said = running.config();
     let options = arguments.source.cluster(said)?;
     let source = arguments.source.source(said, arguments.kube_proxy.to_do()?.master)?;
+    info!(
+        version = env!("CARGO_PKG_VERSION"),
+        node = options.node_name,
+        source = %source,
+        mode = said.mode.as_str(),
+        configuration = %running.origin(),
+        "localnet-brain starts"
+    );
     let listening = arguments.serve.options();
     let mut listeners = Vec::new();
     for address in &arguments.serve.listen {
@@ -137,6 +153,7 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     }
     let (node_ips, chosen_ips) = watch::channel(configured::node_ips(said));
     let mut brain = start(&source, options.clone(), chosen_ips).await?;
+    brain.log_changes();
     let views = views(brain.feed().clone(), &arguments.serve.serve_node, source, options);
 
     let reports = Reports::default();

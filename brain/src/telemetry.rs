@@ -38,10 +38,9 @@ pub fn init(format: LogFormat, level: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The watches say once what is wrong; the libraries below them would repeat it at each attempt.
+/// The filter for a level; the libraries below us are kept quiet.
 fn filter(level: &str) -> Result<EnvFilter, tracing_subscriber::filter::ParseError> {
-    let quiet = !level.contains("kube") && !level.contains("trace");
-    EnvFilter::try_new(if quiet { format!("kube_runtime=off,kube_client=off,{level}") } else { level.to_owned() })
+    EnvFilter::try_new(localnet_config::log::directives(level))
 }
 
 #[cfg(test)]

@@ -69,7 +69,7 @@ async fn the_command_answers_and_backends_reports_reach_it() {
         match fields["message"].as_str().unwrap() {
             "answering health checks" => address = Some(fields["address"].as_str().unwrap().parse().unwrap()),
             "serving" => serving = true,
-            "new state" => complete = true,
+            "first complete state" => complete = true,
             _ => {}
         }
     }

@@ -9,6 +9,8 @@
 //! The three run side by side in one task: a sync that takes long, or a repair, never throws away what is half read, and a
 //! brain that is away never holds up a repair.
 
+mod applied;
+
 use std::{
     convert::Infallible,
     io::{self, Write as _},
@@ -25,6 +27,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
+use self::applied::Applied;
 use crate::{
     backend::{Backend, Counts, Skipped, Synced, index},
     retry::{Backoff, Refusals},
@@ -83,6 +86,7 @@ pub async fn run(
         counts_due: None,
         reported: None,
         skipped: Vec::new(),
+        log: Applied::default(),
         refusals: Refusals::default(),
         said: None,
         backoff: Backoff::new(options.max_backoff),
@@ -195,6 +199,8 @@ struct Sync<B> {
     reported: Option<Instant>,
     /// What is left out of services.
     skipped: Vec<Skipped>,
+    /// What was applied and is not logged yet.
+    log: Applied,
     /// What the kernel refuses of services, and when to try it again.
     refusals: Refusals,
     /// Why the last sync failed, which was said.
@@ -226,6 +232,10 @@ impl<B: Backend> Sync<B> {
                 }
                 () = at(self.counts_due) => {
                     self.report();
+                    continue;
+                }
+                () = at(self.log.due()) => {
+                    self.log.log(Instant::now());
                     continue;
                 }
             }
@@ -292,7 +302,7 @@ impl<B: Backend> Sync<B> {
         match &result {
             Ok(()) => {
                 let changed = self.changes.services.len();
-                info!(%revision, changed, services = self.state.services.len(), took = ?started.elapsed(), "applied");
+                self.log.add(revision, changed, self.state.services.len(), started.elapsed(), Instant::now());
                 self.changes = Changes::default();
                 self.said = None;
                 self.backoff.reset();

@@ -3,7 +3,7 @@
 //! To begin again costs a sync: a backend adopts what is in its kernel and writes what differs, so nothing else has to know
 //! how to become another configuration.
 
-use std::{pin::pin, sync::Arc};
+use std::{path::PathBuf, pin::pin, sync::Arc};
 
 use localnet_config::Config;
 use localnet_config_file::{Current, Running};
@@ -36,11 +36,26 @@ where
     B: Backend,
     S: Source + Clone,
 {
+    info!(
+        version = env!("CARGO_PKG_VERSION"),
+        source = source.describe(),
+        mode = running.config().mode.as_str(),
+        configuration = %running.origin(),
+        "{} starts",
+        program_name()
+    );
     let (current, mut following) = running.follow();
     tokio::select! {
         result = run(current, concerns, open, source, shutdown) => result,
         error = following.failed() => Err(error),
     }
+}
+
+/// The name of the running program, for the log.
+fn program_name() -> String {
+    let name = std::env::args_os().next().map(PathBuf::from);
+    let name = name.as_ref().and_then(|path| path.file_stem()).map(|stem| stem.to_string_lossy().into_owned());
+    name.unwrap_or_else(|| "the backend".to_owned())
 }
 
 /// Runs a backend until `shutdown`, or with [`Options::once`] until one state is applied. Whenever the configuration changes

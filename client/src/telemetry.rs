@@ -7,6 +7,7 @@ use std::{
 };
 
 use clap::ValueEnum;
+use localnet_config::log::directives;
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
 /// How log lines look.
@@ -33,7 +34,8 @@ fn start<W>(format: LogFormat, level: &str, writer: W, is_terminal: bool)
 where
     W: for<'writer> MakeWriter<'writer> + Send + Sync + 'static,
 {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let chosen = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_else(|_| level.to_owned());
+    let filter = EnvFilter::try_new(directives(&chosen)).unwrap_or_else(|_| EnvFilter::new(directives(level)));
     // A log that cannot be written (its disk is full, its reader is gone) must not end a program that holds up a node.
     let subscriber = tracing_subscriber::fmt()
         .log_internal_errors(false)

@@ -19,6 +19,7 @@ mod duration;
 mod fields;
 pub mod flags;
 mod gates;
+pub mod log;
 mod problem;
 mod quantity;
 mod read;

@@ -17,7 +17,7 @@ use localnet_ipvs::args::IpvsArgs;
 use localnet_proto::Address;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::FeedSource;
 
@@ -136,8 +136,18 @@ async fn run_with<B: Backend>(
         listeners.push(Listener::bind(address, &serve::Options::default()).await?);
     }
     let source = arguments.source.source(said, arguments.config.kube_proxy.to_do()?.master)?;
+    let options = arguments.source.cluster(said)?;
+    info!(
+        version = env!("CARGO_PKG_VERSION"),
+        node = options.node_name,
+        source = %source,
+        mode = said.mode.as_str(),
+        configuration = %running.origin(),
+        "localnet-node starts"
+    );
     let (node_ips, chosen_ips) = watch::channel(configured::node_ips(said));
-    let mut brain = start(&source, arguments.source.cluster(said)?, chosen_ips).await?;
+    let mut brain = start(&source, options, chosen_ips).await?;
+    brain.log_changes();
     let reports = Reports::default();
     brain.tell_warnings(&reports);
     let chosen = running.has_file();

@@ -1,6 +1,7 @@
 //! A configuration that is in use, and what its file becomes.
 
 use std::{
+    fmt::Display,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -53,6 +54,11 @@ impl Running {
     /// Whether a file says it.
     pub fn has_file(&self) -> bool {
         self.file.is_some()
+    }
+
+    /// Where it comes from, for the log: the file, or `flags`.
+    pub fn origin(&self) -> impl Display + use<> {
+        self.file.as_ref().map_or_else(|| "flags".to_owned(), |file| file.display().to_string())
     }
 
     /// Says in the log what is odd about it. Once logging has begun, of which the configuration says how.

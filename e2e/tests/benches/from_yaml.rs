@@ -37,7 +37,7 @@ fn main() -> anyhow::Result<()> {
 
     let started = Instant::now();
     let brain = programs.start_brain(network.node(), &format!("file:{}", folder.display()))?;
-    await_condition("the brain has a state", || programs.log("localnet-brain").contains("new state"))?;
+    await_condition("the brain has a state", || programs.log("localnet-brain").contains("first complete state"))?;
     println!("{:<52} {:>10.1} ms", "brain: start → state served", millis(started.elapsed()));
     let started = Instant::now();
     let backend = programs.start_nft(network.node())?;
@@ -99,21 +99,13 @@ fn write(folder: &Path, services: usize, file: usize, change: usize) -> anyhow::
 fn applied(programs: &Programs) -> Vec<Duration> {
     let log = programs.log("localnet-nft");
     let lines = log.lines().filter(|line| line.contains(" applied revision="));
-    lines.filter_map(|line| parse(line.rsplit_once("took=")?.1)).collect()
+    lines.filter_map(|line| parse(line.rsplit_once("took_ms=")?.1)).collect()
 }
 
-/// A duration as `Debug` prints it.
+/// A duration as the log writes it, in milliseconds.
 fn parse(text: &str) -> Option<Duration> {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-    let number: f64 = text[..digits].parse().ok()?;
-    let unit = match text[digits..].split_whitespace().next()? {
-        "s" => 1.0,
-        "ms" => 1e-3,
-        "µs" => 1e-6,
-        "ns" => 1e-9,
-        _ => return None,
-    };
-    Some(Duration::from_secs_f64(number * unit))
+    let number: f64 = text.split_whitespace().next()?.parse().ok()?;
+    Some(Duration::from_secs_f64(number / 1000.0))
 }
 
 /// Loads the tables that the backend has made into another namespace with nft.

@@ -256,7 +256,12 @@ impl<C: Conntrack, O: FnMut() -> Result<C, Error>, T: FnMut(&Report)> Worker<C, 
                 self.rest = (self.ended - began) * REST;
                 (self.told)(&report);
                 if report.deleted > 0 {
-                    info!(ended = report.deleted, of = report.dumped, took = ?report.took, "stale flows ended");
+                    info!(
+                        ended = report.deleted,
+                        of = report.dumped,
+                        took_ms = report.took.as_secs_f64() * 1000.0,
+                        "stale flows ended"
+                    );
                 } else {
                     debug!(of = report.dumped, took = ?report.took, "no stale flows");
                 }

@@ -1,0 +1,149 @@
+//! Logs what changed: which Services came, went or changed, and how.
+//!
+//! A change after a quiet second is logged at once. Changes that follow are joined for a second: the log then compares the
+//! newest state with the last one it described, so a burst costs at most [`LINES`] lines a second however fast it is, and
+//! nothing is decoded that is not logged.
+
+mod difference;
+
+use std::time::Duration;
+
+use localnet_proto::{Revision, ServiceKey};
+use tokio::time::{Instant, sleep_until};
+
+use self::difference::difference;
+use crate::feed::{Encoded, Feed, State};
+
+/// The shortest time between two descriptions.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The most Services that one description names; it counts the others.
+const LINES: usize = 20;
+
+/// Logs the changes of a feed for as long as it runs.
+pub async fn run(feed: Feed) {
+    let mut described: Option<State> = None;
+    loop {
+        let known = described.as_ref().map_or_else(Revision::default, State::revision);
+        let now = feed.differing(known).await;
+        let at = Instant::now();
+        describe(described.as_ref(), &now);
+        described = Some(now);
+        sleep_until(at + PAUSE).await;
+    }
+}
+
+fn describe(before: Option<&State>, now: &State) {
+    let revision = now.revision().rev;
+    let Some(before) = before else {
+        tracing::info!(revision, services = now.len(), endpoints = now.counts().endpoints, "first complete state");
+        return;
+    };
+    if before.node() != now.node() {
+        tracing::info!(revision, node = %now.node().name, change = difference::node(before.node(), now.node()), "Node changed");
+    }
+    let (changes, others) = changes(before, now);
+    for Change { service, kind } in changes {
+        match kind {
+            Kind::Added { endpoints } => tracing::info!(revision, %service, endpoints, "Service added"),
+            Kind::Removed => tracing::info!(revision, %service, "Service removed"),
+            Kind::Changed(change) => tracing::info!(revision, %service, change, "Service changed"),
+        }
+    }
+    if others > 0 {
+        tracing::info!(revision, services = others, "more Services changed");
+    }
+}
+
+/// What became of one Service.
+#[derive(Debug, PartialEq, Eq)]
+struct Change {
+    service: ServiceKey,
+    kind: Kind,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Kind {
+    Added {
+        endpoints: usize,
+    },
+    Removed,
+    /// How it differs, in words.
+    Changed(String),
+}
+
+/// The first [`LINES`] Services that differ between two states, by name, and the number of the others.
+fn changes(before: &State, now: &State) -> (Vec<Change>, usize) {
+    let differing = now.differing(Some(before));
+    let others = differing.len().saturating_sub(LINES);
+    let named = differing.into_iter().take(LINES).filter_map(|(service, before, now)| {
+        let kind = match (before.as_ref().and_then(Encoded::service), now.as_ref().and_then(Encoded::service)) {
+            (None, Some(now)) => Kind::Added { endpoints: now.endpoints.len() },
+            (Some(_), None) => Kind::Removed,
+            (Some(before), Some(now)) => Kind::Changed(difference(&before, &now)),
+            (None, None) => return None,
+        };
+        Some(Change { service, kind })
+    });
+    (named.collect(), others)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use localnet_proto::{Port, Protocol, Service};
+
+    use super::*;
+    use crate::localize::Localized;
+
+    fn web(name: &str, port: u16) -> Arc<Service> {
+        let mut service = Service::new(ServiceKey::new("shop", name), vec!["10.96.0.1".parse().unwrap()]);
+        service.ports.push(Port {
+            name: "http".into(),
+            protocol: Protocol::Tcp,
+            port,
+            node_port: None,
+            when_empty_v4: Default::default(),
+            when_empty_v6: Default::default(),
+        });
+        service.into()
+    }
+
+    fn publish(feed: &Feed, services: impl IntoIterator<Item = (String, Option<u16>)>) -> State {
+        let services = services
+            .into_iter()
+            .map(|(name, port)| (ServiceKey::new("shop", name.as_str()), port.map(|port| web(&name, port))));
+        feed.publish(Localized { services: services.collect(), ..Localized::default() });
+        feed.state()
+    }
+
+    #[test]
+    fn names_the_services_that_came_went_and_changed_over_several_revisions() {
+        let feed = Feed::new(7);
+        let one = |name: &str, port: Option<u16>| [(name.to_owned(), port)];
+        publish(&feed, one("a", Some(80)));
+        let before = publish(&feed, one("b", Some(80)));
+        publish(&feed, one("a", None));
+        publish(&feed, one("b", Some(81)));
+        publish(&feed, one("d", Some(80)));
+        publish(&feed, one("d", None));
+        let now = publish(&feed, one("c", Some(80)));
+        let of = |name: &str, kind| Change { service: ServiceKey::new("shop", name), kind };
+        let expected = vec![
+            of("a", Kind::Removed),
+            of("b", Kind::Changed("ports: http TCP 80 -> http TCP 81".to_owned())),
+            of("c", Kind::Added { endpoints: 0 }),
+        ];
+        assert_eq!(changes(&before, &now), (expected, 0));
+    }
+
+    #[test]
+    fn a_burst_names_some_services_and_counts_the_others() {
+        let feed = Feed::new(7);
+        let before = publish(&feed, []);
+        let now = publish(&feed, (0..1000).map(|number| (format!("s{number}"), Some(80))));
+        let (named, others) = changes(&before, &now);
+        assert_eq!((named.len(), others), (LINES, 1000 - LINES));
+    }
+}

@@ -1,0 +1,147 @@
+//! How one state of a Service or of the Node differs from another, in words for the log: pure.
+
+use std::{
+    collections::BTreeMap,
+    fmt::{Display, Write as _},
+    net::IpAddr,
+};
+
+use localnet_proto::{Endpoint, Node, Port, Service};
+
+/// The most endpoints that one part names; it counts the others.
+const NAMED: usize = 8;
+
+/// How `now` differs from `before`: parts such as `endpoints added: 10.0.0.1, 10.0.0.2`, joined by `; `.
+pub(super) fn difference(before: &Service, now: &Service) -> String {
+    let mut parts = Vec::new();
+    endpoints(&before.endpoints, &now.endpoints, &mut parts);
+    field("type", &before.kind, &now.kind, &mut parts);
+    lists("clusterIPs", &before.cluster_ips, &now.cluster_ips, &mut parts);
+    lists("externalIPs", &before.external_ips, &now.external_ips, &mut parts);
+    lists("loadBalancerIPs", &before.load_balancer_ips, &now.load_balancer_ips, &mut parts);
+    lists("ports", &ports(&before.ports), &ports(&now.ports), &mut parts);
+    let policy = |is_local: bool| if is_local { "Local" } else { "Cluster" };
+    let internal = [before, now].map(|service| policy(service.internal_traffic_to_local));
+    field("internalTrafficPolicy", internal[0], internal[1], &mut parts);
+    let external = [before, now].map(|service| policy(service.external_traffic_to_local));
+    field("externalTrafficPolicy", external[0], external[1], &mut parts);
+    let affinity = |service: &Service| match service.client_ip_affinity {
+        Some(seconds) => format!("ClientIP {seconds} s"),
+        None => "None".to_owned(),
+    };
+    field("sessionAffinity", affinity(before), affinity(now), &mut parts);
+    let port = |service: &Service| service.health_check_node_port.map_or("none".to_owned(), |port| port.to_string());
+    field("healthCheckNodePort", port(before), port(now), &mut parts);
+    if before.source_filters != now.source_filters {
+        parts.push("source ranges".to_owned());
+    }
+    if parts.is_empty() {
+        parts.push("other fields".to_owned());
+    }
+    parts.join("; ")
+}
+
+/// How the facts of the Node differ.
+pub(super) fn node(before: &Node, now: &Node) -> String {
+    let mut parts = Vec::new();
+    lists("addresses", &before.addresses, &now.addresses, &mut parts);
+    field("zone", &before.zone, &now.zone, &mut parts);
+    lists("podCIDRs", &before.pod_cidrs, &now.pod_cidrs, &mut parts);
+    lists("serviceCIDRs", &before.service_cidrs, &now.service_cidrs, &mut parts);
+    field("name", &before.name, &now.name, &mut parts);
+    parts.join("; ")
+}
+
+/// Sorts the endpoints that differ by what became of them.
+fn endpoints(before: &[Endpoint], now: &[Endpoint], parts: &mut Vec<String>) {
+    let by_address = |endpoints: &[Endpoint]| {
+        let mut map: BTreeMap<IpAddr, Vec<Endpoint>> = BTreeMap::new();
+        for endpoint in endpoints {
+            map.entry(endpoint.address).or_default().push(endpoint.clone());
+        }
+        map
+    };
+    let (before, now) = (by_address(before), by_address(now));
+    let mut of: [(&str, Vec<IpAddr>); 5] =
+        ["added", "removed", "serving", "no longer serving", "changed"].map(|what| (what, Vec::new()));
+    for (address, is) in &now {
+        let place = match before.get(address) {
+            None => 0,
+            Some(was) if was == is => continue,
+            Some(was) => match (serves(was), serves(is)) {
+                (false, true) => 2,
+                (true, false) => 3,
+                _ => 4,
+            },
+        };
+        of[place].1.push(*address);
+    }
+    of[1].1.extend(before.keys().filter(|address| !now.contains_key(*address)));
+    for (what, addresses) in of.iter().filter(|(_, addresses)| !addresses.is_empty()) {
+        let named: Vec<String> = addresses.iter().take(NAMED).map(ToString::to_string).collect();
+        let mut part = format!("endpoints {what}: {}", named.join(", "));
+        if addresses.len() > NAMED {
+            _ = write!(part, " and {} more", addresses.len() - NAMED);
+        }
+        parts.push(part);
+    }
+}
+
+/// Whether new connections reach any of these.
+fn serves(endpoints: &[Endpoint]) -> bool {
+    endpoints.iter().any(|endpoint| endpoint.scopes.internal || endpoint.scopes.external)
+}
+
+fn ports(ports: &[Port]) -> Vec<String> {
+    let text = |port: &Port| {
+        let name = if port.name.is_empty() { String::new() } else { format!("{} ", port.name) };
+        let node_port = port.node_port.map(|number| format!(":{number}")).unwrap_or_default();
+        format!("{name}{} {}{node_port}", port.protocol, port.port)
+    };
+    ports.iter().map(text).collect()
+}
+
+fn field(name: &str, before: impl Display + PartialEq, now: impl Display + PartialEq, parts: &mut Vec<String>) {
+    let (before, now) = (before.to_string(), now.to_string());
+    if before != now {
+        let or_none = |text: String| if text.is_empty() { "none".to_owned() } else { text };
+        parts.push(format!("{name}: {} -> {}", or_none(before), or_none(now)));
+    }
+}
+
+fn lists<T: Display>(name: &str, before: &[T], now: &[T], parts: &mut Vec<String>) {
+    let text = |list: &[T]| list.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    field(name, text(before), text(now), parts);
+}
+
+#[cfg(test)]
+mod tests {
+    use localnet_proto::{Scopes, ServiceKey};
+
+    use super::*;
+
+    fn endpoint(last: u8, scopes: Scopes) -> Endpoint {
+        Endpoint { address: [10, 0, 0, last].into(), ports: Vec::new(), local: false, hostname: None, scopes }
+    }
+
+    #[test]
+    fn names_what_became_of_endpoints_and_fields() {
+        let serving = Scopes { internal: true, external: true, ..Scopes::default() };
+        let draining = Scopes { established: true, ..Scopes::default() };
+        let mut before = Service::new(ServiceKey::new("shop", "web"), vec!["10.96.0.1".parse().unwrap()]);
+        before.endpoints = vec![endpoint(1, serving), endpoint(2, serving), endpoint(3, draining)];
+        let mut now = before.clone();
+        assert_eq!(difference(&before, &now), "other fields");
+        now.endpoints = vec![endpoint(2, draining), endpoint(3, serving)];
+        now.endpoints.extend((10..20).map(|last| endpoint(last, serving)));
+        now.external_ips = vec!["192.0.2.1".parse().unwrap()];
+        now.external_traffic_to_local = true;
+        now.client_ip_affinity = Some(60);
+        assert_eq!(
+            difference(&before, &now),
+            "endpoints added: 10.0.0.10, 10.0.0.11, 10.0.0.12, 10.0.0.13, 10.0.0.14, 10.0.0.15, 10.0.0.16, 10.0.0.17 and 2 more; \
+             endpoints removed: 10.0.0.1; endpoints serving: 10.0.0.3; endpoints no longer serving: 10.0.0.2; \
+             externalIPs: none -> 192.0.2.1; externalTrafficPolicy: Cluster -> Local; sessionAffinity: None -> ClientIP 60 s"
+        );
+    }
+}

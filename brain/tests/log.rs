@@ -1,0 +1,90 @@
+//! What the log of the command answers at night: what runs, and what changed.
+
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use localnet_client::Source as _;
+use localnet_proto::Revision;
+use serde_json::Value;
+
+/// The program, killed when it is dropped.
+struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn write(folder: &Path, endpoints: &[&str]) {
+    let endpoints: String = endpoints.iter().map(|address| format!("- {{addresses: [{address}]}}\n")).collect();
+    let text = format!(
+        "{{apiVersion: v1, kind: Node, metadata: {{name: here}}}}\n\
+         ---\n\
+         {{apiVersion: v1, kind: Service, metadata: {{name: web, namespace: shop}}, \
+         spec: {{clusterIP: 10.96.0.1, ports: [{{port: 80}}]}}}}\n\
+         ---\n\
+         apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+         metadata: {{name: web-1, namespace: shop, labels: {{kubernetes.io/service-name: web}}}}\n\
+         addressType: IPv4\nports: [{{name: '', port: 8080}}]\nendpoints:\n{endpoints}"
+    );
+    fs::write(folder.join("new"), text).unwrap();
+    fs::rename(folder.join("new"), folder.join("cluster.yaml")).unwrap();
+}
+
+#[tokio::test]
+async fn names_the_program_and_the_services_that_change_without_noise_of_libraries() {
+    let folder = tempfile::TempDir::new().unwrap();
+    write(folder.path(), &["10.0.0.1"]);
+    let listen = format!("unix://{}", folder.path().join("brain.sock").display());
+    // All of 127.0.0.0/8 is ours: an address of this process alone has free ports.
+    let [a, b, ..] = std::process::id().to_le_bytes();
+    let healthz = format!("--healthz-bind-address=127.78.{a}.{b}:10256");
+    let metrics = format!("--metrics-bind-address=127.78.{a}.{b}:10249");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_localnet-brain"))
+        .arg(format!("--source=file:{}", folder.path().join("cluster.yaml").display()))
+        .args(["--node-name=here", &healthz, &metrics])
+        .args(["--log-format=json", "--log-level=debug", "--listen", &listen])
+        .env_remove("RUST_LOG")
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let log = BufReader::new(child.stderr.take().unwrap());
+    let _program = Program(child);
+    let mut lines = log.lines().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+    let mut targets = Vec::new();
+    let mut find = |message: &str| loop {
+        let mut line: Value = lines.next().unwrap_or_else(|| panic!("it ended before {message:?}"));
+        targets.push(line["target"].as_str().unwrap().to_owned());
+        let fields = line["fields"].take();
+        if fields["message"] == message {
+            return fields;
+        }
+    };
+    let start = find("localnet-brain starts");
+    assert_eq!(
+        (&start["node"], &start["mode"], &start["configuration"]),
+        (&"here".into(), &"nftables".into(), &"flags".into())
+    );
+    assert_eq!(start["version"], env!("CARGO_PKG_VERSION"));
+    assert!(start["source"].as_str().unwrap().starts_with("file:/"), "{start}");
+    let first = find("first complete state");
+    assert_eq!((&first["services"], &first["endpoints"]), (&1.into(), &1.into()));
+    // A reader: its connection is no news.
+    let brain = localnet_client::grpc::Brain::new(listen.parse().unwrap(), None).unwrap();
+    brain.next(Revision::default(), false).await.unwrap();
+    write(folder.path(), &["10.0.0.2", "10.0.0.3"]);
+    let changed = find("Service changed");
+    assert_eq!(changed["service"], "shop/web");
+    assert_eq!(changed["change"], "endpoints added: 10.0.0.2, 10.0.0.3; endpoints removed: 10.0.0.1");
+    let foreign: Vec<_> = targets.iter().filter(|target| !target.starts_with("localnet")).collect();
+    assert!(foreign.is_empty(), "{foreign:?}");
+}
