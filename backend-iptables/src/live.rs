@@ -110,6 +110,7 @@ impl LiveBackend {
         let repairs = std::mem::take(&mut self.repairing);
         if repairs {
             self.recheck.disturbed();
+            self.counts.send_modify(|counts| counts.repairs += 1);
         }
         let before = self.watch.before(self.backend.kernel());
         let result = self.backend.apply();

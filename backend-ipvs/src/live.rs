@@ -174,6 +174,7 @@ impl Backend for LiveBackend {
             self.repair_at = None;
             self.recheck.disturbed();
             self.backend.forget();
+            self.counts.send_modify(|counts| counts.repairs += 1);
         }
         let result = self.backend.apply(state, changes).await;
         if repairs && self.pace.repaired(Instant::now(), began.elapsed()) {

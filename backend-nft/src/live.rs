@@ -128,6 +128,7 @@ impl LiveBackend {
             self.repair_at = None;
             self.recheck.disturbed();
             self.backend.forget();
+            self.counts.send_modify(|counts| counts.repairs += 1);
         }
         let result = self.backend.apply(state, changes);
         if repairs && self.pace.repaired(Instant::now(), began.elapsed()) {
@@ -229,6 +230,8 @@ mod tests {
                 time::timeout(Duration::from_secs(60), backend.disturbed()).await.expect("it looks");
                 assert!(backend.sync(&state, &Changes::default()).await.unwrap().failed.is_empty());
                 assert!(nft("list tables").contains("table ip localnet\n"));
+                let counts = backend.counts().map(|counts| counts.borrow().clone());
+                assert_eq!(counts.map(|counts| counts.repairs), Some(1));
             });
         });
         in_namespace.join().unwrap();

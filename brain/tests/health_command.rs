@@ -83,8 +83,14 @@ async fn the_command_answers_and_backends_reports_reach_it() {
     let Update::Full(snapshot) = update else { panic!("{update:?}") };
     let outcome = Outcome { applied: snapshot.revision.rev, ..Outcome::default() };
     let families = vec![(Family::V4, outcome)];
-    let report =
-        Report { backend: "nft", received: snapshot.revision, families, skipped: Vec::new(), warnings: Vec::new() };
+    let report = Report {
+        backend: "nft",
+        received: snapshot.revision,
+        families,
+        skipped: Vec::new(),
+        warnings: Vec::new(),
+        repairs: 0,
+    };
     soon(brain.report(&report)).await.unwrap();
     let answer = ask(address, "/livez").await;
     assert!(answer.contains(r#","healthy":true,"status":{"IPv4":{"lastUpdated":""#), "{answer}");

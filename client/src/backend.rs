@@ -77,6 +77,8 @@ pub struct Counts {
     pub looks: [Looks; 2],
     /// The rules that it has in the kernel's tables, if it has rules there.
     pub rules: [Vec<RuleCount>; 2],
+    /// Repairs: syncs after another process changed what the backend had programmed. Of both families together.
+    pub repairs: u64,
 }
 
 impl Counts {

@@ -335,6 +335,7 @@ impl<B: Backend> Sync<B> {
         }
         (self.counts_due, self.reported) = (None, Some(Instant::now()));
         let counts = self.counts.as_mut().map(|counts| counts.borrow_and_update().clone());
+        let repairs = counts.as_ref().map_or(0, |counts| counts.repairs);
         let families =
             Family::BOTH.into_iter().zip(self.applied).zip(&self.attempts).map(|((family, applied), attempts)| {
                 let of_this_instance = applied.instance == self.state.revision.instance;
@@ -349,6 +350,7 @@ impl<B: Backend> Sync<B> {
             families: families.collect(),
             skipped: self.skipped.clone(),
             warnings: self.backend.warnings(),
+            repairs,
         }));
     }
 }

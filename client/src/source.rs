@@ -50,6 +50,8 @@ pub struct Report {
     pub skipped: Vec<Skipped>,
     /// What operators should know about the backend.
     pub warnings: Vec<Warning>,
+    /// Repairs since the start, see [`Counts::repairs`](crate::Counts::repairs).
+    pub repairs: u64,
 }
 
 /// What came of the last attempt in one family, and of all before it.
@@ -146,6 +148,7 @@ impl From<&Report> for wire::BackendReport {
             skipped: report.skipped.iter().take(MAX_SKIPPED).map(skipped).collect(),
             skipped_count: report.skipped.len().try_into().unwrap_or(i32::MAX),
             warnings: report.warnings.iter().map(warning).collect(),
+            repairs: report.repairs,
         }
     }
 }

@@ -227,6 +227,7 @@ async fn a_report_that_is_refused_is_told_from_one_that_did_not_arrive() {
         families: Vec::new(),
         skipped: Vec::new(),
         warnings: Vec::new(),
+        repairs: 0,
     };
     for (status, expected) in [
         (Status::invalid_argument("no name"), Err(SourceError::Refused("InvalidArgument: no name".to_owned()))),
@@ -260,7 +261,8 @@ async fn reports_arrive_family_by_family() {
     let skipped = Skipped { service: ServiceKey::new("ns", "odd"), reason: "too odd".to_owned() };
     let skipped = vec![skipped; 300];
     let warnings = vec![Warning { reason: "TooOld", note: "take another one" }];
-    let report = Report { backend: "nft", received: Revision { instance: 9, rev: 4 }, families, skipped, warnings };
+    let received = Revision { instance: 9, rev: 4 };
+    let report = Report { backend: "nft", received, families, skipped, warnings, repairs: 6 };
     Brain::new(Address::Unix(path), None).unwrap().report(&report).await.unwrap();
     let family = |family: wire::IpFamily, error: &str| wire::FamilyReport {
         family: family.into(),
@@ -284,6 +286,7 @@ async fn reports_arrive_family_by_family() {
         skipped: vec![skipped; 256],
         skipped_count: 300,
         warnings: vec![wire::BackendWarning { reason: "TooOld".to_owned(), note: "take another one".to_owned() }],
+        repairs: 6,
     };
     assert_eq!(*peer.reports.lock().await, [expected]);
 }

@@ -29,9 +29,9 @@ pub(super) fn difference(before: &Service, now: &Service) -> String {
         Some(seconds) => format!("ClientIP {seconds} s"),
         None => "None".to_owned(),
     };
-    field("sessionAffinity", affinity(before), affinity(now), &mut parts);
+    field("sessionAffinity", &affinity(before), &affinity(now), &mut parts);
     let port = |service: &Service| service.health_check_node_port.map_or("none".to_owned(), |port| port.to_string());
-    field("healthCheckNodePort", port(before), port(now), &mut parts);
+    field("healthCheckNodePort", &port(before), &port(now), &mut parts);
     if before.source_filters != now.source_filters {
         parts.push("source ranges".to_owned());
     }
@@ -101,7 +101,7 @@ fn ports(ports: &[Port]) -> Vec<String> {
     ports.iter().map(text).collect()
 }
 
-fn field(name: &str, before: impl Display + PartialEq, now: impl Display + PartialEq, parts: &mut Vec<String>) {
+fn field(name: &str, before: &(impl Display + ?Sized), now: &(impl Display + ?Sized), parts: &mut Vec<String>) {
     let (before, now) = (before.to_string(), now.to_string());
     if before != now {
         let or_none = |text: String| if text.is_empty() { "none".to_owned() } else { text };
@@ -111,7 +111,7 @@ fn field(name: &str, before: impl Display + PartialEq, now: impl Display + Parti
 
 fn lists<T: Display>(name: &str, before: &[T], now: &[T], parts: &mut Vec<String>) {
     let text = |list: &[T]| list.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    field(name, text(before), text(now), parts);
+    field(name, &text(before), &text(now), parts);
 }
 
 #[cfg(test)]

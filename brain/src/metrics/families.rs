@@ -13,12 +13,12 @@ pub(super) fn pending(services: u64, slices: u64) -> [MetricFamily; 2] {
     [
         gauge(
             "kubeproxy_sync_proxy_rules_service_changes_pending",
-            "Changes of Services that are not applied yet",
+            "Changes of Services that no backend has applied yet.",
             vec![(vec![], services as f64)],
         ),
         gauge(
             "kubeproxy_sync_proxy_rules_endpoint_changes_pending",
-            "Changes of EndpointSlices that are not applied yet",
+            "Changes of EndpointSlices that no backend has applied yet.",
             vec![(vec![], slices as f64)],
         ),
     ]
@@ -36,24 +36,48 @@ pub(super) fn of_state(state: &State) -> Vec<MetricFamily> {
     vec![
         gauge(
             "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
-            "Ports of Services with traffic policy Local that have endpoints, but none on this node",
+            "Service ports with traffic policy Local that have endpoints, but none on this node.",
             without.collect(),
         ),
-        gauge("localnet_revision", "The newest revision", vec![(vec![], state.revision().rev as f64)]),
-        gauge("localnet_services", "Services of the newest revision", vec![(vec![], state.len() as f64)]),
-        gauge("localnet_endpoints", "Endpoints of all of them", vec![(vec![], f64::from(counts.endpoints))]),
-        gauge("localnet_build_info", "What runs", vec![(vec![("version", env!("CARGO_PKG_VERSION"))], 1.0)]),
+        gauge(
+            "localnet_revision",
+            "Newest revision of the state that the brain serves.",
+            vec![(vec![], state.revision().rev as f64)],
+        ),
+        gauge("localnet_services", "Services that this node serves.", vec![(vec![], state.len() as f64)]),
+        gauge(
+            "localnet_endpoints",
+            "Endpoints of the Services that this node serves.",
+            vec![(vec![], f64::from(counts.endpoints))],
+        ),
+        gauge(
+            "localnet_build_info",
+            "Always 1; the label names the version of the brain.",
+            vec![(vec![("version", env!("CARGO_PKG_VERSION"))], 1.0)],
+        ),
     ]
+}
+
+/// For how long each backend has been behind.
+pub(super) fn behind<'a>(parts: impl Iterator<Item = (&'a str, Family, f64)>) -> MetricFamily {
+    let values = parts.map(|(backend, family, age)| (vec![("backend", backend), ("ip_family", name(family))], age));
+    gauge(
+        "localnet_backend_behind_seconds",
+        "Age in seconds of the oldest revision that the backend has not applied; 0 if it is up to date.",
+        values.collect(),
+    )
 }
 
 /// What backends have reported.
 pub(super) fn of_reports(reports: &BTreeMap<String, Received>) -> Vec<MetricFamily> {
     let (mut full, mut partial) = ([Total::default(), Total::default()], [Total::default(), Total::default()]);
     let (mut revisions, mut failures, mut skipped) = (Vec::new(), Vec::new(), Vec::new());
+    let mut repairs = Vec::new();
     let (mut nftables, mut iptables, mut partly) = (Vec::new(), Vec::new(), Vec::new());
     let (mut looks, mut ended) = ([Total::default(), Total::default()], [None; 2]);
     let (mut rules, mut written) = (Vec::new(), Vec::new());
     for (backend, Received { report, .. }) in reports {
+        repairs.push((vec![("backend", backend.as_str())], report.repairs as f64));
         skipped.push((vec![("backend", backend.as_str())], f64::from(report.skipped_count)));
         for said in &report.families {
             let Some(family) = family(said.family()) else { continue };
@@ -88,43 +112,68 @@ pub(super) fn of_reports(reports: &BTreeMap<String, Received>) -> Vec<MetricFami
     let ended = Family::BOTH.into_iter().zip(ended);
     let ended = ended.filter_map(|(family, ended)| Some((vec![("ip_family", name(family))], ended? as f64)));
     let mut families = vec![
-        histogram("kubeproxy_sync_proxy_rules_duration_seconds", "How long attempts to apply a state took", &both),
+        histogram(
+            "kubeproxy_sync_proxy_rules_duration_seconds",
+            "Seconds that backends took for each attempt to apply a revision.",
+            &both,
+        ),
         histogram(
             "kubeproxy_sync_full_proxy_rules_duration_seconds",
-            "How long attempts took that had to write everything",
+            "Seconds that backends took for each attempt to apply the full state.",
             &full,
         ),
         histogram(
             "kubeproxy_sync_partial_proxy_rules_duration_seconds",
-            "How long attempts took that had only changes to write",
+            "Seconds that backends took for each attempt to apply only the changes.",
             &partial,
         ),
-        gauge("localnet_backend_revision", "The newest revision that a backend has applied", revisions),
-        counter("localnet_backend_failures_total", "Attempts of a backend to apply a state that failed", failures),
-        gauge("localnet_backend_skipped", "What a backend leaves out of Services", skipped),
+        gauge("localnet_backend_revision", "Newest revision that the backend has applied.", revisions),
+        counter(
+            "localnet_backend_failures_total",
+            "Failed attempts of the backend to apply a revision; it retries each.",
+            failures,
+        ),
+        counter(
+            "localnet_backend_repairs_total",
+            "Repairs by the backend, each after another process changed or deleted what it had programmed.",
+            repairs,
+        ),
+        gauge(
+            "localnet_backend_skipped",
+            "Parts of Services that the backend does not program; its log names them.",
+            skipped,
+        ),
         counter(
             "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
-            "Attempts to apply a state to nf_tables that failed",
+            "Failed attempts to apply a revision to nf_tables.",
             nftables,
         ),
         counter(
             "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
-            "Attempts to apply a state with iptables-restore that failed",
+            "Failed runs of iptables-restore.",
             iptables,
         ),
         counter(
             "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total",
-            "Attempts to apply changes alone with iptables-restore that failed",
+            "Failed runs of iptables-restore that wrote only the changes.",
             partly,
         ),
-        gauge("kubeproxy_sync_proxy_rules_iptables_total", "Rules in tables of iptables", rules),
-        gauge("kubeproxy_sync_proxy_rules_iptables_last", "Rules that the last attempt wrote", written),
+        gauge("kubeproxy_sync_proxy_rules_iptables_total", "Rules that the iptables backend has in the table.", rules),
+        gauge(
+            "kubeproxy_sync_proxy_rules_iptables_last",
+            "Rules that the last run of iptables-restore wrote.",
+            written,
+        ),
         histogram(
             "kubeproxy_conntrack_reconciler_sync_duration_seconds",
-            "How long looks took for flows that stick to endpoints which no longer serve",
+            "Seconds that backends took for each search for stale flows, which are pinned to endpoints that no longer serve.",
             &looks,
         ),
-        counter("kubeproxy_conntrack_reconciler_deleted_entries_total", "Flows that they ended", ended.collect()),
+        counter(
+            "kubeproxy_conntrack_reconciler_deleted_entries_total",
+            "Stale flows that backends have deleted from connection tracking.",
+            ended.collect(),
+        ),
     ];
     families.retain(|family| !family.get_metric().is_empty());
     families

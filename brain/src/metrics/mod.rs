@@ -10,7 +10,9 @@
 //! Backends have no such page of their own: they report to the brain, so one page tells all of a node, as kube-proxy's does,
 //! and a restart of the brain loses nothing of what they count.
 
+mod conntrack;
 mod families;
+mod lag;
 mod process;
 mod requests;
 mod troubles;
@@ -31,7 +33,10 @@ use prometheus::{
     TextEncoder, core::Collector, exponential_buckets,
 };
 
-use self::waiting::{Published, Waiting};
+use self::{
+    lag::Lag,
+    waiting::{Published, Waiting},
+};
 use crate::{feed::State, localize::ObjectChanges, serve::Received};
 pub use requests::Requests;
 pub use troubles::{Trouble, Troubles};
@@ -50,6 +55,7 @@ struct Inner {
     registry: Registry,
     started: SystemTime,
     waiting: Mutex<Waiting>,
+    lag: Mutex<Lag>,
     service_changes: IntCounter,
     endpoint_changes: IntCounter,
     healthz: IntCounterVec,
@@ -72,37 +78,38 @@ impl Default for Metrics {
         let inner = Inner {
             started: SystemTime::now(),
             waiting: Mutex::default(),
+            lag: Mutex::default(),
             service_changes: with(
                 &registry,
                 IntCounter::with_opts(Opts::new(
                     "kubeproxy_sync_proxy_rules_service_changes_total",
-                    "Changes of Services",
+                    "Changes of Services that the brain has received.",
                 )),
             ),
             endpoint_changes: with(
                 &registry,
                 IntCounter::with_opts(Opts::new(
                     "kubeproxy_sync_proxy_rules_endpoint_changes_total",
-                    "Changes of EndpointSlices",
+                    "Changes of EndpointSlices that the brain has received.",
                 )),
             ),
             healthz: with(
                 &registry,
                 IntCounterVec::new(
-                    Opts::new("kubeproxy_proxy_healthz_total", "Answers of /healthz by status"),
+                    Opts::new("kubeproxy_proxy_healthz_total", "Requests to /healthz, by the HTTP status of the answer."),
                     &["code"],
                 ),
             ),
             livez: with(
                 &registry,
-                IntCounterVec::new(Opts::new("kubeproxy_proxy_livez_total", "Answers of /livez by status"), &["code"]),
+                IntCounterVec::new(Opts::new("kubeproxy_proxy_livez_total", "Requests to /livez, by the HTTP status of the answer."), &["code"]),
             ),
             last_queued: with(
                 &registry,
                 GaugeVec::new(
                     Opts::new(
                         "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
-                        "When there was a new state to apply",
+                        "Unix time at which the brain last published a revision for backends to apply.",
                     ),
                     FAMILY,
                 ),
@@ -110,7 +117,7 @@ impl Default for Metrics {
             last_applied: with(
                 &registry,
                 GaugeVec::new(
-                    Opts::new("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "When a state was applied"),
+                    Opts::new("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "Unix time at which a backend last applied a revision."),
                     FAMILY,
                 ),
             ),
@@ -119,7 +126,7 @@ impl Default for Metrics {
                 HistogramVec::new(
                     HistogramOpts::new(
                         "kubeproxy_network_programming_duration_seconds",
-                        "From the change of a Service or pod, as EndpointSlices tell it, until it is applied",
+                        "Seconds from the change of a pod or Service, as its EndpointSlice records it, until the first backend reports it as applied.",
                     )
                     .buckets(network_programming_buckets()),
                     FAMILY,
@@ -130,7 +137,7 @@ impl Default for Metrics {
                 HistogramVec::new(
                     HistogramOpts::new(
                         "localnet_apply_duration_seconds",
-                        "From the event in the brain until a backend has reported that it is applied",
+                        "Seconds from the arrival of a change in the brain until the first backend reports it as applied.",
                     )
                     .buckets(exponential_buckets(0.000_5, 2.0, 18).expect("a start above zero and a factor above one")),
                     FAMILY,
@@ -140,14 +147,14 @@ impl Default for Metrics {
                 &registry,
                 IntCounter::with_opts(Opts::new(
                     "localnet_served_bytes_total",
-                    "Bytes of states that were sent to readers",
+                    "Bytes of state that the brain has sent to its readers.",
                 )),
             ),
             readers: with(
                 &registry,
                 IntGauge::with_opts(Opts::new(
                     "localnet_readers",
-                    "Readers that wait for a state, or are being sent one",
+                    "Readers that the brain serves now: they wait for a revision or receive one.",
                 )),
             ),
             requests: Requests::told_to(&registry),
@@ -183,6 +190,7 @@ impl Metrics {
         let started = micros(inner.started);
         let triggered = changes.triggered.iter().copied().filter(|at| *at >= started).collect();
         let (services, slices) = (changes.services, changes.slices);
+        self.lag().publish(revision, Instant::now());
         self.waiting().publish(revision, Published { rev: revision.rev, services, slices, since, triggered });
     }
 
@@ -193,6 +201,9 @@ impl Metrics {
         let families = report.families.iter().filter_map(|said| Some((family(said.family())?, said)));
         let families: Vec<_> = families.collect();
         let revisions: Vec<_> = families.iter().map(|(family, said)| (*family, said.applied_rev)).collect();
+        for (family, rev) in &revisions {
+            self.lag().apply(&report.backend, *family, report.instance_id, *rev, at);
+        }
         for (family, since, triggered) in self.waiting().apply(report.instance_id, &revisions) {
             let labels = &[name(family)];
             let took = at.saturating_duration_since(since);
@@ -258,6 +269,9 @@ impl Metrics {
         families.extend(families::pending(services, slices));
         families.extend(families::of_state(state));
         families.extend(families::of_reports(reports));
+        families.push(families::behind(self.lag().seconds(Instant::now())));
+        families.retain(|family| !family.get_metric().is_empty());
+        families.extend(conntrack::families());
         families.extend(process::families());
         families.sort_by(|one, other| one.name().cmp(other.name()));
         let mut text = Vec::new();
@@ -266,6 +280,10 @@ impl Metrics {
             tracing::warn!(%error, "failed to write metrics");
         }
         String::from_utf8_lossy(&text).into_owned()
+    }
+
+    fn lag(&self) -> MutexGuard<'_, Lag> {
+        self.0.lag.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {

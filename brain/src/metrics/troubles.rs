@@ -34,7 +34,7 @@ impl Troubles {
     pub(super) fn told_to(registry: &Registry) -> Self {
         let failing = Opts::new(
             "localnet_source_failing",
-            "1 while what is new of this cannot be read, and the last good state stays",
+            "1 while the brain cannot read changes of this kind and serves the last state that it could read, else 0.",
         );
         Self { failing: with(registry, IntGaugeVec::new(failing, &["of"])), now: watch::Sender::default() }
     }

@@ -40,19 +40,28 @@ fn told() -> anyhow::Result<(BTreeSet<String>, BTreeSet<String>)> {
         labels
             .extend(of.trim_end_matches('}').split(',').filter_map(|label| Some(label.split_once('=')?.0.to_owned())));
     }
-    for counted in ["kubeproxy_proxy_healthz_total", "kubeproxy_proxy_livez_total", "localnet_source_failing"] {
-        series.insert(counted.to_owned());
-    }
+    let later = [
+        "kubeproxy_proxy_healthz_total",
+        "kubeproxy_proxy_livez_total",
+        "localnet_backend_behind_seconds",
+        "localnet_conntrack_entries",
+        "localnet_conntrack_entries_limit",
+        "localnet_source_failing",
+        // Prometheus' own.
+        "up",
+    ];
+    series.extend(later.map(str::to_owned));
     for measured in ["localnet_apply_duration_seconds", "kubeproxy_network_programming_duration_seconds"] {
         series.insert(format!("{measured}_bucket"));
     }
     // That of Prometheus itself, and those of the above.
-    labels.extend(["instance", "code", "of", "le"].map(str::to_owned));
+    labels.extend(["instance", "job", "code", "of", "le"].map(str::to_owned));
     Ok((series, labels))
 }
 
 /// Functions, operators and words of PromQL that are used.
-const WORDS: &[&str] = &["and", "by", "group_right", "histogram_quantile", "max", "on", "or", "rate", "sum", "unless"];
+const WORDS: &[&str] =
+    &["and", "by", "histogram_quantile", "increase", "max", "max_over_time", "on", "or", "rate", "sum", "unless"];
 
 /// Names, with whether they are followed by an opening parenthesis; and what is wrong with the rest.
 fn names(expression: &str) -> anyhow::Result<Vec<(String, bool)>> {
@@ -136,6 +145,8 @@ struct Labels {
 struct Annotations {
     summary: String,
     description: String,
+    /// The page and the section that say what to do.
+    runbook: String,
 }
 
 #[test]
@@ -155,6 +166,10 @@ fn alerts_ask_for_what_is_told() -> anyhow::Result<()> {
                 labels.severity
             );
             assert!(!annotations.description.is_empty(), "{alert} says what to do");
+            let (page, section) = annotations.runbook.split_once('#').context("a runbook has a section")?;
+            let page = read(&format!("../{page}"))?;
+            assert_eq!(section, alert.to_lowercase());
+            assert!(page.contains(&format!("\n## {alert}\n")), "{}: no such section", annotations.runbook);
             for label in annotations.summary.split("$labels.").skip(1) {
                 let label: String =
                     label.chars().take_while(|letter| letter.is_alphanumeric() || *letter == '_').collect();

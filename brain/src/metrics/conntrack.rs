@@ -1,0 +1,48 @@
+//! How full connection tracking is: a full table drops new connections, whatever the backend.
+
+use std::fs;
+
+use prometheus::proto::MetricFamily;
+
+use super::families::{counter, gauge};
+
+/// What the kernel says of the network namespace that the brain runs in; nothing where it does not track connections.
+pub(super) fn families() -> Vec<MetricFamily> {
+    let number = |name: &str| -> Option<f64> {
+        let text = fs::read_to_string(format!("/proc/sys/net/netfilter/nf_conntrack_{name}")).ok()?;
+        text.trim().parse().ok()
+    };
+    let mut families = Vec::new();
+    let gauges = [
+        ("count", "localnet_conntrack_entries", "Number of connections that the kernel of this node tracks."),
+        ("max", "localnet_conntrack_entries_limit", "Most connections that the kernel of this node can track."),
+    ];
+    for (file, name, help) in gauges {
+        families.extend(number(file).map(|value| gauge(name, help, vec![(vec![], value)])));
+    }
+    if let Some(dropped) = fs::read_to_string("/proc/net/stat/nf_conntrack").ok().as_deref().and_then(dropped) {
+        let help = "Packets that the kernel dropped because it could not track another connection.";
+        families.push(counter("localnet_conntrack_dropped_packets_total", help, vec![(vec![], dropped as f64)]));
+    }
+    families
+}
+
+/// The sum over all processors of the column `drop`, which the kernel counts where its table is full or memory is short.
+fn dropped(text: &str) -> Option<u64> {
+    let mut lines = text.lines();
+    let place = lines.next()?.split_whitespace().position(|column| column == "drop")?;
+    lines.map(|line| u64::from_str_radix(line.split_whitespace().nth(place)?, 16).ok()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adds_up_the_drops_of_all_processors() {
+        let text = "entries  clashres found new drop early_drop\n0000 0 0 0 0000000a 1\n0000 0 0 0 00000010 2\n";
+        assert_eq!(dropped(text), Some(26));
+        assert_eq!(dropped("entries found\n0 0\n"), None);
+        assert_eq!(dropped(""), None);
+    }
+}

@@ -1,0 +1,103 @@
+//! Since when each backend is behind the newest revision: pure.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Instant,
+};
+
+use localnet_proto::{Family, Revision};
+
+/// So many revisions keep the time at which they were published.
+const REMEMBERED: usize = 4096;
+
+/// The family's part of a backend.
+type Part = (String, Family);
+
+/// Since when each backend is behind, by family.
+#[derive(Debug, Default)]
+pub(super) struct Lag {
+    newest: Revision,
+    published: VecDeque<(u64, Instant)>,
+    /// When the oldest revision that is not applied was published; `None` if all are.
+    parts: BTreeMap<Part, Option<Instant>>,
+}
+
+impl Lag {
+    /// `revision` is the newest one from `now` on.
+    pub(super) fn publish(&mut self, revision: Revision, now: Instant) {
+        self.newest = revision;
+        self.published.push_back((revision.rev, now));
+        if self.published.len() > REMEMBERED {
+            self.published.pop_front();
+        }
+        for behind in self.parts.values_mut() {
+            behind.get_or_insert(now);
+        }
+    }
+
+    /// A backend has applied `rev` of `instance` in a family.
+    pub(super) fn apply(&mut self, backend: &str, family: Family, instance: u64, rev: u64, now: Instant) {
+        let applied = if instance == self.newest.instance { rev } else { 0 };
+        let known = self.parts.get(&(backend.to_owned(), family)).copied();
+        let behind = (applied < self.newest.rev).then(|| {
+            let first = self.published.iter().find(|(rev, _)| *rev > applied);
+            match (first, known) {
+                (Some((rev, at)), _) if *rev == applied + 1 => *at,
+                // The time of the first one is forgotten: it was earlier than all that are remembered.
+                (_, Some(Some(since))) => since,
+                (Some((_, at)), _) => *at,
+                (None, _) => now,
+            }
+        });
+        self.parts.insert((backend.to_owned(), family), behind);
+    }
+
+    /// For how many seconds each backend has been behind, by family; 0 if it is not.
+    pub(super) fn seconds(&self, now: Instant) -> impl Iterator<Item = (&str, Family, f64)> {
+        self.parts.iter().map(move |((backend, family), behind)| {
+            let behind = behind.map_or(0.0, |since| now.saturating_duration_since(since).as_secs_f64());
+            (backend.as_str(), *family, behind)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_backend_is_behind_since_the_first_revision_that_it_lacks() {
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let mut lag = Lag::default();
+        let publish = |lag: &mut Lag, rev, seconds| lag.publish(Revision { instance: 7, rev }, at(seconds));
+        let apply = |lag: &mut Lag, rev, seconds| lag.apply("nft", Family::V4, 7, rev, at(seconds));
+        let age = |lag: &Lag, seconds| lag.seconds(at(seconds)).map(|(.., age)| age).collect::<Vec<_>>();
+        publish(&mut lag, 1, 0);
+        assert_eq!(age(&lag, 100), [0.0; 0]);
+        apply(&mut lag, 1, 100);
+        assert_eq!(age(&lag, 100), [0.0], "an old state that is applied is no lag");
+        publish(&mut lag, 2, 110);
+        publish(&mut lag, 3, 120);
+        assert_eq!(age(&lag, 130), [20.0]);
+        apply(&mut lag, 2, 130);
+        assert_eq!(age(&lag, 130), [10.0]);
+        // A change each second, each applied a second later, is no lag that grows.
+        for second in 131..1000 {
+            publish(&mut lag, second - 127, second);
+            apply(&mut lag, second - 128, second);
+        }
+        assert_eq!(age(&lag, 1000), [1.0]);
+        // It stops: its age grows beyond what is remembered of revisions.
+        for rev in 873..10_000 {
+            publish(&mut lag, rev, 1001);
+        }
+        assert_eq!(age(&lag, 2000), [1001.0]);
+        lag.apply("nft", Family::V4, 6, 10_000, at(2000));
+        assert_eq!(age(&lag, 2000), [1001.0], "the revision of another brain");
+        apply(&mut lag, 9_999, 2000);
+        assert_eq!(age(&lag, 2000), [0.0]);
+    }
+}
