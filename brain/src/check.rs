@@ -143,6 +143,14 @@ fn of_mode(service: &Service, said: &Config) -> Vec<(u8, String)> {
             }
             for filter in &service.source_filters {
                 let ipv4 = filter.targets.iter().any(IpAddr::is_ipv4);
+                if let Some(both) = filter.targets.iter().find(|target| service.external_ips.contains(target)) {
+                    found.push((
+                        12,
+                        format!(
+                            "{both} is in externalIPs and in status.loadBalancer.ingress: loadBalancerSourceRanges guards it; kube-proxy in mode iptables lets everybody through"
+                        ),
+                    ));
+                }
                 if service.ports.iter().any(|port| !is_served(service, port, ipv4)) {
                     found.push((
                         10,
@@ -301,7 +309,21 @@ mod tests {
         });
         let of_both = [(Some("guarded"), Some(8)), (Some("guarded"), Some(10))];
         check(vec![guarded.clone()], Mode::Iptables, &of_both);
-        check(vec![guarded], Mode::Nftables, &[]);
+        check(vec![guarded.clone()], Mode::Nftables, &[]);
+        let (key, guarded) = guarded.clone();
+        let both = guarded.map(|service| {
+            let endpoint = Endpoint {
+                address: "10.0.0.2".parse().unwrap(),
+                ports: vec![EndpointPort { name: "http".into(), port: 80 }],
+                local: true,
+                hostname: None,
+                scopes: Scopes { internal: true, external: true, ..Scopes::default() },
+            };
+            let external_ips = service.load_balancer_ips.clone();
+            Arc::new(Service { external_ips, endpoints: vec![endpoint], ..(*service).clone() })
+        });
+        check(vec![(key.clone(), both.clone())], Mode::Iptables, &[(Some("guarded"), Some(12))]);
+        check(vec![(key, both)], Mode::Nftables, &[]);
         let local = service("local", |web| web.external_traffic_to_local = true);
         check(vec![local.clone()], Mode::Ipvs, &[(Some("local"), Some(11))]);
         check(vec![local], Mode::Nftables, &[]);

@@ -37,7 +37,7 @@ struct Entry {
     matches: fn(&Difference<'_>) -> bool,
 }
 
-const ENTRIES: [Entry; 9] = [
+const ENTRIES: [Entry; 10] = [
     Entry { number: 1, matches: translated_packet_meets_another_service },
     Entry { number: 2, matches: |difference| difference.side == Side::Ours && difference.by_another_address },
     Entry { number: 3, matches: |difference| claimant_has_it(difference, |claimants| claimants >= 2) },
@@ -47,6 +47,7 @@ const ENTRIES: [Entry; 9] = [
     Entry { number: 8, matches: node_is_not_refused },
     Entry { number: 9, matches: node_port_is_refused_elsewhere },
     Entry { number: 10, matches: source_ranges_are_ignored },
+    Entry { number: 12, matches: external_ip_passes_source_ranges },
 ];
 
 /// The number of the entry that explains it.
@@ -87,10 +88,12 @@ fn claimant_has_it(difference: &Difference<'_>, is_number: fn(usize) -> bool) ->
     let states: Vec<&Snapshot> = scene.claims_of_port(&claimants, asked).collect();
     let (rules, packet) = (scene.setup.rules(to), asked.question.packet(scene.setup));
     let alone = states.iter().map(|state| route::route(state, &rules, &packet));
-    // It may be entry 10 as well.
+    // It may be entry 10 or 12 as well.
     let ignores_sources = matches!(mode, Mode::Iptables(_));
-    let unserved = states.iter().filter(|_| ignores_sources).map(|state| without_sources(state, &rules, &packet));
-    let outcomes: Vec<Outcome> = alone.chain(unserved.flatten()).collect();
+    let unguarded = states.iter().filter(|_| ignores_sources).flat_map(|state| {
+        [without_sources(state, &rules, &packet), past_sources(state, &rules, &packet)].into_iter().flatten()
+    });
+    let outcomes: Vec<Outcome> = alone.chain(unguarded).collect();
     // How often it was asked follows from what was expected.
     let asked = |expected| Asked { expected, cover: false, ..(*asked).clone() };
     let is_right = |expected: Outcome| judge(&asked(expected), seen, topology).is_none();
@@ -166,4 +169,29 @@ fn without_sources(state: &Snapshot, rules: &Rules, packet: &Packet) -> Option<O
     let mut state = state.clone();
     state.services.values_mut().for_each(|service| Arc::make_mut(service).source_filters.clear());
     Some(route::route(&state, rules, packet)).filter(|outcome| matches!(outcome, Outcome::Reject | Outcome::Drop))
+}
+
+/// The address is an external IP and a load balancer's of one Service: the first rule that matches is the external IP's.
+fn external_ip_passes_source_ranges(difference: &Difference<'_>) -> bool {
+    let Difference { mode: Mode::Iptables(_), side: Side::KubeProxy, asked, seen, scene, topology, .. } = difference
+    else {
+        return false;
+    };
+    let packet = asked.question.packet(scene.setup);
+    let passes = past_sources(scene.state, &scene.setup.rules(packet.destination), &packet);
+    // How often it was asked follows from what was expected.
+    let is_right =
+        |expected: Outcome| judge(&Asked { expected, cover: false, ..(*asked).clone() }, seen, topology).is_none();
+    asked.expected == Outcome::Drop && passes.is_some_and(is_right)
+}
+
+/// Which endpoints a packet reaches if source ranges do not guard addresses that are external IPs of the same Service as well.
+fn past_sources(state: &Snapshot, rules: &Rules, packet: &Packet) -> Option<Outcome> {
+    let mut state = state.clone();
+    for service in state.services.values_mut() {
+        let service = Arc::make_mut(service);
+        let external = &service.external_ips;
+        service.source_filters.iter_mut().for_each(|filter| filter.targets.retain(|target| !external.contains(target)));
+    }
+    Some(route::route(&state, rules, packet)).filter(|outcome| matches!(outcome, Outcome::Endpoints { .. }))
 }
