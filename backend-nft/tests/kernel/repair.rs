@@ -67,8 +67,8 @@ impl Wanted {
     }
 }
 
-/// Every commit in a node, and when it was told. Ends with the receiver.
-fn commits(network: &Arc<Network>) -> Receiver<(Instant, Commit)> {
+/// Every commit in a node. Ends with the receiver.
+fn commits(network: &Arc<Network>) -> Receiver<Commit> {
     let (told, receiver) = channel();
     let (ready, is_ready) = channel();
     let network = network.clone();
@@ -78,7 +78,7 @@ fn commits(network: &Arc<Network>) -> Receiver<(Instant, Commit)> {
             let mut monitor = Monitor::subscribe(Vec::new())?;
             ready.send(())?;
             while let Event::Committed(commit) = monitor.next().await? {
-                if told.send((Instant::now(), commit)).is_err() {
+                if told.send(commit).is_err() {
                     break;
                 }
             }
@@ -90,41 +90,36 @@ fn commits(network: &Arc<Network>) -> Receiver<(Instant, Commit)> {
     receiver
 }
 
-/// Damages the tables each time as soon as they are right again; how long each repair took, from nft's commit to ours.
-fn repairs(network: &Arc<Network>, rounds: usize) -> Vec<Duration> {
+/// Damages the tables each time as soon as they are right again. Each repair has to follow; how long it takes is for the benchmark.
+fn repairs(network: &Arc<Network>, rounds: usize) {
     let node = network.node();
     let wanted = Wanted::new(node);
     let mut kernel = node.run(|| Ok(Netlink::open()?)).unwrap();
     assert!(wanted.is_there(&mut kernel));
     let commits = commits(network);
     let next = |by_nft: bool| loop {
-        let (at, commit) = commits.recv_timeout(PATIENCE).expect("a commit");
+        let commit = commits.recv_timeout(PATIENCE).expect("a commit");
         if (commit.process_name.as_deref() == Some("nft")) == by_nft {
-            return at;
+            return;
         }
     };
     let repair = |damage: &&str| {
         load(node, damage);
-        let damaged = next(true);
-        let took = next(false) - damaged;
+        next(true);
+        next(false);
         let began = Instant::now();
         while !wanted.is_there(&mut kernel) {
             assert!(began.elapsed() < PATIENCE, "{damage} is not repaired:\n{}", list(node));
         }
-        took
     };
-    DAMAGE.iter().cycle().take(rounds).map(repair).collect()
+    DAMAGE.iter().cycle().take(rounds).for_each(repair);
 }
 
 #[test]
 fn what_others_damage_is_repaired_at_once() {
     let network = Arc::new(super::network());
     let _live = Live::start(&network, config(), state());
-    let mut took = repairs(&network, 40);
-    took.sort();
-    let (p50, p99) = (took[took.len() / 2], took[took.len() - 1]);
-    println!("repaired after p50 {p50:?}, p99 {p99:?}");
-    assert!(p99 < Duration::from_secs(1), "{took:?}");
+    repairs(&network, 40);
 }
 
 #[test]

@@ -37,6 +37,9 @@ pub(crate) struct Run {
     pub(crate) load: Option<UnderLoad>,
     pub(crate) delete: Option<Delete>,
     pub(crate) readers: Option<Readers>,
+    /// From a flush by another process until packets are answered again.
+    #[serde(default)]
+    pub(crate) repair: Option<Times>,
     /// Share of all processors that neither contestant nor control plane nor benchmark used meanwhile, in percent.
     pub(crate) others_percent: f64,
 }

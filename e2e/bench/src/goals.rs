@@ -39,6 +39,7 @@ pub(crate) fn judge(figures: &Figures) -> Vec<Judged> {
         memory(figures, NFT, "resident memory of the nft backend, 10000x3", "≤ 32 MiB", 32.0),
         memory_of_both(figures),
         readers(figures),
+        repair(figures),
         connections(figures),
         flat(figures),
         iptables_start(figures),
@@ -105,6 +106,15 @@ fn under_load(figures: &Figures) -> Judged {
         Some((text, loaded && times.p99 <= 100.0 && change.lost == 0))
     });
     judged("the same under 1,000 endpoint changes a second", "p99 ≤ 100 ms", measured)
+}
+
+fn repair(figures: &Figures) -> Judged {
+    let times = figures.run(OURS, LARGE).and_then(|run| run.repair);
+    let measured = times.map(|times| {
+        let text = format!("p99 {}, p50 {} (n = {})", text::time(times.p99), text::time(times.p50), times.n);
+        (text, times.p99 <= 100.0)
+    });
+    judged("flush by another process → packets answered again, 1 table at 10000x3", "p99 ≤ 100 ms", measured)
 }
 
 fn start(figures: &Figures) -> Judged {

@@ -5,6 +5,7 @@ mod connect;
 mod delete;
 mod load;
 mod readers;
+mod repair;
 mod start;
 
 use std::{
@@ -65,6 +66,10 @@ pub(crate) fn run(
         {
             settle()?;
             run.readers = Some(readers::measure(&site, &team, change, lengths)?);
+        }
+        if contestant.role != Role::Peer {
+            settle()?;
+            run.repair = repair::measure(&site, contestant, lengths.repairs, lengths.give_up)?;
         }
         let deleted_up_to = if contestant.is_iptables() { ALL_DELETED_UP_TO } else { DELETED_UP_TO };
         if size.services <= deleted_up_to {

@@ -63,6 +63,7 @@ impl Options {
                 rate: RATE,
                 load: Duration::from_secs(6),
                 connections: 2_000,
+                repairs: 20,
             }
         } else {
             Lengths {
@@ -73,6 +74,7 @@ impl Options {
                 rate: RATE,
                 load: Duration::from_secs(30),
                 connections: 10_000,
+                repairs: 200,
             }
         }
     }
@@ -96,4 +98,6 @@ pub(crate) struct Lengths {
     pub(crate) load: Duration,
     /// Connections through each VIP.
     pub(crate) connections: usize,
+    /// Flushes that a backend of ours repairs.
+    pub(crate) repairs: usize,
 }

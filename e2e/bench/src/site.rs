@@ -11,7 +11,7 @@ use std::{
     fs::File,
     net::SocketAddr,
     path::Path,
-    process::Stdio,
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -80,6 +80,12 @@ impl Site {
     /// Does something in the pod that connections come from.
     pub(crate) fn inside<T: Send>(&self, work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
         self.pod()?.run(work)
+    }
+
+    /// Runs a command on the node.
+    pub(crate) fn on_node(&self, command: &mut Command) -> anyhow::Result<()> {
+        self.network.node().output(command)?;
+        Ok(())
     }
 
     /// All Services, in turn.

@@ -41,6 +41,8 @@ pub struct Load<'scope> {
 pub struct Answered {
     /// How many connections or datagrams.
     pub count: usize,
+    /// How many of them were due while it went on, and began only at its end.
+    pub late: usize,
     /// How long it went on.
     pub took: Duration,
     /// The longest time that one of them took.
@@ -118,15 +120,16 @@ impl<'scope> Load<'scope> {
 }
 
 impl Answered {
-    /// How many a second.
+    /// How many began in a second, while it went on.
     pub fn rate(&self) -> f64 {
-        self.count as f64 / self.took.as_secs_f64()
+        (self.count - self.late) as f64 / self.took.as_secs_f64()
     }
 
     /// Of loads that went on at the same time.
     pub fn together(loads: impl IntoIterator<Item = Self>) -> Self {
         let add = |all: Self, one: Self| Self {
             count: all.count + one.count,
+            late: all.late + one.late,
             took: all.took.max(one.took),
             slowest: all.slowest.max(one.slowest),
         };
@@ -169,6 +172,7 @@ async fn connect_by_schedule(connections: Connections, mut stopped: oneshot::Rec
     // Those that were due while the machine did something else.
     for _ in begun..(answered.took.as_secs_f64() * f64::from(rate)).ceil() as usize {
         begin(&mut pending)?;
+        answered.late += 1;
     }
     while let Some(answer) = pending.join_next().await {
         check(answer.context("a connection panicked")?, &mut answered)?;
@@ -251,7 +255,7 @@ fn name(answer: &str) -> anyhow::Result<SocketAddr> {
 
 impl fmt::Display for Answered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { count, took, slowest } = self;
+        let Self { count, took, slowest, .. } = self;
         write!(f, "{count} in {took:.1?} ({:.0} a second, the slowest in {slowest:.1?})", self.rate())
     }
 }

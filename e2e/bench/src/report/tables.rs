@@ -77,6 +77,7 @@ pub(crate) fn all(figures: &Figures) -> Vec<Table> {
         connect(figures),
         delete(figures),
         readers(figures),
+        repair(figures),
         kernel(figures),
         steps(figures),
     ];
@@ -112,6 +113,19 @@ fn start(figures: &Figures) -> Table {
             }
             None => vec!["given up".to_owned(), "–".to_owned(), "–".to_owned()],
         })
+    })
+}
+
+fn repair(figures: &Figures) -> Table {
+    let table = Table::new(
+        "Flush by another process → repaired",
+        "From the end of a command that deletes the rules (`nft delete table ip localnet`, `iptables-legacy -t nat -F`) until packets to the \
+         first and to the last Service are answered again.",
+        &["size", "contestant", "flushes", "p50", "p99", "longest"],
+    );
+    each(figures, table, |run, _| {
+        let times = run.repair?;
+        Some(vec![times.n.to_string(), time(times.p50), time(times.p99), time(times.max)])
     })
 }
 

@@ -1,0 +1,42 @@
+//! Another process deletes what a backend has programmed, again and again: how long until packets are answered as before.
+
+use std::{
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+
+use crate::{contestants::Contestant, packets::await_all, site::Site, statistics::Times};
+
+/// A backend slows its repairs down when it sees this many of them without a pause of [`CALM`]. Fewer come in a row here, since a
+/// lone flush is what happens to a node.
+const IN_A_ROW: usize = 40;
+const CALM: Duration = Duration::from_secs(11);
+
+/// From the end of each flush until the first and the last of the Services are answered again. None: one was not in time.
+pub(super) fn measure(
+    site: &Site,
+    contestant: &Contestant,
+    rounds: usize,
+    give_up: Duration,
+) -> anyhow::Result<Option<Times>> {
+    let vips = site.size.sample();
+    let ends = [*vips.first().context("there are Services")?, *vips.last().context("there are Services")?];
+    let mut took = Vec::with_capacity(rounds);
+    for round in 1..=rounds {
+        let (program, arguments) = match contestant.is_iptables() {
+            true => ("iptables-legacy", ["-t", "nat", "-F"].as_slice()),
+            false => ("nft", ["delete", "table", "ip", "localnet"].as_slice()),
+        };
+        site.on_node(Command::new(program).args(arguments))?;
+        let flushed = Instant::now();
+        let Some(answered) = site.inside(|| await_all(&ends, true, flushed + give_up))? else { return Ok(None) };
+        took.push(answered.saturating_duration_since(flushed));
+        if round % IN_A_ROW == 0 && round < rounds {
+            thread::sleep(CALM);
+        }
+    }
+    Ok(Times::of(took))
+}
