@@ -2,8 +2,8 @@
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
-use clap::{Args, Parser, Subcommand};
-use localnet_config::{Config, KubeProxyFlags};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use localnet_config::{Config, KubeProxyFlags, Mode};
 use localnet_proto::{Address, DEFAULT_ADDRESS};
 
 use crate::{
@@ -36,8 +36,31 @@ pub struct Arguments {
 /// What to do instead of serving.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
-    /// Say which Services would behave differently from kube-proxy, and why; serves nothing
+    /// Say which Services would behave differently from kube-proxy, and why; serves nothing. Exit code 0: none; 1: some; 2: it could
+    /// not be found out
     Check(CheckArguments),
+}
+
+/// A backend that takes over from kube-proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BackendName {
+    /// `localnet-nft`
+    Nft,
+    /// `localnet-iptables`
+    Iptables,
+    /// `localnet-ipvs`
+    Ipvs,
+}
+
+impl BackendName {
+    /// The mode that it is for.
+    pub fn mode(self) -> Mode {
+        match self {
+            Self::Nft => Mode::Nftables,
+            Self::Iptables => Mode::Iptables,
+            Self::Ipvs => Mode::Ipvs,
+        }
+    }
 }
 
 /// The flags of `localnet-brain check`.
@@ -46,6 +69,9 @@ pub struct CheckArguments {
     /// Where the objects come from.
     #[command(flatten)]
     pub source: SourceArgs,
+    /// The backend that is to take over [default: that of the configured mode, nft if none is configured, as localnet-node does]
+    #[arg(long, value_enum)]
+    pub backend: Option<BackendName>,
     /// How it logs.
     #[command(flatten)]
     pub log: LogArgs,

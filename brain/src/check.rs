@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use ipnet::IpNet;
 use localnet_config::{Config, Mode, NodePortAddresses};
 use localnet_proto::{Port, Protocol, Service, ServiceKey};
 use tokio::{sync::mpsc, task::JoinSet, time::timeout};
@@ -42,8 +43,9 @@ impl fmt::Display for Difference {
     }
 }
 
-/// What differs from kube-proxy with the same configuration: pure. `localized` is everything there is.
-pub fn differences(localized: &Localized, said: &Config) -> Vec<Difference> {
+/// What differs from kube-proxy with the same configuration: pure. `localized` is everything there is, `backend` what is to
+/// take over.
+pub fn differences(localized: &Localized, said: &Config, backend: Mode) -> Vec<Difference> {
     let mut found = BTreeSet::new();
     let services: Vec<&Service> = localized.services.iter().filter_map(|(_, service)| service.as_deref()).collect();
     let unserved = unserved(&services);
@@ -69,7 +71,7 @@ pub fn differences(localized: &Localized, said: &Config) -> Vec<Difference> {
             + service.external_ips.len()
             + service.load_balancer_ips.len()
             + usize::from(service.ports.iter().any(|port| port.node_port.is_some()));
-        if service.client_ip_affinity.is_some() && ways > 1 {
+        if service.client_ip_affinity.is_some() && ways > 1 && backend == Mode::Nftables {
             add(
                 2,
                 format!(
@@ -89,7 +91,7 @@ pub fn differences(localized: &Localized, said: &Config) -> Vec<Difference> {
         let text = format!("left out: {} {}: {}; {}", skipped.object, skipped.field, skipped.problem, skipped.remedy);
         found.insert(Difference { service: skipped.service.clone(), entry, text });
     }
-    found.extend(of_node(&services, said));
+    found.extend(of_node(&services, said, backend));
     found.into_iter().collect()
 }
 
@@ -168,8 +170,8 @@ fn of_mode(service: &Service, said: &Config) -> Vec<(u8, String)> {
     found
 }
 
-/// What another mode does otherwise, if the configuration is for one.
-fn of_node(services: &[&Service], said: &Config) -> Vec<Difference> {
+/// What differs for the node as a whole.
+fn of_node(services: &[&Service], said: &Config, backend: Mode) -> Vec<Difference> {
     let node_ports =
         services.iter().filter(|service| service.ports.iter().any(|port| port.node_port.is_some())).count();
     if node_ports == 0 {
@@ -185,22 +187,43 @@ fn of_node(services: &[&Service], said: &Config) -> Vec<Difference> {
             ),
         );
     }
-    if said.mode == Mode::Iptables && said.iptables.localhost_node_ports {
+    if backend != Mode::Iptables && answers_on_localhost(said) {
         add(
-            None,
+            Some(13),
             format!(
-                "with the nft backend the NodePorts of {node_ports} Services are not answered on 127.0.0.1, as in kube-proxy's mode nftables"
+                "the NodePorts of {node_ports} Services are not answered on 127.0.0.1 any more; only the iptables backend does that"
             ),
         );
     }
     found
 }
 
-/// Reads the cluster once, and says what differs.
+/// Whether kube-proxy answers NodePorts on 127.0.0.1.
+fn answers_on_localhost(said: &Config) -> bool {
+    let is_loopback =
+        |cidr: &IpNet| matches!(cidr, IpNet::V4(cidr) if cidr.prefix_len() == 0 || cidr.addr().is_loopback());
+    let named = match &said.node_port_addresses {
+        NodePortAddresses::All => true,
+        NodePortAddresses::Primary => false,
+        NodePortAddresses::Cidrs(cidrs) => cidrs.iter().any(is_loopback),
+    };
+    said.mode == Mode::Iptables && said.iptables.localhost_node_ports && named
+}
+
+/// The mode of the backend that is to take over: the one that is named, and else the one that `localnet-node` takes.
+fn taking_over(arguments: &CheckArguments, said: &Config) -> Mode {
+    match arguments.backend {
+        Some(backend) => backend.mode(),
+        None if said.explicit.mode => said.mode,
+        None => Mode::Nftables,
+    }
+}
+
+/// Reads the cluster once, and says what differs; returns whether anything does.
 ///
 /// # Errors
 /// The configuration or the source cannot be used, or is not read within two minutes.
-pub async fn run(arguments: &CheckArguments, said: &Config) -> anyhow::Result<()> {
+pub async fn run(arguments: &CheckArguments, said: &Config) -> anyhow::Result<bool> {
     let options = arguments.source.cluster(said)?;
     let source = arguments.source.source(said, arguments.kube_proxy.to_do()?.master)?;
     let (sender, mut events) = mpsc::channel(64);
@@ -221,14 +244,16 @@ pub async fn run(arguments: &CheckArguments, said: &Config) -> anyhow::Result<()
     let read = timeout(PATIENCE, localized).await;
     let localized =
         read.context("the cluster is not read yet; is its API server there, and allowed to be asked?").flatten()?;
-    let found = differences(&localized, said);
+    let found = differences(&localized, said, taking_over(arguments, said));
     let served = localized.services.iter().filter(|(_, service)| service.is_some()).count();
     let mut lines: String = found.iter().map(|difference| format!("{difference}\n")).collect();
     lines.push_str(&match found.len() {
         0 => format!("{served} Services, all as with kube-proxy\n"),
+        1 => format!("{served} Services; 1 difference\n"),
         count => format!("{served} Services; {count} differences\n"),
     });
-    io::stdout().write_all(lines.as_bytes()).context("failed to write to standard output")
+    io::stdout().write_all(lines.as_bytes()).context("failed to write to standard output")?;
+    Ok(!found.is_empty())
 }
 
 #[cfg(test)]
@@ -266,7 +291,7 @@ mod tests {
     #[track_caller]
     fn check(services: Vec<(ServiceKey, Option<Arc<Service>>)>, mode: Mode, expected: &[(Option<&str>, Option<u8>)]) {
         let localized = Localized { services, ..Localized::default() };
-        let found = differences(&localized, &said(mode));
+        let found = differences(&localized, &said(mode), mode);
         let found: Vec<_> =
             found.iter().map(|found| (found.service.as_ref().map(|key| key.name.as_ref()), found.entry)).collect();
         assert_eq!(found, expected);
@@ -276,7 +301,6 @@ mod tests {
     fn ordinary_services_are_as_with_kube_proxy() {
         check(vec![service("web", |_| {})], Mode::Nftables, &[]);
         check(vec![service("web", |web| web.client_ip_affinity = Some(60))], Mode::Nftables, &[]);
-        check(vec![service("web", |web| web.ports = vec![port(Some(30_080))])], Mode::Nftables, &[]);
     }
 
     #[test]
@@ -330,11 +354,29 @@ mod tests {
         let mut restricted = self::said(Mode::Iptables);
         restricted.node_port_addresses = NodePortAddresses::Primary;
         let localized = Localized { services: vec![node_port.clone()], ..Localized::default() };
-        let found = differences(&localized, &restricted);
+        let found = differences(&localized, &restricted, Mode::Iptables);
         assert_eq!(found.iter().map(|found| found.entry).collect::<Vec<_>>(), [Some(9)], "{found:?}");
+        check(vec![node_port], Mode::Nftables, &[(None, Some(5))]);
+    }
+
+    /// kube-proxy's mode iptables answers NodePorts on 127.0.0.1 unless it is told not to.
+    #[test]
+    fn node_ports_on_localhost_are_lost_with_other_backends() {
+        let localized = Localized {
+            services: vec![service("web", |web| web.ports = vec![port(Some(30_080))])],
+            ..Localized::default()
+        };
+        let entries = |said: &Config, backend| {
+            differences(&localized, said, backend).iter().map(|found| found.entry).collect::<Vec<_>>()
+        };
         let mut said = said(Mode::Iptables);
         said.iptables.localhost_node_ports = true;
-        let found = differences(&Localized { services: vec![node_port], ..Localized::default() }, &said);
-        assert!(found[0].entry.is_none() && found[0].text.contains("127.0.0.1"), "{found:?}");
+        assert_eq!(entries(&said, Mode::Nftables), [Some(5), Some(13)]);
+        assert_eq!(entries(&said, Mode::Iptables), [Some(5)]);
+        said.node_port_addresses = NodePortAddresses::Cidrs(vec!["127.0.0.0/8".parse().unwrap()]);
+        assert!(entries(&said, Mode::Nftables).contains(&Some(13)));
+        assert!(!entries(&said, Mode::Iptables).contains(&Some(13)));
+        said.node_port_addresses = NodePortAddresses::Primary;
+        assert!(!entries(&said, Mode::Nftables).contains(&Some(13)));
     }
 }

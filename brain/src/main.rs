@@ -5,43 +5,67 @@ use std::{
     process::ExitCode,
 };
 
+use anyhow::ensure;
 use clap::Parser as _;
 use localnet_brain::{
     args::{Arguments, Command},
     check, run,
 };
-use localnet_config::{KubeProxyFlags, Mode, Platform, Reader};
-use localnet_config_file::{Begin, Running, begin};
+use localnet_config::{KubeProxyFlags, Mode, Platform, Reader, flags::spelled};
+use localnet_config_file::{Begin, Running, begin, last_words};
 
 /// It gives memory back that is used only while a state is read or written for the first time.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
+/// `localnet-brain check` could not find out what differs.
+const UNKNOWN: u8 = 2;
+
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = Arguments::parse_from(spelled(std::env::args_os()));
+    let failed = if arguments.command.is_some() { ExitCode::from(UNKNOWN) } else { ExitCode::FAILURE };
     match brain(arguments) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             // There is nobody to tell that standard error cannot be written.
-            _ = writeln!(io::stderr(), "error: {}", format!("{error:#}").replace('\n', " "));
-            ExitCode::FAILURE
+            _ = io::stderr().write_all(last_words(&error).as_bytes());
+            failed
         }
     }
 }
 
-fn brain(arguments: Arguments) -> anyhow::Result<()> {
+/// Returns whether all is as it should be.
+fn brain(arguments: Arguments) -> anyhow::Result<bool> {
     if let Some(Command::Check(check)) = &arguments.command {
+        programs_nothing(&check.kube_proxy)?;
         // kube-proxy's empty mode, with which ours is compared.
-        let Some(running) = read(&check.kube_proxy, Mode::Iptables)? else { return Ok(()) };
+        let Some(running) = read(&check.kube_proxy, Mode::Iptables)? else { return Ok(true) };
         check.log.start(running.config())?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        return runtime.block_on(check::run(check, running.config()));
+        return Ok(!runtime.block_on(check::run(check, running.config()))?);
     }
-    let Some(running) = read(&arguments.kube_proxy, Mode::Nftables)? else { return Ok(()) };
+    programs_nothing(&arguments.kube_proxy)?;
+    let Some(running) = read(&arguments.kube_proxy, Mode::Nftables)? else { return Ok(true) };
     arguments.log.start(running.config())?;
     running.say();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(async { run::run(arguments, *running, run::terminated()?).await })
+    runtime.block_on(async { run::run(arguments, *running, run::terminated()?).await })?;
+    Ok(true)
+}
+
+/// Refuses what only a program can do that programs the node: kube-proxy is both.
+fn programs_nothing(flags: &KubeProxyFlags) -> anyhow::Result<()> {
+    let to_do = flags.to_do()?;
+    ensure!(
+        !to_do.cleanup,
+        "--cleanup: localnet-brain has programmed nothing; run the command cleanup of the backend, such as localnet-nft cleanup"
+    );
+    ensure!(
+        !to_do.init_only,
+        "--init-only: localnet-brain needs no privileges; run the command init of the backend, such as localnet-nft init"
+    );
+    Ok(())
 }
 
 /// The configuration; `None` when it was only to be written.

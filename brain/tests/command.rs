@@ -88,6 +88,62 @@ fn failures_are_one_line_and_exit_code_1() {
     check_failure(&["--source", &source, "--listen", &listen], 1, &["another process serves there"]);
 }
 
+/// kube-proxy obeys both. The brain has programmed nothing and needs no privileges: to go on and serve would not be what the
+/// flags' help says.
+#[test]
+fn what_only_a_backend_can_do_is_refused() {
+    let (_folder, source, listen) = folder();
+    let serve = ["--source", source.as_str(), "--listen", listen.as_str()];
+    for (flag, command) in [("--cleanup", "localnet-nft cleanup"), ("--init-only", "localnet-nft init")] {
+        check_failure(&[&serve[..], &[flag]].concat(), 1, &[flag, command]);
+        check_failure(&[flag], 1, &[flag, command]);
+        check_failure(&["check", "--source", &source, flag], 2, &[flag, command]);
+    }
+    check_failure(&["--cleanup", "--init-only"], 1, &["--cleanup: cannot be combined with --init-only"]);
+}
+
+#[test]
+fn each_problem_of_a_configuration_has_a_line() {
+    let (folder, source, listen) = folder();
+    let config = folder.path().join("config.yaml");
+    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha2\nkind: KubeProxyConfiguration\nmode: x\nsyncPeriod: -1s\n";
+    fs::write(&config, text).unwrap();
+    let config = config.to_str().unwrap();
+    let output = brain(&["--source", &source, "--listen", &listen, "--config", config]).output().unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    let begins: Vec<_> = errors.lines().filter_map(|line| line.split(" Invalid value").next()).collect();
+    assert_eq!(begins, [format!("error: {config}:3: mode:"), format!("error: {config}:4: syncPeriod:")], "{errors}");
+}
+
+/// A node on which something changes must not be migrated unnoticed.
+#[test]
+fn check_says_by_its_exit_code_whether_anything_differs() {
+    let (folder, source, _) = folder();
+    let node_port = "apiVersion: v1
+kind: Service
+metadata: { name: open, namespace: default }
+spec: { type: NodePort, clusterIP: 10.96.0.11, ports: [{ port: 80, nodePort: 30080 }] }
+";
+    let config = folder.path().join("config.yaml");
+    fs::write(&config, "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n").unwrap();
+    let config = config.to_str().unwrap();
+    let check = |arguments: &[&str]| {
+        let always = ["check", "--source", &source, "--node-name", "node-a", "--config", config];
+        let output = brain(&[&always, arguments].concat()).stdout(Stdio::piped()).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (code, said) = check(&[]);
+    assert_eq!((code, said.as_str()), (Some(0), "1 Services, all as with kube-proxy\n"));
+    fs::write(folder.path().join("cluster.yaml"), format!("{CLUSTER}---\n{node_port}")).unwrap();
+    let (code, said) = check(&[]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("(docs/differences.md, 5)") && said.contains("(docs/differences.md, 13)"), "{said}");
+    let (code, said) = check(&["--backend", "iptables"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(!said.contains("(docs/differences.md, 13)"), "{said}");
+    check_failure(&["check", "--source", "file:/none/cluster.yaml"], 2, &["/none/cluster.yaml"]);
+}
+
 #[test]
 fn wrong_usage_is_exit_code_2() {
     check_failure(&["--source", "nowhere"], 2, &["--source", "file:PATH, kube or kube:KUBECONFIG"]);

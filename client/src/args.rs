@@ -107,13 +107,14 @@ pub async fn run(backend: impl Backend, source: impl Source, options: Options) -
     crate::run(backend, source, options, terminated()).await
 }
 
-/// The end of a program: a failure becomes one line on standard error, and exit code 1.
+/// The end of a program: a failure becomes one line on standard error, or one for each problem of a configuration, and exit
+/// code 1.
 pub fn exit(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // There is nobody to tell that standard error cannot be written.
-            _ = writeln!(io::stderr(), "error: {error:#}");
+            _ = io::stderr().write_all(localnet_config_file::last_words(&error).as_bytes());
             ExitCode::FAILURE
         }
     }

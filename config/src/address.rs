@@ -41,12 +41,15 @@ pub(crate) struct BadSocket<'a> {
     pub(crate) why: &'static str,
 }
 
+/// Why a port is none: 0, too large, or no number.
+pub(crate) const NO_PORT: &str = "must be a valid port";
+
 /// `IP:port`, with IPv6 in brackets, and a port from 1 on.
 pub(crate) fn socket(text: &str) -> Result<SocketAddr, BadSocket<'_>> {
     let (host, port) = split_host_port(text).ok_or(BadSocket { value: text, why: "must be IP:port" })?;
     let ip = ip(host).ok_or(BadSocket { value: host, why: "must be a valid IP" })?;
     let number = port.parse().ok().filter(|number| *number > 0);
-    Ok(SocketAddr::new(ip, number.ok_or(BadSocket { value: port, why: "must be a valid port" })?))
+    Ok(SocketAddr::new(ip, number.ok_or(BadSocket { value: port, why: NO_PORT })?))
 }
 
 fn split_host_port(text: &str) -> Option<(&str, &str)> {

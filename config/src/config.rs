@@ -36,6 +36,8 @@ pub struct Config {
     pub show_hidden_metrics_for_version: Option<MinorVersion>,
     /// `mode`: what programs the node; an empty one is what the reader said it stands for.
     pub mode: Mode,
+    /// Which values somebody has written down, where the default does not mean the same as its value.
+    pub explicit: Explicit,
     /// `linux`.
     pub linux: Linux,
     /// `windows`.
@@ -63,11 +65,10 @@ pub struct Config {
 impl Config {
     /// The shortest time between two syncs for a backend whose syncs cost what changed, and not what there is.
     ///
-    /// It is `minSyncPeriod`, except that kube-proxy's default of one second, which is there because its syncs cost what there
-    /// is, means no time at all: files that kubeadm made say nothing else.
+    /// It is `minSyncPeriod` where somebody has written it down. kube-proxy's default of one second is not taken over: it is
+    /// there because each of its syncs costs what there is.
     pub fn min_interval(&self) -> Duration {
-        let default = Duration::from_secs(1);
-        if self.min_sync_period == default { Duration::ZERO } else { self.min_sync_period }
+        if self.explicit.min_sync_period { self.min_sync_period } else { Duration::ZERO }
     }
 
     /// The bit of the packet mark that asks for masquerading in a mode, 0–31.
@@ -78,6 +79,15 @@ impl Config {
             Mode::Iptables | Mode::Kernelspace => self.iptables.masquerade_bit,
         }
     }
+}
+
+/// Which values somebody has written down, in a file or as a flag.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Explicit {
+    /// `mode` is not empty.
+    pub mode: bool,
+    /// `minSyncPeriod` of the mode is there and is not what kube-proxy takes for its absence.
+    pub min_sync_period: bool,
 }
 
 /// `mode`: the subsystem that is programmed.
@@ -383,9 +393,9 @@ impl DetectLocalMode {
 /// `nodePortAddresses`: which of the node's addresses answer NodePorts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodePortAddresses {
-    /// All; an empty list, except in mode nftables.
+    /// All; an empty list, unless the mode is `nftables` by name: an empty mode is iptables to kube-proxy, whatever takes over.
     All,
-    /// `primary`: the primary ones of the Node; an empty list in mode nftables.
+    /// `primary`: the primary ones of the Node; an empty list where the mode is `nftables` by name.
     Primary,
     /// Those in one of these; a family without CIDR has all.
     Cidrs(Vec<IpNet>),

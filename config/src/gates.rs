@@ -68,7 +68,8 @@ impl FeatureGates {
         for (name, on) in &named {
             let field = format!("featureGates.{name}");
             let Some(gate) = GATES.iter().find(|gate| gate.name == name) else {
-                findings.warning(&field, "this feature gate is not known and has no effect".to_owned(), "remove it");
+                // A flag names all gates at once: the text has to say which.
+                findings.warning(&field, format!("feature gate {name} is not known and has no effect"), "remove it");
                 continue;
             };
             if gate.locked && gate.default != *on {

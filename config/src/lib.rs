@@ -33,7 +33,7 @@ mod write;
 
 pub use complaints::{Complaint, Family, Node};
 pub use config::{
-    ClientConnection, Config, Conntrack, DetectLocal, DetectLocalMode, IpFamilyPolicy, Iptables, Ipvs, Linux,
+    ClientConnection, Config, Conntrack, DetectLocal, DetectLocalMode, Explicit, IpFamilyPolicy, Iptables, Ipvs, Linux,
     LogFormat, Logging, MinorVersion, Mode, Nftables, NodePortAddresses, OutputRouting, Platform, VModule, Windows,
     Winkernel,
 };

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::{
-    config::{Config, Mode},
+    config::Config,
     convert::convert,
     document, fields, gates,
     problem::{Findings, Problem, Problems},
@@ -79,16 +79,19 @@ impl Reader {
         let pattern = serde_json::to_value(v1alpha1::Document::default());
         let misfits = shape::compare(tree, &pattern.unwrap_or_default(), &elsewhere);
         let old: v1alpha1::Document = decode(tree, misfits.mistyped)?;
+        let section = fields::section_of_mode(&old.mode);
+        let min_sync_period = says_min_sync_period(tree.field(section).map(|(_, section)| section), &old);
         let mut old = old.complete();
         let split_streams = leave_out_split_streams(&mut old);
         let (mut new, mut lost) = convert(&old);
         // An empty mode was iptables, whose section also says periods and masqueradeAll. Its bit is as much the operator's.
         let is_default = old.nftables.masquerade_bit == v1alpha1::Nftables::default().masquerade_bit;
-        if old.mode.is_empty() && self.empty_mode == Mode::Nftables && is_default {
+        if old.mode.is_empty() && is_default {
             new.nftables.masquerade_bit = old.iptables.masquerade_bit;
         }
         let mut findings = Findings::default();
-        let config = resolve(&new, self, &mut findings);
+        let mut config = resolve(&new, self, &mut findings);
+        config.explicit.min_sync_period = min_sync_period;
         let mut warnings: Vec<_> = misfits.strict.into_iter().map(lenient).chain(more).collect();
         findings.warnings.extend(split_streams);
         for problem in findings.errors.iter_mut().chain(&mut findings.warnings) {
@@ -110,7 +113,8 @@ impl Reader {
         let misfits = [misfits.strict, misfits.mistyped].into_iter().flatten().chain(more).collect();
         let document: v1alpha2::Document = decode(tree, misfits)?;
         let mut findings = Findings::default();
-        let config = resolve(&document.complete(), self, &mut findings);
+        let mut config = resolve(&document.complete(), self, &mut findings);
+        config.explicit.min_sync_period = says(Some(tree), "minSyncPeriod");
         for problem in findings.errors.iter_mut().chain(&mut findings.warnings) {
             problem.line = tree.line_of(&problem.field);
         }
@@ -119,6 +123,21 @@ impl Reader {
         }
         Ok(Reading { config, version: Version::V1alpha2, warnings: findings.warnings, lost: Vec::new() })
     }
+}
+
+/// Whether a field is there, and not null.
+fn says(section: Option<&Tree>, name: &str) -> bool {
+    section.and_then(|section| section.field(name)).is_some_and(|(_, value)| !matches!(value.node, Node::Null))
+}
+
+/// Whether a document says how long there is between two syncs. Before it is complete: zero is the same as nothing there.
+fn says_min_sync_period(section: Option<&Tree>, old: &v1alpha1::Document) -> bool {
+    let said = match fields::section_of_mode(&old.mode) {
+        "ipvs" => old.ipvs.min_sync_period,
+        "nftables" => old.nftables.min_sync_period,
+        _ => old.iptables.min_sync_period,
+    };
+    says(section, "minSyncPeriod") && !said.is_zero()
 }
 
 /// kube-proxy overwrites it with the default of a flag before it looks whether it is allowed: a file that says it starts.

@@ -14,8 +14,8 @@ use ipnet::IpNet;
 use crate::{
     address,
     config::{
-        ClientConnection, Config, IpFamilyPolicy, Iptables, Ipvs, MinorVersion, Mode, Nftables, NodePortAddresses,
-        PRIMARY, Platform, Windows, Winkernel,
+        ClientConnection, Config, Explicit, IpFamilyPolicy, Iptables, Ipvs, MinorVersion, Mode, Nftables,
+        NodePortAddresses, PRIMARY, Platform, Windows, Winkernel,
     },
     duration::GoDuration,
     gates::FeatureGates,
@@ -46,7 +46,8 @@ impl Reader {
     }
 }
 
-/// Checks a complete document. What it returns is of use only if there are no errors among the findings.
+/// Checks a complete document. What it returns is of use only if there are no errors among the findings. Whether
+/// `minSyncPeriod` is explicit cannot be seen in a complete document: the caller knows it.
 pub(crate) fn resolve(document: &Document, reader: Reader, findings: &mut Findings) -> Config {
     let mut check = Check { hard_fail: document.config_hard_fail, findings };
     let feature_gates = FeatureGates::new(document.feature_gates.clone(), check.findings);
@@ -67,6 +68,7 @@ pub(crate) fn resolve(document: &Document, reader: Reader, findings: &mut Findin
         enable_profiling: document.enable_profiling,
         show_hidden_metrics_for_version: check.hidden_metrics(&document.show_hidden_metrics_for_version),
         mode,
+        explicit: Explicit { mode: !document.mode.is_empty(), min_sync_period: false },
         linux: check.linux(&document.linux),
         windows: Windows { run_as_service: document.windows.run_as_service },
         iptables: Iptables {
@@ -83,7 +85,7 @@ pub(crate) fn resolve(document: &Document, reader: Reader, findings: &mut Findin
         },
         winkernel: check.winkernel(document, reader.platform),
         detect_local: check.detect_local(document),
-        node_port_addresses: check.node_port_addresses(&document.node_port_addresses, mode),
+        node_port_addresses: check.node_port_addresses(&document.node_port_addresses, &document.mode),
         sync_period,
         min_sync_period,
         config_sync_period: check.more_than_zero("configSyncPeriod", document.config_sync_period),
@@ -293,10 +295,12 @@ impl Check<'_> {
         }
     }
 
-    fn node_port_addresses(&mut self, said: &[String], mode: Mode) -> NodePortAddresses {
+    /// kube-proxy's default depends on the mode that is configured. It stays when another program takes over under an empty
+    /// mode: an address that answered NodePorts goes on to answer them.
+    fn node_port_addresses(&mut self, said: &[String], mode: &str) -> NodePortAddresses {
         let field = "nodePortAddresses";
         match said {
-            [] if mode == Mode::Nftables => NodePortAddresses::Primary,
+            [] if mode == Mode::Nftables.as_str() => NodePortAddresses::Primary,
             [] => NodePortAddresses::All,
             [only] if only == PRIMARY => NodePortAddresses::Primary,
             _ => match said.iter().position(|text| text == PRIMARY) {

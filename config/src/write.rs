@@ -32,7 +32,8 @@ impl From<&Config> for Document {
                 .show_hidden_metrics_for_version
                 .map(|version| version.to_string())
                 .unwrap_or_default(),
-            mode: config.mode.as_str().to_owned(),
+            // An empty one stays empty: what is not said besides depends on it.
+            mode: if config.explicit.mode { config.mode.as_str() } else { "" }.to_owned(),
             linux: linux(config),
             windows: v1alpha2::Windows { run_as_service: config.windows.run_as_service },
             iptables: v1alpha2::Iptables {
@@ -110,12 +111,16 @@ impl From<&Config> for v1alpha1::Document {
                 interface_name_prefix: new.detect_local.interface_name_prefix,
             },
             cluster_cidr: new.detect_local.cluster_cidrs.join(","),
-            node_port_addresses: new.node_port_addresses,
+            node_port_addresses: match (&config.node_port_addresses, config.mode) {
+                // Beside this mode an empty list is `primary`.
+                (NodePortAddresses::All, Mode::Nftables) => vec!["0.0.0.0/0".to_owned(), "::/0".to_owned()],
+                _ => new.node_port_addresses,
+            },
             oom_score_adj: linux.oom_score_adj,
             conntrack: linux.conntrack,
             config_sync_period: new.config_sync_period,
             windows_run_as_service: new.windows.run_as_service,
-            mode: new.mode,
+            mode: config.mode.as_str().to_owned(),
             ..Self::default()
         };
         let (all, period, least) = match config.mode {
@@ -227,9 +232,14 @@ impl Config {
         fields::at_start(&Document::from(self), &Document::from(other))
     }
 
-    /// The configuration as a document of the latest version, v1alpha2, with every field written out.
+    /// The configuration as a document of the latest version, v1alpha2. Every field is written out, but for `minSyncPeriod`
+    /// where nobody has said it: who reads the document again has to see that.
     pub fn to_yaml(&self) -> String {
-        yaml(&Document::from(self))
+        let text = yaml(&Document::from(self));
+        if self.explicit.min_sync_period {
+            return text;
+        }
+        text.split_inclusive('\n').filter(|line| !line.starts_with("minSyncPeriod:")).collect()
     }
 }
 

@@ -3,7 +3,7 @@
 use clap::{CommandFactory as _, Parser};
 use localnet_config::{
     Config, Mode, NodePortAddresses, Platform, Reader,
-    flags::{FLAGS, Kind, KubeProxyFlags, Sets},
+    flags::{FLAGS, Flag, Kind, KubeProxyFlags, Sets},
 };
 
 #[derive(Debug, Parser)]
@@ -115,7 +115,8 @@ fn each_flag_sets_its_field() {
     let apart = ["healthz-port", "metrics-port"];
     let gated =
         ["log-json-info-buffer-size", "log-json-split-stream", "log-text-info-buffer-size", "log-text-split-stream"];
-    for flag in FLAGS.iter().filter(|flag| flag.platform.is_none() && flag.sets != Sets::Program) {
+    let set_something = |flag: &&Flag| flag.platform.is_none() && ![Sets::Program, Sets::Nothing].contains(&flag.sets);
+    for flag in FLAGS.iter().filter(set_something) {
         let covered =
             ROWS.iter().any(|row| row.0 == flag.name) || apart.contains(&flag.name) || gated.contains(&flag.name);
         assert!(covered, "--{} has no row", flag.name);
@@ -146,6 +147,9 @@ fn periods_are_those_of_the_mode() {
         (&["--proxy-mode=nftables", "--iptables-sync-period=20s", "--iptables-min-sync-period=5s"], "20s", "5s"),
         (&["--proxy-mode=nftables", "--ipvs-sync-period=20s"], "30s", "1s"),
     ] {
+        let said = given.iter().any(|flag| flag.contains("min-sync-period") && min == "5s");
+        let config = read(given, None).unwrap_or_else(|problems| panic!("{given:?}: {problems:?}")).0;
+        assert_eq!(config.min_interval().as_secs(), if said { 5 } else { 0 }, "{given:?}");
         sets(given, "syncPeriod", &format!("\"{sync}\""));
         sets(given, "minSyncPeriod", &format!("\"{min}\""));
     }
@@ -207,6 +211,12 @@ fn what_is_wrong_names_the_flag_and_the_remedy() {
             "--healthz-bind-address=x:1",
             "\"x:1\" is neither IP nor IP:port; write it like 10.0.0.1, 10.0.0.1:80 or [fd00::1]:80",
         ),
+        // Port 0 has no address that anybody could be told of.
+        ("--healthz-bind-address=127.0.0.1:0", "\"0\" in \"127.0.0.1:0\" is not a port; use a port from 1 to 65535"),
+        (
+            "--metrics-bind-address=[::1]:65536",
+            "\"65536\" in \"[::1]:65536\" is not a port; use a port from 1 to 65535",
+        ),
         (
             "--hostname-override=  ",
             "Invalid value: \"  \": empty hostname-override is invalid; name the Node, or leave it out",
@@ -242,7 +252,7 @@ fn what_is_wrong_names_the_flag_and_the_remedy() {
     }
     let many = read(&["--conntrack-min=x", "--masquerade-all=x"], None);
     assert_eq!(many.map(|_| ()).map_err(|problems| problems.len()), Err(2), "all at once");
-    for given in ["--unknown", "--proxy-mode", "--cleanup-ipvs", "positional"] {
+    for given in ["--unknown", "--proxy-mode", "positional"] {
         assert!(flags(&[given]).is_err(), "{given}");
     }
 }
@@ -318,7 +328,8 @@ fn the_name_of_the_node_and_logging_count_beside_a_file() {
             "line 4: mode: Invalid value: \"x\": must be iptables, ipvs, nftables or blank; use one of them".to_owned()
         ])
     );
-    let beside: Vec<_> = FLAGS.iter().filter(|flag| flag.beside_config).map(|flag| flag.name).collect();
+    let current = FLAGS.iter().filter(|flag| flag.sets != Sets::Nothing);
+    let beside: Vec<_> = current.filter(|flag| flag.beside_config).map(|flag| flag.name).collect();
     assert_eq!(
         beside,
         [
@@ -343,17 +354,72 @@ fn the_name_of_the_node_and_logging_count_beside_a_file() {
 
 #[test]
 fn what_to_do_is_told() {
-    let given = ["--config=/a", "--write-config-to", "/b", "--cleanup", "--init-only=false", "--master=https://m"];
+    let given =
+        ["--config=/a", "--write-config-to", "/b", "--cleanup=false", "--init-only=false", "--master=https://m"];
     let flags = flags(&given).unwrap_or_else(|error| panic!("{error}"));
     let to_do = flags.to_do().unwrap_or_else(|problems| panic!("{problems}"));
     assert_eq!(to_do.config, Some("/a".as_ref()));
     assert_eq!(to_do.write_config_to, Some("/b".as_ref()));
-    assert_eq!((to_do.cleanup, to_do.init_only, to_do.master), (true, false, Some("https://m")));
+    assert_eq!((to_do.cleanup, to_do.init_only, to_do.master), (false, false, Some("https://m")));
+    for (given, expected) in [(&["--cleanup"][..], (true, false)), (&["--init-only"], (false, true))] {
+        let flags = self::flags(given).unwrap_or_else(|error| panic!("{error}"));
+        let to_do = flags.to_do().unwrap_or_else(|problems| panic!("{problems}"));
+        assert_eq!((to_do.cleanup, to_do.init_only), expected);
+    }
     assert_eq!(KubeProxyFlags::default().to_do(), Ok(localnet_config::flags::ToDo::default()));
     let wrong =
         self::flags(&["--cleanup=x"]).map(|flags| flags.to_do().map(|_| ()).map_err(|problems| problems.to_string()));
     let said = "--cleanup: \"x\" is neither true nor false; write true or false, or only the flag".to_owned();
     assert_eq!(wrong, Ok(Err(said)));
+}
+
+/// Each of these flags ends the program: only one of them could be obeyed.
+#[test]
+fn flags_that_end_the_program_are_not_combined() {
+    for (given, said) in [
+        (&["--cleanup", "--init-only"][..], "--cleanup: cannot be combined with --init-only"),
+        (&["--write-config-to=/b", "--cleanup"], "--write-config-to: cannot be combined with --cleanup"),
+        (
+            &["--write-config-to=/b", "--cleanup", "--init-only"],
+            "--write-config-to: cannot be combined with --cleanup and --init-only",
+        ),
+    ] {
+        let problems = flags(given).map(|flags| flags.to_do().map(|_| ()).map_err(|problems| problems.to_string()));
+        let said =
+            format!("{said}: each of them ends the program; give one of them, and run the program again for the other");
+        assert_eq!(problems, Ok(Err(said)), "{given:?}");
+    }
+}
+
+/// Command lines for earlier versions of kube-proxy, and the spelling with `_` that every version takes.
+#[test]
+fn command_lines_of_earlier_versions_are_accepted() {
+    let old = ["--logtostderr=true", "--cleanup-ipvs=false", "--proxy-port-range=0-0", "--udp-timeout=250ms"];
+    let (_, warnings) = read(&old, None).unwrap_or_else(|problems| panic!("{problems:?}"));
+    let said = ["cleanup-ipvs", "logtostderr", "proxy-port-range", "udp-timeout"]
+        .map(|name| format!("--{name}: has no effect: kube-proxy no longer has this flag; remove it"));
+    assert_eq!(warnings, said);
+    let (_, warnings) =
+        read(&["--config=x", "--logtostderr"], Some(FILE)).unwrap_or_else(|problems| panic!("{problems:?}"));
+    assert_eq!(warnings, ["--logtostderr: has no effect: kube-proxy no longer has this flag; remove it"]);
+
+    let spelled = |given: &[&str]| -> Vec<String> {
+        let words = localnet_config::flags::spelled(given.iter().map(Into::into));
+        words.map(|word| word.to_string_lossy().into_owned()).collect()
+    };
+    let given = ["--proxy_mode", "a_b", "--cluster_cidr=a_b", "-v", "--", "--a_b"];
+    assert_eq!(spelled(&given), ["--proxy-mode", "a_b", "--cluster-cidr=a_b", "-v", "--", "--a_b"]);
+}
+
+/// A flag names all gates at once, so the text says which of them it is about.
+#[test]
+fn an_unknown_feature_gate_is_named() {
+    let (_, warnings) = read(&["--feature-gates=CloudDualStackNodeIPs=true,WinDSR=true"], None)
+        .unwrap_or_else(|problems| panic!("{problems:?}"));
+    assert_eq!(
+        warnings,
+        ["--feature-gates: feature gate CloudDualStackNodeIPs is not known and has no effect; remove it"]
+    );
 }
 
 #[test]
@@ -386,5 +452,9 @@ fn flags_of_windows_count_there() {
 fn the_command_is_sound() {
     Program::command().debug_assert();
     let help = Program::command().render_long_help().to_string();
-    assert!(FLAGS.iter().all(|flag| help.contains(&format!("--{}", flag.name))));
+    for flag in FLAGS {
+        let shown =
+            help.split_whitespace().any(|word| word.trim_end_matches("[=<BOOL>]") == format!("--{}", flag.name));
+        assert_eq!(shown, flag.sets != Sets::Nothing, "--{}", flag.name);
+    }
 }

@@ -1,7 +1,7 @@
 //! Whatever a file or a command line says, it is a configuration or a list of problems.
 
 use clap::Parser;
-use localnet_config::{Platform, Reader, flags::KubeProxyFlags, v1alpha2};
+use localnet_config::{Platform, Reader, flags::KubeProxyFlags};
 
 const V1ALPHA1: &[u8] = b"apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
@@ -35,8 +35,7 @@ fn fuzz_a_configuration() {
         match Reader::kube_proxy(Platform::Linux).read(&text) {
             Ok(reading) => {
                 // What was accepted can be written, and means the same then.
-                let document = v1alpha2::Document::from(&reading.config);
-                let again = Reader::kube_proxy(Platform::Linux).read(&serde_json::to_string(&document).unwrap());
+                let again = Reader::kube_proxy(Platform::Linux).read(&reading.config.to_yaml());
                 let again = again.unwrap_or_else(|problems| panic!("{problems:?}"));
                 assert_eq!(again.config, reading.config);
                 format!("{:?}", reading.warnings)

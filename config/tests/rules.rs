@@ -47,8 +47,7 @@ fn feature_gates_are_settable() {
     good("featureGates: {WinDSR: true, AllowServiceExternalIPs: false}");
     for version in ["v1alpha1", "v1alpha2"] {
         let said = read(version, "featureGates:\n  SidecarContainers: true", Platform::Linux);
-        let warning =
-            "line 4: featureGates.SidecarContainers: this feature gate is not known and has no effect; remove it";
+        let warning = "line 4: featureGates.SidecarContainers: feature gate SidecarContainers is not known and has no effect; remove it";
         assert_eq!(said, (Vec::new(), vec![warning.to_owned()]), "{version}");
     }
 }

@@ -71,7 +71,7 @@ impl ConfigArgs {
         Concerns {
             vips: self.config(said),
             conntrack: said.linux.conntrack.clone(),
-            min_sync_period: said.min_sync_period,
+            min_sync_period: said.min_interval(),
             sync_period: said.sync_period,
         }
     }
@@ -113,7 +113,9 @@ mod tests {
 
     #[test]
     fn flags_become_a_configuration() {
-        let defaults = Config::default();
+        // As in kube-proxy, NodePorts are answered on all addresses unless the mode is nftables by name.
+        let all = NodePortAddresses::Cidrs(Vec::new());
+        let defaults = Config { node_port_addresses: all.clone(), ..Config::default() };
         let node_ports = |texts: &[&str]| {
             let cidrs = NodePortAddresses::Cidrs(texts.iter().map(|text| text.parse().unwrap()).collect());
             Ok(Config { node_port_addresses: cidrs, ..defaults.clone() })
@@ -135,15 +137,11 @@ mod tests {
             (&["--masquerade-all", "--masquerade-bit", "31"], {
                 Ok(Config { masquerade_all: true, masquerade_bit: 31, ..defaults.clone() })
             }),
-            (&["--nodeport-addresses", "primary"], Ok(defaults.clone())),
+            (&["--nodeport-addresses", "primary"], Ok(Config::default())),
+            (&["--proxy-mode=nftables"], Ok(Config::default())),
             (&["--nodeport-addresses", "192.168.0.0/24,::/0"], node_ports(&["192.168.0.0/24", "::/0"])),
-            // As in kube-proxy, mode iptables answers NodePorts on all addresses.
             (&["--proxy-mode=iptables", "--iptables-masquerade-bit=7"], {
-                Ok(Config {
-                    masquerade_bit: 7,
-                    node_port_addresses: NodePortAddresses::Cidrs(vec![]),
-                    ..defaults.clone()
-                })
+                Ok(Config { masquerade_bit: 7, node_port_addresses: all, ..Config::default() })
             }),
         ] {
             assert_eq!(config(flags), expected, "{flags:?}");

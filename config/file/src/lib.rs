@@ -13,5 +13,5 @@ mod read;
 mod running;
 mod watch;
 
-pub use read::{Begin, begin};
+pub use read::{Begin, Invalid, begin, last_words};
 pub use running::{Current, Following, Running};

@@ -1,6 +1,8 @@
 //! Reads what flags and file say, and does what needs nothing else: `--write-config-to`.
 
 use std::{
+    error::Error,
+    fmt,
     fs::{self, File},
     io::{self, Read as _},
     path::Path,
@@ -47,10 +49,30 @@ pub(crate) fn read(
     file: Option<&Path>,
     text: Option<&str>,
 ) -> anyhow::Result<Reading> {
-    flags.read(reader, text).map_err(|Problems(problems)| {
-        let lines: Vec<_> = problems.iter().map(|problem| placed(problem, file)).collect();
-        anyhow::anyhow!("{}", lines.join("\n"))
-    })
+    flags
+        .read(reader, text)
+        .map_err(|Problems(problems)| Invalid(problems.iter().map(|problem| placed(problem, file)).collect()).into())
+}
+
+/// A configuration that cannot be used: one line for each thing that is wrong with it.
+#[derive(Debug)]
+pub struct Invalid(Vec<String>);
+
+impl fmt::Display for Invalid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("\n"))
+    }
+}
+
+impl Error for Invalid {}
+
+/// Why a program ends, for its standard error: a line for each problem of a configuration, and one for anything else.
+pub fn last_words(error: &anyhow::Error) -> String {
+    let text = match error.downcast_ref::<Invalid>() {
+        Some(invalid) => invalid.to_string(),
+        None => format!("{error:#}").replace('\n', " "),
+    };
+    text.lines().map(|line| format!("error: {line}\n")).collect()
 }
 
 /// A problem with its place: that of a flag is its name.

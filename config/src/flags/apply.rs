@@ -50,7 +50,9 @@ impl KubeProxyFlags {
             items.extend(more);
         }
         let again = self.resolved(reader, document, &counting)?;
+        let min_sync_period = reading.config.explicit.min_sync_period;
         reading.config = again.config;
+        reading.config.explicit.min_sync_period = min_sync_period;
         reading.warnings.extend(warnings);
         reading.warnings.extend(without_effect(&counting));
         Ok(reading)
@@ -61,11 +63,15 @@ impl KubeProxyFlags {
         let mut document = json_of(&defaults);
         // By flags ipvs waits as long as the others do; by a file it does not wait.
         document["minSyncPeriod"] = json!("1s");
-        // It opens the node's loopback addresses to its neighbours: only who asks for it has it.
-        document["iptables"]["localhostNodePorts"] = json!(false);
+        // It opens the node's loopback addresses to its neighbours. A command line for kube-proxy's mode iptables asks for it
+        // (k3s has one), a program that is merely tried out does not.
+        document["iptables"]["localhostNodePorts"] = json!(self.text("proxy-mode") == Some("iptables"));
         let given: Vec<_> = self.given.iter().collect();
         self.set(&given, &mut document)?;
         let mut reading = self.resolved(reader, document, &given)?;
+        reading.config.explicit.min_sync_period = given.iter().any(|given| {
+            field_in_mode(given.flag.sets, self.text("proxy-mode").unwrap_or_default()) == Some("minSyncPeriod")
+        });
         // kube-proxy lets an empty address be the default: nobody says that on purpose.
         let nowhere = |given: &&Given| match given.flag.name {
             "healthz-port" => given.last().parse() == Ok(0),
@@ -140,11 +146,11 @@ fn without_effect<'a>(flags: &'a [&Given]) -> impl Iterator<Item = Problem> + 'a
 
 fn set(given: &Given, value: &Value, mode: &str, document: &mut Value) -> Result<(), Problem> {
     let path = match given.flag.sets {
-        Sets::Program => return Ok(()),
-        Sets::InIpvs(path) if mode == "ipvs" => path,
-        Sets::ButIpvs(path) if mode != "ipvs" => path,
-        Sets::InIpvs(_) | Sets::ButIpvs(_) => return Ok(()),
-        Sets::Field(path) => path,
+        Sets::Program | Sets::Nothing => return Ok(()),
+        sets @ (Sets::InIpvs(_) | Sets::ButIpvs(_) | Sets::Field(_)) => match field_in_mode(sets, mode) {
+            Some(path) => path,
+            None => return Ok(()),
+        },
         Sets::MasqueradeBit => {
             put(document, "ipvs.masqueradeBit", value.clone());
             "iptables.masqueradeBit"
@@ -166,6 +172,16 @@ fn set(given: &Given, value: &Value, mode: &str, document: &mut Value) -> Result
     };
     put(document, path, value.clone());
     Ok(())
+}
+
+/// The one field that a flag sets in a mode.
+fn field_in_mode(sets: Sets, mode: &str) -> Option<&'static str> {
+    match sets {
+        Sets::Field(path) => Some(path),
+        Sets::InIpvs(path) => (mode == "ipvs").then_some(path),
+        Sets::ButIpvs(path) => (mode != "ipvs").then_some(path),
+        _ => None,
+    }
 }
 
 /// A port counts only for an address that has none.
@@ -200,7 +216,7 @@ fn sets(given: &Given, field: &str) -> bool {
         Sets::MasqueradeBit => return ["iptables.masqueradeBit", "ipvs.masqueradeBit"].contains(&field),
         Sets::BindAddress => "nodeIPOverride",
         Sets::ClusterCidr => "detectLocal.clusterCIDRs",
-        Sets::Program => return false,
+        Sets::Program | Sets::Nothing => return false,
     };
     field.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with(['[', '.']))
 }

@@ -7,7 +7,7 @@ mod apply;
 mod table;
 mod value;
 
-use std::path::Path;
+use std::{ffi::OsString, path::Path};
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 pub use table::{FLAGS, Flag, Kind, Sets};
@@ -51,16 +51,34 @@ impl KubeProxyFlags {
     /// What the program is to do.
     ///
     /// # Errors
-    /// `--cleanup` or `--init-only` is neither true nor false.
+    /// `--cleanup` or `--init-only` is neither true nor false; or two flags are given of which each ends the program. kube-proxy
+    /// obeys one of them and ignores the other.
     pub fn to_do(&self) -> Result<ToDo<'_>, crate::Problems> {
         let path = |name| self.text(name).map(Path::new);
-        Ok(ToDo {
+        let to_do = ToDo {
             config: path("config"),
             write_config_to: path("write-config-to"),
             cleanup: self.is_set("cleanup")?,
             init_only: self.is_set("init-only")?,
             master: self.text("master"),
-        })
+        };
+        let ends = [
+            ("--write-config-to", to_do.write_config_to.is_some()),
+            ("--cleanup", to_do.cleanup),
+            ("--init-only", to_do.init_only),
+        ];
+        let ends: Vec<_> = ends.iter().filter(|(_, given)| *given).map(|(flag, _)| *flag).collect();
+        if let [first, others @ ..] = ends.as_slice()
+            && !others.is_empty()
+        {
+            return Err(crate::Problems(vec![crate::Problem {
+                line: 0,
+                field: (*first).to_owned(),
+                problem: format!("cannot be combined with {}: each of them ends the program", others.join(" and ")),
+                remedy: "give one of them, and run the program again for the other".to_owned(),
+            }]));
+        }
+        Ok(to_do)
     }
 
     /// Whether someone has chosen how the node is to be set up: by a file, or by a flag about connection tracking or memory.
@@ -81,6 +99,21 @@ impl KubeProxyFlags {
     }
 }
 
+/// The arguments of a program with flags spelled as clap knows them: kube-proxy takes `_` for `-` in the name of a flag.
+pub fn spelled(arguments: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+    let mut only_values = false;
+    arguments.map(move |argument| {
+        only_values |= argument == "--";
+        match argument.to_str().filter(|text| text.starts_with("--") && !only_values) {
+            Some(text) => match text.split_once('=') {
+                Some((name, value)) => format!("{}={value}", name.replace('_', "-")).into(),
+                None => text.replace('_', "-").into(),
+            },
+            None => argument,
+        }
+    })
+}
+
 const HEADING: &str = "kube-proxy's flags";
 
 fn arg(flag: &'static Flag) -> Arg {
@@ -90,6 +123,7 @@ fn arg(flag: &'static Flag) -> Arg {
         .help_heading(HEADING)
         .action(ArgAction::Append)
         .hide_short_help(true)
+        .hide(flag.sets == Sets::Nothing)
         .allow_hyphen_values(matches!(flag.kind, Kind::Int | Kind::Float | Kind::Duration));
     let arg = match flag.short {
         Some(short) => arg.short(short),

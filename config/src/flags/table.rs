@@ -1,4 +1,4 @@
-//! Every flag of kube-proxy v1.36: what it sets, and whether it counts beside `--config`.
+//! Every flag of kube-proxy v1.36, and those that earlier versions had: what it sets, and whether it counts beside `--config`.
 
 use crate::config::Platform;
 
@@ -71,23 +71,29 @@ pub enum Sets {
     Port(&'static str),
     /// What the program does.
     Program,
+    /// Nothing: kube-proxy had it in an earlier version.
+    Nothing,
 }
 
 use Kind::{Bool, Duration, Float, Gates, Int, Ip, IpPort, List, Path, Size, Text, VModule};
-use Sets::{BindAddress, ButIpvs, ClusterCidr, Field, InIpvs, MasqueradeBit, Port, Program};
+use Sets::{BindAddress, ButIpvs, ClusterCidr, Field, InIpvs, MasqueradeBit, Nothing, Port, Program};
 
 const READS_JSON: &str = "the API server is read as JSON";
 const NO_LIMIT: &str = "a brain makes a handful of requests, and none is held back";
 const NO_CADVISOR: &str = "nothing reads it, in kube-proxy either";
 const AT_ONCE: &str = "lines are written at once, to standard error";
+const GONE: &str = "kube-proxy no longer has this flag";
 const NO_RESYNC: &str = "objects are watched, and compared with the API server whenever a watch begins anew";
 
-/// All flags, sorted.
+/// All flags, sorted. Those that are [`Sets::Nothing`] are of earlier versions than v1.36.
 pub const FLAGS: &[Flag] = &[
+    gone("add-dir-header", Bool),
+    gone("alsologtostderr", Bool),
     flag("bind-address", Ip, BindAddress, "the node's primary IP, instead of the Node's; nothing is bound to it"),
     flag("bind-address-hard-fail", Bool, Field("bindAddressHardFail"), "end when health or metrics cannot be bound to"),
     without_effect(flag("boot-id-file", Text, Program, "files to look for a boot id in"), NO_CADVISOR),
     beside(flag("cleanup", Bool, Program, "remove everything that was programmed, and exit")),
+    gone("cleanup-ipvs", Bool),
     flag("cluster-cidr", Text, ClusterCidr, "CIDRs of all pods, at most one of each family, with commas between them"),
     beside(flag(
         "config",
@@ -229,6 +235,9 @@ pub const FLAGS: &[Flag] = &[
         Field("clientConnection.kubeconfig"),
         "kubeconfig file, instead of the pod's service account",
     ),
+    gone("log-backtrace-at", Text),
+    gone("log-dir", Path),
+    gone("log-file-max-size", Int),
     without_effect(
         beside(flag("log-flush-frequency", Duration, Field("logging.flushFrequency"), "how long log lines may wait")),
         AT_ONCE,
@@ -260,6 +269,7 @@ pub const FLAGS: &[Flag] = &[
         AT_ONCE,
     ),
     beside(flag("logging-format", Text, Field("logging.format"), "text or json")),
+    gone("logtostderr", Bool),
     without_effect(flag("machine-id-file", Text, Program, "files to look for a machine id in"), NO_CADVISOR),
     flag("masquerade-all", Bool, Field("linux.masqueradeAll"), "masquerade everything that is sent to a ClusterIP"),
     beside(flag("master", Text, Program, "URL of the API server, instead of the kubeconfig's")),
@@ -272,6 +282,7 @@ pub const FLAGS: &[Flag] = &[
         Field("nodePortAddresses"),
         "CIDRs of the addresses that answer NodePorts, or primary",
     ),
+    gone("one-output", Bool),
     flag(
         "oom-score-adj",
         Int,
@@ -292,6 +303,8 @@ pub const FLAGS: &[Flag] = &[
     ),
     flag("profiling", Bool, Field("enableProfiling"), "profiles can be had where metrics are"),
     flag("proxy-mode", Text, Field("mode"), "iptables, ipvs or nftables; on Windows kernelspace"),
+    gone("proxy-port-range", Text),
+    gone("resource-container", Text),
     windows(flag(
         "root-hnsendpoint-name",
         Text,
@@ -304,7 +317,11 @@ pub const FLAGS: &[Flag] = &[
         Field("showHiddenMetricsForVersion"),
         "the minor version before this one: show metrics hidden since",
     ),
+    gone("skip-headers", Bool),
+    gone("skip-log-headers", Bool),
     windows(flag("source-vip", Text, Field("winkernel.sourceVip"), "address that balanced traffic is sent from")),
+    gone("stderrthreshold", Text),
+    gone("udp-timeout", Duration),
     Flag {
         short: Some('v'),
         ..beside(flag("v", Int, Field("logging.verbosity"), "how much is logged: from 4 on more, from 6 on all"))
@@ -328,6 +345,12 @@ const fn flag(name: &'static str, kind: Kind, sets: Sets, help: &'static str) ->
 
 const fn beside(flag: Flag) -> Flag {
     Flag { beside_config: true, ..flag }
+}
+
+/// A flag that kube-proxy had in an earlier version: command lines still have it.
+const fn gone(name: &'static str, kind: Kind) -> Flag {
+    let help = "none: kube-proxy no longer has this flag";
+    without_effect(beside(flag(name, kind, Nothing, help)), GONE)
 }
 
 const fn windows(flag: Flag) -> Flag {

@@ -69,9 +69,15 @@ pub(super) fn json(given: &Given) -> Result<Option<Value>, Problem> {
             good.then(|| json!(text)).ok_or_else(|| wrong("not a valid IP address", "write it like 10.0.0.1"))?
         }
         Kind::IpPort => {
-            let good = address::ip(text).is_some() || address::socket(text).is_ok();
             let remedy = "write it like 10.0.0.1, 10.0.0.1:80 or [fd00::1]:80";
-            good.then(|| json!(text)).ok_or_else(|| wrong("neither IP nor IP:port", remedy))?
+            match (address::ip(text), address::socket(text)) {
+                (Some(_), _) | (_, Ok(_)) => json!(text),
+                (None, Err(bad)) if bad.why == address::NO_PORT => {
+                    let why = format!("{:?} in {text:?} is not a port", bad.value);
+                    return Err(problem(given, why, "use a port from 1 to 65535"));
+                }
+                (None, Err(_)) => return Err(wrong("neither IP nor IP:port", remedy)),
+            }
         }
         Kind::Gates => gates(given)?,
         Kind::VModule => vmodule(given)?,

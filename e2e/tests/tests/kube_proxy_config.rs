@@ -93,7 +93,8 @@ fn compare(what: &str, ours: Result<Config, String>, theirs: Result<String, Stri
         (Ok(_), Err(said)) => Some(format!("{what}\n  kube-proxy refuses it: {}", last_line(&said))),
         (Err(said), Ok(_)) => Some(format!("{what}\n  we refuse it: {said}")),
         (Ok(config), Ok(written)) => match self::ours(&written) {
-            Ok(theirs) if theirs == config => None,
+            // It writes its default down, as if somebody had said it.
+            Ok(theirs) if Config { explicit: config.explicit, ..theirs.clone() } == config => None,
             Ok(theirs) => {
                 Some(format!("{what}\n  ours:       {}\n  kube-proxy: {}", config.to_yaml(), theirs.to_yaml()))
             }
@@ -316,7 +317,8 @@ struct Program {
     flags: KubeProxyFlags,
 }
 
-/// By flags alone NodePorts are not answered on loopback addresses, unless it is asked for: the one default that is ours.
+/// By flags alone NodePorts are not answered on loopback addresses, unless mode iptables is asked for: the one default that is
+/// ours.
 fn our_flags(flags: &[String]) -> Result<Config, String> {
     let theirs = "--iptables-localhost-nodeports=true".to_owned();
     let program = [String::new(), theirs].into_iter().chain(flags.iter().cloned());
@@ -346,8 +348,9 @@ fn values(kind: Kind) -> &'static [&'static str] {
 #[test]
 fn flags_are_understood_as_kube_proxy_understands_them() -> anyhow::Result<()> {
     // Ports alone count only when a server is started.
-    let flags =
-        FLAGS.iter().filter(|flag| flag.platform.is_none() && !matches!(flag.sets, Sets::Program | Sets::Port(_)));
+    let flags = FLAGS
+        .iter()
+        .filter(|flag| flag.platform.is_none() && !matches!(flag.sets, Sets::Program | Sets::Port(_) | Sets::Nothing));
     let mut rows: Vec<Vec<String>> =
         flags.flat_map(|flag| values(flag.kind).iter().map(|value| vec![format!("--{}={value}", flag.name)])).collect();
     let more: &[&[&str]] = &[
@@ -401,7 +404,8 @@ fn every_flag_of_kube_proxy_is_known() -> anyhow::Result<()> {
     assert!(theirs.len() > 50, "{help}");
     // The deprecated ones are hidden from the help; those of every program are clap's.
     let hidden = ["healthz-port", "metrics-port"];
-    let ours: BTreeSet<_> = FLAGS.iter().filter(|flag| flag.platform.is_none()).map(|flag| flag.name).collect();
+    let current = |flag: &&localnet_config::flags::Flag| flag.platform.is_none() && flag.sets != Sets::Nothing;
+    let ours: BTreeSet<_> = FLAGS.iter().filter(current).map(|flag| flag.name).collect();
     let theirs: BTreeSet<_> =
         theirs.into_iter().chain(hidden).filter(|name| !["help", "version"].contains(name)).collect();
     assert_eq!(ours, theirs);

@@ -17,18 +17,18 @@ const WEB_V6: &str = "fd00:172:30::10";
 /// The endpoint: the other pod is a client.
 const SERVING: [&str; 2] = [PODS[1], "fd00:10:180::2"];
 /// Further addresses of the node.
-const SECOND: [&str; 2] = ["192.168.1.2", "2001:db8:1::2"];
-const PROGRAM: &str = "localnet-node";
+pub(super) const SECOND: [&str; 2] = ["192.168.1.2", "2001:db8:1::2"];
+pub(super) const PROGRAM: &str = "localnet-node";
 
 /// A node without a cluster.
-struct Alone {
-    programs: Programs,
+pub(super) struct Alone {
+    pub(super) programs: Programs,
     _servers: Servers,
-    network: Network,
+    pub(super) network: Network,
 }
 
 impl Alone {
-    fn build() -> anyhow::Result<Self> {
+    pub(super) fn build() -> anyhow::Result<Self> {
         let topology = Topology { node_addresses: SECOND.map(ip).to_vec(), ..Topology::with_pods(PODS)? };
         let network = Network::build(topology)?;
         let endpoint = |address| Endpoint { protocol: Protocol::Tcp, address: (ip(address), HTTP).into() };
@@ -92,7 +92,7 @@ impl Alone {
         Ok(path.display().to_string())
     }
 
-    fn source(&self) -> String {
+    pub(super) fn source(&self) -> String {
         format!("file:{}", self.programs.path().join("cluster").display())
     }
 
@@ -103,14 +103,14 @@ impl Alone {
     }
 
     /// Which source the endpoint sees; none if it does not answer.
-    fn seen(&self, from: &Namespace, to: (IpAddr, u16)) -> Option<IpAddr> {
+    pub(super) fn seen(&self, from: &Namespace, to: (IpAddr, u16)) -> Option<IpAddr> {
         match from.probe(Probe::new(Protocol::Tcp, to.into())) {
             Ok(Outcome::Answer { seen_source, .. }) => Some(seen_source),
             _ => None,
         }
     }
 
-    fn log(&self) -> String {
+    pub(super) fn log(&self) -> String {
         self.programs.log(PROGRAM)
     }
 }

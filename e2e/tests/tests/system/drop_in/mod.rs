@@ -3,12 +3,14 @@
 //! | file | what it shows |
 //! |---|---|
 //! | `check` | who would behave differently is told beforehand |
+//! | `distributions` | NodePorts answer where they did, with what kubeadm, k3s and EKS give kube-proxy |
 //! | `effects` | what the configuration says of the node is what packets see |
 //! | `kubeadm` | the ConfigMap that kubeadm makes starts ours, and is followed |
 //! | `pages` | each page of kube-proxy's two servers, asked of both |
 //! | `takeover` | kube-proxy, ours, kube-proxy: no connection fails |
 
 mod check;
+mod distributions;
 mod effects;
 mod kubeadm;
 mod pages;

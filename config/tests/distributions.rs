@@ -1,0 +1,144 @@
+//! What distributions give kube-proxy, unmodified: it must mean to localnet what it means to kube-proxy.
+//!
+//! | file | whose |
+//! |---|---|
+//! | `kubeadm.yaml` | the ConfigMap `kube-proxy` of kubeadm: `mode: ""` |
+//! | `eks.yaml` | the ConfigMap `kube-proxy-config` of EKS |
+//! | `k3s.args` | the command line of the kube-proxy in k3s, which has no file |
+
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use clap::Parser as _;
+use localnet_config::{Config, KubeProxyFlags, Mode, NodePortAddresses, Platform, Reader, Reading, flags::spelled};
+
+#[derive(Debug, clap::Parser)]
+struct Program {
+    #[command(flatten)]
+    flags: KubeProxyFlags,
+}
+
+/// Whoever takes over: an empty mode is nftables to the nft backend and to `localnet-node`.
+const READERS: [Mode; 2] = [Mode::Nftables, Mode::Iptables];
+
+fn golden(name: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)).unwrap()
+}
+
+/// A file of a ConfigMap.
+fn file(name: &str, key: &str) -> String {
+    #[derive(serde::Deserialize)]
+    struct ConfigMap {
+        data: BTreeMap<String, String>,
+    }
+    let map: ConfigMap = serde_saphyr::from_str(&golden(name)).unwrap();
+    map.data[key].clone()
+}
+
+fn read(arguments: &[&str], text: Option<&str>, empty_mode: Mode) -> Reading {
+    let words = ["program"].iter().chain(arguments).map(Into::into);
+    let flags = Program::try_parse_from(spelled(words)).unwrap().flags;
+    flags.read(Reader { platform: Platform::Linux, empty_mode }, text).unwrap()
+}
+
+/// How each distribution starts kube-proxy.
+fn kubeadm(empty_mode: Mode) -> Reading {
+    let arguments = ["--config=/var/lib/kube-proxy/config.conf", "--hostname-override=node-a"];
+    read(&arguments, Some(&file("kubeadm.yaml", "config.conf")), empty_mode)
+}
+
+fn eks(empty_mode: Mode) -> Reading {
+    let arguments = ["--v=2", "--config=/var/lib/kube-proxy-config/config", "--hostname-override=node-a"];
+    read(&arguments, Some(&file("eks.yaml", "config")), empty_mode)
+}
+
+fn k3s(empty_mode: Mode) -> Reading {
+    let arguments = golden("k3s.args");
+    read(&arguments.lines().collect::<Vec<_>>(), None, empty_mode)
+}
+
+/// The default of a file that says nothing, with a name of the node.
+fn defaults(empty_mode: Mode) -> Config {
+    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+    read(&["--config=x", "--hostname-override=node-a"], Some(text), empty_mode).config
+}
+
+/// kube-proxy answers NodePorts on all addresses unless the mode is nftables by name, and it takes an empty mode for iptables.
+/// Beside the loopback address (`localhostNodePorts`) that is so with the backend that takes over, too.
+#[test]
+fn node_ports_answer_on_the_addresses_on_which_kube_proxy_answered() {
+    for empty_mode in READERS {
+        for (whose, reading) in [("kubeadm", kubeadm(empty_mode)), ("eks", eks(empty_mode)), ("k3s", k3s(empty_mode))] {
+            let config = reading.config;
+            assert_eq!(config.node_port_addresses, NodePortAddresses::All, "{whose} {empty_mode}");
+            assert!(config.iptables.localhost_node_ports, "{whose} {empty_mode}");
+            // Written by --write-config-to, and read by another program.
+            for other in READERS {
+                let again = Reader { platform: Platform::Linux, empty_mode: other }.read(&config.to_yaml()).unwrap();
+                assert_eq!(again.config.node_port_addresses, NodePortAddresses::All, "{whose} {empty_mode} {other}");
+            }
+            // As /configz shows it, where the mode is never empty.
+            let shown = localnet_config::v1alpha1::Document::from(&config);
+            let expected: &[&str] = if config.mode == Mode::Nftables { &["0.0.0.0/0", "::/0"] } else { &[] };
+            assert_eq!(shown.node_port_addresses, expected, "{whose} {empty_mode}");
+        }
+    }
+}
+
+#[test]
+fn a_mode_that_is_nftables_by_name_has_primary_addresses() {
+    for empty_mode in READERS {
+        let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n";
+        for reading in
+            [read(&["--config=x"], Some(text), empty_mode), read(&["--proxy-mode=nftables"], None, empty_mode)]
+        {
+            assert_eq!(reading.config.node_port_addresses, NodePortAddresses::Primary);
+        }
+        // A command line without a mode is one for kube-proxy's mode iptables.
+        let flags = read(&["--cluster-cidr=10.0.0.0/8"], None, empty_mode).config;
+        assert_eq!(flags.node_port_addresses, NodePortAddresses::All);
+        assert!(!flags.iptables.localhost_node_ports, "nobody asked for the loopback address");
+    }
+}
+
+/// None of them says `minSyncPeriod`: zero is nothing to kube-proxy.
+#[test]
+fn no_sync_waits() {
+    for reading in [kubeadm(Mode::Nftables), eks(Mode::Nftables), k3s(Mode::Nftables)] {
+        assert!(reading.config.min_interval().is_zero());
+    }
+}
+
+#[test]
+fn what_they_say_is_all_that_differs_from_the_defaults() {
+    for empty_mode in READERS {
+        let reading = kubeadm(empty_mode);
+        let mut expected = defaults(empty_mode);
+        expected.client_connection.kubeconfig = Some("/var/lib/kube-proxy/kubeconfig.conf".into());
+        expected.detect_local.cluster_cidrs = vec!["10.244.0.0/16".parse().unwrap()];
+        assert_eq!((reading.config, reading.warnings), (expected, Vec::new()));
+
+        let reading = eks(empty_mode);
+        let mut expected = defaults(Mode::Iptables);
+        expected.explicit.mode = true;
+        expected.client_connection.kubeconfig = Some("/var/lib/kube-proxy/kubeconfig".into());
+        expected.linux.oom_score_adj = -998;
+        expected.logging.verbosity = 2;
+        assert_eq!(reading.config, expected);
+        // kube-proxy no longer knows it either, and leaves it out.
+        let fields: Vec<_> = reading.warnings.iter().map(|warning| warning.field.as_str()).collect();
+        assert_eq!(fields, ["udpIdleTimeout"]);
+
+        let reading = k3s(empty_mode);
+        let mut expected = defaults(Mode::Iptables);
+        expected.explicit.mode = true;
+        expected.client_connection.kubeconfig = Some("/var/lib/rancher/k3s/agent/kubeproxy.kubeconfig".into());
+        expected.detect_local.cluster_cidrs = vec!["10.42.0.0/16".parse().unwrap()];
+        expected.healthz_bind_address = Some("127.0.0.1:10256".parse().unwrap());
+        let conntrack = &mut expected.linux.conntrack;
+        (conntrack.max_per_core, conntrack.tcp_established_timeout, conntrack.tcp_close_wait_timeout) =
+            (None, None, None);
+        assert_eq!((reading.config, reading.warnings), (expected, Vec::new()));
+    }
+}
