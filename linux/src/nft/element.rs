@@ -81,6 +81,11 @@ impl Tuple {
         self.append(&mark.to_ne_bytes())
     }
 
+    /// Appends a packet's priority.
+    pub fn priority(self, priority: u32) -> Self {
+        self.append(&priority.to_ne_bytes())
+    }
+
     /// Appends the name of an interface; what exceeds the kernel's 15 bytes is cut off.
     pub fn interface(self, name: &str) -> Self {
         let mut bytes = [0; 16];
@@ -195,6 +200,18 @@ pub enum ElementData {
     Verdict(Verdict),
     /// An element of a map to values.
     Value(Tuple),
+    /// An element of a plain set that disappears, as packets add them.
+    Expires(Expiry),
+}
+
+/// When an element disappears.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Expiry {
+    /// The time that it was given when it was added, in milliseconds. Kernels before 6.12 keep that one when a packet begins the
+    /// time anew with another.
+    pub timeout: u64,
+    /// What is left of it, in milliseconds.
+    pub left: u64,
 }
 
 /// One element of a set or map.
@@ -222,6 +239,11 @@ impl Element {
     /// An element of a map to values.
     pub fn value(key: impl Into<ElementKey>, value: Tuple) -> Self {
         Self { key: key.into(), data: ElementData::Value(value), comment: None }
+    }
+
+    /// An element of a plain set that disappears.
+    pub fn expiring(key: impl Into<ElementKey>, expiry: Expiry) -> Self {
+        Self { key: key.into(), data: ElementData::Expires(expiry), comment: None }
     }
 
     /// The same element with a comment.

@@ -259,6 +259,10 @@ fn write_element(w: &mut Writer, set: &Set, element: &Element, with_data: bool) 
                 w.bytes(data::VALUE, unpadded(value, fields));
                 w.close(nest);
             }
+            ElementData::Expires(expiry) => {
+                w.u64(element::TIMEOUT, expiry.timeout);
+                w.u64(element::EXPIRATION, expiry.left);
+            }
         }
         if let Some(comment) = &element.comment {
             let comment = userdata::printable(comment);

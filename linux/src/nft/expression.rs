@@ -33,7 +33,8 @@ const TRANSPORT_HEADER: u32 = 2;
 const TCP_FLAGS: u32 = 13;
 const SYN: u8 = 0x02;
 const FIN_SYN_RST_ACK: u8 = 0x17;
-/// `NFT_META_MARK`, `NFT_META_IIFNAME`, `NFT_META_L4PROTO`
+/// `NFT_META_PRIORITY`, `NFT_META_MARK`, `NFT_META_IIFNAME`, `NFT_META_L4PROTO`
+const META_PRIORITY: u32 = 2;
 const META_MARK: u32 = 3;
 const META_IIFNAME: u32 = 6;
 const META_L4PROTO: u32 = 16;
@@ -101,6 +102,18 @@ impl Expressions<'_> {
             }
             Statement::MarkOr(bits) => self.change_mark(!bits, *bits),
             Statement::MarkXor(bits) => self.change_mark(u32::MAX, *bits),
+            Statement::PriorityMap(fields, map) => {
+                self.load(fields);
+                self.lookup(map, Some(register(0)), Op::Eq);
+                self.set_meta(META_PRIORITY);
+            }
+            Statement::PriorityNone => {
+                self.expression("immediate", |w| {
+                    w.u32(1, register(0));
+                    w.nest(2, |w| w.bytes(data::VALUE, &[0; 4]));
+                });
+                self.set_meta(META_PRIORITY);
+            }
             Statement::Update(fields, set, timeout) => {
                 self.load(fields);
                 self.update(set, *timeout);
@@ -228,6 +241,7 @@ impl Expressions<'_> {
                 Field::SourcePort => self.payload(TRANSPORT_HEADER, 0, 2, word),
                 Field::DestinationPort => self.payload(TRANSPORT_HEADER, 2, 2, word),
                 Field::Mark => self.meta(META_MARK, word),
+                Field::Priority => self.meta(META_PRIORITY, word),
                 Field::InputInterface => self.meta(META_IIFNAME, word),
                 Field::OriginalDestinationAddress if self.family == Family::V4 => self.ct_original(CT_DST_IP, word),
                 Field::OriginalDestinationAddress => self.ct_original(CT_DST_IP6, word),
@@ -287,8 +301,13 @@ impl Expressions<'_> {
     fn change_mark(&mut self, mask: u32, xor: u32) {
         self.meta(META_MARK, 0);
         self.bitwise(&mask.to_ne_bytes(), &xor.to_ne_bytes());
+        self.set_meta(META_MARK);
+    }
+
+    /// What is in the first register becomes the packet's.
+    fn set_meta(&mut self, key: u32) {
         self.expression("meta", |w| {
-            w.u32(2, META_MARK);
+            w.u32(2, key);
             w.u32(3, register(0));
         });
     }

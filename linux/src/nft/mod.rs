@@ -32,7 +32,7 @@ use crate::netlink as wire;
 
 pub use answer::Error;
 pub use dump::{SetDump, TableDump};
-pub use element::{Element, ElementData, ElementKey, Tuple};
+pub use element::{Element, ElementData, ElementKey, Expiry, Tuple};
 pub use follow::Follow;
 pub use monitor::{Commit, Event, Monitor};
 pub use parse::{ChainDump, RuleDump};

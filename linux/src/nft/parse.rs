@@ -8,8 +8,8 @@ use super::kernel::{chain, data, element, rule, set};
 use super::userdata;
 use super::wire::{Attributes, Writer};
 use super::{
-    Chain, ChainKind, Element, ElementData, ElementKey, Family, Hook, HookPoint, Name, Rule, Set, SetData, SetFlags,
-    Tuple, Verdict,
+    Chain, ChainKind, Element, ElementData, ElementKey, Expiry, Family, Hook, HookPoint, Name, Rule, Set, SetData,
+    SetFlags, Tuple, Verdict,
 };
 
 /// A chain as the kernel has it.
@@ -252,11 +252,18 @@ impl<'a> Elements<'a> {
         };
         let data = match item.find(element::DATA).map(Attributes) {
             Some(data) => self.data(data),
-            None => ElementData::None,
+            None => self.expiry(item).map_or(ElementData::None, ElementData::Expires),
         };
         let comment = item.find(element::USERDATA).and_then(userdata::read_comment);
         let comment = comment.map(|comment| self.name(comment));
         self.elements.push(Element { key, data, comment });
+    }
+
+    /// Times that are the set's own are not told with each element.
+    fn expiry(&self, item: Attributes<'_>) -> Option<Expiry> {
+        let left = item.u64(element::EXPIRATION)?;
+        let of_set = || self.set.timeout.map(|seconds| u64::from(seconds) * 1000);
+        Some(Expiry { timeout: item.u64(element::TIMEOUT).or_else(of_set)?, left })
     }
 
     /// What cannot be said reads as no data, which equals nothing that anyone wants of a map.

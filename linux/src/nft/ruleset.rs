@@ -260,6 +260,8 @@ pub enum FieldType {
     Index,
     /// `mark`: 32 bits in the machine's byte order.
     Mark,
+    /// `classid`, the type of `meta priority`: 32 bits in the machine's byte order.
+    Priority,
     /// `ifname`: 16 bytes.
     Ifname,
 }
@@ -270,7 +272,7 @@ impl FieldType {
         match self {
             FieldType::InetProto => 1,
             FieldType::InetService => 2,
-            FieldType::Ipv4Addr | FieldType::Index | FieldType::Mark => 4,
+            FieldType::Ipv4Addr | FieldType::Index | FieldType::Mark | FieldType::Priority => 4,
             FieldType::Ipv6Addr | FieldType::Ifname => 16,
         }
     }

@@ -71,6 +71,10 @@ pub enum Statement {
     MarkOr(u32),
     /// `meta mark set meta mark ^ BITS`
     MarkXor(u32),
+    /// `meta priority set ip daddr . th dport map @map`; continues with the next rule when there is no such element.
+    PriorityMap(Vec<Field>, Name),
+    /// `meta priority set none`
+    PriorityNone,
     /// `update @set { ip saddr . ip daddr timeout 3h }`; the timeout is in seconds.
     Update(Vec<Field>, Name, Option<u32>),
     /// `masquerade fully-random`
@@ -156,6 +160,8 @@ pub enum Field {
     DestinationPort,
     /// `meta mark`
     Mark,
+    /// `meta priority`
+    Priority,
     /// `iifname`
     InputInterface,
     /// `ct original ip daddr`: where the connection's first packet was sent to, whatever became of it since.
@@ -176,6 +182,7 @@ impl Field {
             Field::Protocol => FieldType::InetProto,
             Field::SourcePort | Field::DestinationPort | Field::OriginalDestinationPort => FieldType::InetService,
             Field::Mark => FieldType::Mark,
+            Field::Priority => FieldType::Priority,
             Field::InputInterface => FieldType::Ifname,
             Field::Index(_) => FieldType::Index,
         }

@@ -158,6 +158,7 @@ fn type_name(field: FieldType) -> String {
         FieldType::InetProto => "inet_proto",
         FieldType::InetService => "inet_service",
         FieldType::Mark => "mark",
+        FieldType::Priority => "classid",
         FieldType::Ifname => "ifname",
         FieldType::Index => "integer",
     }
@@ -172,6 +173,7 @@ fn example(field: FieldType, family: Family) -> String {
         FieldType::InetProto => field_text(Field::Protocol, family),
         FieldType::InetService => field_text(Field::DestinationPort, family),
         FieldType::Mark => field_text(Field::Mark, family),
+        FieldType::Priority => field_text(Field::Priority, family),
         FieldType::Ifname => field_text(Field::InputInterface, family),
         FieldType::Index => field_text(Field::Index(Generator::Random(INDEX_EXAMPLE_MODULUS)), family),
     }
@@ -243,6 +245,8 @@ fn statement_text(statement: &Statement, family: Family) -> String {
         }
         Statement::MarkOr(bits) => format!("meta mark set meta mark | {}", mark_text(*bits)),
         Statement::MarkXor(bits) => format!("meta mark set meta mark ^ {}", mark_text(*bits)),
+        Statement::PriorityMap(fields, map) => format!("meta priority set {} map @{map}", fields_text(fields, family)),
+        Statement::PriorityNone => "meta priority set none".to_owned(),
         Statement::Update(fields, set, timeout) => {
             let timeout = timeout.map(|seconds| format!(" timeout {}", duration(seconds))).unwrap_or_default();
             format!("update @{set} {{ {}{timeout} }}", fields_text(fields, family))
@@ -288,6 +292,7 @@ fn field_text(field: Field, family: Family) -> String {
         Field::SourcePort => "th sport".to_owned(),
         Field::DestinationPort => "th dport".to_owned(),
         Field::Mark => "meta mark".to_owned(),
+        Field::Priority => "meta priority".to_owned(),
         Field::InputInterface => "iifname".to_owned(),
         Field::OriginalDestinationAddress => format!("ct original {} daddr", family.as_str()),
         Field::OriginalDestinationPort => "ct original proto-dst".to_owned(),
@@ -301,7 +306,7 @@ fn field_text(field: Field, family: Family) -> String {
 fn listed_elements(set: &Set, elements: &[Element]) -> String {
     let per_line = match set.key.as_slice() {
         [FieldType::Ipv4Addr] => 2,
-        [FieldType::Index | FieldType::Mark | FieldType::InetProto | FieldType::InetService] => 5,
+        [FieldType::Index | FieldType::Mark | FieldType::Priority | FieldType::InetProto | FieldType::InetService] => 5,
         _ => 1,
     };
     let lines: Vec<String> = elements

@@ -20,6 +20,9 @@ pub(super) fn element_text(set: &Set, element: &Element) -> String {
             text += &format!(" : {}", tuple_text(fields, value, value));
         }
         (ElementData::Value(value), _) => text += &format!(" : {value:?}"),
+        (ElementData::Expires(expiry), _) => {
+            text += &format!(" timeout {} expires {}", millis_text(expiry.timeout), millis_text(expiry.left));
+        }
     }
     text
 }
@@ -89,12 +92,32 @@ fn value_text(field: FieldType, bytes: &[u8; 16]) -> String {
         FieldType::InetService => u16::from_be_bytes([bytes[0], bytes[1]]).to_string(),
         FieldType::Index => machine().to_string(),
         FieldType::Mark => mark_text(machine()),
+        FieldType::Priority => priority_text(machine()),
         FieldType::Ifname => format!("\"{}\"", string(bytes).unwrap_or_default()),
     }
 }
 
 pub(super) fn mark_text(mark: u32) -> String {
     format!("{mark:#010x}")
+}
+
+/// `1h2s3ms`
+fn millis_text(millis: u64) -> String {
+    let seconds = u32::try_from(millis / 1000).unwrap_or(u32::MAX);
+    match (seconds, millis % 1000) {
+        (_, 0) => duration(seconds),
+        (0, rest) => format!("{rest}ms"),
+        (_, rest) => format!("{}{rest}ms", duration(seconds)),
+    }
+}
+
+/// `0:2a`: two numbers of 16 bits each, as traffic control names its classes. Two values have names.
+fn priority_text(priority: u32) -> String {
+    match priority {
+        0 => "none".to_owned(),
+        u32::MAX => "root".to_owned(),
+        _ => format!("{:x}:{:x}", priority >> 16, priority & 0xffff),
+    }
 }
 
 /// `1d2h3m4s`

@@ -142,6 +142,7 @@ fn example(bytes: &mut Vec<u8>, field: FieldType, family: Family) {
     const IP_DADDR: u32 = 12;
     const IP6_DADDR: u32 = 9;
     const TRANSPORT_DPORT: u32 = 2;
+    const META_PRIORITY: u32 = 2;
     const META_MARK: u32 = 3;
     const META_IIFNAME: u32 = 6;
     const META_L4PROTO: u32 = 16;
@@ -162,6 +163,7 @@ fn example(bytes: &mut Vec<u8>, field: FieldType, family: Family) {
         (FieldType::InetService, _) => payload(bytes, PROTO_TRANSPORT, TRANSPORT_DPORT),
         (FieldType::InetProto, _) => meta(bytes, META_L4PROTO),
         (FieldType::Mark, _) => meta(bytes, META_MARK),
+        (FieldType::Priority, _) => meta(bytes, META_PRIORITY),
         (FieldType::Ifname, _) => meta(bytes, META_IIFNAME),
         (FieldType::Index, _) => {
             number(bytes, EXPRESSION_KIND, KIND_NUMGEN);
@@ -180,7 +182,7 @@ pub(super) const INDEX_EXAMPLE_MODULUS: u32 = 2;
 /// nft's byte orders: 1 the machine's, 2 the network's, 0 for what has none or many.
 fn byte_order(fields: &[FieldType]) -> u32 {
     match fields {
-        [FieldType::Index | FieldType::Mark | FieldType::Ifname] => 1,
+        [FieldType::Index | FieldType::Mark | FieldType::Priority | FieldType::Ifname] => 1,
         [FieldType::InetProto] => 0,
         [_] => 2,
         _ => 0,
@@ -196,6 +198,7 @@ pub(super) fn type_number(field: FieldType) -> u32 {
         FieldType::InetProto => 12,
         FieldType::InetService => 13,
         FieldType::Mark => 19,
+        FieldType::Priority => 23,
         FieldType::Ifname => 41,
     }
 }
@@ -207,13 +210,14 @@ pub(super) fn types_number(fields: &[FieldType]) -> u32 {
 
 /// The fields of a type, if they are all ours.
 pub(super) fn types_of_number(mut number: u32) -> Option<Vec<FieldType>> {
-    const ALL: [FieldType; 7] = [
+    const ALL: [FieldType; 8] = [
         FieldType::Index,
         FieldType::Ipv4Addr,
         FieldType::Ipv6Addr,
         FieldType::InetProto,
         FieldType::InetService,
         FieldType::Mark,
+        FieldType::Priority,
         FieldType::Ifname,
     ];
     let mut fields = Vec::new();
@@ -274,8 +278,8 @@ mod tests {
 
     #[test]
     fn the_number_of_a_type_names_its_fields() {
-        use FieldType::{Ifname, Index, InetProto, InetService, Ipv4Addr, Ipv6Addr, Mark};
-        for fields in [&[Ipv4Addr, InetProto, InetService, Index][..], &[Ipv6Addr], &[Mark, Ifname]] {
+        use FieldType::{Ifname, Index, InetProto, InetService, Ipv4Addr, Ipv6Addr, Mark, Priority};
+        for fields in [&[Ipv4Addr, InetProto, InetService, Index][..], &[Ipv6Addr], &[Mark, Ifname], &[Priority]] {
             assert_eq!(types_of_number(types_number(fields)).as_deref(), Some(fields));
         }
         // ether_addr, and no type at all.

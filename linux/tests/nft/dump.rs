@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use localnet_linux::nft::{
-    Chain, Element, Family, Field, FieldType, Protocol, Rule, Set, Socket, Statement, Table, TableContent, Transaction,
-    Tuple, Verdict,
+    Chain, Element, ElementData, Expiry, Family, Field, FieldType, Protocol, Rule, Set, Socket, Statement, Table,
+    TableContent, Transaction, Tuple, Verdict,
 };
 
 use crate::namespace::{isolated, nft};
@@ -30,6 +30,40 @@ fn ports_that_were_asked_for_are_read_back() {
             let mut socket = load(&content);
             let dump = socket.table(&content.table).unwrap().expect("the table exists");
             assert!(dump.chains[0].is(family, &chain), "{:#?}", dump.chains[0]);
+        }
+    });
+}
+
+#[test]
+fn times_that_are_left_are_written_and_read_back() {
+    isolated(|| {
+        for family in Family::ALL {
+            let table = Table::new(family, "expiring");
+            let own = Set::new("own", [FieldType::InetService]).dynamic(None);
+            let shared = Set::new("shared", [FieldType::InetService]).dynamic(Some(60));
+            let sets = [own, shared].map(Arc::new);
+            let content = TableContent {
+                table: table.clone(),
+                sets: sets.iter().map(|set| (set.clone(), Vec::new())).collect(),
+                chains: vec![],
+            };
+            let mut socket = load(&content);
+            let given = [Expiry { timeout: 60_000, left: 60_000 }, Expiry { timeout: 3_600_000, left: 30_000 }];
+            for set in &sets {
+                let elements =
+                    (1..).zip(given).map(|(port, expiry)| Element::expiring(Tuple::new().port(port), expiry));
+                let mut transaction = Transaction::new();
+                transaction.add_elements(&table, set, elements.collect());
+                socket.commit(&transaction).unwrap();
+                let mut found = socket.elements(&table, set).unwrap().expect("the set exists");
+                found.sort_unstable_by(|one, other| one.key.cmp(&other.key));
+                assert_eq!(found.len(), given.len());
+                for (found, given) in found.iter().zip(given) {
+                    let ElementData::Expires(expiry) = found.data else { panic!("{found:?}") };
+                    assert_eq!(expiry.timeout, given.timeout, "{}", set.name);
+                    assert!((given.left - 20_000..=given.left).contains(&expiry.left), "{expiry:?}");
+                }
+            }
         }
     });
 }

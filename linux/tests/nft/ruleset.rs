@@ -23,7 +23,7 @@ pub(crate) fn everything(family: Family) -> TableContent {
     let vip = address("10.96.0.1", "fd00:96::1");
     let pod = address("10.244.1.7", "fd00:244::7");
     let kind = family.address_type();
-    use FieldType::{Ifname, Index, InetProto, InetService, Mark};
+    use FieldType::{Ifname, Index, InetProto, InetService, Mark, Priority};
 
     let services = Set::verdict_map("services", [kind, InetProto, InetService]).size(1000).comment("virtual addresses");
     let endpoints = Set::map("endpoints", [kind, InetProto, InetService, Index], [kind, InetService]).size(4000);
@@ -38,6 +38,8 @@ pub(crate) fn everything(family: Family) -> TableContent {
     let protocols = Set::verdict_map("protocols", [InetProto]);
     let marks = Set::new("marks", [Mark, Ifname]);
     let devices = Set::new("interfaces", [Ifname]);
+    let priorities = Set::map("priorities", [kind, InetProto, InetService], [Priority]).size(1000).comment("numbers");
+    let sticky = Set::new("sticky", [kind, Priority]).size(100).dynamic(None);
     let slots = Set::verdict_map("slots", [Index]).comment("by number");
     let addresses = Set::map("addresses", [InetService], [kind]);
     let mut sets: Vec<(Set, Vec<Element>)> = Vec::new();
@@ -123,6 +125,19 @@ pub(crate) fn everything(family: Family) -> TableContent {
     sets.push((slots, vec![Element::verdict(Tuple::new().index(3), Verdict::Goto("lb-2".into()))]));
     sets.push((addresses, vec![Element::value(Tuple::new().port(80), Tuple::new().address(pod))]));
 
+    sets.push((
+        priorities,
+        [0, 1, 0xab_cdef, u32::MAX]
+            .into_iter()
+            .zip(80..)
+            .map(|(number, port)| {
+                let key = Tuple::new().address(vip).protocol(Protocol::Tcp).port(port);
+                Element::value(key, Tuple::new().priority(number)).comment("default/web:http")
+            })
+            .collect(),
+    ));
+    sets.push((sticky, vec![]));
+
     let service = [Field::DestinationAddress, Field::Protocol, Field::DestinationPort];
     let slot_of = |generator| [service.as_slice(), &[Field::Index(generator)]].concat();
     let flow = [Field::SourceAddress, Field::DestinationAddress, Field::Protocol, Field::DestinationPort];
@@ -183,6 +198,12 @@ pub(crate) fn everything(family: Family) -> TableContent {
             .rule([Statement::is_in([Field::DestinationAddress], "networks"), accept()])
             .rule([Statement::is_in([Field::Mark, Field::InputInterface], "marks"), accept()])
             .rule([Statement::is_in([Field::InputInterface], "interfaces"), accept()])
+            .rule([Statement::PriorityMap(service.into(), "priorities".into()), Statement::goto("lb-2")])
+            .rule([Statement::is_in([Field::SourceAddress, Field::Priority], "sticky"), Statement::jump("lb-2")])
+            .rule([
+                Statement::Update(vec![Field::SourceAddress, Field::Priority], "sticky".into(), Some(60)),
+                Statement::PriorityNone,
+            ])
             .rule([Statement::is_in([Field::SourcePort], "ports"), accept()])
             .rule([Statement::is_in([Field::OriginalDestinationAddress], "plain"), accept()])
             .rule(Statement::vmap([Field::Protocol], "protocols"))
