@@ -1,54 +1,140 @@
-//! Which endpoint has which slot, for the VIPs of services with session affinity, and where clients are to be forgotten.
+//! Which endpoint has which slot, for the ports of Services with session affinity, and what is to become of clients that the kernel
+//! remembers.
 //!
 //! The one state of this backend that depends on history. It is in the kernel too, from where a new process takes it up. No I/O.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 
 use localnet_client::vips::{Vip, VipKey};
-use localnet_linux::nft::{Element, ElementData, Family, Tuple};
+use localnet_linux::nft::{Element, ElementData, Expiry, Family, Name, Set, Tuple};
+use localnet_proto::{Protocol, ServiceKey};
 
-use crate::{
-    kernel::Found,
-    plan::{
-        affinity::{self, Shape, Uses},
-        elements, family_of,
-        sets::SetId,
-        stable_slots::Slots,
-    },
+use crate::plan::{
+    affinity::{self, Shape, Uses},
+    elements, family_of,
+    sets::SetId,
+    stable_slots::Slots,
 };
 
 /// The slots of both families.
 #[derive(Debug, Default)]
 pub struct Affinity {
-    vips: BTreeMap<VipKey, Slots>,
-    /// Those that are programmed now; others have only slots that were left.
+    /// By number: those that are programmed, and others of which the kernel may have clients.
+    ports: BTreeMap<Number, Port>,
+    numbers: BTreeMap<PortKey, u32>,
+    /// Numbers that were found in the kernel and that no port has claimed yet, by the comment of their VIPs.
+    found: BTreeMap<(Family, Name), u32>,
+    /// The number that was given out last.
+    last: [u32; 2],
     programmed: BTreeSet<VipKey>,
-    /// VIPs that changed since the last commit.
-    touched: BTreeSet<VipKey>,
-    /// Slots without endpoint whose clients are to be forgotten.
-    departed: BTreeMap<Departed, BTreeSet<VipKey>>,
+    /// Ports that changed since the last commit.
+    touched: BTreeSet<Number>,
+    chores: BTreeMap<Place, Chore>,
     uses: [Uses; 2],
     /// Whether the kernel's slots were taken up.
     adopted: [bool; 2],
     none: Slots,
 }
 
-/// A slot that lost the endpoints of some VIPs.
+/// What the kernel knows a port of a Service by.
+type Number = (Family, u32);
+
+/// A port of a Service in one family: what kube-proxy remembers clients by.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct PortKey {
+    family: Family,
+    service: ServiceKey,
+    name: Arc<str>,
+    protocol: Protocol,
+}
+
+impl PortKey {
+    fn new(key: &VipKey, vip: &Vip) -> Self {
+        Self {
+            family: family_of(key.family()),
+            service: vip.service.clone(),
+            name: vip.port_name.clone(),
+            protocol: key.protocol,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Port {
+    key: Option<PortKey>,
+    slots: Slots,
+    /// For how long clients are to be remembered, in milliseconds.
+    timeout: u64,
+    /// For how long the kernel may have been told to remember clients: in milliseconds.
+    timeouts: BTreeSet<u64>,
+}
+
+/// The set of the clients of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Departed {
+pub struct Place {
     /// Of which table.
     pub family: Family,
-    /// Its number.
+    /// The slot's number.
     pub slot: u32,
 }
 
+/// What is to be done with the clients in a [`Place`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Chore {
+    /// Ports whose endpoint left the slot: their clients are to be forgotten.
+    forget: BTreeSet<u32>,
+    /// Ports whose timeout changed: for how long, in milliseconds, their clients are to be remembered.
+    renew: BTreeMap<u32, u64>,
+}
+
+/// What is to become of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It stays as it is.
+    Stays,
+    /// It is forgotten.
+    Forgotten,
+    /// It is remembered for so long.
+    Renewed(Expiry),
+}
+
+/// The kernel counts time in jiffies: less than this, in milliseconds, is nothing.
+const MOMENT: u64 = 100;
+
+impl Chore {
+    /// What is to become of a client of the set. Its time counts from its last connection, as if the timeout had always been
+    /// what it is now.
+    pub fn fate(&self, family: Family, client: &Element) -> Fate {
+        let Some(number) = number_of_client(family, client) else { return Fate::Stays };
+        if self.forget.contains(&number) {
+            return Fate::Forgotten;
+        }
+        let (Some(&timeout), ElementData::Expires(expiry)) = (self.renew.get(&number), &client.data) else {
+            return Fate::Stays;
+        };
+        let left = timeout.saturating_sub(expiry.timeout.saturating_sub(expiry.left));
+        match left {
+            _ if timeout == expiry.timeout => Fate::Stays,
+            ..MOMENT => Fate::Forgotten,
+            _ => Fate::Renewed(Expiry { timeout, left }),
+        }
+    }
+}
+
 impl Affinity {
-    /// The slots of a VIP; none for one without affinity.
-    pub fn slots(&self, key: &VipKey) -> &Slots {
-        self.vips.get(key).unwrap_or(&self.none)
+    /// The slots of a VIP's port; none for one without affinity.
+    pub fn slots(&self, key: &VipKey, vip: &Vip) -> &Slots {
+        self.port(key, vip).map_or(&self.none, |number| &self.ports[&number].slots)
+    }
+
+    fn port(&self, key: &VipKey, vip: &Vip) -> Option<Number> {
+        vip.affinity?;
+        let key = PortKey::new(key, vip);
+        Some((key.family, *self.numbers.get(&key)?)).filter(|number| self.ports.contains_key(number))
     }
 
     /// A VIP is to be programmed: its endpoints get their slots.
@@ -56,29 +142,52 @@ impl Affinity {
         if vip.affinity.is_none() {
             return;
         }
-        let slots = self.vips.entry(*key).or_default();
-        slots.assign(&affinity::endpoints_of(vip));
-        self.uses[family_of(key.family()) as usize].add(vip, slots);
         self.programmed.insert(*key);
-        self.touched.insert(*key);
+        let endpoints = affinity::endpoints_of(vip);
+        if endpoints.is_empty() {
+            return;
+        }
+        let number = self.port(key, vip).unwrap_or_else(|| self.claim(PortKey::new(key, vip), vip));
+        let port = self.ports.entry(number).or_default();
+        port.timeout = u64::from(affinity::timeout(vip)) * 1000;
+        port.slots.take(&endpoints);
+        self.uses[number.0 as usize].add(vip, &port.slots);
+        self.touched.insert(number);
+    }
+
+    /// A port gets the number that it has in the kernel, or else one that nobody has.
+    fn claim(&mut self, key: PortKey, vip: &Vip) -> Number {
+        let family = key.family;
+        let is_free = |number: &u32| self.ports.get(&(family, *number)).is_some_and(|port| port.key.is_none());
+        let found = self.found.remove(&(family, vip.comment.clone())).filter(is_free);
+        let number = found.unwrap_or_else(|| {
+            let last = &mut self.last[family as usize];
+            // 0 and the greatest number have a meaning of their own.
+            let next = |number: u32| if number >= u32::MAX - 1 { 1 } else { number + 1 };
+            *last = next(*last);
+            while self.ports.contains_key(&(family, *last)) {
+                *last = next(*last);
+            }
+            *last
+        });
+        let port =
+            self.ports.entry((family, number)).or_insert_with(|| Port { slots: Slots::new(number), ..Port::default() });
+        port.key = Some(key.clone());
+        self.numbers.insert(key, number);
+        (family, number)
     }
 
     /// A VIP was taken out. Its slots stay for now: it may be programmed again before anyone hears of it.
     pub fn unprogram(&mut self, key: &VipKey, vip: &Vip) {
-        if vip.affinity.is_some() {
-            self.uses[family_of(key.family()) as usize].remove(vip, self.vips.get(key).unwrap_or(&self.none));
-            self.programmed.remove(key);
-            self.touched.insert(*key);
+        if vip.affinity.is_none() {
+            return;
         }
-    }
-
-    /// VIPs that are not programmed now have lost their endpoints.
-    pub fn settle(&mut self) {
-        for key in self.touched.difference(&self.programmed) {
-            if let Some(slots) = self.vips.get_mut(key) {
-                slots.assign(&BTreeSet::new());
-            }
-        }
+        self.programmed.remove(key);
+        let Some(number) = self.port(key, vip) else { return };
+        let Some(port) = self.ports.get_mut(&number) else { return };
+        self.uses[number.0 as usize].remove(vip, &port.slots);
+        port.slots.release(&affinity::endpoints_of(vip));
+        self.touched.insert(number);
     }
 
     /// What chains and sets of a family depend on.
@@ -93,74 +202,121 @@ impl Affinity {
 
     /// The kernel holds what was programmed in a family.
     pub fn commit(&mut self, family: Family) {
-        let of_family = |key: &VipKey| family_of(key.family()) == family;
+        let of_family = |number: &Number| number.0 == family;
+        self.found.retain(|(of, _), _| *of != family);
         let (touched, others) = std::mem::take(&mut self.touched).into_iter().partition(of_family);
         self.touched = others;
-        let touched: BTreeSet<VipKey> = touched;
-        for key in touched {
-            let Some(slots) = self.vips.get_mut(&key) else { continue };
-            slots.commit();
-            for slot in slots.left() {
-                self.departed.entry(Departed { family, slot }).or_default().insert(key);
+        let touched: BTreeSet<Number> = touched;
+        for number in touched {
+            let Some(port) = self.ports.get_mut(&number) else { continue };
+            port.slots.commit();
+            for slot in port.slots.left() {
+                let chore = self.chores.entry(Place { family, slot }).or_default();
+                chore.forget.insert(number.1);
+                chore.renew.remove(&number.1);
             }
-            self.drop_if_empty(&key);
+            port.timeouts.insert(port.timeout);
+            if port.timeouts.len() > 1 {
+                for slot in port.slots.used() {
+                    self.chores.entry(Place { family, slot }).or_default().renew.insert(number.1, port.timeout);
+                }
+            }
+            self.drop_if_empty(number);
         }
     }
 
-    fn drop_if_empty(&mut self, key: &VipKey) {
-        if self.vips.get(key).is_some_and(Slots::is_empty) {
-            self.vips.remove(key);
+    fn drop_if_empty(&mut self, number: Number) {
+        if self.ports.get(&number).is_some_and(|port| port.slots.is_empty()) {
+            let port = self.ports.remove(&number);
+            if let Some(key) = port.and_then(|port| port.key) {
+                self.numbers.remove(&key);
+            }
         }
     }
 
-    /// The kernel's table was read. The first time its slots are taken up, and every VIP must be programmed again, of which
-    /// none may be now. Clients of slots that nobody has are to be forgotten.
-    pub fn adopt(&mut self, family: Family, found: Option<&Found>) {
-        let sets = || found.iter().flat_map(|found| &found.sets).flatten();
+    /// The kernel's sets were read. The first time its slots are taken up, and every VIP must be programmed again, of which
+    /// none may be now. Clients of slots that nobody has are to be forgotten, and those with another timeout are to get theirs.
+    pub fn adopt<'a>(&mut self, family: Family, sets: impl Iterator<Item = (&'a Set, &'a [Element])> + Clone) {
+        let of =
+            |id: SetId| sets.clone().filter(move |(set, _)| *set.name == *id.name()).flat_map(|(_, elements)| elements);
         if !std::mem::replace(&mut self.adopted[family as usize], true) {
-            let mut used: BTreeMap<VipKey, Vec<_>> = BTreeMap::new();
-            for (_, elements) in sets().filter(|(set, _)| *set.name == *SetId::AffinityEndpoints.name()) {
-                for element in elements {
-                    if let Some((vip, slot, endpoint)) = read_endpoint(element) {
-                        used.entry(vip).or_default().push((endpoint, slot));
-                    }
+            let mut numbers: BTreeMap<VipKey, u32> = BTreeMap::new();
+            for element in of(SetId::AffinityVips) {
+                let Some((vip, number)) = read_number(element) else { continue };
+                numbers.insert(vip, number);
+                if let Some(comment) = &element.comment {
+                    self.found.entry((family, comment.clone())).or_insert(number);
                 }
             }
-            self.vips.retain(|key, _| family_of(key.family()) != family);
-            self.touched.extend(used.keys());
-            self.vips.extend(used.into_iter().map(|(vip, used)| (vip, Slots::found(used))));
+            let mut seen: BTreeMap<u32, Vec<_>> = numbers.values().map(|number| (*number, Vec::new())).collect();
+            for (vip, slot, endpoint) in of(SetId::AffinityEndpoints).filter_map(read_endpoint) {
+                if let Some(number) = numbers.get(&vip) {
+                    seen.entry(*number).or_default().push((endpoint, slot));
+                }
+            }
+            self.last[family as usize] = 0;
+            self.ports.retain(|(of, _), _| *of != family);
+            self.numbers.retain(|key, _| key.family != family);
+            for (number, seen) in seen {
+                self.touched.insert((family, number));
+                self.ports.insert((family, number), Port { slots: Slots::found(number, seen), ..Port::default() });
+            }
         }
-        for (set, elements) in sets() {
+        for (set, clients) in sets {
             let Some(slot) = affinity::slot_of_clients(&set.name) else { continue };
-            let vips: BTreeSet<VipKey> = elements.iter().filter_map(|element| vip_of_client(family, element)).collect();
-            for vip in vips {
-                if self.vips.entry(vip).or_default().leave(slot) {
-                    self.touched.insert(vip);
+            for client in clients {
+                let Some(number) = number_of_client(family, client) else { continue };
+                let place = (family, number);
+                let port =
+                    self.ports.entry(place).or_insert_with(|| Port { slots: Slots::new(number), ..Port::default() });
+                let mut is_odd = port.slots.leave(slot);
+                if let ElementData::Expires(expiry) = &client.data {
+                    is_odd |= port.timeouts.insert(expiry.timeout);
+                }
+                if is_odd {
+                    self.touched.insert(place);
                 }
             }
         }
     }
 
-    /// Slots that have lost endpoints for good, and the VIPs of these.
-    pub fn departed(&self) -> Vec<(Departed, BTreeSet<VipKey>)> {
-        self.departed.iter().map(|(slot, vips)| (*slot, vips.clone())).collect()
+    /// What is to be done with clients that the kernel remembers.
+    pub fn chores(&self) -> Vec<(Place, Chore)> {
+        self.chores.iter().map(|(place, chore)| (*place, chore.clone())).collect()
     }
 
-    /// The clients that these VIPs had in a slot are forgotten.
-    pub fn purged(&mut self, departed: &Departed) {
-        for key in self.departed.remove(departed).unwrap_or_default() {
-            if let Some(slots) = self.vips.get_mut(&key) {
-                slots.purged(departed.slot);
-                self.drop_if_empty(&key);
+    /// The chore there is done.
+    pub fn done(&mut self, place: &Place) {
+        let Some(chore) = self.chores.remove(place) else { return };
+        let number = |number: u32| (place.family, number);
+        for forgotten in chore.forget {
+            if let Some(port) = self.ports.get_mut(&number(forgotten)) {
+                port.slots.purged(place.slot);
+                self.drop_if_empty(number(forgotten));
+            }
+        }
+        for renewed in chore.renew.into_keys() {
+            let mut others = self.chores.iter().filter(|(other, _)| other.family == place.family);
+            if others.any(|(_, chore)| chore.renew.contains_key(&renewed)) {
+                continue;
+            }
+            if let Some(port) = self.ports.get_mut(&number(renewed)) {
+                port.timeouts = BTreeSet::from([port.timeout]);
             }
         }
     }
 }
 
-/// The VIP to which the client of an element of a set of clients went.
-pub fn vip_of_client(family: Family, element: &Element) -> Option<VipKey> {
-    let client = family.address_type().padded_len();
-    elements::read_vip(&Tuple::from_bytes(element.key.start().as_bytes().get(client..)?))
+/// The number of the port to which the client of an element of a set of clients went.
+fn number_of_client(family: Family, client: &Element) -> Option<u32> {
+    let number = client.key.start().as_bytes().get(family.address_type().padded_len()..)?;
+    Some(u32::from_ne_bytes(number.try_into().ok()?))
+}
+
+fn read_number(element: &Element) -> Option<(VipKey, u32)> {
+    let ElementData::Value(value) = &element.data else { return None };
+    let number = u32::from_ne_bytes(value.as_bytes().try_into().ok()?);
+    Some((elements::read_vip(element.key.start())?, number))
 }
 
 fn read_endpoint(element: &Element) -> Option<(VipKey, u32, SocketAddr)> {

@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context as _;
 use localnet_client::{
     Backend, Synced,
-    vips::{Config, Notice, VipKey},
+    vips::{Config, Notice},
 };
 use localnet_linux::{
     conntrack::{Commit, Frontend},
@@ -19,7 +19,7 @@ use localnet_proto::{Changes, ServiceKey, Snapshot};
 use tracing::{debug, info, warn};
 
 use crate::{
-    affinity::{Departed, vip_of_client},
+    affinity::{Chore, Fate, Place},
     desired::{Desired, frontend},
     kernel::{Found, Kernel},
     plan::{self, elements, model_family, sets::SetId},
@@ -54,8 +54,8 @@ struct Generations {
     undisturbed: Option<u32>,
 }
 
-/// How often clients are looked up again because some expired before they were forgotten.
-const FORGET_ATTEMPTS: usize = 8;
+/// How often clients are looked up again because some expired before they were changed.
+const ATTEMPTS: usize = 8;
 
 /// So many services may be refused in one sync before it is given up: then it is not the services.
 const MAX_REFUSED: usize = 16;
@@ -116,7 +116,7 @@ impl<K: Kernel> NftBackend<K> {
             return Err(failed.remove(0).1);
         }
         self.remove_stale_chains();
-        self.forget_clients();
+        self.change_clients();
         let failed = failed.into_iter().map(|(family, error)| (model_family(family), error)).collect();
         let full = Family::ALL.into_iter().filter(|family| self.read[*family as usize]).map(model_family).collect();
         Ok(Synced { failed, skipped: self.desired.skipped(), refused: self.desired.refused(), full })
@@ -319,15 +319,23 @@ impl<K: Kernel> NftBackend<K> {
         if table.is_known() {
             return Ok(false);
         }
-        let generation = self.kernel.generation();
-        self.generations.read[family as usize] = generation;
-        if !has_other {
-            self.generations.undisturbed = generation;
+        loop {
+            let table = &self.desired.tables()[family as usize];
+            let affinity = table.affinity().clone();
+            let generation = self.kernel.generation();
+            self.generations.read[family as usize] = generation;
+            if !has_other {
+                self.generations.undisturbed = generation;
+            }
+            let found = self.kernel.read(table.table(), &|name| table.chain(name));
+            let found = found.with_context(|| format!("read {}", name(table.table())))?;
+            self.found[family as usize] = found.iter().flat_map(frontends).collect();
+            self.desired.adopt(family, found);
+            // With the kernel's slots other chains may be wanted than those that it was compared with.
+            if *self.desired.tables()[family as usize].affinity() == affinity {
+                break;
+            }
         }
-        let found = self.kernel.read(table.table(), &|name| table.chain(name));
-        let found = found.with_context(|| format!("read {}", name(table.table())))?;
-        self.found[family as usize] = found.iter().flat_map(frontends).collect();
-        self.desired.adopt(family, found);
         self.read[family as usize] = true;
         Ok(true)
     }
@@ -365,31 +373,38 @@ impl<K: Kernel> NftBackend<K> {
         }
     }
 
-    /// Clients of endpoints that have left are to be sent elsewhere when another endpoint gets the slot. Until that is done the
-    /// slot stays empty, so a failure does no harm but that.
-    fn forget_clients(&mut self) {
-        for (departed, vips) in self.desired.departed() {
-            match self.forget_clients_of(departed, &vips) {
-                Ok(()) => self.desired.purged(&departed),
-                Err(error) => debug!(%error, departed.slot, "clients of endpoints that left are still remembered"),
+    /// Clients of endpoints that have left are to be sent elsewhere when another endpoint gets the slot: until they are forgotten the
+    /// slot stays empty. Clients of ports with another timeout than before are to have it. A failure does no other harm, and all is
+    /// tried again after the next sync.
+    fn change_clients(&mut self) {
+        for (place, chore) in self.desired.chores() {
+            match self.change_clients_in(place, &chore) {
+                Ok(()) => self.desired.done(&place),
+                Err(error) => debug!(%error, place.slot, "clients of session affinity are still as they were"),
             }
         }
     }
 
-    fn forget_clients_of(&mut self, departed: Departed, vips: &BTreeSet<VipKey>) -> Result<(), Error> {
-        let table = &self.desired.tables()[departed.family as usize];
-        let Some(set) = table.clients(departed.slot).cloned() else { return Ok(()) };
+    fn change_clients_in(&mut self, place: Place, chore: &Chore) -> Result<(), Error> {
+        let table = &self.desired.tables()[place.family as usize];
+        let Some(set) = table.clients(place.slot).cloned() else { return Ok(()) };
         let table = table.table().clone();
-        let mut attempts = 1..=FORGET_ATTEMPTS;
+        let mut attempts = 1..=ATTEMPTS;
         loop {
             let clients = self.kernel.elements(&table, &set)?.unwrap_or_default();
-            let of_vips =
-                |client: &Element| vip_of_client(departed.family, client).is_some_and(|vip| vips.contains(&vip));
             // The kernel may tell an element twice while packets add others.
-            let gone: BTreeMap<_, _> =
-                clients.into_iter().filter(of_vips).map(|client| (client.key.clone(), client)).collect();
+            let clients: BTreeMap<_, _> = clients.into_iter().map(|client| (client.key.clone(), client)).collect();
+            let [mut gone, mut new] = [Vec::new(), Vec::new()];
+            for client in clients.into_values() {
+                match chore.fate(place.family, &client) {
+                    Fate::Stays => continue,
+                    Fate::Forgotten => {}
+                    Fate::Renewed(expiry) => new.push(Element::expiring(client.key.clone(), expiry)),
+                }
+                gone.push(client);
+            }
             let mut transaction = Transaction::new();
-            if transaction.delete_elements(&table, &set, gone.into_values().collect()).is_empty() {
+            if transaction.delete_elements(&table, &set, gone).add_elements(&table, &set, new).is_empty() {
                 return Ok(());
             }
             match self.apply_transaction(&transaction) {

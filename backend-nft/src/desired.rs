@@ -22,7 +22,7 @@ use localnet_linux::{
 use localnet_proto::{Changes, ServiceKey, Snapshot};
 
 use crate::{
-    affinity::{Affinity, Departed},
+    affinity::{Affinity, Chore, Place},
     kernel::Found,
     plan::{
         ChainNames, chains, elements, family_of, protocol_of,
@@ -94,20 +94,21 @@ impl Desired {
         let keys = affinity.programmed(family);
         let sticky: Vec<_> = keys.filter_map(|key| Some((*key, self.vips.vip(key)?))).collect();
         sticky.iter().for_each(|(key, vip)| self.tables.unprogram(key, vip));
-        self.tables.affinity.adopt(family, found.as_ref());
+        let sets = found.iter().flat_map(|found| &found.sets).flatten();
+        self.tables.affinity.adopt(family, sets.map(|(set, elements)| (&**set, elements.as_slice())));
         sticky.iter().for_each(|(key, vip)| self.tables.program(key, vip));
         self.update_chains(false);
         self.tables.table(family).adopt(found);
     }
 
-    /// Slots of session affinity whose clients are to be forgotten.
-    pub fn departed(&self) -> Vec<(Departed, BTreeSet<VipKey>)> {
-        self.tables.affinity.departed()
+    /// What is to be done with the clients of session affinity that the kernel remembers.
+    pub fn chores(&self) -> Vec<(Place, Chore)> {
+        self.tables.affinity.chores()
     }
 
-    /// The clients of that slot were forgotten.
-    pub fn purged(&mut self, departed: &Departed) {
-        self.tables.affinity.purged(departed);
+    /// The chore there is done.
+    pub fn done(&mut self, place: &Place) {
+        self.tables.affinity.done(place);
     }
 
     /// It is no longer known what the kernel holds in that table.
@@ -153,7 +154,7 @@ impl Desired {
                 return false;
             }
             let mut found = false;
-            let slots = self.tables.affinity.slots(vip);
+            let slots = self.tables.affinity.slots(vip, held);
             let names = &self.tables.names;
             elements::of_vip(vip, held, slots, names, |id, one| found |= id == set && one.key == element.key);
             found
@@ -175,7 +176,6 @@ impl Tables {
     }
 
     fn update_chains(&mut self, facts: &Facts, fixed_change: bool) {
-        self.affinity.settle();
         for family in Family::ALL {
             let table = &mut self.tables[family as usize];
             let affinity_change = table.set_affinity(self.affinity.shape(family));
@@ -194,7 +194,7 @@ impl Program for Tables {
         self.affinity.program(key, vip);
         let family = family_of(key.family());
         let table = &mut self.tables[family as usize];
-        let slots = self.affinity.slots(key);
+        let slots = self.affinity.slots(key, vip);
         elements::of_vip(key, vip, slots, &self.names, |set, element| table.set(set, element));
         self.pools[family as usize].add(vip);
     }
@@ -203,7 +203,7 @@ impl Program for Tables {
         self.moved.insert(*key, None);
         let family = family_of(key.family());
         let table = &mut self.tables[family as usize];
-        let slots = self.affinity.slots(key);
+        let slots = self.affinity.slots(key, vip);
         elements::of_vip(key, vip, slots, &self.names, |set, element| table.remove(set, &element.key));
         self.affinity.unprogram(key, vip);
         self.pools[family as usize].remove(vip);

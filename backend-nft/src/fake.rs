@@ -221,6 +221,7 @@ impl FakeTable {
         let (declared, held) = self.sets.get_mut(&set.name).ok_or(MISSING)?;
         let data_fits = match (&declared.data, &element.data) {
             (SetData::None, ElementData::None) | (SetData::Verdict, ElementData::Verdict(_)) => true,
+            (SetData::None, ElementData::Expires(expiry)) => declared.flags.dynamic && expiry.left <= expiry.timeout,
             (SetData::Values(types), ElementData::Value(value)) => {
                 value.as_bytes().len() == types.iter().map(|field| field.padded_len()).sum::<usize>()
             }
@@ -278,6 +279,7 @@ fn sets_of(rule: &Rule) -> impl Iterator<Item = &Name> {
         Statement::Lookup(_, _, set)
         | Statement::VerdictMap(_, set)
         | Statement::DnatMap(_, set)
+        | Statement::PriorityMap(_, set)
         | Statement::Update(_, set, _) => Some(set),
         _ => None,
     })

@@ -167,6 +167,11 @@ impl TableState {
         before != self.has_affinity()
     }
 
+    /// What session affinity needs.
+    pub fn affinity(&self) -> &Shape {
+        &self.affinity
+    }
+
     /// Whether anything has session affinity.
     pub fn has_affinity(&self) -> bool {
         self.affinity.slots() > 0

@@ -36,16 +36,35 @@ pub struct Whole {
     _vips: Vips,
 }
 
+/// Sets with their elements, by family.
+pub type History = [Vec<(Arc<Set>, Vec<Element>)>; 2];
+
+/// Whether the set holds what depends on history.
+pub fn is_history(set: SetId) -> bool {
+    matches!(set, SetId::AffinityVips | SetId::AffinityEndpoints)
+}
+
 /// Says all elements.
-pub fn tell(state: &Snapshot, config: Config, local_addresses: Vec<IpAddr>, hears: &mut impl Hears) -> Whole {
+///
+/// Which endpoint has which slot of session affinity depends on history: as in the sets of `history`, those that the kernel holds of
+/// each family and that [`is_history`] names.
+pub fn tell(
+    state: &Snapshot,
+    config: Config,
+    local_addresses: Vec<IpAddr>,
+    history: &History,
+    hears: &mut impl Hears,
+) -> Whole {
+    let mut affinity = Affinity::default();
+    for (family, sets) in Family::ALL.into_iter().zip(history) {
+        affinity.adopt(family, sets.iter().map(|(set, elements)| (&**set, elements.as_slice())));
+    }
     let mut vips = Vips::new(config);
     vips.set_local_addresses(local_addresses);
     let names = ChainNames::default();
-    let mut told =
-        Told { names: &names, pools: Family::ALL.map(|_| Pools::default()), affinity: Affinity::default(), hears };
+    let mut told = Told { names: &names, pools: Family::ALL.map(|_| Pools::default()), affinity, hears };
     vips.update(state, &Changes::everything(), &mut told);
-    let Told { pools, mut affinity, .. } = told;
-    affinity.settle();
+    let Told { pools, affinity, .. } = told;
     let table = |facts, family: Family| table(facts, family, &affinity.shape(family), &pools[family as usize], &names);
     let tables = vips.facts().map(|facts| Family::ALL.map(|family| table(facts, family)).into()).unwrap_or_default();
     Whole { tables, _vips: vips }
@@ -83,14 +102,14 @@ impl<H: Hears> Program for Told<'_, H> {
     fn program(&mut self, key: &VipKey, vip: &Vip) {
         self.affinity.program(key, vip);
         let family = family_of(key.family());
-        let slots = self.affinity.slots(key);
+        let slots = self.affinity.slots(key, vip);
         elements::of_vip(key, vip, slots, self.names, |set, element| self.hears.set(family, set, element));
         self.pools[family as usize].add(vip);
     }
 
     fn unprogram(&mut self, key: &VipKey, vip: &Vip) {
         let family = family_of(key.family());
-        let slots = self.affinity.slots(key);
+        let slots = self.affinity.slots(key, vip);
         elements::of_vip(key, vip, slots, self.names, |set, element| self.hears.remove(family, set, &element.key));
         self.affinity.unprogram(key, vip);
         self.pools[family as usize].remove(vip);

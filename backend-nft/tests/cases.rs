@@ -58,7 +58,7 @@ fn what_is_told_at_once_is_what_would_be_kept() {
         let state: Snapshot = case.read_state().unwrap();
         let (config, addresses) = (config(&case.flows), case.flows.local_addresses());
         let mut heard = Heard::default();
-        let mut told = whole::tell(&state, config.clone(), addresses.clone(), &mut heard).tables;
+        let mut told = whole::tell(&state, config.clone(), addresses.clone(), &Default::default(), &mut heard).tables;
         for table in &mut told {
             for (set, elements) in &mut table.sets {
                 let Some(id) = SetId::of_name(&set.name) else { continue };

@@ -67,18 +67,6 @@ pub fn differences(localized: &Localized, said: &Config, backend: Mode) -> Vec<D
                 }
             }
         }
-        let ways = service.cluster_ips.len().min(1)
-            + service.external_ips.len()
-            + service.load_balancer_ips.len()
-            + usize::from(service.ports.iter().any(|port| port.node_port.is_some()));
-        if service.client_ip_affinity.is_some() && ways > 1 && backend == Mode::Nftables {
-            add(
-                2,
-                format!(
-                    "with the nft backend a client of sessionAffinity ClientIP has an endpoint of its own at each of {ways} kinds of addresses; in kube-proxy one for each port"
-                ),
-            );
-        }
     }
     for service in &services {
         for (entry, text) in of_mode(service, said) {
@@ -301,16 +289,16 @@ mod tests {
     fn ordinary_services_are_as_with_kube_proxy() {
         check(vec![service("web", |_| {})], Mode::Nftables, &[]);
         check(vec![service("web", |web| web.client_ip_affinity = Some(60))], Mode::Nftables, &[]);
+        let at_many_addresses = service("sticky", |web| {
+            web.client_ip_affinity = Some(60);
+            web.external_ips = vec!["192.168.0.2".parse().unwrap()];
+        });
+        check(vec![at_many_addresses], Mode::Nftables, &[]);
     }
 
     #[test]
     fn what_differs_is_found() {
         let external = |web: &mut Service| web.external_ips = vec!["192.168.0.2".parse().unwrap()];
-        let affinity = service("sticky", |web| {
-            web.client_ip_affinity = Some(60);
-            external(web);
-        });
-        check(vec![affinity], Mode::Nftables, &[(Some("sticky"), Some(2))]);
         let host = service("host", |web| {
             web.endpoints = vec![Endpoint {
                 address: "192.168.0.2".parse().unwrap(),

@@ -17,7 +17,7 @@ use std::{
 
 use localnet::{
     causes::Answer,
-    diff::{self, Held},
+    diff::{self, Reading},
     doctor::{self, Findings, Known},
     explain::{self, World},
     get::{Endpoints, Filter, Services, State},
@@ -240,20 +240,16 @@ fn measure(services: usize) -> anyhow::Result<()> {
     })?;
     // The kernel is read while the state arrives, as the command does.
     rows.add("diff", || {
-        thread::scope(|scope| {
-            let reading = scope.spawn(|| Held::read(&mut Kernel::open()?));
-            let state = arrives()?;
-            let arrived = Instant::now();
-            let held = || reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            let (differences, rest) =
-                diff::differences(&state, config(), state.node.addresses.clone(), held, diff::MOST)?;
-            anyhow::ensure!(differences.count == 0 && differences.compared > 0, "{differences:?}");
-            show(&differences, Format::Table)?;
-            let took = arrived.elapsed();
-            // The command need not free it.
-            drop(rest);
-            Ok(took)
-        })
+        let reading = Reading::start();
+        let state = arrives()?;
+        let arrived = Instant::now();
+        let (differences, rest) = diff::differences(&state, &config(), &state.node.addresses, reading, diff::MOST)?;
+        anyhow::ensure!(differences.count == 0 && differences.compared > 0, "{differences:?}");
+        show(&differences, Format::Table)?;
+        let took = arrived.elapsed();
+        // The command need not free it.
+        drop(rest);
+        Ok(took)
     })?;
     rows.add_all("doctor", || {
         let mut kernel = Ok(Kernel::open()?);

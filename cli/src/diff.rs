@@ -1,28 +1,27 @@
 //! `localnet diff`: the plan of the nft backend against what the kernel holds. Reads, and changes nothing.
 
+mod held;
+
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     net::IpAddr,
     panic::resume_unwind,
-    sync::{
-        Arc, Mutex, PoisonError,
-        mpsc::{self, Sender},
-    },
+    sync::mpsc::{self, Receiver, Sender},
     thread,
 };
 
 use localnet_client::{Snapshot, vips::Config};
-use localnet_linux::nft::{
-    self, ChainDump, Element, ElementData, ElementKey, Name, Set, TableContent, TableDump, element_line, rule_line,
-};
+use localnet_linux::nft::{self, Element, ElementKey, TableContent, element_line, rule_line};
 use localnet_nft::{
     plan::sets::SetId,
     whole::{self, Hears},
 };
 use serde::Serialize;
 
+pub use self::held::Reading;
+use self::held::{Held, HeldTable};
 use crate::{
-    kernel::{self, Kernel},
+    kernel,
     output::{Show, Style, Tone},
 };
 
@@ -54,115 +53,6 @@ pub struct Difference {
 
 /// So many are named unless all are asked for.
 pub const MOST: usize = 200;
-
-/// What the kernel holds in our tables. To be read while the state arrives and is planned: each takes about as long.
-#[derive(Debug)]
-pub struct Held {
-    tables: [Option<HeldTable>; 2],
-    generation: u32,
-}
-
-#[derive(Debug)]
-struct HeldTable {
-    chains: Vec<ChainDump>,
-    sets: Vec<HeldSet>,
-    /// Where the sets that are compared are in `sets`.
-    places: [Option<usize>; SetId::ALL.len()],
-}
-
-#[derive(Debug)]
-struct HeldSet {
-    name: Name,
-    elements: Elements,
-    /// How many are.
-    planned: usize,
-    /// What is not as planned: the word for it, and the element as planned.
-    off: Off,
-    /// How many elements were compared.
-    compared: usize,
-}
-
-type Off = BTreeMap<ElementKey, (&'static str, Element)>;
-
-/// The elements of a set: by key what it maps to, whether it is planned, and its comment.
-type Elements = HashMap<ElementKey, (ElementData, bool, Option<Name>)>;
-
-/// How often a read that raced with changes is repeated.
-const ATTEMPTS: usize = 50;
-/// The sets that take longest to read.
-const BIG: [SetId; 3] = [SetId::Endpoints, SetId::Services, SetId::ClusterIps];
-
-impl Held {
-    /// Reads both tables.
-    ///
-    /// # Errors
-    /// The kernel does not show them.
-    pub fn read(kernel: &mut Kernel) -> Result<Self, nft::Error> {
-        for _ in 0..ATTEMPTS {
-            let generation = kernel.generation()?;
-            let [v4, v6] = FAMILIES.map(|family| kernel.outline(family));
-            let (mut held, sets) = Self::of(generation, [v4?, v6?]);
-            let read = Mutex::new(Vec::with_capacity(sets.len()));
-            kernel::elements(sets.into_iter().map(|(family, _, set)| (family, set)), |family, set, elements| {
-                let elements = by_key(elements);
-                read.lock().unwrap_or_else(PoisonError::into_inner).push((family, set.name.clone(), elements));
-            })?;
-            for (family, name, elements) in read.into_inner().unwrap_or_else(PoisonError::into_inner) {
-                let set = SetId::of_name(&name).and_then(|id| held.set(family, id));
-                if let Some(set) = set {
-                    set.elements = elements;
-                }
-            }
-            if kernel.generation()? == generation {
-                return Ok(held);
-            }
-        }
-        Err(nft::Error::Changing)
-    }
-
-    /// What was read, and the sets whose elements are compared, those that take longest first.
-    fn of(generation: u32, dumps: [Option<TableDump>; 2]) -> (Self, Vec<(nft::Family, SetId, Arc<Set>)>) {
-        let mut sets = Vec::new();
-        for (family, dump) in FAMILIES.into_iter().zip(&dumps) {
-            let declared = dump.iter().flat_map(|dump| &dump.sets).filter_map(|found| found.set.clone());
-            sets.extend(declared.filter_map(|set| Some((family, compared(&set.name)?, set))));
-        }
-        sets.sort_by_key(|(_, id, _)| BIG.iter().position(|big| big == id).unwrap_or(BIG.len()));
-        (Self { tables: dumps.map(|dump| dump.map(HeldTable::of)), generation }, sets)
-    }
-
-    fn set(&mut self, family: nft::Family, set: SetId) -> Option<&mut HeldSet> {
-        let table = self.tables[family as usize].as_mut()?;
-        table.sets.get_mut(table.places[set as usize]?)
-    }
-}
-
-/// The set of that name, if it is compared: what packets write, and the slots that only the kernel remembers, are no plan.
-fn compared(name: &str) -> Option<SetId> {
-    SetId::of_name(name).filter(|id| !is_of_slots(*id))
-}
-
-fn by_key(elements: Vec<Element>) -> Elements {
-    elements.into_iter().map(|element| (element.key, (element.data, false, element.comment))).collect()
-}
-
-impl HeldTable {
-    fn of(dump: TableDump) -> Self {
-        let mut places = [None; SetId::ALL.len()];
-        let mut sets = Vec::with_capacity(dump.sets.len());
-        for (at, found) in dump.sets.into_iter().enumerate() {
-            let elements = match compared(&found.name) {
-                Some(id) => {
-                    places[id as usize] = Some(at);
-                    by_key(found.elements)
-                }
-                None => Elements::new(),
-            };
-            sets.push(HeldSet { name: found.name, elements, planned: 0, off: Off::new(), compared: 0 });
-        }
-        Self { chains: dump.chains, sets, places }
-    }
-}
 
 /// What is said of an element of a set.
 #[derive(Debug)]
@@ -207,43 +97,6 @@ impl Hears for Teller {
     }
 }
 
-impl HeldSet {
-    /// Compares what is held with what is planned.
-    fn hear(&mut self, said: &Said) {
-        match said {
-            Said::Set(element) => {
-                let what = match self.elements.get_mut(&element.key) {
-                    Some((data, planned, _)) => {
-                        let is_new = usize::from(!std::mem::replace(planned, true));
-                        self.planned += is_new;
-                        self.compared += is_new;
-                        (*data != element.data).then_some("differs")
-                    }
-                    None => Some("missing"),
-                };
-                if let Some(what) = what {
-                    let is_new = self.off.insert(element.key.clone(), (what, element.clone())).is_none();
-                    self.compared += usize::from(is_new && what == "missing");
-                } else if !self.off.is_empty() {
-                    self.off.remove(&element.key);
-                }
-            }
-            Said::Removed(key) => {
-                let was_off = self.off.remove(key).is_some();
-                let was = match self.elements.get_mut(key) {
-                    Some((_, planned, _)) => {
-                        let was = usize::from(std::mem::replace(planned, false));
-                        self.planned -= was;
-                        was
-                    }
-                    None => usize::from(was_off),
-                };
-                self.compared -= was;
-            }
-        }
-    }
-}
-
 /// All that a comparison needed. Freeing it takes as long as much of the comparison: a program that ends need not.
 #[derive(Debug)]
 pub struct Rest {
@@ -259,6 +112,9 @@ impl Rest {
     }
 }
 
+/// How often a state is planned again because slots of session affinity changed while the kernel was read.
+const ATTEMPTS: usize = 10;
+
 /// Plans both tables for a state, and compares each element, while the next ones are planned, with what the kernel holds; so many
 /// differences are named.
 ///
@@ -266,14 +122,32 @@ impl Rest {
 /// What the kernel holds cannot be read.
 pub fn differences(
     state: &Snapshot,
-    config: Config,
-    local: Vec<IpAddr>,
-    held: impl FnOnce() -> Result<Held, nft::Error> + Send,
+    config: &Config,
+    local: &[IpAddr],
+    mut reading: Reading,
     most: usize,
 ) -> Result<(Differences, Rest), nft::Error> {
+    for _ in 0..ATTEMPTS {
+        let found = compare_once(state, config, local, reading, most)?;
+        if found.1.held.as_told {
+            return Ok(found);
+        }
+        reading = Reading::start();
+    }
+    Err(nft::Error::Changing)
+}
+
+fn compare_once(
+    state: &Snapshot,
+    config: &Config,
+    local: &[IpAddr],
+    reading: Reading,
+    most: usize,
+) -> Result<(Differences, Rest), nft::Error> {
+    let history = reading.history();
     let (to, parts) = mpsc::channel::<Part>();
-    let compare = move || -> Result<_, nft::Error> {
-        let mut held = held()?;
+    let compare = move |parts: Receiver<Part>| -> Result<_, nft::Error> {
+        let mut held = reading.finish()?;
         let mut told = Vec::new();
         for part in parts {
             for (family, set, said) in &part {
@@ -286,10 +160,10 @@ pub fn differences(
         Ok((held, told))
     };
     let (whole, compared) = thread::scope(|scope| {
-        let comparing = scope.spawn(compare);
+        let comparing = scope.spawn(move || compare(parts));
         let mut teller = Teller { part: Vec::with_capacity(AT_A_TIME), to };
         // What is not programmed is said by the backend.
-        let whole = whole::tell(state, config, local, &mut teller);
+        let whole = whole::tell(state, config.clone(), local.to_vec(), &history, &mut teller);
         teller.pass_on();
         drop(teller);
         (whole, comparing.join().unwrap_or_else(|panic| resume_unwind(panic)))
@@ -379,18 +253,6 @@ impl Differences {
     }
 }
 
-/// Which endpoint has which slot is the kernel's memory.
-fn is_of_slots(set: SetId) -> bool {
-    matches!(
-        set,
-        SetId::AffinitySlots
-            | SetId::AffinityPicks
-            | SetId::AffinityLocalSlots
-            | SetId::AffinityLocalPicks
-            | SetId::AffinityEndpoints
-    )
-}
-
 impl Show for Differences {
     fn human(&self, style: Style) -> String {
         if self.count == 0 {
@@ -435,7 +297,7 @@ pub const FAMILIES: [nft::Family; 2] = nft::Family::ALL;
 #[cfg(test)]
 mod tests {
     use localnet_client::Changes;
-    use localnet_linux::nft::{Family, SetDump, Tuple, Verdict};
+    use localnet_linux::nft::{ElementData, Family, SetDump, TableDump, Tuple, Verdict};
     use localnet_nft::desired::Desired;
 
     use super::*;
@@ -455,6 +317,10 @@ services:
     fn planned() -> TableDump {
         let mut desired = Desired::new(Config::default());
         desired.update(&state(), &Changes::everything());
+        dump(&desired)
+    }
+
+    fn dump(desired: &Desired) -> TableDump {
         let content = desired.content().remove(0);
         let sets = content.sets.into_iter().map(|(set, elements)| SetDump {
             name: set.name.clone(),
@@ -466,8 +332,8 @@ services:
 
     /// The sets; the rules need a kernel.
     fn found(state: &Snapshot, dump: &TableDump) -> Vec<String> {
-        let held = || Ok(Held::of(1, [Some(dump.clone()), None]).0);
-        let (differences, _) = differences(state, Config::default(), vec![], held, MOST).unwrap();
+        let reading = Reading::of(1, [Some(dump.clone()), None]);
+        let (differences, _) = differences(state, &Config::default(), &[], reading, MOST).unwrap();
         let of_sets =
             differences.differences.iter().filter(|of| of.table == "ip localnet" && of.text != "the whole chain");
         of_sets.map(|of| format!("{} {} {}", of.place, of.what, of.text)).collect()
@@ -499,9 +365,48 @@ services:
         );
         dump.sets.retain(|set| *set.name != *"hairpin");
         assert_eq!(found(&dump).len(), 3);
-        let none = || Ok(Held::of(1, [None, None]).0);
-        let (none, _) = differences(&state, Config::default(), vec![], none, MOST).unwrap();
+        let none = Reading::of(1, [None, None]);
+        let (none, _) = differences(&state, &Config::default(), &[], none, MOST).unwrap();
         assert_eq!(none.differences[0].text.as_str(), "the whole table");
+    }
+
+    /// A Service with affinity and these endpoints.
+    fn sticky(hosts: &[u8]) -> Snapshot {
+        let endpoints = hosts.iter().map(|host| {
+            format!("{{address: 10.0.0.{host}, ports: [{{port: 8080}}], scopes: {{internal: true, external: true}}}}")
+        });
+        let endpoints = endpoints.collect::<Vec<_>>().join(", ");
+        crate::source::read(&format!(
+            "node: {{name: n, addresses: [192.168.0.2]}}
+services:
+- {{service: shop/web, type: ClusterIP, clusterIPs: [10.96.0.1], externalIPs: [192.168.9.9], clientIpAffinity: 600,
+   ports: [{{protocol: TCP, port: 80}}], endpoints: [{endpoints}]}}
+"
+        ))
+        .unwrap()
+    }
+
+    /// The kernel keeps the slots that endpoints had; a fresh plan would give them others.
+    #[test]
+    fn slots_are_compared_as_the_kernel_has_them() {
+        let mut desired = Desired::new(Config::default());
+        for hosts in [&[1, 2, 3][..], &[2, 3, 4], &[4, 5]] {
+            desired.update(&sticky(hosts), &Changes::everything());
+            for family in Family::ALL {
+                desired.tables()[family as usize].changes(usize::MAX);
+                desired.commit(family);
+            }
+        }
+        let (state, mut dump) = (sticky(&[4, 5]), dump(&desired));
+        assert_eq!(found(&state, &dump), [""; 0]);
+        let endpoints = dump.sets.iter_mut().find(|set| *set.name == *"affinity-endpoints").unwrap();
+        let own = endpoints
+            .elements
+            .iter_mut()
+            .find(|element| element.data == ElementData::Value(Tuple::new().address([10, 0, 0, 5].into()).port(8080)));
+        own.unwrap().data = ElementData::Value(Tuple::new().address([10, 6, 6, 6].into()).port(8080));
+        let wrong = found(&state, &dump);
+        assert_eq!(wrong, ["affinity-endpoints differs 10.96.0.1 . tcp . 80 . 4 : 10.0.0.5 . 8080"]);
     }
 
     /// A VIP that is taken from a service that had it first is compared as the other service has it.
@@ -513,7 +418,7 @@ services:
         let (gone, absent_gone) = (Said::Removed(element.key.clone()), Said::Removed(absent.key.clone()));
         let (element, absent) = (Said::Set(element), Said::Set(absent));
         let compared = |said: &[&Said]| {
-            let mut held = Held::of(1, [Some(planned()), None]).0;
+            let mut held = Reading::of(1, [Some(planned()), None]).finish().unwrap();
             let set = held.set(Family::V4, SetId::Services).unwrap();
             said.iter().for_each(|said| set.hear(said));
             (set.off.len(), set.compared, set.planned)

@@ -209,7 +209,9 @@ impl<'a> Path<'a> {
         };
         if vip.affinity.is_some() {
             self.lookup(from, SetId::AffinityVips);
-            of(SetId::AffinityVips).for_each(|(id, element)| self.element(id, element));
+            // The number that the port has only the kernel knows.
+            let any = |element| Element { data: ElementData::None, ..element };
+            of(SetId::AffinityVips).for_each(|(id, element)| self.element(id, any(element)));
             return;
         }
         if endpoints.is_empty() {
@@ -243,7 +245,9 @@ impl<'a> Path<'a> {
     /// The rule of a chain that looks into a set.
     fn lookup(&mut self, chain: &str, set: SetId) {
         let looks = |statement: &Statement| match statement {
-            Statement::Lookup(_, _, name) | Statement::VerdictMap(_, name) => **name == *set.name(),
+            Statement::Lookup(_, _, name) | Statement::VerdictMap(_, name) | Statement::PriorityMap(_, name) => {
+                **name == *set.name()
+            }
             _ => false,
         };
         self.rule(chain, looks);
@@ -298,7 +302,7 @@ pub fn leads_to(element: &Element) -> String {
         ElementData::Verdict(Verdict::Goto(chain)) => format!("goto {chain}"),
         ElementData::Verdict(Verdict::Jump(chain)) => format!("jump {chain}"),
         ElementData::Verdict(other) => format!("{other:?}").to_lowercase(),
-        ElementData::None => String::new(),
+        ElementData::None | ElementData::Expires(_) => String::new(),
     }
 }
 

@@ -6,13 +6,13 @@ use std::{
     sync::Arc,
 };
 
-use localnet_client::vips::{Detector, NodePortAddresses};
+use localnet_client::vips::{Detector, NodePortAddresses, VipKey};
 use localnet_linux::nft::{self, Element, ElementData, Tuple};
 use localnet_proto::{Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Service, SourceFilter, Verdict, WhenEmpty};
 use proptest::prelude::*;
 
 use super::*;
-use crate::fake::FakeKernel;
+use crate::{fake::FakeKernel, whole};
 
 fn config() -> Config {
     Config {
@@ -131,6 +131,45 @@ fn planned(backend: &NftBackend<FakeKernel>) -> BTreeMap<Table, crate::fake::Fak
     normal(&kernel)
 }
 
+/// What is told of a state.
+#[derive(Default)]
+struct Heard(BTreeMap<(Family, SetId, nft::ElementKey), Element>);
+
+impl whole::Hears for Heard {
+    fn set(&mut self, family: Family, set: SetId, element: Element) {
+        self.0.insert((family, set, element.key.clone()), element);
+    }
+
+    fn remove(&mut self, family: Family, set: SetId, key: &nft::ElementKey) {
+        self.0.remove(&(family, set, key.clone()));
+    }
+}
+
+/// The kernel holds what is told of the state with the kernel's own history, to the element: `localnet diff` is silent.
+#[track_caller]
+fn assert_as_told(state: &Snapshot, kernel: &FakeKernel) {
+    let is_history = |name: &str| SetId::of_name(name).is_some_and(whole::is_history);
+    let history = Family::ALL.map(|family| {
+        let sets = kernel.tables[&plan::table(family)].sets.values();
+        let sets = sets.filter(|(set, _)| is_history(&set.name));
+        sets.map(|(set, elements)| (set.clone(), elements.values().cloned().collect())).collect()
+    });
+    let mut heard = Heard::default();
+    for told in whole::tell(state, config(), vec![], &history, &mut heard).tables {
+        let held = &kernel.tables[&told.table];
+        let chains: BTreeMap<_, _> = told.chains.into_iter().map(|chain| (chain.name.clone(), chain)).collect();
+        assert_eq!(chains, held.chains);
+        let names: BTreeSet<_> = told.sets.iter().map(|(set, _)| &set.name).collect();
+        assert_eq!(names, held.sets.keys().collect());
+        for (name, (_, elements)) in &held.sets {
+            let Some(id) = SetId::of_name(name) else { continue };
+            let of_set = heard.0.iter().filter(|((family, set, _), _)| (*family, *set) == (told.table.family, id));
+            let told: BTreeMap<_, _> = of_set.map(|((.., key), element)| (key.clone(), element.clone())).collect();
+            assert_eq!(told, *elements, "{name}");
+        }
+    }
+}
+
 /// Where an element names a slot it names the endpoint.
 fn without_slots(table: &mut crate::fake::FakeTable) {
     let Some((_, endpoints)) = table.sets.get(SetId::AffinityEndpoints.name()).cloned() else { return };
@@ -162,6 +201,14 @@ fn without_slots(table: &mut crate::fake::FakeTable) {
         let (_, elements) = table.sets.get_mut(id.name()).unwrap();
         *elements =
             elements.values().flat_map(resolved).flatten().map(|key| (key.clone().into(), Element::new(key))).collect();
+    }
+    // Ports have other numbers by history: each has the first of its VIPs.
+    if let Some((_, vips)) = table.sets.get_mut(SetId::AffinityVips.name()) {
+        let mut first: BTreeMap<ElementData, Tuple> = BTreeMap::new();
+        for (key, element) in vips {
+            let named = first.entry(element.data.clone()).or_insert_with(|| key.start().clone());
+            element.data = ElementData::Value(named.clone());
+        }
     }
     let clients = |name: &str| plan::affinity::slot_of_clients(name).is_some();
     table.sets.retain(|name, _| !clients(name));

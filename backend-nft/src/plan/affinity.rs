@@ -1,10 +1,13 @@
-//! Session affinity: a client of a VIP is sent to the endpoint that it had before.
+//! Session affinity: a client of a Service's port is sent to the endpoint that it had before, whichever VIP of the port it asks.
 //!
 //! ```text
-//!  services ─► affinity ─► lb-affinity-N ─┬─ client is in `affinity-S`, slot S is used ─► slot-S   for each slot S
-//!                                         └─ else `affinity-picks`, at random ──────────► slot-S
-//!  slot-S: the client goes into `affinity-S` for the VIP's timeout, then translation to who is in slot S
+//!  services: `affinity-vips` gives the port's number, which is kept in the packet's priority
+//!     └─► affinity ─► lb-affinity-N ─┬─ client . number is in `affinity-S`, the VIP uses slot S ─► slot-S   for each slot S
+//!                                    └─ else `affinity-picks`, at random ────────────────────────► slot-S
+//!  slot-S: client . number goes into `affinity-S` for the VIP's timeout, then translation to who is in slot S
 //! ```
+//!
+//! The priority is the only register of a packet that nobody else reads between the look-ups: docs/decisions/0022.
 //!
 //! The number of sets and chains depends on the most slots that one VIP has, not on the number of services. What a rule
 //! wants to know of a VIP (how many endpoints, which timeout, which slots) is a number behind the VIP in a plain set: were it
@@ -88,8 +91,8 @@ fn pools_of(vip: &Vip, slots: &Slots) -> impl Iterator<Item = (Pool, u32, u32)> 
     })
 }
 
-/// The kernel takes no timeout as for ever.
-fn timeout(vip: &Vip) -> u32 {
+/// For how many seconds clients of a VIP are remembered. The kernel takes none as for ever.
+pub fn timeout(vip: &Vip) -> u32 {
     vip.affinity.unwrap_or_default().max(1)
 }
 
@@ -104,7 +107,8 @@ pub fn of_vip(tuple: &Tuple, vip: &Vip, slots: &Slots, emit: &mut impl FnMut(Set
     if vip.endpoints.is_empty() && vip.local_endpoints.is_empty() {
         return;
     }
-    emit(SetId::AffinityVips, Element::new(tuple.clone()).comment(vip.comment.clone()));
+    let number = Tuple::new().priority(slots.number());
+    emit(SetId::AffinityVips, Element::value(tuple.clone(), number).comment(vip.comment.clone()));
     emit(SetId::AffinityTimeouts, Element::new(with(timeout(vip))));
     for (pool, endpoints) in [(Pool::Cluster, &vip.endpoints), (Pool::Local, &vip.local_endpoints)] {
         if endpoints.is_empty() {
@@ -118,7 +122,8 @@ pub fn of_vip(tuple: &Tuple, vip: &Vip, slots: &Slots, emit: &mut impl FnMut(Set
             emit(pool.affinity_picks(), Element::verdict(with(index), Verdict::Jump(slot_chain(slot))));
         }
     }
-    for (endpoint, slot) in slots.used() {
+    for endpoint in endpoints_of(vip) {
+        let Some(slot) = slots.of(&endpoint) else { continue };
         let value = Tuple::new().address(endpoint.ip()).port(endpoint.port());
         emit(SetId::AffinityEndpoints, Element::value(with(slot), value));
     }
@@ -126,11 +131,10 @@ pub fn of_vip(tuple: &Tuple, vip: &Vip, slots: &Slots, emit: &mut impl FnMut(Set
 
 /// The set of the clients of a slot. If it is full, a client is not remembered, and served all the same.
 pub fn clients(family: Family, slot: u32) -> Set {
-    let address = family.address_type();
-    Set::new(clients_name(slot), [address, address, FieldType::InetProto, FieldType::InetService])
+    Set::new(clients_name(slot), [family.address_type(), FieldType::Priority])
         .dynamic(None)
         .size(CLIENTS)
-        .comment("client and VIP: who stays with this slot")
+        .comment("client and number of a port: who stays with this slot")
 }
 
 /// So many clients are remembered for each slot.
@@ -181,26 +185,27 @@ impl Shape {
     }
 
     fn slot(&self, slot: u32) -> Chain {
-        let client = [&[Field::SourceAddress], VIP.as_slice()].concat();
         let endpoint = numbered(Generator::Constant(slot));
         let chain = self.timeouts.iter().fold(Chain::new(slot_chain(slot)), |chain, seconds| {
             let has_timeout = numbered(Generator::Constant(*seconds));
             chain.rule([
                 Statement::is_in(has_timeout, SetId::AffinityTimeouts.name()),
-                Statement::Update(client.clone(), clients_name(slot), Some(*seconds)),
+                Statement::Update(CLIENT.into(), clients_name(slot), Some(*seconds)),
             ])
         });
-        chain.rule(Statement::dnat(endpoint, SetId::AffinityEndpoints.name()))
+        // The priority is ours up to the translation. A packet that misses goes on to look for its client.
+        chain
+            .rule([Statement::PriorityNone, Statement::dnat(endpoint, SetId::AffinityEndpoints.name())])
+            .rule(numbering())
     }
 }
 
 /// First who was here before, then a pick. A miss falls through to what comes next: the slot was given up meanwhile.
 fn lb(pool: Pool, size: u32, top: u32) -> Chain {
-    let client = [&[Field::SourceAddress], VIP.as_slice()].concat();
     let pick = |modulus| Statement::vmap(numbered(Generator::Random(modulus)), pool.affinity_picks().name());
     let chain = (0..top).fold(Chain::new(lb_chain(pool, size)), |chain, slot| {
         chain.rule([
-            Statement::is_in(client.clone(), clients_name(slot)),
+            Statement::is_in(CLIENT, clients_name(slot)),
             Statement::is_in(numbered(Generator::Constant(slot)), pool.affinity_slots().name()),
             Statement::jump(slot_chain(slot)),
         ])
@@ -217,6 +222,14 @@ fn lb_chain(pool: Pool, size: u32) -> Name {
     }
     .into()
 }
+
+/// Puts the number of the VIP's port into the packet's priority. A rule ends there for VIPs without affinity.
+pub fn numbering() -> Statement {
+    Statement::PriorityMap(VIP.into(), SetId::AffinityVips.name().into())
+}
+
+/// What of a packet is the key of a client.
+const CLIENT: [Field; 2] = [Field::SourceAddress, Field::Priority];
 
 /// A VIP and a number.
 fn numbered(generator: Generator) -> Vec<Field> {
@@ -285,8 +298,8 @@ mod tests {
     }
 
     fn slots_of(vip: &Vip) -> Slots {
-        let mut slots = Slots::default();
-        slots.assign(&endpoints_of(vip));
+        let mut slots = Slots::new(7);
+        slots.take(&endpoints_of(vip));
         slots
     }
 
@@ -338,12 +351,12 @@ mod tests {
             chains.iter().map(|chain| format!("{} {}", chain.name, chain.rules.len())).collect::<Vec<_>>().join(", ")
         };
         let all = "affinity 2, affinity-local 1, lb-affinity-2 5, lb-affinity-3 7, lb-affinity-local-1 3, \
-                   slot-0 3, slot-1 3, slot-2 3, slot-3 3";
+                   slot-0 4, slot-1 4, slot-2 4, slot-3 4";
         assert_eq!(names(&uses), all);
         uses.remove(&vips[2], &slots_of(&vips[2]));
         assert_eq!(names(&uses), all);
         uses.remove(&vips[1], &slots_of(&vips[1]));
-        assert_eq!(names(&uses), "affinity 1, affinity-local 0, lb-affinity-2 5, slot-0 2, slot-1 2");
+        assert_eq!(names(&uses), "affinity 1, affinity-local 0, lb-affinity-2 5, slot-0 3, slot-1 3");
         [&vips[0], &vips[3]].into_iter().for_each(|vip| uses.remove(vip, &slots_of(vip)));
         assert_eq!(uses.shape(), Shape::default());
     }

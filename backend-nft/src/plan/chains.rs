@@ -6,7 +6,9 @@ use localnet_linux::nft::{
 };
 
 use super::{
-    ChainNames, model_family,
+    ChainNames,
+    affinity::numbering,
+    model_family,
     sets::{Pool, SetId, VIP},
 };
 
@@ -90,7 +92,7 @@ fn services_chain(facts: &Facts, family: Family, affinity: bool) -> Chain {
 }
 
 fn to_affinity(verdict: Statement) -> Rule {
-    Rule::new([Statement::is_in(VIP, SetId::AffinityVips.name()), verdict])
+    Rule::new([numbering(), verdict])
 }
 
 /// Returns for what may go to any endpoint. The map `services` is looked up in one rule of one chain only: the kernel

@@ -27,7 +27,7 @@ pub enum SetId {
     Firewalled,
     /// Who may reach them.
     AllowedSources,
-    /// VIPs whose clients keep their endpoint.
+    /// VIP whose clients keep their endpoint → the number of its Service's port.
     AffinityVips,
     /// VIP and timeout in seconds.
     AffinityTimeouts,
@@ -122,7 +122,7 @@ impl SetId {
             Self::Hairpin => "local endpoints that reach themselves",
             Self::Firewalled => "VIPs that not everyone may reach",
             Self::AllowedSources => "who may reach them",
-            Self::AffinityVips => "VIPs whose clients keep their endpoint",
+            Self::AffinityVips => "VIP to the number of the port whose clients keep their endpoint",
             Self::AffinityTimeouts => "VIP and seconds for which clients keep it",
             Self::AffinitySizes => "VIP and size to pick from",
             Self::AffinitySlots => "VIP and slot in use",
@@ -143,7 +143,8 @@ impl SetId {
         let name = self.name();
         let set = match self {
             Self::ClusterIps => Set::new(name, [address]),
-            Self::External | Self::ExternalLocal | Self::Firewalled | Self::AffinityVips => Set::new(name, vip),
+            Self::External | Self::ExternalLocal | Self::Firewalled => Set::new(name, vip),
+            Self::AffinityVips => Set::map(name, vip, [FieldType::Priority]),
             Self::Services | Self::LocalServices | Self::NoEndpoints => Set::verdict_map(name, vip),
             Self::Endpoints | Self::LocalEndpoints | Self::AffinityEndpoints => {
                 Set::map(name, with(FieldType::Index), endpoint)

@@ -1,105 +1,120 @@
-//! Session affinity: which slot each endpoint of a VIP has.
+//! Session affinity: which slot each endpoint of a Service's port has.
 //!
-//! The kernel remembers that a client of a VIP belongs to a slot. So an endpoint keeps its slot while it is used, and a slot
-//! that lost its endpoint is given to none before the kernel has forgotten the clients that it had.
+//! The kernel remembers that a client of a Service's port belongs to a slot. So an endpoint keeps its slot while any VIP of the
+//! port uses it, and a slot that lost its endpoint is given to none before the kernel has forgotten the clients that it had.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
     net::SocketAddr,
 };
 
-/// The slots of one VIP.
+/// The slots of one port of a Service, in one family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Slots {
-    used: BTreeMap<SocketAddr, u32>,
-    left: BTreeMap<u32, Left>,
+    number: u32,
+    used: BTreeMap<SocketAddr, Used>,
+    /// Slots without endpoint that may have clients still.
+    left: BTreeSet<u32>,
 }
 
-/// Who had a slot that may have clients still.
+/// The slot of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Left {
-    endpoint: Option<SocketAddr>,
-    /// The kernel knows that it left: its clients may belong to others by now.
-    known: bool,
+struct Used {
+    slot: u32,
+    /// How many VIPs use the endpoint. With none it has its slot until the kernel has heard of it.
+    vips: usize,
 }
 
 impl Slots {
-    /// As they are in the kernel.
-    pub fn found(used: impl IntoIterator<Item = (SocketAddr, u32)>) -> Self {
-        let mut slots = Self::default();
-        for (endpoint, slot) in used {
-            match slots.used.entry(endpoint) {
-                Entry::Vacant(entry) => {
-                    entry.insert(slot);
-                }
-                // One endpoint in two slots is none of our doing: clients of the other one are let go.
-                Entry::Occupied(_) => _ = slots.left.insert(slot, Left { endpoint: None, known: true }),
+    /// No slots yet, for the port of that number.
+    pub fn new(number: u32) -> Self {
+        Self { number, ..Self::default() }
+    }
+
+    /// As they are in the kernel: the endpoints and slots of all VIPs of the port. No VIP uses them yet.
+    pub fn found(number: u32, seen: impl IntoIterator<Item = (SocketAddr, u32)>) -> Self {
+        let mut votes: BTreeMap<(SocketAddr, u32), usize> = BTreeMap::new();
+        seen.into_iter().for_each(|pair| *votes.entry(pair).or_default() += 1);
+        let mut pairs: Vec<_> = votes.into_iter().collect();
+        // Where VIPs disagree, which is none of our doing, most of them are right.
+        pairs.sort_by_key(|((_, slot), votes)| (std::cmp::Reverse(*votes), *slot));
+        let mut slots = Self::new(number);
+        let mut taken = BTreeSet::new();
+        for ((endpoint, slot), _) in &pairs {
+            if let Entry::Vacant(entry) = slots.used.entry(*endpoint)
+                && taken.insert(*slot)
+            {
+                entry.insert(Used { slot: *slot, vips: 0 });
             }
         }
+        slots.left = pairs.into_iter().map(|((_, slot), _)| slot).filter(|slot| !taken.contains(slot)).collect();
         slots
+    }
+
+    /// The number by which the kernel knows the port.
+    pub fn number(&self) -> u32 {
+        self.number
     }
 
     /// This slot has clients: if nobody has it, they are to be forgotten. Says whether that is so.
     pub fn leave(&mut self, slot: u32) -> bool {
-        let unused = !self.used.values().any(|used| *used == slot);
+        let unused = !self.used.values().any(|used| used.slot == slot);
         if unused {
-            self.left.entry(slot).or_insert(Left { endpoint: None, known: true });
+            self.left.insert(slot);
         }
         unused
     }
 
-    /// These are the endpoints from now on.
-    pub fn assign(&mut self, endpoints: &BTreeSet<SocketAddr>) {
-        let left = &mut self.left;
-        self.used.retain(|endpoint, slot| {
-            let stays = endpoints.contains(endpoint);
-            if !stays {
-                left.insert(*slot, Left { endpoint: Some(*endpoint), known: false });
-            }
-            stays
-        });
-        let new: Vec<SocketAddr> =
-            endpoints.iter().filter(|endpoint| !self.used.contains_key(endpoint)).copied().collect();
-        if new.is_empty() {
-            return;
-        }
-        for endpoint in &new {
-            // Nobody has heard that it left.
-            let back = self.left.iter().find(|(_, left)| left.endpoint == Some(*endpoint) && !left.known);
-            if let Some(slot) = back.map(|(slot, _)| *slot) {
-                self.left.remove(&slot);
-                self.used.insert(*endpoint, slot);
-            }
-        }
-        let taken: BTreeSet<u32> = self.used.values().chain(self.left.keys()).copied().collect();
+    /// One VIP more uses these endpoints.
+    pub fn take(&mut self, endpoints: &BTreeSet<SocketAddr>) {
+        let taken: BTreeSet<u32> = self.used.values().map(|used| used.slot).chain(self.left.iter().copied()).collect();
         let mut free = (0..).filter(|slot| !taken.contains(slot));
-        for endpoint in new {
-            if let Entry::Vacant(entry) = self.used.entry(endpoint)
-                && let Some(slot) = free.next()
-            {
-                entry.insert(slot);
+        for endpoint in endpoints {
+            match self.used.entry(*endpoint) {
+                Entry::Occupied(mut entry) => entry.get_mut().vips += 1,
+                Entry::Vacant(entry) => {
+                    if let Some(slot) = free.next() {
+                        entry.insert(Used { slot, vips: 1 });
+                    }
+                }
+            }
+        }
+    }
+
+    /// One VIP less uses these endpoints.
+    pub fn release(&mut self, endpoints: &BTreeSet<SocketAddr>) {
+        for endpoint in endpoints {
+            if let Some(used) = self.used.get_mut(endpoint) {
+                used.vips = used.vips.saturating_sub(1);
             }
         }
     }
 
     /// The slot of an endpoint.
     pub fn of(&self, endpoint: &SocketAddr) -> Option<u32> {
-        self.used.get(endpoint).copied()
+        self.used.get(endpoint).map(|used| used.slot)
     }
 
-    /// Who has which slot.
-    pub fn used(&self) -> impl Iterator<Item = (SocketAddr, u32)> {
-        self.used.iter().map(|(endpoint, slot)| (*endpoint, *slot))
+    /// The slots that have endpoints.
+    pub fn used(&self) -> impl Iterator<Item = u32> {
+        self.used.values().map(|used| used.slot)
     }
 
     /// Slots that may have clients, but no endpoint.
     pub fn left(&self) -> impl Iterator<Item = u32> {
-        self.left.keys().copied()
+        self.left.iter().copied()
     }
 
-    /// The kernel holds what is used now, and nothing else.
+    /// The kernel holds what VIPs use now, and nothing else.
     pub fn commit(&mut self) {
-        self.left.values_mut().for_each(|left| left.known = true);
+        let left = &mut self.left;
+        self.used.retain(|_, used| {
+            let stays = used.vips > 0;
+            if !stays {
+                left.insert(used.slot);
+            }
+            stays
+        });
     }
 
     /// This slot has no clients any more, and may have another endpoint.
@@ -121,52 +136,78 @@ mod tests {
         ([10, 0, 0, host], 80).into()
     }
 
-    /// Goes to these endpoints, and says `host:slot` of each and which slots were left.
-    fn assigned(slots: &mut Slots, hosts: &[u8]) -> String {
-        slots.assign(&hosts.iter().map(|host| endpoint(*host)).collect());
+    fn endpoints(hosts: &[u8]) -> BTreeSet<SocketAddr> {
+        hosts.iter().map(|host| endpoint(*host)).collect()
+    }
+
+    /// A VIP goes from these endpoints to those; says `host:slot` of each endpoint, and which slots were left.
+    fn moved(slots: &mut Slots, from: &[u8], to: &[u8]) -> String {
+        slots.release(&endpoints(from));
+        slots.take(&endpoints(to));
         said(slots)
     }
 
     fn said(slots: &Slots) -> String {
-        let host = |endpoint: SocketAddr| endpoint.ip().to_string().rsplit('.').next().unwrap().to_owned();
-        let used = slots.used().map(|(endpoint, slot)| format!("{}:{slot}", host(endpoint)));
+        let host = |endpoint: &SocketAddr| endpoint.ip().to_string().rsplit('.').next().unwrap().to_owned();
+        let used = slots.used.iter().filter(|(_, used)| used.vips > 0);
+        let used = used.map(|(endpoint, used)| format!("{}:{}", host(endpoint), used.slot));
         let left = slots.left().map(|slot| format!("left {slot}"));
         used.chain(left).collect::<Vec<_>>().join(" ")
     }
 
     #[test]
     fn who_stays_keeps_its_slot_and_who_is_new_gets_the_lowest_that_nobody_had() {
-        let mut slots = Slots::default();
-        assert_eq!(assigned(&mut slots, &[5, 7, 9]), "5:0 7:1 9:2");
-        assert_eq!(assigned(&mut slots, &[1, 5, 9]), "1:3 5:0 9:2 left 1");
+        let mut slots = Slots::new(1);
+        assert_eq!(moved(&mut slots, &[], &[5, 7, 9]), "5:0 7:1 9:2");
+        assert_eq!(moved(&mut slots, &[5, 7, 9], &[1, 5, 9]), "1:3 5:0 9:2");
         slots.commit();
-        assert_eq!(assigned(&mut slots, &[1, 2, 5, 9]), "1:3 2:4 5:0 9:2 left 1");
+        assert_eq!(moved(&mut slots, &[1, 5, 9], &[1, 2, 5, 9]), "1:3 2:4 5:0 9:2 left 1");
         slots.purged(1);
-        assert_eq!(assigned(&mut slots, &[1, 2, 3, 4, 5, 9]), "1:3 2:4 3:1 4:5 5:0 9:2");
-        assert_eq!(assigned(&mut slots, &[]), "left 0 left 1 left 2 left 3 left 4 left 5");
+        assert_eq!(moved(&mut slots, &[1, 2, 5, 9], &[1, 2, 3, 4, 5, 9]), "1:3 2:4 3:1 4:5 5:0 9:2");
+        assert_eq!(moved(&mut slots, &[1, 2, 3, 4, 5, 9], &[]), "");
         slots.commit();
+        assert_eq!(said(&slots), "left 0 left 1 left 2 left 3 left 4 left 5");
         (0..6).for_each(|slot| slots.purged(slot));
         assert!(slots.is_empty());
     }
 
     #[test]
     fn who_comes_back_gets_its_slot_only_if_nobody_heard_that_it_left() {
-        let mut slots = Slots::default();
-        assigned(&mut slots, &[5, 7]);
+        let mut slots = Slots::new(1);
+        moved(&mut slots, &[], &[5, 7]);
         slots.commit();
-        assert_eq!(assigned(&mut slots, &[7]), "7:1 left 0");
-        assert_eq!(assigned(&mut slots, &[5, 7]), "5:0 7:1");
-        assigned(&mut slots, &[7]);
+        assert_eq!(moved(&mut slots, &[5, 7], &[7]), "7:1");
+        assert_eq!(moved(&mut slots, &[7], &[5, 7]), "5:0 7:1");
+        moved(&mut slots, &[5, 7], &[7]);
         slots.commit();
-        assert_eq!(assigned(&mut slots, &[5, 7]), "5:2 7:1 left 0");
+        assert_eq!(moved(&mut slots, &[7], &[5, 7]), "5:2 7:1 left 0");
+    }
+
+    #[test]
+    fn an_endpoint_keeps_its_slot_while_any_vip_uses_it() {
+        let mut slots = Slots::new(1);
+        moved(&mut slots, &[], &[5, 7]);
+        moved(&mut slots, &[], &[7, 9]);
+        slots.commit();
+        assert_eq!(moved(&mut slots, &[5, 7], &[5]), "5:0 7:1 9:2");
+        slots.commit();
+        assert_eq!(moved(&mut slots, &[7, 9], &[9]), "5:0 9:2");
+        slots.commit();
+        assert_eq!(said(&slots), "5:0 9:2 left 1");
     }
 
     #[test]
     fn what_is_in_the_kernel_is_taken_up() {
-        let mut slots = Slots::found([(endpoint(5), 4), (endpoint(7), 0), (endpoint(5), 2)]);
-        assert_eq!(said(&slots), "5:4 7:0 left 2");
+        let mut slots = Slots::found(3, [(endpoint(5), 4), (endpoint(7), 0), (endpoint(5), 4), (endpoint(5), 2)]);
         assert!(!slots.leave(4), "it has an endpoint");
         assert!(slots.leave(1));
-        assert_eq!(assigned(&mut slots, &[5, 7, 9]), "5:4 7:0 9:3 left 1 left 2");
+        assert_eq!(moved(&mut slots, &[], &[5, 7, 9]), "5:4 7:0 9:3 left 1 left 2");
+        assert_eq!(slots.number(), 3);
+    }
+
+    #[test]
+    fn where_vips_disagree_no_slot_has_two_endpoints() {
+        let mut slots = Slots::found(1, [(endpoint(5), 0), (endpoint(7), 1), (endpoint(9), 0), (endpoint(5), 0)]);
+        assert_eq!(moved(&mut slots, &[], &[5, 7, 9]), "5:0 7:1 9:2");
     }
 }

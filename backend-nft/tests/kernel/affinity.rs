@@ -127,6 +127,67 @@ fn each_client_stays_with_one_endpoint_and_listings_work_meanwhile() {
     assert_eq!(timeless(&list(again.node())), timeless(&listing));
 }
 
+/// kube-proxy remembers a client for each port of a Service, whichever address it asks. It used to be for each address here.
+#[test]
+fn a_client_has_one_endpoint_by_all_addresses_of_a_port() {
+    let world = World::build();
+    let mut backend = world.backend();
+    let mut state = state(&ENDPOINTS, Some(10_800));
+    for service in state.services.values_mut() {
+        let service = Arc::make_mut(service);
+        service.external_ips = ["1.2.3.20", "2001:db8:77::20"].map(|address| address.parse().unwrap()).into();
+        service.load_balancer_ips = vec!["1.2.3.21".parse().unwrap()];
+        service.ports[1].node_port = Some(30_080);
+    }
+    world.apply(&mut backend, &state);
+    for of_one_port in [
+        &[TCP, "1.2.3.20:80", "1.2.3.21:80", "192.168.0.2:30080"][..],
+        &[TCP6, "[2001:db8:77::20]:80", "[2001:db8::2]:30080"],
+    ] {
+        // Each address is the first that some clients ask.
+        let first: Ends = (0..CLIENTS)
+            .map(|number| {
+                let to = of_one_port[usize::from(number) % of_one_port.len()];
+                (number, world.connect(number, Protocol::Tcp, to))
+            })
+            .collect();
+        assert!(used(&first).len() > 1, "{first:?}");
+        for to in of_one_port {
+            assert_eq!(world.ends(Protocol::Tcp, to), first, "{to}");
+        }
+        let mut backend = world.backend();
+        world.apply(&mut backend, &state);
+        for to in of_one_port {
+            assert_eq!(world.ends(Protocol::Tcp, to), first, "{to}, after a restart");
+        }
+    }
+    let listing = list(world.network.node());
+    assert_eq!(listing.matches("timeout 3h expires").count(), 2 * usize::from(CLIENTS), "{listing}");
+}
+
+/// Clients of a timeout of hours used to stay for hours after it was made a second. kube-proxy: in iptables mode the new timeout counts
+/// at once, from each client's last connection; in nftables mode only from its next one.
+#[test]
+fn another_timeout_counts_at_once() {
+    let world = World::build();
+    let mut backend = world.backend();
+    world.apply(&mut backend, &state(&ENDPOINTS, Some(10_800)));
+    let first = world.ends(Protocol::Tcp, TCP);
+    world.apply(&mut backend, &state(&ENDPOINTS, Some(600)));
+    let remembered: Vec<String> = (0..3).map(|slot| world.elements(&format!("affinity-{slot}"))).collect();
+    let count = |text: &str| remembered.iter().map(|set| set.matches(text).count()).sum::<usize>();
+    assert_eq!((count("timeout 10m expires 9m"), count("timeout 3h")), (usize::from(CLIENTS), 0), "{remembered:?}");
+    world.apply(&mut backend, &state(&ENDPOINTS, Some(7200)));
+    assert_eq!(world.ends(Protocol::Tcp, TCP), first, "nobody's time is over");
+
+    world.apply(&mut backend, &state(&ENDPOINTS, Some(1)));
+    let deadline = Instant::now() + PATIENCE;
+    while (0..3).any(|slot| world.elements(&format!("affinity-{slot}")).contains("expires")) {
+        assert!(Instant::now() < deadline, "clients are remembered for as long as before");
+    }
+    assert_ne!(world.ends(Protocol::Tcp, TCP), first, "by chance one in 500,000 times");
+}
+
 #[test]
 fn only_clients_of_an_endpoint_that_left_go_elsewhere() {
     let world = World::build();
@@ -201,6 +262,61 @@ fn without_room_for_clients_connections_are_served_all_the_same() {
     }
 }
 
+/// The tables as versions wrote them that remembered clients by address.
+fn by_address(listing: &str) -> String {
+    let lines = listing
+        .lines()
+        .filter(|line| !line.trim().starts_with("meta priority set ip") || line.contains("affinity-vips g"));
+    let mut text: String = lines.map(|line| format!("{line}\n")).collect();
+    for family in ["ip", "ip6"] {
+        let [client, vip] = [format!("{family} saddr"), format!("{family} daddr . meta l4proto . th dport")];
+        text = text.replace(&format!("meta priority set {vip} map @affinity-vips"), &format!("{vip} @affinity-vips"));
+        text = text.replace(&format!("{client} . meta priority"), &format!("{client} . {vip}"));
+    }
+    for address in ["ipv4_addr", "ipv6_addr"] {
+        let clients = format!("type {address} . {address} . inet_proto . inet_service");
+        text = text.replace(&format!("type {address} . classid"), &clients);
+    }
+    text = text.replace("map affinity-vips", "set affinity-vips").replace("meta priority set none ", "");
+    text = text.replace(" : classid", "");
+    (1..9).fold(text, |text, number| text.replace(&format!(" : 0:{number}"), ""))
+}
+
+#[test]
+fn an_upgrade_from_affinity_by_address_fails_no_connection() {
+    let world = World::build();
+    let node = world.network.node();
+    let state = state(&ENDPOINTS, Some(10_800));
+    world.apply(&mut world.backend(), &state);
+    let listing = list(node);
+    node.output(Command::new("nft").args(["flush", "ruleset"])).unwrap();
+    let former = by_address(&listing);
+    assert!(!former.contains("priority set") && !former.contains("classid"), "{former}");
+    load(node, &former);
+    let first = world.ends(Protocol::Tcp, TCP);
+    assert_eq!(world.ends(Protocol::Tcp, TCP), first, "they are remembered there, too");
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (world, done) = (&world, &done);
+        let clients = [TCP, TCP6].map(|to| {
+            scope.spawn(move || {
+                let mut upgraded = false;
+                // The last connection begins after the upgrade.
+                while !upgraded {
+                    upgraded = done.load(std::sync::atomic::Ordering::SeqCst);
+                    world.connect(0, Protocol::Tcp, to);
+                }
+            })
+        });
+        world.apply(&mut world.backend(), &state);
+        done.store(true, std::sync::atomic::Ordering::SeqCst);
+        clients.into_iter().for_each(|client| client.join().unwrap());
+    });
+    assert_eq!(list(node).matches("map affinity-vips {").count(), 2);
+    let second = world.ends(Protocol::Tcp, TCP);
+    assert_eq!(world.ends(Protocol::Tcp, TCP), second);
+}
+
 #[test]
 fn affinity_that_is_switched_off_leaves_no_object() {
     let world = World::build();
@@ -229,7 +345,7 @@ fn someone_elses_flush_is_repaired() {
     let nft = |arguments: &str| node.output(Command::new("nft").args(arguments.split(' '))).unwrap();
     nft("flush chain ip localnet affinity");
     nft("flush map ip localnet affinity-picks");
-    nft("flush set ip localnet affinity-vips");
+    nft("flush map ip localnet affinity-vips");
     backend.forget();
     world.apply(&mut backend, &state(&ENDPOINTS, Some(10_800)));
     assert_eq!(world.ends(Protocol::Tcp, TCP), first, "clients are where they were");

@@ -12,7 +12,7 @@ use localnet_proto::Family;
 use super::{Answered, Diff, Doctor, Explain, Failure, Get, OfNode, Output, Top, Watch, When};
 use crate::{
     causes::{Answer, Evidence},
-    diff::{self, Held},
+    diff::{self, Reading},
     doctor::{self, Findings, Known},
     explain::{self, Many, World},
     get::{Endpoints, Filter, Kind, NodeFacts, Services, State},
@@ -205,23 +205,19 @@ fn read(path: &Path) -> anyhow::Result<String> {
 pub(super) async fn differ(global: &Global, arguments: Diff) -> Answered {
     let brain = global.brain()?;
     // What the kernel holds is read while the state arrives and is planned: both take long where there are many Services.
-    let reading = asks_kernel(global, &arguments.node)
-        .then(|| std::thread::spawn(|| Kernel::open().and_then(|mut kernel| Held::read(&mut kernel))));
+    let reading = asks_kernel(global, &arguments.node).then(Reading::start);
     let state = global.snapshot(brain.as_ref()).await?;
     let config = configured(&arguments.node)?;
     let World { state, local, kernel, .. } = world(global, &arguments.node, brain.as_ref(), state).await?;
     let wrong = |error: &dyn std::fmt::Display| unreadable(global, &format!("the kernel: {error}"));
     let mut kernel = kernel.map_err(|error| wrong(&error))?;
     let most = if arguments.all { usize::MAX } else { diff::MOST };
-    let held = || match reading {
-        Some(reading) => reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-        None => Kernel::open().and_then(|mut kernel| Held::read(&mut kernel)),
-    };
-    let compared = diff::differences(&state, config.clone(), local.clone(), held, most);
+    let reading = reading.unwrap_or_else(Reading::start);
+    let compared = diff::differences(&state, &config, &local, reading, most);
     let (mut differences, mut rest) = compared.map_err(|error| wrong(&error))?;
     // The backend may have programmed the state after the kernel was read.
     if differences.count > 0 && kernel.generation().map_err(|error| wrong(&error))? != rest.generation() {
-        let compared = diff::differences(&state, config, local, || Held::read(&mut kernel), most);
+        let compared = diff::differences(&state, &config, &local, Reading::start(), most);
         (differences, rest) = compared.map_err(|error| wrong(&error))?;
     }
     print(global, &arguments.output, &differences)?;

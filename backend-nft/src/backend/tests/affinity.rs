@@ -1,7 +1,9 @@
 //! Session affinity: who keeps their endpoint, told by running the rules that the fake kernel holds.
 
 use localnet_client::route::{self, Origin, Outcome, Packet, Rules};
-use localnet_linux::nft::{AddressField, ElementKey, Field, Generator, Name, Op, Set, Statement, Verdict as Then};
+use localnet_linux::nft::{
+    AddressField, ElementKey, Expiry, Field, Generator, Name, Op, Set, Statement, Verdict as Then,
+};
 
 use super::*;
 use crate::fake::FakeTable;
@@ -21,7 +23,8 @@ const VIPS: [(&str, u16); 6] = [
 struct World {
     backend: NftBackend<FakeKernel>,
     now: u64,
-    expires: BTreeMap<(Table, Name, ElementKey), u64>,
+    /// Of the packet under way.
+    priority: u32,
     random: u64,
 }
 
@@ -34,7 +37,7 @@ fn packet(client: &str, vip: (&str, u16)) -> Packet {
 
 impl World {
     fn new() -> Self {
-        Self { backend: backend(), now: 0, expires: BTreeMap::new(), random: 0x9e37_79b9_7f4a_7c15 }
+        Self { backend: backend(), now: 0, priority: 0, random: 0x9e37_79b9_7f4a_7c15 }
     }
 
     fn apply(&mut self, state: &Snapshot) {
@@ -47,16 +50,14 @@ impl World {
 
     fn wait(&mut self, seconds: u64) {
         self.now += seconds;
-        let now = self.now;
-        let kernel = &mut self.backend.kernel;
-        self.expires.retain(|(table, set, key), until| {
-            let expired = *until <= now;
-            let set = kernel.tables.get_mut(table).and_then(|table| table.sets.get_mut(set));
-            if let Some((_, elements)) = set.filter(|_| expired) {
-                elements.remove(key);
-            }
-            !expired
-        });
+        let sets = self.backend.kernel.tables.values_mut().flat_map(|table| table.sets.values_mut());
+        for (_, elements) in sets {
+            elements.retain(|_, element| {
+                let ElementData::Expires(expiry) = &mut element.data else { return true };
+                expiry.left = expiry.left.saturating_sub(seconds * 1000);
+                expiry.left > 0
+            });
+        }
     }
 
     /// Where the first packet of a connection is translated to.
@@ -64,7 +65,8 @@ impl World {
         let packet = packet(client, vip);
         let table = plan::table(Family::of(&packet.source));
         let mut held = self.backend.kernel.tables.remove(&table)?;
-        let end = self.run(&table, &mut held, "services", &packet);
+        self.priority = 0;
+        let end = self.run(&mut held, "services", &packet);
         self.backend.kernel.tables.insert(table, held);
         match end {
             End::Dnat(endpoint) => Some(endpoint),
@@ -72,18 +74,18 @@ impl World {
         }
     }
 
-    fn run(&mut self, table: &Table, held: &mut FakeTable, chain: &str, packet: &Packet) -> End {
+    fn run(&mut self, held: &mut FakeTable, chain: &str, packet: &Packet) -> End {
         let rules = held.chains.get(chain).unwrap_or_else(|| panic!("no chain {chain}")).rules.clone();
         'rules: for rule in &rules {
             for statement in &rule.statements {
                 let verdict = match statement {
                     Statement::Verdict(verdict) => verdict.clone(),
                     Statement::VerdictMap(fields, map) => match held.find(map, &self.key(fields, packet)) {
-                        Some(Element { data: localnet_linux::nft::ElementData::Verdict(verdict), .. }) => verdict,
+                        Some(Element { data: ElementData::Verdict(verdict), .. }) => verdict,
                         _ => continue 'rules,
                     },
                     Statement::DnatMap(fields, map) => match held.find(map, &self.key(fields, packet)) {
-                        Some(Element { data: localnet_linux::nft::ElementData::Value(value), .. }) => {
+                        Some(Element { data: ElementData::Value(value), .. }) => {
                             return End::Dnat(endpoint_of(&value));
                         }
                         _ => continue 'rules,
@@ -94,9 +96,19 @@ impl World {
                         if !elements.contains_key(&key) && elements.len() >= declared.size.unwrap() as usize {
                             continue 'rules;
                         }
-                        elements.insert(key.clone(), Element::new(key.clone()));
-                        let until = self.now + u64::from(timeout.unwrap());
-                        self.expires.insert((table.clone(), set.clone(), key), until);
+                        let timeout = u64::from(timeout.unwrap()) * 1000;
+                        elements.insert(key.clone(), Element::expiring(key, Expiry { timeout, left: timeout }));
+                        continue;
+                    }
+                    Statement::PriorityMap(fields, map) => match held.find(map, &self.key(fields, packet)) {
+                        Some(Element { data: ElementData::Value(number), .. }) => {
+                            self.priority = u32::from_ne_bytes(number.as_bytes().try_into().unwrap());
+                            continue;
+                        }
+                        _ => continue 'rules,
+                    },
+                    Statement::PriorityNone => {
+                        self.priority = 0;
                         continue;
                     }
                     statement if self.matches(held, statement, packet) => continue,
@@ -105,8 +117,8 @@ impl World {
                 match verdict {
                     Then::Accept | Then::Drop => return End::Untranslated,
                     Then::Return => return End::Fell,
-                    Then::Goto(chain) => return self.run(table, held, &chain, packet),
-                    Then::Jump(chain) => match self.run(table, held, &chain, packet) {
+                    Then::Goto(chain) => return self.run(held, &chain, packet),
+                    Then::Jump(chain) => match self.run(held, &chain, packet) {
                         End::Fell => continue 'rules,
                         end => return end,
                     },
@@ -134,6 +146,7 @@ impl World {
             Field::DestinationAddress => key.address(packet.destination),
             Field::Protocol => key.protocol(localnet_linux::nft::Protocol::Tcp),
             Field::DestinationPort => key.port(packet.port),
+            Field::Priority => key.priority(self.priority),
             Field::Index(Generator::Constant(value)) => key.index(*value),
             Field::Index(Generator::Random(modulus)) => {
                 self.random ^= self.random << 13;
@@ -219,6 +232,76 @@ fn clients_stay_whatever_happens_to_other_endpoints() {
     world.apply(&web(&FOUR));
     let moved = first.iter().zip(crowd(&mut world, 100)).filter(|(before, after)| **before != gone && *before != after);
     assert_eq!(moved.count(), 0, "whose endpoint stayed, stays");
+}
+
+/// kube-proxy remembers a client for each port of a Service, so it has one endpoint by all addresses of the port.
+#[test]
+fn a_client_has_one_endpoint_by_all_addresses_of_a_port() {
+    let mut world = World::new();
+    let mut web = sticky("web", VIPS[0].0, &FOUR);
+    web.external_ips = vec![VIPS[2].0.parse().unwrap()];
+    web.ports[0].node_port = Some(VIPS[5].1);
+    let mut other = sticky("other", VIPS[1].0, &FOUR);
+    other.ports.push(port("more", 81, None));
+    other.endpoints.iter_mut().for_each(|endpoint| {
+        endpoint.ports.push(EndpointPort { name: "more".into(), port: 8081 });
+    });
+    let both = state([web, other]);
+    world.apply(&both);
+    let client = |number: u8| format!("10.180.7.{number}");
+    let asked = |world: &mut World, number, vip| world.connect(&client(number), vip).unwrap();
+    let ends: Vec<_> = (0..100).map(|number| asked(&mut world, number, VIPS[usize::from(number % 2) * 2])).collect();
+    world.restart();
+    world.apply(&both);
+    for vip in [VIPS[0], VIPS[2], VIPS[5]] {
+        let same: Vec<_> = (0..100).map(|number| asked(&mut world, number, vip)).collect();
+        assert_eq!(same, ends, "{vip:?}");
+    }
+    for vip in [VIPS[1], (VIPS[1].0, 81)] {
+        let elsewhere =
+            (0..100).filter(|number| asked(&mut world, *number, vip).ip() != ends[usize::from(*number)].ip());
+        assert!(elsewhere.count() > 30, "another port is another matter: {vip:?}");
+    }
+}
+
+/// The issue was that clients of a timeout of hours stayed for hours after it was made seconds. kube-proxy: in iptables mode the new
+/// timeout counts from the client's last connection; in nftables mode, as here before, only from its next one.
+#[test]
+fn another_timeout_counts_from_the_last_connection() {
+    let with = |seconds| {
+        let web = Service { client_ip_affinity: Some(seconds), ..sticky("web", VIPS[0].0, &FOUR) };
+        state([web, sticky("other", VIPS[1].0, &FOUR)])
+    };
+    let stay = |first: &[IpAddr], then: &[IpAddr]| first.iter().zip(then).filter(|(one, other)| one == other).count();
+    let mut world = World::new();
+    world.apply(&with(10_800));
+    let first = crowd(&mut world, 100);
+    let other = world.connect(POD, VIPS[1]).unwrap();
+    world.wait(8);
+    world.apply(&with(10));
+    world.wait(1);
+    assert_eq!(crowd(&mut world, 100), first, "their time is not over");
+    world.wait(8);
+    world.apply(&with(5));
+    let second = crowd(&mut world, 100);
+    assert!(stay(&first, &second) < 60, "their time was over at once");
+    assert_eq!(world.connect(POD, VIPS[1]), Some(other), "others stay");
+
+    world.wait(4);
+    world.backend.kernel.blind = true;
+    world.apply(&with(100));
+    world.backend.kernel.blind = false;
+    // The process ends before it comes to it.
+    world.restart();
+    world.apply(&with(100));
+    assert_eq!(world.backend.desired.chores(), vec![]);
+    world.wait(90);
+    assert_eq!(crowd(&mut world, 100), second, "a longer one counts at once, too");
+    let dumps = world.backend.kernel.dumps;
+    world.apply(&with(100));
+    world.restart();
+    world.apply(&with(100));
+    assert_eq!(world.backend.kernel.dumps, dumps, "nothing is looked for where no timeout changes");
 }
 
 #[test]
@@ -393,7 +476,7 @@ fn a_slot_whose_clients_cannot_be_forgotten_stays_empty_until_they_are() {
     world.apply(&with_other);
     assert_eq!(clients(&world, "affinity-3"), 0);
     assert_eq!(crowd(&mut world, 100), second);
-    assert_eq!(world.backend.desired.departed(), vec![]);
+    assert_eq!(world.backend.desired.chores(), vec![]);
 }
 
 #[test]
@@ -405,7 +488,7 @@ fn a_client_that_expires_while_it_is_to_be_forgotten_is_no_error() {
     let others: Vec<&str> = FOUR.into_iter().filter(|endpoint| *endpoint != gone).collect();
     world.apply(&web(&others));
     assert_eq!(world.backend.kernel.expiring, 0);
-    assert_eq!(world.backend.desired.departed(), vec![]);
+    assert_eq!(world.backend.desired.chores(), vec![]);
 }
 
 #[test]
@@ -437,6 +520,8 @@ enum Step {
     State(Services),
     Denied(Services),
     Restart,
+    /// While no process runs, services change.
+    RestartWith(Services),
     Wait(u64),
     Connect(usize, usize),
 }
@@ -475,19 +560,32 @@ fn any_step() -> impl Strategy<Value = Step> {
         3 => any_services().prop_map(Step::State),
         1 => any_services().prop_map(Step::Denied),
         1 => Just(Step::Restart),
+        1 => any_services().prop_map(Step::RestartWith),
         1 => (1..15_u64).prop_map(Step::Wait),
         12 => (0..CLIENTS.len(), 0..VIPS.len()).prop_map(|(client, vip)| Step::Connect(client, vip)),
     ]
 }
 
-/// Endpoints of a client at a VIP, and until when they are remembered.
+/// The ports of Services to which the VIPs belong: clients are remembered by port and family, as kube-proxy does it.
+const PORTS: [usize; 6] = [0, 1, 0, 1, 2, 0];
+
+/// Endpoints of a client at a port, and when it was last sent there.
 type Remembered = BTreeMap<(usize, usize), BTreeMap<std::net::SocketAddr, u64>>;
 
-/// Endpoints that no longer serve a VIP anybody, or without affinity, lose their clients.
-fn retain_usable(remembered: &mut Remembered, state: &Snapshot) {
-    for ((_, vip), ends) in remembered.iter_mut() {
-        let clients = if VIPS[*vip].0.contains(':') { [CLIENTS[4], CLIENTS[5]] } else { [CLIENTS[0], CLIENTS[2]] };
-        let usable: Vec<_> = clients.map(|client| choices(state, &packet(client, VIPS[*vip]))).into();
+/// Endpoints that no longer serve any VIP of a port, or without affinity, lose their clients; and clients are forgotten after the
+/// timeout, whatever it was when they were sent there.
+fn retain_known(remembered: &mut Remembered, state: &Snapshot, now: u64) {
+    for ((_, port), ends) in remembered.iter_mut() {
+        let service = state.services.get(&ServiceKey::new("default", if *port == 1 { "s2" } else { "s1" }));
+        let seconds = service.and_then(|service| service.client_ip_affinity).unwrap_or_default();
+        ends.retain(|_, last| *last + u64::from(seconds) > now);
+        let vips = VIPS.into_iter().zip(PORTS).filter(|(_, of)| of == port).map(|(vip, _)| vip);
+        let usable: Vec<_> = vips
+            .flat_map(|vip| {
+                let clients = if vip.0.contains(':') { [CLIENTS[4], CLIENTS[5]] } else { [CLIENTS[0], CLIENTS[2]] };
+                clients.map(|client| choices(state, &packet(client, vip)))
+            })
+            .collect();
         ends.retain(|end, _| usable.iter().any(|(ends, affinity)| affinity.is_some() && ends.contains(end)));
     }
 }
@@ -506,7 +604,8 @@ proptest! {
                 Step::State(services) => {
                     applied = state_of(&services);
                     world.apply(&applied);
-                    retain_usable(&mut remembered, &applied);
+                    assert_as_told(&applied, world.backend.kernel());
+                    retain_known(&mut remembered, &applied, world.now);
                 }
                 Step::Denied(services) => {
                     world.backend.kernel.denied = true;
@@ -514,14 +613,25 @@ proptest! {
                     world.backend.kernel.denied = false;
                     if result.and_then(Synced::whole).is_ok() {
                         applied = state_of(&services);
-                        retain_usable(&mut remembered, &applied);
+                        retain_known(&mut remembered, &applied, world.now);
                     }
                 }
                 Step::Restart => {
                     world.restart();
                     world.apply(&applied);
+                    assert_as_told(&applied, world.backend.kernel());
                 }
-                Step::Wait(seconds) => world.wait(seconds),
+                Step::RestartWith(services) => {
+                    applied = state_of(&services);
+                    world.restart();
+                    world.apply(&applied);
+                    assert_as_told(&applied, world.backend.kernel());
+                    retain_known(&mut remembered, &applied, world.now);
+                }
+                Step::Wait(seconds) => {
+                    world.wait(seconds);
+                    retain_known(&mut remembered, &applied, world.now);
+                }
                 Step::Connect(client, vip) => {
                     let packet = packet(CLIENTS[client], VIPS[vip]);
                     if Family::of(&packet.source) != Family::of(&packet.destination) {
@@ -534,12 +644,13 @@ proptest! {
                         continue;
                     };
                     prop_assert!(choices.contains(&end), "{end} does not serve {packet:?}");
-                    let Some(seconds) = affinity else { continue };
-                    let known = remembered.entry((client, vip)).or_default();
-                    known.retain(|_, until| *until > world.now);
+                    if affinity.is_none() {
+                        continue;
+                    }
+                    let known = remembered.entry((client, PORTS[vip])).or_default();
                     let kept = known.keys().any(|known| choices.contains(known));
                     prop_assert!(!kept || known.contains_key(&end), "{packet:?} went to {end}, not to {known:?}");
-                    known.insert(end, world.now + u64::from(seconds));
+                    known.insert(end, world.now);
                 }
             }
         }
@@ -548,6 +659,6 @@ proptest! {
         world.apply(&applied);
         fresh.apply(&applied, &Changes::everything()).unwrap().whole().unwrap();
         prop_assert_eq!(normal(world.backend.kernel()), normal(fresh.kernel()));
-        prop_assert_eq!(world.backend.desired.departed(), vec![]);
+        prop_assert_eq!(world.backend.desired.chores(), vec![]);
     }
 }

@@ -28,8 +28,6 @@ pub(crate) struct Difference<'a> {
     pub(crate) seen: &'a Seen,
     pub(crate) scene: &'a Scene<'a>,
     pub(crate) topology: &'a Topology,
-    /// All that is wrong is that a client has another endpoint by another address of the Service.
-    pub(crate) by_another_address: bool,
 }
 
 struct Entry {
@@ -37,9 +35,8 @@ struct Entry {
     matches: fn(&Difference<'_>) -> bool,
 }
 
-const ENTRIES: [Entry; 10] = [
+const ENTRIES: [Entry; 9] = [
     Entry { number: 1, matches: translated_packet_meets_another_service },
-    Entry { number: 2, matches: |difference| difference.side == Side::Ours && difference.by_another_address },
     Entry { number: 3, matches: |difference| claimant_has_it(difference, |claimants| claimants >= 2) },
     Entry { number: 4, matches: |difference| claimant_has_it(difference, |claimants| claimants == 1) },
     Entry { number: 5, matches: node_port_of_link_local_address },

@@ -18,9 +18,4 @@ impl Pair {
         Self { backend: Backend::Iptables("nft"), mode: Mode::Iptables("legacy") },
         Self { backend: Backend::Iptables("legacy"), mode: Mode::Iptables("nft") },
     ];
-
-    /// Both remember a client of session affinity for each port of a Service, or ours for each address and port.
-    pub(crate) fn remembers_by_port(self) -> bool {
-        matches!(self.mode, Mode::Iptables(_))
-    }
 }

@@ -58,7 +58,7 @@ pub(crate) struct Scene<'a> {
 impl Runs {
     pub(crate) fn new(world: World) -> Self {
         let writer = world.writer();
-        let memory = Memory::new(world.pair);
+        let memory = Memory::new();
         Self { world, writer, memory, report: Report::default() }
     }
 
@@ -109,10 +109,9 @@ impl Runs {
                 self.report.connections += seen.connections;
                 let wrong = judge(asked, seen, self.world.network(side).topology());
                 let left = self.memory.check(side, asked, seen, scene);
-                let by_another_address = wrong.is_none() && left.as_ref().is_some_and(|left| left.by_another_address);
-                let Some(wrong) = wrong.or(left.map(|left| left.wrong)) else { continue };
+                let Some(wrong) = wrong.or(left) else { continue };
                 let topology = self.world.network(side).topology();
-                match explain(&Difference { mode, side, asked, seen, scene, topology, by_another_address }) {
+                match explain(&Difference { mode, side, asked, seen, scene, topology }) {
                     Some(entry) => self.report.explained(entry),
                     None => {
                         self.report.unexplained += 1;

@@ -12,13 +12,11 @@ use std::{
 };
 
 use localnet_client::route::Outcome;
-use localnet_lab::Protocol;
 use localnet_proto::Service as Localized;
 
 use super::{
     ask::{Asked, Seen, Span},
     cluster::Service,
-    pair::Pair,
     run::Scene,
     world::Side,
 };
@@ -27,8 +25,6 @@ use super::{
 type Client = (Side, IpAddr, PortKey);
 /// Names of a Service and of its port.
 type PortKey = (String, String);
-/// A client of an address and port.
-type AddressClient = (Side, IpAddr, Protocol, SocketAddr);
 
 /// Affinity that lasts as long does not end within a run.
 const LONG: u32 = 60;
@@ -40,11 +36,9 @@ const SURELY_AFTER: Duration = Duration::from_millis(200);
 /// Where clients have been sent since their Service was as it is.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    pair: Pair,
-    clients: BTreeMap<Client, (Known, Endpoints)>,
-    short: BTreeMap<AddressClient, (Known, SocketAddr, Span)>,
-    /// Of who remembers by port: each time that a client was sent somewhere.
-    short_by_port: BTreeMap<Client, (Known, Vec<(SocketAddr, Span)>)>,
+    clients: BTreeMap<Client, (Known, BTreeSet<SocketAddr>)>,
+    /// Each time that a client was sent somewhere.
+    short: BTreeMap<Client, (Known, Vec<(SocketAddr, Span)>)>,
     pub(crate) returned: Returned,
 }
 
@@ -63,48 +57,25 @@ struct Known {
     localized: Arc<Localized>,
 }
 
-/// Endpoints of a client, and what it asked for when it was sent there.
-type Endpoints = BTreeMap<SocketAddr, BTreeSet<SocketAddr>>;
-
-/// A client that has left its endpoint.
-#[derive(Debug)]
-pub(crate) struct Left {
-    pub(crate) wrong: String,
-    /// It was sent elsewhere by another address of the Service only.
-    pub(crate) by_another_address: bool,
-}
-
 impl Memory {
     /// Of nobody yet.
-    pub(crate) fn new(pair: Pair) -> Self {
-        Self {
-            pair,
-            clients: BTreeMap::new(),
-            short: BTreeMap::new(),
-            short_by_port: BTreeMap::new(),
-            returned: Returned::default(),
-        }
-    }
-
-    /// It remembers a client for each port of a Service, whichever address it asks.
-    fn remembers_by_port(&self, side: Side) -> bool {
-        side == Side::KubeProxy || self.pair.remembers_by_port()
+    pub(crate) fn new() -> Self {
+        Self { clients: BTreeMap::new(), short: BTreeMap::new(), returned: Returned::default() }
     }
 
     /// Forgets the clients of Services that are not what they were: endpoints may have gone and come back between two questions.
     pub(crate) fn enter(&mut self, scene: &Scene<'_>) {
         let stays = |known: &Known| Known::find(scene, &known.service.name).as_ref() == Some(known);
         self.clients.retain(|_, (known, _)| stays(known));
-        self.short.retain(|_, (known, ..)| stays(known));
-        self.short_by_port.retain(|_, (known, _)| stays(known));
+        self.short.retain(|_, (known, _)| stays(known));
     }
 
     /// What is wrong with an answer that is right for itself.
-    pub(crate) fn check(&mut self, side: Side, asked: &Asked, seen: &Seen, scene: &Scene<'_>) -> Option<Left> {
+    pub(crate) fn check(&mut self, side: Side, asked: &Asked, seen: &Seen, scene: &Scene<'_>) -> Option<String> {
         let Outcome::Endpoints { choices, affinity: Some(seconds), .. } = &asked.expected else { return None };
-        let to = asked.question.to;
         // kube-proxy may have sent it to any of several Services.
-        if side == Side::KubeProxy && scene.claims_of_port(&scene.claimants(to.ip()), asked).count() > 1 {
+        if side == Side::KubeProxy && scene.claims_of_port(&scene.claimants(asked.question.to.ip()), asked).count() > 1
+        {
             return None;
         }
         let (by, _) = *seen.answers.keys().next()?;
@@ -112,62 +83,27 @@ impl Memory {
         let known = Known::find(scene, &port.0)?;
         if *seconds < LONG {
             let time = Duration::from_secs((*seconds).into());
-            return match self.remembers_by_port(side) {
-                true => self.check_short_by_port(
-                    (side, asked.question.source(), port),
-                    choices,
-                    (by, seen.span?),
-                    known,
-                    time,
-                ),
-                false => self.check_short(side, asked, (by, seen.span?), known, time),
-            };
+            let client = (side, asked.question.source(), port);
+            return self.check_short(client, choices, (by, seen.span?), known, time);
         }
-        let by_port = self.remembers_by_port(side);
         let client = (side, asked.question.source(), port);
-        let (_, endpoints) = self.clients.entry(client).or_insert_with(|| (known, Endpoints::new()));
-        let left: Endpoints =
-            endpoints.clone().into_iter().filter(|(endpoint, _)| choices.contains(endpoint)).collect();
-        let had = endpoints.entry(by).or_default();
-        let (is_new, is_new_here) = (had.is_empty(), had.insert(to));
-        // Who remembers by port may return to an endpoint that the client has by another address, under another policy.
-        let left_here = (is_new || !by_port && is_new_here) && left.values().any(|asked| asked.contains(&to));
-        (left_here || is_new && !left.is_empty()).then(|| Left {
-            wrong: format!("{by} is new to a client of {:?}", left.keys()),
-            by_another_address: !left_here,
-        })
-    }
-
-    /// Each address for itself, where it remembers by address: other clients may have been seen at another address meanwhile.
-    fn check_short(
-        &mut self,
-        side: Side,
-        asked: &Asked,
-        (by, span): (SocketAddr, Span),
-        known: Known,
-        time: Duration,
-    ) -> Option<Left> {
-        let question = &asked.question;
-        let client = (side, question.source(), question.protocol, question.to);
-        let (_, endpoint, before) = self.short.insert(client, (known, by, span))?;
-        let Outcome::Endpoints { choices, .. } = &asked.expected else { return None };
-        if is_over(before, span, time) && choices.len() > 1 {
-            self.count(side, endpoint != by);
-        }
-        (still_lasts(before, span, time) && endpoint != by).then(|| Left::within(time, by, &[endpoint]))
+        let (_, endpoints) = self.clients.entry(client).or_insert_with(|| (known, BTreeSet::new()));
+        let left: Vec<_> = endpoints.intersection(choices).copied().collect();
+        // A client may return to an endpoint that it has by another address, under another policy.
+        (endpoints.insert(by) && !left.is_empty()).then(|| format!("{by} is new to a client of {left:?}"))
     }
 
     /// All addresses together. Each of several endpoints that a client has from different policies lasts for itself.
-    fn check_short_by_port(
+    fn check_short(
         &mut self,
         client: Client,
         choices: &BTreeSet<SocketAddr>,
         (by, span): (SocketAddr, Span),
         known: Known,
         time: Duration,
-    ) -> Option<Left> {
+    ) -> Option<String> {
         let side = client.0;
-        let (_, had) = self.short_by_port.entry(client).or_insert_with(|| (known, Vec::new()));
+        let (_, had) = self.short.entry(client).or_insert_with(|| (known, Vec::new()));
         let last = had.last().map(|(endpoint, _)| *endpoint);
         had.retain(|(_, before)| !is_over(*before, span, time));
         let over = last.filter(|_| had.is_empty() && choices.len() > 1);
@@ -181,7 +117,7 @@ impl Memory {
         if let Some(last) = over {
             self.count(side, last != by);
         }
-        (is_new && !lasting.is_empty()).then(|| Left::within(time, by, &lasting))
+        (is_new && !lasting.is_empty()).then(|| format!("{by} is new to a client of {lasting:?}, within {time:?}"))
     }
 
     fn count(&mut self, side: Side, elsewhere: bool) {
@@ -200,12 +136,6 @@ fn is_over(before: Span, now: Span, time: Duration) -> bool {
 /// It certainly has not.
 fn still_lasts(before: Span, now: Span, time: Duration) -> bool {
     now.ended.duration_since(before.began) < time.mul_f64(SURELY_WITHIN)
-}
-
-impl Left {
-    fn within(time: Duration, by: SocketAddr, had: &[SocketAddr]) -> Self {
-        Self { wrong: format!("{by} is new to a client of {had:?}, within {time:?}"), by_another_address: false }
-    }
 }
 
 impl Known {

@@ -33,9 +33,9 @@ async fn services_that_would_behave_differently_are_named() -> anyhow::Result<()
 
     // Entries of docs/differences.md, by Service.
     for (mode, expected) in [
-        ("nftables", vec![("sticky", 2), ("taken", 3)]),
+        ("nftables", vec![("taken", 3)]),
         // kube-proxy's empty mode.
-        ("\"\"", vec![("nobody", 8), ("sticky", 2), ("taken", 3), ("taken", 8)]),
+        ("\"\"", vec![("nobody", 8), ("taken", 3), ("taken", 8)]),
         ("ipvs", vec![("local", 11), ("taken", 3)]),
     ] {
         let config =

@@ -1,0 +1,114 @@
+//! `localnet diff` against a kernel: silent after whatever happened to endpoints under session affinity, and not silent when somebody
+//! else has changed something. It used to plan fresh slots where the kernel keeps those that endpoints had.
+
+use std::process::Command;
+
+use anyhow::Context as _;
+use localnet::diff::{self, Difference, Reading};
+use localnet_client::{Snapshot, vips::Config};
+use localnet_lab::{Network, Topology};
+use localnet_nft::{Netlink, NftBackend};
+use localnet_proto::Changes;
+use proptest::{
+    prelude::*,
+    test_runner::{Config as Cases, TestRunner},
+};
+
+/// Of two Services: whether external traffic goes to local endpoints, and whether clients keep their endpoint, of which these are all.
+type Services = Vec<(bool, bool, Vec<u8>)>;
+
+fn any_services() -> impl Strategy<Value = Services> {
+    let endpoints = proptest::sample::subsequence((1..9_u8).collect::<Vec<_>>(), 0..7);
+    proptest::collection::vec((any::<bool>(), prop::bool::weighted(0.8), endpoints), 1..3)
+}
+
+fn state(services: &Services) -> anyhow::Result<Snapshot> {
+    let services = services.iter().zip(1..).map(|((to_local, affinity, hosts), number)| {
+        let endpoints = hosts.iter().flat_map(|host| {
+            let scopes = if host % 3 == 0 { "internal: true" } else { "internal: true, external: true, shortCircuit: true" };
+            ["10.180.0.", "fd00:10:180::"].map(|net| {
+                format!("{{address: \"{net}{host}\", ports: [{{name: web, port: 8080}}], scopes: {{{scopes}}}}}")
+            })
+        });
+        let affinity = if *affinity { "clientIpAffinity: 600," } else { "" };
+        format!(
+            "{{service: default/s{number}, type: NodePort, clusterIPs: [172.30.0.{number}, \"fd00:172:30::{number}\"], {affinity}
+              externalIPs: [192.168.99.{number}], externalTrafficToLocal: {to_local},
+              ports: [{{name: web, protocol: TCP, port: 80, nodePort: 3000{number}}}], endpoints: [{}]}}",
+            endpoints.collect::<Vec<_>>().join(", ")
+        )
+    });
+    let text = format!(
+        "node: {{name: node-a, addresses: [192.168.0.2, \"2001:db8::2\"]}}\nservices: [{}]\n",
+        services.collect::<Vec<_>>().join(", ")
+    );
+    localnet::source::read(&text)
+}
+
+/// What `localnet diff` names.
+fn differences(state: &Snapshot) -> anyhow::Result<Vec<Difference>> {
+    let (found, _) = diff::differences(state, &Config::default(), &[], Reading::start(), diff::MOST)?;
+    anyhow::ensure!(found.compared > 0, "nothing is compared");
+    Ok(found.differences)
+}
+
+fn nft(words: &str) -> anyhow::Result<String> {
+    let run = Command::new("nft").args(words.split(' ')).output().context("running nft")?;
+    anyhow::ensure!(run.status.success(), "nft {words}: {}", String::from_utf8_lossy(&run.stderr));
+    Ok(String::from_utf8(run.stdout)?)
+}
+
+#[test]
+fn diff_is_silent_whatever_happened_to_endpoints_under_affinity() {
+    let network = Network::build(Topology::default()).unwrap();
+    let steps = proptest::collection::vec((any_services(), prop::bool::weighted(0.2)), 1..12);
+    let mut runner = TestRunner::new(Cases { cases: 24, failure_persistence: None, ..Cases::default() });
+    let tested = runner.run(&steps, |steps| {
+        let wrong = network.node().run(|| {
+            nft("flush ruleset")?;
+            let mut backend = NftBackend::new(Config::default(), Netlink::open()?);
+            for (services, restarts) in steps {
+                let state = state(&services)?;
+                if restarts {
+                    backend = NftBackend::new(Config::default(), Netlink::open()?);
+                }
+                backend.apply(&state, &Changes::everything())?.whole()?;
+                let wrong = differences(&state)?;
+                if !wrong.is_empty() {
+                    return Ok(wrong);
+                }
+            }
+            Ok(Vec::new())
+        });
+        prop_assert_eq!(wrong.unwrap(), vec![]);
+        Ok(())
+    });
+    tested.unwrap();
+}
+
+#[test]
+fn a_slot_that_leads_elsewhere_is_named() {
+    let network = Network::build(Topology::default()).unwrap();
+    let run = network.node().run(|| {
+        let mut backend = NftBackend::new(Config::default(), Netlink::open()?);
+        for hosts in [vec![1, 2, 4], vec![2, 4, 5]] {
+            backend.apply(&state(&vec![(false, true, hosts)])?, &Changes::everything())?.whole()?;
+        }
+        let state = state(&vec![(false, true, vec![2, 4, 5])])?;
+        assert_eq!(differences(&state)?, []);
+        let vip = "172.30.0.1 . tcp . 80 . 1";
+        assert!(nft("list map ip localnet affinity-endpoints")?.contains(&format!("{vip} : 10.180.0.2 . 8080")));
+        for change in ["delete", "add"] {
+            let element = if change == "add" { format!("{vip} : 10.6.6.6 . 8080") } else { vip.to_owned() };
+            nft(&format!("{change} element ip localnet affinity-endpoints {{ {element} }}"))?;
+        }
+        let places: Vec<_> = differences(&state)?.into_iter().map(|of| (of.place, of.what, of.text)).collect();
+        let names = |text: &str| places.iter().any(|(place, _, of)| place == "affinity-endpoints" && of.contains(text));
+        assert!(names("172.30.0.1 . tcp . 80 . 1"), "{places:#?}");
+        backend.forget();
+        backend.apply(&state, &Changes::everything())?.whole()?;
+        assert_eq!(differences(&state)?, [], "it is repaired");
+        Ok(())
+    });
+    run.unwrap();
+}
