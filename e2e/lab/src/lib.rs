@@ -17,6 +17,7 @@
 //! | [`flow`] | what `flows.yaml` can say; pure |
 //! | [`case`](mod@case) | the directories under `e2e/cases` |
 //! | [`check`] | flows against real packets |
+//! | [`open`] | flows that stay open, asked again and again |
 //! | [`expect`] | expected files: compare, or rewrite |
 //! | [`foreign`] | the node's other rule writers |
 //!
@@ -30,6 +31,7 @@ pub mod flow;
 pub mod foreign;
 pub mod namespace;
 pub mod network;
+pub mod open;
 pub mod probe;
 pub mod sctp;
 pub mod serve;
@@ -41,6 +43,7 @@ pub use expect::expect_file;
 pub use flow::{DetectLocal, Flow, Flows, NodeOptions, Sender};
 pub use namespace::{Namespace, Running};
 pub use network::Network;
+pub use open::OpenFlow;
 pub use probe::{Outcome, Probe, Protocol};
 pub use serve::{Endpoint, Servers};
 pub use topology::{Pod, Topology};

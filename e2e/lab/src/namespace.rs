@@ -25,6 +25,8 @@ const PREFIX: &str = "lab-";
 // load in the same namespace never has the port of a probe.
 const FIRST_SOURCE_PORT: u16 = 14_000;
 const LAST_SOURCE_PORT: u16 = 29_999;
+/// Above what the kernel gives.
+const KEPT_PORTS: [u16; 2] = [61_000, 65_500];
 
 /// A network namespace of the lab.
 #[derive(Debug)]
@@ -32,6 +34,7 @@ pub struct Namespace {
     name: String,
     handle: File,
     next_source_port: AtomicU16,
+    next_kept_port: AtomicU16,
 }
 
 impl Namespace {
@@ -52,7 +55,8 @@ impl Namespace {
     fn open(name: String) -> anyhow::Result<Self> {
         let path = Path::new(NAMED).join(&name);
         let handle = File::open(&path).with_context(|| format!("opening {}", path.display()))?;
-        Ok(Self { name, handle, next_source_port: AtomicU16::new(FIRST_SOURCE_PORT) })
+        let (next_source_port, next_kept_port) = (AtomicU16::new(FIRST_SOURCE_PORT), AtomicU16::new(KEPT_PORTS[0]));
+        Ok(Self { name, handle, next_source_port, next_kept_port })
     }
 
     /// Its name, as `ip netns` knows it.
@@ -133,10 +137,19 @@ impl Namespace {
 
     /// The next port to probe from: no probe shares a conntrack entry with an earlier one.
     pub(crate) fn next_source_port(&self) -> u16 {
-        let next = |port| Some(if port >= LAST_SOURCE_PORT { FIRST_SOURCE_PORT } else { port + 1 });
-        match self.next_source_port.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) {
-            Ok(port) | Err(port) => port,
-        }
+        next(&self.next_source_port, [FIRST_SOURCE_PORT, LAST_SOURCE_PORT])
+    }
+
+    /// The next port for a flow that stays open, which no probe has meanwhile.
+    pub(crate) fn next_kept_port(&self) -> u16 {
+        next(&self.next_kept_port, KEPT_PORTS)
+    }
+}
+
+fn next(port: &AtomicU16, [first, last]: [u16; 2]) -> u16 {
+    let next = |port| Some(if port >= last { first } else { port + 1 });
+    match port.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) {
+        Ok(port) | Err(port) => port,
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::io::{self, Read};
+use std::io::{self, BufRead as _, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -115,6 +115,9 @@ impl fmt::Display for Outcome {
 const IN_A_ROW: usize = 20;
 const LONGEST_PAUSE_MS: u64 = 25;
 
+/// Bytes of an answer at most.
+const LONGEST_LINE: u64 = 1024;
+
 impl Namespace {
     /// Sends one probe. An error means that the probe itself could not be made.
     ///
@@ -163,7 +166,7 @@ impl Probe {
             Err(outcome) => return Ok(outcome),
         };
         let mut line = String::new();
-        match TcpStream::from(socket).take(1024).read_to_string(&mut line) {
+        match BufReader::new(TcpStream::from(socket).take(LONGEST_LINE)).read_line(&mut line) {
             Ok(_) => answer(&line),
             Err(error) => verdict(&error),
         }
@@ -179,46 +182,61 @@ impl Probe {
         }
         let mut buffer = [0; 1024];
         match received(&socket, &mut buffer) {
-            Ok(length) => answer(std::str::from_utf8(&buffer[..length]).context("reading the answer")?),
+            Ok(length) => said(&buffer[..length]),
             Err(error) => verdict(&error.into()),
         }
     }
 
     fn sctp(&self, port: u16) -> anyhow::Result<Outcome> {
+        let tag = own_tag(port);
+        Ok(match self.exchange(port, tag, 0, Chunk::Init { tag })? {
+            Ok(Chunk::InitAck { cookie, .. }) => said(&cookie)?,
+            Ok(other) => bail!("{other:?} is no answer to INIT"),
+            Err(outcome) => outcome,
+        })
+    }
+
+    /// Sends one chunk with a verification tag; the chunk that comes back with the tag `own`, or what became of it.
+    pub(crate) fn exchange(
+        &self,
+        port: u16,
+        own: u32,
+        verification_tag: u32,
+        chunk: Chunk,
+    ) -> anyhow::Result<Result<Chunk, Outcome>> {
         let socket = match self.connected(SocketType::RAW, ipproto::SCTP, 0)? {
             Ok(socket) => socket,
-            Err(outcome) => return Ok(outcome),
+            Err(outcome) => return Ok(Err(outcome)),
         };
-        let tag = u32::from(port) << 16 | u32::from(port);
         let destination_port = self.to.port();
-        let init = Packet { source_port: port, destination_port, verification_tag: 0, chunk: Chunk::Init { tag } };
-        if let Some(outcome) = sent(&socket, &init.encode())? {
-            return Ok(outcome);
+        let packet = Packet { source_port: port, destination_port, verification_tag, chunk };
+        if let Some(outcome) = sent(&socket, &packet.encode())? {
+            return Ok(Err(outcome));
         }
         let started = Instant::now();
         let mut buffer = [0; 2048];
         loop {
             let left = self.timeout.saturating_sub(started.elapsed());
             if left.is_zero() {
-                return Ok(Outcome::Dropped);
+                return Ok(Err(Outcome::Dropped));
             }
             set_socket_timeout(&socket, Timeout::Recv, Some(left.max(Duration::from_micros(1))))?;
             let length = match received(&socket, &mut buffer) {
                 Ok(length) => length,
-                Err(error) => return verdict(&error.into()),
+                Err(error) => return verdict(&error.into()).map(Err),
             };
             let Some(packet) = Packet::decode(transport_part(&buffer[..length], self.to.is_ipv4())) else { continue };
             let ours = packet.source_port == destination_port
                 && packet.destination_port == port
-                && packet.verification_tag == tag;
-            if let (true, Chunk::InitAck { cookie, .. }) = (ours, packet.chunk) {
-                return answer(std::str::from_utf8(&cookie).context("reading the answer")?);
+                && packet.verification_tag == own;
+            if ours {
+                return Ok(Ok(packet.chunk));
             }
         }
     }
 
     /// A socket bound to the source port and connected, or what became of it on the way.
-    fn connected(
+    pub(crate) fn connected(
         &self,
         kind: SocketType,
         protocol: rustix::net::Protocol,
@@ -262,8 +280,18 @@ impl Probe {
     }
 }
 
+/// The verification tag of an association that begins at a port.
+pub(crate) fn own_tag(port: u16) -> u32 {
+    u32::from(port) << 16 | u32::from(port)
+}
+
+/// The answer of a server.
+pub(crate) fn said(line: &[u8]) -> anyhow::Result<Outcome> {
+    answer(std::str::from_utf8(line).context("reading the answer")?)
+}
+
 /// A process that is stopped and goes on finds its waits interrupted, those with a time limit for good: they begin again.
-fn received(socket: &OwnedFd, buffer: &mut [u8]) -> Result<usize, Errno> {
+pub(crate) fn received(socket: &OwnedFd, buffer: &mut [u8]) -> Result<usize, Errno> {
     retry_on_intr(|| recv(socket, &mut *buffer, RecvFlags::empty())).map(|(length, _)| length)
 }
 
@@ -278,14 +306,14 @@ pub(crate) fn transport_part(received: &[u8], ipv4: bool) -> &[u8] {
 
 /// Sends, and says what became of it if that is known already. A packet that the node's own output rules stop gives
 /// "operation not permitted"; whether it was rejected or dropped is known only from what is received.
-fn sent(socket: impl AsFd, packet: &[u8]) -> anyhow::Result<Option<Outcome>> {
+pub(crate) fn sent(socket: impl AsFd, packet: &[u8]) -> anyhow::Result<Option<Outcome>> {
     match send(socket, packet, SendFlags::empty()) {
         Ok(_) | Err(Errno::PERM) => Ok(None),
         Err(error) => verdict(&error.into()).map(Some),
     }
 }
 
-fn verdict(error: &io::Error) -> anyhow::Result<Outcome> {
+pub(crate) fn verdict(error: &io::Error) -> anyhow::Result<Outcome> {
     match Errno::from_io_error(error) {
         // The last two: nobody speaks the protocol there, says ICMP resp. ICMPv6.
         Some(Errno::CONNREFUSED | Errno::ACCESS | Errno::NOPROTOOPT | Errno::PROTO) => Ok(Outcome::Rejected),

@@ -1,4 +1,5 @@
-//! The SCTP packets that a probe and its answer need (RFC 9260): INIT and INIT ACK. Pure.
+//! The SCTP packets (RFC 9260) that a probe, an association and their answers need: INIT, COOKIE ECHO, HEARTBEAT and what they
+//! are answered with. Pure.
 //!
 //! Kernels without SCTP sockets still translate and track SCTP, so a raw socket on each side is enough to see who answers. The
 //! answer travels where a server keeps its state: in the cookie.
@@ -8,6 +9,12 @@ const CHUNK_HEADER: usize = 4;
 const INIT_FIXED: usize = 16;
 const INIT: u8 = 1;
 const INIT_ACK: u8 = 2;
+const HEARTBEAT: u8 = 4;
+const HEARTBEAT_ACK: u8 = 5;
+const COOKIE_ECHO: u8 = 10;
+const COOKIE_ACK: u8 = 11;
+/// The parameter of HEARTBEAT and of its answer.
+const HEARTBEAT_INFO: u16 = 1;
 const STATE_COOKIE: u16 = 7;
 
 /// A packet with one chunk.
@@ -23,7 +30,7 @@ pub struct Packet {
     pub chunk: Chunk,
 }
 
-/// The chunks of the first round trip.
+/// The chunks of the handshake and of the heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Chunk {
     /// Asks for an association.
@@ -38,32 +45,86 @@ pub enum Chunk {
         /// What the server wants to hear again.
         cookie: Vec<u8>,
     },
+    /// Opens the association.
+    CookieEcho {
+        /// What the server wanted to hear again.
+        cookie: Vec<u8>,
+    },
+    /// It is open.
+    CookieAck,
+    /// Asks whether the association lives.
+    Heartbeat,
+    /// It does.
+    HeartbeatAck {
+        /// What the server says with it.
+        info: Vec<u8>,
+    },
+}
+
+impl Chunk {
+    fn kind(&self) -> u8 {
+        match self {
+            Self::Init { .. } => INIT,
+            Self::InitAck { .. } => INIT_ACK,
+            Self::CookieEcho { .. } => COOKIE_ECHO,
+            Self::CookieAck => COOKIE_ACK,
+            Self::Heartbeat => HEARTBEAT,
+            Self::HeartbeatAck { .. } => HEARTBEAT_ACK,
+        }
+    }
+
+    fn body(&self) -> Vec<u8> {
+        match self {
+            Self::Init { tag } => initial(*tag),
+            Self::InitAck { tag, cookie } => [initial(*tag), parameter(STATE_COOKIE, cookie)].concat(),
+            Self::CookieEcho { cookie } => cookie.clone(),
+            Self::CookieAck => Vec::new(),
+            Self::Heartbeat => parameter(HEARTBEAT_INFO, b"?"),
+            Self::HeartbeatAck { info } => parameter(HEARTBEAT_INFO, info),
+        }
+    }
+
+    fn parse(kind: u8, body: &[u8]) -> Option<Self> {
+        Some(match kind {
+            INIT => Self::Init { tag: u32_at(body, 0)? },
+            INIT_ACK => {
+                let cookie = find_parameter(STATE_COOKIE, body.get(INIT_FIXED..)?)?;
+                Self::InitAck { tag: u32_at(body, 0)?, cookie }
+            }
+            COOKIE_ECHO => Self::CookieEcho { cookie: body.to_vec() },
+            COOKIE_ACK => Self::CookieAck,
+            HEARTBEAT => Self::Heartbeat,
+            HEARTBEAT_ACK => Self::HeartbeatAck { info: find_parameter(HEARTBEAT_INFO, body)? },
+            _ => return None,
+        })
+    }
+}
+
+/// What INIT and INIT ACK begin with.
+fn initial(tag: u32) -> Vec<u8> {
+    let mut body = Vec::new();
+    body.extend(tag.to_be_bytes());
+    body.extend(65_536u32.to_be_bytes()); // receiver window
+    body.extend(1u16.to_be_bytes()); // streams out
+    body.extend(1u16.to_be_bytes()); // streams in
+    body.extend(1u32.to_be_bytes()); // first transmission number
+    body
+}
+
+fn parameter(kind: u16, value: &[u8]) -> Vec<u8> {
+    [&kind.to_be_bytes()[..], &length(CHUNK_HEADER + value.len()), value].concat()
 }
 
 impl Packet {
     /// The bytes after the IP header, checksum included.
     pub fn encode(&self) -> Vec<u8> {
-        let (kind, tag, cookie) = match &self.chunk {
-            Chunk::Init { tag } => (INIT, *tag, None),
-            Chunk::InitAck { tag, cookie } => (INIT_ACK, *tag, Some(cookie)),
-        };
-        let mut body = Vec::new();
-        body.extend(tag.to_be_bytes());
-        body.extend(65_536u32.to_be_bytes()); // receiver window
-        body.extend(1u16.to_be_bytes()); // streams out
-        body.extend(1u16.to_be_bytes()); // streams in
-        body.extend(1u32.to_be_bytes()); // first transmission number
-        if let Some(cookie) = cookie {
-            body.extend(STATE_COOKIE.to_be_bytes());
-            body.extend(length(CHUNK_HEADER + cookie.len()));
-            body.extend(cookie);
-        }
+        let body = self.chunk.body();
         let mut packet = Vec::with_capacity(HEADER + CHUNK_HEADER + body.len() + 3);
         packet.extend(self.source_port.to_be_bytes());
         packet.extend(self.destination_port.to_be_bytes());
         packet.extend(self.verification_tag.to_be_bytes());
         packet.extend([0; 4]);
-        packet.extend([kind, 0]);
+        packet.extend([self.chunk.kind(), 0]);
         packet.extend(length(CHUNK_HEADER + body.len()));
         packet.extend(body);
         packet.resize(packet.len().next_multiple_of(4), 0);
@@ -72,7 +133,7 @@ impl Packet {
         packet
     }
 
-    /// Reads a packet whose first chunk is an INIT or INIT ACK and whose checksum is right.
+    /// Reads a packet whose first chunk is one of [`Chunk`] and whose checksum is right.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let header = bytes.get(..HEADER)?;
         let mut unsigned = bytes.to_vec();
@@ -83,12 +144,7 @@ impl Packet {
         let chunk = bytes.get(HEADER..)?;
         let kind = *chunk.first()?;
         let body = chunk.get(CHUNK_HEADER..u16_at(chunk, 2)?.into())?;
-        let tag = u32_at(body, 0)?;
-        let chunk = match kind {
-            INIT => Chunk::Init { tag },
-            INIT_ACK => Chunk::InitAck { tag, cookie: cookie(body.get(INIT_FIXED..)?)? },
-            _ => return None,
-        };
+        let chunk = Chunk::parse(kind, body)?;
         Some(Self {
             source_port: u16_at(header, 0)?,
             destination_port: u16_at(header, 2)?,
@@ -98,13 +154,13 @@ impl Packet {
     }
 }
 
-/// The state cookie among the parameters of an INIT ACK.
-fn cookie(mut parameters: &[u8]) -> Option<Vec<u8>> {
+/// The value of the first parameter of this kind.
+fn find_parameter(wanted: u16, mut parameters: &[u8]) -> Option<Vec<u8>> {
     loop {
         let kind = u16_at(parameters, 0)?;
         let length = usize::from(u16_at(parameters, 2)?);
         let value = parameters.get(CHUNK_HEADER..length)?;
-        if kind == STATE_COOKIE {
+        if kind == wanted {
             return Some(value.to_vec());
         }
         parameters = parameters.get(length.next_multiple_of(4)..)?;
@@ -146,6 +202,10 @@ mod tests {
             Chunk::Init { tag: 7 },
             Chunk::InitAck { tag: 9, cookie: b"10.180.0.1:80 203.0.113.2".to_vec() },
             Chunk::InitAck { tag: 9, cookie: b"even".to_vec() },
+            Chunk::CookieEcho { cookie: b"odd".to_vec() },
+            Chunk::CookieAck,
+            Chunk::Heartbeat,
+            Chunk::HeartbeatAck { info: b"10.180.0.1:80 203.0.113.2".to_vec() },
         ] {
             let packet = Packet { source_port: 40_000, destination_port: 80, verification_tag: 5, chunk };
             let bytes = packet.encode();

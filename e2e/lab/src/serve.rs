@@ -1,4 +1,5 @@
-//! Answers at endpoints: one line with the endpoint's own name and the source it saw.
+//! Answers at endpoints: one line with the endpoint's own name and the source it saw. A TCP connection is closed after it, or, if
+//! the servers keep connections, stays open and gets the line again for whatever it says.
 //!
 //! Sockets are opened inside of the namespace that has the address and served by one thread, so that many endpoints cost
 //! little. SCTP is a raw socket per address that answers INIT; ports nobody asked for get silence, as several [`Servers`] may share
@@ -6,8 +7,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::io::{self, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -47,7 +48,29 @@ pub struct Servers {
 impl Servers {
     /// Starts to answer. Each endpoint listens where its address is at home: a pod, the node, or the outside world
     /// (see [`Network::home`]). When this returns, all of them answer. Endpoints named twice are served once.
+    ///
+    /// # Errors
+    /// An endpoint has no home, or its address and port are taken.
     pub fn start(network: &Network, endpoints: impl IntoIterator<Item = Endpoint>) -> anyhow::Result<Self> {
+        Self::begin(network, endpoints, false)
+    }
+
+    /// As [`Servers::start`]; TCP connections stay open until their client closes them.
+    ///
+    /// # Errors
+    /// See there.
+    pub fn that_keep_connections(
+        network: &Network,
+        endpoints: impl IntoIterator<Item = Endpoint>,
+    ) -> anyhow::Result<Self> {
+        Self::begin(network, endpoints, true)
+    }
+
+    fn begin(
+        network: &Network,
+        endpoints: impl IntoIterator<Item = Endpoint>,
+        keeps_connections: bool,
+    ) -> anyhow::Result<Self> {
         let endpoints: BTreeSet<_> = endpoints.into_iter().collect();
         let mut by_home: BTreeMap<&str, (_, Vec<Endpoint>)> = BTreeMap::new();
         for endpoint in endpoints {
@@ -71,7 +94,7 @@ impl Servers {
         let thread = std::thread::Builder::new()
             .name("lab-servers".to_owned())
             .spawn(move || {
-                serve(&waiting, &sockets);
+                serve(&waiting, &sockets, keeps_connections);
                 sockets.iter().for_each(Socket::stop);
             })
             .context("starting the thread of servers")?;
@@ -113,18 +136,37 @@ impl Socket {
         }
     }
 
-    /// Answers once. What goes wrong concerns the peer that asked, which sees it for itself.
-    fn answer(&self) -> io::Result<()> {
+    /// Answers once; the connection, if there is one. What goes wrong concerns the peer that asked, which sees it for itself.
+    fn answer(&self) -> io::Result<Option<Connection>> {
         match self {
             Self::Tcp(listener, name) => {
                 let (mut stream, peer) = listener.accept()?;
-                stream.write_all(line(*name, peer.ip()).as_bytes())
+                let line = line(*name, peer.ip());
+                stream.write_all(line.as_bytes())?;
+                Ok(Some(Connection { stream, line }))
             }
             Self::Udp(socket, name) => {
                 let (_, peer) = socket.recv_from(&mut [0; 1024])?;
-                socket.send_to(line(*name, peer.ip()).as_bytes(), peer).map(drop)
+                socket.send_to(line(*name, peer.ip()).as_bytes(), peer).map(|_| None)
             }
-            Self::Sctp(socket, address, ports) => answer_init(socket, *address, ports),
+            Self::Sctp(socket, address, ports) => answer_sctp(socket, *address, ports).map(|()| None),
+        }
+    }
+}
+
+/// A connection that stays open.
+#[derive(Debug)]
+struct Connection {
+    stream: TcpStream,
+    line: String,
+}
+
+impl Connection {
+    /// Answers once more; an error when it has ended.
+    fn answer(&mut self) -> io::Result<()> {
+        match self.stream.read(&mut [0; 1024])? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => self.stream.write_all(self.line.as_bytes()),
         }
     }
 }
@@ -162,8 +204,11 @@ fn open(endpoints: &[Endpoint]) -> anyhow::Result<Vec<Socket>> {
     Ok(sockets)
 }
 
-/// Until the event arrives that is numbered after all sockets.
-fn serve(waiting: &OwnedFd, sockets: &[Socket]) {
+/// Until the event arrives that is numbered after all sockets. Connections are numbered after that.
+fn serve(waiting: &OwnedFd, sockets: &[Socket], keeps_connections: bool) {
+    let stop = sockets.len() as u64;
+    let mut last = stop;
+    let mut connections = BTreeMap::new();
     let mut events = Vec::with_capacity(64);
     loop {
         events.clear();
@@ -172,30 +217,47 @@ fn serve(waiting: &OwnedFd, sockets: &[Socket]) {
             Err(_) => return,
         }
         for event in &events {
-            let number = usize::try_from(event.data.u64()).unwrap_or(usize::MAX);
-            let Some(socket) = sockets.get(number) else { return };
-            let _ = socket.answer();
+            let number = event.data.u64();
+            if number == stop {
+                return;
+            }
+            if let Some(connection) = connections.get_mut(&number) {
+                if Connection::answer(connection).is_err() {
+                    connections.remove(&number);
+                }
+                continue;
+            }
+            let socket = usize::try_from(number).ok().and_then(|number| sockets.get(number));
+            let Some(Ok(Some(connection))) = socket.map(Socket::answer).filter(|_| keeps_connections) else { continue };
+            last += 1;
+            let data = epoll::EventData::new_u64(last);
+            if epoll::add(waiting, &connection.stream, data, epoll::EventFlags::IN).is_ok() {
+                connections.insert(last, connection);
+            }
         }
     }
 }
 
-fn answer_init(socket: &OwnedFd, address: IpAddr, ports: &BTreeSet<u16>) -> io::Result<()> {
+fn answer_sctp(socket: &OwnedFd, address: IpAddr, ports: &BTreeSet<u16>) -> io::Result<()> {
     let mut buffer = [0; 2048];
     let (length, _, peer) = recvfrom(socket, &mut buffer, RecvFlags::empty())?;
     let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
     let packet = Packet::decode(transport_part(&buffer[..length], address.is_ipv4()));
     let (Some(peer), Some(packet)) = (peer, packet) else { return Ok(()) };
-    let Chunk::Init { tag } = packet.chunk else { return Ok(()) };
+    let name = SocketAddr::new(address, packet.destination_port);
+    let line = || line(name, peer.ip()).into_bytes();
+    // Its own tag is that of the client turned round, so that nothing need be remembered.
+    let (verification_tag, chunk) = match packet.chunk {
+        Chunk::Init { tag } => (tag, Chunk::InitAck { tag: !tag, cookie: line() }),
+        Chunk::CookieEcho { .. } => (!packet.verification_tag, Chunk::CookieAck),
+        Chunk::Heartbeat => (!packet.verification_tag, Chunk::HeartbeatAck { info: line() }),
+        Chunk::InitAck { .. } | Chunk::CookieAck | Chunk::HeartbeatAck { .. } => return Ok(()),
+    };
     if !ports.contains(&packet.destination_port) {
         return Ok(());
     }
-    let name = SocketAddr::new(address, packet.destination_port);
-    let answer = Packet {
-        source_port: packet.destination_port,
-        destination_port: packet.source_port,
-        verification_tag: tag,
-        chunk: Chunk::InitAck { tag: !tag, cookie: line(name, peer.ip()).into_bytes() },
-    };
+    let answer =
+        Packet { source_port: packet.destination_port, destination_port: packet.source_port, verification_tag, chunk };
     sendto(socket, &answer.encode(), SendFlags::empty(), &SocketAddr::new(peer.ip(), 0))?;
     Ok(())
 }
