@@ -64,7 +64,7 @@ images: ## OCI images of all programs, from static binaries and nothing else but
 packages: ## The Debian package, in target/
 	packaging/deb.sh
 
-differential: deps controlplane ## Random clusters and N random packets (20000): the oracle, our backends and kube-proxy must agree (SEED=… again)
+differential: deps controlplane ## Random clusters and N (20000) random packets: the oracle, our backends and kube-proxy must agree (a new seed each time; SEED=… repeats one)
 	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-iptables
 	N=$(or $(N),20000) SEED=$(SEED) $(CARGO) test --locked -p localnet-e2e --test system differential:: -- --nocapture
 

@@ -69,6 +69,15 @@ pub enum Outcome {
     NotOurs,
 }
 
+/// What happens to a flow that is open when the state changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It goes on as it was translated when it began.
+    GoesOn,
+    /// Its next packet is as the first one of a new flow.
+    Anew,
+}
+
 /// What is behind an address and port.
 #[derive(Clone, Copy, Debug)]
 pub struct Target<'a> {
@@ -111,6 +120,22 @@ pub fn route(state: &Snapshot, rules: &Rules, packet: &Packet) -> Outcome {
     let own = own.filter_map(|endpoint| Some(SocketAddr::new(endpoint.address, endpoint.port(&found.port.name)?)));
     let hairpin = own.filter(|address| choices.contains(address)).collect();
     Outcome::Endpoints { choices, masquerade, hairpin, affinity: found.service.client_ip_affinity }
+}
+
+/// What happens in `state` to an open flow that began with `packet` and is answered by `by`.
+///
+/// Connections (TCP) live until one of their ends closes them. Other flows live as long as their endpoint serves, whatever policies
+/// say of new ones; a flow that nobody translated lives until a service claims its address and port.
+pub fn fate(state: &Snapshot, rules: &Rules, packet: &Packet, by: SocketAddr) -> Fate {
+    let goes_on = packet.protocol == Protocol::Tcp
+        || match target(state, rules, packet) {
+            Some(Target { service, port, .. }) => {
+                let family = Family::of(packet.destination);
+                service.endpoints_of(port, family, |scopes| scopes.established).any(|endpoint| endpoint == by)
+            }
+            None => by == SocketAddr::new(packet.destination, packet.port),
+        };
+    if goes_on { Fate::GoesOn } else { Fate::Anew }
 }
 
 /// The service port that the packet is for. An address comes before a NodePort; of two that claim the same, the first by name has it.
@@ -231,6 +256,43 @@ mod tests {
                 ("10.180.2.1", "172.30.0.41", 80, &format!("{both} N hairpin 10.180.2.1")),
             ],
         );
+    }
+
+    /// kube-proxy v1.36.3 keeps flows of SCTP, and all of a service that nobody serves any more.
+    #[test]
+    fn a_flow_lives_as_long_as_its_endpoint_serves() {
+        let rules = Rules { node_port_addresses: [NODE.parse().unwrap()].into(), ..Rules::default() };
+        let draining = endpoint("10.180.0.1", false, &["established"]);
+        let unready = endpoint("10.180.0.2", false, &[]);
+        let state = |endpoints: &str, protocol: Protocol| {
+            let mut state = state(false, "{\"internal\": \"reject\", \"external\": \"reject\"}", endpoints);
+            let service = std::sync::Arc::make_mut(state.services.values_mut().next().unwrap());
+            service.ports[0].protocol = protocol;
+            state
+        };
+        let both = format!("{draining}, {unready}");
+        let (goes_on, anew) = (Fate::GoesOn, Fate::Anew);
+        for (endpoints, to, by, datagrams) in [
+            (&*both, "172.30.0.41:80", "10.180.0.1:80", goes_on),
+            (&both, "192.168.0.2:3001", "10.180.0.1:80", goes_on),
+            (&both, "172.30.0.41:80", "10.180.0.2:80", anew),
+            (&both, "172.30.0.41:80", "10.180.0.1:81", anew),
+            (&both, "1.2.3.4:80", "1.2.3.4:80", anew),
+            ("", "172.30.0.41:80", "10.180.0.1:80", anew),
+            // Nobody claims these.
+            (&both, "172.30.0.42:80", "10.180.0.1:80", anew),
+            (&both, "1.2.3.5:80", "1.2.3.5:80", goes_on),
+        ] {
+            let (to, by): (SocketAddr, SocketAddr) = (to.parse().unwrap(), by.parse().unwrap());
+            for (protocol, expected) in
+                [(Protocol::Tcp, goes_on), (Protocol::Udp, datagrams), (Protocol::Sctp, datagrams)]
+            {
+                let (source, destination, port) = (CLIENT.parse().unwrap(), to.ip(), to.port());
+                let packet = Packet { source, destination, protocol, port, origin: Origin::Outside };
+                let fate = fate(&state(endpoints, protocol), &rules, &packet, by);
+                assert_eq!(fate, expected, "{protocol:?} {to} by {by} of [{endpoints}]");
+            }
+        }
     }
 
     #[test]

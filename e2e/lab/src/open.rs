@@ -90,12 +90,7 @@ impl OpenFlow {
         let socket = self.socket.insert(socket);
         // What an earlier question has brought too late.
         let mut buffer = [0; 1024];
-        loop {
-            match retry_on_intr(|| recv(&*socket, &mut buffer, RecvFlags::DONTWAIT)) {
-                Err(Errno::AGAIN) => break,
-                Ok(_) | Err(_) => {}
-            }
-        }
+        while retry_on_intr(|| recv(&*socket, &mut buffer, RecvFlags::DONTWAIT)).err() != Some(Errno::AGAIN) {}
         if let Some(outcome) = sent(&*socket, b"?")? {
             return Ok(outcome);
         }

@@ -10,17 +10,16 @@ use k8s_openapi::api::{
 };
 use localnet_brain::cluster::{self, Event, Kind, Object};
 use localnet_client::Snapshot;
-use localnet_lab::topology::{NODE, POD_CIDRS};
 use localnet_proto::{Node as NodeState, Service as Localized};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{
-    cluster::{Cluster, Service},
-    write::{NAMESPACE, NODE_NAME},
+    cluster::{Cluster, NodeFacts, Service},
+    write::NAMESPACE,
 };
 
 /// The state of a node in a cluster that has only this Service.
-pub(crate) fn alone(service: &Service, zone: Option<&str>, node: &NodeState) -> anyhow::Result<Snapshot> {
+pub(crate) fn alone(service: &Service, facts: &NodeFacts, node: &NodeState) -> anyhow::Result<Snapshot> {
     let in_namespace = |mut object: Value| {
         object["metadata"]["namespace"] = NAMESPACE.into();
         object
@@ -33,14 +32,8 @@ pub(crate) fn alone(service: &Service, zone: Option<&str>, node: &NodeState) -> 
         Ok(Object::Slice(slice.into()))
     });
     let slices = slices.collect::<anyhow::Result<_>>().context("reading a slice")?;
-    let addresses: Vec<Value> = NODE.iter().map(|ip| json!({ "type": "InternalIP", "address": ip })).collect();
-    let of_node = json!({
-        "metadata": { "name": NODE_NAME, "labels": zone.map(|zone| json!({ "topology.kubernetes.io/zone": zone })) },
-        "spec": { "podCIDRs": POD_CIDRS },
-        "status": { "addresses": addresses },
-    });
-    let of_node: Node = serde_json::from_value(of_node).context("reading a Node")?;
-    let mut cluster = cluster::Cluster::new(cluster::Options::of_node(NODE_NAME));
+    let of_node: Node = serde_json::from_value(facts.object(&node.name)).context("reading a Node")?;
+    let mut cluster = cluster::Cluster::new(cluster::Options::of_node(&node.name));
     for (kind, objects) in [
         (Kind::Service, vec![Object::Service(object.into())]),
         (Kind::Slice, slices),
@@ -61,7 +54,7 @@ pub(crate) fn claimants(cluster: &Cluster, address: IpAddr, node: &NodeState) ->
         external.chain(service.ingress().iter().map(|ingress| ingress.ip)).any(|ip| ip == address)
     };
     let states = cluster.services.values().filter(names).map(|service| {
-        alone(service, cluster.zone, node).unwrap_or_else(|error| panic!("{}: {error:#}", service.name))
+        alone(service, &cluster.node, node).unwrap_or_else(|error| panic!("{}: {error:#}", service.name))
     });
     states.filter(|state| state.services.values().any(|service| has(service, address))).collect()
 }

@@ -16,8 +16,10 @@ const CONNECTIONS: usize = 3;
 /// With n endpoints, the chance that one of them is missed in n times as many connections is below 10⁻¹⁴.
 const MOST_CONNECTIONS_PER_ENDPOINT: usize = 40;
 
-/// All of them together take a second, unless packets are lost.
+/// All of them together take a second, unless packets are lost …
 const LONGEST: Duration = Duration::from_secs(10);
+/// … and longer where many endpoints must be seen.
+const LONGEST_PER_ENDPOINT: Duration = Duration::from_secs(1);
 
 /// What came of a question on one side.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -68,6 +70,8 @@ impl Asked {
             Outcome::Reject | Outcome::NotOurs => (probe, 2, usize::MAX),
             Outcome::Drop => (probe.timeout(probe::SILENCE), 1, usize::MAX),
         };
+        let to_be_seen = if choices == usize::MAX { 0 } else { u32::try_from(choices).unwrap_or(u32::MAX) };
+        let longest = LONGEST + LONGEST_PER_ENDPOINT * to_be_seen;
         let mut seen = Seen::default();
         let began = Instant::now();
         question.home(network)?.probe_until(probe, most, |outcome| {
@@ -81,7 +85,7 @@ impl Asked {
                 }
             }
             // Silence takes long, and is wrong or expected; so does a connection that is answered only when it is asked for again.
-            let is_silent = seen.others.contains(&probe::Outcome::Dropped) || began.elapsed() > LONGEST;
+            let is_silent = seen.others.contains(&probe::Outcome::Dropped) || began.elapsed() > longest;
             is_silent || seen.answers.len() >= choices
         })?;
         seen.span = Some(Span { began, ended: Instant::now() });

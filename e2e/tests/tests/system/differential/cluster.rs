@@ -2,14 +2,47 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use localnet_lab::Protocol;
+use localnet_lab::{
+    Protocol,
+    topology::{NODE, POD_CIDRS},
+};
 use serde_json::{Value, json};
 
-/// The Services of a cluster, by slot, and the zone that the Node says it is in.
+/// The Services of a cluster, by slot, what its Node says, and the CIDRs of the ServiceCIDR beside the default one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Cluster {
     pub(crate) services: BTreeMap<u8, Service>,
+    pub(crate) node: NodeFacts,
+    pub(crate) more_service_cidrs: &'static [&'static str],
+}
+
+/// What the Node object says of the node whose rules are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NodeFacts {
     pub(crate) zone: Option<&'static str>,
+    /// One address of each family.
+    pub(crate) addresses: [IpAddr; 2],
+    pub(crate) pod_cidrs: [&'static str; 2],
+}
+
+impl Default for NodeFacts {
+    fn default() -> Self {
+        Self { zone: None, addresses: NODE, pod_cidrs: POD_CIDRS }
+    }
+}
+
+impl NodeFacts {
+    /// The Node object.
+    pub(crate) fn object(&self, name: &str) -> Value {
+        let addresses = self.addresses.iter().map(|ip| json!({ "type": "InternalIP", "address": ip }));
+        let labels = self.zone.map(|zone| json!({ "topology.kubernetes.io/zone": zone }));
+        json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": { "name": name, "labels": labels },
+            "spec": { "podCIDR": self.pod_cidrs[0], "podCIDRs": self.pod_cidrs },
+            "status": { "addresses": addresses.collect::<Vec<_>>() },
+        })
+    }
 }
 
 /// What kind of Service; ExternalName and headless ones are nothing to a service proxy.
@@ -39,6 +72,9 @@ pub(crate) struct Service {
     pub(crate) allocate_node_ports: bool,
     pub(crate) health_port: u16,
     pub(crate) distribution: Option<&'static str>,
+    /// What the API server does not change directly is changed by way of type ExternalName, which keeps the object. Otherwise
+    /// the Service is removed and created.
+    pub(crate) keeps_object: bool,
     pub(crate) slices: Vec<Slice>,
 }
 

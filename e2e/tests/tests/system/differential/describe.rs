@@ -11,9 +11,15 @@ use super::{
 impl Scene<'_> {
     pub(crate) fn describe(&self, asked: &Asked, [ours, theirs]: [&Seen; 2]) -> String {
         let mut text = format!(
-            "  cluster: SEED={}, after {} changes\n  node: zone {:?}, {}\n  packet: {}\n  oracle: {:?}\n  ours: {ours}\n  \
+            "  cluster: SEED={}, after {} changes\n  node: {:?}, more ServiceCIDRs {:?}, as {}\n  packet: {}\n  oracle: {:?}\n  ours: {ours}\n  \
              kube-proxy: {theirs}\n",
-            self.seed, self.changes, self.cluster.zone, self.setup, asked.question, asked.expected,
+            self.seed,
+            self.changes,
+            self.cluster.node,
+            self.cluster.more_service_cidrs,
+            self.setup,
+            asked.question,
+            asked.expected,
         );
         let to = asked.question.to.ip();
         let concerns = |service: &&Service| {
@@ -29,6 +35,17 @@ impl Scene<'_> {
             for object in objects {
                 let yaml = serde_saphyr::to_string(&object).unwrap_or_else(|_| object.to_string());
                 let _ = write!(text, "---\n{yaml}");
+            }
+            let before = self.before.services.values().find(|before| before.name == service.name);
+            match before {
+                None => text.push_str("--- it was not there before the last change\n"),
+                Some(before) if before == service => text.push_str("--- the last change left it as it was\n"),
+                Some(before) => {
+                    let mut objects = vec![before.object()];
+                    objects.extend(before.slices.iter().map(|slice| slice.object(&before.name)));
+                    let lines = objects.iter().map(|object| format!("{object}\n")).collect::<String>();
+                    let _ = write!(text, "--- before the last change:\n{lines}");
+                }
             }
             let localized = self.state.services.values().find(|localized| *localized.key.name == *service.name);
             let yaml = localized.map(|localized| serde_saphyr::to_string(&**localized).unwrap_or_default());

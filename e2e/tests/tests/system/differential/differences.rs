@@ -16,7 +16,7 @@ use super::{
     judge::judge,
     pools,
     question::Sender,
-    run::Scene,
+    run::{Scene, cannot_return},
     world::Side,
 };
 
@@ -49,7 +49,29 @@ const ENTRIES: [Entry; 9] = [
 
 /// The number of the entry that explains it.
 pub(crate) fn explain(difference: &Difference<'_>) -> Option<usize> {
-    ENTRIES.iter().find(|entry| (entry.matches)(difference)).map(|entry| entry.number)
+    let matching = |difference: &Difference<'_>| ENTRIES.iter().find(|entry| (entry.matches)(difference));
+    let number = matching(difference).map(|entry| entry.number);
+    number.or_else(|| {
+        former_owner_keeps_its_slices(difference, |difference| matching(difference).is_some()).then_some(14)
+    })
+}
+
+/// A slice that has gone to another Service is also with its former one. What follows from that may be another entry as well.
+fn former_owner_keeps_its_slices(difference: &Difference<'_>, matches: impl Fn(&Difference<'_>) -> bool) -> bool {
+    let Difference { side: Side::KubeProxy, asked, seen, scene, topology, .. } = *difference else { return false };
+    let Some(state) = scene.former else { return false };
+    let packet = asked.question.packet(scene.setup);
+    let expected = route::route(state, &scene.setup.rules(packet.destination), &packet);
+    // How often it was asked follows from what was expected.
+    let asked = &Asked { expected, cover: false, ..asked.clone() };
+    let scene = &Scene { state, former: None, ..*scene };
+    is_right(asked, seen, topology) || matches(&Difference { asked, scene, ..*difference })
+}
+
+/// Whether that is what was to be seen. Where an answer passes the node by, silence is.
+fn is_right(asked: &Asked, seen: &Seen, topology: &Topology) -> bool {
+    let is_silent = seen.answers.is_empty() && seen.others == BTreeSet::from([probe::Outcome::Dropped]);
+    judge(asked, seen, topology).is_none() || is_silent && cannot_return(&asked.expected, asked.question.sender)
 }
 
 fn translated_packet_meets_another_service(difference: &Difference<'_>) -> bool {
@@ -93,7 +115,7 @@ fn claimant_has_it(difference: &Difference<'_>, is_number: fn(usize) -> bool) ->
     let outcomes: Vec<Outcome> = alone.chain(unguarded).collect();
     // How often it was asked follows from what was expected.
     let asked = |expected| Asked { expected, cover: false, ..(*asked).clone() };
-    let is_right = |expected: Outcome| judge(&asked(expected), seen, topology).is_none();
+    let is_right = |expected: Outcome| is_right(&asked(expected), seen, topology);
     claimants.len() >= 2 && is_number(states.len()) && outcomes.into_iter().any(is_right)
 }
 
@@ -112,13 +134,17 @@ fn node_port_of_link_local_address(difference: &Difference<'_>) -> bool {
 
 /// Nothing has the address, and the world outside says that it does not know the port.
 fn unallocated_address_is_let_through(difference: &Difference<'_>) -> bool {
-    let Difference { side: Side::KubeProxy, asked, seen, scene, .. } = difference else { return false };
+    let Difference { side: Side::KubeProxy, asked, seen, scene, topology, .. } = difference else { return false };
     let to = asked.question.to.ip();
     let vips = |service: &Service| service.cluster_ips.contains(&to) || service.external_ips.contains(&to);
     let is_unallocated = scene.state.node.service_cidrs.iter().any(|cidr| cidr.contains(&to))
         && !scene.state.services.values().any(|service| vips(service) || service.load_balancer_ips.contains(&to));
-    let is_refused = seen.answers.is_empty() && seen.others == BTreeSet::from([probe::Outcome::Rejected]);
-    asked.expected == Outcome::Drop && is_unallocated && is_refused
+    let only = |outcome| seen.answers.is_empty() && seen.others == BTreeSet::from([outcome]);
+    let is_untouched = judge(&Asked { expected: Outcome::NotOurs, ..(*asked).clone() }, seen, topology).is_none();
+    let is_let_through = is_unallocated && (only(probe::Outcome::Rejected) || is_untouched);
+    // A ServiceCIDR that has gone is also forgotten with the next full sync only.
+    let was_in = asked.expected == Outcome::NotOurs && pools::IN_MORE_SERVICE_CIDRS.contains(&to);
+    asked.expected == Outcome::Drop && is_let_through || was_in && only(probe::Outcome::Dropped)
 }
 
 /// What the node itself sends to an external address that nothing serves leaves it.

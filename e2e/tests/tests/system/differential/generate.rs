@@ -31,17 +31,29 @@ const SOURCE_RANGES: [&str; 10] = [
 impl Cluster {
     /// A new cluster.
     pub(crate) fn random(random: &mut Random) -> Self {
-        let mut cluster = Self { zone: zone(random), ..Self::default() };
+        let mut cluster = Self::default();
+        cluster.node.zone = zone(random);
         for slot in random.some(&slots(), FEWEST..usize::from(pools::SLOTS) + 1) {
             cluster.add(slot, 'a', random);
         }
         cluster
     }
 
-    /// Some Services come, go and change; most stay. Sometimes the Node is said to be in another zone.
+    /// Some Services come, go and change; most stay. Sometimes the Node says something else of itself, or a ServiceCIDR comes, goes or
+    /// changes.
     pub(crate) fn change(&mut self, random: &mut Random) {
         if random.percent(20) {
-            self.zone = zone(random);
+            self.node.zone = zone(random);
+        }
+        if random.percent(12) {
+            self.node.addresses = *random.pick(&pools::NODE_ADDRESSES);
+        }
+        if random.percent(8) {
+            self.node.pod_cidrs = *random.pick(&pools::NODE_POD_CIDRS);
+        }
+        if random.percent(15) {
+            let at = random.below(pools::MORE_SERVICE_CIDRS.len());
+            self.more_service_cidrs = pools::MORE_SERVICE_CIDRS[at];
         }
         for _ in 0..3 + random.below(5) {
             let slot = *random.pick(&slots());
@@ -57,11 +69,44 @@ impl Cluster {
                     endpoints_change(&mut service, random);
                     self.services.insert(slot, service);
                 }
-                _ => {
-                    let other = self.service(slot, &service.name, random);
-                    mix(&mut service, other, random);
+                5 => {
+                    self.give_slices(&mut service, random);
                     self.services.insert(slot, service);
                 }
+                _ => {
+                    let other = self.service(slot, &service.name, random);
+                    mix(&mut service, other, slot, random);
+                    self.services.insert(slot, service);
+                }
+            }
+        }
+        self.rename_slices();
+    }
+
+    /// Slices go from one Service to another: what changes is their label.
+    fn give_slices(&mut self, from: &mut Service, random: &mut Random) {
+        let others: Vec<u8> = self.services.keys().copied().collect();
+        if others.is_empty() {
+            return;
+        }
+        let Some(to) = self.services.get_mut(random.pick(&others)) else { return };
+        let usual = *random.pick(&pools::ENDPOINT_PORTS);
+        for _ in 0..1 + random.below(2) {
+            let Some(mut slice) = from.slices.pop() else { return };
+            if random.percent(80) {
+                slice.ports = slice_ports(&to.ports, usual, random);
+            }
+            to.slices.push(slice);
+        }
+        agree_on_duplicates(&mut to.slices);
+    }
+
+    /// A slice that is about to come has the name of one that another Service was given: it gets another name.
+    fn rename_slices(&mut self) {
+        let mut taken = BTreeSet::new();
+        for slice in self.services.values_mut().flat_map(|service| &mut service.slices) {
+            while !taken.insert(slice.name.clone()) {
+                slice.name.push('x');
             }
         }
     }
@@ -80,7 +125,7 @@ impl Cluster {
             (4, Kind::Headless),
             (4, Kind::ExternalName),
         ]);
-        let [v4, v6] = pools::cluster_ips(slot);
+        let [v4, v6] = pools::cluster_ips(slot, *random.pick(&pools::CLUSTER_IPS_OF_SLOT));
         let ports = ports(slot, random);
         // Some do not ask what others have claimed.
         let taken = if random.percent(20) { BTreeSet::new() } else { self.taken_beside(slot) };
@@ -93,7 +138,8 @@ impl Cluster {
             true => random.some(&free(pools::external_ips()), 1..4),
             false => Vec::new(),
         };
-        if random.percent(4) {
+        // The same address twice, which source ranges may protect in one of its roles only.
+        if random.percent(12) {
             external_ips.extend(ingress.first());
         }
         let mode = |ip| Ingress { ip, mode: random.weighted(&[(4, Some("VIP")), (2, None), (1, Some("Proxy"))]) };
@@ -115,6 +161,7 @@ impl Cluster {
             allocate_node_ports: random.percent(75),
             health_port: pools::health_port(slot),
             distribution: random.weighted(&[(6, None), (1, Some("PreferSameZone")), (1, Some("PreferSameNode"))]),
+            keeps_object: random.percent(60),
             slices: slices(name, &ports, random),
             ports,
         }
@@ -178,6 +225,7 @@ enum Hints {
 
 fn slices(service: &str, ports: &[Port], random: &mut Random) -> Vec<Slice> {
     let mut slices = Vec::new();
+    let most = random.weighted(&[(9, None), (1, Some(usize::from(pools::FOREIGN)))]);
     for v4 in [true, false] {
         let hints =
             random.weighted(&[(55, Hints::None), (20, Hints::Zones), (15, Hints::ZonesAndNodes), (10, Hints::Any)]);
@@ -187,8 +235,12 @@ fn slices(service: &str, ports: &[Port], random: &mut Random) -> Vec<Slice> {
         let usual = *random.pick(&pools::ENDPOINT_PORTS);
         for number in 0..random.weighted(&[(12, 0), (50, 1), (28, 2), (10, 3)]) {
             let name = format!("{service}-{}-{number}", if v4 { "v4" } else { "v6" });
-            let count = random.weighted(&[(1, 0), (5, 1), (5, 2), (4, 3), (2, 5)]);
-            let endpoints = random.some(&endpoints(v4), count..count + 1);
+            let usual_count = random.weighted(&[(1, 0), (5, 1), (5, 2), (4, 3), (2, 5)]);
+            let (foreign, count) = match most {
+                None => (pools::USUAL_FOREIGN, usual_count),
+                Some(most) => (pools::FOREIGN, 1 + random.below(most)),
+            };
+            let endpoints = random.some(&endpoints(v4, foreign), count..count + 1);
             let endpoints =
                 endpoints.into_iter().map(|(address, node)| endpoint(address, node, hints, healthy, random));
             slices.push(Slice { name, v4, endpoints: endpoints.collect(), ports: slice_ports(ports, usual, random) });
@@ -199,7 +251,7 @@ fn slices(service: &str, ports: &[Port], random: &mut Random) -> Vec<Slice> {
 }
 
 /// Addresses of endpoints, with the node that they may be said to be on: a pod on its own, others anywhere or nowhere.
-fn endpoints(v4: bool) -> Vec<(IpAddr, Option<&'static str>)> {
+fn endpoints(v4: bool, foreign: u8) -> Vec<(IpAddr, Option<&'static str>)> {
     let of_family = |pair: [IpAddr; 2]| if v4 { pair[0] } else { pair[1] };
     let mut endpoints = Vec::new();
     for number in pools::PODS {
@@ -208,8 +260,10 @@ fn endpoints(v4: bool) -> Vec<(IpAddr, Option<&'static str>)> {
         }
     }
     endpoints.push((of_family(NODE), Some("node-a")));
-    endpoints.push((of_family(pools::FOREIGN[0]), None));
-    endpoints.push((of_family(pools::FOREIGN[1]), Some("node-b")));
+    for number in 0..foreign {
+        let node = if number % 2 == 0 { None } else { Some("node-b") };
+        endpoints.push((of_family(pools::foreign(number)), node));
+    }
     endpoints
 }
 
@@ -290,6 +344,17 @@ fn settle_duplicates(slices: &mut [Slice], random: &mut Random) {
     }
 }
 
+/// All slices say the same about an address.
+fn agree_on_duplicates(slices: &mut [Slice]) {
+    let mut seen: Vec<SliceEndpoint> = Vec::new();
+    for endpoint in slices.iter_mut().flat_map(|slice| &mut slice.endpoints) {
+        match seen.iter().find(|other| other.address == endpoint.address) {
+            Some(first) => *endpoint = first.clone(),
+            None => seen.push(endpoint.clone()),
+        }
+    }
+}
+
 /// What a rolling update, a scaling or a probe does: only slices change.
 fn endpoints_change(service: &mut Service, random: &mut Random) {
     match random.below(5) {
@@ -303,22 +368,27 @@ fn endpoints_change(service: &mut Service, random: &mut Random) {
         3 => {
             let end = |endpoint: &mut SliceEndpoint| (endpoint.ready, endpoint.terminating) = (Some(false), Some(true));
             service.slices.iter_mut().flat_map(|slice| &mut slice.endpoints).for_each(end);
-            let mut seen: Vec<SliceEndpoint> = Vec::new();
-            for endpoint in service.slices.iter_mut().flat_map(|slice| &mut slice.endpoints) {
-                match seen.iter().find(|other| other.address == endpoint.address) {
-                    Some(first) => *endpoint = first.clone(),
-                    None => seen.push(endpoint.clone()),
-                }
-            }
+            agree_on_duplicates(&mut service.slices);
         }
         _ => service.slices = slices(&service.name, &service.ports, random),
     }
 }
 
 /// Takes over some of what another Service in the same slot is like.
-fn mix(service: &mut Service, other: Service, random: &mut Random) {
-    match random.below(9) {
+fn mix(service: &mut Service, other: Service, slot: u8, random: &mut Random) {
+    service.keeps_object = other.keeps_object;
+    match random.below(12) {
         0 => service.kind = other.kind,
+        9 => service.kind = if service.kind == Kind::Headless { Kind::ClusterIp } else { Kind::Headless },
+        // The families: one more, or one less.
+        10 if service.cluster_ips.len() == 2 => service.cluster_ips.truncate(1),
+        10 => service.cluster_ips = both_families(service.cluster_ips[0], slot),
+        11 => {
+            let mut numbers: Vec<u16> = pools::node_ports(slot);
+            for port in &mut service.ports {
+                port.node_port = numbers.swap_remove(random.below(numbers.len()));
+            }
+        }
         1 => (service.internal_local, service.external_local) = (other.internal_local, other.external_local),
         2 => service.affinity = other.affinity.xor(service.affinity),
         3 => service.source_ranges = other.source_ranges,
@@ -333,6 +403,13 @@ fn mix(service: &mut Service, other: Service, random: &mut Random) {
         }
         _ => *service = other,
     }
+}
+
+/// The pair of a slot's addresses that begins with this one.
+fn both_families(first: IpAddr, slot: u8) -> Vec<IpAddr> {
+    let pairs = pools::CLUSTER_IPS_OF_SLOT.map(|pair| pools::cluster_ips(slot, pair));
+    let pair = pairs.into_iter().find(|pair| pair.contains(&first)).unwrap_or([first; 2]);
+    if pair[0] == first { pair.to_vec() } else { vec![pair[1], pair[0]] }
 }
 
 #[test]

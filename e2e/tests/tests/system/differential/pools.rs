@@ -10,7 +10,7 @@ use std::{
 
 use localnet_lab::{
     Endpoint, Pod, Protocol, Topology,
-    topology::{NODE, NODE_TO_PODS, Place},
+    topology::{CLUSTER_CIDRS, NODE, NODE_TO_PODS, POD_CIDRS, Place},
 };
 
 /// How many Services a cluster has at most. A slot has its own ClusterIPs, NodePorts and health check port, which go from one
@@ -37,15 +37,28 @@ pub(crate) fn addresses_of_node() -> impl Iterator<Item = IpAddr> {
     [NODE, SECOND, NODE_TO_PODS].into_iter().flatten().chain([LINK_LOCAL])
 }
 
+/// What the Node may say: its addresses, and the CIDRs of its pods. The pods are on the first of these, on another node, or on either.
+pub(crate) const NODE_ADDRESSES: [[IpAddr; 2]; 4] = [NODE, SECOND, [NODE[0], SECOND[1]], [SECOND[0], NODE[1]]];
+pub(crate) const NODE_POD_CIDRS: [[&str; 2]; 3] =
+    [POD_CIDRS, ["10.180.1.0/24", "fd00:10:180:1::/64"], [CLUSTER_CIDRS[0], CLUSTER_CIDRS[1]]];
+
+/// What a ServiceCIDR beside the default one may say.
+pub(crate) const MORE_SERVICE_CIDRS: [&[&str]; 4] =
+    [&[], &["172.31.0.0/24"], &["fd00:172:31::/112"], &["172.31.0.0/24", "fd00:172:31::/112"]];
+/// Addresses in there that no Service has.
+pub(crate) const IN_MORE_SERVICE_CIDRS: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(172, 31, 0, 5)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0x172, 0x31, 0, 0, 0, 0, 5))];
+
 /// Zones of nodes.
 pub(crate) const ZONES: [&str; 2] = ["zone-a", "zone-b"];
 
-/// The addresses of a slot's Service: IPv4, IPv6.
-pub(crate) fn cluster_ips(slot: u8) -> [IpAddr; 2] {
-    [
-        Ipv4Addr::new(172, 30, 1, slot + 1).into(),
-        Ipv6Addr::new(0xfd00, 0x172, 0x30, 0, 0, 0, 0, 0x101 + u16::from(slot)).into(),
-    ]
+/// A slot has so many pairs of ClusterIPs, of which its Service has one at a time.
+pub(crate) const CLUSTER_IPS_OF_SLOT: [u8; 2] = [1, 2];
+
+/// The addresses of a slot's Service, from one of the slot's pairs: IPv4, IPv6.
+pub(crate) fn cluster_ips(slot: u8, pair: u8) -> [IpAddr; 2] {
+    let last = 0x100 * u16::from(pair) + u16::from(slot) + 1;
+    [Ipv4Addr::new(172, 30, pair, slot + 1).into(), Ipv6Addr::new(0xfd00, 0x172, 0x30, 0, 0, 0, 0, last).into()]
 }
 
 pub(crate) fn node_ports(slot: u8) -> Vec<u16> {
@@ -71,12 +84,19 @@ pub(crate) fn load_balancer_ips() -> Vec<IpAddr> {
     (1..=5).map(|n| Ipv4Addr::new(198, 51, 101, n).into()).chain((1..=5).map(v6)).collect()
 }
 
-/// Endpoints that are no pods: IPv4, IPv6. The longest prefix that they share with an address of the node is that of its first
-/// address, so this is what it masquerades to.
-pub(crate) const FOREIGN: [[IpAddr; 2]; 2] = [
-    [IpAddr::V4(Ipv4Addr::new(198, 18, 0, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0xf, 0, 0, 0, 1))],
-    [IpAddr::V4(Ipv4Addr::new(198, 18, 0, 2)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0xf, 0, 0, 0, 2))],
-];
+/// How many endpoints that are no pods: with the pods and the node, 64 in each family.
+pub(crate) const FOREIGN: u8 = 57;
+/// Most Services have only the first ones.
+pub(crate) const USUAL_FOREIGN: u8 = 2;
+
+/// An endpoint that is no pod: IPv4, IPv6. The longest prefix that it shares with an address of the node is that of the node's
+/// first address, so this is what the node masquerades to.
+pub(crate) fn foreign(number: u8) -> [IpAddr; 2] {
+    [
+        Ipv4Addr::new(198, 18, 0, number + 1).into(),
+        Ipv6Addr::new(0x2001, 0xdb8, 0, 0xf, 0, 0, 0, u16::from(number) + 1).into(),
+    ]
+}
 
 pub(crate) fn pod(place: Place, number: u8) -> Pod {
     Pod { place, number }
@@ -90,8 +110,9 @@ pub(crate) fn topology() -> Topology {
 /// Everything that answers.
 pub(crate) fn servers() -> BTreeSet<Endpoint> {
     let pods = topology().pods.into_iter().flat_map(Pod::addresses);
-    let behind = pods.chain(NODE).chain(FOREIGN.into_iter().flatten()).map(|address| (address, &ENDPOINT_PORTS[..]));
-    let external = external_ips().into_iter().chain(load_balancer_ips()).map(|address| (address, &SERVICE_PORTS[..]));
+    let behind = pods.chain(NODE).chain((0..FOREIGN).flat_map(foreign)).map(|address| (address, &ENDPOINT_PORTS[..]));
+    let external = external_ips().into_iter().chain(load_balancer_ips()).chain(IN_MORE_SERVICE_CIDRS);
+    let external = external.map(|address| (address, &SERVICE_PORTS[..]));
     let node_ports: Vec<u16> = (0..SLOTS).flat_map(node_ports).collect();
     let of_node = addresses_of_node().map(|address| (address, &node_ports[..]));
     let all = behind.chain(external).chain(of_node).flat_map(|(address, ports)| {

@@ -117,6 +117,7 @@ enum Aim {
     OtherPort,
     OtherProtocol,
     Unallocated,
+    MoreServiceCidrs,
     Anything,
 }
 
@@ -136,7 +137,8 @@ fn destination(service: &Service, slot: u8, random: &mut Random) -> (Protocol, S
         (8, Aim::NodePortElsewhere),
         (4, Aim::OtherPort),
         (3, Aim::OtherProtocol),
-        (2, Aim::Unallocated),
+        (4, Aim::Unallocated),
+        (2, Aim::MoreServiceCidrs),
         (2, Aim::Anything),
     ]);
     if matches!(aim, Aim::External | Aim::LoadBalancer) && addresses(aim).is_empty() {
@@ -157,8 +159,13 @@ fn destination(service: &Service, slot: u8, random: &mut Random) -> (Protocol, S
         }
         Aim::OtherPort => (own, *random.pick(&any), other_port),
         Aim::OtherProtocol => (other_protocol, *random.pick(&any), number),
-        // A slot beyond the last one, or of a Service that is not there now.
-        Aim::Unallocated => (own, *random.pick(&pools::cluster_ips(slot + pools::SLOTS)), number),
+        // Of a slot beyond the last one; or of this slot, whose Service has it, had it before, or never did.
+        Aim::Unallocated => {
+            let pair = *random.pick(&pools::CLUSTER_IPS_OF_SLOT);
+            let slot = *random.pick(&[slot, slot + pools::SLOTS]);
+            (own, *random.pick(&pools::cluster_ips(slot, pair)), number)
+        }
+        Aim::MoreServiceCidrs => (own, *random.pick(&pools::IN_MORE_SERVICE_CIDRS), other_port),
         Aim::Anything => {
             let all = [pools::external_ips(), pools::load_balancer_ips()].concat();
             (other_protocol, *random.pick(&all), other_port)

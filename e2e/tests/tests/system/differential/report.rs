@@ -17,6 +17,8 @@ pub(crate) struct Report {
     /// Packets of which `localnet explain` said what came of them.
     pub(crate) told: usize,
     pub(crate) returned: Returned,
+    /// Open flows that were asked again: so many went on, so many were routed anew.
+    open: [usize; 2],
     expected: BTreeMap<&'static str, usize>,
     protocols: BTreeMap<String, usize>,
     explained: BTreeMap<usize, usize>,
@@ -39,6 +41,11 @@ impl Report {
         *self.protocols.entry(family.to_owned()).or_default() += 1;
     }
 
+    /// A flow was asked that was to stay open.
+    pub(crate) fn followed(&mut self, went_on: bool) {
+        self.open[usize::from(!went_on)] += 1;
+    }
+
     /// An intended difference.
     pub(crate) fn explained(&mut self, entry: usize) {
         *self.explained.entry(entry).or_default() += 1;
@@ -57,6 +64,8 @@ impl fmt::Display for Report {
             f,
             "{count} clients came back after their affinity had ended, {elsewhere} of them were sent elsewhere; "
         )?;
+        let [went_on, anew] = self.open;
+        write!(f, "of open flows {went_on} went on and {anew} were routed anew; ")?;
         for (entry, count) in &self.explained {
             write!(f, "{count} as entry {entry} of docs/differences.md, ")?;
         }

@@ -14,7 +14,9 @@ use super::{
     cluster::Cluster,
     differences::{Difference, explain},
     explained,
+    former::Former,
     judge::judge,
+    open::{Became, Followed, OpenFlows},
     question::{Question, Sender},
     random::Random,
     report::Report,
@@ -31,8 +33,14 @@ const USUAL_STATES: usize = 4;
 const PACKETS_PER_STATE: usize = 63;
 /// The entry of `docs/differences.md` about a kube-proxy that does not know the zone of its Node.
 const ZONE_UNKNOWN: usize = 6;
+/// The entry about flows that kube-proxy keeps.
+const FLOW_KEPT: usize = 15;
 /// One question in so many goes on until every endpoint has answered.
 const COVERED: usize = 5;
+/// So many endpoints take hundreds of connections …
+const MANY: usize = 12;
+/// … so fewer questions go on.
+const COVERED_OF_MANY: usize = 20;
 /// Questions that no endpoint is expected to answer are drawn again so often in a hundred: there are enough of them.
 const REDRAWN: usize = 50;
 
@@ -41,6 +49,8 @@ pub(crate) struct Runs {
     world: World,
     writer: Writer,
     memory: Memory,
+    former: Former,
+    open: OpenFlows,
     pub(crate) report: Report,
 }
 
@@ -51,15 +61,19 @@ pub(crate) struct Scene<'a> {
     /// … and this is the state after so many changes.
     pub(crate) changes: usize,
     pub(crate) cluster: &'a Cluster,
+    /// What it was before the last change.
+    pub(crate) before: &'a Cluster,
     pub(crate) state: &'a Snapshot,
     pub(crate) setup: &'a Setup,
+    /// What the state would be if slices that have changed their owner were still with the former one, too.
+    pub(crate) former: Option<&'a Snapshot>,
 }
 
 impl Runs {
     pub(crate) fn new(world: World) -> Self {
         let writer = world.writer();
         let memory = Memory::new();
-        Self { world, writer, memory, report: Report::default() }
+        Self { world, writer, memory, former: Former::default(), open: OpenFlows::default(), report: Report::default() }
     }
 
     /// Sends at least so many packets.
@@ -71,13 +85,29 @@ impl Runs {
             let mut random = Random::new(seed);
             let mut cluster = Cluster::random(&mut random);
             let unusual = Setup::random(&mut random);
+            self.open.close();
             for changes in 0..STATES_PER_CLUSTER {
-                let setup = if changes < USUAL_STATES { Setup::USUAL } else { unusual };
-                self.world.set_up(&setup)?;
+                let setup = if changes < USUAL_STATES { Setup::USUAL } else { unusual }.on(cluster.node);
+                let other_node = self.world.block_on(self.writer.write_node(setup.node, cluster.node))?;
+                let started = self.world.set_up(&setup)?;
+                if started {
+                    self.open.restarted();
+                } else if other_node {
+                    self.world.restart_kube_proxy()?;
+                }
+                if started || other_node {
+                    self.former.clear();
+                }
+                let before = self.writer.written().clone();
+                self.former.follow(&before, &cluster);
                 let sentinel = self.world.block_on(self.writer.write(&cluster))?;
                 let (state, told_again) = self.world.settle(&self.writer, sentinel)?;
                 (0..told_again).for_each(|_| self.report.explained(ZONE_UNKNOWN));
-                let scene = Scene { seed, changes, cluster: &cluster, state: &state, setup: &setup };
+                let (before, cluster_now) = (&before, &cluster);
+                let scene =
+                    Scene { seed, changes, cluster: cluster_now, before, state: &state, setup: &setup, former: None };
+                let former = self.former.state(&scene);
+                let scene = Scene { former: former.as_ref(), ..scene };
                 self.compare(&scene, &mut random)?;
                 cluster.change(&mut random);
             }
@@ -88,8 +118,44 @@ impl Runs {
         Ok(())
     }
 
+    fn follow_open(&mut self, scene: &Scene<'_>, random: &mut Random) -> anyhow::Result<()> {
+        let mode = self.world.pair.mode;
+        for followed in self.open.follow(&self.world, scene, random)? {
+            let Followed { side, asked, seen, became, before } = &followed;
+            let (side, topology) = (*side, self.world.network(*side).topology());
+            // A flow that goes on says nothing of where its client is sent now.
+            let left = match became {
+                Became::WentOn => None,
+                Became::Anew | Became::Kept | Became::Wrong => self.memory.check(side, asked, seen, scene),
+            };
+            let wrong = match became {
+                Became::Wrong => format!("an open flow that was answered by {before}"),
+                Became::Kept => {
+                    self.report.explained(FLOW_KEPT);
+                    continue;
+                }
+                Became::WentOn | Became::Anew => {
+                    self.report.followed(*became == Became::WentOn);
+                    let Some(left) = left else { continue };
+                    left
+                }
+            };
+            match explain(&Difference { mode, side, asked, seen, scene, topology }) {
+                Some(entry) => self.report.explained(entry),
+                None => {
+                    self.report.unexplained += 1;
+                    let nothing = Seen::default();
+                    let both = if side == Side::Ours { [seen, &nothing] } else { [&nothing, seen] };
+                    say(&format!("\ndifference: {side:?}: {wrong}\n{}", scene.describe(asked, both)));
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn compare(&mut self, scene: &Scene<'_>, random: &mut Random) -> anyhow::Result<()> {
         self.memory.enter(scene);
+        self.follow_open(scene, random)?;
         let asked: Vec<Asked> = (0..PACKETS_PER_STATE).map(|_| scene.draw(random)).collect();
         let told = explained::outcomes(&self.world, scene.setup, &asked)?;
         let seen = ask_all(&self.world, &asked)?;
@@ -144,36 +210,39 @@ impl Scene<'_> {
         claimants.iter().filter(claims)
     }
 
-    /// A question that an answer can come back to. What is not masqueraded and goes to a remote pod is answered past the node, to
-    /// somebody who has asked another address.
-    fn draw(&self, random: &mut Random) -> Asked {
+    /// A question that an answer can come back to.
+    pub(crate) fn draw(&self, random: &mut Random) -> Asked {
         loop {
             let question = Question::random(self.cluster, random);
             let rules = self.setup.rules(question.to.ip());
             let expected = route::route(self.state, &rules, &question.packet(self.setup));
-            let is_remote = |ip: IpAddr| Pod::at(ip).is_some_and(|pod| pod.place == Place::Remote);
-            let past_the_node = match &expected {
-                Outcome::Endpoints { choices, masquerade, .. } => {
-                    !masquerade && choices.iter().any(|choice| is_remote(choice.ip()))
-                }
-                Outcome::Reject | Outcome::Drop | Outcome::NotOurs => {
-                    if random.percent(REDRAWN) {
-                        continue;
-                    }
-                    false
-                }
-            };
-            let beyond_the_router = match question.sender {
-                Sender::Pod(pod) => pod.place == Place::Remote,
-                Sender::Client | Sender::SecondClient => true,
-                Sender::Node => false,
-            };
-            if past_the_node && beyond_the_router {
+            let is_served = matches!(expected, Outcome::Endpoints { .. });
+            if !is_served && random.percent(REDRAWN) || cannot_return(&expected, question.sender) {
                 continue;
             }
-            return Asked { question, expected, cover: random.below(COVERED) == 0 };
+            let many = matches!(&expected, Outcome::Endpoints { choices, .. } if choices.len() > MANY);
+            let cover = random.below(if many { COVERED_OF_MANY } else { COVERED }) == 0;
+            return Asked { question, expected, cover };
         }
     }
+}
+
+/// What is not masqueraded and goes to a remote pod is answered past the node, to somebody beyond the router who has asked another
+/// address.
+pub(crate) fn cannot_return(expected: &Outcome, sender: Sender) -> bool {
+    let is_remote = |ip: IpAddr| Pod::at(ip).is_some_and(|pod| pod.place == Place::Remote);
+    let past_the_node = match expected {
+        Outcome::Endpoints { choices, masquerade, .. } => {
+            !masquerade && choices.iter().any(|choice| is_remote(choice.ip()))
+        }
+        Outcome::Reject | Outcome::Drop | Outcome::NotOurs => false,
+    };
+    let beyond_the_router = match sender {
+        Sender::Pod(pod) => pod.place == Place::Remote,
+        Sender::Client | Sender::SecondClient => true,
+        Sender::Node => false,
+    };
+    past_the_node && beyond_the_router
 }
 
 /// Questions of one sender are asked one after the other: which endpoint a client stays with, and which SCTP packet is answered

@@ -4,9 +4,9 @@ use std::{collections::BTreeSet, fmt, net::IpAddr};
 
 use ipnet::IpNet;
 use localnet_client::route::{Origin, Rules};
-use localnet_lab::topology::{CLUSTER_CIDRS, NODE, Place, of_family};
+use localnet_lab::topology::{CLUSTER_CIDRS, NODE, POD_CIDRS, Place, of_family};
 
-use super::{pools, question::Sender, random::Random};
+use super::{cluster::NodeFacts, pools, question::Sender, random::Random, write::NODE_NAMES};
 
 /// How the node knows its own pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +29,10 @@ const PREFIX: &str = "pod";
 /// What an operator chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Setup {
+    /// Which node of the cluster it is.
+    pub(crate) node: &'static str,
+    /// What the Node says. The programs follow it without being told.
+    pub(crate) facts: NodeFacts,
     pub(crate) detector: Detector,
     pub(crate) node_port_addresses: &'static [&'static str],
     pub(crate) masquerade_all: bool,
@@ -38,12 +42,30 @@ const PRIMARY: &[&str] = &["primary"];
 
 impl Setup {
     /// Most clusters are like this.
-    pub(crate) const USUAL: Self =
-        Self { detector: Detector::ClusterCidr(&CLUSTER_CIDRS), node_port_addresses: PRIMARY, masquerade_all: false };
+    pub(crate) const USUAL: Self = Self {
+        node: NODE_NAMES[0],
+        facts: NodeFacts { zone: None, addresses: NODE, pod_cidrs: POD_CIDRS },
+        detector: Detector::ClusterCidr(&CLUSTER_CIDRS),
+        node_port_addresses: PRIMARY,
+        masquerade_all: false,
+    };
+
+    /// The same on a Node that says this.
+    pub(crate) fn on(self, facts: NodeFacts) -> Self {
+        Self { facts, ..self }
+    }
+
+    /// The programs need not be started again.
+    pub(crate) fn has_flags_of(&self, other: &Self) -> bool {
+        self.on(other.facts) == *other
+    }
 
     /// One that is drawn from all.
     pub(crate) fn random(random: &mut Random) -> Self {
         Self {
+            // Pods of the other node are then said to be on this one: its endpoints are local.
+            node: random.weighted(&[(3, NODE_NAMES[0]), (2, NODE_NAMES[1])]),
+            facts: Self::USUAL.facts,
             detector: random.weighted(&[
                 (3, Detector::ClusterCidr(&CLUSTER_CIDRS)),
                 (1, Detector::ClusterCidr(&[CLUSTER_CIDRS[0]])),
@@ -138,7 +160,11 @@ nftables: {{minSyncPeriod: 50ms, syncPeriod: 30s, masqueradeAll: {masquerade_all
             Detector::ClusterCidr(cidrs) => {
                 cidrs.iter().any(|cidr| network(cidr).contains(&of_family(pod.addresses(), to)))
             }
-            Detector::NodeCidr | Detector::InterfaceNamePrefix => pod.place == Place::Local,
+            Detector::NodeCidr => {
+                let own = self.facts.pod_cidrs;
+                own.iter().any(|cidr| network(cidr).contains(&of_family(pod.addresses(), to)))
+            }
+            Detector::InterfaceNamePrefix => pod.place == Place::Local,
             Detector::BridgeInterface => pod.place == Place::Local && pod.number == POD_OF_BRIDGE,
         };
         if is_known { Origin::Pod } else { Origin::Outside }
@@ -147,7 +173,7 @@ nftables: {{minSyncPeriod: 50ms, syncPeriod: 30s, masqueradeAll: {masquerade_all
     /// The node's addresses that answer NodePorts.
     fn node_port_addresses(&self) -> BTreeSet<IpAddr> {
         if self.node_port_addresses == PRIMARY {
-            return NODE.into();
+            return self.facts.addresses.into();
         }
         let answers = |ip: &IpAddr| match self.is_restricted(*ip) {
             true => self.node_port_cidrs(*ip).any(|cidr| cidr.contains(ip)),
@@ -170,7 +196,7 @@ nftables: {{minSyncPeriod: 50ms, syncPeriod: 30s, masqueradeAll: {masquerade_all
 
 impl fmt::Display for Setup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.flags().join(" "))
+        write!(f, "{} {}", self.node, self.flags().join(" "))
     }
 }
 

@@ -14,12 +14,9 @@ use std::{
 
 use anyhow::Context as _;
 use localnet_client::{Snapshot, Source as _, grpc::Brain};
-use localnet_controlplane::{ControlPlane, NewNode, Options};
-use localnet_e2e::{PATIENCE, Programs};
-use localnet_lab::{
-    Network, Outcome, Probe, Protocol, Running, Servers,
-    topology::{NODE, POD_CIDRS, SERVICE_CIDRS},
-};
+use localnet_controlplane::{ControlPlane, Options};
+use localnet_e2e::{PATIENCE, Programs, await_condition};
+use localnet_lab::{Network, Outcome, Probe, Protocol, Running, Servers, topology::SERVICE_CIDRS};
 use localnet_proto::{Revision, Update};
 use tokio::{runtime::Runtime, time::timeout};
 
@@ -29,7 +26,7 @@ use super::{
     pair::Pair,
     pools,
     setup::Setup,
-    write::{NAMESPACE, NODE_NAME, Sentinel, Writer},
+    write::{NAMESPACE, Sentinel, Writer},
 };
 
 const LINK: [&str; 2] = ["100.64.0.1", "100.64.0.2"];
@@ -44,7 +41,7 @@ pub(crate) struct World {
     pub(crate) pair: Pair,
     // Fields are dropped in this order: first what runs in a network.
     proxies: Option<Proxies>,
-    _brain: Running,
+    running_brain: Option<(&'static str, Running)>,
     plane: ControlPlane,
     brain: Brain,
     programs: Programs,
@@ -58,8 +55,8 @@ pub(crate) struct World {
 /// What programs the nodes, with the same flags.
 struct Proxies {
     setup: Setup,
-    _backend: Running,
-    _kube_proxy: Running,
+    backend: Running,
+    kube_proxy: Running,
 }
 
 /// Who programs the node.
@@ -80,10 +77,18 @@ impl World {
         link(&sides)?;
         for network in &sides {
             // Thousands of short connections need not be remembered for minutes.
-            network.node().sysctl(&[("net/netfilter/nf_conntrack_tcp_timeout_time_wait", "2")])?;
+            let short = [("net/netfilter/nf_conntrack_tcp_timeout_time_wait", "2")];
+            // Flows that stay open are asked once in each state.
+            let long = [
+                "net/netfilter/nf_conntrack_udp_timeout",
+                "net/netfilter/nf_conntrack_udp_timeout_stream",
+                "net/netfilter/nf_conntrack_sctp_timeout_heartbeat_sent",
+            ];
+            let long = long.map(|setting| (setting, "600"));
+            network.node().sysctl(&short.into_iter().chain(long).collect::<Vec<_>>())?;
         }
-        let servers =
-            sides.iter().map(|network| Servers::start(network, pools::servers())).collect::<Result<_, _>>()?;
+        let servers = sides.iter().map(|network| Servers::that_keep_connections(network, pools::servers()));
+        let servers = servers.collect::<Result<_, _>>()?;
         let programs = Programs::new()?;
         let options = Options {
             netns: Some(sides[0].node().path()),
@@ -96,8 +101,6 @@ impl World {
             fill(&plane).await?;
             anyhow::Ok(plane)
         })?;
-        let source = format!("kube:{}", plane.kube_proxy_kubeconfig().display());
-        let running = programs.start_brain(sides[0].node(), &source)?;
         let brain = {
             let _inside = runtime.enter();
             Brain::new(programs.api().parse()?, None)?
@@ -105,7 +108,7 @@ impl World {
         Ok(Self {
             pair,
             proxies: None,
-            _brain: running,
+            running_brain: None,
             plane,
             brain,
             programs,
@@ -116,20 +119,54 @@ impl World {
         })
     }
 
-    /// Starts both proxies with these flags, if they run with others or not at all. Until they have settled, what the former ones
+    /// Starts both proxies with these flags, if they run with others or not at all; whether they were started. Until they have settled, what the former ones
     /// programmed is still there.
-    pub(crate) fn set_up(&mut self, setup: &Setup) -> anyhow::Result<()> {
-        if self.proxies.as_ref().is_some_and(|proxies| proxies.setup == *setup) {
-            return Ok(());
+    pub(crate) fn set_up(&mut self, setup: &Setup) -> anyhow::Result<bool> {
+        if self.proxies.as_ref().is_some_and(|proxies| proxies.setup.has_flags_of(setup)) {
+            return Ok(false);
         }
         self.proxies = None;
+        if self.running_brain.as_ref().is_none_or(|(node, _)| *node != setup.node) {
+            self.running_brain = None;
+            self.running_brain = Some((setup.node, self.start_brain(setup.node)?));
+        }
+        self.await_brain()?;
         self.proxies = Some(Proxies {
             setup: *setup,
-            _backend: self.start_backend(setup)?,
-            _kube_proxy: self.start_kube_proxy(setup)?,
+            backend: self.start_backend(setup)?,
+            kube_proxy: self.start_kube_proxy(setup)?,
         });
         self.zone = None;
+        Ok(true)
+    }
+
+    /// kube-proxy ends when the Node's addresses, or the CIDRs of its pods, are not what it started with, and whoever supervises it
+    /// starts it again. This does not wait for that.
+    pub(crate) fn restart_kube_proxy(&mut self) -> anyhow::Result<()> {
+        let Some(Proxies { setup, backend, kube_proxy }) = self.proxies.take() else { return Ok(()) };
+        drop(kube_proxy);
+        self.proxies = Some(Proxies { setup, backend, kube_proxy: self.start_kube_proxy(&setup)? });
+        self.zone = None;
         Ok(())
+    }
+
+    /// Waits until the brain answers.
+    fn await_brain(&mut self) -> anyhow::Result<()> {
+        let (brain, runtime) = (&mut self.brain, &self.runtime);
+        let mut said = None;
+        let is_up = await_condition("the brain answers", || {
+            let answer = runtime.block_on(async { timeout(PATIENCE, brain.next(Revision::default(), false)).await });
+            let answer = answer.map_err(anyhow::Error::from).and_then(|answer| answer.map_err(anyhow::Error::from));
+            said = answer.as_ref().err().map(|error| format!("{error:#}"));
+            answer.is_ok()
+        });
+        is_up.with_context(|| said.unwrap_or_default())
+    }
+
+    fn start_brain(&self, node: &str) -> anyhow::Result<Running> {
+        let source = format!("kube:{}", self.plane.kube_proxy_kubeconfig().display());
+        let (api, log) = (self.programs.api(), "localnet-brain");
+        self.programs.start(self.sides[0].node(), log, &["--source", &source, "--node-name", node, "--listen", &api])
     }
 
     fn start_backend(&self, setup: &Setup) -> anyhow::Result<Running> {
@@ -140,7 +177,7 @@ impl World {
     }
 
     fn start_kube_proxy(&self, setup: &Setup) -> anyhow::Result<Running> {
-        let whose = (self.plane.kube_proxy_kubeconfig(), NODE_NAME);
+        let whose = (self.plane.kube_proxy_kubeconfig(), setup.node);
         kube_proxy::start(self.sides[1].node(), &self.programs, self.pair.mode, whose, &setup.kube_proxy_lines())
     }
 
@@ -174,6 +211,7 @@ impl World {
     pub(crate) fn settle(&mut self, writer: &Writer, sentinel: Sentinel) -> anyhow::Result<(Snapshot, usize)> {
         for told_again in 0..=MOST_TOLD_AGAIN {
             let state = self.await_state(&format!("{sentinel:?}"), |state| sentinel.has_come(state))?;
+            self.await_applied(&state)?;
             for side in Side::BOTH {
                 for (to, endpoint) in sentinel.paths() {
                     // Until it is programmed it may be silent.
@@ -206,9 +244,10 @@ impl World {
 
     fn tell_zone_again(&mut self, writer: &Writer, sentinel: Sentinel) -> anyhow::Result<()> {
         const ELSEWHERE: &str = "zone-of-a-moment";
-        self.block_on(writer.set_zone(Some(ELSEWHERE)))?;
+        let node = self.proxies.as_ref().context("nothing runs")?.setup.node;
+        self.block_on(writer.set_zone(node, Some(ELSEWHERE)))?;
         self.await_state(ELSEWHERE, |state| state.node.zone == ELSEWHERE)?;
-        self.block_on(writer.set_zone(Some(sentinel.zone()).filter(|zone| !zone.is_empty())))
+        self.block_on(writer.set_zone(node, Some(sentinel.zone()).filter(|zone| !zone.is_empty())))
     }
 
     /// The newest state of the brain that is as it must be.
@@ -228,6 +267,21 @@ impl World {
         awaited.map_err(anyhow::Error::from).flatten().with_context(|| {
             format!("the brain has not come to {what}\n{}", tail(&self.programs.log("localnet-brain")))
         })
+    }
+
+    /// Waits until the backend says that it has written this state or a later one.
+    fn await_applied(&self, state: &Snapshot) -> anyhow::Result<()> {
+        let Revision { instance, rev } = state.revision;
+        let program = self.pair.backend.program();
+        let applied = |log: &str| {
+            let revisions =
+                log.lines().rev().filter_map(|line| line.split_once(" applied revision=")?.1.split(' ').next());
+            let mut numbers = revisions.filter_map(|revision| revision.split_once(':'));
+            numbers
+                .any(|(of, number)| of.parse() == Ok(instance) && number.parse().is_ok_and(|number: u64| number >= rev))
+        };
+        await_condition("the backend has applied the state", || applied(&self.programs.log(program)))
+            .with_context(|| tail(&self.programs.log(program)))
     }
 
     /// Waits until so many connections in a row are answered by exactly these endpoints.
@@ -281,10 +335,7 @@ fn link([ours, theirs]: &[Network; 2]) -> anyhow::Result<()> {
 }
 
 async fn fill(plane: &ControlPlane) -> anyhow::Result<()> {
-    let objects = plane.objects(NAMESPACE);
-    objects.ensure_namespace().await?;
-    let node = NewNode { name: NODE_NAME, addresses: &NODE, labels: &[], pod_cidrs: &POD_CIDRS };
-    objects.ensure_node(node).await
+    plane.objects(NAMESPACE).ensure_namespace().await
 }
 
 fn tail(log: &str) -> String {

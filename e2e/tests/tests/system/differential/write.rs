@@ -12,10 +12,12 @@ use std::{
 };
 
 use anyhow::Context as _;
-use futures::{StreamExt as _, TryStreamExt as _, stream};
+use futures::{TryStreamExt as _, stream};
+use ipnet::IpNet;
 use k8s_openapi::api::{
     core::v1::{self, Node},
     discovery::v1::EndpointSlice,
+    networking::v1::ServiceCIDR,
 };
 use kube::{
     Api, Client, Resource,
@@ -23,17 +25,22 @@ use kube::{
 };
 use localnet_client::Snapshot;
 use localnet_e2e::PATIENCE;
-use localnet_lab::{Protocol, topology::Place};
+use localnet_lab::{
+    Protocol,
+    topology::{Place, SERVICE_CIDRS},
+};
 use localnet_proto::ServiceKey;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use super::{
-    cluster::{Cluster, Kind, Port, Service, Slice, SliceEndpoint, SlicePort},
-    pools,
+    cluster::{Cluster, Kind, NodeFacts, Port, Service, Slice, SliceEndpoint, SlicePort},
+    former, pools,
 };
 
-pub(crate) const NODE_NAME: &str = "node-a";
+pub(crate) const NODE_NAMES: [&str; 2] = ["node-a", "node-b"];
+/// A ServiceCIDR beside the one that the API server makes.
+const MORE_SERVICE_CIDRS: &str = "more";
 /// The Kubernetes namespace of everything.
 pub(crate) const NAMESPACE: &str = "diff";
 const SENTINEL: &str = "sentinel";
@@ -49,7 +56,9 @@ pub(crate) struct Writer {
     services: Api<v1::Service>,
     slices: Api<EndpointSlice>,
     nodes: Api<Node>,
+    service_cidrs: Api<ServiceCIDR>,
     written: Cluster,
+    written_nodes: BTreeMap<&'static str, NodeFacts>,
     round: u16,
 }
 
@@ -57,7 +66,8 @@ pub(crate) struct Writer {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Sentinel {
     round: u16,
-    zone: Option<&'static str>,
+    node: NodeFacts,
+    more_service_cidrs: &'static [&'static str],
 }
 
 impl Sentinel {
@@ -78,13 +88,13 @@ impl Sentinel {
 
     /// The zone that the Node says it is in.
     pub(crate) fn zone(self) -> &'static str {
-        self.zone.unwrap_or_default()
+        self.node.zone.unwrap_or_default()
     }
 
     /// In each family: the address that shows the zone, and all endpoints that must answer there.
     pub(crate) fn zones(self) -> [(SocketAddr, BTreeSet<SocketAddr>); 2] {
         let endpoints = zone_endpoints();
-        let mut here = endpoints.iter().filter(|(zone, _)| self.zone == Some(zone)).peekable();
+        let mut here = endpoints.iter().filter(|(zone, _)| self.node.zone == Some(zone)).peekable();
         // Where no endpoint is, hints are not followed.
         let pods: Vec<_> = match here.peek() {
             Some(_) => here.map(|(_, pod)| *pod).collect(),
@@ -96,10 +106,16 @@ impl Sentinel {
         })
     }
 
-    /// Whether a state has its port and endpoints, and the Node's zone.
+    /// Whether a state has its port and endpoints, all that the Node says, and the ServiceCIDRs.
     pub(crate) fn has_come(self, state: &Snapshot) -> bool {
         let key = ServiceKey::new(NAMESPACE, SENTINEL);
-        let service = state.services.get(&key).filter(|_| state.node.zone == self.zone());
+        let parsed = |cidrs: &[&str]| cidrs.iter().filter_map(|cidr| cidr.parse().ok()).collect::<BTreeSet<IpNet>>();
+        let set = |cidrs: &[IpNet]| cidrs.iter().copied().collect::<BTreeSet<_>>();
+        let is_node = state.node.zone == self.zone()
+            && state.node.addresses == self.node.addresses
+            && set(&state.node.pod_cidrs) == parsed(&self.node.pod_cidrs)
+            && set(&state.node.service_cidrs) == parsed(&[&SERVICE_CIDRS, self.more_service_cidrs].concat());
+        let service = state.services.get(&key).filter(|_| is_node);
         service.is_some_and(|service| {
             let endpoints: Vec<IpAddr> = service.endpoints.iter().map(|endpoint| endpoint.address).collect();
             service.ports.iter().any(|port| port.port == self.port())
@@ -156,6 +172,7 @@ fn plain(name: &str, cluster_ips: [IpAddr; 2], port: u16, slices: Vec<Slice>) ->
         allocate_node_ports: false,
         health_port: 0,
         distribution: None,
+        keeps_object: false,
         slices,
     }
 }
@@ -166,9 +183,16 @@ impl Writer {
             services: Api::namespaced(client.clone(), NAMESPACE),
             slices: Api::namespaced(client.clone(), NAMESPACE),
             nodes: Api::all(client.clone()),
+            service_cidrs: Api::all(client.clone()),
             written: Cluster::default(),
+            written_nodes: BTreeMap::new(),
             round: 0,
         }
+    }
+
+    /// What the API server holds.
+    pub(crate) fn written(&self) -> &Cluster {
+        &self.written
     }
 
     /// Makes the API server hold `cluster`.
@@ -178,34 +202,53 @@ impl Writer {
         };
         let (old, new) = (by_name(&self.written), by_name(cluster));
         // What goes makes room for what comes: addresses, node ports.
-        let gone = old.iter().filter(|(name, service)| new.get(*name).is_none_or(|new| must_move(service, new)));
-        let gone: Vec<&Service> = gone.map(|(_, service)| service).collect();
-        for service in &gone {
-            remove(&self.services, &service.name).await?;
+        let mut kept: BTreeMap<String, Service> = BTreeMap::new();
+        for (name, service) in &old {
+            match new.get(name) {
+                Some(new) if !must_move(service, new) => _ = kept.insert(name.clone(), service.clone()),
+                Some(new) if new.keeps_object => {
+                    let aside = Service { kind: Kind::ExternalName, ..service.clone() };
+                    self.put(Some(service), &aside).await?;
+                    kept.insert(name.clone(), aside);
+                }
+                _ => remove(&self.services, name).await?,
+            }
         }
-        let slices = gone.iter().flat_map(|service| &service.slices);
-        stream::iter(slices.map(Ok))
-            .try_for_each_concurrent(WRITES_AT_ONCE, |slice| remove(&self.slices, &slice.name))
-            .await?;
-        let left = |name| old.get(name).filter(|old| !must_move(old, &new[name]));
-        let changes: Vec<_> =
-            new.iter().map(|(name, new)| (left(name), new)).filter(|(old, new)| *old != Some(new)).collect();
         // One by one: the API server sometimes forgets to release a NodePort when several Services change at once.
-        for (old, new) in &changes {
-            self.put(*old, new).await?;
+        for (name, service) in &new {
+            self.put(kept.get(name), service).await?;
         }
-        let slices = |(old, new)| self.put_slices(old, new);
-        stream::iter(changes).map(Ok).try_for_each_concurrent(WRITES_AT_ONCE, slices).await?;
+        let (slices, changed) = (former::owners(&self.written), former::owners(cluster));
+        let gone = slices.iter().filter(|(name, _)| !changed.contains_key(*name)).map(|(name, _)| Ok(*name));
+        stream::iter(gone).try_for_each_concurrent(WRITES_AT_ONCE, |name| remove(&self.slices, name)).await?;
+        let changed = changed.into_iter().filter(|(name, slice)| slices.get(*name) != Some(slice)).map(Ok);
+        stream::iter(changed)
+            .try_for_each_concurrent(WRITES_AT_ONCE, |(name, (owner, slice))| {
+                put(&self.slices, name, slice.object(owner), slices.contains_key(name))
+            })
+            .await?;
         if self.round == 0 {
             self.put(None, &zones()).await?;
             self.put_slices(None, &zones()).await?;
         }
-        if self.round == 0 || cluster.zone != self.written.zone {
-            self.set_zone(cluster.zone).await?;
+        if cluster.more_service_cidrs != self.written.more_service_cidrs {
+            // They cannot be changed.
+            if !self.written.more_service_cidrs.is_empty() {
+                remove(&self.service_cidrs, MORE_SERVICE_CIDRS).await?;
+            }
+            if !cluster.more_service_cidrs.is_empty() {
+                let object = json!({
+                    "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
+                    "metadata": { "name": MORE_SERVICE_CIDRS },
+                    "spec": { "cidrs": cluster.more_service_cidrs },
+                });
+                put(&self.service_cidrs, MORE_SERVICE_CIDRS, object, false).await?;
+            }
         }
         self.written = cluster.clone();
         self.round += 1;
-        let sentinel = |round| Sentinel { round, zone: cluster.zone };
+        let (node, more_service_cidrs) = (cluster.node, cluster.more_service_cidrs);
+        let sentinel = |round| Sentinel { round, node, more_service_cidrs };
         let (last, next) = (sentinel(self.round - 1), sentinel(self.round));
         let last = (self.round > 1).then(|| last.service());
         self.put(last.as_ref(), &next.service()).await?;
@@ -247,10 +290,38 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes the Node say that it is in this zone.
-    pub(crate) async fn set_zone(&self, zone: Option<&str>) -> anyhow::Result<()> {
+    /// Makes a Node say this; whether more than its zone has changed.
+    pub(crate) async fn write_node(&mut self, name: &'static str, facts: NodeFacts) -> anyhow::Result<bool> {
+        let old = self.written_nodes.insert(name, facts);
+        let object = || serde_json::from_value::<Node>(facts.object(name)).context("reading a Node");
+        match old {
+            Some(old) if old == facts => return Ok(false),
+            Some(old) if old.pod_cidrs == facts.pod_cidrs => {
+                if old.zone != facts.zone {
+                    self.set_zone(name, facts.zone).await?;
+                }
+                if old.addresses == facts.addresses {
+                    return Ok(false);
+                }
+                let status = Patch::Merge(json!({ "status": facts.object(name)["status"] }));
+                let set = self.nodes.patch_status(name, &PatchParams::default(), &status).await;
+                set.with_context(|| format!("setting the addresses {:?}", facts.addresses))?;
+            }
+            // The API server keeps the CIDRs of a Node's pods for as long as the Node.
+            old => {
+                if old.is_some() {
+                    remove(&self.nodes, name).await?;
+                }
+                self.nodes.create(&PostParams::default(), &object()?).await.context("creating a Node")?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Makes a Node say that it is in this zone.
+    pub(crate) async fn set_zone(&self, name: &str, zone: Option<&str>) -> anyhow::Result<()> {
         let change = Patch::Merge(json!({ "metadata": { "labels": { "topology.kubernetes.io/zone": zone } } }));
-        let set = self.nodes.patch(NODE_NAME, &PatchParams::default(), &change).await;
+        let set = self.nodes.patch(name, &PatchParams::default(), &change).await;
         set.map(drop).with_context(|| format!("setting the zone {zone:?}"))
     }
 
@@ -261,7 +332,7 @@ impl Writer {
     }
 }
 
-/// Whether the API server had better not turn one into the other. The first ClusterIP stays, as does having none; a NodePort that
+/// Whether the API server does not turn one into the other. The first ClusterIP stays, as does having none; a NodePort that
 /// goes from one protocol to another is taken, by the Service itself; and a load balancer keeps the NodePorts that it has.
 fn must_move(old: &Service, new: &Service) -> bool {
     let addresses = |service: &Service| match service.kind {
@@ -270,9 +341,15 @@ fn must_move(old: &Service, new: &Service) -> bool {
     };
     let node_ports = |service: &Service| service.node_ports().collect::<BTreeSet<_>>();
     let (had, has) = (node_ports(old), node_ports(new));
-    let kept = !had.is_empty() && had != has && (!has.is_empty() || new.kind == Kind::LoadBalancer);
-    let moved = addresses(old) != addresses(new) && !addresses(old).is_empty();
-    moved || kept || (old.kind == Kind::Headless) != (new.kind == Kind::Headless)
+    // Numbers that stay are of the same protocols, and nothing is left that the API server would keep.
+    let stays = |number: u16| had.iter().filter(move |(_, had)| *had == number);
+    let taken = has.iter().any(|port| stays(port.1).next().is_some() && !had.contains(port));
+    let kept = !had.is_empty() && has.is_empty() && new.kind == Kind::LoadBalancer;
+    let (had_ips, has_ips) = (addresses(old), addresses(new));
+    let moved = had_ips.first().is_some_and(|first| has_ips.first() != Some(first));
+    let other = |service: &Service| service.kind == Kind::ExternalName;
+    let headless = (old.kind == Kind::Headless) != (new.kind == Kind::Headless) && !other(old) && !other(new);
+    (moved && !other(new)) || taken || kept || headless
 }
 
 async fn put<K>(api: &Api<K>, name: &str, object: Value, exists: bool) -> anyhow::Result<()>

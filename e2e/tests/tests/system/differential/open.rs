@@ -1,0 +1,250 @@
+//! Flows that stay open while the cluster changes: each is asked again after every change.
+//!
+//! What must become of them is [`route::fate`]: one whose endpoint serves on goes on, to the same endpoint and from the same source;
+//! another one is routed anew. Stale entries of connection tracking are removed a moment after the rules have changed: whoever
+//! still has the former endpoint then is asked until that has happened.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    thread,
+    time::{Duration, Instant},
+};
+
+use localnet_client::{
+    Snapshot,
+    route::{self, Fate, Outcome, Packet},
+};
+use localnet_lab::{Network, OpenFlow, Probe, Protocol, probe};
+use localnet_proto::Family;
+
+use super::{
+    ask::{Asked, Seen, Span},
+    judge::judge,
+    question::{Question, Sender},
+    random::Random,
+    run::{Scene, cannot_return},
+    world::{Side, World},
+};
+
+/// So many are opened in each state …
+const OPENED: usize = 8;
+/// … and the oldest are given up when there are more.
+const MOST: usize = 48;
+/// How long stale entries may take to go.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Who answers a flow, and the source that it sees.
+type Carried = (SocketAddr, IpAddr);
+
+/// A flow on both sides.
+#[derive(Debug)]
+struct Open {
+    question: Question,
+    sides: [Held; 2],
+}
+
+#[derive(Debug)]
+struct Held {
+    flow: OpenFlow,
+    carried: Option<Carried>,
+    /// The backend has been started since the flow was last routed. What it served before is unknown to it.
+    restarted: bool,
+}
+
+/// One side of a flow, and what it asks.
+type Asking<'a> = (&'a Question, &'a mut Held);
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(crate) struct OpenFlows(Vec<Open>);
+
+/// What became of a flow on one side.
+#[derive(Debug)]
+pub(crate) struct Followed {
+    pub(crate) side: Side,
+    /// As the first packet of a new flow from there.
+    pub(crate) asked: Asked,
+    pub(crate) seen: Seen,
+    pub(crate) became: Became,
+    /// Who answered before, in words.
+    pub(crate) before: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Became {
+    /// It went on, rightly.
+    WentOn,
+    /// It was not open, or went elsewhere, rightly.
+    Anew,
+    /// It went on although its endpoint does not serve any more, as kube-proxy lets flows do.
+    Kept,
+    Wrong,
+}
+
+impl OpenFlows {
+    /// A cluster has gone.
+    pub(crate) fn close(&mut self) {
+        self.0.clear();
+    }
+
+    /// The programs have been started again.
+    pub(crate) fn restarted(&mut self) {
+        self.0.iter_mut().flat_map(|open| &mut open.sides).for_each(|held| held.restarted = true);
+    }
+
+    /// Asks all that are open, then opens some, and asks these twice.
+    pub(crate) fn follow(
+        &mut self,
+        world: &World,
+        scene: &Scene<'_>,
+        random: &mut Random,
+    ) -> anyhow::Result<Vec<Followed>> {
+        self.0.retain(|open| {
+            let expected = expected(scene.state, scene, &open.question);
+            open.question.protocol == Protocol::Tcp || !cannot_return(&expected, open.question.sender)
+        });
+        let mut all = ask(world, scene, &mut self.0)?;
+        let mut new = Vec::new();
+        for _ in 0..OPENED {
+            let question = scene.draw(random).question;
+            let probe = Probe::new(question.protocol, question.to).from(question.source());
+            let held = |side| {
+                let flow = OpenFlow::new(question.home(world.network(side))?, probe);
+                anyhow::Ok(Held { flow, carried: None, restarted: false })
+            };
+            let sides = [held(Side::Ours)?, held(Side::KubeProxy)?];
+            new.push(Open { question, sides });
+        }
+        for _ in 0..2 {
+            all.extend(ask(world, scene, &mut new)?);
+        }
+        self.0.extend(new);
+        let too_many = self.0.len().saturating_sub(MOST);
+        self.0.drain(..too_many);
+        Ok(all)
+    }
+}
+
+/// Flows of one sender are asked one after the other, for the sake of SCTP's rejects.
+fn ask(world: &World, scene: &Scene<'_>, open: &mut [Open]) -> anyhow::Result<Vec<Followed>> {
+    let mut lanes: BTreeMap<(Side, Sender, usize), Vec<Asking<'_>>> = BTreeMap::new();
+    for (number, Open { question, sides }) in open.iter_mut().enumerate() {
+        // Silence is waited for all at once.
+        let is_silent = expected(scene.state, scene, question) == Outcome::Drop && question.protocol != Protocol::Sctp;
+        let number = if is_silent { number + 1 } else { 0 };
+        let home = if question.sender == Sender::SecondClient { Sender::Client } else { question.sender };
+        for (side, held) in Side::BOTH.into_iter().zip(sides) {
+            lanes.entry((side, home, number)).or_default().push((question, held));
+        }
+    }
+    let follow_all = |side, lane: Vec<Asking<'_>>| -> anyhow::Result<Vec<Followed>> {
+        lane.into_iter().map(|(question, held)| held.follow(side, question, scene, world.network(side))).collect()
+    };
+    thread::scope(|scope| {
+        let lanes: Vec<_> =
+            lanes.into_iter().map(|((side, ..), lane)| scope.spawn(move || follow_all(side, lane))).collect();
+        let mut all = Vec::new();
+        for lane in lanes {
+            all.extend(lane.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+        }
+        Ok(all)
+    })
+}
+
+impl Held {
+    fn follow(
+        &mut self,
+        side: Side,
+        question: &Question,
+        scene: &Scene<'_>,
+        network: &Network,
+    ) -> anyhow::Result<Followed> {
+        let asked =
+            Asked { question: question.clone(), expected: expected(scene.state, scene, question), cover: false };
+        let packet = question.packet(scene.setup);
+        let before = self.carried;
+        let rules = scene.setup.rules(packet.destination);
+        let goes_on = before.is_some_and(|(by, _)| route::fate(scene.state, &rules, &packet, by) == Fate::GoesOn);
+        let may_be_kept = before.is_some_and(|(by, _)| match side {
+            Side::Ours => self.restarted && route::target(scene.state, &rules, &packet).is_none(),
+            Side::KubeProxy => kube_proxy_keeps(scene, &packet, by),
+        });
+        let timeout = match asked.expected {
+            Outcome::Drop if !goes_on => probe::SILENCE,
+            _ => probe::PATIENCE,
+        };
+        let deadline = Instant::now() + PATIENCE;
+        let (seen, became) = loop {
+            let seen = self.ask(question, network, timeout)?;
+            let same = before.is_some() && self.carried == before;
+            let is_new = judge(&asked, &seen, network.topology()).is_none();
+            let became = match (goes_on, same) {
+                (true, true) => Became::WentOn,
+                (true, false) => Became::Wrong,
+                (false, _) if is_new => Became::Anew,
+                (false, true) if may_be_kept => {
+                    if side == Side::Ours {
+                        Became::WentOn
+                    } else {
+                        Became::Kept
+                    }
+                }
+                // An answer that is under way when its entry goes is lost.
+                (false, _) if (same || before.is_some() && is_silent(&seen)) && Instant::now() < deadline => {
+                    thread::park_timeout(PAUSE);
+                    continue;
+                }
+                (false, _) => Became::Wrong,
+            };
+            break (seen, became);
+        };
+        let before = before.map_or_else(|| "nobody".to_owned(), |(by, source)| format!("{by}, which saw {source}"));
+        self.restarted &= became == Became::WentOn;
+        Ok(Followed { side, asked, seen, became, before })
+    }
+
+    fn ask(&mut self, question: &Question, network: &Network, timeout: Duration) -> anyhow::Result<Seen> {
+        let began = Instant::now();
+        let outcome = self.flow.ask(question.home(network)?, timeout)?;
+        let mut seen = Seen { connections: 1, span: Some(Span { began, ended: Instant::now() }), ..Seen::default() };
+        self.carried = match outcome {
+            probe::Outcome::Answer { by, seen_source } => {
+                seen.answers.insert((by, seen_source), 1);
+                Some((by, seen_source))
+            }
+            other => {
+                seen.others.insert(other);
+                None
+            }
+        };
+        Ok(seen)
+    }
+}
+
+fn is_silent(seen: &Seen) -> bool {
+    seen.others.contains(&probe::Outcome::Dropped)
+}
+
+fn expected(state: &Snapshot, scene: &Scene<'_>, question: &Question) -> Outcome {
+    let packet = question.packet(scene.setup);
+    route::route(state, &scene.setup.rules(packet.destination), &packet)
+}
+
+/// kube-proxy ends flows of UDP only, of Services that somebody serves, and knows endpoints by their address alone
+/// (`CleanStaleEntries` in `pkg/proxy/conntrack/cleanup.go`).
+fn kube_proxy_keeps(scene: &Scene<'_>, packet: &Packet, by: SocketAddr) -> bool {
+    let keeps = |state: &Snapshot| {
+        let rules = scene.setup.rules(packet.destination);
+        let Some(found) = route::target(state, &rules, packet) else { return true };
+        let family = Family::of(packet.destination);
+        let serving = found.service.endpoints_of(found.port, family, |scopes| scopes.established);
+        let serving: Vec<IpAddr> = serving.map(|endpoint| endpoint.ip()).collect();
+        serving.is_empty() || serving.contains(&by.ip())
+    };
+    packet.protocol == localnet_proto::Protocol::Sctp
+        || keeps(scene.state)
+        || scene.former.is_some_and(keeps)
+        || scene.claimants(packet.destination).len() >= 2
+}
