@@ -24,6 +24,7 @@ pub mod run;
 pub mod serve;
 pub mod status;
 pub mod telemetry;
+mod throttle;
 pub mod views;
 pub mod watch;
 

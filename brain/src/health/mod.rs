@@ -12,6 +12,7 @@
 
 pub mod answer;
 pub mod clock;
+mod connections;
 pub mod node_ports;
 pub mod port;
 pub mod progress;

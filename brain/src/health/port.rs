@@ -3,11 +3,14 @@
 use std::{
     collections::BTreeMap,
     convert::Infallible,
-    future::ready,
+    future::{pending, ready},
     io,
     net::{Ipv6Addr, SocketAddr},
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -20,19 +23,21 @@ use hyper_util::{
 use localnet_proto::ServiceKey;
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
-    sync::{Semaphore, watch},
+    sync::watch,
     task::JoinSet,
     time,
 };
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::answer::Answer;
+use super::{answer::Answer, connections::Connections};
+use crate::{serve::Who, throttle::Throttle};
 
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
-/// Connections of one port. Whoever checks closes its own soon; the others have to wait.
-const MAX_CONNECTIONS: usize = 256;
-/// How long a peer may take for its request, and be silent between two.
+/// How long a peer may take until the head of its first request is there. A probe sends it as soon as it is connected.
+const FIRST_REQUEST: Duration = Duration::from_secs(1);
+/// How long it may take for each further request, the silence before it included.
 const REQUEST: Duration = Duration::from_secs(10);
 /// Pause after a failed accept, for instance when there are no more file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -169,48 +174,94 @@ fn bind(address: SocketAddr, only_its_family: bool) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Owns the connections of a port.
+/// Owns the connections of a port. A new one is always taken; see [`connections`](super::connections).
 async fn accept(listener: TcpListener, answers: Answers) {
-    let mut connections = JoinSet::new();
-    let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut tasks = JoinSet::new();
+    let present = Present::default();
+    let failures = Throttle::default();
     loop {
-        let permit = tokio::select! {
-            permit = Arc::clone(&free).acquire_owned() => permit,
-            Some(_) = connections.join_next() => continue,
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = tasks.join_next() => continue,
         };
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let answers = Arc::clone(&answers);
-                connections.spawn(async move {
-                    serve(stream, answers).await;
-                    drop(permit);
-                });
+        match accepted {
+            Ok((stream, peer)) => {
+                let evicted = CancellationToken::new();
+                let (number, other) = lock(&present).admit(Who::host(peer.ip()), evicted.clone());
+                if let Some(other) = other {
+                    other.cancel();
+                }
+                let asks = Asks { number, present: Arc::clone(&present), asked: Arc::default() };
+                tasks.spawn(serve(stream, Arc::clone(&answers), asks, evicted));
             }
             Err(error) => {
-                warn!(%error, "failed to accept a health check; raise the limit of open files if it is reached");
+                if let Some(held) = failures.pass() {
+                    warn!(%error, failures_since = held, "failed to accept a health check; raise the limit of open files if it is reached");
+                }
                 time::sleep(ACCEPT_PAUSE).await;
             }
         }
-        while connections.try_join_next().is_some() {}
     }
 }
 
-async fn serve(stream: TcpStream, answers: Answers) {
-    let service = TowerToHyperService::new(service(answers));
+type Present = Arc<Mutex<Connections<CancellationToken>>>;
+
+fn lock(present: &Present) -> MutexGuard<'_, Connections<CancellationToken>> {
+    // Nothing in it is half done when a panic leaves it.
+    present.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What is known of the requests of one connection.
+#[derive(Clone)]
+struct Asks {
+    number: u64,
+    present: Present,
+    asked: Arc<AtomicBool>,
+}
+
+impl Asks {
+    fn set_busy(&self, busy: bool) {
+        self.asked.store(true, Ordering::Relaxed);
+        lock(&self.present).set_busy(self.number, busy);
+    }
+
+    /// Resolves if the first request does not come in time.
+    async fn nothing(&self) {
+        time::sleep(FIRST_REQUEST).await;
+        if self.asked.load(Ordering::Relaxed) {
+            pending::<()>().await;
+        }
+    }
+}
+
+async fn serve(stream: TcpStream, answers: Answers, asks: Asks, evicted: CancellationToken) {
+    let service = TowerToHyperService::new(service(answers, asks.clone()));
     let mut server = auto::Builder::new(TokioExecutor::new()).http1_only();
     server.http1().timer(TokioTimer::new()).header_read_timeout(REQUEST).title_case_headers(true);
-    if let Err(error) = server.serve_connection(TokioIo::new(stream), service).await {
-        debug!(%error, "a health check was cut");
+    let ended = tokio::select! {
+        ended = server.serve_connection(TokioIo::new(stream), service) => ended.map_err(|error| error.to_string()),
+        () = asks.nothing() => Err("it asked nothing in time".to_owned()),
+        () = evicted.cancelled() => Err("it was silent for longest, and others came".to_owned()),
+    };
+    if let Err(error) = ended {
+        debug!(error, "a health check was cut");
     }
+    lock(&asks.present).remove(asks.number);
 }
 
 /// Answers to any method, whatever the body.
 fn service<B>(
     answers: Answers,
+    asks: Asks,
 ) -> impl tower::Service<Request<B>, Response = Answer, Error = Infallible, Future: Send> + Clone + Send {
     tower::service_fn(move |request: Request<B>| {
-        let answering = answers(request.uri());
-        async move { Ok(answering.await) }
+        let (answering, asks) = (answers(request.uri()), asks.clone());
+        asks.set_busy(true);
+        async move {
+            let answer = answering.await;
+            asks.set_busy(false);
+            Ok(answer)
+        }
     })
 }
 

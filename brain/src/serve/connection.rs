@@ -3,19 +3,14 @@
 //! A peer has [`HANDSHAKE`] to say that it speaks HTTP/2, then to use the connection ([`super::usage`]), and always to answer
 //! pings. What it may make the server keep is bounded: streams, headers, windows, bytes to send.
 
-use std::{
-    fmt::Display,
-    io,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{fmt::Display, io, time::Duration};
 
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
     service::TowerToHyperService,
 };
-use tokio::time::{self, Instant};
+use tokio::time;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
@@ -25,12 +20,16 @@ use super::{
     routes::Routes,
     usage::{Misuse, Usage, Used},
 };
+use crate::throttle::Throttle;
 
 /// Streams of one connection.
-const MAX_STREAMS: u32 = 256;
-/// Bytes of an answer that wait for a reader who does not take them.
-const SEND_BUFFER: usize = 64 << 10;
-/// Bytes of requests that wait to be read, of a stream and of a connection: the least that HTTP/2 can say.
+const MAX_STREAMS: u32 = 32;
+/// Bytes of an answer that wait for a reader who does not take them. Each call may cost this much: with 64 KiB for each, 600
+/// connections cost 250 MiB.
+const SEND_BUFFER: usize = 4 << 10;
+/// Bytes of a request that wait to be read.
+const STREAM_WINDOW: u32 = 8 << 10;
+/// The same of a connection: the least that HTTP/2 can say.
 const WINDOW: u32 = 65_535;
 /// Bytes of the headers of a request.
 const HEADERS: u32 = 16 << 10;
@@ -82,6 +81,7 @@ pub(super) async fn serve(
                 connection.as_mut().graceful_shutdown();
                 time::timeout(GRACE, connection).await.unwrap_or(Ok(()))
             }
+            Misuse::Refused => return refusals.say(&peer, &"it goes on calling although too many calls are under way"),
             Misuse::Abandons => return refusals.say(&peer, &"it begins calls and abandons them, over and over"),
         }
     };
@@ -99,7 +99,7 @@ fn http2_server() -> auto::Builder<TokioExecutor> {
         .keep_alive_interval(KEEP_ALIVE.0)
         .keep_alive_timeout(KEEP_ALIVE.1)
         .max_send_buf_size(SEND_BUFFER)
-        .initial_stream_window_size(WINDOW)
+        .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(WINDOW)
         .max_header_list_size(HEADERS)
         .max_pending_accept_reset_streams(RESETS.0)
@@ -108,35 +108,16 @@ fn http2_server() -> auto::Builder<TokioExecutor> {
     builder
 }
 
-/// Says in the log who was refused, and why. Peers can be refused by the thousand: after one that is said there is silence
-/// for a while, and then their number.
+/// Logs who was refused and why.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Refusals(Arc<Mutex<Said>>);
-
-#[derive(Debug, Default)]
-struct Said {
-    last: Option<Instant>,
-    unsaid: u64,
-}
+pub(super) struct Refusals(Throttle);
 
 impl Refusals {
-    /// How long the log is left alone after a line.
-    const SILENCE: Duration = Duration::from_secs(5);
-
     pub(super) fn say(&self, peer: &str, why: &dyn Display) {
-        let now = Instant::now();
-        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if said.last.is_some_and(|last| now.duration_since(last) < Self::SILENCE) {
-            said.unsaid += 1;
-            debug!(peer, %why, "refused a connection");
-            return;
-        }
-        let unsaid = std::mem::take(&mut said.unsaid);
-        said.last = Some(now);
-        if unsaid == 0 {
-            warn!(peer, error = %why, "refused a connection");
-        } else {
-            warn!(peer, error = %why, others = unsaid, "refused connections");
+        match self.0.pass() {
+            Some(0) => warn!(peer, error = %why, "refused a connection"),
+            Some(others) => warn!(peer, error = %why, others, "refused connections"),
+            None => debug!(peer, %why, "refused a connection"),
         }
     }
 }

@@ -39,6 +39,7 @@ use tokio_util::sync::CancellationToken;
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tracing::{debug, info, warn};
 
+pub(crate) use self::peers::Who;
 use self::{connection::Refusals, peers::Peers, routes::Routes, stall::Stalls};
 pub use self::{
     listen::{Listener, Options},
@@ -46,7 +47,7 @@ pub use self::{
     reports::{Received, Reports},
     tls::TlsFiles,
 };
-use crate::{feed::Feed, pump::Questions, views::Views};
+use crate::{feed::Feed, pump::Questions, throttle::Throttle, views::Views};
 
 /// Pause after a failed accept, for instance when there are no more file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -130,7 +131,7 @@ async fn set_health(health: &HealthReporter, status: ServingStatus) {
 async fn accept(mut listener: Listener, routes: Routes, stop: CancellationToken) {
     info!(address = %listener.address(), "serving");
     let mut connections = JoinSet::new();
-    let (peers, refusals) = (Peers::default(), Refusals::default());
+    let (peers, refusals, failures) = (Peers::default(), Refusals::default(), Throttle::default());
     loop {
         let accepted = tokio::select! {
             () = stop.cancelled() => break,
@@ -140,7 +141,10 @@ async fn accept(mut listener: Listener, routes: Routes, stop: CancellationToken)
         let accepted = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                warn!(address = %listener.address(), %error, "failed to accept a connection; raise the limit of open files if it is reached");
+                if let Some(held) = failures.pass() {
+                    let address = listener.address();
+                    warn!(%address, %error, failures_since = held, "failed to accept a connection; raise the limit of open files if it is reached");
+                }
                 time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }

@@ -13,12 +13,14 @@ use std::{
 pub(super) const MAX_CONNECTIONS: usize = 1024;
 /// Those of one peer.
 pub(super) const MAX_OF_PEER: usize = MAX_CONNECTIONS / 2;
-/// Calls of one peer that are under way, on all of its connections.
-pub(super) const MAX_CALLS: usize = 4096;
+/// Calls that are under way on one listener. Each may cost some 8 KiB while its answer is not read.
+pub(super) const MAX_CALLS: usize = 2 * MAX_CONNECTIONS;
+/// Those of one peer, on all of its connections: a backend has one that waits, and reports now and then.
+pub(super) const MAX_CALLS_OF_PEER: usize = MAX_OF_PEER * 3 / 2;
 
 /// Who is at the other end, in so far as limits are shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Who {
+pub(crate) enum Who {
     /// A user, on a unix socket.
     User(u32),
     /// A host. Of IPv6 a /64, which one host may have all of.
@@ -26,7 +28,8 @@ pub(super) enum Who {
 }
 
 impl Who {
-    pub(super) fn host(address: IpAddr) -> Self {
+    /// The host at an address.
+    pub(crate) fn host(address: IpAddr) -> Self {
         Self::Host(match address.to_canonical() {
             IpAddr::V6(v6) => Ipv6Addr::from(u128::from(v6) & !u128::from(u64::MAX)).into(),
             v4 @ IpAddr::V4(_) => v4,
@@ -45,7 +48,11 @@ pub(super) enum TooMany {
 
 /// The peers of a listener.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Peers(Arc<Mutex<HashMap<Who, Present>>>);
+pub(super) struct Peers {
+    present: Arc<Mutex<HashMap<Who, Present>>>,
+    /// Calls of all of them.
+    calls: Arc<AtomicUsize>,
+}
 
 #[derive(Debug, Default)]
 struct Present {
@@ -65,11 +72,12 @@ impl Peers {
             return Err(TooMany::OfPeer);
         }
         present.connections += 1;
-        Ok(Admitted { who, of: self.clone(), calls: Calls(Arc::clone(&present.calls)) })
+        let calls = Calls { of_peer: Arc::clone(&present.calls), of_all: Arc::clone(&self.calls) };
+        Ok(Admitted { who, of: self.clone(), calls })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Who, Present>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.present.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -102,24 +110,29 @@ impl Drop for Admitted {
 
 /// Counts the calls of a peer that are under way.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Calls(Arc<AtomicUsize>);
+pub(super) struct Calls {
+    of_peer: Arc<AtomicUsize>,
+    of_all: Arc<AtomicUsize>,
+}
 
 impl Calls {
     /// One more; `None` if there are too many.
     pub(super) fn begin(&self) -> Option<UnderWay> {
-        let before = self.0.fetch_add(1, Ordering::Relaxed);
-        let one = UnderWay(Arc::clone(&self.0));
-        (before < MAX_CALLS).then_some(one)
+        let of_peer = self.of_peer.fetch_add(1, Ordering::Relaxed);
+        let of_all = self.of_all.fetch_add(1, Ordering::Relaxed);
+        let one = UnderWay(self.clone());
+        (of_peer < MAX_CALLS_OF_PEER && of_all < MAX_CALLS).then_some(one)
     }
 }
 
 /// A call, until this is dropped.
 #[derive(Debug)]
-pub(super) struct UnderWay(Arc<AtomicUsize>);
+pub(super) struct UnderWay(Calls);
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.of_peer.fetch_sub(1, Ordering::Relaxed);
+        self.0.of_all.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -148,13 +161,18 @@ mod tests {
         let peers = Peers::default();
         let host = Who::host("192.0.2.1".parse().unwrap());
         let (one, other) = (peers.admit(host).unwrap(), peers.admit(host).unwrap());
-        let mut calls: Vec<_> = (0..MAX_CALLS).map(|_| one.calls().begin().unwrap()).collect();
+        let mut calls: Vec<_> = (0..MAX_CALLS_OF_PEER).map(|_| one.calls().begin().unwrap()).collect();
         assert!(other.calls().begin().is_none());
         assert!(other.calls().begin().is_none(), "one that was refused does not count");
         calls.pop();
         assert!(other.calls().begin().is_some());
-        let third = peers.admit(Who::User(0)).unwrap();
-        assert!(third.calls().begin().is_some());
+        let others: Vec<_> = (0..9).map(|user| peers.admit(Who::User(user)).unwrap()).collect();
+        while let Some(call) = others.iter().find_map(|other| other.calls().begin()) {
+            calls.push(call);
+        }
+        assert_eq!(calls.len(), MAX_CALLS);
+        calls.clear();
+        assert!(others.iter().all(|other| other.calls().begin().is_some()));
     }
 
     #[test]

@@ -6,6 +6,8 @@ use localnet_proto::wire::{BackendReport, BackendReportReply, backends_server::B
 use tokio::{sync::watch, time::Instant};
 use tonic::{Request, Response, Status};
 
+use crate::throttle::Throttle;
+
 /// Backends that are remembered. A node has a handful; names beyond it are a fault, or an attack, which must not keep the real one out.
 const MAX_BACKENDS: usize = 64;
 /// Length of a backend's name.
@@ -22,11 +24,14 @@ pub struct Received {
 
 /// The last report of each backend, by its name. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Reports(Arc<watch::Sender<BTreeMap<String, Received>>>);
+pub struct Reports {
+    received: Arc<watch::Sender<BTreeMap<String, Received>>>,
+    forgets: Throttle,
+}
 
 impl Default for Reports {
     fn default() -> Self {
-        Self(Arc::new(watch::Sender::default()))
+        Self { received: Arc::new(watch::Sender::default()), forgets: Throttle::default() }
     }
 }
 
@@ -45,13 +50,15 @@ impl Reports {
         if name.is_empty() || name.len() > MAX_NAME || name.contains(char::is_control) {
             return Err(BadReport::Name);
         }
-        self.0.send_modify(|reports| {
+        self.received.send_modify(|reports| {
             let oldest = reports.iter().min_by_key(|(_, received)| received.at).map(|(name, _)| name.clone());
             if let Some(oldest) = oldest.filter(|_| reports.len() >= MAX_BACKENDS && !reports.contains_key(&name)) {
-                tracing::warn!(
-                    backend = %oldest, by = %name,
-                    "{MAX_BACKENDS} backends have reported; the one that has said nothing for longest is forgotten until it reports again: give a backend the same name each time"
-                );
+                if let Some(others) = self.forgets.pass() {
+                    tracing::warn!(
+                        backend = %oldest, by = %name, others,
+                        "{MAX_BACKENDS} backends have reported; the one that has said nothing for longest is forgotten until it reports again: give a backend the same name each time"
+                    );
+                }
                 reports.remove(&oldest);
             }
             reports.insert(name, Received { report, at: Instant::now() });
@@ -61,17 +68,17 @@ impl Reports {
 
     /// The last report of every backend.
     pub fn all(&self) -> BTreeMap<String, Received> {
-        self.0.borrow().clone()
+        self.received.borrow().clone()
     }
 
     /// The last report of one backend.
     pub fn last(&self, backend: &str) -> Option<Received> {
-        self.0.borrow().get(backend).cloned()
+        self.received.borrow().get(backend).cloned()
     }
 
     /// The last report of every backend, and a notice of each new one.
     pub fn subscribe(&self) -> watch::Receiver<BTreeMap<String, Received>> {
-        self.0.subscribe()
+        self.received.subscribe()
     }
 }
 

@@ -44,15 +44,18 @@ impl Stalls {
         Paced { pace, number, of: self.clone() }
     }
 
+    /// Gives up the answers that were not read for too long, and logs their number in one line.
     fn sweep(&self, now: Instant) {
+        let mut given_up = 0_u32;
         lock(&self.0).paces.retain(|_, pace| {
             let mut pace = lock(pace);
             let stalled = now.duration_since(pace.read) > PATIENCE;
-            if stalled && pace.items.take().is_some() {
-                warn!(patience = ?PATIENCE, "a reader has stopped reading in the middle of an answer; it has to call again");
-            }
+            given_up += u32::from(stalled && pace.items.take().is_some());
             !stalled
         });
+        if given_up > 0 {
+            warn!(readers = given_up, patience = ?PATIENCE, "readers have stopped reading in the middle of an answer; they have to call again");
+        }
     }
 }
 

@@ -29,11 +29,16 @@ const REQUEST: Duration = Duration::from_secs(10);
 pub(super) const MAX_ABANDONED: u32 = 500;
 const WINDOW: Duration = Duration::from_secs(10);
 
+/// A connection may begin so many calls in a row that are refused: the answers to them may wait in memory, too.
+const MAX_REFUSED: u32 = 8;
+
 /// Why a connection is ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Misuse {
     /// There was no call for long.
     Idle,
+    /// Calls are begun although there are too many.
+    Refused,
     /// Calls are begun and abandoned, over and over: "rapid reset".
     Abandons,
 }
@@ -46,7 +51,8 @@ pub(super) struct Usage(Arc<Inner>);
 struct Inner {
     calls: Calls,
     counted: Mutex<Counted>,
-    abandons: CancellationToken,
+    /// Cancelled when `Counted::misuse` is known.
+    misused: CancellationToken,
 }
 
 #[derive(Debug)]
@@ -55,14 +61,17 @@ struct Counted {
     idle_since: Instant,
     window: Instant,
     abandoned: u32,
+    /// Calls that were refused since one was not.
+    refused: u32,
+    misuse: Option<Misuse>,
 }
 
 impl Usage {
     /// A connection of a peer with these calls.
     pub(super) fn new(calls: Calls) -> Self {
         let now = Instant::now();
-        let counted = Counted { under_way: 0, idle_since: now, window: now, abandoned: 0 };
-        Self(Arc::new(Inner { calls, counted: Mutex::new(counted), abandons: CancellationToken::new() }))
+        let counted = Counted { under_way: 0, idle_since: now, window: now, abandoned: 0, refused: 0, misuse: None };
+        Self(Arc::new(Inner { calls, counted: Mutex::new(counted), misused: CancellationToken::new() }))
     }
 
     /// Resolves when the connection is to be ended.
@@ -70,7 +79,7 @@ impl Usage {
         let mut ticks = time::interval(IDLE / 4);
         loop {
             tokio::select! {
-                () = self.0.abandons.cancelled() => return Misuse::Abandons,
+                () = self.0.misused.cancelled() => return self.lock().misuse.unwrap_or(Misuse::Abandons),
                 now = ticks.tick() => {
                     let counted = self.lock();
                     if counted.under_way == 0 && now.duration_since(counted.idle_since) >= IDLE {
@@ -83,9 +92,22 @@ impl Usage {
 
     /// One more call; `None` if the peer has too many.
     fn begin(&self) -> Option<Call> {
-        let under_way = self.0.calls.begin()?;
-        self.lock().under_way += 1;
+        let under_way = self.0.calls.begin();
+        let mut counted = self.lock();
+        let Some(under_way) = under_way else {
+            counted.refused += 1;
+            if counted.refused > MAX_REFUSED {
+                self.ends(&mut counted, Misuse::Refused);
+            }
+            return None;
+        };
+        (counted.under_way, counted.refused) = (counted.under_way + 1, 0);
         Some(Call { of: self.clone(), complete: false, _under_way: under_way })
+    }
+
+    fn ends(&self, counted: &mut Counted, misuse: Misuse) {
+        counted.misuse = Some(misuse);
+        self.0.misused.cancel();
     }
 
     fn lock(&self) -> MutexGuard<'_, Counted> {
@@ -115,7 +137,7 @@ impl Drop for Call {
         }
         counted.abandoned += 1;
         if counted.abandoned > MAX_ABANDONED {
-            self.of.0.abandons.cancel();
+            self.of.ends(&mut counted, Misuse::Abandons);
         }
     }
 }
@@ -148,7 +170,7 @@ where
 
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
         let Some(call) = self.usage.begin() else {
-            let refused = Status::resource_exhausted("too many calls of this peer are under way");
+            let refused = Status::resource_exhausted("too many calls are under way");
             return Box::pin(std::future::ready(Ok(refused.into_http().map(Answer::refused))));
         };
         // What is answered as a stream is answered at once; of the rest the request has to arrive first.
@@ -243,8 +265,24 @@ mod tests {
             abandon(MAX_ABANDONED - 1);
             time::advance(WINDOW + Duration::from_secs(1)).await;
         }
-        assert!(!usage.0.abandons.is_cancelled());
+        assert!(!usage.0.misused.is_cancelled());
         abandon(MAX_ABANDONED + 1);
         assert_eq!(usage.misuse().await, Misuse::Abandons);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_that_are_refused_over_and_over_end_the_connection() {
+        let calls = Calls::default();
+        let usage = Usage::new(calls.clone());
+        let mut all: Vec<_> = std::iter::from_fn(|| calls.begin()).collect();
+        for _ in 0..10 {
+            assert!((0..MAX_REFUSED).all(|_| usage.begin().is_none()));
+            drop(all.pop());
+            assert!(usage.begin().is_some());
+            all.extend(calls.begin());
+        }
+        assert!(!usage.0.misused.is_cancelled());
+        assert!((0..=MAX_REFUSED).all(|_| usage.begin().is_none()));
+        assert_eq!(usage.misuse().await, Misuse::Refused);
     }
 }

@@ -38,6 +38,9 @@ impl<R: Message + Default + Send + 'static> Codec for Verbatim<R> {
     }
 }
 
+/// Bytes of an answer that are joined. One piece may be held beside what waits in the connection.
+const PIECE: usize = 2 << 10;
+
 /// Copies bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Copied;
@@ -48,11 +51,14 @@ impl Encoder for Copied {
 
     fn buffer_settings(&self) -> BufferSettings {
         // A reader that waits holds the first; the other is how much is joined before it is sent.
-        BufferSettings::new(512, 16 << 10)
+        BufferSettings::new(512, PIECE - PIECE / 4)
     }
 
     fn encode(&mut self, item: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        buffer.reserve(item.len());
+        // Room for a whole piece at once: a buffer that doubles would keep twice of what waits to be sent.
+        if buffer.chunk_mut().len() < item.len() {
+            buffer.reserve(item.len().max(PIECE));
+        }
         buffer.put(item);
         Ok(())
     }

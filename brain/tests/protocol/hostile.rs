@@ -215,10 +215,10 @@ async fn a_peer_has_only_so_many_connections_and_so_many_calls() {
     let asked = encode::next_filter(at(1), false).encode_to_vec();
     let message: Bytes = [&[0, 0, 0, 0, u8::try_from(asked.len()).unwrap()], &asked[..]].concat().into();
     let mut kept = Vec::new();
-    for _ in 0..16 {
+    for _ in 0..24 {
         let (mut requests, _) = http2(&server).await;
         let mut answers = Vec::new();
-        for _ in 0..256 {
+        for _ in 0..32 {
             requests = requests.ready().await.unwrap();
             let (answer, mut body) = requests.send_request(call("localnetv1.Endpoints/Next"), false).unwrap();
             body.send_data(message.clone(), true).unwrap();

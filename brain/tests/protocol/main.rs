@@ -4,6 +4,7 @@
 
 mod hostile;
 mod introspection;
+mod memory;
 mod next;
 mod readers;
 mod reasons;
