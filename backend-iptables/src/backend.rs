@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use localnet_client::{
     RuleCount, Synced,
     incremental::{Listener, PortEndpoint},
-    vips::{Config, Notice},
+    vips::{Config, Effective, Notice},
 };
 use localnet_linux::{
     conntrack::{Commit, Frontend},
@@ -350,6 +350,10 @@ impl<K: Kernel> IptablesBackend<K> {
 impl<K: Kernel> Listener for IptablesBackend<K> {
     fn name(&self) -> &'static str {
         "iptables"
+    }
+
+    fn configuration(&self) -> Option<Effective> {
+        self.desired.configuration()
     }
 
     fn set_node(&mut self, node: &Node) {

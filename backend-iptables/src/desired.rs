@@ -17,7 +17,7 @@ use std::{
 use localnet_client::{
     Skipped,
     incremental::PortEndpoint,
-    vips::{Config, Notice, VipKey, Vips},
+    vips::{Config, Effective, Notice, VipKey, Vips},
 };
 use localnet_linux::conntrack::{self, Endpoints, Frontend};
 use localnet_proto::{Endpoint, EndpointPort, Family, Node, Protocol, Service, ServiceKey};
@@ -45,6 +45,11 @@ impl Desired {
     /// Nothing yet.
     pub fn new(config: Config) -> Self {
         Self { vips: Vips::new(config), tables: Tables::new(), staged: BTreeSet::new(), former: None }
+    }
+
+    /// The configuration that plans are made with; none before the first state.
+    pub fn configuration(&self) -> Option<Effective> {
+        self.vips.effective()
     }
 
     /// More VIPs of a family than these are reached by groups; to be told before anything else.

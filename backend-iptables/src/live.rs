@@ -12,7 +12,7 @@ use anyhow::Context as _;
 use localnet_client::{
     Counts, Synced,
     incremental::{Listener, PortEndpoint},
-    vips::Config,
+    vips::{Config, Effective},
 };
 use localnet_linux::{
     addresses::NodeAddresses,
@@ -140,6 +140,10 @@ impl Listener for LiveBackend {
 
     fn counts(&self) -> Option<watch::Receiver<Counts>> {
         Some(self.counts.subscribe())
+    }
+
+    fn configuration(&self) -> Option<Effective> {
+        self.backend.configuration()
     }
 
     fn set_node(&mut self, node: &Node) {

@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use anyhow::Context as _;
 use localnet_client::{
     Backend, Synced,
-    vips::{Config, Notice},
+    vips::{Config, Effective, Notice},
 };
 use localnet_linux::{
     conntrack::Commit,
@@ -374,6 +374,10 @@ impl<K: Kernel> IpvsBackend<K> {
 impl<K: Kernel> Backend for IpvsBackend<K> {
     fn name(&self) -> &'static str {
         "ipvs"
+    }
+
+    fn configuration(&self) -> Option<Effective> {
+        self.desired.configuration()
     }
 
     async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {

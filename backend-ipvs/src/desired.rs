@@ -16,7 +16,7 @@ use std::{
 
 use localnet_client::{
     DiffStore, Skipped,
-    vips::{Config, Facts, Hairpin, Notice, Program, Vip, VipKey, Vips},
+    vips::{Config, Effective, Facts, Hairpin, Notice, Program, Vip, VipKey, Vips},
 };
 use localnet_linux::{
     conntrack::Endpoints,
@@ -90,6 +90,11 @@ impl Desired {
             moved: HashMap::new(),
         };
         Self { vips: Vips::new(config), parts }
+    }
+
+    /// The configuration that plans are made with; none before the first state.
+    pub fn configuration(&self) -> Option<Effective> {
+        self.vips.effective()
     }
 
     /// What the operator chose.

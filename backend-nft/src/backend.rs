@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context as _;
 use localnet_client::{
     Backend, Synced,
-    vips::{Config, Notice},
+    vips::{Config, Effective, Notice},
 };
 use localnet_linux::{
     conntrack::{Commit, Frontend},
@@ -436,6 +436,10 @@ impl<K: Kernel> NftBackend<K> {
 impl<K: Kernel> Backend for NftBackend<K> {
     fn name(&self) -> &'static str {
         "nft"
+    }
+
+    fn configuration(&self) -> Option<Effective> {
+        self.desired.configuration()
     }
 
     async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {

@@ -13,7 +13,7 @@ use std::{
 
 use localnet_client::{
     Skipped,
-    vips::{Config, Facts, Hairpin, Notice, Program, Vip, VipKey, Vips},
+    vips::{Config, Effective, Facts, Hairpin, Notice, Program, Vip, VipKey, Vips},
 };
 use localnet_linux::{
     conntrack::{Endpoints, Frontend},
@@ -60,6 +60,11 @@ impl Desired {
             affinity: Affinity::default(),
         };
         Self { vips: Vips::new(config), tables }
+    }
+
+    /// The configuration that plans are made with; none before the first state.
+    pub fn configuration(&self) -> Option<Effective> {
+        self.vips.effective()
     }
 
     /// Whose endpoints may differ since this was called last, and who they are now; none if it is no VIP any more.

@@ -10,7 +10,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use localnet_client::{Backend, Counts, Synced, vips::Config};
+use localnet_client::{
+    Backend, Counts, Synced,
+    vips::{Config, Effective},
+};
 use localnet_linux::{
     addresses::NodeAddresses,
     conntrack::{Cleaner, Recheck},
@@ -150,6 +153,10 @@ impl Backend for LiveBackend {
 
     fn counts(&self) -> Option<watch::Receiver<Counts>> {
         Some(self.counts.subscribe())
+    }
+
+    fn configuration(&self) -> Option<Effective> {
+        self.backend.configuration()
     }
 
     async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {

@@ -10,7 +10,10 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use ipnet::IpNet;
-use localnet_client::{Backend, Skipped, Synced, vips::Config};
+use localnet_client::{
+    Backend, Skipped, Synced,
+    vips::{Config, Effective},
+};
 use localnet_proto::{Changes, Family, Node, Snapshot};
 use tokio::time;
 use tracing::{debug, info, warn};
@@ -346,6 +349,10 @@ impl<K: Kernel> WinBackend<K> {
 impl<K: Kernel> Backend for WinBackend<K> {
     fn name(&self) -> &'static str {
         "win"
+    }
+
+    fn configuration(&self) -> Option<Effective> {
+        self.desired.configuration()
     }
 
     async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {

@@ -8,7 +8,7 @@ use std::{
 
 use localnet_client::{
     Skipped,
-    vips::{Config, Hairpin, NodePortAddresses, Notice, Program, Vip, VipKey, Vips},
+    vips::{Config, Effective, Hairpin, NodePortAddresses, Notice, Program, Vip, VipKey, Vips},
 };
 use localnet_proto::{Changes, Family, Node, Service, ServiceKey, Snapshot};
 
@@ -36,6 +36,11 @@ impl Desired {
     /// Nothing yet.
     pub fn new(config: Config) -> Self {
         Self { vips: Vips::new(config), parts: Parts::default() }
+    }
+
+    /// The configuration that plans are made with; none before the first state.
+    pub fn configuration(&self) -> Option<Effective> {
+        self.vips.effective()
     }
 
     /// What frontends are to do.

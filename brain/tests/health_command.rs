@@ -89,6 +89,7 @@ async fn the_command_answers_and_backends_reports_reach_it() {
         families,
         skipped: Vec::new(),
         warnings: Vec::new(),
+        configuration: None,
         repairs: 0,
     };
     soon(brain.report(&report)).await.unwrap();

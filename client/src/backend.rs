@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use localnet_proto::{Changes, Family, ServiceKey, Snapshot};
 use tokio::sync::watch;
 
-use crate::source::Attempts;
+use crate::{source::Attempts, vips::Effective};
 
 /// Makes a kernel subsystem hold the state of the node.
 pub trait Backend: Send {
@@ -19,6 +19,11 @@ pub trait Backend: Send {
 
     /// What it counts beside its syncs, and a notice when that changes. Nothing, unless the backend says so.
     fn counts(&self) -> Option<watch::Receiver<Counts>> {
+        None
+    }
+
+    /// The configuration that it works with, to be reported to the brain; none if it does not report it, or before the first sync.
+    fn configuration(&self) -> Option<Effective> {
         None
     }
 

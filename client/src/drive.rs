@@ -350,6 +350,7 @@ impl<B: Backend> Sync<B> {
             families: families.collect(),
             skipped: self.skipped.clone(),
             warnings: self.backend.warnings(),
+            configuration: self.backend.configuration(),
             repairs,
         }));
     }

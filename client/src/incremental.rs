@@ -9,7 +9,10 @@ use std::{
 use localnet_proto::{Changes, Node, Protocol, Revision, Scopes, Service, ServiceKey, Snapshot};
 use tokio::sync::watch;
 
-use crate::backend::{Backend, Counts, Synced, Warning};
+use crate::{
+    backend::{Backend, Counts, Synced, Warning},
+    vips::Effective,
+};
 
 /// Hears what changed, thing by thing. Calls only say what is to hold; nothing is due before [`Listener::commit`].
 ///
@@ -43,6 +46,10 @@ pub trait Listener: Send {
     }
     /// See [`Backend::counts`].
     fn counts(&self) -> Option<watch::Receiver<Counts>> {
+        None
+    }
+    /// See [`Backend::configuration`].
+    fn configuration(&self) -> Option<Effective> {
         None
     }
     /// See [`Backend::disturbed`]. All is then said anew, so a listener needs no copy of the state of its own.
@@ -148,6 +155,10 @@ impl<L: Listener> Backend for Adapter<L> {
 
     fn counts(&self) -> Option<watch::Receiver<Counts>> {
         self.listener.counts()
+    }
+
+    fn configuration(&self) -> Option<Effective> {
+        self.listener.configuration()
     }
 
     async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {

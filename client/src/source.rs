@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use localnet_proto::{Family, Revision, ServiceKey, Update, wire};
 
-use crate::backend::{Looks, RuleCount, Skipped, Warning};
+use crate::{
+    backend::{Looks, RuleCount, Skipped, Warning},
+    vips::Effective,
+};
 
 /// Delivers complete states, and takes reports. Implemented by the gRPC client ([`crate::grpc::Brain`]) and by the feed of a
 /// brain in the same process.
@@ -50,6 +53,8 @@ pub struct Report {
     pub skipped: Vec<Skipped>,
     /// What operators should know about the backend.
     pub warnings: Vec<Warning>,
+    /// The configuration that it works with, if it reports it.
+    pub configuration: Option<Effective>,
     /// Repairs since the start, see [`Counts::repairs`](crate::Counts::repairs).
     pub repairs: u64,
 }
@@ -148,6 +153,7 @@ impl From<&Report> for wire::BackendReport {
             skipped: report.skipped.iter().take(MAX_SKIPPED).map(skipped).collect(),
             skipped_count: report.skipped.len().try_into().unwrap_or(i32::MAX),
             warnings: report.warnings.iter().map(warning).collect(),
+            configuration: report.configuration.as_ref().map(Into::into),
             repairs: report.repairs,
         }
     }

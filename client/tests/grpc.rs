@@ -3,12 +3,16 @@
 
 use std::{
     fs,
+    net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use localnet_client::grpc::{Brain, TlsFiles};
 use localnet_client::{Looks, Report, Revision, RuleCount, Skipped, Source as _, SourceError, Warning};
+use localnet_client::{
+    grpc::{Brain, TlsFiles},
+    vips::{Config, Effective},
+};
 use localnet_proto::{Address, Node, ServiceKey, Snapshot, Update, encode, wire};
 use tokio::{
     net::{TcpListener, UnixListener},
@@ -227,6 +231,7 @@ async fn a_report_that_is_refused_is_told_from_one_that_did_not_arrive() {
         families: Vec::new(),
         skipped: Vec::new(),
         warnings: Vec::new(),
+        configuration: None,
         repairs: 0,
     };
     for (status, expected) in [
@@ -262,7 +267,9 @@ async fn reports_arrive_family_by_family() {
     let skipped = vec![skipped; 300];
     let warnings = vec![Warning { reason: "TooOld", note: "take another one" }];
     let received = Revision { instance: 9, rev: 4 };
-    let report = Report { backend: "nft", received, families, skipped, warnings, repairs: 6 };
+    let effective = Effective { config: Config::default(), node_port_addresses: vec![IpAddr::from([192, 168, 0, 2])] };
+    let configuration = Some(effective);
+    let report = Report { backend: "nft", received, families, skipped, warnings, configuration, repairs: 6 };
     Brain::new(Address::Unix(path), None).unwrap().report(&report).await.unwrap();
     let family = |family: wire::IpFamily, error: &str| wire::FamilyReport {
         family: family.into(),
@@ -286,6 +293,13 @@ async fn reports_arrive_family_by_family() {
         skipped: vec![skipped; 256],
         skipped_count: 300,
         warnings: vec![wire::BackendWarning { reason: "TooOld".to_owned(), note: "take another one".to_owned() }],
+        configuration: Some(wire::BackendConfiguration {
+            detect_local: wire::DetectLocal::None.into(),
+            masquerade_bit: 14,
+            node_ports_on_primary: true,
+            node_port_addresses: Some(wire::IpSet { v4: vec!["192.168.0.2".to_owned()], v6: vec![] }),
+            ..wire::BackendConfiguration::default()
+        }),
         repairs: 6,
     };
     assert_eq!(*peer.reports.lock().await, [expected]);

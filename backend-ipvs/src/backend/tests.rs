@@ -69,6 +69,15 @@ fn run<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
 }
 
+#[test]
+fn the_configuration_is_reported_with_the_addresses_of_node_ports() {
+    let mut backend = backend(Options::default());
+    assert_eq!(backend.configuration(), None, "nothing is known of the node");
+    sync(&mut backend, &state(), &Changes::everything());
+    let effective = Effective { config: config(), node_port_addresses: vec![IpAddr::from([192, 168, 0, 2])] };
+    assert_eq!(backend.configuration(), Some(effective));
+}
+
 fn foreign(port: u16, address: [u8; 4]) -> (Frontend, FakeServer) {
     let frontend = Frontend::new(Protocol::Tcp, SocketAddr::from((address, port)));
     let server = VirtualServer::new(frontend, "wlc".parse().unwrap());

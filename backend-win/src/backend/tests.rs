@@ -92,6 +92,13 @@ fn sync(backend: &mut WinBackend<FakeHcn>, state: &Snapshot, changes: &Changes) 
 const NOTHING: [&str; 0] = [];
 
 #[test]
+fn the_configuration_is_reported() {
+    let mut backend = backend(fake("L2Bridge"));
+    sync(&mut backend, &state(), &Changes::everything());
+    assert_eq!(backend.configuration().map(|effective| effective.config), Some(Config::default()));
+}
+
+#[test]
 fn endpoints_come_before_load_balancers_and_a_steady_state_writes_nothing() {
     let mut backend = backend(fake("L2Bridge"));
     let expected = [

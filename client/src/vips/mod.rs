@@ -13,6 +13,7 @@
 //! No I/O. Costs what changed: a Service that did not change is neither planned nor looked at.
 
 mod config;
+mod effective;
 mod facts;
 pub mod flags;
 pub mod node_ports;
@@ -28,6 +29,7 @@ use std::{
 use localnet_proto::{Changes, Node, Service, ServiceKey, Snapshot};
 
 pub use config::{Config, Detector, NodePortAddresses};
+pub use effective::{Effective, Unreadable};
 pub use facts::{Facts, PodSource};
 pub use service::{Exposure, Hairpin, Vip, VipKey};
 
@@ -136,6 +138,12 @@ impl Vips {
     /// What plans are made from; none before the first state.
     pub fn facts(&self) -> Option<&Facts> {
         self.facts.as_ref()
+    }
+
+    /// The configuration and what it means on this node; none before the first state.
+    pub fn effective(&self) -> Option<Effective> {
+        let node_port_addresses = self.facts.as_ref()?.node_port_addresses.clone();
+        Some(Effective { config: self.config.clone(), node_port_addresses })
     }
 
     /// Another configuration, from the next time on that this settles.

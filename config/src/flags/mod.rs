@@ -88,6 +88,25 @@ impl KubeProxyFlags {
         self.given.iter().any(|given| about_node(given.flag.name))
     }
 
+    /// The arguments for some of the flags, for a program that reads no others.
+    pub fn some_args(names: &[&str]) -> impl Iterator<Item = Arg> {
+        FLAGS.iter().filter(|flag| names.contains(&flag.name)).map(arg)
+    }
+
+    /// Reads some of the flags: those that [`Self::some_args`] defines for the same names.
+    pub fn some_from(matches: &ArgMatches, names: &[&str]) -> Self {
+        let given = FLAGS.iter().filter(|flag| names.contains(&flag.name)).filter_map(|flag| {
+            let values: Vec<String> = matches.get_many(flag.name)?.cloned().collect();
+            Some(Given { flag, values }).filter(|given| !given.values.is_empty())
+        });
+        Self { given: given.collect() }
+    }
+
+    /// The names of the flags that were given.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.given.iter().map(|given| given.flag.name)
+    }
+
     fn text(&self, name: &str) -> Option<&str> {
         let given = self.given.iter().find(|given| given.flag.name == name)?;
         Some(given.last()).filter(|text| !text.is_empty())
@@ -147,11 +166,8 @@ impl Args for KubeProxyFlags {
 
 impl FromArgMatches for KubeProxyFlags {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let given = FLAGS.iter().filter_map(|flag| {
-            let values: Vec<String> = matches.get_many(flag.name)?.cloned().collect();
-            Some(Given { flag, values }).filter(|given| !given.values.is_empty())
-        });
-        Ok(Self { given: given.collect() })
+        let names: Vec<&str> = FLAGS.iter().map(|flag| flag.name).collect();
+        Ok(Self::some_from(matches, &names))
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {

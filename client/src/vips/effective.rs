@@ -1,0 +1,155 @@
+//! [`Effective`]: the configuration that a backend works with, as it reports it to the brain and as a reader gets it back.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use localnet_proto::wire::{BackendConfiguration, DetectLocal, IpSet};
+
+use super::{Config, Detector, NodePortAddresses};
+
+/// What decides, beside the state, what becomes of a packet on this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Effective {
+    /// What was configured, or is the default.
+    pub config: Config,
+    /// The addresses on which NodePorts answer at present, sorted within each family.
+    pub node_port_addresses: Vec<IpAddr>,
+}
+
+impl From<&Effective> for BackendConfiguration {
+    fn from(effective: &Effective) -> Self {
+        let Effective { config, node_port_addresses } = effective;
+        let Config { masquerade_all, masquerade_bit, detector, node_port_addresses: configured } = config;
+        let (detect_local, cluster_cidrs, interface) = match detector {
+            Detector::None => (DetectLocal::None, &[][..], ""),
+            Detector::ClusterCidr(cidrs) => (DetectLocal::ClusterCidr, &cidrs[..], ""),
+            Detector::NodeCidr => (DetectLocal::NodeCidr, &[][..], ""),
+            Detector::BridgeInterface(name) => (DetectLocal::BridgeInterface, &[][..], &**name),
+            Detector::InterfaceNamePrefix(prefix) => (DetectLocal::InterfaceNamePrefix, &[][..], &**prefix),
+        };
+        let (node_ports_on_primary, cidrs) = match configured {
+            NodePortAddresses::Primary => (true, &[][..]),
+            NodePortAddresses::Cidrs(cidrs) => (false, &cidrs[..]),
+        };
+        let (v4, v6): (Vec<&IpAddr>, Vec<&IpAddr>) = node_port_addresses.iter().partition(|address| address.is_ipv4());
+        Self {
+            detect_local: detect_local.into(),
+            cluster_cid_rs: texts(cluster_cidrs),
+            interface: interface.to_owned(),
+            masquerade_all: *masquerade_all,
+            masquerade_bit: (*masquerade_bit).into(),
+            node_ports_on_primary,
+            node_port_cid_rs: texts(cidrs),
+            node_port_addresses: Some(IpSet { v4: texts(v4), v6: texts(v6) }),
+        }
+    }
+}
+
+/// A reported configuration that this version cannot read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field} is {value:?}, which this version does not know")]
+pub struct Unreadable {
+    /// The field.
+    pub field: &'static str,
+    /// What it says.
+    pub value: String,
+}
+
+impl TryFrom<&BackendConfiguration> for Effective {
+    type Error = Unreadable;
+
+    /// # Errors
+    /// A field holds what this version does not know: the backend is newer, or faulty.
+    fn try_from(said: &BackendConfiguration) -> Result<Self, Self::Error> {
+        let interface = || said.interface.as_str().into();
+        let detector = match said.detect_local() {
+            DetectLocal::Unknown => {
+                return Err(Unreadable { field: "DetectLocal", value: said.detect_local.to_string() });
+            }
+            DetectLocal::None => Detector::None,
+            DetectLocal::ClusterCidr => Detector::ClusterCidr(cidrs("ClusterCIDRs", &said.cluster_cid_rs)?),
+            DetectLocal::NodeCidr => Detector::NodeCidr,
+            DetectLocal::BridgeInterface => Detector::BridgeInterface(interface()),
+            DetectLocal::InterfaceNamePrefix => Detector::InterfaceNamePrefix(interface()),
+        };
+        let node_port_addresses = match said.node_ports_on_primary {
+            true => NodePortAddresses::Primary,
+            false => NodePortAddresses::Cidrs(cidrs("NodePortCIDRs", &said.node_port_cid_rs)?),
+        };
+        let bit = u8::try_from(said.masquerade_bit).ok().filter(|bit| *bit < 32);
+        let unreadable = || Unreadable { field: "MasqueradeBit", value: said.masquerade_bit.to_string() };
+        let config = Config {
+            masquerade_all: said.masquerade_all,
+            masquerade_bit: bit.ok_or_else(unreadable)?,
+            detector,
+            node_port_addresses,
+        };
+        let addresses = said.node_port_addresses.iter().flat_map(|set| set.v4.iter().chain(&set.v6));
+        Ok(Self { config, node_port_addresses: read("NodePortAddresses", addresses)? })
+    }
+}
+
+fn texts(items: impl IntoIterator<Item = impl ToString>) -> Vec<String> {
+    items.into_iter().map(|item| item.to_string()).collect()
+}
+
+fn cidrs(field: &'static str, texts: &[String]) -> Result<Vec<IpNet>, Unreadable> {
+    read(field, texts)
+}
+
+fn read<'a, T: std::str::FromStr>(
+    field: &'static str,
+    texts: impl IntoIterator<Item = &'a String>,
+) -> Result<Vec<T>, Unreadable> {
+    let one = |text: &String| text.parse().map_err(|_| Unreadable { field, value: text.clone() });
+    texts.into_iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cidrs(texts: &[&str]) -> Vec<IpNet> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn every_configuration_survives_the_wire() {
+        let detectors = [
+            Detector::None,
+            Detector::ClusterCidr(cidrs(&["10.244.0.0/16", "fd00::/48"])),
+            Detector::NodeCidr,
+            Detector::BridgeInterface("cni0".into()),
+            Detector::InterfaceNamePrefix("veth".into()),
+        ];
+        let node_ports = [
+            NodePortAddresses::Primary,
+            NodePortAddresses::Cidrs(vec![]),
+            NodePortAddresses::Cidrs(cidrs(&["192.168.0.0/16", "::/0"])),
+        ];
+        for detector in detectors {
+            for node_port_addresses in &node_ports {
+                let config = Config {
+                    masquerade_all: true,
+                    masquerade_bit: 31,
+                    detector: detector.clone(),
+                    node_port_addresses: node_port_addresses.clone(),
+                };
+                let addresses = ["192.168.0.2", "fd00::2"].map(|address| address.parse().unwrap());
+                let effective = Effective { config, node_port_addresses: addresses.into() };
+                assert_eq!(Effective::try_from(&BackendConfiguration::from(&effective)), Ok(effective));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_is_named() {
+        let known = BackendConfiguration { detect_local: DetectLocal::None.into(), ..BackendConfiguration::default() };
+        let error = |said: BackendConfiguration| Effective::try_from(&said).unwrap_err().to_string();
+        let said = error(BackendConfiguration { detect_local: 99, ..known.clone() });
+        assert_eq!(said, "DetectLocal is \"99\", which this version does not know");
+        assert!(error(BackendConfiguration { masquerade_bit: 32, ..known.clone() }).contains("MasqueradeBit"));
+        assert!(error(BackendConfiguration { node_port_cid_rs: vec!["x".to_owned()], ..known }).contains("\"x\""));
+        assert!(error(BackendConfiguration::default()).contains("DetectLocal"));
+    }
+}
