@@ -17,6 +17,7 @@ use std::{
 
 use localnet::{
     causes::Answer,
+    configuration::Configuration,
     diff::{self, Reading},
     doctor::{self, Findings, Known},
     explain::{self, World},
@@ -166,6 +167,7 @@ fn measure(services: usize) -> anyhow::Result<()> {
     let world = || -> anyhow::Result<World> {
         Ok(World {
             facts: Facts::new(&config(), &state.node, &state.node.addresses),
+            configuration: Configuration::chosen(config()),
             state: state.clone(),
             local: state.node.addresses.clone(),
             is_here: true,

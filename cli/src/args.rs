@@ -9,10 +9,10 @@ use std::{
     process::ExitCode,
 };
 
-use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
-use localnet_client::vips::flags::ConfigArgs;
+use clap::{Arg, ArgAction, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 
 use crate::{
+    configuration::ConfigurationArgs,
     get::Kind,
     output::{self, Format},
     question::{From as Sender, To},
@@ -63,13 +63,13 @@ enum Command {
   localnet explain --why-not shop/web:80 --from outside:203.0.113.9 --to 192.0.2.10:443
 
 --from: an address, pod, pod:ADDRESS, node, outside or outside:ADDRESS
---to:   ADDRESS:PORT or NAMESPACE/SERVICE:PORT, each with /tcp, /udp or /sctp behind it if it is not TCP
-The configuration is that of the backend: give both the same --config or --cluster-cidr.")]
+--to:   ADDRESS:PORT or NAMESPACE/SERVICE:PORT, each with /tcp, /udp or /sctp behind it if it is not TCP")]
     Explain(Explain),
     /// Compare what the nft backend plans with what the kernel holds
     #[command(after_help = "Examples:
-  localnet diff --cluster-cidr 10.244.0.0/16
-  localnet diff --config /var/lib/kube-proxy/config.conf -o json")]
+  localnet diff
+  localnet diff --all -o json
+  localnet diff --cluster-cidr 10.9.0.0/16       # what would change with another configuration")]
     Diff(Diff),
     /// Show which Services, endpoints or clients have the most flows
     #[command(after_help = "Examples:
@@ -78,7 +78,7 @@ The configuration is that of the backend: give both the same --config or --clust
     Top(Top),
     /// Look whether the node as a whole is well
     #[command(after_help = "Examples:
-  localnet doctor --config /var/lib/kube-proxy/config.conf
+  localnet doctor
   localnet doctor -o json")]
     Doctor(Doctor),
     /// Print a completion script for a shell
@@ -143,7 +143,7 @@ struct OfNode {
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     kernel: When,
     #[command(flatten)]
-    config: ConfigArgs,
+    configuration: ConfigurationArgs,
 }
 
 #[derive(Debug, Args)]
@@ -188,7 +188,7 @@ struct Top {
     #[command(flatten)]
     output: Output,
     #[command(flatten)]
-    node: OfNode,
+    configuration: ConfigurationArgs,
 }
 
 #[derive(Debug, Args)]
@@ -252,16 +252,22 @@ pub async fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 /// The command as it was called: as a plugin it is `kubectl localnet`.
 fn command(called: Option<&OsString>) -> clap::Command {
     let name = called.map(Path::new).and_then(Path::file_name).and_then(|name| name.to_str()).unwrap_or_default();
-    let command = Arguments::command();
+    let command = with_short_help(Arguments::command());
     if name.starts_with("kubectl-") { command.bin_name("kubectl localnet") } else { command }
 }
 
+/// `-h` and `--help` both print each flag on a line.
+fn with_short_help(command: clap::Command) -> clap::Command {
+    let help = Arg::new("help").short('h').long("help").action(ArgAction::HelpShort).help("Print help");
+    command.disable_help_flag(true).arg(help).mut_subcommands(with_short_help)
+}
+
 async fn run(arguments: Arguments) -> Answered {
-    let Arguments { global, command } = arguments;
-    match command {
+    let Arguments { global, command: asked } = arguments;
+    match asked {
         Command::Completion { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Arguments::command(), "localnet", &mut script);
+            clap_complete::generate(shell, &mut command(None), "localnet", &mut script);
             output::print(|out| Ok(out.write_all(&script)?))?;
             Ok(false)
         }
@@ -314,6 +320,12 @@ mod tests {
             "localnet explain --from there --to web:80",
             "localnet explain --packets - --to web:80",
             "localnet --api brain get svc",
+            // Flags of programs that run, and do what this one does not.
+            "localnet doctor --write-config-to file",
+            "localnet doctor --cleanup",
+            "localnet diff --init-only",
+            "localnet explain --from pod --to web:80 --proxy-mode ipvs",
+            "localnet top --metrics-bind-address 127.0.0.1",
         ] {
             assert_eq!(parsed(line).map(|_| ()).unwrap_err().exit_code(), 2, "{line}");
         }
@@ -332,6 +344,20 @@ mod tests {
         );
         assert!(usage("localnet").contains("Usage: localnet"));
         assert!(usage("localnet").contains("Exit codes:"));
+    }
+
+    /// The help of a command shows its own flags, and none that a proxy has.
+    #[test]
+    fn help_fits_on_a_screen_or_two() {
+        for command in Arguments::command().get_subcommands() {
+            let name = command.get_name();
+            let help = parsed(&format!("localnet {name} --help")).map(|_| ()).unwrap_err().to_string();
+            let lines = help.lines().count();
+            assert!(lines <= 80, "{name}: {lines} lines\n{help}");
+            for flag in ["--conntrack", "--cleanup", "--write-config-to", "--ipvs", "--hostname-override"] {
+                assert!(!help.contains(flag), "{name}: {flag}\n{help}");
+            }
+        }
     }
 
     #[test]

@@ -14,6 +14,7 @@ use localnet_proto::{Family, Scopes, wire::Rule};
 use serde::Serialize;
 
 use crate::{
+    configuration::Origin,
     explain::{FlowRow, PathRow},
     output::{Show, Style, Tone},
     reasons::{LeftOut, Standing, Status, Why},
@@ -48,6 +49,8 @@ pub struct Evidence {
     pub unanswered_node_port: Option<u16>,
     /// Connection tracking is full.
     pub tracking_is_full: bool,
+    /// The configuration that all of this was worked out with.
+    pub configuration: Option<Origin>,
     /// Why the kernel was not asked.
     pub kernel_unknown: Option<String>,
 }
@@ -117,6 +120,8 @@ pub struct Answer {
     pub looked_at: Vec<String>,
     /// What could not be looked at, and why.
     pub not_looked_at: Vec<String>,
+    /// The configuration that this was worked out with; none if there was no state.
+    pub configuration: Option<Origin>,
 }
 
 /// Where a cause belongs in the order: not certain, which front, how near to the decision.
@@ -358,7 +363,11 @@ fn rule_id(rule: Rule) -> &'static str {
 fn of_node(evidence: &Evidence, number: usize, front: &Front, ranking: &mut Ranking) {
     let at = |cause: Cause| Cause { at: Some(front.to.clone()), ..cause };
     let mut add = |layer, cause: Cause| ranking.add(number, layer, at(cause));
-    let lacks = front.no_table || !front.missing.is_empty() || !front.damaged.is_empty();
+    // The chains depend on a configuration that nobody reports.
+    let guessed = is_guessed(evidence.configuration.as_ref());
+    let in_doubt = |row: &PathRow| guessed && front.damaged.contains(&row.place);
+    let lacks =
+        front.no_table || !front.damaged.is_empty() && !guessed || front.missing.iter().any(|row| !in_doubt(row));
     // What the kernel holds proves more than what was reported.
     let certain = lacks || evidence.kernel_unknown.is_some();
     if let Some(cause) = of_backend(evidence, front.family) {
@@ -380,8 +389,8 @@ fn of_node(evidence: &Evidence, number: usize, front: &Front, ranking: &mut Rank
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             let problem =
                 format!("the chain {chain}{more} of table localnet is missing, or its rules are others than planned");
-            let remedy = "start the backend, or give this command the backend's configuration (--config, --cluster-cidr); localnet diff shows all";
-            add(42, cause("rules-differ", problem, remedy));
+            let remedy = differs_remedy(evidence.configuration.as_ref());
+            add(42, Cause { certain: !guessed, ..cause("rules-differ", problem, remedy) });
         }
         if let Some(row) = front.missing.iter().find(|row| row.handle.is_none() && !front.damaged.contains(&row.place))
         {
@@ -438,9 +447,24 @@ fn of_node(evidence: &Evidence, number: usize, front: &Front, ranking: &mut Rank
     }
 }
 
+/// What can be done where the kernel holds other rules than planned.
+pub fn differs_remedy(configuration: Option<&Origin>) -> &'static str {
+    match is_guessed(configuration) {
+        true => {
+            "give this command the backend's configuration (--config or --cluster-cidr): no backend reports it; localnet diff shows all"
+        }
+        false => "start the backend: it repairs this within a second; localnet diff shows all",
+    }
+}
+
+/// Nobody has said how the backend is configured: what follows from it may be wrong.
+pub fn is_guessed(configuration: Option<&Origin>) -> bool {
+    configuration.is_some_and(|origin| origin.source == "defaults")
+}
+
 fn of_backend(evidence: &Evidence, family: Option<Family>) -> Option<Cause> {
     let status = evidence.status.as_ref()?;
-    let Some(backend) = status.backends.iter().min_by_key(|backend| backend.age_millis) else {
+    let Some(backend) = status.newest() else {
         let remedy = "start localnet-nft, or another backend; one of KPNG's never reports";
         return Some(cause(
             "backend-missing",
@@ -499,6 +523,7 @@ impl Answer {
             causes: rank(evidence),
             looked_at: evidence.fronts.iter().map(looked_at).collect(),
             not_looked_at: unanswered.into_iter().chain(kernel).collect(),
+            configuration: evidence.configuration.clone(),
         }
     }
 }
@@ -528,6 +553,7 @@ impl Show for Answer {
         for not in &self.not_looked_at {
             _ = writeln!(text, "   not looked at {not}");
         }
+        text.extend(self.configuration.iter().map(Origin::line));
         text
     }
 

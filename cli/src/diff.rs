@@ -21,6 +21,7 @@ use serde::Serialize;
 pub use self::held::Reading;
 use self::held::{Held, HeldTable};
 use crate::{
+    configuration::Origin,
     kernel,
     output::{Show, Style, Tone},
 };
@@ -35,6 +36,8 @@ pub struct Differences {
     pub count: usize,
     /// How many elements were compared.
     pub compared: usize,
+    /// The configuration that the plan was made with.
+    pub configuration: Origin,
 }
 
 /// Something that differs.
@@ -257,9 +260,10 @@ impl Show for Differences {
     fn human(&self, style: Style) -> String {
         if self.count == 0 {
             return format!(
-                "{} ({} elements compared)\n",
+                "{} ({} elements compared)\n{}",
                 style.paint(Tone::Good, "the kernel holds what is planned"),
-                self.compared
+                self.compared,
+                self.configuration.line()
             );
         }
         let mut by_place: BTreeMap<(&str, &str), Vec<&Difference>> = BTreeMap::new();
@@ -284,6 +288,7 @@ impl Show for Differences {
             text.push_str(&format!("and {more} more (--all)\n"));
         }
         text + "- is planned and not in the kernel, + is in the kernel and not planned, ~ differs\n"
+            + &self.configuration.line()
     }
 
     fn names(&self) -> Vec<String> {

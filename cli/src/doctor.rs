@@ -5,6 +5,8 @@ use localnet_linux::nft::Family;
 use serde::Serialize;
 
 use crate::{
+    causes::{differs_remedy, is_guessed},
+    configuration::Origin,
     kernel::Kernel,
     output::{Show, Style, Table, Tone},
     reasons::Status,
@@ -56,6 +58,8 @@ pub struct Known {
     pub status: Option<Result<Status, String>>,
     /// How many services the state has, and how many of them no endpoint serves; why there is none.
     pub state: Option<Result<(usize, usize), String>>,
+    /// The configuration that it is all judged by.
+    pub configuration: Option<Origin>,
     /// Our tables, or why they are not known.
     pub tables: Option<Result<Vec<OwnTable>, String>>,
     /// Other tables in nf_tables.
@@ -106,6 +110,18 @@ impl Findings {
                 if !matches!(known.state, Some(Err(_))) {
                     of_backends(status, &mut add);
                 }
+            }
+        }
+        if let Some(origin) = &known.configuration {
+            let seen = format!("{}: {}", origin.text, origin.values);
+            match origin.source {
+                "defaults" => add(
+                    "configuration",
+                    Is::Unknown,
+                    seen,
+                    "what follows is judged by it: give --config or --cluster-cidr if the backend has another",
+                ),
+                _ => add("configuration", Is::Ok, seen, ""),
             }
         }
         of_tables(known, &mut add);
@@ -209,9 +225,9 @@ fn of_tables(known: &Known, add: &mut impl FnMut(&'static str, Is, String, &str)
                     (true, []) => add("tables", Is::Ok, format!("{table} has its chains"), ""),
                     (true, damaged) => add(
                         "tables",
-                        Is::Failing,
+                        if is_guessed(known.configuration.as_ref()) { Is::Warning } else { Is::Failing },
                         format!("{table}: not as planned: {}", damaged.join(", ")),
-                        "start the backend, or give this command its configuration (--config, --cluster-cidr); localnet diff shows all",
+                        differs_remedy(known.configuration.as_ref()),
                     ),
                     (false, _) => {
                         add(
@@ -365,6 +381,11 @@ mod tests {
             "tables",
             Is::Failing,
         );
+        let guessed = |known: &mut Known| {
+            known.tables = Some(Ok(vec![(Family::V4, true, vec!["services".to_owned()])]));
+            known.configuration = Some(Origin { source: "defaults", ..Origin::default() });
+        };
+        check(guessed, "tables", Is::Warning);
         check(|known| known.tables = Some(Err("not permitted".to_owned())), "tables", Is::Unknown);
         check(|known| known.others = vec!["ip kube-proxy".to_owned()], "other-proxy", Is::Warning);
         check(|known| known.forwards = [Some(false), None], "forwarding", Is::Warning);

@@ -26,6 +26,7 @@ use localnet_proto::{Family, Protocol, Scopes, ServiceKey};
 use serde::Serialize;
 
 use crate::{
+    configuration::{Configuration, Origin as Configured},
     kernel::{self, Held, Kernel},
     output::{Show, Style, Table, Tone},
     path::{self, Path, Step},
@@ -38,6 +39,8 @@ use crate::{
 pub struct World {
     /// The state of the node.
     pub state: Snapshot,
+    /// The configuration that `facts` come from.
+    pub configuration: Configuration,
     /// What plans depend on beside services.
     pub facts: Facts,
     /// The addresses of the node's interfaces, as far as they are known.
@@ -182,6 +185,9 @@ pub struct Explanation {
     pub flows_count: usize,
     /// Why flows are not known.
     pub flows_unknown: Option<String>,
+    /// The configuration that this was worked out with; none of one of many packets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub configuration: Option<Configured>,
 }
 
 /// A step of the way through the kernel.
@@ -323,6 +329,7 @@ fn why(world: &World, judged: &Judged<'_>) -> String {
 pub async fn explain(world: &mut World, brain: Option<&Brain>, packet: Packet, known_source: bool) -> Explanation {
     let judged = world.judge(packet);
     let mut told = told(world, &judged);
+    told.configuration = Some(world.configuration.origin.clone());
     if !known_source {
         told.from = String::new();
     }
@@ -552,7 +559,8 @@ impl Explanation {
 
 impl Show for Explanation {
     fn human(&self, style: Style) -> String {
-        self.head(style) + &self.reasons(style) + &self.in_kernel(style)
+        let configuration = self.configuration.as_ref().map(Configured::line);
+        self.head(style) + &self.reasons(style) + &self.in_kernel(style) + &configuration.unwrap_or_default()
     }
 
     fn names(&self) -> Vec<String> {

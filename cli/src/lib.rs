@@ -11,6 +11,7 @@
 //! |---|---|
 //! | [`args`] | the command line, exit codes |
 //! | [`source`] | where the state comes from |
+//! | [`configuration`] | which configuration answers are made with |
 //! | [`output`], [`table`], [`json`], [`yaml`] | tables, JSON, YAML, names |
 //! | [`list`], [`pieces`] | the same of long lists, by several threads |
 //! | [`get`], [`watch`] | what the state says |
@@ -27,6 +28,7 @@
 
 pub mod args;
 pub mod causes;
+pub mod configuration;
 pub mod diff;
 pub mod doctor;
 pub mod explain;

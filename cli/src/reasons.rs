@@ -1,9 +1,12 @@
 //! The brain's reasons and status, as plain values that can be printed. Pure.
 
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
+use localnet_client::vips::{Effective, Unreadable};
 use localnet_proto::{Family, Revision, Scopes, wire};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+
+use crate::configuration::Values;
 
 /// Why a service is as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -238,6 +241,28 @@ pub struct Backend {
     pub skipped_count: usize,
     /// What it warns of.
     pub warnings: Vec<String>,
+    /// The configuration that it reports, or why it cannot be read; none if it reports none.
+    #[serde(serialize_with = "values")]
+    pub configuration: Option<Result<Effective, Unreadable>>,
+}
+
+/// A reported configuration for programs: its values, or why it cannot be read.
+fn values<S: Serializer>(of: &Option<Result<Effective, Unreadable>>, serializer: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Fields {
+        #[serde(flatten)]
+        values: Values,
+        node_port_addresses: Vec<IpAddr>,
+    }
+    match of {
+        None => serializer.serialize_none(),
+        Some(Ok(Effective { config, node_port_addresses })) => {
+            let node_port_addresses = node_port_addresses.clone();
+            Fields { values: Values::of(config), node_port_addresses }.serialize(serializer)
+        }
+        Some(Err(unreadable)) => BTreeMap::from([("error", unreadable.to_string())]).serialize(serializer),
+    }
 }
 
 /// How far a backend is in a family.
@@ -252,6 +277,13 @@ pub struct FamilyStatus {
     pub behind: u64,
     /// Why the newest could not be applied; empty when it was.
     pub error: String,
+}
+
+impl Status {
+    /// The backend that reported last: the one that programs the node.
+    pub fn newest(&self) -> Option<&Backend> {
+        self.backends.iter().min_by_key(|backend| backend.age_millis)
+    }
 }
 
 impl From<wire::BrainStatus> for Status {
@@ -311,6 +343,7 @@ fn backend(report: wire::BackendReport, age_millis: u64, at: Revision) -> Backen
         (format!("{}/{}", key.namespace, key.name), skipped.reason)
     });
     Backend {
+        configuration: report.configuration.as_ref().map(Effective::try_from),
         name: report.backend,
         age_millis,
         families,

@@ -23,40 +23,19 @@ pub struct Global {
     #[arg(long, global = true, value_name = "FILE", help_heading = "State")]
     pub state: Option<PathBuf>,
     /// Certificates of the authorities that the brain's TLS certificate may come from
-    #[arg(long, global = true, value_name = "FILE", help_heading = "State", hide_short_help = true)]
+    #[arg(long, global = true, value_name = "FILE", help_heading = "State")]
     pub tls_ca: Option<PathBuf>,
     /// Own TLS certificate
-    #[arg(
-        long,
-        global = true,
-        value_name = "FILE",
-        requires = "tls_key",
-        help_heading = "State",
-        hide_short_help = true
-    )]
+    #[arg(long, global = true, value_name = "FILE", requires = "tls_key", help_heading = "State")]
     pub tls_cert: Option<PathBuf>,
     /// Key of the own TLS certificate
-    #[arg(
-        long,
-        global = true,
-        value_name = "FILE",
-        requires = "tls_cert",
-        help_heading = "State",
-        hide_short_help = true
-    )]
+    #[arg(long, global = true, value_name = "FILE", requires = "tls_cert", help_heading = "State")]
     pub tls_key: Option<PathBuf>,
     /// Seconds to wait for the brain's first state
-    #[arg(
-        long,
-        global = true,
-        value_name = "SECONDS",
-        default_value_t = 5,
-        help_heading = "State",
-        hide_short_help = true
-    )]
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 5, help_heading = "State")]
     pub timeout: u64,
     /// Colours in tables
-    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN", hide_short_help = true)]
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
     pub colour: Colour,
 }
 

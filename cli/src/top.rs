@@ -10,6 +10,7 @@ use localnet_nft::plan::protocol_of;
 use serde::Serialize;
 
 use crate::{
+    configuration::Origin,
     explain::FlowRow,
     output::{Show, Style, Table, Tone},
 };
@@ -35,6 +36,8 @@ pub struct Top {
     pub flows: usize,
     /// Flows that have nothing to do with Services.
     pub others: usize,
+    /// The configuration that says which addresses answer NodePorts.
+    pub configuration: Origin,
 }
 
 /// The flows of one.
@@ -76,7 +79,7 @@ pub fn count(state: &Snapshot, facts: &Facts, flows: &[Flow], by: By, most: usiz
     let mut rows: Vec<Row> = rows.into_values().collect();
     rows.sort_by(|a, b| b.flows.cmp(&a.flows).then_with(|| a.name.cmp(&b.name)));
     rows.truncate(most);
-    Top { rows, flows: counted, others: flows.len() - counted }
+    Top { rows, flows: counted, others: flows.len() - counted, configuration: Origin::default() }
 }
 
 /// Only the VIPs that flows go to are planned out.
@@ -110,7 +113,8 @@ impl Show for Top {
                 (row.stale.to_string(), tone(row.stale, Tone::Bad)),
             ]);
         }
-        table.text(style, 0) + &format!("{} flows to Services, {} others\n", self.flows, self.others)
+        table.text(style, 0)
+            + &format!("{} flows to Services, {} others\n{}", self.flows, self.others, self.configuration.line())
     }
 
     fn names(&self) -> Vec<String> {

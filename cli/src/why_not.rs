@@ -75,12 +75,10 @@ pub struct Told {
 }
 
 /// Asks the brain.
-pub async fn ask(brain: Option<&Brain>, service: &ServiceKey) -> Told {
+pub async fn ask(brain: Option<&Brain>, service: &ServiceKey, status: Option<Status>) -> Told {
     let Some(brain) = brain else { return Told::default() };
-    Told {
-        why: timeout(PATIENCE, brain.why(service)).await.ok().and_then(Result::ok).map(Why::from),
-        status: timeout(PATIENCE, brain.status()).await.ok().and_then(Result::ok).map(Status::from),
-    }
+    let why = timeout(PATIENCE, brain.why(service)).await.ok().and_then(Result::ok).map(Why::from);
+    Told { why, status }
 }
 
 /// Gathers all that is known of a port of a Service.
@@ -90,6 +88,7 @@ pub async fn gather(world: &mut World, asked: &Asked, told: Told) -> Evidence {
         service: asked.service.to_string(),
         why: told.why,
         status: told.status,
+        configuration: Some(world.configuration.origin.clone()),
         kernel_unknown: world.kernel.as_ref().err().cloned(),
         ..Evidence::default()
     };

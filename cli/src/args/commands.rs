@@ -5,13 +5,13 @@ use std::{
     path::Path,
 };
 
-use localnet_client::{Snapshot, grpc::Brain, vips::Facts};
-use localnet_config::Mode;
+use localnet_client::{Snapshot, grpc::Brain};
 use localnet_proto::Family;
 
 use super::{Answered, Diff, Doctor, Explain, Failure, Get, OfNode, Output, Top, Watch, When};
 use crate::{
     causes::{Answer, Evidence},
+    configuration::{Configuration, ConfigurationArgs},
     diff::{self, Reading},
     doctor::{self, Findings, Known},
     explain::{self, Many, World},
@@ -20,6 +20,7 @@ use crate::{
     output::{self, Print},
     path::{self, Path as Way},
     question::{self, From as Sender, To},
+    reasons::Status,
     source::Global,
     top, watch, why_not,
 };
@@ -85,36 +86,42 @@ fn asks_kernel(global: &Global, node: &OfNode) -> bool {
     }
 }
 
+/// How far the brain and its backends are, or why that is not known.
+async fn status(global: &Global, brain: Option<&Brain>) -> Result<Status, String> {
+    match brain {
+        Some(brain) => global.status(brain).await.map_err(|error| format!("{error:#}")),
+        None => Err("a saved state does not say what backends report".to_owned()),
+    }
+}
+
+/// The configuration to answer with.
+fn configured(args: &ConfigurationArgs, status: &Result<Status, String>) -> Result<Configuration, Failure> {
+    Configuration::of(args, status.as_ref().map_err(String::as_str))
+}
+
 /// The state, the node's configuration, and the kernel if it is to be asked.
-async fn world(global: &Global, node: &OfNode, brain: Option<&Brain>, state: Snapshot) -> Result<World, Failure> {
-    let config = configured(node)?;
+async fn world(
+    global: &Global,
+    node: &OfNode,
+    status: &Result<Status, String>,
+    state: Snapshot,
+) -> Result<World, Failure> {
+    let configuration = configured(&node.configuration, status)?;
     let asked = asks_kernel(global, node);
     let local = match asked {
         true => kernel::addresses().await.unwrap_or_default(),
         false => state.node.addresses.clone(),
     };
-    let kernel = match other_backend(global, brain).await.filter(|_| node.kernel == When::Auto) {
+    let newest = status.as_ref().ok().and_then(Status::newest).map(|backend| &backend.name);
+    let kernel = match newest.filter(|name| *name != "nft" && node.kernel == When::Auto) {
         _ if !asked => {
             Err("the state may be another node's (--kernel yes looks at this one's all the same)".to_owned())
         }
         Some(other) => Err(format!("the node's backend is {other}; only the rules of nft are looked at")),
         None => Kernel::open().map_err(|error| error.to_string()),
     };
-    let facts = Facts::new(&config, &state.node, &local);
-    Ok(World { state, facts, local, is_here: asked, kernel })
-}
-
-fn configured(node: &OfNode) -> Result<localnet_client::vips::Config, Failure> {
-    let running = node.config.begin(Mode::Nftables)?;
-    let running = running.ok_or_else(|| Failure::Usage("this command writes no configuration".to_owned()))?;
-    Ok(node.config.config(running.config()))
-}
-
-/// The backend that reports, unless it is nft.
-async fn other_backend(global: &Global, brain: Option<&Brain>) -> Option<String> {
-    let status = global.status(brain?).await.ok()?;
-    let newest = status.backends.iter().min_by_key(|backend| backend.age_millis)?;
-    (newest.name != "nft").then(|| newest.name.clone())
+    let facts = configuration.facts(&state.node, asked.then_some(&local));
+    Ok(World { state, configuration, facts, local, is_here: asked, kernel })
 }
 
 pub(super) async fn explain(global: &Global, arguments: Explain) -> Answered {
@@ -124,8 +131,9 @@ pub(super) async fn explain(global: &Global, arguments: Explain) -> Answered {
         let asked = why_not::Asked::new(why_not, arguments.from, arguments.to.as_ref()).map_err(Failure::Usage)?;
         let evidence = match global.snapshot(brain).await {
             Ok(state) => {
-                let mut world = world(global, &arguments.node, brain, state).await?;
-                let told = why_not::ask(brain, &asked.service).await;
+                let status = status(global, brain).await;
+                let mut world = world(global, &arguments.node, &status, state).await?;
+                let told = why_not::ask(brain, &asked.service, status.ok()).await;
                 why_not::gather(&mut world, &asked, told).await
             }
             Err(failure) => Evidence {
@@ -144,7 +152,7 @@ pub(super) async fn explain(global: &Global, arguments: Explain) -> Answered {
         return Ok(!answer.causes.is_empty());
     }
     let state = global.snapshot(brain).await?;
-    let mut world = world(global, &arguments.node, brain, state).await?;
+    let mut world = world(global, &arguments.node, &status(global, brain).await, state).await?;
     if let Some(path) = &arguments.packets {
         let many = many(&world, &read(path)?).await?;
         print(global, &arguments.output, &many)?;
@@ -207,8 +215,9 @@ pub(super) async fn differ(global: &Global, arguments: Diff) -> Answered {
     // What the kernel holds is read while the state arrives and is planned: both take long where there are many Services.
     let reading = asks_kernel(global, &arguments.node).then(Reading::start);
     let state = global.snapshot(brain.as_ref()).await?;
-    let config = configured(&arguments.node)?;
-    let World { state, local, kernel, .. } = world(global, &arguments.node, brain.as_ref(), state).await?;
+    let status = status(global, brain.as_ref()).await;
+    let World { state, local, kernel, configuration, .. } = world(global, &arguments.node, &status, state).await?;
+    let Configuration { config, origin, .. } = configuration;
     let wrong = |error: &dyn std::fmt::Display| unreadable(global, &format!("the kernel: {error}"));
     let mut kernel = kernel.map_err(|error| wrong(&error))?;
     let most = if arguments.all { usize::MAX } else { diff::MOST };
@@ -220,6 +229,7 @@ pub(super) async fn differ(global: &Global, arguments: Diff) -> Answered {
         let compared = diff::differences(&state, &config, &local, Reading::start(), most);
         (differences, rest) = compared.map_err(|error| wrong(&error))?;
     }
+    differences.configuration = origin;
     print(global, &arguments.output, &differences)?;
     // The program ends, which frees it at once.
     std::mem::forget((state, rest));
@@ -229,16 +239,16 @@ pub(super) async fn differ(global: &Global, arguments: Diff) -> Answered {
 pub(super) async fn top(global: &Global, arguments: Top) -> Answered {
     let brain = global.brain()?;
     let state = global.snapshot(brain.as_ref()).await?;
-    // Flows are the same whatever backend there is.
-    let node = OfNode { kernel: When::No, config: arguments.node.config.clone() };
+    let configuration = configured(&arguments.configuration, &status(global, brain.as_ref()).await)?;
     let local = kernel::addresses().await.unwrap_or_default();
-    let world = world(global, &node, None, state).await?;
-    let facts = Facts::new(&configured(&node)?, &world.state.node, &local);
+    let facts = configuration.facts(&state.node, Some(&local));
     let mut flows = Vec::new();
     for family in diff::FAMILIES {
         flows.extend(kernel::flows(family, |_| true).map_err(|error| unreadable(global, &error.to_string()))?);
     }
-    print(global, &arguments.output, &top::count(&world.state, &facts, &flows, arguments.by, arguments.most))?;
+    let mut top = top::count(&state, &facts, &flows, arguments.by, arguments.most);
+    top.configuration = configuration.origin;
+    print(global, &arguments.output, &top)?;
     Ok(false)
 }
 
@@ -246,9 +256,8 @@ pub(super) async fn examine(global: &Global, arguments: Doctor) -> Answered {
     let brain = global.brain()?;
     let brain = brain.as_ref();
     let mut known = Known { api: global.describe(), ..Known::default() };
-    if let Some(brain) = brain {
-        known.status = Some(global.status(brain).await.map_err(|error| format!("{error:#}")));
-    }
+    let status = status(global, brain).await;
+    known.status = brain.map(|_| status.clone());
     let state = global.snapshot(brain).await;
     let (state, error) = match state {
         Ok(state) => (state, None),
@@ -259,7 +268,8 @@ pub(super) async fn examine(global: &Global, arguments: Doctor) -> Answered {
         // A brain that is not there is said once.
         known.status = known.status.filter(Result::is_ok);
     }
-    let mut world = world(global, &arguments.node, brain, state).await?;
+    let mut world = world(global, &arguments.node, &status, state).await?;
+    known.configuration = Some(world.configuration.origin.clone());
     let affinity = Family::BOTH.map(|family| path::has_affinity(&world.state, &world.facts, family));
     let wanted = |family: localnet_linux::nft::Family| match error {
         // What is planned follows from the state.

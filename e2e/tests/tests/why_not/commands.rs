@@ -7,14 +7,13 @@ use localnet_lab::topology::CLUSTER_CIDRS;
 
 use crate::scenario::{Scenario, named};
 
-fn well() -> (Scenario, String) {
-    let steps = ["backend".to_owned()];
-    (Scenario::build(&named("service-misspelt"), &steps).unwrap(), CLUSTER_CIDRS.join(","))
+fn well() -> Scenario {
+    Scenario::build(&named("service-misspelt"), &["backend".to_owned()]).unwrap()
 }
 
 #[test]
 fn a_node_that_is_well_is_told_so_by_every_command() {
-    let (node, cluster) = well();
+    let node = well();
     let run = |arguments: &[&str], code: i32| {
         let said = node.localnet(arguments).unwrap();
         assert_eq!(said.code, code, "{arguments:?}: {said:?}");
@@ -30,21 +29,79 @@ fn a_node_that_is_well_is_told_so_by_every_command() {
     run(&["get", "services", "--api", "unix:///nowhere.sock"], 3);
     assert!(run(&["watch", "--count", "1", "-o", "json"], 0).contains("\"type\":\"ADDED\""));
 
-    let text = run(&["explain", "--from", "pod:10.180.0.2", "--to", "shop/web:http", "--cluster-cidr", &cluster], 0);
+    let text = run(&["explain", "--from", "pod:10.180.0.2", "--to", "shop/web:http"], 0);
     for word in ["10.180.0.1:8080 10.180.1.1:8080", "nat-prerouting", "held  services", "held  endpoints", "goto lb-2"]
     {
         assert!(text.contains(word), "{word:?} is missing:\n{text}");
     }
     assert!(!text.contains("MISSING") && !text.contains("DIFFERS"), "{text}");
-    run(&["explain", "--from", "pod", "--to", "172.30.0.41:81", "--cluster-cidr", &cluster], 1);
-    run(&["explain", "--from", "pod", "--to", "shop/none:81", "--cluster-cidr", &cluster], 4);
-    let why_not = ["explain", "--why-not", "shop/web:http", "--cluster-cidr", &cluster];
+    run(&["explain", "--from", "pod", "--to", "172.30.0.41:81"], 1);
+    run(&["explain", "--from", "pod", "--to", "shop/none:81"], 4);
+    let why_not = ["explain", "--why-not", "shop/web:http"];
     assert!(run(&why_not, 0).starts_with("nothing is wrong with it here"));
-    assert!(run(&["diff", "--cluster-cidr", &cluster], 0).contains("the kernel holds what is planned"));
-    let other = run(&["diff"], 1);
-    assert!(other.contains("table ip localnet services"), "the pods' CIDR is not told: {other}");
-    assert!(run(&["doctor", "--cluster-cidr", &cluster], 0).contains("table ip localnet has its chains"));
+    assert!(run(&["diff"], 0).contains("the kernel holds what is planned"));
+    let other = run(&["diff", "--cluster-cidr", "10.9.0.0/16"], 1);
+    assert!(other.contains("table ip localnet services"), "with another CIDR of pods: {other}");
+    assert!(other.contains("configuration: as the nft backend reports it, but for --cluster-cidr"), "{other}");
+    assert!(run(&["doctor"], 0).contains("table ip localnet has its chains"));
     assert!(run(&["top", "-o", "json"], 0).contains("\"rows\""));
+}
+
+/// The backend alone has flags; every command answers with its configuration, and names it. Without it a healthy node failed each of them.
+#[test]
+fn every_command_answers_with_the_configuration_of_the_backend() {
+    let node = well();
+    let as_reported = "configuration: as the nft backend reports it\n";
+    for (arguments, expected) in [
+        // A pod of the cluster is told from a stranger by the configuration alone.
+        (&["explain", "--from", "pod", "--to", "shop/web:http"][..], "source   kept"),
+        (&["explain", "--from", "10.180.1.9", "--to", "shop/web:http"], "10.180.1.9 (pod)"),
+        (&["explain", "--why-not", "shop/web:http"], "nothing is wrong with it here"),
+        (&["diff"], "the kernel holds what is planned"),
+        (&["top"], "0 flows to Services"),
+    ] {
+        let said = node.localnet(arguments).unwrap();
+        assert_eq!(said.code, 0, "{arguments:?}: {said:?}");
+        assert!(said.out.contains(expected) && said.out.ends_with(as_reported), "{arguments:?}: {}", said.out);
+    }
+    let doctor = node.localnet(&["doctor"]).unwrap();
+    assert_eq!(doctor.code, 0, "{doctor:?}");
+    let pods = format!(
+        "as the nft backend reports it: pods: ClusterCIDR {}; NodePorts: all addresses",
+        CLUSTER_CIDRS.join(",")
+    );
+    assert!(doctor.out.contains(&pods), "{}", doctor.out);
+}
+
+/// The programs besides `localnet-nft`, each with its own way to a brain.
+#[test]
+fn other_programs_report_their_configuration_too() {
+    let configuration = |node: &Scenario| -> Option<serde_json::Value> {
+        let said = node.localnet(&["get", "revision", "-o", "json"]).ok()?;
+        let status: serde_json::Value = serde_json::from_str(&said.out).ok()?;
+        Some(status["backends"][0]["configuration"].clone()).filter(|of| !of.is_null())
+    };
+    for (program, flags) in [("localnet-iptables", &[][..]), ("localnet-node", &["--backend", "nft"])] {
+        let mut node = Scenario::build(&named("service-misspelt"), &[]).unwrap();
+        let api = node.programs.api();
+        let source = format!("file:{}", node.programs.path().join("cluster.yaml").display());
+        let mut arguments = vec!["--detect-local-mode", "NodeCIDR", "--nodeport-addresses", "192.168.0.0/16"];
+        arguments.extend(flags);
+        if program == "localnet-node" {
+            node.stop_brain();
+            arguments.extend(["--source", &source, "--node-name", "node-a", "--listen", &api]);
+        } else {
+            arguments.extend(["--api", &api]);
+        }
+        let _running = node.programs.start(node.network.node(), program, &arguments).unwrap();
+        await_condition(program, || configuration(&node).is_some()).unwrap();
+        let found = configuration(&node).unwrap();
+        assert_eq!(
+            (&found["pods"], &found["nodePorts"]),
+            (&"NodeCIDR".into(), &"192.168.0.0/16".into()),
+            "{program}: {found}"
+        );
+    }
 }
 
 /// It has applied all that there is, and nobody will apply what comes.
@@ -61,7 +118,7 @@ fn a_backend_that_is_gone_is_not_well() {
 
 #[test]
 fn a_saved_state_is_asked_in_place_of_a_brain() {
-    let (node, cluster) = well();
+    let (node, cluster) = (well(), CLUSTER_CIDRS.join(","));
     let file = node.programs.path().join("state.yaml");
     std::fs::write(&file, node.localnet(&["get", "state", "-o", "yaml"]).unwrap().out).unwrap();
     let file = file.to_str().unwrap();

@@ -2,8 +2,6 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use localnet_lab::topology::CLUSTER_CIDRS;
-
 use crate::scenario::{self, Scenario};
 
 /// What is asked for: 38 of 40.
@@ -14,8 +12,7 @@ const AT_A_TIME: usize = 4;
 fn named(folder: &std::path::Path) -> anyhow::Result<(String, Vec<String>)> {
     let fault = scenario::read(folder)?;
     let scenario = Scenario::build(folder, &fault.steps)?;
-    let cluster = CLUSTER_CIDRS.join(",");
-    let mut arguments = vec!["explain", "--why-not", &fault.ask, "--cluster-cidr", &cluster, "-o", "json"];
+    let mut arguments = vec!["explain", "--why-not", &fault.ask, "-o", "json"];
     if let Some(from) = &fault.from {
         arguments.extend(["--from", from]);
     }

@@ -112,7 +112,7 @@ impl Scenario {
                 Ok(())
             }
             "kill brain" => {
-                self.brain = None;
+                self.stop_brain();
                 Ok(())
             }
             "table" => {
@@ -151,7 +151,12 @@ impl Scenario {
         fs::rename(beside, self.programs.path().join("cluster.yaml")).context("replacing cluster.yaml")
     }
 
-    /// Runs `localnet` on the node, with the flags that the backend has.
+    /// Ends the brain.
+    pub(crate) fn stop_brain(&mut self) {
+        self.brain = None;
+    }
+
+    /// Runs `localnet` on the node.
     pub(crate) fn localnet(&self, arguments: &[&str]) -> anyhow::Result<Said> {
         let mut command = Command::new(program("localnet")?);
         command.args(arguments).env("LOCALNET_API", self.programs.api()).env_remove("NO_COLOR");

@@ -1,0 +1,345 @@
+//! Which configuration answers are made with: the one that the backend reports, the one of the command line, or the defaults.
+//!
+//! | given | configuration |
+//! |---|---|
+//! | nothing, and a backend reports | as the backend reports it |
+//! | some flags, and a backend reports | the same, with these flags in place of what it reports |
+//! | `--config` | the file |
+//! | some flags, and no backend reports | the flags, and defaults for the rest |
+//! | nothing, and no backend reports | defaults |
+
+use std::{fmt, net::IpAddr};
+
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, value_parser};
+use ipnet::IpNet;
+use localnet_client::vips::{Config, Detector, Facts, NodePortAddresses, flags::ConfigArgs};
+use localnet_config::{KubeProxyFlags, Mode};
+use localnet_proto::Node;
+use serde::Serialize;
+
+use crate::{args::Failure, reasons::Status};
+
+/// Those of kube-proxy's flags that decide what becomes of a packet.
+const FLAGS: [&str; 7] = [
+    "config",
+    "cluster-cidr",
+    "detect-local-mode",
+    "masquerade-all",
+    "nodeport-addresses",
+    "pod-bridge-interface",
+    "pod-interface-name-prefix",
+];
+const MASQUERADE_BIT: &str = "masquerade-bit";
+const HEADING: &str = "Configuration [default: as the backend reports it]";
+
+/// The flags that replace what the backend reports.
+#[derive(Clone, Debug, Default)]
+pub struct ConfigurationArgs {
+    masquerade_bit: Option<u8>,
+    flags: KubeProxyFlags,
+}
+
+impl Args for ConfigurationArgs {
+    fn augment_args(command: Command) -> Command {
+        let bit = Arg::new(MASQUERADE_BIT)
+            .long(MASQUERADE_BIT)
+            .value_name("BIT")
+            .help("bit of the packet mark that asks for masquerading")
+            .value_parser(value_parser!(u8).range(0..32));
+        let args = KubeProxyFlags::some_args(&FLAGS).chain([bit]);
+        command.args(args.map(|arg| arg.help_heading(HEADING).hide_short_help(false)))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for ConfigurationArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let masquerade_bit = matches.get_one(MASQUERADE_BIT).copied();
+        Ok(Self { masquerade_bit, flags: KubeProxyFlags::some_from(matches, &FLAGS) })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// The configuration that an answer is made with, and where it comes from.
+#[derive(Clone, Debug)]
+pub struct Configuration {
+    /// What decides.
+    pub config: Config,
+    /// The addresses on which NodePorts answer, as the backend reports them; none if that was not asked of it.
+    reported_addresses: Option<Vec<IpAddr>>,
+    /// Where it comes from.
+    pub origin: Origin,
+}
+
+/// Where a configuration comes from, and its values, for answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Origin {
+    /// `reported`, `commandLine` or `defaults`.
+    pub source: &'static str,
+    /// The backend that reports it.
+    pub backend: Option<String>,
+    /// Where it comes from, in words.
+    pub text: String,
+    /// What it says.
+    #[serde(flatten)]
+    pub values: Values,
+}
+
+/// The values of a configuration, for answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Values {
+    /// How pods are recognized, in words.
+    pub pods: String,
+    /// Where NodePorts answer, in words.
+    pub node_ports: String,
+    /// All traffic to ClusterIPs is masqueraded.
+    pub masquerade_all: bool,
+    /// The bit of the packet mark that asks for masquerading.
+    pub masquerade_bit: u8,
+}
+
+impl Configuration {
+    /// The one to use. `status`: what backends report, or why that is not known.
+    ///
+    /// # Errors
+    /// A flag or the file of `--config` is wrong.
+    pub fn of(args: &ConfigurationArgs, status: Result<&Status, &str>) -> Result<Self, Failure> {
+        let backend = status.ok().and_then(Status::newest);
+        let mut given: Vec<&str> = args.flags.names().collect();
+        given.extend(args.masquerade_bit.map(|_| MASQUERADE_BIT));
+        let from_command_line = || -> Result<Config, Failure> {
+            let args = ConfigArgs { masquerade_bit: args.masquerade_bit, kube_proxy: args.flags.clone() };
+            let mode = backend.map_or(Mode::Nftables, |backend| mode(&backend.name));
+            let running = args.begin(mode)?;
+            let running = running.ok_or_else(|| Failure::Usage("this command writes no configuration".to_owned()))?;
+            Ok(args.config(running.config()))
+        };
+        if given.contains(&"config") {
+            return Ok(Self::chosen(from_command_line()?));
+        }
+        let reported = backend.and_then(|backend| Some((backend, backend.configuration.as_ref()?)));
+        match reported {
+            Some((backend, Ok(effective))) => {
+                let name = &backend.name;
+                let mut used = Self {
+                    config: effective.config.clone(),
+                    reported_addresses: Some(effective.node_port_addresses.clone()),
+                    origin: Origin::default(),
+                };
+                let mut text = format!("as the {name} backend reports it");
+                if !given.is_empty() {
+                    used.replace(&given, from_command_line()?);
+                    text.push_str(&format!(", but for --{}", given.join(", --")));
+                }
+                let values = Values::of(&used.config);
+                used.origin = Origin { source: "reported", backend: Some(name.clone()), text, values };
+                Ok(used)
+            }
+            _ if !given.is_empty() => Ok(Self::chosen(from_command_line()?)),
+            unusable => {
+                let why = match (unusable, backend, status) {
+                    (Some((backend, Err(unreadable))), ..) => {
+                        format!("what the {} backend reports cannot be read: {unreadable}", backend.name)
+                    }
+                    (_, Some(backend), _) => format!("the {} backend does not report its own", backend.name),
+                    (_, None, Ok(_)) => "no backend has reported".to_owned(),
+                    (_, None, Err(why)) => why.to_owned(),
+                };
+                let mut used = Self::chosen(from_command_line()?);
+                (used.origin.source, used.origin.text) = ("defaults", format!("defaults: {why}"));
+                Ok(used)
+            }
+        }
+    }
+
+    /// One that a caller has chosen itself.
+    pub fn chosen(config: Config) -> Self {
+        let text = "from the command line".to_owned();
+        let origin = Origin { source: "commandLine", backend: None, text, values: Values::of(&config) };
+        Self { config, reported_addresses: None, origin }
+    }
+
+    /// Takes from `other` what the flags of these names say.
+    fn replace(&mut self, flags: &[&str], other: Config) {
+        let any = |of: &[&str]| flags.iter().any(|flag| of.contains(flag));
+        if any(&["cluster-cidr", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix"]) {
+            self.config.detector = other.detector;
+        }
+        if any(&["nodeport-addresses"]) {
+            self.config.node_port_addresses = other.node_port_addresses;
+            self.reported_addresses = None;
+        }
+        if any(&["masquerade-all"]) {
+            self.config.masquerade_all = other.masquerade_all;
+        }
+        if any(&[MASQUERADE_BIT]) {
+            self.config.masquerade_bit = other.masquerade_bit;
+        }
+    }
+
+    /// What plans need of it. `local`: the addresses of the node's interfaces, if this is the node.
+    pub fn facts(&self, node: &Node, local: Option<&[IpAddr]>) -> Facts {
+        let mut facts = Facts::new(&self.config, node, local.unwrap_or(&node.addresses));
+        match (&self.reported_addresses, local) {
+            (Some(reported), None) => facts.node_port_addresses.clone_from(reported),
+            // Some backends answer on loopback addresses, too, and only they know.
+            (Some(reported), Some(_)) => {
+                let more = reported.iter().filter(|address| address.is_loopback());
+                facts.node_port_addresses.extend(more);
+                facts.node_port_addresses.sort_unstable();
+            }
+            (None, _) => {}
+        }
+        facts
+    }
+}
+
+/// The mode that an empty mode stands for in a backend.
+fn mode(backend: &str) -> Mode {
+    match backend {
+        "iptables" => Mode::Iptables,
+        "ipvs" => Mode::Ipvs,
+        _ => Mode::Nftables,
+    }
+}
+
+impl Values {
+    /// Those of a configuration.
+    pub fn of(config: &Config) -> Self {
+        let Config { masquerade_all, masquerade_bit, detector, node_port_addresses } = config;
+        let list = |cidrs: &[IpNet]| cidrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        Self {
+            pods: match detector {
+                Detector::None => "not recognized".to_owned(),
+                Detector::ClusterCidr(cidrs) => format!("ClusterCIDR {}", list(cidrs)),
+                Detector::NodeCidr => "NodeCIDR".to_owned(),
+                Detector::BridgeInterface(name) => format!("BridgeInterface {name}"),
+                Detector::InterfaceNamePrefix(prefix) => format!("InterfaceNamePrefix {prefix}"),
+            },
+            node_ports: match node_port_addresses {
+                NodePortAddresses::Primary => "primary".to_owned(),
+                NodePortAddresses::Cidrs(cidrs) if cidrs.is_empty() => "all addresses".to_owned(),
+                NodePortAddresses::Cidrs(cidrs) => list(cidrs),
+            },
+            masquerade_all: *masquerade_all,
+            masquerade_bit: *masquerade_bit,
+        }
+    }
+}
+
+impl fmt::Display for Values {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all = if self.masquerade_all { "; all traffic to ClusterIPs is masqueraded" } else { "" };
+        write!(f, "pods: {}; NodePorts: {}{all}", self.pods, self.node_ports)
+    }
+}
+
+impl Origin {
+    /// For the end of an answer.
+    pub fn line(&self) -> String {
+        format!("configuration: {}\n", self.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use localnet_client::vips::{Effective, Unreadable};
+
+    use super::*;
+    use crate::reasons::Backend;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        configuration: ConfigurationArgs,
+    }
+
+    fn args(flags: &[&str]) -> ConfigurationArgs {
+        Line::parse_from([&["localnet"], flags].concat()).configuration
+    }
+
+    fn status(name: &str, configuration: Option<Result<Effective, Unreadable>>) -> Status {
+        let backend = Backend { name: name.to_owned(), configuration, ..Backend::default() };
+        Status { backends: vec![backend], ..Status::default() }
+    }
+
+    fn reported() -> Effective {
+        let detector = Detector::ClusterCidr(vec!["10.244.0.0/16".parse().unwrap()]);
+        let all = NodePortAddresses::Cidrs(Vec::new());
+        let config = Config { detector, masquerade_bit: 7, node_port_addresses: all, ..Config::default() };
+        Effective { config, node_port_addresses: ["127.0.0.1", "192.168.0.9"].map(|ip| ip.parse().unwrap()).into() }
+    }
+
+    #[test]
+    fn what_the_backend_reports_is_used_unless_a_flag_replaces_it() {
+        let status = status("iptables", Some(Ok(reported())));
+        let used = |flags: &[&str]| Configuration::of(&args(flags), Ok(&status)).unwrap();
+        let plain = used(&[]);
+        assert_eq!(plain.config, reported().config);
+        assert_eq!(plain.origin.line(), "configuration: as the iptables backend reports it\n");
+        assert_eq!(plain.origin.values.to_string(), "pods: ClusterCIDR 10.244.0.0/16; NodePorts: all addresses");
+        let other = used(&["--cluster-cidr", "10.0.0.0/8", "--masquerade-all"]);
+        let detector = Detector::ClusterCidr(vec!["10.0.0.0/8".parse().unwrap()]);
+        assert_eq!(other.config, Config { detector, masquerade_all: true, ..reported().config });
+        assert_eq!(other.origin.text, "as the iptables backend reports it, but for --cluster-cidr, --masquerade-all");
+        let bit = used(&["--masquerade-bit", "3", "--detect-local-mode", "NodeCIDR"]).config;
+        assert_eq!(bit, Config { masquerade_bit: 3, detector: Detector::NodeCidr, ..reported().config });
+        let primary = used(&["--nodeport-addresses", "primary"]).config;
+        assert_eq!(primary, Config { node_port_addresses: NodePortAddresses::Primary, ..reported().config });
+    }
+
+    #[test]
+    fn without_a_report_it_is_the_command_line_or_the_defaults() {
+        let used = |flags: &[&str], status: Result<&Status, &str>| {
+            let used = Configuration::of(&args(flags), status).unwrap();
+            (used.config, used.origin.text)
+        };
+        let plain = Config { node_port_addresses: NodePortAddresses::Cidrs(Vec::new()), ..Config::default() };
+        let defaults = |why: &str| (plain.clone(), format!("defaults: {why}"));
+        assert_eq!(used(&[], Ok(&Status::default())), defaults("no backend has reported"));
+        assert_eq!(used(&[], Err("a saved state has none")), defaults("a saved state has none"));
+        assert_eq!(used(&[], Ok(&status("nft", None))), defaults("the nft backend does not report its own"));
+        let unreadable = Unreadable { field: "DetectLocal", value: "9".to_owned() };
+        let (_, text) = used(&[], Ok(&status("nft", Some(Err(unreadable)))));
+        assert!(text.contains("what the nft backend reports cannot be read: DetectLocal is \"9\""), "{text}");
+        let node_cidr = Config { detector: Detector::NodeCidr, ..plain.clone() };
+        let said = (node_cidr, "from the command line".to_owned());
+        assert_eq!(used(&["--detect-local-mode", "NodeCIDR"], Ok(&Status::default())), said);
+    }
+
+    #[test]
+    fn a_file_replaces_all_that_is_reported() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("config.yaml");
+        let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\nclusterCIDR: 10.9.0.0/16\n";
+        std::fs::write(&file, text).unwrap();
+        let status = status("nft", Some(Ok(reported())));
+        let used = Configuration::of(&args(&["--config", file.to_str().unwrap()]), Ok(&status)).unwrap();
+        assert_eq!(used.config.detector, Detector::ClusterCidr(vec!["10.9.0.0/16".parse().unwrap()]));
+        assert_eq!((used.config.masquerade_bit, used.origin.source), (14, "commandLine"));
+    }
+
+    #[test]
+    fn node_ports_answer_where_the_backend_of_another_node_says() {
+        let status = status("iptables", Some(Ok(reported())));
+        let used = Configuration::of(&args(&[]), Ok(&status)).unwrap();
+        let node = Node { addresses: vec!["192.168.0.2".parse().unwrap()], ..Node::default() };
+        let addresses = |local: Option<&[IpAddr]>| {
+            let facts = used.facts(&node, local);
+            facts.node_port_addresses.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(addresses(None), ["127.0.0.1", "192.168.0.9"]);
+        let local = ["127.0.0.1", "192.168.0.3"].map(|ip| ip.parse().unwrap());
+        assert_eq!(addresses(Some(&local)), ["127.0.0.1", "192.168.0.3"]);
+    }
+}
