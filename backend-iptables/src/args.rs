@@ -54,30 +54,34 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let Arguments { command, client, config, iptables_flavour, dry_run } = arguments;
     let (config, only_init) = match command {
         Some(Command::Cleanup) => {
-            telemetry::init(LogFormat::Text, "info");
+            telemetry::init(LogFormat::Text, "info")?;
             return cleanup(iptables_flavour);
         }
-        Some(Command::Init(init)) => (init, true),
+        Some(Command::Init(init)) => {
+            init.only("init")?;
+            (init, true)
+        }
         None => (config, false),
     };
     let to_do = config.to_do(dry_run)?;
     if to_do.cleanup {
-        telemetry::init(LogFormat::Text, "info");
+        telemetry::init(LogFormat::Text, "info")?;
         return cleanup(iptables_flavour);
     }
     let only_init = only_init || to_do.init_only;
     let Some(running) = config.begin(Mode::Iptables)? else { return Ok(()) };
-    client.start_log(running.config());
+    client.start_log(running.config())?;
     running.say();
     if only_init {
         return init(running.config());
     }
+    config.say_of_brain();
     ConfigArgs::say_mode(running.config(), Mode::Iptables);
     let source = client.source()?;
     if dry_run {
         let localhost = wants_localhost(running.config());
         let config = config.config(running.config());
-        let options = Options { once: true, ..client.options() };
+        let options = Options { once: true, dry_run: true, ..client.options() };
         let dry_run = DryRun::new(config).with_addresses(NodeAddresses::default().list().await?);
         let dry_run = if localhost { dry_run.with_localhost_node_ports() } else { dry_run };
         return args::run(Adapter::new(dry_run), source, options).await;

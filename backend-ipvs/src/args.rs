@@ -116,10 +116,13 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let Arguments { command, client, config, ipvs, dry_run } = arguments;
     let (config, only_init) = match command {
         Some(Command::Cleanup { exclude_cidrs }) => {
-            telemetry::init(LogFormat::Text, "info");
+            telemetry::init(LogFormat::Text, "info")?;
             return cleanup(exclude_cidrs).await;
         }
-        Some(Command::Init(init)) => (init, true),
+        Some(Command::Init(init)) => {
+            init.only("init")?;
+            (init, true)
+        }
         None => (config, false),
     };
     let to_do = config.to_do(dry_run)?;
@@ -127,19 +130,20 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let Some(running) = config.begin(Mode::Ipvs)? else { return Ok(()) };
     let said = running.config();
     if to_do.cleanup {
-        telemetry::init(LogFormat::Text, "info");
+        telemetry::init(LogFormat::Text, "info")?;
         return cleanup(ipvs.options(&said.ipvs)?.exclude_cidrs).await;
     }
-    client.start_log(said);
+    client.start_log(said)?;
     running.say();
     if only_init {
         return init(said);
     }
+    config.say_of_brain();
     ConfigArgs::say_mode(said, Mode::Ipvs);
     let source = client.source()?;
     if dry_run {
         let (config, ipvs) = (config.config(said), ipvs.options(&said.ipvs)?);
-        let options = localnet_client::Options { once: true, ..client.options() };
+        let options = localnet_client::Options { once: true, dry_run: true, ..client.options() };
         let addresses = NodeAddresses::except(INTERFACE).list().await?;
         return args::run(DryRun::new(config, ipvs).with_addresses(addresses), source, options).await;
     }

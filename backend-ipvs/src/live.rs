@@ -163,7 +163,7 @@ impl Backend for LiveBackend {
     }
 
     fn warnings(&self) -> Vec<Warning> {
-        vec![Warning { reason: "IPVSDeprecation", note: DEPRECATION }]
+        vec![Warning { reason: "IPVSDeprecation", note: DEPRECATION.into() }]
     }
 
     fn counts(&self) -> Option<watch::Receiver<Counts>> {

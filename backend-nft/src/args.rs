@@ -71,29 +71,33 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let Arguments { command, client, config, dry_run } = arguments;
     let (config, only_init) = match command {
         Some(Command::Cleanup { kube_proxy }) => {
-            telemetry::init(LogFormat::Text, "info");
+            telemetry::init(LogFormat::Text, "info")?;
             return if kube_proxy { kube_proxy::remove() } else { cleanup() };
         }
-        Some(Command::Init(init)) => (init, true),
+        Some(Command::Init(init)) => {
+            init.only("init")?;
+            (init, true)
+        }
         None => (config, false),
     };
     let to_do = config.to_do(dry_run)?;
     if to_do.cleanup {
-        telemetry::init(LogFormat::Text, "info");
+        telemetry::init(LogFormat::Text, "info")?;
         return cleanup();
     }
     let only_init = only_init || to_do.init_only;
     let Some(running) = config.begin(Mode::Nftables)? else { return Ok(()) };
-    client.start_log(running.config());
+    client.start_log(running.config())?;
     running.say();
     if only_init {
         return init(running.config());
     }
+    config.say_of_brain();
     ConfigArgs::say_mode(running.config(), Mode::Nftables);
     let source = client.source()?;
     if dry_run {
         let config = config.config(running.config());
-        let options = localnet_client::Options { once: true, ..client.options() };
+        let options = localnet_client::Options { once: true, dry_run: true, ..client.options() };
         let backend = DryRun::new(config).with_addresses(local_addresses().await?);
         return localnet_client::args::run(backend, source, options).await;
     }

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use localnet_config::flags::spelled;
 use localnet_nft::args::{self, Arguments};
 
 /// It gives memory back that is used only while a state is read or written for the first time.
@@ -11,5 +12,5 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    localnet_client::args::exit(args::run(Arguments::parse()).await)
+    localnet_client::args::exit(args::run(Arguments::parse_from(spelled(std::env::args_os()))).await)
 }

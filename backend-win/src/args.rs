@@ -99,12 +99,14 @@ pub async fn run<K: Kernel>(
     let Arguments { command, client, config, dry_run, log_file } = arguments;
     match command {
         Some(Command::Cleanup { config, everything }) => {
-            telemetry::init(LogFormat::Text, "info");
+            telemetry::init(LogFormat::Text, "info")?;
+            config.only("cleanup")?;
             let Some(running) = config.begin(Mode::Kernelspace)? else { return Ok(()) };
             return backend(&config, running.config(), open()?).remove_all(everything);
         }
         Some(Command::Check(config)) => {
-            telemetry::init(LogFormat::Text, "info");
+            telemetry::init(LogFormat::Text, "info")?;
+            config.only("check")?;
             let Some(running) = config.begin(Mode::Kernelspace)? else { return Ok(()) };
             return check(&configured(running.config()), &mut open()?);
         }
@@ -117,21 +119,21 @@ pub async fn run<K: Kernel>(
         bail!("--init-only: there is nothing on Windows that needs more privileges than the rest");
     }
     if to_do.cleanup {
-        telemetry::init(LogFormat::Text, "info");
+        telemetry::init(LogFormat::Text, "info")?;
         return backend(&config, said, open()?).remove_all(false);
     }
     match log_file {
         Some(path) => {
             let file = fs::File::options().append(true).create(true).open(&path);
-            client.start_log_file(said, file.with_context(|| format!("opening --log-file {}", path.display()))?);
+            client.start_log_file(said, file.with_context(|| format!("opening --log-file {}", path.display()))?)?;
         }
-        None => client.start_log(said),
+        None => client.start_log(said)?,
     }
     running.say();
     ConfigArgs::say_mode(said, Mode::Kernelspace);
     let source = client.source()?;
     if dry_run {
-        let options = localnet_client::Options { once: true, ..client.options() };
+        let options = localnet_client::Options { once: true, dry_run: true, ..client.options() };
         return args::run(DryRun::new(backend(&config, said, open()?)), source, options).await;
     }
     let open = async |said: &Config| Ok((backend(&config, said, open()?), client.configured_options(said)));

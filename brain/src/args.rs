@@ -242,7 +242,8 @@ pub struct LogArgs {
     /// How log lines look [default: text, or as configured]
     #[arg(long, value_enum)]
     pub log_format: Option<LogFormat>,
-    /// What is logged: error, warn, info, debug, trace, or directives as in RUST_LOG [default: info, or as configured]
+    /// What is logged: off, error, warn, info, debug or trace, or MODULE=LEVEL, with commas between several [default: info, or as
+    /// configured]
     #[arg(long, value_name = "LEVEL", env = "RUST_LOG")]
     pub log_level: Option<String>,
 }
@@ -257,7 +258,8 @@ impl LogArgs {
             localnet_config::LogFormat::Text => LogFormat::Text,
             localnet_config::LogFormat::Json => LogFormat::Json,
         };
-        let level = self.log_level.as_deref().unwrap_or(said.logging.level());
+        // An empty variable of the environment says nothing.
+        let level = self.log_level.as_deref().filter(|level| !level.is_empty()).unwrap_or(said.logging.level());
         telemetry::init(self.log_format.unwrap_or(configured), level)
     }
 }

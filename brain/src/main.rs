@@ -11,8 +11,12 @@ use localnet_brain::{
     args::{Arguments, Command},
     check, run,
 };
-use localnet_config::{KubeProxyFlags, Mode, Platform, Reader, flags::spelled};
+use localnet_config::{
+    KubeProxyFlags, Mode, Platform, Reader,
+    flags::{Part, spelled},
+};
 use localnet_config_file::{Begin, Running, begin, last_words};
+use tracing::warn;
 
 /// It gives memory back that is used only while a state is read or written for the first time.
 #[global_allocator]
@@ -49,6 +53,9 @@ fn brain(arguments: Arguments) -> anyhow::Result<bool> {
     let Some(running) = read(&arguments.kube_proxy, Mode::Nftables)? else { return Ok(true) };
     arguments.log.start(running.config())?;
     running.say();
+    for problem in arguments.kube_proxy.elsewhere(Part::Brain) {
+        warn!("{problem}");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async { run::run(arguments, *running, run::terminated()?).await })?;
     Ok(true)

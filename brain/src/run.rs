@@ -147,10 +147,7 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
         "localnet-brain starts"
     );
     let listening = arguments.serve.options();
-    let mut listeners = Vec::new();
-    for address in &arguments.serve.listen {
-        listeners.push(Listener::bind(address, &listening).await?);
-    }
+    let listeners = Listener::bind_all(&arguments.serve.listen, &listening).await?;
     let (node_ips, chosen_ips) = watch::channel(configured::node_ips(said));
     let mut brain = start(&source, options.clone(), chosen_ips).await?;
     brain.log_changes();

@@ -21,9 +21,7 @@ pub enum LogFormat {
 /// # Errors
 /// `level` is no directive, as in `debug` or `warn,localnet_brain=debug`.
 pub fn init(format: LogFormat, level: &str) -> anyhow::Result<()> {
-    let filter = filter(level).with_context(|| {
-        format!("failed to understand log level {level:?}; use error, warn, info, debug or trace, or directives as in RUST_LOG")
-    })?;
+    let filter = filter(level).context("--log-level, or RUST_LOG")?;
     let colours = io::stderr().is_terminal();
     // A log that cannot be written (its disk is full, its reader is gone) must not end a program that serves a node.
     let subscriber = tracing_subscriber::fmt()
@@ -39,8 +37,8 @@ pub fn init(format: LogFormat, level: &str) -> anyhow::Result<()> {
 }
 
 /// The filter for a level; the libraries below us are kept quiet.
-fn filter(level: &str) -> Result<EnvFilter, tracing_subscriber::filter::ParseError> {
-    EnvFilter::try_new(localnet_config::log::directives(level))
+fn filter(level: &str) -> anyhow::Result<EnvFilter> {
+    Ok(EnvFilter::try_new(localnet_config::log::directives(level)?)?)
 }
 
 #[cfg(test)]
@@ -52,6 +50,8 @@ mod tests {
         for level in ["info", "warn,localnet_brain=debug", "trace", "kube_client=debug"] {
             assert!(filter(level).is_ok(), "{level}");
         }
-        assert!(filter("localnet_brain=loud").is_err());
+        for level in ["localnet_brain=loud", "verbose"] {
+            assert!(filter(level).is_err(), "{level}");
+        }
     }
 }

@@ -134,7 +134,11 @@ impl Findings {
             match forwards {
                 Some(true) => add("forwarding", Is::Ok, seen, ""),
                 Some(false) => {
-                    add("forwarding", Is::Warning, seen, "set net.ipv4.ip_forward, net.ipv6.conf.all.forwarding to 1");
+                    let remedy = match family {
+                        Family::V4 => "set net.ipv4.ip_forward to 1",
+                        Family::V6 => "set net.ipv6.conf.all.forwarding to 1",
+                    };
+                    add("forwarding", Is::Warning, seen, remedy);
                 }
                 None => {}
             }
@@ -352,6 +356,21 @@ mod tests {
         assert!(findings.checks.iter().all(|check| check.is == Is::Ok && check.remedy.is_empty()), "{findings:?}");
         assert_eq!(findings.checks.len(), 5);
         assert!(!findings.fail());
+    }
+
+    /// A remedy for the other family would send its reader to a setting that is right.
+    #[test]
+    fn forwarding_is_mended_by_the_setting_of_its_family() {
+        let settings = ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"];
+        for (position, setting) in settings.iter().enumerate() {
+            let mut known = well();
+            known.forwards = [Some(true); 2];
+            known.forwards[position] = Some(false);
+            let findings = Findings::of(&known);
+            let remedies: Vec<_> =
+                findings.checks.iter().filter(|check| check.is != Is::Ok).map(|check| check.remedy.as_str()).collect();
+            assert_eq!(remedies, [format!("set {setting} to 1")]);
+        }
     }
 
     #[test]

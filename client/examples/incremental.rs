@@ -140,7 +140,9 @@ impl Listener for Lines {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let Arguments { client, dump } = Arguments::parse();
-    telemetry::init(client.log_format.unwrap_or_default(), "info");
+    if let Err(error) = telemetry::init(client.log_format.unwrap_or_default(), "info") {
+        return args::exit(Err(error));
+    }
     let file = Adapter::new(Lines::of(dump));
     let result = match client.source() {
         Ok(source) => args::run(file, source, Options { report: false, ..client.options() }).await,

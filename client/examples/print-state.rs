@@ -44,7 +44,9 @@ impl Backend for PrintState {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let Arguments { client } = Arguments::parse();
-    telemetry::init(client.log_format.unwrap_or_default(), "info");
+    if let Err(error) = telemetry::init(client.log_format.unwrap_or_default(), "info") {
+        return args::exit(Err(error));
+    }
     let result = match client.source() {
         Ok(source) => args::run(PrintState, source, Options { report: false, ..client.options() }).await,
         Err(error) => Err(error),

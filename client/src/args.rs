@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use anyhow::ensure;
 use clap::Args;
 use localnet_config::Config;
 use localnet_proto::{Address, DEFAULT_ADDRESS, Revision};
@@ -57,8 +58,13 @@ impl ClientArgs {
     /// The source that the flags name. Must be called in a tokio runtime.
     ///
     /// # Errors
-    /// A TLS file cannot be read.
+    /// A TLS file cannot be read, or TLS is asked for where there is none.
     pub fn source(&self) -> anyhow::Result<Brain> {
+        ensure!(
+            self.tls_ca.is_none() || matches!(self.api, Address::Tcp { .. }),
+            "--tls-ca: {} is not reached by TLS; use --api tcp://HOST:PORT, or leave --tls-ca out",
+            self.api
+        );
         let identity = self.tls_cert.clone().zip(self.tls_key.clone());
         let tls = self.tls_ca.clone().map(|ca| TlsFiles { ca, identity });
         Brain::new(self.api.clone(), tls.as_ref())
@@ -82,13 +88,19 @@ impl ClientArgs {
     }
 
     /// Starts logging, as the flags say, and else the configuration.
-    pub fn start_log(&self, config: &Config) {
-        telemetry::init(self.log_format(config), config.logging.level());
+    ///
+    /// # Errors
+    /// `RUST_LOG` has a word that is no level.
+    pub fn start_log(&self, config: &Config) -> anyhow::Result<()> {
+        telemetry::init(self.log_format(config), config.logging.level())
     }
 
     /// Starts logging to a file; else as [`ClientArgs::start_log`].
-    pub fn start_log_file(&self, config: &Config, file: File) {
-        telemetry::init_file(self.log_format(config), config.logging.level(), file);
+    ///
+    /// # Errors
+    /// `RUST_LOG` has a word that is no level.
+    pub fn start_log_file(&self, config: &Config, file: File) -> anyhow::Result<()> {
+        telemetry::init_file(self.log_format(config), config.logging.level(), file)
     }
 
     fn log_format(&self, config: &Config) -> LogFormat {

@@ -1,6 +1,6 @@
 //! [`Backend`]: the full-state model.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{borrow::Cow, collections::BTreeSet, time::Duration};
 
 use localnet_proto::{Changes, Family, ServiceKey, Snapshot};
 use tokio::sync::watch;
@@ -126,12 +126,12 @@ pub struct RuleCount {
 }
 
 /// Something that operators should know about a backend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
     /// One word in CamelCase, for programs.
     pub reason: &'static str,
     /// For people.
-    pub note: &'static str,
+    pub note: Cow<'static, str>,
 }
 
 /// Something of a service that is not programmed.

@@ -29,7 +29,7 @@ use tracing::{debug, info, warn};
 
 use self::applied::Applied;
 use crate::{
-    backend::{Backend, Counts, Skipped, Synced, index},
+    backend::{Backend, Counts, Skipped, Synced, Warning, index},
     retry::{Backoff, Refusals},
     source::{Outcome, Report, Source, SourceError},
 };
@@ -48,6 +48,10 @@ pub struct Options {
     /// Tell the brain how far the backend has come. Not for a reader that programs nothing: the brain's health answers
     /// would wait for it once it is gone. A run with `once` never reports, for the same reason.
     pub report: bool,
+    /// The configuration tells this node's pods by the Node's `spec.podCIDRs`: without any, something is wrong.
+    pub needs_pod_cidrs: bool,
+    /// The backend only prints what it would do.
+    pub dry_run: bool,
 }
 
 impl Default for Options {
@@ -58,6 +62,8 @@ impl Default for Options {
             min_interval: Duration::ZERO,
             max_backoff: Duration::from_secs(10),
             report: true,
+            needs_pod_cidrs: false,
+            dry_run: false,
         }
     }
 }
@@ -89,6 +95,7 @@ pub async fn run(
         log: Applied::default(),
         refusals: Refusals::default(),
         said: None,
+        of_node: None,
         backoff: Backoff::new(options.max_backoff),
         retry_at: None,
         backend,
@@ -203,6 +210,8 @@ struct Sync<B> {
     log: Applied,
     /// What the kernel refuses of services, and when to try it again.
     refusals: Refusals,
+    /// What is wrong with the Node.
+    of_node: Option<Warning>,
     /// Why the last sync failed, which was said.
     said: Option<String>,
     backoff: Backoff,
@@ -243,6 +252,7 @@ impl<B: Backend> Sync<B> {
             while let Ok(update) = self.inbox.try_recv() {
                 self.fold(update);
             }
+            self.look_at_node();
             let result = self.sync().await;
             self.retry_at = result.is_err().then(|| Instant::now() + self.backoff.next());
             if self.options.once {
@@ -264,6 +274,20 @@ impl<B: Backend> Sync<B> {
     fn fold(&mut self, update: Update) {
         let changed = self.state.apply(update);
         self.changes.merge(changed);
+    }
+
+    /// Warns, once, of a Node without `spec.podCIDRs` where the configuration needs them.
+    fn look_at_node(&mut self) {
+        let node = &self.state.node;
+        let missing = self.options.needs_pod_cidrs && node.pod_cidrs.is_empty();
+        let warning = missing.then(|| no_pod_cidrs(&node.name));
+        if warning != self.of_node {
+            match &warning {
+                Some(warning) => warn!("{}", warning.note),
+                None => info!(node = node.name, "the Node has spec.podCIDRs now"),
+            }
+            self.of_node = warning;
+        }
     }
 
     /// One attempt. An error of one family leaves the other's work in force, and is the error of the attempt.
@@ -301,8 +325,12 @@ impl<B: Backend> Sync<B> {
         });
         match &result {
             Ok(()) => {
-                let changed = self.changes.services.len();
-                self.log.add(revision, changed, self.state.services.len(), started.elapsed(), Instant::now());
+                let (changed, services) = (self.changes.services.len(), self.state.services.len());
+                if self.options.dry_run {
+                    info!(%revision, services, "printed; nothing was changed");
+                } else {
+                    self.log.add(revision, changed, services, started.elapsed(), Instant::now());
+                }
                 self.changes = Changes::default();
                 self.said = None;
                 self.backoff.reset();
@@ -349,11 +377,20 @@ impl<B: Backend> Sync<B> {
             received: self.state.revision,
             families: families.collect(),
             skipped: self.skipped.clone(),
-            warnings: self.backend.warnings(),
+            warnings: self.backend.warnings().into_iter().chain(self.of_node.clone()).collect(),
             configuration: self.backend.configuration(),
             repairs,
         }));
     }
+}
+
+/// kube-proxy waits five minutes for `spec.podCIDRs` and then ends. The node is programmed without them here, and they count as soon as
+/// they are there.
+fn no_pod_cidrs(node: &str) -> Warning {
+    let note = format!(
+        "Node {node:?} has no spec.podCIDRs, by which detectLocalMode NodeCIDR recognizes this node's pods: nothing that is sent to a ClusterIP is masqueraded; let kube-controller-manager allocate them (--allocate-node-cidrs), or configure detectLocalMode ClusterCIDR with detectLocal.clusterCIDRs"
+    );
+    Warning { reason: "NoPodCIDRs", note: note.into() }
 }
 
 /// What is only counted is reported so long after the last report at the earliest.

@@ -5,7 +5,7 @@
 
 use std::{path::PathBuf, pin::pin, sync::Arc};
 
-use localnet_config::Config;
+use localnet_config::{Config, DetectLocalMode, Mode};
 use localnet_config_file::{Current, Running};
 use tracing::{info, warn};
 
@@ -16,7 +16,10 @@ impl Options {
     #[must_use]
     pub fn configured(self, said: &Config) -> Self {
         let max_backoff = self.max_backoff.min(said.sync_period);
-        Self { min_interval: said.min_interval(), max_backoff, ..self }
+        let node_cidr = said.detect_local.mode == DetectLocalMode::NodeCidr;
+        // Windows knows its pods' addresses by itself.
+        let needs_pod_cidrs = node_cidr && said.mode != Mode::Kernelspace;
+        Self { min_interval: said.min_interval(), max_backoff, needs_pod_cidrs, ..self }
     }
 }
 

@@ -117,7 +117,7 @@ fn skipped(skipped: &Skipped) -> wire::SkippedService {
 }
 
 fn warning(warning: &Warning) -> wire::BackendWarning {
-    wire::BackendWarning { reason: warning.reason.to_owned(), note: warning.note.to_owned() }
+    wire::BackendWarning { reason: warning.reason.to_owned(), note: warning.note.clone().into_owned() }
 }
 
 fn flows(looks: &Looks) -> wire::FlowLooks {

@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use anyhow::Context as _;
 use clap::ValueEnum;
 use localnet_config::log::directives;
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
@@ -21,21 +22,29 @@ pub enum LogFormat {
 }
 
 /// Starts logging to standard error. `RUST_LOG` says what is logged, as in `localnet=debug`; by default it is `level`.
-pub fn init(format: LogFormat, level: &str) {
-    start(format, level, io::stderr, io::stderr().is_terminal());
+///
+/// # Errors
+/// `RUST_LOG` has a word that is no level.
+pub fn init(format: LogFormat, level: &str) -> anyhow::Result<()> {
+    start(format, level, io::stderr, io::stderr().is_terminal())
 }
 
 /// Starts logging to a file, for a program that has no standard error; else as [`init`].
-pub fn init_file(format: LogFormat, level: &str, file: File) {
-    start(format, level, Arc::new(file), false);
+///
+/// # Errors
+/// `RUST_LOG` has a word that is no level.
+pub fn init_file(format: LogFormat, level: &str, file: File) -> anyhow::Result<()> {
+    start(format, level, Arc::new(file), false)
 }
 
-fn start<W>(format: LogFormat, level: &str, writer: W, is_terminal: bool)
+fn start<W>(format: LogFormat, level: &str, writer: W, is_terminal: bool) -> anyhow::Result<()>
 where
     W: for<'writer> MakeWriter<'writer> + Send + Sync + 'static,
 {
-    let chosen = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_else(|_| level.to_owned());
-    let filter = EnvFilter::try_new(directives(&chosen)).unwrap_or_else(|_| EnvFilter::new(directives(level)));
+    // An empty variable says nothing.
+    let chosen = std::env::var(EnvFilter::DEFAULT_ENV).ok().filter(|level| !level.is_empty());
+    let filter = directives(chosen.as_deref().unwrap_or(level)).context("RUST_LOG")?;
+    let filter = EnvFilter::try_new(filter).context("RUST_LOG")?;
     // A log that cannot be written (its disk is full, its reader is gone) must not end a program that holds up a node.
     let subscriber = tracing_subscriber::fmt()
         .log_internal_errors(false)
@@ -46,4 +55,5 @@ where
         LogFormat::Text => subscriber.with_target(false).init(),
         LogFormat::Json => subscriber.json().init(),
     }
+    Ok(())
 }

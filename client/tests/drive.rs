@@ -14,7 +14,7 @@ use std::{
 use localnet_client::{
     Attempts, Backend, Changes, Counts, Options, Report, Revision, Skipped, Snapshot, Source, SourceError, Synced, run,
 };
-use localnet_proto::{Change, Family, Service, ServiceKey, Update};
+use localnet_proto::{Change, Family, Node, Service, ServiceKey, Update};
 use tokio::{
     sync::{Mutex, Notify, mpsc, watch},
     time::{Instant, timeout},
@@ -493,4 +493,63 @@ async fn readers_that_do_not_stay_or_program_nothing_do_not_report() {
         run(backend, source, options, tokio::time::sleep(Duration::from_secs(3))).await.unwrap();
         assert!(hand.reports.try_recv().is_err());
     }
+}
+
+/// The lines that are logged while this lives.
+fn logged() -> (Lines, tracing::subscriber::DefaultGuard) {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let log = tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).finish();
+    (lines, tracing::subscriber::set_default(log))
+}
+
+/// Without `spec.podCIDRs` mode NodeCIDR recognizes no pod, and nothing is masqueraded. kube-proxy waits five minutes for them and
+/// then ends; here it is a warning, in the log and to the brain, until they are there.
+#[tokio::test(start_paused = true)]
+async fn a_node_without_pod_cidrs_is_warned_of_where_they_are_needed() {
+    for (needs_pod_cidrs, expected) in [(true, 1), (false, 0)] {
+        let (lines, _log) = logged();
+        let (backend, ..) = fake(0);
+        let (source, mut hand) = script(0);
+        let node = |pod_cidrs: &[&str]| Node {
+            name: "node-a".to_owned(),
+            pod_cidrs: pod_cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect(),
+            ..Node::default()
+        };
+        let node_is = |rev, cidrs: &[&str]| {
+            Update::Full(Snapshot { revision: revision(rev), node: node(cidrs), ..Snapshot::default() })
+        };
+        let script = async {
+            let mut warnings = Vec::new();
+            for (rev, cidrs) in [(1, &[][..]), (2, &[]), (3, &["10.180.0.0/24"])] {
+                hand.give(Ok(node_is(rev, cidrs)));
+                let report = hand.reports.recv().await.unwrap();
+                warnings.push(report.warnings);
+            }
+            assert_eq!([0, 1, 2].map(|report| warnings[report].len()), [expected, expected, 0]);
+            for warning in warnings.iter().flatten() {
+                assert_eq!(warning.reason, "NoPodCIDRs");
+                for word in ["\"node-a\"", "spec.podCIDRs", "--allocate-node-cidrs", "detectLocal.clusterCIDRs"] {
+                    assert!(warning.note.contains(word), "{word} is missing in {}", warning.note);
+                }
+            }
+        };
+        run(backend, source, Options { needs_pod_cidrs, ..Options::default() }, script).await.unwrap();
+        let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(lines.matches("has no spec.podCIDRs").count(), expected, "{lines}");
+        assert_eq!(lines.matches("has spec.podCIDRs now").count(), expected, "{lines}");
+    }
+}
+
+/// `--dry-run` changes nothing, so nothing was applied.
+#[tokio::test(start_paused = true)]
+async fn a_dry_run_logs_nothing_as_applied() {
+    let (lines, _log) = logged();
+    let (backend, ..) = fake(0);
+    let (source, hand) = script(0);
+    hand.give(Ok(full(1, &["a"])));
+    let options = Options { once: true, dry_run: true, ..Options::default() };
+    run(backend, source, options, std::future::pending()).await.unwrap();
+    let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    assert!(lines.contains("nothing was changed") && !lines.contains("applied"), "{lines}");
 }

@@ -265,7 +265,7 @@ async fn reports_arrive_family_by_family() {
     let families = localnet_proto::Family::BOTH.into_iter().zip([outcome(None), outcome(Some("no"))]).collect();
     let skipped = Skipped { service: ServiceKey::new("ns", "odd"), reason: "too odd".to_owned() };
     let skipped = vec![skipped; 300];
-    let warnings = vec![Warning { reason: "TooOld", note: "take another one" }];
+    let warnings = vec![Warning { reason: "TooOld", note: "take another one".into() }];
     let received = Revision { instance: 9, rev: 4 };
     let effective = Effective { config: Config::default(), node_port_addresses: vec![IpAddr::from([192, 168, 0, 2])] };
     let configuration = Some(effective);

@@ -1,5 +1,7 @@
 //! What of the libraries below the programs belongs into a log.
 
+use std::fmt;
+
 /// Libraries that log what only their authors can use, at the levels from which on they may.
 ///
 /// Each line repeats something that a program of ours logs once, with its cause, or traces every frame of a connection.
@@ -20,21 +22,93 @@ const LIBRARIES: [(&str, &str); 13] = [
     ("tower", "warn"),
 ];
 
+/// The levels, from nothing to everything.
+pub const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+/// A text that names no level. `tracing` takes such a word for the name of a module, and shows the lines of that module alone: none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadLevel(String);
+
+impl fmt::Display for BadLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let levels = LEVELS.join(", ");
+        write!(f, "{:?} is not a log level; use one of {levels}, or MODULE=LEVEL, with commas between several", self.0)
+    }
+}
+
+impl std::error::Error for BadLevel {}
+
+/// Looks whether each directive of `text` ends with a level, as in `info,localnet_brain=debug`.
+///
+/// # Errors
+/// The first one that does not.
+fn check(text: &str) -> Result<(), BadLevel> {
+    let (mut depth, mut directives) = (0_u32, vec![String::new()]);
+    for character in text.chars() {
+        depth = match character {
+            '[' | '{' => depth + 1,
+            ']' | '}' => depth.saturating_sub(1),
+            _ => depth,
+        };
+        match directives.last_mut() {
+            Some(last) if character != ',' || depth > 0 => last.push(character),
+            _ => directives.push(String::new()),
+        }
+    }
+    let is_good = |directive: &str| {
+        let level = directive.rsplit_once('=').map_or(directive, |(_, level)| level);
+        LEVELS.iter().any(|known| known.eq_ignore_ascii_case(level.trim()))
+    };
+    match directives.iter().map(|directive| directive.trim()).find(|directive| !is_good(directive)) {
+        Some(bad) => Err(BadLevel(bad.to_owned())),
+        None => Ok(()),
+    }
+}
+
 /// The filter for a log level such as `debug`: the libraries are kept quiet. Directives that the text has itself, as in
 /// `debug,h2=debug`, count; the level `trace` shows everything.
-pub fn directives(level: &str) -> String {
+///
+/// # Errors
+/// A directive of the text has no level.
+pub fn directives(level: &str) -> Result<String, BadLevel> {
+    check(level)?;
     if level.split(',').any(|directive| directive.trim().eq_ignore_ascii_case("trace")) {
-        return level.to_owned();
+        return Ok(level.to_owned());
     }
     let named = |library: &str| level.split(',').any(|directive| directive.trim().starts_with(library));
     let quiet =
         LIBRARIES.iter().filter(|(library, _)| !named(library)).map(|(library, from)| format!("{library}={from},"));
-    quiet.chain([level.to_owned()]).collect()
+    Ok(quiet.chain([level.to_owned()]).collect())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    fn directives(level: &str) -> String {
+        super::directives(level).unwrap_or_else(|bad| panic!("{bad}"))
+    }
+
+    #[test]
+    fn words_that_are_no_level_are_refused() {
+        for good in ["info", "WARN", "off", "warn,localnet_brain=debug", "a[b{c=1,d=2}]=trace,info", "a::b=error"] {
+            assert!(super::directives(good).is_ok(), "{good}");
+        }
+        for (text, bad) in [
+            ("verbose", "verbose"),
+            ("warning", "warning"),
+            ("info,loud", "loud"),
+            ("a=loud", "a=loud"),
+            ("", ""),
+            ("info,", ""),
+            ("localnet_brain", "localnet_brain"),
+            ("3", "3"),
+        ] {
+            let said = super::directives(text).map_err(|bad| bad.to_string());
+            let expected = format!(
+                "{bad:?} is not a log level; use one of off, error, warn, info, debug, trace, or MODULE=LEVEL, with commas between several"
+            );
+            assert_eq!(said, Err(expected), "{text}");
+        }
+    }
 
     #[test]
     fn libraries_are_quiet_unless_they_are_asked_for() {

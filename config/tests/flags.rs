@@ -3,7 +3,7 @@
 use clap::{CommandFactory as _, Parser};
 use localnet_config::{
     Config, Mode, NodePortAddresses, Platform, Reader,
-    flags::{FLAGS, Flag, Kind, KubeProxyFlags, Sets},
+    flags::{FLAGS, Flag, Kind, KubeProxyFlags, Part, Sets},
 };
 
 #[derive(Debug, Parser)]
@@ -409,6 +409,21 @@ fn command_lines_of_earlier_versions_are_accepted() {
     };
     let given = ["--proxy_mode", "a_b", "--cluster_cidr=a_b", "-v", "--", "--a_b"];
     assert_eq!(spelled(&given), ["--proxy-mode", "a_b", "--cluster-cidr=a_b", "-v", "--", "--a_b"]);
+}
+
+/// kube-proxy is one program. Where it is two, a flag that is given to the wrong one would have no effect in silence.
+#[test]
+fn flags_for_the_other_program_are_named() {
+    let elsewhere = |given: &[&str], here| {
+        let flags = flags(given).unwrap_or_else(|error| panic!("{error}"));
+        flags.elsewhere(here).iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let given = ["--masquerade-all", "--kubeconfig=k", "--proxy-mode=nftables"];
+    let to_backend = "--masquerade-all: has no effect in this program; give it to the backend";
+    assert_eq!(elsewhere(&given, Part::Brain), [to_backend]);
+    let to_brain = "--kubeconfig: has no effect in this program; give it to localnet-brain";
+    assert_eq!(elsewhere(&given, Part::Backend), [to_brain]);
+    assert!(elsewhere(&["--config=x", "--hostname-override=a"], Part::Backend).is_empty(), "both are given the same");
 }
 
 /// A flag names all gates at once, so the text says which of them it is about.

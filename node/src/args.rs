@@ -2,6 +2,7 @@
 
 use std::pin::pin;
 
+use anyhow::ensure;
 use clap::{Parser, ValueEnum};
 use localnet_brain::{
     args::{LogArgs, SourceArgs},
@@ -81,6 +82,12 @@ impl BackendName {
 /// Flags or configuration are wrong, the source cannot be used, the kernel cannot be programmed at all, or with `--once`
 /// anything failed.
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
+    if let (Some(backend), Some(_)) = (arguments.backend, arguments.iptables_flavour) {
+        ensure!(
+            backend == BackendName::Iptables,
+            "--iptables-flavour is about --backend iptables; choose that one, or leave --iptables-flavour out"
+        );
+    }
     // What an empty mode stands for.
     let preferred = arguments.backend.unwrap_or(BackendName::Nft);
     let Some(running) = arguments.config.begin(preferred.mode())? else { return Ok(()) };
@@ -131,10 +138,7 @@ async fn run_with<B: Backend>(
     open: impl AsyncFn(&Config) -> anyhow::Result<B>,
 ) -> anyhow::Result<()> {
     let said = running.config();
-    let mut listeners = Vec::new();
-    for address in &arguments.listen {
-        listeners.push(Listener::bind(address, &serve::Options::default()).await?);
-    }
+    let listeners = Listener::bind_all(&arguments.listen, &serve::Options::default()).await?;
     let source = arguments.source.source(said, arguments.config.kube_proxy.to_do()?.master)?;
     let options = arguments.source.cluster(said)?;
     info!(

@@ -49,7 +49,7 @@ fn serve(_arguments: Vec<OsString>) {
         ended.notified().await;
         tell_state(status, ServiceState::StopPending, ServiceExitCode::NO_ERROR);
     };
-    let code = match block_on(Arguments::parse(), ending) {
+    let code = match block_on(Arguments::parse_from(localnet_config::flags::spelled(std::env::args_os())), ending) {
         Ok(()) => ServiceExitCode::NO_ERROR,
         Err(error) => {
             error!("{error:#}");

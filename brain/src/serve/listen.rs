@@ -4,7 +4,7 @@
 
 use std::{future::Future, io, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use localnet_proto::Address;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -59,6 +59,44 @@ enum Socket {
 }
 
 impl Listener {
+    /// Binds all addresses.
+    ///
+    /// # Errors
+    /// One cannot be bound, or is there twice; or an option says who may connect where nobody can.
+    pub async fn bind_all(addresses: &[Address], options: &Options) -> anyhow::Result<Vec<Self>> {
+        let is_tcp = |address: &Address| matches!(address, Address::Tcp { .. });
+        for (position, address) in addresses.iter().enumerate() {
+            // Port 0 is another one each time.
+            let any_port = matches!(address, Address::Tcp { port: 0, .. });
+            ensure!(
+                any_port || !addresses[..position].contains(address),
+                "--listen {address} is given twice; remove one of them"
+            );
+        }
+        let for_tcp = [
+            ("--tls-cert", options.tls.is_some()),
+            ("--tls-allow-name", !options.allow_names.is_empty()),
+            ("--insecure-tcp", options.insecure_tcp),
+        ];
+        let for_unix = [
+            ("--socket-group", options.socket_gid.is_some()),
+            ("--allow-uid", !options.allow_uids.is_empty()),
+            ("--allow-gid", !options.allow_gids.is_empty()),
+        ];
+        let given = |flags: &[(&'static str, bool)]| flags.iter().find(|(_, given)| *given).map(|(flag, _)| *flag);
+        if let Some(flag) = given(&for_tcp).filter(|_| !addresses.iter().any(is_tcp)) {
+            bail!("{flag} is about TCP, and no --listen is tcp://HOST:PORT; give one, or leave {flag} out");
+        }
+        if let Some(flag) = given(&for_unix).filter(|_| addresses.iter().all(is_tcp)) {
+            bail!("{flag} is about unix sockets, and no --listen is unix:///PATH; give one, or leave {flag} out");
+        }
+        let mut listeners = Vec::new();
+        for address in addresses {
+            listeners.push(Self::bind(address, options).await?);
+        }
+        Ok(listeners)
+    }
+
     /// Binds `address`. A file of a unix socket that nobody listens on any more is replaced.
     pub async fn bind(address: &Address, options: &Options) -> anyhow::Result<Self> {
         Self::try_bind(address, options).await.with_context(|| format!("failed to listen on {address}"))

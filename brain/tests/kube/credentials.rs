@@ -1,6 +1,9 @@
 //! Credentials that change while the API server is watched.
 
-use std::{convert::Infallible, fs, future::ready, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap, convert::Infallible, fs, future::ready, net::SocketAddr, os::unix::fs::PermissionsExt as _,
+    path::PathBuf, sync::Arc, time::Duration,
+};
 
 use bytes::Bytes;
 use futures::{FutureExt as _, StreamExt as _};
@@ -12,6 +15,7 @@ use hyper_util::{
 };
 use localnet_brain::{
     cluster::{Kind, Options},
+    metrics::{Metrics, Trouble},
     watch::kube::{self as watch, ApiServer, KeepAlive},
 };
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, KeyUsagePurpose};
@@ -133,16 +137,18 @@ fn list(request: &http::Request<impl Sized>) -> Body {
 /// A kubeconfig, and the watches that use it.
 struct Client {
     folder: TempDir,
+    metrics: Metrics,
     _stop: DropGuard,
 }
 
 impl Client {
     async fn start(folder: TempDir, server: &Value, user: &Value) -> Self {
         let stop = CancellationToken::new();
-        let client = Self { folder, _stop: stop.clone().drop_guard() };
+        let client = Self { folder, metrics: Metrics::default(), _stop: stop.clone().drop_guard() };
         client.configure(server, user);
         let keep_alive = KeepAlive { idle: Duration::from_secs(5), answer: Duration::from_secs(5) };
         let api = ApiServer::from_kubeconfig(Some(&client.path("kubeconfig")), keep_alive).await.unwrap();
+        let api = api.told_to(&client.metrics);
         let (events, mut received) = mpsc::channel(16);
         tokio::spawn(async move { while received.recv().await.is_some() {} });
         let options = Options::of_node("node-a");
@@ -211,6 +217,44 @@ async fn a_kubeconfig_that_changes_is_read_again() {
     client.configure(&plain(&other), &json!({ "token": "three" }));
     server.end_watches();
     assert_eq!(other.token().await, "Bearer three");
+}
+
+/// A kubeconfig may name a program that gives credentials. kube-proxy runs it for the first request and again after a failure; here,
+/// too, one that fails is a trouble of the source, and no end of the brain.
+#[tokio::test]
+async fn a_credential_plugin_that_fails_is_run_again() {
+    let mut server = Server::start(None).await;
+    let folder = TempDir::new().unwrap();
+    let plugin = |text: &str| {
+        let (path, new) = (folder.path().join("plugin"), folder.path().join("new"));
+        fs::write(&new, format!("#!/bin/sh\n{text}\n")).unwrap();
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::rename(new, path).unwrap();
+    };
+    plugin("echo secret; echo 'the vault is sealed' >&2; exit 3");
+    let command = folder.path().join("plugin").to_str().unwrap().to_owned();
+    let user = json!({ "exec": {
+        "apiVersion": "client.authentication.k8s.io/v1", "command": command, "interactiveMode": "Never",
+    } });
+    let folder_of_client = TempDir::new().unwrap();
+    let client = Client::start(folder_of_client, &plain(&server), &user).await;
+    let troubles = client.metrics.troubles();
+    let mut told = troubles.subscribe();
+    let all = soon(told.wait_for(|troubles| troubles.len() == Kind::ALL.len())).await.unwrap().clone();
+    for trouble in all.values() {
+        let text = &trouble.problem;
+        assert!(text.contains(&command) && text.contains("ended with exit status: 3: the vault is sealed"), "{text}");
+        assert!(!text.contains("secret") && text.contains("under exec"), "{text}");
+    }
+    plugin("echo nonsense");
+    let is_like = |words: &'static str| {
+        move |troubles: &BTreeMap<&'static str, Trouble>| troubles.values().all(|of| of.problem.contains(words))
+    };
+    soon(told.wait_for(is_like("has not written an ExecCredential"))).await.unwrap();
+    let credential = json!({ "apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": { "token": "one" } });
+    plugin(&format!("echo '{credential}'"));
+    assert_eq!(server.token().await, "Bearer one");
+    soon(told.wait_for(BTreeMap::is_empty)).await.unwrap();
 }
 
 /// An authority that vouches for servers and clients.

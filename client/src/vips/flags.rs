@@ -5,9 +5,12 @@ use std::{
     time::Duration,
 };
 
-use anyhow::ensure;
+use anyhow::{bail, ensure};
 use clap::Args;
-use localnet_config::{Conntrack, KubeProxyFlags, Mode, Platform, Reader, flags::ToDo};
+use localnet_config::{
+    Conntrack, KubeProxyFlags, Mode, Platform, Reader,
+    flags::{Part, ToDo},
+};
 use localnet_config_file::{Begin, Running, begin};
 use tracing::warn;
 
@@ -53,6 +56,30 @@ impl ConfigArgs {
             ensure!(!(asked && dry_run), "--dry-run changes nothing, and {flag} does: leave one of them out");
         }
         Ok(to_do)
+    }
+
+    /// For a command such as `init`, which has these flags too.
+    ///
+    /// # Errors
+    /// A flag asks for something else than the command does.
+    pub fn only(&self, command: &str) -> anyhow::Result<()> {
+        let to_do = self.kube_proxy.to_do()?;
+        let others = [
+            ("--cleanup", to_do.cleanup),
+            ("--init-only", to_do.init_only),
+            ("--write-config-to", to_do.write_config_to.is_some()),
+        ];
+        match others.iter().find(|(_, given)| *given) {
+            Some((flag, _)) => bail!("{flag}: the command {command} does not do that; leave out one of them"),
+            None => Ok(()),
+        }
+    }
+
+    /// Warns of flags that only have an effect in the brain.
+    pub fn say_of_brain(&self) {
+        for problem in self.kube_proxy.elsewhere(Part::Backend) {
+            warn!("{problem}");
+        }
     }
 
     /// Says that another mode is configured than the one that is programmed.

@@ -32,6 +32,15 @@ impl Given {
     }
 }
 
+/// A part of what kube-proxy does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// It reads the API and answers health checks: `localnet-brain`.
+    Brain,
+    /// It programs the node.
+    Backend,
+}
+
 /// What a program is to do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ToDo<'a> {
@@ -105,6 +114,20 @@ impl KubeProxyFlags {
     /// The names of the flags that were given.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         self.given.iter().map(|given| given.flag.name)
+    }
+
+    /// The flags that are given and have no effect in this part of kube-proxy, each with the remedy. None beside `--config`, which
+    /// both parts are given alike.
+    pub fn elsewhere(&self, here: Part) -> Vec<crate::Problem> {
+        if self.text("config").is_some() {
+            return Vec::new();
+        }
+        let (others, remedy) = match here {
+            Part::Brain => (table::OF_BACKENDS, "give it to the backend"),
+            Part::Backend => (table::OF_THE_BRAIN, "give it to localnet-brain"),
+        };
+        let others = self.given.iter().filter(|given| others.contains(&given.flag.name));
+        others.map(|given| value::problem(given, "has no effect in this program".to_owned(), remedy)).collect()
     }
 
     fn text(&self, name: &str) -> Option<&str> {

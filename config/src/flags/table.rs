@@ -339,6 +339,49 @@ pub const FLAGS: &[Flag] = &[
     beside(flag("write-config-to", Path, Program, "write the configuration as a v1alpha2 file, and exit")),
 ];
 
+/// Flags that only count in the brain.
+pub(super) const OF_THE_BRAIN: &[&str] = &[
+    "bind-address",
+    "bind-address-hard-fail",
+    "feature-gates",
+    "healthz-bind-address",
+    "healthz-port",
+    "hostname-override",
+    "kubeconfig",
+    "master",
+    "metrics-bind-address",
+    "metrics-port",
+    "profiling",
+    "show-hidden-metrics-for-version",
+];
+
+/// Flags that only count in a backend.
+pub(super) const OF_BACKENDS: &[&str] = &[
+    "cluster-cidr",
+    "conntrack-max-per-core",
+    "conntrack-min",
+    "conntrack-tcp-be-liberal",
+    "conntrack-tcp-timeout-close-wait",
+    "conntrack-tcp-timeout-established",
+    "conntrack-udp-timeout",
+    "conntrack-udp-timeout-stream",
+    "detect-local-mode",
+    "iptables-localhost-nodeports",
+    "iptables-masquerade-bit",
+    "iptables-min-sync-period",
+    "ipvs-exclude-cidrs",
+    "ipvs-min-sync-period",
+    "ipvs-scheduler",
+    "ipvs-strict-arp",
+    "ipvs-tcp-timeout",
+    "ipvs-tcpfin-timeout",
+    "ipvs-udp-timeout",
+    "masquerade-all",
+    "oom-score-adj",
+    "pod-bridge-interface",
+    "pod-interface-name-prefix",
+];
+
 const fn flag(name: &'static str, kind: Kind, sets: Sets, help: &'static str) -> Flag {
     Flag { name, short: None, kind, sets, beside_config: false, platform: None, help, no_effect: None }
 }
@@ -369,6 +412,9 @@ mod tests {
     #[test]
     fn flags_are_sorted_and_set_fields_that_there_are() {
         assert!(FLAGS.is_sorted_by(|a, b| a.name < b.name));
+        for name in OF_THE_BRAIN.iter().chain(OF_BACKENDS) {
+            assert!(FLAGS.iter().any(|flag| flag.name == *name), "--{name}");
+        }
         for flag in FLAGS {
             if let Field(path) | InIpvs(path) | ButIpvs(path) | Port(path) = flag.sets {
                 assert!(FIELDS.iter().any(|field| field.path == path), "--{}: {path}", flag.name);

@@ -8,6 +8,9 @@
 //! Requests are rare, since a watch lasts for minutes, and the files are small. Watches that are under way keep the
 //! connection they have: the API server looks at credentials when a request begins. Files that cannot be used, for instance
 //! half written ones, change nothing.
+//!
+//! A program that a kubeconfig names under `exec` is run for the first request, not at the start: one that fails is run again,
+//! and the requests fail until it succeeds.
 
 use std::{
     fs,
@@ -15,6 +18,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
@@ -170,13 +174,27 @@ pub(super) struct Configured {
 /// What the files last said.
 #[derive(Debug)]
 struct Now {
-    fingerprint: u64,
-    connection: Connection,
+    /// `None` before they were looked at.
+    fingerprint: Option<u64>,
+    /// `None` while a credential plugin has not succeeded yet.
+    connection: Option<Connection>,
     token: Option<Token>,
+    /// The credential plugin has failed.
+    failed: Option<Failed>,
 }
 
+/// Why there are no new credentials, and since when.
+#[derive(Debug)]
+struct Failed {
+    at: Instant,
+    why: String,
+}
+
+/// How long a credential plugin that has failed is left alone: four watches ask at once.
+const PLUGIN_PAUSE: Duration = Duration::from_secs(1);
+
 impl Configured {
-    /// Reads the configuration: `kubeconfig`, or else the usual places. Nothing is sent yet.
+    /// Reads the configuration: `kubeconfig`, or else the usual places. Nothing is sent yet, and no credential plugin is run.
     pub(super) async fn read(
         kubeconfig: Option<&Path>,
         server: Option<http::Uri>,
@@ -186,9 +204,17 @@ impl Configured {
         let place = Place { files, server };
         let hashes = RandomState::new();
         let fingerprint = fingerprint(&hashes, &place);
-        let (url, connection, token) = open(&place, keep_alive).await?;
-        let now = Arc::new(Mutex::new(Now { fingerprint, connection, token }));
-        Ok(Self { place, keep_alive, hashes, now, url: watch::Sender::new(url) })
+        let mut read = Read::of(&place).await?;
+        let url = read.config.cluster_url.to_string();
+        let now = if read.config.auth_info.exec.take().is_some() {
+            // Everything else has to be usable.
+            read.connect(keep_alive)?;
+            Now { fingerprint: None, connection: None, token: None, failed: None }
+        } else {
+            let connection = Some(read.connect(keep_alive)?);
+            Now { fingerprint: Some(fingerprint), connection, token: read.token, failed: None }
+        };
+        Ok(Self { place, keep_alive, hashes, now: Arc::new(Mutex::new(now)), url: watch::Sender::new(url) })
     }
 
     /// Where the API server is.
@@ -197,7 +223,7 @@ impl Configured {
     }
 
     pub(super) async fn ask(self, mut request: http::Request<Body>) -> Result<http::Response<AnyBody>, BoxError> {
-        let (connection, token) = self.look().await?;
+        let (connection, token) = self.look().await??;
         if let Some(token) = token {
             request.headers_mut().insert(AUTHORIZATION, token);
         }
@@ -205,41 +231,102 @@ impl Configured {
     }
 
     /// What the files say now.
-    async fn look(&self) -> Result<(Connection, Option<HeaderValue>), task::JoinError> {
+    async fn look(&self) -> Result<Result<(Connection, Option<HeaderValue>), NoCredentials>, task::JoinError> {
         let (this, mut now) = (self.clone(), Arc::clone(&self.now).lock_owned().await);
-        // Files may be on a server that is away.
+        // Files may be on a server that is away, and a plugin may take its time.
         let looked = task::spawn_blocking(move || {
             let fingerprint = fingerprint(&this.hashes, &this.place);
-            if fingerprint != now.fingerprint {
-                now.fingerprint = fingerprint;
-                match Handle::current().block_on(open(&this.place, this.keep_alive)) {
-                    Ok((url, connection, token)) => {
-                        info!(url, "the configuration of the API server has changed, and is used from now on");
-                        (now.connection, now.token) = (connection, token);
-                        this.url.send_replace(url);
-                    }
-                    Err(error) => warn!(
-                        error = format!("{error:#}"),
-                        "the changed configuration of the API server cannot be used; the former one stays in use"
-                    ),
-                }
+            let changed = now.fingerprint != Some(fingerprint);
+            let again = now.failed.as_ref().is_some_and(|failed| failed.at.elapsed() >= PLUGIN_PAUSE);
+            if changed || again {
+                this.open(&mut now, fingerprint);
             }
             if let Some(token) = &mut now.token {
                 token.refresh();
             }
-            (now.connection.clone(), now.token.as_ref().map(|token| token.header.clone()))
+            match (&now.connection, &now.failed) {
+                (Some(connection), _) => Ok((connection.clone(), now.token.as_ref().map(|token| token.header.clone()))),
+                (None, Some(failed)) => Err(NoCredentials(failed.why.clone())),
+                (None, None) => Err(NoCredentials("its configuration has not been read yet".to_owned())),
+            }
         });
         looked.await
     }
+
+    /// Connects as the files say now. What cannot be used leaves the former connection.
+    fn open(&self, now: &mut Now, fingerprint: u64) {
+        let is_first = now.fingerprint.is_none();
+        now.fingerprint = Some(fingerprint);
+        let (place, keep_alive) = (&self.place, self.keep_alive);
+        let opened = Handle::current().block_on(async {
+            let read = Read::of(place).await.map_err(|error| (error, false))?;
+            let plugin = read.config.auth_info.exec.is_some();
+            let connection = read.connect(keep_alive).map_err(|error| (error, plugin))?;
+            Ok((read.config.cluster_url.to_string(), connection, read.token))
+        });
+        match opened {
+            Ok((url, connection, token)) => {
+                if !is_first && now.failed.is_none() {
+                    info!(url, "the configuration of the API server has changed, and is used from now on");
+                }
+                (now.connection, now.token, now.failed) = (Some(connection), token, None);
+                self.url.send_replace(url);
+            }
+            Err((error, plugin)) => {
+                let why = format!("{error:#}");
+                let is_news = now.failed.as_ref().is_none_or(|failed| failed.why != why);
+                // Requests that fail for it say so.
+                if is_news && now.connection.is_some() {
+                    warn!(
+                        error = why,
+                        "the changed configuration of the API server cannot be used; the former one stays in use"
+                    );
+                }
+                // A plugin may succeed the next time; files are looked at again when they change.
+                now.failed = (plugin || now.connection.is_none()).then(|| Failed { at: Instant::now(), why });
+            }
+        }
+    }
 }
 
-async fn open(place: &Place, keep_alive: KeepAlive) -> anyhow::Result<(String, Connection, Option<Token>)> {
-    let mut config = place.read().await?;
-    let unusable = "failed to use the configuration of the API server";
-    let token = Token::take(&mut config.auth_info).context(unusable)?;
-    let connection = connect(&config, keep_alive).context(unusable)?;
-    Ok((config.cluster_url.to_string(), connection, token))
+/// The credentials of a request cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct NoCredentials(String);
+
+/// A configuration that was read; its `exec` is left only if a plugin is to be run.
+struct Read {
+    config: Config,
+    token: Option<Token>,
 }
+
+impl Read {
+    async fn of(place: &Place) -> anyhow::Result<Self> {
+        let mut config = place.read().await?;
+        let user = &mut config.auth_info;
+        let token = Token::take(user).context(UNUSABLE)?;
+        // In the order of kube, which is client-go's.
+        let password = user.username.is_some() && user.password.is_some();
+        if user.auth_provider.is_some() || password || user.token.is_some() {
+            user.exec = None;
+        }
+        Ok(Self { config, token })
+    }
+
+    fn connect(&self, keep_alive: KeepAlive) -> anyhow::Result<Connection> {
+        let connected = connect(&self.config, keep_alive);
+        let Some(exec) = &self.config.auth_info.exec else { return connected.context(UNUSABLE) };
+        connected.map_err(|error| match error.downcast_ref::<kube::Error>() {
+            Some(kube::Error::Auth(failed)) => {
+                let program = exec.command.as_deref().unwrap_or_default();
+                anyhow::anyhow!("the credential plugin {program:?}: {}", trouble::plugin(failed))
+            }
+            _ => error.context(UNUSABLE),
+        })
+    }
+}
+
+const UNUSABLE: &str = "failed to use the configuration of the API server";
 
 /// A number that changes with the content of the files.
 fn fingerprint(hashes: &RandomState, place: &Place) -> u64 {

@@ -250,7 +250,7 @@ impl Standing {
 
     /// The API server was last seen to be away.
     fn is_cut_off(&self) -> bool {
-        matches!(self.trouble, Some(Trouble::Unreachable(_)))
+        self.trouble.as_ref().is_some_and(Trouble::is_of_all_kinds)
     }
 
     /// How often `trouble` has been met without a break, this time included.
@@ -275,7 +275,7 @@ impl Standing {
             warn!("{text}; {meanwhile}, and it is tried again");
         }
         // A stumble that passes at once is no trouble.
-        if !tolerable && (matches!(trouble, Trouble::Unreachable(_)) || self.met >= NOT_AT_ITS_WORD) {
+        if !tolerable && (trouble.is_of_all_kinds() || self.met >= NOT_AT_ITS_WORD) {
             self.api.troubles().is(resource(self.kind), trouble.describe(self.kind, &self.api.url()));
         }
         self.trouble = Some(trouble);
@@ -285,7 +285,7 @@ impl Standing {
     /// Whether the operator has not been told. All kinds lose the API server together: one of them says so.
     fn is_news(&self, trouble: &Trouble) -> bool {
         match trouble {
-            Trouble::Unreachable(_) => self.met == 1 && self.api.lost(),
+            Trouble::Unreachable(_) | Trouble::NoCredentials(_) => self.met == 1 && self.api.lost(),
             Trouble::Unknown => self.met == 1,
             _ => self.met == NOT_AT_ITS_WORD,
         }
@@ -295,7 +295,7 @@ impl Standing {
         self.backoff.reset();
         let told = match self.trouble.take() {
             None => false,
-            Some(Trouble::Unreachable(_)) => self.api.found(),
+            Some(Trouble::Unreachable(_) | Trouble::NoCredentials(_)) => self.api.found(),
             Some(_) => self.met >= NOT_AT_ITS_WORD,
         };
         self.met = 0;

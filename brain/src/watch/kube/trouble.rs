@@ -2,8 +2,9 @@
 
 use std::error::Error;
 
-use kube::{core::Status, runtime::watcher};
+use kube::{client::AuthError, core::Status, runtime::watcher};
 
+use super::configuration::NoCredentials;
 use crate::cluster::Kind;
 
 /// A reason why a kind cannot be watched.
@@ -11,6 +12,8 @@ use crate::cluster::Kind;
 pub(super) enum Trouble {
     /// No answer comes.
     Unreachable(String),
+    /// There are no credentials to ask with.
+    NoCredentials(String),
     /// The API server does not know who asks.
     Unauthorized,
     /// It knows, and says no.
@@ -39,8 +42,13 @@ impl Trouble {
     fn of_request(verb: &'static str, error: &kube::Error) -> Self {
         match error {
             kube::Error::Api(status) => Self::of_status(verb, status),
-            kube::Error::SerdeError(_) | kube::Error::Auth(_) => Self::Failing(cause(error)),
-            kube::Error::Service(error) => Self::Unreachable(cause(&**error)),
+            kube::Error::SerdeError(_) => Self::Failing(cause(error)),
+            kube::Error::Auth(error) => Self::NoCredentials(plugin(error)),
+            kube::Error::Service(error) => match (error.downcast_ref(), error.downcast_ref::<NoCredentials>()) {
+                (Some(error), _) => Self::NoCredentials(plugin(error)),
+                (_, Some(error)) => Self::NoCredentials(one_line(&error.to_string())),
+                (None, None) => Self::Unreachable(cause(&**error)),
+            },
             _ => Self::Unreachable(cause(error)),
         }
     }
@@ -62,6 +70,11 @@ impl Trouble {
         matches!(self, Self::Outdated | Self::Interrupted(_))
     }
 
+    /// It keeps every kind from being watched.
+    pub(super) fn is_of_all_kinds(&self) -> bool {
+        matches!(self, Self::Unreachable(_) | Self::NoCredentials(_))
+    }
+
     /// The same trouble, whatever its words.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         std::mem::discriminant(self) == std::mem::discriminant(other)
@@ -76,6 +89,9 @@ impl Trouble {
                     "the API server at {url} cannot be reached: {why}; check that it runs and that its address is right"
                 )
             }
+            Self::NoCredentials(why) => format!(
+                "there are no credentials for the API server at {url}: {why}; mend the program that the kubeconfig names under exec, or give the kubeconfig another user"
+            ),
             Self::Unauthorized => {
                 format!("the API server at {url} does not accept the credentials; renew the token or the certificate")
             }
@@ -89,6 +105,25 @@ impl Trouble {
             }
             Self::Interrupted(why) => format!("the watch was interrupted: {why}"),
         }
+    }
+}
+
+/// Why a program that a kubeconfig names under `exec` gives no credentials. kube's own words show all that the program has written,
+/// which may be a secret.
+pub(super) fn plugin(error: &AuthError) -> String {
+    match error {
+        AuthError::AuthExecRun { out, .. } => {
+            let said = String::from_utf8_lossy(&out.stderr);
+            let said = said.trim();
+            match said {
+                "" => format!("it ended with {}", out.status),
+                said => format!("it ended with {}: {}", out.status, one_line(said)),
+            }
+        }
+        AuthError::AuthExecStart(error) => format!("it cannot be started: {error}"),
+        AuthError::AuthExecParse(_) => "it has not written an ExecCredential".to_owned(),
+        AuthError::ExecPluginFailed => "the ExecCredential that it has written has no status".to_owned(),
+        error => cause(error),
     }
 }
 

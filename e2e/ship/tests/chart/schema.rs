@@ -82,6 +82,9 @@ fn what_is_wrong_is_refused() {
         ("cleanup={nft}", "its rules would be removed at each start"),
         ("podMonitor.enabled=true", "an address of loopback"),
         ("resources.brain.memory=1Mi", "memory"),
+        // Nothing would be logged, not even the start.
+        ("log.level=verbose", "level"),
+        ("log.level=warning", "level"),
     ] {
         let flag = if set.contains('{') || set.contains("port") || set.contains("enabled") || set.ends_with("Cor=1") {
             "--set"
