@@ -54,7 +54,8 @@ async fn services_that_would_behave_differently_are_named() -> anyhow::Result<()
             named.push((name, entry.and_then(|entry| entry.parse().ok()).expect("an entry")));
         }
         assert_eq!(named, expected, "{mode}: {said}");
-        let all = format!("; {} differences\n", said.lines().count() - 1);
+        let count = said.lines().count() - 1;
+        let all = format!("; {count} {}\n", if count == 1 { "difference" } else { "differences" });
         assert!(said.ends_with(&all), "{said}");
     }
     Ok(())
