@@ -9,8 +9,8 @@ use std::{
 
 use super::look::Stamp;
 
-/// A file may have so many MiB.
-const LARGEST_MIB: u64 = 64;
+/// A file may have so many MiB: reading one costs up to eight times its size.
+const LARGEST_MIB: u64 = 32;
 
 /// Why a file is not read.
 pub(super) enum Refused {

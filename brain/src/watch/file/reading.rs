@@ -225,10 +225,9 @@ impl Reader<'_> {
     fn failed(&self, error: &serde_saphyr::Error) -> Reading {
         let place = error.location().map_or((1, 1), |place| (place.line().max(1), place.column()));
         let line = self.line(place.0);
-        let (object, field) = match (self.tree(), self.header()) {
-            (Some(tree), Ok(header)) => self.named(&tree.field(place), &header),
-            _ => (String::new(), String::new()),
-        };
+        // A large document is not read again.
+        let named = self.tree().and_then(|tree| Some(self.named(&tree.field(place), &self.header().ok()?)));
+        let (object, field) = named.unwrap_or_default();
         let options = serde_saphyr::render_options! { snippets: serde_saphyr::SnippetMode::Off };
         let (problem, remedy) = match mistyped(error) {
             Some(Mistyped::Number) => no_number(self.scalar(place)),
