@@ -1,9 +1,9 @@
 //! The flags of the command. The parts that a program with a brain inside shares are structs of their own.
 
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use localnet_config::{Config, KubeProxyFlags, Mode};
+use localnet_config::{BadDuration, Config, GoDuration, KubeProxyFlags, Mode};
 use localnet_proto::{Address, DEFAULT_ADDRESS};
 
 use crate::{
@@ -93,6 +93,10 @@ pub struct SourceArgs {
     /// Serve the Services that name this proxy in the label service.kubernetes.io/service-proxy-name, instead of those without it
     #[arg(long, value_name = "NAME", value_parser = label_value)]
     pub service_proxy_name: Option<String>,
+    /// When more than half of the Services or endpoints (and at least 20) are suddenly missing from a list or from the files, they stay for so
+    /// long: 90s, 5m; 0s lets them go at once
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration)]
+    pub shrink_hold: Duration,
 }
 
 impl SourceArgs {
@@ -126,8 +130,15 @@ impl SourceArgs {
         };
         let service_proxy_name = self.service_proxy_name.clone();
         let external_ips = said.feature_gates.enabled("AllowServiceExternalIPs");
-        Ok(cluster::Options { service_proxy_name, external_ips, ..cluster::Options::of_node(name) })
+        let shrink_hold = self.shrink_hold;
+        Ok(cluster::Options { service_proxy_name, external_ips, shrink_hold, ..cluster::Options::of_node(name) })
     }
+}
+
+/// A duration as Kubernetes writes it, and not a negative one.
+fn duration(text: &str) -> Result<Duration, String> {
+    let duration: GoDuration = text.parse().map_err(|error: BadDuration| error.to_string())?;
+    duration.positive().ok_or_else(|| "is negative; write it like 5m, or 0s".to_owned())
 }
 
 /// The URL of an API server.

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Only [`watch`], `serve`, `health`, `status`, [`events`], [`configured`] and the command do I/O. [`cluster`] and [`localize`] are synchronous and pure: they return what
-//! they skipped and why, and [`pump`] says it in the log.
+//! they skipped and why, and [`pump`] says it in the log. [`guard`] decides which removals wait, and reads no clock.
 
 pub mod args;
 pub mod check;
@@ -14,7 +14,9 @@ pub mod cluster;
 pub mod configured;
 pub mod events;
 pub mod feed;
+pub mod guard;
 pub mod health;
+mod intake;
 pub mod journal;
 pub mod kpng;
 pub mod localize;

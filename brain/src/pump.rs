@@ -5,18 +5,20 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
+    sync::Arc,
     time::Duration,
 };
 
 use localnet_proto::{Revision, ServiceKey};
 use tokio::{
-    sync::{mpsc, oneshot, watch},
+    sync::{Notify, mpsc, oneshot, watch},
     time::Instant,
 };
 
 use crate::{
     cluster::{Cluster, Event},
     feed::Feed,
+    intake::Intake,
     localize::{Localized, NodeIps, Reasons, Skipped},
 };
 
@@ -33,11 +35,29 @@ pub struct Batch {
     pub events: Vec<Event>,
     /// When the source had it, before it waited for the pump.
     pub since: Instant,
+    /// How the source knows.
+    pub origin: Origin,
+}
+
+/// How a source knows what it says.
+#[derive(Clone, Debug)]
+pub enum Origin {
+    /// It was told of each change.
+    Changes,
+    /// It has read files again: what is deleted is what was not found any more.
+    Reread,
+    /// Lists and watches of an API server.
+    ApiServer {
+        /// Asks for another list of this kind.
+        relist: Arc<Notify>,
+        /// Objects that the list has, but that nobody can read: what is known of them stays.
+        unreadable: Vec<ServiceKey>,
+    },
 }
 
 impl From<Vec<Event>> for Batch {
     fn from(events: Vec<Event>) -> Self {
-        Self { events, since: Instant::now() }
+        Self { events, since: Instant::now(), origin: Origin::Changes }
     }
 }
 
@@ -89,8 +109,16 @@ pub async fn run(
     feed: Feed,
 ) {
     let mut report = Report::default();
+    let mut intake = Intake::new(&cluster, feed.metrics().troubles());
     loop {
         let batch = tokio::select! {
+            () = intake.due() => {
+                let gone = intake.act(Instant::now());
+                if gone.is_empty() {
+                    continue;
+                }
+                gone.into()
+            }
             batch = events.recv() => match batch {
                 Some(batch) => batch,
                 None => return,
@@ -103,11 +131,11 @@ pub async fn run(
         };
         let (begun, since) = (Instant::now(), batch.since);
         cluster.set_node_ips(node_ips.borrow_and_update().clone());
-        handle(&mut cluster, batch.events);
+        intake.take(&mut cluster, batch, Instant::now());
         while begun.elapsed() < JOIN
             && let Ok(batch) = events.try_recv()
         {
-            handle(&mut cluster, batch.events);
+            intake.take(&mut cluster, batch, Instant::now());
         }
         let Some(localized) = cluster.localize() else { continue };
         report.skipped(&localized);
@@ -125,12 +153,6 @@ pub async fn run(
 async fn changed(node_ips: &mut watch::Receiver<NodeIps>) {
     if node_ips.changed().await.is_err() {
         std::future::pending::<()>().await;
-    }
-}
-
-fn handle(cluster: &mut Cluster, batch: Vec<Event>) {
-    for event in batch {
-        cluster.handle(event);
     }
 }
 

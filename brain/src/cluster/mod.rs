@@ -16,11 +16,15 @@ use std::{
     net::IpAddr,
     num::NonZeroI64,
     sync::Arc,
+    time::Duration,
 };
 
 use localnet_proto::ServiceKey;
 
-use crate::localize::{self, Here, Localized, NodeIps, ObjectChanges};
+use crate::{
+    guard::{self, Lack},
+    localize::{self, Here, Localized, NodeIps, ObjectChanges},
+};
 use claims::Claims;
 pub use event::{Event, Kind, Object};
 pub use object::{
@@ -38,12 +42,14 @@ pub struct Options {
     pub service_proxy_name: Option<String>,
     /// Whether `spec.externalIPs` of Services is looked at: the feature gate `AllowServiceExternalIPs`.
     pub external_ips: bool,
+    /// For how long Services and endpoints stay that are suddenly missing from a list; no time: they go at once.
+    pub shrink_hold: Duration,
 }
 
 impl Options {
     /// What a brain of that node does unless told otherwise.
     pub fn of_node(node_name: impl Into<String>) -> Self {
-        Self { node_name: node_name.into(), service_proxy_name: None, external_ips: true }
+        Self { node_name: node_name.into(), service_proxy_name: None, external_ips: true, shrink_hold: guard::HOLD }
     }
 }
 
@@ -94,6 +100,11 @@ impl Cluster {
             node_dirty: true,
             changes: ObjectChanges::default(),
         }
+    }
+
+    /// What it was told of its node.
+    pub fn options(&self) -> &Options {
+        &self.options
     }
 
     /// Takes what a source says. What is equal to what is known changes nothing.
@@ -308,18 +319,70 @@ impl Cluster {
         self.here = here;
     }
 
-    fn replace(&mut self, kind: Kind, objects: Vec<Object>) {
-        self.synced.insert(kind);
-        let objects: Vec<Object> = objects.into_iter().filter(|object| object.kind() == kind).collect();
+    /// Whether a kind has been listed completely.
+    pub fn has_listed(&self, kind: Kind) -> bool {
+        self.synced.contains(&kind)
+    }
+
+    /// The objects of a kind that are known and not in `objects`.
+    pub fn missing(&self, kind: Kind, objects: &[Object]) -> Vec<ServiceKey> {
         let kept: HashSet<(&str, &str)> = objects.iter().map(|object| (object.namespace(), object.name())).collect();
         let gone = |key: &ServiceKey| !kept.contains(&(&*key.namespace, &*key.name));
-        let gone: Vec<ServiceKey> = match kind {
+        match kind {
             Kind::Service => self.services.keys().filter(|key| gone(key)).cloned().collect(),
             Kind::Slice => self.owners.keys().filter(|key| gone(key)).cloned().collect(),
             Kind::Node => self.node.iter().map(|node| unnamespaced(&node.name)).filter(gone).collect(),
             Kind::ServiceCidr => self.service_cidrs.keys().map(unnamespaced).filter(gone).collect(),
-        };
-        for key in gone {
+        }
+    }
+
+    /// How much would be lost without `missing`: Services, or endpoints. `others` come with the same list. The endpoints of a
+    /// Service that keeps as many as it loses are not lost, as its slices may have other names now; nor are those of a single
+    /// Service, or of one that is gone.
+    pub fn lack<'a>(
+        &self,
+        kind: Kind,
+        missing: &BTreeSet<ServiceKey>,
+        others: impl Iterator<Item = &'a Object>,
+    ) -> Lack {
+        if kind == Kind::Service {
+            let lost = missing.iter().filter(|key| self.services.contains_key(*key)).count();
+            return Lack { lost, of: self.services.len() };
+        }
+        let mut of_owners: HashMap<ServiceKey, (usize, usize)> = HashMap::new();
+        for owner in missing.iter().filter_map(|name| self.owners.get(name)) {
+            // With its Service an endpoint goes anyway.
+            if !self.services.contains_key(owner) {
+                continue;
+            }
+            of_owners.entry(owner.clone()).or_default();
+        }
+        for (owner, (lost, kept)) in &mut of_owners {
+            for slice in self.slices_of(owner) {
+                let name = ServiceKey { namespace: Arc::clone(&slice.namespace), name: Arc::clone(&slice.name) };
+                *if missing.contains(&name) { &mut *lost } else { &mut *kept } += slice.endpoints.len();
+            }
+        }
+        for object in others {
+            if let Object::Slice(slice) = object
+                && !self.owners.contains_key(&ServiceKey::new(&*slice.namespace, &*slice.name))
+                && let Some((_, kept)) = slice.owner().and_then(|owner| of_owners.get_mut(&owner))
+            {
+                *kept += slice.endpoints.len();
+            }
+        }
+        // Those of one Service are one decision of somebody.
+        let losses = of_owners.values().map(|(lost, kept)| lost.saturating_sub(*kept)).filter(|lost| *lost > 0);
+        let lost = if losses.clone().count() > 1 { losses.sum() } else { 0 };
+        // Most changes lose nothing, and need not count everything.
+        let of = if lost == 0 { 0 } else { self.slices.values().flatten().map(|slice| slice.endpoints.len()).sum() };
+        Lack { lost, of }
+    }
+
+    fn replace(&mut self, kind: Kind, objects: Vec<Object>) {
+        self.synced.insert(kind);
+        let objects: Vec<Object> = objects.into_iter().filter(|object| object.kind() == kind).collect();
+        for key in self.missing(kind, &objects) {
             self.delete(kind, key.namespace, key.name);
         }
         for object in objects {

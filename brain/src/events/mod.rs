@@ -71,7 +71,7 @@ impl Events {
     pub fn start(api: &ApiServer, node: &str, work: &mut JoinSet<anyhow::Result<()>>) -> Self {
         let (queue, mut waiting) = mpsc::channel::<Happened>(QUEUE);
         let reporter = Reporter { controller: "localnet".to_owned(), instance: Some(format!("localnet-{node}")) };
-        let (recorder, node) = (Recorder::new(api.plain_client(), reporter), node.to_owned());
+        let (recorder, node) = (Recorder::new(api.client(), reporter), node.to_owned());
         work.spawn(async move {
             while let Some(happened) = waiting.recv().await {
                 post(&recorder, &node, &happened).await;

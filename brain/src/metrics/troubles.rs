@@ -1,8 +1,11 @@
 //! [`Troubles`]: what keeps a source from telling what is new. Until it is over, the state is as old as the trouble.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Instant, SystemTime},
+};
 
-use prometheus::{IntGaugeVec, Opts, Registry};
+use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry};
 use tokio::sync::watch;
 
 use super::with;
@@ -11,6 +14,9 @@ use super::with;
 #[derive(Clone, Debug)]
 pub struct Troubles {
     failing: IntGaugeVec,
+    heard: GaugeVec,
+    restored: IntCounterVec,
+    held: IntGaugeVec,
     now: watch::Sender<BTreeMap<&'static str, Trouble>>,
 }
 
@@ -36,7 +42,25 @@ impl Troubles {
             "localnet_source_failing",
             "1 while the brain cannot read changes of this kind and serves the last state that it could read, else 0.",
         );
-        Self { failing: with(registry, IntGaugeVec::new(failing, &["of"])), now: watch::Sender::default() }
+        let heard = Opts::new(
+            "localnet_source_heard_timestamp_seconds",
+            "When the source last told of this: an object, a complete list, or a bookmark, which an API server sends about once a minute.",
+        );
+        let restored = Opts::new(
+            "localnet_source_restored_total",
+            "How often the API server was found at an older state than before, as after a restore of etcd.",
+        );
+        let held = Opts::new(
+            "localnet_source_held_objects",
+            "Objects that are missing from the newest list, and kept until that is confirmed.",
+        );
+        Self {
+            failing: with(registry, IntGaugeVec::new(failing, &["of"])),
+            heard: with(registry, GaugeVec::new(heard, &["of"])),
+            restored: with(registry, IntCounterVec::new(restored, &["of"])),
+            held: with(registry, IntGaugeVec::new(held, &["of"])),
+            now: watch::Sender::default(),
+        }
     }
 
     /// `of` cannot be read, or still cannot.
@@ -52,6 +76,22 @@ impl Troubles {
     pub(crate) fn is_over(&self, of: &'static str) {
         self.now.send_if_modified(|now| now.remove(of).is_some());
         self.failing.with_label_values(&[of]).set(0);
+    }
+
+    /// The source has told of `of`, be it that nothing is new.
+    pub(crate) fn heard(&self, of: &'static str) {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        self.heard.with_label_values(&[of]).set(now.as_secs_f64());
+    }
+
+    /// The source of `of` has gone back in time.
+    pub(crate) fn restored(&self, of: &'static str) {
+        self.restored.with_label_values(&[of]).inc();
+    }
+
+    /// So many objects of `of` are kept though the newest list does not have them.
+    pub(crate) fn held(&self, of: &'static str, objects: usize) {
+        self.held.with_label_values(&[of]).set(i64::try_from(objects).unwrap_or(i64::MAX));
     }
 
     /// What cannot be read at the moment.

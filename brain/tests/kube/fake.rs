@@ -1,21 +1,32 @@
 //! An API server at the HTTP seam: the test sees each request and says what is answered.
 
-use std::{collections::VecDeque, future::Future, io, time::Duration};
+use std::{
+    collections::VecDeque,
+    future::Future,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use kube::client::Body;
 use localnet_brain::{
     cluster::{Event, Kind, Object, Options},
+    feed::Feed,
     metrics::{Metrics, Troubles},
     pump::Batch,
+    serve::Reports,
     watch::kube::{self as watch, ApiServer},
 };
 use serde_json::{Value, json};
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinHandle,
-    time::timeout,
+    time::{Instant, sleep_until, timeout},
 };
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -87,6 +98,12 @@ impl Request {
         self.respond_json(code, &status(code));
     }
 
+    /// What a proxy says that has lost its server.
+    pub(crate) fn html(self) {
+        let body = Full::new(Bytes::from_static(b"<html>\n<body>Bad day</body>\n</html>\n"));
+        self.respond(200, body.map_err(|never| match never {}).boxed_unsync());
+    }
+
     /// The connection breaks.
     pub(crate) fn break_off(self) {
         self.answer.send(Err(io::ErrorKind::ConnectionReset.into())).unwrap();
@@ -134,6 +151,9 @@ pub(crate) struct Fake {
     early: VecDeque<Request>,
     pub(crate) events: mpsc::Receiver<Batch>,
     pub(crate) troubles: Troubles,
+    pub(crate) metrics: Metrics,
+    /// The state of the server, for those that only ask for that: lists of one object are answered at once.
+    pub(crate) version: Arc<AtomicU64>,
     _cancel: tokio_util::sync::DropGuard,
     _task: JoinHandle<anyhow::Result<()>>,
 }
@@ -141,11 +161,18 @@ pub(crate) struct Fake {
 impl Fake {
     pub(crate) fn start(service_proxy_name: Option<&str>) -> Self {
         let (sender, requests) = mpsc::unbounded_channel();
+        let version = Arc::new(AtomicU64::new(u64::MAX));
+        let of_server = Arc::clone(&version);
         let service = tower::service_fn(move |request: http::Request<Body>| {
             let query = request.uri().query().unwrap_or_default();
             let query = percent_decoded(query);
             let (answer, answered) = oneshot::channel();
-            sender.send(Request { kind: kind_of(request.uri().path()), query, answer }).unwrap();
+            let request = Request { kind: kind_of(request.uri().path()), query, answer };
+            if request.parameter("limit") == Some("1") {
+                request.list(&[], &of_server.load(Ordering::Relaxed).to_string());
+            } else {
+                sender.send(request).unwrap();
+            }
             async move { answered.await.unwrap_or_else(|_| Err(io::ErrorKind::ConnectionRefused.into())) }
         });
         let (events, received) = mpsc::channel(64);
@@ -160,6 +187,8 @@ impl Fake {
             early: VecDeque::new(),
             events: received,
             troubles: metrics.troubles(),
+            metrics,
+            version,
             _cancel: cancel.drop_guard(),
             _task: tokio::spawn(run),
         }
@@ -177,6 +206,34 @@ impl Fake {
             }
             self.early.push_back(request);
         }
+    }
+
+    /// Answers requests for a kind for so long, and says how many there were.
+    pub(crate) async fn play(&mut self, kind: Kind, time: Duration, mut answer: impl FnMut(Request)) -> usize {
+        let until = Instant::now() + time;
+        let mut requests = 0;
+        loop {
+            tokio::select! {
+                biased;
+                () = sleep_until(until) => return requests,
+                request = self.request(kind) => {
+                    requests += 1;
+                    answer(request);
+                }
+            }
+            while self.events.try_recv().is_ok() {}
+        }
+    }
+
+    /// What cannot be read of a kind at the moment.
+    pub(crate) fn trouble(&self, of: &str) -> Option<String> {
+        self.troubles.all().remove(of).map(|trouble| trouble.problem)
+    }
+
+    /// The value of a series.
+    pub(crate) fn metric(&self, series: &str) -> Option<f64> {
+        let text = self.metrics.text(&Feed::new(1).state(), &Reports::default().all());
+        text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
     }
 
     /// The next event.

@@ -47,6 +47,9 @@ fn told() -> anyhow::Result<(BTreeSet<String>, BTreeSet<String>)> {
         "localnet_conntrack_entries",
         "localnet_conntrack_entries_limit",
         "localnet_source_failing",
+        "localnet_source_heard_timestamp_seconds",
+        "localnet_source_held_objects",
+        "localnet_source_restored_total",
         // Prometheus' own.
         "up",
     ];
@@ -60,8 +63,20 @@ fn told() -> anyhow::Result<(BTreeSet<String>, BTreeSet<String>)> {
 }
 
 /// Functions, operators and words of PromQL that are used.
-const WORDS: &[&str] =
-    &["and", "by", "histogram_quantile", "increase", "max", "max_over_time", "on", "or", "rate", "sum", "unless"];
+const WORDS: &[&str] = &[
+    "and",
+    "by",
+    "histogram_quantile",
+    "increase",
+    "max",
+    "max_over_time",
+    "on",
+    "or",
+    "rate",
+    "sum",
+    "time",
+    "unless",
+];
 
 /// Names, with whether they are followed by an opening parenthesis; and what is wrong with the rest.
 fn names(expression: &str) -> anyhow::Result<Vec<(String, bool)>> {

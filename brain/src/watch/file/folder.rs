@@ -71,8 +71,18 @@ pub(super) fn unreadable(path: &Path, error: &io::Error) -> Problem {
 
 /// A writer may have emptied it, and not yet written what is to be in it.
 pub(super) fn emptied(file: &Path) -> Problem {
-    let remedy = "write it, or delete it if its objects are to go";
+    let remedy = "write it, or delete it if its objects are to go (or write a List with items: [])";
     whole_file(&Arc::new(file.to_owned()), "is empty now, and had objects before".to_owned(), remedy)
+}
+
+/// What was mounted there is gone, and the folder below it has no files.
+pub(super) fn unmounted(folder: &Path) -> Problem {
+    let remedy = "mount it again, or write a file with a List of items: [] if all objects are to go";
+    whole_file(
+        &Arc::new(folder.to_owned()),
+        "is another, empty file system now, and had objects before".to_owned(),
+        remedy,
+    )
 }
 
 pub(super) fn not_text(file: &Path) -> Problem {

@@ -13,8 +13,10 @@ mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, hash_map},
+    fs,
     hash::{BuildHasher as _, RandomState},
     io,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -43,6 +45,8 @@ pub(super) struct Known {
     hashes: RandomState,
     /// The first list was taken; what follows are changes.
     listed: bool,
+    /// Where the path is.
+    device: Option<u64>,
 }
 
 /// A file that was read.
@@ -151,6 +155,10 @@ impl File {
         Self { stamp, settled, texts, ignored }
     }
 
+    fn has_objects(&self) -> bool {
+        self.objects().next().is_some()
+    }
+
     fn objects(&self) -> impl Iterator<Item = &Named> {
         self.texts.iter().flat_map(|text| &text.objects)
     }
@@ -161,6 +169,11 @@ impl File {
             .iter()
             .flat_map(|text| text.objects.iter().map(|named| (named.id(), text.lines_before + u64::from(named.line))))
     }
+}
+
+/// The device of a file or folder.
+fn device(path: &Path) -> Option<u64> {
+    fs::metadata(path).ok().map(|metadata| metadata.dev())
 }
 
 const IGNORED: &str = "objects of this kind are ignored";
@@ -177,6 +190,7 @@ pub(super) struct News {
     /// What the documents say that have another text.
     objects: Vec<Object>,
     gone: Vec<(Kind, ServiceKey)>,
+    device: Option<u64>,
     /// How many documents were parsed.
     pub(super) parsed: usize,
 }
@@ -194,6 +208,10 @@ impl Known {
     pub(super) fn read(&self, path: &Path, now: SystemTime) -> Result<News, Vec<Problem>> {
         let (mut news, mut problems) = (News::default(), Vec::new());
         let paths = folder::files(path, &mut problems).map_err(|error| vec![folder::unreadable(path, &error)])?;
+        news.device = device(path);
+        if paths.is_empty() && news.device != self.device && self.files.values().any(File::has_objects) {
+            problems.push(folder::unmounted(path));
+        }
         let there: HashSet<&Path> = paths.iter().map(PathBuf::as_path).collect();
         let gone = self.files.keys().filter(|file| !there.contains(file.as_path()));
         news.files.extend(gone.map(|file| (Arc::clone(file), None)));
@@ -204,10 +222,10 @@ impl Known {
             }
             let file = Arc::new(file.clone());
             match open::read(&file) {
-                Ok((bytes, _)) if bytes.is_empty() && known.is_some_and(|known| known.objects().next().is_some()) => {
-                    problems.push(folder::emptied(&file));
-                }
                 Ok((bytes, stamp)) => match String::from_utf8(bytes) {
+                    Ok(text) if known.is_some_and(File::has_objects) && document::split(&text).is_empty() => {
+                        problems.push(folder::emptied(&file));
+                    }
                     Ok(text) => {
                         let texts = self.texts(&file, &text, known, &mut news, &mut problems);
                         let settled = stamp.is_older_than(now, TICKS);
@@ -310,6 +328,7 @@ impl Known {
 
     /// Makes the news what is known, and events of them: at first a complete list of each kind, later changes.
     pub(super) fn take(&mut self, news: News) -> Vec<Event> {
+        self.device = news.device;
         for (path, file) in news.files {
             match file {
                 Some(file) => {

@@ -25,4 +25,5 @@ mod words;
 
 pub use folder::{Loaded, load};
 pub use problem::Problem;
+pub(crate) use tree::Tree;
 pub use watcher::run;

@@ -565,6 +565,51 @@ async fn a_file_that_was_emptied_takes_no_objects_away() {
     source.stop().await;
 }
 
+/// A file with nothing but a line break or a comment took 200 Services away.
+#[tokio::test]
+async fn a_file_that_lost_all_of_its_documents_takes_no_objects_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("web.yaml");
+    fs::write(&file, web(1)).unwrap();
+    let mut source = Source::start(&file);
+    assert_eq!(source.next().await, ["10.96.0.1"]);
+    for (number, nothing) in [(2, "\n"), (3, "# all gone\n"), (4, "---\n---\n")] {
+        fs::write(&file, nothing).unwrap();
+        let said = source.trouble().await;
+        assert!(said.contains("web.yaml: is empty now, and had objects before"), "{nothing:?}: {said}");
+        fs::write(&file, web(number)).unwrap();
+        assert_eq!(source.next().await, [format!("10.96.0.{number}")]);
+    }
+    // Whoever means it says so.
+    fs::write(&file, "apiVersion: v1\nkind: List\nitems: []\n").unwrap();
+    assert!(source.next().await.is_empty());
+    source.stop().await;
+}
+
+/// What was mounted over a folder is gone, and so were 200 Services.
+#[tokio::test]
+async fn a_folder_that_is_suddenly_another_empty_file_system_takes_no_objects_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let (full, other) = (folder.path().join("full"), tempfile::tempdir_in("/dev/shm").unwrap());
+    fs::create_dir(&full).unwrap();
+    fs::write(full.join("web.yaml"), web(1)).unwrap();
+    let path = folder.path().join("path");
+    symlink(&full, &path).unwrap();
+    let mut source = Source::start(&path);
+    assert_eq!(source.next().await, ["10.96.0.1"]);
+    let lead = |to: &Path| {
+        symlink(to, folder.path().join("new")).unwrap();
+        fs::rename(folder.path().join("new"), &path).unwrap();
+    };
+    lead(other.path());
+    let said = source.trouble().await;
+    assert!(said.contains("path: is another, empty file system now, and had objects before; mount it again"), "{said}");
+    // One with files is read.
+    fs::write(other.path().join("web.yaml"), web(2)).unwrap();
+    assert_eq!(source.next().await, ["10.96.0.2"]);
+    source.stop().await;
+}
+
 #[tokio::test]
 async fn a_bad_file_at_the_start_is_an_error_of_one_line() {
     let folder = tempfile::tempdir().unwrap();

@@ -8,12 +8,14 @@ use serde::{
 };
 use serde_saphyr::Spanned;
 
+use super::limits::options;
+
 /// Where something is in a text: line and column, from 1.
 type Place = (u64, u64);
 
 /// A node of the tree, and where it begins.
 #[derive(Debug)]
-pub(super) struct Tree(Box<Spanned<Inner>>);
+pub(crate) struct Tree(Box<Spanned<Inner>>);
 
 #[derive(Debug)]
 enum Inner {
@@ -81,6 +83,11 @@ impl<'de> Visitor<'de> for InnerVisitor {
 }
 
 impl Tree {
+    /// The tree of a JSON text, if it is one.
+    pub(crate) fn of_json(text: &str) -> Option<Self> {
+        serde_saphyr::from_str_with_options(text, options(text.len())).ok()
+    }
+
     fn place(&self) -> Place {
         (self.0.referenced.line(), self.0.referenced.column())
     }
@@ -111,7 +118,7 @@ impl Tree {
     }
 
     /// The field that stands at a place, or the last one before it.
-    pub(super) fn field(&self, at: Place) -> String {
+    pub(crate) fn field(&self, at: Place) -> String {
         let mut found = (self.place(), String::new());
         self.search(at, &mut String::new(), &mut found);
         found.1

@@ -18,7 +18,10 @@ use notify::{
     EventKind, RecursiveMode, Watcher as _,
     event::{AccessKind, AccessMode, CreateKind, ModifyKind},
 };
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::{
+    sync::{Notify, mpsc, oneshot},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -28,7 +31,11 @@ use super::{
     problem::Problem,
     thread,
 };
-use crate::{cluster::Event, metrics::Troubles, pump::Batch};
+use crate::{
+    cluster::Event,
+    metrics::Troubles,
+    pump::{Batch, Origin},
+};
 
 /// Events that come closer together than this belong together.
 const SETTLE: Duration = Duration::from_millis(5);
@@ -96,11 +103,12 @@ async fn follow(
         Ok(news) => said.take(Arc::make_mut(&mut known), news, node_name),
         Err(problems) => bail!("{}", first_of(&problems)),
     };
-    if sender.send(events.into()).await.is_err() {
+    if sender.send(reread(events)).await.is_err() {
         return Ok(());
     }
     tracing::info!(path = %path.display(), "watching files");
     troubles.is_over(OF);
+    troubles.heard(OF);
     let mut trouble = Trouble { told: troubles, problems: Vec::new(), retry: None };
     loop {
         let told = tokio::select! {
@@ -110,6 +118,9 @@ async fn follow(
         if told {
             settle(&changed).await;
         } else if trouble.retry.is_none() && !has_changed(&path, seen, pace.quiet).await {
+            if trouble.problems.is_empty() {
+                trouble.told.heard(OF);
+            }
             continue;
         }
         watch.arm();
@@ -119,13 +130,17 @@ async fn follow(
             Ok(news) => {
                 trouble.is_over();
                 let events = said.take(Arc::make_mut(&mut known), news, node_name);
-                if !events.is_empty() && sender.send(events.into()).await.is_err() {
+                if !events.is_empty() && sender.send(reread(events)).await.is_err() {
                     return Ok(());
                 }
             }
             Err(problems) => trouble.is(problems, told),
         }
     }
+}
+
+fn reread(events: Vec<Event>) -> Batch {
+    Batch { events, since: Instant::now(), origin: Origin::Reread }
 }
 
 /// What was said of what is known.
@@ -183,6 +198,7 @@ impl Trouble {
     }
 
     fn is_over(&mut self) {
+        self.told.heard(OF);
         self.retry = None;
         if !std::mem::take(&mut self.problems).is_empty() {
             self.told.is_over(OF);

@@ -139,16 +139,11 @@ impl ApiServer {
         self.lost.fetch_sub(1, Ordering::Relaxed) == 1
     }
 
-    /// A client for what is no watch.
-    pub(crate) fn plain_client(&self) -> Client {
-        self.client(watch::Sender::default())
-    }
-
-    /// A client that tells `answered` of each answer that is no error.
-    pub(super) fn client(&self, answered: watch::Sender<()>) -> Client {
+    /// A client for whatever is asked.
+    pub(crate) fn client(&self) -> Client {
         let this = self.clone();
         let observed = service_fn(move |request: http::Request<Body>| {
-            let (service, reached, answered) = (this.service.clone(), this.reached.clone(), answered.clone());
+            let (service, reached) = (this.service.clone(), this.reached.clone());
             let bytes = http_body::Body::size_hint(request.body()).exact();
             let watch = request.uri().query().is_some_and(|query| query.split('&').any(|part| part == "watch=true"));
             let mut asked = this.requests.ask(this.host(), request.method(), bytes, watch);
@@ -158,9 +153,6 @@ impl ApiServer {
                     answer.map_err(|_| BoxError::from(format!("no answer within {} s", ANSWER.as_secs())))??;
                 reached.send_replace(());
                 asked.answered(answer.status());
-                if answer.status().is_success() {
-                    answered.send_replace(());
-                }
                 let counted = move |frame: Frame<Bytes>| {
                     asked.received(frame.data_ref().map_or(0, Bytes::len));
                     frame

@@ -1,27 +1,27 @@
 //! Follows the objects of one kind: list, changes, and everything that can go wrong with either.
 
-use std::{fmt::Debug, future::pending, pin::pin, time::Duration};
+use std::{collections::BTreeMap, fmt::Debug, future::pending, pin::pin, sync::Arc, time::Duration};
 
 use futures::{FutureExt as _, StreamExt as _};
-use kube::{
-    Api, Resource,
-    runtime::watcher::{self, watcher},
-};
+use kube::Resource;
+use localnet_proto::ServiceKey;
 use serde::de::DeserializeOwned;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{Notify, mpsc},
     time::{self, Instant},
 };
-use tracing::{debug, error, info, warn};
+use tracing::{error, info, warn};
 
 use super::{
     api_server::ApiServer,
-    backoff::Backoff,
-    trouble::{Trouble, resource},
+    decode::{Item, Unreadable},
+    standing::{NOT_AT_ITS_WORD, Standing},
+    steps::{Place, Selectors, Step, steps},
+    trouble::{Trouble, resource, unreadable},
 };
 use crate::{
     cluster::{Event, Kind, Object},
-    pump::Batch,
+    pump::{Batch, Origin},
 };
 
 /// Events that are handed on at once.
@@ -30,8 +30,8 @@ const BATCH: usize = 256;
 const AWAIT: Duration = Duration::from_secs(30);
 /// When to look again for a kind that the API server does not have.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
-/// An API server that has just started says no for a moment, until it knows its rules: so often it is not taken at its word.
-const NOT_AT_ITS_WORD: u32 = 3;
+/// So many objects that cannot be read are named one by one.
+const NAMED: usize = 10;
 
 /// What it means that there are no objects of a kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub(super) struct Follow {
     pub(super) api: ApiServer,
     pub(super) kind: Kind,
     pub(super) absent: Absent,
-    pub(super) config: watcher::Config,
+    pub(super) selectors: Selectors,
     pub(super) events: mpsc::Sender<Batch>,
 }
 
@@ -59,72 +59,71 @@ impl Follow {
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
     {
-        let (answered, mut answers) = watch::channel(());
-        let api = Api::<K>::all(self.api.client(answered));
-        let mut intake = Intake::new(self.kind, self.absent);
+        let relist = Arc::new(Notify::new());
+        let place = Place::new::<K>(self.api.client(), self.selectors, Arc::clone(&relist));
+        let mut intake = Intake::new(self.kind, self.absent, self.api.clone());
         let mut reached = self.api.reached();
         let mut standing = Standing::new(self.kind, self.api.clone());
         self.api.troubles().is_over(resource(self.kind));
         let mut pause = Instant::now();
-        'list: loop {
-            let mut changes = pin!(watcher(api.clone(), self.config.clone()));
-            loop {
-                let next = async {
-                    time::sleep_until(pause).await;
-                    changes.next().await
-                };
-                let mut next = tokio::select! {
-                    next = next => next,
-                    Ok(()) = answers.changed(), if standing.is_shaken() => {
-                        standing.recovered();
-                        continue;
+        let mut steps = pin!(steps::<K>(place));
+        loop {
+            let next = async {
+                time::sleep_until(pause).await;
+                steps.next().await
+            };
+            let mut next = tokio::select! {
+                next = next => next,
+                () = until(standing.due()) => {
+                    standing.recovered();
+                    continue;
+                }
+                // Another watch has an answer: no need to wait any longer.
+                Ok(()) = reached.changed(), if standing.may_be_woken() => {
+                    standing.woken();
+                    pause = Instant::now();
+                    continue;
+                }
+                () = until(intake.awaited_until) => {
+                    if self.events.send(vec![intake.wait_no_longer()].into()).await.is_err() {
+                        return;
                     }
-                    // Another watch has an answer: no need to wait any longer.
-                    Ok(()) = reached.changed(), if standing.is_cut_off() => {
-                        pause = Instant::now();
-                        continue;
-                    }
-                    () = until(intake.awaited_until) => {
-                        if self.events.send(vec![intake.wait_no_longer()].into()).await.is_err() {
-                            return;
+                    continue;
+                }
+            };
+            let mut batch = Vec::new();
+            let failed = loop {
+                match next {
+                    Some(Ok(step)) => {
+                        let failed = standing.take(&step);
+                        batch.extend(intake.take(step, reduce));
+                        if failed.is_some() || batch.len() >= BATCH {
+                            break failed;
                         }
-                        continue;
                     }
-                };
-                let mut batch = Vec::new();
-                let mut failed = None;
-                loop {
-                    match next {
-                        Some(Ok(event)) => batch.extend(intake.take(event, reduce)),
-                        Some(Err(error)) => failed = Some(Trouble::of(&error)),
-                        None => continue 'list,
-                    }
-                    if failed.is_some() || batch.len() >= BATCH {
-                        break;
-                    }
-                    match changes.next().now_or_never() {
-                        Some(ready) => next = ready,
-                        None => break,
-                    }
+                    Some(Err(trouble)) => break Some(trouble),
+                    None => return,
                 }
-                if let Some(trouble) = &failed {
-                    batch.extend(intake.tolerate(trouble, standing.times(trouble)));
+                match steps.next().now_or_never() {
+                    Some(ready) => next = ready,
+                    None => break None,
                 }
-                if !batch.is_empty() && self.events.send(batch.into()).await.is_err() {
+            };
+            if let Some(trouble) = &failed {
+                batch.extend(intake.tolerate(trouble, standing.times(trouble)));
+            }
+            if !batch.is_empty() {
+                let origin = Origin::ApiServer { relist: Arc::clone(&relist), unreadable: intake.unreadable() };
+                let batch = Batch { events: batch, since: Instant::now(), origin };
+                if self.events.send(batch).await.is_err() {
                     return;
                 }
-                let Some(trouble) = failed else { continue };
-                answers.mark_unchanged();
-                let outdated = trouble == Trouble::Outdated;
-                let wait = intake.look_again(&trouble);
-                let tolerable = intake.is_tolerable(&trouble);
-                let backoff = standing.shaken(trouble, intake.synced, tolerable);
-                pause = Instant::now() + wait.unwrap_or(backoff);
-                // kube's watcher would go on asking for changes since a state that is no longer known.
-                if outdated {
-                    continue 'list;
-                }
             }
+            let Some(trouble) = failed else { continue };
+            let wait = intake.look_again(&trouble);
+            let tolerable = intake.is_tolerable(&trouble);
+            let backoff = standing.shaken(trouble, intake.synced, tolerable);
+            pause = Instant::now() + wait.unwrap_or(backoff);
         }
     }
 }
@@ -136,47 +135,123 @@ async fn until(deadline: Option<Instant>) {
     }
 }
 
-/// From what the watcher says to events: lists are complete, or not seen at all.
+/// From steps to events: lists are complete, or not seen at all.
 struct Intake {
     kind: Kind,
     absent: Absent,
+    api: ApiServer,
     listed: Vec<Object>,
+    /// Those that cannot be read, of what was taken over.
+    unreadable: BTreeMap<ServiceKey, Unreadable>,
+    /// Those of the list that is not complete yet.
+    unreadable_listed: Vec<Unreadable>,
     /// A complete list was sent.
     synced: bool,
     awaited_until: Option<Instant>,
 }
 
 impl Intake {
-    fn new(kind: Kind, absent: Absent) -> Self {
-        Self { kind, absent, listed: Vec::new(), synced: false, awaited_until: None }
+    fn new(kind: Kind, absent: Absent, api: ApiServer) -> Self {
+        let (listed, unreadable, unreadable_listed) = Default::default();
+        Self { kind, absent, api, listed, unreadable, unreadable_listed, synced: false, awaited_until: None }
     }
 
-    fn take<K>(&mut self, event: watcher::Event<K>, reduce: fn(K) -> Object) -> Option<Event> {
-        match event {
-            watcher::Event::Init => {
-                self.listed.clear();
-                None
-            }
-            watcher::Event::InitApply(object) => {
-                self.listed.push(reduce(object));
-                None
-            }
-            watcher::Event::InitDone => self.complete(),
-            watcher::Event::Apply(object) if self.synced => Some(Event::Apply(reduce(object))),
-            watcher::Event::Apply(object) => {
-                self.listed = vec![reduce(object)];
+    fn take<K>(&mut self, step: Step<K>, reduce: fn(K) -> Object) -> Option<Event> {
+        match step {
+            Step::Page { items, first, last } => {
+                if first {
+                    self.listed.clear();
+                    self.unreadable_listed.clear();
+                }
+                for item in items {
+                    match item {
+                        Item::Read(object) => self.listed.push(reduce(object)),
+                        Item::Unreadable(unreadable) => self.unreadable_listed.push(unreadable),
+                    }
+                }
+                if !last {
+                    return None;
+                }
+                let found = std::mem::take(&mut self.unreadable_listed);
+                self.set_unreadable(found.into_iter().map(|unreadable| (key(&unreadable), unreadable)).collect());
                 self.complete()
             }
-            watcher::Event::Delete(object) if self.synced => {
+            Step::Applied(object) => {
                 let object = reduce(object);
-                Some(Event::Delete {
-                    kind: self.kind,
-                    namespace: object.namespace().into(),
-                    name: object.name().into(),
-                })
+                self.is_readable(object.namespace(), object.name());
+                if self.synced {
+                    return Some(Event::Apply(object));
+                }
+                self.listed = vec![object];
+                self.complete()
             }
-            watcher::Event::Delete(_) => None,
+            Step::Deleted { namespace, name } => {
+                self.is_readable(&namespace, &name);
+                self.synced.then(|| Event::Delete { kind: self.kind, namespace: namespace.into(), name: name.into() })
+            }
+            Step::Unreadable(unreadable) => {
+                let mut all = self.unreadable.clone();
+                all.insert(key(&unreadable), unreadable);
+                self.set_unreadable(all);
+                None
+            }
+            Step::Restored { was, is } => {
+                self.api.troubles().restored(resource(self.kind));
+                let url = self.api.url();
+                warn!(
+                    of = resource(self.kind),
+                    was,
+                    is,
+                    "the API server at {url} has gone back in time, as after a restore of etcd; what it has now was listed anew"
+                );
+                None
+            }
+            Step::Opened | Step::Bookmark | Step::Closed | Step::Silent | Step::Missed(_) => None,
         }
+    }
+
+    /// The names of what cannot be read: what is known of those stays.
+    fn unreadable(&self) -> Vec<ServiceKey> {
+        self.unreadable.keys().cloned().collect()
+    }
+
+    fn is_readable(&mut self, namespace: &str, name: &str) {
+        let key = ServiceKey::new(namespace, name);
+        if self.unreadable.contains_key(&key) {
+            let mut all = self.unreadable.clone();
+            all.remove(&key);
+            self.set_unreadable(all);
+        }
+    }
+
+    /// Says what cannot be read, and is new.
+    fn set_unreadable(&mut self, all: BTreeMap<ServiceKey, Unreadable>) {
+        let troubles = self.api.troubles();
+        let news: Vec<_> = all.values().filter(|one| self.unreadable.get(&key(one)) != Some(one)).collect();
+        for one in news.iter().take(NAMED) {
+            warn!("{}", self.describe(one));
+        }
+        if news.len() > NAMED {
+            warn!("{} more objects of kind {} cannot be read", news.len() - NAMED, self.kind.as_str());
+        }
+        match all.values().next() {
+            Some(first) => {
+                let more = if all.len() > 1 { format!(" (and {} more)", all.len() - 1) } else { String::new() };
+                troubles.is(unreadable(self.kind), format!("{}{more}", self.describe(first)));
+            }
+            None if !self.unreadable.is_empty() => troubles.is_over(unreadable(self.kind)),
+            None => {}
+        }
+        self.unreadable = all;
+    }
+
+    fn describe(&self, Unreadable { namespace, name, field, problem }: &Unreadable) -> String {
+        let kind = self.kind.as_str();
+        let object = if namespace.is_empty() { name.clone() } else { format!("{namespace}/{name}") };
+        let field = if field.is_empty() { String::new() } else { format!(": {field}") };
+        format!(
+            "{kind} {object}{field}: {problem}; skipped, and what was known of it stays; correct the field, or find out which webhook or proxy changes it"
+        )
     }
 
     fn complete(&mut self) -> Option<Event> {
@@ -228,80 +303,6 @@ impl Intake {
     }
 }
 
-/// How the watch stands with the API server. Says it in the log once, when it changes.
-struct Standing {
-    kind: Kind,
-    api: ApiServer,
-    trouble: Option<Trouble>,
-    /// How often the trouble was met without a break.
-    met: u32,
-    backoff: Backoff,
-}
-
-impl Standing {
-    fn new(kind: Kind, api: ApiServer) -> Self {
-        Self { kind, api, trouble: None, met: 0, backoff: Backoff::default() }
-    }
-
-    /// The next answer that is no error is worth knowing of.
-    fn is_shaken(&self) -> bool {
-        self.trouble.is_some() || self.backoff.is_running()
-    }
-
-    /// The API server was last seen to be away.
-    fn is_cut_off(&self) -> bool {
-        self.trouble.as_ref().is_some_and(Trouble::is_of_all_kinds)
-    }
-
-    /// How often `trouble` has been met without a break, this time included.
-    fn times(&self, trouble: &Trouble) -> u32 {
-        if self.trouble.as_ref().is_some_and(|known| known.is_like(trouble)) { self.met + 1 } else { 1 }
-    }
-
-    /// Takes note of `trouble`, and says how long to wait.
-    fn shaken(&mut self, trouble: Trouble, synced: bool, tolerable: bool) -> Duration {
-        if trouble.is_ordinary() {
-            debug!(kind = self.kind.as_str(), "{}", trouble.describe(self.kind, &self.api.url()));
-            return self.backoff.next();
-        }
-        if self.trouble.as_ref().is_some_and(|known| !known.is_like(&trouble)) {
-            // A server that says something else is another situation: it may be well soon.
-            self.recovered();
-        }
-        self.met += 1;
-        if self.is_news(&trouble) {
-            let meanwhile = if synced { "what was last seen stays in use" } else { "nothing is served until then" };
-            let text = trouble.describe(self.kind, &self.api.url());
-            warn!("{text}; {meanwhile}, and it is tried again");
-        }
-        // A stumble that passes at once is no trouble.
-        if !tolerable && (trouble.is_of_all_kinds() || self.met >= NOT_AT_ITS_WORD) {
-            self.api.troubles().is(resource(self.kind), trouble.describe(self.kind, &self.api.url()));
-        }
-        self.trouble = Some(trouble);
-        self.backoff.next()
-    }
-
-    /// Whether the operator has not been told. All kinds lose the API server together: one of them says so.
-    fn is_news(&self, trouble: &Trouble) -> bool {
-        match trouble {
-            Trouble::Unreachable(_) | Trouble::NoCredentials(_) => self.met == 1 && self.api.lost(),
-            Trouble::Unknown => self.met == 1,
-            _ => self.met == NOT_AT_ITS_WORD,
-        }
-    }
-
-    fn recovered(&mut self) {
-        self.backoff.reset();
-        let told = match self.trouble.take() {
-            None => false,
-            Some(Trouble::Unreachable(_) | Trouble::NoCredentials(_)) => self.api.found(),
-            Some(_) => self.met >= NOT_AT_ITS_WORD,
-        };
-        self.met = 0;
-        self.api.troubles().is_over(resource(self.kind));
-        if told {
-            info!(kind = self.kind.as_str(), "the API server answers again");
-        }
-    }
+fn key(unreadable: &Unreadable) -> ServiceKey {
+    ServiceKey::new(&*unreadable.namespace, &*unreadable.name)
 }

@@ -10,7 +10,10 @@ mod api_server;
 mod backoff;
 mod configuration;
 mod connection;
+mod decode;
 mod follow;
+mod standing;
+mod steps;
 mod trouble;
 
 use anyhow::Context as _;
@@ -19,12 +22,14 @@ use k8s_openapi::api::{
     discovery::v1::EndpointSlice,
     networking::v1::ServiceCIDR,
 };
-use kube::runtime::watcher;
 use tokio::{sync::mpsc, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use self::follow::{Absent, Follow};
 pub use self::{api_server::ApiServer, connection::KeepAlive};
+use self::{
+    follow::{Absent, Follow},
+    steps::Selectors,
+};
 use crate::{
     cluster::{
         Kind, Object, Options,
@@ -34,20 +39,20 @@ use crate::{
 };
 
 /// Services of this proxy that are not headless.
-fn services(options: &Options) -> watcher::Config {
+fn services(options: &Options) -> Selectors {
     let proxy = match &options.service_proxy_name {
         Some(name) => format!("{SERVICE_PROXY_NAME}={name}"),
         None => format!("!{SERVICE_PROXY_NAME}"),
     };
-    watcher::Config::default().labels(&proxy).fields("spec.clusterIP!=None")
+    Selectors { labels: Some(proxy), fields: Some("spec.clusterIP!=None".to_owned()) }
 }
 
-fn slices() -> watcher::Config {
-    watcher::Config::default().labels(&format!("!{HEADLESS}"))
+fn slices() -> Selectors {
+    Selectors { labels: Some(format!("!{HEADLESS}")), fields: None }
 }
 
-fn node(options: &Options) -> watcher::Config {
-    watcher::Config::default().fields(&format!("metadata.name={}", options.node_name))
+fn node(options: &Options) -> Selectors {
+    Selectors { labels: None, fields: Some(format!("metadata.name={}", options.node_name)) }
 }
 
 /// Watches until `cancel`, or until nobody takes the events.
@@ -73,7 +78,7 @@ pub async fn run(
 
 fn watches(api: &ApiServer, options: &Options, events: &mpsc::Sender<Batch>) -> JoinSet<()> {
     let mut watches = JoinSet::new();
-    let follow = |kind, absent, config| Follow { api: api.clone(), kind, absent, config, events: events.clone() };
+    let follow = |kind, absent, selectors| Follow { api: api.clone(), kind, absent, selectors, events: events.clone() };
 
     let services = follow(Kind::Service, Absent::Empty, services(options));
     watches.spawn(services.run(|service: Service| Object::Service(service.into())));
@@ -81,7 +86,7 @@ fn watches(api: &ApiServer, options: &Options, events: &mpsc::Sender<Batch>) -> 
     watches.spawn(slices.run(|slice: EndpointSlice| Object::Slice(slice.into())));
     let node = follow(Kind::Node, Absent::Awaited { name: options.node_name.clone() }, node(options));
     watches.spawn(node.run(|node: Node| Object::Node(node.into())));
-    let cidrs = follow(Kind::ServiceCidr, Absent::Tolerated, watcher::Config::default());
+    let cidrs = follow(Kind::ServiceCidr, Absent::Tolerated, Selectors::default());
     watches.spawn(cidrs.run(|cidr: ServiceCIDR| Object::ServiceCidr(cidr.into())));
     watches
 }

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use kube::{client::AuthError, core::Status, runtime::watcher};
+use kube::{client::AuthError, core::Status};
 
 use super::configuration::NoCredentials;
 use crate::cluster::Kind;
@@ -26,20 +26,12 @@ pub(super) enum Trouble {
     Failing(String),
     /// The stream of changes has broken off, as it does now and then.
     Interrupted(String),
+    /// The stream of changes is open, and did not tell of a change of this object.
+    Silent(String),
 }
 
 impl Trouble {
-    pub(super) fn of(error: &watcher::Error) -> Self {
-        match error {
-            watcher::Error::InitialListFailed(error) => Self::of_request("list", error),
-            watcher::Error::WatchStartFailed(error) => Self::of_request("watch", error),
-            watcher::Error::WatchError(status) => Self::of_status("watch", status),
-            watcher::Error::WatchFailed(error) => Self::Interrupted(cause(error)),
-            watcher::Error::NoResourceVersion => Self::Failing(error.to_string()),
-        }
-    }
-
-    fn of_request(verb: &'static str, error: &kube::Error) -> Self {
+    pub(super) fn of_request(verb: &'static str, error: &kube::Error) -> Self {
         match error {
             kube::Error::Api(status) => Self::of_status(verb, status),
             kube::Error::SerdeError(_) => Self::Failing(cause(error)),
@@ -53,7 +45,7 @@ impl Trouble {
         }
     }
 
-    fn of_status(verb: &'static str, status: &Status) -> Self {
+    pub(super) fn of_status(verb: &'static str, status: &Status) -> Self {
         match status.code {
             401 => Self::Unauthorized,
             403 => Self::Forbidden { verb },
@@ -65,19 +57,9 @@ impl Trouble {
         }
     }
 
-    /// Passes by itself without anybody noticing.
-    pub(super) fn is_ordinary(&self) -> bool {
-        matches!(self, Self::Outdated | Self::Interrupted(_))
-    }
-
     /// It keeps every kind from being watched.
     pub(super) fn is_of_all_kinds(&self) -> bool {
         matches!(self, Self::Unreachable(_) | Self::NoCredentials(_))
-    }
-
-    /// The same trouble, whatever its words.
-    pub(super) fn is_like(&self, other: &Self) -> bool {
-        std::mem::discriminant(self) == std::mem::discriminant(other)
     }
 
     /// One line for the log: what, where, remedy.
@@ -99,11 +81,18 @@ impl Trouble {
                 "the API server at {url} does not allow to {verb} {resource}; grant the verbs list and watch on {resource} (ClusterRole system:node-proxier has all that is needed)"
             ),
             Self::Unknown => format!("the API server at {url} has no {resource}; use a server that has them"),
-            Self::Outdated => "the watch is outdated; listing again".to_owned(),
+            Self::Outdated => format!(
+                "the API server at {url} has forgotten the {resource} that it has just listed (410); look into its log and etcd's: the history may be compacted too often"
+            ),
             Self::Failing(why) => {
                 format!("the API server at {url} fails to serve {resource}: {why}; look into its log")
             }
-            Self::Interrupted(why) => format!("the watch was interrupted: {why}"),
+            Self::Interrupted(why) => format!(
+                "the API server at {url} ends each watch of {resource} at once: {why}; look at proxies and load balancers on the way, and into its log"
+            ),
+            Self::Silent(name) => format!(
+                "the API server at {url} does not tell of changes of {resource} (of {name}, for one); they are listed every few minutes instead; look at proxies and load balancers on the way, and into its log"
+            ),
         }
     }
 }
@@ -137,6 +126,16 @@ pub(super) fn resource(kind: Kind) -> &'static str {
     }
 }
 
+/// Those that cannot be read, as troubles are named.
+pub(super) fn unreadable(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Service => "unreadable services",
+        Kind::Slice => "unreadable endpointslices.discovery.k8s.io",
+        Kind::Node => "unreadable nodes",
+        Kind::ServiceCidr => "unreadable servicecidrs.networking.k8s.io",
+    }
+}
+
 /// The error and what caused it, each said once, in one line.
 pub(super) fn cause(error: &dyn Error) -> String {
     let mut text = one_line(&error.to_string());
@@ -163,10 +162,13 @@ mod tests {
         kube::Error::Api(Status { code, message: message.to_owned(), ..Status::default() }.boxed())
     }
 
+    fn request(verb: &'static str, code: u16, message: &str) -> Trouble {
+        Trouble::of_request(verb, &status(code, message))
+    }
+
     #[track_caller]
-    fn check(error: &watcher::Error, expected: &Trouble, words: &[&str]) {
-        let trouble = Trouble::of(error);
-        assert_eq!(trouble, *expected);
+    fn check(trouble: &Trouble, expected: &Trouble, words: &[&str]) {
+        assert_eq!(trouble, expected);
         let text = trouble.describe(Kind::Slice, "https://api:6443");
         for word in words {
             assert!(text.contains(word), "{word:?} is missing in {text:?}");
@@ -176,42 +178,38 @@ mod tests {
 
     #[test]
     fn each_error_says_what_is_wrong_where_and_what_helps() {
-        use watcher::Error::{InitialListFailed, WatchError, WatchFailed, WatchStartFailed};
-        let refused = || kube::Error::Service("connection refused\nand more".into());
+        let refused = Trouble::of_request("list", &kube::Error::Service("connection refused\nand more".into()));
+        let interrupted = Trouble::Interrupted("reset".to_owned());
         let rows = [
-            (InitialListFailed(status(401, "")), Trouble::Unauthorized, ["https://api:6443", "credentials", "renew"]),
+            (request("list", 401, ""), Trouble::Unauthorized, ["https://api:6443", "credentials", "renew"]),
             (
-                InitialListFailed(status(403, "no")),
+                request("list", 403, "no"),
                 Trouble::Forbidden { verb: "list" },
                 ["list endpointslices.discovery.k8s.io", "list and watch", "system:node-proxier"],
             ),
+            (request("watch", 403, "no"), Trouble::Forbidden { verb: "watch" }, ["allow to watch", "grant", "https"]),
+            (request("list", 404, ""), Trouble::Unknown, ["has no endpointslices", "https", "use"]),
+            (request("watch", 410, ""), Trouble::Outdated, ["has forgotten", "https", "compacted"]),
+            (request("watch", 504, "Too large resource version: 9"), Trouble::Outdated, ["410", "look", "log"]),
             (
-                WatchStartFailed(status(403, "no")),
-                Trouble::Forbidden { verb: "watch" },
-                ["allow to watch", "grant", "https"],
-            ),
-            (InitialListFailed(status(404, "")), Trouble::Unknown, ["has no endpointslices", "https", "use"]),
-            (WatchStartFailed(status(410, "")), Trouble::Outdated, ["outdated", "listing", "again"]),
-            (WatchStartFailed(status(504, "Too large resource version: 9")), Trouble::Outdated, ["outdated", "", ""]),
-            (
-                InitialListFailed(status(500, "etcd\nis away")),
+                request("list", 500, "etcd\nis away"),
                 Trouble::Failing("etcd\nis away (500)".lines().next().unwrap().to_owned()),
                 ["etcd", "https", "log"],
             ),
             (
-                InitialListFailed(refused()),
+                refused,
                 Trouble::Unreachable("connection refused".to_owned()),
                 ["https://api:6443 cannot be reached", "refused", "check"],
             ),
+            (interrupted.clone(), interrupted, ["reset", "https", "load balancers"]),
             (
-                WatchFailed(refused()),
-                Trouble::Interrupted("ServiceError: connection refused".to_owned()),
-                ["refused", "", ""],
+                Trouble::Silent("web".to_owned()),
+                Trouble::Silent("web".to_owned()),
+                ["(of web", "https", "load balancers"],
             ),
-            (WatchError(Status { code: 410, ..Status::default() }.boxed()), Trouble::Outdated, ["outdated", "", ""]),
         ];
-        for (error, expected, words) in rows {
-            check(&error, &expected, &words);
+        for (trouble, expected, words) in rows {
+            check(&trouble, &expected, &words);
         }
     }
 }

@@ -167,8 +167,8 @@ mod any_history {
             for (file, lines, settled) in history {
                 let path = folder.path().join(format!("{file}.yaml"));
                 match lines {
-                    // An empty file would be one that is being written.
-                    Some(lines) => fs::write(&path, format!("# {file}\n{}", text(&lines))).unwrap(),
+                    // A file without any document would be one that is being written.
+                    Some(lines) => fs::write(&path, format!("apiVersion: v1\nkind: List\n{}", text(&lines))).unwrap(),
                     None => _ = fs::remove_file(&path),
                 }
                 let now = if settled { later() } else { SystemTime::now() };

@@ -1,0 +1,364 @@
+//! What a source says goes to the cluster, but for removals that the [`Guard`] holds back.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use localnet_proto::ServiceKey;
+use tokio::{
+    sync::Notify,
+    time::{self, Instant},
+};
+
+use crate::{
+    cluster::{Cluster, Event, Kind, Object},
+    guard::Guard,
+    metrics::Troubles,
+    pump::{Batch, Origin},
+};
+
+/// Removals that are held back, as [`Troubles`] name them.
+const OF: &str = "removals";
+
+/// Takes what a source says.
+#[derive(Debug)]
+pub(crate) struct Intake {
+    guard: Guard,
+    troubles: Troubles,
+    /// Which kinds are being held back, as was said.
+    said: BTreeSet<Kind>,
+}
+
+impl Intake {
+    pub(crate) fn new(cluster: &Cluster, troubles: Troubles) -> Self {
+        Self { guard: Guard::new(cluster.options().shrink_hold), troubles, said: BTreeSet::new() }
+    }
+
+    /// Resolves when [`Self::act`] has something to do.
+    pub(crate) async fn due(&self) {
+        match self.guard.due() {
+            Some(due) => time::sleep_until(due).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Asks for further lists, and says what may go.
+    pub(crate) fn act(&mut self, now: Instant) -> Vec<Event> {
+        let gone = self.guard.act(now).into_iter().map(|(kind, key)| delete(kind, key)).collect();
+        self.say();
+        gone
+    }
+
+    /// Hands a batch on to the cluster.
+    pub(crate) fn take(&mut self, cluster: &mut Cluster, batch: Batch, now: Instant) {
+        match batch.origin {
+            Origin::Changes => {
+                for event in batch.events {
+                    self.forget(&event);
+                    cluster.handle(event);
+                }
+            }
+            Origin::Reread => self.reread(cluster, batch.events, now),
+            Origin::ApiServer { relist, unreadable } => {
+                for event in batch.events {
+                    match event {
+                        Event::Replace { kind, objects } if Guard::watches(kind) && cluster.has_listed(kind) => {
+                            self.list(cluster, (kind, objects), &unreadable, &relist, now);
+                        }
+                        event => {
+                            self.forget(&event);
+                            cluster.handle(event);
+                        }
+                    }
+                }
+            }
+        }
+        self.say();
+    }
+
+    /// What is said of one object counts, whatever was held back.
+    fn forget(&mut self, event: &Event) {
+        match event {
+            Event::Apply(object) => _ = self.guard.forget(object.kind(), object.namespace(), object.name()),
+            Event::Delete { kind, namespace, name } => _ = self.guard.forget(*kind, namespace, name),
+            Event::Replace { .. } => {}
+        }
+    }
+
+    /// A list that is not the first one.
+    fn list(
+        &mut self,
+        cluster: &mut Cluster,
+        (kind, objects): (Kind, Vec<Object>),
+        unreadable: &[ServiceKey],
+        relist: &Arc<Notify>,
+        now: Instant,
+    ) {
+        let missing = cluster.missing(kind, &objects).into_iter().filter(|key| !unreadable.contains(key));
+        let missing: BTreeSet<ServiceKey> = missing.collect();
+        let lack = cluster.lack(kind, &missing, objects.iter());
+        for key in self.guard.judge(kind, missing, lack, Some(relist), now) {
+            cluster.handle(delete(kind, key));
+        }
+        for object in objects {
+            cluster.handle(Event::Apply(object));
+        }
+    }
+
+    /// What is new in files. What they do not have any more is one with what was held back of them before.
+    fn reread(&mut self, cluster: &mut Cluster, events: Vec<Event>, now: Instant) {
+        let mut others = Vec::new();
+        let mut missing = [Kind::Service, Kind::Slice].map(|kind| (kind, self.guard.held(kind)));
+        for event in events {
+            match event {
+                Event::Delete { kind, namespace, name } => {
+                    match missing.iter_mut().find(|(guarded, _)| *guarded == kind) {
+                        Some((_, missing)) => _ = missing.insert(ServiceKey { namespace, name }),
+                        None => cluster.handle(Event::Delete { kind, namespace, name }),
+                    }
+                }
+                Event::Apply(object) => others.push(object),
+                replace @ Event::Replace { .. } => cluster.handle(replace),
+            }
+        }
+        for (kind, mut missing) in missing {
+            for object in others.iter().filter(|object| object.kind() == kind) {
+                missing.remove(&ServiceKey::new(object.namespace(), object.name()));
+            }
+            let lack = cluster.lack(kind, &missing, others.iter());
+            for key in self.guard.judge(kind, missing, lack, None, now) {
+                cluster.handle(delete(kind, key));
+            }
+        }
+        for object in others {
+            cluster.handle(Event::Apply(object));
+        }
+    }
+
+    /// Says what is held back: in the log once, and as a trouble for as long as it lasts.
+    fn say(&mut self) {
+        let was = !self.said.is_empty();
+        let mut problems = Vec::new();
+        for (kind, of) in [(Kind::Service, "services"), (Kind::Slice, "endpointslices.discovery.k8s.io")] {
+            let held = self.guard.describe(kind);
+            if held.is_some() || self.said.contains(&kind) {
+                self.troubles.held(of, held.as_ref().map_or(0, |(objects, _)| *objects));
+            }
+            match held {
+                Some((_, problem)) => {
+                    if self.said.insert(kind) {
+                        tracing::warn!("{problem}");
+                    }
+                    problems.push(problem);
+                }
+                None if self.said.remove(&kind) => {
+                    tracing::info!(of, "no removal is held back any more");
+                }
+                None => {}
+            }
+        }
+        if !problems.is_empty() {
+            self.troubles.is(OF, problems.join("; "));
+        } else if was {
+            self.troubles.is_over(OF);
+        }
+    }
+}
+
+fn delete(kind: Kind, ServiceKey { namespace, name }: ServiceKey) -> Event {
+    Event::Delete { kind, namespace, name }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        cluster::Options,
+        guard::HOLD,
+        localize::fixtures::{endpoint, service, slice},
+    };
+
+    fn services(count: usize) -> Vec<Object> {
+        let named = |number| {
+            let mut service = service("10.96.0.1", &[(80, "TCP")]);
+            service.name = format!("web-{number}").into();
+            Object::Service(service)
+        };
+        (0..count).map(named).collect()
+    }
+
+    /// Slices of ten endpoints of a Service each.
+    fn slices(count: usize, names: &str) -> Vec<Object> {
+        let named = |number| {
+            let endpoints = (0..10).map(|host| endpoint(&format!("10.1.{number}.{host}"))).collect();
+            let mut slice = slice(&format!("{names}-{number}"), &[("", 80)], endpoints);
+            slice.service = Some(format!("web-{number}").into());
+            Object::Slice(slice)
+        };
+        (0..count).map(named).collect()
+    }
+
+    struct World {
+        cluster: Cluster,
+        intake: Intake,
+        troubles: Troubles,
+        relist: Arc<Notify>,
+        now: Instant,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let (cluster, troubles) = (Cluster::new(Options::of_node("node-1")), Troubles::default());
+            let intake = Intake::new(&cluster, troubles.clone());
+            Self { cluster, intake, troubles, relist: Arc::default(), now: Instant::now() }
+        }
+
+        fn list(&mut self, kind: Kind, objects: Vec<Object>) {
+            self.list_with(kind, objects, Vec::new());
+        }
+
+        fn list_with(&mut self, kind: Kind, objects: Vec<Object>, unreadable: Vec<ServiceKey>) {
+            let origin = Origin::ApiServer { relist: Arc::clone(&self.relist), unreadable };
+            self.take(vec![Event::Replace { kind, objects }], origin);
+        }
+
+        fn take(&mut self, events: Vec<Event>, origin: Origin) {
+            let batch = Batch { events, since: self.now, origin };
+            self.intake.take(&mut self.cluster, batch, self.now);
+        }
+
+        /// Lets time pass up to what is due next.
+        fn wait(&mut self) {
+            self.now = self.intake.guard.due().unwrap();
+            let events = self.intake.act(self.now);
+            self.take(events, Origin::Changes);
+        }
+
+        fn known(&self, kind: Kind) -> usize {
+            self.cluster.missing(kind, &[]).len()
+        }
+
+        fn trouble(&self) -> Option<String> {
+            self.troubles.all().remove(OF).map(|trouble| trouble.problem)
+        }
+    }
+
+    /// An empty list of the API server took 1,200 Services away, later pages that were empty 700 of them. kube-proxy believes
+    /// both, too.
+    #[test]
+    fn a_list_that_is_suddenly_empty_is_not_believed_until_others_agree() {
+        for left in [0, 500] {
+            let mut world = World::new();
+            world.list(Kind::Service, services(1200));
+            let begun = world.now;
+            world.list(Kind::Service, services(left));
+            assert_eq!(world.known(Kind::Service), 1200);
+            let problem = world.trouble().unwrap();
+            assert!(problem.starts_with(&format!("{} of 1200 Services are missing", 1200 - left)), "{problem}");
+            assert!(problem.contains("default/web-") && problem.contains("--shrink-hold 300 s"), "{problem}");
+
+            while world.now < begun + HOLD {
+                world.wait();
+                // The list that was asked for says the same.
+                if world.now < begun + HOLD {
+                    world.list(Kind::Service, services(left));
+                }
+                assert_eq!(world.known(Kind::Service), 1200);
+            }
+            world.list(Kind::Service, services(left));
+            assert_eq!((world.known(Kind::Service), world.trouble()), (left, None));
+        }
+    }
+
+    #[test]
+    fn what_a_list_has_is_taken_over_whatever_it_lacks_and_a_watch_is_believed() {
+        let mut world = World::new();
+        world.list(Kind::Service, services(50));
+        let mut new = service("10.96.0.2", &[(80, "TCP")]);
+        new.name = "new".into();
+        world.list(Kind::Service, vec![Object::Service(new)]);
+        assert_eq!(world.known(Kind::Service), 51);
+        world.take(vec![delete(Kind::Service, ServiceKey::new("default", "web-1"))], Origin::Changes);
+        assert_eq!(world.known(Kind::Service), 50);
+        // A complete list mends all.
+        world.list(Kind::Service, services(50));
+        assert_eq!((world.known(Kind::Service), world.trouble()), (50, None));
+        assert_eq!(world.intake.guard.due(), None);
+        let all = (0..50).map(|number| delete(Kind::Service, ServiceKey::new("default", &*format!("web-{number}"))));
+        let (relist, unreadable) = (Arc::default(), Vec::new());
+        world.take(all.collect(), Origin::ApiServer { relist, unreadable });
+        assert_eq!((world.known(Kind::Service), world.trouble()), (0, None));
+    }
+
+    #[test]
+    fn what_a_list_has_but_nobody_can_read_stays_as_it_was() {
+        let mut world = World::new();
+        world.list(Kind::Service, services(3));
+        world.list_with(Kind::Service, services(1), vec![ServiceKey::new("default", "web-2")]);
+        assert_eq!(world.cluster.missing(Kind::Service, &services(1)), [ServiceKey::new("default", "web-2")]);
+    }
+
+    #[test]
+    fn endpoints_count_and_not_their_slices() {
+        let mut world = World::new();
+        world.list(Kind::Service, services(5));
+        world.list(Kind::Slice, slices(5, "a"));
+        // Other names, and as many endpoints.
+        world.list(Kind::Slice, slices(5, "b"));
+        assert_eq!((world.known(Kind::Slice), world.trouble()), (5, None));
+        world.list(Kind::Slice, slices(3, "b"));
+        assert_eq!((world.known(Kind::Slice), world.trouble()), (3, None));
+        world.list(Kind::Slice, slices(1, "b"));
+        assert_eq!(world.known(Kind::Slice), 3);
+        let problem = world.trouble().unwrap();
+        assert!(problem.starts_with("20 of 30 endpoints are missing"), "{problem}");
+        // Without their Services nobody needs them.
+        world.list(Kind::Service, services(0));
+        world.list(Kind::Slice, slices(0, "b"));
+        assert_eq!((world.known(Kind::Slice), world.trouble()), (0, None));
+    }
+
+    #[test]
+    fn a_single_service_may_lose_all_of_its_endpoints() {
+        let mut world = World::new();
+        world.list(Kind::Service, services(1));
+        let mut many = slices(5, "a");
+        for object in &mut many {
+            let Object::Slice(slice) = object else { continue };
+            slice.service = Some("web-0".into());
+        }
+        world.list(Kind::Slice, many);
+        world.list(Kind::Slice, Vec::new());
+        assert_eq!((world.known(Kind::Slice), world.trouble()), (0, None));
+    }
+
+    /// A file that was cut at the end of a document took 150 of 200 Services away, a folder that was emptied all.
+    #[test]
+    fn files_that_suddenly_lack_objects_are_believed_after_a_while() {
+        let mut world = World::new();
+        world.take(vec![Event::Replace { kind: Kind::Service, objects: services(200) }], Origin::Reread);
+        let gone = |from: usize, to: usize| -> Vec<Event> {
+            (from..to)
+                .map(|number| delete(Kind::Service, ServiceKey::new("default", &*format!("web-{number}"))))
+                .collect()
+        };
+        world.take(gone(50, 200), Origin::Reread);
+        assert_eq!(world.known(Kind::Service), 200);
+        assert!(world.trouble().unwrap().contains("they stay for that time"));
+        // The file is whole again.
+        world.take(services(200).into_iter().map(Event::Apply).collect(), Origin::Reread);
+        assert_eq!((world.known(Kind::Service), world.trouble()), (200, None));
+        assert_eq!(world.intake.guard.due(), None);
+
+        // Step by step is no accident.
+        world.take(gone(110, 200), Origin::Reread);
+        assert_eq!(world.known(Kind::Service), 110);
+        let begun = world.now;
+        world.take(gone(20, 110), Origin::Reread);
+        world.now += Duration::from_secs(10);
+        world.take(gone(0, 20), Origin::Reread);
+        assert_eq!(world.known(Kind::Service), 110);
+        world.wait();
+        assert_eq!((world.now - begun, world.known(Kind::Service), world.trouble()), (HOLD, 0, None));
+    }
+}

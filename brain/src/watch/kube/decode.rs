@@ -1,0 +1,225 @@
+//! Reads what the API server sends, object by object: one that cannot be read stops no other.
+//!
+//! The common case is one pass over the text. Only where that fails are the objects looked at one by one.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use kube::{
+    Resource,
+    core::{Status, WatchEvent},
+};
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use crate::watch::file::Tree;
+
+/// An object that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Unreadable {
+    /// Empty for the kinds that have none.
+    pub(super) namespace: String,
+    pub(super) name: String,
+    /// `spec.ports[1].port`; empty when it is about the object as a whole.
+    pub(super) field: String,
+    pub(super) problem: String,
+}
+
+/// An object of a list.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Item<K> {
+    Read(K),
+    Unreadable(Unreadable),
+}
+
+/// A page of a list.
+#[derive(Debug)]
+pub(super) struct Page<K> {
+    pub(super) items: Vec<Item<K>>,
+    /// The state that the list is of; empty on some pages that are not the last.
+    pub(super) version: String,
+    /// How to ask for the next page; `None` on the last one.
+    pub(super) more: Option<String>,
+}
+
+/// A line of a watch.
+#[derive(Debug)]
+pub(super) enum Change<K> {
+    /// The object is new, or now like this.
+    Applied(Item<K>, String),
+    /// The object is gone.
+    Deleted { namespace: String, name: String, version: String },
+    /// Nothing has changed up to this state.
+    Bookmark(String),
+    /// The API server ends the watch, and says why.
+    Refused(Box<Status>),
+}
+
+/// A list as it is written. One without `items` is no list, so it is not an empty one either.
+#[derive(Deserialize)]
+struct Listed<K> {
+    #[serde(default)]
+    metadata: ListMeta,
+    #[serde(deserialize_with = "items", bound(deserialize = "K: Deserialize<'de>"))]
+    items: Vec<K>,
+}
+
+/// Go writes an empty list as `null`, too.
+fn items<'de, K: Deserialize<'de>, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<K>, D::Error> {
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
+/// Reads a page of a list.
+///
+/// # Errors
+/// The text is no list, or one of its items has no name.
+pub(super) fn page<K: DeserializeOwned>(text: &str) -> Result<Page<K>, serde_json::Error> {
+    let (metadata, items) = match serde_json::from_str::<Listed<K>>(text) {
+        Ok(Listed { metadata, items }) => (metadata, items.into_iter().map(Item::Read).collect()),
+        Err(error) if error.is_data() => {
+            let Listed { metadata, items } = serde_json::from_str::<Listed<Value>>(text)?;
+            (metadata, items.iter().map(item).collect::<Option<_>>().ok_or(error)?)
+        }
+        Err(error) => return Err(error),
+    };
+    Ok(Page {
+        items,
+        version: metadata.resource_version.unwrap_or_default(),
+        more: metadata.continue_.filter(|more| !more.is_empty()),
+    })
+}
+
+/// Reads a line of a watch.
+///
+/// # Errors
+/// The line tells of no change.
+pub(super) fn change<K>(line: &str) -> Result<Change<K>, serde_json::Error>
+where
+    K: Resource + DeserializeOwned,
+{
+    match serde_json::from_str(line) {
+        Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
+            let object: K = object;
+            let version = object.meta().resource_version.clone().unwrap_or_default();
+            Ok(Change::Applied(Item::Read(object), version))
+        }
+        Ok(WatchEvent::Deleted(object)) => {
+            let meta = object.meta().clone();
+            let [namespace, name, version] =
+                [meta.namespace, meta.name, meta.resource_version].map(Option::unwrap_or_default);
+            Ok(Change::Deleted { namespace, name, version })
+        }
+        Ok(WatchEvent::Bookmark(bookmark)) => Ok(Change::Bookmark(bookmark.metadata.resource_version)),
+        Ok(WatchEvent::Error(status)) => Ok(Change::Refused(status)),
+        Err(error) => unreadable(line).or_else(|| refused(line)).ok_or(error),
+    }
+}
+
+/// A change of an object that cannot be read.
+fn unreadable<K: DeserializeOwned>(line: &str) -> Option<Change<K>> {
+    let (object, deleted) = match serde_json::from_str(line).ok()? {
+        WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, false),
+        WatchEvent::Deleted(object) => (object, true),
+        WatchEvent::Bookmark(_) | WatchEvent::Error(_) => return None,
+    };
+    let version = meta(&object, "resourceVersion").to_owned();
+    if deleted {
+        let (namespace, name) = (meta(&object, "namespace").to_owned(), meta(&object, "name").to_owned());
+        return (!name.is_empty()).then_some(Change::Deleted { namespace, name, version });
+    }
+    Some(Change::Applied(item(&object)?, version))
+}
+
+/// Some refusals come without an envelope.
+fn refused<K>(line: &str) -> Option<Change<K>> {
+    let status: Status = serde_json::from_str(line).ok()?;
+    (status.code != 0).then(|| Change::Refused(status.boxed()))
+}
+
+/// `None` if it is no object with a name.
+fn item<K: DeserializeOwned>(object: &Value) -> Option<Item<K>> {
+    // Written anew on one line: from there a column leads to a field.
+    let text = object.to_string();
+    let error = match serde_json::from_str(&text) {
+        Ok(object) => return Some(Item::Read(object)),
+        Err(error) => error,
+    };
+    let name = meta(object, "name").to_owned();
+    let field = Tree::of_json(&text).map(|tree| tree.field((1, error.column() as u64))).unwrap_or_default();
+    let problem = error.to_string();
+    let problem = problem.split(" at line ").next().unwrap_or_default().to_owned();
+    (!name.is_empty())
+        .then(|| Item::Unreadable(Unreadable { namespace: meta(object, "namespace").to_owned(), name, field, problem }))
+}
+
+fn meta<'a>(object: &'a Value, field: &str) -> &'a str {
+    object["metadata"][field].as_str().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Service;
+    use kube::ResourceExt as _;
+
+    use super::*;
+
+    const GOOD: &str =
+        r#"{"metadata":{"namespace":"shop","name":"good","resourceVersion":"4"},"spec":{"ports":[{"port":80}]}}"#;
+    const BAD: &str = r#"{"metadata":{"namespace":"shop","name":"bad","resourceVersion":"5"},"spec":{"ports":[{"port":80},{"port":"web"}]}}"#;
+
+    fn bad() -> Unreadable {
+        Unreadable {
+            namespace: "shop".to_owned(),
+            name: "bad".to_owned(),
+            field: "spec.ports[1].port".to_owned(),
+            problem: "invalid type: string \"web\", expected i32".to_owned(),
+        }
+    }
+
+    #[test]
+    fn an_object_that_cannot_be_read_is_named_and_stops_no_other() {
+        let text = format!(r#"{{"metadata":{{"resourceVersion":"9","continue":""}},"items":[{GOOD},{BAD},{GOOD}]}}"#);
+        let page: Page<Service> = page(&text).unwrap();
+        assert_eq!((page.version.as_str(), page.more), ("9", None));
+        let names: Vec<_> = page
+            .items
+            .iter()
+            .map(|item| match item {
+                Item::Read(service) => service.name_any(),
+                Item::Unreadable(unreadable) => {
+                    assert_eq!(*unreadable, bad());
+                    "?".to_owned()
+                }
+            })
+            .collect();
+        assert_eq!(names, ["good", "?", "good"]);
+    }
+
+    #[test]
+    fn what_is_no_list_is_not_an_empty_one() {
+        for text in
+            ["", "<html>", "{}", "[]", r#"{"items":[1]}"#, r#"{"items":[{"spec":{"ports":1}}]}"#, r#"{"items":{}}"#]
+        {
+            assert!(page::<Service>(text).is_err(), "{text}");
+        }
+        assert!(page::<Service>(r#"{"items":null}"#).unwrap().items.is_empty());
+    }
+
+    #[test]
+    fn each_line_of_a_watch_is_read() {
+        let line = |kind: &str, object: &str| change::<Service>(&format!(r#"{{"type":"{kind}","object":{object}}}"#));
+        assert!(matches!(line("ADDED", GOOD), Ok(Change::Applied(Item::Read(_), version)) if version == "4"));
+        assert!(
+            matches!(line("MODIFIED", BAD), Ok(Change::Applied(Item::Unreadable(found), version)) if found == bad() && version == "5")
+        );
+        for object in [GOOD, BAD] {
+            assert!(matches!(line("DELETED", object), Ok(Change::Deleted { namespace, .. }) if namespace == "shop"));
+        }
+        let bookmark = r#"{"kind":"Service","apiVersion":"v1","metadata":{"resourceVersion":"8"}}"#;
+        assert!(matches!(line("BOOKMARK", bookmark), Ok(Change::Bookmark(version)) if version == "8"));
+        let status = r#"{"kind":"Status","code":410,"message":"too old","reason":"Expired","status":"Failure"}"#;
+        assert!(matches!(line("ERROR", status), Ok(Change::Refused(status)) if status.code == 410));
+        assert!(matches!(change::<Service>(status), Ok(Change::Refused(status)) if status.code == 410));
+        for text in ["<html>", "{}", r#"{"type":"ADDED","object":1}"#] {
+            assert!(change::<Service>(text).is_err(), "{text}");
+        }
+    }
+}
