@@ -196,6 +196,36 @@ impl ControlPlane {
         await_ready(&self.client, self.server, &mut [&mut self.etcd, apiserver]).await
     }
 
+    /// Stops API server and etcd, copies what etcd holds to the folder `to`, which must not exist, and starts both again: a
+    /// backup for [`Self::restore`].
+    ///
+    /// # Errors
+    /// A process does not end or start, or the folder cannot be written.
+    pub async fn back_up(&mut self, to: &Path) -> anyhow::Result<()> {
+        self.stop_apiserver()?;
+        self.etcd.end()?;
+        copy_folder(&self.folder.path().join(ETCD_DATA), to)?;
+        self.restart().await
+    }
+
+    /// Stops API server and etcd, and starts both with what [`Self::back_up`] wrote.
+    ///
+    /// # Errors
+    /// A process does not end or start, or the folder cannot be read.
+    pub async fn restore(&mut self, from: &Path) -> anyhow::Result<()> {
+        self.stop_apiserver()?;
+        self.etcd.end()?;
+        let data = self.folder.path().join(ETCD_DATA);
+        fs::remove_dir_all(&data).with_context(|| format!("removing {}", data.display()))?;
+        copy_folder(from, &data)?;
+        self.restart().await
+    }
+
+    async fn restart(&mut self) -> anyhow::Result<()> {
+        (self.etcd, self.etcd_url) = start_etcd(self.folder.path(), &self.options)?;
+        self.start_apiserver().await
+    }
+
     /// Starts a further API server, on a port of its own, and returns when it is ready.
     pub async fn start_another_apiserver(&mut self) -> anyhow::Result<ApiServer> {
         let netns = self.options.netns.as_deref();

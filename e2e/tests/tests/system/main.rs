@@ -26,6 +26,7 @@ mod privileges;
 mod rbac;
 mod repair;
 mod restarts;
+mod restored;
 mod takeover;
 
 use localnet_e2e::kube_proxy;
