@@ -71,7 +71,7 @@ fn former_owner_keeps_its_slices(difference: &Difference<'_>, matches: impl Fn(&
 /// Whether that is what was to be seen. Where an answer passes the node by, silence is.
 fn is_right(asked: &Asked, seen: &Seen, topology: &Topology) -> bool {
     let is_silent = seen.answers.is_empty() && seen.others == BTreeSet::from([probe::Outcome::Dropped]);
-    judge(asked, seen, topology).is_none() || is_silent && cannot_return(&asked.expected, asked.question.sender)
+    judge(asked, seen, topology).is_none() || is_silent && cannot_return(&asked.expected, &asked.question)
 }
 
 fn translated_packet_meets_another_service(difference: &Difference<'_>) -> bool {

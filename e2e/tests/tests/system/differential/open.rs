@@ -20,11 +20,13 @@ use localnet_proto::Family;
 
 use super::{
     ask::{Asked, Seen, Span},
+    cluster::{Cluster, Slice},
     judge::judge,
     question::{Question, Sender},
     random::Random,
     run::{Scene, cannot_return},
     world::{Side, World},
+    write::must_move,
 };
 
 /// So many are opened in each state …
@@ -78,7 +80,7 @@ pub(crate) enum Became {
     WentOn,
     /// It was not open, or went elsewhere, rightly.
     Anew,
-    /// It went on although its endpoint does not serve any more, as kube-proxy lets flows do.
+    /// It went on although its endpoint does not serve any more, or ended although it is ready, as kube-proxy does it.
     Kept,
     Wrong,
 }
@@ -103,7 +105,9 @@ impl OpenFlows {
     ) -> anyhow::Result<Vec<Followed>> {
         self.0.retain(|open| {
             let expected = expected(scene.state, scene, &open.question);
-            open.question.protocol == Protocol::Tcp || !cannot_return(&expected, open.question.sender)
+            let is_connection =
+                open.question.protocol == Protocol::Tcp && open.sides.iter().all(|held| held.carried.is_some());
+            is_connection || !cannot_return(&expected, &open.question)
         });
         let mut all = ask(world, scene, &mut self.0)?;
         let mut new = Vec::new();
@@ -167,6 +171,10 @@ impl Held {
         let before = self.carried;
         let rules = scene.setup.rules(packet.destination);
         let goes_on = before.is_some_and(|(by, _)| route::fate(scene.state, &rules, &packet, by) == Fate::GoesOn);
+        let is_certain = match before {
+            Some((by, _)) => packet.protocol == localnet_proto::Protocol::Tcp || scene.serves_throughout(&packet, by),
+            None => false,
+        };
         let may_be_kept = before.is_some_and(|(by, _)| match side {
             Side::Ours => self.restarted && route::target(scene.state, &rules, &packet).is_none(),
             Side::KubeProxy => kube_proxy_keeps(scene, &packet, by),
@@ -182,6 +190,11 @@ impl Held {
             let is_new = judge(&asked, &seen, network.topology()).is_none();
             let became = match (goes_on, same) {
                 (true, true) => Became::WentOn,
+                (true, false) if side == Side::KubeProxy && is_new && scene.is_ready_only(&packet, before) => {
+                    Became::Kept
+                }
+                (true, false) if !is_certain && is_new => Became::Anew,
+                (true, false) if !is_certain && is_silent(&seen) && Instant::now() < deadline => continue,
                 (true, false) => Became::Wrong,
                 (false, _) if is_new => Became::Anew,
                 (false, true) if may_be_kept => {
@@ -220,6 +233,37 @@ impl Held {
             }
         };
         Ok(seen)
+    }
+}
+
+impl Scene<'_> {
+    /// Whether the endpoint served in every moment of the last change, which is many writes: its slice was not written, nor were the
+    /// ports of the Service, and the Service was there all the time.
+    fn serves_throughout(&self, packet: &Packet, by: SocketAddr) -> bool {
+        let rules = self.setup.rules(packet.destination);
+        let Some(found) = route::target(self.state, &rules, packet) else { return true };
+        let named = |cluster: &'_ Cluster| {
+            cluster.services.values().find(|service| *service.name == *found.service.key.name).cloned()
+        };
+        let (Some(old), Some(new)) = (named(self.before), named(self.cluster)) else { return false };
+        let has = |slice: &&Slice| slice.endpoints.iter().any(|endpoint| endpoint.address == by.ip());
+        let kept = new.slices.iter().filter(has).any(|slice| old.slices.contains(slice));
+        // Of two slices with one endpoint, the other one may say for a moment that it does not serve.
+        let others = |slices: &[Slice]| slices.iter().filter(has).cloned().collect::<Vec<_>>();
+        kept && others(&old.slices) == others(&new.slices) && old.ports == new.ports && !must_move(&old, &new)
+    }
+}
+
+impl Scene<'_> {
+    /// The endpoint is said to be ready and not to serve, as with `publishNotReadyAddresses`. kube-proxy sends new flows there, and
+    /// ends those of UDP with each sync.
+    fn is_ready_only(&self, packet: &Packet, before: Option<Carried>) -> bool {
+        let rules = self.setup.rules(packet.destination);
+        let (Some(found), Some((by, _))) = (route::target(self.state, &rules, packet), before) else { return false };
+        let mut services = self.cluster.services.values();
+        let service = services.find(|service| *service.name == *found.service.key.name);
+        let mut endpoints = service.into_iter().flat_map(|service| &service.slices).flat_map(|slice| &slice.endpoints);
+        endpoints.any(|endpoint| endpoint.address == by.ip() && endpoint.serving == Some(false))
     }
 }
 

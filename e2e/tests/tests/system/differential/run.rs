@@ -217,7 +217,7 @@ impl Scene<'_> {
             let rules = self.setup.rules(question.to.ip());
             let expected = route::route(self.state, &rules, &question.packet(self.setup));
             let is_served = matches!(expected, Outcome::Endpoints { .. });
-            if !is_served && random.percent(REDRAWN) || cannot_return(&expected, question.sender) {
+            if !is_served && random.percent(REDRAWN) || cannot_return(&expected, &question) {
                 continue;
             }
             let many = matches!(&expected, Outcome::Endpoints { choices, .. } if choices.len() > MANY);
@@ -228,8 +228,9 @@ impl Scene<'_> {
 }
 
 /// What is not masqueraded and goes to a remote pod is answered past the node, to somebody beyond the router who has asked another
-/// address.
-pub(crate) fn cannot_return(expected: &Outcome, sender: Sender) -> bool {
+/// address. A pod that is sent to itself must be masqueraded, which a node does for its own pods only: not where the pods of this node
+/// are said to be on the other one.
+pub(crate) fn cannot_return(expected: &Outcome, question: &Question) -> bool {
     let is_remote = |ip: IpAddr| Pod::at(ip).is_some_and(|pod| pod.place == Place::Remote);
     let past_the_node = match expected {
         Outcome::Endpoints { choices, masquerade, .. } => {
@@ -237,12 +238,18 @@ pub(crate) fn cannot_return(expected: &Outcome, sender: Sender) -> bool {
         }
         Outcome::Reject | Outcome::Drop | Outcome::NotOurs => false,
     };
-    let beyond_the_router = match sender {
+    let to_itself = match expected {
+        Outcome::Endpoints { choices, masquerade: false, hairpin, .. } => {
+            choices.iter().any(|choice| choice.ip() == question.source() && !hairpin.contains(choice))
+        }
+        _ => false,
+    };
+    let beyond_the_router = match question.sender {
         Sender::Pod(pod) => pod.place == Place::Remote,
         Sender::Client | Sender::SecondClient => true,
         Sender::Node => false,
     };
-    past_the_node && beyond_the_router
+    to_itself && question.sender != Sender::Node || past_the_node && beyond_the_router
 }
 
 /// Questions of one sender are asked one after the other: which endpoint a client stays with, and which SCTP packet is answered

@@ -274,8 +274,9 @@ impl World {
         let Revision { instance, rev } = state.revision;
         let program = self.pair.backend.program();
         let applied = |log: &str| {
-            let revisions =
-                log.lines().rev().filter_map(|line| line.split_once(" applied revision=")?.1.split(' ').next());
+            // "applied revision=…", or, where several follow each other closely, "applied so far revision=…".
+            let lines = log.lines().rev().filter(|line| line.contains(" applied "));
+            let revisions = lines.filter_map(|line| line.split_once(" revision=")?.1.split(' ').next());
             let mut numbers = revisions.filter_map(|revision| revision.split_once(':'));
             numbers
                 .any(|(of, number)| of.parse() == Ok(instance) && number.parse().is_ok_and(|number: u64| number >= rev))

@@ -334,7 +334,7 @@ impl Writer {
 
 /// Whether the API server does not turn one into the other. The first ClusterIP stays, as does having none; a NodePort that
 /// goes from one protocol to another is taken, by the Service itself; and a load balancer keeps the NodePorts that it has.
-fn must_move(old: &Service, new: &Service) -> bool {
+pub(crate) fn must_move(old: &Service, new: &Service) -> bool {
     let addresses = |service: &Service| match service.kind {
         Kind::Headless | Kind::ExternalName => Vec::new(),
         Kind::ClusterIp | Kind::NodePort | Kind::LoadBalancer => service.cluster_ips.clone(),
