@@ -6,12 +6,22 @@ use std::{
     fs,
     io::{BufRead as _, BufReader},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStderr, Command, Stdio},
+    sync::atomic::{AtomicU8, Ordering},
 };
 
+use hyper_util::rt::TokioIo;
 use localnet_client::Source as _;
-use localnet_proto::Revision;
+use localnet_proto::{
+    Revision,
+    wire::{WatchReq, endpoints_client::EndpointsClient},
+};
 use serde_json::Value;
+use tokio::net::UnixStream;
+use tonic::{
+    Code,
+    transport::{Endpoint, Uri},
+};
 
 /// The program, killed when it is dropped.
 struct Program(Child);
@@ -39,26 +49,32 @@ fn write(folder: &Path, endpoints: &[&str]) {
     fs::rename(folder.join("new"), folder.join("cluster.yaml")).unwrap();
 }
 
-#[tokio::test]
-async fn names_the_program_and_the_services_that_change_without_noise_of_libraries() {
-    let folder = tempfile::TempDir::new().unwrap();
-    write(folder.path(), &["10.0.0.1"]);
-    let listen = format!("unix://{}", folder.path().join("brain.sock").display());
+/// Starts the brain on a folder with `cluster.yaml`; its log comes as JSON.
+fn start(folder: &Path, listen: &str) -> (Program, BufReader<ChildStderr>) {
     // All of 127.0.0.0/8 is ours: an address of this process alone has free ports.
+    static NEXT: AtomicU8 = AtomicU8::new(0);
     let [a, b, ..] = std::process::id().to_le_bytes();
-    let healthz = format!("--healthz-bind-address=127.78.{a}.{b}:10256");
-    let metrics = format!("--metrics-bind-address=127.78.{a}.{b}:10249");
+    let host = format!("127.{}.{a}.{b}", 78 + NEXT.fetch_add(1, Ordering::Relaxed));
     let mut child = Command::new(env!("CARGO_BIN_EXE_localnet-brain"))
-        .arg(format!("--source=file:{}", folder.path().join("cluster.yaml").display()))
-        .args(["--node-name=here", &healthz, &metrics])
-        .args(["--log-format=json", "--log-level=debug", "--listen", &listen])
+        .arg(format!("--source=file:{}", folder.join("cluster.yaml").display()))
+        .args(["--node-name=here", &format!("--healthz-bind-address={host}:10256")])
+        .arg(format!("--metrics-bind-address={host}:10249"))
+        .args(["--log-format=json", "--log-level=debug", "--listen", listen])
         .env_remove("RUST_LOG")
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     let log = BufReader::new(child.stderr.take().unwrap());
-    let _program = Program(child);
+    (Program(child), log)
+}
+
+#[tokio::test]
+async fn names_the_program_and_the_services_that_change_without_noise_of_libraries() {
+    let folder = tempfile::TempDir::new().unwrap();
+    write(folder.path(), &["10.0.0.1"]);
+    let listen = format!("unix://{}", folder.path().join("brain.sock").display());
+    let (_program, log) = start(folder.path(), &listen);
     let mut lines = log.lines().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
     let mut targets = Vec::new();
     let mut find = |message: &str| loop {
@@ -87,4 +103,45 @@ async fn names_the_program_and_the_services_that_change_without_noise_of_librari
     assert_eq!(changed["change"], "endpoints added: 10.0.0.2, 10.0.0.3; endpoints removed: 10.0.0.1");
     let foreign: Vec<_> = targets.iter().filter(|target| !target.starts_with("localnet")).collect();
     assert!(foreign.is_empty(), "{foreign:?}");
+}
+
+/// A KPNG client asks for the node of its own hostname. Refused, it reconnects for ever and says nothing that an operator sees.
+#[tokio::test]
+async fn names_a_kpng_client_that_asks_for_another_node_once_with_the_remedy() {
+    let folder = tempfile::TempDir::new().unwrap();
+    write(folder.path(), &["10.0.0.1"]);
+    let socket = folder.path().join("brain.sock");
+    let (_program, log) = start(folder.path(), &format!("unix://{}", socket.display()));
+    let mut lines = log.lines().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+    lines.find(|line| line["fields"]["message"] == "first complete state").unwrap();
+    let connect = tower::service_fn(move |_: Uri| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connect).await.unwrap();
+    for _ in 0..3 {
+        let request = WatchReq { node_name: "there".to_owned() };
+        let items = EndpointsClient::new(channel.clone()).watch(futures::stream::iter([request])).await.unwrap();
+        let mut items = items.into_inner();
+        let error = loop {
+            match items.message().await {
+                Ok(item) => assert!(item.is_some(), "it is refused"),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.code(), Code::PermissionDenied);
+    }
+    let mut refused = std::iter::from_fn(|| {
+        lines.find(|line| line["fields"]["message"].as_str().unwrap().starts_with("refused a KPNG client"))
+    });
+    let first = refused.next().unwrap();
+    assert_eq!((&first["level"], &first["fields"]["asked"]), (&"WARN".into(), &"there".into()));
+    assert_eq!(first["fields"]["own"], "here");
+    let message = first["fields"]["message"].as_str().unwrap();
+    assert!(message.contains("--node-name") && message.contains("--serve-node"), "{message}");
+    // Each further one is there for those who look for it.
+    assert_eq!(
+        [refused.next().unwrap(), refused.next().unwrap()].map(|line| line["level"].clone()),
+        ["DEBUG", "DEBUG"]
+    );
 }

@@ -57,6 +57,8 @@ def ips(fields, number):
 def service(data):
     fields = message(data)
     addresses = message(one(fields, 4))
+    # KPNG's Go code dereferences both lists of addresses.
+    assert 1 in addresses and 2 in addresses, f"ClusterIPs or ExternalIPs is unset in {addresses}"
     ports = [message(port) for port in fields.get(6, [])]
     return {
         "type": text(fields, 3),

@@ -93,16 +93,17 @@ fn the_bytes_are_those_of_kpng() {
         "1200",                 // NodeState.IPs
     );
     let service = concat!(
-        "1248",                             // OpItem.Set, 72 bytes
+        "124a",                             // OpItem.Set, 74 bytes
         "0a0f0801",                         // Value.Ref: Set ServicesSet
         "120b64656661756c742f776562",       // Ref.Path "default/web"
-        "1235",                             // Value.Bytes, 53 bytes
+        "1237",                             // Value.Bytes, 55 bytes
         "0a0764656661756c74",               // Service.Namespace "default"
         "1203776562",                       // Service.Name "web"
         "1a09436c75737465724950",           // Service.Type "ClusterIP"
-        "220e0a0c0a0a31302e39362e302e3130", // Service.IPs.ClusterIPs.V4 "10.96.0.10"
-        "320a0a04687474701001",             // Service.Ports: Name "http", Protocol TCP
-        "1850",                             // Port 80
+        "22100a0c0a0a31302e39362e302e3130", // Service.IPs.ClusterIPs.V4 "10.96.0.10"
+        "1200",                 // Service.IPs.ExternalIPs: empty, but there: MapIPsByIPFamily dereferences it
+        "320a0a04687474701001", // Service.Ports: Name "http", Protocol TCP
+        "1850",                 // Port 80
     );
     let v4 = concat!(
         "1246",                                                         // OpItem.Set, 70 bytes

@@ -37,6 +37,10 @@ impl View {
         for port in &mut service.ports {
             port.target_port = target_port(port, &endpoints);
         }
+        // KPNG's Go code reads both lists without a look whether they are there, and crashes on one that is not.
+        let addresses = service.i_ps.get_or_insert_default();
+        addresses.cluster_i_ps.get_or_insert_default();
+        addresses.external_i_ps.get_or_insert_default();
         let path = service.namespace.len() + 1 + service.name.len();
         if service.encoded_len() + path + AROUND > LARGEST_ITEM {
             return Self::default();

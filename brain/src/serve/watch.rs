@@ -11,7 +11,7 @@ use std::{
     iter,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -20,6 +20,7 @@ use localnet_proto::wire::WatchReq;
 use tokio::{task::JoinHandle, time};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming, body::Body, server::StreamingService};
+use tracing::{debug, warn};
 
 use super::{
     next::ending,
@@ -36,17 +37,44 @@ use crate::{
 /// How long a client may take from one request to the next.
 const PATIENCE: Duration = Duration::from_secs(600);
 
+/// How long the log stays silent about refused clients after it has named one.
+const SILENCE: Duration = Duration::from_secs(60);
+
 /// Answers `Watch`.
 #[derive(Clone)]
 pub(super) struct Watch {
     views: Views,
     stalls: Stalls,
     stop: CancellationToken,
+    /// When the log last named a refused client.
+    refused: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Watch {
     pub(super) fn new(views: Views, stalls: Stalls, stop: CancellationToken) -> Self {
-        Self { views, stalls, stop }
+        Self { views, stalls, stop, refused: Arc::default() }
+    }
+
+    /// Names a refused client in the log. Such a client calls again every second or so, and shows its operator only that it
+    /// reconnects: one line a minute is enough.
+    fn log(&self, asked: &str, refused: &Refused) {
+        let now = Instant::now();
+        let mut last = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_some_and(|last| now.duration_since(last) < SILENCE) {
+            debug!(asked, error = %refused, "refused a KPNG client");
+            return;
+        }
+        *last = Some(now);
+        drop(last);
+        match refused {
+            Refused::NotAllowed(_) => warn!(
+                asked,
+                own = self.views.own().feed().state().node().name,
+                "refused a KPNG client: the node it asks for is not this brain's; start the client with the own name in --node-name, \
+                 or this brain with --serve-node and the name that the client asks for"
+            ),
+            _ => warn!(asked, error = %refused, "refused a KPNG client"),
+        }
     }
 
     pub(super) async fn handle(self, request: http::Request<Body>) -> http::Response<Body> {
@@ -126,7 +154,10 @@ impl Follower {
     async fn differing(&self, node: &str, before: Option<&State>) -> Result<(View, State), Status> {
         let view = match &self.view {
             Some(view) if view.is_of(node) => view.clone(),
-            _ => self.watch.views.of(node).await.map_err(|refused| refused_status(&refused))?,
+            _ => self.watch.views.of(node).await.map_err(|refused| {
+                self.watch.log(node, &refused);
+                refused_status(&refused)
+            })?,
         };
         // States of another node have another instance: they differ.
         let held = before.map(State::revision).unwrap_or_default();
