@@ -7,6 +7,7 @@ use localnet_client::{
     args::{self, ClientArgs, terminated},
     incremental::Adapter,
     program,
+    served::print,
     telemetry::{self, LogFormat},
     vips::{self, flags::ConfigArgs},
 };
@@ -18,7 +19,7 @@ use localnet_linux::{
 };
 use tracing::{info, warn};
 
-use crate::{Flavour, IptablesBackend, LiveBackend, Tools, dry_run::DryRun};
+use crate::{Flavour, IptablesBackend, LiveBackend, Tools, dry_run::DryRun, served};
 
 /// `localnet-iptables`
 #[derive(Debug, Parser)]
@@ -42,6 +43,8 @@ pub struct Arguments {
 enum Command {
     /// Remove the chains of this program, and of kube-proxy's iptables mode; those of the kubelet stay
     Cleanup,
+    /// Print what the rules serve, read back from the kernel: one line for each address and port
+    Dump,
     /// Set the kernel's limits of connection tracking, as configured, and exit
     Init(ConfigArgs),
 }
@@ -60,6 +63,10 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         Some(Command::Init(init)) => {
             init.only("init")?;
             (init, true)
+        }
+        Some(Command::Dump) => {
+            let flavour = iptables_flavour.unwrap_or_else(Flavour::of_host);
+            return print(&served::read(&mut Tools::find(flavour)?)?);
         }
         None => (config, false),
     };

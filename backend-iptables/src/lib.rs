@@ -9,6 +9,7 @@
 //! - [`desired`]: what follows from all services together, kept up to date.
 //! - [`ruleset`]: what differs from what the tables are known to hold, as the input of a restore.
 //! - [`save`]: reads what is there.
+//! - [`served`]: what that serves.
 //! - [`IptablesBackend`]: reads what is not known, writes what differs, leaves out what is refused.
 //! - [`LiveBackend`]: that on a live node: repairs what others change, follows the node's addresses, ends stale flows.
 //!
@@ -28,6 +29,7 @@ mod lock;
 pub mod plan;
 pub mod ruleset;
 pub mod save;
+pub mod served;
 mod watch;
 
 pub use backend::IptablesBackend;

@@ -6,13 +6,14 @@ use clap::{Parser, Subcommand};
 use localnet_client::{
     args::{ClientArgs, terminated},
     program,
+    served::print,
     telemetry::{self, LogFormat},
     vips::{self, flags::ConfigArgs},
 };
 use localnet_config::{Config, Mode};
 use localnet_linux::{addresses::Addresses, setup::Setup, sysctl::Settings};
 
-use crate::{LiveBackend, NftBackend, dry_run::DryRun, kernel::Netlink, kube_proxy};
+use crate::{LiveBackend, NftBackend, dry_run::DryRun, kernel::Netlink, kube_proxy, served};
 
 /// `localnet-nft`
 #[derive(Debug, Parser)]
@@ -42,6 +43,8 @@ enum Command {
         #[arg(long)]
         kube_proxy: bool,
     },
+    /// Print what the tables serve, read back from the kernel: one line for each address and port
+    Dump,
     /// Set the kernel's limits of connection tracking, as configured, and exit: the one thing that needs more than CAP_NET_ADMIN
     Init(ConfigArgs),
 }
@@ -78,6 +81,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
             init.only("init")?;
             (init, true)
         }
+        Some(Command::Dump) => return print(&served::read()?),
         None => (config, false),
     };
     let to_do = config.to_do(dry_run)?;

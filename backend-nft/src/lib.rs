@@ -11,6 +11,7 @@
 //! - [`affinity`]: which endpoint has which slot.
 //! - [`table`]: what differs from what the kernel is known to hold.
 //! - [`portions`]: the same, cut if it is too much for the kernel at once.
+//! - [`served`]: what the kernel's tables serve, read back.
 //! - [`NftBackend`]: reads what is not known, applies what differs, leaves out what is refused.
 //! - [`LiveBackend`]: that on a live node: repairs what others change, follows the node's addresses, ends stale flows.
 //!
@@ -28,6 +29,7 @@ pub mod kube_proxy;
 mod live;
 pub mod plan;
 pub mod portions;
+pub mod served;
 pub mod table;
 pub mod whole;
 

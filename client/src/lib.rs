@@ -19,6 +19,7 @@ pub mod incremental;
 pub mod program;
 mod retry;
 pub mod route;
+pub mod served;
 mod source;
 pub mod telemetry;
 pub mod vips;

@@ -1,0 +1,333 @@
+//! [`Served`]: what a kernel serves, read back from it, as text. `localnet-nft dump` and its like print it, and the conformance kit compares
+//! it with the state. Pure, but for [`print`].
+//!
+//! ```text
+//! 10.96.0.10 TCP 80 -> 10.1.0.1:8080 10.1.0.2:8080
+//! 10.96.0.10 TCP 80 affinity 10800
+//! fd00:96::10 UDP 53 -> [fd00:1::1]:53
+//! 10.96.0.11 TCP 80 reject
+//! 192.0.2.1 TCP 80 -> 10.1.0.1:8080 10.1.0.2:8080
+//! 192.0.2.1 TCP 80 outside -> 10.1.0.1:8080
+//! ```
+//! Lines are about one destination each: its address, protocol and port, and the endpoints that new connections to it are spread over, or
+//! `reject` or `drop`. `outside` says what clients outside of the cluster get, where that differs (external policy Local). `affinity` has the seconds for
+//! which a client stays with its endpoint. A NodePort is a destination on each address that answers it, or on `0.0.0.0` and `::` where all of
+//! the node's do. Lines, and the endpoints of one, come in any order; lines that begin with `#` say nothing.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    io::{self, Write as _},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+};
+
+use anyhow::Context as _;
+use localnet_proto::{Changes, Family, Protocol, Snapshot, Verdict};
+
+use crate::vips::{Config, Exposure, Hairpin, Program, Vip, VipKey, Vips};
+
+/// Where new connections go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum To {
+    /// To one of these.
+    Endpoints(BTreeSet<SocketAddr>),
+    /// Nowhere.
+    Nothing(Verdict),
+}
+
+impl To {
+    /// One of these endpoints, or the verdict where there are none.
+    pub fn new(endpoints: impl IntoIterator<Item = SocketAddr>, when_empty: Verdict) -> Self {
+        let endpoints: BTreeSet<_> = endpoints.into_iter().collect();
+        if endpoints.is_empty() { Self::Nothing(when_empty) } else { Self::Endpoints(endpoints) }
+    }
+
+    fn read(words: &[&str]) -> Option<Self> {
+        match words {
+            ["reject"] => Some(Self::Nothing(Verdict::Reject)),
+            ["drop"] => Some(Self::Nothing(Verdict::Drop)),
+            ["->", endpoints @ ..] if !endpoints.is_empty() => {
+                endpoints.iter().map(|endpoint| endpoint.parse().ok()).collect::<Option<_>>().map(Self::Endpoints)
+            }
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for To {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing(Verdict::Reject) => f.write_str("reject"),
+            Self::Nothing(Verdict::Drop) => f.write_str("drop"),
+            Self::Endpoints(endpoints) => {
+                f.write_str("->")?;
+                endpoints.iter().try_for_each(|endpoint| write!(f, " {endpoint}"))
+            }
+        }
+    }
+}
+
+/// What is said of one destination.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Entry {
+    /// Where new connections go.
+    pub to: Option<To>,
+    /// Where those from outside of the cluster go, if elsewhere.
+    pub outside: Option<To>,
+    /// Seconds for which a client stays with its endpoint.
+    pub affinity: Option<u32>,
+}
+
+impl Entry {
+    /// Leaves out what is said already.
+    #[must_use]
+    pub fn plain(mut self) -> Self {
+        if self.outside == self.to {
+            self.outside = None;
+        }
+        if !matches!(self.to, Some(To::Endpoints(_))) && !matches!(self.outside, Some(To::Endpoints(_))) {
+            self.affinity = None;
+        }
+        self
+    }
+
+    fn lines(&self, destination: &str) -> Vec<String> {
+        let to = self.to.iter().map(|to| format!("{destination} {to}"));
+        let outside = self.outside.iter().map(|to| format!("{destination} outside {to}"));
+        let affinity = self.affinity.iter().map(|seconds| format!("{destination} affinity {seconds}"));
+        to.chain(outside).chain(affinity).collect()
+    }
+}
+
+/// What is served.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Served(pub BTreeMap<VipKey, Entry>);
+
+/// A line that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot read {0:?}: expected ADDRESS PROTOCOL PORT and -> ENDPOINT…, reject, drop, or affinity SECONDS")]
+pub struct BadLine(String);
+
+impl Served {
+    /// Reads what a command has printed.
+    ///
+    /// # Errors
+    /// A line cannot be read.
+    pub fn parse<'a>(lines: impl IntoIterator<Item = &'a str>) -> Result<Self, BadLine> {
+        let mut served = Self::default();
+        for line in lines.into_iter().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            served.line(line).ok_or_else(|| BadLine(line.to_owned()))?;
+        }
+        Ok(served)
+    }
+
+    fn line(&mut self, line: &str) -> Option<()> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [address, protocol, port, rest @ ..] = &words[..] else { return None };
+        let protocol =
+            [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|of| of.to_string() == *protocol)?;
+        let key = VipKey { address: address.parse().ok()?, protocol, port: port.parse().ok()? };
+        let entry = self.0.entry(key).or_default();
+        match rest {
+            ["affinity", seconds] => entry.affinity = Some(seconds.parse().ok()?),
+            ["outside", rest @ ..] => entry.outside = Some(To::read(rest)?),
+            rest => entry.to = Some(To::read(rest)?),
+        }
+        Some(())
+    }
+}
+
+impl fmt::Display for Served {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut lines = self.0.iter().flat_map(|(key, entry)| entry.lines(&destination(key)));
+        lines.try_for_each(|line| writeln!(f, "{line}"))
+    }
+}
+
+/// Prints it to standard output.
+///
+/// # Errors
+/// Nobody can read it.
+pub fn print(served: &Served) -> anyhow::Result<()> {
+    write!(io::stdout().lock(), "{served}").context("printing")
+}
+
+fn destination(key: &VipKey) -> String {
+    format!("{} {} {}", key.address, key.protocol, key.port)
+}
+
+/// A NodePort, whichever addresses of the node answer it.
+type NodePort = (Family, Protocol, u16);
+
+/// What a state means. On which addresses NodePorts are answered is a matter of configuration: one is enough.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Expected {
+    vips: Served,
+    node_ports: BTreeMap<NodePort, Entry>,
+    /// Those of them that some address must answer: a node without an address of a family may answer on others, or not at all.
+    needed: BTreeSet<NodePort>,
+}
+
+/// Addresses of a node of both families, which no Case has.
+const STAND_INS: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(198, 19, 255, 254)),
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0xffff, 0, 0, 0, 0xfffe)),
+];
+
+impl Expected {
+    /// Of a state.
+    pub fn of(state: &Snapshot) -> Self {
+        let mut expected = Self::default();
+        for (key, vip) in planned(state) {
+            if vip.by_node_port {
+                expected.needed.insert(node_port(&key));
+            } else {
+                expected.vips.0.insert(key, entry(&vip));
+            }
+        }
+        let mut elsewhere = state.clone();
+        elsewhere.node.addresses = STAND_INS.into();
+        let node_ports = planned(&elsewhere).into_iter().filter(|(_, vip)| vip.by_node_port);
+        expected.node_ports = node_ports.map(|(key, vip)| (node_port(&key), entry(&vip))).collect();
+        expected
+    }
+
+    /// What `served` lacks and what it has too much; empty if nothing.
+    pub fn differences(&self, served: &Served) -> String {
+        const MOST: usize = 10;
+        let (mut lacks, mut more) = (BTreeSet::new(), BTreeSet::new());
+        let mut differ = |destination: &str, expected: &Entry, found: &Entry| {
+            let (expected, found) = (expected.lines(destination), found.lines(destination));
+            lacks.extend(expected.iter().filter(|line| !found.contains(line)).cloned());
+            more.extend(found.iter().filter(|line| !expected.contains(line)).cloned());
+        };
+        let nothing = Entry::default();
+        for (key, expected) in &self.vips.0 {
+            differ(&destination(key), expected, served.0.get(key).unwrap_or(&nothing));
+        }
+        let mut answered = BTreeSet::new();
+        for (key, found) in served.0.iter().filter(|(key, _)| !self.vips.0.contains_key(*key)) {
+            let expected = self.node_ports.get(&node_port(key));
+            answered.extend(expected.map(|_| node_port(key)));
+            differ(&destination(key), expected.unwrap_or(&nothing), found);
+        }
+        let missing = |node_port: &NodePort| self.needed.contains(node_port) && !answered.contains(node_port);
+        for (node_port, expected) in self.node_ports.iter().filter(|(node_port, _)| missing(node_port)) {
+            let (family, protocol, port) = node_port;
+            differ(&format!("(an {family} address of the node) {protocol} {port}"), expected, &nothing);
+        }
+        let lacks = lacks.iter().map(|line| format!("\n  lacks: {line}"));
+        let more = more.iter().map(|line| format!("\n  has too much: {line}"));
+        lacks.chain(more).take(MOST).collect()
+    }
+}
+
+fn planned(state: &Snapshot) -> Vec<(VipKey, Vip)> {
+    let mut vips = Vips::new(Config::default());
+    vips.update(state, &Changes::everything(), &mut Nobody);
+    vips.programmed().map(|(_, key, vip)| (key, vip)).collect()
+}
+
+fn node_port(key: &VipKey) -> NodePort {
+    (key.family(), key.protocol, key.port)
+}
+
+fn entry(vip: &Vip) -> Entry {
+    let to = |endpoints: &[SocketAddr]| To::new(endpoints.iter().copied(), vip.when_empty);
+    let outside = (vip.exposure == Exposure::ExternalLocal).then(|| to(&vip.local_endpoints));
+    Entry { to: Some(to(&vip.endpoints)), outside, affinity: vip.affinity }.plain()
+}
+
+/// Takes no notice of what a state gives piece by piece: it is asked for afterwards.
+struct Nobody;
+
+impl Program for Nobody {
+    fn program(&mut self, _: &VipKey, _: &Vip) {}
+    fn unprogram(&mut self, _: &VipKey, _: &Vip) {}
+    fn cluster_ip(&mut self, _: IpAddr, _: bool) {}
+    fn hairpin(&mut self, _: &Hairpin, _: bool) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use localnet_proto::{Endpoint, EndpointPort, Node, Port, Scopes, Service, ServiceKey, WhenEmpty};
+
+    use super::*;
+
+    fn read(text: &str) -> Served {
+        Served::parse(text.lines()).unwrap()
+    }
+
+    fn expected(change: impl FnOnce(&mut Service)) -> Expected {
+        let endpoint = |last: u8, local: bool| Endpoint {
+            address: [10, 1, 0, last].into(),
+            ports: vec![EndpointPort { name: "http".into(), port: 8080 }],
+            local,
+            hostname: None,
+            scopes: Scopes { internal: true, external: local, short_circuit: true, established: true },
+        };
+        let reject = WhenEmpty::default();
+        let mut service = Service::new(ServiceKey::new("default", "web"), vec![[10, 96, 0, 10].into()]);
+        service.ports = vec![Port {
+            name: "http".into(),
+            protocol: Protocol::Tcp,
+            port: 80,
+            node_port: Some(30080),
+            when_empty_v4: reject,
+            when_empty_v6: reject,
+        }];
+        service.endpoints = vec![endpoint(1, true), endpoint(2, false)];
+        service.external_traffic_to_local = true;
+        change(&mut service);
+        let node = Node { name: "a".to_owned(), addresses: vec![[192, 0, 2, 1].into()], ..Node::default() };
+        Expected::of(&Snapshot {
+            node,
+            services: [(service.key.clone(), service.into())].into(),
+            ..Snapshot::default()
+        })
+    }
+
+    const BOTH: &str = "-> 10.1.0.2:8080 10.1.0.1:8080";
+
+    #[test]
+    fn lines_and_endpoints_come_in_any_order_and_node_ports_at_any_address() {
+        for address in ["192.0.2.1", "192.0.2.7", "0.0.0.0"] {
+            let served = read(&format!(
+                "{address} TCP 30080 outside -> 10.1.0.1:8080\n# a comment\n\n10.96.0.10 TCP 80 {BOTH}\n{address} TCP 30080 {BOTH}"
+            ));
+            assert_eq!(expected(|_| {}).differences(&served), "");
+            assert_eq!(read(&served.to_string()), served);
+        }
+    }
+
+    #[test]
+    fn what_nothing_serves_has_a_verdict_and_no_affinity() {
+        let nothing = expected(|service| {
+            service.endpoints.truncate(0);
+            service.client_ip_affinity = Some(60);
+        });
+        assert_eq!(nothing.differences(&read("10.96.0.10 TCP 80 reject\n192.0.2.1 TCP 30080 reject")), "");
+    }
+
+    #[test]
+    fn what_differs_is_named() {
+        let affine = expected(|service| service.client_ip_affinity = Some(60));
+        let differences = affine.differences(&read(&format!("10.96.0.10 TCP 80 {BOTH}\n10.96.0.10 TCP 81 drop")));
+        for said in [
+            "lacks: 10.96.0.10 TCP 80 affinity 60",
+            "lacks: (an IPv4 address of the node) TCP 30080 outside -> 10.1.0.1:8080",
+            "has too much: 10.96.0.10 TCP 81 drop",
+        ] {
+            assert!(differences.contains(said), "{differences}");
+        }
+        for bad in [
+            "10.96.0.10",
+            "x TCP 80 drop",
+            "10.96.0.10 ICMP 80 drop",
+            "10.96.0.10 TCP 80 ->",
+            "10.96.0.10 TCP 80 perhaps",
+        ] {
+            assert!(Served::parse([bad]).is_err(), "{bad}");
+        }
+    }
+}
