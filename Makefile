@@ -47,7 +47,7 @@ test: deps controlplane helm vm wine python examples ## Everything: unit, Cases,
 conformance-ipvs: deps vm ## The conformance kit on localnet-ipvs in the guest, at all levels and with the packets of all Cases (25 minutes)
 	$(CARGO) build --locked --workspace --bins
 	target/debug/localnet-vm --timeout 5400 -- target/debug/localnet-conformance --at-a-time 1 --patience 240 \
-		--claims tcp,udp,sctp,ipv4,ipv6,cluster-ip,external,node-port,answers,source,reject,drop,scopes \
+		--claims tcp,udp,sctp,ipv4,ipv6,cluster-ip,external,node-port,answers,source,reject,drop,scopes,affinity,flows \
 		--backend 'target/debug/localnet-ipvs --api {api} {flags}' --cleanup 'target/debug/localnet-ipvs cleanup' \
 		--flush "sh -c 'ipvsadm -C && nft flush ruleset'"
 

@@ -13,7 +13,10 @@ use localnet_lab::{Namespace, Running};
 use localnet_proto::{Address, Revision, Snapshot};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::{brain::Brain, dump::Dump};
+use crate::{
+    brain::{Brain, loopback},
+    dump::Dump,
+};
 
 /// How often a dump is looked at.
 const LOOK: Duration = Duration::from_millis(3);
@@ -32,8 +35,7 @@ impl Line {
     /// The command of a backend whose files are in this folder. The brain is at that port of the loopback interface, or at a unix
     /// socket in the folder.
     pub fn new(text: &str, folder: &Path, port: Option<u16>) -> Self {
-        let socket = || Address::Unix(folder.join("brain.sock"));
-        let api = port.map_or_else(socket, |port| Address::Tcp { host: "127.0.0.1".to_owned(), port });
+        let api = port.map_or_else(|| Address::Unix(folder.join("brain.sock")), loopback);
         Self { text: text.to_owned(), folder: folder.to_owned(), api }
     }
 

@@ -31,20 +31,16 @@ use localnet_proto::{
         endpoints_server,
     },
 };
-use tokio::{
-    net::{TcpListener, UnixListener},
-    runtime::Runtime,
-    sync::Notify,
-};
-use tokio_stream::wrappers::UnixListenerStream;
+use tokio::{runtime::Runtime, sync::Notify};
 use tonic::{
     Code, Request, Response, Status,
     body::Body,
     codec::{BufferSettings, Codec, EncodeBuf, Encoder},
     server::{Grpc, NamedService, ServerStreamingService},
-    transport::server::TcpIncoming,
 };
 use tonic_prost::ProstDecoder;
+
+use crate::connections::{self, Listener};
 
 /// What happens to an answer.
 pub enum Fault {
@@ -73,6 +69,10 @@ pub struct Log {
     pub hung: usize,
     /// How many calls wait to be released.
     pub held: usize,
+    /// How many connections are open.
+    pub open: usize,
+    /// How many connections were closed as they came.
+    pub turned_away: usize,
     /// What it has reported.
     pub reports: Vec<BackendReport>,
 }
@@ -125,27 +125,44 @@ impl Brain {
     /// # Errors
     /// It cannot.
     pub fn start(&mut self, inside: Option<&Namespace>) -> anyhow::Result<()> {
-        self.stop();
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let service = Endpoints { shared: Arc::clone(&self.shared), feed: self.feed.clone() };
         let reports = BackendsServer::new(Reports(Arc::clone(&self.shared)));
         let server = tonic::transport::Server::builder().add_service(service).add_service(reports);
+        let shared = Arc::clone(&self.shared);
+        self.listen(inside, |listener| {
+            let changed = move |by| shared.log(|log| log.open = log.open.saturating_add_signed(by));
+            tokio::spawn(server.serve_with_incoming(listener.incoming(changed)));
+        })
+    }
+
+    /// Closes each connection as it comes, as a brain that is starting or ending: [`Log::turned_away`] counts them.
+    ///
+    /// # Errors
+    /// It cannot listen.
+    pub fn turn_away(&mut self, inside: Option<&Namespace>) -> anyhow::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        shared.log(|log| log.turned_away = 0);
+        self.listen(inside, |listener| {
+            tokio::spawn(listener.turn_away(move || shared.log(|log| log.turned_away += 1)));
+        })
+    }
+
+    fn listen(&mut self, inside: Option<&Namespace>, serve: impl FnOnce(Listener)) -> anyhow::Result<()> {
+        self.stop();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let inside_runtime = runtime.enter();
         let listening = || format!("listening on {}", self.address);
-        match &self.address {
-            Address::Unix(path) => {
-                let listener = UnixListenerStream::new(UnixListener::bind(path).with_context(listening)?);
-                runtime.spawn(server.serve_with_incoming(listener));
-            }
-            Address::Tcp { host, port } => {
-                let listener = tcp_listener(host, *port, inside).with_context(listening)?;
+        let listener = match &self.address {
+            Address::Unix(path) => Listener::unix(path).with_context(listening)?,
+            Address::Tcp { .. } => {
+                let listener = connections::tcp(&self.address, inside).with_context(listening)?;
+                let listener = listener.with_context(listening)?;
                 self.listener = Some(listener.try_clone().with_context(listening)?);
-                let listener = TcpListener::from_std(listener).with_context(listening)?;
-                let listener = TcpIncoming::from(listener).with_nodelay(Some(true));
-                runtime.spawn(server.serve_with_incoming(listener));
+                Listener::tcp(listener).with_context(listening)?
             }
             Address::Pipe(_) => bail!("{}: only Windows has named pipes", self.address),
-        }
+        };
+        serve(listener);
         drop(inside_runtime);
         self.runtime = Some(runtime);
         Ok(())
@@ -223,6 +240,11 @@ impl Brain {
         }
     }
 
+    /// How many answers were begun.
+    pub fn begun(&self) -> usize {
+        lock(&self.shared.log).begun
+    }
+
     /// How many calls there have been.
     pub fn calls(&self) -> usize {
         lock(&self.shared.log).calls.len()
@@ -241,15 +263,6 @@ impl fmt::Debug for Brain {
     }
 }
 
-fn tcp_listener(host: &str, port: u16, inside: Option<&Namespace>) -> anyhow::Result<net::TcpListener> {
-    let listen = || {
-        let listener = net::TcpListener::bind((host, port))?;
-        listener.set_nonblocking(true)?;
-        Ok(listener)
-    };
-    inside.map_or_else(listen, |namespace| namespace.run(listen))
-}
-
 /// A port of the loopback interface on which nobody listens, in a namespace if there is one. Never one that the kernel gives to who connects:
 /// a backend that tries to reach a brain that is away would then connect to itself.
 ///
@@ -258,7 +271,12 @@ fn tcp_listener(host: &str, port: u16, inside: Option<&Namespace>) -> anyhow::Re
 pub fn free_port(inside: Option<&Namespace>) -> anyhow::Result<u16> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let mut ports = std::iter::repeat_with(|| 12_100 + NEXT.fetch_add(1, Ordering::Relaxed) % 1_000).take(1_000);
-    ports.find(|port| tcp_listener("127.0.0.1", *port, inside).is_ok()).context("no port is free")
+    ports.find(|port| connections::tcp(&loopback(*port), inside).is_ok()).context("no port is free")
+}
+
+/// That port of the loopback interface.
+pub(crate) fn loopback(port: u16) -> Address {
+    Address::Tcp { host: "127.0.0.1".to_owned(), port }
 }
 
 struct Reports(Arc<Shared>);

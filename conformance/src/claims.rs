@@ -45,11 +45,15 @@ pub enum Claim {
     Untouched,
     /// Traffic of other machines' clients is told from that of the node and of its pods, where a policy does.
     Scopes,
+    /// A client stays with one endpoint of several where a Service has session affinity.
+    Affinity,
+    /// UDP flows to an endpoint that is gone are ended, so that their next packet goes to another one.
+    Flows,
 }
 
 impl Claim {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::Tcp,
         Self::Udp,
         Self::Sctp,
@@ -65,6 +69,8 @@ impl Claim {
         Self::Drop,
         Self::Untouched,
         Self::Scopes,
+        Self::Affinity,
+        Self::Flows,
     ];
 
     /// As it is written.
@@ -85,6 +91,8 @@ impl Claim {
             Self::Drop => "drop",
             Self::Untouched => "untouched",
             Self::Scopes => "scopes",
+            Self::Affinity => "affinity",
+            Self::Flows => "flows",
         }
     }
 }
@@ -98,7 +106,7 @@ impl std::error::Error for BadClaim {}
 impl fmt::Display for BadClaim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all: Vec<_> = Claim::ALL.map(Claim::as_str).into();
-        write!(f, "{:?} is none of {}", self.0, all.join(", "))
+        write!(f, "{:?} is none of {}; \"none\" alone claims nothing", self.0, all.join(", "))
     }
 }
 
@@ -127,7 +135,24 @@ impl FromIterator<Claim> for Claims {
     }
 }
 
+/// Words with commas between them; `none` for a backend that makes nothing of packets.
+impl FromStr for Claims {
+    type Err = BadClaim;
+
+    fn from_str(text: &str) -> Result<Self, BadClaim> {
+        if text == "none" {
+            return Ok(Self(BTreeSet::new()));
+        }
+        text.split(',').map(str::parse).collect()
+    }
+}
+
 impl Claims {
+    /// Nothing of packets.
+    pub fn none() -> Self {
+        Self(BTreeSet::new())
+    }
+
     /// Whether it is claimed.
     pub fn has(&self, claim: Claim) -> bool {
         self.0.contains(&claim)
@@ -263,6 +288,9 @@ mod tests {
         for claim in Claim::ALL {
             assert_eq!(claim.as_str().parse(), Ok(claim));
         }
+        assert_eq!("udp,tcp".parse(), Ok([Claim::Tcp, Claim::Udp].into_iter().collect::<Claims>()));
+        assert_eq!("none".parse(), Ok(Claims::none()));
+        assert!("tcp,".parse::<Claims>().is_err());
         assert!("quic".parse::<Claim>().unwrap_err().to_string().starts_with("\"quic\" is none of tcp, udp"));
     }
 }

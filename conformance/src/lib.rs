@@ -20,6 +20,7 @@
 //! | [`claims`] | what a backend says that it can; pure |
 //! | [`dump`] | the text in which a backend tells what it holds; pure |
 //! | [`brain`] | the other end of the stream |
+//! | `connections` | what it listens on: connections are counted, or turned away |
 //! | [`backend`] | COMMAND at work, and what it holds |
 //! | [`levels`] | the checks |
 //! | [`outcome`] | what came of them: a table, JUnit; pure |
@@ -27,6 +28,7 @@
 pub mod backend;
 pub mod brain;
 pub mod claims;
+mod connections;
 pub mod dump;
 pub mod levels;
 pub mod outcome;

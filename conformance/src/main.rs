@@ -10,12 +10,7 @@ use std::{
 
 use anyhow::Context as _;
 use clap::Parser;
-use localnet_conformance::{
-    Level, Options,
-    claims::{Claim, Claims},
-    outcome::Verdict,
-    run,
-};
+use localnet_conformance::{Level, Options, claims::Claims, outcome::Verdict, run};
 use rustix::process::Signal;
 
 /// Check a backend of localnet: what it makes of streams, of states, of packets, and of what can happen to it.
@@ -33,9 +28,10 @@ struct Arguments {
     /// Levels to check: wire, state, packets, life
     #[arg(long, value_name = "LEVEL", value_delimiter = ',', default_value = "wire,state,packets,life")]
     levels: Vec<Level>,
-    /// What the backend can do with packets [default: everything]
-    #[arg(long, value_name = "CLAIM", value_delimiter = ',')]
-    claims: Vec<Claim>,
+    /// What the backend can do with packets, with commas between: tcp, udp, sctp, ipv4, ipv6, cluster-ip, external, node-port, answers, source,
+    /// node-source, reject, drop, untouched, scopes, affinity, flows; or none [default: everything]
+    #[arg(long, value_name = "CLAIMS")]
+    claims: Option<Claims>,
     /// Only checks with one of these texts in their names (LEVEL/NAME)
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     only: Vec<String>,
@@ -60,6 +56,15 @@ struct Arguments {
     /// A command that removes all that the backend has written
     #[arg(long, value_name = "COMMAND")]
     cleanup: Option<String>,
+    /// A command that reads back what the kernel serves, and prints it: see docs/writing-a-backend.md
+    #[arg(long, value_name = "COMMAND")]
+    read_back: Option<String>,
+    /// A command after which the backend cannot write what it wants, until --clear
+    #[arg(long, value_name = "COMMAND", requires = "clear")]
+    obstruct: Option<String>,
+    /// A command after which it can again
+    #[arg(long, value_name = "COMMAND", requires = "obstruct")]
+    clear: Option<String>,
     /// Write JUnit's XML to a file
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
@@ -89,10 +94,9 @@ fn signal(name: &str) -> Result<Signal, &'static str> {
 
 fn check(arguments: Arguments) -> anyhow::Result<bool> {
     let defaults = Options::of(arguments.backend);
-    let claims = if arguments.claims.is_empty() { Claims::default() } else { arguments.claims.into_iter().collect() };
     let options = Options {
         levels: arguments.levels,
-        claims,
+        claims: arguments.claims.unwrap_or_default(),
         only: arguments.only,
         cases: arguments.cases.unwrap_or(defaults.cases),
         patience: Duration::from_secs(arguments.patience),
@@ -101,6 +105,9 @@ fn check(arguments: Arguments) -> anyhow::Result<bool> {
         listing: arguments.listing,
         flush: arguments.flush,
         cleanup: arguments.cleanup,
+        read_back: arguments.read_back,
+        obstruct: arguments.obstruct,
+        clear: arguments.clear,
         ..defaults
     };
     let outcomes = run(&options, |outcome| {

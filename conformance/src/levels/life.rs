@@ -1,20 +1,18 @@
 //! What can happen to a backend. Where it claims packets, they are looked at, too.
 
-use std::{
-    collections::BTreeSet,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, time::Instant};
 
 use anyhow::Context as _;
 use localnet_lab::{Endpoint, Flow, Flows, Network, Servers, Topology, check::probe_flows, probe::Protocol};
-use localnet_proto::Snapshot;
+use localnet_proto::{Service, Snapshot};
 use rustix::process::Signal;
 
 use super::{
-    Level, Options,
+    Level, Options, applied,
     bench::{Bench, Node},
     check, side_by_side,
     states::{endpoint, service, state},
+    traffic,
 };
 use crate::{
     claims::Claim,
@@ -22,9 +20,9 @@ use crate::{
 };
 
 /// The pods of these checks.
-const PODS: [&str; 2] = ["10.180.0.1", "10.180.0.2"];
+pub(super) const PODS: [&str; 2] = ["10.180.0.1", "10.180.0.2"];
 
-type Check = fn(&mut Life<'_>) -> anyhow::Result<Verdict>;
+pub(super) type Check = fn(&mut Life<'_>) -> anyhow::Result<Verdict>;
 
 const CHECKS: &[(&str, Check)] = &[
     ("starts-without-a-brain", starts_without_a_brain),
@@ -41,6 +39,12 @@ const CHECKS: &[(&str, Check)] = &[
     ("started-a-second-time-beside-itself", started_twice),
     ("flushed-by-others", flushed),
     ("cleaned-up", cleaned_up),
+    ("restarted-with-half-an-answer", traffic::half_an_answer),
+    ("token-comes-after-the-state", applied::token_after_state),
+    ("goes-on-after-an-apply-that-failed", applied::apply_fails),
+    ("changes-interrupt-nothing", traffic::changes_interrupt_nothing),
+    ("affinity-with-several-endpoints", traffic::affinity),
+    ("stale-udp-flows-end", traffic::stale_udp),
 ];
 
 pub(super) fn run(options: &Options, tell: &(impl Fn(&Outcome) + Sync)) -> anyhow::Result<Vec<Outcome>> {
@@ -57,8 +61,8 @@ pub(super) fn run(options: &Options, tell: &(impl Fn(&Outcome) + Sync)) -> anyho
 }
 
 /// A network with two pods that answer.
-struct World {
-    network: Network,
+pub(super) struct World {
+    pub(super) network: Network,
     _servers: Servers,
 }
 
@@ -71,55 +75,65 @@ impl World {
         let network = Network::build(Topology::with_pods(PODS)?)?;
         let endpoints: BTreeSet<Endpoint> = PODS
             .iter()
-            .map(|pod| Ok(Endpoint { protocol: Protocol::Tcp, address: format!("{pod}:8080").parse()? }))
+            .flat_map(|pod| [Protocol::Tcp, Protocol::Udp].map(|protocol| (pod, protocol)))
+            .map(|(pod, protocol)| Ok(Endpoint { protocol, address: format!("{pod}:8080").parse()? }))
             .collect::<anyhow::Result<_>>()?;
         let servers = Servers::start(&network, endpoints)?;
         Ok(Some(Self { network, _servers: servers }))
     }
 }
 
-struct Life<'a> {
-    bench: Bench<'a>,
+pub(super) struct Life<'a> {
+    pub(super) bench: Bench<'a>,
     world: Option<&'a World>,
 }
 
 /// The state of these checks: one service of so many of the pods, which are on its node.
-fn serving(pods: usize) -> Snapshot {
-    let mut web = service(1, 0);
-    let addresses = PODS.iter().take(pods).filter_map(|pod| pod.parse().ok());
-    web.endpoints = addresses.map(|address| endpoint(address, "http", 8080)).collect();
-    state([web])
+pub(super) fn serving(pods: usize) -> Snapshot {
+    state([web(1, pods)])
 }
 
-impl Life<'_> {
-    fn start(&mut self) -> anyhow::Result<()> {
+/// The service of that number with so many of the pods.
+pub(super) fn web(number: u16, pods: usize) -> Service {
+    let addresses = PODS.iter().take(pods).filter_map(|pod| pod.parse().ok());
+    let endpoints = addresses.map(|address| endpoint(address, "http", 8080)).collect();
+    Service { endpoints, ..service(number, 0) }
+}
+
+impl<'a> Life<'a> {
+    pub(super) fn start(&mut self) -> anyhow::Result<()> {
         self.bench.start_brain()?;
         self.bench.start_backend()
     }
 
-    /// Where packets are looked at: whoever does not claim it is not asked.
-    fn claims_packets(&self, pods: usize) -> Option<&World> {
+    /// The world, if packets may be looked at there: who does not claim all of this is not asked.
+    pub(super) fn claimed(&self, needed: &[Claim]) -> Option<&'a World> {
         let claims = &self.bench.options.claims;
+        self.world.filter(|_| needed.iter().all(|claim| claims.has(*claim)))
+    }
+
+    fn claims_packets(&self, pods: usize) -> Option<&'a World> {
         let outcome = if pods == 0 { Claim::Reject } else { Claim::Answers };
-        let needed = [Claim::Tcp, Claim::Ipv4, Claim::ClusterIp, outcome];
-        let claimed = needed.iter().all(|claim| claims.has(*claim));
-        self.world.filter(|_| claimed && self.bench.options.levels.contains(&Level::Packets))
+        self.claimed(&[Claim::Tcp, Claim::Ipv4, Claim::ClusterIp, outcome])
     }
 
     /// Whether packets say what a state of so many pods means.
-    fn packets(&self, pods: usize) -> anyhow::Result<()> {
-        self.claims_packets(pods).map_or(Ok(()), |world| probe_flows(&world.network, &[flow(pods)?]))
+    fn packets(&mut self, pods: usize) -> anyhow::Result<()> {
+        let Some(world) = self.claims_packets(pods) else { return Ok(()) };
+        probe_flows(&world.network, &[flow(pods)?])?;
+        self.bench.shown = true;
+        Ok(())
     }
 
     /// Waits until they do.
-    fn await_packets(&self, pods: usize) -> anyhow::Result<()> {
-        self.eventually(|| self.packets(pods))
+    pub(super) fn await_packets(&mut self, pods: usize) -> anyhow::Result<()> {
+        self.eventually(|life| life.packets(pods))
     }
 
-    fn eventually(&self, so: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    pub(super) fn eventually(&mut self, so: impl Fn(&mut Self) -> anyhow::Result<()>) -> anyhow::Result<()> {
         let deadline = Instant::now() + self.bench.options.patience;
         loop {
-            match so() {
+            match so(self) {
                 Err(error) if Instant::now() > deadline => return Err(error),
                 Err(_) => {}
                 Ok(()) => return Ok(()),
@@ -134,17 +148,23 @@ impl Life<'_> {
     }
 
     /// Whether all is as it was with so many pods: packets, and what was written.
-    fn is_as(&self, pods: usize, written: &[String]) -> anyhow::Result<()> {
+    fn is_as(&mut self, pods: usize, written: &[String]) -> anyhow::Result<()> {
         self.packets(pods)?;
+        if self.bench.options.read_back.is_some() {
+            self.bench.reads_back(&serving(pods))?;
+        }
         let now = self.written()?;
+        self.bench.shown |= self.bench.options.listing.is_some();
         anyhow::ensure!(now == written, "what is written was {written:#?}, and is {now:#?}");
         Ok(())
     }
 
     /// Why it cannot be seen what is there when the backend is not.
     fn is_blind(&self) -> Option<Verdict> {
-        let sees = self.claims_packets(2).is_some() || self.bench.options.listing.is_some();
-        (!sees).then(|| Verdict::NotClaimed("neither packets nor a --listing show what is there".to_owned()))
+        let options = &self.bench.options;
+        let sees = self.claims_packets(2).is_some() || options.listing.is_some() || options.read_back.is_some();
+        let blind = "neither packets nor a --listing nor a --read-back show what is there";
+        (!sees).then(|| Verdict::NotClaimed(blind.to_owned()))
     }
 }
 
@@ -155,19 +175,22 @@ fn flow(pods: usize) -> anyhow::Result<Flow> {
     Flows::parse(&format!("flows: [{{{to}, {expected}}}]"))?.flows.pop().context("a flow")
 }
 
-fn passed() -> anyhow::Result<Verdict> {
-    Ok(Verdict::Passed)
+/// Waits until the backend has tried to reach a brain that turns it away, again and again.
+fn turned_away(life: &mut Life<'_>) -> anyhow::Result<()> {
+    const ATTEMPTS: usize = 3;
+    life.bench.turn_away()?;
+    let what = format!("{ATTEMPTS} attempts to reach a brain that turns it away");
+    life.bench.brain.wait(life.bench.options.patience, &what, |log| (log.turned_away >= ATTEMPTS).then_some(()))?;
+    life.bench.backend()?.is_alive().context("while the brain is away: it has to wait for one, not to end")
 }
 
 fn starts_without_a_brain(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.bench.start_backend()?;
-    // Long enough for several attempts of whoever does not wait between them.
-    std::thread::sleep(Duration::from_millis(500));
-    life.bench.backend()?.is_alive().context("it has to wait for a brain, not to end")?;
+    turned_away(life)?;
     life.bench.start_brain()?;
     life.bench.apply(&serving(2))?;
     life.packets(2)?;
-    passed()
+    Ok(life.bench.verdict())
 }
 
 fn ended(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
@@ -182,7 +205,8 @@ fn ended(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
         options.stop,
         backend.log_tail()
     );
-    passed()
+    // How it ends is what was looked at.
+    Ok(Verdict::Passed)
 }
 
 fn ends_when_asked(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
@@ -229,8 +253,8 @@ fn killed_and_started_again(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     }
     life.bench.start_backend()?;
     life.bench.holds(revision, &serving(2))?;
-    life.eventually(|| life.is_as(2, &written))?;
-    passed()
+    life.eventually(|life| life.is_as(2, &written))?;
+    Ok(life.bench.verdict())
 }
 
 fn killed_and_changed(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
@@ -243,7 +267,7 @@ fn killed_and_changed(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.await_packets(1)?;
     // What is gone was written by the one that was killed.
     life.bench.apply(&state([service(2, 0)]))?;
-    passed()
+    Ok(life.bench.verdict())
 }
 
 fn killed_in_the_middle(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
@@ -255,7 +279,7 @@ fn killed_in_the_middle(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.bench.start_backend()?;
     life.bench.holds(revision, &serving(2))?;
     life.await_packets(2)?;
-    passed()
+    Ok(life.bench.verdict())
 }
 
 fn stalled(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
@@ -269,22 +293,20 @@ fn stalled(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.bench.backend()?.signal(Signal::CONT)?;
     life.bench.holds(revision, &serving(2))?;
     life.await_packets(2)?;
-    passed()
+    Ok(life.bench.verdict())
 }
 
 fn brain_away_and_back(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.start()?;
     life.bench.apply(&serving(1))?;
     for pods in [2, 1, 2] {
-        life.bench.brain.stop();
-        std::thread::sleep(Duration::from_millis(200));
-        life.bench.backend()?.is_alive().context("while the brain is away")?;
+        turned_away(life)?;
         let revision = life.bench.brain.publish(&serving(pods));
         life.bench.start_brain()?;
         life.bench.holds(revision, &serving(pods))?;
     }
     life.await_packets(2)?;
-    passed()
+    Ok(life.bench.verdict())
 }
 
 fn brain_away_keeps_everything(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
@@ -292,19 +314,18 @@ fn brain_away_keeps_everything(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let revision = life.bench.apply(&serving(2))?;
     life.await_packets(2)?;
     let written = life.written()?;
-    life.bench.brain.stop();
-    std::thread::sleep(Duration::from_millis(500));
-    life.bench.backend()?.is_alive().context("while the brain is away")?;
+    turned_away(life)?;
     if life.bench.backend()?.dumps() {
         life.bench.holds(revision, &serving(2)).context("while the brain is away")?;
     }
     life.is_as(2, &written).context("while the brain is away")?;
-    passed()
+    Ok(life.bench.verdict())
 }
 
 /// Of who proxies in a process of its own nothing is left when that ends.
 fn proxies_itself(life: &Life<'_>) -> Option<Verdict> {
-    let itself = !life.bench.options.claims.has(Claim::Source);
+    let claims = &life.bench.options.claims;
+    let itself = claims.has(Claim::Answers) && !claims.has(Claim::Source);
     itself.then(|| Verdict::NotClaimed("it proxies in its own process".to_owned()))
 }
 
@@ -318,7 +339,7 @@ fn end_keeps_everything(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let written = life.written()?;
     ended(life)?;
     life.is_as(2, &written).context("after its end")?;
-    passed()
+    Ok(life.bench.verdict())
 }
 
 /// As in a rolling update.
@@ -335,7 +356,7 @@ fn started_twice(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.packets(2)?;
     life.bench.apply(&serving(1))?;
     life.await_packets(1)?;
-    passed()
+    Ok(life.bench.verdict())
 }
 
 fn flushed(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
@@ -350,8 +371,8 @@ fn flushed(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.await_packets(2)?;
     let written = life.written()?;
     command(life, &flush)?;
-    life.eventually(|| life.is_as(2, &written)).context("after others have removed all rules")?;
-    passed()
+    life.eventually(|life| life.is_as(2, &written)).context("after others have removed all rules")?;
+    Ok(life.bench.verdict())
 }
 
 fn cleaned_up(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
@@ -371,9 +392,9 @@ fn cleaned_up(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     anyhow::ensure!(blocked, "its rules still work after the cleanup");
     let left = life.written()?;
     anyhow::ensure!(left == before, "before there was {before:#?}, and after the cleanup {left:#?}");
-    passed()
+    Ok(life.bench.verdict())
 }
 
-fn command(life: &Life<'_>, text: &str) -> anyhow::Result<()> {
+pub(super) fn command(life: &Life<'_>, text: &str) -> anyhow::Result<()> {
     life.bench.line.other(text).run(life.bench.namespace(), &[], life.bench.options.patience)
 }

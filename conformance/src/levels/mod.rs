@@ -1,10 +1,12 @@
 //! The checks, level by level.
 
+mod applied;
 mod bench;
 mod life;
 mod packets;
 mod state;
 mod states;
+mod traffic;
 mod wire;
 
 use std::{
@@ -96,6 +98,12 @@ pub struct Options {
     pub flush: Option<String>,
     /// A command that removes all that the backend has written.
     pub cleanup: Option<String>,
+    /// A command that prints what the kernel serves, as [`localnet_client::served`] writes it.
+    pub read_back: Option<String>,
+    /// A command after which the backend cannot write what it wants.
+    pub obstruct: Option<String>,
+    /// A command after which it can again.
+    pub clear: Option<String>,
     /// Checks at a time. Those of states are always done one after the other.
     pub at_a_time: usize,
 }
@@ -114,6 +122,9 @@ impl Options {
             listing: None,
             flush: None,
             cleanup: None,
+            read_back: None,
+            obstruct: None,
+            clear: None,
             at_a_time: 4,
         }
     }

@@ -4,7 +4,7 @@
 use localnet_lab::case::read_cases;
 
 use super::{Level, Options, bench::Bench, check, states::of_case};
-use crate::outcome::{Outcome, Verdict};
+use crate::outcome::Outcome;
 
 pub(super) fn run(options: &Options, tell: &impl Fn(&Outcome)) -> anyhow::Result<Vec<Outcome>> {
     let cases = read_cases(&options.cases)?;
@@ -18,7 +18,7 @@ pub(super) fn run(options: &Options, tell: &impl Fn(&Outcome)) -> anyhow::Result
                 bench.start_backend()?;
             }
             bench.apply(&state)?;
-            Ok(Verdict::Passed)
+            Ok(bench.verdict())
         }));
     }
     Ok(outcomes)

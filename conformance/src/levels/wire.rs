@@ -21,6 +21,9 @@ use crate::{
     outcome::{Outcome, Verdict},
 };
 
+/// So many connections a backend may have open when nothing happens.
+const MOST_CONNECTIONS: u16 = 4;
+
 type Check = fn(&mut Bench<'_>) -> anyhow::Result<()>;
 
 const CHECKS: &[(&str, Check)] = &[
@@ -28,6 +31,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("empty-state", |bench| step(bench, &[state([])])),
     ("begins-with-nothing", begins_with_nothing),
     ("goes-on-with-the-token-of-the-last-answer", goes_on_with_the_token),
+    ("connections-do-not-pile-up", connections_do_not_pile_up),
     ("service-added", |bench| step(bench, &[state([service(1, 1)]), state([service(1, 1), service(2, 1)])])),
     ("service-changed", |bench| step(bench, &[state([service(1, 1)]), state([at_port(service(1, 1), 81)])])),
     ("service-removed", |bench| step(bench, &[state([service(1, 1), service(2, 1)]), state([service(2, 1)])])),
@@ -140,6 +144,16 @@ const CHECKS: &[(&str, Check)] = &[
     }),
 ];
 
+/// What a backend's calls show, whatever it holds. All others ask what it holds, so they need somebody who shows it.
+const BY_CALLS: &[&str] = &[
+    "begins-with-nothing",
+    "goes-on-with-the-token-of-the-last-answer",
+    "connections-do-not-pile-up",
+    "connection-lost-while-waiting",
+    "cut-before-anything",
+    "goes-on-after-permission-denied",
+];
+
 pub(super) fn run(options: &Options, tell: &(impl Fn(&Outcome) + Sync)) -> anyhow::Result<Vec<Outcome>> {
     let asked: Vec<_> = CHECKS.iter().filter(|(name, _)| options.asks_for(Level::Wire, name)).collect();
     let outcome = |(name, done): &&(&str, Check)| {
@@ -147,7 +161,7 @@ pub(super) fn run(options: &Options, tell: &(impl Fn(&Outcome) + Sync)) -> anyho
             let mut bench = Bench::started(options)?;
             done(&mut bench)?;
             bench.backend()?.is_alive()?;
-            Ok(Verdict::Passed)
+            Ok(if BY_CALLS.contains(name) { Verdict::Passed } else { bench.verdict() })
         })
     };
     Ok(side_by_side(options, &asked, outcome))
@@ -181,6 +195,16 @@ fn goes_on_with_the_token(bench: &mut Bench<'_>) -> anyhow::Result<()> {
         asks_after(bench, revision)?;
     }
     Ok(())
+}
+
+/// One connection for the calls and one for the reports is enough. Whoever opens one for each call has to close it.
+fn connections_do_not_pile_up(bench: &mut Bench<'_>) -> anyhow::Result<()> {
+    for count in 1..=2 * MOST_CONNECTIONS {
+        let revision = bench.apply(&state([service(1, count)]))?;
+        asks_after(bench, revision)?;
+    }
+    let what = format!("at most {MOST_CONNECTIONS} open connections after {} calls", 2 * MOST_CONNECTIONS);
+    bench.brain.wait(bench.options.patience, &what, |log| (log.open <= MOST_CONNECTIONS.into()).then_some(()))
 }
 
 /// Waits for a call that names this state.
@@ -360,5 +384,6 @@ mod tests {
     fn names_are_unique() {
         let names: std::collections::BTreeSet<_> = CHECKS.iter().map(|(name, _)| name).collect();
         assert_eq!(names.len(), CHECKS.len());
+        assert!(BY_CALLS.iter().all(|name| names.contains(name)));
     }
 }

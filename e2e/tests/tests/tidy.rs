@@ -64,7 +64,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &["localnet", "localnet-brain", "localnet-node", "localnet-nft", "localnet-iptables", "localnet-ipvs"],
     ),
     ("localnet", &["localnet-proto", "localnet-client", "localnet-config", "localnet-linux", "localnet-nft"]),
-    ("localnet-conformance", &["localnet-proto", "localnet-brain", "localnet-lab"]),
+    ("localnet-conformance", &["localnet-proto", "localnet-brain", "localnet-client", "localnet-lab"]),
     ("localnet-lab", &["localnet-proto"]),
     ("localnet-controlplane", &[]),
     ("localnet-vm", &[]),

@@ -1,90 +1,173 @@
-//! A backend that is broken in one way fails the checks that name it.
+//! A backend that is broken in one way fails the checks that name its fault; the sound one passes all of them.
+//!
+//! Each fault is given only the checks that it takes.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{process::Command, thread, time::Duration};
 
-use localnet_conformance::{Level, Options, run};
+use localnet_conformance::{
+    Level, Options, Outcomes,
+    claims::{Claim, Claims},
+    outcome::Verdict,
+    run,
+};
 
 use crate::{levels, passes, program};
 
-fn of(fault: &str) -> Options {
-    let backend = format!("{} {fault} {{api}} {{dump}}", program("broken"));
-    levels(backend, &[Level::Wire, Level::State, Level::Life])
+/// A fault, and the checks that name it.
+type Fault = (&'static str, &'static [&'static str]);
+
+/// Seen in a dump, and in what the backend asks.
+const OF_THE_STREAM: &[Fault] = &[
+    ("keeps-deleted", &["wire/another-brain-with-less", "wire/full-state-where-changes-were-asked-for"]),
+    ("ignores-removed", &["wire/everything-removed", "wire/one-removed-of-many", "wire/service-renamed"]),
+    ("applies-cut", &["wire/connection-lost-in-an-answer", "wire/cut-after-the-last-item", "wire/cut-in-the-middle"]),
+    ("merges-endpoints", &["wire/endpoint-removed", "wire/endpoint-replaced", "wire/last-endpoint-removed"]),
+    ("forgets-the-token", &["wire/goes-on-with-the-token-of-the-last-answer"]),
+    ("forgets-the-instance", &["wire/another-brain-with-less", "wire/another-brain-with-nothing"]),
+    ("dies-on-unknown-items", &["wire/unknown-items"]),
+    ("keeps-old-vips", &["wire/address-changed"]),
+    ("leaks-connections", &["wire/connections-do-not-pile-up"]),
+    ("ends-without-a-brain", &["life/brain-away-and-back", "life/starts-without-a-brain"]),
+    ("ends-with-an-error", &["life/ends-when-asked", "life/ends-when-asked-without-a-brain"]),
+    ("token-before-apply", &["life/goes-on-after-an-apply-that-failed"]),
+    ("reports-before-apply", &["life/goes-on-after-an-apply-that-failed"]),
+];
+
+/// Seen by packets alone: these backends say nothing but that everything is applied.
+const OF_PACKETS: &[Fault] = &[
+    ("liar", &["packets/dual-stack", "life/killed-and-started-again", "life/stalled"]),
+    ("flushes-at-start", &["life/restarted-with-half-an-answer"]),
+    ("flushes-at-end", &["life/end-keeps-everything"]),
+    ("flushes-at-each-change", &["life/changes-interrupt-nothing"]),
+    ("ignores-a-flush", &["life/flushed-by-others"]),
+    ("leaves-a-table", &["life/cleaned-up"]),
+    ("one-endpoint", &["life/killed-and-started-again"]),
+    ("no-affinity", &["life/affinity-with-several-endpoints"]),
+    ("no-masquerade", &["packets/hairpin-everywhere"]),
+    ("drops-instead-of-rejecting", &["packets/no-endpoints-reject"]),
+    ("one-family", &["packets/dual-stack"]),
+    ("leaves-udp-flows", &["life/stale-udp-flows-end"]),
+];
+
+/// What has nothing to do with any of the faults.
+const NO_FAULT: [&str; 3] = ["wire/first-state", "wire/node-changed", "wire/service-added"];
+
+fn of_the_stream(fault: &str) -> Options {
+    let backend = format!("{} --fault {fault} --api {{api}} --dump {{dump}}", program("broken"));
+    Options {
+        // What it writes first is then a folder.
+        obstruct: Some("mkdir {folder}/dump.new".to_owned()),
+        clear: Some("rmdir {folder}/dump.new".to_owned()),
+        ..levels(backend, &[Level::Wire, Level::State, Level::Life])
+    }
+}
+
+fn of_packets(fault: &str) -> Options {
+    let claims = [Claim::Tcp, Claim::Udp, Claim::Ipv4, Claim::Ipv6, Claim::ClusterIp, Claim::Answers];
+    let more = [Claim::Source, Claim::Reject, Claim::Affinity, Claim::Flows];
+    Options {
+        claims: claims.into_iter().chain(more).collect(),
+        listing: Some("nft list tables".to_owned()),
+        flush: Some("nft flush ruleset".to_owned()),
+        cleanup: Some("sh -c 'nft delete table ip broken; nft delete table ip6 broken'".to_owned()),
+        ..levels(format!("{} --fault {fault} --api {{api}} --rules", program("broken")), &[Level::Packets, Level::Life])
+    }
+}
+
+/// These checks alone. What never comes is not waited for long.
+fn only(options: Options, checks: impl IntoIterator<Item = &'static str>, seconds: u64) -> Outcomes {
+    let only = checks.into_iter().map(str::to_owned).collect();
+    run(&Options { only, patience: Duration::from_secs(seconds), ..options }, |_| {}).unwrap()
+}
+
+/// Faults that are looked for at a time: most of it is waiting.
+const AT_A_TIME: usize = 4;
+
+/// The checks that name the fault fail. Others whose names begin so may.
+#[track_caller]
+fn are_found(faults: &[Fault], options: fn(&str) -> Options) {
+    let is_found = |(fault, checks): &Fault| {
+        let outcomes = only(options(fault), checks.iter().copied(), 3);
+        let failed: Vec<String> = outcomes.failed().collect();
+        let passed = checks.iter().filter(|check| !failed.iter().any(|failed| failed == *check));
+        passed.map(|check| format!("{fault} passes {check}\n{}", outcomes.table(true))).collect::<String>()
+    };
+    let passed: String = thread::scope(|scope| {
+        let groups = faults.chunks(faults.len().div_ceil(AT_A_TIME));
+        let groups: Vec<_> =
+            groups.map(|group| scope.spawn(move || group.iter().map(is_found).collect::<String>())).collect();
+        groups.into_iter().map(|group| group.join().unwrap()).collect()
+    });
+    assert!(passed.is_empty(), "{passed}");
 }
 
 #[test]
 fn one_that_is_not_broken_passes() {
-    let outcomes = passes(&of("none"));
+    let outcomes = passes(&of_the_stream("none"));
     assert!(outcomes.count() > 150, "{} checks", outcomes.count());
 }
 
-/// What fails of these checks.
-fn failed(fault: &str, level: Level, only: &[String], patience: Duration) -> BTreeSet<String> {
-    let options = Options { levels: vec![level], patience, only: only.to_vec(), ..of(fault) };
-    run(&options, |_| {}).unwrap().failed().collect()
-}
-
-/// What has nothing to do with any of the faults.
-const SOUND: [&str; 3] = ["first-state", "node-changed", "service-added"];
-
-/// The checks that name the fault fail, and the sound ones do not.
-#[track_caller]
-fn fails(fault: &str, level: Level, expected: &[&str]) {
-    let names = |of: &[&str]| of.iter().map(|name| format!("{level}/{name}")).collect::<Vec<_>>();
-    // What never comes is not waited for long.
-    let found = failed(fault, level, &names(expected), Duration::from_secs(2));
-    assert_eq!(found.into_iter().collect::<Vec<_>>(), names(expected), "{fault}");
-    let sound = SOUND.map(|name| format!("wire/{name}"));
-    assert_eq!(failed(fault, Level::Wire, &sound, Options::of("").patience), BTreeSet::new(), "{fault}");
+#[test]
+fn one_that_is_not_broken_passes_with_packets() {
+    let checks = OF_PACKETS.iter().flat_map(|(_, checks)| checks.iter().copied());
+    let outcomes = only(of_packets("none"), checks, 20);
+    assert!(outcomes.passed(), "{}", outcomes.table(true));
+    let not_claimed = outcomes.0.iter().filter(|outcome| matches!(outcome.verdict, Verdict::NotClaimed(_)));
+    assert_eq!(not_claimed.count(), 0, "{}", outcomes.table(true));
 }
 
 #[test]
-fn a_backend_that_keeps_deleted_services_is_found() {
-    let expected = ["another-brain-with-less", "another-brain-with-nothing", "full-state-where-changes-were-asked-for"];
-    fails("keeps-deleted", Level::Wire, &expected);
+fn faults_of_the_stream_are_found() {
+    are_found(OF_THE_STREAM, of_the_stream);
 }
 
 #[test]
-fn a_backend_that_ignores_removed_is_found() {
-    let expected =
-        ["everything-removed", "one-removed-of-many", "service-removed", "service-removed-and-back", "service-renamed"];
-    fails("ignores-removed", Level::Wire, &expected);
+fn faults_of_packets_are_found() {
+    are_found(OF_PACKETS, of_packets);
 }
 
 #[test]
-fn a_backend_that_applies_a_cut_stream_is_found() {
-    let expected =
-        ["connection-lost-in-an-answer", "cut-after-the-last-item", "cut-after-the-node", "cut-in-the-middle"];
-    fails("applies-cut", Level::Wire, &expected);
+fn every_fault_is_tried_and_spoils_nothing_else() {
+    let printed = Command::new(program("broken")).arg("--faults").output().unwrap().stdout;
+    let printed = String::from_utf8(printed).unwrap();
+    let mut known: Vec<&str> = printed.lines().filter(|fault| *fault != "none").collect();
+    let mut tried: Vec<&str> = OF_THE_STREAM.iter().chain(OF_PACKETS).map(|(fault, _)| *fault).collect();
+    known.sort_unstable();
+    tried.sort_unstable();
+    assert_eq!(tried, known);
+    for (fault, _) in OF_THE_STREAM {
+        let outcomes = only(of_the_stream(fault), NO_FAULT, 20);
+        assert_eq!(outcomes.failed().count(), 0, "{fault}\n{}", outcomes.table(true));
+    }
 }
 
+/// A backend that throws every state away and reports that it is applied passed nearly everything once. Where nobody shows what it holds
+/// nothing is said about that.
 #[test]
-fn a_backend_that_merges_endpoints_is_found() {
-    fails("merges-endpoints", Level::Wire, &["endpoint-removed", "endpoint-replaced", "last-endpoint-removed"]);
+fn a_liar_passes_nothing_about_contents() {
+    let backend = format!("{} --fault liar --api {{api}}", program("broken"));
+    let checks =
+        ["wire/service", "wire/endpoint", "wire/unknown", "state/cluster-ip", "life/killed", "life/brain-away"];
+    let outcomes = only(levels(backend, &[Level::Wire, Level::State, Level::Life]), checks, 20);
+    let passed: Vec<_> = outcomes.0.iter().filter(|outcome| outcome.verdict == Verdict::Passed).collect();
+    assert!(passed.is_empty() && outcomes.0.len() > 20, "{}", outcomes.table(true));
+    assert!(outcomes.table(true).contains("nobody has shown what it holds"), "{}", outcomes.table(true));
 }
 
+/// `life` looks at packets by itself, whatever other levels are asked for.
 #[test]
-fn a_backend_that_forgets_the_token_is_found() {
-    fails("forgets-the-token", Level::Wire, &["goes-on-with-the-token-of-the-last-answer"]);
-}
-
-#[test]
-fn a_backend_that_ends_without_a_brain_is_found() {
-    fails("ends-without-a-brain", Level::Life, &["brain-away-and-back", "starts-without-a-brain"]);
+fn a_liar_is_found_by_its_life_alone() {
+    let options = Options { levels: vec![Level::Life], claims: Claims::default(), ..of_packets("liar") };
+    let outcomes = only(options, ["life/brain-away-keeps-everything"], 3);
+    assert_eq!(outcomes.failed().collect::<Vec<_>>(), ["life/brain-away-keeps-everything"]);
 }
 
 #[test]
 fn a_backend_that_is_none_fails_everything() {
-    let backend = "true".to_owned();
-    let options = Options {
-        levels: vec![Level::Wire],
-        only: vec!["service-added".to_owned()],
-        patience: Duration::from_secs(2),
-        ..Options::of(backend)
-    };
-    let outcomes = run(&options, |_| {}).unwrap();
+    let outcomes = only(Options { levels: vec![Level::Wire], ..Options::of("true") }, ["wire/service-added"], 2);
     assert_eq!(outcomes.failed().collect::<Vec<_>>(), ["wire/service-added"]);
     assert!(outcomes.table(false).contains("the backend has ended with exit code 0"), "{}", outcomes.table(false));
-    let case = ["state/cluster-ip".to_owned()];
-    let state = failed("ignores-removed", Level::State, &case, Duration::from_secs(2));
-    assert!(!state.is_empty(), "what is left of one Case is seen in the next one");
+    let state =
+        only(Options { levels: vec![Level::State], ..of_the_stream("ignores-removed") }, ["state/cluster-ip"], 2);
+    assert!(!state.passed(), "what is left of one Case is seen in the next one");
 }

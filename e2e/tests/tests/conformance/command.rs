@@ -14,7 +14,7 @@ fn kit(arguments: &[&str]) -> (Option<i32>, String, String) {
 fn it_prints_a_table_and_writes_junit() {
     let folder = tempfile::tempdir().unwrap();
     let junit = folder.path().join("junit.xml");
-    let good = format!("{} none {{api}} {{dump}}", program("broken"));
+    let good = format!("{} --fault none --api {{api}} --dump {{dump}}", program("broken"));
     let only = ["--levels", "wire,state", "--only", "service-added", "--junit", junit.to_str().unwrap()];
     let (code, table, said) = kit(&[&["--backend", &good][..], &only].concat());
     assert_eq!(code, Some(0), "{table}{said}");
@@ -41,7 +41,7 @@ fn what_fails_is_exit_code_1_and_what_cannot_be_checked_is_2() {
 fn a_backend_may_ask_for_tcp_and_for_another_signal() {
     let backend = format!("{} --api tcp://{{tcp}} --dump {{dump}}", program("incremental"));
     let only = "wire/another-brain,wire/connection-lost,life/ends-when-asked,life/starts-without-a-brain";
-    let levels = ["--levels", "wire,life", "--only", only, "--stop", "INT", "--at-a-time", "2"];
+    let levels = ["--levels", "wire,life", "--claims", "none", "--only", only, "--stop", "INT", "--at-a-time", "2"];
     let (code, table, said) = kit(&[&["--backend", &backend][..], &levels].concat());
     assert_eq!(code, Some(0), "{table}{said}");
     assert!(
@@ -54,10 +54,11 @@ fn a_backend_may_ask_for_tcp_and_for_another_signal() {
 /// What the backend has written is its dump here, which it does not put back.
 #[test]
 fn a_listing_shows_what_packets_do_not() {
-    let backend = format!("{} none {{api}} {{dump}}", program("broken"));
+    let backend = format!("{} --fault none --api {{api}} --dump {{dump}}", program("broken"));
     let life = |more: &[&str]| {
         let only = "life/killed-and-started-again,keeps-everything,life/flushed,life/cleaned";
-        let arguments = ["--backend", &backend, "--levels", "life", "--only", only, "--patience", "3"];
+        let arguments =
+            ["--backend", &backend, "--levels", "life", "--claims", "none", "--only", only, "--patience", "3"];
         kit(&[&arguments, more].concat())
     };
     let (flush, listing) = (["--flush", "rm {folder}/dump"], ["--listing", "cat {folder}/dump || true"]);

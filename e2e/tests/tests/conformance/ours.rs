@@ -10,6 +10,7 @@ fn nft_passes() {
     let options = Options {
         flush: Some("nft flush ruleset".to_owned()),
         cleanup: Some(format!("{nft} cleanup")),
+        read_back: Some(format!("{nft} dump")),
         ..all_levels(format!("{nft} --api {{api}} {{flags}}"))
     };
     let outcomes = passes(&options);
@@ -24,6 +25,7 @@ fn iptables_passes() {
     let options = Options {
         flush: Some(flush.to_owned()),
         cleanup: Some(format!("{iptables} cleanup")),
+        read_back: Some(format!("{iptables} dump")),
         ..all_levels(format!("{iptables} --api {{api}} {{flags}}"))
     };
     let outcomes = passes(&options);

@@ -13,14 +13,15 @@ use localnet_vm::on_ipvs;
 
 #[test]
 fn it_passes_the_kit_for_streams() {
-    on_ipvs(|| passes(&[Level::Wire], &[], 50).unwrap_or_else(|error| panic!("{error:#}")));
+    // Of what it holds only calls are claimed: nobody shows that but packets, which are looked at below.
+    on_ipvs(|| passes(&[Level::Wire], &[], 6).unwrap_or_else(|error| panic!("{error:#}")));
 }
 
 #[test]
 fn it_passes_the_kit_for_states_and_its_life() {
     let levels = [Level::State, Level::Packets, Level::Life];
     let only = ["state/", "packets/udp", "packets/load-balancer", "life/"];
-    on_ipvs(|| passes(&levels, &only, 140).unwrap_or_else(|error| panic!("{error:#}")));
+    on_ipvs(|| passes(&levels, &only, 20).unwrap_or_else(|error| panic!("{error:#}")));
 }
 
 /// The kit passes what it claims with at least so many checks. Addresses of VIPs are the node's own (`docs/backends/ipvs.md`): what is sent

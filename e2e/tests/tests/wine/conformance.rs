@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use localnet_conformance::{Level, Options, run};
+use localnet_conformance::{Level, Options, claims::Claims, run};
 use rustix::process::Signal;
 
 use crate::windows::{is_possible, program, repository};
@@ -15,6 +15,7 @@ fn it_passes_the_conformance_kit() {
     let node = format!("{} {{folder}} {}", repository().join("e2e/wine/node").display(), program().display());
     let options = Options {
         levels: vec![Level::Wire, Level::State, Level::Life],
+        claims: Claims::none(),
         // Thousands of load balancers take that long under Wine on a busy machine.
         patience: Duration::from_secs(180),
         // What Wine makes of it is Ctrl-C.
@@ -27,5 +28,6 @@ fn it_passes_the_conformance_kit() {
     let outcomes = run(&options, |_| {}).unwrap();
     println!("{}", outcomes.table(false));
     assert!(outcomes.passed(), "{}", outcomes.table(false));
-    assert!(outcomes.count() >= 190, "{} checks", outcomes.count());
+    // Nobody shows what HNS serves in the checks of wire and state: those are not claimed. The listing shows it in those of life.
+    assert!(outcomes.count() >= 14, "{} checks", outcomes.count());
 }

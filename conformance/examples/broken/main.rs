@@ -1,0 +1,269 @@
+//! A backend that is broken on purpose, in one way or not at all: what the checks of the kit have to find.
+//!
+//! ```text
+//! broken --fault FAULT --api unix:///… [--dump FILE] [--rules]
+//! ```
+//!
+//! With `--dump` it writes what it holds to a file. With `--rules` it serves ClusterIPs by nf_tables, in tables named `broken`. It always reports
+//! how far it is. The faults are those in `FAULTS`; `none` is the sound one. `broken --faults` prints them.
+
+mod rules;
+
+use std::{env, fs, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use hyper_util::rt::TokioIo;
+use localnet_conformance::dump::Dump;
+use localnet_proto::{
+    Change, Revision, Service, Snapshot, Update,
+    decode::Assembler,
+    encode,
+    wire::{
+        BackendReport, FamilyReport, IpFamily, NextFilter, backends_client::BackendsClient,
+        endpoints_client::EndpointsClient,
+    },
+};
+use tokio::{net::UnixStream, signal::unix::SignalKind};
+use tonic::transport::{Channel, Endpoint, Uri};
+
+/// How long it waits before it tries again, and how often it looks whether its rules are there.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// What can be broken.
+const FAULTS: &[&str] = &[
+    "none",
+    // The stream.
+    "keeps-deleted",
+    "ignores-removed",
+    "applies-cut",
+    "merges-endpoints",
+    "forgets-the-token",
+    "forgets-the-instance",
+    "dies-on-unknown-items",
+    "keeps-old-vips",
+    "leaks-connections",
+    // Its life.
+    "ends-without-a-brain",
+    "ends-with-an-error",
+    "token-before-apply",
+    "reports-before-apply",
+    "liar",
+    "flushes-at-start",
+    "flushes-at-end",
+    "flushes-at-each-change",
+    "ignores-a-flush",
+    "leaves-a-table",
+    // Packets.
+    "one-endpoint",
+    "no-affinity",
+    "no-masquerade",
+    "drops-instead-of-rejecting",
+    "one-family",
+    "leaves-udp-flows",
+];
+
+struct Broken {
+    fault: String,
+    socket: PathBuf,
+    dump: Option<PathBuf>,
+    rules: bool,
+    state: Snapshot,
+    leaked: Vec<Channel>,
+}
+
+impl Broken {
+    fn of(mut arguments: impl Iterator<Item = String>) -> Option<Self> {
+        let (mut fault, mut api, mut dump, mut rules) = (None, None, None, false);
+        while let Some(argument) = arguments.next() {
+            match argument.as_str() {
+                "--fault" => fault = arguments.next().filter(|fault| FAULTS.contains(&fault.as_str())),
+                "--api" => api = arguments.next(),
+                "--dump" => dump = arguments.next().map(PathBuf::from),
+                "--rules" => rules = true,
+                _ => return None,
+            }
+        }
+        let socket = PathBuf::from(api?.trim_start_matches("unix://"));
+        Some(Self { fault: fault?, socket, dump, rules, state: Snapshot::default(), leaked: Vec::new() })
+    }
+
+    fn is(&self, fault: &str) -> bool {
+        self.fault == fault
+    }
+
+    async fn connect(&mut self) -> anyhow::Result<Channel> {
+        let socket = self.socket.clone();
+        let connect = tower::service_fn(move |_: Uri| {
+            let socket = socket.clone();
+            async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+        });
+        let channel = Endpoint::from_static("http://localhost").connect_with_connector(connect).await?;
+        if self.is("leaks-connections") {
+            self.leaked.push(channel.clone());
+        }
+        Ok(channel)
+    }
+
+    /// One answer of `Next`, as far as it came, and whether it ended with OK.
+    async fn next(&self, channel: Channel) -> anyhow::Result<(Assembler, bool)> {
+        let have = if self.is("forgets-the-token") { Revision::default() } else { self.state.revision };
+        let request: NextFilter = encode::next_filter(have, true);
+        let mut items = EndpointsClient::new(channel).next(request).await?.into_inner();
+        let mut assembler = Assembler::default();
+        loop {
+            match items.message().await {
+                Ok(Some(item)) => {
+                    let known = item.next.is_some() || item.node.is_some() || item.endpoints.is_some();
+                    if self.is("dies-on-unknown-items") && !known && item.removed.is_none() {
+                        std::process::exit(1);
+                    }
+                    assembler.push(item)?;
+                }
+                Ok(None) => return Ok((assembler, true)),
+                Err(_) => return Ok((assembler, false)),
+            }
+        }
+    }
+
+    async fn step(&mut self) -> anyhow::Result<()> {
+        let channel = self.connect().await?;
+        let (assembler, ok) = self.next(channel.clone()).await?;
+        if !ok && !self.is("applies-cut") {
+            anyhow::bail!("the stream was cut");
+        }
+        let mut update = assembler.finish()?;
+        self.spoil(&mut update);
+        let mut state = self.state.clone();
+        state.apply(update);
+        if self.is("forgets-the-instance") && state.revision.rev <= self.state.revision.rev {
+            // As if a revision that is not higher were older.
+            self.state.revision = state.revision;
+            return Ok(());
+        }
+        if self.is("token-before-apply") {
+            self.state = state.clone();
+        }
+        if self.is("reports-before-apply") {
+            report(channel.clone(), state.revision).await?;
+        }
+        if !self.is("liar") {
+            self.apply(&state)?;
+        }
+        self.state = state;
+        report(channel, self.state.revision).await
+    }
+
+    /// What was received, as somebody reads it who is wrong about it.
+    fn spoil(&self, update: &mut Update) {
+        if self.is("keeps-deleted")
+            && let Update::Full(full) = update
+        {
+            let services = full.services.values().cloned().map(Change::Service);
+            let changes = std::iter::once(Change::Node(full.node.clone())).chain(services).collect();
+            *update = Update::Delta { revision: full.revision, changes };
+        }
+        if let Update::Delta { changes, .. } = update {
+            if self.is("ignores-removed") {
+                changes.retain(|change| !matches!(change, Change::Removed(_)));
+            }
+            changes.iter_mut().for_each(|change| self.merge(change));
+        }
+    }
+
+    fn merge(&self, change: &mut Change) {
+        if let Change::Service(service) = change
+            && let Some(before) = self.state.services.get(&service.key)
+        {
+            let mut merged = Service::clone(service);
+            if self.is("merges-endpoints") {
+                merged.endpoints.extend(before.endpoints.iter().cloned());
+                merged.endpoints.sort();
+                merged.endpoints.dedup();
+            }
+            if self.is("keeps-old-vips") {
+                merged.cluster_ips.extend(&before.cluster_ips);
+                merged.cluster_ips.sort();
+                merged.cluster_ips.dedup();
+            }
+            *service = Arc::new(merged);
+        }
+    }
+
+    fn apply(&self, state: &Snapshot) -> anyhow::Result<()> {
+        if self.rules {
+            rules::write(state, &self.fault)?;
+        }
+        let Some(path) = &self.dump else { return Ok(()) };
+        let dump = Dump::of(state);
+        let Revision { instance, rev } = dump.revision;
+        let lines: String = dump.lines.iter().map(|line| format!("{line}\n")).collect();
+        let new = path.with_extension("new");
+        fs::write(&new, format!("rev {instance} {rev}\n{lines}")).context("writing the dump")?;
+        fs::rename(new, path).context("writing the dump")
+    }
+}
+
+/// Puts rules back that others have removed, for ever.
+async fn repair(rules: bool, fault: String, state: Snapshot) -> anyhow::Result<()> {
+    let repairs =
+        rules && state.revision != Revision::default() && !["ignores-a-flush", "liar"].contains(&fault.as_str());
+    loop {
+        tokio::time::sleep(PAUSE).await;
+        if repairs && !rules::are_there() {
+            rules::write(&state, &fault)?;
+        }
+    }
+}
+
+async fn report(channel: Channel, revision: Revision) -> anyhow::Result<()> {
+    let family =
+        |family: IpFamily| FamilyReport { family: family.into(), applied_rev: revision.rev, ..FamilyReport::default() };
+    let families = vec![family(IpFamily::IPv4), family(IpFamily::IPv6)];
+    let report = BackendReport {
+        backend: "broken".to_owned(),
+        instance_id: revision.instance,
+        rev: revision.rev,
+        families,
+        ..BackendReport::default()
+    };
+    BackendsClient::new(channel).report(report).await?;
+    Ok(())
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    if env::args().nth(1).is_some_and(|first| first == "--faults") {
+        println!("{}", FAULTS.join("\n"));
+        return ExitCode::SUCCESS;
+    }
+    let Some(mut broken) = Broken::of(env::args().skip(1)) else { return ExitCode::from(2) };
+    let Ok(mut terminated) = tokio::signal::unix::signal(SignalKind::terminate()) else { return ExitCode::FAILURE };
+    if broken.is("flushes-at-start") {
+        rules::remove();
+    }
+    loop {
+        let repair = repair(broken.rules, broken.fault.clone(), broken.state.clone());
+        let stepped = tokio::select! {
+            _ = terminated.recv() => return end(&broken),
+            stepped = broken.step() => stepped,
+            repaired = repair => repaired,
+        };
+        if let Err(error) = stepped {
+            eprintln!("{error:#}");
+            if broken.is("ends-without-a-brain") {
+                return ExitCode::FAILURE;
+            }
+            tokio::select! {
+                _ = terminated.recv() => return end(&broken),
+                () = tokio::time::sleep(PAUSE) => {}
+            }
+        }
+    }
+}
+
+fn end(broken: &Broken) -> ExitCode {
+    if broken.is("flushes-at-end") {
+        rules::remove();
+    }
+    if broken.is("ends-with-an-error") { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}

@@ -1,0 +1,177 @@
+//! What traffic meets while a backend changes things: these checks of the level `life` send packets all along.
+
+use std::{
+    collections::BTreeSet,
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use localnet_lab::{Namespace, Outcome, Probe, probe};
+use localnet_proto::{Protocol, Service, Snapshot};
+use rustix::process::Signal;
+
+use super::{
+    life::{Life, PODS, World, web},
+    states::{endpoint, state, vip},
+};
+use crate::{brain::Fault, claims::Claim, outcome::Verdict};
+
+/// How many changes traffic has to survive.
+const CHANGES: u16 = 20;
+/// Probes of a service with affinity: by chance alone they meet one of two endpoints once in 32,768 times.
+const AFFINITY_PROBES: usize = 16;
+
+/// Where packets of a check go, if it can be done.
+fn world<'a>(life: &Life<'a>, needed: &[Claim]) -> Result<&'a World, Verdict> {
+    let words: Vec<_> = needed.iter().map(|claim| claim.as_str()).collect();
+    let missing = || Verdict::NotClaimed(format!("it takes root, and claims of {}", words.join(", ")));
+    life.claimed(needed).ok_or_else(missing)
+}
+
+/// The first service with a UDP port: nothing sends a lost datagram again, so none may be lost.
+fn datagrams(mut service: Service) -> Service {
+    service.ports[0].protocol = Protocol::Udp;
+    service
+}
+
+fn at(number: u16) -> SocketAddr {
+    (vip(number), 80).into()
+}
+
+/// While other services come and go, each datagram to this one is answered. Its own endpoints stay: the answer of one that goes may be lost.
+pub(super) fn changes_interrupt_nothing(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
+    let needed = [Claim::Udp, Claim::Ipv4, Claim::ClusterIp, Claim::Answers];
+    let world = match world(life, &needed) {
+        Ok(world) => world,
+        Err(verdict) => return Ok(verdict),
+    };
+    let states = |change: u16| {
+        let others = (2..2 + change % 3).map(|number| web(number, 1));
+        state(std::iter::once(datagrams(web(1, 2))).chain(others))
+    };
+    life.start()?;
+    life.bench.apply(&states(0))?;
+    life.eventually(|_| answered(world.network.client(), probe::Protocol::Udp, at(1)).map(drop))?;
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let probing = scope.spawn(|| {
+            let mut count = 0;
+            while !ended.load(Ordering::Relaxed) {
+                answered(world.network.client(), probe::Protocol::Udp, at(1))
+                    .with_context(|| format!("datagram {count} while services changed"))?;
+                count += 1;
+            }
+            anyhow::Ok(count)
+        });
+        let changed = (1..=CHANGES).try_for_each(|change| life.bench.apply(&states(change)).map(drop));
+        ended.store(true, Ordering::Relaxed);
+        let probed = probing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        changed?;
+        anyhow::ensure!(probed? > 0, "no datagram was sent");
+        Ok(Verdict::Passed)
+    })
+}
+
+/// Who answers a new connection or datagram there.
+fn answered(from: &Namespace, protocol: probe::Protocol, to: SocketAddr) -> anyhow::Result<SocketAddr> {
+    match from.probe(Probe::new(protocol, to))? {
+        Outcome::Answer { by, .. } => Ok(by),
+        other => bail!("{to} gave {other} instead of an answer"),
+    }
+}
+
+/// The rules of a predecessor stay until its successor has a whole state.
+pub(super) fn half_an_answer(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
+    let needed = [Claim::Tcp, Claim::Ipv4, Claim::ClusterIp, Claim::Answers, Claim::Source];
+    let world = match world(life, &needed) {
+        Ok(world) => world,
+        Err(verdict) => return Ok(verdict),
+    };
+    let both = state([web(1, 2), web(2, 2)]);
+    let served = |_: &mut Life<'_>| {
+        [at(1), at(2)]
+            .into_iter()
+            .try_for_each(|to| answered(world.network.client(), probe::Protocol::Tcp, to).map(drop))
+    };
+    life.start()?;
+    let revision = life.bench.apply(&both)?;
+    life.eventually(served)?;
+    let patience = life.bench.options.patience;
+    let backend = life.bench.backend()?;
+    backend.signal(Signal::KILL)?;
+    backend.ended(patience)?;
+    // Token, node and one service; then nothing for as long as the brain is the same.
+    life.bench.brain.faults([Fault::Hang(3)]);
+    life.bench.start_backend()?;
+    life.bench.brain.wait(patience, "an answer", |log| (log.hung > 0).then_some(()))?;
+    served(life).context("after a restart, with a part of the first answer")?;
+    life.bench.start_brain()?;
+    life.bench.holds(revision, &both)?;
+    life.eventually(served)?;
+    Ok(Verdict::Passed)
+}
+
+/// A client stays with one of two endpoints.
+pub(super) fn affinity(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
+    let needed = [Claim::Tcp, Claim::Ipv4, Claim::ClusterIp, Claim::Answers, Claim::Affinity];
+    let world = match world(life, &needed) {
+        Ok(world) => world,
+        Err(verdict) => return Ok(verdict),
+    };
+    life.start()?;
+    life.bench.apply(&state([Service { client_ip_affinity: Some(600), ..web(1, 2) }]))?;
+    life.eventually(|_| answered(world.network.client(), probe::Protocol::Tcp, at(1)).map(drop))?;
+    let mut met = BTreeSet::new();
+    for _ in 0..AFFINITY_PROBES {
+        met.insert(answered(world.network.client(), probe::Protocol::Tcp, at(1))?);
+    }
+    anyhow::ensure!(met.len() == 1, "with session affinity one client has met {met:?}");
+    // The endpoint goes: its clients are with the other one.
+    let left: Vec<_> =
+        PODS.iter().filter_map(|pod| pod.parse().ok()).filter(|pod| met.iter().all(|by| by.ip() != *pod)).collect();
+    let endpoints = left.iter().map(|pod| endpoint(*pod, "http", 8080)).collect();
+    life.bench.apply(&state([Service { client_ip_affinity: Some(600), endpoints, ..web(1, 0) }]))?;
+    life.eventually(|_| {
+        let by = answered(world.network.client(), probe::Protocol::Tcp, at(1))?;
+        anyhow::ensure!(left.contains(&by.ip()), "{by} answers, which is gone");
+        Ok(())
+    })?;
+    Ok(Verdict::Passed)
+}
+
+/// A UDP client that never changes its port gets another endpoint when its own is gone: connection tracking would keep it for ever.
+pub(super) fn stale_udp(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
+    let needed = [Claim::Udp, Claim::Ipv4, Claim::ClusterIp, Claim::Answers, Claim::Flows];
+    let world = match world(life, &needed) {
+        Ok(world) => world,
+        Err(verdict) => return Ok(verdict),
+    };
+    let of = |pod: &str| -> anyhow::Result<Snapshot> {
+        let mut service = datagrams(web(1, 0));
+        service.endpoints = vec![endpoint(pod.parse()?, "http", 8080)];
+        Ok(state([service]))
+    };
+    life.start()?;
+    life.bench.apply(&of(PODS[0])?)?;
+    let socket = world.network.client().run(|| {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        socket.connect(at(1))?;
+        socket.set_read_timeout(Some(Duration::from_millis(200)))?;
+        Ok(socket)
+    })?;
+    let answered_by = |pod: &str| {
+        socket.send(b"?").context("sending a datagram")?;
+        let mut buffer = [0; 256];
+        let length = socket.recv(&mut buffer).context("no answer to a datagram")?;
+        let answer = String::from_utf8_lossy(&buffer[..length]);
+        anyhow::ensure!(answer.starts_with(&format!("{pod}:")), "{answer:?} is not from {pod}");
+        Ok(())
+    };
+    life.eventually(|_| answered_by(PODS[0]))?;
+    life.bench.apply(&of(PODS[1])?)?;
+    life.eventually(|_| answered_by(PODS[1])).context("the endpoint of a UDP flow was replaced")?;
+    Ok(Verdict::Passed)
+}
