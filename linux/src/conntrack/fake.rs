@@ -86,3 +86,10 @@ pub(super) fn flow(protocol: Protocol, stage: Stage, destination: SocketAddr, en
         id: 1,
     }
 }
+
+impl Flow {
+    /// The same packets, entered by the first that came back.
+    pub(super) fn reversed(self) -> Self {
+        Self { original: self.reply, reply: self.original, ..self }
+    }
+}

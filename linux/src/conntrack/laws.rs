@@ -28,8 +28,12 @@ fn worlds() -> impl Strategy<Value = HashMap<Frontend, Endpoints>> {
 
 fn tables() -> impl Strategy<Value = Vec<Flow>> {
     let stage = prop_oneof![Just(Stage::Unanswered), Just(Stage::Answered)];
-    let one = (protocols(), stage, any::<u8>(), any::<u8>())
-        .prop_map(|(protocol, stage, to, at)| flow(protocol, stage, address_of(to), address_of(at)));
+    let one = (protocols(), stage, any::<u8>(), any::<u8>(), any::<bool>()).prop_map(
+        |(protocol, stage, to, at, reversed)| {
+            let flow = flow(protocol, stage, address_of(to), address_of(at));
+            if reversed { flow.reversed() } else { flow }
+        },
+    );
     vec(one, 0..40).prop_map(|flows| flows.into_iter().zip(1..).map(|(flow, id)| Flow { id, ..flow }).collect())
 }
 
@@ -49,9 +53,15 @@ proptest! {
             prop_assert!(ran.is_ok() || fails);
             let gone: Vec<_> = flows.iter().filter(|flow| !kernel.flows.contains(flow)).collect();
             for flow in gone {
-                let frontend = Frontend::new(flow.protocol, flow.original.destination);
-                prop_assert!(ours.contains(&frontend), "foreign: {}", flow);
-                prop_assert!(!desired.get(&frontend).is_some_and(|all| all.contains(&flow.reply.source)), "{}", flow);
+                let (to, from) = (flow.original.destination, flow.original.source);
+                let of_ours = |at| ours.contains(&Frontend::new(flow.protocol, at));
+                prop_assert!(of_ours(to) || of_ours(from), "foreign: {}", flow);
+                let served = |at, end| {
+                    let endpoints: Option<&Endpoints> = desired.get(&Frontend::new(flow.protocol, at));
+                    endpoints.is_some_and(|all| all.contains(end))
+                };
+                let serves = if of_ours(to) { served(to, &flow.reply.source) } else { served(from, &from) };
+                prop_assert!(!serves, "{}", flow);
                 prop_assert!(flow.protocol != Tcp || !flow.status.has(Status::SEEN_REPLY), "{}", flow);
             }
             if ran.is_ok() {

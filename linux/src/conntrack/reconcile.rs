@@ -1,12 +1,17 @@
 //! Whether a flow is stale. Pure.
 
-use super::{Flow, Frontend, Frontends, Protocol, Serving, Status, TcpState};
+use super::{Flow, Frontend, Frontends, Protocol, Serving, Status, TcpState, Tuple};
 
 /// Whether the flow goes to one of our frontends but not, or no longer, to an endpoint that may answer for it.
 ///
 /// What is stale would be looked at by the rules again if its entry were gone, and go elsewhere: so a flow that the
 /// rules never rewrote is stale as long as the frontend is ours, and is not once it is not. TCP counts only while a
 /// connection is being asked for; an established one lives until one of its ends closes it.
+///
+/// A flow may also be entered backwards: a client asks a frontend while no rule rewrites its packets, its entry is
+/// deleted, and then a reply arrives that was on its way. The kernel takes that reply for the first packet of a new flow
+/// *from* the frontend. What the client sends afterwards belongs to it and never meets the rules. kube-proxy looks only
+/// at the original destination, and such a client is lost to it.
 pub fn is_stale(flow: &Flow, frontends: &Frontends) -> bool {
     if flow.protocol == Protocol::Tcp && !is_unanswered_attempt(flow) {
         return false;
@@ -18,9 +23,23 @@ pub fn is_stale(flow: &Flow, frontends: &Frontends) -> bool {
         return false;
     }
     match frontends.find(&Frontend::new(flow.protocol, flow.original.destination)) {
-        None => false,
+        None => is_backwards(flow, frontends),
         Some(Serving::Now(endpoints)) => !endpoints.contains(&flow.reply.source),
         Some(Serving::Formerly) => rewritten,
+    }
+}
+
+/// Whether the flow comes from one of our frontends, where no endpoint is, and was rewritten in neither direction.
+fn is_backwards(flow: &Flow, frontends: &Frontends) -> bool {
+    let Tuple { source, destination } = flow.original;
+    let untouched = flow.reply == Tuple { source: destination, destination: source };
+    // An attempt to connect from there is nobody's answer.
+    if !untouched || flow.protocol == Protocol::Tcp {
+        return false;
+    }
+    match frontends.find(&Frontend::new(flow.protocol, source)) {
+        Some(Serving::Now(endpoints)) => !endpoints.contains(&source),
+        Some(Serving::Formerly) | None => false,
     }
 }
 
@@ -246,6 +265,44 @@ mod tests {
                 expected,
                 "{zone:?}"
             );
+        }
+    }
+
+    /// A reply that was on its way when the entry of its flow was deleted begins a new flow, the wrong way round.
+    #[test]
+    fn an_untouched_flow_from_a_frontend_is_stale() {
+        let (vip, elsewhere) = ("203.0.113.4:53", "203.0.113.5:53");
+        let mut served = Frontends::default();
+        served.set(frontend(Udp, vip), endpoints(&["10.244.0.2:5353"]));
+        let mut unserved = Frontends::default();
+        unserved.set(frontend(Udp, vip), endpoints(&[]));
+        let mut own = Frontends::default();
+        own.set(frontend(Udp, vip), endpoints(&["10.244.0.2:5353", vip]));
+        let mut former = Frontends::default();
+        former.retire(&frontend(Udp, vip));
+        let from = |protocol, source: &str| flow(protocol, Answered, address(source), address(source)).reversed();
+        let unanswered = flow(Udp, Unanswered, address(vip), address(vip)).reversed();
+        let masqueraded =
+            Flow { reply: Tuple { destination: address("192.0.2.1:4000"), ..from(Udp, vip).reply }, ..from(Udp, vip) };
+        let translated = Flow {
+            reply: Tuple { source: address("10.244.0.9:1"), ..from(Udp, vip).reply },
+            status: Status::DESTINATION_NAT,
+            ..from(Udp, vip)
+        };
+        for (what, flow, frontends, expected) in [
+            ("served", from(Udp, vip), &served, true),
+            ("not answered yet", unanswered, &served, true),
+            ("nothing serves", from(Udp, vip), &unserved, true),
+            ("an endpoint's own address", from(Udp, vip), &own, false),
+            ("no frontend any more", from(Udp, vip), &former, false),
+            ("another address", from(Udp, elsewhere), &served, false),
+            ("another protocol", from(Sctp, vip), &served, false),
+            ("TCP", from(Tcp, vip), &served, false),
+            ("masqueraded", masqueraded, &served, false),
+            ("translated", translated, &served, false),
+            ("another zone", Flow { zone: Zone::Both(7), ..from(Udp, vip) }, &served, false),
+        ] {
+            assert_eq!(is_stale(&flow, frontends), expected, "{what}: {flow}");
         }
     }
 

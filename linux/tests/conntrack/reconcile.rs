@@ -73,6 +73,35 @@ fn a_flow_that_passed_by_before_the_service_existed_reaches_it() {
     });
 }
 
+/// The frontend's address exists, and somebody there answers clients while no rule leads to the Service. The entry of such a
+/// flow is deleted, an answer on its way enters the flow backwards, and what the client sends is taken for a reply. kube-proxy
+/// leaves that client astray for as long as it sends.
+#[test]
+fn a_client_is_not_lost_to_a_reply_that_was_on_its_way() {
+    isolated(|| {
+        let vip = "10.244.7.7:53";
+        let (astray, server, client) = (udp(vip), udp("10.244.0.2:5353"), udp("10.0.0.9:0"));
+        redirect(&[]);
+        client.send_to(b"too early", vip).unwrap();
+        let (_, from) = astray.recv_from(&mut [0; 16]).unwrap();
+        let mut kernel = Kernel::open().unwrap();
+        let mut reconciler = Reconciler::new();
+        redirect(&[(Udp, vip, "10.244.0.2:5353")]);
+        reconciler.set(frontend(Udp, vip), endpoints(&["10.244.0.2:5353"]));
+        assert_eq!(reconciler.run(&mut kernel).unwrap().deleted, 1);
+
+        astray.send_to(b"answer", from).unwrap();
+        assert_eq!(client.recv_from(&mut [0; 16]).unwrap().1, address(vip));
+        // Without the second look the client would stay here.
+        client.send_to(b"astray", vip).unwrap();
+        astray.recv_from(&mut [0; 16]).unwrap();
+        assert_eq!(reconciler.due(), Due::Later);
+        assert_eq!(reconciler.run(&mut kernel).unwrap().deleted, 1);
+        exchange(&client, vip, &server);
+        assert_eq!(reconciler.run(&mut kernel).unwrap().deleted, 0);
+    });
+}
+
 #[test]
 fn exactly_the_stale_flows_are_deleted_at_a_start() {
     isolated(|| {
