@@ -1,6 +1,7 @@
 //! Which service an address and port belongs to when two name the same.
 //!
-//! Kubernetes does not forbid two Services with one external IP and port, or, in a file, with one ClusterIP or NodePort.
+//! Kubernetes does not forbid two Services with one external IP and port, or, in a file, with one ClusterIP, NodePort or
+//! healthCheckNodePort.
 //! A packet can go to one of them only. The oldest Service has it, then the one whose name sorts first: the same on every
 //! node, whatever the order of events. Services that agree on different ports of one address share it; one that loses a port of an
 //! address is not served on that address at all, and takes none of its ports from others.
@@ -16,10 +17,11 @@ use localnet_proto::{Family, Protocol, ServiceKey};
 use super::object::{Parsed, ServiceObject};
 use crate::localize::{self, Lost};
 
-/// An address and port on which packets arrive. NodePorts stand under the unspecified address of their family.
+/// An address and port on which packets arrive. NodePorts, and ports for health checks, stand under the unspecified address of their
+/// family.
 type Front = (IpAddr, Protocol, u16);
 
-/// What is won or lost as a whole: an address, or a NodePort.
+/// What is won or lost as a whole: an address, a NodePort, or a port for health checks.
 type Place = (IpAddr, Option<PortKey>);
 
 type PortKey = (Protocol, u16);
@@ -188,8 +190,11 @@ fn fronts(service: &ServiceObject) -> impl Iterator<Item = (Front, &'static str)
             Family::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             Family::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
         };
-        ports(service, |port| port.node_port)
-            .map(move |(protocol, port)| ((any, protocol, port), "spec.ports[].nodePort"))
+        let node_ports = ports(service, |port| port.node_port).map(|port| (port, localize::NODE_PORTS));
+        // It is a port of the node like the others: the API server takes it from the same range.
+        let health_check = localize::health_check_port(service).map(|port| (Protocol::Tcp, port));
+        let health_check = health_check.map(|port| (port, localize::HEALTH_CHECK_NODE_PORT));
+        node_ports.chain(health_check).map(move |((protocol, port), field)| ((any, protocol, port), field))
     });
     on_addresses.chain(on_node)
 }

@@ -328,6 +328,52 @@ fn who_loses_an_address_takes_none_of_its_ports_from_others() {
     assert_eq!((lost(&cluster, "b"), lost(&cluster, "c")), (vec![(80, "a".into())], vec![]));
 }
 
+/// kube-proxy opens the port for whichever Service it happens to see first, and posts an Event for the other.
+#[test]
+fn a_port_for_health_checks_that_two_services_claim_belongs_to_the_older() {
+    let balanced = |name: &str, created: i64, port: i32| ServiceObject {
+        created,
+        kind: ServiceType::LoadBalancer,
+        external_local: true,
+        health_check_node_port: port,
+        ..named(name, &format!("10.96.1.{}", name.as_bytes()[0]))
+    };
+    let ports = |services: &[Option<Arc<Service>>]| -> Vec<Option<u16>> {
+        services.iter().map(|service| service.as_ref().and_then(|service| service.health_check_node_port)).collect()
+    };
+    let apply = |service: ServiceObject| Event::Apply(Object::Service(service));
+    let mut cluster = synced(vec![balanced("b", 5, 30_200)], vec![]);
+    // A younger one gets nothing, is told, and has no answers.
+    cluster.handle(apply(balanced("a", 7, 30_200)));
+    let localized = cluster.localize().unwrap();
+    assert_eq!(localized.services.len(), 1);
+    assert_eq!((ports(&[localized.services[0].1.clone()]), localized.health_checks), (vec![None], vec![]));
+    let [said] = &*localized.skipped else { panic!("{:?}", localized.skipped) };
+    assert_eq!(
+        (&*said.field, &*said.problem),
+        ("spec.healthCheckNodePort", "30200/TCP belongs to Service default/b, which is older or sorts first")
+    );
+    // An even older one takes it over; of the same age the name decides.
+    assert_eq!(
+        ports(&check_marks(&mut cluster, apply(balanced("z", 3, 30_200)), &["a", "b", "z"])),
+        [None, None, Some(30_200)]
+    );
+    let marked = check_marks(&mut cluster, apply(balanced("c", 3, 30_200)), &["a", "b", "c", "z"]);
+    assert_eq!(ports(&marked), [None, None, Some(30_200), None]);
+    // Whoever needs no health checks, or takes another port, leaves it to the next.
+    let elsewhere = ServiceObject { external_local: false, ..balanced("c", 3, 30_200) };
+    let marked = check_marks(&mut cluster, apply(elsewhere), &["a", "b", "c", "z"]);
+    assert_eq!(ports(&marked), [None, None, None, Some(30_200)]);
+    let marked = check_marks(&mut cluster, apply(balanced("z", 3, 30_201)), &["a", "b", "z"]);
+    assert_eq!(ports(&marked), [None, Some(30_200), Some(30_201)]);
+    // A NodePort of that number is claimed, too: what comes for it would never reach the health checks.
+    let mut node_port = named("n", "10.96.1.1");
+    (node_port.created, node_port.ports[0].node_port) = (1, 30_200);
+    let marked = check_marks(&mut cluster, apply(node_port), &["a", "b", "n"]);
+    assert_eq!(ports(&marked), [None, None, None]);
+    assert_eq!(marked[2].as_ref().unwrap().ports[0].node_port, Some(30_200));
+}
+
 #[test]
 fn an_address_is_claimed_only_by_a_service_that_would_be_served_on_it() {
     let externals = |created: i64, cluster_ips: &[&str], families: &[Family]| ServiceObject {

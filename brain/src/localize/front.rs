@@ -48,7 +48,7 @@ pub(super) fn front(object: &ServiceObject, here: &Here, lost: &[Lost], skips: &
         for (position, ip) in usable(field, addresses, lost, skips) {
             let exists = cluster_ips.iter().any(|own| Family::of(*own) == Family::of(ip));
             if exists && !cluster_ips.contains(&ip) && served.insert(ip) && here.addresses.contains(&ip) {
-                say_it_is_the_nodes(format!("{field}[{position}]"), ip, skips);
+                say_it_is_the_nodes(format!("{field}[{position}]"), ip, object, skips);
             }
         }
         served.into_iter().collect()
@@ -79,12 +79,19 @@ fn cluster_ips(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>) -> 
     found
 }
 
-/// kube-proxy serves it too: addresses of Services are looked up before those of the node.
-fn say_it_is_the_nodes(field: String, address: IpAddr, skips: &mut Skips<'_>) {
+/// kube-proxy serves it too, and says nothing: addresses of Services are looked up before those of the node. A Service with port 22
+/// on such an address takes the node's SSH server.
+fn say_it_is_the_nodes(field: String, address: IpAddr, object: &ServiceObject, skips: &mut Skips<'_>) {
+    let ports = object.ports.iter().filter_map(|port| match &port.protocol {
+        Parsed::Good(protocol) => Some(format!("{}/{protocol}", port.port)),
+        Parsed::Bad(_) => None,
+    });
+    let ports: Vec<String> = ports.collect();
     skips.odd(
         field,
         format!(
-            "{address} is an address of this node: what is sent to the ports of the Service there does not reach the node itself"
+            "{address} is an address of this node: the Service takes its port {}, and programs of the node are not reached there",
+            ports.join(", ")
         ),
         "nothing if that is meant; else give the Service an address of its own",
     );
@@ -203,7 +210,7 @@ mod tests {
         assert_eq!(front.load_balancer_ips, ips(&["192.168.0.2"]));
         let said: Vec<_> = skips.skipped.iter().map(|said| (said.left_out, &*said.field)).collect();
         assert_eq!(said, [(false, "spec.externalIPs[1]"), (false, "status.loadBalancer.ingress[0]")]);
-        let expected = "192.168.0.1 is an address of this node: what is sent to the ports of the Service there does not reach the node itself";
+        let expected = "192.168.0.1 is an address of this node: the Service takes its port 80/TCP, and programs of the node are not reached there";
         assert_eq!(skips.skipped[0].problem, expected);
     }
 

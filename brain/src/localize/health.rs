@@ -9,10 +9,24 @@ use std::{collections::BTreeSet, net::IpAddr};
 use localnet_proto::{Family, Service};
 
 use super::{Here, Skips, candidates};
-use crate::cluster::{NodeObject, ServiceObject, SliceObject};
+use crate::cluster::{NodeObject, ServiceObject, ServiceType, SliceObject};
 
 /// The autoscaler puts it on a Node that it is about to delete.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
+
+/// The field that names the port.
+pub const HEALTH_CHECK_NODE_PORT: &str = "spec.healthCheckNodePort";
+
+/// Whether load balancers ask each node after the service: only when local endpoints make a difference to them.
+pub(super) fn is_asked_after(object: &ServiceObject) -> bool {
+    object.kind == ServiceType::LoadBalancer && object.external_local
+}
+
+/// The port on which load balancers would ask after the service if no other Service had it.
+pub fn health_check_port(object: &ServiceObject) -> Option<u16> {
+    let port = u16::try_from(object.health_check_node_port).ok().filter(|port| *port != 0);
+    port.filter(|_| is_asked_after(object))
+}
 
 /// The answer to load balancers' health checks of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +85,7 @@ pub fn is_eligible(node: &NodeObject) -> bool {
 mod tests {
     use super::*;
     use crate::{
-        cluster::{Conditions, Parsed, ServiceType, SliceEndpoint},
+        cluster::{Conditions, Parsed, SliceEndpoint},
         localize::{
             fixtures::{addresses, endpoint, service, slice},
             service as localize,

@@ -30,11 +30,12 @@ use std::{net::IpAddr, sync::Arc};
 
 use localnet_proto::{Family, Node, Protocol, Service, ServiceKey, encode};
 
-use crate::cluster::{ServiceObject, ServiceType, SliceObject};
+use crate::cluster::{ServiceObject, SliceObject};
 use categorize::Policy;
 pub use front::wanted;
-pub use health::{HealthCheck, health_check, is_eligible};
+pub use health::{HEALTH_CHECK_NODE_PORT, HealthCheck, health_check, health_check_port, is_eligible};
 pub use node::{Here, NodeIps, node, node_is_gone};
+pub use ports::NODE_PORTS;
 pub use proxied::is_proxied;
 pub use reasons::{Reasons, Standing};
 pub use topology::{Mode, Reason, Topology};
@@ -164,7 +165,7 @@ pub fn service<'a>(
         external_traffic_to_local: policy.external_local,
         client_ip_affinity: object.affinity,
         source_filters: front.source_filters,
-        health_check_node_port: health_check_node_port(object, &mut skips),
+        health_check_node_port: health_check_node_port(object, lost, &mut skips),
         ipvs_scheduler: object.ipvs_scheduler.clone(),
         preserve_destination: object.preserve_destination,
         endpoints,
@@ -208,18 +209,24 @@ pub fn topology<'a>(
     explained
 }
 
-/// Load balancers ask a node whether it has local endpoints, when that makes a difference to them.
-fn health_check_node_port(object: &ServiceObject, skips: &mut Skips<'_>) -> Option<u16> {
-    if object.kind != ServiceType::LoadBalancer || !object.external_local {
+/// The port on which load balancers ask after the service: its own, if no other Service has it.
+fn health_check_node_port(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>) -> Option<u16> {
+    if !health::is_asked_after(object) {
         return None;
     }
-    let port = u16::try_from(object.health_check_node_port).ok().filter(|port| *port != 0);
-    if port.is_none() {
+    let Some(port) = health_check_port(object) else {
         skips.service(
-            "spec.healthCheckNodePort",
+            HEALTH_CHECK_NODE_PORT,
             "a load balancer with externalTrafficPolicy Local has no port for its health checks",
             "set it, or let the API server allocate one by removing it",
         );
-    }
-    port
+        return None;
+    };
+    let Some(taken) = lost.iter().find(|lost| lost.field == HEALTH_CHECK_NODE_PORT) else { return Some(port) };
+    skips.service(
+        HEALTH_CHECK_NODE_PORT,
+        format!("{port}/TCP belongs to Service {}, which is older or sorts first", taken.to),
+        "give one of the two another port",
+    );
+    None
 }

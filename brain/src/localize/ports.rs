@@ -7,6 +7,9 @@ use localnet_proto::{Port, Protocol, WhenEmpty};
 use super::{Lost, Skips};
 use crate::cluster::{Parsed, ServiceObject, ServicePort};
 
+/// The field that names NodePorts, for [`Lost`].
+pub const NODE_PORTS: &str = "spec.ports[].nodePort";
+
 /// The ports that can be served, sorted by name. What happens to traffic without endpoints is filled in later.
 pub(super) fn ports(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>) -> Vec<Port> {
     let mut ports: Vec<Port> = Vec::new();
@@ -66,7 +69,7 @@ fn node_port(
     let number = number?;
     let taken = lost.iter().find(|lost| {
         let (address, of, port) = lost.front;
-        address.is_unspecified() && (of, port) == (protocol, number)
+        lost.field == NODE_PORTS && address.is_unspecified() && (of, port) == (protocol, number)
     });
     let Some(taken) = taken else { return Some(number) };
     let problem = format!("{number}/{protocol} belongs to Service {}, which is older or sorts first", taken.to);

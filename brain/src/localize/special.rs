@@ -1,7 +1,7 @@
 //! Addresses that are no place for a service or an endpoint: they mean something else on each machine. An endpoint on
 //! one would let whoever may write EndpointSlices reach into the node (CVE-2021-25737).
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 /// What the address is reserved for, if it may not be used.
 pub(super) fn reserved_for(address: IpAddr) -> Option<&'static str> {
@@ -14,6 +14,8 @@ pub(super) fn reserved_for(address: IpAddr) -> Option<&'static str> {
         _ if address.is_loopback() => Some("a loopback address"),
         _ if link_local => Some("a link-local address"),
         _ if address.is_multicast() => Some("a multicast address"),
+        // kube-proxy takes it. What a host sends there goes to all of its link.
+        _ if address == Ipv4Addr::BROADCAST => Some("the broadcast address"),
         _ => None,
     }
 }
@@ -37,7 +39,10 @@ mod tests {
         for text in ["0.0.0.0", "::"] {
             assert_eq!(reserved(text), Some("the unspecified address"), "{text}");
         }
-        for text in ["10.0.0.1", "192.168.0.1", "fd00::1", "2001:db8::1", "169.253.0.1", "223.255.255.255"] {
+        assert_eq!(reserved("255.255.255.255"), Some("the broadcast address"));
+        for text in
+            ["255.255.255.254", "10.0.0.1", "192.168.0.1", "fd00::1", "2001:db8::1", "169.253.0.1", "223.255.255.255"]
+        {
             assert_eq!(reserved(text), None, "{text}");
         }
     }
