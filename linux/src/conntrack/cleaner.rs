@@ -62,7 +62,14 @@ impl Inbox {
 
     fn put(&self, commit: Commit) {
         let mut waiting = self.waiting();
-        waiting.frontends.extend(commit.frontends);
+        for (frontend, now) in commit.frontends {
+            // What was in force for a moment is joined with what came after it, and its flows would never be looked for.
+            let before = waiting.frontends.get(&frontend).and_then(Option::as_ref);
+            if before.is_some_and(|before| before.loses(now.as_ref())) {
+                waiting.remembered.insert(frontend);
+            }
+            waiting.frontends.insert(frontend, now);
+        }
         waiting.remembered.extend(commit.remembered);
         waiting.recheck |= commit.recheck;
         drop(waiting);
@@ -233,6 +240,10 @@ impl<C: Conntrack, O: FnMut() -> Result<C, Error>, T: FnMut(&Report)> Worker<C, 
             self.reconciler.remember(frontend);
         }
         for (frontend, endpoints) in waiting.frontends {
+            // No run has looked at what was in force until now.
+            if self.reconciler.forgets(&frontend, endpoints.as_ref()) {
+                self.reconciler.remember(frontend);
+            }
             match endpoints {
                 Some(endpoints) => self.reconciler.set(frontend, endpoints),
                 None => self.reconciler.remove(&frontend),
@@ -390,6 +401,46 @@ mod tests {
         assert!(inbox.take(Some(Instant::now())).is_none(), "taken once");
         inbox.end();
         assert!(inbox.take(None).is_some_and(|waiting| waiting.ended));
+    }
+
+    /// Two commits, of which the second takes away what the first one gave, come before there was a look: flows that began in between
+    /// go to an endpoint that serves no longer.
+    #[test]
+    fn a_state_that_was_soon_replaced_is_looked_at() {
+        const A: &str = "10.244.0.2:53";
+        const B: &str = "10.244.0.3:53";
+        let gone = || Commit { frontends: vec![(frontend(), None)], ..Commit::default() };
+        for (commits, expected) in [
+            ([served_by(&[A]), served_by(&[])], Due::Now),
+            ([served_by(&[A]), served_by(&[B])], Due::Now),
+            ([served_by(&[A]), gone()], Due::Now),
+            ([gone(), served_by(&[])], Due::Nothing),
+            ([served_by(&[]), served_by(&[])], Due::Nothing),
+        ] {
+            for joined in [true, false] {
+                let (dumps, _read) = channel();
+                let table = Table { failures: 0, panics: false, dumps };
+                let mut table = Some(table);
+                let mut worker =
+                    Worker::new(move || Ok(table.take().expect("it is opened once")), |_: &Report| {}, fast());
+                let inbox = Inbox::default();
+                inbox.put(served_by(&[]));
+                worker.take(inbox.take(None).unwrap());
+                while worker.reconciler.due() != Due::Nothing {
+                    worker.clean();
+                }
+                for commit in &commits {
+                    inbox.put(commit.clone());
+                    if !joined {
+                        worker.take(inbox.take(None).unwrap());
+                    }
+                }
+                if joined {
+                    worker.take(inbox.take(None).unwrap());
+                }
+                assert_eq!(worker.reconciler.due(), expected, "{commits:?} {joined}");
+            }
+        }
     }
 
     #[test]

@@ -50,6 +50,11 @@ impl Endpoints {
         self.0.is_empty()
     }
 
+    /// Whether some of these are not among those that answer now; none if it is no frontend any more.
+    pub fn loses(&self, now: Option<&Self>) -> bool {
+        !self.is_empty() && !now.is_some_and(|now| self.is_subset(now))
+    }
+
     /// Whether all of these are among `others`.
     pub fn is_subset(&self, others: &Self) -> bool {
         Arc::ptr_eq(&self.0, &others.0) || self.0.iter().all(|endpoint| others.contains(endpoint))

@@ -17,6 +17,11 @@ const AT_ONCE: usize = 16_384;
 /// How often the same flows are read in one run, if new stale ones keep turning up by the thousand.
 const PASSES: usize = 64;
 
+/// A client that asks and is answered without a pause nearly always has a packet under way, which enters its flow again as soon as the
+/// entry is deleted, backwards if it is the answer. So later looks go on while they find something, but not for ever: another
+/// program's flow may look the same.
+const LATER_LOOKS: u32 = 10;
+
 /// The state of one backend's clean-up.
 #[derive(Clone, Debug)]
 pub struct Reconciler {
@@ -27,8 +32,10 @@ pub struct Reconciler {
     pending: BTreeSet<Selection>,
     /// All flows are to be compared, whatever changed.
     everything: bool,
-    /// What the last run looked at and the second look is still to look at.
+    /// What the last run looked at and the second look is still to look at; then what the last look found something in.
     second_look: BTreeSet<Selection>,
+    /// How many later looks there were since the last first one.
+    later_looks: u32,
     /// Former frontends that the last run looked at.
     looked_at: HashSet<Frontend>,
 }
@@ -39,7 +46,7 @@ pub enum Due {
     /// No flow can be stale.
     Nothing,
     /// A second look, a moment after the first (a second is plenty): a packet that was under way while the rules
-    /// changed may have been entered behind the first one's back.
+    /// changed may have been entered behind the first one's back. And more of them while they find something.
     Later,
     /// Something changed, or the last run failed.
     Now,
@@ -102,6 +109,7 @@ impl Reconciler {
             pending: BTreeSet::new(),
             everything: true,
             second_look: BTreeSet::new(),
+            later_looks: 0,
             looked_at: HashSet::new(),
         }
     }
@@ -146,6 +154,12 @@ impl Reconciler {
         }
     }
 
+    /// Whether a change to these endpoints makes the next run forget those that were in force since the last one.
+    pub fn forgets(&self, frontend: &Frontend, next: Option<&Endpoints>) -> bool {
+        let now = self.frontends.endpoints(frontend).filter(|_| self.changed.contains_key(frontend));
+        now.is_some_and(|now| now.loses(next))
+    }
+
     /// Makes the next run compare all flows.
     pub fn recheck(&mut self) {
         self.everything = true;
@@ -181,30 +195,39 @@ impl Reconciler {
         self.changed = HashMap::new();
         let selections: BTreeSet<_> = self.pending.union(&self.second_look).copied().collect();
         if selections.is_empty() {
-            self.looked();
+            self.looked(BTreeSet::new());
             return Ok(Report::default());
         }
         let started = Instant::now();
         let mut report = Report::default();
+        let mut found = BTreeSet::new();
         for selection in selections {
             let (began, before) = (Instant::now(), report.deleted);
             self.clean(conntrack, selection, &mut report)?;
-            report.add(selection.family, report.deleted - before, began.elapsed());
+            let deleted = report.deleted - before;
+            if deleted > 0 {
+                found.insert(selection);
+            }
+            report.add(selection.family, deleted, began.elapsed());
         }
         report.took = started.elapsed();
-        self.looked();
+        self.looked(found);
         Ok(report)
     }
 
-    /// A look succeeded.
-    fn looked(&mut self) {
+    /// A look succeeded, and found stale flows among these.
+    fn looked(&mut self, found: BTreeSet<Selection>) {
         // Before the first frontend is known nothing was compared.
         self.everything &= self.frontends.is_empty();
         for frontend in self.looked_at.drain() {
             self.frontends.forget(&frontend);
         }
         self.looked_at.extend(self.frontends.former());
+        self.later_looks = if self.pending.is_empty() { self.later_looks + 1 } else { 0 };
         self.second_look = std::mem::take(&mut self.pending);
+        if self.later_looks < LATER_LOOKS {
+            self.second_look.extend(found);
+        }
     }
 
     fn clean(&self, conntrack: &mut impl Conntrack, selection: Selection, report: &mut Report) -> Result<(), Error> {
@@ -429,11 +452,32 @@ mod tests {
         assert_eq!(reconciler.due(), Due::Later);
         kernel.flows.push(to(Udp, Stage::Answered, VIP, A));
         assert_eq!(reconciler.run(&mut kernel).unwrap().deleted, 1);
+        assert_eq!(reconciler.due(), Due::Later, "there may be more");
+        assert_eq!(reconciler.run(&mut kernel).unwrap().deleted, 0);
         assert_eq!(reconciler.due(), Due::Nothing);
         kernel.flows.push(to(Udp, Stage::Answered, VIP, A));
         reconciler.recheck();
         reconciler.run(&mut kernel).unwrap();
         assert_eq!(ids(&kernel), [1], "whoever has the address now is not our business");
+    }
+
+    /// A client that is answered without a pause: whenever its entry is deleted, an answer is under way.
+    #[test]
+    fn looks_go_on_while_they_find_something_but_not_for_ever() {
+        for (returns, looks) in [(0, 1), (3, 4), (LATER_LOOKS, LATER_LOOKS), (u32::MAX, LATER_LOOKS)] {
+            let mut reconciler = settled(Udp, &[]);
+            let backwards = to(Udp, Stage::Answered, VIP, VIP).reversed();
+            reconciler.set(frontend(Udp, VIP), endpoints(&[A]));
+            let mut kernel = Fake::new([backwards]);
+            assert_eq!(reconciler.run(&mut kernel).unwrap().deleted, 1);
+            let mut later = 0;
+            while reconciler.due() == Due::Later {
+                kernel.flows = if later < returns { vec![backwards] } else { Vec::new() };
+                reconciler.run(&mut kernel).unwrap();
+                later += 1;
+            }
+            assert_eq!((reconciler.due(), later), (Due::Nothing, looks), "{returns}");
+        }
     }
 
     #[test]
