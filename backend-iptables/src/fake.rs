@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Chains by table and name; those of the kernel are always there.
-type Tables = BTreeMap<String, BTreeMap<String, Vec<String>>>;
+pub(crate) type Tables = BTreeMap<String, BTreeMap<String, Vec<String>>>;
 
 /// Two families of tables.
 #[derive(Debug)]
@@ -24,6 +24,8 @@ pub(crate) struct Fake {
     /// It says so because it has no memory, which is not their fault.
     pub(crate) short: bool,
     pub(crate) saves: usize,
+    /// The tables after each commit.
+    pub(crate) committed: Vec<(Family, Tables)>,
 }
 
 impl Default for Fake {
@@ -35,7 +37,14 @@ impl Default for Fake {
                 ("nat".to_owned(), builtin(&["PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"])),
             ])
         };
-        Self { tables: [tables(), tables()], inputs: Vec::new(), refuses: None, short: false, saves: 0 }
+        Self {
+            tables: [tables(), tables()],
+            inputs: Vec::new(),
+            refuses: None,
+            short: false,
+            saves: 0,
+            committed: Vec::new(),
+        }
     }
 }
 
@@ -44,7 +53,12 @@ impl Fake {
         if self.short { "Cannot allocate memory" } else { "refused" }
     }
 
-    fn run(&self, family: Family, text: &str) -> Result<Tables, (usize, String, Tables)> {
+    fn run(
+        &self,
+        family: Family,
+        text: &str,
+        step: &mut dyn FnMut(&Tables),
+    ) -> Result<Tables, (usize, String, Tables)> {
         let mut committed = self.tables[index(family)].clone();
         let mut open: Option<(String, BTreeMap<String, Vec<String>>)> = None;
         let mut doomed = false;
@@ -67,6 +81,7 @@ impl Fake {
                     return Err(refuse(self.why()));
                 }
                 committed.insert(table, chains);
+                step(&committed);
                 continue;
             }
             if let Some(declared) = line.strip_prefix(':') {
@@ -135,7 +150,9 @@ impl Kernel for Fake {
     fn restore(&mut self, family: Family, input: &dyn Lines) -> Result<(), Error> {
         let mut text = String::new();
         input.each(&mut |line| text.extend([line, "\n"]));
-        let result = self.run(family, &text);
+        let mut steps = Vec::new();
+        let result = self.run(family, &text, &mut |tables| steps.push((family, tables.clone())));
+        self.committed.extend(steps);
         self.inputs.push((family, text, result.is_ok()));
         match result {
             Ok(tables) => {
@@ -150,7 +167,7 @@ impl Kernel for Fake {
     }
 
     fn test(&mut self, family: Family, text: &str) -> Result<(), Error> {
-        self.run(family, text).map(drop).map_err(|(line, message, _)| Error::Refused { line, message })
+        self.run(family, text, &mut |_| {}).map(drop).map_err(|(line, message, _)| Error::Refused { line, message })
     }
 
     fn has_family(&self, _family: Family) -> bool {

@@ -22,7 +22,8 @@ pub enum Table {
 }
 
 impl Table {
-    /// Both, in the order in which they are written: what nothing serves any more is refused before it is left untranslated.
+    /// Both, as far as possible in the order in which they are written: what nothing serves any more is refused before it is left
+    /// untranslated.
     pub const ALL: [Self; 2] = [Self::Filter, Self::Nat];
 
     /// Its name.
@@ -146,6 +147,8 @@ impl Dispatch {
     pub const FIREWALL: Self = Self::new(Table::Filter, names::PROXY_FIREWALL);
     /// filter `KUBE-CLUSTER-IPS`
     pub const CLUSTER_IPS: Self = Self::new(Table::Filter, names::CLUSTER_IPS);
+    /// Those that refuse, or drop, what was not translated.
+    pub const REFUSING: [Self; 3] = [Self::UNSERVED, Self::UNSERVED_EXTERNAL, Self::FIREWALL];
     /// All of them.
     pub const ALL: [Self; 7] = [
         Self::UNSERVED,
