@@ -91,11 +91,14 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         let options = Options { once: true, dry_run: true, ..client.options() };
         let dry_run = DryRun::new(config).with_addresses(NodeAddresses::default().list().await?);
         let dry_run = if localhost { dry_run.with_localhost_node_ports() } else { dry_run };
+        let liberal = is_liberal(running.config(), &Settings::default());
+        let dry_run = if liberal { dry_run.forwarding_invalid() } else { dry_run };
         return args::run(Adapter::new(dry_run), source, options).await;
     }
     let open =
         async |said: &Config| Ok((open(&config, said, iptables_flavour).await?, client.configured_options(said)));
-    program::follow(*running, |said| (config.concerns(said), wants_localhost(said)), open, source, terminated()).await
+    let concerns = |said: &Config| (config.concerns(said), wants_localhost(said), said.linux.conntrack.tcp_be_liberal);
+    program::follow(*running, concerns, open, source, terminated()).await
 }
 
 /// Opens the backend of this node for a configuration, and sets what else of the node that configures. It uses the tools of
@@ -112,8 +115,23 @@ pub async fn open(args: &ConfigArgs, said: &Config, flavour: Option<Flavour>) ->
     if args.kube_proxy.configures_node() {
         Setup::of(&said.linux).at_start(&Settings::default());
     }
-    Ok(Adapter::new(backend))
+    // As kube-proxy does: asked once, after what is configured is set.
+    let liberal = is_liberal(said, &Settings::default());
+    if liberal {
+        info!(
+            "net.netfilter.nf_conntrack_tcp_be_liberal is set: packets that connection tracking calls invalid are forwarded"
+        );
+    }
+    Ok(Adapter::new(if liberal { backend.forwarding_invalid() } else { backend }))
 }
+
+/// Whether connection tracking accepts TCP packets outside of their window. Then what it still calls invalid is mostly traffic of which
+/// this node sees one direction only, and is to be forwarded.
+fn is_liberal(said: &Config, settings: &Settings) -> bool {
+    said.linux.conntrack.tcp_be_liberal || settings.get(TCP_BE_LIBERAL).is_ok_and(|value| value != 0)
+}
+
+const TCP_BE_LIBERAL: &str = "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 
 /// Whether NodePorts are to be answered on 127.0.0.1. As in kube-proxy only where they are answered on all addresses, or
 /// on loopback ones by name.
@@ -177,6 +195,25 @@ mod tests {
     use localnet_config::{Platform, Reader};
 
     use super::*;
+
+    #[test]
+    fn invalid_packets_are_forwarded_where_windows_do_not_count() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join(TCP_BE_LIBERAL);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        for (value, lines, expected) in [
+            (None, "", false),
+            (None, "conntrack: {tcpBeLiberal: true}", true),
+            (Some("0"), "", false),
+            (Some("1"), "", true),
+        ] {
+            value.into_iter().for_each(|value| std::fs::write(&path, value).unwrap());
+            let text = format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{lines}\n");
+            let reader = Reader { platform: Platform::Linux, empty_mode: Mode::Iptables };
+            let config = reader.read(&text).unwrap().config;
+            assert_eq!(is_liberal(&config, &Settings::at(root.path())), expected, "{value:?} {lines}");
+        }
+    }
 
     #[test]
     fn loopback_addresses_answer_where_they_may() {

@@ -68,6 +68,13 @@ impl<K: Kernel> IptablesBackend<K> {
         self
     }
 
+    /// Packets that connection tracking calls invalid are forwarded. Without this they are dropped, as by kube-proxy: to be told before
+    /// the first state.
+    pub fn forwarding_invalid(mut self) -> Self {
+        self.desired.forward_invalid();
+        self
+    }
+
     /// NodePorts are answered on 127.0.0.1, too. Without `route_localnet` of the kernel what is sent there does not leave the node.
     pub fn with_localhost_node_ports(mut self) -> Self {
         self.desired.answer_on_localhost();

@@ -57,6 +57,11 @@ impl Desired {
         self.tables.many_vips = vips;
     }
 
+    /// What connection tracking calls invalid is forwarded; to be told before anything else.
+    pub fn forward_invalid(&mut self) {
+        self.tables.drop_invalid = false;
+    }
+
     /// NodePorts are answered on 127.0.0.1, too; to be told before anything else.
     pub fn answer_on_localhost(&mut self) {
         self.vips.answer_on_localhost();

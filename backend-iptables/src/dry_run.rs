@@ -33,6 +33,12 @@ impl DryRun {
         self
     }
 
+    /// Packets that connection tracking calls invalid are forwarded.
+    pub fn forwarding_invalid(mut self) -> Self {
+        self.desired.forward_invalid();
+        self
+    }
+
     /// With NodePorts on 127.0.0.1.
     pub fn with_localhost_node_ports(mut self) -> Self {
         self.desired.answer_on_localhost();

@@ -85,6 +85,12 @@ impl LiveBackend {
         Ok(live)
     }
 
+    /// Packets that connection tracking calls invalid are forwarded: to be told before the first state.
+    pub fn forwarding_invalid(mut self) -> Self {
+        self.backend = self.backend.forwarding_invalid();
+        self
+    }
+
     /// Reads the tables; says whether they are to be repaired.
     fn look(&mut self) -> bool {
         let began = Instant::now();

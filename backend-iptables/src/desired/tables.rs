@@ -49,6 +49,8 @@ pub(super) struct Tables {
     pub(super) shapes: [Shape; 2],
     /// More VIPs than these are reached by groups.
     pub(super) many_vips: usize,
+    /// What connection tracking calls invalid is not forwarded.
+    pub(super) drop_invalid: bool,
     groups: [Groups; 2],
     /// Whose chains may differ from the kernel's.
     stale: [Stale; 2],
@@ -112,6 +114,7 @@ impl Tables {
             counts: Default::default(),
             shapes: Default::default(),
             many_vips: MANY_VIPS,
+            drop_invalid: true,
             groups: Default::default(),
             stale: [Stale::All, Stale::All],
             rulesets: Family::BOTH.map(Ruleset::new),
@@ -204,7 +207,8 @@ impl Tables {
     fn plan_all(&mut self, facts: &Facts, family: Family) {
         let of = index(family);
         let digest = |(id, rules): (ChainId, Vec<String>)| (id, Digest::of(&rules));
-        let mut chains: Vec<(ChainId, Digest)> = fixed::chains(facts).into_iter().map(digest).collect();
+        let mut chains: Vec<(ChainId, Digest)> =
+            fixed::chains(facts, self.drop_invalid).into_iter().map(digest).collect();
         let mut lines: Vec<Line> = self
             .cluster_ips
             .iter()
@@ -238,7 +242,7 @@ impl Tables {
     pub(super) fn chains(&self, family: Family, all: bool, chain: &mut dyn FnMut(&ChainId, &[String])) {
         let Some(facts) = &self.facts else { return };
         let of = index(family);
-        fixed::chains(facts).iter().for_each(|(id, rules)| chain(id, rules));
+        fixed::chains(facts, self.drop_invalid).iter().for_each(|(id, rules)| chain(id, rules));
         let mut port = |key: &PortKey, port: &Port| {
             let rules = port::plan(key, port, facts, family, self.shapes[of].comments);
             rules.chains.iter().for_each(|(id, rules)| chain(id, rules));

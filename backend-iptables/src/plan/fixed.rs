@@ -22,10 +22,21 @@ pub struct Jump {
     pub rule: String,
 }
 
-/// Chains whose rules depend on the configuration alone, with these rules.
-pub fn chains(facts: &Facts) -> [(ChainId, Vec<String>); 3] {
+/// Chains whose rules depend on the configuration alone, with these rules. `drop_invalid`: what connection tracking calls invalid is
+/// not forwarded.
+pub fn chains(facts: &Facts, drop_invalid: bool) -> [(ChainId, Vec<String>); 3] {
     let mark = format!("{:#x}", facts.masquerade_mark);
     let marked = |not: &str| format!("mark {not}--mark {mark}/{mark}");
+    // Such a packet is not translated: an endpoint's answer would reach the client from an address that it never asked, and the
+    // client would reset the connection.
+    let invalid = drop_invalid.then(|| Rule::new().matches("conntrack --ctstate INVALID").jump("DROP"));
+    let forwarding = [
+        Rule::new().comment("kubernetes forwarding rules").matches(&marked("")).jump("ACCEPT"),
+        Rule::new()
+            .comment("kubernetes forwarding conntrack rule")
+            .matches("conntrack --ctstate RELATED,ESTABLISHED")
+            .jump("ACCEPT"),
+    ];
     [
         (
             ChainId::new(Table::Nat, names::POSTROUTING),
@@ -40,16 +51,7 @@ pub fn chains(facts: &Facts) -> [(ChainId, Vec<String>); 3] {
             ChainId::new(Table::Nat, names::MARK_MASQ),
             vec![Rule::new().jump(&format!("MARK --set-xmark {mark}/{mark}"))],
         ),
-        (
-            ChainId::new(Table::Filter, names::FORWARD),
-            vec![
-                Rule::new().comment("kubernetes forwarding rules").matches(&marked("")).jump("ACCEPT"),
-                Rule::new()
-                    .comment("kubernetes forwarding conntrack rule")
-                    .matches("conntrack --ctstate RELATED,ESTABLISHED")
-                    .jump("ACCEPT"),
-            ],
-        ),
+        (ChainId::new(Table::Filter, names::FORWARD), invalid.into_iter().chain(forwarding).collect()),
     ]
 }
 

@@ -7,7 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use localnet_lab::{Endpoint, Namespace, Network, Outcome, Probe, Protocol, Servers, Topology};
+use localnet_lab::{
+    Endpoint, Namespace, Network, Outcome, Probe, Protocol, Servers, Topology, segment::invalid_is_forwarded,
+};
 use localnet_linux::conntrack::{self, Conntrack as _, Flow, Selection};
 use localnet_proto::{ServiceKey, Snapshot};
 
@@ -24,6 +26,24 @@ const NODE_PORT: &str = "192.168.0.2:30053";
 const TRACKS: &str =
     "add table ip t; add chain ip t c { type filter hook forward priority 0; }; add rule ip t c ct state new";
 const ANSWER_WITHIN: Duration = Duration::from_millis(200);
+
+/// As kube-proxy's mode nftables, which drops nothing that connection tracking calls invalid; its mode iptables does.
+#[test]
+fn invalid_packets_are_forwarded() {
+    let network = Arc::new(Network::build(Topology::with_pods([A, B]).unwrap()).unwrap());
+    let state = "node: {name: node-a, addresses: [192.168.0.2]}
+services:
+  - service: default/web
+    type: ClusterIP
+    clusterIPs: [172.30.0.80]
+    ports: [{name: http, protocol: TCP, port: 80}]
+    endpoints:
+      - {address: 10.180.0.1, ports: [{name: http, port: 8080}], local: true, scopes: {internal: true, external: true}}
+";
+    let _live = Live::start(&network, config(), serde_saphyr::from_str(state).unwrap());
+    let (client, vip) = (B.parse().unwrap(), "172.30.0.80:80".parse().unwrap());
+    assert!(invalid_is_forwarded(&network, client, vip, "10.180.0.1:8080".parse().unwrap()).unwrap());
+}
 
 struct World {
     network: Arc<Network>,

@@ -13,6 +13,7 @@
 //! | [`network`] | a topology made real |
 //! | [`serve`] | answers at endpoints, and says who asked |
 //! | [`probe`] | asks, and says what came of it |
+//! | [`segment`] | TCP segments made by hand |
 //! | [`sctp`] | the few SCTP packets that both need, as bytes; pure |
 //! | [`flow`] | what `flows.yaml` can say; pure |
 //! | [`case`](mod@case) | the directories under `e2e/cases` |
@@ -34,6 +35,7 @@ pub mod network;
 pub mod open;
 pub mod probe;
 pub mod sctp;
+pub mod segment;
 pub mod serve;
 pub mod topology;
 

@@ -1,0 +1,184 @@
+//! Packets while the rules change, and packets that are out of order.
+
+use std::{
+    io,
+    net::UdpSocket,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc::channel,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use localnet_client::{Backend as _, incremental::Adapter};
+use localnet_iptables::{Flavour, IptablesBackend, Tools};
+use localnet_lab::{Endpoint, Network, Protocol, Servers, Topology, segment::invalid_is_forwarded};
+use localnet_linux::conntrack::Cleaner;
+use localnet_proto::{Changes, Snapshot};
+
+use super::{FLAVOURS, config, live::PATIENCE};
+
+const POD: &str = "10.180.0.1";
+const VIP: &str = "198.51.100.53:53";
+/// So often the Service gains its first endpoint and loses its last.
+const ROUNDS: usize = 15;
+
+fn dns(serves: bool) -> Snapshot {
+    let endpoint = format!(
+        "{{address: {POD}, ports: [{{name: dns, port: 5353}}], local: true, scopes: {{internal: true, external: true}}}}"
+    );
+    let yaml = format!(
+        "node: {{name: node-a, addresses: [192.168.0.2]}}
+services:
+  - service: default/dns
+    type: ClusterIP
+    clusterIPs: [172.30.0.53]
+    externalIPs: [198.51.100.53]
+    ports: [{{name: dns, protocol: UDP, port: 53, whenEmptyIPv4: {{internal: reject, external: reject}}}}]
+    endpoints: [{}]
+",
+        if serves { endpoint.as_str() } else { "" }
+    );
+    serde_saphyr::from_str(&yaml).unwrap()
+}
+
+/// What became of the client's newest datagram.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Heard {
+    Answer(String),
+    Refused,
+    Nothing,
+}
+
+/// Asks again and again from one port, until it is told to stop.
+fn ask(network: &Network, stop: &AtomicBool, heard: &Mutex<Heard>) -> anyhow::Result<()> {
+    let socket = network.client().run(|| {
+        let socket = UdpSocket::bind("0.0.0.0:0")?;
+        socket.connect(VIP)?;
+        // Answers come within microseconds; one that is late is read as that of the next question.
+        socket.set_read_timeout(Some(Duration::from_millis(1)))?;
+        Ok(socket)
+    })?;
+    let mut buffer = [0; 256];
+    while !stop.load(Ordering::Relaxed) {
+        let newest = match socket.send(b"?").and_then(|_| socket.recv(&mut buffer)) {
+            Ok(length) => Heard::Answer(String::from_utf8_lossy(&buffer[..length]).into_owned()),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Heard::Refused,
+            Err(_) => Heard::Nothing,
+        };
+        *heard.lock().unwrap() = newest;
+    }
+    Ok(())
+}
+
+#[track_caller]
+fn await_that(what: &str, heard: &Mutex<Heard>, is: impl Fn(&Heard) -> bool) {
+    let began = Instant::now();
+    while let newest = heard.lock().unwrap().clone()
+        && !is(&newest)
+    {
+        assert!(began.elapsed() < PATIENCE, "the client is not {what}: {newest:?}");
+        thread::yield_now();
+    }
+}
+
+/// A client that keeps its port asks an external address while its Service gains its first endpoint and loses its last. The two
+/// tables that this changes are not changed at once, and in between a packet that is neither refused nor translated would leave the
+/// node; so it does with kube-proxy. Somebody who has the address answers, and the client may be lost to him for good.
+fn nothing_leaves(flavour: Flavour) {
+    let network = Network::build(Topology::with_pods([POD]).unwrap()).unwrap();
+    let address = format!("{POD}:5353").parse().unwrap();
+    let _servers = Servers::start(&network, [Endpoint { protocol: Protocol::Udp, address }]).unwrap();
+    let outside = network.outside().run(|| Ok(UdpSocket::bind(VIP)?)).unwrap();
+    outside.set_nonblocking(true).unwrap();
+    let (stop, strayed, heard) = (AtomicBool::new(false), AtomicUsize::new(0), Mutex::new(Heard::Nothing));
+    let (begin, may_begin) = channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                match outside.recv_from(&mut [0; 256]) {
+                    Ok((_, from)) => {
+                        strayed.fetch_add(1, Ordering::Relaxed);
+                        _ = outside.send_to(b"astray", from);
+                    }
+                    Err(_) => thread::park_timeout(Duration::from_micros(500)),
+                }
+            }
+        });
+        let (stop, heard, network) = (&stop, &heard, &network);
+        let asking = scope.spawn(move || {
+            // Before there are rules at all it is nobody's address.
+            may_begin.recv()?;
+            ask(network, stop, heard)
+        });
+        let changing = move || {
+            let cleaner = Cleaner::telling(|_| {}).expect("a thread");
+            let mut told = Adapter::new(IptablesBackend::new(config(), Tools::find(flavour)?));
+            let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+            let mut begin = Some(begin);
+            for _ in 0..ROUNDS {
+                for serves in [false, true] {
+                    runtime.block_on(told.sync(&dns(serves), &Changes::everything()))?.whole()?;
+                    cleaner.committed(told.listener_mut().take_commit());
+                    begin.take().map_or(Ok(()), |begin| begin.send(()))?;
+                    if serves {
+                        await_that(
+                            "answered",
+                            heard,
+                            |heard| matches!(heard, Heard::Answer(by) if by.starts_with(POD)),
+                        );
+                    } else {
+                        await_that("refused", heard, |heard| *heard == Heard::Refused);
+                    }
+                }
+            }
+            Ok(())
+        };
+        // A panic ends the other threads, too.
+        let changed = catch_unwind(AssertUnwindSafe(|| network.node().run(changing)));
+        stop.store(true, Ordering::Relaxed);
+        let asked = asking.join().unwrap();
+        changed.unwrap_or_else(|panic| resume_unwind(panic)).unwrap();
+        asked.unwrap();
+    });
+    assert_eq!(strayed.load(Ordering::Relaxed), 0, "{flavour:?}: packets left the node untranslated");
+}
+
+#[test]
+fn nothing_leaves_untranslated_while_a_service_gains_or_loses_all_endpoints() {
+    FLAVOURS.into_iter().for_each(nothing_leaves);
+}
+
+/// As in kube-proxy's mode iptables (kubernetes/kubernetes#74839): a segment outside of the window of a translated connection would
+/// reach the client untranslated, and make it reset the connection.
+#[test]
+fn invalid_packets_are_dropped_unless_windows_do_not_count() {
+    for (flavour, forwards) in FLAVOURS.into_iter().flat_map(|flavour| [(flavour, false), (flavour, true)]) {
+        let network = Network::build(Topology::with_pods([POD, "10.180.0.2"]).unwrap()).unwrap();
+        let state = "node: {name: node-a, addresses: [192.168.0.2]}
+services:
+  - service: default/web
+    type: ClusterIP
+    clusterIPs: [172.30.0.80]
+    ports: [{name: http, protocol: TCP, port: 80}]
+    endpoints:
+      - {address: 10.180.0.1, ports: [{name: http, port: 8080}], local: true, scopes: {internal: true, external: true}}
+";
+        let work = || {
+            let backend = IptablesBackend::new(config(), Tools::find(flavour)?);
+            let mut told = Adapter::new(if forwards { backend.forwarding_invalid() } else { backend });
+            let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+            let state = serde_saphyr::from_str(state)?;
+            runtime.block_on(told.sync(&state, &Changes::everything()))?.whole()?;
+            anyhow::ensure!(!told.listener_mut().look()?, "the tables are not read as they were written");
+            Ok(())
+        };
+        network.node().run(work).unwrap();
+        let (client, vip) = ("10.180.0.2".parse().unwrap(), "172.30.0.80:80".parse().unwrap());
+        let forwarded = invalid_is_forwarded(&network, client, vip, "10.180.0.1:8080".parse().unwrap()).unwrap();
+        assert_eq!(forwarded, forwards, "{flavour:?}");
+    }
+}
