@@ -284,7 +284,9 @@ fn kube_proxy_keeps(scene: &Scene<'_>, packet: &Packet, by: SocketAddr) -> bool 
         let Some(found) = route::target(state, &rules, packet) else { return true };
         let family = Family::of(packet.destination);
         let serving = found.service.endpoints_of(found.port, family, |scopes| scopes.established);
-        let serving: Vec<IpAddr> = serving.map(|endpoint| endpoint.ip()).collect();
+        // To kube-proxy one that is ready and says that it does not serve is none of them.
+        let is_serving = |endpoint: &SocketAddr| !scene.is_ready_only(packet, Some((*endpoint, endpoint.ip())));
+        let serving: Vec<IpAddr> = serving.filter(is_serving).map(|endpoint| endpoint.ip()).collect();
         serving.is_empty() || serving.contains(&by.ip())
     };
     packet.protocol == localnet_proto::Protocol::Sctp
