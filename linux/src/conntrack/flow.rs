@@ -14,6 +14,8 @@ pub(super) mod attribute {
     pub(crate) const TUPLE_REPLY: u16 = 2;
     pub(crate) const STATUS: u16 = 3;
     pub(crate) const PROTOCOL_INFO: u16 = 4;
+    pub(crate) const COUNTERS_ORIGINAL: u16 = 9;
+    pub(crate) const COUNTERS_REPLY: u16 = 10;
     pub(crate) const ID: u16 = 12;
     pub(crate) const ZONE: u16 = 18;
     pub(crate) const FILTER: u16 = 25;
@@ -34,6 +36,9 @@ pub(super) mod attribute {
 
     pub(crate) const INFO_TCP: u16 = 1;
     pub(crate) const TCP_STATE: u16 = 1;
+
+    pub(crate) const COUNTER_PACKETS: u16 = 1;
+    pub(crate) const COUNTER_BYTES: u16 = 2;
 
     pub(crate) const FILTER_ORIGINAL: u16 = 1;
     /// Bit of `CTA_FILTER_ORIG_FLAGS`: compare the protocol's number.
@@ -112,6 +117,28 @@ impl fmt::Display for Flow {
         let Self { protocol, original, reply, .. } = self;
         let answered = if self.status.has(Status::SEEN_REPLY) { "" } else { ", unanswered" };
         write!(f, "{} {} to {} at {}{answered}", protocol.as_str(), original.source, original.destination, reply.source)
+    }
+}
+
+/// What went both ways since the flow began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Packets.
+    pub packets: u64,
+    /// Their bytes, with the headers of IP.
+    pub bytes: u64,
+}
+
+impl Counters {
+    /// Reads the attributes of a message; none if the kernel did not count when the flow began (`nf_conntrack_acct`).
+    pub(crate) fn parse(attributes: Attributes<'_>) -> Option<Self> {
+        let direction = |kind| {
+            let counters = attributes.nested(kind);
+            let number = |kind| counters.find(kind).and_then(array).map(u64::from_be_bytes);
+            Some((number(attribute::COUNTER_PACKETS)?, number(attribute::COUNTER_BYTES)?))
+        };
+        let (original, reply) = (direction(attribute::COUNTERS_ORIGINAL)?, direction(attribute::COUNTERS_REPLY)?);
+        Some(Self { packets: original.0.saturating_add(reply.0), bytes: original.1.saturating_add(reply.1) })
     }
 }
 

@@ -8,7 +8,7 @@ use netlink_sys::{Socket as Netlink, SocketAddr, protocols::NETLINK_NETFILTER};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 
-use super::{Family, Flow, Selection};
+use super::{Counters, Family, Flow, Selection};
 use crate::netlink::{self, Head, Message, Writer, messages};
 
 /// `NFNL_SUBSYS_CTNETLINK`
@@ -105,6 +105,14 @@ impl Kernel {
     /// # Errors
     /// As [`Conntrack::dump`].
     pub fn all(&mut self, family: Family, visit: &mut dyn FnMut(&Flow)) -> Result<(), Error> {
+        self.counted(family, &mut |flow, _| visit(flow))
+    }
+
+    /// The same, each with what went through it, if the kernel counts that.
+    ///
+    /// # Errors
+    /// As [`Conntrack::dump`].
+    pub fn counted(&mut self, family: Family, visit: &mut dyn FnMut(&Flow, Option<Counters>)) -> Result<(), Error> {
         for _ in 0..ATTEMPTS {
             match self.dump_of(family, None, visit)? {
                 Dumped::Complete => return Ok(()),
@@ -117,14 +125,14 @@ impl Kernel {
     }
 
     fn dump_once(&mut self, selection: Selection, visit: &mut dyn FnMut(&Flow)) -> Result<Dumped, Error> {
-        self.dump_of(selection.family, Some(selection), visit)
+        self.dump_of(selection.family, Some(selection), &mut |flow, _| visit(flow))
     }
 
     fn dump_of(
         &mut self,
         family: Family,
         selection: Option<Selection>,
-        visit: &mut dyn FnMut(&Flow),
+        visit: &mut dyn FnMut(&Flow, Option<Counters>),
     ) -> Result<Dumped, Error> {
         self.sequence = self.sequence.wrapping_add(1);
         let mut request = Writer::default();
@@ -150,7 +158,7 @@ impl Kernel {
                 _ => {
                     let admits = |flow: &Flow| selection.is_none_or(|selection| selection.admits(flow));
                     if let Some(flow) = Flow::parse(message.attributes()).filter(admits) {
-                        visit(&flow);
+                        visit(&flow, Counters::parse(message.attributes()));
                     }
                     true
                 }
@@ -323,6 +331,30 @@ mod tests {
                 let all = if family == Family::V4 { 2 } else { 1 };
                 assert_eq!(plain.selected(selection), (flows, all), "{selection:?}");
             }
+        });
+    }
+
+    #[test]
+    fn what_went_through_a_flow_is_counted_where_the_kernel_counts() {
+        isolated(|| {
+            let mut kernel = Kernel::open().unwrap();
+            let mut counted = || {
+                let mut counted = Vec::new();
+                kernel.counted(Family::V4, &mut |_, counters| counted.push(counters)).unwrap();
+                counted
+            };
+            let send = || {
+                let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+                socket.send_to(b"four", socket.local_addr().unwrap()).unwrap();
+            };
+            std::fs::write("/proc/sys/net/netfilter/nf_conntrack_acct", "0").unwrap();
+            send();
+            assert_eq!(counted(), [None]);
+            std::fs::write("/proc/sys/net/netfilter/nf_conntrack_acct", "1").unwrap();
+            send();
+            let found: Vec<_> = counted().into_iter().flatten().collect();
+            // The headers of IP and UDP are 28 bytes.
+            assert_eq!(found, [Counters { packets: 1, bytes: 32 }]);
         });
     }
 

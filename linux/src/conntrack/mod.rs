@@ -26,7 +26,7 @@ mod reconcile;
 mod reconciler;
 
 pub use cleaner::{Cleaner, Commit};
-pub use flow::{Flow, Selection, Status, TcpState, Tuple, Zone};
+pub use flow::{Counters, Flow, Selection, Status, TcpState, Tuple, Zone};
 pub use frontends::{Endpoints, Frontend, Frontends, Serving};
 pub use kernel::{Conntrack, Error, Kernel};
 pub use limits::Limits;
