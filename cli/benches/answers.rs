@@ -12,7 +12,7 @@ use std::{
     net::Ipv4Addr,
     sync::Arc,
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use localnet::{
@@ -23,7 +23,7 @@ use localnet::{
     explain::{self, World},
     get::{Endpoints, Filter, Services, State},
     kernel::{self, Kernel},
-    output::{Format, Out, Print},
+    output::{Format, Out, Print, Style},
     path::{self, Path},
     question::{self, From, Here},
     top::{self, By},
@@ -110,7 +110,7 @@ fn printed(print: impl FnOnce(&mut Out<PipeWriter>) -> anyhow::Result<()>) -> an
 }
 
 fn show(answer: &impl Print, format: Format) -> anyhow::Result<()> {
-    printed(|out| answer.print(format, false, out))
+    printed(|out| answer.print(format, Style::default(), out))
 }
 
 /// The rows of the table, printed as they come.
@@ -210,11 +210,12 @@ fn measure(services: usize) -> anyhow::Result<()> {
         if matches!(format, Format::Json | Format::Yaml) {
             rows.add_all(format!("get state{option}"), || show(&State::of(&state), format))?;
         }
-        let options = watch::Options { filter: filter.clone(), format, colour: false, count: Some(1) };
+        let options = watch::Options { filter: filter.clone(), format, style: Style::default(), count: Some(1) };
         rows.add_all(format!("watch{option}, first state"), || {
             let nothing = BTreeMap::new();
             let changes = watch::differences(&nothing, &state.services);
-            printed(|out| watch::lines(&changes, 1, &options, true, out))
+            let at = watch::At { revision: 1, time: SystemTime::now() };
+            printed(|out| watch::lines(&changes, at, &options, true, out))
         })?;
     }
     let mut asked_world = world()?;
@@ -267,8 +268,8 @@ fn measure(services: usize) -> anyhow::Result<()> {
         show(&findings, Format::Table)
     })?;
     rows.add_all("top", || {
-        let flows = kernel::flows(Family::V4, |_| true)?;
-        let top = top::count(&state, &asked_world.facts, &flows, By::Service, 20);
+        let sample = top::Sample { at: Instant::now(), flows: kernel::counted_flows()? };
+        let top = top::count(&state, &asked_world.facts, &sample, None, By::Service);
         show(&top, Format::Table)
     })?;
     anyhow::ensure!(rows.slow.is_empty(), "longer than {LIMIT:?}: {}", rows.slow.join(", "));

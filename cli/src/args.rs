@@ -24,7 +24,7 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0  done; nothing is wrong
   1  something is wrong: explain: the packet reaches no endpoint; --why-not: there is a cause; diff: the kernel differs;
-     doctor: something fails
+     doctor: something fails; status: a backend or the brain's source fails, or a backend is behind
   2  the command line is wrong
   3  brain, file or kernel cannot be read
   4  what was asked for does not exist";
@@ -74,13 +74,30 @@ enum Command {
     /// Show which Services, endpoints or clients have the most flows
     #[command(after_help = "Examples:
   localnet top
-  localnet top --by endpoint --most 5")]
+  localnet top --by endpoint --most 5
+  localnet top --interval 2")]
     Top(Top),
     /// Look whether the node as a whole is well
     #[command(after_help = "Examples:
   localnet doctor
   localnet doctor -o json")]
     Doctor(Doctor),
+    /// Say how far brain and backends are, and how the backends are configured
+    #[command(after_help = "Examples:
+  localnet status
+  localnet status -o json")]
+    Status {
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Print the versions of this command and of the brain
+    #[command(after_help = "Examples:
+  localnet version
+  localnet version -o json")]
+    Version {
+        #[command(flatten)]
+        output: Output,
+    },
     /// Print a completion script for a shell
     #[command(after_help = "Examples:
   localnet completion bash > /etc/bash_completion.d/localnet
@@ -96,6 +113,9 @@ struct Output {
     /// How the answer is printed
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
     output: Format,
+    /// Leave out the headings of tables
+    #[arg(long)]
+    no_headers: bool,
 }
 
 #[derive(Debug, Args)]
@@ -107,6 +127,9 @@ struct Get {
     /// Only Services of this namespace
     #[arg(short, long)]
     namespace: Option<String>,
+    /// Services of all namespaces, as without --namespace
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    all_namespaces: bool,
     #[command(flatten)]
     output: Output,
 }
@@ -118,6 +141,9 @@ struct Watch {
     /// Only Services of this namespace
     #[arg(short, long)]
     namespace: Option<String>,
+    /// Services of all namespaces, as without --namespace
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    all_namespaces: bool,
     /// End after so many states
     #[arg(long, value_name = "NUMBER")]
     count: Option<u64>,
@@ -185,6 +211,12 @@ struct Top {
     /// How many rows
     #[arg(long, default_value_t = 20, value_name = "NUMBER")]
     most: usize,
+    /// Look again every so many seconds, and show rates, until Ctrl-C
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    interval: Option<u64>,
+    /// End after so many looks, one second apart unless --interval says otherwise
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
     #[command(flatten)]
     output: Output,
     #[command(flatten)]
@@ -277,6 +309,8 @@ async fn run(arguments: Arguments) -> Answered {
         Command::Diff(arguments) => commands::differ(&global, arguments).await,
         Command::Top(arguments) => commands::top(&global, arguments).await,
         Command::Doctor(arguments) => commands::examine(&global, arguments).await,
+        Command::Status { output } => commands::status(&global, &output).await,
+        Command::Version { output } => commands::version(&global, &output).await,
     }
 }
 
@@ -309,6 +343,10 @@ mod tests {
             "localnet top --by client",
             "localnet doctor --kernel no",
             "localnet completion zsh",
+            "localnet get svc -A --no-headers",
+            "localnet top --interval 2 --count 3",
+            "localnet status -o json",
+            "localnet version",
         ] {
             assert!(parsed(line).is_ok(), "{line}: {:?}", parsed(line).err());
         }
@@ -320,6 +358,8 @@ mod tests {
             "localnet explain --from there --to web:80",
             "localnet explain --packets - --to web:80",
             "localnet --api brain get svc",
+            "localnet get svc -A -n shop",
+            "localnet top --interval 0",
             // Flags of programs that run, and do what this one does not.
             "localnet doctor --write-config-to file",
             "localnet doctor --cleanup",

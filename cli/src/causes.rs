@@ -5,6 +5,7 @@
 //! that is only possible, and the ClusterIP before the other addresses.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
     net::{IpAddr, SocketAddr},
 };
@@ -168,6 +169,7 @@ pub fn rank(evidence: &Evidence) -> Vec<Cause> {
             _ => ranking.add(number, 20, Cause { at: Some(front.to.clone()), ..of_outcome(evidence, front) }),
         }
     }
+    of_routes(evidence, &mut ranking);
     let after = evidence.fronts.len();
     for finding in evidence.why.iter().flat_map(|why| &why.findings).filter(|_| evidence.is_served) {
         let problem = format!("{} {}: {}", finding.object, finding.field, finding.problem);
@@ -359,6 +361,29 @@ fn rule_id(rule: Rule) -> &'static str {
     }
 }
 
+/// Endpoints that no route leads to: one cause for each reason, whichever addresses of the Service and however many endpoints show it.
+fn of_routes(evidence: &Evidence, ranking: &mut Ranking) {
+    let mut by_reason: BTreeMap<&str, (usize, BTreeSet<IpAddr>)> = BTreeMap::new();
+    for (number, front) in evidence.fronts.iter().enumerate().filter(|(_, front)| front.outcome == "endpoints") {
+        for (address, why) in &front.no_routes {
+            by_reason.entry(why).or_insert_with(|| (number, BTreeSet::new())).1.insert(*address);
+        }
+    }
+    for (why, (number, addresses)) in by_reason {
+        let named: Vec<String> = addresses.iter().take(MOST_NAMED).map(ToString::to_string).collect();
+        let more = addresses.len() - named.len();
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let plural = if addresses.len() == 1 { "" } else { "s" };
+        let problem = format!("there is no route to the endpoint{plural} {}{more}: {why}", named.join(", "));
+        let remedy = "look at the CNI plugin: ip route get, and whether the pod's node is reachable";
+        let at = Some(evidence.fronts[number].to.clone());
+        ranking.add(number, 53, Cause { at, ..cause("no-route", problem, remedy) });
+    }
+}
+
+/// So many endpoints of one cause are named.
+const MOST_NAMED: usize = 3;
+
 /// The state is right: what of the node is not.
 fn of_node(evidence: &Evidence, number: usize, front: &Front, ranking: &mut Ranking) {
     let at = |cause: Cause| Cause { at: Some(front.to.clone()), ..cause };
@@ -417,13 +442,6 @@ fn of_node(evidence: &Evidence, number: usize, front: &Front, ranking: &mut Rank
     if front.does_not_forward {
         let problem = "the kernel does not pass packets on between interfaces";
         add(52, cause("forwarding-off", problem, "set net.ipv4.ip_forward and net.ipv6.conf.all.forwarding to 1"));
-    }
-    for (address, why) in &front.no_routes {
-        let problem = format!("there is no route to the endpoint {address}: {why}");
-        add(
-            53,
-            cause("no-route", problem, "look at the CNI plugin: ip route get, and whether the pod's node is reachable"),
-        );
     }
     if let Some(flow) = front.stale.first() {
         let problem = format!(

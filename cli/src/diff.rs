@@ -52,6 +52,8 @@ pub struct Difference {
     pub what: &'static str,
     /// The rule or element; empty if it is about the whole place.
     pub text: String,
+    /// Of what differs: what the kernel holds in its place, where that can be told.
+    pub live: Option<String>,
 }
 
 /// So many are named unless all are asked for.
@@ -197,8 +199,13 @@ impl Differences {
     fn compare(&mut self, planned: &TableContent, found: Option<&HeldTable>, most: usize) {
         let family = planned.table.family;
         let table = format!("{} {}", family.as_str(), planned.table.name);
-        let difference =
-            |place: &str, what, text: String| Difference { table: table.clone(), place: place.to_owned(), what, text };
+        let difference = |place: &str, what, text: String| Difference {
+            table: table.clone(),
+            place: place.to_owned(),
+            what,
+            text,
+            live: None,
+        };
         let Some(found) = found else {
             self.push(most, || difference("", "missing", "the whole table".to_owned()));
             return;
@@ -209,7 +216,11 @@ impl Differences {
                 continue;
             };
             for (what, element) in held.off.values() {
-                self.push(most, || difference(&set.name, what, element_line(set, element)));
+                let live = held.elements.get(&element.key).map(|(data, _, comment)| {
+                    let (key, data, comment) = (element.key.clone(), data.clone(), comment.clone());
+                    element_line(set, &Element { key, data, comment })
+                });
+                self.push(most, || Difference { live, ..difference(&set.name, what, element_line(set, element)) });
             }
             if held.planned < held.elements.len() {
                 let unplanned = held.elements.iter().filter(|(_, (_, planned, _))| !planned);
@@ -275,20 +286,25 @@ impl Show for Differences {
             text.push_str(format!("table {table} {place}").trim_end());
             text.push('\n');
             for difference in differences {
-                let (sign, tone) = match difference.what {
-                    "missing" => ("- ", Tone::Bad),
-                    "unplanned" => ("+ ", Tone::Odd),
-                    _ => ("~ ", Tone::Bad),
+                let mut line = |sign, tone, of: &str| {
+                    text.push_str(&format!("  {}\n", style.paint(tone, &format!("{sign} {of}"))));
                 };
-                text.push_str(&format!("  {}\n", style.paint(tone, &format!("{sign}{}", difference.text))));
+                match (difference.what, &difference.live) {
+                    ("missing", _) => line('+', Tone::Good, &difference.text),
+                    ("unplanned", _) => line('-', Tone::Bad, &difference.text),
+                    (_, Some(live)) => {
+                        line('-', Tone::Bad, live);
+                        line('+', Tone::Good, &difference.text);
+                    }
+                    (_, None) => line('~', Tone::Odd, &difference.text),
+                }
             }
         }
         let more = self.count - self.differences.len();
         if more > 0 {
             text.push_str(&format!("and {more} more (--all)\n"));
         }
-        text + "- is planned and not in the kernel, + is in the kernel and not planned, ~ differs\n"
-            + &self.configuration.line()
+        text + "- is in the kernel and not planned, + is planned and not in the kernel\n" + &self.configuration.line()
     }
 
     fn names(&self) -> Vec<String> {
@@ -434,6 +450,28 @@ services:
         assert_eq!(compared(&[&other, &element]), (0, 1, 1));
     }
 
+    /// As `kubectl diff` has it: from what is live to what is wanted.
+    #[test]
+    fn signs_go_from_what_is_live_to_what_is_wanted() {
+        let of = |what, text: &str, live: Option<&str>| Difference {
+            table: "ip localnet".to_owned(),
+            place: "services".to_owned(),
+            what,
+            text: text.to_owned(),
+            live: live.map(str::to_owned),
+        };
+        let all = vec![
+            of("missing", "new", None),
+            of("unplanned", "old", None),
+            of("differs", "a : 2", Some("a : 1")),
+            of("differs", "order of rules, or declaration", None),
+        ];
+        let text = Differences { count: 4, differences: all, ..Differences::default() }.human(Style::default());
+        let lines: Vec<&str> = text.lines().take(6).collect();
+        let expected = ["table ip localnet services", "  + new", "  - old", "  - a : 1", "  + a : 2"];
+        assert_eq!(lines, [&expected[..], &["  ~ order of rules, or declaration"]].concat());
+    }
+
     #[test]
     fn what_is_too_much_is_counted() {
         let mut differences = Differences::default();
@@ -443,6 +481,7 @@ services:
                 place: "p".to_owned(),
                 what: "missing",
                 text: number.to_string(),
+                live: None,
             });
         }
         assert_eq!((differences.count, differences.differences.len()), (5, 3));

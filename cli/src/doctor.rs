@@ -297,7 +297,7 @@ pub fn count(state: &Snapshot) -> (usize, usize) {
 
 impl Show for Findings {
     fn human(&self, style: Style) -> String {
-        let mut table = Table::bare();
+        let mut table = Table::of_prose();
         for check in &self.checks {
             let (word, tone) = match check.is {
                 Is::Ok => ("ok", Tone::Good),

@@ -458,7 +458,7 @@ impl Explanation {
         let from =
             if self.from.is_empty() { self.origin.to_owned() } else { format!("{} ({})", self.from, self.origin) };
         let mut text = format!("{from} -> {}/{}\n", self.to, self.protocol.to_lowercase());
-        let mut facts = Table::bare();
+        let mut facts = Table::of_prose();
         if let (Some(service), Some(port)) = (&self.service, &self.port) {
             facts.row(["service".to_owned(), format!("{service}, port {port} ({})", self.destination)]);
         }

@@ -12,9 +12,10 @@ use localnet_proto::{Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Servi
 use serde::{Serialize, Serializer};
 
 use crate::{
+    configuration::Values,
     list,
     output::{Format, NONE, Print, Row, Show, Style, Table, Tone},
-    reasons::Status,
+    reasons::{Status, Versions},
 };
 
 /// What is listed.
@@ -108,13 +109,15 @@ fn serving(service: &Service) -> (usize, usize) {
 }
 
 /// The headings of services.
-pub const SERVICE_HEADINGS: [&str; 6] = ["NAMESPACE", "NAME", "TYPE", "CLUSTER-IP", "PORTS", "ENDPOINTS"];
+pub const SERVICE_HEADINGS: [&str; 7] =
+    ["NAMESPACE", "NAME", "TYPE", "CLUSTER-IP", "EXTERNAL-IP", "PORTS", "ENDPOINTS"];
 
 /// A service in columns.
 pub fn service_row(row: &mut Row<'_>, service: &Service) {
     let (serve, all) = serving(service);
     row.cell(&*service.key.namespace).cell(&*service.key.name).cell(&service.kind);
-    row.list(&service.cluster_ips).list(service.ports.iter().map(PortText));
+    row.list(&service.cluster_ips).list(service.external_ips.iter().chain(&service.load_balancer_ips));
+    row.list(service.ports.iter().map(PortText));
     match serve == all {
         true => row.toned(serve, (serve == 0).then_some(Tone::Bad)),
         false => row.toned(format_args!("{serve}/{all}"), (serve == 0).then_some(Tone::Bad)),
@@ -122,11 +125,11 @@ pub fn service_row(row: &mut Row<'_>, service: &Service) {
 }
 
 impl Print for Services<'_> {
-    fn print(&self, format: Format, colour: bool, out: &mut impl io::Write) -> anyhow::Result<()> {
+    fn print(&self, format: Format, style: Style, out: &mut impl io::Write) -> anyhow::Result<()> {
         let wide = format == Format::Wide;
         match format {
             Format::Table | Format::Wide => {
-                let more: &[&str] = if wide { &["EXTERNAL", "POLICY", "AFFINITY", "PORT-NAMES"] } else { &[] };
+                let more: &[&str] = if wide { &["POLICY", "AFFINITY", "PORT-NAMES"] } else { &[] };
                 let mut table = Table::new(SERVICE_HEADINGS.into_iter().chain(more.iter().copied()));
                 table.add_all(&self.services, |row, service| {
                     service_row(row, service);
@@ -134,7 +137,7 @@ impl Print for Services<'_> {
                         more_of_service(row, service);
                     }
                 });
-                Ok(table.write(Style { wide, colour }, out)?)
+                Ok(table.write(Style { wide, ..style }, out)?)
             }
             Format::Json | Format::Yaml => {
                 list::document(format, &Services { services: Vec::new() }, &self.services, out)
@@ -152,7 +155,7 @@ fn more_of_service(row: &mut Row<'_>, service: &Service) {
         (false, true) => "ExternalLocal",
         (true, true) => "InternalLocal,ExternalLocal",
     };
-    row.list(service.external_ips.iter().chain(&service.load_balancer_ips)).cell(policy);
+    row.cell(policy);
     row.list(service.client_ip_affinity.map(Seconds));
     row.list(service.ports.iter().map(|port| &*port.name).filter(|name| !name.is_empty()));
 }
@@ -240,7 +243,7 @@ impl Serialize for EndpointRow<'_> {
 }
 
 impl Print for Endpoints<'_> {
-    fn print(&self, format: Format, colour: bool, out: &mut impl io::Write) -> anyhow::Result<()> {
+    fn print(&self, format: Format, style: Style, out: &mut impl io::Write) -> anyhow::Result<()> {
         let wide = format == Format::Wide;
         match format {
             Format::Table | Format::Wide => {
@@ -248,7 +251,7 @@ impl Print for Endpoints<'_> {
                 let headings = ["NAMESPACE", "SERVICE", "ENDPOINT", "PROTOCOL", "LOCAL", "SERVES"];
                 let mut table = Table::new(headings.into_iter().chain(more.iter().copied()));
                 table.add_all(&self.endpoints, |row, endpoint| endpoint.fill(row, wide));
-                Ok(table.write(Style { wide, colour }, out)?)
+                Ok(table.write(Style { wide, ..style }, out)?)
             }
             Format::Json | Format::Yaml => {
                 list::document(format, &Endpoints { endpoints: Vec::new() }, &self.endpoints, out)
@@ -300,6 +303,15 @@ impl Show for Status {
         for trouble in &self.troubles {
             text.push_str(&format!("{}\n", trouble.line()));
         }
+        for backend in &self.backends {
+            match &backend.configuration {
+                Some(Ok(effective)) => {
+                    text.push_str(&format!("{} is configured with {}\n", backend.name, Values::of(&effective.config)));
+                }
+                Some(Err(error)) => text.push_str(&format!("{} is configured: {error}\n", backend.name)),
+                None => {}
+            }
+        }
         for backend in self.backends.iter().filter(|_| style.wide) {
             for (service, reason) in &backend.skipped {
                 text.push_str(&format!("{} leaves out of {service}: {reason}\n", backend.name));
@@ -313,6 +325,17 @@ impl Show for Status {
 
     fn names(&self) -> Vec<String> {
         vec![format!("{}:{}", self.instance, self.revision)]
+    }
+}
+
+impl Show for Versions {
+    fn human(&self, _: Style) -> String {
+        let brain = self.brain.iter().map(|version| format!("localnet-brain {version}\n"));
+        format!("localnet {}\n", self.localnet) + &brain.collect::<String>()
+    }
+
+    fn names(&self) -> Vec<String> {
+        vec![self.localnet.to_owned()]
     }
 }
 
@@ -331,7 +354,7 @@ impl<'a> State<'a> {
 }
 
 impl Print for State<'_> {
-    fn print(&self, format: Format, _: bool, out: &mut impl io::Write) -> anyhow::Result<()> {
+    fn print(&self, format: Format, _: Style, out: &mut impl io::Write) -> anyhow::Result<()> {
         let around = || Snapshot { node: self.node.clone(), ..Snapshot::default() };
         match format {
             // It is to be saved: what is saved can be read again.
@@ -382,12 +405,12 @@ services:
         check(
             &services,
             Format::Table,
-            "NAMESPACE  NAME  TYPE       CLUSTER-IP         PORTS         ENDPOINTS\n\
-             dns        dns   ClusterIP  10.96.0.10         53/UDP        0\n\
-             shop       web   NodePort   10.96.0.1,fd00::1  80:30080/TCP  1/2\n",
+            "NAMESPACE  NAME  TYPE       CLUSTER-IP         EXTERNAL-IP  PORTS         ENDPOINTS\n\
+             dns        dns   ClusterIP  10.96.0.10         -            53/UDP        0\n\
+             shop       web   NodePort   10.96.0.1,fd00::1  192.0.2.1    80:30080/TCP  1/2\n",
         );
         let wide = render(&services, Format::Wide, false).unwrap();
-        let expected = "shop       web   NodePort   10.96.0.1,fd00::1  80:30080/TCP  1/2        192.0.2.1  ExternalLocal  60s       -";
+        let expected = "shop       web   NodePort   10.96.0.1,fd00::1  192.0.2.1    80:30080/TCP  1/2        ExternalLocal  60s       -";
         assert_eq!(wide.lines().nth(2), Some(expected));
         check(&services, Format::Name, "dns/dns\nshop/web\n");
         let json: serde_json::Value = serde_json::from_str(&render(&services, Format::Json, false).unwrap()).unwrap();

@@ -13,7 +13,7 @@ use std::{
 
 use localnet_linux::{
     addresses::Addresses,
-    conntrack::{self, Flow},
+    conntrack::{self, Counters, Flow},
     nft::{self, Chain, ChainDump, Element, ElementData, Family, Set, Socket, Table, others},
     routes::{Route, Routes},
     sysctl::Settings,
@@ -253,6 +253,26 @@ pub fn flows(family: Family, wanted: impl Fn(&Flow) -> bool) -> Result<Vec<Flow>
     let mut flows: Vec<Flow> = flows.into_values().collect();
     flows.sort_by_key(|flow| (flow.original.source, flow.original.destination));
     Ok(flows)
+}
+
+/// All flows of both families, with what went through each, if the kernel counts that.
+///
+/// # Errors
+/// Connection tracking cannot be read.
+pub fn counted_flows() -> Result<Vec<(Flow, Option<Counters>)>, conntrack::Error> {
+    let mut flows = HashMap::new();
+    for family in Family::ALL {
+        let mut see = |flow: &Flow, counters: Option<Counters>| {
+            flows.insert((flow.protocol, flow.original, flow.id), (*flow, counters));
+        };
+        conntrack::Kernel::open()?.counted(family, &mut see)?;
+    }
+    Ok(flows.into_values().collect())
+}
+
+/// Whether the kernel counts packets and bytes of new flows.
+pub fn counts_bytes() -> bool {
+    setting("proc/sys/net/netfilter/nf_conntrack_acct").is_some_and(|value| value != 0)
 }
 
 /// A setting of the kernel; none if there is no such setting.

@@ -13,6 +13,7 @@
 //! | [`source`] | where the state comes from |
 //! | [`configuration`] | which configuration answers are made with |
 //! | [`output`], [`table`], [`json`], [`yaml`] | tables, JSON, YAML, names |
+//! | [`time`] | points in time |
 //! | [`list`], [`pieces`] | the same of long lists, by several threads |
 //! | [`get`], [`watch`] | what the state says |
 //! | [`question`] | who sends what where; pure |
@@ -43,6 +44,7 @@ pub mod question;
 pub mod reasons;
 pub mod source;
 pub mod table;
+pub mod time;
 pub mod top;
 pub mod watch;
 pub mod why_not;

@@ -48,6 +48,10 @@ pub struct Style {
     pub wide: bool,
     /// With colour.
     pub colour: bool,
+    /// The columns of the terminal, which no row of a table exceeds; none for any width.
+    pub width: Option<usize>,
+    /// Without the headings of tables.
+    pub no_headings: bool,
 }
 
 /// What a word says.
@@ -90,14 +94,14 @@ pub trait Print {
     ///
     /// # Errors
     /// It cannot be written.
-    fn print(&self, format: Format, colour: bool, out: &mut impl io::Write) -> anyhow::Result<()>;
+    fn print(&self, format: Format, style: Style, out: &mut impl io::Write) -> anyhow::Result<()>;
 }
 
 impl<A: Show> Print for A {
-    fn print(&self, format: Format, colour: bool, out: &mut impl io::Write) -> anyhow::Result<()> {
+    fn print(&self, format: Format, style: Style, out: &mut impl io::Write) -> anyhow::Result<()> {
         match format {
-            Format::Table => out.write_all(self.human(Style { wide: false, colour }).as_bytes())?,
-            Format::Wide => out.write_all(self.human(Style { wide: true, colour }).as_bytes())?,
+            Format::Table => out.write_all(self.human(Style { wide: false, ..style }).as_bytes())?,
+            Format::Wide => out.write_all(self.human(Style { wide: true, ..style }).as_bytes())?,
             Format::Json => json::write(out, self).context("writing JSON")?,
             Format::Yaml => yaml::write(out, self).context("writing YAML")?,
             Format::Name => self.names().iter().try_for_each(|name| writeln!(out, "{name}"))?,
@@ -112,7 +116,7 @@ impl<A: Show> Print for A {
 /// It cannot be written as JSON or YAML.
 pub fn render(answer: &impl Print, format: Format, colour: bool) -> anyhow::Result<String> {
     let mut text = Vec::new();
-    answer.print(format, colour, &mut text)?;
+    answer.print(format, Style { colour, ..Style::default() }, &mut text)?;
     Ok(String::from_utf8(text)?)
 }
 
@@ -123,6 +127,12 @@ pub fn is_coloured(colour: Colour) -> bool {
         Colour::Never => false,
         Colour::Auto => io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty()),
     }
+}
+
+/// The columns of the terminal that standard output is; none if it is none.
+pub fn terminal_width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
 /// Prints what `write` writes. A reader that has seen enough, as `head` has, is no error.
@@ -264,7 +274,7 @@ mod tests {
 
     #[test]
     fn nothing_that_is_printed_commands_a_terminal() {
-        let style = Style { wide: false, colour: true };
+        let style = Style { colour: true, ..Style::default() };
         for tone in [Tone::Good, Tone::Odd, Tone::Bad, Tone::Dim] {
             let painted = style.paint(tone, "web");
             assert_eq!(harmless(&painted), painted);

@@ -279,7 +279,23 @@ pub struct FamilyStatus {
     pub error: String,
 }
 
+/// The versions of the programs.
+#[derive(Debug, Serialize)]
+pub struct Versions {
+    /// This command's.
+    pub localnet: &'static str,
+    /// The brain's, if it was asked and answered.
+    pub brain: Option<String>,
+}
+
 impl Status {
+    /// Each backend has applied the newest state in each family, and the brain can read what is new.
+    pub fn is_well(&self) -> bool {
+        let mut families = self.backends.iter().flat_map(|backend| &backend.families);
+        let all = families.all(|family| family.behind == 0 && family.error.is_empty());
+        all && !self.backends.is_empty() && self.troubles.is_empty() && !self.unread
+    }
+
     /// The backend that reported last: the one that programs the node.
     pub fn newest(&self) -> Option<&Backend> {
         self.backends.iter().min_by_key(|backend| backend.age_millis)

@@ -1,6 +1,7 @@
 //! Columns of text, aligned: widths are known when the last row has come.
 
 use std::{
+    borrow::Cow,
     convert::Infallible,
     fmt::{self, Write as _},
     io,
@@ -19,6 +20,21 @@ const BLOCK: usize = 512;
 pub struct Table {
     blocks: Vec<Block>,
     widths: Vec<usize>,
+    /// The first row has the headings.
+    headed: bool,
+    /// The last column is prose: on a terminal that is too narrow it goes on in the next line, where others are cut.
+    prose: bool,
+}
+
+/// How a table is written: what [`Style`] and all rows together decide.
+#[derive(Debug)]
+struct Layout {
+    /// The width of each column; further columns have no room.
+    widths: Vec<usize>,
+    style: Style,
+    indent: usize,
+    prose: bool,
+    limited: bool,
 }
 
 /// Some rows of a table. All their cells are kept as one text.
@@ -99,26 +115,40 @@ impl Block {
         self.rows.push(self.cells.len());
     }
 
-    fn text(&self, widths: &[usize], style: Style, indent: usize) -> String {
+    fn text(&self, layout: &Layout, skip: usize) -> String {
+        let Layout { widths, style, indent, prose, limited } = layout;
         let wide = indent + widths.iter().sum::<usize>() + 2 * widths.len();
         let mut out = String::with_capacity(self.rows.len() * wide);
         let (mut row_start, mut start) = (0, 0);
-        for row_end in &self.rows {
-            let line = out.len();
-            pad(&mut out, indent);
-            let last = row_end.saturating_sub(1);
-            for (at, cell) in (row_start..*row_end).zip(&self.cells[row_start..*row_end]) {
-                let text = &self.text[start..cell.end];
-                match cell.tone {
-                    Some(tone) if style.colour => out.push_str(&style.paint(tone, text)),
-                    _ => out.push_str(text),
-                }
-                if at < last {
-                    pad(&mut out, widths[at - row_start] - cell.width + 2);
-                }
-                start = cell.end;
-            }
+        for (number, row_end) in self.rows.iter().enumerate() {
+            let row = &self.cells[row_start..*row_end];
             row_start = *row_end;
+            if number < skip {
+                start = row.last().map_or(start, |cell| cell.end);
+                continue;
+            }
+            let line = out.len();
+            pad(&mut out, *indent);
+            let mut place = *indent;
+            for (column, cell) in row.iter().enumerate() {
+                let text = &self.text[start..cell.end];
+                start = cell.end;
+                let Some(width) = widths.get(column).copied() else { continue };
+                let is_last = column + 1 == row.len();
+                let shown = match cell.width > width && *limited {
+                    true if *prose && is_last => wrapped(text, width, place),
+                    true => cut(text, width),
+                    false => Cow::Borrowed(text),
+                };
+                match cell.tone {
+                    Some(tone) if style.colour => out.push_str(&style.paint(tone, &shown)),
+                    _ => out.push_str(&shown),
+                }
+                if !is_last {
+                    pad(&mut out, (width + 2).saturating_sub(cell.width.min(width)));
+                    place += width + 2;
+                }
+            }
             out.truncate(line + out[line..].trim_end().len());
             out.push('\n');
         }
@@ -126,10 +156,63 @@ impl Block {
     }
 }
 
+/// As much of a text as there is room for, with a sign that there is more.
+fn cut(text: &str, width: usize) -> Cow<'_, str> {
+    let mut shown: String = text.chars().take(width.saturating_sub(1)).collect();
+    shown.push('…');
+    Cow::Owned(shown)
+}
+
+/// The text in lines between words, all but the first after `place` spaces. A word that is too long stays whole.
+fn wrapped(text: &str, width: usize, place: usize) -> Cow<'_, str> {
+    let mut lines = String::with_capacity(text.len());
+    let mut used = 0;
+    for word in text.split(' ') {
+        let wide = word.chars().count();
+        if used > 0 && used + 1 + wide > width {
+            lines.push('\n');
+            pad(&mut lines, place);
+            used = 0;
+        } else if used > 0 {
+            lines.push(' ');
+            used += 1;
+        }
+        lines.push_str(word);
+        used += wide;
+    }
+    Cow::Owned(lines)
+}
+
+/// No column becomes narrower than this.
+const NARROWEST: usize = 8;
+
+/// Makes columns narrower, always the widest ones, until a row fits; columns for which there is no room even then are left out.
+fn fit(widths: &mut Vec<usize>, room: usize, prose: bool) {
+    let needed = |widths: &[usize]| widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
+    if let Some(last) = widths.len().checked_sub(1).filter(|_| prose) {
+        let others = needed(&widths[..last]) + 2;
+        widths[last] = widths[last].min(room.saturating_sub(others).max(2 * NARROWEST));
+    }
+    while needed(widths) > room {
+        let Some(widest) = widths.iter().copied().max().filter(|widest| *widest > NARROWEST) else {
+            if widths.len() <= 1 {
+                return;
+            }
+            widths.pop();
+            continue;
+        };
+        let second = widths.iter().copied().filter(|width| *width < widest).max().unwrap_or_default();
+        let count = widths.iter().filter(|width| **width == widest).count();
+        let over = (needed(widths) - room).div_ceil(count);
+        let narrower = (widest - over.min(widest)).max(second).max(NARROWEST);
+        widths.iter_mut().filter(|width| **width == widest).for_each(|width| *width = narrower);
+    }
+}
+
 impl Table {
     /// A table with these headings.
     pub fn new<'a>(headings: impl IntoIterator<Item = &'a str>) -> Self {
-        let mut table = Self::default();
+        let mut table = Self { headed: true, ..Self::default() };
         table.add(|row| headings.into_iter().for_each(|text| _ = row.toned(text, Some(Tone::Dim))));
         table
     }
@@ -137,6 +220,11 @@ impl Table {
     /// A table without headings.
     pub fn bare() -> Self {
         Self::default()
+    }
+
+    /// A table without headings, the last column of which is prose.
+    pub fn of_prose() -> Self {
+        Self { prose: true, ..Self::default() }
     }
 
     /// One more row, of the cells that `fill` adds.
@@ -174,9 +262,24 @@ impl Table {
         self.add(|row| cells.into_iter().for_each(|(text, tone)| _ = row.toned(text, tone)));
     }
 
+    fn layout(&self, style: Style, indent: usize) -> Layout {
+        let mut widths = self.widths.clone();
+        if let Some(width) = style.width {
+            fit(&mut widths, width.saturating_sub(indent), self.prose);
+        }
+        Layout { widths, style, indent, prose: self.prose, limited: style.width.is_some() }
+    }
+
+    /// The rows that are not written: the headings, if they are not wanted.
+    fn skip(&self, style: Style, block: usize) -> usize {
+        usize::from(block == 0 && self.headed && style.no_headings)
+    }
+
     /// Each row on a line, after as many spaces; the last column is not padded.
     pub fn text(&self, style: Style, indent: usize) -> String {
-        self.blocks.iter().map(|block| block.text(&self.widths, style, indent)).collect()
+        let layout = self.layout(style, indent);
+        let blocks = self.blocks.iter().enumerate();
+        blocks.map(|(number, block)| block.text(&layout, self.skip(style, number))).collect()
     }
 
     /// Writes the same, made by several threads.
@@ -184,8 +287,13 @@ impl Table {
     /// # Errors
     /// It cannot be written.
     pub fn write(&self, style: Style, out: &mut impl io::Write) -> io::Result<()> {
-        let text = |blocks: &[Block]| blocks.iter().map(|block| block.text(&self.widths, style, 0)).collect::<String>();
-        pieces::in_order(&self.blocks, 1, text, |text| out.write_all(text.as_bytes()))
+        let layout = self.layout(style, 0);
+        let blocks: Vec<(usize, &Block)> = self.blocks.iter().enumerate().collect();
+        let text = |blocks: &[(usize, &Block)]| {
+            let each = blocks.iter().map(|(number, block)| block.text(&layout, self.skip(style, *number)));
+            each.collect::<String>()
+        };
+        pieces::in_order(&blocks, 1, text, |text| out.write_all(text.as_bytes()))
     }
 }
 
@@ -223,9 +331,67 @@ mod tests {
         let mut table = Table::bare();
         table.toned([("yes".to_owned(), Some(Tone::Good)), ("x".to_owned(), None)]);
         table.toned([("no".to_owned(), Some(Tone::Bad)), ("y".to_owned(), None)]);
-        let coloured = table.text(Style { wide: false, colour: true }, 0);
+        let coloured = table.text(Style { colour: true, ..Style::default() }, 0);
         assert_eq!(coloured, "\x1b[32myes\x1b[0m  x\n\x1b[31mno\x1b[0m   y\n");
         assert_eq!(table.text(Style::default(), 0), "yes  x\nno   y\n");
+    }
+
+    fn on_terminal(width: usize) -> Style {
+        Style { width: Some(width), ..Style::default() }
+    }
+
+    /// A row that a terminal breaks in the middle of a cell can be read by nobody.
+    #[test]
+    fn no_row_is_wider_than_the_terminal() {
+        let mut table = Table::new(["NAMESPACE", "NAME", "TYPE", "CLUSTER-IP", "EXTERNAL-IP", "PORTS", "ENDPOINTS"]);
+        table.row([
+            "kube-system",
+            "kube-dns",
+            "LoadBalancer",
+            "10.96.0.10,fd00:10:96::a",
+            "192.0.2.10,2001:db8::10",
+            "53/UDP,53/TCP,9153/TCP",
+            "2/3",
+        ]);
+        table.row(["é", "b", "c", "d", "e", "f", "0"]);
+        for width in [40, 60, 80, 100] {
+            let text = table.text(on_terminal(width), 0);
+            assert!(text.lines().all(|line| line.chars().count() <= width), "{width}:\n{text}");
+            assert_eq!(text.lines().count(), 3);
+        }
+        let text = table.text(on_terminal(80), 0);
+        assert_eq!(
+            text.lines().nth(1),
+            Some("kube-syst…  kube-dns  LoadBalan…  10.96.0.1…  192.0.2.1…  53/UDP,53…  2/3")
+        );
+        assert_eq!(table.text(on_terminal(200), 0), table.text(Style::default(), 0), "with room for all");
+        assert_eq!(
+            table.text(on_terminal(20), 0).lines().next(),
+            Some("NAMESPA…  NAME"),
+            "what has no room is left out"
+        );
+    }
+
+    #[test]
+    fn prose_goes_on_below_where_it_began() {
+        let mut table = Table::of_prose();
+        table.row(["ok", "state", "3 Services, each with an endpoint"]);
+        let text = table.text(on_terminal(30), 0);
+        assert_eq!(text, "ok  state  3 Services, each\n           with an endpoint\n");
+        assert_eq!(table.text(Style::default(), 0), "ok  state  3 Services, each with an endpoint\n");
+    }
+
+    #[test]
+    fn headings_are_left_out_if_they_are_not_wanted() {
+        let mut table = Table::new(["NAME"]);
+        table.row(["web"]);
+        let style = Style { no_headings: true, ..Style::default() };
+        let mut written = Vec::new();
+        table.write(style, &mut written).unwrap();
+        assert_eq!((table.text(style, 0).as_str(), written.as_slice()), ("web\n", &b"web\n"[..]));
+        let mut bare = Table::bare();
+        bare.row(["web"]);
+        assert_eq!(bare.text(style, 0), "web\n");
     }
 
     #[test]

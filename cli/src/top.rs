@@ -1,18 +1,23 @@
-//! `localnet top`: which Services and endpoints have the most flows, from connection tracking. The sums are pure.
+//! `localnet top`: which Services, endpoints or clients have the most flows, from connection tracking. The sums are pure.
+//!
+//! Rates are of flows that are there in both samples or new in the second: what a flow did that ended in between is not seen.
 
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::{collections::BTreeMap, net::SocketAddr, time::Instant};
 
 use clap::ValueEnum;
 use localnet_client::Snapshot;
 use localnet_client::vips::{Facts, service};
-use localnet_linux::{conntrack::Flow, nft::Protocol};
+use localnet_linux::{
+    conntrack::{Counters, Flow, Tuple},
+    nft::Protocol,
+};
 use localnet_nft::plan::protocol_of;
 use serde::Serialize;
 
 use crate::{
     configuration::Origin,
     explain::FlowRow,
-    output::{Show, Style, Table, Tone},
+    output::{NONE, Show, Style, Table, Tone},
 };
 
 /// What flows are counted by.
@@ -27,21 +32,36 @@ pub enum By {
     Client,
 }
 
+/// The flows at one time.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// When they were looked at.
+    pub at: Instant,
+    /// Each with what went through it, if the kernel counts that.
+    pub flows: Vec<(Flow, Option<Counters>)>,
+}
+
 /// Who has the most flows.
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Top {
+    /// When this was, in UTC.
+    pub time: String,
     /// The busiest first.
     pub rows: Vec<Row>,
     /// Flows to Services, in all.
     pub flows: usize,
     /// Flows that have nothing to do with Services.
     pub others: usize,
+    /// The kernel counts packets and bytes of new flows.
+    pub counts_bytes: bool,
     /// The configuration that says which addresses answer NodePorts.
     pub configuration: Origin,
 }
 
 /// The flows of one.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Row {
     /// The Service's port, the endpoint, or the client.
     pub name: String,
@@ -51,18 +71,32 @@ pub struct Row {
     pub unanswered: usize,
     /// Those that stick to what serves no more.
     pub stale: usize,
+    /// Bytes that went through these flows, both ways, since each began; none where the kernel does not count.
+    pub bytes: Option<u64>,
+    /// Since the sample before: flows that are new, each second.
+    pub new_per_second: Option<f64>,
+    /// Since the sample before: bytes each second.
+    pub bytes_per_second: Option<f64>,
 }
 
 /// Whose a VIP is, and who may answer there.
 type Owners = std::collections::HashMap<(Protocol, SocketAddr), (String, std::sync::Arc<[SocketAddr]>)>;
 
-/// Counts flows.
-pub fn count(state: &Snapshot, facts: &Facts, flows: &[Flow], by: By, most: usize) -> Top {
-    let wanted: std::collections::HashSet<SocketAddr> = flows.iter().map(|flow| flow.original.destination).collect();
+/// Flows of the sample before, by what names a flow.
+type Before = std::collections::HashMap<(Protocol, Tuple, u32), Option<Counters>>;
+
+/// Counts flows; with the sample before this one there are rates.
+pub fn count(state: &Snapshot, facts: &Facts, sample: &Sample, before: Option<&Sample>, by: By) -> Top {
+    let wanted: std::collections::HashSet<SocketAddr> =
+        sample.flows.iter().map(|(flow, _)| flow.original.destination).collect();
     let owners = owners(state, facts, |to| wanted.contains(to));
+    let known: Option<(f64, Before)> = before.map(|before| {
+        let flows = before.flows.iter().map(|(flow, counters)| ((flow.protocol, flow.original, flow.id), *counters));
+        (sample.at.duration_since(before.at).as_secs_f64().max(0.001), flows.collect())
+    });
     let mut rows: BTreeMap<String, Row> = BTreeMap::new();
     let mut counted = 0;
-    for flow in flows {
+    for (flow, counters) in &sample.flows {
         let Some((service, serving)) = owners.get(&(flow.protocol, flow.original.destination)) else { continue };
         counted += 1;
         let told = FlowRow::of(flow, serving);
@@ -75,11 +109,29 @@ pub fn count(state: &Snapshot, facts: &Facts, flows: &[Flow], by: By, most: usiz
         row.flows += 1;
         row.unanswered += usize::from(!told.answered);
         row.stale += usize::from(told.stale);
+        if let Some(counters) = counters {
+            row.bytes = Some(row.bytes.unwrap_or_default().saturating_add(counters.bytes));
+        }
+        let Some((seconds, known)) = &known else { continue };
+        let former = known.get(&(flow.protocol, flow.original, flow.id));
+        let new = if former.is_none() { 1.0 } else { 0.0 };
+        row.new_per_second = Some(row.new_per_second.unwrap_or_default() + new / seconds);
+        if let Some(counters) = counters {
+            let former = former.copied().flatten().unwrap_or_default();
+            let more = counters.bytes.saturating_sub(former.bytes) as f64;
+            row.bytes_per_second = Some(row.bytes_per_second.unwrap_or_default() + more / seconds);
+        }
     }
     let mut rows: Vec<Row> = rows.into_values().collect();
     rows.sort_by(|a, b| b.flows.cmp(&a.flows).then_with(|| a.name.cmp(&b.name)));
-    rows.truncate(most);
-    Top { rows, flows: counted, others: flows.len() - counted, configuration: Origin::default() }
+    Top {
+        time: String::new(),
+        rows,
+        flows: counted,
+        others: sample.flows.len() - counted,
+        counts_bytes: true,
+        configuration: Origin::default(),
+    }
 }
 
 /// Only the VIPs that flows go to are planned out.
@@ -101,20 +153,49 @@ fn owners(state: &Snapshot, facts: &Facts, wanted: impl Fn(&SocketAddr) -> bool)
     owners
 }
 
+/// A number of bytes with three digits that count, as people read it: 1.2K is 1,200 and some.
+fn short(number: f64) -> String {
+    let mut number = number;
+    for unit in ["", "K", "M", "G", "T"] {
+        if number < 999.5 {
+            let places = if unit.is_empty() || number >= 99.95 { 0 } else { 1 };
+            return format!("{number:.places$}{unit}");
+        }
+        number /= 1000.0;
+    }
+    format!("{number:.0}P")
+}
+
 impl Show for Top {
     fn human(&self, style: Style) -> String {
-        let mut table = Table::new(["NAME", "FLOWS", "UNANSWERED", "STALE"]);
+        let has_rates = self.rows.iter().any(|row| row.new_per_second.is_some());
+        let has_bytes = self.rows.iter().any(|row| row.bytes.is_some());
+        let mut headings = vec!["NAME", "FLOWS", "UNANSWERED", "STALE"];
+        headings.extend(has_rates.then_some("NEW/S"));
+        headings.extend(has_bytes.then_some("BYTES"));
+        headings.extend((has_rates && has_bytes).then_some("BYTES/S"));
+        let mut table = Table::new(headings);
         for row in &self.rows {
             let tone = |count: usize, tone| (count > 0).then_some(tone);
-            table.toned([
+            let number = |number: Option<f64>| number.map_or_else(|| NONE.to_owned(), short);
+            let mut cells = vec![
                 (row.name.clone(), None),
                 (row.flows.to_string(), None),
                 (row.unanswered.to_string(), tone(row.unanswered, Tone::Odd)),
                 (row.stale.to_string(), tone(row.stale, Tone::Bad)),
-            ]);
+            ];
+            cells.extend(has_rates.then(|| (format!("{:.1}", row.new_per_second.unwrap_or_default()), None)));
+            cells.extend(has_bytes.then(|| (number(row.bytes.map(|bytes| bytes as f64)), None)));
+            cells.extend((has_rates && has_bytes).then(|| (number(row.bytes_per_second), None)));
+            table.toned(cells);
         }
-        table.text(style, 0)
-            + &format!("{} flows to Services, {} others\n{}", self.flows, self.others, self.configuration.line())
+        let mut text = table.text(style, 0) + &format!("{} flows to Services, {} others\n", self.flows, self.others);
+        if !self.counts_bytes {
+            text.push_str(
+                "bytes are not counted: sysctl -w net.netfilter.nf_conntrack_acct=1 counts those of new flows\n",
+            );
+        }
+        text + &self.configuration.line()
     }
 
     fn names(&self) -> Vec<String> {
@@ -125,7 +206,9 @@ impl Show for Top {
 #[cfg(test)]
 mod tests {
     use localnet_client::vips::Config;
-    use localnet_linux::conntrack::{Status, Tuple, Zone};
+    use std::time::Duration;
+
+    use localnet_linux::conntrack::{Status, Zone};
 
     use super::*;
 
@@ -159,8 +242,10 @@ services:
             flow("10.0.0.7:1", "192.168.0.2:30053", "10.0.0.1:53", true),
             flow("10.0.0.7:1", "8.8.8.8:53", "8.8.8.8:53", true),
         ];
+        let at = Instant::now();
+        let sample = Sample { at, flows: flows.iter().map(|flow| (*flow, None)).collect() };
         let top = |by| {
-            let top = count(&state, &facts, &flows, by, 10);
+            let top = count(&state, &facts, &sample, None, by);
             assert_eq!((top.flows, top.others), (3, 1));
             top.rows
                 .iter()
@@ -170,6 +255,30 @@ services:
         assert_eq!(top(By::Service), ["dns/dns:dns 3 1 1"]);
         assert_eq!(top(By::Endpoint), ["10.0.0.1:53 2 0 0", "10.0.0.9:53 1 1 1"]);
         assert_eq!(top(By::Client), ["10.0.0.8 2 1 1", "10.0.0.7 1 0 0"]);
-        assert_eq!(count(&state, &facts, &flows, By::Client, 1).rows.len(), 1);
+        let row = &count(&state, &facts, &sample, None, By::Service).rows[0];
+        assert_eq!((row.bytes, row.new_per_second, row.bytes_per_second), (None, None, None));
+
+        // Two seconds later two of three flows have gone on, and one is new.
+        let counted = |bytes| Some(Counters { packets: 1, bytes });
+        let before = Sample { at, flows: vec![(flows[0], counted(1000)), (flows[2], counted(500))] };
+        let now = [(flows[0], counted(5000)), (flows[1], counted(60)), (flows[2], counted(500))];
+        let now = Sample { at: at + Duration::from_secs(2), flows: now.into() };
+        let top = count(&state, &facts, &now, Some(&before), By::Service);
+        let row = &top.rows[0];
+        assert_eq!((row.bytes, row.new_per_second, row.bytes_per_second), (Some(5560), Some(0.5), Some(2030.0)));
+        let text = top.human(Style::default());
+        assert!(text.starts_with("NAME         FLOWS  UNANSWERED  STALE  NEW/S  BYTES  BYTES/S\n"), "{text}");
+        assert!(text.contains("dns/dns:dns  3      1           1      0.5    5.6K   2.0K\n"), "{text}");
+        let uncounted = Top { counts_bytes: false, ..count(&state, &facts, &sample, None, By::Service) };
+        assert!(uncounted.human(Style::default()).contains("nf_conntrack_acct=1"));
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        for (number, expected) in
+            [(0.0, "0"), (999.0, "999"), (999.6, "1.0K"), (1234.0, "1.2K"), (123_456.0, "123K"), (5.0e9, "5.0G")]
+        {
+            assert_eq!(short(number), expected);
+        }
     }
 }

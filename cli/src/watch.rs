@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     io::{self, Write as _},
     sync::Arc,
+    time::SystemTime,
 };
 
 use localnet_client::{Snapshot, Source as _, SourceError, grpc::Brain};
@@ -16,6 +17,7 @@ use crate::{
     list,
     output::{self, Format, Style, Table, Tone},
     source::Global,
+    time::utc,
     yaml,
 };
 
@@ -26,8 +28,8 @@ pub struct Options {
     pub filter: Filter,
     /// How they are printed.
     pub format: Format,
-    /// With colour.
-    pub colour: bool,
+    /// How tables look.
+    pub style: Style,
     /// End after so many states; none for never.
     pub count: Option<u64>,
 }
@@ -47,6 +49,7 @@ pub enum What {
 /// One change, as a line of JSON.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
+    time: &'a str,
     revision: u64,
     #[serde(rename = "type")]
     what: What,
@@ -94,10 +97,20 @@ pub async fn run(global: &Global, brain: &Brain, options: &Options) -> Result<()
             .into_iter()
             .filter(|(_, of)| options.filter.admits(&of.key))
             .collect();
-        output::print(|out| lines(&shown, state.revision.rev, options, seen == 0, out))?;
+        let at = At { revision: state.revision.rev, time: SystemTime::now() };
+        output::print(|out| lines(&shown, at, options, seen == 0, out))?;
         seen += 1;
     }
     Ok(())
+}
+
+/// Which state it is, and when it came.
+#[derive(Clone, Copy, Debug)]
+pub struct At {
+    /// The revision.
+    pub revision: u64,
+    /// When it came.
+    pub time: SystemTime,
 }
 
 /// Writes what happened to services; with headings, if it is the first time.
@@ -106,27 +119,29 @@ pub async fn run(global: &Global, brain: &Brain, options: &Options) -> Result<()
 /// It cannot be written.
 pub fn lines(
     changes: &[(What, &Service)],
-    revision: u64,
+    at: At,
     options: &Options,
     first: bool,
     out: &mut impl io::Write,
 ) -> anyhow::Result<()> {
     type Text = Vec<u8>;
+    let At { revision, time } = at;
+    let time = &*utc(time);
     let json = |text: &mut Text, (what, service): &(What, &Service)| {
-        serde_json::to_writer(&mut *text, &Line { revision, what: *what, service })?;
+        serde_json::to_writer(&mut *text, &Line { time, revision, what: *what, service })?;
         text.push(b'\n');
         Ok(())
     };
     let yaml = |text: &mut Text, (what, service): &(What, &Service)| {
         text.extend_from_slice(b"---\n");
-        Ok(yaml::write(text, &Line { revision, what: *what, service })?)
+        Ok(yaml::write(text, &Line { time, revision, what: *what, service })?)
     };
     match options.format {
         Format::Json => list::lines(changes, json, out)?,
         Format::Yaml => list::lines(changes, yaml, out)?,
         Format::Name => list::lines(changes, |text, (_, service)| Ok(writeln!(text, "{}", service.key)?), out)?,
         Format::Table | Format::Wide => {
-            let headings = ["REVISION", "WHAT"].into_iter().chain(SERVICE_HEADINGS);
+            let headings = ["TIME", "REVISION", "WHAT"].into_iter().chain(SERVICE_HEADINGS);
             let mut table = if first { Table::new(headings) } else { Table::bare() };
             table.add_all(changes, |row, (what, service)| {
                 let (word, tone) = match what {
@@ -134,9 +149,9 @@ pub fn lines(
                     What::Changed => ("changed", Tone::Odd),
                     What::Removed => ("removed", Tone::Bad),
                 };
-                service_row(row.cell(revision).toned(word, Some(tone)), service);
+                service_row(row.cell(time).cell(revision).toned(word, Some(tone)), service);
             });
-            table.write(Style { wide: false, colour: options.colour }, out)?;
+            table.write(options.style, out)?;
         }
     }
     Ok(())
@@ -157,12 +172,14 @@ mod tests {
     }
 
     fn options(format: Format) -> Options {
-        Options { filter: Filter::default(), format, colour: false, count: None }
+        Options { filter: Filter::default(), format, style: Style::default(), count: None }
     }
 
     fn lines(changes: &[(What, &Service)], revision: u64, options: &Options, first: bool) -> String {
         let mut out = Vec::new();
-        super::lines(changes, revision, options, first, &mut out).unwrap();
+        // Half past one on a day in 2026, in seconds since 1970.
+        let time = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_795_440_600);
+        super::lines(changes, At { revision, time }, options, first, &mut out).unwrap();
         String::from_utf8(out).unwrap()
     }
 
@@ -180,8 +197,9 @@ mod tests {
         );
         assert_eq!(lines(&found, 7, &options(Format::Name), true), "shop/c\nshop/d\nshop/a\n");
         let table = lines(&found, 7, &options(Format::Table), true);
-        assert!(table.starts_with("REVISION  WHAT     NAMESPACE"), "{table}");
-        assert!(table.contains("7         removed  shop"), "{table}");
+        assert!(table.starts_with("TIME                  REVISION  WHAT     NAMESPACE"), "{table}");
+        assert!(table.contains("2026-11-23T13:30:00Z  7         removed  shop"), "{table}");
+        assert_eq!(first["time"], "2026-11-23T13:30:00Z");
         assert_eq!(lines(&[], 8, &options(Format::Table), false), "");
     }
 }

@@ -1,8 +1,9 @@
 //! What each command does: asks, judges, prints.
 
 use std::{
-    io::{self, Read as _},
+    io::{self, Read as _, Write as _},
     path::Path,
+    time::{Duration, Instant, SystemTime},
 };
 
 use localnet_client::{Snapshot, grpc::Brain};
@@ -17,17 +18,28 @@ use crate::{
     explain::{self, Many, World},
     get::{Endpoints, Filter, Kind, NodeFacts, Services, State},
     kernel::{self, Kernel},
-    output::{self, Print},
+    output::{self, Format, Print, Style},
     path::{self, Path as Way},
     question::{self, From as Sender, To},
-    reasons::Status,
+    reasons::{Status, Versions},
     source::Global,
-    top, watch, why_not,
+    time::utc,
+    top::{self, Sample},
+    watch, why_not,
 };
 
 fn print(global: &Global, output: &Output, answer: &impl Print) -> Result<(), Failure> {
-    let colour = output::is_coloured(global.colour);
-    Ok(output::print(|out| answer.print(output.output, colour, out))?)
+    Ok(output::print(|out| answer.print(output.output, style(global, output), out))?)
+}
+
+/// How tables look on this standard output.
+fn style(global: &Global, output: &Output) -> Style {
+    Style {
+        wide: output.output == Format::Wide,
+        colour: output::is_coloured(global.colour),
+        width: output::terminal_width(),
+        no_headings: output.no_headers,
+    }
 }
 
 pub(super) async fn get(global: &Global, arguments: Get) -> Answered {
@@ -70,7 +82,7 @@ pub(super) async fn watch(global: &Global, arguments: Watch) -> Answered {
     let options = watch::Options {
         filter: Filter { namespace: arguments.namespace, names: arguments.names },
         format: arguments.output.output,
-        colour: output::is_coloured(global.colour),
+        style: style(global, &arguments.output),
         count: arguments.count,
     };
     watch::run(global, &brain, &options).await?;
@@ -87,7 +99,7 @@ fn asks_kernel(global: &Global, node: &OfNode) -> bool {
 }
 
 /// How far the brain and its backends are, or why that is not known.
-async fn status(global: &Global, brain: Option<&Brain>) -> Result<Status, String> {
+async fn ask_status(global: &Global, brain: Option<&Brain>) -> Result<Status, String> {
     match brain {
         Some(brain) => global.status(brain).await.map_err(|error| format!("{error:#}")),
         None => Err("a saved state does not say what backends report".to_owned()),
@@ -131,7 +143,7 @@ pub(super) async fn explain(global: &Global, arguments: Explain) -> Answered {
         let asked = why_not::Asked::new(why_not, arguments.from, arguments.to.as_ref()).map_err(Failure::Usage)?;
         let evidence = match global.snapshot(brain).await {
             Ok(state) => {
-                let status = status(global, brain).await;
+                let status = ask_status(global, brain).await;
                 let mut world = world(global, &arguments.node, &status, state).await?;
                 let told = why_not::ask(brain, &asked.service, status.ok()).await;
                 why_not::gather(&mut world, &asked, told).await
@@ -152,7 +164,7 @@ pub(super) async fn explain(global: &Global, arguments: Explain) -> Answered {
         return Ok(!answer.causes.is_empty());
     }
     let state = global.snapshot(brain).await?;
-    let mut world = world(global, &arguments.node, &status(global, brain).await, state).await?;
+    let mut world = world(global, &arguments.node, &ask_status(global, brain).await, state).await?;
     if let Some(path) = &arguments.packets {
         let many = many(&world, &read(path)?).await?;
         print(global, &arguments.output, &many)?;
@@ -215,7 +227,7 @@ pub(super) async fn differ(global: &Global, arguments: Diff) -> Answered {
     // What the kernel holds is read while the state arrives and is planned: both take long where there are many Services.
     let reading = asks_kernel(global, &arguments.node).then(Reading::start);
     let state = global.snapshot(brain.as_ref()).await?;
-    let status = status(global, brain.as_ref()).await;
+    let status = ask_status(global, brain.as_ref()).await;
     let World { state, local, kernel, configuration, .. } = world(global, &arguments.node, &status, state).await?;
     let Configuration { config, origin, .. } = configuration;
     let wrong = |error: &dyn std::fmt::Display| unreadable(global, &format!("the kernel: {error}"));
@@ -238,25 +250,71 @@ pub(super) async fn differ(global: &Global, arguments: Diff) -> Answered {
 
 pub(super) async fn top(global: &Global, arguments: Top) -> Answered {
     let brain = global.brain()?;
-    let state = global.snapshot(brain.as_ref()).await?;
-    let configuration = configured(&arguments.configuration, &status(global, brain.as_ref()).await)?;
-    let local = kernel::addresses().await.unwrap_or_default();
-    let facts = configuration.facts(&state.node, Some(&local));
-    let mut flows = Vec::new();
-    for family in diff::FAMILIES {
-        flows.extend(kernel::flows(family, |_| true).map_err(|error| unreadable(global, &error.to_string()))?);
+    let mut state = global.snapshot(brain.as_ref()).await?;
+    let configuration = configured(&arguments.configuration, &ask_status(global, brain.as_ref()).await)?;
+    let looks = arguments.count.unwrap_or(if arguments.interval.is_some() { u64::MAX } else { 1 });
+    let mut ticks = tokio::time::interval(Duration::from_secs(arguments.interval.unwrap_or(1)));
+    let mut before: Option<Sample> = None;
+    for look in 0..looks {
+        ticks.tick().await;
+        if look > 0 && brain.is_some() {
+            state = global.snapshot(brain.as_ref()).await?;
+        }
+        let local = kernel::addresses().await.unwrap_or_default();
+        let facts = configuration.facts(&state.node, Some(&local));
+        let flows = kernel::counted_flows().map_err(|error| unreadable(global, &error.to_string()))?;
+        let sample = Sample { at: Instant::now(), flows };
+        let mut top = top::count(&state, &facts, &sample, before.as_ref(), arguments.by);
+        top.rows.truncate(arguments.most);
+        (top.time, top.counts_bytes) = (utc(SystemTime::now()), kernel::counts_bytes());
+        top.configuration = configuration.origin.clone();
+        print_look(global, &arguments.output, &top, looks)?;
+        before = Some(sample);
     }
-    let mut top = top::count(&state, &facts, &flows, arguments.by, arguments.most);
-    top.configuration = configuration.origin;
-    print(global, &arguments.output, &top)?;
     Ok(false)
+}
+
+/// One of several looks begins with its time, or as a document of its own.
+fn print_look(global: &Global, output: &Output, top: &top::Top, looks: u64) -> Result<(), Failure> {
+    Ok(output::print(|out| {
+        match output.output {
+            _ if looks == 1 => {}
+            Format::Table | Format::Wide => writeln!(out, "{}", top.time)?,
+            Format::Yaml => writeln!(out, "---")?,
+            Format::Json | Format::Name => {}
+        }
+        top.print(output.output, style(global, output), out)
+    })?)
+}
+
+pub(super) async fn status(global: &Global, output: &Output) -> Answered {
+    let Some(brain) = global.brain()? else {
+        return Err(Failure::Usage("a saved state has no status: ask a brain (--api)".to_owned()));
+    };
+    let status = global.status(&brain).await?;
+    print(global, output, &status)?;
+    Ok(!status.is_well())
+}
+
+pub(super) async fn version(global: &Global, output: &Output) -> Answered {
+    let brain = match global.brain()? {
+        Some(brain) => Some(global.status(&brain).await.map(|status| status.version)),
+        None => None,
+    };
+    let (brain, error) = match brain.transpose() {
+        Ok(version) => (version, None),
+        Err(error) => (None, Some(error)),
+    };
+    // Its own is known whatever becomes of the brain.
+    print(global, output, &Versions { localnet: env!("CARGO_PKG_VERSION"), brain })?;
+    error.map_or(Ok(false), |error| Err(error.into()))
 }
 
 pub(super) async fn examine(global: &Global, arguments: Doctor) -> Answered {
     let brain = global.brain()?;
     let brain = brain.as_ref();
     let mut known = Known { api: global.describe(), ..Known::default() };
-    let status = status(global, brain).await;
+    let status = ask_status(global, brain).await;
     known.status = brain.map(|_| status.clone());
     let state = global.snapshot(brain).await;
     let (state, error) = match state {

@@ -194,6 +194,21 @@ fn what_the_kernel_lacks_comes_before_what_others_do() {
         },
         &["elements-missing", "foreign-rule", "forwarding-off", "no-route", "foreign-rule?"],
     );
+    // Six endpoints behind one route that is missing, at two addresses of the Service: one fault.
+    let mut evidence = served();
+    for (front, first) in [(0, 1), (1, 4)] {
+        if front == 1 {
+            evidence.fronts.push(self::front("endpoints"));
+        }
+        let endpoint = |last| (IpAddr::from([10, 0, 0, last]), "Network is unreachable".to_owned());
+        evidence.fronts[front].no_routes = (first..first + 3).map(endpoint).collect();
+    }
+    let causes = rank(&evidence);
+    assert_eq!(causes.len(), 1, "{causes:?}");
+    assert_eq!(
+        causes[0].problem,
+        "there is no route to the endpoints 10.0.0.1, 10.0.0.2, 10.0.0.3 and 3 more: Network is unreachable"
+    );
     check(|evidence| evidence.tracking_is_full = true, &["tracking-full"]);
     let flow = || FlowRow {
         from: "10.0.0.9:1".parse().unwrap(),

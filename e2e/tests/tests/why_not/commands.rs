@@ -3,7 +3,7 @@
 use std::{os::unix::fs::symlink, process::Command};
 
 use localnet_e2e::{await_condition, program};
-use localnet_lab::topology::CLUSTER_CIDRS;
+use localnet_lab::{Namespace, topology::CLUSTER_CIDRS};
 
 use crate::scenario::{Scenario, named};
 
@@ -19,7 +19,7 @@ fn a_node_that_is_well_is_told_so_by_every_command() {
         assert_eq!(said.code, code, "{arguments:?}: {said:?}");
         said.out
     };
-    assert!(run(&["get", "services"], 0).contains("shop       web   ClusterIP  172.30.0.41  80/TCP  2"));
+    assert!(run(&["get", "services"], 0).contains("shop       web   ClusterIP  172.30.0.41  -            80/TCP  2"));
     assert_eq!(run(&["get", "services", "-o", "name"], 0), "shop/web\n");
     assert_eq!(run(&["get", "endpoints", "-o", "name"], 0), "10.180.0.1:8080\n10.180.1.1:8080\n");
     assert!(run(&["get", "node", "-o", "wide"], 0).contains("zone-a"));
@@ -45,6 +45,10 @@ fn a_node_that_is_well_is_told_so_by_every_command() {
     assert!(other.contains("configuration: as the nft backend reports it, but for --cluster-cidr"), "{other}");
     assert!(run(&["doctor"], 0).contains("table ip localnet has its chains"));
     assert!(run(&["top", "-o", "json"], 0).contains("\"rows\""));
+    assert!(!run(&["get", "services", "-A", "--no-headers"], 0).contains("NAMESPACE"));
+    assert!(run(&["status"], 0).contains("nft is configured with pods: ClusterCIDR"));
+    let versions = run(&["version"], 0);
+    assert!(versions.starts_with("localnet 0.") && versions.contains("\nlocalnet-brain 0."), "{versions}");
 }
 
 /// The backend alone has flags; every command answers with its configuration, and names it. Without it a healthy node failed each of them.
@@ -102,6 +106,21 @@ fn other_programs_report_their_configuration_too() {
             "{program}: {found}"
         );
     }
+}
+
+/// Where the kernel counts them, bytes are shown, and from the second look on rates.
+#[test]
+fn top_goes_on_and_shows_rates() {
+    let node = Scenario::build(&named("stale-udp-flow"), &["backend".to_owned()]).unwrap();
+    let run = |namespace: &Namespace, line: &str| namespace.output(Command::new("bash").args(["-c", line])).unwrap();
+    run(node.network.node(), "echo 1 > /proc/sys/net/netfilter/nf_conntrack_acct");
+    run(node.network.pod("10.180.0.2".parse().unwrap()).unwrap(), "echo ask > /dev/udp/172.30.0.53/53");
+    let said = node.localnet(&["top", "--count", "2"]).unwrap();
+    assert_eq!(said.code, 0, "{said:?}");
+    let looks: Vec<&str> = said.out.lines().filter(|line| line.starts_with("NAME ")).collect();
+    let (first, second) = ("FLOWS  UNANSWERED  STALE  BYTES", "FLOWS  UNANSWERED  STALE  NEW/S  BYTES  BYTES/S");
+    assert!(looks.len() == 2 && looks[0].ends_with(first) && looks[1].ends_with(second), "{}", said.out);
+    assert!(said.out.contains("shop/dns:dns"), "{}", said.out);
 }
 
 /// It has applied all that there is, and nobody will apply what comes.
