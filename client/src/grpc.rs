@@ -3,7 +3,7 @@
 mod local;
 mod tls;
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use localnet_proto::{Address, Revision, ServiceKey, Update, decode::Assembler, encode, wire};
@@ -148,11 +148,22 @@ fn not_taken(status: &Status) -> SourceError {
     }
 }
 
+/// `EMFILE` of the process, `ENFILE` of the host.
+fn is_out_of_files(error: &io::Error) -> bool {
+    const CODES: [i32; 2] = [24, 23];
+    cfg!(unix) && error.raw_os_error().is_some_and(|code| CODES.contains(&code))
+}
+
 fn failed(status: &Status) -> SourceError {
     // The causes below tonic's own "transport error" are what a person needs to know.
     let mut texts: Vec<String> = vec![status.message().to_owned()];
     let mut cause = std::error::Error::source(status);
     while let Some(error) = cause {
+        if error.downcast_ref::<io::Error>().is_some_and(is_out_of_files) {
+            return SourceError::Unreachable(format!(
+                "{error}: this process has no file descriptor left for the connection, and the brain is not to blame; raise the limit of open files (LimitNOFILE= of the unit, ulimit -n)"
+            ));
+        }
         texts.push(error.to_string());
         cause = error.source();
     }
@@ -162,5 +173,24 @@ fn failed(status: &Status) -> SourceError {
     match status.code() {
         Code::Unavailable => SourceError::Unreachable(text),
         code => SourceError::Broken(format!("{code:?}: {text}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With a limit of 12 descriptors "no state from the brain: Too many open files" sent its reader to the brain.
+    #[test]
+    fn who_has_no_descriptor_left_does_not_blame_the_brain() {
+        let failing = |code| {
+            let status = Status::from_error(Box::new(io::Error::from_raw_os_error(code)));
+            failed(&status).to_string()
+        };
+        for code in [23, 24] {
+            let text = failing(code);
+            assert!(text.contains("this process has no file descriptor left") && text.contains("ulimit -n"), "{text}");
+        }
+        assert!(!failing(111).contains("descriptor"));
     }
 }

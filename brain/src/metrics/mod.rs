@@ -29,8 +29,8 @@ use localnet_proto::{
     wire::{Attempts, BackendReport, FamilyReport, IpFamily},
 };
 use prometheus::{
-    Encoder as _, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
-    TextEncoder, core::Collector, exponential_buckets,
+    Encoder as _, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder, core::Collector, exponential_buckets,
 };
 
 use self::{
@@ -66,6 +66,8 @@ struct Inner {
     apply: HistogramVec,
     served: IntCounter,
     readers: IntGauge,
+    /// Without labels; it has a value once there is a certificate.
+    certificate_expires: IntGaugeVec,
     requests: Requests,
     troubles: Troubles,
     /// How many attempts each backend had reported of each family.
@@ -157,6 +159,16 @@ impl Default for Metrics {
                     "Readers that the brain serves now: they wait for a revision or receive one.",
                 )),
             ),
+            certificate_expires: with(
+                &registry,
+                IntGaugeVec::new(
+                    Opts::new(
+                        "localnet_server_certificate_expiration_timestamp_seconds",
+                        "Unix time at which the certificate of the brain's TLS listeners expires.",
+                    ),
+                    &[],
+                ),
+            ),
             requests: Requests::told_to(&registry),
             troubles: Troubles::told_to(&registry),
             attempts: Mutex::default(),
@@ -239,6 +251,11 @@ impl Metrics {
     /// What keeps the source from telling what is new.
     pub fn troubles(&self) -> Troubles {
         self.0.troubles.clone()
+    }
+
+    /// The certificate of the listeners expires at this Unix time.
+    pub(crate) fn certificate_expires(&self, at: u64) {
+        self.0.certificate_expires.with_label_values::<&str>(&[]).set(at.try_into().unwrap_or(i64::MAX));
     }
 
     /// `/healthz` was answered.

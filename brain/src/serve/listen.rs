@@ -7,19 +7,20 @@ use std::{future::Future, io, net::SocketAddr, pin::Pin, sync::Arc, time::Durati
 use anyhow::{Context as _, bail, ensure};
 use localnet_proto::Address;
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
     net::{TcpListener, TcpStream, UnixStream, lookup_host},
     time,
 };
 
 use super::{
-    names::{self, Name},
+    names::Name,
     peer::Peer,
     peers::Who,
     preface::Greeted,
     tls::{Tls, TlsFiles},
     unix,
 };
+use crate::metrics::Metrics;
 
 /// How often the files of TLS are looked at while nobody connects.
 const LOOK: Duration = Duration::from_secs(10);
@@ -106,7 +107,12 @@ impl Listener {
         let (socket, address) = match address {
             Address::Unix(path) => (Socket::Unix(unix::Socket::bind(path, options.socket_gid)?), address.clone()),
             Address::Tcp { host, port } => {
-                let tls = options.tls.as_ref().map(|files| Tls::load(files.clone())).transpose()?.map(Arc::new);
+                let tls = options
+                    .tls
+                    .as_ref()
+                    .map(|files| Tls::load(files.clone(), &options.allow_names))
+                    .transpose()?
+                    .map(Arc::new);
                 let listener = bind_tcp(host, *port, tls.is_some() || options.insecure_tcp).await?;
                 let port = listener.local_addr()?.port();
                 (Socket::Tcp(listener, tls), Address::Tcp { host: host.clone(), port })
@@ -119,6 +125,13 @@ impl Listener {
     /// Where it listens; the port is the one that the kernel chose if 0 was asked for.
     pub fn address(&self) -> &Address {
         &self.address
+    }
+
+    /// Tells when the certificate expires, if there is one.
+    pub(super) fn tell(&self, metrics: &Metrics) {
+        if let Socket::Tcp(_, Some(tls)) = &self.socket {
+            tls.tell(metrics.clone());
+        }
     }
 
     /// Waits for the next peer. Whether it may stay is found out by [`Accepted::establish`].
@@ -216,10 +229,15 @@ impl Accepted {
                     None => (Box::new(stream), Box::pin(std::future::pending())),
                     Some(tls) => {
                         let (acceptor, retired) = tls.acceptor();
-                        let stream = acceptor.accept(stream).await?;
-                        let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-                        let shown = shown.ok_or_else(|| refused("the client has shown no certificate"))?;
-                        names::check(&self.options.allow_names, shown).map_err(refused)?;
+                        // Names are checked in the handshake, so that who is refused gets an alert. The end that follows it
+                        // must not overtake it.
+                        let stream = match acceptor.accept(stream).into_fallible().await {
+                            Ok(stream) => stream,
+                            Err((error, mut stream)) => {
+                                _ = stream.shutdown().await;
+                                return Err(error);
+                            }
+                        };
                         let retired = async move {
                             match time::timeout(MAX_AGE, retired.cancelled()).await {
                                 Ok(()) => "other authorities vouch for clients now",

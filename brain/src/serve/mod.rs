@@ -81,6 +81,7 @@ pub async fn run(listeners: Vec<Listener>, told: Told, shutdown: impl Future<Out
     tasks.spawn(report_health(health, told.views.own().feed().clone(), stop.clone()));
     tasks.spawn(stall::sweep(stalls, stop.clone()));
     for listener in listeners {
+        listener.tell(told.views.own().feed().metrics());
         tasks.spawn(accept(listener, routes.clone(), stop.clone()));
     }
     supervise(tasks, stop, shutdown).await

@@ -1,9 +1,17 @@
 //! Which names let a client in whose certificate is good: DNS names, and URIs such as SPIFFE IDs. Pure.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, sync::Arc};
 
-use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::{
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme,
+    client::danger::HandshakeSignatureValid,
+    pki_types::{CertificateDer, UnixTime},
+    server::danger::{ClientCertVerified, ClientCertVerifier},
+};
+use tracing::warn;
 use webpki::EndEntityCert;
+
+use crate::throttle::Throttle;
 
 /// A name that is allowed: the whole of one, or, with `/*` at its end, every URI below a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,6 +92,59 @@ pub(super) fn check(allowed: &[Name], certificate: &CertificateDer<'_>) -> Resul
         return Ok(());
     }
     Err(Refused::NotListed(dns.into_iter().chain(uris).map(str::to_owned).collect()))
+}
+
+/// Verifies clients as `inner` does, and then their names: a client that may not connect is told so by the alert
+/// `access_denied`, instead of finding its connection closed.
+#[derive(Debug)]
+pub(super) struct Verifier {
+    pub(super) inner: Arc<dyn ClientCertVerifier>,
+    pub(super) allowed: Vec<Name>,
+    pub(super) refusals: Throttle,
+}
+
+impl ClientCertVerifier for Verifier {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.inner.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let verified = self.inner.verify_client_cert(certificate, intermediates, now)?;
+        check(&self.allowed, certificate).map_err(|refused| {
+            if let Some(others) = self.refusals.pass() {
+                warn!(error = %refused, others, "refused a client's certificate");
+            }
+            Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure)
+        })?;
+        Ok(verified)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.inner.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.inner.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.inner.supported_verify_schemes()
+    }
 }
 
 /// Why a certificate lets nobody in.

@@ -30,8 +30,8 @@ use tokio::{
 };
 use tracing::warn;
 
-/// Peers that may wait to be accepted.
-const BACKLOG: i32 = 128;
+/// Peers that may wait to be accepted: as many as may connect at all. The next one gets `EAGAIN` at once, unlike with TCP.
+const BACKLOG: i32 = super::peers::MAX_CONNECTIONS as i32;
 /// Whoever removes the file may be about to remove its folder too, or to put something else there.
 const SETTLE: Duration = Duration::from_millis(100);
 /// A watch sees nothing that happens above the folder; there is time for that.

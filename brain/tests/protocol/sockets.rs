@@ -13,6 +13,7 @@ use std::{
 use localnet_brain::serve::{Listener, Options};
 use localnet_proto::{Address, Revision};
 use tempfile::TempDir;
+use tokio::net::UnixStream;
 
 use crate::server::{Server, applied, assemble, at, service, soon};
 
@@ -59,6 +60,20 @@ async fn a_socket_that_somebody_else_has_put_there_is_not_removed() {
     let _other = UnixListener::bind(&path).unwrap();
     drop(listener);
     assert!(path.exists());
+}
+
+/// Of 250 that connect at once, those beyond 128 used to be told to try again.
+#[tokio::test]
+async fn hundreds_may_connect_at_once() {
+    let folder = TempDir::new().unwrap();
+    let address = socket(folder.path());
+    let _listener = Listener::bind(&address, &Options::default()).await.unwrap();
+    let dial = || UnixStream::connect(folder.path().join("brain.sock"));
+    // Nobody accepts them meanwhile.
+    let peers: Vec<_> = (0..500).map(|_| dial()).collect();
+    for peer in peers {
+        soon(peer).await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -150,7 +150,13 @@ async fn only_listed_names_are_served() {
     ];
     for (names, expected) in rows {
         let client = pki.client_with(Some(pki.issue_to(&names)));
-        assert_eq!(soon(ask(&server, client)).await.is_ok(), expected, "{names:?}");
+        let asked = soon(ask(&server, client)).await;
+        assert_eq!(asked.is_ok(), expected, "{names:?}");
+        // The client learns why: the connection used to be closed without a word.
+        if let Err(status) = asked {
+            let text = format!("{status:?}");
+            assert!(text.contains("AccessDenied"), "{text}");
+        }
     }
     // A name that another authority vouches for is nothing.
     let other = Pki::new();
@@ -234,4 +240,23 @@ async fn files_that_cannot_be_used_are_named() {
     fs::write(pki.path("tls.key"), pki.issue().1).unwrap();
     let text = format!("{:#}", Listener::bind(&address, &pki.options()).await.unwrap_err());
     assert!(text.contains("do not belong together"), "{text}");
+}
+
+/// An expired certificate was served without a warning, and nothing told that it was about to expire.
+#[tokio::test]
+async fn when_the_certificate_expires_is_told() {
+    let pki = Pki::new();
+    let server = Server::tcp(&pki.options()).await;
+    let text = || server.feed.metrics().text(&server.feed.state(), &server.reports.all());
+    // Of rcgen's certificates: the first of January 4096.
+    let metric = "localnet_server_certificate_expiration_timestamp_seconds";
+    let told = format!("{metric} 67090118400\n");
+    soon(async {
+        while !text().contains(&told) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let without = Server::unix().await;
+    assert!(!without.feed.metrics().text(&without.feed.state(), &without.reports.all()).contains(metric));
 }

@@ -3,6 +3,7 @@
 use std::io;
 
 use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, capabilities};
 
 use super::encode::Batch;
 use super::kernel::element;
@@ -38,11 +39,13 @@ pub enum Error {
         message: Option<String>,
     },
     /// The process may not do this.
-    #[error(
-        "not permitted: nf_tables needs CAP_NET_ADMIN; run as root or grant the capability, and end what owns the table if another \
-             process does (nft list tables shows \"flags owner\")"
-    )]
+    #[error("not permitted: nf_tables needs CAP_NET_ADMIN; run as root or grant the capability")]
     NotPermitted,
+    /// The process has the capability, and may not change this table all the same.
+    #[error(
+        "another process owns the table and nobody else may change it: end that process (nft list tables shows \"flags owner\")"
+    )]
+    Owned,
     /// The kernel has no nf_tables.
     #[error("this kernel has no nf_tables: load the module nf_tables or use another backend")]
     Unsupported,
@@ -78,11 +81,18 @@ impl Error {
     pub fn errno(&self) -> Option<i32> {
         match self {
             Error::Refused { errno, .. } | Error::RefusedWhole { errno, .. } => Some(*errno),
-            Error::NotPermitted => Some(Errno::PERM.raw_os_error()),
+            Error::NotPermitted | Error::Owned => Some(Errno::PERM.raw_os_error()),
             Error::Io(error) => error.raw_os_error(),
             Error::Unsupported | Error::Unanswered | Error::Lost | Error::Changing => None,
         }
     }
+}
+
+/// What `EPERM` as the answer to a change means: the kernel gives it to whoever lacks the privilege, and for a table that belongs
+/// to another process.
+fn not_permitted() -> Error {
+    let has = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::NET_ADMIN));
+    if has { Error::Owned } else { Error::NotPermitted }
 }
 
 fn errno_text(errno: i32) -> io::Error {
@@ -125,7 +135,7 @@ impl Answer {
     pub(super) fn error(self, at: u32, batch: &Batch, transaction: &Transaction) -> Error {
         let (errno, message) = (self.errno, self.message);
         if errno == Errno::PERM.raw_os_error() {
-            return Error::NotPermitted;
+            return not_permitted();
         }
         let origin = (at as usize).checked_sub(1).and_then(|index| batch.messages.get(index));
         let Some(origin) = origin else {

@@ -1,6 +1,8 @@
 //! Transactions: all or nothing, errors that name the change, sizes.
 
+use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use localnet_linux::nft::{
@@ -111,6 +113,29 @@ fn without_the_privilege_the_error_says_what_to_do() {
         assert!(matches!(error, Error::NotPermitted), "{error}");
         assert!(error.to_string().contains("CAP_NET_ADMIN"));
         assert!(matches!(socket.table(&table()).unwrap_err(), Error::NotPermitted));
+    });
+}
+
+/// A table with an owner was first called a missing capability.
+#[test]
+fn a_table_that_another_process_owns_is_told_from_a_missing_privilege() {
+    isolated(|| {
+        let mut owner = Command::new("nft").arg("-i").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let mut stdin = owner.stdin.take().unwrap();
+        writeln!(stdin, "add table ip t {{ flags owner; }}").unwrap();
+        let mut socket = Socket::open().unwrap();
+        while socket.table(&table()).unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        let mut transaction = Transaction::new();
+        transaction.add_table(&table()).delete_table(&table());
+        let error = socket.commit(&transaction).unwrap_err();
+        drop(stdin);
+        owner.wait().unwrap();
+        assert!(matches!(error, Error::Owned), "{error}");
+        assert!(!error.to_string().contains("CAP_NET_ADMIN"), "{error}");
+        // It went with its owner.
+        socket.commit(&transaction).unwrap();
     });
 }
 
