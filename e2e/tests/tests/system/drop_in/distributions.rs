@@ -47,7 +47,8 @@ fn node_ports_answer_where_kube_proxy_answered() -> anyhow::Result<()> {
     let k3s: Vec<_> = K3S.lines().map(str::to_owned).collect();
     let eks = || with_file(&alone, EKS, "config", str::to_owned);
     // An empty mode is nft to localnet, and iptables to kube-proxy. Only a mode that is nftables by name is `primary`.
-    let rows: [(&str, Option<&str>, &dyn Fn() -> anyhow::Result<Vec<String>>, bool); 6] = [
+    type Arguments<'a> = &'a dyn Fn() -> anyhow::Result<Vec<String>>;
+    let rows: [(&str, Option<&str>, Arguments<'_>, bool); 6] = [
         ("kubeadm", None, &|| kubeadm(str::to_owned), true),
         ("kubeadm in mode nftables", None, &|| kubeadm(|text| text.replace("mode: \"\"", "mode: nftables")), false),
         ("EKS", Some("nft"), &eks, true),
