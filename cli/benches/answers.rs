@@ -206,7 +206,9 @@ fn measure(services: usize) -> anyhow::Result<()> {
         rows.add_all(format!("get services{option}"), || {
             show(&Services { services: filter.services(&state).collect() }, format)
         })?;
-        rows.add_all(format!("get endpoints{option}"), || show(&Endpoints::of(filter.services(&state)), format))?;
+        rows.add_all(format!("get endpoints{option}"), || {
+            show(&Endpoints::of(filter.services(&state), &BTreeMap::new()), format)
+        })?;
         if matches!(format, Format::Json | Format::Yaml) {
             rows.add_all(format!("get state{option}"), || show(&State::of(&state), format))?;
         }

@@ -1,6 +1,7 @@
 //! `localnet get`: what the state says. The rows are pure.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     io::{self, Write as _},
     net::{IpAddr, SocketAddr},
@@ -15,7 +16,7 @@ use crate::{
     configuration::Values,
     list,
     output::{Format, NONE, Print, Row, Show, Style, Table, Tone},
-    reasons::{Status, Versions},
+    reasons::{Status, Versions, Why},
 };
 
 /// What is listed.
@@ -171,8 +172,12 @@ pub struct Endpoints<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct EndpointRow<'a> {
     service: &'a Service,
-    endpoint: &'a Endpoint,
-    port: &'a EndpointPort,
+    port_name: &'a str,
+    at: SocketAddr,
+    local: bool,
+    scopes: Scopes,
+    /// Its conditions in words; none if the brain was not asked.
+    state: Option<&'static str>,
 }
 
 /// The same as programs read it.
@@ -186,15 +191,40 @@ struct EndpointFields<'a> {
     port: u16,
     local: bool,
     scopes: Scopes,
+    state: Option<&'static str>,
 }
 
 impl<'a> Endpoints<'a> {
-    /// Those of some services.
-    pub fn of(services: impl Iterator<Item = &'a Service>) -> Self {
+    /// Those of some services. What the brain tells of a service adds the conditions of its endpoints, and those that the state leaves out.
+    pub fn of(services: impl Iterator<Item = &'a Service>, told: &'a BTreeMap<ServiceKey, Why>) -> Self {
         let mut endpoints = Vec::new();
         for service in services {
+            let why = told.get(&service.key);
+            let conditions: BTreeMap<&str, &'static str> =
+                why.iter().flat_map(|why| &why.unready).map(|of| (of.address.as_str(), of.words())).collect();
+            let state = |address: &str| why.map(|_| conditions.get(address).copied().unwrap_or("Ready"));
+            let first = endpoints.len();
             for endpoint in &service.endpoints {
-                endpoints.extend(endpoint.ports.iter().map(|port| EndpointRow { service, endpoint, port }));
+                let state = why.and_then(|_| state(&endpoint.address.to_string()));
+                let row = |port: &'a EndpointPort| EndpointRow {
+                    service,
+                    port_name: &port.name,
+                    at: SocketAddr::new(endpoint.address, port.port),
+                    local: endpoint.local,
+                    scopes: endpoint.scopes,
+                    state,
+                };
+                endpoints.extend(endpoint.ports.iter().map(row));
+            }
+            for of in why.iter().flat_map(|why| &why.left_out).filter(|of| of.number > 0) {
+                let Ok(address) = of.address.parse() else { continue };
+                let at = SocketAddr::new(address, of.number);
+                // One that serves some other traffic, or that several rules leave out, is there already.
+                if !endpoints[first..].iter().any(|row| (row.at, row.port_name) == (at, &*of.port_name)) {
+                    let (local, state) = (of.local, state(&of.address));
+                    let scopes = Scopes::default();
+                    endpoints.push(EndpointRow { service, port_name: &of.port_name, at, local, scopes, state });
+                }
             }
         }
         Self { endpoints }
@@ -202,25 +232,22 @@ impl<'a> Endpoints<'a> {
 }
 
 impl EndpointRow<'_> {
-    fn at(&self) -> SocketAddr {
-        SocketAddr::new(self.endpoint.address, self.port.port)
-    }
-
     fn protocol(&self) -> Protocol {
-        let port = self.service.ports.iter().find(|of| of.name == self.port.name);
+        let port = self.service.ports.iter().find(|of| *of.name == *self.port_name);
         port.map_or(Protocol::Tcp, |port| port.protocol)
     }
 
     fn fill(&self, row: &mut Row<'_>, wide: bool) {
-        let Scopes { internal, external, short_circuit, established } = self.endpoint.scopes;
+        let Scopes { internal, external, short_circuit, established } = self.scopes;
         let scopes = [(internal, "internal"), (external, "external"), (short_circuit, "shortCircuit")];
         let serves = scopes.iter().filter(|(on, _)| *on).map(|(_, name)| *name);
         let tone = (!internal && !external && !short_circuit).then_some(Tone::Odd);
         let yes = |on| if on { "yes" } else { "no" };
-        row.cell(&*self.service.key.namespace).cell(&*self.service.key.name).cell(self.at()).cell(self.protocol());
-        row.cell(yes(self.endpoint.local)).toned_list(serves, tone);
+        row.cell(&*self.service.key.namespace).cell(&*self.service.key.name).cell(self.at).cell(self.protocol());
+        let (state, ready) = (self.state.unwrap_or(NONE), matches!(self.state, None | Some("Ready")));
+        row.cell(yes(self.local)).toned(state, (!ready).then_some(Tone::Odd)).toned_list(serves, tone);
         if wide {
-            let name = Some(&self.port.name).filter(|name| !name.is_empty());
+            let name = Some(self.port_name).filter(|name| !name.is_empty());
             row.list(name).cell(yes(established));
         }
     }
@@ -228,15 +255,16 @@ impl EndpointRow<'_> {
 
 impl Serialize for EndpointRow<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { service, endpoint, port } = *self;
+        let Self { service, port_name, at, local, scopes, state } = *self;
         let fields = EndpointFields {
             service: &service.key,
-            port_name: &port.name,
+            port_name,
             protocol: self.protocol(),
-            address: endpoint.address,
-            port: port.port,
-            local: endpoint.local,
-            scopes: endpoint.scopes,
+            address: at.ip(),
+            port: at.port(),
+            local,
+            scopes,
+            state,
         };
         fields.serialize(serializer)
     }
@@ -248,7 +276,7 @@ impl Print for Endpoints<'_> {
         match format {
             Format::Table | Format::Wide => {
                 let more: &[&str] = if wide { &["PORT-NAME", "ESTABLISHED"] } else { &[] };
-                let headings = ["NAMESPACE", "SERVICE", "ENDPOINT", "PROTOCOL", "LOCAL", "SERVES"];
+                let headings = ["NAMESPACE", "SERVICE", "ENDPOINT", "PROTOCOL", "LOCAL", "STATE", "SERVES"];
                 let mut table = Table::new(headings.into_iter().chain(more.iter().copied()));
                 table.add_all(&self.endpoints, |row, endpoint| endpoint.fill(row, wide));
                 Ok(table.write(Style { wide, ..style }, out)?)
@@ -256,7 +284,7 @@ impl Print for Endpoints<'_> {
             Format::Json | Format::Yaml => {
                 list::document(format, &Endpoints { endpoints: Vec::new() }, &self.endpoints, out)
             }
-            Format::Name => list::lines(&self.endpoints, |text, row| Ok(writeln!(text, "{}", row.at())?), out),
+            Format::Name => list::lines(&self.endpoints, |text, row| Ok(writeln!(text, "{}", row.at)?), out),
         }
     }
 }
@@ -367,6 +395,8 @@ impl Print for State<'_> {
 
 #[cfg(test)]
 mod tests {
+    use localnet_proto::wire;
+
     use super::*;
     use crate::output::render;
 
@@ -422,18 +452,52 @@ services:
     #[test]
     fn endpoints_are_listed() {
         let state = state();
-        let endpoints = Endpoints::of(Filter::default().services(&state));
+        let unknown = BTreeMap::new();
+        let endpoints = Endpoints::of(Filter::default().services(&state), &unknown);
         check(
             &endpoints,
             Format::Table,
-            "NAMESPACE  SERVICE  ENDPOINT       PROTOCOL  LOCAL  SERVES\n\
-             shop       web      10.0.0.1:8080  TCP       yes    internal\n\
-             shop       web      10.0.1.1:8080  TCP       no     -\n",
+            "NAMESPACE  SERVICE  ENDPOINT       PROTOCOL  LOCAL  STATE  SERVES\n\
+             shop       web      10.0.0.1:8080  TCP       yes    -      internal\n\
+             shop       web      10.0.1.1:8080  TCP       no     -      -\n",
         );
         check(&endpoints, Format::Name, "10.0.0.1:8080\n10.0.1.1:8080\n");
         let json: serde_json::Value = serde_json::from_str(&render(&endpoints, Format::Json, false).unwrap()).unwrap();
         let fields: Vec<&String> = json["endpoints"][0].as_object().unwrap().keys().collect();
-        assert_eq!(fields, ["address", "local", "port", "portName", "protocol", "scopes", "service"]);
+        assert_eq!(fields, ["address", "local", "port", "portName", "protocol", "scopes", "service", "state"]);
+    }
+
+    /// As `kubectl get endpointslices` has them: those that are not ready are listed, too.
+    #[test]
+    fn endpoints_have_their_conditions_and_those_that_are_left_out_are_listed() {
+        let state = state();
+        let conditions = |address: &str, serving, terminating| wire::EndpointConditions {
+            address: address.to_owned(),
+            ready: false,
+            serving,
+            terminating,
+        };
+        let left_out = |address: &str| wire::LeftOut {
+            address: address.to_owned(),
+            number: 8080,
+            local: true,
+            ..wire::LeftOut::default()
+        };
+        let why = wire::ServiceReasons {
+            unready: vec![conditions("10.0.1.1", true, true), conditions("10.0.0.7", false, false)],
+            left_out: vec![left_out("10.0.0.7"), left_out("10.0.0.7"), left_out("10.0.1.1")],
+            ..wire::ServiceReasons::default()
+        };
+        let told = BTreeMap::from([(ServiceKey::new("shop", "web"), Why::from(why))]);
+        let endpoints = Endpoints::of(Filter::default().services(&state), &told);
+        check(
+            &endpoints,
+            Format::Table,
+            "NAMESPACE  SERVICE  ENDPOINT       PROTOCOL  LOCAL  STATE                SERVES\n\
+             shop       web      10.0.0.1:8080  TCP       yes    Ready                internal\n\
+             shop       web      10.0.1.1:8080  TCP       no     Serving,Terminating  -\n\
+             shop       web      10.0.0.7:8080  TCP       yes    NotReady             -\n",
+        );
     }
 
     #[test]

@@ -26,6 +26,36 @@ pub struct Why {
     pub hints: Vec<Hints>,
     /// What was left out of the service, or is odd in it.
     pub findings: Vec<Finding>,
+    /// The conditions of endpoints that are not ready, or are terminating.
+    pub unready: Vec<Conditions>,
+}
+
+/// The conditions of an endpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Conditions {
+    /// Its address.
+    pub address: String,
+    /// It gets new connections.
+    pub ready: bool,
+    /// It answers.
+    pub serving: bool,
+    /// It is about to go.
+    pub terminating: bool,
+}
+
+impl Conditions {
+    /// The conditions that hold, by the names that Kubernetes gives them.
+    pub fn words(&self) -> &'static str {
+        match (self.ready, self.serving, self.terminating) {
+            (true, _, false) => "Ready",
+            (true, _, true) => "Ready,Terminating",
+            (false, true, false) => "NotReady,Serving",
+            (false, true, true) => "Serving,Terminating",
+            (false, false, true) => "Terminating",
+            (false, false, false) => "NotReady",
+        }
+    }
 }
 
 /// Whether a service is served.
@@ -136,7 +166,15 @@ impl From<wire::ServiceReasons> for Why {
             hints: reasons.topology.into_iter().map(Into::into).collect(),
             findings: reasons.findings.into_iter().map(Into::into).collect(),
             left_out: reasons.left_out.into_iter().map(Into::into).collect(),
+            unready: reasons.unready.into_iter().map(Into::into).collect(),
         }
+    }
+}
+
+impl From<wire::EndpointConditions> for Conditions {
+    fn from(of: wire::EndpointConditions) -> Self {
+        let wire::EndpointConditions { address, ready, serving, terminating } = of;
+        Self { address, ready, serving, terminating }
     }
 }
 

@@ -14,7 +14,7 @@ use super::{
     front::{self, Front},
     ports, proxied, special,
 };
-use crate::cluster::{Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject};
+use crate::cluster::{Conditions, Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject};
 
 /// So many endpoints that are left out are named; the others are counted.
 const MOST: usize = 1000;
@@ -36,6 +36,8 @@ pub struct Reasons {
     pub slices: usize,
     /// How many endpoints are in them.
     pub endpoints: usize,
+    /// The conditions of endpoints that are not ready, or are terminating; a thousand at most.
+    pub unready: Vec<(IpAddr, Conditions)>,
 }
 
 /// Whether a service is served on this node, and if not, why.
@@ -132,7 +134,7 @@ pub fn reasons<'a>(
 ) -> Reasons {
     let slices: Vec<&SliceObject> = slices.into_iter().collect();
     let endpoints = slices.iter().map(|slice| slice.endpoints.len()).sum();
-    let reasons = Reasons { slices: slices.len(), endpoints, ..Reasons::default() };
+    let reasons = Reasons { slices: slices.len(), endpoints, unready: unready(&slices), ..Reasons::default() };
     if !proxied::is_proxied(object, proxy_name) {
         return Reasons { standing: not_proxied(object), ..reasons };
     }
@@ -156,6 +158,16 @@ pub fn reasons<'a>(
     found.named.sort_by(|a, b| order(a).cmp(&order(b)));
     let topology = super::topology(object, slices.iter().copied(), here, lost);
     Reasons { left_out: found.named, left_out_count: found.count, topology, ..reasons }
+}
+
+fn unready(slices: &[&SliceObject]) -> Vec<(IpAddr, Conditions)> {
+    let endpoints = slices.iter().flat_map(|slice| &slice.endpoints);
+    let unready = endpoints.filter(|of| !of.conditions.ready || of.conditions.terminating);
+    let each = unready.filter_map(|of| match of.address {
+        Some(Parsed::Good(address)) => Some((address, of.conditions)),
+        _ => None,
+    });
+    each.take(MOST).collect()
 }
 
 fn not_proxied(object: &ServiceObject) -> Standing {

@@ -1,6 +1,6 @@
 //! `Reasons`: why the state is as it is, for people who ask. Reads only.
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 use localnet_proto::{
     Family, Revision, Scopes, ServiceKey,
@@ -12,9 +12,12 @@ use localnet_proto::{
 use tonic::{Request, Response, Status};
 
 use super::Told;
-use crate::localize::{
-    Mode, Reasons, Skipped, Standing, Topology,
-    reasons::{LeftOut, Rule},
+use crate::{
+    cluster::Conditions,
+    localize::{
+        Mode, Reasons, Skipped, Standing, Topology,
+        reasons::{LeftOut, Rule},
+    },
 };
 
 /// Answers.
@@ -87,7 +90,13 @@ fn service_reasons(key: &ServiceKey, revision: Revision, reasons: &Reasons) -> S
         topology: reasons.topology.iter().map(topology).collect(),
         slices: count(reasons.slices),
         endpoints: count(reasons.endpoints),
+        unready: reasons.unready.iter().map(conditions).collect(),
     }
+}
+
+fn conditions((address, of): &(IpAddr, Conditions)) -> wire::EndpointConditions {
+    let Conditions { ready, serving, terminating } = *of;
+    wire::EndpointConditions { address: address.to_string(), ready, serving, terminating }
 }
 
 fn standing(standing: Standing) -> wire::Standing {

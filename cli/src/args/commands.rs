@@ -1,13 +1,14 @@
 //! What each command does: asks, judges, prints.
 
 use std::{
+    collections::BTreeMap,
     io::{self, Read as _, Write as _},
     path::Path,
     time::{Duration, Instant, SystemTime},
 };
 
 use localnet_client::{Snapshot, grpc::Brain};
-use localnet_proto::Family;
+use localnet_proto::{Family, Service, ServiceKey};
 
 use super::{Answered, Diff, Doctor, Explain, Failure, Get, OfNode, Output, Top, Watch, When};
 use crate::{
@@ -21,7 +22,7 @@ use crate::{
     output::{self, Format, Print, Style},
     path::{self, Path as Way},
     question::{self, From as Sender, To},
-    reasons::{Status, Versions},
+    reasons::{Status, Versions, Why},
     source::Global,
     time::utc,
     top::{self, Sample},
@@ -57,7 +58,12 @@ pub(super) async fn get(global: &Global, arguments: Get) -> Answered {
         Kind::Services => {
             print(global, &arguments.output, &Services { services: filter.services(&state).collect() })?;
         }
-        Kind::Endpoints => print(global, &arguments.output, &Endpoints::of(filter.services(&state)))?,
+        Kind::Endpoints => {
+            // Names are of endpoints that the state has.
+            let brain = brain.as_ref().filter(|_| arguments.output.output != Format::Name);
+            let told = conditions(brain, filter.services(&state)).await;
+            print(global, &arguments.output, &Endpoints::of(filter.services(&state), &told))?;
+        }
         Kind::Node => print(global, &arguments.output, &NodeFacts(&state.node))?,
         Kind::State | Kind::Revision => print(global, &arguments.output, &State::of(&state))?,
     }
@@ -69,6 +75,30 @@ pub(super) async fn get(global: &Global, arguments: Get) -> Answered {
         ))),
         _ => Ok(false),
     }
+}
+
+/// So many services are asked about one after the other.
+const MOST_ASKED: usize = 1000;
+
+/// What the brain tells of each service; nothing without a brain, or of too many services.
+async fn conditions(brain: Option<&Brain>, services: impl Iterator<Item = &Service>) -> BTreeMap<ServiceKey, Why> {
+    let mut told = BTreeMap::new();
+    let services: Vec<&Service> = services.take(MOST_ASKED + 1).collect();
+    let Some(brain) = brain else { return told };
+    if services.len() > MOST_ASKED {
+        let note = format!(
+            "note: STATE and endpoints that are not ready are shown of at most {MOST_ASKED} Services: name some, or a namespace\n"
+        );
+        // Nobody to read it: that is no reason to fail.
+        _ = io::stderr().write_all(note.as_bytes());
+        return told;
+    }
+    for service in services {
+        // An older brain tells nothing.
+        let Ok(why) = brain.why(&service.key).await else { break };
+        told.insert(service.key.clone(), Why::from(why));
+    }
+    told
 }
 
 fn unreadable(global: &Global, why: &str) -> Failure {

@@ -42,6 +42,21 @@ fn check(here: &Here, policy: Policy, endpoints: &[(u8, &str)], expected: &[&str
 }
 
 #[test]
+fn the_conditions_of_endpoints_that_are_not_ready_are_told() {
+    let rows = [(1, ""), (2, "NR"), (3, "ST"), (4, "T")].map(|(last, words)| row(last, words));
+    let slices = [slice("web-1", &[("p80", 80)], rows.into())];
+    let unready = explained(&with_policy(Policy::Cluster), &slices, &here(1, "zone-a")).unready;
+    let found: Vec<String> = unready
+        .iter()
+        .map(|(address, of)| format!("{address} {} {} {}", of.ready, of.serving, of.terminating))
+        .collect();
+    let last = |text: &str| text.split(' ').next().and_then(|address| address.rsplit('.').next()).map(str::to_owned);
+    assert_eq!(found.iter().filter_map(|text| last(text)).collect::<Vec<_>>(), ["2", "3", "4"]);
+    assert!(found[0].ends_with("false false false") && found[1].ends_with("false true true"), "{found:?}");
+    assert!(found[2].ends_with("false false true"), "{found:?}");
+}
+
+#[test]
 fn each_condition_hint_and_policy_is_a_rule() {
     use Policy::{Cluster, ExternalLocal, InternalLocal, InternalLocalExternal};
     let a = &here(1, "zone-a");

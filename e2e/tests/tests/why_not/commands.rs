@@ -108,6 +108,20 @@ fn other_programs_report_their_configuration_too() {
     }
 }
 
+/// Those that are not ready are listed, too, with their conditions in Kubernetes' words.
+#[test]
+fn endpoints_that_are_not_ready_are_listed() {
+    for (fault, expected) in [
+        ("service-misspelt", "10.180.0.1:8080  TCP       yes    Ready  internal"),
+        ("endpoints-not-ready", "10.180.0.1:8080  TCP       yes    NotReady  -"),
+        ("endpoints-terminated", "10.180.0.1:8080  TCP       yes    Terminating  -"),
+    ] {
+        let node = Scenario::build(&named(fault), &[]).unwrap();
+        let said = node.localnet(&["get", "endpoints"]).unwrap();
+        assert!(said.out.contains(expected), "{fault}: {said:?}");
+    }
+}
+
 /// Where the kernel counts them, bytes are shown, and from the second look on rates.
 #[test]
 fn top_goes_on_and_shows_rates() {
