@@ -93,10 +93,12 @@ fn compare(what: &str, ours: Result<Config, String>, theirs: Result<String, Stri
         (Ok(_), Err(said)) => Some(format!("{what}\n  kube-proxy refuses it: {}", last_line(&said))),
         (Err(said), Ok(_)) => Some(format!("{what}\n  we refuse it: {said}")),
         (Ok(config), Ok(written)) => match self::ours(&written) {
-            // It writes its default down, as if somebody had said it.
-            Ok(theirs) if Config { explicit: config.explicit, ..theirs.clone() } == config => None,
+            // It writes the mode that it chose for an empty one. With ours, nftables then takes the bit of iptables' section.
             Ok(theirs) => {
-                Some(format!("{what}\n  ours:       {}\n  kube-proxy: {}", config.to_yaml(), theirs.to_yaml()))
+                let nftables = if config.explicit.mode { &theirs } else { &config }.nftables;
+                let theirs = Config { explicit: config.explicit, nftables, ..theirs };
+                (theirs != config)
+                    .then(|| format!("{what}\n  ours:       {}\n  kube-proxy: {}", config.to_yaml(), theirs.to_yaml()))
             }
             Err(said) => Some(format!("{what}\n  what it writes is refused by us: {said}")),
         },
