@@ -104,9 +104,10 @@ impl World {
         Ok(names.filter(|name| of_services.iter().any(|start| name.starts_with(start))).map(str::to_owned).collect())
     }
 
-    /// Waits until both families have a rule that only one of the two programs writes, and not that of the other.
-    fn await_rules_of(&self, program: &str, rule: &str, other: &str) -> anyhow::Result<()> {
-        let are_there = || self.saved().is_ok_and(|saved| saved.matches(rule).count() >= 2 && !saved.contains(other));
+    /// Waits until both families have a rule, and none has the other.
+    fn await_rules_of(&self, program: &str, rule: &str, other: Option<&str>) -> anyhow::Result<()> {
+        let has_no_other = |saved: &str| other.is_none_or(|other| !saved.contains(other));
+        let are_there = || self.saved().is_ok_and(|saved| saved.matches(rule).count() >= 2 && has_no_other(&saved));
         await_condition(rule, are_there).with_context(|| format!("{program}: {}", self.programs.log(program)))
     }
 }
@@ -116,7 +117,7 @@ fn addresses(pod: &str) -> [IpAddr; 2] {
     Pod::at(ip).expect("a pod of the lab").addresses()
 }
 
-/// Of kube-proxy alone: it drops what connection tracking cannot place.
+/// Of both: they drop what connection tracking cannot place.
 const THEIRS: &str = "-A KUBE-FORWARD -m conntrack --ctstate INVALID";
 /// Of localnet alone: it refuses unused ports.
 const OURS: &str = "-j KUBE-CLUSTER-IPS";
@@ -172,14 +173,14 @@ fn there_and_back(world: &World) -> anyhow::Result<()> {
             let (api, cluster) = (world.programs.api(), CLUSTER_CIDRS.join(","));
             let mut ours =
                 world.programs.start(node, "localnet-iptables", &["--api", &api, "--cluster-cidr", &cluster])?;
-            world.await_rules_of("localnet-iptables", OURS, THEIRS)?;
+            world.await_rules_of("localnet-iptables", OURS, None)?;
             anyhow::ensure!(world.chains()? == chains, "chains have other names than kube-proxy's");
             ours.kill()?;
             ours.wait()?;
             brain.kill()?;
             brain.wait()?;
             kube_proxy = world.start_kube_proxy()?;
-            world.await_rules_of(KUBE_PROXY, THEIRS, OURS)?;
+            world.await_rules_of(KUBE_PROXY, THEIRS, Some(OURS))?;
             anyhow::ensure!(world.chains()? == chains, "kube-proxy has found other chains than its own");
             kube_proxy.kill()?;
             kube_proxy.wait()?;

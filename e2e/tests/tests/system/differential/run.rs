@@ -128,6 +128,12 @@ impl Runs {
                 Became::WentOn => None,
                 Became::Anew | Became::Kept | Became::Wrong => self.memory.check(side, asked, seen, scene),
             };
+            // What kube-proxy leaves of flows that are no connections depends on what it synced in between, which nobody sees.
+            let left_alone = side == Side::KubeProxy && *became == Became::Wrong;
+            if left_alone && asked.question.protocol != Protocol::Tcp {
+                self.report.explained(FLOW_KEPT);
+                continue;
+            }
             let wrong = match became {
                 Became::Wrong => format!("an open flow that was answered by {before}"),
                 Became::Kept => {
