@@ -394,9 +394,9 @@ fn flags_that_end_the_program_are_not_combined() {
 /// Command lines for earlier versions of kube-proxy, and the spelling with `_` that every version takes.
 #[test]
 fn command_lines_of_earlier_versions_are_accepted() {
-    let old = ["--logtostderr=true", "--cleanup-ipvs=false", "--proxy-port-range=0-0", "--udp-timeout=250ms"];
+    let old = ["--logtostderr=true", "--cleanup-ipvs=false", "--proxy-port-range=0-0"];
     let (_, warnings) = read(&old, None).unwrap_or_else(|problems| panic!("{problems:?}"));
-    let said = ["cleanup-ipvs", "logtostderr", "proxy-port-range", "udp-timeout"]
+    let said = ["cleanup-ipvs", "logtostderr", "proxy-port-range"]
         .map(|name| format!("--{name}: has no effect: kube-proxy no longer has this flag; remove it"));
     assert_eq!(warnings, said);
     let (_, warnings) =

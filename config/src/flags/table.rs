@@ -321,7 +321,6 @@ pub const FLAGS: &[Flag] = &[
     gone("skip-log-headers", Bool),
     windows(flag("source-vip", Text, Field("winkernel.sourceVip"), "address that balanced traffic is sent from")),
     gone("stderrthreshold", Text),
-    gone("udp-timeout", Duration),
     Flag {
         short: Some('v'),
         ..beside(flag("v", Int, Field("logging.verbosity"), "how much is logged: from 4 on more, from 6 on all"))
