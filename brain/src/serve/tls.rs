@@ -217,7 +217,7 @@ impl Tls {
             Life::Week => warn!(%file, expires, "the certificate of this server expires in less than a week; renew it"),
             Life::Day => warn!(%file, expires, "the certificate of this server expires in less than a day; renew it"),
             Life::Over => {
-                warn!(%file, expires, "the certificate of this server has expired: clients refuse it; renew it")
+                warn!(%file, expires, "the certificate of this server has expired: clients refuse it; renew it");
             }
         }
     }
