@@ -1,7 +1,7 @@
 //! Logs what changed: which Services came, went or changed, and how.
 //!
 //! A change after a quiet second is logged at once. Changes that follow are joined for a second: the log then compares the
-//! newest state with the last one it described, so a burst costs at most [`LINES`] lines a second however fast it is, and
+//! newest state with the last one it described, so a burst costs at most 20 lines a second however fast it is, and
 //! nothing is decoded that is not logged.
 
 mod difference;

@@ -1,5 +1,5 @@
 //! [`Served`]: what a kernel serves, read back from it, as text. `localnet-nft dump` and its like print it, and the conformance kit compares
-//! it with the state. Pure, but for [`print`].
+//! it with the state. Pure, but for [`print()`].
 //!
 //! ```text
 //! 10.96.0.10 TCP 80 -> 10.1.0.1:8080 10.1.0.2:8080
