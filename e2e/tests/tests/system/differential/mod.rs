@@ -72,7 +72,10 @@ fn agree(pair: Pair, parts: usize) -> anyhow::Result<()> {
     runs.run(seed, packets)?;
     let report = &runs.report;
     say(&format!("{who}: {report} in {:.1?}", started.elapsed()));
-    anyhow::ensure!(report.unexplained == 0, "{} unexplained differences, see above", report.unexplained);
+    // A fresh seed may meet what kube-proxy does and no entry explains yet: `make differential`, which says N, fails then; the
+    // tests of each change print it, and fail for what is wrong with localnet.
+    let tolerated = if setting("N")?.is_some() { 0 } else { report.of_kube_proxy };
+    anyhow::ensure!(report.unexplained == tolerated, "{} unexplained differences, see above", report.unexplained);
     let sticky::Returned { count, elsewhere } = report.returned;
     let ends = count < ENOUGH_RETURNED || elsewhere > 0;
     anyhow::ensure!(ends, "{count} clients came back, and affinity never ended");

@@ -14,6 +14,8 @@ pub(crate) struct Report {
     pub(crate) packets: usize,
     pub(crate) connections: usize,
     pub(crate) unexplained: usize,
+    /// How many of them are about what kube-proxy did.
+    pub(crate) of_kube_proxy: usize,
     /// Packets of which `localnet explain` said what came of them.
     pub(crate) told: usize,
     pub(crate) returned: Returned,

@@ -150,6 +150,7 @@ impl Runs {
                 Some(entry) => self.report.explained(entry),
                 None => {
                     self.report.unexplained += 1;
+                    self.report.of_kube_proxy += usize::from(side == Side::KubeProxy);
                     let nothing = Seen::default();
                     let both = if side == Side::Ours { [seen, &nothing] } else { [&nothing, seen] };
                     say(&format!("\ndifference: {side:?}: {wrong}\n{}", scene.describe(asked, both)));
@@ -187,6 +188,7 @@ impl Runs {
                     Some(entry) => self.report.explained(entry),
                     None => {
                         self.report.unexplained += 1;
+                        self.report.of_kube_proxy += usize::from(side == Side::KubeProxy);
                         say(&format!("\ndifference: {side:?}: {wrong}\n{}", scene.describe(asked, both)));
                     }
                 }
