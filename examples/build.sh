@@ -1,6 +1,5 @@
 #!/bin/sh
-# Builds the examples that need building, as their authors would: from proto/localnetv1.proto, with protoc. What is made is in
-# .cache/examples.
+# Builds the examples from proto/localnetv1.proto with protoc, as their authors would, into .cache/examples.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)

@@ -1,6 +1,6 @@
-// A backend of localnet in Go: a proxy for TCP and UDP in user space, with the full state each time. Its argument is the
-// brain's address. It gives the ClusterIPs to the loopback interface, listens there, passes on what comes to the endpoints
-// in turn, and reports what it has applied. Needs CAP_NET_ADMIN.
+// A backend for localnet in Go: a userspace proxy for TCP and UDP that reads full states. Its argument is the brain's
+// address. It adds the ClusterIPs to the loopback interface, listens there, forwards connections to the endpoints in turn,
+// and reports the applied revision. It needs CAP_NET_ADMIN.
 package main
 
 import (
@@ -23,7 +23,7 @@ import (
 	pb "localnet/examples/go/localnetv1"
 )
 
-// read returns an answer, with io.EOF if its stream has ended with OK. Any other end never happened.
+// read returns an answer. The error is io.EOF if the stream ended with OK; otherwise the answer must be discarded.
 func read(client pb.EndpointsClient, token *pb.NextFilter) (*pb.NextFilter, map[string]*pb.ServiceEndpoints, error) {
 	stream, err := client.Next(context.Background(), token)
 	next, services := token, map[string]*pb.ServiceEndpoints{}
@@ -43,7 +43,7 @@ func read(client pb.EndpointsClient, token *pb.NextFilter) (*pb.NextFilter, map[
 	return next, services, err
 }
 
-type forward struct { // A socket on an address of a service, and where it passes on to.
+type forward struct { // A socket on an address of a Service, and the endpoints to which it forwards.
 	io.Closer
 	targets atomic.Pointer[[]string]
 	turn    atomic.Uint64
@@ -71,7 +71,7 @@ func (f *forward) tcp(listener net.Listener) {
 	}
 }
 
-type back struct { // The way to a client.
+type back struct { // Writes to a client.
 	net.PacketConn
 	client net.Addr
 }
@@ -79,7 +79,7 @@ type back struct { // The way to a client.
 func (b back) Write(answer []byte) (int, error) { return b.WriteTo(answer, b.client) }
 
 func (f *forward) udp(socket net.PacketConn) {
-	clients, buffer := sync.Map{}, make([]byte, 65536) // Each client's own socket, until it has said nothing for 30 seconds.
+	clients, buffer := sync.Map{}, make([]byte, 65536) // One socket per client, until 30 seconds without a packet.
 	for {
 		length, client, err := socket.ReadFrom(buffer)
 		if err != nil {
@@ -99,7 +99,7 @@ func (f *forward) udp(socket net.PacketConn) {
 	}
 }
 
-type proxy struct { // What is held: addresses, and sockets by protocol and address.
+type proxy struct { // The applied state: addresses, and sockets by protocol and address.
 	vips     map[string]bool
 	forwards map[string]*forward
 }
@@ -130,19 +130,19 @@ func (p *proxy) sync(services map[string]*pb.ServiceEndpoints) {
 		}
 	}
 	p.give(vips)
-	// Where nothing is wanted, nothing listens, and the kernel refuses: that is what Reject asks for.
+	// The kernel rejects packets to a port without a socket, as the verdict Reject requires.
 	for key, targets := range wanted {
 		if f := p.forwards[key]; f != nil {
 			f.targets.Store(&targets)
 		} else if f, err := open(key, targets); err == nil {
 			p.forwards[key] = f
 		} else {
-			log.Printf("left out %s: %v", key, err)
+			log.Printf("skipped %s: %v", key, err)
 		}
 	}
 }
 
-func open(key string, targets []string) (*forward, error) { // Other protocols are networks that Go does not know.
+func open(key string, targets []string) (*forward, error) { // Fails for other protocols than TCP and UDP.
 	network, address, _ := strings.Cut(key, " ")
 	f := &forward{}
 	f.targets.Store(&targets)
@@ -159,7 +159,7 @@ func open(key string, targets []string) (*forward, error) { // Other protocols a
 	return f, err
 }
 
-func (p *proxy) give(vips map[string]bool) { // To lo, with routes: the kernel makes its own for IPv6 a moment later.
+func (p *proxy) give(vips map[string]bool) { // To lo, with routes, because the kernel adds its own IPv6 routes only a moment later.
 	lines := ""
 	for vip := range vips {
 		lines += "addr replace " + vip + " dev lo nodad\nroute replace local " + vip + " dev lo table local metric 1024\n"
@@ -192,7 +192,7 @@ func main() {
 			_, err = pb.NewBackendsClient(connection).Report(context.Background(), report)
 		}
 		if err != nil {
-			log.Printf("cut: %v", err)
+			log.Printf("retrying: %v", err)
 			time.Sleep(100 * time.Millisecond)
 		}
 	}

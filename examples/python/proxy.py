@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A backend of localnet in Python: a proxy for TCP and UDP in user space, with the full state each time.
+"""A backend for localnet in Python: a userspace proxy for TCP and UDP that reads full states.
 
     proxy.py --api unix:///run/localnet/brain.sock [--dump FILE]
 
-It gives the ClusterIPs and ExternalIPs to the loopback interface, listens there, and passes on what comes to the endpoints in
-turn. Needs CAP_NET_ADMIN, grpcio and grpcio-tools.
+It adds the ClusterIPs and ExternalIPs to the loopback interface, listens there, and forwards connections to the endpoints in
+turn. It needs CAP_NET_ADMIN, grpcio and grpcio-tools.
 """
 
 import argparse
@@ -25,12 +25,12 @@ def addresses(ips):
     return [*ips.V4, *ips.V6]
 
 
-def ports_of(service):  # Ports of protocols that come later are left out.
+def ports_of(service):  # Ignores ports of unknown protocols.
     return [port for port in service.Ports if port.Protocol in PROTOCOLS]
 
 
 class Forward:
-    """A socket on an address of a service, and where it passes on to."""
+    """A socket on an address of a Service, and the endpoints to which it forwards."""
 
     def __init__(self, address, port):
         self.at, self.targets, self.turn, self.server = (address, port), [], 0, None
@@ -71,13 +71,13 @@ class Udp(Forward, asyncio.DatagramProtocol):
         asyncio.ensure_future(self.forward(data, client))
 
     async def forward(self, data, client):
-        if client not in self.clients:  # Each has a socket of its own, until it has said nothing for 30 seconds.
+        if client not in self.clients:  # Each client has its own socket, until 30 seconds without a packet.
             back = Back()
             back.datagram_received = lambda answer, _: self.server.sendto(answer, client)
             self.clients[client] = self.loop.create_task(self.loop.create_datagram_endpoint(lambda: back, remote_addr=self.target()))
         try:
             there, back = await self.clients[client]
-        except OSError:  # There is no way to that endpoint: the next datagram goes to another.
+        except OSError:  # No route to that endpoint: the next datagram goes to another one.
             return self.clients.pop(client, None)
         there.sendto(data)
         back.end and back.end.cancel()
@@ -100,7 +100,7 @@ class Proxy:
                     vips.add(address)
                     for port in ports_of(service):
                         targets = self.targets(endpoints, port, scope, address)
-                        # Where nothing listens, the kernel refuses: that is what Reject asks for.
+                        # The kernel rejects packets to a port without a socket, as the verdict Reject requires.
                         if targets and PROTOCOLS[port.Protocol] in ("TCP", "UDP"):
                             wanted[PROTOCOLS[port.Protocol], address, port.Port] = targets
         for key in self.forwards.keys() - wanted.keys():
@@ -112,7 +112,7 @@ class Proxy:
                 try:
                     await forward.open()
                 except OSError as error:
-                    print(f"left out {key}: {error}", file=sys.stderr)
+                    print(f"skipped {key}: {error}", file=sys.stderr)
                     continue
                 self.forwards[key] = forward
             self.forwards[key].targets = targets
@@ -125,7 +125,7 @@ class Proxy:
         return [(addresses(one.IPs)[0], at.Port) for one in of_family for at in one.PortOverrides if at.Name == port.Name]
 
     def give(self, vips):
-        """Addresses of services are those of lo, with routes: the kernel makes its own for IPv6 a moment later."""
+        """Adds addresses to lo, with routes, because the kernel adds its own IPv6 routes only a moment later."""
         lines, route = [], "dev lo table local metric 1024"
         for vip, verb in [(vip, "del") for vip in self.vips - vips] + [(vip, "replace") for vip in vips - self.vips]:
             lines += [f"addr {verb} {vip}/{128 if ':' in vip else 32} dev lo nodad", f"route {verb} local {vip} {route}"]
@@ -133,7 +133,7 @@ class Proxy:
         self.vips = vips
 
     def tell(self, token, node, services):
-        """What is held, as the conformance kit reads it."""
+        """Writes the applied state in the format of the conformance kit."""
         lines = [f"node {node.Name}"]
         for (namespace, name), (service, endpoints) in services.items():
             key, ips = f"{namespace}/{name}", service.IPs
@@ -154,7 +154,7 @@ class Proxy:
 
 async def follow(api, proxy):
     messages, stubs = grpc.protos_and_services("localnetv1.proto")
-    # The C core would say the path of the socket as the authority, which is none; and it would wait for minutes.
+    # By default, the C core sends the socket's path as the authority, which is invalid, and waits minutes between connects.
     options = [("grpc.default_authority", "localhost"), ("grpc.max_reconnect_backoff_ms", 1000)]
     options += [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.min_reconnect_backoff_ms", 100)]
     token = messages.NextFilter()
@@ -174,7 +174,7 @@ async def follow(api, proxy):
                         else:
                             services[key] = item.Endpoints.Service, list(item.Endpoints.Endpoints)
             except grpc.aio.AioRpcError as error:
-                print(f"cut, what is held stays: {error.code().name}: {error.details()}", file=sys.stderr)
+                print(f"stream failed, keeping the applied state: {error.code().name}: {error.details()}", file=sys.stderr)
                 await asyncio.sleep(0.1)
                 continue
             await proxy.sync(answered, node, services)
@@ -182,7 +182,7 @@ async def follow(api, proxy):
 
 
 async def main():
-    parser = argparse.ArgumentParser(description="A proxy in user space for localnet")
+    parser = argparse.ArgumentParser(description="A userspace proxy for localnet")
     parser.add_argument("--api", default="unix:///run/localnet/brain.sock")
     parser.add_argument("--dump")
     arguments = parser.parse_args()

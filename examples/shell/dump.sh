@@ -1,9 +1,9 @@
 #!/bin/sh
-# A backend of localnet as a shell script: grpcurl reads the state, jq makes text of it, a file holds it.
+# A backend for localnet as a shell script: grpcurl reads the state, jq converts it to text, a file stores it.
 #
 #   dump.sh unix:///run/localnet/brain.sock FILE
 #
-# Put what you want to do with the state where the file is written. Needs grpcurl and jq.
+# To do something else with the state, replace the command that writes the file. It needs grpcurl and jq.
 set -u
 
 api=${1#unix://}
@@ -20,7 +20,7 @@ ended() {
 }
 trap ended TERM INT
 
-# From the items of one answer to lines. Items that continue a service add endpoints to it.
+# Convert the items of one answer to lines. An item with Continues adds endpoints to its Service.
 lines='
 def named: if (.Name // "") == "" then "-" else .Name end;
 def ips: (.V4 // []) + (.V6 // []);
@@ -53,7 +53,7 @@ map(select(type == "object"))
 
 token='{}'
 while :; do
-    # In the background, so that a signal is heard at once. OK is exit code 0: anything else never happened.
+    # Run in the background, so that the script handles signals at once. Exit code 0 means OK; discard any other answer.
     "$grpcurl" -plaintext -import-path "$proto" -proto localnetv1.proto -authority localhost -max-msg-sz 16777216 \
         -d "$token" -unix "$api" localnetv1.Endpoints/Next >"$answer" &
     reading=$!

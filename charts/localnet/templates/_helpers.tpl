@@ -1,4 +1,4 @@
-{{/* The name of everything: the release's, with the chart's in it. */}}
+{{/* The name of all objects: the release's name, which contains the chart's name or gets it appended. */}}
 {{- define "localnet.name" -}}
 {{- if contains "localnet" .Release.Name -}}
 {{ .Release.Name | trunc 52 | trimSuffix "-" }}
@@ -21,7 +21,7 @@ app.kubernetes.io/part-of: localnet
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
-{{/* Those by which a DaemonSet finds its pods: they never change. */}}
+{{/* Labels by which a DaemonSet finds its pods. They never change. */}}
 {{- define "localnet.selector" -}}
 app.kubernetes.io/name: localnet
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -32,13 +32,13 @@ app.kubernetes.io/component: {{ .component }}
 {{ .root.Values.image.registry }}/localnet-{{ .program }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
 {{- end }}
 
-{{/* The configuration for a mode of kube-proxy's. */}}
+{{/* The configuration, for one of kube-proxy's modes. */}}
 {{- define "localnet.config" -}}
 {{- $said := dict "apiVersion" "kubeproxy.config.k8s.io/v1alpha2" "kind" "KubeProxyConfiguration" "mode" .mode -}}
 {{ toYaml (merge $said (deepCopy .root.Values.config)) }}
 {{- end }}
 
-{{/* What an address in the configuration is for whoever asks: its host, if it is a certain one, and its port. */}}
+{{/* A probe of an address in the configuration: its port, and its host unless that is a wildcard. */}}
 {{- define "localnet.httpGet" -}}
 {{- $host := regexReplaceAll ":[0-9]+$" .address "" | trimPrefix "[" | trimSuffix "]" -}}
 path: {{ .path }}
@@ -48,7 +48,7 @@ host: {{ $host | quote }}
 {{- end }}
 {{- end }}
 
-{{/* What a backend's container may do; the same for its cleanup. */}}
+{{/* Privileges of a backend's container, and of its cleanup. */}}
 {{- define "localnet.securityContext" -}}
 {{- if eq . "ipvs" -}}
 # It sets net.ipv4.vs.*, which only a privileged container may write.
@@ -56,7 +56,7 @@ privileged: true
 runAsUser: 0
 readOnlyRootFilesystem: true
 {{- else -}}
-# Root, as capabilities are given to no other user; it has none but these.
+# Kubernetes grants capabilities only to root. The container has no other capabilities.
 runAsUser: 0
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -67,7 +67,7 @@ capabilities:
 {{- end }}
 {{- end }}
 
-{{/* What is the same in the pods of both systems. */}}
+{{/* What the pods of Linux and of Windows have in common. */}}
 {{- define "localnet.podSpec" -}}
 hostNetwork: true
 serviceAccountName: {{ include "localnet.serviceAccount" . }}
@@ -98,14 +98,14 @@ ports:
   - {name: healthz, containerPort: {{ regexFind "[0-9]+$" . }}, protocol: TCP}
   {{- end }}
   - {name: metrics, containerPort: {{ regexFind "[0-9]+$" .Values.config.metricsBindAddress }}, protocol: TCP}
-# The process answers.
+# Whether the process answers.
 livenessProbe:
   httpGet:
     {{- include "localnet.httpGet" (dict "address" .Values.config.metricsBindAddress "path" "/healthz") | nindent 4 }}
   periodSeconds: 10
   failureThreshold: 6
 {{- with .Values.config.healthzBindAddress }}
-# The backend has applied what the brain says.
+# Whether the backend has applied the brain's state.
 readinessProbe:
   httpGet:
     {{- include "localnet.httpGet" (dict "address" . "path" "/livez") | nindent 4 }}
@@ -114,10 +114,10 @@ readinessProbe:
 resources: {{ toJson .Values.resources.brain }}
 {{- end }}
 
-{{/* Probe and resources of a backend: the brain answers for it. */}}
+{{/* Probe and resources of a backend. The brain answers the probe. */}}
 {{- define "localnet.backend" -}}
 {{- with .Values.config.healthzBindAddress }}
-# The brain's answer, 503 once the backend is a minute late: one that does not recover is started anew.
+# The brain answers 503 once the backend is a minute late. The kubelet restarts a backend that does not recover.
 livenessProbe:
   httpGet:
     {{- include "localnet.httpGet" (dict "address" . "path" "/livez") | nindent 4 }}
