@@ -49,7 +49,7 @@ conformance-ipvs: deps vm ## The conformance kit on localnet-ipvs in the guest, 
 	target/debug/localnet-vm --timeout 5400 -- target/debug/localnet-conformance --at-a-time 1 --patience 240 \
 		--claims tcp,udp,sctp,ipv4,ipv6,cluster-ip,external,node-port,answers,source,reject,drop,scopes,affinity,flows \
 		--backend 'target/debug/localnet-ipvs --api {api} {flags}' --cleanup 'target/debug/localnet-ipvs cleanup' \
-		--flush "sh -c 'ipvsadm -C && nft flush ruleset'"
+		--read-back 'target/debug/localnet-ipvs dump' --flush "sh -c 'ipvsadm -C && nft flush ruleset'"
 
 chart: controlplane helm ## The chart: lint, golden manifests, a real API server; and the package in target/
 	$(CARGO) build --locked --workspace --bins
@@ -95,6 +95,7 @@ mutants: ## Turn round each decision of the brain: a test must notice (an hour o
 		printf "score %.1f %% (at least 97 is asked for)\n", score; exit score < 97 }'
 
 bless: deps helm ## Rewrite the expectations (golden files); read the difference before you commit it
+	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-core --test page
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-proto --test descriptor
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-config --test defaults
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-brain --test cases

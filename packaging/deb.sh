@@ -1,9 +1,9 @@
 #!/bin/sh
-# Makes the Debian package: programs, services, manuals and completions.
+# Builds the Debian package: programs, services, manuals and completions.
 #
-#   packaging/deb.sh [amd64|arm64]               target/localnet_VERSION_ARCH.deb
-#   packaging/deb.sh of FOLDER MANUAL ARCH OUT   the same in the folder OUT, of the programs in FOLDER, and of what localnet-manual wrote
-#   COMPRESSION=none …                           quicker, and larger
+#   packaging/deb.sh [amd64|arm64]               writes target/localnet_VERSION_ARCH.deb
+#   packaging/deb.sh of FOLDER MANUAL ARCH OUT   writes it to the folder OUT, with the programs in FOLDER and the output of localnet-manual in MANUAL
+#   COMPRESSION=none …                           builds faster, but the package is larger
 set -eu
 umask 022
 
@@ -15,14 +15,14 @@ export SOURCE_DATE_EPOCH
 maintainer="localnet maintainers <localnet@localhost>"
 
 if [ "${1-}" = of ]; then
-    programs=${2:?the folder of programs}
-    manual=${3:?what localnet-manual wrote}
-    arch=${4:?the processor}
-    out=${5:?where the package is to be}
+    programs=${2:?the folder of the programs is missing}
+    manual=${3:?the folder that localnet-manual wrote is missing}
+    arch=${4:?the architecture is missing}
+    out=${5:?the output folder is missing}
 else
     own=$(dpkg --print-architecture)
     arch=${1:-$own}
-    # This machine's own program writes the manual.
+    # Only a program for this machine's architecture can write the manual.
     if [ "$arch" = "$own" ]; then packaging/programs.sh "$arch"; else packaging/programs.sh "$own" "$arch"; fi
     programs=target/ship/$arch/bin
     manual=target/ship/manual
@@ -39,7 +39,7 @@ put() {
 }
 
 for program in "$programs"/*; do put 755 "$program" usr/bin; done
-# kubectl finds it by this name, as `kubectl localnet`.
+# kubectl runs the program of this name as `kubectl localnet`.
 ln -s localnet "$tree/usr/bin/kubectl-localnet"
 for unit in packaging/systemd/*.service; do put 644 "$unit" usr/lib/systemd/system; done
 put 644 packaging/debian/localnet.sysusers usr/lib/sysusers.d localnet.conf
@@ -48,7 +48,7 @@ put 644 packaging/debian/config.yaml etc/localnet
 put 644 packaging/debian/copyright usr/share/doc/localnet
 for rules in deploy/*; do put 644 "$rules" usr/share/doc/localnet/deploy; done
 gzip --best --no-name --stdout CHANGELOG.md >"$tree/usr/share/doc/localnet/CHANGELOG.md.gz"
-# What Debian reads has one entry: the changes are in the other one.
+# Debian's changelog has one entry, which refers to CHANGELOG.md.
 gzip --best --no-name --stdout >"$tree/usr/share/doc/localnet/changelog.gz" <<EOF
 localnet ($version) unstable; urgency=medium
 
@@ -80,10 +80,11 @@ Depends: systemd | systemd-standalone-sysusers
 Recommends: iptables
 Section: net
 Priority: optional
-Description: Kubernetes Services on a node, in place of kube-proxy
- A brain watches the cluster and serves the state of one node; a backend
- programs nftables, iptables or IPVS with it. Both read kube-proxy's
- configuration.
+Description: Kubernetes service proxy that replaces kube-proxy
+ On each node, a brain watches the cluster and computes what the node has
+ to do for its Services. A backend programs nftables, iptables or IPVS
+ accordingly. Both read kube-proxy's configuration file. The command
+ localnet shows and explains the state of a node.
 EOF
 (cd "$tree" && find . -path ./DEBIAN -prune -o -type f -print0 | sort -z | xargs -0 md5sum | sed 's, \./, ,' >DEBIAN/md5sums)
 dpkg-deb --root-owner-group -Z"${COMPRESSION:-xz}" --build "$tree" "$out/localnet_${version}_$arch.deb"

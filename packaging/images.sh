@@ -1,14 +1,15 @@
 #!/bin/sh
-# Makes the images: each from nothing but static programs; those of iptables, and of the node, have Debian's tools of iptables beside them.
+# Builds the container images. An image contains only static programs; those of localnet-iptables and localnet-node also contain Debian's
+# iptables tools.
 #
-#   packaging/images.sh                   target/images: an OCI layout with all of them, for each processor, and their bills of materials
-#   packaging/images.sh verify            makes everything a second time from an empty folder: the digests must be the same
-#   packaging/images.sh of FOLDER OUT     a layout in OUT of the programs that are in FOLDER/ARCH/bin
+#   packaging/images.sh                   writes target/images: an OCI layout with all images for each architecture, and bills of materials
+#   packaging/images.sh verify            builds everything again from an empty folder, and fails if a digest differs
+#   packaging/images.sh of FOLDER OUT     writes a layout to OUT, with the programs in FOLDER/ARCH/bin
 #
-# Layers, from the bottom: the command `localnet`, which is the same for all of them; the tools; the program.
+# Layers, from the bottom: the command `localnet`, which all images share; the tools; the program.
 #
-# Needs no engine: buildah writes the layout, as root. `skopeo copy --all oci:target/images:localnet-nft-VERSION
-# docker://REGISTRY/localnet-nft:VERSION` sends one to a registry.
+# No container engine is needed: buildah writes the layout, as root. To push an image, run
+# `skopeo copy --all oci:target/images:localnet-nft-VERSION docker://REGISTRY/localnet-nft:VERSION`.
 set -eu
 umask 022
 
@@ -16,10 +17,10 @@ here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/.."
 cache=${LOCALNET_CACHE:-.cache}
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
-# The same date whenever it is made: that of the commit.
+# All files have the date of the commit, so that two builds are identical.
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 export SOURCE_DATE_EPOCH
-# What of an image without tools is sent at most, in MiB.
+# Maximum compressed size of an image without tools, in MiB.
 most=20
 tools="iptables libip4tc2 libip6tc2 libmnl0 libnetfilter-conntrack3 libnfnetlink0 libnftnl11 libxtables12 libc6"
 
@@ -32,8 +33,8 @@ for command in buildah jq; do
     command -v $command >/dev/null || fail "$command is missing: e2e/deps.sh images"
 done
 
-# unpack_tools ARCH TREE: the tools of iptables and the libraries that they load. Packages of any processor come through lists of
-# their own, so that this machine's are as they were.
+# unpack_tools ARCH TREE: unpacks the iptables tools and the libraries that they load. apt uses package lists of its own for this, so this
+# machine's lists do not change.
 unpack_tools() {
     apt=$work/apt-$1
     mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$apt/debs" "$2"
@@ -50,7 +51,7 @@ unpack_tools() {
     find "$2/usr/share" ! -type d ! -path "*/doc/*/copyright" -delete
     find "$2" -type d -empty -delete
     rm -rf "$2"/usr/lib/*/gconv "$2"/usr/lib/*/audit "$2"/lib/*/gconv "$2"/lib/*/audit
-    # Merged, as in Debian's own installations.
+    # Merge them into /usr, as Debian's own installations do.
     for folder in lib lib64 sbin bin; do
         if [ -d "$2/$folder" ]; then
             mkdir -p "$2/usr/$folder"
@@ -59,22 +60,22 @@ unpack_tools() {
         fi
         [ ! -d "$2/usr/$folder" ] || ln -s "usr/$folder" "$2/$folder"
     done
-    # Both flavours; which one is the backend's to choose.
+    # Both flavours: the backend chooses one.
     for family in iptables ip6tables; do
         for flavour in legacy nft; do
             for part in "" -save -restore; do
                 tool=usr/sbin/$family-$flavour$part
                 [ -L "$2/$tool" ] || [ -e "$2/$tool" ] || fail "$tool is not in Debian's iptables"
-                # They find all that they load.
+                # Check that they find their libraries.
                 [ "$1" != "$(dpkg --print-architecture)" ] || chroot "$2" "/$tool" --version >/dev/null || fail "$tool does not start"
             done
         done
     done
 }
 
-# layer NAME ARCH LOWER TREE: the image NAME, of what LOWER has and of a tree of files.
+# layer NAME ARCH LOWER TREE: builds the image NAME from the image LOWER and a tree of files.
 layer() {
-    # Whoever made it, and whenever.
+    # Owner and date do not depend on the build.
     find "$4" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
     user=0
     [ "$1" != localnet-brain ] || user=65532:65532
@@ -92,7 +93,7 @@ store() {
     buildah --root "$work/store" --runroot "$work/run" --storage-driver vfs "$@"
 }
 
-# images ARCH FOLDER: those of one processor, from the programs in a folder.
+# images ARCH FOLDER: builds the images of one architecture from the programs in a folder.
 images() {
     for program in localnet tools brain nft ipvs iptables node; do
         lower=localhost/localnet:$1
@@ -115,7 +116,7 @@ images() {
     done
 }
 
-# make_all FOLDER OUT: images of the programs in FOLDER/ARCH/bin, for all processors under one name.
+# make_all FOLDER OUT: builds multi-platform images of the programs in FOLDER/ARCH/bin.
 make_all() {
     out=$2
     rm -rf "$out"
@@ -140,7 +141,7 @@ make_all() {
     trap - EXIT
 }
 
-# list FOLDER: of each image name, processor, digest, what is sent of it and what it is unpacked, in KiB.
+# list FOLDER: prints name, architecture, digest, compressed and unpacked size in KiB of each image.
 list() {
     blob() { echo "$1/blobs/$2" | tr : /; }
     jq -r '.manifests[] | .annotations["org.opencontainers.image.ref.name"] + " " + .digest' "$1/index.json" | sort | while read -r name index; do
@@ -153,7 +154,7 @@ list() {
     done
 }
 
-# What each program is made of.
+# The bill of materials of each program.
 bills() {
     sbom=$cache/cargo-sbom/bin/cargo-sbom
     [ -x "$sbom" ] || cargo install --quiet --locked --root "$cache/cargo-sbom" cargo-sbom
@@ -172,19 +173,19 @@ case ${1-} in
             echo "$name $arch: $sent KiB, unpacked $unpacked KiB, $digest"
             case $name in
                 localnet-iptables* | localnet-node*) ;;
-                *) [ "$sent" -le $((most * 1024)) ] || fail "$name has $sent KiB: $most MiB are the most" ;;
+                *) [ "$sent" -le $((most * 1024)) ] || fail "$name has $sent KiB compressed; the limit is $most MiB" ;;
             esac
         done
         ;;
     verify)
-        [ -f target/images/index.json ] || fail "there are none to compare with: make images"
+        [ -f target/images/index.json ] || fail "there are no images to compare with: run make images first"
         list target/images >target/ship/first
         rm -rf target/ship/build target/ship/a*64
         packaging/programs.sh
         make_all target/ship target/ship/again
-        list target/ship/again | diff target/ship/first - || fail "made a second time, they have other digests"
+        list target/ship/again | diff target/ship/first - || fail "the second build has other digests"
         echo "made a second time, all have the same digests"
         ;;
     of) make_all "${2:?the folder of ARCH/bin}" "${3:?where the layout is to be}" ;;
-    *) fail "$1: verify, or of, or nothing" ;;
+    *) fail "unknown argument $1: use verify, of, or no argument" ;;
 esac

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Builds the programs as they are shipped: static, so that they run on any Linux of their processor, and the same bytes each time.
+# Builds the programs for shipping. They are static, so they run on any Linux of their architecture, and two builds are identical.
 #
-#   packaging/programs.sh [amd64|arm64]…     into target/ship/ARCH/bin; all that can be built here, if none is named
+#   packaging/programs.sh [amd64|arm64]…     builds into target/ship/ARCH/bin; without an argument, for all architectures that this machine supports
 #
-# This machine's processor is built for by the Rust that is there; it writes manual pages and completions too, into target/ship/manual.
-# arm64 is built on amd64 by Debian's Rust, which comes with the source of the standard library and is unpacked aside
-# (`e2e/wine/build.sh compiler`), and linked by Debian's gcc-aarch64-linux-gnu.
+# The installed Rust builds for this machine's architecture, and writes manual pages and completions into target/ship/manual.
+# On amd64, Debian's Rust builds for arm64: it comes with the source of the standard library, and `e2e/wine/build.sh compiler` unpacks it into
+# the cache. Debian's gcc-aarch64-linux-gnu links the programs.
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -15,12 +15,12 @@ here=$(dpkg --print-architecture)
 programs="localnet-brain localnet-nft localnet-iptables localnet-ipvs localnet-node localnet"
 flags=
 for program in $programs; do flags="$flags -p $program"; done
-# No path of this machine is in what is shipped.
+# The programs contain no path of this machine.
 remap="--remap-path-prefix=$root=localnet --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo"
-# Names of functions stay, for profiles and panics; lines would be twice as much again as the program.
+# Keep the names of functions, for profiles and panics. Line numbers would make the programs three times as large.
 export CARGO_PROFILE_RELEASE_DEBUG="${CARGO_PROFILE_RELEASE_DEBUG:-none}" CARGO_PROFILE_RELEASE_STRIP=debuginfo
 export CARGO_TARGET_DIR=target/ship/build
-# What C says of the time when it is compiled (mimalloc does): that of the commit.
+# C code that contains its time of compilation (mimalloc) gets the time of the commit.
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 export SOURCE_DATE_EPOCH
 
@@ -34,7 +34,7 @@ build() {
     case $arch in
         amd64) target=x86_64-unknown-linux-gnu ;;
         arm64) target=aarch64-unknown-linux-gnu ;;
-        *) fail "$arch: amd64 or arm64" ;;
+        *) fail "$arch: only amd64 and arm64 are supported" ;;
     esac
     began=$(date +%s)
     if [ "$arch" = "$here" ]; then
@@ -46,7 +46,7 @@ build() {
     elif [ "$here-$arch" = amd64-arm64 ]; then
         cross
     else
-        fail "$arch: there is no way from $here"
+        fail "$arch: this is not possible on $here"
     fi
     mkdir -p "target/ship/$arch/bin"
     for program in $programs; do
@@ -55,11 +55,11 @@ build() {
     echo "programs for $arch: $(($(date +%s) - began)) s"
 }
 
-# linker CC: cargo's linker for this processor is this compiler, and adds names.c. By its name rustc knows which flags it takes.
+# linker CC: makes this compiler cargo's linker, and adds names.c. rustc derives the flags from its name.
 linker() {
     mkdir -p "target/ship/$arch"
     if ! cmp --quiet packaging/names.c "target/ship/$arch/names.c"; then
-        # Cargo does not know what they were linked with.
+        # Cargo does not notice a change of what it links.
         rm -rf "${CARGO_TARGET_DIR:?}/$target"
         "$1" -std=c11 -O2 -Wall -Wextra -Werror -c -o "target/ship/$arch/names.o" packaging/names.c
         printf '#!/bin/sh\nexec %s "%s" "$@"\n' "$1" "$root/target/ship/$arch/names.o" >"target/ship/$arch/gcc"
@@ -69,13 +69,13 @@ linker() {
     export "CARGO_TARGET_$(echo "$target" | tr a-z- A-Z_)_LINKER=$root/target/ship/$arch/gcc"
 }
 
-# arm64 on amd64. The library is built along.
+# Builds for arm64 on amd64, together with the standard library.
 cross() {
     command -v aarch64-linux-gnu-gcc >/dev/null || fail "arm64: aarch64-linux-gnu-gcc is missing: e2e/deps.sh images"
     linker aarch64-linux-gnu-gcc
     e2e/wine/build.sh compiler
     rust=$(cd "${LOCALNET_CACHE:-.cache}/wine/rust/usr" && pwd -P)
-    # jemalloc ends a program whose kernel has larger pages than it was made for: those of arm64 have 4, 16 or 64 KiB.
+    # jemalloc aborts if the kernel's pages are larger than it was built for. Pages of arm64 have 4, 16 or 64 KiB.
     # shellcheck disable=SC2086 # a list of words
     env -u RUSTUP_TOOLCHAIN -u RUSTC_WRAPPER -u RUSTC_WORKSPACE_WRAPPER -u CARGO_ENCODED_RUSTFLAGS -u CARGO_BUILD_TARGET \
         LD_LIBRARY_PATH="$rust/lib/x86_64-linux-gnu" CARGO="$rust/bin/cargo" RUSTC="$rust/bin/rustc" RUSTDOC="$rust/bin/rustdoc" \

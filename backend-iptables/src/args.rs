@@ -1,4 +1,4 @@
-//! The backend's flags, and the program that they run.
+//! The command line of `localnet-iptables`, and the program that runs it.
 
 use clap::{Parser, Subcommand};
 use ipnet::IpNet;
@@ -21,7 +21,7 @@ use tracing::{info, warn};
 
 use crate::{Flavour, IptablesBackend, LiveBackend, Tools, dry_run::DryRun, served};
 
-/// `localnet-iptables`
+/// The command line of `localnet-iptables`.
 #[derive(Debug, Parser)]
 #[command(name = "localnet-iptables", version, about = "Program Services into iptables")]
 pub struct Arguments {
@@ -52,7 +52,8 @@ enum Command {
 /// Runs the program.
 ///
 /// # Errors
-/// Flags or configuration are wrong, iptables cannot be programmed at all, or with `--once` anything failed.
+/// A flag or the configuration is invalid, or iptables cannot be programmed at all. With `--once`, any other failure is an error,
+/// too.
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let Arguments { command, client, config, iptables_flavour, dry_run } = arguments;
     let (config, only_init) = match command {
@@ -101,8 +102,8 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     program::follow(*running, concerns, open, source, terminated()).await
 }
 
-/// Opens the backend of this node for a configuration, and sets what else of the node that configures. It uses the tools of
-/// `flavour`, or of the one that the host's rules show. Must be called in a tokio runtime.
+/// Opens the backend of this node for a configuration, and applies the configured node settings. If `flavour` is `None`, the
+/// host's rules decide which tools it uses. Must be called in a tokio runtime.
 ///
 /// # Errors
 /// iptables cannot be programmed at all.
@@ -113,9 +114,9 @@ pub async fn open(args: &ConfigArgs, said: &Config, flavour: Option<Flavour>) ->
     let localhost = wants_localhost(said) && route_localhost(&Settings::default());
     let backend = LiveBackend::open(args.config(said), localhost, Tools::find(flavour)?).await?;
     if args.kube_proxy.configures_node() {
-        Setup::of(&said.linux).at_start(&Settings::default());
+        Setup::from_config(&said.linux).at_start(&Settings::default());
     }
-    // As kube-proxy does: asked once, after what is configured is set.
+    // Read only once, after the configured value is set. kube-proxy does the same.
     let liberal = is_liberal(said, &Settings::default());
     if liberal {
         info!(
@@ -125,16 +126,16 @@ pub async fn open(args: &ConfigArgs, said: &Config, flavour: Option<Flavour>) ->
     Ok(Adapter::new(if liberal { backend.forwarding_invalid() } else { backend }))
 }
 
-/// Whether connection tracking accepts TCP packets outside of their window. Then what it still calls invalid is mostly traffic of which
-/// this node sees one direction only, and is to be forwarded.
+/// Whether connection tracking accepts TCP packets outside of their window. The packets that it then still calls invalid mostly
+/// belong to connections of which this node sees only one direction, and have to be forwarded.
 fn is_liberal(said: &Config, settings: &Settings) -> bool {
     said.linux.conntrack.tcp_be_liberal || settings.get(TCP_BE_LIBERAL).is_ok_and(|value| value != 0)
 }
 
 const TCP_BE_LIBERAL: &str = "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 
-/// Whether NodePorts are to be answered on 127.0.0.1. As in kube-proxy only where they are answered on all addresses, or
-/// on loopback ones by name.
+/// Whether NodePorts answer on 127.0.0.1. As in kube-proxy, this requires that they answer on all addresses, or that a configured
+/// network contains loopback addresses.
 pub fn wants_localhost(said: &Config) -> bool {
     let named = |cidr: &IpNet| matches!(cidr, IpNet::V4(cidr) if cidr.prefix_len() == 0 || cidr.addr().is_loopback());
     said.iptables.localhost_node_ports
@@ -145,7 +146,7 @@ pub fn wants_localhost(said: &Config) -> bool {
         }
 }
 
-/// Lets what a process sends to a loopback address be translated and leave the node; says whether it is so.
+/// Sets `route_localnet`, so that packets to a loopback address can be translated and leave the node. Returns whether it is set.
 fn route_localhost(settings: &Settings) -> bool {
     match settings.ensure(ROUTE_LOCALNET, 1) {
         Ok(Set::Already) => true,
@@ -164,30 +165,35 @@ fn route_localhost(settings: &Settings) -> bool {
 
 const ROUTE_LOCALNET: &str = "proc/sys/net/ipv4/conf/all/route_localnet";
 
-/// Removes the chains of this program, and of kube-proxy's iptables mode; of all flavours if none is chosen.
+/// Removes the chains of this program and of kube-proxy's iptables mode. If `flavour` is `None`, it removes those of both
+/// flavours.
 ///
 /// # Errors
 /// The tools are missing, or fail.
 pub fn cleanup(flavour: Option<Flavour>) -> anyhow::Result<()> {
     for flavour in flavour.map_or(vec![Flavour::Nft, Flavour::Legacy], |flavour| vec![flavour]) {
         if flavour.is_in_use() {
-            // What is removed does not depend on the configuration.
+            // The configuration does not influence what a cleanup removes.
             IptablesBackend::new(vips::Config::default(), Tools::find(flavour)?).remove_all()?;
         }
     }
     Ok(())
 }
 
-/// What needs more privileges than the rest, in a process of its own: the command `init`, kube-proxy's `--init-only`.
+/// Applies the settings that need more privileges, in a process of its own: the command `init`, or kube-proxy's `--init-only`.
 ///
 /// # Errors
-/// Something could not be set.
+/// A setting could not be applied.
 pub fn init(said: &Config) -> anyhow::Result<()> {
-    let settings = Settings::default();
-    if wants_localhost(said) {
-        settings.ensure(ROUTE_LOCALNET, 1)?;
-    }
-    Setup::of(&said.linux).init(&settings)
+    init_in(said, &Settings::default())
+}
+
+/// Applies the settings under a root folder. A setting that fails does not stop the others.
+fn init_in(said: &Config, settings: &Settings) -> anyhow::Result<()> {
+    let localhost = if wants_localhost(said) { settings.ensure(ROUTE_LOCALNET, 1).map(drop) } else { Ok(()) };
+    let limits = Setup::from_config(&said.linux).init(settings);
+    localhost?;
+    limits
 }
 
 #[cfg(test)]
@@ -216,9 +222,47 @@ mod tests {
     }
 
     #[test]
+    fn init_makes_each_setting_that_it_can() {
+        const UDP_TIMEOUT: &str = "proc/sys/net/netfilter/nf_conntrack_udp_timeout";
+        for (localhost, has_route, has_timeout, expected) in [
+            (true, true, true, None),
+            (false, true, true, None),
+            (true, false, true, Some("net.ipv4.conf.all.route_localnet")),
+            (true, true, false, Some("net.netfilter.nf_conntrack_udp_timeout")),
+        ] {
+            let about = format!("{localhost} {has_route} {has_timeout}");
+            let root = tempfile::tempdir().unwrap();
+            for (name, value) in [(has_route, (ROUTE_LOCALNET, "0")), (has_timeout, (UDP_TIMEOUT, "30"))]
+                .into_iter()
+                .filter_map(|(has, setting)| has.then_some(setting))
+            {
+                let path = root.path().join(name);
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(path, value).unwrap();
+            }
+            let text = format!(
+                "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\niptables: {{localhostNodePorts: {localhost}}}\n\
+                 conntrack: {{maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s, udpTimeout: 17s}}\n"
+            );
+            let reader = Reader { platform: Platform::Linux, empty_mode: Mode::Iptables };
+            let config = reader.read(&text).unwrap().config;
+            let done = init_in(&config, &Settings::at(root.path()));
+            let value = |name: &str| std::fs::read_to_string(root.path().join(name)).ok();
+            let route = has_route.then(|| if localhost { "1" } else { "0" }.to_owned());
+            assert_eq!(value(ROUTE_LOCALNET), route, "{about}");
+            assert_eq!(value(UDP_TIMEOUT), has_timeout.then(|| "17".to_owned()), "{about}");
+            match (done, expected) {
+                (Ok(()), None) => {}
+                (Err(error), Some(setting)) => assert!(error.to_string().contains(setting), "{about}: {error}"),
+                (done, _) => panic!("{about}: {done:?}"),
+            }
+        }
+    }
+
+    #[test]
     fn loopback_addresses_answer_where_they_may() {
         for (version, lines, expected) in [
-            // By default as kube-proxy reads its file, and not in the next version.
+            // The default of v1alpha1 is that of kube-proxy; v1alpha2 has another one.
             ("v1alpha1", "", true),
             ("v1alpha2", "", false),
             ("v1alpha2", "iptables: {localhostNodePorts: true}\nnodePortAddresses: [primary]", false),

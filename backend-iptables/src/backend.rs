@@ -1,5 +1,5 @@
-//! [`IptablesBackend`]: calls in, one `iptables-restore` for each family out; what is not known is read, what is refused is
-//! left out.
+//! [`IptablesBackend`]: collects the calls of `Listener` and applies them with one `iptables-restore` per family. It reads
+//! tables whose content is unknown, and skips Services that the kernel refuses.
 
 use std::{
     cell::Cell,
@@ -11,11 +11,11 @@ use anyhow::Context as _;
 use localnet_client::{
     RuleCount, Synced,
     incremental::{Listener, PortEndpoint},
-    vips::{Config, Effective, Notice},
+    vips::{self, Config, Effective},
 };
 use localnet_linux::{
     conntrack::{Commit, Frontend},
-    shortage::says_shortage,
+    shortage::message_is_shortage,
 };
 use localnet_proto::{Family, Node, Revision, Service, ServiceKey};
 use tracing::{debug, info, warn};
@@ -23,30 +23,31 @@ use tracing::{debug, info, warn};
 use crate::{
     cleanup,
     desired::{Desired, frontend, index},
-    kernel::{Error, Kernel},
+    kernel::Kernel,
     plan::Table,
     ruleset::{Lines, Ruleset, Subject},
     save::Reader,
+    tool::Error,
 };
 
-/// Programs iptables.
+/// Programs iptables through a `Kernel`.
 #[derive(Debug)]
 pub struct IptablesBackend<K> {
     kernel: K,
     desired: Desired,
-    /// Nothing was committed yet.
+    /// Whether nothing was applied yet.
     first: bool,
-    /// The VIPs in the tables when they were read.
+    /// The VIPs that the tables contained when they were last read, by family.
     found: [Vec<Frontend>; 2],
-    /// How many rules the last sync wrote, by family and table.
+    /// The number of rules that the last sync wrote, by family and table.
     written: [[u64; 2]; 2],
-    /// The families whose tables the last sync had to read.
+    /// The families whose tables the last sync read.
     read: BTreeSet<Family>,
 }
 
-/// So many services may be refused in one sync before it is given up: then it is not the services.
+/// How many Services one sync may skip as refused. Beyond that, the cause is not in the Services, and the sync fails.
 const MAX_REFUSED: usize = 16;
-/// So often chains are left because somebody refers to them.
+/// How many chains one sync may keep because rules of other programs refer to them.
 const MAX_KEPT: usize = 64;
 
 impl<K: Kernel> IptablesBackend<K> {
@@ -62,47 +63,48 @@ impl<K: Kernel> IptablesBackend<K> {
         }
     }
 
-    /// More VIPs of a family than these are reached by groups: a thousand, if nothing is said.
+    /// Sets the number of VIPs of a family above which they are grouped by network. The default is 1000.
     pub fn with_many_vips(mut self, vips: usize) -> Self {
         self.desired.set_many_vips(vips);
         self
     }
 
-    /// Packets that connection tracking calls invalid are forwarded. Without this they are dropped, as by kube-proxy: to be told before
+    /// Forwards packets that connection tracking calls invalid. By default they are dropped, as kube-proxy does. Call this before
     /// the first state.
     pub fn forwarding_invalid(mut self) -> Self {
         self.desired.forward_invalid();
         self
     }
 
-    /// NodePorts are answered on 127.0.0.1, too. Without `route_localnet` of the kernel what is sent there does not leave the node.
+    /// Answers NodePorts on 127.0.0.1, too. This needs the sysctl `route_localnet`; without it, such packets never leave the
+    /// node.
     pub fn with_localhost_node_ports(mut self) -> Self {
         self.desired.answer_on_localhost();
         self
     }
 
-    /// What the backend writes to.
+    /// The kernel that the backend programs.
     pub fn kernel(&self) -> &K {
         &self.kernel
     }
 
-    /// What the backend writes to.
+    /// The kernel that the backend programs.
     pub fn kernel_mut(&mut self) -> &mut K {
         &mut self.kernel
     }
 
-    /// The tables of a family as they should be, after a sync.
+    /// The desired state of a family's tables, as of the last sync.
     pub fn plan(&self, family: Family) -> &Ruleset {
         self.desired.ruleset(family)
     }
 
-    /// What the last sync changed for flows.
+    /// The VIPs whose flows may be stale after the last sync.
     pub fn take_commit(&mut self) -> Commit {
         let remembered = std::mem::take(&mut self.found).concat();
         Commit { frontends: self.desired.take_moved(), remembered, recheck: false }
     }
 
-    /// How many rules there are in each table of each family, and how many of them the last sync wrote.
+    /// The number of rules in each table of each family, in total and written by the last sync.
     pub fn rule_counts(&self) -> [Vec<RuleCount>; 2] {
         let of_family = |family| {
             let count = |(table, last): (Table, u64)| {
@@ -117,20 +119,20 @@ impl<K: Kernel> IptablesBackend<K> {
         Family::BOTH.map(of_family)
     }
 
-    /// It is no longer known what the tables hold: the next sync reads them.
+    /// Forgets the content of the tables, so that the next sync reads them.
     pub fn forget(&mut self) {
         Family::BOTH.into_iter().for_each(|family| self.desired.forget(family));
     }
 
-    /// Tells the addresses of the node's interfaces; says whether the next sync moves NodePorts for it.
+    /// Sets the addresses of the node's interfaces. Returns whether the next sync moves NodePorts because of them.
     pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
         self.desired.set_local_addresses(addresses)
     }
 
-    /// Reads the tables; says whether they hold anything else than they should.
+    /// Reads the tables and returns whether they differ from the desired state.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// The tables cannot be read.
     pub fn look(&mut self) -> Result<bool, Error> {
         self.forget();
         let mut wrong = false;
@@ -141,14 +143,14 @@ impl<K: Kernel> IptablesBackend<K> {
         Ok(wrong)
     }
 
-    /// Says whether what leads to our chains of a table is still there. Much cheaper than [`Self::look`], and sees what a flush of a table
-    /// does, but not what becomes of single chains of services.
+    /// Whether the kernel's own chains of a table still jump to our chains. This is much cheaper than [`Self::look`]. It notices
+    /// when another program flushes the table, but not when it changes the chain of one Service.
     pub fn is_entered(&mut self, table: Table) -> bool {
         let text = cleanup::check(table);
         self.families().into_iter().all(|family| self.kernel.test(family, &text).is_ok())
     }
 
-    /// The next sync tries them again, though they have not changed.
+    /// Lets the next sync retry the refused Services, although they have not changed.
     pub fn retry_refused(&mut self) {
         self.desired.retry_refused();
     }
@@ -157,10 +159,10 @@ impl<K: Kernel> IptablesBackend<K> {
         Family::BOTH.into_iter().filter(|family| self.kernel.has_family(*family)).collect()
     }
 
-    /// Makes the kernel hold what was told. One family is no hostage of the other.
+    /// Makes the kernel hold the desired state. A family that fails does not stop the other.
     ///
     /// # Errors
-    /// Something that is not of one service is refused, or the tools cannot be run, in all families.
+    /// In every family, the tools cannot be run or the kernel refuses something that belongs to no single Service.
     pub fn apply(&mut self) -> anyhow::Result<Synced> {
         if std::mem::take(&mut self.first) && !self.kernel.has_family(Family::V6) {
             info!("this host has no IPv6: only IPv4 is programmed");
@@ -178,8 +180,9 @@ impl<K: Kernel> IptablesBackend<K> {
                 let result = self.write(family, &mut refused).context("program iptables");
                 failed.extend(result.err().map(|error| (family, error)));
             }
-            // What one family refused has to leave the other as well; and who changed one may have changed both. A family that
-            // failed is forgotten too, but trying it at once again is no use.
+            // A Service that one family refuses is skipped in both, and a program that changed one family may have changed
+            // both. So the loop goes on until every family is known. A failed family is unknown, too, but an immediate retry
+            // would fail again.
             let forgotten = |family: Family| !self.desired.ruleset(family).is_known();
             if refused == before && (!failed.is_empty() || !self.families().into_iter().any(forgotten)) {
                 break failed;
@@ -194,7 +197,7 @@ impl<K: Kernel> IptablesBackend<K> {
     }
 
     fn write(&mut self, family: Family, refused: &mut usize) -> anyhow::Result<()> {
-        // What was just read is as the kernel has it: if it then refuses a change, the change is to blame.
+        // Right after a read, the tables are known exactly. If the kernel then refuses a change, the change is the cause.
         let mut fresh = false;
         let mut kept = 0;
         loop {
@@ -204,13 +207,13 @@ impl<K: Kernel> IptablesBackend<K> {
                 return Ok(());
             };
             let refusal = match &error {
-                // Want of memory strikes whoever comes next: that line is not to blame.
-                Error::Refused { line, message } if fresh && !says_shortage(message) => {
+                // A shortage of memory can hit any line, so that line is not the cause.
+                Error::Refused { line, message } if fresh && !message_is_shortage(message) => {
                     Some((self.refusal(family, *line), message))
                 }
                 _ => None,
             };
-            // One of its tables may have been written.
+            // The kernel may have written one of the two tables.
             self.desired.forget(family);
             let Some((Refusal { subject, rule, subjects }, message)) = refusal else {
                 if fresh || !matches!(error, Error::Refused { .. }) {
@@ -239,14 +242,14 @@ impl<K: Kernel> IptablesBackend<K> {
             *refused += 1;
             let text = format!("left out, and tried again later: {why}");
             if self.desired.refuse(&service, text.clone()) {
-                warn!("{}", Notice { service, text });
+                warn!("{}", vips::refused(&service, text));
             } else {
                 debug!(%service, text, "still refused");
             }
         }
     }
 
-    /// Writes what differs, if anything does.
+    /// Writes the diff, unless it is empty.
     fn restore(&mut self, family: Family) -> Result<(), Error> {
         let input = self.desired.input(family, None);
         if input.is_empty() {
@@ -260,7 +263,7 @@ impl<K: Kernel> IptablesBackend<K> {
         Ok(())
     }
 
-    /// What a line was about that was refused.
+    /// The line of the input that was refused, and what it belongs to.
     fn refusal(&self, family: Family, line: usize) -> Refusal {
         let input = self.desired.input(family, None);
         let (subject, rule) = input.line(line).unwrap_or((Subject::Commit, String::new()));
@@ -268,7 +271,8 @@ impl<K: Kernel> IptablesBackend<K> {
         Refusal { subject, rule, subjects }
     }
 
-    /// The kernel refuses a table without a word on which rule it is: finds the first service without which it takes it.
+    /// Finds the first Service that makes the kernel refuse a table. The kernel does not name the rule when it refuses at the
+    /// commit.
     fn search(&mut self, family: Family, subjects: &BTreeSet<Subject>) -> anyhow::Result<Option<(ServiceKey, String)>> {
         let owners = self.desired.owners(family);
         let concerned: BTreeSet<&ServiceKey> = subjects.iter().filter_map(|subject| owners.get(subject)).collect();
@@ -279,7 +283,7 @@ impl<K: Kernel> IptablesBackend<K> {
         }
         let (mut good, mut bad) = (0, all.len());
         let mut why = None;
-        // Services before `good` are taken; of those before `bad` one is not.
+        // The kernel accepts all Services before `good`, and refuses one of those before `bad`.
         while bad > good {
             let middle = good + (bad - good).div_ceil(2);
             match self.attempt(family, &owners, &all[good..middle])? {
@@ -294,7 +298,7 @@ impl<K: Kernel> IptablesBackend<K> {
         Ok(why)
     }
 
-    /// Writes those services' part of what differs; says why not, if it is refused.
+    /// Writes the diff of these Services only. Returns the kernel's message if it refuses.
     fn attempt(
         &mut self,
         family: Family,
@@ -313,12 +317,12 @@ impl<K: Kernel> IptablesBackend<K> {
         self.desired.forget(family);
         match result {
             Ok(()) => Ok(None),
-            Err(Error::Refused { message, .. }) if !says_shortage(&message) => Ok(Some(message)),
+            Err(Error::Refused { message, .. }) if !message_is_shortage(&message) => Ok(Some(message)),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Reads the tables if it is not known what they hold; says whether it did.
+    /// Reads the tables if their content is unknown. Returns whether it read them.
     fn read_unknown(&mut self, family: Family) -> Result<bool, Error> {
         if self.desired.ruleset(family).is_known() {
             return Ok(false);
@@ -332,10 +336,10 @@ impl<K: Kernel> IptablesBackend<K> {
         Ok(true)
     }
 
-    /// Removes all that this backend, or a kube-proxy in its iptables mode, has written.
+    /// Removes everything that this backend, or a kube-proxy in iptables mode, has written.
     ///
     /// # Errors
-    /// The tools cannot be run, or others refer to what is to go.
+    /// The tools cannot be run, or rules of other programs refer to a chain that has to go.
     pub fn remove_all(&mut self) -> anyhow::Result<()> {
         self.forget();
         for family in self.families() {
@@ -400,15 +404,15 @@ impl<K: Kernel> Listener for IptablesBackend<K> {
     }
 }
 
-/// A line that was refused.
+/// A refused line of the input.
 struct Refusal {
     subject: Subject,
     rule: String,
-    /// If the whole table was refused: all that was written.
+    /// Everything that the input contained, if the kernel refused the whole table.
     subjects: BTreeSet<Subject>,
 }
 
-/// Counts the rules that are written to each table.
+/// Lines of input that count, per table, the rules that are written.
 struct Counted<'a> {
     input: &'a dyn Lines,
     rules: Cell<[u64; 2]>,
@@ -429,7 +433,7 @@ impl Lines for Counted<'_> {
     }
 }
 
-/// The tools take their time: other tasks of this thread go elsewhere meanwhile.
+/// Runs `work`, which blocks while the tools run. A multi-threaded runtime moves the other tasks of this thread elsewhere.
 pub(crate) fn blocking<T>(work: impl FnOnce() -> T) -> T {
     use tokio::runtime::{Handle, RuntimeFlavor};
     match Handle::try_current().map(|handle| handle.runtime_flavor()) {

@@ -1,4 +1,4 @@
-//! What removes all that is ours, and what asks whether it is still entered. The kubelet's chains are not ours.
+//! The input that removes everything of ours, and the input that checks our jumps. The kubelet's chains are not ours.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
@@ -7,7 +7,7 @@ use crate::{
     save::Found,
 };
 
-/// The input that removes what was found: ours, or what a kube-proxy in its iptables mode left. Empty if there is nothing.
+/// The input that removes what this backend, or a kube-proxy in iptables mode, left in the tables. Empty if nothing is left.
 pub fn removal(saved: &str) -> String {
     let found = Found::read(saved);
     let mut text = String::new();
@@ -36,7 +36,7 @@ pub fn removal(saved: &str) -> String {
     text
 }
 
-/// The input that a restore takes only as long as our chains of a table are entered.
+/// The input that a restore accepts only if the kernel's own chains of a table still jump to ours.
 pub fn check(table: Table) -> String {
     let mut text = format!("*{table}\n");
     for jump in fixed::jumps().iter().filter(|jump| jump.table == table) {

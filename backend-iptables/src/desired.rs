@@ -1,10 +1,10 @@
-//! What the kernel should hold, kept up to date as services change.
+//! The desired state of the kernel, updated as Services change.
 //!
 //! ```text
 //!  Listener's calls ──► client::vips (one owner for each VIP) ──► ports ──► plan::port ──► Ruleset ×2
 //! ```
 //!
-//! No I/O. Costs what changed: only ports of which a VIP changed are planned again.
+//! No I/O. The cost of an update depends on the changes: only ports with a changed VIP are planned again.
 
 mod tables;
 
@@ -15,9 +15,9 @@ use std::{
 };
 
 use localnet_client::{
-    Skipped,
+    Diagnostic,
     incremental::PortEndpoint,
-    vips::{Config, Effective, Notice, VipKey, Vips},
+    vips::{Config, Effective, VipKey, Vips},
 };
 use localnet_linux::conntrack::{self, Endpoints, Frontend};
 use localnet_proto::{Endpoint, EndpointPort, Family, Node, Protocol, Service, ServiceKey};
@@ -30,49 +30,49 @@ use crate::{
     save::Found,
 };
 
-/// What the kernel should hold.
+/// The desired state of the kernel.
 #[derive(Debug)]
 pub struct Desired {
     vips: Vips,
     tables: Tables,
-    /// Services that differ from those told to `vips`.
+    /// The Services that changed since `vips` last received them.
     staged: BTreeSet<ServiceKey>,
-    /// After a reset: the services as they were.
+    /// After a reset, the Services before it.
     former: Option<BTreeMap<ServiceKey, Arc<Service>>>,
 }
 
 impl Desired {
-    /// Nothing yet.
+    /// An empty desired state.
     pub fn new(config: Config) -> Self {
         Self { vips: Vips::new(config), tables: Tables::new(), staged: BTreeSet::new(), former: None }
     }
 
-    /// The configuration that plans are made with; none before the first state.
+    /// The configuration that the plans use; `None` before the first state.
     pub fn configuration(&self) -> Option<Effective> {
         self.vips.effective()
     }
 
-    /// More VIPs of a family than these are reached by groups; to be told before anything else.
+    /// Sets the number of VIPs of a family above which they are grouped by network. Call this before anything else.
     pub fn set_many_vips(&mut self, vips: usize) {
         self.tables.many_vips = vips;
     }
 
-    /// What connection tracking calls invalid is forwarded; to be told before anything else.
+    /// Forwards packets that connection tracking calls invalid. Call this before anything else.
     pub fn forward_invalid(&mut self) {
         self.tables.drop_invalid = false;
     }
 
-    /// NodePorts are answered on 127.0.0.1, too; to be told before anything else.
+    /// Answers NodePorts on 127.0.0.1, too. Call this before anything else.
     pub fn answer_on_localhost(&mut self) {
         self.vips.answer_on_localhost();
     }
 
-    /// See [`localnet_client::incremental::Listener`].
+    /// Sets the node. See [`localnet_client::incremental::Listener`].
     pub fn set_node(&mut self, node: &Node) {
         self.vips.set_node(node);
     }
 
-    /// See [`localnet_client::incremental::Listener`].
+    /// Adds or changes a Service. See [`localnet_client::incremental::Listener`].
     pub fn set_service(&mut self, head: &Service) {
         let mut service = head.clone();
         if let Some(known) = self.tables.services.get(&head.key) {
@@ -82,18 +82,18 @@ impl Desired {
         self.staged.insert(head.key.clone());
     }
 
-    /// See [`localnet_client::incremental::Listener`].
+    /// Deletes a Service. See [`localnet_client::incremental::Listener`].
     pub fn delete_service(&mut self, key: &ServiceKey) {
         self.tables.services.remove(key);
         self.staged.insert(key.clone());
     }
 
-    /// See [`localnet_client::incremental::Listener`].
+    /// Adds or changes an endpoint. See [`localnet_client::incremental::Listener`].
     pub fn set_endpoint(&mut self, key: &ServiceKey, endpoint: &PortEndpoint) {
         self.change_endpoint(key, endpoint, true);
     }
 
-    /// See [`localnet_client::incremental::Listener`].
+    /// Deletes an endpoint. See [`localnet_client::incremental::Listener`].
     pub fn delete_endpoint(&mut self, key: &ServiceKey, endpoint: &PortEndpoint) {
         self.change_endpoint(key, endpoint, false);
     }
@@ -119,19 +119,19 @@ impl Desired {
         }
     }
 
-    /// All is told anew.
+    /// Starts over: all Services that still exist are set again.
     pub fn reset(&mut self) {
         let services = std::mem::take(&mut self.tables.services);
         self.former.get_or_insert(services);
     }
 
-    /// Tells the addresses of the node's interfaces; says whether NodePorts move for it.
+    /// Sets the addresses of the node's interfaces. Returns whether NodePorts move because of them.
     pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
         self.vips.set_local_addresses(addresses)
     }
 
-    /// Makes all that was told desired. Says what is not programmed, once.
-    pub fn settle(&mut self) -> Vec<Notice> {
+    /// Plans all changes since the last call. Returns diagnostics of what is not programmed, each once.
+    pub fn settle(&mut self) -> Vec<Diagnostic> {
         let former = self.former.take().unwrap_or_default();
         self.staged.extend(former.keys().filter(|key| !self.tables.services.contains_key(*key)).cloned());
         for key in std::mem::take(&mut self.staged) {
@@ -141,7 +141,7 @@ impl Desired {
             let service = self.tables.services.get(&key).cloned();
             let known = former.get(&key);
             if let Some(known) = known.filter(|known| Some(*known) == service.as_ref()) {
-                // Told anew, and the same: one copy is enough.
+                // The Service is unchanged after a reset. Keep the earlier copy and drop the new one.
                 self.tables.services.insert(key, known.clone());
                 continue;
             }
@@ -155,8 +155,8 @@ impl Desired {
         settled.notices
     }
 
-    /// Takes a service out that the kernel refuses; the others are programmed without it until it changes or is tried again.
-    /// Says whether that is news.
+    /// Skips a Service that the kernel refuses, until it changes or is retried. The others are programmed without it.
+    /// Returns whether this refusal is new.
     pub fn refuse(&mut self, key: &ServiceKey, why: String) -> bool {
         let is_news = self.vips.refuse(key, why, &mut self.tables);
         if let Some(facts) = self.vips.facts() {
@@ -165,18 +165,18 @@ impl Desired {
         is_news
     }
 
-    /// The services that the kernel refuses.
+    /// The Services that the kernel refuses.
     pub fn refused(&self) -> BTreeSet<ServiceKey> {
         self.vips.refused()
     }
 
-    /// They are tried again when this settles next, though they have not changed.
+    /// Lets the next `settle` retry the refused Services, although they have not changed.
     pub fn retry_refused(&mut self) {
         self.vips.retry_refused();
     }
 
-    /// What of the services is not programmed, and why.
-    pub fn skipped(&self) -> Vec<Skipped> {
+    /// Diagnostics of everything that is not programmed.
+    pub fn skipped(&self) -> Vec<Diagnostic> {
         self.vips.skipped()
     }
 
@@ -185,43 +185,45 @@ impl Desired {
         &self.tables.rulesets[index(family)]
     }
 
-    /// What makes the tables of a family hold what they should; only what `wanted` allows of what depends on services.
+    /// The input that makes a family's tables hold the desired state. If `wanted` is set, it selects which chains and lines of
+    /// Services the input contains.
     pub fn input<'a>(&'a self, family: Family, wanted: Option<&'a dyn Fn(&Subject) -> bool>) -> Input<'a> {
         let chains = move |chain: &mut dyn FnMut(&ChainId, &[String])| self.tables.chains(family, false, chain);
         Input { ruleset: self.ruleset(family), chains: Box::new(chains), wanted }
     }
 
-    /// All that is desired of a family, as `iptables-restore` reads it.
+    /// The whole desired state of a family, as `iptables-restore` reads it.
     pub fn listing(&self, family: Family) -> String {
         self.ruleset(family).listing(&|chain| self.tables.chains(family, true, chain))
     }
 
-    /// This was found in the kernel.
+    /// Takes what was read from the kernel as the applied state.
     pub fn adopt(&mut self, family: Family, found: Found) {
         self.tables.rulesets[index(family)].adopt(found);
     }
 
-    /// It is no longer known what the kernel holds.
+    /// Forgets the applied state.
     pub fn forget(&mut self, family: Family) {
         self.tables.forget(family);
     }
 
-    /// All that differed is in force.
+    /// Records that the kernel holds the desired state.
     pub fn commit(&mut self, family: Family) {
         self.tables.commit(family);
     }
 
-    /// Somebody refers to a chain that is to go: it stays, empty.
+    /// Keeps a chain that is to be removed, but empty, because a rule of another program refers to it.
     pub fn keep(&mut self, family: Family, chain: ChainId) {
         self.tables.rulesets[index(family)].keep(chain);
     }
 
-    /// Whose endpoints may differ since this was called last, and who they are now; none if it is no VIP any more.
+    /// The VIPs whose endpoints may differ since the last call, with their endpoints now; `None` if the VIP no longer exists.
     pub fn take_moved(&mut self) -> Vec<(Frontend, Option<Endpoints>)> {
         std::mem::take(&mut self.tables.moved).into_iter().map(|(vip, now)| (frontend(&vip), now)).collect()
     }
 
-    /// Whose chains and lines are whose. For the rare: it plans all services of the family again.
+    /// The Services that the chains and lines of a family belong to. It plans all Services of the family again, so call it
+    /// rarely.
     pub fn owners(&self, family: Family) -> BTreeMap<Subject, ServiceKey> {
         let Some(facts) = &self.tables.facts else { return BTreeMap::new() };
         let mut owners = BTreeMap::new();
@@ -246,7 +248,7 @@ fn single(endpoint: &PortEndpoint) -> Endpoint {
     }
 }
 
-/// Of a family, in pairs.
+/// The position of a family in arrays of two.
 pub(crate) fn index(family: Family) -> usize {
     match family {
         Family::V4 => 0,
@@ -254,7 +256,7 @@ pub(crate) fn index(family: Family) -> usize {
     }
 }
 
-/// What flows to a VIP are known by.
+/// The key that connection tracking has for a VIP.
 pub(crate) fn frontend(vip: &VipKey) -> Frontend {
     let protocol = match vip.protocol {
         Protocol::Tcp => conntrack::Protocol::Tcp,

@@ -1,4 +1,4 @@
-//! `--dry-run`: the plan as text. Touches no kernel.
+//! `--dry-run`: prints the plan. It does not access the kernel.
 
 use std::{
     io::{self, Write as _},
@@ -14,7 +14,7 @@ use localnet_proto::{Family, Node, Revision, Service, ServiceKey};
 
 use crate::desired::Desired;
 
-/// Prints what each state gives.
+/// A listener that prints the plan of each state.
 #[derive(Debug)]
 pub struct DryRun {
     desired: Desired,
@@ -22,40 +22,40 @@ pub struct DryRun {
 }
 
 impl DryRun {
-    /// Prints what this configuration gives.
+    /// A dry run with this configuration.
     pub fn new(config: Config) -> Self {
         Self { desired: Desired::new(config), printed: true }
     }
 
-    /// With these addresses of the node's interfaces.
+    /// Sets the addresses of the node's interfaces.
     pub fn with_addresses(mut self, addresses: Vec<IpAddr>) -> Self {
         self.desired.set_local_addresses(addresses);
         self
     }
 
-    /// Packets that connection tracking calls invalid are forwarded.
+    /// Forwards packets that connection tracking calls invalid.
     pub fn forwarding_invalid(mut self) -> Self {
         self.desired.forward_invalid();
         self
     }
 
-    /// With NodePorts on 127.0.0.1.
+    /// Answers NodePorts on 127.0.0.1, too.
     pub fn with_localhost_node_ports(mut self) -> Self {
         self.desired.answer_on_localhost();
         self
     }
 
-    /// Without a print at each commit: for who asks for the [`Self::text`].
+    /// Prints nothing at a commit, for callers that use [`Self::text`].
     pub fn silent(mut self) -> Self {
         self.printed = false;
         self
     }
 
-    /// The tables of both families, as `iptables-restore --noflush` and `ip6tables-restore --noflush` read them. What is left
-    /// out is said in comments.
+    /// The tables of both families, as `iptables-restore --noflush` and `ip6tables-restore --noflush` read them. Comments name
+    /// what is skipped.
     pub fn text(&self) -> String {
         let skipped = self.desired.skipped();
-        let comments = skipped.iter().map(|skipped| format!("# service {}: {}\n", skipped.service, skipped.reason));
+        let comments = skipped.iter().map(|skipped| format!("# {skipped}\n"));
         let listings = Family::BOTH.into_iter().map(|family| format!("# {family}\n{}", self.desired.listing(family)));
         comments.chain(listings).collect()
     }

@@ -1,27 +1,23 @@
-//! The tests' kernel: as much of `iptables-restore --noflush` and `iptables-save` as the backend uses.
+//! The kernel of the tests. It implements as much of `iptables-restore --noflush` and `iptables-save` as the backend uses.
 
 use std::collections::BTreeMap;
 
 use localnet_proto::Family;
 
-use crate::{
-    desired::index,
-    kernel::{Error, Kernel},
-    ruleset::Lines,
-};
+use crate::{desired::index, kernel::Kernel, ruleset::Lines, tool::Error};
 
-/// Chains by table and name; those of the kernel are always there.
+/// The chains by table and name. The kernel's own chains always exist.
 pub(crate) type Tables = BTreeMap<String, BTreeMap<String, Vec<String>>>;
 
-/// Two families of tables.
+/// The tables of both families.
 #[derive(Debug)]
 pub(crate) struct Fake {
     pub(crate) tables: [Tables; 2],
-    /// What restores were given, and whether they took it.
+    /// The inputs of all restores, and whether each was accepted.
     pub(crate) inputs: Vec<(Family, String, bool)>,
-    /// Rules that hold this are refused: at their own line, or at the end of the table.
+    /// Rules that contain this text are refused; `true` refuses at the end of the table instead of at their line.
     pub(crate) refuses: Option<(String, bool)>,
-    /// It says so because it has no memory, which is not their fault.
+    /// Whether refusals report a shortage of memory, which the rule did not cause.
     pub(crate) short: bool,
     pub(crate) saves: usize,
     /// The tables after each commit.

@@ -1,11 +1,11 @@
-//! Which of the two sets of tools the host's other programs use: rules of one are not seen by the other.
+//! Selects the set of tools that the host's other programs use. One set does not see the rules of the other.
 
 use clap::ValueEnum;
 use localnet_proto::Family;
 
-use crate::kernel::run;
+use crate::tool::run;
 
-/// A set of tools.
+/// A set of iptables tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Flavour {
     /// The kernel's ip_tables
@@ -15,7 +15,7 @@ pub enum Flavour {
 }
 
 impl Flavour {
-    /// The name of a program, such as `ip6tables-nft-restore`.
+    /// The name of a program of this flavour, such as `ip6tables-nft-restore`.
     pub fn program(self, family: Family, tool: &str) -> String {
         let tables = match family {
             Family::V4 => "iptables",
@@ -28,7 +28,7 @@ impl Flavour {
         format!("{tables}-{flavour}-{tool}")
     }
 
-    /// What the host's rules show: the kubelet leaves a chain as a hint; else whichever has more rules.
+    /// The flavour that the host uses. The kubelet leaves a chain as a hint; without it, the flavour with more rules is used.
     pub fn of_host() -> Self {
         let nft = Family::BOTH.map(|family| saved(Self::Nft, family));
         if nft.iter().any(|text| has_hint(text)) {
@@ -41,7 +41,7 @@ impl Flavour {
         choose(&nft, &legacy)
     }
 
-    /// Whether there can be rules in a table of it.
+    /// Whether the kernel may have that table in this flavour.
     pub(crate) fn has_table(self, family: Family, table: &str) -> bool {
         let path = match family {
             Family::V4 => "/proc/self/net/ip_tables_names",
@@ -51,7 +51,8 @@ impl Flavour {
         self == Self::Nft || names.lines().any(|name| name == table)
     }
 
-    /// Whether there can be rules of it. To ask the tools of ip_tables would load it into the kernel.
+    /// Whether the kernel may have rules in this flavour. The check does not run the tools, which would load ip_tables into the
+    /// kernel.
     pub fn is_in_use(self) -> bool {
         let tables = ["/proc/self/net/ip_tables_names", "/proc/self/net/ip6_tables_names"];
         let used = |path| std::fs::read_to_string(path).is_ok_and(|names| !names.is_empty());
@@ -70,7 +71,7 @@ fn has_hint(saved: &str) -> bool {
     saved.lines().any(|line| hints.iter().any(|hint| line.starts_with(hint)))
 }
 
-/// As the wrappers do that Kubernetes' images have for `iptables`.
+/// Chooses as the wrapper of `iptables` in Kubernetes' images does.
 fn choose(nft: &[String], legacy: &[String]) -> Flavour {
     if nft.iter().any(|text| has_hint(text)) {
         return Flavour::Nft;

@@ -1,17 +1,18 @@
-//! The iptables backend: kube-proxy's chains, of which only those that changed are written.
+//! The iptables backend. It programs the chains that kube-proxy programs, and writes only those that changed.
 //!
 //! ```text
 //!  Listener's calls ──► client::vips ──► desired (plan) ──► ruleset ×2 (DiffStores) ──► iptables-restore ×2
 //!                       pure             pure               pure                        kernel: the only I/O
 //! ```
 //!
-//! - [`plan`]: one port of a service, or the node's facts, as chains and lines, in the notation of `iptables-save`.
-//! - [`desired`]: what follows from all services together, kept up to date.
-//! - [`ruleset`]: what differs from what the tables are known to hold, as the input of a restore.
-//! - [`save`]: reads what is there.
-//! - [`served`]: what that serves.
-//! - [`IptablesBackend`]: reads what is not known, writes what differs, leaves out what is refused.
-//! - [`LiveBackend`]: that on a live node: repairs what others change, follows the node's addresses, ends stale flows.
+//! - [`plan`]: turns one port of a Service, or the facts of the node, into chains and rules in the notation of `iptables-save`.
+//! - [`desired`]: the desired state of all Services, updated at each change.
+//! - [`ruleset`]: compares the desired with the applied state and renders the diff for `iptables-restore`.
+//! - [`save`]: parses the live state from the output of `iptables-save`.
+//! - [`served`]: lists the VIPs and endpoints that the live state serves.
+//! - [`IptablesBackend`]: reads tables whose content is unknown, writes the diff, and skips Services that the kernel refuses.
+//! - [`LiveBackend`]: an [`IptablesBackend`] for a live node. It repairs changes by other programs, follows the node's addresses,
+//!   and deletes stale flows.
 //!
 //! `docs/backends/iptables.md` has a table of every chain.
 
@@ -30,6 +31,7 @@ pub mod plan;
 pub mod ruleset;
 pub mod save;
 pub mod served;
+pub mod tool;
 mod watch;
 
 pub use backend::IptablesBackend;

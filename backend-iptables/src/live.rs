@@ -1,9 +1,9 @@
-//! [`LiveBackend`]: the backend on a live node. Beside programming it notices and repairs what others change in its chains,
-//! follows the node's addresses, and ends stale flows.
+//! [`LiveBackend`]: the backend on a live node. It programs the tables, repairs changes by other programs, follows the node's
+//! addresses, and deletes stale flows.
 //!
 //! ```text
 //!  Watch (others change the tables) ───────────┐
-//!  Addresses (rtnetlink) ──────────────────────┴─► disturbed() ─► Adapter says all anew ─► commit ─► Cleaner
+//!  NodeAddresses (rtnetlink) ──────────────────┴─► disturbed() ─► Adapter syncs everything ─► commit ─► Cleaner
 //! ```
 
 use std::time::{Duration, Instant};
@@ -34,38 +34,38 @@ use crate::{
 pub struct LiveBackend {
     backend: IptablesBackend<Tools>,
     cleaner: Option<Cleaner>,
-    /// What is counted beside the syncs.
+    /// Counters that change between syncs.
     counts: watch::Sender<Counts>,
     watch: Watch,
     addresses: NodeAddresses,
     pace: Pace,
-    /// The chains may have been changed: when to look.
+    /// When to read the tables, after a hint that another program changed them.
     look_at: Option<Instant>,
-    /// They could not be read, which was said.
+    /// Whether the tables could not be read. The log already has a warning.
     unreadable: bool,
-    /// Something was missing or wrong; it is written anew by the next commit.
+    /// Whether the next commit repairs the tables.
     repairing: bool,
-    /// Rules were missing or wrong, and stale flows were not looked for since.
+    /// Whether stale flows have to be checked again because rules were missing or wrong.
     recheck: Recheck,
 }
 
-/// After this what failed is tried again.
+/// How long to wait before a retry.
 const AGAIN: Duration = Duration::from_secs(1);
 
 impl LiveBackend {
-    /// Subscribes to what it follows; nothing is programmed yet. `localhost`: NodePorts are answered on 127.0.0.1, too. Must be
-    /// called in a tokio runtime.
+    /// Subscribes to changes of the tables and of the node's addresses. It programs nothing yet. `localhost`: whether NodePorts
+    /// answer on 127.0.0.1, too. Must be called in a tokio runtime.
     ///
     /// # Errors
-    /// iptables cannot be used at all, as without privileges.
+    /// The tables cannot be read, for instance without privileges.
     pub async fn open(config: Config, localhost: bool, tools: Tools) -> anyhow::Result<Self> {
         let watch = Watch::new(tools.flavour());
         let mut tools = tools;
-        // Reading needs the same privileges as writing.
+        // Reading needs the same privileges as writing, so this finds missing privileges at the start.
         tools.save(Family::V4, &mut |_| {}).context("read the tables (CAP_NET_ADMIN is needed)")?;
         let counts = watch::Sender::new(Counts::default());
         let count = counts.clone();
-        let cleaner = Cleaner::telling(move |families| count.send_modify(|counts| counts.looked(families)));
+        let cleaner = Cleaner::start(move |families| count.send_modify(|counts| counts.looked(families)));
         let backend = IptablesBackend::new(config, tools);
         let mut live = Self {
             backend: if localhost { backend.with_localhost_node_ports() } else { backend },
@@ -79,19 +79,19 @@ impl LiveBackend {
             repairing: false,
             recheck: Recheck::default(),
         };
-        if let Some(addresses) = live.addresses.known().await {
+        if let Some(addresses) = live.addresses.list_or_warn().await {
             live.backend.set_local_addresses(addresses);
         }
         Ok(live)
     }
 
-    /// Packets that connection tracking calls invalid are forwarded: to be told before the first state.
+    /// Forwards packets that connection tracking calls invalid. Call this before the first state.
     pub fn forwarding_invalid(mut self) -> Self {
         self.backend = self.backend.forwarding_invalid();
         self
     }
 
-    /// Reads the tables; says whether they are to be repaired.
+    /// Reads the tables. Returns whether they need a repair.
     fn look(&mut self) -> bool {
         let began = Instant::now();
         let result = self.backend.look();
@@ -115,7 +115,7 @@ impl LiveBackend {
         let began = Instant::now();
         let repairs = std::mem::take(&mut self.repairing);
         if repairs {
-            self.recheck.disturbed();
+            self.recheck.rules_changed();
             self.counts.send_modify(|counts| counts.repairs += 1);
         }
         let before = self.watch.before(self.backend.kernel());
@@ -126,12 +126,12 @@ impl LiveBackend {
         }
         let rules = self.backend.rule_counts();
         self.counts.send_if_modified(|counts| {
-            // It is reported with the sync.
+            // The report of this sync carries the counts, so no notification is needed.
             counts.rules = rules;
             false
         });
         let synced = result?;
-        let commit = self.recheck.after(!synced.failed.is_empty(), self.backend.take_commit());
+        let commit = self.recheck.after_sync(!synced.failed.is_empty(), self.backend.take_commit());
         if let Some(cleaner) = &self.cleaner {
             cleaner.committed(commit);
         }
@@ -213,7 +213,7 @@ impl Listener for LiveBackend {
                         }
                     };
                     if suspicious {
-                        self.look_at = Some(self.pace.when(Instant::now()));
+                        self.look_at = Some(self.pace.next_at(Instant::now()));
                     }
                 }
                 addresses = self.addresses.next() => {

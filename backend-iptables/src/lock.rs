@@ -1,5 +1,5 @@
-//! The lock file of ip_tables' tools. Whoever changes a table opens it before and closes it afterwards, and inotify tells of both:
-//! nothing else does, ip_tables itself tells nobody.
+//! Watches the lock file of the ip_tables tools. A tool that changes a table opens and closes this file, which inotify reports.
+//! ip_tables itself reports no changes.
 
 use std::{
     env, fs, io,
@@ -11,27 +11,27 @@ use futures::StreamExt as _;
 use inotify::{EventMask, EventStream, Inotify, WatchMask};
 use tracing::debug;
 
-/// Notices who takes the lock.
+/// Notices when a process takes the lock.
 #[derive(Debug)]
 pub(crate) struct LockWatch {
     path: PathBuf,
-    /// Says how often, at once when it is asked.
+    /// Counts the events; it can be read without waiting.
     counts: Inotify,
-    /// Wakes who waits.
+    /// Wakes the waiting task.
     wakes: EventStream<Vec<u8>>,
 }
 
-/// How often one tool is told for each table that it writes: it opens the lock, and closes it.
+/// The number of events per table that a tool writes: it opens and closes the lock file.
 pub(crate) const TOLD: usize = 2;
 
-/// Room for events of one reading; they have no names.
+/// The size of the buffer for events, in bytes. The events have no names.
 const ROOM: usize = 4096;
 
 impl LockWatch {
     /// Watches the file that the tools use. Must be called in a tokio runtime.
     ///
     /// # Errors
-    /// It is not there and cannot be made, or the system has no inotify left to give.
+    /// The file does not exist and cannot be created, or the process cannot get an inotify instance or watch.
     pub(crate) fn open() -> io::Result<Self> {
         let path = env::var_os("XTABLES_LOCKFILE").map_or_else(|| "/run/xtables.lock".into(), PathBuf::from);
         Self::at(&path)
@@ -45,7 +45,7 @@ impl LockWatch {
     }
 
     fn add(&self) -> io::Result<()> {
-        // As the tools make it.
+        // The tools create the file with the same mode.
         fs::OpenOptions::new().append(true).create(true).mode(0o600).open(&self.path)?;
         for mut watches in [self.wakes.watches(), self.counts.watches()] {
             watches.add(&self.path, WatchMask::OPEN | WatchMask::CLOSE)?;
@@ -53,29 +53,29 @@ impl LockWatch {
         Ok(())
     }
 
-    /// Until somebody takes the lock, or gives it back, that was not counted yet. Cancel-safe.
+    /// Waits for an event that was not counted yet. Cancel-safe.
     pub(crate) async fn touched(&mut self) {
         loop {
             match self.wakes.next().await {
                 Some(Ok(_)) if self.drain() > 0 => return,
                 Some(Ok(_)) => {}
-                // There is still the clock.
+                // The caller still checks the tables periodically.
                 Some(Err(_)) | None => std::future::pending().await,
             }
         }
     }
 
-    /// How often it was opened or closed since somebody asked last. Those of several who do so at the same time may be told once.
+    /// Counts the events since the last call. inotify may merge those of processes that use the file at the same time.
     pub(crate) fn drain(&mut self) -> usize {
         let (mut room, mut count, mut gone) = ([0; ROOM], 0, false);
-        // Until there are no more: that is an error, too.
+        // The loop ends when no event is left, which is an error, too.
         while let Ok(events) = self.counts.read_events(&mut room) {
             for event in events {
                 gone |= event.mask.contains(EventMask::IGNORED);
                 count += 1;
             }
         }
-        // The file was removed, and with it what was watched. The tools make another one.
+        // The file was removed, which ends the watches. Create and watch it again, as the tools would.
         if gone && let Err(error) = self.add() {
             debug!(%error, path = %self.path.display(), "the lock file is gone");
         }
@@ -93,7 +93,7 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(30);
 
-    /// Time stands still, and passes only when nothing is left to be told: what is not told by then never is.
+    /// Tokio's clock is paused and advances only when no task can run. So a timeout means that no event will come.
     #[tokio::test(start_paused = true)]
     async fn whoever_takes_the_lock_is_noticed_also_after_the_file_was_replaced() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,4 @@
-//! [`Ruleset`]: what one family's tables should hold, against what they are known to hold; the difference as the input of
-//! `iptables-restore --noflush`.
+//! [`Ruleset`]: the desired and the applied state of one family's tables. Its diff is the input of `iptables-restore --noflush`.
 
 mod input;
 
@@ -18,44 +17,44 @@ use crate::{
 
 pub use input::{Chains, Input, Lines};
 
-/// The tables of one family.
+/// The desired and applied state of one family's tables.
 #[derive(Debug)]
 pub struct Ruleset {
     family: Family,
-    /// Chains that are written as a whole, by what their rules come to.
+    /// The digests of the chains that are written as a whole.
     chains: DiffStore<ChainId, Digest>,
     lines: DiffStore<Line, ()>,
-    /// How many rules are desired in each table, but for tails and jumps.
+    /// The number of desired rules in each table, without tails and jumps.
     counts: [usize; 2],
-    /// How dispatch chains end.
+    /// The fixed rules at the end of the dispatch chains.
     tails: BTreeMap<Dispatch, Vec<String>>,
-    /// Dispatch chains that are missing, or not what we can add to.
+    /// The dispatch chains that are missing, or whose live rules a diff cannot build on.
     broken: BTreeSet<Dispatch>,
-    /// The kernel's chains whose jumps to ours are not the right ones, and those they have.
+    /// The kernel's own chains whose jumps to our chains are wrong, with the live jumps.
     entries: BTreeMap<(Table, &'static str), Vec<String>>,
-    /// It is known what the tables hold.
+    /// Whether the applied state is known.
     known: bool,
-    /// Chains that somebody else refers to: empty, but they cannot be removed.
+    /// Chains that cannot be removed because rules of other programs refer to them. They stay, empty.
     kept: BTreeSet<ChainId>,
 }
 
-/// What a line of an input is about.
+/// The origin of a line of input.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
     /// A rule of a chain.
     Chain(ChainId),
     /// A line of a dispatch chain.
     Line(Line),
-    /// A chain is removed.
+    /// The removal of a chain.
     Removal(ChainId),
-    /// What does not depend on services.
+    /// A line that does not depend on Services.
     Fixed,
-    /// The end of a table: the kernel refuses what was collected.
+    /// The end of a table, where the kernel accepts or refuses the lines before it.
     Commit,
 }
 
 impl Ruleset {
-    /// Nothing is desired, nothing known.
+    /// An empty desired state and an unknown applied state.
     pub fn new(family: Family) -> Self {
         Self {
             family,
@@ -70,19 +69,19 @@ impl Ruleset {
         }
     }
 
-    /// Its family.
+    /// The family of the tables.
     pub fn family(&self) -> Family {
         self.family
     }
 
-    /// A chain has rules that come to this.
+    /// Sets the digest of a desired chain.
     pub fn set_chain(&mut self, chain: ChainId, rules: Digest) {
         self.uncount_chain(&chain);
         self.counts[index(chain.table)] += rules.rules();
         self.chains.set(chain, rules);
     }
 
-    /// There is no such chain.
+    /// Removes a chain from the desired state.
     pub fn remove_chain(&mut self, chain: &ChainId) {
         self.uncount_chain(chain);
         self.chains.remove(chain);
@@ -92,14 +91,14 @@ impl Ruleset {
         self.counts[index(chain.table)] -= self.chains.desired(chain).map_or(0, |digest| digest.rules());
     }
 
-    /// A dispatch chain has that line.
+    /// Adds a line to the desired state.
     pub fn set_line(&mut self, line: Line) {
         self.uncount_line(&line);
         self.counts[index(line.chain.table)] += 1;
         self.lines.set(line, ());
     }
 
-    /// No dispatch chain has that line.
+    /// Removes a line from the desired state.
     pub fn remove_line(&mut self, line: &Line) {
         self.uncount_line(line);
         self.lines.remove(line);
@@ -109,14 +108,14 @@ impl Ruleset {
         self.counts[index(line.chain.table)] -= usize::from(self.lines.desired(line).is_some());
     }
 
-    /// These are all chains, with what their rules come to, and lines.
+    /// Replaces all desired chains and lines.
     pub fn replace(&mut self, chains: Vec<(ChainId, Digest)>, lines: Vec<Line>) {
         self.chains.replace(chains);
         self.lines.replace(lines.into_iter().map(|line| (line, ())));
         self.count();
     }
 
-    /// A dispatch chain ends so.
+    /// Sets the fixed rules at the end of a dispatch chain.
     pub fn set_tail(&mut self, chain: Dispatch, rules: Vec<String>) {
         if self.tails.get(&chain) != Some(&rules) {
             self.tails.insert(chain, rules);
@@ -124,19 +123,19 @@ impl Ruleset {
         }
     }
 
-    /// Whether it is known what the tables hold.
+    /// Whether the applied state is known.
     pub fn is_known(&self) -> bool {
         self.known
     }
 
-    /// It is no longer known what the tables hold.
+    /// Forgets the applied state.
     pub fn forget(&mut self) {
         self.known = false;
         self.chains.forget();
         self.lines.forget();
     }
 
-    /// This was found in the tables.
+    /// Takes what was read from the kernel as the applied state.
     pub fn adopt(&mut self, found: Found) {
         let Found { chains, mut dispatch, mut jumps, vips: _ } = found;
         self.chains.adopt(chains);
@@ -144,7 +143,7 @@ impl Ruleset {
         let mut lines = BTreeSet::new();
         for chain in Dispatch::ALL {
             let tail = self.tails.get(&chain).map(Vec::as_slice).unwrap_or_default();
-            // A rule that is there twice, or a tail that is not the right one: nothing that could be added to.
+            // A diff cannot build on a chain with a duplicate rule or a wrong tail.
             let right = dispatch.remove(&chain).is_some_and(|mut rules| {
                 let own = rules.len().saturating_sub(tail.len());
                 let tailed = rules[own..].iter().map(|rule| &**rule).eq(tail.iter().map(String::as_str));
@@ -170,7 +169,7 @@ impl Ruleset {
         self.known = true;
     }
 
-    /// All that was in the last input is in force.
+    /// Records that the kernel applied the whole input.
     pub fn commit(&mut self) {
         self.chains.commit();
         self.lines.commit();
@@ -178,19 +177,19 @@ impl Ruleset {
         self.entries.clear();
     }
 
-    /// Somebody refers to a chain that is to go: it stays, empty.
+    /// Keeps a chain that is to be removed, but empty, because a rule of another program refers to it.
     pub fn keep(&mut self, chain: ChainId) {
         self.kept.insert(chain);
     }
 
-    /// How many rules of ours there should be in a table.
+    /// The number of rules that the desired state has in a table.
     pub fn rules(&self, table: Table) -> usize {
         let tails = self.tails.iter().filter(|(chain, _)| chain.table == table).map(|(_, rules)| rules.len());
         let jumps = fixed::jumps().iter().filter(|jump| jump.table == table).count();
         self.counts[index(table)] + tails.sum::<usize>() + jumps
     }
 
-    /// All is counted anew.
+    /// Counts the desired rules from scratch.
     fn count(&mut self) {
         self.counts = Table::ALL.map(|table| {
             let chains = self.chains.iter_desired().filter(|(id, _)| id.table == table);
@@ -199,7 +198,7 @@ impl Ruleset {
         });
     }
 
-    /// All that is desired, as `iptables-restore` reads it; `all` knows the rules of all chains.
+    /// The desired state as `iptables-restore` reads it. `all` provides the rules of all chains.
     pub fn listing(&self, all: &Chains<'_>) -> String {
         let mut text = String::new();
         let mut known = BTreeMap::new();
@@ -214,7 +213,7 @@ impl Ruleset {
             let chains = || known.iter().filter(|(id, _)| id.table == table);
             dispatch.iter().for_each(|chain| _ = writeln!(text, ":{} - [0:0]", chain.name));
             chains().for_each(|(id, _)| _ = writeln!(text, ":{} - [0:0]", &*id.name));
-            // Each is put first.
+            // Each jump is inserted at the top, so the last comes first.
             for jump in fixed::jumps().iter().rev().filter(|jump| jump.table == table) {
                 _ = writeln!(text, "-I {} {}", jump.from, jump.rule);
             }

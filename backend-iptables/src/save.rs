@@ -1,4 +1,4 @@
-//! Reads what `iptables-save` prints, as far as it concerns us. Total: what is no table, chain or rule of ours is passed over.
+//! Parses the output of `iptables-save`. Tables, chains and rules that are not ours are skipped. It accepts any text.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,20 +11,20 @@ use localnet_proto::Protocol;
 
 use crate::plan::{ChainId, ChainName, Digest, Dispatch, Table, fixed, names};
 
-/// What is there of ours.
+/// Our part of the live state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// Our chains, with what their rules come to.
+    /// The digests of our chains.
     pub chains: BTreeMap<ChainId, Digest>,
     /// The rules of the dispatch chains that exist.
     pub dispatch: BTreeMap<Dispatch, Vec<Box<str>>>,
-    /// The rules of the kernel's own chains that lead to ours, from top to bottom.
+    /// The jumps from the kernel's own chains to ours, from top to bottom.
     pub jumps: BTreeMap<(Table, &'static str), Vec<String>>,
-    /// The VIPs that the tables answer, but for NodePorts.
+    /// The VIPs that the tables serve, without NodePorts.
     pub vips: BTreeSet<VipKey>,
 }
 
-/// Reads the tables line by line: their text is not kept, it is some ten megabytes where there are ten thousand services.
+/// Parses the tables line by line. It does not keep the text, which is about 10 MB with 10,000 Services.
 #[derive(Debug)]
 pub struct Reader {
     found: Found,
@@ -46,7 +46,7 @@ impl Default for Reader {
 }
 
 impl Reader {
-    /// Takes the next line.
+    /// Parses the next line.
     pub fn line(&mut self, line: &str) {
         if let Some(name) = line.strip_prefix('*') {
             self.table = Table::ALL.into_iter().find(|table| table.as_str() == name);
@@ -66,14 +66,14 @@ impl Reader {
         }
     }
 
-    /// All of it.
+    /// The result, after the last line.
     pub fn found(self) -> Found {
         self.found
     }
 }
 
 impl Found {
-    /// Reads a text.
+    /// Parses a whole text.
     pub fn read(saved: &str) -> Self {
         let mut reader = Reader::default();
         saved.lines().for_each(|line| reader.line(line));
@@ -107,7 +107,7 @@ impl Found {
     }
 }
 
-/// The chain and the rule of what follows `-A`; a chain's rule may be empty.
+/// Splits the text after `-A` into chain and rule. The rule may be empty.
 fn split(text: &str) -> Option<(&str, &str)> {
     Some(text.split_once(' ').unwrap_or((text, "")))
 }
@@ -116,7 +116,8 @@ fn dispatch(table: Table, name: &str) -> Option<Dispatch> {
     Dispatch::ALL.into_iter().find(|chain| chain.table == table && chain.name == name)
 }
 
-/// Whether a chain is written by us as a whole, or by a kube-proxy before us. What has a name that the tools do not take is not.
+/// Whether this backend, or a kube-proxy before it, writes the chain as a whole. A chain whose name is too long for the tools is
+/// not ours.
 fn is_ours(table: Table, name: &str) -> bool {
     if name.len() > ChainName::LONGEST {
         return false;

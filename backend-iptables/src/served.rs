@@ -1,4 +1,4 @@
-//! The rules read back as what they serve: the command `dump`. Pure, but for [`read`].
+//! Reads the rules back as what they serve, for the command `dump`. Pure, except for [`read`].
 //!
 //! ```text
 //!  KUBE-SERVICES, its groups, KUBE-NODEPORTS ─► KUBE-SVC | KUBE-EXT | KUBE-FW ─► … ─► KUBE-SEP ─► DNAT
@@ -19,10 +19,10 @@ use localnet_proto::{Family, Protocol, Verdict};
 
 use crate::kernel::{Kernel, Tools};
 
-/// Reads the tables of this network namespace.
+/// Reads the tables of this network namespace and returns what they serve.
 ///
 /// # Errors
-/// The tools fail.
+/// The tools cannot be run, or fail.
 pub fn read(tools: &mut Tools) -> anyhow::Result<Served> {
     let mut served = Served::default();
     for family in Family::BOTH {
@@ -36,38 +36,38 @@ pub fn read(tools: &mut Tools) -> anyhow::Result<Served> {
     Ok(served)
 }
 
-/// The rules of both tables, as `iptables-save` prints them.
+/// The rules of one family's tables, parsed from the output of `iptables-save`.
 #[derive(Clone, Debug)]
 pub struct Rules {
     family: Family,
     nat: bool,
-    /// Chains of nat.
+    /// The rules of our chains in table nat, by name of the chain.
     chains: BTreeMap<String, Vec<Rule>>,
-    /// What filter refuses.
+    /// The VIPs that the table filter rejects or drops.
     refused: BTreeMap<VipKey, Verdict>,
 }
 
-/// What matters of a rule.
+/// The parts of a rule that this module evaluates.
 #[derive(Clone, Debug, Default)]
 struct Rule {
-    /// A whole address.
+    /// The destination, if the rule matches a single address.
     destination: Option<IpAddr>,
     protocol: Option<Protocol>,
     port: Option<u16>,
     target: String,
-    /// It is about what the node itself sends.
+    /// Whether the rule matches only packets that the node itself sends.
     of_the_node: bool,
     to: Option<SocketAddr>,
     seconds: Option<u32>,
 }
 
 impl Rules {
-    /// None yet.
+    /// The rules of a family before the first line.
     pub fn new(family: Family) -> Self {
         Self { family, nat: false, chains: BTreeMap::new(), refused: BTreeMap::new() }
     }
 
-    /// Takes the next line.
+    /// Parses the next line.
     pub fn line(&mut self, line: &str) {
         if let Some(table) = line.strip_prefix('*') {
             self.nat = table == "nat";
@@ -84,20 +84,20 @@ impl Rules {
             match rule.target.as_str() {
                 "REJECT" => _ = self.refused.insert(key, Verdict::Reject),
                 "DROP" => _ = self.refused.insert(key, Verdict::Drop),
-                // With source ranges and nobody who serves: those that may come are refused, others are dropped.
+                // A VIP with source ranges and no endpoint: allowed sources are rejected, others are dropped.
                 way if way.starts_with("KUBE-FW-") => _ = self.refused.insert(key, Verdict::Reject),
                 _ => {}
             }
         }
     }
 
-    /// The destination; one of all addresses if the rule names none.
+    /// The VIP that a rule matches. Its address is unspecified if the rule matches every address.
     fn key(&self, rule: &Rule) -> Option<VipKey> {
         let address = rule.destination.unwrap_or(self.anywhere());
         Some(VipKey { address, protocol: rule.protocol?, port: rule.port? })
     }
 
-    /// All addresses.
+    /// The unspecified address, which stands for all addresses.
     fn anywhere(&self) -> IpAddr {
         match self.family {
             Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
@@ -109,12 +109,12 @@ impl Rules {
         self.chains.get(chain).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// All that is served.
+    /// Everything that the rules serve.
     pub fn served(&self) -> Served {
         let leads = |rule: &&Rule| {
             ["KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-"].iter().any(|of| rule.target.starts_with(of))
         };
-        // Rules of these chains that name no port lead from one chain of a port to the next one.
+        // Other rules of these chains match no port. They lead from one chain of a port to the next.
         let ways: BTreeMap<VipKey, &str> = self
             .chains
             .values()
@@ -122,7 +122,7 @@ impl Rules {
             .filter(leads)
             .filter_map(|rule| Some((self.key(rule)?, rule.target.as_str())))
             .collect();
-        // A NodePort is refused address by address, and led on for all of them together.
+        // A NodePort is rejected per address, but translated by one rule for all addresses.
         let anywhere = |key: &VipKey| VipKey { address: self.anywhere(), ..*key };
         let mut refused = BTreeMap::new();
         for (key, verdict) in &self.refused {
@@ -152,7 +152,7 @@ impl Rules {
             self.rules(way).iter().find(|rule| rule.target.starts_with(prefix)).map(|rule| rule.target.as_str())
         };
         let all = pool("KUBE-SVC-");
-        // What the node itself sends is told apart only where a policy says so.
+        // Only an external traffic policy makes a separate rule for packets that the node itself sends.
         let by_policy = self.rules(way).iter().any(|rule| rule.of_the_node);
         let local = pool("KUBE-SVL-");
         let endpoints = |chain: Option<&str>| chain.map(|chain| self.endpoints(chain)).unwrap_or_default();
@@ -177,7 +177,7 @@ impl Rule {
         let mut words = text.split(' ');
         while let Some(word) = words.next() {
             match word {
-                // What is denied says nothing about a destination.
+                // A negated match does not name the destination.
                 "!" => _ = words.nth(1),
                 "-d" => rule.destination = words.next().and_then(whole),
                 "-p" => rule.protocol = words.next().and_then(protocol),
@@ -194,7 +194,7 @@ impl Rule {
     }
 }
 
-/// A comment with spaces is quoted.
+/// Skips a comment. A comment with spaces is quoted.
 fn skip_comment<'a>(words: &mut impl Iterator<Item = &'a str>) {
     let Some(first) = words.next() else { return };
     let ends = |word: &str| word.ends_with('"');
@@ -203,7 +203,7 @@ fn skip_comment<'a>(words: &mut impl Iterator<Item = &'a str>) {
     }
 }
 
-/// An address that is not a network.
+/// The single address that a text names; `None` if it names a network.
 fn whole(text: &str) -> Option<IpAddr> {
     let network: ipnet::IpNet = text.parse().ok()?;
     (network.prefix_len() == network.max_prefix_len()).then(|| network.addr())

@@ -1,5 +1,5 @@
-//! [`Watch`]: notices what other processes do to the tables. nf_tables tells of each commit. ip_tables tells nobody: there the lock
-//! file of the tools is watched, and the tables are asked from time to time.
+//! [`Watch`]: notices when other processes change the tables. nf_tables reports every commit. ip_tables reports nothing, so there
+//! the backend watches the lock file of the tools and checks the tables periodically.
 
 use std::{
     collections::VecDeque,
@@ -17,22 +17,22 @@ use crate::{
     plan::Table,
 };
 
-/// What other processes do to the tables.
+/// Notices changes of the tables by other processes, per flavour.
 #[derive(Debug)]
 pub(crate) enum Watch {
     Nft(Rules),
     Legacy(Clock),
 }
 
-/// What is to be done.
+/// What the backend should do next.
 pub(crate) enum Hint {
-    /// See whether the chains of a table are still entered.
+    /// Check whether the kernel's own chains of a table still jump to ours.
     Check(Table),
     /// Read the tables.
     Look,
 }
 
-/// As it was before the tools were run.
+/// Counters from before the tools ran.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Before {
     generation: Option<u32>,
@@ -65,7 +65,7 @@ impl Watch {
         }
     }
 
-    /// Cancel-safe.
+    /// Waits for the next hint. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Hint {
         match self {
             Self::Nft(rules) => {
@@ -76,7 +76,7 @@ impl Watch {
         }
     }
 
-    /// The tools are about to be run.
+    /// Must be called before the tools run.
     pub(crate) fn before(&mut self, tools: &Tools) -> Before {
         if let Self::Legacy(clock) = self {
             clock.see_others(0);
@@ -91,7 +91,7 @@ impl Watch {
         }
     }
 
-    /// The tools have written.
+    /// Must be called after the tools wrote. `before` is the value from before they ran.
     pub(crate) fn wrote(&mut self, before: Before, tools: &Tools) {
         let after = self.generation();
         match self {
@@ -100,7 +100,7 @@ impl Watch {
         }
     }
 
-    /// The tools have asked a table.
+    /// Must be called after the tools checked a table.
     pub(crate) fn checked(&mut self, table: Table, took: Duration, before: Before, tools: &Tools) {
         let Self::Legacy(clock) = self else { return };
         let (now, is_watched) = (Instant::now(), clock.lock.is_some());
@@ -112,7 +112,7 @@ impl Watch {
         clock.see_others(tools.locks().wrapping_sub(before.locks));
     }
 
-    /// The tables were read as a whole.
+    /// Must be called after the tables were read as a whole.
     pub(crate) fn looked(&mut self, took: Duration) {
         if let Self::Legacy(clock) = self {
             let now = Instant::now();
@@ -123,18 +123,19 @@ impl Watch {
     }
 }
 
-/// How often the tables of ip_tables are asked whether they lead to our chains, and how often they are read as a whole.
+/// How often the backend checks whether the tables of ip_tables still jump to our chains, and how often it reads them as a whole.
 const CHECK: Duration = Duration::from_millis(700);
 const LOOK: Duration = Duration::from_secs(30);
-/// Each takes a small share of a processor only: the kernel copies whole tables to answer. Where the lock is watched the clock is for
-/// those alone who take none.
+/// How long the backend rests after a check or a read, as a multiple of its duration. The kernel copies whole tables for each
+/// answer, so this limits the use of the CPU. If the lock is watched, periodic checks are only for programs that do not take the
+/// lock.
 const CHECK_REST: u32 = 8;
 const WATCHED_CHECK_REST: u32 = 50;
 const LOOK_REST: u32 = 100;
-/// When somebody has taken the lock: at once, or so long after the last time. Two who watch the same lock wake each other: who is
-/// woken again and again rests for longer.
+/// The shortest pause between checks that follow events on the lock. Two backends that watch the same lock wake each other, so
+/// repeated events lead to longer pauses.
 const TOUCHED: Duration = Duration::from_millis(250);
-/// And after this the tables are read.
+/// The tables are read this long after an event on the lock.
 const LOOK_TOUCHED: Duration = Duration::from_millis(300);
 
 #[derive(Debug)]
@@ -142,7 +143,7 @@ pub(crate) struct Clock {
     checks: [Check; 2],
     look: Instant,
     look_not_before: Instant,
-    /// The next one is because somebody has taken the lock.
+    /// Whether the next read follows an event on the lock.
     look_is_touched: bool,
     lock: Option<LockWatch>,
 }
@@ -152,7 +153,7 @@ struct Check {
     table: Table,
     at: Instant,
     not_before: Instant,
-    /// The next one is because somebody has taken the lock.
+    /// Whether the next check follows an event on the lock.
     is_touched: bool,
 }
 
@@ -162,13 +163,13 @@ impl Check {
         Self { table, at: now + CHECK, not_before: now, is_touched: false }
     }
 
-    /// Somebody has taken the lock.
+    /// Schedules a check after an event on the lock.
     fn touched(&mut self, now: Instant) {
         self.is_touched = true;
         self.at = self.at.min(now.max(self.not_before));
     }
 
-    /// The table was asked, which took so long.
+    /// Schedules the next check after one that took `took`.
     fn done(&mut self, now: Instant, took: Duration, is_watched: bool) {
         let rest = if is_watched { WATCHED_CHECK_REST } else { CHECK_REST };
         let again = if std::mem::take(&mut self.is_touched) { took * CHECK_REST } else { Duration::ZERO };
@@ -204,7 +205,7 @@ impl Clock {
         self.look = self.look.min((now + LOOK_TOUCHED).max(self.look_not_before));
     }
 
-    /// The lock was taken so often by our own tools since this was called last.
+    /// Schedules checks if other processes took the lock. `own`: how often our own tools took it since the last call.
     fn see_others(&mut self, own: u32) {
         let told = self.lock.as_mut().map_or(0, LockWatch::drain);
         if told > own as usize * TOLD {
@@ -213,18 +214,18 @@ impl Clock {
     }
 }
 
-/// So many commits of our own may be untold yet.
+/// How many of our own commits may wait for their notification.
 const REMEMBERED: usize = 64;
-/// After this what failed is tried again.
+/// How long to wait before a retry.
 const AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(crate) struct Rules {
     socket: Option<Socket>,
     monitor: Option<Monitor>,
-    /// There is no subscription: when to subscribe again.
+    /// When to subscribe again, if there is no subscription.
     again: Option<Instant>,
-    /// Generations that our own restores began.
+    /// The generations of our own commits.
     own: VecDeque<RangeInclusive<u32>>,
 }
 
@@ -239,10 +240,10 @@ impl Rules {
         self.monitor.is_some()
     }
 
-    /// So many of the generations since are ours.
+    /// Records our own generations, if all `commits` between the two generations are ours.
     fn wrote(&mut self, generations: Option<(u32, u32)>, commits: u32) {
         let Some((before, after)) = generations else { return };
-        // If there were more commits, some were another's, and nobody knows which.
+        // More generations than commits mean that another process committed, too. Nothing tells which generations are its own.
         if commits > 0 && after.wrapping_sub(before) == commits && before < after {
             self.own.push_back(before + 1..=after);
             if self.own.len() > REMEMBERED {
@@ -251,7 +252,7 @@ impl Rules {
         }
     }
 
-    /// Until somebody else changed the tables, or may have. Cancel-safe.
+    /// Waits until another process changed the tables, or may have. Cancel-safe.
     async fn next(&mut self) {
         loop {
             if let Some(again) = self.again {
@@ -291,7 +292,7 @@ mod tests {
 
     const TOOK: Duration = Duration::from_millis(400);
 
-    /// Asked once at this time after the start.
+    /// Runs the next check of `check` and returns its time after `start`.
     fn asked(check: &mut Check, start: Instant) -> Duration {
         let began = check.at;
         check.done(began + TOOK, TOOK, true);
@@ -303,12 +304,12 @@ mod tests {
         let start = Instant::now();
         let mut check = Check { table: Table::Nat, at: start, not_before: start, is_touched: false };
         assert_eq!(asked(&mut check, start), Duration::ZERO);
-        // The clock alone would ask again after twenty seconds.
+        // The periodic check alone would run again after 20 seconds.
         assert_eq!(check.at, start + TOOK + TOOK * WATCHED_CHECK_REST);
         let flush = start + Duration::from_secs(1);
         check.touched(flush);
         assert_eq!(asked(&mut check, start), flush - start);
-        // The other one asks because this one did, and so on.
+        // The other process reacts to our check, and so on.
         check.touched(flush + TOOK);
         assert_eq!(asked(&mut check, start), flush - start + TOOK + TOOK * CHECK_REST);
     }

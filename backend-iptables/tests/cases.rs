@@ -1,4 +1,5 @@
-//! Every Case: its state gives the plan in `iptables.txt`, and real packets go where `flows.yaml` says, by both flavours.
+//! Verifies every Case: its state yields the plan in `iptables.txt`, and with both flavours real packets get the verdicts in
+//! `flows.yaml`.
 
 use localnet_client::{
     Backend as _,
@@ -6,7 +7,7 @@ use localnet_client::{
     vips::{Config, Detector, NodePortAddresses},
 };
 use localnet_iptables::{Flavour, IptablesBackend, Tools, dry_run::DryRun};
-use localnet_lab::{DetectLocal, Flows, cases, check_cases, expect_file};
+use localnet_lab::{DetectLocal, Flows, cases, check_cases, check_that_mistakes_show, expect_plan};
 use localnet_proto::{Changes, Snapshot};
 
 fn config(flows: &Flows) -> Config {
@@ -22,7 +23,7 @@ fn config(flows: &Flows) -> Config {
     Config { masquerade_all: flows.node.masquerade_all, masquerade_bit: 14, detector, node_port_addresses }
 }
 
-/// Tells the listener the whole state.
+/// Syncs the listener with the whole state.
 fn tell<L: Listener>(listener: L, state: &Snapshot) -> anyhow::Result<Adapter<L>> {
     let mut adapter = Adapter::new(listener);
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
@@ -30,18 +31,30 @@ fn tell<L: Listener>(listener: L, state: &Snapshot) -> anyhow::Result<Adapter<L>
     Ok(adapter)
 }
 
+/// The plan of a state, in the configuration of `flows`.
+fn plan(flows: &Flows, state: &Snapshot) -> String {
+    let listener = DryRun::new(config(flows)).with_addresses(flows.local_addresses()).silent();
+    let mut told = tell(listener, state).unwrap_or_else(|error| panic!("{error:#}"));
+    told.listener_mut().text()
+}
+
 #[test]
 fn states_give_plans() {
     let cases = cases();
     assert!(!cases.is_empty());
     for case in cases {
-        let listener = DryRun::new(config(&case.flows)).with_addresses(case.flows.local_addresses()).silent();
-        let mut told = tell(listener, &case.read_state().unwrap()).unwrap();
-        expect_file(&case.file("iptables.txt"), &told.listener_mut().text());
+        expect_plan(&case, "iptables.txt", plan);
     }
 }
 
-/// `many_vips`: more of them are reached by groups.
+#[test]
+fn a_mistake_in_any_line_of_a_plan_is_found() {
+    for case in cases() {
+        check_that_mistakes_show(&case, 17, plan);
+    }
+}
+
+/// The packets of all Cases that got another verdict than expected. `many_vips`: the number of VIPs above which they are grouped.
 fn wrong_packets(flavour: Flavour, many_vips: usize) -> Vec<String> {
     check_cases(&cases(), |case, network| {
         network.node().run(|| {
@@ -49,7 +62,7 @@ fn wrong_packets(flavour: Flavour, many_vips: usize) -> Vec<String> {
                 IptablesBackend::new(config(&case.flows), Tools::find(flavour)?).with_many_vips(many_vips);
             backend.set_local_addresses(case.flows.local_addresses());
             let mut told = tell(backend, &case.read_state()?)?;
-            // What was written is what is found: a restart would write nothing.
+            // The backend reads exactly what it wrote, so a restart would write nothing.
             anyhow::ensure!(!told.listener_mut().look()?, "the tables are not read as they were written");
             Ok(())
         })

@@ -1,4 +1,4 @@
-//! The backend's flags, and the program that they run.
+//! The command line of `localnet-ipvs`, and the program that runs it.
 
 use std::{num::NonZeroU64, time::Duration};
 
@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use localnet_client::{
     args::{self, ClientArgs, terminated},
     program,
+    served::print,
     telemetry::{self, LogFormat},
     vips::{self, flags::ConfigArgs},
 };
@@ -19,9 +20,9 @@ use localnet_linux::{
     sysctl::Settings,
 };
 
-use crate::{Host, IpvsBackend, LiveBackend, Options, dry_run::DryRun, options::scheduler, plan::INTERFACE};
+use crate::{Host, IpvsBackend, LiveBackend, Options, dry_run::DryRun, options::scheduler, plan::INTERFACE, served};
 
-/// `localnet-ipvs`
+/// The command line of `localnet-ipvs`.
 #[derive(Debug, Parser)]
 #[command(
     name = "localnet-ipvs",
@@ -43,7 +44,7 @@ pub struct Arguments {
     dry_run: bool,
 }
 
-/// The flags that say how virtual servers are made, whatever the configuration says.
+/// The flags for virtual servers. They take precedence over the configuration.
 #[derive(Args, Clone, Debug, Default)]
 pub struct IpvsArgs {
     /// Who chooses the endpoint of a connection, where the Service does not say: rr, wrr, lc, wlc, lblc, lblcr, dh, sh, sed,
@@ -71,14 +72,14 @@ pub struct IpvsArgs {
 }
 
 impl IpvsArgs {
-    /// The options that flags and configuration say.
+    /// The options from flags and configuration.
     ///
     /// # Errors
-    /// The configured scheduler is none.
+    /// The configured scheduler has an invalid name.
     pub fn options(&self, said: &localnet_config::Ipvs) -> anyhow::Result<Options> {
         let configured = || said.scheduler.as_deref().map(scheduler).transpose().context("ipvs.scheduler");
         let seconds = |flag: Option<u32>, said: Option<Duration>| {
-            // The kernel counts whole seconds, and takes 0 for "as it is".
+            // The kernel counts whole seconds, and leaves a timeout of 0 unchanged.
             let said = || said.map_or(0, |said| u32::try_from(said.as_secs().max(1)).unwrap_or(u32::MAX));
             flag.unwrap_or_else(said)
         };
@@ -104,6 +105,8 @@ enum Command {
         #[arg(long, value_name = "CIDR", value_delimiter = ',')]
         exclude_cidrs: Vec<IpNet>,
     },
+    /// Print what IPVS and the tables serve, read back from the kernel: one line for each address and port
+    Dump,
     /// Set the kernel's limits of connection tracking, as configured, and exit
     Init(ConfigArgs),
 }
@@ -111,7 +114,8 @@ enum Command {
 /// Runs the program.
 ///
 /// # Errors
-/// Flags or configuration are wrong, IPVS cannot be programmed at all, or with `--once` anything failed.
+/// A flag or the configuration is invalid, or IPVS cannot be programmed at all. With `--once`, any other failure is an error,
+/// too.
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let Arguments { command, client, config, ipvs, dry_run } = arguments;
     let (config, only_init) = match command {
@@ -123,6 +127,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
             init.only("init")?;
             (init, true)
         }
+        Some(Command::Dump) => return print(&served::read().await?),
         None => (config, false),
     };
     let to_do = config.to_do(dry_run)?;
@@ -152,7 +157,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     program::follow(*running, concerns, open, source, terminated()).await
 }
 
-/// Opens the backend of this node for a configuration, and sets what else of the node that configures. Must be called in a tokio
+/// Opens the backend of this node for a configuration, and applies the configured node settings. Must be called in a tokio
 /// runtime.
 ///
 /// # Errors
@@ -160,7 +165,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
 pub async fn open(args: &ConfigArgs, ipvs: &IpvsArgs, said: &Config) -> anyhow::Result<LiveBackend> {
     let backend = LiveBackend::open(args.config(said), ipvs.options(&said.ipvs)?).await?;
     if args.kube_proxy.configures_node() {
-        Setup::of(&said.linux).at_start(&Settings::default());
+        Setup::from_config(&said.linux).at_start(&Settings::default());
     }
     Ok(backend)
 }
@@ -170,17 +175,17 @@ pub async fn open(args: &ConfigArgs, ipvs: &IpvsArgs, said: &Config) -> anyhow::
 /// # Errors
 /// IPVS cannot be used.
 pub async fn cleanup(exclude_cidrs: Vec<IpNet>) -> anyhow::Result<()> {
-    // What is removed does not depend on the rest of the configuration.
+    // The rest of the configuration does not influence what a cleanup removes.
     let options = Options { exclude_cidrs, ..Options::default() };
     IpvsBackend::new(vips::Config::default(), options, Host::open()?).remove_all().await
 }
 
-/// What needs more privileges than the rest, in a process of its own: the command `init`, kube-proxy's `--init-only`.
+/// Applies the settings that need more privileges, in a process of its own: the command `init`, or kube-proxy's `--init-only`.
 ///
 /// # Errors
-/// Something could not be set.
+/// A setting could not be applied.
 pub fn init(said: &Config) -> anyhow::Result<()> {
-    Setup::of(&said.linux).init(&Settings::default())
+    Setup::from_config(&said.linux).init(&Settings::default())
 }
 
 #[cfg(test)]

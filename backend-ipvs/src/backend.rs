@@ -1,20 +1,20 @@
-//! [`IpvsBackend`]: state in, differences out; what is not known is read, what is refused is left out.
+//! [`IpvsBackend`]: applies the diff of each state. It reads state that is unknown, and skips what the kernel refuses.
 //!
-//! The order of a sync: virtual servers that go, then rules, then virtual servers and destinations, addresses last. So whatever
-//! gets to a virtual server finds its rules there, and the VIPs in the table are always a superset of our virtual servers:
-//! whose they are is known after a restart.
+//! A sync deletes virtual servers first, then writes rules, then adds virtual servers and destinations, and binds addresses last.
+//! So packets never reach a virtual server without its rules. The table always contains the VIPs of all our virtual servers, so
+//! that a restarted backend knows which virtual servers are its own.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
 use anyhow::Context as _;
 use localnet_client::{
     Backend, Synced,
-    vips::{Config, Effective, Notice},
+    vips::{self, Config, Effective},
 };
 use localnet_linux::{
     conntrack::Commit,
     ipvs::{Change, Frontend, Scheduler, ServerState, VirtualServer},
-    nft::{Error, Family, Found, TableContent, Transaction},
+    nft::{Error, Family, LiveTable, TableContent, Transaction},
 };
 use localnet_proto::{Changes, Snapshot};
 use tracing::{debug, info, warn};
@@ -26,30 +26,30 @@ use crate::{
     plan::{self, INTERFACE, elements, frontend, model_family, sets::SetId},
 };
 
-/// The message of KEP-5495, as kube-proxy says it.
+/// The warning that KEP-5495 asks for, in kube-proxy's words.
 pub(crate) const DEPRECATION: &str =
     "The ipvs proxier is now deprecated and may be removed in a future release. Please use 'nftables' instead.";
 
-/// Programs IPVS.
+/// Programs IPVS through a `Kernel`.
 #[derive(Debug)]
 pub struct IpvsBackend<K> {
     kernel: K,
     desired: Desired,
-    /// Nothing was synced yet.
+    /// Whether nothing was synced yet.
     first: bool,
-    /// The VIPs in the tables when they were read last.
+    /// The VIPs that the tables contained when they were last read, by family.
     found: [Vec<Frontend>; 2],
-    /// This sync had to read what the kernel holds.
+    /// Whether this sync read the live state, by family.
     read: [bool; 2],
-    /// The virtual server whose destinations were looked at last.
+    /// The virtual server whose destinations were checked last.
     looked_at: Option<Frontend>,
-    /// The one of those that drain that was asked last.
+    /// The virtual server whose draining destinations were checked last.
     drained: Option<Frontend>,
 }
 
-/// The kernel's word for something that is, or is not, there.
+/// The errors of the kernel for an object that exists, or does not exist.
 const EXISTENCE: [i32; 3] = [2, 3, 17];
-/// The kernel's word for a scheduler that it does not have.
+/// The kernel's error for a scheduler that it does not have.
 const MISSING: i32 = 2;
 
 impl<K: Kernel> IpvsBackend<K> {
@@ -66,31 +66,30 @@ impl<K: Kernel> IpvsBackend<K> {
         }
     }
 
-    /// What should be there, after a sync.
+    /// The desired state, as of the last sync.
     pub fn desired(&self) -> &Desired {
         &self.desired
     }
 
-    /// The tables as they should be, after a sync.
+    /// The desired tables, as of the last sync.
     pub fn plan(&self) -> Vec<TableContent> {
         self.desired.content()
     }
 
-    /// What the backend writes to.
+    /// The kernel that the backend programs.
     pub fn kernel(&mut self) -> &mut K {
         &mut self.kernel
     }
 
-    /// Fails if IPVS cannot be used as the options want it: without privileges, without IPVS or without the scheduler trying again
-    /// is no use.
+    /// Checks that IPVS is usable with these options. A retry cannot help without privileges, IPVS or the scheduler.
     ///
     /// # Errors
-    /// That, and how to mend it.
+    /// IPVS is missing, the process lacks privileges, or the kernel lacks the scheduler. The message contains the remedy.
     pub fn check(&mut self) -> anyhow::Result<()> {
         let scheduler = self.desired.options().scheduler.clone();
         let in_use = self.kernel.heads()?.iter().any(|server| server.scheduler == scheduler);
         if !in_use {
-            // An address of documentation (RFC 5737) that nobody has; the kernel has no other way to be asked for a scheduler.
+            // The kernel reveals whether it has a scheduler only when a server uses it. No host has this address (RFC 5737).
             let probe = plan::frontend(&localnet_client::vips::VipKey {
                 address: IpAddr::from([198, 51, 100, 0]),
                 protocol: localnet_proto::Protocol::Tcp,
@@ -105,23 +104,24 @@ impl<K: Kernel> IpvsBackend<K> {
         Ok(())
     }
 
-    /// What the last sync changed for flows.
+    /// The VIPs whose flows may be stale after the last sync.
     pub fn take_commit(&mut self) -> Commit {
         let remembered = std::mem::take(&mut self.found).concat();
         Commit { frontends: self.desired.take_moved(), remembered, recheck: false }
     }
 
-    /// It is no longer known what the kernel holds: the next sync reads it.
+    /// Forgets the applied state, so that the next sync reads the live state.
     pub fn forget(&mut self) {
         self.desired.forget();
     }
 
-    /// The next sync tries what the kernel refused again.
+    /// Lets the next sync retry what the kernel refused.
     pub fn retry_refused(&mut self) {
         self.desired.retry_refused();
     }
 
-    /// Tells the addresses of the node's interfaces, without that of VIPs; says whether the next sync moves anything for it.
+    /// Sets the addresses of the node's interfaces, without those of VIPs. Returns whether the next sync changes anything because
+    /// of them.
     pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
         self.desired.set_local_addresses(addresses)
     }
@@ -130,10 +130,10 @@ impl<K: Kernel> IpvsBackend<K> {
         Family::ALL.into_iter().filter(|family| self.kernel.has_family(*family)).collect()
     }
 
-    /// Makes the kernel hold `state`, of which only `changes` differs from the state before.
+    /// Makes the kernel hold `state`. Only `changes` differs from the previous state.
     ///
     /// # Errors
-    /// IPVS cannot be reached, or rules cannot be written in any family.
+    /// IPVS cannot be reached, or the rules of every family are refused.
     pub async fn apply(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
         if std::mem::take(&mut self.first) && !self.kernel.has_family(Family::V6) {
             info!("this host has no IPv6: only IPv4 is programmed");
@@ -153,15 +153,15 @@ impl<K: Kernel> IpvsBackend<K> {
     }
 
     async fn write(&mut self) -> anyhow::Result<Vec<(Family, anyhow::Error)>> {
-        // What was just read is as the kernel has it: if it then refuses a change, the change is to blame.
+        // Right after a read, the applied state is exact. If the kernel then refuses a change, the change is the cause.
         let mut fresh = self.read_unknown().await?;
         loop {
             let deletions = self.desired.servers().deletions();
             let mut refused = self.change(&deletions)?;
-            // What was to go is gone either way, unless the kernel had no room to do it.
+            // A refused deletion means that the server was deleted already, unless the kernel is short of a resource.
             refused.retain(|refused| refused.short.is_some());
             let mut failed = self.write_tables()?;
-            // Without its rules nothing of a family is served.
+            // A family without its rules must not be served.
             let mut families = self.families();
             families.retain(|family| failed.iter().all(|(of, _)| of != family));
             let changes = self.desired.servers().changes(|family| families.contains(&family));
@@ -169,7 +169,7 @@ impl<K: Kernel> IpvsBackend<K> {
             let surprise = |refused: &Refused| EXISTENCE.contains(&refused.errno) && refused.scheduler.is_none();
             if !fresh && refused.iter().any(surprise) {
                 info!("virtual servers are not as they were left: reading them");
-                // What was refused now may have been so for that alone.
+                // The kernel may have refused these changes only because the applied state was wrong.
                 self.desired.servers_mut().retry_refused();
                 self.forget();
                 fresh = self.read_unknown().await?;
@@ -184,7 +184,7 @@ impl<K: Kernel> IpvsBackend<K> {
             short.extend(self.write_addresses(&families).await?);
             failed.extend(short);
             if !failed.is_empty() {
-                // Of what the kernel had no room for only a look tells what was made. The caller tries again.
+                // After a shortage, only a full sync shows which changes were made. The caller retries.
                 self.desired.servers_mut().forget();
                 self.desired.addresses().forget();
             }
@@ -192,17 +192,17 @@ impl<K: Kernel> IpvsBackend<K> {
         }
     }
 
-    /// Makes changes of virtual servers, and says what is refused.
+    /// Applies changes of virtual servers and returns those that were refused.
     fn change(&mut self, changes: &[Change]) -> anyhow::Result<Vec<Refused>> {
         if changes.is_empty() {
             return Ok(Vec::new());
         }
         let applied = self.kernel.change(changes)?;
-        debug!(changes = applied.changes, conversations = applied.conversations, "virtual servers changed");
+        debug!(changes = applied.changes, batches = applied.batches, "virtual servers changed");
         for (frontend, why) in self.desired.servers_mut().applied(changes, &applied.refused) {
             let service = self.desired.service(&frontend).cloned();
             match service {
-                Some(service) => warn!("{}", Notice { service, text: why }),
+                Some(service) => warn!("{}", vips::refused(&service, why)),
                 None => warn!("{why}"),
             }
         }
@@ -221,7 +221,7 @@ impl<K: Kernel> IpvsBackend<K> {
         Ok(refused.collect())
     }
 
-    /// Writes both tables. One is no hostage of the other.
+    /// Writes both tables. A table that fails does not stop the other.
     fn write_tables(&mut self) -> anyhow::Result<Vec<(Family, anyhow::Error)>> {
         let families = self.families();
         let mut failed: Vec<(Family, anyhow::Error)> = Vec::new();
@@ -265,7 +265,7 @@ impl<K: Kernel> IpvsBackend<K> {
         }
     }
 
-    /// Those of some families. Says for which the kernel had no room.
+    /// Adds and removes addresses of these families. Returns the families for which the kernel is short of a resource.
     async fn write_addresses(&mut self, families: &[Family]) -> anyhow::Result<Vec<(Family, anyhow::Error)>> {
         let [mut add, mut remove] = self.desired.address_changes();
         for addresses in [&mut add, &mut remove] {
@@ -285,7 +285,7 @@ impl<K: Kernel> IpvsBackend<K> {
         Ok(short)
     }
 
-    /// Reads what is not known; says whether it did.
+    /// Reads the live state if the applied state is unknown. Returns whether it did.
     async fn read_unknown(&mut self) -> anyhow::Result<bool> {
         if self.desired.servers().is_known() {
             return Ok(false);
@@ -293,7 +293,7 @@ impl<K: Kernel> IpvsBackend<K> {
         self.read = [true; 2];
         let mut ledger = BTreeSet::new();
         for family in self.families() {
-            // A table that cannot be read is of no help, and is an error later on.
+            // If a table cannot be read here, its VIPs are unknown. Writing it fails later and reports the error.
             match self.read_table(family) {
                 Ok(vips) => ledger.extend(vips),
                 Err(error) => debug!(%error, "the table cannot be read"),
@@ -310,8 +310,8 @@ impl<K: Kernel> IpvsBackend<K> {
         Ok(true)
     }
 
-    /// Virtual servers that are, or are to be, ours: those of VIPs that are wanted, that are in our tables, or whose address is on our
-    /// interface, unless they are excluded.
+    /// Selects the virtual servers that belong to this backend: their VIP is desired, is in our tables, or has its address on our
+    /// interface. Excluded addresses never belong to it.
     fn ours(
         &self,
         servers: Vec<ServerState>,
@@ -328,7 +328,7 @@ impl<K: Kernel> IpvsBackend<K> {
         servers.into_iter().filter(is_ours).collect()
     }
 
-    /// Reads a table; the VIPs in it.
+    /// Reads a table and returns the VIPs in it.
     fn read_table(&mut self, family: Family) -> Result<Vec<Frontend>, Error> {
         self.read[family as usize] = true;
         let table = self.desired.table(family);
@@ -341,10 +341,10 @@ impl<K: Kernel> IpvsBackend<K> {
         Ok(vips)
     }
 
-    /// Removes our virtual servers, the interface and both tables; they may be absent.
+    /// Removes our virtual servers, the interface and both tables. It is no error if they are missing.
     ///
     /// # Errors
-    /// The kernel refuses it or cannot be reached.
+    /// The kernel refuses a removal or cannot be reached.
     pub async fn remove_all(&mut self) -> anyhow::Result<()> {
         self.forget();
         self.read_unknown().await?;
@@ -363,7 +363,7 @@ impl<K: Kernel> IpvsBackend<K> {
         self.kernel.delete_interface().await?;
         let mut transaction = Transaction::new();
         for family in self.families() {
-            // Deleting what is absent is an error; adding what is there is not.
+            // Deleting a missing table is an error, but adding an existing one is not.
             transaction.add_table(&plan::table(family)).delete_table(&plan::table(family));
         }
         self.kernel.apply(&transaction).context("remove the tables ip localnet-ipvs and ip6 localnet-ipvs")?;
@@ -393,17 +393,17 @@ impl<K: Kernel> Backend for IpvsBackend<K> {
     }
 }
 
-/// A change of a virtual server, or of a destination, that was refused.
+/// A refused change of a virtual server or destination.
 struct Refused {
     errno: i32,
-    /// The scheduler that is missing.
+    /// The scheduler that the kernel lacks.
     scheduler: Option<Scheduler>,
-    /// The kernel is short of something, in a family: the change is not to blame.
+    /// The family and the error, if the kernel is short of a resource. Then the change is not the cause.
     short: Option<(Family, anyhow::Error)>,
 }
 
-/// The VIPs that a table names, whatever became of it since it was ours.
-fn vips(found: &Found) -> impl Iterator<Item = Frontend> {
+/// The VIPs that a live table contains, even if another program changed the table.
+fn vips(found: &LiveTable) -> impl Iterator<Item = Frontend> {
     let ledger = found.sets.iter().flatten().filter(|(set, _)| {
         let declared = |family: Family| set.key == SetId::Vips.declaration(family, 1).key;
         *set.name == *SetId::Vips.name() && Family::ALL.into_iter().any(declared)

@@ -1,5 +1,5 @@
-//! What the kernel should hold, kept up to date as services change: the node's VIPs, and what follows for IPVS, for the addresses
-//! of the interface and for each table.
+//! The desired state of the kernel, updated as Services change: the VIPs of the node, and the IPVS servers, interface addresses
+//! and tables that follow from them.
 //!
 //! ```text
 //!  Snapshot, Changes ──► client::vips (one owner for each VIP) ─┬─► Servers
@@ -7,7 +7,7 @@
 //!                                                               └─► elements, chains ──► TableState ×2
 //! ```
 //!
-//! No I/O. Costs what changed.
+//! No I/O. The cost of an update depends on the changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -15,8 +15,8 @@ use std::{
 };
 
 use localnet_client::{
-    DiffStore, Skipped,
-    vips::{Config, Effective, Facts, Hairpin, Notice, Program, Vip, VipKey, Vips},
+    Code, Diagnostic, DiffStore, Subject,
+    vips::{self, Config, Effective, Facts, Hairpin, Program, Vip, VipKey, Vips},
 };
 use localnet_linux::{
     conntrack::Endpoints,
@@ -33,39 +33,39 @@ use crate::{
     table::TableState,
 };
 
-/// What the kernel should hold.
+/// The desired state of the kernel.
 #[derive(Debug)]
 pub struct Desired {
     vips: Vips,
     parts: Parts,
 }
 
-/// The VIPs as parts of the kernel.
+/// The desired virtual servers, addresses and tables of all VIPs.
 #[derive(Debug)]
 struct Parts {
     options: Options,
-    /// The addresses that the Node object has.
+    /// The addresses in the Node object.
     node: Vec<IpAddr>,
-    /// The addresses of all interfaces but ours.
+    /// The addresses of all interfaces except ours.
     local: BTreeSet<IpAddr>,
-    /// All that is programmed.
+    /// All programmed VIPs.
     programmed: BTreeMap<VipKey, Vip>,
-    /// How many ask for an address: VIPs, and ClusterIPs.
+    /// How many VIPs and ClusterIPs use an address.
     users: BTreeMap<IpAddr, usize>,
     servers: Servers,
     addresses: DiffStore<IpAddr, ()>,
-    /// Addresses that the kernel refuses to add, or to remove, and why.
+    /// The addresses that the kernel refuses to add or remove.
     refused_addresses: BTreeMap<IpAddr, Refusal>,
-    /// Those that are tried again.
+    /// The refused addresses that are being retried.
     retried_addresses: BTreeMap<IpAddr, Refusal>,
     tables: [TableState; 2],
-    /// Schedulers that the kernel does not have.
+    /// The schedulers that the kernel lacks.
     missing: BTreeSet<Scheduler>,
-    /// VIPs whose programming differs from what was told last, and who may answer now.
+    /// The VIPs whose programming changed, with the endpoints that may answer now.
     moved: HashMap<VipKey, Option<Endpoints>>,
 }
 
-/// An address that the kernel refuses to add, or to remove.
+/// An address that the kernel refuses to add or remove.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Refusal {
     adding: bool,
@@ -73,7 +73,7 @@ struct Refusal {
 }
 
 impl Desired {
-    /// Nothing yet: not even the fixed chains, which need the node's facts.
+    /// An empty desired state. It has no fixed chains yet, because they depend on the facts of the node.
     pub fn new(config: Config, options: Options) -> Self {
         let parts = Parts {
             options,
@@ -92,22 +92,23 @@ impl Desired {
         Self { vips: Vips::new(config), parts }
     }
 
-    /// The configuration that plans are made with; none before the first state.
+    /// The configuration that the plans use; `None` before the first state.
     pub fn configuration(&self) -> Option<Effective> {
         self.vips.effective()
     }
 
-    /// What the operator chose.
+    /// The options that the operator chose.
     pub fn options(&self) -> &Options {
         &self.parts.options
     }
 
-    /// Whose endpoints may differ since this was called last, and who they are now; none if it is no VIP any more.
+    /// The VIPs whose endpoints may differ since the last call, with their endpoints now; `None` if the VIP no longer exists.
     pub fn take_moved(&mut self) -> Vec<(Frontend, Option<Endpoints>)> {
         std::mem::take(&mut self.parts.moved).into_iter().map(|(vip, now)| (frontend(&vip), now)).collect()
     }
 
-    /// Tells the addresses of the node's interfaces, without ours; says whether the next update moves anything for it.
+    /// Sets the addresses of the node's interfaces, without ours. Returns whether the next update changes anything because of
+    /// them.
     pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
         let bound = self.parts.bind(addresses.iter().copied().collect());
         self.vips.set_local_addresses(addresses) || bound
@@ -133,13 +134,13 @@ impl Desired {
         &mut self.parts.tables[family as usize]
     }
 
-    /// The addresses that the interface should have, but for those that the kernel refuses.
+    /// The addresses that the interface should have, without those that the kernel refuses.
     pub fn wanted_addresses(&self) -> impl Iterator<Item = IpAddr> {
         let all = self.parts.addresses.iter_desired().map(|(address, ())| *address);
         all.filter(|address| !self.parts.refused_addresses.contains_key(address))
     }
 
-    /// The addresses to add and those to remove, but for those of which the kernel has refused just that.
+    /// The addresses to add and those to remove, without changes that the kernel refuses.
     pub fn address_changes(&mut self) -> [Vec<IpAddr>; 2] {
         let Parts { addresses, refused_addresses, retried_addresses, .. } = &mut self.parts;
         let diff = addresses.diff();
@@ -154,7 +155,8 @@ impl Desired {
         [add, remove]
     }
 
-    /// All changes of addresses were made but these, of which those that are no shortage count as refused. Says what is news.
+    /// Records that all address changes were made except `refused`. Those that are no shortage count as refused from now on.
+    /// Returns the messages that are new.
     pub fn addresses_changed(&mut self, refused: Vec<dummy::Refused>) -> Vec<String> {
         let Parts { addresses, refused_addresses, retried_addresses, .. } = &mut self.parts;
         addresses.commit();
@@ -167,26 +169,26 @@ impl Desired {
             refused_addresses.insert(one.address, refusal);
         }
         retried_addresses.clear();
-        // What is refused is as due as before.
+        // A refused change stays in the diff.
         for (address, refusal) in refused_addresses {
             addresses.found(*address, (!refusal.adding).then_some(()));
         }
         news
     }
 
-    /// Both tables as they should be.
+    /// The desired content of both tables.
     pub fn content(&self) -> Vec<TableContent> {
         self.parts.tables.iter().map(TableState::content).collect()
     }
 
-    /// It is no longer known what the kernel holds.
+    /// Forgets the applied state.
     pub fn forget(&mut self) {
         self.parts.servers.forget();
         self.parts.addresses.forget();
         self.parts.tables.iter_mut().for_each(TableState::forget);
     }
 
-    /// What the kernel refused, and the schedulers that it did not have, are tried again.
+    /// Lets the next sync retry what the kernel refused, and the schedulers that it lacked.
     pub fn retry_refused(&mut self) {
         let missing = std::mem::take(&mut self.parts.missing);
         missing.iter().for_each(|scheduler| self.parts.plan_again(scheduler));
@@ -194,16 +196,17 @@ impl Desired {
         self.parts.retried_addresses = std::mem::take(&mut self.parts.refused_addresses);
     }
 
-    /// The services of which the kernel refuses something.
+    /// The Services of which the kernel refuses something.
     pub fn refused(&self) -> BTreeSet<ServiceKey> {
         let servers = self.parts.servers.refused().filter_map(|(of, _)| self.service(of).cloned());
         let schedulers = self.parts.programmed.values().filter(|vip| self.parts.is_missing(vip));
-        let addresses = self.parts.without_address().map(|skipped| skipped.service);
+        let addresses = self.parts.without_address().filter_map(|skipped| skipped.subject.service_key());
         servers.chain(schedulers.map(|vip| vip.service.clone())).chain(addresses).collect()
     }
 
-    /// Goes to `state`, of which only `changes` differs from the state before. Says what is not programmed, once.
-    pub fn update(&mut self, state: &Snapshot, changes: &Changes) -> Vec<Notice> {
+    /// Moves to `state`. Only `changes` differs from the previous state. Returns diagnostics of what is not programmed, each
+    /// once.
+    pub fn update(&mut self, state: &Snapshot, changes: &Changes) -> Vec<Diagnostic> {
         if self.parts.node != state.node.addresses {
             self.parts.set_node_addresses(&state.node.addresses);
         }
@@ -216,7 +219,8 @@ impl Desired {
         settled.notices
     }
 
-    /// The kernel has no such scheduler: virtual servers get the one that goes without saying. Says whether that is another one.
+    /// Records that the kernel lacks a scheduler, so that its virtual servers get the default one. Returns whether this changes
+    /// anything.
     pub fn lacks(&mut self, scheduler: &Scheduler) -> bool {
         let news = *scheduler != self.parts.options.scheduler && self.parts.missing.insert(scheduler.clone());
         if news {
@@ -225,12 +229,12 @@ impl Desired {
         news
     }
 
-    /// What of the services is not programmed, and why.
-    pub fn skipped(&self) -> Vec<Skipped> {
+    /// Diagnostics of everything that is not programmed.
+    pub fn skipped(&self) -> Vec<Diagnostic> {
         let mut skipped = self.vips.skipped();
         let service = |of: &Frontend| self.service(of).cloned();
         let refused = self.parts.servers.refused();
-        skipped.extend(refused.filter_map(|(of, why)| Some(Skipped { service: service(of)?, reason: why.clone() })));
+        skipped.extend(refused.filter_map(|(of, why)| Some(vips::refused(&service(of)?, why.clone()))));
         skipped.extend(self.parts.without_address());
         skipped.extend(self.parts.excluded());
         skipped.extend(self.parts.without_scheduler());
@@ -239,7 +243,7 @@ impl Desired {
         skipped
     }
 
-    /// Whose virtual server it is.
+    /// The Service that owns a virtual server.
     pub fn service(&self, of: &Frontend) -> Option<&ServiceKey> {
         self.parts.programmed.get(&plan::vip(of)).map(|vip| &vip.service)
     }
@@ -256,7 +260,7 @@ impl Parts {
         }
     }
 
-    /// Which sources may reach a VIP depends on them.
+    /// Sets the node's addresses, on which the allowed sources of VIPs depend.
     fn set_node_addresses(&mut self, addresses: &[IpAddr]) {
         let filtered = self.programmed.iter().filter(|(_, vip)| vip.sources.is_some());
         let filtered: Vec<_> = filtered.map(|(key, vip)| (*key, vip.clone())).collect();
@@ -265,7 +269,7 @@ impl Parts {
         filtered.iter().for_each(|(key, vip)| self.set_elements(key, vip, true));
     }
 
-    /// An address that another interface has is the node's already, and stays there.
+    /// Sets the addresses of the other interfaces. Such an address is local already, so our interface does not get it.
     fn bind(&mut self, local: BTreeSet<IpAddr>) -> bool {
         let differing: Vec<IpAddr> = local
             .symmetric_difference(&self.local)
@@ -329,7 +333,7 @@ impl Parts {
         }
     }
 
-    /// Who chooses the endpoints of a VIP, and why it is not who the service names.
+    /// The scheduler of a VIP. If it is not the one that the Service names, also the reason.
     fn scheduler(&self, vip: &Vip) -> (Scheduler, Option<String>) {
         let default = &self.options.scheduler;
         let Some(name) = vip.ipvs_scheduler.as_deref() else { return (default.clone(), None) };
@@ -343,7 +347,7 @@ impl Parts {
         (default.clone(), Some(format!("annotation localnet.dev/ipvs-scheduler: {why}; {default} is used instead")))
     }
 
-    /// Virtual servers of services that name this scheduler.
+    /// Plans the virtual servers of Services that name this scheduler again.
     fn plan_again(&mut self, scheduler: &Scheduler) {
         let names = |vip: &Vip| {
             vip.ipvs_scheduler.as_deref().is_some_and(|name| options::scheduler(name).as_ref() == Ok(scheduler))
@@ -353,38 +357,39 @@ impl Parts {
         plans.into_iter().for_each(|plan| self.servers.set(plan));
     }
 
-    /// Services that do not get the scheduler that they name; said once for each, not for each of its VIPs.
-    fn without_scheduler(&self) -> BTreeSet<Skipped> {
+    /// Diagnostics of Services that do not get the scheduler that they name. There is one per Service, not per VIP.
+    fn without_scheduler(&self) -> BTreeSet<Diagnostic> {
         let named = self.programmed.values().filter(|vip| vip.ipvs_scheduler.is_some());
         let skipped = named.filter_map(|vip| {
             let reason = self.scheduler(vip).1?;
-            Some(Skipped { service: vip.service.clone(), reason })
+            Some(Diagnostic::new(Code::SchedulerUnknown, Subject::service(&vip.service), reason))
         });
         skipped.collect()
     }
 
-    /// The scheduler that the service names is one that the kernel does not have.
+    /// Whether the kernel lacks the scheduler that the Service names.
     fn is_missing(&self, vip: &Vip) -> bool {
         let named = vip.ipvs_scheduler.as_deref().and_then(|name| options::scheduler(name).ok());
         named.is_some_and(|scheduler| self.missing.contains(&scheduler))
     }
 
-    /// Services whose address the kernel does not give to the interface: nobody on this node, and nobody whose packets are
-    /// addressed to it, gets to their virtual servers.
-    fn without_address(&self) -> impl Iterator<Item = Skipped> {
+    /// Diagnostics of Services whose address the kernel refuses to add to the interface. Packets to that address do not reach
+    /// their virtual servers.
+    fn without_address(&self) -> impl Iterator<Item = Diagnostic> {
         let refused = self.refused_addresses.iter().filter(|(_, refusal)| refusal.adding);
         refused.flat_map(|(address, refusal)| {
             let vips = self.programmed.iter().filter(move |(key, vip)| key.address == *address && !vip.by_node_port);
-            vips.map(move |(_, vip)| Skipped { service: vip.service.clone(), reason: refusal.why.clone() })
+            vips.map(move |(_, vip)| vips::refused(&vip.service, refusal.why.clone()))
         })
     }
 
-    /// VIPs that are somebody else's.
-    fn excluded(&self) -> impl Iterator<Item = Skipped> {
+    /// Diagnostics of VIPs in excluded CIDRs, which belong to other programs.
+    fn excluded(&self) -> impl Iterator<Item = Diagnostic> {
         let all = self.programmed.iter().filter(|(key, _)| self.options.excludes(key.address));
-        all.map(|(key, vip)| Skipped {
-            service: vip.service.clone(),
-            reason: format!("{key} is in an excluded CIDR (--exclude-cidrs): its virtual server is somebody else's"),
+        all.map(|(key, vip)| {
+            let problem =
+                format!("{key} is in an excluded CIDR (--exclude-cidrs): its virtual server is somebody else's");
+            Diagnostic::new(Code::AddressExcluded, Subject::service(&vip.service), problem)
         })
     }
 }

@@ -1,4 +1,4 @@
-//! `--dry-run`: the plan as text. Touches no kernel.
+//! `--dry-run`: prints the plan. It does not access the kernel.
 
 use std::{
     fmt::Write as _,
@@ -15,41 +15,41 @@ use localnet_proto::{Changes, Snapshot};
 
 use crate::{Options, desired::Desired, plan::INTERFACE};
 
-/// Prints the plan of each state.
+/// A backend that prints the plan of each state.
 #[derive(Debug)]
 pub struct DryRun {
     desired: Desired,
 }
 
 impl DryRun {
-    /// Prints what this configuration gives.
+    /// A dry run with this configuration and these options.
     pub fn new(config: Config, options: Options) -> Self {
         Self { desired: Desired::new(config, options) }
     }
 
-    /// With these addresses of the node's interfaces, those of VIPs left out.
+    /// Sets the addresses of the node's interfaces, without those of VIPs.
     pub fn with_addresses(mut self, addresses: Vec<IpAddr>) -> Self {
         self.desired.set_local_addresses(addresses);
         self
     }
 
-    /// The addresses that the interface is to have.
+    /// The desired addresses of the interface.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.desired.wanted_addresses()
     }
 
-    /// Whether there is to be such a virtual server.
+    /// Whether the virtual server is desired.
     pub fn has_server(&self, frontend: &ipvs::Frontend) -> bool {
         self.desired.servers().wants(frontend)
     }
 
-    /// Virtual servers as `ipvsadm -R` reads them, the addresses of the interface as `ip -batch` does, and the tables in
-    /// nft's notation, one after the other. What is left out is said in comments.
+    /// The virtual servers as `ipvsadm -R` reads them, the addresses of the interface as `ip -batch` reads them, and the tables
+    /// in nft's notation. Comments name what is skipped.
     pub fn text(&mut self, state: &Snapshot, changes: &Changes) -> String {
         self.desired.update(state, changes);
         let mut text = String::new();
         for skipped in self.desired.skipped() {
-            _ = writeln!(text, "# service {}: {}", skipped.service, skipped.reason);
+            _ = writeln!(text, "# {skipped}");
         }
         text += "# virtual servers: ipvsadm -R\n";
         for plan in self.desired.servers().wanted() {

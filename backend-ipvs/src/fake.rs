@@ -1,5 +1,5 @@
-//! A kernel for tests: IPVS that refuses what the kernel's refuses, an interface, and as much of nf_tables as tells what is in a
-//! table. What nf_tables itself refuses is tested on the real one.
+//! The kernel of the tests: an IPVS that refuses what the real one refuses, an interface, and enough of nf_tables to read a table
+//! back. Tests on a real kernel verify what nf_tables refuses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,30 +14,30 @@ use localnet_linux::{
         VirtualServer,
     },
     nft::{
-        self, Chain, Change as Rules, Element, ElementKey, Error, Family, Found, Likeness, Name, Sent, Set, Table,
-        Transaction,
+        self, Chain, ChainMatch, Change as Rules, Element, ElementKey, Error, Family, LiveTable, Name, Set, Table,
+        Transaction, TransactionSize,
     },
 };
 
 use crate::{kernel::Kernel, plan::INTERFACE};
 
-/// What it holds, and what it was sent.
+/// The live state, and a log of the requests.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FakeKernel {
     pub(crate) servers: BTreeMap<Frontend, FakeServer>,
     pub(crate) addresses: Option<BTreeSet<IpAddr>>,
     pub(crate) tables: BTreeMap<Table, FakeTable>,
-    /// Schedulers that it does not have.
+    /// The schedulers that the kernel lacks.
     pub(crate) lacks: BTreeSet<String>,
-    /// Destinations that it refuses.
+    /// The destinations that the kernel refuses.
     pub(crate) hated: BTreeSet<SocketAddr>,
-    /// Addresses that it refuses to give to the interface.
+    /// The addresses that the kernel refuses to add to the interface.
     pub(crate) hated_addresses: BTreeSet<IpAddr>,
-    /// It refuses both because it has no memory, which is not their fault.
+    /// Whether refusals report a shortage of memory, which the refused object did not cause.
     pub(crate) short: bool,
-    /// It takes no rules of that family.
+    /// The family whose rules the kernel refuses.
     pub(crate) no_rules: Option<Family>,
-    /// What was done, in words: one line for each conversation.
+    /// The requests as text, one line for each.
     pub(crate) log: Vec<String>,
 }
 
@@ -134,29 +134,29 @@ impl FakeKernel {
 }
 
 impl nft::Kernel for FakeKernel {
-    fn apply(&mut self, transaction: &Transaction) -> Result<Sent, Error> {
+    fn apply(&mut self, transaction: &Transaction) -> Result<TransactionSize, Error> {
         let of_family =
             |change: &Rules| matches!(change, Rules::AddTable(table) if Some(table.family) == self.no_rules);
         if transaction.changes().iter().any(of_family) {
-            return Err(Error::RefusedWhole { errno: NO_MEMORY, message: None });
+            return Err(Error::TransactionRefused { errno: NO_MEMORY, message: None });
         }
         transaction.changes().iter().for_each(|change| self.write(change));
         self.log.push("rules".to_owned());
-        Ok(Sent::default())
+        Ok(TransactionSize::default())
     }
 
-    fn read(&mut self, table: &Table, wanted: &dyn Fn(&str) -> Option<Arc<Chain>>) -> Result<Option<Found>, Error> {
+    fn read(&mut self, table: &Table, wanted: &dyn Fn(&str) -> Option<Arc<Chain>>) -> Result<Option<LiveTable>, Error> {
         let Some(found) = self.tables.get(table) else { return Ok(None) };
         let sets = found.sets.values().map(|(set, elements)| Some((set.clone(), elements.values().cloned().collect())));
         let chains = found.chains.values().map(|found| {
-            let likeness = match wanted(&found.name) {
-                Some(chain) if *chain == *found => Likeness::Same,
-                Some(_) => Likeness::OtherRules,
-                None => Likeness::Unwanted,
+            let comparison = match wanted(&found.name) {
+                Some(chain) if *chain == *found => ChainMatch::Exact,
+                Some(_) => ChainMatch::RulesDiffer,
+                None => ChainMatch::NotDesired,
             };
-            (found.name.clone(), likeness)
+            (found.name.clone(), comparison)
         });
-        Ok(Some(Found { sets: sets.collect(), chains: chains.collect() }))
+        Ok(Some(LiveTable { sets: sets.collect(), chains: chains.collect() }))
     }
 
     fn elements(&mut self, _table: &Table, _set: &Set) -> Result<Option<Vec<Element>>, Error> {
@@ -194,7 +194,7 @@ impl Kernel for FakeKernel {
             }
         }
         self.log.push(ipvs::script(changes).trim_end().replace('\n', "; "));
-        Ok(Applied { changes: changes.len(), conversations: 1, refused })
+        Ok(Applied { changes: changes.len(), batches: 1, refused })
     }
 
     async fn addresses(&mut self) -> Result<Option<BTreeSet<IpAddr>>, dummy::Error> {

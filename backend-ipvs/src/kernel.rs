@@ -1,38 +1,38 @@
-//! The one seam to the kernel, and its one user of sockets. Everything else in this crate is pure.
+//! The crate's only access to the kernel, and its only use of sockets.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
 use localnet_linux::{
     dummy::{self, Changed, Dummy},
     ipvs::{self, Applied, Change, DestinationState, Frontend, ServerState, Timeouts, VirtualServer},
-    nft::{self, Chain, Element, Family, Found, Netlink, Sent, Set, Table, Transaction},
+    nft::{self, Chain, Element, Family, LiveTable, Netlink, Set, Table, Transaction, TransactionSize},
 };
 
 use crate::plan::INTERFACE;
 
-/// What the backend needs beside nf_tables. The second implementor is the tests' fake.
+/// The kernel operations that the backend needs besides nf_tables. The tests' fake is the second implementor.
 pub trait Kernel: nft::Kernel {
     /// All virtual servers with their destinations.
     fn servers(&mut self) -> Result<Vec<ServerState>, ipvs::Error>;
-    /// All virtual servers without them, which costs much less.
+    /// All virtual servers without their destinations, which is much cheaper.
     fn heads(&mut self) -> Result<Vec<VirtualServer>, ipvs::Error>;
-    /// The destinations of a virtual server; none if there is no such virtual server.
+    /// The destinations of a virtual server; empty if it does not exist.
     fn destinations(&mut self, frontend: &Frontend) -> Result<Vec<DestinationState>, ipvs::Error>;
-    /// Makes changes, one after the other.
+    /// Applies changes one after the other.
     fn change(&mut self, changes: &[Change]) -> Result<Applied, ipvs::Error>;
-    /// The addresses of the interface; `None` if there is no interface.
+    /// The addresses of the interface; `None` if it does not exist.
     fn addresses(&mut self) -> impl Future<Output = Result<Option<BTreeSet<IpAddr>>, dummy::Error>> + Send;
-    /// Adds addresses to the interface, which is made if there is none, and removes others.
+    /// Adds addresses to the interface and removes others. It creates the interface if it does not exist.
     fn bind(
         &mut self,
         add: Vec<IpAddr>,
         remove: Vec<IpAddr>,
     ) -> impl Future<Output = Result<Changed, dummy::Error>> + Send;
-    /// Deletes the interface, if there is one.
+    /// Deletes the interface if it exists.
     fn delete_interface(&mut self) -> impl Future<Output = Result<(), dummy::Error>> + Send;
 }
 
-/// The kernel, in the network namespace in which it was opened.
+/// The kernel, in the network namespace where it was opened.
 #[derive(Debug)]
 pub struct Host {
     nft: Netlink,
@@ -41,7 +41,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Connects to the IPVS and the nf_tables of this thread's network namespace. Must be called within a tokio runtime.
+    /// Connects to IPVS and nf_tables in the network namespace of this thread. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// The kernel lacks one of them.
@@ -49,7 +49,7 @@ impl Host {
         Ok(Self { nft: Netlink::open()?, ipvs: ipvs::Socket::open()?, interface: None })
     }
 
-    /// The netlink port, by which this process's commits to nf_tables are known.
+    /// The netlink port, which identifies this process's commits to nf_tables.
     pub fn nft_port(&self) -> u32 {
         self.nft.port()
     }
@@ -57,7 +57,7 @@ impl Host {
     /// Sets the timeouts that are not 0.
     ///
     /// # Errors
-    /// The kernel refuses it.
+    /// The kernel refuses them.
     pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<(), ipvs::Error> {
         if *timeouts == Timeouts::default() { Ok(()) } else { self.ipvs.set_timeouts(timeouts) }
     }
@@ -71,7 +71,7 @@ impl Host {
 }
 
 impl nft::Kernel for Host {
-    fn apply(&mut self, transaction: &Transaction) -> Result<Sent, nft::Error> {
+    fn apply(&mut self, transaction: &Transaction) -> Result<TransactionSize, nft::Error> {
         self.nft.apply(transaction)
     }
 
@@ -79,7 +79,7 @@ impl nft::Kernel for Host {
         &mut self,
         table: &Table,
         wanted: &dyn Fn(&str) -> Option<std::sync::Arc<Chain>>,
-    ) -> Result<Option<Found>, nft::Error> {
+    ) -> Result<Option<LiveTable>, nft::Error> {
         self.nft.read(table, wanted)
     }
 
@@ -110,7 +110,7 @@ impl Kernel for Host {
     }
 
     async fn addresses(&mut self) -> Result<Option<BTreeSet<IpAddr>>, dummy::Error> {
-        // It may have been deleted, and made again by somebody else.
+        // Another program may have deleted the interface and created it again.
         self.interface = None;
         match self.find().await? {
             Some(interface) => interface.addresses().await.map(Some),
@@ -124,7 +124,7 @@ impl Kernel for Host {
             None => self.interface.insert(Dummy::ensure(INTERFACE).await?),
         };
         let result = interface.change(add, remove).await;
-        if matches!(result, Err(dummy::Error::Gone { .. })) {
+        if matches!(result, Err(dummy::Error::Deleted { .. })) {
             self.interface = None;
         }
         result

@@ -1,4 +1,5 @@
-//! The ipvs backend: each VIP is a virtual server, its address on a dummy interface; what IPVS cannot do is in an nf_tables table.
+//! The IPVS backend. Each VIP is a virtual server, and its address is on a dummy interface. An nf_tables table does what IPVS
+//! cannot do.
 //!
 //! ```text
 //!  Snapshot ──► client::vips ──► desired (plan) ─┬─► servers (IPVS)       ──► changes ──────┐
@@ -6,12 +7,14 @@
 //!                                                └─► table ×2 (nf_tables) ──► Transaction ──┘
 //! ```
 //!
-//! - [`plan`]: one VIP as a virtual server and as elements, or the node's facts as chains.
-//! - [`servers`]: what differs from what IPVS is known to hold; destinations that are on their way out.
-//! - [`table`]: what differs from what an nf_tables table is known to hold.
-//! - [`desired`]: what follows from all services together, kept up to date.
-//! - [`IpvsBackend`]: reads what is not known, applies what differs, leaves out what is refused.
-//! - [`LiveBackend`]: that on a live node: repairs what others change, follows the node's addresses, ends stale flows.
+//! - [`plan`]: turns one VIP into a virtual server and elements, and the facts of the node into chains.
+//! - [`servers`]: the desired and applied virtual servers, their diff, and the destinations that drain.
+//! - [`table`]: the desired and applied state of an nf_tables table, and its diff.
+//! - [`desired`]: the desired state of all Services, updated at each change.
+//! - [`IpvsBackend`]: reads state that is unknown, applies the diff, and skips what the kernel refuses.
+//! - [`served`]: lists the VIPs and endpoints that IPVS and the tables serve.
+//! - [`LiveBackend`]: an [`IpvsBackend`] for a live node. It repairs changes by other programs, follows the node's addresses, and
+//!   deletes stale flows.
 //!
 //! `docs/backends/ipvs.md` has a table of every object in the kernel.
 
@@ -25,6 +28,7 @@ pub mod kernel;
 mod live;
 pub mod options;
 pub mod plan;
+pub mod served;
 pub mod servers;
 pub mod table;
 

@@ -1,26 +1,26 @@
-//! [`LiveBackend`]: the backend on a live node. Beside programming it notices and repairs what others change, lets endpoints that
-//! are gone drain, follows the node's addresses, and ends stale flows.
+//! [`LiveBackend`]: the backend on a live node. It programs IPVS, repairs changes by other programs, drains removed endpoints,
+//! follows the node's addresses, and deletes stale flows.
 //!
 //! ```text
-//!  Follow (nf_tables) ───┐
-//!  Addresses (rtnetlink)─┼─► disturbed() ─► drive ─► sync ─► IpvsBackend ─► Cleaner
-//!  clock (IPVS) ─────────┘
+//!  Subscription (nf_tables) ──┐
+//!  NodeAddresses (rtnetlink) ─┼─► disturbed() ─► drive ─► sync ─► IpvsBackend ─► Cleaner
+//!  clock (IPVS) ──────────────┘
 //! ```
 //!
-//! IPVS tells nobody what changes in it: its virtual servers are listed now and then, which costs a hundredth of the time.
+//! IPVS sends no notifications. So the backend lists its virtual servers periodically, which takes about 1 % of the time.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use localnet_client::{
-    Backend, Counts, Synced, Warning,
+    Backend, Code, Counts, Diagnostic, Subject, Synced,
     vips::{Config, Effective},
 };
 use localnet_linux::{
     addresses::NodeAddresses,
     conntrack::{Cleaner, Recheck},
     ipvs,
-    nft::{Event, Follow},
+    nft::{Event, Subscription},
     pace::Pace,
     sysctl::Settings,
 };
@@ -39,38 +39,38 @@ use crate::{
 pub struct LiveBackend {
     backend: IpvsBackend<Host>,
     cleaner: Option<Cleaner>,
-    /// What is counted beside the syncs.
+    /// Counters that change between syncs.
     counts: watch::Sender<Counts>,
-    rules: Follow,
+    rules: Subscription,
     addresses: NodeAddresses,
     pace: Pace,
-    /// Something was changed by others: when to repair it.
+    /// When to repair a change by another program.
     repair_at: Option<Instant>,
-    /// Something was missing or wrong, and stale flows were not looked for since.
+    /// Whether stale flows have to be checked again because something was missing or wrong.
     recheck: Recheck,
-    /// When to list virtual servers again.
+    /// When to list the virtual servers again.
     look_at: Instant,
-    /// They could not be listed, which was said.
+    /// Whether the virtual servers could not be listed. The log already has a warning.
     unreadable: bool,
-    /// When to see again which destinations have no connections any more.
+    /// When to check the draining destinations again.
     drain_at: Instant,
     began: Instant,
 }
 
-/// How often virtual servers are listed, and for how many times as long as that took they are not. However long it takes, they are
-/// listed as often as kube-proxy, by default, writes them anew.
+/// The minimum interval between lists of the virtual servers. After a list that took time t, the backend rests 100 × t, but at
+/// most 30 s, which is how often kube-proxy writes all virtual servers by default.
 const LOOK: Duration = Duration::from_secs(2);
 const LOOK_REST: u32 = 100;
 const LOOK_AT_LEAST: Duration = Duration::from_secs(30);
-/// How often draining destinations are looked at.
+/// How often the backend checks draining destinations.
 const DRAIN: Duration = Duration::from_secs(1);
 const DRAIN_REST: u32 = 50;
 
 impl LiveBackend {
-    /// Makes the kernel's settings and subscribes to what it follows; nothing is programmed yet. Must be called in a tokio runtime.
+    /// Applies the kernel settings and subscribes to changes. It programs nothing yet. Must be called in a tokio runtime.
     ///
     /// # Errors
-    /// IPVS cannot be used at all: without privileges, or without its modules.
+    /// IPVS is unusable, because privileges or its modules are missing.
     pub async fn open(config: Config, options: Options) -> anyhow::Result<Self> {
         error!("{DEPRECATION}");
         let mut kernel = Host::open()?;
@@ -86,13 +86,13 @@ impl LiveBackend {
         backend.check().context("program IPVS")?;
         let counts = watch::Sender::new(Counts::default());
         let count = counts.clone();
-        let cleaner = Cleaner::telling(move |families| count.send_modify(|counts| counts.looked(families)));
+        let cleaner = Cleaner::start(move |families| count.send_modify(|counts| counts.looked(families)));
         let now = Instant::now();
         let mut live = Self {
             backend,
             cleaner,
             counts,
-            rules: Follow::subscribe(port),
+            rules: Subscription::subscribe(port),
             addresses: NodeAddresses::except(INTERFACE),
             pace: Pace::default(),
             repair_at: None,
@@ -102,13 +102,13 @@ impl LiveBackend {
             drain_at: now,
             began: now,
         };
-        if let Some(addresses) = live.addresses.known().await {
+        if let Some(addresses) = live.addresses.list_or_warn().await {
             live.backend.set_local_addresses(addresses);
         }
         Ok(live)
     }
 
-    /// Says whether the tables are to be repaired.
+    /// Whether an event requires a repair of the tables.
     fn noticed(event: &Event) -> bool {
         match event {
             Event::Committed(commit) => {
@@ -123,7 +123,7 @@ impl LiveBackend {
         }
     }
 
-    /// Lists virtual servers and addresses; says whether they are to be repaired. If it is broken off, the next one goes on.
+    /// Lists virtual servers and addresses. Returns whether they need a repair. If it is cancelled, the next call continues.
     async fn look(&mut self) -> bool {
         let began = Instant::now();
         self.look_at = began + LOOK_AT_LEAST;
@@ -146,7 +146,7 @@ impl LiveBackend {
         }
     }
 
-    /// May be broken off as well.
+    /// Deletes destinations that have drained. May be cancelled as well.
     async fn drain(&mut self) {
         let began = Instant::now();
         self.drain_at = began + DRAIN;
@@ -162,8 +162,8 @@ impl Backend for LiveBackend {
         self.backend.name()
     }
 
-    fn warnings(&self) -> Vec<Warning> {
-        vec![Warning { reason: "IPVSDeprecation", note: DEPRECATION.into() }]
+    fn warnings(&self) -> Vec<Diagnostic> {
+        vec![Diagnostic::new(Code::IpvsDeprecated, Subject::Program, DEPRECATION)]
     }
 
     fn counts(&self) -> Option<watch::Receiver<Counts>> {
@@ -179,7 +179,7 @@ impl Backend for LiveBackend {
         let repairs = self.repair_at.is_some_and(|at| at <= began);
         if repairs {
             self.repair_at = None;
-            self.recheck.disturbed();
+            self.recheck.rules_changed();
             self.backend.forget();
             self.counts.send_modify(|counts| counts.repairs += 1);
         }
@@ -190,7 +190,7 @@ impl Backend for LiveBackend {
             );
         }
         let synced = result?;
-        let commit = self.recheck.after(!synced.failed.is_empty(), self.backend.take_commit());
+        let commit = self.recheck.after_sync(!synced.failed.is_empty(), self.backend.take_commit());
         if let Some(cleaner) = &self.cleaner {
             cleaner.committed(commit);
         }
@@ -227,7 +227,7 @@ impl Backend for LiveBackend {
                 () = time::sleep_until(self.look_at.into()) => self.look().await,
             };
             if repair {
-                self.repair_at = Some(self.pace.when(Instant::now()));
+                self.repair_at = Some(self.pace.next_at(Instant::now()));
             }
         }
     }

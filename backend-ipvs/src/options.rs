@@ -1,27 +1,27 @@
-//! What an operator chooses of IPVS. Parsing of flags is [`crate::args`].
+//! The operator's options for IPVS. [`crate::args`] parses them from flags.
 
 use std::{net::IpAddr, time::Duration};
 
 use ipnet::IpNet;
 use localnet_linux::ipvs::{Flags, InvalidScheduler, Scheduler, Timeouts};
 
-/// How virtual servers are made, and whose are never touched.
+/// How virtual servers are created, and which ones the backend never changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Who chooses the destination of a new connection, where the Service does not say.
+    /// The scheduler that chooses the destination of a new connection, unless the Service names one.
     pub scheduler: Scheduler,
-    /// Virtual servers with an address in there are somebody else's.
+    /// Virtual servers with an address in these CIDRs belong to other programs.
     pub exclude_cidrs: Vec<IpNet>,
-    /// After so long the connections of an endpoint that is gone are cut off; `None`: never.
+    /// How long the connections of a removed endpoint may continue; `None` for no limit.
     pub drain_limit: Option<Duration>,
-    /// Answer ARP for an address only at the interface that has it.
+    /// Whether only the interface that has an address answers ARP for it.
     pub strict_arp: bool,
-    /// Those that are 0 stay as the kernel has them.
+    /// The timeouts of connections. A timeout of 0 leaves the kernel's value unchanged.
     pub timeouts: Timeouts,
 }
 
 impl Default for Options {
-    /// kube-proxy's defaults.
+    /// The defaults of kube-proxy.
     fn default() -> Self {
         Self {
             scheduler: Scheduler::default(),
@@ -34,21 +34,21 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Whether virtual servers of that address are somebody else's.
+    /// Whether virtual servers with that address belong to other programs.
     pub fn excludes(&self, address: IpAddr) -> bool {
         self.exclude_cidrs.iter().any(|cidr| cidr.contains(&address))
     }
 }
 
-/// Reads the name of a scheduler. `maglev` is what everybody but the kernel calls `mh`.
+/// Parses the name of a scheduler. `maglev` is the common name of what the kernel calls `mh`.
 ///
 /// # Errors
-/// No scheduler can have such a name.
+/// No scheduler can have that name.
 pub fn scheduler(name: &str) -> Result<Scheduler, InvalidScheduler> {
     if name == "maglev" { "mh".parse() } else { name.parse() }
 }
 
-/// The flags of virtual servers with that scheduler: as in kube-proxy, `mh` looks at the client's port as well as its address.
+/// The flags of virtual servers with that scheduler. As in kube-proxy, `mh` hashes the client's port as well as its address.
 pub fn flags(scheduler: &Scheduler) -> Flags {
     if scheduler.as_str() == "mh" { Flags::SCHEDULER_2 } else { Flags::default() }
 }

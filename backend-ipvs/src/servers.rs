@@ -1,8 +1,8 @@
-//! Virtual servers: what IPVS should hold, what it is known to hold, and the changes that lead from one to the other.
+//! The desired and applied virtual servers, and the changes that turn one into the other.
 //!
-//! A destination that is not wanted any more drains: it gets weight 0, by which no new connection goes there, and is deleted when
-//! its last connection has ended. That is all there is to remember of it, so a restart finds what is draining in the kernel.
-//! Datagrams have no connections that could end: such destinations go at once.
+//! A destination that is no longer desired drains: with weight 0 it gets no new connections, and it is deleted when its last
+//! connection has ended. The weight is the only record of this, so a restarted backend finds draining destinations in the kernel.
+//! Datagrams have no connections that could end, so their destinations are deleted immediately.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,22 +18,22 @@ use localnet_linux::ipvs::{
 
 use crate::plan::server::Plan;
 
-/// The weight of a destination that takes connections.
+/// The weight of a destination that gets new connections.
 const SERVING: u32 = 1;
 
-/// The virtual servers of one network namespace, as far as they are ours.
+/// The virtual servers of one network namespace that belong to this backend.
 #[derive(Debug, Default)]
 pub struct Servers {
     wanted: BTreeMap<Frontend, Plan>,
-    /// None while it is not known.
+    /// The applied state; `None` if it is unknown.
     held: Option<BTreeMap<Frontend, Held>>,
-    /// Those that may differ; not kept while it is not known what is held: then it may be all.
+    /// The virtual servers that may differ. Without an applied state, all may differ and this is not maintained.
     dirty: BTreeSet<Frontend>,
-    /// Destinations that are held for the sake of their connections, and since when, as far as that is known.
+    /// The draining destinations, and the time of the first check after they began to drain.
     draining: BTreeMap<(Frontend, SocketAddr), Option<Duration>>,
-    /// What the kernel refuses: virtual servers, or destinations of them.
+    /// The virtual servers and destinations that the kernel refuses, with the reason.
     refused: BTreeMap<(Frontend, Option<SocketAddr>), String>,
-    /// What is tried again, and why it was refused before.
+    /// The refused ones that are being retried, with the earlier reason.
     retried: BTreeMap<(Frontend, Option<SocketAddr>), String>,
 }
 
@@ -44,14 +44,14 @@ struct Held {
 }
 
 impl Servers {
-    /// This is to be there.
+    /// Adds or replaces a desired virtual server.
     pub fn set(&mut self, plan: Plan) {
         let frontend = plan.server.frontend;
         self.touch(frontend);
         self.wanted.insert(frontend, plan);
     }
 
-    /// This is to be gone.
+    /// Removes a virtual server from the desired state.
     pub fn remove(&mut self, frontend: &Frontend) {
         self.touch(*frontend);
         self.wanted.remove(frontend);
@@ -66,34 +66,34 @@ impl Servers {
         }
     }
 
-    /// Those that are to be there, sorted.
+    /// The desired virtual servers, sorted.
     pub fn wanted(&self) -> impl Iterator<Item = &Plan> {
         self.wanted.values()
     }
 
-    /// Whether this one is to be there.
+    /// Whether this virtual server is desired.
     pub fn wants(&self, frontend: &Frontend) -> bool {
         self.wanted.contains_key(frontend)
     }
 
-    /// Whether it is known what is held.
+    /// Whether the applied state is known.
     pub fn is_known(&self) -> bool {
         self.held.is_some()
     }
 
-    /// It is no longer known what is held.
+    /// Forgets the applied state.
     pub fn forget(&mut self) {
         self.held = None;
         self.dirty.clear();
     }
 
-    /// What was refused is tried again with the next changes.
+    /// Lets the next changes retry what the kernel refused.
     pub fn retry_refused(&mut self) {
         self.retried = std::mem::take(&mut self.refused);
         self.dirty.extend(self.retried.keys().map(|(frontend, _)| *frontend));
     }
 
-    /// These were found, and are ours.
+    /// Takes the virtual servers that were read from the kernel, and are ours, as the applied state.
     pub fn adopt(&mut self, found: impl IntoIterator<Item = ServerState>) {
         let held: BTreeMap<_, _> = found
             .into_iter()
@@ -115,7 +115,7 @@ impl Servers {
         self.wanted.get(frontend).is_some_and(|plan| plan.destinations.binary_search(address).is_ok())
     }
 
-    /// Whether what was found now is what is held: the same virtual servers, as far as they are ours.
+    /// Whether the live virtual servers equal the applied ones. Those that are not ours do not count.
     pub fn are(&self, found: &[VirtualServer]) -> bool {
         let Some(held) = &self.held else { return false };
         let ours = found.iter().filter(|server| held.contains_key(&server.frontend));
@@ -124,7 +124,7 @@ impl Servers {
         same && count == held.len()
     }
 
-    /// Whether these are the destinations that a virtual server is known to have.
+    /// Whether the live destinations of a virtual server equal the applied ones.
     pub fn has(&self, frontend: &Frontend, found: &[DestinationState]) -> bool {
         let held = self.held.as_ref().and_then(|held| held.get(frontend));
         held.map(|held| &held.destinations).is_some_and(|held| {
@@ -133,7 +133,7 @@ impl Servers {
         })
     }
 
-    /// At most so many of those that are held: those behind `last`, then from the first one on.
+    /// At most `count` of the applied virtual servers: those after `last`, then those from the first on.
     pub fn after(&self, last: Option<Frontend>, count: usize) -> Vec<Frontend> {
         let Some(held) = &self.held else { return Vec::new() };
         let behind = held.range((last.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded));
@@ -141,14 +141,14 @@ impl Servers {
         behind.chain(from_the_first).take(count).map(|(frontend, _)| *frontend).collect()
     }
 
-    /// The deletions of virtual servers that are not wanted any more.
+    /// The deletions of virtual servers that are no longer desired.
     pub fn deletions(&self) -> Vec<Change> {
         let Some(held) = &self.held else { return Vec::new() };
         let gone = self.dirty.iter().filter(|frontend| !self.wants(frontend) && held.contains_key(frontend));
         gone.map(|frontend| Change::DeleteServer(*frontend)).collect()
     }
 
-    /// All other changes, of these families.
+    /// All other changes of the families that `has` selects.
     pub fn changes(&self, has: impl Fn(Family) -> bool) -> Vec<Change> {
         let Some(held) = &self.held else { return Vec::new() };
         let mut changes = Vec::new();
@@ -174,7 +174,7 @@ impl Servers {
             let wanted = Destination::masqueraded(*address, SERVING);
             match there(address) {
                 Some(destination) if *destination == wanted => {}
-                // How packets get there cannot be changed without the connections' loss.
+                // The forwarding method cannot change without losing the connections.
                 Some(destination) if destination.forwarding != Forwarding::MASQUERADE => {
                     changes.push(Change::DeleteDestination(frontend, *address));
                     changes.push(Change::AddDestination(frontend, wanted));
@@ -195,17 +195,17 @@ impl Servers {
         }
     }
 
-    /// These changes were sent, and of them these were refused. Says what is refused that was not before.
+    /// Records which changes were sent, and which of them the kernel refused. Returns the new refusals.
     pub fn applied(&mut self, changes: &[Change], refused: &[Refused]) -> Vec<(Frontend, String)> {
         let mut news = Vec::new();
         for (index, change) in changes.iter().enumerate() {
             match refused.iter().find(|refused| refused.change == index) {
                 None => self.made(change),
-                // It is gone already.
+                // The object was deleted already.
                 Some(_) if matches!(change, Change::DeleteServer(_) | Change::DeleteDestination(..)) => {
                     self.made(change);
                 }
-                // To be read and sent anew: that it was not made says nothing of it.
+                // After a shortage, the live state is read and the change is sent again.
                 Some(why) if why.is_shortage() => {}
                 Some(why) => {
                     let key = match change {
@@ -213,7 +213,7 @@ impl Servers {
                         | Change::UpdateDestination(frontend, destination) => (*frontend, Some(destination.address)),
                         change => (*change.frontend(), None),
                     };
-                    // What comes of a virtual server that is not there is no news.
+                    // If a virtual server was refused, so are its destinations, which needs no message.
                     if self.refused.contains_key(&(key.0, None)) {
                         continue;
                     }
@@ -228,7 +228,7 @@ impl Servers {
         news
     }
 
-    /// All changes were sent.
+    /// Records that all changes were sent.
     pub fn settle(&mut self) {
         self.dirty.clear();
         self.retried.clear();
@@ -269,13 +269,13 @@ impl Servers {
         }
     }
 
-    /// Virtual servers with destinations that drain.
+    /// The virtual servers with draining destinations.
     pub fn draining(&self) -> BTreeSet<Frontend> {
         self.draining.keys().map(|(frontend, _)| *frontend).collect()
     }
 
-    /// At that time the destinations of a virtual server had these connections: which of those that drain may go. `limit`: how
-    /// long they may take.
+    /// The deletions of draining destinations of one virtual server. `found`: the connections of its destinations at the time
+    /// `now`. `limit`: how long a destination may drain.
     pub fn drained(
         &mut self,
         frontend: &Frontend,
@@ -287,7 +287,7 @@ impl Servers {
         for ((_, address), since) in self.draining.range_mut((*frontend, FIRST)..=(*frontend, LAST)) {
             let since = *since.get_or_insert(now);
             let is_over = limit.is_some_and(|limit| now.saturating_sub(since) >= limit);
-            // One that is not there any more is to be deleted as well: that is how we learn of it.
+            // A destination that is missing is deleted as well; the refused deletion then updates the applied state.
             let is_drained = match found.iter().find(|(of, _)| of == address) {
                 Some((_, connections)) => connections.is_drained(),
                 None => true,
@@ -299,17 +299,17 @@ impl Servers {
         changes
     }
 
-    /// What the kernel refuses, and why.
+    /// What the kernel refuses, with the reason.
     pub fn refused(&self) -> impl Iterator<Item = (&Frontend, &String)> {
         self.refused.iter().map(|((frontend, _), why)| (frontend, why))
     }
 }
 
-/// The first and the last address that sorts.
+/// The first and the last address in sort order.
 const FIRST: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 0);
 const LAST: SocketAddr = SocketAddr::new(std::net::IpAddr::V6(std::net::Ipv6Addr::from_bits(u128::MAX)), u16::MAX);
 
-/// Whether connections end by themselves.
+/// Whether a destination drains, because its connections have an end.
 fn drains(frontend: &Frontend) -> bool {
     frontend.protocol == Protocol::Tcp
 }

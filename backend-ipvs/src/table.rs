@@ -1,34 +1,35 @@
-//! One nf_tables table: what it should hold, what it is known to hold, and the transaction that leads from one to the other.
+//! The desired and the applied state of one nf_tables table, and the transaction that turns one into the other.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use localnet_client::DiffStore;
 use localnet_linux::nft::{
-    Chain, Element, ElementData, ElementKey, Family, Found, Likeness, Name, Set, Table, TableContent, Transaction,
+    Chain, ChainMatch, Element, ElementData, ElementKey, Family, LiveTable, Name, Set, Table, TableContent, Transaction,
 };
 
 use crate::plan::{self, chains, sets::SetId};
 
-/// What an element maps to, and its comment.
+/// The data and the comment of an element.
 type Value = (ElementData, Option<Name>);
 
-/// One table.
+/// The desired and applied state of one table.
 #[derive(Debug)]
 pub struct TableState {
     family: Family,
     table: Table,
     elements: [DiffStore<ElementKey, Value>; SetId::ALL.len()],
-    /// The chains that are always there.
+    /// The chains that always exist.
     fixed: Vec<Arc<Chain>>,
-    /// The chains that pick: so many slots, used so often. One that is in the kernel stays while the table does.
+    /// How many VIPs use each chain that picks a slot, by number of slots. In the kernel, such a chain stays as long as the
+    /// table.
     picking: BTreeMap<u32, usize>,
-    /// What is in the kernel; none when it is not known, or there is no table.
+    /// The applied state; `None` if it is unknown or the table is missing.
     held: Option<Held>,
-    /// What the transaction under way will have led to.
+    /// The applied state after the current transaction.
     next: Option<Held>,
 }
 
-/// What is in the kernel beside elements.
+/// The applied state, except for the elements.
 #[derive(Clone, Debug)]
 struct Held {
     sets: Vec<Arc<Set>>,
@@ -37,7 +38,7 @@ struct Held {
 }
 
 impl TableState {
-    /// Should hold nothing, and nothing is known of what it holds.
+    /// An empty desired state and an unknown applied state.
     pub fn new(family: Family) -> Self {
         Self {
             family,
@@ -50,27 +51,27 @@ impl TableState {
         }
     }
 
-    /// Which table.
+    /// The table.
     pub fn table(&self) -> &Table {
         &self.table
     }
 
-    /// The element is to be there.
+    /// Adds or replaces a desired element.
     pub fn set(&mut self, set: SetId, element: Element) {
         self.elements[set as usize].set(element.key, (element.data, element.comment));
     }
 
-    /// The element is to be gone.
+    /// Removes an element from the desired state.
     pub fn remove(&mut self, set: SetId, key: &ElementKey) {
         self.elements[set as usize].remove(key);
     }
 
-    /// These are the chains that are always there.
+    /// Sets the chains that always exist.
     pub fn set_fixed_chains(&mut self, chains: Vec<Chain>) {
         self.fixed = chains.into_iter().map(Arc::new).collect();
     }
 
-    /// One more, or one less, picks from so many slots.
+    /// Adds (`more`) or removes a user of the chain that picks one of `slots` slots.
     pub fn count_picking(&mut self, slots: u32, more: bool) {
         let users = self.picking.entry(slots).or_default();
         *users = if more { *users + 1 } else { users.saturating_sub(1) };
@@ -79,7 +80,7 @@ impl TableState {
         }
     }
 
-    /// Whether it is known what is in the kernel; otherwise it must be read before changes can be told.
+    /// Whether the applied state is known. If not, read the table before you call `changes`.
     pub fn is_known(&self) -> bool {
         self.held.is_some()
     }
@@ -88,13 +89,14 @@ impl TableState {
         self.fixed.iter().cloned().chain(self.picking.keys().map(|slots| Arc::new(chains::lb(*slots))))
     }
 
-    /// The chain of that name, if there should be one.
+    /// The desired chain with that name.
     pub fn chain(&self, name: &str) -> Option<Arc<Chain>> {
         self.chains().find(|chain| *chain.name == *name)
     }
 
-    /// This was found in the kernel. A table that differs in more than elements is replaced as a whole.
-    pub fn adopt(&mut self, found: Found) {
+    /// Takes what was read from the kernel as the applied state. A table that differs in more than elements stays unknown, so
+    /// that the next transaction replaces it.
+    pub fn adopt(&mut self, found: LiveTable) {
         self.forget();
         let mut sets = Vec::new();
         for id in SetId::ALL {
@@ -102,7 +104,7 @@ impl TableState {
             let Some(set) = found.sets.iter().flatten().map(|(set, _)| set).find(same) else { return };
             sets.push(set.clone());
         }
-        let all_alike = found.chains.iter().all(|(_, likeness)| *likeness == Likeness::Same);
+        let all_alike = found.chains.iter().all(|(_, comparison)| *comparison == ChainMatch::Exact);
         if found.sets.len() != sets.len() || !all_alike {
             return;
         }
@@ -117,7 +119,7 @@ impl TableState {
         self.held = Some(Held { sets, counts, chains });
     }
 
-    /// Appends what leads from what is there to what should be.
+    /// Appends the diff to a transaction.
     pub fn changes(&mut self, transaction: &mut Transaction) {
         let next = match &self.held {
             Some(held) => self.in_place(held, transaction),
@@ -129,7 +131,7 @@ impl TableState {
         });
     }
 
-    /// The whole table, in place of one that may exist.
+    /// Appends the whole table, which replaces any existing one.
     fn anew(&self, transaction: &mut Transaction) -> Held {
         let content = self.content();
         let mut counts = [0; SetId::ALL.len()];
@@ -142,7 +144,7 @@ impl TableState {
         Held { sets, counts, chains: self.chains().map(|chain| (chain.name.clone(), chain)).collect() }
     }
 
-    /// All that it should hold.
+    /// The desired content of the table.
     pub fn content(&self) -> TableContent {
         let sets = SetId::ALL.into_iter().map(|id| {
             let elements: Vec<Element> = self.elements[id as usize].iter_desired().map(element).collect();
@@ -152,7 +154,7 @@ impl TableState {
         TableContent { table: self.table.clone(), sets: sets.collect(), chains }
     }
 
-    /// Only the differences; none if an element more would not fit, or if a chain is another.
+    /// Appends only the diff. Returns `None` if a set is too small or an existing chain differs.
     fn in_place(&self, held: &Held, transaction: &mut Transaction) -> Option<Held> {
         let table = &self.table;
         let mut next = held.clone();
@@ -186,7 +188,7 @@ impl TableState {
         Some(next)
     }
 
-    /// The transaction was applied.
+    /// Records that the transaction was applied.
     pub fn commit(&mut self) {
         let Some(next) = self.next.take() else { return };
         self.held = Some(next);
@@ -195,7 +197,7 @@ impl TableState {
         }
     }
 
-    /// It is no longer known what the table holds.
+    /// Forgets the applied state.
     pub fn forget(&mut self) {
         self.held = None;
         self.next = None;

@@ -1,13 +1,15 @@
-//! What programming costs, from a state in memory to the kernel's acknowledgement, in a network namespace of its own.
+//! Measures the cost of programming, from a state in memory to the kernel's acknowledgement, in a separate network
+//! namespace.
 //!
 //! ```text
 //! cargo bench -p localnet-nft            # as root; QUICK=1: small
 //! ```
 //!
-//! `FIGURES=FILE` writes what `make bench` puts on its page.
+//! `FIGURES=FILE` writes the figures that `make bench` publishes.
 //!
-//! Beside it, in the same run, `nft -f` is given the same plan as text. Other machines give other times: compare ratios.
-//! CPU time is that of the thread, in the kernel too; on a busy machine it says more than the clock.
+//! For comparison, the same run gives the same plan to `nft -f` as text. Times differ between machines, so compare
+//! ratios. CPU time is that of the thread, including its time in the kernel; on a busy machine it is more reliable than
+//! wall-clock time.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -19,8 +21,8 @@ use std::{
 use anyhow::Context as _;
 use localnet_client::vips::{Config, Detector, NodePortAddresses};
 use localnet_lab::{Network, Topology};
-use localnet_linux::nft::{self, Chain, Element, Error, Family, Sent, Set, Table, Transaction};
-use localnet_nft::{Kernel, Netlink, NftBackend, kernel::Found};
+use localnet_linux::nft::{self, Chain, Element, Error, Family, Set, Table, Transaction, TransactionSize};
+use localnet_nft::{Kernel, Netlink, NftBackend, kernel::LiveTable};
 use localnet_proto::{
     Changes, Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Service, ServiceKey, Snapshot, WhenEmpty,
 };
@@ -102,7 +104,7 @@ struct Figures {
     compared: Vec<Duration>,
 }
 
-/// Programs an empty kernel; in the last round changes services one by one as well. Gives the plan as text.
+/// Programs an empty kernel. The last round also changes services one by one. Returns the plan as text.
 fn measure(services: usize, endpoints: usize, last: bool, figures: &mut Figures) -> anyhow::Result<String> {
     network()?.node().run(|| {
         let mut state = state(services, endpoints);
@@ -137,8 +139,8 @@ fn measure(services: usize, endpoints: usize, last: bool, figures: &mut Figures)
     })
 }
 
-/// One service of so many ports, each served by so many endpoints of this node: how long until the kernel has all of it, and another
-/// endpoint in place of one.
+/// Measures one service with `ports` ports and `endpoints` endpoints on this node. Returns how long it takes to program
+/// all of it, and to replace one endpoint.
 fn many_ports(ports: usize, endpoints: usize) -> anyhow::Result<[Duration; 2]> {
     network()?.node().run(|| {
         let name = |port: usize| Arc::<str>::from(format!("port-{port:05}"));
@@ -167,7 +169,7 @@ fn many_ports(ports: usize, endpoints: usize) -> anyhow::Result<[Duration; 2]> {
     })
 }
 
-/// How long it takes to read the tables and to send what differs: everything, or nothing.
+/// Measures reading the tables and sending the differences: everything if `flush`, otherwise nothing.
 fn repair(backend: &mut NftBackend<Timed>, state: &Snapshot, flush: bool) -> anyhow::Result<Duration> {
     if flush {
         let mut transaction = Transaction::new();
@@ -180,16 +182,16 @@ fn repair(backend: &mut NftBackend<Timed>, state: &Snapshot, flush: bool) -> any
     Ok(start.elapsed())
 }
 
-/// The kernel, and what it costs: encoding, the system calls, and the answers.
+/// The kernel, with the time spent on encoding, system calls and answers.
 struct Timed {
     netlink: Netlink,
     cpu: Duration,
-    /// What one commit took at most.
+    /// The longest duration of one commit.
     longest: Duration,
 }
 
 impl Kernel for Timed {
-    fn apply(&mut self, transaction: &Transaction) -> Result<Sent, Error> {
+    fn apply(&mut self, transaction: &Transaction) -> Result<TransactionSize, Error> {
         let (start, cpu_start) = (Instant::now(), cpu()?);
         let result = self.netlink.apply(transaction);
         self.cpu += cpu()? - cpu_start;
@@ -197,7 +199,7 @@ impl Kernel for Timed {
         result
     }
 
-    fn read(&mut self, table: &Table, wanted: &dyn Fn(&str) -> Option<Arc<Chain>>) -> Result<Option<Found>, Error> {
+    fn read(&mut self, table: &Table, wanted: &dyn Fn(&str) -> Option<Arc<Chain>>) -> Result<Option<LiveTable>, Error> {
         self.netlink.read(table, wanted)
     }
 
@@ -210,7 +212,7 @@ impl Kernel for Timed {
     }
 }
 
-/// CPU time of this thread.
+/// The CPU time of this thread.
 fn cpu() -> std::io::Result<Duration> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat")?;
     Ok(Duration::from_nanos(text.split(' ').next().and_then(|field| field.parse().ok()).unwrap_or_default()))
@@ -226,7 +228,8 @@ fn config() -> Config {
     }
 }
 
-/// Each service twice, so often in all: how long until the kernel has acknowledged its change.
+/// Changes services one by one, each twice in a row, and `times` changes in all. Returns how long the kernel took to
+/// acknowledge each change.
 fn changes(
     backend: &mut NftBackend<Timed>,
     state: &mut Snapshot,
@@ -252,7 +255,7 @@ fn network() -> anyhow::Result<Network> {
     Network::build(Topology::default())
 }
 
-/// The plan as `nft -f` reads it.
+/// The plan as text for `nft -f`.
 fn script(backend: &NftBackend<Timed>) -> String {
     let mut transaction = Transaction::new();
     for content in backend.plan() {
@@ -261,7 +264,7 @@ fn script(backend: &NftBackend<Timed>) -> String {
     nft::script(&transaction)
 }
 
-/// How long `nft -f` takes for the same in a namespace of its own.
+/// Measures how long `nft -f` takes for the same plan, in a separate namespace.
 fn load(text: &str) -> anyhow::Result<Duration> {
     let network = network()?;
     let start = Instant::now();

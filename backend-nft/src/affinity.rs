@@ -1,7 +1,8 @@
-//! Which endpoint has which slot, for the ports of Services with session affinity, and what is to become of clients that the kernel
-//! remembers.
+//! The slot of each endpoint, for ports of Services with session affinity, and the pending changes to the clients that
+//! the kernel remembers.
 //!
-//! The one state of this backend that depends on history. It is in the kernel too, from where a new process takes it up. No I/O.
+//! This is the only data of the backend that depends on history. The kernel holds it, too, and a new process reads it
+//! from there. No I/O.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,27 +24,27 @@ use crate::plan::{
 /// The slots of both families.
 #[derive(Debug, Default)]
 pub struct Affinity {
-    /// By number: those that are programmed, and others of which the kernel may have clients.
+    /// The ports by number: programmed ones, and others of which the kernel may still have clients.
     ports: BTreeMap<Number, Port>,
     numbers: BTreeMap<PortKey, u32>,
-    /// Numbers that were found in the kernel and that no port has claimed yet, by the comment of their VIPs.
+    /// Numbers that were read from the kernel and that no port has claimed yet, by the comment of their VIPs.
     found: BTreeMap<(Family, Name), u32>,
-    /// The number that was given out last.
+    /// The last assigned number, by family.
     last: [u32; 2],
     programmed: BTreeSet<VipKey>,
     /// Ports that changed since the last commit.
     touched: BTreeSet<Number>,
     chores: BTreeMap<Place, Chore>,
     uses: [Uses; 2],
-    /// Whether the kernel's slots were taken up.
+    /// Whether the slots in the kernel were adopted, by family.
     adopted: [bool; 2],
     none: Slots,
 }
 
-/// What the kernel knows a port of a Service by.
+/// The identity of a Service's port in the kernel.
 type Number = (Family, u32);
 
-/// A port of a Service in one family: what kube-proxy remembers clients by.
+/// A port of a Service in one family. kube-proxy remembers clients by the same key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct PortKey {
     family: Family,
@@ -67,47 +68,47 @@ impl PortKey {
 struct Port {
     key: Option<PortKey>,
     slots: Slots,
-    /// For how long clients are to be remembered, in milliseconds.
+    /// How long clients are remembered, in milliseconds.
     timeout: u64,
-    /// For how long the kernel may have been told to remember clients: in milliseconds.
+    /// All durations for which the kernel may at present remember clients, in milliseconds.
     timeouts: BTreeSet<u64>,
 }
 
 /// The set of the clients of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// Of which table.
+    /// The family of the table.
     pub family: Family,
-    /// The slot's number.
+    /// The number of the slot.
     pub slot: u32,
 }
 
-/// What is to be done with the clients in a [`Place`].
+/// The pending changes to the clients in a [`Place`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Chore {
-    /// Ports whose endpoint left the slot: their clients are to be forgotten.
+    /// Ports whose endpoint left the slot. Their clients are to be deleted.
     forget: BTreeSet<u32>,
-    /// Ports whose timeout changed: for how long, in milliseconds, their clients are to be remembered.
+    /// Ports whose timeout changed, with the new timeout in milliseconds for their clients.
     renew: BTreeMap<u32, u64>,
 }
 
-/// What is to become of a client.
+/// What happens to a remembered client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It stays as it is.
+    /// The client stays unchanged.
     Stays,
-    /// It is forgotten.
+    /// The client is deleted.
     Forgotten,
-    /// It is remembered for so long.
+    /// The client gets this expiry.
     Renewed(Expiry),
 }
 
-/// The kernel counts time in jiffies: less than this, in milliseconds, is nothing.
+/// Differences below this are ignored, in milliseconds, because the kernel counts time in jiffies.
 const MOMENT: u64 = 100;
 
 impl Chore {
-    /// What is to become of a client of the set. Its time counts from its last connection, as if the timeout had always been
-    /// what it is now.
+    /// What happens to a client in the set. Its time counts from its last connection, as if the timeout had always had
+    /// the present value.
     pub fn fate(&self, family: Family, client: &Element) -> Fate {
         let Some(number) = number_of_client(family, client) else { return Fate::Stays };
         if self.forget.contains(&number) {
@@ -126,7 +127,7 @@ impl Chore {
 }
 
 impl Affinity {
-    /// The slots of a VIP's port; none for one without affinity.
+    /// The slots of a VIP's port; empty without affinity.
     pub fn slots(&self, key: &VipKey, vip: &Vip) -> &Slots {
         self.port(key, vip).map_or(&self.none, |number| &self.ports[&number].slots)
     }
@@ -137,7 +138,7 @@ impl Affinity {
         Some((key.family, *self.numbers.get(&key)?)).filter(|number| self.ports.contains_key(number))
     }
 
-    /// A VIP is to be programmed: its endpoints get their slots.
+    /// Adds a VIP and assigns slots to its endpoints.
     pub fn program(&mut self, key: &VipKey, vip: &Vip) {
         if vip.affinity.is_none() {
             return;
@@ -155,14 +156,14 @@ impl Affinity {
         self.touched.insert(number);
     }
 
-    /// A port gets the number that it has in the kernel, or else one that nobody has.
+    /// Assigns a number to a port: the one that it has in the kernel, otherwise an unused one.
     fn claim(&mut self, key: PortKey, vip: &Vip) -> Number {
         let family = key.family;
         let is_free = |number: &u32| self.ports.get(&(family, *number)).is_some_and(|port| port.key.is_none());
         let found = self.found.remove(&(family, vip.comment.clone())).filter(is_free);
         let number = found.unwrap_or_else(|| {
             let last = &mut self.last[family as usize];
-            // 0 and the greatest number have a meaning of their own.
+            // 0 and the largest number are reserved.
             let next = |number: u32| if number >= u32::MAX - 1 { 1 } else { number + 1 };
             *last = next(*last);
             while self.ports.contains_key(&(family, *last)) {
@@ -177,7 +178,7 @@ impl Affinity {
         (family, number)
     }
 
-    /// A VIP was taken out. Its slots stay for now: it may be programmed again before anyone hears of it.
+    /// Removes a VIP. Its slots stay until the next commit, because it may be added again before.
     pub fn unprogram(&mut self, key: &VipKey, vip: &Vip) {
         if vip.affinity.is_none() {
             return;
@@ -190,17 +191,17 @@ impl Affinity {
         self.touched.insert(number);
     }
 
-    /// What chains and sets of a family depend on.
+    /// What the chains and sets of a family depend on.
     pub fn shape(&self, family: Family) -> Shape {
         self.uses[family as usize].shape()
     }
 
-    /// The VIPs of a family that are programmed.
+    /// The programmed VIPs of a family.
     pub fn programmed(&self, family: Family) -> impl Iterator<Item = &VipKey> {
         self.programmed.iter().filter(move |key| family_of(key.family()) == family)
     }
 
-    /// The kernel holds what was programmed in a family.
+    /// Records that the kernel holds what was programmed in a family.
     pub fn commit(&mut self, family: Family) {
         let of_family = |number: &Number| number.0 == family;
         self.found.retain(|(of, _), _| *of != family);
@@ -234,8 +235,9 @@ impl Affinity {
         }
     }
 
-    /// The kernel's sets were read. The first time its slots are taken up, and every VIP must be programmed again, of which
-    /// none may be now. Clients of slots that nobody has are to be forgotten, and those with another timeout are to get theirs.
+    /// Processes the sets that were read from the kernel. The first time it adopts their slots; all VIPs must be
+    /// programmed afterwards, and none before. It plans to delete the clients of unused slots, and to update those with
+    /// another timeout.
     pub fn adopt<'a>(&mut self, family: Family, sets: impl Iterator<Item = (&'a Set, &'a [Element])> + Clone) {
         let of =
             |id: SetId| sets.clone().filter(move |(set, _)| *set.name == *id.name()).flat_map(|(_, elements)| elements);
@@ -280,12 +282,12 @@ impl Affinity {
         }
     }
 
-    /// What is to be done with clients that the kernel remembers.
+    /// The pending changes to the clients that the kernel remembers.
     pub fn chores(&self) -> Vec<(Place, Chore)> {
         self.chores.iter().map(|(place, chore)| (*place, chore.clone())).collect()
     }
 
-    /// The chore there is done.
+    /// Records that the chore at `place` is done.
     pub fn done(&mut self, place: &Place) {
         let Some(chore) = self.chores.remove(place) else { return };
         let number = |number: u32| (place.family, number);
@@ -307,7 +309,7 @@ impl Affinity {
     }
 }
 
-/// The number of the port to which the client of an element of a set of clients went.
+/// The port's number in an element of a set of clients.
 fn number_of_client(family: Family, client: &Element) -> Option<u32> {
     let number = client.key.start().as_bytes().get(family.address_type().padded_len()..)?;
     Some(u32::from_ne_bytes(number.try_into().ok()?))

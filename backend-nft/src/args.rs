@@ -53,15 +53,15 @@ async fn local_addresses() -> anyhow::Result<Vec<IpAddr>> {
     Ok(Addresses::watch()?.list().await?.into_iter().map(|address| address.ip).collect())
 }
 
-/// Opens the backend of this node for a configuration, and sets what else of the node that configures.
+/// Opens the backend of this node for a configuration, and applies the configured settings of the node.
 ///
 /// # Errors
-/// nf_tables cannot be used at all, as without privileges.
+/// Returns an error if nf_tables cannot be used at all, for instance without privileges.
 pub async fn open(args: &ConfigArgs, said: &Config) -> anyhow::Result<LiveBackend> {
     let backend = LiveBackend::open(args.config(said)).await?.looking_every(said.sync_period);
-    // After the backend: what it asks of nf_tables makes the kernel load connection tracking.
+    // After the backend, because its use of nf_tables makes the kernel load connection tracking.
     if args.kube_proxy.configures_node() {
-        Setup::of(&said.linux).at_start(&Settings::default());
+        Setup::from_config(&said.linux).at_start(&Settings::default());
     }
     Ok(backend)
 }
@@ -69,7 +69,8 @@ pub async fn open(args: &ConfigArgs, said: &Config) -> anyhow::Result<LiveBacken
 /// Runs the program.
 ///
 /// # Errors
-/// Flags or configuration are wrong, the kernel cannot be programmed at all, or with `--once` anything failed.
+/// Returns an error if the flags or the configuration are invalid, if the kernel cannot be programmed at all, or, with
+/// `--once`, if anything failed.
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let Arguments { command, client, config, dry_run } = arguments;
     let (config, only_init) = match command {
@@ -112,16 +113,17 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
 /// Removes everything that this backend ever wrote.
 ///
 /// # Errors
-/// nf_tables cannot be used.
+/// Returns an error if nf_tables cannot be used.
 pub fn cleanup() -> anyhow::Result<()> {
-    // What is removed does not depend on the configuration.
+    // The objects to remove do not depend on the configuration.
     NftBackend::new(vips::Config::default(), Netlink::open()?).remove_all()
 }
 
-/// What needs more privileges than the rest, in a process of its own: the command `init`, kube-proxy's `--init-only`.
+/// Sets what needs more privileges than the rest, in a separate process: the command `init`, like kube-proxy's
+/// `--init-only`.
 ///
 /// # Errors
-/// Something could not be set.
+/// Returns an error if a setting could not be applied.
 pub fn init(said: &Config) -> anyhow::Result<()> {
-    Setup::of(&said.linux).init(&Settings::default())
+    Setup::from_config(&said.linux).init(&Settings::default())
 }

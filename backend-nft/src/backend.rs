@@ -1,5 +1,5 @@
-//! [`NftBackend`]: state in; out, for each table, one transaction, or several portions of a large load; what is not known is read, what is
-//! refused is left out.
+//! [`NftBackend`]: turns each state into one transaction for each table, or into several portions for a large change.
+//! It reads tables whose contents are unknown, and skips what the kernel refuses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,11 +9,11 @@ use std::{
 use anyhow::Context as _;
 use localnet_client::{
     Backend, Synced,
-    vips::{Config, Effective, Notice},
+    vips::{self, Config, Effective},
 };
 use localnet_linux::{
     conntrack::{Commit, Frontend},
-    nft::{Change, Element, Error, Family, Sent, Table, TableContent, Transaction},
+    nft::{Change, Element, Error, Family, Table, TableContent, Transaction, TransactionSize},
 };
 use localnet_proto::{Changes, ServiceKey, Snapshot};
 use tracing::{debug, info, warn};
@@ -21,9 +21,9 @@ use tracing::{debug, info, warn};
 use crate::{
     affinity::{Chore, Fate, Place},
     desired::{Desired, frontend},
-    kernel::{Found, Kernel},
+    kernel::{Kernel, LiveTable},
     plan::{self, elements, model_family, sets::SetId},
-    portions::PORTION,
+    portions::{Limits, Portions},
     table::TableState,
 };
 
@@ -32,32 +32,34 @@ use crate::{
 pub struct NftBackend<K> {
     kernel: K,
     desired: Desired,
-    /// Nothing was synced yet.
+    /// Whether no sync has run yet.
     first: bool,
-    /// The VIPs in the tables when they were read last.
+    /// The VIPs in each table when it was last read.
     found: [Vec<Frontend>; 2],
     generations: Generations,
-    /// So many elements go into one transaction.
-    portion: usize,
-    /// Where a substitute may have been left by someone who was killed, by us if a transaction failed.
+    /// The largest number of elements in one transaction.
+    limits: Limits,
+    /// Whether a substitute table may exist, by family: after the start, because an earlier run may have been killed,
+    /// and after a failed transaction.
     has_substitute: [bool; 2],
-    /// The tables that this sync had to read.
+    /// Whether this sync had to read the table, by family.
     read: [bool; 2],
 }
 
-/// Numbers of the ruleset's generations; none where they are not known.
+/// Generation numbers of the ruleset; `None` where unknown.
 #[derive(Clone, Copy, Debug, Default)]
 struct Generations {
-    /// What each table was read at.
+    /// The generation at which each table was read.
     read: [Option<u32>; 2],
-    /// Up to here no other process has touched the tables since they were read.
+    /// The newest generation up to which no other process has changed the tables since they were read.
     undisturbed: Option<u32>,
 }
 
-/// How often clients are looked up again because some expired before they were changed.
+/// How often clients are read again because some expired before they were changed.
 const ATTEMPTS: usize = 8;
 
-/// So many services may be refused in one sync before it is given up: then it is not the services.
+/// The largest number of services that may be refused in one sync. With more, the cause is something else, and the
+/// sync fails.
 const MAX_REFUSED: usize = 16;
 
 impl<K: Kernel> NftBackend<K> {
@@ -69,36 +71,37 @@ impl<K: Kernel> NftBackend<K> {
             first: true,
             found: [Vec::new(), Vec::new()],
             generations: Generations::default(),
-            portion: PORTION,
+            limits: Limits::default(),
             has_substitute: [true; 2],
             read: [false; 2],
         }
     }
 
-    /// The tables as they should be, after a sync.
+    /// The desired content of the tables, after a sync.
     pub fn plan(&self) -> Vec<TableContent> {
         self.desired.content()
     }
 
-    /// What the backend writes to.
+    /// The kernel that the backend writes to.
     pub fn kernel(&self) -> &K {
         &self.kernel
     }
 
-    /// Fails if nf_tables cannot be used at all, as without privileges: then trying again is no use.
+    /// Checks that nf_tables can be used at all. Without privileges, for instance, retries are useless.
     ///
     /// # Errors
-    /// That, and how to mend it.
+    /// Returns an error with the cause and its remedy.
     pub fn check(&mut self) -> Result<(), Error> {
-        // Reading needs the same privileges as writing, and a table that does not exist costs nothing to read.
+        // Reading needs the same privileges as writing, and reading a table that does not exist is cheap.
         self.kernel.read(&Table::new(Family::V4, "localnet-check"), &|_| None).map(drop)
     }
 
-    /// Makes the kernel hold `state`, of which only `changes` differs from the state before. One table is no hostage of the
-    /// other: a kernel that cannot translate IPv6 still gets IPv4.
+    /// Makes the kernel hold `state`, which differs from the previous state only in `changes`. The tables are
+    /// independent: a kernel that cannot translate IPv6 still gets IPv4.
     ///
     /// # Errors
-    /// The kernel refuses something that is not of one service, or it cannot be reached, in both families.
+    /// Returns an error if both families fail, because the kernel refuses something that belongs to no single service,
+    /// or because it cannot be reached.
     pub fn apply(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
         if std::mem::take(&mut self.first) && !self.kernel.has_family(Family::V6) {
             info!("this host has no IPv6: only IPv4 is programmed");
@@ -122,28 +125,29 @@ impl<K: Kernel> NftBackend<K> {
         Ok(Synced { failed, skipped: self.desired.skipped(), refused: self.desired.refused(), full })
     }
 
-    /// What the last sync changed for flows.
+    /// The changes by the last sync that concern flows.
     pub fn take_commit(&mut self) -> Commit {
         let remembered = std::mem::take(&mut self.found).concat();
         Commit { frontends: self.desired.take_moved(), remembered, recheck: false }
     }
 
-    /// It is no longer known what the tables hold: the next sync reads them.
+    /// Marks the contents of the tables as unknown, so that the next sync reads them.
     pub fn forget(&mut self) {
         Family::ALL.into_iter().for_each(|family| self.desired.forget(family));
     }
 
-    /// The next sync tries what the kernel refused again.
+    /// Lets the next sync retry what the kernel refused.
     pub fn retry_refused(&mut self) {
         self.desired.retry_refused();
     }
 
-    /// Tells the addresses of the node's interfaces; says whether the next sync moves NodePorts for it.
+    /// Sets the addresses of the node's interfaces. Returns whether this changes the addresses of NodePorts at the next
+    /// sync.
     pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
         self.desired.set_local_addresses(addresses)
     }
 
-    /// Tells of another process's commit; says whether the tables must be read again.
+    /// Records the commit of another process. Returns whether the tables must be read again.
     pub fn committed_elsewhere(&mut self, tables: &BTreeSet<Table>, generation: u32) -> bool {
         let is_next = |known: u32| generation == known.wrapping_add(1);
         let mut touched = Family::ALL.into_iter().filter(|family| tables.contains(&plan::table(*family))).peekable();
@@ -154,17 +158,18 @@ impl<K: Kernel> NftBackend<K> {
             });
             return false;
         }
-        // What was committed before a table was read was read with it.
+        // A commit from before a table was read is part of what was read.
         let is_newer = |read: u32| generation.wrapping_sub(read).cast_signed() > 0;
         touched.any(|family| self.generations.read[family as usize].is_none_or(is_newer))
     }
 
-    /// Tells that nobody knows what other processes did; says whether the tables must be read again.
+    /// Records that notifications were lost, so that the commits of other processes are unknown. Returns whether the
+    /// tables must be read again.
     pub fn lost_sight(&mut self) -> bool {
         self.generations.undisturbed.is_none() || self.kernel.generation() != self.generations.undisturbed
     }
 
-    fn apply_transaction(&mut self, transaction: &Transaction) -> Result<Sent, Error> {
+    fn apply_transaction(&mut self, transaction: &Transaction) -> Result<TransactionSize, Error> {
         let sent = self.kernel.apply(transaction)?;
         let next = self.generations.undisturbed.map(|known| known.wrapping_add(1));
         if next.is_some() && self.kernel.generation() == next {
@@ -173,8 +178,8 @@ impl<K: Kernel> NftBackend<K> {
         Ok(sent)
     }
 
-    /// Writes both tables, and the first again if something that the second refused has to leave it, or if it turned out that
-    /// someone has changed them.
+    /// Writes both tables. Repeats this if a service that the second table refused must also leave the first one, or if
+    /// another program turned out to have changed the tables.
     fn write(&mut self) -> Vec<(Family, anyhow::Error)> {
         let mut refused = 0;
         loop {
@@ -188,7 +193,7 @@ impl<K: Kernel> NftBackend<K> {
             }
             let here = |table: &&TableState| self.kernel.has_family(table.family());
             let is_forgotten = self.desired.tables().iter().filter(here).any(|table| !table.is_known());
-            // A table that failed is forgotten too, but trying it at once again is no use.
+            // A table that failed is unknown as well, but an immediate retry would fail again.
             if refused == refused_before && (!failed.is_empty() || !is_forgotten) {
                 return failed;
             }
@@ -196,14 +201,13 @@ impl<K: Kernel> NftBackend<K> {
     }
 
     fn write_table(&mut self, family: Family, refused: &mut usize) -> anyhow::Result<()> {
-        // What was just read is as the kernel has it: if it then refuses a change, the change is to blame.
+        // Whether the table was just read. If the kernel then refuses a change, the change itself is at fault.
         let mut fresh = false;
         loop {
             fresh |= self.read_unknown(family)?;
             self.prepare(family);
-            let portions = self.desired.tables()[family as usize].changes(self.portion);
-            let count = portions.len();
-            let Some((index, transaction, error)) = self.apply_portions(family, portions) else {
+            let (portions, count) = self.desired.tables()[family as usize].changes(self.limits);
+            let Some((index, transaction, error)) = self.apply_portions(family, &portions, count) else {
                 self.desired.commit(family);
                 if let Err(error) = self.remove_substitute(family) {
                     debug!(%error, "a table that was to work for a moment is still there");
@@ -212,7 +216,7 @@ impl<K: Kernel> NftBackend<K> {
             };
             let failed = if fresh { self.pinpoint(transaction, error) } else { Some((transaction, error)) };
             if count > 1 && (index > 0 || failed.is_none()) {
-                // It is something in between now.
+                // The table now holds a part of the change.
                 self.desired.forget(family);
                 self.has_substitute[family as usize] = true;
             }
@@ -223,14 +227,14 @@ impl<K: Kernel> NftBackend<K> {
                 }
                 continue;
             };
-            // Want of memory or of room strikes whoever comes next: that element is not to blame.
+            // A lack of memory or space affects any element, so the refused one is not at fault.
             let owner = if error.is_shortage() { None } else { self.owner(&transaction, &error) };
             match owner {
                 Some(service) if fresh && *refused < MAX_REFUSED => {
                     *refused += 1;
                     let text = format!("left out, and tried again later: {error}");
                     if self.desired.refuse(&service, text.clone()) {
-                        warn!("{}", Notice { service, text });
+                        warn!("{}", vips::refused(&service, text));
                     } else {
                         debug!(%service, text, "still refused");
                     }
@@ -246,9 +250,15 @@ impl<K: Kernel> NftBackend<K> {
         }
     }
 
-    /// Says which failed, if one did.
-    fn apply_portions(&mut self, family: Family, portions: Vec<Transaction>) -> Option<(usize, Transaction, Error)> {
-        for (index, transaction) in portions.into_iter().enumerate() {
+    /// Applies the portions in order. Returns the first one that failed, with its index.
+    fn apply_portions(
+        &mut self,
+        family: Family,
+        portions: &Portions,
+        count: usize,
+    ) -> Option<(usize, Transaction, Error)> {
+        for index in 0..count {
+            let transaction = self.desired.tables()[family as usize].transaction(portions, index);
             match self.apply_transaction(&transaction) {
                 Ok(sent) => debug!(?family, sent.messages, sent.bytes, sent.elements, "transaction applied"),
                 Err(error) => return Some((index, transaction, error)),
@@ -257,7 +267,7 @@ impl<K: Kernel> NftBackend<K> {
         None
     }
 
-    /// A table that was to work only until ours is complete. It may be absent.
+    /// Removes the substitute, which is needed only until the table is complete. It may be absent.
     fn remove_substitute(&mut self, family: Family) -> Result<(), Error> {
         if !self.has_substitute[family as usize] {
             return Ok(());
@@ -272,7 +282,8 @@ impl<K: Kernel> NftBackend<K> {
         Ok(())
     }
 
-    /// Fills new chains before anything leads to them. If that fails, all comes at once, and errors are dealt with there.
+    /// Fills new chains before elements lead to them. If this fails, everything follows in one transaction, which
+    /// handles errors.
     fn prepare(&mut self, family: Family) {
         let mut transaction = Transaction::new();
         let names = self.desired.tables()[family as usize].preparation(&mut transaction);
@@ -285,8 +296,8 @@ impl<K: Kernel> NftBackend<K> {
         }
     }
 
-    /// Older kernels name only the set: to learn which element they refuse, each is sent as a change of its own.
-    /// `None` if it refuses none of them now.
+    /// Finds the element that the kernel refuses. Older kernels name only its set, so each element is sent as a change
+    /// of its own. Returns `None` if the kernel accepts all of them now.
     fn pinpoint(&mut self, transaction: Transaction, error: Error) -> Option<(Transaction, Error)> {
         let change = match &error {
             Error::Refused { change, element: None, .. } if !error.is_shortage() => *change,
@@ -312,7 +323,7 @@ impl<K: Kernel> NftBackend<K> {
         }
     }
 
-    /// Reads the table if it is not known what it holds; says whether it did.
+    /// Reads the table if its contents are unknown. Returns whether it did.
     fn read_unknown(&mut self, family: Family) -> anyhow::Result<bool> {
         let has_other = self.desired.tables()[1 - family as usize].is_known();
         let table = &self.desired.tables()[family as usize];
@@ -331,7 +342,7 @@ impl<K: Kernel> NftBackend<K> {
             let found = found.with_context(|| format!("read {}", name(table.table())))?;
             self.found[family as usize] = found.iter().flat_map(frontends).collect();
             self.desired.adopt(family, found);
-            // With the kernel's slots other chains may be wanted than those that it was compared with.
+            // The slots in the kernel may require other chains than those that the table was compared with.
             if *self.desired.tables()[family as usize].affinity() == affinity {
                 break;
             }
@@ -355,7 +366,8 @@ impl<K: Kernel> NftBackend<K> {
         }
     }
 
-    /// Chains that nothing refers to any more are harmless: if the kernel is not ready to let them go, later will do.
+    /// Removes chains that nothing refers to. They are harmless: if the kernel still refuses the removal, a later sync
+    /// retries it.
     fn remove_stale_chains(&mut self) {
         for family in Family::ALL {
             let [mut emptying, mut removal] = [Transaction::new(), Transaction::new()];
@@ -365,7 +377,8 @@ impl<K: Kernel> NftBackend<K> {
             if removal.is_empty() {
                 continue;
             }
-            let emptied = if emptying.is_empty() { Ok(Sent::default()) } else { self.apply_transaction(&emptying) };
+            let emptied =
+                if emptying.is_empty() { Ok(TransactionSize::default()) } else { self.apply_transaction(&emptying) };
             match emptied.and_then(|_| self.apply_transaction(&removal)) {
                 Ok(_) => self.desired.tables()[family as usize].stale_chains_are_gone(),
                 Err(error) => debug!(%error, "unused chains stay for now"),
@@ -373,9 +386,9 @@ impl<K: Kernel> NftBackend<K> {
         }
     }
 
-    /// Clients of endpoints that have left are to be sent elsewhere when another endpoint gets the slot: until they are forgotten the
-    /// slot stays empty. Clients of ports with another timeout than before are to have it. A failure does no other harm, and all is
-    /// tried again after the next sync.
+    /// Updates the remembered clients of session affinity. The slot of a removed endpoint stays empty until its clients
+    /// are deleted, because another endpoint in the slot would receive them. Clients of a port with a new timeout get
+    /// that timeout. A failure has no other effect, and the next sync retries it.
     fn change_clients(&mut self) {
         for (place, chore) in self.desired.chores() {
             match self.change_clients_in(place, &chore) {
@@ -392,7 +405,7 @@ impl<K: Kernel> NftBackend<K> {
         let mut attempts = 1..=ATTEMPTS;
         loop {
             let clients = self.kernel.elements(&table, &set)?.unwrap_or_default();
-            // The kernel may tell an element twice while packets add others.
+            // The kernel may list an element twice while packets add others.
             let clients: BTreeMap<_, _> = clients.into_iter().map(|client| (client.key.clone(), client)).collect();
             let [mut gone, mut new] = [Vec::new(), Vec::new()];
             for client in clients.into_values() {
@@ -408,7 +421,7 @@ impl<K: Kernel> NftBackend<K> {
                 return Ok(());
             }
             match self.apply_transaction(&transaction) {
-                // One of them expired meanwhile.
+                // A client expired after it was read.
                 Err(Error::Refused { .. }) if attempts.next().is_some() => {}
                 result => return result.map(drop),
             }
@@ -418,11 +431,11 @@ impl<K: Kernel> NftBackend<K> {
     /// Removes both tables; they may be absent.
     ///
     /// # Errors
-    /// The kernel refuses it or cannot be reached.
+    /// Returns an error if the kernel refuses the removal or cannot be reached.
     pub fn remove_all(&mut self) -> anyhow::Result<()> {
         let mut transaction = Transaction::new();
         for family in Family::ALL.into_iter().filter(|family| self.kernel.has_family(*family)) {
-            // Deleting what is absent is an error; adding what is there is not.
+            // The kernel refuses to delete an absent table, but accepts adding an existing one.
             for table in [plan::table(family), plan::substitute(family)] {
                 transaction.add_table(&table).delete_table(&table);
             }
@@ -455,7 +468,8 @@ impl<K: Kernel> Backend for NftBackend<K> {
     }
 }
 
-/// A big transaction keeps the kernel busy for a while: other tasks of this thread go elsewhere meanwhile.
+/// Runs `work`, which may block for a while, such as a large transaction. The other tasks of this thread move to another
+/// thread.
 pub(crate) fn blocking<T>(work: impl FnOnce() -> T) -> T {
     use tokio::runtime::{Handle, RuntimeFlavor};
     match Handle::try_current().map(|handle| handle.runtime_flavor()) {
@@ -464,8 +478,8 @@ pub(crate) fn blocking<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// The VIPs that a table answers, whatever became of it since it was ours.
-fn frontends(found: &Found) -> impl Iterator<Item = Frontend> {
+/// The VIPs that a table answers, even if another program has changed the table.
+fn frontends(found: &LiveTable) -> impl Iterator<Item = Frontend> {
     let maps = found.sets.iter().flatten().filter(|(set, _)| {
         SetId::of_name(&set.name).is_some_and(|id| {
             let answers =

@@ -1,10 +1,11 @@
-//! What the kernel should hold, kept up to date as services change: the node's VIPs, and what follows for each table.
+//! The desired state of the kernel, kept up to date as services change: the node's VIPs, and the tables that follow
+//! from them.
 //!
 //! ```text
 //!  Snapshot, Changes ──► client::vips (one owner for each VIP) ──► elements, chains ──► table::TableState ×2
 //! ```
 //!
-//! No I/O. Costs what changed.
+//! No I/O. The cost is O(changes).
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -12,8 +13,8 @@ use std::{
 };
 
 use localnet_client::{
-    Skipped,
-    vips::{Config, Effective, Facts, Hairpin, Notice, Program, Vip, VipKey, Vips},
+    Diagnostic,
+    vips::{Config, Effective, Facts, Hairpin, Program, Vip, VipKey, Vips},
 };
 use localnet_linux::{
     conntrack::{Endpoints, Frontend},
@@ -23,7 +24,7 @@ use localnet_proto::{Changes, ServiceKey, Snapshot};
 
 use crate::{
     affinity::{Affinity, Chore, Place},
-    kernel::Found,
+    kernel::LiveTable,
     plan::{
         ChainNames, chains, elements, family_of, protocol_of,
         sets::{Pool, SetId},
@@ -31,26 +32,26 @@ use crate::{
     table::TableState,
 };
 
-/// What the kernel should hold.
+/// The desired state of the kernel.
 #[derive(Debug)]
 pub struct Desired {
     vips: Vips,
     tables: Tables,
 }
 
-/// The VIPs as tables.
+/// The tables that the VIPs are planned into.
 #[derive(Debug)]
 struct Tables {
     names: ChainNames,
     pools: [Pools; 2],
     tables: [TableState; 2],
-    /// VIPs whose programming differs from what was told last, and who may answer now.
+    /// VIPs that changed since `take_moved`, with the endpoints that may answer now; `None` for a removed VIP.
     moved: HashMap<VipKey, Option<Endpoints>>,
     affinity: Affinity,
 }
 
 impl Desired {
-    /// Nothing yet: not even the fixed chains, which need the node's facts.
+    /// An empty desired state. It has no fixed chains yet, because these need the node's facts.
     pub fn new(config: Config) -> Self {
         let tables = Tables {
             names: ChainNames::default(),
@@ -62,17 +63,19 @@ impl Desired {
         Self { vips: Vips::new(config), tables }
     }
 
-    /// The configuration that plans are made with; none before the first state.
+    /// The configuration in effect; none before the first state.
     pub fn configuration(&self) -> Option<Effective> {
         self.vips.effective()
     }
 
-    /// Whose endpoints may differ since this was called last, and who they are now; none if it is no VIP any more.
+    /// The VIPs whose endpoints may have changed since the last call, with their present endpoints; `None` for a
+    /// removed VIP.
     pub fn take_moved(&mut self) -> Vec<(Frontend, Option<Endpoints>)> {
         std::mem::take(&mut self.tables.moved).into_iter().map(|(vip, now)| (frontend(&vip), now)).collect()
     }
 
-    /// Tells the addresses of the node's interfaces; says whether the next update moves NodePorts for it.
+    /// Sets the addresses of the node's interfaces. Returns whether this changes the addresses of NodePorts at the next
+    /// update.
     pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
         self.vips.set_local_addresses(addresses)
     }
@@ -82,19 +85,19 @@ impl Desired {
         &mut self.tables.tables
     }
 
-    /// Both tables as they should be.
+    /// The desired content of both tables.
     pub fn content(&self) -> Vec<TableContent> {
         self.tables.tables.iter().map(TableState::content).collect()
     }
 
-    /// What that table's changes said was applied.
+    /// Records that the changes of a table were applied.
     pub fn commit(&mut self, family: Family) {
         self.tables.table(family).commit();
         self.tables.affinity.commit(family);
     }
 
-    /// This was found in the kernel's table, or that there is none.
-    pub fn adopt(&mut self, family: Family, found: Option<Found>) {
+    /// Sets the applied state of a table, as read from the kernel; `None` if there is no table.
+    pub fn adopt(&mut self, family: Family, found: Option<LiveTable>) {
         let Tables { affinity, .. } = &self.tables;
         let keys = affinity.programmed(family);
         let sticky: Vec<_> = keys.filter_map(|key| Some((*key, self.vips.vip(key)?))).collect();
@@ -106,30 +109,30 @@ impl Desired {
         self.tables.table(family).adopt(found);
     }
 
-    /// What is to be done with the clients of session affinity that the kernel remembers.
+    /// The pending changes to the remembered clients of session affinity.
     pub fn chores(&self) -> Vec<(Place, Chore)> {
         self.tables.affinity.chores()
     }
 
-    /// The chore there is done.
+    /// Records that the chore at `place` is done.
     pub fn done(&mut self, place: &Place) {
         self.tables.affinity.done(place);
     }
 
-    /// It is no longer known what the kernel holds in that table.
+    /// Marks the applied state of a table as unknown.
     pub fn forget(&mut self, family: Family) {
         self.tables.table(family).forget();
     }
 
-    /// Goes to `state`, of which only `changes` differs from the state before. Says what is not programmed, once.
-    pub fn update(&mut self, state: &Snapshot, changes: &Changes) -> Vec<Notice> {
+    /// Moves to `state`, which differs from the previous state only in `changes`. Returns what is newly skipped.
+    pub fn update(&mut self, state: &Snapshot, changes: &Changes) -> Vec<Diagnostic> {
         let settled = self.vips.update(state, changes, &mut self.tables);
         self.update_chains(settled.facts_changed);
         settled.notices
     }
 
-    /// Takes a service out that the kernel refuses; the others are programmed without it until it changes or is tried again. Says
-    /// whether that is news.
+    /// Removes a service that the kernel refuses. The other services are programmed without it until it changes or is
+    /// retried. Returns whether this should be reported.
     pub fn refuse(&mut self, key: &ServiceKey, why: String) -> bool {
         let is_news = self.vips.refuse(key, why, &mut self.tables);
         self.update_chains(false);
@@ -141,17 +144,17 @@ impl Desired {
         self.vips.refused()
     }
 
-    /// The next update tries them again, though they have not changed.
+    /// Lets the next update retry the refused services, although they have not changed.
     pub fn retry_refused(&mut self) {
         self.vips.retry_refused();
     }
 
-    /// What of the services is not programmed, and why.
-    pub fn skipped(&self) -> Vec<Skipped> {
+    /// The diagnostics for everything that is skipped at present.
+    pub fn skipped(&self) -> Vec<Diagnostic> {
         self.vips.skipped()
     }
 
-    /// The service whose element this is, if it is of one only.
+    /// The service that an element belongs to, if it belongs to exactly one.
     pub fn owner(&self, set: SetId, element: &Element) -> Option<ServiceKey> {
         let comment = element.comment.as_deref();
         let owns = |vip: &VipKey, held: &Vip| {
@@ -167,7 +170,7 @@ impl Desired {
         self.vips.programmed().find(|(_, vip, held)| owns(vip, held)).map(|(service, ..)| service.clone())
     }
 
-    /// Chains depend on the facts and on which pools are in use.
+    /// Updates the chains, which depend on the facts and on the pools in use.
     fn update_chains(&mut self, fixed_change: bool) {
         if let Some(facts) = self.vips.facts() {
             self.tables.update_chains(facts, fixed_change);
@@ -230,7 +233,7 @@ impl Tables {
     }
 }
 
-/// How many VIPs of a family use each chain that picks.
+/// The number of VIPs of a family that use each chain that picks an endpoint.
 #[derive(Debug, Default)]
 pub(crate) struct Pools(BTreeMap<(Pool, u32), usize>);
 
@@ -250,13 +253,13 @@ impl Pools {
         }
     }
 
-    /// Those that any uses.
+    /// The chains that at least one VIP uses.
     pub(crate) fn used(&self) -> &BTreeMap<(Pool, u32), usize> {
         &self.0
     }
 }
 
-/// What flows to a VIP are known by.
+/// The key of flows to a VIP.
 pub(crate) fn frontend(vip: &VipKey) -> Frontend {
     Frontend::new(protocol_of(vip.protocol), vip.socket())
 }

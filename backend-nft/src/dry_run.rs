@@ -1,4 +1,4 @@
-//! `--dry-run`: the plan as text. Touches no kernel.
+//! `--dry-run`: prints the plan as text, without access to the kernel.
 
 use std::{
     io::{self, Write as _},
@@ -11,25 +11,25 @@ use localnet_proto::{Changes, Snapshot};
 
 use crate::desired::Desired;
 
-/// Prints the tables of each state.
+/// Prints the tables for each state.
 #[derive(Debug)]
 pub struct DryRun {
     desired: Desired,
 }
 
 impl DryRun {
-    /// Prints what this configuration gives.
+    /// Prints the plans of this configuration.
     pub fn new(config: Config) -> Self {
         Self { desired: Desired::new(config) }
     }
 
-    /// With these addresses of the node's interfaces.
+    /// Sets the addresses of the node's interfaces.
     pub fn with_addresses(mut self, addresses: Vec<IpAddr>) -> Self {
         self.desired.set_local_addresses(addresses);
         self
     }
 
-    /// The tables as text that `nft -f` reads. What is left out is said in comments.
+    /// The tables as text for `nft -f`. Comments in it describe what is skipped.
     pub fn text(&mut self, state: &Snapshot, changes: &Changes) -> String {
         let notices = self.desired.update(state, changes);
         let comments: String = notices.iter().map(|notice| format!("# {notice}\n")).collect();

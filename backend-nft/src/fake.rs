@@ -1,4 +1,4 @@
-//! A kernel for tests: refuses what nf_tables refuses, and keeps what it was sent.
+//! A kernel for tests. It refuses what nf_tables refuses, and records the transactions.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,39 +6,39 @@ use std::{
 };
 
 use localnet_linux::nft::{
-    Chain, ChainKind, Change, Element, ElementData, ElementKey, Error, Family, Name, Rule, Sent, Set, SetData,
-    Statement, Table, Transaction, Verdict,
+    Chain, ChainKind, Change, Element, ElementData, ElementKey, Error, Family, Name, Rule, Set, SetData, Statement,
+    Table, Transaction, TransactionSize, Verdict,
 };
 
-use crate::kernel::{Found, Kernel, Likeness};
+use crate::kernel::{ChainMatch, Kernel, LiveTable};
 
-/// What it holds, and what it was sent.
+/// The contents of the fake kernel, and the record of what it was sent.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FakeKernel {
     pub(crate) tables: BTreeMap<Table, FakeTable>,
     /// The transactions that were applied.
     pub(crate) log: Vec<Transaction>,
-    /// How often a table was read.
+    /// How many times a table was read.
     pub(crate) reads: usize,
-    /// How often a set was read.
+    /// How many times a set was read.
     pub(crate) dumps: usize,
-    /// In so many sets an element expires right after they were read.
+    /// The number of sets in which an element expires right after they are read.
     pub(crate) expiring: usize,
-    /// Sets cannot be read.
+    /// Whether reading sets fails.
     pub(crate) blind: bool,
-    /// Elements that are refused, for whatever reason a kernel may have.
+    /// Elements that are refused, for any reason that a kernel may have.
     pub(crate) hated: BTreeSet<ElementKey>,
-    /// It says so because it has no memory, which is not their fault.
+    /// Whether these are refused for lack of memory, so that the elements are not at fault.
     pub(crate) short: bool,
     /// Whether the errors of elements name only their set.
     pub(crate) vague: bool,
-    /// The ruleset's generation; none if nobody counts.
+    /// The ruleset's generation; `None` if it is not counted.
     pub(crate) generation: Option<u32>,
-    /// A family that it cannot translate addresses of, as when a module is missing.
+    /// A family without address translation, as if a module were missing.
     pub(crate) lacks_nat: Option<Family>,
-    /// Everything fails as if without privileges.
+    /// Whether everything fails, as if without privileges.
     pub(crate) denied: bool,
-    /// After so many more transactions that comes to be.
+    /// After how many more transactions `denied` becomes true.
     pub(crate) denied_after: Option<usize>,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct FakeTable {
 }
 
 impl Kernel for FakeKernel {
-    fn apply(&mut self, transaction: &Transaction) -> Result<Sent, Error> {
+    fn apply(&mut self, transaction: &Transaction) -> Result<TransactionSize, Error> {
         if self.denied || self.denied_after == Some(0) {
             return Err(Error::NotPermitted);
         }
@@ -67,10 +67,10 @@ impl Kernel for FakeKernel {
         next.log.push(transaction.clone());
         next.generation = next.generation.map(|generation| generation + 1);
         *self = next;
-        Ok(Sent::default())
+        Ok(TransactionSize::default())
     }
 
-    fn read(&mut self, table: &Table, wanted: &dyn Fn(&str) -> Option<Arc<Chain>>) -> Result<Option<Found>, Error> {
+    fn read(&mut self, table: &Table, wanted: &dyn Fn(&str) -> Option<Arc<Chain>>) -> Result<Option<LiveTable>, Error> {
         if self.denied {
             return Err(Error::NotPermitted);
         }
@@ -78,15 +78,15 @@ impl Kernel for FakeKernel {
         let Some(found) = self.tables.get(table) else { return Ok(None) };
         let sets = found.sets.values().map(|(set, elements)| Some((set.clone(), elements.values().cloned().collect())));
         let chains = found.chains.values().map(|found| {
-            let likeness = match wanted(&found.name) {
-                Some(chain) if *chain == *found => Likeness::Same,
-                Some(chain) if (chain.hook, &chain.comment) == (found.hook, &found.comment) => Likeness::OtherRules,
-                Some(_) => Likeness::OtherDeclaration,
-                None => Likeness::Unwanted,
+            let comparison = match wanted(&found.name) {
+                Some(chain) if *chain == *found => ChainMatch::Exact,
+                Some(chain) if (chain.hook, &chain.comment) == (found.hook, &found.comment) => ChainMatch::RulesDiffer,
+                Some(_) => ChainMatch::DeclarationDiffers,
+                None => ChainMatch::NotDesired,
             };
-            (found.name.clone(), likeness)
+            (found.name.clone(), comparison)
         });
-        Ok(Some(Found { sets: sets.collect(), chains: chains.collect() }))
+        Ok(Some(LiveTable { sets: sets.collect(), chains: chains.collect() }))
     }
 
     fn elements(&mut self, table: &Table, set: &Set) -> Result<Option<Vec<Element>>, Error> {
@@ -113,7 +113,7 @@ impl Kernel for FakeKernel {
     }
 }
 
-/// Which element of a change, if it is known, and the error number.
+/// The index of the refused element in its change, if known, and the error number.
 type Refused = (Option<usize>, i32);
 
 const MISSING: Refused = (None, 2);
@@ -124,7 +124,7 @@ const INVALID: Refused = (None, 22);
 const FULL: Refused = (None, 23);
 
 impl FakeKernel {
-    /// What was sent since `from` transactions: elements added, elements deleted, and all other changes.
+    /// What was sent after the first `from` transactions: elements added, elements deleted, and all other changes.
     pub(crate) fn sent_since(&self, from: usize) -> (usize, usize, usize) {
         let mut sent = (0, 0, 0);
         for change in self.log[from..].iter().flat_map(Transaction::changes) {
@@ -155,7 +155,7 @@ impl FakeKernel {
             }
             Change::FlushChain(table, name) => self.chain(table, name)?.rules.clear(),
             Change::DeleteChain(table, name) => {
-                // Older kernels count references until the transaction that drops them is over.
+                // Older kernels count references until the transaction that drops them has ended.
                 let was_used = before.get(table).is_some_and(|table| table.uses_chain(name));
                 let table = self.table(table)?;
                 if table.uses_chain(name) || was_used {
@@ -285,7 +285,7 @@ fn sets_of(rule: &Rule) -> impl Iterator<Item = &Name> {
     })
 }
 
-/// Whether two elements have a key in common: every field of theirs overlaps.
+/// Whether two elements overlap in every field.
 fn overlap(set: &Set, one: &ElementKey, other: &ElementKey) -> bool {
     let end = |key: &ElementKey| key.end().unwrap_or(key.start()).clone();
     let (one_end, other_end) = (end(one), end(other));

@@ -1,3 +1,3 @@
-//! The one seam to the kernel: nf_tables as `linux` has it, for all backends that write there.
+//! The only access to the kernel: the nf_tables interface of the `linux` crate, which all backends share.
 
-pub use localnet_linux::nft::{Found, Kernel, Likeness, Netlink};
+pub use localnet_linux::nft::{ChainMatch, Kernel, LiveTable, Netlink};

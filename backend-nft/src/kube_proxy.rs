@@ -1,4 +1,4 @@
-//! What kube-proxy leaves behind, and its removal: only when somebody asks for it.
+//! Removes what kube-proxy left behind, only at the operator's request.
 
 use anyhow::{Context as _, bail};
 use localnet_linux::nft::{Family, Socket, Table, Transaction};
@@ -6,14 +6,15 @@ use tracing::info;
 
 /// The table of kube-proxy's mode nftables, in both families.
 const TABLE: &str = "kube-proxy";
-/// The tables that programs of iptables share, and a chain that kube-proxy's mode iptables, and nobody else, has in each.
+/// The tables that the iptables tools share, each with a chain that only kube-proxy's mode iptables creates there.
 const SHARED: [(&str, &str); 3] =
     [("nat", "KUBE-SERVICES"), ("filter", "KUBE-FORWARD"), ("mangle", "KUBE-PROXY-CANARY")];
 
-/// Removes the tables `ip kube-proxy` and `ip6 kube-proxy`. Our own stay.
+/// Removes the tables `ip kube-proxy` and `ip6 kube-proxy`, but not localnet's own.
 ///
 /// # Errors
-/// nf_tables cannot be used; or there are chains of kube-proxy's mode iptables, which only the tools that made them can remove.
+/// Returns an error if nf_tables cannot be used, or if chains of kube-proxy's mode iptables exist. Only the iptables
+/// tools can remove those.
 pub fn remove() -> anyhow::Result<()> {
     let mut socket = Socket::open()?;
     let mut transaction = Transaction::new();

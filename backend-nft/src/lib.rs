@@ -5,15 +5,16 @@
 //!               pure             pure               pure                                        the only I/O
 //! ```
 //!
-//! - [`plan`]: one VIP, or the node's facts, as elements and chains.
-//! - [`desired`]: what follows from all services together, kept up to date.
-//! - [`whole`]: the same for one state, kept nowhere.
-//! - [`affinity`]: which endpoint has which slot.
-//! - [`table`]: what differs from what the kernel is known to hold.
-//! - [`portions`]: the same, cut if it is too much for the kernel at once.
-//! - [`served`]: what the kernel's tables serve, read back.
-//! - [`NftBackend`]: reads what is not known, applies what differs, leaves out what is refused.
-//! - [`LiveBackend`]: that on a live node: repairs what others change, follows the node's addresses, ends stale flows.
+//! - [`plan`]: the elements of one VIP, and the chains for the node's facts.
+//! - [`desired`]: the plan of all services together, kept up to date.
+//! - [`whole`]: the same plan for one state, without keeping it.
+//! - [`affinity`]: the slot of each endpoint.
+//! - [`table`]: the diff between the desired and the applied state of a table.
+//! - [`portions`]: that diff, split if it is too large for one transaction.
+//! - [`served`]: what the kernel's tables serve.
+//! - [`NftBackend`]: reads tables whose contents are unknown, applies diffs, and skips what the kernel refuses.
+//! - [`LiveBackend`]: the same on a live node. It also repairs changes by other programs, follows the node's addresses,
+//!   and deletes stale flows.
 //!
 //! `docs/backends/nft.md` has a table of every object in the kernel.
 

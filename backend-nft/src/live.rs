@@ -1,5 +1,5 @@
-//! [`LiveBackend`]: the backend on a live node. Beside programming it notices and repairs what others change in its tables,
-//! follows the node's addresses, and ends stale flows.
+//! [`LiveBackend`]: the backend on a live node. Besides programming, it repairs changes that other programs make to its
+//! tables, follows the node's addresses, and deletes stale flows.
 //!
 //! ```text
 //!  Monitor (nf_tables) ──┐
@@ -17,7 +17,7 @@ use localnet_client::{
 use localnet_linux::{
     addresses::NodeAddresses,
     conntrack::{Cleaner, Recheck},
-    nft::{Commit, Event, Follow},
+    nft::{Commit, Event, Subscription},
     pace::Pace,
 };
 use localnet_proto::{Changes, Snapshot};
@@ -26,31 +26,31 @@ use tracing::{info, warn};
 
 use crate::{Netlink, NftBackend, backend::blocking};
 
-/// The nft backend of the node, or network namespace, in which it was opened.
+/// The nft backend of the node, or of the network namespace in which it was opened.
 #[derive(Debug)]
 pub struct LiveBackend {
     backend: NftBackend<Netlink>,
     cleaner: Option<Cleaner>,
-    /// What is counted beside the syncs.
+    /// The backend's own counters.
     counts: watch::Sender<Counts>,
-    rules: Follow,
+    rules: Subscription,
     addresses: NodeAddresses,
     pace: Pace,
-    /// The tables were changed: when to repair them.
+    /// When to repair the tables, if they were changed.
     repair_at: Option<Instant>,
-    /// Rules were missing or wrong, and stale flows were not looked for since.
+    /// Whether flows must be checked again, because rules were missing or wrong since the last check.
     recheck: Recheck,
-    /// Another instance of ours that was warned of already.
+    /// The process ID of another localnet backend on this node, if a warning has named it already.
     rival: Option<u32>,
-    /// How often the tables are looked at without being told of a change, and when next.
+    /// The period of resyncs without a notification of a change, and when the next one is due.
     look: Option<(Duration, Instant)>,
 }
 
 impl LiveBackend {
-    /// Subscribes to what it follows; nothing is programmed yet. Must be called in a tokio runtime.
+    /// Subscribes to notifications, but programs nothing yet. Must be called in a tokio runtime.
     ///
     /// # Errors
-    /// nf_tables cannot be used at all, as without privileges.
+    /// Returns an error if nf_tables cannot be used at all, for instance without privileges.
     pub async fn open(config: Config) -> anyhow::Result<Self> {
         let kernel = Netlink::open()?;
         let port = kernel.port();
@@ -58,12 +58,12 @@ impl LiveBackend {
         backend.check().context("program nf_tables")?;
         let counts = watch::Sender::new(Counts::default());
         let count = counts.clone();
-        let cleaner = Cleaner::telling(move |families| count.send_modify(|counts| counts.looked(families)));
+        let cleaner = Cleaner::start(move |families| count.send_modify(|counts| counts.looked(families)));
         let mut live = Self {
             backend,
             cleaner,
             counts,
-            rules: Follow::subscribe(port),
+            rules: Subscription::subscribe(port),
             addresses: NodeAddresses::default(),
             pace: Pace::default(),
             repair_at: None,
@@ -71,21 +71,21 @@ impl LiveBackend {
             rival: None,
             look: None,
         };
-        if let Some(addresses) = live.addresses.known().await {
+        if let Some(addresses) = live.addresses.list_or_warn().await {
             live.backend.set_local_addresses(addresses);
         }
         Ok(live)
     }
 
-    /// Looks at the tables so often without being told of a change: kube-proxy's `syncPeriod`. A look costs nothing when
-    /// nobody has changed them.
+    /// Sets the period for checking the tables without a notification, kube-proxy's `syncPeriod`. A check is cheap if
+    /// no program has changed them.
     #[must_use]
     pub fn looking_every(mut self, period: Duration) -> Self {
         self.look = Some((period, Instant::now() + period));
         self
     }
 
-    /// Says whether the tables are to be repaired.
+    /// Records a periodic check. Returns whether the tables need a repair.
     fn looked(&mut self) -> bool {
         if let Some((period, next)) = &mut self.look {
             *next = Instant::now() + *period;
@@ -97,7 +97,7 @@ impl LiveBackend {
         changed
     }
 
-    /// Says whether the tables are to be repaired.
+    /// Processes an event. Returns whether the tables need a repair.
     fn noticed(&mut self, event: &Event) -> bool {
         match event {
             Event::Committed(commit) if self.backend.committed_elsewhere(&commit.tables, commit.generation) => {
@@ -129,7 +129,7 @@ impl LiveBackend {
         let repairs = self.repair_at.is_some_and(|at| at <= began);
         if repairs {
             self.repair_at = None;
-            self.recheck.disturbed();
+            self.recheck.rules_changed();
             self.backend.forget();
             self.counts.send_modify(|counts| counts.repairs += 1);
         }
@@ -138,7 +138,7 @@ impl LiveBackend {
             warn!("someone keeps changing the tables ip localnet and ip6 localnet: repairs slow down until that ends");
         }
         let synced = result?;
-        let commit = self.recheck.after(!synced.failed.is_empty(), self.backend.take_commit());
+        let commit = self.recheck.after_sync(!synced.failed.is_empty(), self.backend.take_commit());
         if let Some(cleaner) = &self.cleaner {
             cleaner.committed(commit);
         }
@@ -179,12 +179,12 @@ impl Backend for LiveBackend {
             select! {
                 event = self.rules.next() => {
                     if self.noticed(&event) {
-                        self.repair_at = Some(self.pace.when(Instant::now()));
+                        self.repair_at = Some(self.pace.next_at(Instant::now()));
                     }
                 }
                 () = at(self.look.map(|(_, next)| next)) => {
                     if self.looked() {
-                        self.repair_at = Some(self.pace.when(Instant::now()));
+                        self.repair_at = Some(self.pace.next_at(Instant::now()));
                     }
                 }
                 addresses = self.addresses.next() => {
@@ -198,7 +198,7 @@ impl Backend for LiveBackend {
     }
 }
 
-/// Resolves at an instant; never without one.
+/// Resolves at `instant`; without one, never.
 async fn at(instant: Option<Instant>) {
     match instant {
         Some(instant) => time::sleep_until(instant.into()).await,
@@ -220,7 +220,7 @@ mod tests {
         String::from_utf8(run.stdout).unwrap()
     }
 
-    /// Of what it is not told it learns by looking.
+    /// Without notifications, the periodic check must find the change.
     #[test]
     fn tables_are_looked_at_now_and_then() {
         let in_namespace = thread::spawn(|| {
@@ -229,8 +229,8 @@ mod tests {
             runtime.block_on(async {
                 let backend = LiveBackend::open(vips::Config::default()).await.unwrap();
                 let mut backend = backend.looking_every(Duration::from_millis(20));
-                // Nobody tells it of changes any more.
-                backend.rules = Follow::deaf();
+                // From here on, the backend gets no notifications.
+                backend.rules = Subscription::none();
                 let (state, everything) = (Snapshot::default(), Changes::everything());
                 assert!(backend.sync(&state, &everything).await.unwrap().failed.is_empty());
                 nft("delete table ip localnet");

@@ -1,4 +1,4 @@
-//! `localnet-nft`: see `localnet_nft::args`.
+//! The program `localnet-nft`; see `localnet_nft::args`.
 
 use std::process::ExitCode;
 
@@ -6,7 +6,7 @@ use clap::Parser as _;
 use localnet_config::flags::spelled;
 use localnet_nft::args::{self, Arguments};
 
-/// It gives memory back that is used only while a state is read or written for the first time.
+/// An allocator that returns memory that is only needed while a state is read or written for the first time.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

@@ -1,66 +1,252 @@
-//! A transaction that is too much for the kernel at once, as several: no commit holds it for long, and no VIP is without its rules.
+//! The transactions that turn a table's applied state into its desired state. Each is built only when it is sent, so
+//! the elements of a large change never exist twice. No commit blocks the kernel for long, and no VIP ever lacks its
+//! rules.
 //!
 //! ```text
 //!  in place   declarations, rules │ elements of VIPs a…b │ elements of VIPs c…d │ …           │ base chains
-//!  anew       the same, under another name: the table there works on until the last portion replaces it, then back again
+//!  anew       the same, with all rules at the end. To replace a live table, a substitute of another name is filled first. Its
+//!             last portion deletes the live table. Then the table is filled again, and its last portion deletes the substitute.
 //! ```
 //!
-//! The elements of one VIP are never parted, in whichever sets they are. Nothing is entered by packets before all is there: base
-//! chains that are new come last. Pure.
+//! All elements of one VIP are in one portion, whichever sets they are in. New base chains come last, so packets enter
+//! a table only when it is complete. A live table changes in one transaction, unless that would block the kernel for
+//! too long. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{collections::BTreeSet, ops::Bound, sync::Arc};
 
-use localnet_linux::nft::{Change, Element, Family, Name, Table, Transaction};
+use localnet_client::{DiffStore, Difference, KeyRange};
+use localnet_linux::nft::{Change, Element, ElementData, ElementKey, Family, Name, Set, Table, Transaction, Tuple};
 
 use crate::plan::{self, sets::SetId};
 
-/// So many elements go into one commit. Measured: 0.15 s.
-pub const PORTION: usize = 65_536;
-
-/// What has a key that begins with neither a VIP nor its address.
-const HAIRPIN: &str = SetId::Hairpin.name();
-
-/// How many elements it adds and deletes.
-fn size(transaction: &Transaction) -> usize {
-    transaction.changes().iter().filter_map(elements).map(|(_, elements)| elements.len()).sum()
+/// The largest number of elements in one commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// For a table that packets enter.
+    pub entered: usize,
+    /// For a table without base chains. No packets enter it, and smaller portions need less memory.
+    pub filled: usize,
 }
 
-/// The set and the elements that a change adds or deletes.
-fn elements(change: &Change) -> Option<(&Name, &[Element])> {
-    match change {
-        Change::AddElements(_, set, elements) | Change::DeleteElements(_, set, elements) => Some((&set.name, elements)),
-        _ => None,
+impl Default for Limits {
+    /// 65,536 elements, whose commit was measured to take 0.15 s.
+    fn default() -> Self {
+        Self { entered: 65_536, filled: 8_192 }
     }
 }
 
-/// The changes of a table in place, in portions of about so many elements.
-pub fn in_place(family: Family, transaction: Transaction, limit: usize) -> Vec<Transaction> {
-    if size(&transaction) <= limit { vec![transaction] } else { cut(family, &transaction, limit, &Transaction::new()) }
+/// The value and the comment of an element.
+pub type Value = (ElementData, Option<Name>);
+
+/// The elements of all sets, by [`SetId`].
+pub type Elements = [DiffStore<ElementKey, Value>; SetId::ALL.len()];
+
+/// The changes of a table: everything but its elements, and the sets that these come from.
+#[derive(Debug)]
+pub struct Changes {
+    /// The table's family.
+    pub family: Family,
+    /// The changes before the elements.
+    pub before: Transaction,
+    /// The sets that have elements afterwards.
+    pub sets: Vec<Filled>,
+    /// The changes after the elements.
+    pub after: Transaction,
 }
 
-/// A whole table, in portions of about so many elements. If one `is_there` already, each packet meets a complete one.
-pub fn anew(family: Family, transaction: Transaction, is_there: bool, limit: usize) -> Vec<Transaction> {
-    if size(&transaction) <= limit {
-        return vec![transaction];
+/// A set, and which of its elements to send.
+#[derive(Clone, Debug)]
+pub struct Filled {
+    /// The ID of the set.
+    pub id: SetId,
+    /// The declaration of the set.
+    pub set: Arc<Set>,
+    /// Whether the set is new and empty. If so, all of its elements are sent, not only the diff.
+    pub all: bool,
+    /// Whether it replaces a set that packets use. If so, all of its elements are sent in one portion.
+    pub at_once: bool,
+}
+
+/// A sequence of transactions, each built on demand.
+#[derive(Debug)]
+pub struct Portions {
+    changes: Changes,
+    /// The tables to write one after the other, each in the same portions. The last one is the table itself.
+    tables: Vec<Table>,
+    /// The first key of each portion but the first.
+    starts: Vec<ElementKey>,
+}
+
+/// All keys.
+const ALL: KeyRange<'static, ElementKey> = (Bound::Unbounded, Bound::Unbounded);
+
+impl Portions {
+    /// Changes a table in place.
+    pub fn in_place(changes: Changes, elements: &Elements, limits: Limits) -> Self {
+        let limit = (changes.size(elements) > limits.entered).then_some(limits.entered);
+        Self::cut(vec![plan::table(changes.family)], changes, elements, limit)
     }
-    let [table, other] = [plan::table(family), plan::substitute(family)];
-    let delete = |table: &Table| {
-        let mut last = Transaction::new();
-        last.push(Change::DeleteTable(table.clone()));
-        last
+
+    /// Writes a whole table. If the table exists already (`is_there`), every packet still enters a complete table.
+    pub fn anew(changes: Changes, is_there: bool, elements: &Elements, limits: Limits) -> Self {
+        let most = if is_there { limits.entered } else { limits.filled };
+        let limit = (changes.size(elements) > most).then_some(limits.filled);
+        let substitute = limit.filter(|_| is_there).map(|_| plan::substitute(changes.family));
+        let tables = substitute.into_iter().chain([plan::table(changes.family)]).collect();
+        Self::cut(tables, changes, elements, limit)
+    }
+
+    fn cut(tables: Vec<Table>, changes: Changes, elements: &Elements, limit: Option<usize>) -> Self {
+        let Some(limit) = limit else { return Self { changes, tables, starts: Vec::new() } };
+        let starts = changes.starts(elements, limit);
+        Self { changes: changes.entered_last(), tables, starts }
+    }
+
+    /// The number of transactions.
+    pub fn count(&self, elements: &Elements) -> usize {
+        let Changes { before, after, .. } = &self.changes;
+        let is_nothing = || before.is_empty() && after.is_empty() && self.changes.size(elements) == 0;
+        if self.starts.is_empty() && is_nothing() { 0 } else { self.tables.len() * (self.starts.len() + 1) }
+    }
+
+    /// The transaction of this index.
+    pub fn transaction(&self, index: usize, elements: &Elements) -> Transaction {
+        let of_table = self.starts.len() + 1;
+        let (round, portion) = (index / of_table, index % of_table);
+        let mut transaction = Transaction::new();
+        let Some(table) = self.tables.get(round) else { return transaction };
+        let (is_first, is_last) = (portion == 0, portion == self.starts.len());
+        if is_first {
+            append(&mut transaction, &self.changes.before, table);
+        }
+        let range = self.range(portion);
+        for filled in &self.changes.sets {
+            // Hairpin elements come last, because they must outlive the elements that lead to their endpoints.
+            let range = if filled.is_cut() { Some(range) } else { is_last.then_some(ALL) };
+            let gone = range.into_iter().flat_map(|range| filled.entries(elements, range));
+            let gone = gone.filter_map(|entry| Some(element(entry.key, entry.applied?))).collect();
+            transaction.delete_elements(table, &filled.set, gone);
+        }
+        for filled in &self.changes.sets {
+            let range = if filled.is_cut() { Some(range) } else { is_first.then_some(ALL) };
+            let new = range.into_iter().flat_map(|range| filled.entries(elements, range));
+            let new = new.filter_map(|entry| Some(element(entry.key, entry.desired?))).collect();
+            transaction.add_elements(table, &filled.set, new);
+        }
+        if is_last {
+            append(&mut transaction, &self.changes.after, table);
+            if let Some(other) = self.tables.iter().find(|other| *other != table) {
+                transaction.delete_table(other);
+            }
+        }
+        transaction
+    }
+
+    /// The range of keys in a portion.
+    fn range(&self, portion: usize) -> KeyRange<'_, ElementKey> {
+        let start = portion.checked_sub(1).and_then(|before| self.starts.get(before));
+        let end = self.starts.get(portion);
+        (start.map_or(Bound::Unbounded, Bound::Included), end.map_or(Bound::Unbounded, Bound::Excluded))
+    }
+}
+
+impl Changes {
+    /// The number of elements that the changes add and delete.
+    fn size(&self, elements: &Elements) -> usize {
+        self.sets.iter().flat_map(|filled| filled.entries(elements, ALL)).map(|entry| size(&entry)).sum()
+    }
+
+    /// The same changes, with new base chains and their rules at the very end.
+    fn entered_last(self) -> Self {
+        let is_base = |change: &Change| match change {
+            Change::AddChain(_, chain) if chain.hook.is_some() => Some(chain.name.clone()),
+            _ => None,
+        };
+        let bases: BTreeSet<Name> = self.before.changes().iter().filter_map(is_base).collect();
+        let is_entered = |change: &Change| match change {
+            Change::AddChain(_, chain) => bases.contains(&chain.name),
+            Change::AddRule(_, chain, _) => bases.contains(chain),
+            _ => false,
+        };
+        let part = |transaction: Transaction| transaction.into_changes().into_iter().partition(is_entered);
+        let (entered, before): (Vec<Change>, Vec<Change>) = part(self.before);
+        let (rules, mut after): (Vec<Change>, Vec<Change>) = part(self.after);
+        after.extend(entered.into_iter().chain(rules));
+        Self { before: before.into(), after: after.into(), ..self }
+    }
+
+    /// The keys at which to split into portions of at most `limit` elements. A VIP with more elements has a portion of
+    /// its own.
+    fn starts(&self, elements: &Elements, limit: usize) -> Vec<ElementKey> {
+        let cut = self.sets.iter().filter(|filled| filled.is_cut());
+        let mut sets: Vec<_> = cut.map(|filled| filled.entries(elements, ALL).peekable()).collect();
+        let mut starts = Vec::new();
+        let mut held = 0;
+        while let Some(next) = sets.iter_mut().filter_map(|set| Some(vip(self.family, set.peek()?.key))).min() {
+            let mut count = 0;
+            for set in &mut sets {
+                while let Some(entry) = set.next_if(|entry| vip(self.family, entry.key) == next) {
+                    count += size(&entry);
+                }
+            }
+            if held > 0 && held + count > limit {
+                starts.push(Tuple::from_bytes(next).into());
+                held = 0;
+            }
+            held += count;
+        }
+        starts
+    }
+}
+
+type Entry<'a> = Difference<'a, ElementKey, Value>;
+
+impl Filled {
+    /// Whether the elements are sent together with their VIPs. The keys of hairpins begin with neither a VIP nor its
+    /// address.
+    fn is_cut(&self) -> bool {
+        !self.at_once && self.id != SetId::Hairpin
+    }
+
+    /// The entries to send in a range of keys.
+    fn entries<'a>(
+        &self,
+        elements: &'a Elements,
+        range: KeyRange<'_, ElementKey>,
+    ) -> Box<dyn Iterator<Item = Entry<'a>> + 'a> {
+        let store = &elements[self.id as usize];
+        if self.all {
+            let desired = store.desired_in(range);
+            return Box::new(desired.map(|(key, value)| Entry { key, applied: None, desired: Some(value) }));
+        }
+        Box::new(store.diff_in(range))
+    }
+}
+
+/// The number of elements that an entry adds and deletes.
+fn size(entry: &Entry<'_>) -> usize {
+    usize::from(entry.applied.is_some()) + usize::from(entry.desired.is_some())
+}
+
+/// Converts an entry of a store to an element.
+pub fn element(key: &ElementKey, (data, comment): &Value) -> Element {
+    Element { key: key.clone(), data: data.clone(), comment: comment.clone() }
+}
+
+/// The prefix of a key that identifies its VIP: address, protocol and port. For a ClusterIP it is the address, which
+/// sorts before the address's VIPs.
+fn vip(family: Family, key: &ElementKey) -> &[u8] {
+    let key = key.start().as_bytes();
+    let length = match family {
+        Family::V4 => 4 + 4 + 4,
+        Family::V6 => 16 + 4 + 4,
     };
-    if !is_there {
-        return cut(family, &transaction, limit, &Transaction::new());
-    }
-    let mut portions = cut(family, &renamed(&transaction, &other), limit, &delete(&table));
-    portions.extend(cut(family, &transaction, limit, &delete(&other)));
-    portions
+    key.get(..length).unwrap_or(key)
 }
 
-/// The same for a table of another name.
-fn renamed(transaction: &Transaction, table: &Table) -> Transaction {
-    let mut renamed = Transaction::new();
-    for change in transaction.changes() {
+/// Appends changes, renamed to apply to `table`.
+fn append(transaction: &mut Transaction, changes: &Transaction, table: &Table) {
+    for change in changes.changes() {
         let mut change = change.clone();
         match &mut change {
             Change::AddTable(of)
@@ -75,90 +261,6 @@ fn renamed(transaction: &Transaction, table: &Table) -> Transaction {
             | Change::AddElements(of, ..)
             | Change::DeleteElements(of, ..) => *of = table.clone(),
         }
-        renamed.push(change);
+        transaction.push(change);
     }
-    renamed
-}
-
-fn cut(family: Family, transaction: &Transaction, limit: usize, end: &Transaction) -> Vec<Transaction> {
-    let changes = transaction.changes();
-    let entered: BTreeSet<&Name> = changes
-        .iter()
-        .filter_map(|change| match change {
-            Change::AddChain(_, chain) if chain.hook.is_some() => Some(&chain.name),
-            _ => None,
-        })
-        .collect();
-    let is_entered = |change: &Change| match change {
-        Change::AddChain(_, chain) => entered.contains(&chain.name),
-        Change::AddRule(_, chain, _) => entered.contains(chain),
-        _ => false,
-    };
-    // Packets meet a set that is replaced at once.
-    let replaced: BTreeSet<&Name> = changes
-        .iter()
-        .filter_map(|change| match change {
-            Change::DeleteSet(_, set) => Some(set),
-            _ => None,
-        })
-        .collect();
-    let is_cut =
-        |change: &&Change| elements(change).is_some_and(|(set, _)| !replaced.contains(set) && **set != *HAIRPIN);
-
-    let starts = starts(family, changes.iter().filter(is_cut), limit);
-    let portion_of = |element: &Element| starts.partition_point(|start| *start <= vip(family, element));
-    let mut portions = vec![Transaction::new(); starts.len() + 1];
-    let mut last = Transaction::new();
-    for change in changes {
-        match change {
-            Change::AddElements(table, set, elements) if is_cut(&change) => {
-                for part in elements.chunk_by(|one, next| portion_of(one) == portion_of(next)) {
-                    portions[portion_of(&part[0])].add_elements(table, set, part.to_vec());
-                }
-            }
-            Change::DeleteElements(table, set, elements) if is_cut(&change) => {
-                for part in elements.chunk_by(|one, next| portion_of(one) == portion_of(next)) {
-                    portions[portion_of(&part[0])].delete_elements(table, set, part.to_vec());
-                }
-            }
-            // Endpoints that reach themselves are known as long as anything leads to them.
-            Change::DeleteElements(_, set, _) if *set.name == *HAIRPIN => _ = last.push(change.clone()),
-            _ if is_entered(change) => _ = last.push(change.clone()),
-            _ => _ = portions[0].push(change.clone()),
-        }
-    }
-    for change in last.changes().iter().chain(end.changes()) {
-        if let Some(portion) = portions.last_mut() {
-            portion.push(change.clone());
-        }
-    }
-    portions
-}
-
-/// The VIPs at which another portion begins than the first.
-fn starts<'a>(family: Family, changes: impl Iterator<Item = &'a Change>, limit: usize) -> Vec<&'a [u8]> {
-    let mut counts: BTreeMap<&[u8], usize> = BTreeMap::new();
-    for element in changes.filter_map(elements).flat_map(|(_, elements)| elements) {
-        *counts.entry(vip(family, element)).or_default() += 1;
-    }
-    let mut starts = Vec::new();
-    let mut held = 0;
-    for (vip, count) in counts {
-        if held > 0 && held + count > limit {
-            starts.push(vip);
-            held = 0;
-        }
-        held += count;
-    }
-    starts
-}
-
-/// What the key begins with: address, protocol and port, or the address alone, which sorts before its VIPs.
-fn vip(family: Family, element: &Element) -> &[u8] {
-    let key = element.key.start().as_bytes();
-    let length = match family {
-        Family::V4 => 4 + 4 + 4,
-        Family::V6 => 16 + 4 + 4,
-    };
-    key.get(..length).unwrap_or(key)
 }

@@ -1,6 +1,6 @@
-//! The tables read back as what they serve: the command `dump`. Pure, but for [`read`].
+//! The command `dump`: reads back what the tables serve. Pure, except for [`read`].
 //!
-//! It reads elements alone, not rules: what chains make of elements is the same for all services, and packets show it.
+//! It reads elements only, not rules. The rules are the same for all services, and tests with packets verify them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,13 +24,13 @@ use crate::plan::{
     },
 };
 
-/// Bytes of an index.
+/// The number of bytes of an index.
 const INDEX: usize = 4;
 
-/// Reads both tables of this network namespace. A table that is not there serves nothing.
+/// Reads both tables of this network namespace. A table that does not exist serves nothing.
 ///
 /// # Errors
-/// nf_tables cannot be read.
+/// Returns an error if nf_tables cannot be read.
 pub fn read() -> anyhow::Result<Served> {
     let mut socket = Socket::open().context("open nf_tables")?;
     let mut served = Served::default();
@@ -67,7 +67,7 @@ pub fn of(table: &TableDump) -> Served {
     let keys: BTreeSet<VipKey> = known.copied().collect();
     let entry = |key: VipKey| {
         let to = |serves: bool, plain: &ByVip, affine: &ByVip| {
-            // An endpoint that no element of `services` leads to is not served.
+            // An endpoint is served only if an element of `services` leads to it.
             let plain = plain.get(&key).filter(|_| serves).into_iter().flatten();
             let mut endpoints = plain.chain(affine.get(&key).into_iter().flatten()).copied().peekable();
             let verdict = verdicts.get(&key).copied();
@@ -103,7 +103,7 @@ fn by_vip<'a>(elements: impl Iterator<Item = (&'a Tuple, SocketAddr)>) -> ByVip 
     by_vip
 }
 
-/// A VIP and a number behind it.
+/// Splits a key into a VIP and the number behind it.
 fn indexed(key: &Tuple) -> Option<(VipKey, u32)> {
     let (vip, index) = key.as_bytes().split_last_chunk::<INDEX>()?;
     Some((read_vip(&Tuple::from_bytes(vip))?, u32::from_ne_bytes(*index)))
@@ -113,7 +113,7 @@ fn verdict(data: &ElementData) -> WhenEmpty {
     if matches!(data, ElementData::Verdict(Verdict::Drop)) { WhenEmpty::Drop } else { WhenEmpty::Reject }
 }
 
-/// An address and a port.
+/// The address and port in an element's value.
 fn socket(data: &ElementData) -> Option<SocketAddr> {
     let ElementData::Value(value) = data else { return None };
     let (address, [high, low, _, _]) = value.as_bytes().split_last_chunk::<4>()?;

@@ -1,68 +1,64 @@
-//! One table: what it should hold, what it is known to hold, and the transaction that leads from one to the other.
+//! One table: its desired state, its applied state, and the transaction that leads from one to the other.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Bound,
     sync::Arc,
 };
 
 use localnet_client::DiffStore;
-use localnet_linux::nft::{
-    Chain, Element, ElementData, ElementKey, Family, Name, Set, Table, TableContent, Transaction,
-};
+use localnet_linux::nft::{Chain, Element, ElementKey, Family, Name, Set, Table, TableContent, Transaction};
 
 use crate::{
-    kernel::{Found, Likeness},
+    kernel::{ChainMatch, LiveTable},
     plan::{
         self,
         affinity::{self, Shape},
         sets::{Pool, SetId},
     },
-    portions,
+    portions::{self, Elements, Filled, Limits, Portions},
 };
 
-/// What an element maps to, and its comment.
-type Value = (ElementData, Option<Name>);
-
-/// One table.
+/// One table, with its desired and its applied state.
 #[derive(Debug)]
 pub struct TableState {
     family: Family,
     table: Table,
-    elements: [DiffStore<ElementKey, Value>; SetId::ALL.len()],
-    /// Wanted chains are known; of what is in the kernel it may be known only that it is another.
+    elements: Elements,
+    /// The chains by name. A desired chain has a value; an applied chain may be `None`, which means that it differs.
     chains: DiffStore<Name, Option<Arc<Chain>>>,
-    /// The order in which chains are declared in a new table: as a human reads them.
+    /// The order in which a new table declares its chains, chosen for human readers.
     fixed: Vec<Name>,
-    /// The chains that pick, by what they pick from.
+    /// The chains that pick an endpoint, by pool and number of slots.
     lb: BTreeMap<(Pool, u32), Name>,
-    /// What session affinity needs.
+    /// The needs of session affinity.
     affinity: Shape,
-    /// Its chains.
+    /// The chains of session affinity.
     affinity_chains: Vec<Name>,
-    /// Chains that are in the kernel, but nothing refers to them any more.
+    /// Chains in the kernel that nothing refers to.
     stale: BTreeSet<Name>,
-    /// Chains that pick, filled before anything leads to them.
+    /// Chains that pick an endpoint and were filled before any element leads to them.
     prepared: BTreeSet<Name>,
-    /// What the kernel's table was declared with; none when it is not known, or there is no table.
+    /// The declarations of the kernel's table; none if they are unknown or the table does not exist.
     held: Option<Held>,
-    /// There was a table when it was read last, whatever it held.
+    /// Whether the table existed when it was last read, whatever its contents.
     is_there: bool,
-    /// What the transaction under way will have led to.
+    /// The result of the transaction in progress.
     next: Option<Next>,
 }
 
 /// The kernel's sets.
 #[derive(Clone, Debug)]
 struct Held {
-    /// By their id; none if it is not there.
+    /// The sets by their ID; `None` for a set that does not exist.
     sets: Vec<Option<Arc<Set>>>,
-    /// How many elements each has.
+    /// The number of elements in each set.
     counts: [usize; SetId::ALL.len()],
-    /// The clients of each slot, which packets write.
+    /// The sets of each slot's clients, which packets fill.
     clients: Clients,
 }
 
-/// By slot.
+/// The sets of clients, indexed by slot.
 type Clients = Vec<Arc<Set>>;
 
 #[derive(Debug)]
@@ -72,7 +68,7 @@ struct Next {
 }
 
 impl TableState {
-    /// Should hold nothing, and nothing is known of what it holds.
+    /// An empty desired state with an unknown applied state.
     pub fn new(family: Family) -> Self {
         Self {
             family,
@@ -91,27 +87,27 @@ impl TableState {
         }
     }
 
-    /// Its family.
+    /// The family of the table.
     pub fn family(&self) -> Family {
         self.family
     }
 
-    /// Which table.
+    /// The table's family and name.
     pub fn table(&self) -> &Table {
         &self.table
     }
 
-    /// The element is to be there.
+    /// Adds an element to the desired state.
     pub fn set(&mut self, set: SetId, element: Element) {
         self.elements[set as usize].set(element.key, (element.data, element.comment));
     }
 
-    /// The element is to be gone.
+    /// Removes an element from the desired state.
     pub fn remove(&mut self, set: SetId, key: &ElementKey) {
         self.elements[set as usize].remove(key);
     }
 
-    /// These are the chains that are always there.
+    /// Sets the chains that always exist.
     pub fn set_fixed_chains(&mut self, chains: Vec<Chain>) {
         for name in std::mem::take(&mut self.fixed) {
             if !chains.iter().any(|chain| chain.name == name) {
@@ -124,7 +120,7 @@ impl TableState {
         }
     }
 
-    /// These are the chains that pick, and nothing else picks.
+    /// Sets the chains that pick an endpoint, with the slots that each picks from.
     pub fn set_pools(&mut self, used: &BTreeMap<(Pool, u32), usize>, chain: impl Fn(Pool, u32) -> Chain) {
         if self.lb.keys().eq(used.keys()) {
             return;
@@ -147,7 +143,7 @@ impl TableState {
         }
     }
 
-    /// This is what session affinity needs. Says whether it needs anything now and did not before, or the other way round.
+    /// Sets the needs of session affinity. Returns whether this adds the first need or removes the last one.
     pub fn set_affinity(&mut self, affinity: Shape) -> bool {
         if affinity == self.affinity {
             return false;
@@ -167,7 +163,7 @@ impl TableState {
         before != self.has_affinity()
     }
 
-    /// What session affinity needs.
+    /// The needs of session affinity.
     pub fn affinity(&self) -> &Shape {
         &self.affinity
     }
@@ -177,40 +173,41 @@ impl TableState {
         self.affinity.slots() > 0
     }
 
-    /// Whether the set should be there.
+    /// Whether the set should exist.
     fn wants(&self, set: SetId) -> bool {
         !set.is_of_affinity() || self.has_affinity()
     }
 
-    /// The set of a slot's clients, if it is in the kernel.
+    /// The set of a slot's clients, if the kernel has it.
     pub fn clients(&self, slot: u32) -> Option<&Arc<Set>> {
         self.held.as_ref()?.clients.get(slot as usize)
     }
 
-    /// Whether it is known what is in the kernel; otherwise it must be read before changes can be told.
+    /// Whether the applied state is known. Otherwise the table must be read before a diff is possible.
     pub fn is_known(&self) -> bool {
         self.held.is_some()
     }
 
-    /// The chain of that name, if there should be one.
+    /// The desired chain of that name, if there is one.
     pub fn chain(&self, name: &str) -> Option<Arc<Chain>> {
         self.chains.desired(&name.into()).cloned().flatten()
     }
 
-    /// This was found in the kernel, or that there is no table. What differs too much to be changed in place is replaced as a whole.
-    pub fn adopt(&mut self, found: Option<Found>) {
+    /// Sets the applied state, as read from the kernel; `None` if there is no table. A table that differs too much to
+    /// be changed in place will be replaced as a whole.
+    pub fn adopt(&mut self, found: Option<LiveTable>) {
         self.forget();
         self.is_there = found.is_some();
         let Some(found) = found else { return };
         let Some((sets, clients)) = compatible_sets(self.family, &found) else { return };
-        if found.chains.iter().any(|(_, likeness)| *likeness == Likeness::OtherDeclaration) {
+        if found.chains.iter().any(|(_, comparison)| *comparison == ChainMatch::DeclarationDiffers) {
             return;
         }
         let chains: Vec<_> = found
             .chains
             .into_iter()
-            .map(|(name, likeness)| {
-                let chain = if likeness == Likeness::Same { self.chain(&name) } else { None };
+            .map(|(name, comparison)| {
+                let chain = if comparison == ChainMatch::Exact { self.chain(&name) } else { None };
                 (name, chain)
             })
             .collect();
@@ -228,8 +225,9 @@ impl TableState {
         self.held = Some(Held { sets, counts, clients });
     }
 
-    /// Appends new chains that pick, to be sent before the elements that lead to them: a packet that is under way while both come
-    /// at once finds the elements new, but every chain as it was, and that is empty. Says which.
+    /// Appends the new chains that pick an endpoint, and returns their names. They are sent before the elements that
+    /// lead to them. In a common transaction, a packet that is being processed could find the new elements but still
+    /// empty chains.
     pub fn preparation(&self, transaction: &mut Transaction) -> BTreeSet<Name> {
         let mut names = BTreeSet::new();
         if self.held.is_none() {
@@ -239,7 +237,7 @@ impl TableState {
             let (name, Some(chain)) = (change.key, change.value) else { continue };
             let is_there = change.replaces.is_some() || self.stale.contains(name) || self.prepared.contains(name);
             if !is_there && self.lb.values().any(|lb| lb == name) {
-                transaction.declare_chain(&self.table, &Arc::new(Chain { rules: Vec::new(), ..Chain::clone(chain) }));
+                transaction.declare_chain(&self.table, &without_rules(chain));
                 transaction.add_rules(&self.table, chain);
                 names.insert(name.clone());
             }
@@ -247,72 +245,94 @@ impl TableState {
         names
     }
 
-    /// That was applied.
+    /// Records that the preparation was applied.
     pub fn prepared(&mut self, names: BTreeSet<Name>) {
         self.prepared.extend(names);
     }
 
-    /// What leads from what is there to what should be, in portions of about so many elements. None if it is the same.
-    pub fn changes(&mut self, limit: usize) -> Vec<Transaction> {
-        let mut transaction = Transaction::new();
-        let next = match &self.held {
-            Some(held) => self.in_place(held, &mut transaction),
-            None => None,
-        };
-        let is_in_place = next.is_some();
-        self.next = Some(match next {
-            Some(next) => next,
-            None => self.anew(&mut transaction),
-        });
-        match is_in_place {
-            true if transaction.is_empty() => Vec::new(),
-            true => portions::in_place(self.family, transaction, limit),
-            false => portions::anew(self.family, transaction, self.is_there, limit),
-        }
-    }
-
-    /// The whole table, in place of one that may exist.
-    fn anew(&self, transaction: &mut Transaction) -> Next {
-        let content = self.content();
-        let mut held = Held { sets: vec![None; SetId::ALL.len()], counts: [0; SetId::ALL.len()], clients: Vec::new() };
-        for (set, elements) in &content.sets {
-            match SetId::of_name(&set.name) {
-                Some(id) => {
-                    held.counts[id as usize] = elements.len();
-                    held.sets[id as usize] = Some(set.clone());
+    /// The changes from the applied to the desired state, and the number of transactions they need: 0 if both are
+    /// equal. [`transaction`](Self::transaction) creates each of them.
+    pub fn changes(&mut self, limits: Limits) -> (Portions, usize) {
+        let (next, portions) = match self.held.as_ref().and_then(|held| self.in_place(held)) {
+            Some((next, changes)) => (next, Portions::in_place(changes, &self.elements, limits)),
+            None => {
+                if self.held.is_none() {
+                    self.elements.iter_mut().for_each(DiffStore::pack);
                 }
-                None => held.clients.push(set.clone()),
+                let (next, changes) = self.anew();
+                (next, Portions::anew(changes, self.is_there, &self.elements, limits))
             }
-        }
-        transaction.add_table(&self.table).delete_table(&self.table).add_content(content);
-        Next { held, stale: BTreeSet::new() }
+        };
+        self.next = Some(next);
+        let count = portions.count(&self.elements);
+        (portions, count)
     }
 
-    /// All that it should hold.
+    /// The transaction of this index. Valid until the next `set`, `remove`, `commit` or `forget`.
+    pub fn transaction(&self, portions: &Portions, index: usize) -> Transaction {
+        portions.transaction(index, &self.elements)
+    }
+
+    /// The whole table, which replaces an existing one.
+    fn anew(&self) -> (Next, portions::Changes) {
+        let mut held = Held { sets: vec![None; SetId::ALL.len()], counts: [0; SetId::ALL.len()], clients: Vec::new() };
+        let [mut before, mut after] = [Transaction::new(), Transaction::new()];
+        before.add_table(&self.table).delete_table(&self.table).add_table(&self.table);
+        let chains: Vec<_> = self.wanted_chains().collect();
+        chains.iter().for_each(|chain| _ = before.declare_chain(&self.table, &without_rules(chain)));
+        let mut sets = Vec::new();
+        for id in SetId::ALL.into_iter().filter(|id| self.wants(*id)) {
+            let count = self.elements[id as usize].iter_desired().count();
+            let set = Arc::new(id.declaration(self.family, Set::size_for(count)));
+            before.add_set(&self.table, &set);
+            held.counts[id as usize] = count;
+            held.sets[id as usize] = Some(set.clone());
+            sets.push(Filled { id, set, all: true, at_once: false });
+        }
+        held.clients = self.wanted_clients().collect();
+        held.clients.iter().for_each(|set| _ = before.add_set(&self.table, set));
+        chains.iter().for_each(|chain| _ = after.add_rules(&self.table, chain));
+        let next = Next { held, stale: BTreeSet::new() };
+        (next, portions::Changes { family: self.family, before, sets, after })
+    }
+
+    /// The desired chains, in the order in which a new table declares them.
+    fn wanted_chains(&self) -> impl Iterator<Item = Arc<Chain>> {
+        let names = self.fixed.iter().chain(self.lb.values()).chain(&self.affinity_chains);
+        names.filter_map(|name| self.chain(name))
+    }
+
+    /// The desired sets of clients.
+    fn wanted_clients(&self) -> impl Iterator<Item = Arc<Set>> {
+        (0..self.affinity.slots()).map(|slot| Arc::new(affinity::clients(self.family, slot)))
+    }
+
+    /// The complete desired content of the table.
     pub fn content(&self) -> TableContent {
         let sets = SetId::ALL.into_iter().filter(|id| self.wants(*id)).map(|id| {
             let desired = || self.elements[id as usize].iter_desired();
             let mut elements = Vec::with_capacity(desired().count());
-            elements.extend(desired().map(element));
+            elements.extend(desired().map(|(key, value)| portions::element(key, value)));
             (Arc::new(id.declaration(self.family, Set::size_for(elements.len()))), elements)
         });
-        let clients =
-            (0..self.affinity.slots()).map(|slot| (Arc::new(affinity::clients(self.family, slot)), Vec::new()));
-        let names = self.fixed.iter().chain(self.lb.values()).chain(&self.affinity_chains);
-        let chains = names.filter_map(|name| self.chain(name)).map(|chain| Chain::clone(&chain)).collect();
+        let clients = self.wanted_clients().map(|set| (set, Vec::new()));
+        let chains = self.wanted_chains().map(|chain| Chain::clone(&chain)).collect();
         TableContent { table: self.table.clone(), sets: sets.chain(clients).collect(), chains }
     }
 
-    /// Only the differences; none if an element more would not fit. A table that remembers clients is not replaced for that,
-    /// only its sets that are too small: what packets wrote would be lost.
-    fn in_place(&self, held: &Held, transaction: &mut Transaction) -> Option<Next> {
+    /// The differences only; `None` if the elements do not fit into the existing sets. A table that remembers clients
+    /// is not replaced for that reason, because what packets wrote would be lost. Only the sets that are too small are
+    /// replaced.
+    fn in_place(&self, held: &Held) -> Option<(Next, portions::Changes)> {
         let table = &self.table;
-        let diffs: Vec<_> = self.elements.iter().map(DiffStore::diff).collect();
+        let mut before = Transaction::new();
         let mut held = held.clone();
         let mut outgrown = Vec::new();
-        for (index, diff) in diffs.iter().enumerate() {
-            let new = diff.set.iter().filter(|set| set.replaces.is_none()).count();
-            held.counts[index] = held.counts[index] + new - diff.removed.len();
+        for (index, elements) in self.elements.iter().enumerate() {
+            for entry in elements.diff_in((Bound::Unbounded, Bound::Unbounded)) {
+                held.counts[index] += usize::from(entry.desired.is_some());
+                held.counts[index] -= usize::from(entry.applied.is_some());
+            }
             let size = held.sets[index].as_ref().and_then(|set| set.size);
             if size.is_some_and(|size| held.counts[index] > size as usize) {
                 outgrown.push(index);
@@ -330,7 +350,7 @@ impl TableState {
         let mut flushed = BTreeSet::new();
         for (change, chain) in wanted() {
             if change.replaces.is_none() {
-                transaction.declare_chain(table, &Arc::new(Chain { rules: Vec::new(), ..Chain::clone(chain) }));
+                before.declare_chain(table, &without_rules(chain));
             }
             if change.replaces.is_some() || stale.remove(change.key) {
                 flushed.insert(change.key.clone());
@@ -339,17 +359,17 @@ impl TableState {
         stale.extend(chains.removed.iter().map(|(name, _)| Name::clone(name)));
         let mut filled: Vec<&Arc<Chain>> = wanted().map(|(_, chain)| chain).collect();
         if !outgrown.is_empty() {
-            // Nothing may refer to a set that goes.
+            // Nothing may refer to a set that is deleted.
             filled = self.chains.iter_desired().filter_map(|(_, chain)| chain.as_ref()).collect();
             flushed.extend(stale.iter().cloned().chain(filled.iter().map(|chain| chain.name.clone())));
         }
         for name in &flushed {
-            transaction.flush_chain(table, name);
+            before.flush_chain(table, name);
         }
 
         for index in &outgrown {
             if let Some(set) = held.sets[*index].take() {
-                transaction.delete_set(table, &set.name);
+                before.delete_set(table, &set.name);
             }
         }
         let mut fresh = BTreeSet::new();
@@ -357,39 +377,29 @@ impl TableState {
             let index = id as usize;
             if held.sets[index].is_none() {
                 let set = Arc::new(id.declaration(self.family, Set::size_for(held.counts[index])));
-                transaction.add_set(table, &set);
+                before.add_set(table, &set);
                 held.sets[index] = Some(set);
                 fresh.insert(index);
             }
         }
-        for slot in held.clients.len()..self.affinity.slots() as usize {
-            let set = Arc::new(affinity::clients(self.family, u32::try_from(slot).unwrap_or(u32::MAX)));
-            transaction.add_set(table, &set);
+        for set in self.wanted_clients().skip(held.clients.len()) {
+            before.add_set(table, &set);
             held.clients.push(set);
         }
 
         for chain in filled {
-            transaction.add_rules(table, chain);
+            before.add_rules(table, chain);
         }
-        let sets = || held.sets.iter().enumerate().filter_map(|(index, set)| Some((index, set.as_ref()?)));
-        for (index, set) in sets().filter(|(index, _)| !fresh.contains(index)) {
-            let diff = &diffs[index];
-            let replaced = diff.set.iter().filter_map(|set| Some((set.key, set.replaces?)));
-            let gone = diff.removed.iter().copied().chain(replaced).map(element).collect();
-            transaction.delete_elements(table, set, gone);
-        }
-        for (index, set) in sets() {
-            let new = if fresh.contains(&index) {
-                self.elements[index].iter_desired().map(element).collect()
-            } else {
-                diffs[index].set.iter().map(|set| element((set.key, set.value))).collect()
-            };
-            transaction.add_elements(table, set, new);
-        }
-        Some(Next { held, stale })
+        let sets = SetId::ALL.into_iter().zip(&held.sets).filter_map(|(id, set)| {
+            let (set, index) = (set.clone()?, id as usize);
+            Some(Filled { id, set, all: fresh.contains(&index), at_once: outgrown.contains(&index) })
+        });
+        let sets = sets.collect();
+        let changes = portions::Changes { family: self.family, before, sets, after: Transaction::new() };
+        Some((Next { held, stale }, changes))
     }
 
-    /// The transaction was applied.
+    /// Records that the transaction was applied.
     pub fn commit(&mut self) {
         let Some(next) = self.next.take() else { return };
         self.held = Some(next.held);
@@ -402,7 +412,7 @@ impl TableState {
         }
     }
 
-    /// It is no longer known what the table holds.
+    /// Marks the applied state as unknown.
     pub fn forget(&mut self) {
         self.held = None;
         self.next = None;
@@ -414,17 +424,18 @@ impl TableState {
         }
     }
 
-    /// Appends what makes chains let go of each other that nothing else refers to any more, to be sent before their removal.
+    /// Appends changes that empty unused chains that refer to each other. They are sent before the removal of these
+    /// chains.
     pub fn emptying_of_stale_chains(&self, transaction: &mut Transaction) {
-        // Those that pick refer to none.
+        // The chains that pick an endpoint refer to no other chain.
         let picks = |name: &Name| name.starts_with("lb-") && !name.starts_with("lb-affinity-");
         if !self.stale.iter().all(picks) {
             self.stale.iter().for_each(|name| _ = transaction.flush_chain(&self.table, name));
         }
     }
 
-    /// Appends the removal of chains and sets that nothing refers to any more. To be sent after the changes: the kernel may
-    /// hold on to a reference until the transaction that dropped it is over.
+    /// Appends the removal of chains and sets that nothing refers to. It is sent after the changes, because the kernel
+    /// may keep a reference until the transaction that dropped it has ended.
     pub fn removal_of_stale_chains(&self, transaction: &mut Transaction) {
         for name in &self.stale {
             transaction.flush_chain(&self.table, name);
@@ -440,7 +451,7 @@ impl TableState {
         }
     }
 
-    /// That removal was applied.
+    /// Records that the removal was applied.
     pub fn stale_chains_are_gone(&mut self) {
         self.stale.clear();
         let unwanted: Vec<SetId> = SetId::ALL.into_iter().filter(|id| !self.wants(*id)).collect();
@@ -451,12 +462,13 @@ impl TableState {
     }
 }
 
-fn element((key, (data, comment)): (&ElementKey, &Value)) -> Element {
-    Element { key: key.clone(), data: data.clone(), comment: comment.clone() }
+/// The declaration of a chain, without its rules.
+fn without_rules(chain: &Chain) -> Arc<Chain> {
+    Arc::new(Chain { rules: Vec::new(), ..chain.clone() })
 }
 
-/// The kernel's sets in our order, and those of clients, if they are declared as ours are but for their size.
-fn compatible_sets(family: Family, found: &Found) -> Option<(Vec<Option<Arc<Set>>>, Clients)> {
+/// The kernel's sets by ID, and the sets of clients. `None` if a declaration differs in more than its size.
+fn compatible_sets(family: Family, found: &LiveTable) -> Option<(Vec<Option<Arc<Set>>>, Clients)> {
     let mut sets = vec![None; SetId::ALL.len()];
     let mut clients = BTreeMap::new();
     for found in &found.sets {

@@ -1,6 +1,7 @@
-//! All that both tables should hold for one state, said element by element: for who compares it with something, and keeps nothing.
+//! The complete content of both tables for one state, delivered element by element. It is for callers that compare it
+//! with something and keep nothing.
 //!
-//! The same as [`crate::desired`] would keep for a first state, without its stores. Pure.
+//! The content equals what [`crate::desired`] keeps for a first state, without its stores. Pure.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -19,35 +20,35 @@ use crate::{
     },
 };
 
-/// Who hears of the elements.
+/// Receives the elements.
 pub trait Hears {
-    /// The element is to be there. May be said again, with another value.
+    /// Adds an element. May be called again for the same key with another value.
     fn set(&mut self, family: Family, set: SetId, element: Element);
-    /// An element that was said is not to be there after all.
+    /// Removes an element that was added before.
     fn remove(&mut self, family: Family, set: SetId, key: &ElementKey);
 }
 
-/// Both tables but for their elements; and what these were planned with, which takes as long to free as to say some of them: whoever ends
-/// soon need not free it.
+/// Both tables without their elements, and the data that they were planned with. Freeing that data takes as long as
+/// delivering some of the elements, so a program that exits soon should not free it.
 #[derive(Debug)]
 pub struct Whole {
-    /// The tables with their chains and sets, which are empty. None before the node is known.
+    /// The tables with their chains and empty sets. Empty before the node is known.
     pub tables: Vec<TableContent>,
     _vips: Vips,
 }
 
-/// Sets with their elements, by family.
+/// Sets with their elements, for each family.
 pub type History = [Vec<(Arc<Set>, Vec<Element>)>; 2];
 
-/// Whether the set holds what depends on history.
+/// Whether the contents of the set depend on history.
 pub fn is_history(set: SetId) -> bool {
     matches!(set, SetId::AffinityVips | SetId::AffinityEndpoints)
 }
 
-/// Says all elements.
+/// Delivers all elements to `hears`.
 ///
-/// Which endpoint has which slot of session affinity depends on history: as in the sets of `history`, those that the kernel holds of
-/// each family and that [`is_history`] names.
+/// The slots of session affinity depend on history, so they follow the sets in `history`. Those are the kernel's sets
+/// of each family that [`is_history`] names.
 pub fn tell(
     state: &Snapshot,
     config: Config,

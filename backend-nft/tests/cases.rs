@@ -1,9 +1,9 @@
-//! Every Case: its state gives the plan in `nft.txt`, and real packets go where `flows.yaml` says.
+//! Verifies every Case: its state gives the plan in `nft.txt`, and real packets go where `flows.yaml` expects.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use localnet_client::vips::{Config, Detector, NodePortAddresses};
-use localnet_lab::{DetectLocal, Flows, cases, check_case, check_cases, expect_file};
+use localnet_lab::{DetectLocal, Flows, cases, check_case, check_cases, check_that_mistakes_show, expect_plan};
 use localnet_linux::nft::{Element, ElementKey, Family, Set};
 use localnet_nft::{
     Netlink, NftBackend,
@@ -27,18 +27,28 @@ fn config(flows: &Flows) -> Config {
     Config { masquerade_all: flows.node.masquerade_all, masquerade_bit: 14, detector, node_port_addresses }
 }
 
+/// The plan of a state under the configuration of `flows`.
+fn plan(flows: &Flows, state: &Snapshot) -> String {
+    DryRun::new(config(flows)).with_addresses(flows.local_addresses()).text(state, &Changes::everything())
+}
+
 #[test]
 fn states_give_plans() {
     let cases = cases();
     assert!(!cases.is_empty());
     for case in cases {
-        let mut backend = DryRun::new(config(&case.flows)).with_addresses(case.flows.local_addresses());
-        let text = backend.text(&case.read_state().unwrap(), &Changes::everything());
-        expect_file(&case.nft(), &text);
+        expect_plan(&case, "nft.txt", plan);
     }
 }
 
-/// The elements as they were told.
+#[test]
+fn a_mistake_in_any_line_of_a_plan_is_found() {
+    for case in cases() {
+        check_that_mistakes_show(&case, 17, plan);
+    }
+}
+
+/// The elements that `whole` delivers.
 #[derive(Default)]
 struct Heard(BTreeMap<(Family, SetId, ElementKey), Element>);
 

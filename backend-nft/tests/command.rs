@@ -1,4 +1,4 @@
-//! The command line: what it is told to do it does, or it refuses that and says what helps. Nothing here needs privileges.
+//! Tests the command line: it executes a request, or refuses it and names the remedy. These tests need no privileges.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -28,7 +28,7 @@ fn what_contradicts_itself_is_refused() {
     check_refused(&["--dry-run", "--tls-ca", "/none"], &["--tls-ca:", "use --api tcp://HOST:PORT"]);
 }
 
-/// `tracing` takes such a word for a module, of which it shows the lines: there are none.
+/// `tracing` interprets an unknown level as the name of a module and shows only its lines, of which there are none.
 #[test]
 fn an_unknown_log_level_is_refused() {
     for level in ["verbose", "warning", "info,loud", "localnet=loud"] {
@@ -38,7 +38,7 @@ fn an_unknown_log_level_is_refused() {
     }
 }
 
-/// kube-proxy takes `_` for `-` in the names of flags.
+/// kube-proxy accepts `_` instead of `-` in the names of flags.
 #[test]
 fn flags_may_be_written_with_underscores() {
     let folder = tempfile::tempdir().unwrap();

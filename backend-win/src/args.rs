@@ -1,4 +1,4 @@
-//! The backend's flags, and the program that they run.
+//! The backend's flags, and the program that they control.
 
 use std::{
     fs,
@@ -12,12 +12,13 @@ use clap::{Parser, Subcommand};
 use localnet_client::{
     args::{self, ClientArgs},
     program,
+    served::print,
     telemetry::{self, LogFormat},
     vips::{self, flags::ConfigArgs},
 };
 use localnet_config::{Config, Mode};
 
-use crate::{Kernel, Options, WinBackend, dry_run::DryRun, hcn::contract};
+use crate::{Kernel, Options, WinBackend, dry_run::DryRun, hcn::contract, served};
 
 /// `localnet-win`
 #[derive(Debug, Parser)]
@@ -54,13 +55,15 @@ enum Command {
     },
     /// Make load balancers and endpoints for documentation addresses, see whether this HNS does what is expected of it, and remove them
     Check(Box<ConfigArgs>),
+    /// Print what the load balancers of this host serve, read back from HNS: one line for each address and port
+    Dump,
 }
 
 impl Arguments {
-    /// Whether the configuration wants a Windows service.
+    /// Whether the configuration requests a Windows service.
     ///
     /// # Errors
-    /// What is wrong with flags or file.
+    /// Returns an error if the flags or the file are invalid.
     pub fn wants_service(&self) -> anyhow::Result<bool> {
         if self.command.is_some() {
             return Ok(false);
@@ -69,7 +72,8 @@ impl Arguments {
     }
 }
 
-/// The options that the configuration says. `environment`: the value of `KUBE_NETWORK`, which names the network if nothing else does.
+/// Returns the options of a configuration. `environment` is the value of `KUBE_NETWORK`, which names the network if nothing
+/// else does.
 pub fn options(said: &Config, environment: Option<String>) -> Options {
     let winkernel = said.winkernel.clone();
     let defaults = Options::default();
@@ -87,10 +91,10 @@ fn configured(said: &Config) -> Options {
     options(said, std::env::var("KUBE_NETWORK").ok())
 }
 
-/// Runs the program on what `open` opens, until `shutdown`. Must be called in a tokio runtime.
+/// Runs the program until `shutdown`, with the kernel that `open` returns. Requires a tokio runtime.
 ///
 /// # Errors
-/// Flags or configuration are wrong, HNS cannot be used at all, or with `--once` anything failed.
+/// Returns an error if the flags or the configuration are invalid, HNS is unusable, or with `--once` anything fails.
 pub async fn run<K: Kernel>(
     arguments: Arguments,
     mut open: impl FnMut() -> anyhow::Result<K>,
@@ -99,17 +103,18 @@ pub async fn run<K: Kernel>(
     let Arguments { command, client, config, dry_run, log_file } = arguments;
     match command {
         Some(Command::Cleanup { config, everything }) => {
-            telemetry::init(LogFormat::Text, "info")?;
             config.only("cleanup")?;
+            telemetry::init(LogFormat::Text, "info")?;
             let Some(running) = config.begin(Mode::Kernelspace)? else { return Ok(()) };
             return backend(&config, running.config(), open()?).remove_all(everything);
         }
         Some(Command::Check(config)) => {
-            telemetry::init(LogFormat::Text, "info")?;
             config.only("check")?;
+            telemetry::init(LogFormat::Text, "info")?;
             let Some(running) = config.begin(Mode::Kernelspace)? else { return Ok(()) };
             return check(&configured(running.config()), &mut open()?);
         }
+        Some(Command::Dump) => return print(&served::read(&mut open()?)?),
         None => {}
     }
     let to_do = config.to_do(dry_run)?;
@@ -146,7 +151,7 @@ fn backend<K: Kernel>(args: &ConfigArgs, said: &Config, kernel: K) -> WinBackend
     WinBackend::new(config, configured(said), kernel)
 }
 
-/// Runs the suite on this HNS, and tells what was seen.
+/// Runs the test suite on this HNS and prints the observations.
 fn check(options: &Options, kernel: &mut impl Kernel) -> anyhow::Result<()> {
     let network =
         options.network.as_deref().context("name a network on which endpoints may be made (--network-name)")?;
@@ -198,6 +203,28 @@ mod tests {
             ),
         ] {
             assert_eq!(said(flags), expected, "{flags:?}");
+        }
+    }
+
+    /// None of these commands reaches HNS.
+    #[tokio::test]
+    async fn what_cannot_be_done_is_refused() {
+        for (flags, expected) in [
+            (&["--init-only"][..], "--init-only: there is nothing on Windows that needs more privileges than the rest"),
+            (&["--init-only", "--dry-run"], "--dry-run changes nothing, and --init-only does"),
+            (&["--cleanup", "--dry-run"], "--dry-run changes nothing, and --cleanup does"),
+            (&["--cleanup", "--init-only"], "--cleanup: cannot be combined with --init-only"),
+            (&["cleanup", "--cleanup"], "--cleanup: the command cleanup does not do that"),
+            (&["cleanup", "--init-only"], "--init-only: the command cleanup does not do that"),
+            (&["check", "--init-only"], "--init-only: the command check does not do that"),
+            (&["check", "--write-config-to", "/nowhere"], "--write-config-to: the command check does not do that"),
+            (&["--proxy-mode", "nftables"], "mode"),
+        ] {
+            let arguments = Arguments::try_parse_from([&["localnet-win"], flags].concat()).unwrap();
+            let open = || -> anyhow::Result<FakeHcn> { panic!("{flags:?} has opened HNS") };
+            let error = run(arguments, open, std::future::pending()).await.unwrap_err();
+            let error = format!("{error:#}");
+            assert!(error.contains(expected), "{flags:?}: {error}");
         }
     }
 

@@ -1,5 +1,5 @@
-//! [`WinBackend`]: state in, differences out. HNS is looked at before each sync, and now and then in between: what it lists counts, and
-//! not what we remember of it.
+//! [`WinBackend`] applies states to HNS. It reads HNS before each sync and polls it in between: what HNS lists is
+//! authoritative, not what the backend remembers.
 
 mod write;
 
@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use ipnet::IpNet;
 use localnet_client::{
-    Backend, Skipped, Synced,
+    Backend, Code, Diagnostic, Subject, Synced,
     vips::{Config, Effective},
 };
 use localnet_proto::{Changes, Family, Node, Snapshot};
@@ -32,14 +32,14 @@ use crate::{
 };
 use write::Outcome;
 
-/// How often HNS is looked at, and for how many times as long as that took it is not.
+/// How often HNS is polled, and the minimum pause as a multiple of the duration of the last poll.
 const LOOK: Duration = Duration::from_secs(2);
 const LOOK_REST: u32 = 10;
-/// How often all that is known of it is read again, and the same of that.
+/// How often all documents are read again, and the minimum pause as a multiple of the duration of the last read.
 const READ: Duration = Duration::from_secs(30);
 const READ_REST: u32 = 100;
 
-/// Programs HNS.
+/// The backend that programs HNS.
 #[derive(Debug)]
 pub struct WinBackend<K> {
     kernel: K,
@@ -48,27 +48,27 @@ pub struct WinBackend<K> {
     inventory: Inventory,
     memory: Memory,
     version: Option<Version>,
-    /// This HNS has refused to change a load balancer in place.
+    /// Whether this HNS has refused to change a load balancer in place.
     cannot_modify: bool,
     /// The node, as far as it is known.
     node: Node,
     host: Option<Host>,
-    /// Load balancers that HNS does not take as they are, and why.
+    /// Load balancers that HNS has refused with their current document, each with the error.
     refused: BTreeMap<Frontend, (plan::Planned, String)>,
-    /// Why, as it was said already.
+    /// The refusals that were logged already.
     said: BTreeSet<String>,
-    /// NodePorts are to be answered on some addresses only.
+    /// Whether NodePorts should answer on some addresses only.
     narrow: bool,
-    /// What was said of this HNS.
+    /// Whether the limits of this HNS were logged.
     introduced: bool,
-    /// HNS could not be looked at, which was said.
+    /// Whether the last read of HNS failed. Then the failure was logged already.
     unreadable: bool,
     look_at: Instant,
     read_at: Instant,
 }
 
 impl<K: Kernel> WinBackend<K> {
-    /// A backend that has neither read nor written anything yet.
+    /// Creates a backend that has not read or written anything yet.
     pub fn new(config: Config, options: Options, kernel: K) -> Self {
         let now = Instant::now();
         Self {
@@ -91,15 +91,15 @@ impl<K: Kernel> WinBackend<K> {
         }
     }
 
-    /// What the backend writes to.
+    /// The interface to HNS and the node.
     pub fn kernel(&mut self) -> &mut K {
         &mut self.kernel
     }
 
-    /// Makes HNS hold `state`, of which only `changes` differs from the state before.
+    /// Makes HNS hold `state`. Only `changes` differ from the previous state.
     ///
     /// # Errors
-    /// HNS cannot be reached, or has no such network.
+    /// Returns an error if HNS is unavailable or does not have the network.
     pub fn apply(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
         for notice in self.desired.update(state, changes) {
             warn!("{notice}");
@@ -112,11 +112,11 @@ impl<K: Kernel> WinBackend<K> {
         applied.with_context(|| format!("program HNS with revision {}", state.revision))
     }
 
-    /// The plan for the state of the last sync and what HNS holds now. Changes nothing.
+    /// Returns the plan for the state and for what HNS holds now. It changes nothing.
     ///
     /// # Errors
-    /// HNS cannot be reached, or has no such network.
-    pub fn plan(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<(Plan, Vec<Skipped>)> {
+    /// Returns an error if HNS is unavailable or does not have the network.
+    pub fn plan(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<(Plan, Vec<Diagnostic>)> {
         self.desired.update(state, changes);
         self.node.clone_from(&state.node);
         self.look()?;
@@ -131,7 +131,7 @@ impl<K: Kernel> WinBackend<K> {
         let mut plan = self.planned()?;
         let mut outcome = self.write(&plan);
         if !outcome.taken.is_empty() {
-            // Somebody has what is not in the list that we know: the list is wrong.
+            // Another load balancer has the frontend but is not in the inventory, so the inventory is outdated.
             info!("load balancers are not as they were left: reading them");
             self.inventory.forget();
             read = true;
@@ -150,12 +150,12 @@ impl<K: Kernel> WinBackend<K> {
         Ok(Synced { failed: outcome.failed, skipped: self.skipped(&plan), refused, full })
     }
 
-    /// What this HNS can do.
+    /// The features of this HNS.
     fn features(&self) -> Features {
         self.version.map_or(Features::of(Version::default()), Features::of)
     }
 
-    /// Looks at HNS; says what differs from how it was left.
+    /// Reads the changes in HNS. Returns what differs from the last read.
     fn look(&mut self) -> anyhow::Result<Changed> {
         let began = Instant::now();
         if self.version.is_none() {
@@ -167,13 +167,13 @@ impl<K: Kernel> WinBackend<K> {
         }
         let root = self.options.forward_health_check_vip.then_some(self.options.root_endpoint.as_str());
         let changed = self.inventory.look(&mut self.kernel, self.options.network.as_deref(), root)?;
-        debug!(?changed, took = ?began.elapsed(), "HNS looked at");
+        debug!(?changed, took_ms = began.elapsed().as_secs_f64() * 1000.0, "HNS looked at");
         self.look_at = Instant::now() + LOOK.max(began.elapsed() * LOOK_REST);
         self.host()?;
         Ok(changed)
     }
 
-    /// In an overlay network it has to be known which interface is the node's.
+    /// Determines the node's interface, which an overlay network needs.
     fn host(&mut self) -> anyhow::Result<()> {
         if self.inventory.kind() != NetworkType::Overlay {
             self.host = None;
@@ -208,7 +208,7 @@ impl<K: Kernel> WinBackend<K> {
         Ok(plan::plan(self.desired.wants(), &surroundings))
     }
 
-    /// Says once what this HNS cannot do.
+    /// Logs once what this HNS does not support.
     fn introduce(&mut self) {
         if std::mem::replace(&mut self.introduced, true) {
             return;
@@ -227,9 +227,10 @@ impl<K: Kernel> WinBackend<K> {
         }
     }
 
-    fn skipped(&self, plan: &Plan) -> Vec<Skipped> {
+    fn skipped(&self, plan: &Plan) -> Vec<Diagnostic> {
         let refused = self.refused.values();
-        let refused = refused.map(|(planned, why)| Skipped { service: planned.service.clone(), reason: why.clone() });
+        let refused = refused
+            .map(|(planned, why)| Diagnostic::new(Code::HnsRefused, Subject::service(&planned.service), why.clone()));
         let mut skipped: Vec<_> =
             self.desired.skipped().into_iter().chain(plan.skipped.iter().cloned()).chain(refused).collect();
         skipped.sort_unstable();
@@ -242,7 +243,7 @@ impl<K: Kernel> WinBackend<K> {
         Owner { service_cidrs, host: self.host.as_ref() }
     }
 
-    /// What is to be done, without what HNS has refused already.
+    /// Returns the difference between plan and HNS, without load balancers that HNS has refused already.
     fn diff(&mut self, plan: &Plan) -> Diff {
         let mut diff = diff(plan, &self.inventory, &self.memory, &self.owner());
         for (frontend, by) in &diff.blocked {
@@ -263,7 +264,8 @@ impl<K: Kernel> WinBackend<K> {
     }
 
     fn refuse(&mut self, write: Write, failure: &Failure) {
-        // HNS says the same where it has no ports left to translate with, which comes with a hundred load balancers or so.
+        // HNS returns the same error if no dynamic ports are left for translation, which happens with about a hundred load
+        // balancers.
         let remedy = match failure.reason() {
             Reason::Exists => {
                 "; something else has it, or the node is out of dynamic ports: direct server return (--enable-dsr) takes none"
@@ -281,13 +283,13 @@ impl<K: Kernel> WinBackend<K> {
         self.refused.insert(write.frontend, (write.planned, why));
     }
 
-    /// The next sync tries what HNS refused again; it is said again if that goes well meanwhile.
+    /// Lets the next sync retry what HNS has refused. A refusal is logged again only if the retry succeeds in between.
     pub fn retry_refused(&mut self) {
         let service = |(planned, why): &(plan::Planned, String)| format!("service {}: {why}", planned.service);
         self.said = std::mem::take(&mut self.refused).values().map(service).collect();
     }
 
-    /// Looks at HNS; says whether something is to be done.
+    /// Reads the changes in HNS. Returns whether a sync is needed.
     fn is_disturbed(&mut self) -> anyhow::Result<bool> {
         let began = Instant::now();
         let all = began >= self.read_at;
@@ -299,7 +301,7 @@ impl<K: Kernel> WinBackend<K> {
         if all {
             self.read_at = Instant::now() + READ.max(began.elapsed() * READ_REST);
         }
-        // What the last sync left undone is its caller's to try again.
+        // The caller retries what the last sync could not do.
         if changed == Changed::default() {
             return Ok(false);
         }
@@ -315,11 +317,11 @@ impl<K: Kernel> WinBackend<K> {
         Ok(!diff.is_empty())
     }
 
-    /// Removes the load balancers and endpoints that have identifiers of ours, on whatever network; with `everything`, all load balancers
-    /// of the host, as kube-proxy does it at its start. What cannot be removed stops nothing else.
+    /// Removes the load balancers and endpoints with our identifiers from all networks. With `everything` it removes all load
+    /// balancers of the host, as kube-proxy does at its start. A failed removal does not stop the others.
     ///
     /// # Errors
-    /// HNS cannot be reached, or refuses some of it.
+    /// Returns an error if HNS is unavailable or refuses a removal.
     pub fn remove_all(&mut self, everything: bool) -> anyhow::Result<()> {
         let mut outcome = Outcome::default();
         let mut removed = [0; 2];
@@ -375,7 +377,7 @@ impl<K: Kernel> Backend for WinBackend<K> {
                 Ok(false) => self.unreadable = false,
                 Err(error) => {
                     self.look_at = Instant::now() + LOOK;
-                    // What is not known is read again, whenever HNS is back.
+                    // The inventory may be outdated, so everything is read again once HNS is available.
                     self.inventory.forget();
                     if !std::mem::replace(&mut self.unreadable, true) {
                         warn!("HNS cannot be looked at; will be tried again: {error:#}");

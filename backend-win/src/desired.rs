@@ -1,4 +1,4 @@
-//! What the node answers, as frontends: kept up to date as services change. No I/O. Costs what changed.
+//! The frontends of the node, kept up to date as Services change. No I/O. An update takes time in proportion to the changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,14 +7,14 @@ use std::{
 };
 
 use localnet_client::{
-    Skipped,
-    vips::{Config, Effective, Hairpin, NodePortAddresses, Notice, Program, Vip, VipKey, Vips},
+    Diagnostic,
+    vips::{Config, Effective, Hairpin, NodePortAddresses, Program, Vip, VipKey, Vips},
 };
 use localnet_proto::{Changes, Family, Node, Service, ServiceKey, Snapshot};
 
 use crate::plan::{Frontend, Want};
 
-/// What the node answers.
+/// The desired frontends.
 #[derive(Debug)]
 pub struct Desired {
     vips: Vips,
@@ -23,38 +23,39 @@ pub struct Desired {
 
 #[derive(Debug, Default)]
 struct Parts {
-    /// As they are in the state: a VIP does not say all that HNS wants to know.
+    /// The Services of the state: HNS needs values that a VIP does not contain.
     services: BTreeMap<ServiceKey, Arc<Service>>,
     wants: BTreeMap<Frontend, Want>,
-    /// The VIPs that are one frontend: a NodePort on each of the node's addresses.
+    /// The VIPs of each frontend: a NodePort has one per address of the node.
     vips: BTreeMap<Frontend, BTreeSet<VipKey>>,
-    /// The addresses of endpoints on this node, by how many ports name them.
+    /// The addresses of local endpoints, with the number of ports that name each.
     local: BTreeMap<IpAddr, usize>,
 }
 
 impl Desired {
-    /// Nothing yet.
+    /// Creates an empty set of frontends.
     pub fn new(config: Config) -> Self {
         Self { vips: Vips::new(config), parts: Parts::default() }
     }
 
-    /// The configuration that plans are made with; none before the first state.
+    /// The configuration that plans use; `None` before the first state.
     pub fn configuration(&self) -> Option<Effective> {
         self.vips.effective()
     }
 
-    /// What frontends are to do.
+    /// The purpose of each frontend.
     pub fn wants(&self) -> &BTreeMap<Frontend, Want> {
         &self.parts.wants
     }
 
-    /// The addresses of endpoints that are on this node.
+    /// The addresses of local endpoints, with the number of ports that name each.
     pub fn local(&self) -> &BTreeMap<IpAddr, usize> {
         &self.parts.local
     }
 
-    /// Goes to `state`, of which only `changes` differs from the state before. Says what is not programmed, once.
-    pub fn update(&mut self, state: &Snapshot, changes: &Changes) -> Vec<Notice> {
+    /// Updates to `state`. Only `changes` differ from the previous state. Returns the new diagnostics of what is not
+    /// programmed.
+    pub fn update(&mut self, state: &Snapshot, changes: &Changes) -> Vec<Diagnostic> {
         if changes.everything {
             self.parts.services.clone_from(&state.services);
         }
@@ -68,14 +69,14 @@ impl Desired {
         self.vips.update(state, changes, &mut self.parts).notices
     }
 
-    /// What of the services is not programmed, whatever HNS holds.
-    pub fn skipped(&self) -> Vec<Skipped> {
+    /// Returns what is not programmed, whatever HNS holds.
+    pub fn skipped(&self) -> Vec<Diagnostic> {
         self.vips.skipped()
     }
 }
 
-/// The addresses that stand for the node's: HNS serves NodePorts of a family on all of them or on none, so it is enough to know whether
-/// any is to be served. Where the Node object names none of a family, one that cannot be anybody's stands for all.
+/// Returns the addresses that stand for the node's. HNS serves the NodePorts of a family on all addresses or on none, so it
+/// only matters whether there is any. If the Node object has no address of a family, the unspecified address stands for it.
 fn addresses(node: &Node) -> Vec<IpAddr> {
     let named = node.addresses.iter().copied();
     let unnamed = Family::BOTH.into_iter().filter(|family| node.primary_address(*family).is_none());
@@ -89,7 +90,7 @@ fn unspecified(family: Family) -> IpAddr {
     }
 }
 
-/// Whether NodePorts are to be answered on some addresses only: HNS has no way to.
+/// Whether NodePorts should answer on some addresses only, which HNS does not support.
 pub fn narrows_node_ports(config: &Config) -> bool {
     matches!(&config.node_port_addresses, NodePortAddresses::Cidrs(cidrs) if cidrs.iter().any(|cidr| cidr.prefix_len() > 0))
 }
@@ -113,7 +114,7 @@ impl Program for Parts {
     }
 
     fn cluster_ip(&mut self, _address: IpAddr, _present: bool) {
-        // HNS has nothing for an address as such.
+        // HNS has no objects for an address alone.
     }
 
     fn hairpin(&mut self, hairpin: &Hairpin, present: bool) {
@@ -170,7 +171,7 @@ mod tests {
             update(cidrs(""), &state).local().keys().collect::<Vec<_>>(),
             ["10.0.0.1".parse::<IpAddr>().unwrap()].iter().collect::<Vec<_>>()
         );
-        // What goes takes everything with it.
+        // Removing the Services removes everything.
         let mut desired = update(cidrs(""), &state);
         state.services.clear();
         desired.update(&state, &Changes { services: [ServiceKey::new("ns", "a")].into(), ..Changes::default() });

@@ -1,4 +1,4 @@
-//! What differs between a plan and what HNS holds, and whose is what it holds. Pure.
+//! The difference between a plan and what HNS holds, and the owners of HNS's objects. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,19 +16,20 @@ use crate::{
     },
 };
 
-/// What we know of HNS beyond what it says.
+/// What we know about HNS's objects beyond their documents.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
-    /// Load balancers that we wrote, and how HNS showed them then, which may be in other words.
+    /// Load balancers that we wrote, each as written and as HNS showed it then. HNS may express the same differently.
     written: BTreeMap<Guid, (LoadBalancer, LoadBalancer)>,
-    /// Load balancers that do our work, whoever made them: they are ours now.
+    /// Load balancers that we own, since they do our work, whichever program created them.
     adopted: BTreeSet<Guid>,
-    /// Endpoints that we wrote. HNS may not say of them all that was said to it.
+    /// Endpoints that we wrote. HNS may not show all of their values.
     endpoints: BTreeMap<Guid, Endpoint>,
 }
 
 impl Memory {
-    /// A load balancer was written, and shown so. Says whether it does what is wanted: if not, these are no other words for it.
+    /// Records a load balancer as written and as shown. Returns whether it does what the plan wants. Otherwise `shown` is not
+    /// an equivalent document.
     pub fn wrote(&mut self, id: Guid, wanted: &LoadBalancer, shown: &LoadBalancer) -> bool {
         let (wanted, shown) = (normal(wanted), normal(shown));
         let does = does_the_same(&wanted, &shown);
@@ -41,12 +42,12 @@ impl Memory {
         does
     }
 
-    /// An endpoint was written.
+    /// Records an endpoint that was written.
     pub fn wrote_endpoint(&mut self, id: Guid, wanted: &Endpoint) {
         self.endpoints.insert(id, wanted.clone());
     }
 
-    /// These load balancers do our work. What is not there any more is forgotten.
+    /// Records that these load balancers do our work, and forgets objects that no longer exist.
     pub fn adopt(&mut self, kept: &BTreeSet<Guid>, inventory: &Inventory) {
         self.adopted.extend(kept);
         self.adopted.retain(|id| inventory.balancers().contains_key(id));
@@ -54,23 +55,23 @@ impl Memory {
         self.endpoints.retain(|id, _| inventory.has_endpoint(*id));
     }
 
-    /// An object is gone.
+    /// Forgets an object that was deleted.
     pub fn lost(&mut self, id: Guid) {
         self.written.remove(&id);
         self.adopted.remove(&id);
         self.endpoints.remove(&id);
     }
 
-    /// Whether what HNS shows is what is wanted: in the same words, or in those that it had for it before.
+    /// Whether a load balancer in HNS is as wanted: an equal document, or the one that HNS showed for it earlier.
     fn holds(&self, id: Guid, wanted: &LoadBalancer, shown: &LoadBalancer) -> bool {
         let (wanted, shown) = (normal(wanted), normal(shown));
-        // It may tell an address that it was not told.
+        // HNS may show a source address that was not written.
         let shown_source = shown.source_vip.filter(|_| wanted.source_vip.is_some());
         wanted == LoadBalancer { source_vip: shown_source, ..shown.clone() }
             || self.written.get(&id).is_some_and(|(wrote, showed)| (wrote, showed) == (&wanted, &shown))
     }
 
-    /// Whether that endpoint is what is wanted. HNS says more of it than was said to it, and perhaps less.
+    /// Whether an endpoint in HNS is as wanted. HNS shows more values than were written, and may show fewer.
     fn holds_endpoint(&self, id: Guid, wanted: &Endpoint, found: &Endpoint) -> bool {
         let mac = |endpoint: &Endpoint| endpoint.mac_address.to_ascii_lowercase().replace(':', "-");
         let addresses = |endpoint: &Endpoint| endpoint.addresses().collect::<BTreeSet<_>>();
@@ -82,7 +83,7 @@ impl Memory {
     }
 }
 
-/// A document without its identifier and flags that we know nothing of, and its lists in order.
+/// Returns a document without identifier and unknown flags, with sorted lists.
 fn normal(balancer: &LoadBalancer) -> LoadBalancer {
     let mut balancer = LoadBalancer { id: None, flags: balancer.flags.known(), ..balancer.clone() };
     for mapping in &mut balancer.port_mappings {
@@ -94,7 +95,7 @@ fn normal(balancer: &LoadBalancer) -> LoadBalancer {
     balancer
 }
 
-/// Whether two of normal form balance the same to the same, whatever else is said of them.
+/// Whether two normalized documents balance the same ports to the same endpoints, whatever their other values are.
 fn does_the_same(wanted: &LoadBalancer, shown: &LoadBalancer) -> bool {
     let ports = |balancer: &LoadBalancer| -> BTreeSet<(u32, u16, u16)> {
         let mappings = balancer.port_mappings.iter();
@@ -105,17 +106,18 @@ fn does_the_same(wanted: &LoadBalancer, shown: &LoadBalancer) -> bool {
         && ports(wanted) == ports(shown)
 }
 
-/// Who is who.
+/// The facts that decide who owns an object.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner<'a> {
-    /// Where the cluster's ClusterIPs come from: nobody else makes load balancers there.
+    /// The ranges of the cluster's ClusterIPs. No other program creates load balancers there.
     pub service_cidrs: &'a [IpNet],
-    /// The node's part in an overlay network.
+    /// The node's address and interface, for an overlay network.
     pub host: Option<&'a Host>,
 }
 
 impl Owner<'_> {
-    /// Whether a load balancer that nobody wants is ours: by its identifier, because we took it over, or because it serves ClusterIPs.
+    /// Whether a load balancer outside of the plan is ours: by its identifier, because it was adopted, or because it serves
+    /// ClusterIPs.
     fn owns_balancer(&self, id: Guid, balancer: Option<&LoadBalancer>, memory: &Memory) -> bool {
         let serves_cluster_ips = || {
             let in_cidrs = |ip| self.service_cidrs.iter().any(|cidr| cidr.contains(ip));
@@ -124,44 +126,44 @@ impl Owner<'_> {
         id.is_ours() || memory.adopted.contains(&id) || serves_cluster_ips()
     }
 
-    /// Whether an endpoint is ours: by its identifier, or because kube-proxy left it.
+    /// Whether an endpoint is ours: by its identifier, or because kube-proxy has left it.
     fn owns_endpoint(&self, id: Guid, endpoint: &Endpoint) -> bool {
         id.is_ours() || remote::is_kube_proxys(endpoint, self.host)
     }
 }
 
-/// What is to be done, in this order.
+/// The changes to HNS, in the order in which they are made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diff {
-    /// Load balancers that go, or stand in the way of an endpoint's replacement.
+    /// Load balancers to delete, including those that keep an endpoint from being replaced.
     pub delete_balancers: BTreeSet<Guid>,
-    /// Endpoints that are replaced: they are to be made anew.
+    /// Endpoints to delete and create again.
     pub replace_endpoints: BTreeSet<Guid>,
-    /// Endpoints that are made.
+    /// Endpoints to create.
     pub create_endpoints: BTreeMap<Guid, Endpoint>,
-    /// Load balancers that come or change.
+    /// Load balancers to create or change.
     pub balancers: Vec<Write>,
-    /// Endpoints that nobody needs any more.
+    /// Endpoints to delete, since nothing uses them any more.
     pub delete_endpoints: BTreeSet<Guid>,
-    /// Frontends that are somebody else's, together with others.
+    /// Frontends of another program's load balancer that also has other frontends.
     pub blocked: Vec<(Frontend, Guid)>,
-    /// Load balancers that do our work, or will when this is done.
+    /// Load balancers that do our work, or will after these changes.
     pub kept: BTreeSet<Guid>,
 }
 
-/// A load balancer that comes or changes.
+/// A load balancer to create or change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Write {
-    /// What it is for.
+    /// The frontend.
     pub frontend: Frontend,
-    /// What it is to be.
+    /// The planned load balancer.
     pub planned: Planned,
-    /// The one that has the frontend now.
+    /// The load balancer that has the frontend now.
     pub instead_of: Option<Guid>,
 }
 
 impl Diff {
-    /// Nothing is to be done.
+    /// Whether nothing has to be changed.
     pub fn is_empty(&self) -> bool {
         let Self { delete_balancers, replace_endpoints, create_endpoints, balancers, delete_endpoints, .. } = self;
         delete_balancers.is_empty()
@@ -172,21 +174,21 @@ impl Diff {
     }
 }
 
-/// Compares.
+/// Computes the changes that turn HNS's objects into the plan.
 pub fn diff(plan: &Plan, inventory: &Inventory, memory: &Memory, owner: &Owner<'_>) -> Diff {
     let mut diff = Diff::default();
     for (id, wanted) in &plan.endpoints {
         if inventory.endpoint(*id).is_some_and(|found| memory.holds_endpoint(*id, wanted, found)) {
             continue;
         }
-        // One that is not understood is in the way as well.
+        // An endpoint whose document cannot be parsed must be replaced, too.
         if inventory.has_endpoint(*id) {
             diff.replace_endpoints.insert(*id);
         }
         diff.create_endpoints.insert(*id, wanted.clone());
     }
 
-    // Who has which frontend.
+    // The load balancers that have each frontend.
     let mut holders: BTreeMap<Frontend, Vec<Guid>> = BTreeMap::new();
     let mut kept: BTreeSet<Guid> = BTreeSet::new();
     for (id, balancer) in inventory.balancers() {
@@ -196,7 +198,8 @@ pub fn diff(plan: &Plan, inventory: &Inventory, memory: &Memory, owner: &Owner<'
             if several && !id.is_ours() && plan.balancers.contains_key(&frontend) {
                 diff.blocked.push((frontend, *id));
             }
-            // One of ours that somebody gave another frontend is in the way of that which its identifier is for.
+            // One of our load balancers may have been given another frontend. It then occupies the identifier of its original
+            // frontend.
             if !id.is_ours() || frontend.id() == *id {
                 holders.entry(frontend).or_default().push(*id);
             }
@@ -225,7 +228,7 @@ pub fn diff(plan: &Plan, inventory: &Inventory, memory: &Memory, owner: &Owner<'
         let pinned =
             shown.is_some_and(|one| one.host_compute_endpoints.iter().any(|id| diff.replace_endpoints.contains(id)));
         let frontends = shown.map(Frontend::all_of).unwrap_or_default();
-        // A second one in the place of one that is kept, as after two writers.
+        // A duplicate of a load balancer that is kept, as two concurrent writers leave it.
         let surplus = !kept.contains(id) && frontends.len() == 1 && plan.balancers.contains_key(&frontends[0]);
         let unwanted = !kept.contains(id) && owner.owns_balancer(*id, shown, memory);
         if (pinned && kept.contains(id)) || unwanted || surplus {
@@ -291,7 +294,7 @@ mod tests {
         Planned { service: ServiceKey::new("ns", "a"), document }
     }
 
-    /// HNS with one pod, and these load balancers.
+    /// Returns an HNS with one pod and these load balancers.
     fn inventory(balancers: &[(Guid, LoadBalancer)]) -> (Inventory, Guid) {
         let mut fake = FakeHcn::with_network("cbr0", "L2Bridge", &[], &["10.0.0.1"]);
         let pod = fake.documents(Kind::Endpoint).next().unwrap().0;
@@ -347,7 +350,7 @@ mod tests {
     fn other_words_for_what_was_written_are_no_difference() {
         let (_, pod) = inventory(&[]);
         let mut shown = document(1, &[pod]);
-        // Flags that are new, and an address that nobody told, are no difference at all.
+        // Unknown flags and an address that was not written are no difference.
         shown.port_mappings[0].flags.0 = 1 << 20;
         shown.flags.0 = 1 << 20;
         shown.source_vip = Some([10, 0, 0, 9].into());
@@ -404,7 +407,7 @@ mod tests {
         let (_, pod) = inventory(&[]);
         let plan = |last| (frontend(last), planned(document(last, &[pod])));
         let plan = Plan { balancers: [plan(1), plan(2)].into(), ..Plan::default() };
-        // What was for the first does the second's work.
+        // The load balancer with the identifier of the first frontend serves the second one.
         let (inventory, _) = inventory(&[(frontend(1).id(), document(2, &[pod]))]);
         let changes = diff(&plan, &inventory, &Memory::default(), &NOBODY);
         let written: Vec<_> = changes.balancers.iter().map(|write| (write.frontend, write.instead_of)).collect();

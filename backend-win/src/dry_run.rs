@@ -1,8 +1,8 @@
-//! `--dry-run`: the plan as JSON. Looks at HNS, and changes nothing.
+//! `--dry-run`: prints the plan as JSON. It reads HNS and changes nothing.
 
 use std::io::{self, Write as _};
 
-use localnet_client::{Backend, Skipped, Synced};
+use localnet_client::{Backend, Diagnostic, Synced};
 use localnet_proto::{Changes, Snapshot};
 
 use crate::{
@@ -17,20 +17,21 @@ use crate::{
 pub struct DryRun<K>(WinBackend<K>);
 
 impl<K: Kernel> DryRun<K> {
-    /// Prints what this backend would do.
+    /// Prints the plans of this backend.
     pub fn new(backend: WinBackend<K>) -> Self {
         Self(backend)
     }
 }
 
-/// The endpoints and load balancers of a plan, with the identifiers that they are to have, and what is left out: JSON, one object to a line.
-pub fn text(plan: &Plan, skipped: &[Skipped]) -> String {
+/// Returns the endpoints and load balancers of a plan with their identifiers, and what is skipped, as JSON with one object per
+/// line.
+pub fn text(plan: &Plan, skipped: &[Diagnostic]) -> String {
     let endpoints =
         plan.endpoints.iter().map(|(id, endpoint)| schema::write(&Endpoint { id: Some(*id), ..endpoint.clone() }));
     let balancers = plan.balancers.iter().map(|(frontend, planned)| {
         schema::write(&LoadBalancer { id: Some(frontend.id()), ..planned.document.clone() })
     });
-    let skipped = skipped.iter().map(|one| schema::write(&format!("service {}: {}", one.service, one.reason)));
+    let skipped = skipped.iter().map(|one| schema::write(&one.to_string()));
     let list = |name: &str, lines: Vec<String>| {
         let lines: Vec<String> = lines.iter().map(|line| format!("\n    {line}")).collect();
         let end = if lines.is_empty() { "" } else { "\n  " };

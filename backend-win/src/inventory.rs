@@ -1,7 +1,7 @@
-//! What HNS holds, as far as it was listed: the network, its endpoints, and all load balancers.
+//! The objects that HNS lists: the network, its endpoints, and all load balancers.
 //!
-//! Lists are of identifiers, and cost one call; only what is new in them is then asked for, one by one. So a look costs what changed. What
-//! was read is thrown away and read again when there is a doubt: [`Inventory::forget`].
+//! A list takes one call and contains identifiers. Only documents with new identifiers are then read, one call each, so the
+//! duration depends on the number of changes. In case of doubt, [`Inventory::forget`] discards everything.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -17,14 +17,14 @@ use crate::hcn::{
     schema::{self, Endpoint, LoadBalancer, Network, NetworkType, Odd, Query, RemoteSubnet},
 };
 
-/// What HNS holds.
+/// The objects that HNS holds.
 #[derive(Clone, Debug, Default)]
 pub struct Inventory {
     network: Option<(Guid, NetworkType, Vec<RemoteSubnet>)>,
     endpoints: BTreeMap<Guid, Option<Endpoint>>,
-    /// Which endpoints have an address.
+    /// The endpoints of each address.
     by_address: BTreeMap<IpAddr, BTreeSet<Guid>>,
-    /// `None`: a document that is not understood.
+    /// The load balancers. `None` stands for a document that cannot be parsed.
     balancers: BTreeMap<Guid, Option<LoadBalancer>>,
     gateway: Option<(Guid, Vec<Family>)>,
 }
@@ -35,21 +35,21 @@ pub enum Error {
     /// A call failed.
     #[error(transparent)]
     Failed(#[from] Failure),
-    /// An answer is not understood.
+    /// An answer cannot be parsed.
     #[error(transparent)]
     Odd(#[from] Odd),
-    /// There is no such network.
+    /// HNS has no network with this name.
     #[error("HNS has no network {wanted:?}, but {}; it is made by the CNI plugin: wait for that, or name another one (--network-name)", names(.there))]
     NoNetwork {
-        /// The name.
+        /// The configured name.
         wanted: String,
-        /// The names of those that there are.
+        /// The names of the existing networks.
         there: Vec<String>,
     },
-    /// No name was given, and there is not just one network for pods.
+    /// No name is configured, and there is no network for pods or more than one.
     #[error("the network of the pods is to be named (--network-name, winkernel.networkName, or KUBE_NETWORK): HNS has {}", names(.there))]
     Which {
-        /// The names of those that there are.
+        /// The names of the existing networks.
         there: Vec<String>,
     },
 }
@@ -58,57 +58,57 @@ fn names(names: &[String]) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
-/// What differs from the look before.
+/// The differences from the previous read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Changed {
-    /// The network, its subnets, or endpoints: plans depend on them.
+    /// Whether the network, its subnets or endpoints changed. Plans depend on them.
     pub surroundings: bool,
-    /// Load balancers.
+    /// Whether load balancers changed.
     pub balancers: bool,
 }
 
 impl Inventory {
-    /// The network.
+    /// The identifier of the network.
     pub fn network(&self) -> Option<Guid> {
         self.network.as_ref().map(|(id, ..)| *id)
     }
 
-    /// How it carries packets to other nodes.
+    /// The type of the network.
     pub fn kind(&self) -> NetworkType {
         self.network.as_ref().map_or(NetworkType::Flat, |(_, kind, _)| *kind)
     }
 
-    /// Subnets of other nodes.
+    /// The subnets of other nodes.
     pub fn remote_subnets(&self) -> &[RemoteSubnet] {
         self.network.as_ref().map_or(&[], |(.., subnets)| subnets)
     }
 
-    /// The endpoint through which the node is reached, and its families.
+    /// The endpoint that leads to the node, and its families.
     pub fn gateway(&self) -> Option<(Guid, &[Family])> {
         self.gateway.as_ref().map(|(id, families)| (*id, families.as_slice()))
     }
 
-    /// All endpoints of the network that are understood.
+    /// The endpoints of the network whose documents could be parsed.
     pub fn endpoints(&self) -> impl Iterator<Item = (Guid, &Endpoint)> {
         self.endpoints.iter().filter_map(|(id, endpoint)| Some((*id, endpoint.as_ref()?)))
     }
 
-    /// That endpoint, if it is understood.
+    /// An endpoint whose document could be parsed.
     pub fn endpoint(&self, id: Guid) -> Option<&Endpoint> {
         self.endpoints.get(&id)?.as_ref()
     }
 
-    /// Whether the network has that endpoint.
+    /// Whether the network has this endpoint.
     pub fn has_endpoint(&self, id: Guid) -> bool {
         self.endpoints.contains_key(&id)
     }
 
-    /// The endpoint on this node that has an address. A remote one may have it, too, which then is wrong.
+    /// The local endpoint with this address. If a remote endpoint also has the address, that one is outdated.
     pub fn local(&self, address: IpAddr) -> Option<Guid> {
         self.of_address(address).find(|(_, endpoint)| !endpoint.is_remote()).map(|(id, _)| id)
     }
 
-    /// The remote endpoints that have an address.
+    /// The remote endpoints with this address.
     pub fn remotes(&self, address: IpAddr) -> impl Iterator<Item = (Guid, &Endpoint)> {
         self.of_address(address).filter(|(_, endpoint)| endpoint.is_remote())
     }
@@ -118,26 +118,26 @@ impl Inventory {
         ids.filter_map(|id| Some((*id, self.endpoints.get(id)?.as_ref()?)))
     }
 
-    /// All load balancers; `None` for what is not understood.
+    /// All load balancers. `None` stands for a document that cannot be parsed.
     pub fn balancers(&self) -> &BTreeMap<Guid, Option<LoadBalancer>> {
         &self.balancers
     }
 
-    /// What was read is in doubt: the next look reads all of it.
+    /// Discards the inventory, so that the next read fetches every document.
     pub fn forget(&mut self) {
         *self = Self::default();
     }
 
-    /// Looks at HNS. `root`: the endpoint through which the node is reached, if that matters.
+    /// Reads the changes in HNS. `root` is the name of the endpoint that leads to the node, if the plan needs it.
     ///
     /// # Errors
-    /// HNS does not answer, or has no such network. What is known then is what was read so far.
+    /// Returns an error if HNS does not answer or does not have the network. The inventory then contains what was read so far.
     pub fn look(&mut self, hcn: &mut impl Hcn, network: Option<&str>, root: Option<&str>) -> Result<Changed, Error> {
         let found = find(hcn, network)?;
         let new = found.id.map(|id| (id, found.kind(), found.remote_subnets()));
         let mut changed = Changed { surroundings: new != self.network, balancers: false };
         if new.as_ref().map(|(id, ..)| *id) != self.network() {
-            // Endpoints of another network are others, whatever their identifiers.
+            // The endpoints of the previous network do not belong to this one.
             self.endpoints.clear();
             self.by_address.clear();
         }
@@ -173,7 +173,7 @@ impl Inventory {
         }
     }
 
-    /// An endpoint was made.
+    /// Records a new endpoint.
     pub fn made_endpoint(&mut self, id: Guid, endpoint: Endpoint) {
         for address in endpoint.addresses() {
             self.by_address.entry(address).or_default().insert(id);
@@ -181,7 +181,7 @@ impl Inventory {
         self.endpoints.insert(id, Some(endpoint));
     }
 
-    /// An endpoint was deleted.
+    /// Records the deletion of an endpoint.
     pub fn deleted_endpoint(&mut self, id: Guid) {
         let Some(Some(endpoint)) = self.endpoints.remove(&id) else { return };
         for address in endpoint.addresses() {
@@ -194,26 +194,26 @@ impl Inventory {
         }
     }
 
-    /// A load balancer was made or changed.
+    /// Records a new or changed load balancer.
     pub fn made_balancer(&mut self, id: Guid, balancer: LoadBalancer) {
         self.balancers.insert(id, Some(balancer));
     }
 
-    /// A load balancer was deleted.
+    /// Records the deletion of a load balancer.
     pub fn deleted_balancer(&mut self, id: Guid) {
         self.balancers.remove(&id);
     }
 }
 
-/// The identifiers of all objects that a query asks for.
+/// Returns the identifiers of the objects that match a query.
 ///
 /// # Errors
-/// HNS does not answer, or not with a list.
+/// Returns an error if HNS does not answer or the answer is not a list.
 pub fn list(hcn: &mut impl Hcn, kind: Kind, query: &Query) -> Result<Vec<Guid>, Error> {
     Ok(schema::read_ids(&hcn.enumerate(kind, &schema::write(query))?)?)
 }
 
-/// The properties of an object; `None` if it is gone meanwhile.
+/// Returns the properties of an object; `None` if it was deleted in the meantime.
 fn properties(hcn: &mut impl Hcn, kind: Kind, id: Guid) -> Result<Option<String>, Failure> {
     match hcn.properties(kind, id) {
         Ok(properties) => Ok(Some(properties)),
@@ -222,7 +222,7 @@ fn properties(hcn: &mut impl Hcn, kind: Kind, id: Guid) -> Result<Option<String>
     }
 }
 
-/// Makes `known` what the list says; says whether that is something else than before.
+/// Updates `known` to the list of identifiers. Returns whether anything changed.
 fn update<T: DeserializeOwned>(
     hcn: &mut impl Hcn,
     kind: Kind,
@@ -246,11 +246,11 @@ fn update<T: DeserializeOwned>(
     Ok(changed)
 }
 
-/// The network of that name, or the only one that is for pods.
+/// Finds the network with this name, or the only network for pods.
 fn find(hcn: &mut impl Hcn, name: Option<&str>) -> Result<Network, Error> {
     let query = name.map_or_else(Query::all, Query::named);
     let found = networks(hcn, &query)?;
-    // An HNS that ignores the filter would list others.
+    // An HNS that ignores the filter lists other networks, too.
     let right = |network: &&Network| name.map_or(network.is_for_pods(), |name| network.name == name);
     let mut candidates = found.iter().filter(right);
     if let (Some(one), None) = (candidates.next(), candidates.next()) {
@@ -264,15 +264,29 @@ fn find(hcn: &mut impl Hcn, name: Option<&str>) -> Result<Network, Error> {
 }
 
 fn networks(hcn: &mut impl Hcn, query: &Query) -> Result<Vec<Network>, Error> {
-    let mut networks = Vec::new();
-    for id in list(hcn, Kind::Network, query)? {
-        let Some(properties) = properties(hcn, Kind::Network, id)? else { continue };
-        match schema::read::<Network>("network", &properties) {
-            Ok(network) => networks.push(Network { id: Some(id), ..network }),
+    let networks: BTreeMap<Guid, Network> = documents(hcn, Kind::Network, "network", query)?;
+    Ok(networks.into_iter().map(|(id, network)| Network { id: Some(id), ..network }).collect())
+}
+
+/// Returns the objects that match a query, by identifier. It omits documents that cannot be parsed.
+///
+/// # Errors
+/// Returns an error if HNS does not answer or the answer is not a list.
+pub fn documents<T: DeserializeOwned>(
+    hcn: &mut impl Hcn,
+    kind: Kind,
+    what: &'static str,
+    query: &Query,
+) -> Result<BTreeMap<Guid, T>, Error> {
+    let mut documents = BTreeMap::new();
+    for id in list(hcn, kind, query)? {
+        let Some(properties) = properties(hcn, kind, id)? else { continue };
+        match schema::read(what, &properties) {
+            Ok(document) => _ = documents.insert(id, document),
             Err(odd) => debug!(%id, %odd, "left alone"),
         }
     }
-    Ok(networks)
+    Ok(documents)
 }
 
 fn gateway(hcn: &mut impl Hcn, name: &str) -> Result<Option<(Guid, Vec<Family>)>, Error> {

@@ -1,15 +1,16 @@
-//! The one seam to the system.
+//! The only interface to the system.
 
 use std::net::IpAddr;
 
 use crate::hcn::{Hcn, fake::FakeHcn};
 
-/// What the backend needs of a node. The second implementor is the tests' fake.
+/// What the backend needs from a node. The tests have a fake implementation.
 pub trait Kernel: Hcn {
-    /// The hardware address of the interface that has an address, as in `00-15-5d-00-00-01`; `None`: no interface has it.
+    /// Returns the hardware address of the interface with an address, such as `00-15-5d-00-00-01`; `None` if no interface has
+    /// it.
     ///
     /// # Errors
-    /// Interfaces cannot be listed.
+    /// Returns an error if the interfaces cannot be listed.
     fn mac_of(&mut self, address: IpAddr) -> anyhow::Result<Option<String>>;
 }
 

@@ -1,4 +1,4 @@
-//! The Windows backend: each VIP is a load balancer of HNS, the Host Networking Service, which is programmed through HCN.
+//! The Windows backend. It programs each VIP as a load balancer of HNS, the Host Networking Service, through its API HCN.
 //!
 //! ```text
 //!  Snapshot ──► client::vips ──► desired ──► plan ──► diff ──► backend ──► hcn::Hcn ──► computenetwork.dll
@@ -6,15 +6,17 @@
 //!                                          inventory: what HNS lists ◄──┘
 //! ```
 //!
-//! - [`hcn`]: the documents of HCN, what its failures mean, a fake, and one suite of tests for every implementor.
-//! - [`desired`]: VIPs as frontends, kept up to date.
-//! - [`inventory`]: what HNS holds, as far as it was listed.
-//! - [`plan`]: frontends as load balancers and remote endpoints.
-//! - [`diff`]: what differs from what HNS holds, and whose that is.
-//! - [`WinBackend`]: looks, plans, compares, writes; and looks again now and then.
+//! - [`hcn`]: the documents and errors of HCN, a fake, and one test suite for every implementation.
+//! - [`desired`]: the VIPs as frontends, kept up to date.
+//! - [`inventory`]: the objects that HNS lists.
+//! - [`plan`]: computes load balancers and remote endpoints from frontends.
+//! - [`diff`]: the difference between the plan and HNS, and the owners of HNS's objects.
+//! - [`served`]: reads back what HNS serves.
+//! - [`WinBackend`]: reads HNS, plans, compares and writes. It also polls HNS for changes.
 //!
-//! All of it is tested on Linux. What is left for Windows are `windows` and the crate `localnet-hcn`; they run under Wine with a
-//! `computenetwork.dll` of ours (`e2e/wine`). `docs/backends/windows.md` says what is programmed, and what no Linux machine can show.
+//! Everything is tested on Linux, except `windows` and the crate `localnet-hcn`. Those run under Wine with our own
+//! `computenetwork.dll` (`e2e/wine`). `docs/backends/windows.md` describes what is programmed and what cannot be tested on
+//! Linux.
 
 pub mod args;
 mod backend;
@@ -26,6 +28,7 @@ pub mod inventory;
 pub mod kernel;
 pub mod options;
 pub mod plan;
+pub mod served;
 #[cfg(windows)]
 pub mod windows;
 

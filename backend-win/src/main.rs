@@ -1,4 +1,4 @@
-//! `localnet-win`: see `localnet_win::args`.
+//! `localnet-win`. The program is in `localnet_win::args`.
 
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ fn main() -> ExitCode {
     localnet_client::args::exit(localnet_win::windows::run(Arguments::parse_from(spelled(std::env::args_os()))))
 }
 
-/// Elsewhere it can be built and tested, and says what it is.
+/// On other systems the program only builds and runs its tests.
 #[cfg(not(windows))]
 fn main() -> ExitCode {
     Arguments::parse_from(spelled(std::env::args_os()));

@@ -1,26 +1,26 @@
-//! What an operator chooses of HNS. Parsing of flags is [`crate::args`].
+//! The operator's options for HNS. [`crate::args`] parses the flags.
 
 use std::net::IpAddr;
 
-/// How HNS is programmed.
+/// The options for programming HNS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The network of the pods; `None`: the only one on which pods may be.
+    /// The network of the pods. `None` means the only network that can have pods.
     pub network: Option<String>,
-    /// The address that balanced packets come from, in an overlay network.
+    /// The source address of load-balanced packets in an overlay network.
     pub source_vip: Option<IpAddr>,
-    /// Answers of ClusterIPs go to the client directly. (Those of local external policies always do.)
+    /// Whether replies from ClusterIPs go directly to the client. With external traffic policy Local they always do.
     pub dsr: bool,
-    /// Load balancers may ask the node for its health at the VIP.
+    /// Whether load balancers may check the node's health at the VIP.
     pub forward_health_check_vip: bool,
-    /// The endpoint through which the node itself is reached.
+    /// The name of the endpoint that leads to the node itself.
     pub root_endpoint: String,
-    /// The port on which the node's health is answered.
+    /// The port that serves the node's health.
     pub health_port: u16,
 }
 
 impl Default for Options {
-    /// kube-proxy's defaults.
+    /// Returns kube-proxy's defaults.
     fn default() -> Self {
         Self {
             network: None,

@@ -1,4 +1,4 @@
-//! What only Windows has: HNS itself, the node's interfaces, and the service control manager.
+//! The parts that only exist on Windows: HNS itself, the node's interfaces, and the service control manager.
 
 mod host;
 mod service;
@@ -9,15 +9,15 @@ use crate::args::{self, Arguments};
 
 pub use host::Host;
 
-/// Runs the program: in the foreground, or as a Windows service if the configuration says so.
+/// Runs the program, in the foreground or as a Windows service if the configuration requests it.
 ///
 /// # Errors
-/// See [`args::run`]; or the service control manager did not start this.
+/// Returns an error of [`args::run`], or an error if the service control manager did not start this process.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     if arguments.wants_service()? { service::run() } else { block_on(arguments, terminated()) }
 }
 
-/// HNS may take its time for a call: meanwhile somebody else answers the brain.
+/// A call of HNS may take long; another thread answers the brain in the meantime.
 const WORKERS: usize = 2;
 
 fn block_on(arguments: Arguments, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {

@@ -4,13 +4,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
-use localnet_client::vips::{Config, NodePortAddresses};
+use localnet_client::{
+    served::{Expected, Lack},
+    vips::{Config, NodePortAddresses},
+};
 use localnet_lab::{Case, Flow, Pod, Sender, cases, expect_file, flow::Expect, probe, topology::Place};
 use localnet_proto::{Changes, Family, Protocol, Snapshot};
 use localnet_win::{
     Options, WinBackend, dry_run,
     hcn::{Guid, Kind, fake::FakeHcn, schema, schema::LoadBalancer},
     plan::{Address, Frontend},
+    served,
 };
 
 /// The networks for which Cases are planned.
@@ -101,6 +105,30 @@ fn what_was_planned_is_held_and_a_restart_writes_nothing() {
             assert_eq!(second.kernel().log, [] as [&str; 0], "{about}");
         }
     }
+}
+
+/// What HNS cannot hold (`docs/backends/windows.md`).
+const LACKS: [Lack; 6] = [Lack::Verdicts, Lack::Scopes, Lack::Seconds, Lack::Ports, Lack::HostNetwork, Lack::Sources];
+
+#[test]
+fn every_case_reads_back_as_its_state() {
+    let mut destinations = 0;
+    for case in cases() {
+        let state: Snapshot = case.read_state().unwrap();
+        let options = Options { network: Some("pods".to_owned()), ..Options::default() };
+        let mut backend = WinBackend::new(Config::default(), options, kernel(&state, "L2Bridge"));
+        backend.apply(&state, &Changes::everything()).unwrap().whole().unwrap();
+        let read = served::read(backend.kernel()).unwrap();
+        destinations += read.0.len();
+        let expected = Expected::without(&state, &LACKS.into_iter().collect());
+        assert_eq!(expected.differences(&read), "", "{}", case.name);
+        // A load balancer less is found.
+        let Some(first) = backend.kernel().documents(Kind::LoadBalancer).map(|(id, _)| id).next() else { continue };
+        backend.kernel().objects.remove(&(Kind::LoadBalancer, first));
+        let less = served::read(backend.kernel()).unwrap();
+        assert!(expected.differences(&less).contains("lacks: "), "{}", case.name);
+    }
+    assert!(destinations > 300, "{destinations} destinations");
 }
 
 fn frontend(case: &Case, flow: &Flow) -> [Frontend; 2] {

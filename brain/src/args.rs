@@ -1,4 +1,4 @@
-//! The flags of the command. The parts that a program with a brain inside shares are structs of their own.
+//! The flags of `localnet-brain`. The structs of groups of flags are public, because `localnet-node` shares them.
 
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 
@@ -12,20 +12,20 @@ use crate::{
     telemetry::{self, LogFormat},
 };
 
-/// Turns Kubernetes Services, EndpointSlices and this machine's Node into the state of one node, and serves it to backends.
+/// Turn Services, EndpointSlices and the Node of this machine into the state of one node, and serve it to backends
 #[derive(Clone, Debug, Parser)]
 #[command(name = "localnet-brain", version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Arguments {
-    /// What to do instead of serving.
+    /// A command to run instead of serving.
     #[command(subcommand)]
     pub command: Option<Command>,
-    /// Where the objects come from.
+    /// The source of the objects.
     #[command(flatten)]
     pub source: SourceArgs,
-    /// Where the state is served.
+    /// The addresses to serve on, and the peers that may connect.
     #[command(flatten)]
     pub serve: ServeArgs,
-    /// How it logs.
+    /// Logging.
     #[command(flatten)]
     pub log: LogArgs,
     /// kube-proxy's flags, `--config` among them.
@@ -33,11 +33,11 @@ pub struct Arguments {
     pub kube_proxy: KubeProxyFlags,
 }
 
-/// What to do instead of serving.
+/// A command to run instead of serving.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
-    /// Say which Services would behave differently from kube-proxy, and why; serves nothing. Exit code 0: none; 1: some; 2: it could
-    /// not be found out
+    /// Print the Services that would behave differently from kube-proxy, and why. The exit code is 0 if there are none, 1 if there
+    /// are some, and 2 if the check fails
     Check(CheckArguments),
 }
 
@@ -53,7 +53,7 @@ pub enum BackendName {
 }
 
 impl BackendName {
-    /// The mode that it is for.
+    /// The mode of kube-proxy that it replaces.
     pub fn mode(self) -> Mode {
         match self {
             Self::Nft => Mode::Nftables,
@@ -66,13 +66,13 @@ impl BackendName {
 /// The flags of `localnet-brain check`.
 #[derive(Args, Clone, Debug)]
 pub struct CheckArguments {
-    /// Where the objects come from.
+    /// The source of the objects.
     #[command(flatten)]
     pub source: SourceArgs,
-    /// The backend that is to take over [default: that of the configured mode, nft if none is configured, as localnet-node does]
+    /// The backend that will replace kube-proxy [default: that of the configured mode, or nft]
     #[arg(long, value_enum)]
     pub backend: Option<BackendName>,
-    /// How it logs.
+    /// Logging.
     #[command(flatten)]
     pub log: LogArgs,
     /// kube-proxy's flags, `--config` among them.
@@ -80,46 +80,46 @@ pub struct CheckArguments {
     pub kube_proxy: KubeProxyFlags,
 }
 
-/// Where the objects come from.
+/// The source of the objects.
 #[derive(Args, Clone, Debug)]
 pub struct SourceArgs {
-    /// file:PATH (a file or folder of Kubernetes YAML or JSON), kube (the usual configuration) or kube:KUBECONFIG
-    /// [default: what kube-proxy's flags and --config say, if any are given]
+    /// Source of the objects: file:PATH (a file or folder of Kubernetes YAML or JSON), kube (the default kubeconfig or the service
+    /// account) or kube:KUBECONFIG [default: the API server of kube-proxy's flags and --config, if there are any]
     #[arg(long, value_name = "SOURCE", value_parser = Source::from_str, required_unless_present_any = ["config", "kubeconfig", "master", "write-config-to", "cleanup", "init-only"])]
     pub source: Option<Source>,
-    /// Name of the node, as the cluster knows it [default: as configured, or the host name in lower case]
+    /// Name of the Node object of this machine [default: as configured, or the host name in lower case]
     #[arg(long, value_name = "NAME", value_parser = node_name)]
     pub node_name: Option<String>,
-    /// Serve the Services that name this proxy in the label service.kubernetes.io/service-proxy-name, instead of those without it
+    /// Serve the Services whose label service.kubernetes.io/service-proxy-name has this value, instead of those without the label
     #[arg(long, value_name = "NAME", value_parser = label_value)]
     pub service_proxy_name: Option<String>,
-    /// When more than half of the Services or endpoints (and at least 20) are suddenly missing from a list or from the files, they stay for so
-    /// long: 90s, 5m; 0s lets them go at once
+    /// How long to keep Services or endpoints if more than half of them (and at least 20) are suddenly missing from a list or from the
+    /// files, such as 90s or 5m; 0s removes them immediately
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration)]
     pub shrink_hold: Duration,
 }
 
 impl SourceArgs {
-    /// Where objects come from: what `--source` says, and else the API server of kube-proxy's configuration. `master` is its
-    /// URL, if it is another than that of the kubeconfig.
+    /// The source of the objects: `--source`, or else the API server of kube-proxy's configuration. `master` is a URL that overrides
+    /// that of the kubeconfig.
     ///
     /// # Errors
-    /// `master` is no URL.
-    pub fn source(&self, said: &Config, master: Option<&str>) -> anyhow::Result<Source> {
+    /// Returns an error if `master` is not a URL.
+    pub fn source(&self, config: &Config, master: Option<&str>) -> anyhow::Result<Source> {
         let server = master.map(server).transpose()?;
         Ok(match self.source.clone() {
-            None => Source::Kube { kubeconfig: said.client_connection.kubeconfig.clone(), server },
+            None => Source::Kube { kubeconfig: config.client_connection.kubeconfig.clone(), server },
             Some(Source::Kube { kubeconfig, .. }) => Source::Kube { kubeconfig, server },
             Some(file) => file,
         })
     }
 
-    /// What the brain is told of its node.
+    /// The options of the cluster, with the name of this node.
     ///
     /// # Errors
-    /// No name is given and the host has none.
-    pub fn cluster(&self, said: &Config) -> anyhow::Result<cluster::Options> {
-        let name = match self.node_name.as_ref().or(said.hostname_override.as_ref()) {
+    /// Returns an error if the name of the node is invalid, or if there is none and the host has none.
+    pub fn cluster(&self, config: &Config) -> anyhow::Result<cluster::Options> {
+        let name = match self.node_name.as_ref().or(config.hostname_override.as_ref()) {
             Some(name) => {
                 node_name(name).map_err(|problem| anyhow::anyhow!("hostnameOverride: {name:?} is {problem}"))?
             }
@@ -129,35 +129,35 @@ impl SourceArgs {
             }
         };
         let service_proxy_name = self.service_proxy_name.clone();
-        let external_ips = said.feature_gates.enabled("AllowServiceExternalIPs");
+        let external_ips = config.feature_gates.enabled("AllowServiceExternalIPs");
         let shrink_hold = self.shrink_hold;
         Ok(cluster::Options { service_proxy_name, external_ips, shrink_hold, ..cluster::Options::of_node(name) })
     }
 }
 
-/// A duration as Kubernetes writes it, and not a negative one.
+/// Parses a non-negative duration in the format of Go.
 fn duration(text: &str) -> Result<Duration, String> {
     let duration: GoDuration = text.parse().map_err(|error: BadDuration| error.to_string())?;
     duration.positive().ok_or_else(|| "is negative; write it like 5m, or 0s".to_owned())
 }
 
-/// The URL of an API server.
+/// Parses the URL of an API server.
 fn server(text: &str) -> anyhow::Result<http::Uri> {
     let url: Option<http::Uri> = text.parse().ok();
     let url = url.filter(|url| url.host().is_some() && matches!(url.scheme_str(), Some("http" | "https")));
-    url.ok_or_else(|| anyhow::anyhow!("--master: {text:?} is no URL; write it like https://10.0.0.1:6443"))
+    url.ok_or_else(|| anyhow::anyhow!("--master: {text:?} is not a URL; write it like https://10.0.0.1:6443"))
 }
 
-/// A place that objects come from.
+/// A source of objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A file or folder of Kubernetes YAML or JSON.
     File(PathBuf),
     /// An API server.
     Kube {
-        /// Found through this kubeconfig, or in the usual places.
+        /// The kubeconfig. `None` means the default places.
         kubeconfig: Option<PathBuf>,
-        /// Its URL, if it is another than is said there.
+        /// A URL that overrides that of the kubeconfig.
         server: Option<http::Uri>,
     },
 }
@@ -173,7 +173,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// A text that names no source.
+/// The error for a text that is not a [`Source`].
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("expected file:PATH, kube or kube:KUBECONFIG")]
 pub struct BadSource;
@@ -191,45 +191,47 @@ impl FromStr for Source {
     }
 }
 
-/// Where the state is served.
+/// The addresses to serve on, and the peers that may connect.
 #[derive(Args, Clone, Debug)]
 pub struct ServeArgs {
-    /// Where to listen: unix:///path or tcp://host:port; may be given several times
+    /// Address to serve on: unix:///path or tcp://host:port; may be given several times
     #[arg(long, value_name = "ADDR", default_value = DEFAULT_ADDRESS)]
     pub listen: Vec<Address>,
-    /// Group (name or number) that may connect to unix sockets, whose mode is 0660
+    /// Group (name or number) that owns unix sockets, whose mode is 0660, and may connect to them
     #[arg(long, value_name = "GROUP", value_parser = group)]
     pub socket_group: Option<u32>,
-    /// User (number) that may connect to unix sockets; may be given several times, and then nobody else may [default: all that can open them]
+    /// User (number) that may connect to unix sockets; may be given several times; excludes all others [default: everybody who can
+    /// open the socket]
     #[arg(long, value_name = "UID")]
     pub allow_uid: Vec<u32>,
-    /// The same for the members of a group (number): their primary group, or another of their groups in so far as this can be seen in /proc
+    /// Group (number) whose members may connect to unix sockets, by their primary group or by a supplementary one that /proc shows; may
+    /// be given several times; excludes all others
     #[arg(long, value_name = "GID")]
     pub allow_gid: Vec<u32>,
-    /// Certificate of the brain for TCP, in PEM; read again when it changes
+    /// Certificate of the brain for TCP, in PEM; reloaded when it changes
     #[arg(long, value_name = "FILE", requires = "tls_key", requires = "tls_client_ca")]
     pub tls_cert: Option<PathBuf>,
     /// Key of the certificate, in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Certificates of the authorities that clients' certificates have to come from, in PEM
+    /// Certificates of the authorities of client certificates, in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_client_ca: Option<PathBuf>,
-    /// Name of a client that may connect by TLS, in its certificate: a DNS name or a URI (a SPIFFE ID), with /* at the end every URI
-    /// below; may be given several times [default: every client with a certificate of the authorities]
+    /// Name in the certificate of a client that may connect by TLS: a DNS name, or a URI such as a SPIFFE ID, which allows all URIs
+    /// below it if it ends with /*; may be given several times [default: every client with a certificate of the authorities]
     #[arg(long, value_name = "NAME", requires = "tls_client_ca")]
     pub tls_allow_name: Vec<serve::Name>,
     /// Serve TCP beyond loopback without TLS, to everybody who can reach it
     #[arg(long)]
     pub insecure_tcp: bool,
-    /// Node whose view KPNG's clients may ask for beside that of this node, or * for every node; may be given several times. Each
-    /// view that is asked for costs as much as a brain
+    /// Other node whose state KPNG clients may request, or * for every node; may be given several times. Each requested node costs as
+    /// much as a brain
     #[arg(long, value_name = "NAME", value_parser = view_name)]
     pub serve_node: Vec<String>,
 }
 
 impl ServeArgs {
-    /// How to listen.
+    /// The options of the listeners.
     pub fn options(&self) -> serve::Options {
         let files = (self.tls_cert.clone(), self.tls_key.clone(), self.tls_client_ca.clone());
         let tls = match files {
@@ -247,30 +249,30 @@ impl ServeArgs {
     }
 }
 
-/// How a program logs.
+/// The logging flags of a program.
 #[derive(Args, Clone, Debug)]
 pub struct LogArgs {
-    /// How log lines look [default: text, or as configured]
+    /// Format of log lines [default: text, or as configured]
     #[arg(long, value_enum)]
     pub log_format: Option<LogFormat>,
-    /// What is logged: off, error, warn, info, debug or trace, or MODULE=LEVEL, with commas between several [default: info, or as
+    /// Log level: off, error, warn, info, debug or trace, or a comma-separated list of levels and MODULE=LEVEL [default: info, or as
     /// configured]
     #[arg(long, value_name = "LEVEL", env = "RUST_LOG")]
     pub log_level: Option<String>,
 }
 
 impl LogArgs {
-    /// Starts logging, as the flags say, and else the configuration.
+    /// Starts logging, by the flags or else by the configuration.
     ///
     /// # Errors
-    /// There is no such level.
-    pub fn start(&self, said: &Config) -> anyhow::Result<()> {
-        let configured = match said.logging.format {
+    /// Returns an error if the level is invalid.
+    pub fn start(&self, config: &Config) -> anyhow::Result<()> {
+        let configured = match config.logging.format {
             localnet_config::LogFormat::Text => LogFormat::Text,
             localnet_config::LogFormat::Json => LogFormat::Json,
         };
-        // An empty variable of the environment says nothing.
-        let level = self.log_level.as_deref().filter(|level| !level.is_empty()).unwrap_or(said.logging.level());
+        // An empty environment variable counts as unset.
+        let level = self.log_level.as_deref().filter(|level| !level.is_empty()).unwrap_or(config.logging.level());
         telemetry::init(self.log_format.unwrap_or(configured), level)
     }
 }
@@ -281,19 +283,19 @@ pub(crate) fn node_name(text: &str) -> Result<String, &'static str> {
     if good { Ok(name) } else { Err("not the name of a Node: letters, digits, '-', '.'") }
 }
 
-/// The name of a Node, or `*`.
+/// Parses the name of a Node, or `*`.
 fn view_name(text: &str) -> Result<String, &'static str> {
     if text == "*" { Ok(text.to_owned()) } else { node_name(text) }
 }
 
-/// A value that can stand in a label selector.
+/// Parses a value of a label.
 fn label_value(text: &str) -> Result<String, &'static str> {
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     let ends = [text.bytes().next(), text.bytes().last()];
     let good = text.len() <= 63
         && text.bytes().all(inner)
         && ends.iter().all(|end| end.is_some_and(|byte| byte.is_ascii_alphanumeric()));
-    if good { Ok(text.to_owned()) } else { Err("not the value of a label: at most 63 letters, digits, '-', '_', '.'") }
+    if good { Ok(text.to_owned()) } else { Err("not a label value: at most 63 letters, digits, '-', '_', '.'") }
 }
 
 fn group(text: &str) -> Result<u32, String> {
@@ -303,7 +305,7 @@ fn group(text: &str) -> Result<u32, String> {
     match nix::unistd::Group::from_name(text) {
         Ok(Some(group)) => Ok(group.gid.as_raw()),
         Ok(None) => Err("there is no such group".to_owned()),
-        Err(error) => Err(format!("the group cannot be looked up: {error}")),
+        Err(error) => Err(format!("failed to look up the group: {error}")),
     }
 }
 
@@ -319,14 +321,14 @@ mod tests {
         Source::Kube { kubeconfig: kubeconfig.map(Into::into), server: server.map(http::Uri::from_static) }
     }
 
-    /// What the flags of kube-proxy say.
-    fn said(arguments: &Arguments) -> Config {
+    /// The configuration that results from kube-proxy's flags.
+    fn config(arguments: &Arguments) -> Config {
         let reader = localnet_config::Reader::kube_proxy(localnet_config::Platform::Linux);
         arguments.kube_proxy.read(reader, None).unwrap().config
     }
 
     #[test]
-    fn the_api_server_is_that_of_kube_proxy_unless_said_otherwise() {
+    fn the_source_defaults_to_the_api_server_of_kube_proxys_flags() {
         let rows = [
             ("--kubeconfig /k", kube(Some("/k"), None)),
             ("--master https://m:6443", kube(None, Some("https://m:6443/"))),
@@ -338,18 +340,18 @@ mod tests {
         for (line, expected) in rows {
             let arguments = parse(line).unwrap();
             let master = arguments.kube_proxy.to_do().unwrap().master;
-            assert_eq!(arguments.source.source(&said(&arguments), master).unwrap(), expected, "{line}");
+            assert_eq!(arguments.source.source(&config(&arguments), master).unwrap(), expected, "{line}");
         }
-        let wrong = parse("--master m:6443").unwrap();
-        let error = wrong.source.source(&said(&wrong), Some("m:6443")).unwrap_err();
-        assert_eq!(error.to_string(), "--master: \"m:6443\" is no URL; write it like https://10.0.0.1:6443");
+        let invalid = parse("--master m:6443").unwrap();
+        let error = invalid.source.source(&config(&invalid), Some("m:6443")).unwrap_err();
+        assert_eq!(error.to_string(), "--master: \"m:6443\" is not a URL; write it like https://10.0.0.1:6443");
     }
 
     #[test]
     fn gates_and_names_come_from_the_configuration() {
         let cluster = |line: &str| {
             let arguments = parse(line).unwrap();
-            arguments.source.cluster(&said(&arguments)).map_err(|error| error.to_string())
+            arguments.source.cluster(&config(&arguments)).map_err(|error| error.to_string())
         };
         let named = |line: &str| cluster(line).map(|options| options.node_name);
         assert_eq!(named("--source kube --hostname-override Node-B").as_deref(), Ok("node-b"));
@@ -361,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_are_read() {
+    fn sources_are_parsed() {
         let rows = [
             ("file:examples", Ok(Source::File("examples".into()))),
             ("file:/a:b", Ok(Source::File("/a:b".into()))),
@@ -381,19 +383,19 @@ mod tests {
     fn defaults_serve_the_default_socket() {
         let arguments = parse("--source kube --node-name Node-A").unwrap();
         assert_eq!(arguments.serve.listen, [DEFAULT_ADDRESS.parse().unwrap()]);
-        assert_eq!(arguments.source.cluster(&said(&arguments)).unwrap().node_name, "node-a");
+        assert_eq!(arguments.source.cluster(&config(&arguments)).unwrap().node_name, "node-a");
         assert_eq!(arguments.serve.options().tls, None);
     }
 
     #[test]
-    fn the_node_is_called_as_the_host_unless_said_otherwise() {
+    fn the_node_name_defaults_to_the_host_name() {
         let arguments = parse("--source kube").unwrap();
-        let name = arguments.source.cluster(&said(&arguments)).unwrap().node_name;
+        let name = arguments.source.cluster(&config(&arguments)).unwrap().node_name;
         assert!(!name.is_empty() && name == name.to_lowercase());
     }
 
     #[test]
-    fn several_addresses_and_all_certificates_are_taken() {
+    fn addresses_can_be_repeated_and_three_files_make_tls() {
         let arguments = parse(
             "--source file:x --listen unix:///a --listen tcp://[::1]:0 --tls-cert c --tls-key k --tls-client-ca a --socket-group 7",
         )
@@ -405,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_and_other_nodes_are_named() {
+    fn names_of_clients_and_nodes_are_parsed() {
         let arguments = parse(
             "--source kube --tls-cert c --tls-key k --tls-client-ca a --tls-allow-name Node-A --tls-allow-name spiffe://d/ns/* --serve-node Node-B --serve-node *",
         )
@@ -416,13 +418,13 @@ mod tests {
     }
 
     #[test]
-    fn groups_have_names_too() {
+    fn groups_are_resolved_by_name() {
         assert_eq!(group("root"), Ok(0));
         assert!(group("no such group").is_err());
     }
 
     #[test]
-    fn nonsense_is_a_usage_error() {
+    fn invalid_flags_are_usage_errors() {
         let lines = [
             "--source kube --unknown-flag",
             "",

@@ -1,5 +1,5 @@
-//! `localnet-brain check`: which Services would behave differently from kube-proxy, and why. Reads the cluster once, and serves
-//! nothing. Numbers are those of docs/differences.md.
+//! `localnet-brain check`: which Services would behave differently from kube-proxy, and why. Reads the cluster once and serves
+//! nothing. The numbers are those of docs/differences.md.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,23 +12,24 @@ use std::{
 use anyhow::Context as _;
 use ipnet::IpNet;
 use localnet_config::{Config, Mode, NodePortAddresses};
+use localnet_core::{Code, Severity};
 use localnet_proto::{Port, Protocol, Service, ServiceKey};
 use tokio::{sync::mpsc, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::{args::CheckArguments, cluster::Cluster, configured, localize::Localized, metrics::Metrics, run};
 
-/// How long the first list of everything may take.
+/// Maximum time for the first list of all kinds.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Something that kube-proxy does otherwise.
+/// A difference from kube-proxy.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Difference {
-    /// The Service; `None` for all of the node.
+    /// The Service. `None` if the difference concerns the whole node.
     pub service: Option<ServiceKey>,
-    /// The entry of docs/differences.md, if it is one of those.
+    /// The number of the entry in docs/differences.md, if the difference has one.
     pub entry: Option<u8>,
-    /// What and why, for people.
+    /// What differs and why, for people.
     pub text: String,
 }
 
@@ -43,8 +44,8 @@ impl fmt::Display for Difference {
     }
 }
 
-/// What differs from kube-proxy with the same configuration: pure. `localized` is everything there is, `backend` what is to
-/// take over.
+/// The differences from kube-proxy with the same configuration. Pure. `localized` is the whole state, and `backend` the backend
+/// that is to replace kube-proxy.
 pub fn differences(localized: &Localized, said: &Config, backend: Mode) -> Vec<Difference> {
     let mut found = BTreeSet::new();
     let services: Vec<&Service> = localized.services.iter().filter_map(|(_, service)| service.as_deref()).collect();
@@ -73,23 +74,23 @@ pub fn differences(localized: &Localized, said: &Config, backend: Mode) -> Vec<D
             found.insert(Difference { service: Some(service.key.clone()), entry: Some(entry), text });
         }
     }
-    // What is odd is as odd with kube-proxy.
-    for skipped in localized.skipped.iter().filter(|skipped| skipped.left_out) {
-        let entry = skipped.problem.contains("belongs to Service").then_some(3);
-        let text = format!("left out: {} {}: {}; {}", skipped.object, skipped.field, skipped.problem, skipped.remedy);
-        found.insert(Difference { service: skipped.service.clone(), entry, text });
+    // Warnings are omitted, because they apply to kube-proxy as well.
+    for (service, skipped) in localized.skipped.iter().filter(|(_, skipped)| skipped.severity == Severity::Error) {
+        let entry = (skipped.code == Code::AddressTaken).then_some(3);
+        let text = format!("left out: {skipped}");
+        found.insert(Difference { service: service.clone(), entry, text });
     }
     found.extend(of_node(&services, said, backend));
     found.into_iter().collect()
 }
 
-/// External addresses and ports that nothing serves, and whose they are.
+/// External addresses and ports without eligible endpoints, each with its Service.
 fn unserved<'a>(services: &[&'a Service]) -> BTreeMap<(Protocol, SocketAddr), &'a ServiceKey> {
     let all = services.iter().flat_map(|service| unserved_of(service).map(move |at| (at, &service.key)));
     all.collect()
 }
 
-/// External addresses and ports of a Service that nothing serves.
+/// External addresses and ports of a Service without eligible endpoints.
 fn unserved_of(service: &Service) -> impl Iterator<Item = (Protocol, SocketAddr)> {
     service.ports.iter().flat_map(move |port| {
         let addresses = service.external_ips.iter().chain(&service.load_balancer_ips);
@@ -98,14 +99,14 @@ fn unserved_of(service: &Service) -> impl Iterator<Item = (Protocol, SocketAddr)
     })
 }
 
-/// Whether anybody serves what comes from outside to a port, in a family.
+/// Whether a port has an eligible endpoint for external traffic in a family.
 fn is_served(service: &Service, port: &Port, ipv4: bool) -> bool {
     service.endpoints.iter().any(|endpoint| {
         endpoint.address.is_ipv4() == ipv4 && endpoint.scopes.external && endpoint.port(&port.name).is_some()
     })
 }
 
-/// What kube-proxy does otherwise with a Service in the configured mode alone: entries, and what and why.
+/// The differences for a Service that depend on the configured mode of kube-proxy: the number of the entry, and the text.
 fn of_mode(service: &Service, said: &Config) -> Vec<(u8, String)> {
     let mut found = Vec::new();
     match said.mode {
@@ -158,7 +159,7 @@ fn of_mode(service: &Service, said: &Config) -> Vec<(u8, String)> {
     found
 }
 
-/// What differs for the node as a whole.
+/// The differences that concern the whole node.
 fn of_node(services: &[&Service], said: &Config, backend: Mode) -> Vec<Difference> {
     let node_ports =
         services.iter().filter(|service| service.ports.iter().any(|port| port.node_port.is_some())).count();
@@ -198,7 +199,8 @@ fn answers_on_localhost(said: &Config) -> bool {
     said.mode == Mode::Iptables && said.iptables.localhost_node_ports && named
 }
 
-/// The mode of the backend that is to take over: the one that is named, and else the one that `localnet-node` takes.
+/// The mode of the backend that is to replace kube-proxy: the one in the arguments, otherwise the one that `localnet-node` would
+/// choose.
 fn taking_over(arguments: &CheckArguments, said: &Config) -> Mode {
     match arguments.backend {
         Some(backend) => backend.mode(),
@@ -207,10 +209,10 @@ fn taking_over(arguments: &CheckArguments, said: &Config) -> Mode {
     }
 }
 
-/// Reads the cluster once, and says what differs; returns whether anything does.
+/// Reads the cluster once and prints the differences. Returns whether there are any.
 ///
 /// # Errors
-/// The configuration or the source cannot be used, or is not read within two minutes.
+/// Returns an error if the configuration or the source cannot be used, or if the cluster cannot be listed within two minutes.
 pub async fn run(arguments: &CheckArguments, said: &Config) -> anyhow::Result<bool> {
     let options = arguments.source.cluster(said)?;
     let source = arguments.source.source(said, arguments.kube_proxy.to_do()?.master)?;
@@ -249,6 +251,7 @@ mod tests {
     use std::sync::Arc;
 
     use localnet_config::{KubeProxyFlags, Platform, Reader};
+    use localnet_core::{Diagnostic, Subject};
     use localnet_proto::{Endpoint, EndpointPort, Scopes, SourceFilter};
 
     use super::*;
@@ -347,7 +350,19 @@ mod tests {
         check(vec![node_port], Mode::Nftables, &[(None, Some(5))]);
     }
 
-    /// kube-proxy's mode iptables answers NodePorts on 127.0.0.1 unless it is told not to.
+    /// The code of a diagnostic decides, not its text.
+    #[test]
+    fn an_address_of_another_service_is_a_difference_of_its_own() {
+        for (code, entry) in [(Code::AddressTaken, Some(3)), (Code::PortInvalid, None)] {
+            let key = ServiceKey::new("shop", "web");
+            let skipped = Diagnostic::new(code, Subject::service(&key), "in words of any kind");
+            let localized = Localized { skipped: vec![(Some(key), skipped)], ..Localized::default() };
+            let found = differences(&localized, &said(Mode::Nftables), Mode::Nftables);
+            assert_eq!(found.iter().map(|found| found.entry).collect::<Vec<_>>(), [entry], "{found:?}");
+        }
+    }
+
+    /// By default, kube-proxy's iptables mode answers NodePorts on 127.0.0.1.
     #[test]
     fn node_ports_on_localhost_are_lost_with_other_backends() {
         let localized = Localized {

@@ -1,5 +1,5 @@
-//! The parts of a brain that follow kube-proxy's configuration while it runs: which of the node's addresses count, and where
-//! it tells how the node is.
+//! The parts of a brain that follow changes of kube-proxy's configuration at run time: the choice of the node's addresses, and
+//! the servers of health and metrics.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,12 +9,13 @@ use std::{
 
 use localnet_config::{Config, Family, IpFamilyPolicy, Node, NodePortAddresses};
 use localnet_config_file::Current;
+use localnet_core::{Diagnostic, Severity};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::{
     Brain,
-    events::{Events, Happened},
+    events::{Events, NodeEvent},
     feed::Feed,
     health::{
         self, HealthzAddress, Servers,
@@ -27,22 +28,22 @@ use crate::{
     status,
 };
 
-/// Which of the node's addresses count.
-pub fn node_ips(said: &Config) -> NodeIps {
-    let single_stack = said.ip_family_policy == Some(IpFamilyPolicy::SingleStack);
-    NodeIps { first: said.node_ip_override.clone(), single_stack }
+/// The configured choice of the node's addresses.
+pub fn node_ips(config: &Config) -> NodeIps {
+    let single_stack = config.ip_family_policy == Some(IpFamilyPolicy::SingleStack);
+    NodeIps { first: config.node_ip_override.clone(), single_stack }
 }
 
-/// Where to tell how the node is. As in kube-proxy, a state may wait for two sync periods to be applied.
-pub fn health(said: &Config) -> health::Options {
+/// The configured health servers. As in kube-proxy, a backend has two sync periods to apply a revision.
+pub fn health(config: &Config) -> health::Options {
     health::Options {
-        healthz: HealthzAddress(said.healthz_bind_address),
-        node_port_addresses: match &said.node_port_addresses {
+        healthz: HealthzAddress(config.healthz_bind_address),
+        node_port_addresses: match &config.node_port_addresses {
             NodePortAddresses::All => node_ports::NodePortAddresses::default(),
             NodePortAddresses::Primary => node_ports::NodePortAddresses::primary(),
             NodePortAddresses::Cidrs(cidrs) => node_ports::NodePortAddresses::within(cidrs.clone()),
         },
-        timeout: 2 * said.sync_period,
+        timeout: 2 * config.sync_period,
     }
 }
 
@@ -58,16 +59,16 @@ pub struct Configured {
     servers: Option<Servers>,
     metrics_at: SocketAddr,
     status: Option<status::Server>,
-    /// Whether someone has chosen a configuration, so that it matters whether it fits the node.
+    /// Whether there is a configuration file, whose contradictions to the node are then reported.
     chosen: bool,
-    complaints: Vec<String>,
+    complaints: Vec<Diagnostic>,
 }
 
 impl Configured {
-    /// Starts the servers that tell how the node is. Must be called in a tokio runtime.
+    /// Starts the servers of health and metrics. Must be called in a tokio runtime.
     ///
     /// # Errors
-    /// With `bindAddressHardFail` health or metrics cannot be told where they are to be.
+    /// Returns an error if `bindAddressHardFail` is set and a server cannot listen on its address.
     pub fn start(
         current: Current,
         chosen: bool,
@@ -75,36 +76,36 @@ impl Configured {
         brain: &Brain,
         reports: &Reports,
     ) -> anyhow::Result<Self> {
-        let said = current.now();
+        let config = current.now();
         let (feed, events) = (brain.feed(), brain.events().clone());
-        events.tell(Happened::Starting);
-        let options = health(&said);
-        if said.bind_address_hard_fail {
+        events.post(NodeEvent::Starting);
+        let options = health(&config);
+        if config.bind_address_hard_fail {
             health::check(options.healthz)?;
-            status::check(said.metrics_bind_address)?;
+            status::check(config.metrics_bind_address)?;
         }
         let servers = Some(health::start(&options, feed, reports, Clock::System));
-        let metrics_at = said.metrics_bind_address;
+        let metrics_at = config.metrics_bind_address;
         let status = Some(status::start(metrics_at, current.clone(), feed, reports));
         let (feed, reports) = (feed.clone(), reports.clone());
         let complaints = Vec::new();
         Ok(Self { current, node_ips, feed, events, reports, options, servers, metrics_at, status, chosen, complaints })
     }
 
-    /// Follows the configuration. Ends only when it cannot be used on this node, or a part has crashed.
+    /// Follows the configuration. Resolves when the configuration cannot be used on this node, or when a server has crashed.
     pub async fn failed(&mut self) -> anyhow::Error {
         let mut facts = self.feed.health_facts();
-        let (mut failing, mut untold) = (BTreeSet::new(), BTreeSet::new());
+        let (mut failing_health, mut failing_metrics) = (BTreeSet::new(), BTreeSet::new());
         loop {
             let mut ports = self.servers.as_ref().map(Servers::status);
             let mut metrics = self.status.as_ref().map(status::Server::status);
-            self.tell_failures(ports.as_mut(), &mut failing, |error| Happened::HealthcheckFailed { error });
-            self.tell_failures(metrics.as_mut(), &mut untold, |error| Happened::MetricServerFailed { error });
-            if let Err(error) = self.look() {
+            self.post_failures(ports.as_mut(), &mut failing_health, |error| NodeEvent::HealthcheckFailed { error });
+            self.post_failures(metrics.as_mut(), &mut failing_metrics, |error| NodeEvent::MetricServerFailed { error });
+            if let Err(error) = self.check() {
                 return error;
             }
             tokio::select! {
-                said = self.current.changed() => self.apply(&said).await,
+                config = self.current.changed() => self.apply(&config).await,
                 changed = facts.changed() => if changed.is_err() {
                     std::future::pending::<()>().await;
                 },
@@ -116,12 +117,12 @@ impl Configured {
         }
     }
 
-    /// Posts an event about each port that cannot be opened, once; `of_node` is the event for one that is no Service's.
-    fn tell_failures(
+    /// Posts one event about each port that cannot be opened. `of_node` makes the event of a port without a Service.
+    fn post_failures(
         &self,
         ports: Option<&mut watch::Receiver<Status>>,
         failing: &mut BTreeSet<Port>,
-        of_node: fn(String) -> Happened,
+        of_node: fn(String) -> NodeEvent,
     ) {
         let Some(ports) = ports else { return };
         let ports = ports.borrow_and_update();
@@ -134,8 +135,8 @@ impl Configured {
         for (port, error) in &now {
             if !failing.contains(*port) {
                 let error = error.clone();
-                self.events.tell(match port.service.clone() {
-                    Some(service) => Happened::ServiceHealthcheckFailed { service, port: port.address.port(), error },
+                self.events.post(match port.service.clone() {
+                    Some(service) => NodeEvent::ServiceHealthcheckFailed { service, port: port.address.port(), error },
                     None => of_node(error),
                 });
             }
@@ -143,21 +144,21 @@ impl Configured {
         *failing = now.into_keys().cloned().collect();
     }
 
-    async fn apply(&mut self, said: &Config) {
-        let node_ips = node_ips(said);
+    async fn apply(&mut self, config: &Config) {
+        let node_ips = node_ips(config);
         self.node_ips.send_if_modified(|now| std::mem::replace(now, node_ips.clone()) != node_ips);
-        let options = health(said);
+        let options = health(config);
         if options != self.options {
-            info!("health checks are answered as newly configured");
-            // What it listened on may be wanted again.
+            info!("restarting the health servers with the new configuration");
+            // Close the old ports first: the new servers may use the same ones.
             if let Some(servers) = self.servers.take() {
                 servers.stop().await;
             }
             self.servers = Some(health::start(&options, &self.feed, &self.reports, Clock::System));
             self.options = options;
         }
-        if said.metrics_bind_address != self.metrics_at {
-            self.metrics_at = said.metrics_bind_address;
+        if config.metrics_bind_address != self.metrics_at {
+            self.metrics_at = config.metrics_bind_address;
             if let Some(status) = self.status.take() {
                 status.stop().await;
             }
@@ -165,8 +166,11 @@ impl Configured {
         }
     }
 
-    /// Whether the configuration fits what is known of the node.
-    fn look(&mut self) -> anyhow::Result<()> {
+    /// Compares the configuration with the node, and logs new contradictions.
+    ///
+    /// # Errors
+    /// Returns an error if the configuration cannot work on this node.
+    fn check(&mut self) -> anyhow::Result<()> {
         let facts = self.feed.health_facts();
         let facts = facts.borrow();
         let Some((node, primary)) = facts.node.as_ref().and_then(|node| Some((node, node.primary?))) else {
@@ -185,22 +189,22 @@ impl Configured {
             has_both: localnet_proto::Family::BOTH.into_iter().all(of),
             pod_cidrs: &node.pod_cidrs,
         };
-        let said = self.current.now();
-        let complaints = said.complaints(&node);
+        let config = self.current.now();
+        let complaints = config.complaints(&node);
         for complaint in &complaints {
-            if complaint.fatal {
-                anyhow::bail!("the configuration does not fit this node: {}", complaint.text);
+            if complaint.severity == Severity::Error {
+                anyhow::bail!("the configuration does not fit this node: {complaint}");
             }
-            if !self.complaints.contains(&complaint.text) {
-                warn!("the configuration may be incomplete or incorrect: {}", complaint.text);
+            if !self.complaints.contains(complaint) {
+                warn!("the configuration may be incomplete or incorrect: {complaint}");
             }
         }
-        self.complaints = complaints.into_iter().map(|complaint| complaint.text).collect();
+        self.complaints = complaints;
         Ok(())
     }
 }
 
-/// Resolves when a part fails; never if there is none.
+/// Resolves when `part` fails. Never resolves if it is `None`.
 async fn failed(part: Option<impl Future<Output = anyhow::Error>>) -> anyhow::Error {
     match part {
         Some(failing) => failing.await,
@@ -208,18 +212,18 @@ async fn failed(part: Option<impl Future<Output = anyhow::Error>>) -> anyhow::Er
     }
 }
 
-/// Resolves when a port is opened or fails; never without servers.
+/// Resolves when the status of a port changes. Never resolves without a server.
 async fn changed(ports: Option<&mut watch::Receiver<Status>>) {
-    let told = match ports {
+    let changed = match ports {
         Some(ports) => ports.changed().await.is_ok(),
         None => false,
     };
-    if !told {
+    if !changed {
         std::future::pending::<()>().await;
     }
 }
 
-/// Whether this machine has IPv6, as kube-proxy finds out.
+/// Whether this machine has IPv6, by the same files that kube-proxy reads.
 fn has_ipv6() -> bool {
     let disabled = fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6");
     fs::exists("/proc/net/if_inet6").unwrap_or(false) && disabled.is_ok_and(|text| text.trim() == "0")

@@ -1,12 +1,12 @@
-//! The states of the node, one after the other, for any number of readers.
+//! The feed: the successive states of the node, for any number of readers.
 //!
 //! ```text
 //! publish ──► State: node, services, index by revision, tombstones   (persistent maps: a clone is a pointer)
 //!                └─► answer(request) ─► Items: a cursor, and bytes that all readers share
 //! ```
 //!
-//! A reader holds a [`State`] and its own place in it; nothing is queued for it, however slow it is. A full state is the
-//! changes since revision 0. Each service is encoded once, when it changes, and kept so.
+//! A reader holds a [`State`] and its own position in it. The feed queues nothing for a reader, however slow it is. A full
+//! state is the delta since revision 0. Each Service is encoded once, when it changes, and only its encoded form is kept.
 
 mod counts;
 mod health;
@@ -36,17 +36,17 @@ pub use counts::Counts;
 pub use health::{HealthFacts, NodeFacts};
 pub use items::Items;
 
-/// So many services that are gone are remembered, for deltas. A reader that missed more gets the full state.
+/// Maximum number of removed Services that are remembered for deltas. A reader that missed more removals gets the full state.
 const TOMBSTONES: usize = 4096;
 
-/// The states of the node. Clones are the same feed.
+/// The states of the node. Clones share the feed.
 #[derive(Clone, Debug)]
 pub struct Feed(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     state: Mutex<State>,
-    /// Held while the next state is made.
+    /// Locked while the next state is being built.
     publishing: Mutex<()>,
     revision: watch::Sender<Revision>,
     health: watch::Sender<HealthFacts>,
@@ -54,7 +54,8 @@ struct Inner {
 }
 
 impl Feed {
-    /// A feed without any state yet: its revision is 0 until the first [`Feed::publish`]. `instance` is a random number.
+    /// A feed without a state: its revision is 0 until the first [`Feed::publish`]. `instance` is a random number that
+    /// identifies this run of the brain.
     pub fn new(instance: u64) -> Self {
         let state = State::new(instance);
         let (revision, _) = watch::channel(state.revision);
@@ -67,26 +68,27 @@ impl Feed {
         }))
     }
 
-    /// Makes the changes a new state, unless there is nothing new in them. The first state is one, even when it is empty.
+    /// Applies the changes and publishes the result as a new state. Returns `None` if nothing has changed. The first state is
+    /// always published, even if it is empty.
     pub fn publish(&self, localized: Localized) -> Option<Revision> {
         self.publish_since(localized, Instant::now())
     }
 
-    /// The same for changes of which the first came at `since`.
+    /// [`publish`](Self::publish), for changes of which the first was received at `since`.
     pub(crate) fn publish_since(&self, mut localized: Localized, since: Instant) -> Option<Revision> {
         let changes = std::mem::take(&mut localized.changes);
-        // Load balancers are told first, so that they go before the rules do.
+        // Health answers change first, so that load balancers move their traffic before the rules change.
         self.0.health.send_if_modified(|facts| facts.fold(&localized));
         let _turn = self.0.publishing.lock().unwrap_or_else(PoisonError::into_inner);
         let served = self.state();
-        // The next state is made beside the one that is served, which readers get meanwhile, and takes its place at once.
+        // Readers get the current state while the next one is being built.
         let mut next = served.clone();
         next.fold(localized);
         let revision = next.revision;
         if revision == served.revision {
             return None;
         }
-        // Before anybody can report of it.
+        // The metrics must know the revision before a backend can report it.
         self.0.metrics.published(revision, &changes, since);
         *self.lock() = next;
         self.0.revision.send_replace(revision);
@@ -98,63 +100,64 @@ impl Feed {
         self.lock().clone()
     }
 
-    /// Tells of new states. Its value is that of the newest one; `rev` 0 means that there is none yet.
+    /// The revision of the newest state. The receiver is notified of each new one; `rev` is 0 before the first.
     pub fn subscribe(&self) -> watch::Receiver<Revision> {
         self.0.revision.subscribe()
     }
 
-    /// What is counted of the states, and of those who read them.
+    /// The metrics of this feed.
     pub fn metrics(&self) -> &Metrics {
         &self.0.metrics
     }
 
-    /// What load balancers are told, and a notice of each change of it.
+    /// The facts behind health answers. The receiver is notified of each change.
     pub fn health_facts(&self) -> watch::Receiver<HealthFacts> {
         self.0.health.subscribe()
     }
 
-    /// Waits for a state that is not the one `held`: what the long poll does.
+    /// Waits for a state whose revision is not `held`. This is the long poll.
     pub async fn differing(&self, held: Revision) -> State {
         let mut revision = self.subscribe();
         loop {
-            // The sender lives as long as `self`.
+            // This cannot fail: the sender lives as long as `self`.
             let _ = revision.wait_for(|revision| revision.rev > 0 && *revision != held).await;
             let state = self.state();
             if state.revision != held {
                 return state;
             }
-            // What is held is newer than what has been told of: that is about to be.
+            // `publish` stores the state before it sends the revision, so the caller can hold a state that is newer than
+            // `revision`. Its revision is sent next.
             let _ = revision.changed().await;
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A state is replaced as a whole: one that a panic left behind is complete.
+        // The state is replaced in one assignment, so it is complete even after a panic.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A service in a state, as all readers get it. Nothing else is kept of it: memory of the brain is mostly this and what the cluster
-/// says.
+/// A Service of a state, encoded as readers get it. Its decoded form is not kept: these entries and the cluster are most of
+/// the brain's memory.
 #[derive(Debug, PartialEq, Eq)]
 struct Entry {
-    /// The revision that brought it.
+    /// The revision in which it last changed.
     rev: u64,
     items: Box<[Bytes]>,
     counts: Counts,
 }
 
-/// A service as it is sent. Cheap to clone.
+/// An encoded Service. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Encoded(Arc<Entry>);
 
 impl Encoded {
-    /// The serialized `NextItem`s that carry it.
+    /// The serialized `NextItem`s of the Service.
     pub(crate) fn items(&self) -> &[Bytes] {
         &self.0.items
     }
 
-    /// The Service again as a value; `None` if its bytes cannot be read, which would be a fault of the encoder.
+    /// Decodes the Service. `None` if that fails, which would be a bug in the encoder.
     pub(crate) fn service(&self) -> Option<Arc<Service>> {
         let mut assembler = Assembler::default();
         let delta = NextFilter { delta: true, ..NextFilter::default() };
@@ -187,11 +190,11 @@ impl NodeEntry {
     }
 }
 
-/// A state of the node. Cheap to clone; it does not change.
+/// An immutable state of the node. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct State {
     revision: Revision,
-    /// Deltas are possible from this revision on: no tombstone after it has been forgotten.
+    /// The oldest revision that a delta can start from: all later tombstones are still here.
     floor: u64,
     node: Arc<NodeEntry>,
     services: OrdMap<ServiceKey, Arc<Entry>>,
@@ -200,12 +203,12 @@ pub struct State {
     removals: OrdSet<(u64, ServiceKey)>,
 }
 
-/// An answer for a reader: the first item names the state, the others make it up. Serialized `NextItem`s.
+/// An answer to a reader, as serialized `NextItem`s. The first item contains the revision, the others the content.
 #[derive(Debug)]
 pub struct Answer {
-    /// The items are changes since the request's revision, not a full state.
+    /// Whether the items are the changes since the request's revision instead of the full state.
     pub delta: bool,
-    /// The serialized items, one by one.
+    /// The serialized items.
     pub items: Items,
 }
 
@@ -222,22 +225,22 @@ impl State {
         }
     }
 
-    /// Which state this is; `rev` 0 is "nothing yet", and must not be served.
+    /// The revision of this state. A state with `rev` 0 must not be served.
     pub fn revision(&self) -> Revision {
         self.revision
     }
 
-    /// How many services it has.
+    /// The number of Services.
     pub fn len(&self) -> usize {
         self.services.len()
     }
 
-    /// Whether it has no service.
+    /// Whether the state has no Services.
     pub fn is_empty(&self) -> bool {
         self.services.is_empty()
     }
 
-    /// The sum over all services.
+    /// The sum of the counts of all Services.
     pub fn counts(&self) -> Counts {
         self.services.values().map(|entry| entry.counts).sum()
     }
@@ -247,16 +250,16 @@ impl State {
         &self.node.node
     }
 
-    /// What to send to a reader that holds the state `request` and can (`delta`) fold changes into it.
+    /// The answer to a reader that holds the state `request`. `delta` is whether the reader accepts a delta.
     pub fn answer(&self, request: Revision, delta: bool) -> Answer {
         let since = self.since(request, delta);
         Answer { delta: since.is_some(), items: Items::new(self.clone(), since) }
     }
 
-    /// The same for a reader in this process.
+    /// The decoded [`answer`](Self::answer), for a reader in this process.
     ///
     /// # Errors
-    /// A service has been encoded in a way that cannot be read.
+    /// Returns an error if an item cannot be decoded, which would be a bug in the encoder.
     pub fn update(&self, request: Revision, delta: bool) -> Result<Update, DecodeError> {
         let mut assembler = Assembler::default();
         for item in self.answer(request, delta).items {
@@ -265,18 +268,18 @@ impl State {
         assembler.finish()
     }
 
-    /// The state as a value.
+    /// The decoded full state.
     ///
     /// # Errors
-    /// As [`update`](Self::update).
+    /// See [`update`](Self::update).
     pub fn snapshot(&self) -> Result<Snapshot, DecodeError> {
         let mut snapshot = Snapshot::default();
         snapshot.apply(self.update(Revision::default(), false)?);
         Ok(snapshot)
     }
 
-    /// The services that differ from those of another state, which need not be an earlier one of this node: what each of
-    /// them was there, and what it is here. What both states share is not looked at.
+    /// The Services that differ between `before` and this state, as `(key, before, now)`. `before` may belong to another node.
+    /// The comparison skips the parts of the maps that both states share.
     pub(crate) fn differing(&self, before: Option<&Self>) -> Vec<(ServiceKey, Option<Encoded>, Option<Encoded>)> {
         let nothing = OrdMap::new();
         let before = before.map_or(&nothing, |before| &before.services);
@@ -294,7 +297,7 @@ impl State {
         localnet_proto::wire::NodeState::from(&self.node.node).encode_to_vec()
     }
 
-    /// The revision that a delta can start from, if there can be one.
+    /// The revision that a delta for this request starts from. `None` if the reader needs the full state.
     fn since(&self, request: Revision, delta: bool) -> Option<u64> {
         let known =
             request.instance == self.revision.instance && (self.floor..=self.revision.rev).contains(&request.rev);
@@ -305,7 +308,7 @@ impl State {
         self.changed.range((Bound::Included(first_after(since)), Bound::Unbounded))
     }
 
-    /// Folds the changes in; the revision moves on if there are any.
+    /// Applies the changes, and increments the revision if anything has changed.
     fn fold(&mut self, localized: Localized) {
         let rev = self.revision.rev + 1;
         let mut differs = self.revision.rev == 0;
@@ -328,7 +331,7 @@ impl State {
     fn set(&mut self, rev: u64, key: ServiceKey, service: &Service) -> bool {
         let items = encode::service_bytes(service).into_boxed_slice();
         let before = self.services.get(&key);
-        // Equal bytes are an equal service, and the other way round.
+        // The encoding is deterministic, so Services are equal exactly if their bytes are.
         if before.is_some_and(|before| before.items == items) {
             return false;
         }
@@ -351,7 +354,7 @@ impl State {
         true
     }
 
-    /// Forgets the oldest tombstones: whoever holds a state from before them gets a full one.
+    /// Drops the oldest tombstones. A reader of an older state then gets the full state.
     fn forget(&mut self) {
         while self.removals.len() > TOMBSTONES
             && let Some((rev, key)) = self.removals.remove_min()
@@ -362,7 +365,7 @@ impl State {
     }
 }
 
-/// Sorts before everything that is newer than `since`.
+/// The smallest key of all entries that are newer than `since`.
 fn first_after(since: u64) -> (u64, ServiceKey) {
     (since.saturating_add(1), ServiceKey::new("", ""))
 }

@@ -1,7 +1,7 @@
-//! Whether a list that lacks many objects is believed (docs/decisions/0021-shrink-guard.md).
+//! The shrink guard (docs/decisions/0021-shrink-guard.md): delays removals when a list suddenly lacks many objects.
 //!
-//! Only removals that follow from an absence are held back: what a list has is taken over at once, and what a watch says to be
-//! deleted is deleted. Decides and remembers; the pump has the clock and acts.
+//! The guard holds only removals that follow from an absence. Objects that a list contains are applied immediately, and so
+//! are deletions that a watch reports. This module decides and keeps the state; the pump has the clock and acts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,44 +14,44 @@ use tokio::{sync::Notify, time::Instant};
 
 use crate::cluster::Kind;
 
-/// For how long objects stay that are missing from a list, unless told otherwise.
+/// The default of `--shrink-hold`: how long missing objects are held.
 pub const HOLD: Duration = Duration::from_secs(300);
-/// Losing fewer Services or endpoints than these is never suspicious.
-const LEAST: usize = 20;
-/// How many lists are asked for while removals are held back.
+/// A loss of fewer Services or endpoints than this is never suspicious.
+const MIN_LOSS: usize = 20;
+/// How many lists the guard requests while it holds removals.
 const LISTS: u32 = 5;
-/// So many of what is missing are named.
-const NAMED: usize = 3;
+/// Maximum number of missing objects that a message names.
+const MAX_NAMED: usize = 3;
 
-/// How much is missing.
+/// The size of a loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lack {
-    /// Services, or endpoints.
+    /// How many Services or endpoints are missing.
     pub lost: usize,
-    /// How many are known.
+    /// How many there were.
     pub of: usize,
 }
 
 impl Lack {
-    /// Whether it looks more like a mistake than like a change: more than half, and not just a few.
+    /// Whether the loss is more likely a mistake than a change: at least [`MIN_LOSS`], and more than half.
     fn is_suspicious(self) -> bool {
-        self.lost >= LEAST && self.lost > self.of / 2
+        self.lost >= MIN_LOSS && self.lost > self.of / 2
     }
 }
 
-/// Removals that are held back.
+/// The held removals of one kind.
 #[derive(Debug)]
 struct Held {
     since: Instant,
     lack: Lack,
     objects: BTreeSet<ServiceKey>,
-    /// Asks the source for another list; without it, what the source says now is what it said before.
+    /// Requests another list from the source. `None` for files, which the brain has read completely already.
     relist: Option<Arc<Notify>>,
-    /// When to act next.
+    /// When to request the next list, or to release the removals.
     next: Instant,
 }
 
-/// Holds back removals that look like a mistake.
+/// Holds suspicious removals.
 #[derive(Debug)]
 pub(crate) struct Guard {
     hold: Duration,
@@ -59,20 +59,21 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// A guard that holds removals back for so long; none if that is no time.
+    /// A guard that holds removals for `hold`. Zero switches it off.
     pub(crate) fn new(hold: Duration) -> Self {
         Self { hold, held: BTreeMap::new() }
     }
 
-    /// Whether a kind is guarded: the others are of one object, or a few.
+    /// Whether the guard covers a kind. The other kinds have one or a few objects.
     pub(crate) fn watches(kind: Kind) -> bool {
         matches!(kind, Kind::Service | Kind::Slice)
     }
 
-    /// `missing` are all objects that are known and that a source does not have any more. Those that may go.
+    /// Returns those of the `missing` objects that may be removed now: all or none. `missing` are all known objects that the
+    /// source lacks.
     ///
-    /// A source that can be asked for another list by `relist` is believed when one that comes after the time still lacks
-    /// them.
+    /// If the source supports `relist`, a list that arrives after the hold time and still lacks the objects confirms the
+    /// removals.
     pub(crate) fn judge(
         &mut self,
         kind: Kind,
@@ -93,12 +94,12 @@ impl Guard {
         BTreeSet::new()
     }
 
-    /// What is held back of a kind.
+    /// The held objects of a kind.
     pub(crate) fn held(&self, kind: Kind) -> BTreeSet<ServiceKey> {
         self.held.get(&kind).map(|held| held.objects.clone()).unwrap_or_default()
     }
 
-    /// The source has said something of this object: that is what counts. Whether it was held back.
+    /// Releases an object, because the source has reported a change of it. Returns whether it was held.
     pub(crate) fn forget(&mut self, kind: Kind, namespace: &str, name: &str) -> bool {
         let Some(held) = self.held.get_mut(&kind) else { return false };
         let was = held.objects.remove(&ServiceKey::new(namespace, name));
@@ -108,46 +109,46 @@ impl Guard {
         was
     }
 
-    /// When to act, if nothing else happens.
+    /// When to call [`act`](Self::act) next.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.held.values().map(|held| held.next).min()
     }
 
-    /// Asks for further lists, and says what may go.
+    /// Requests further lists, and returns the objects that may be removed now.
     pub(crate) fn act(&mut self, now: Instant) -> Vec<(Kind, ServiceKey)> {
-        let mut gone = Vec::new();
+        let mut released = Vec::new();
         let step = self.hold / LISTS;
         self.held.retain(|kind, held| {
             if held.next > now {
                 return true;
             }
             let Some(relist) = &held.relist else {
-                gone.extend(std::mem::take(&mut held.objects).into_iter().map(|key| (*kind, key)));
+                released.extend(std::mem::take(&mut held.objects).into_iter().map(|key| (*kind, key)));
                 return false;
             };
             relist.notify_one();
             held.next = now + step;
             true
         });
-        gone
+        released
     }
 
-    /// How many objects of a kind are held back, and a line on them that says what will happen.
+    /// The number of held objects of a kind, and a message that explains when they will be removed.
     pub(crate) fn describe(&self, kind: Kind) -> Option<(usize, String)> {
         let Held { lack, objects, relist, .. } = self.held.get(&kind)?;
         let what = if kind == Kind::Service { "Services" } else { "endpoints" };
         let until = if relist.is_some() {
-            "they stay until a list that is asked for after that time lacks them, too"
+            "the brain keeps them until a list that it requests after that time lacks them, too"
         } else {
-            "they stay for that time"
+            "the brain keeps them for that time"
         };
-        let named: Vec<String> = objects.iter().take(NAMED).map(ToString::to_string).collect();
+        let named: Vec<String> = objects.iter().take(MAX_NAMED).map(ToString::to_string).collect();
         let text = format!(
-            "{} of {} {what} are missing at once ({}{}); {until} (--shrink-hold {} s); bring them back, or restart the brain if they are to go now",
+            "{} of {} {what} are missing at once ({}{}); {until} (--shrink-hold {} s); restore them, or restart the brain to remove them now",
             lack.lost,
             lack.of,
             named.join(", "),
-            if objects.len() > NAMED { ", …" } else { "" },
+            if objects.len() > MAX_NAMED { ", …" } else { "" },
             self.hold.as_secs(),
         );
         Some((objects.len(), text))
@@ -163,8 +164,8 @@ mod tests {
     }
 
     #[test]
-    fn more_than_half_at_once_is_held_back_unless_it_is_a_few() {
-        // Those that the source lost, of those that were known; whether the loss is held back.
+    fn a_loss_of_more_than_half_is_held_unless_it_is_small() {
+        // (lost, of), and whether the loss is held.
         let rows = [
             ((0, 0), false),
             ((19, 19), false),
@@ -188,19 +189,19 @@ mod tests {
                     go.is_empty() && lost > 0
                 };
                 assert_eq!(judge(HOLD), held, "{lost} of {of}");
-                assert!(!judge(Duration::ZERO), "{lost} of {of}: it is switched off");
+                assert!(!judge(Duration::ZERO), "{lost} of {of}: the guard is switched off");
             }
         }
     }
 
     #[test]
-    fn files_are_believed_after_the_time_and_lists_when_a_later_one_agrees() {
+    fn time_confirms_files_and_a_later_list_confirms_a_list() {
         let (now, all) = (Instant::now(), Lack { lost: 50, of: 50 });
         let at = |seconds| now + Duration::from_secs(seconds);
         let mut files = Guard::new(HOLD);
         assert!(files.judge(Kind::Slice, keys(50), all, None, now).is_empty());
         assert_eq!(files.due(), Some(at(300)));
-        // A second reread does not begin the time anew.
+        // A second reread does not restart the hold time.
         assert!(files.judge(Kind::Slice, keys(50), all, None, at(299)).is_empty());
         assert!(files.act(at(299)).is_empty());
         assert_eq!((files.act(at(300)).len(), files.due()), (50, None));
@@ -209,7 +210,7 @@ mod tests {
         assert!(lists.judge(Kind::Service, keys(50), all, Some(&relist), now).is_empty());
         for minute in 1..=6 {
             assert_eq!(lists.due(), Some(at(60 * minute)));
-            assert!(lists.act(at(60 * minute)).is_empty(), "nobody has confirmed it");
+            assert!(lists.act(at(60 * minute)).is_empty(), "no list has confirmed the loss");
         }
         assert!(lists.judge(Kind::Service, keys(50), all, Some(&relist), at(299)).is_empty());
         assert_eq!(lists.judge(Kind::Service, keys(50), all, Some(&relist), at(361)).len(), 50);
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_is_no_longer_held() {
+    fn restored_objects_are_released() {
         let (now, relist) = (Instant::now(), Arc::new(Notify::new()));
         let mut guard = Guard::new(HOLD);
         guard.judge(Kind::Service, keys(50), Lack { lost: 50, of: 60 }, Some(&relist), now);
@@ -225,7 +226,7 @@ mod tests {
         assert!(!guard.forget(Kind::Service, "shop", "web-0"));
         assert!(!guard.forget(Kind::Slice, "shop", "web-1"));
         assert_eq!(guard.held(Kind::Service).len(), 49);
-        // A list that lacks a few is believed at once.
+        // A small loss takes effect immediately.
         assert_eq!(guard.judge(Kind::Service, keys(9), Lack { lost: 9, of: 60 }, Some(&relist), now).len(), 9);
         assert_eq!(guard.due(), None);
     }

@@ -1,7 +1,8 @@
-//! What a source says goes to the cluster, but for removals that the [`Guard`] holds back.
+//! Applies the batches of a source to the cluster, except for removals that the [`Guard`] holds.
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use localnet_core::{Code, Diagnostic, Subject};
 use localnet_proto::ServiceKey;
 use tokio::{
     sync::Notify,
@@ -15,24 +16,24 @@ use crate::{
     pump::{Batch, Origin},
 };
 
-/// Removals that are held back, as [`Troubles`] name them.
+/// The label of held removals in [`Troubles`].
 const OF: &str = "removals";
 
-/// Takes what a source says.
+/// Applies batches, and reports what is held.
 #[derive(Debug)]
 pub(crate) struct Intake {
     guard: Guard,
     troubles: Troubles,
-    /// Which kinds are being held back, as was said.
-    said: BTreeSet<Kind>,
+    /// The kinds whose held removals have been logged.
+    logged: BTreeSet<Kind>,
 }
 
 impl Intake {
     pub(crate) fn new(cluster: &Cluster, troubles: Troubles) -> Self {
-        Self { guard: Guard::new(cluster.options().shrink_hold), troubles, said: BTreeSet::new() }
+        Self { guard: Guard::new(cluster.options().shrink_hold), troubles, logged: BTreeSet::new() }
     }
 
-    /// Resolves when [`Self::act`] has something to do.
+    /// Resolves when [`Self::act`] is due.
     pub(crate) async fn due(&self) {
         match self.guard.due() {
             Some(due) => time::sleep_until(due).await,
@@ -40,14 +41,14 @@ impl Intake {
         }
     }
 
-    /// Asks for further lists, and says what may go.
+    /// Requests further lists, and returns the removals that are due.
     pub(crate) fn act(&mut self, now: Instant) -> Vec<Event> {
-        let gone = self.guard.act(now).into_iter().map(|(kind, key)| delete(kind, key)).collect();
-        self.say();
-        gone
+        let released = self.guard.act(now).into_iter().map(|(kind, key)| delete(kind, key)).collect();
+        self.report();
+        released
     }
 
-    /// Hands a batch on to the cluster.
+    /// Applies a batch to the cluster.
     pub(crate) fn take(&mut self, cluster: &mut Cluster, batch: Batch, now: Instant) {
         match batch.origin {
             Origin::Changes => {
@@ -71,10 +72,10 @@ impl Intake {
                 }
             }
         }
-        self.say();
+        self.report();
     }
 
-    /// What is said of one object counts, whatever was held back.
+    /// Releases the object of an event, if it is held: a reported change overrides the guard.
     fn forget(&mut self, event: &Event) {
         match event {
             Event::Apply(object) => _ = self.guard.forget(object.kind(), object.namespace(), object.name()),
@@ -83,7 +84,7 @@ impl Intake {
         }
     }
 
-    /// A list that is not the first one.
+    /// Applies a list of an API server that is not the first of its kind.
     fn list(
         &mut self,
         cluster: &mut Cluster,
@@ -103,7 +104,7 @@ impl Intake {
         }
     }
 
-    /// What is new in files. What they do not have any more is one with what was held back of them before.
+    /// Applies the changes of files. Their removals are judged together with those that are held already.
     fn reread(&mut self, cluster: &mut Cluster, events: Vec<Event>, now: Instant) {
         let mut others = Vec::new();
         let mut missing = [Kind::Service, Kind::Slice].map(|kind| (kind, self.guard.held(kind)));
@@ -133,30 +134,30 @@ impl Intake {
         }
     }
 
-    /// Says what is held back: in the log once, and as a trouble for as long as it lasts.
-    fn say(&mut self) {
-        let was = !self.said.is_empty();
+    /// Reports what is held: once in the log, and in [`Troubles`] for as long as it lasts.
+    fn report(&mut self) {
+        let was = !self.logged.is_empty();
         let mut problems = Vec::new();
         for (kind, of) in [(Kind::Service, "services"), (Kind::Slice, "endpointslices.discovery.k8s.io")] {
             let held = self.guard.describe(kind);
-            if held.is_some() || self.said.contains(&kind) {
+            if held.is_some() || self.logged.contains(&kind) {
                 self.troubles.held(of, held.as_ref().map_or(0, |(objects, _)| *objects));
             }
             match held {
                 Some((_, problem)) => {
-                    if self.said.insert(kind) {
+                    if self.logged.insert(kind) {
                         tracing::warn!("{problem}");
                     }
                     problems.push(problem);
                 }
-                None if self.said.remove(&kind) => {
-                    tracing::info!(of, "no removal is held back any more");
+                None if self.logged.remove(&kind) => {
+                    tracing::info!(of, "no removals are held any more");
                 }
                 None => {}
             }
         }
         if !problems.is_empty() {
-            self.troubles.is(OF, problems.join("; "));
+            self.troubles.is(OF, Diagnostic::new(Code::RemovalsHeld, Subject::Program, problems.join("; ")));
         } else if was {
             self.troubles.is_over(OF);
         }
@@ -187,7 +188,7 @@ mod tests {
         (0..count).map(named).collect()
     }
 
-    /// Slices of ten endpoints of a Service each.
+    /// EndpointSlices with ten endpoints each, for one Service each.
     fn slices(count: usize, names: &str) -> Vec<Object> {
         let named = |number| {
             let endpoints = (0..10).map(|host| endpoint(&format!("10.1.{number}.{host}"))).collect();
@@ -227,7 +228,7 @@ mod tests {
             self.intake.take(&mut self.cluster, batch, self.now);
         }
 
-        /// Lets time pass up to what is due next.
+        /// Advances the time to the next action, and performs it.
         fn wait(&mut self) {
             self.now = self.intake.guard.due().unwrap();
             let events = self.intake.act(self.now);
@@ -239,28 +240,28 @@ mod tests {
         }
 
         fn trouble(&self) -> Option<String> {
-            self.troubles.all().remove(OF).map(|trouble| trouble.problem)
+            self.troubles.all().remove(OF).map(|trouble| trouble.diagnostic.problem)
         }
     }
 
-    /// An empty list of the API server took 1,200 Services away, later pages that were empty 700 of them. kube-proxy believes
-    /// both, too.
+    /// Regression: an empty list of the API server removed all of 1,200 Services, and empty later pages removed 700 of them.
+    /// kube-proxy accepts both lists.
     #[test]
-    fn a_list_that_is_suddenly_empty_is_not_believed_until_others_agree() {
+    fn a_suddenly_empty_list_removes_nothing_until_later_lists_confirm_it() {
         for left in [0, 500] {
             let mut world = World::new();
             world.list(Kind::Service, services(1200));
-            let begun = world.now;
+            let start = world.now;
             world.list(Kind::Service, services(left));
             assert_eq!(world.known(Kind::Service), 1200);
             let problem = world.trouble().unwrap();
             assert!(problem.starts_with(&format!("{} of 1200 Services are missing", 1200 - left)), "{problem}");
             assert!(problem.contains("default/web-") && problem.contains("--shrink-hold 300 s"), "{problem}");
 
-            while world.now < begun + HOLD {
+            while world.now < start + HOLD {
                 world.wait();
-                // The list that was asked for says the same.
-                if world.now < begun + HOLD {
+                // The requested list lacks the same objects.
+                if world.now < start + HOLD {
                     world.list(Kind::Service, services(left));
                 }
                 assert_eq!(world.known(Kind::Service), 1200);
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_list_has_is_taken_over_whatever_it_lacks_and_a_watch_is_believed() {
+    fn new_objects_and_watched_deletions_take_effect_despite_a_suspicious_list() {
         let mut world = World::new();
         world.list(Kind::Service, services(50));
         let mut new = service("10.96.0.2", &[(80, "TCP")]);
@@ -280,7 +281,7 @@ mod tests {
         assert_eq!(world.known(Kind::Service), 51);
         world.take(vec![delete(Kind::Service, ServiceKey::new("default", "web-1"))], Origin::Changes);
         assert_eq!(world.known(Kind::Service), 50);
-        // A complete list mends all.
+        // A complete list ends the suspicion.
         world.list(Kind::Service, services(50));
         assert_eq!((world.known(Kind::Service), world.trouble()), (50, None));
         assert_eq!(world.intake.guard.due(), None);
@@ -291,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_list_has_but_nobody_can_read_stays_as_it_was() {
+    fn an_unreadable_object_of_a_list_is_kept_unchanged() {
         let mut world = World::new();
         world.list(Kind::Service, services(3));
         world.list_with(Kind::Service, services(1), vec![ServiceKey::new("default", "web-2")]);
@@ -299,11 +300,11 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_count_and_not_their_slices() {
+    fn the_loss_counts_endpoints_instead_of_slices() {
         let mut world = World::new();
         world.list(Kind::Service, services(5));
         world.list(Kind::Slice, slices(5, "a"));
-        // Other names, and as many endpoints.
+        // The slices have other names, and as many endpoints.
         world.list(Kind::Slice, slices(5, "b"));
         assert_eq!((world.known(Kind::Slice), world.trouble()), (5, None));
         world.list(Kind::Slice, slices(3, "b"));
@@ -312,7 +313,7 @@ mod tests {
         assert_eq!(world.known(Kind::Slice), 3);
         let problem = world.trouble().unwrap();
         assert!(problem.starts_with("20 of 30 endpoints are missing"), "{problem}");
-        // Without their Services nobody needs them.
+        // Endpoints whose Services were removed are no loss.
         world.list(Kind::Service, services(0));
         world.list(Kind::Slice, slices(0, "b"));
         assert_eq!((world.known(Kind::Slice), world.trouble()), (0, None));
@@ -332,9 +333,9 @@ mod tests {
         assert_eq!((world.known(Kind::Slice), world.trouble()), (0, None));
     }
 
-    /// A file that was cut at the end of a document took 150 of 200 Services away, a folder that was emptied all.
+    /// Regression: a file that was truncated after a document removed 150 of 200 Services, and an emptied folder removed all.
     #[test]
-    fn files_that_suddenly_lack_objects_are_believed_after_a_while() {
+    fn files_that_suddenly_lack_objects_remove_them_after_the_hold_time() {
         let mut world = World::new();
         world.take(vec![Event::Replace { kind: Kind::Service, objects: services(200) }], Origin::Reread);
         let gone = |from: usize, to: usize| -> Vec<Event> {
@@ -344,21 +345,21 @@ mod tests {
         };
         world.take(gone(50, 200), Origin::Reread);
         assert_eq!(world.known(Kind::Service), 200);
-        assert!(world.trouble().unwrap().contains("they stay for that time"));
-        // The file is whole again.
+        assert!(world.trouble().unwrap().contains("keeps them for that time"));
+        // The file is complete again.
         world.take(services(200).into_iter().map(Event::Apply).collect(), Origin::Reread);
         assert_eq!((world.known(Kind::Service), world.trouble()), (200, None));
         assert_eq!(world.intake.guard.due(), None);
 
-        // Step by step is no accident.
+        // Several small losses in sequence are not suspicious.
         world.take(gone(110, 200), Origin::Reread);
         assert_eq!(world.known(Kind::Service), 110);
-        let begun = world.now;
+        let start = world.now;
         world.take(gone(20, 110), Origin::Reread);
         world.now += Duration::from_secs(10);
         world.take(gone(0, 20), Origin::Reread);
         assert_eq!(world.known(Kind::Service), 110);
         world.wait();
-        assert_eq!((world.now - begun, world.known(Kind::Service), world.trouble()), (HOLD, 0, None));
+        assert_eq!((world.now - start, world.known(Kind::Service), world.trouble()), (HOLD, 0, None));
     }
 }

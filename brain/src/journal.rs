@@ -1,8 +1,8 @@
-//! Logs what changed: which Services came, went or changed, and how.
+//! Logs which Services were added, removed or changed, and how.
 //!
-//! A change after a quiet second is logged at once. Changes that follow are joined for a second: the log then compares the
-//! newest state with the last one it described, so a burst costs at most 20 lines a second however fast it is, and
-//! nothing is decoded that is not logged.
+//! A change after a quiet second is logged immediately. Further changes are collected for one second; the journal then
+//! compares the newest state with the last one that it logged. A burst therefore costs at most 20 lines a second, and the
+//! journal decodes only the Services that it logs.
 
 mod difference;
 
@@ -14,26 +14,26 @@ use tokio::time::{Instant, sleep_until};
 use self::difference::difference;
 use crate::feed::{Encoded, Feed, State};
 
-/// The shortest time between two descriptions.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Minimum time between two comparisons.
+const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The most Services that one description names; it counts the others.
-const LINES: usize = 20;
+/// Maximum number of Services that one comparison names. The others are counted.
+const MAX_LINES: usize = 20;
 
-/// Logs the changes of a feed for as long as it runs.
+/// Logs the changes of a feed. Never returns.
 pub async fn run(feed: Feed) {
-    let mut described: Option<State> = None;
+    let mut logged: Option<State> = None;
     loop {
-        let known = described.as_ref().map_or_else(Revision::default, State::revision);
-        let now = feed.differing(known).await;
+        let revision = logged.as_ref().map_or_else(Revision::default, State::revision);
+        let now = feed.differing(revision).await;
         let at = Instant::now();
-        describe(described.as_ref(), &now);
-        described = Some(now);
-        sleep_until(at + PAUSE).await;
+        log(logged.as_ref(), &now);
+        logged = Some(now);
+        sleep_until(at + INTERVAL).await;
     }
 }
 
-fn describe(before: Option<&State>, now: &State) {
+fn log(before: Option<&State>, now: &State) {
     let revision = now.revision().rev;
     let Some(before) = before else {
         tracing::info!(revision, services = now.len(), endpoints = now.counts().endpoints, "first complete state");
@@ -55,7 +55,7 @@ fn describe(before: Option<&State>, now: &State) {
     }
 }
 
-/// What became of one Service.
+/// The change of one Service.
 #[derive(Debug, PartialEq, Eq)]
 struct Change {
     service: ServiceKey,
@@ -68,15 +68,15 @@ enum Kind {
         endpoints: usize,
     },
     Removed,
-    /// How it differs, in words.
+    /// A description of the difference.
     Changed(String),
 }
 
-/// The first [`LINES`] Services that differ between two states, by name, and the number of the others.
+/// The first [`MAX_LINES`] Services, sorted by name, that differ between two states, and the number of the others.
 fn changes(before: &State, now: &State) -> (Vec<Change>, usize) {
     let differing = now.differing(Some(before));
-    let others = differing.len().saturating_sub(LINES);
-    let named = differing.into_iter().take(LINES).filter_map(|(service, before, now)| {
+    let others = differing.len().saturating_sub(MAX_LINES);
+    let named = differing.into_iter().take(MAX_LINES).filter_map(|(service, before, now)| {
         let kind = match (before.as_ref().and_then(Encoded::service), now.as_ref().and_then(Encoded::service)) {
             (None, Some(now)) => Kind::Added { endpoints: now.endpoints.len() },
             (Some(_), None) => Kind::Removed,
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn names_the_services_that_came_went_and_changed_over_several_revisions() {
+    fn changes_over_several_revisions_are_joined() {
         let feed = Feed::new(7);
         let one = |name: &str, port: Option<u16>| [(name.to_owned(), port)];
         publish(&feed, one("a", Some(80)));
@@ -144,6 +144,6 @@ mod tests {
         let before = publish(&feed, []);
         let now = publish(&feed, (0..1000).map(|number| (format!("s{number}"), Some(80))));
         let (named, others) = changes(&before, &now);
-        assert_eq!((named.len(), others), (LINES, 1000 - LINES));
+        assert_eq!((named.len(), others), (MAX_LINES, 1000 - MAX_LINES));
     }
 }

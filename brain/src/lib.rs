@@ -1,12 +1,12 @@
-//! Cluster objects in, the state of one node out, served as a long poll.
+//! The brain: turns cluster objects into the state of one node, and serves it as a long poll.
 //!
 //! ```text
 //! watch (kube, file) ──Event──► cluster ──► localize ──Localized──► feed ──State──► serve
 //!                      └─────────────── pump ─────────────────────────┘         └──► health
 //! ```
 //!
-//! Only [`watch`], `serve`, `health`, `status`, [`events`], [`configured`] and the command do I/O. [`cluster`] and [`localize`] are synchronous and pure: they return what
-//! they skipped and why, and [`pump`] says it in the log. [`guard`] decides which removals wait, and reads no clock.
+//! Only [`watch`], `serve`, `health`, `status`, [`events`], [`configured`] and the program do I/O. [`cluster`] and [`localize`] are
+//! synchronous and pure: they return diagnostics, which [`pump`] logs. [`guard`] decides which removals wait, and reads no clock.
 
 pub mod args;
 pub mod check;

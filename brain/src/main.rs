@@ -18,32 +18,32 @@ use localnet_config::{
 use localnet_config_file::{Begin, Running, begin, last_words};
 use tracing::warn;
 
-/// It gives memory back that is used only while a state is read or written for the first time.
+/// jemalloc returns the memory that is needed only for the first list and the first full state.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// `localnet-brain check` could not find out what differs.
-const UNKNOWN: u8 = 2;
+/// The exit code of `localnet-brain check` if it fails.
+const CHECK_FAILED: u8 = 2;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse_from(spelled(std::env::args_os()));
-    let failed = if arguments.command.is_some() { ExitCode::from(UNKNOWN) } else { ExitCode::FAILURE };
+    let failed = if arguments.command.is_some() { ExitCode::from(CHECK_FAILED) } else { ExitCode::FAILURE };
     match brain(arguments) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            // There is nobody to tell that standard error cannot be written.
+            // If standard error cannot be written, there is no other place to report it.
             _ = io::stderr().write_all(last_words(&error).as_bytes());
             failed
         }
     }
 }
 
-/// Returns whether all is as it should be.
+/// Runs the command. Returns false if `check` finds differences.
 fn brain(arguments: Arguments) -> anyhow::Result<bool> {
     if let Some(Command::Check(check)) = &arguments.command {
         programs_nothing(&check.kube_proxy)?;
-        // kube-proxy's empty mode, with which ours is compared.
+        // The default mode of kube-proxy, which `check` compares with.
         let Some(running) = read(&check.kube_proxy, Mode::Iptables)? else { return Ok(true) };
         check.log.start(running.config())?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -61,12 +61,12 @@ fn brain(arguments: Arguments) -> anyhow::Result<bool> {
     Ok(true)
 }
 
-/// Refuses what only a program can do that programs the node: kube-proxy is both.
+/// Refuses kube-proxy's flags that only a backend can obey.
 fn programs_nothing(flags: &KubeProxyFlags) -> anyhow::Result<()> {
     let to_do = flags.to_do()?;
     ensure!(
         !to_do.cleanup,
-        "--cleanup: localnet-brain has programmed nothing; run the command cleanup of the backend, such as localnet-nft cleanup"
+        "--cleanup: localnet-brain does not program the node; run the command cleanup of the backend, such as localnet-nft cleanup"
     );
     ensure!(
         !to_do.init_only,
@@ -75,7 +75,7 @@ fn programs_nothing(flags: &KubeProxyFlags) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The configuration; `None` when it was only to be written.
+/// Reads the configuration. `None` if `--write-config-to` has written it.
 fn read(flags: &KubeProxyFlags, empty_mode: Mode) -> anyhow::Result<Option<Box<Running>>> {
     match begin(flags.clone(), Reader { platform: Platform::Linux, empty_mode })? {
         Begin::Run(running) => Ok(Some(running)),

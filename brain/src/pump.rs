@@ -1,7 +1,7 @@
-//! Moves events from a source to the feed: the one task that owns the [`Cluster`].
+//! The pump: moves events from a source to the feed. Its task owns the [`Cluster`].
 //!
-//! What is queued is taken together: a change is published at once when nothing else happens, and joined with the others
-//! under load, but never held back for longer than 10 ms.
+//! The pump processes all queued batches together. An idle pump publishes a change immediately. Under load it joins changes,
+//! and delays a change for 10 ms at most.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use localnet_core::{Diagnostic, Severity};
 use localnet_proto::{Revision, ServiceKey};
 use tokio::{
     sync::{Notify, mpsc, oneshot, watch},
@@ -19,38 +20,39 @@ use crate::{
     cluster::{Cluster, Event},
     feed::Feed,
     intake::Intake,
-    localize::{Localized, NodeIps, Reasons, Skipped},
+    localize::{Localized, NodeIps, Reasons},
 };
 
-/// No change is held back for longer than this to be joined with others; the rest of 20 ms is for computing them.
+/// Maximum time for which a change waits to be joined with others. The remaining 10 ms of the target of 20 ms are for
+/// localizing.
 const JOIN: Duration = Duration::from_millis(10);
 
-/// So many questions may wait: each costs as much as to localize its service once more.
+/// Maximum number of queued questions. Each costs as much as localizing its Service again.
 const QUESTIONS: usize = 16;
 
-/// What a source says at once, and since when: from there the time counts until the kernel has it.
+/// Events that take effect together.
 #[derive(Debug)]
 pub struct Batch {
-    /// Takes effect as a whole.
+    /// The events.
     pub events: Vec<Event>,
-    /// When the source had it, before it waited for the pump.
+    /// When the source received the events. Latency metrics count from this time.
     pub since: Instant,
-    /// How the source knows.
+    /// How the source learned of the events.
     pub origin: Origin,
 }
 
-/// How a source knows what it says.
+/// How a source learned of the events of a batch.
 #[derive(Clone, Debug)]
 pub enum Origin {
-    /// It was told of each change.
+    /// It received each change by itself.
     Changes,
-    /// It has read files again: what is deleted is what was not found any more.
+    /// It has read files again. Deletions are objects that the files no longer contain.
     Reread,
     /// Lists and watches of an API server.
     ApiServer {
-        /// Asks for another list of this kind.
+        /// Requests another list of this kind.
         relist: Arc<Notify>,
-        /// Objects that the list has, but that nobody can read: what is known of them stays.
+        /// Objects of the list that cannot be decoded. The cluster keeps their previous versions.
         unreadable: Vec<ServiceKey>,
     },
 }
@@ -61,26 +63,27 @@ impl From<Vec<Event>> for Batch {
     }
 }
 
-/// A question about a service, and who waits for the answer.
+/// A question about a Service, and the sender of its answer.
 #[derive(Debug)]
 struct Question(ServiceKey, oneshot::Sender<Option<(Revision, Reasons)>>);
 
-/// Asks why services are as they are. Clones ask the same brain.
+/// Asks a brain to explain its Services. Clones share the queue.
 #[derive(Clone, Debug)]
 pub struct Questions(mpsc::Sender<Question>);
 
-/// Where the questions arrive; [`run`] answers them.
+/// The receiver of questions, which [`run`] answers.
 #[derive(Debug)]
 pub struct Asked(mpsc::Receiver<Question>);
 
-/// A way to ask whoever has the other end.
+/// Creates a queue of questions.
 pub fn questions() -> (Questions, Asked) {
     let (sender, receiver) = mpsc::channel(QUESTIONS);
     (Questions(sender), Asked(receiver))
 }
 
 impl Questions {
-    /// What was decided about a service, why, and in which state; `None` while there is no complete state, or no brain any more.
+    /// The decisions about a Service and their reasons, with the revision that they belong to. `None` if there is no complete
+    /// state yet, or if the brain has stopped.
     pub async fn why(&self, service: ServiceKey) -> Option<(Revision, Reasons)> {
         let (sender, answer) = oneshot::channel();
         self.0.send(Question(service, sender)).await.ok()?;
@@ -89,18 +92,18 @@ impl Questions {
 }
 
 impl Question {
-    /// The cluster is what the newest state was made of: only the pump changes either.
+    /// Answers from the cluster that the newest state was made of. Only the pump changes the two.
     fn answer(self, cluster: &Cluster, feed: &Feed) {
         let Self(service, waiting) = self;
         let revision = feed.state().revision();
         let answer = (revision.rev > 0).then(|| (revision, cluster.reasons(&service)));
-        // Whoever asked may have gone.
+        // This fails if the caller has stopped waiting.
         _ = waiting.send(answer);
     }
 }
 
-/// Publishes what the events make of the cluster, until all senders are gone. Each [`Batch`] takes effect at once, and so does
-/// each other choice of the node's addresses. Answers what is asked meanwhile.
+/// Applies batches to the cluster and publishes the resulting states, until all senders are dropped. A batch takes effect as a
+/// whole, and so does a change of the node's addresses. Also answers questions.
 pub async fn run(
     mut cluster: Cluster,
     mut events: mpsc::Receiver<Batch>,
@@ -113,11 +116,11 @@ pub async fn run(
     loop {
         let batch = tokio::select! {
             () = intake.due() => {
-                let gone = intake.act(Instant::now());
-                if gone.is_empty() {
+                let released = intake.act(Instant::now());
+                if released.is_empty() {
                     continue;
                 }
-                gone.into()
+                released.into()
             }
             batch = events.recv() => match batch {
                 Some(batch) => batch,
@@ -129,10 +132,10 @@ pub async fn run(
                 continue;
             }
         };
-        let (begun, since) = (Instant::now(), batch.since);
+        let (start, since) = (Instant::now(), batch.since);
         cluster.set_node_ips(node_ips.borrow_and_update().clone());
         intake.take(&mut cluster, batch, Instant::now());
-        while begun.elapsed() < JOIN
+        while start.elapsed() < JOIN
             && let Ok(batch) = events.try_recv()
         {
             intake.take(&mut cluster, batch, Instant::now());
@@ -141,33 +144,33 @@ pub async fn run(
         report.skipped(&localized);
         let touched = localized.services.len();
         if let Some(revision) = feed.publish_since(localized, since.into_std()) {
-            let took_ms = begun.elapsed().as_secs_f64() * 1000.0;
+            let took_ms = start.elapsed().as_secs_f64() * 1000.0;
             tracing::debug!(revision = revision.rev, services = feed.state().len(), touched, took_ms, "new state");
         }
-        // Under load the queue is never empty; others have their turn between two states.
+        // Under load the queue is never empty, so give other tasks a turn.
         tokio::task::yield_now().await;
     }
 }
 
-/// Resolves after a change; never when there will be none.
+/// Resolves after a change. Never resolves if the sender is dropped.
 async fn changed(node_ips: &mut watch::Receiver<NodeIps>) {
     if node_ips.changed().await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
-/// What has been said in the log.
+/// The diagnostics that have been logged.
 #[derive(Default)]
 struct Report {
-    skipped: BTreeMap<Option<ServiceKey>, HashSet<Skipped>>,
+    skipped: BTreeMap<Option<ServiceKey>, HashSet<Diagnostic>>,
 }
 
 impl Report {
-    /// Says what is skipped when it is first seen, not each time that its service is computed again.
+    /// Logs new diagnostics. A diagnostic is not logged again when its Service is localized again.
     fn skipped(&mut self, localized: &Localized) {
-        let mut of: BTreeMap<Option<&ServiceKey>, Vec<&Skipped>> = BTreeMap::new();
-        for skipped in &localized.skipped {
-            of.entry(skipped.service.as_ref()).or_default().push(skipped);
+        let mut of: BTreeMap<Option<&ServiceKey>, Vec<&Diagnostic>> = BTreeMap::new();
+        for (service, skipped) in &localized.skipped {
+            of.entry(service.as_ref()).or_default().push(skipped);
         }
         let node = localized.node.iter().map(|_| None);
         for about in node.chain(localized.services.iter().map(|(key, _)| Some(key))) {
@@ -175,15 +178,15 @@ impl Report {
         }
     }
 
-    fn of(&mut self, service: Option<&ServiceKey>, skipped: Vec<&Skipped>) {
+    fn of(&mut self, service: Option<&ServiceKey>, skipped: Vec<&Diagnostic>) {
         if skipped.is_empty() && self.skipped.is_empty() {
             return;
         }
-        let now: HashSet<Skipped> = skipped.into_iter().cloned().collect();
-        let known = self.skipped.remove(&service.cloned()).unwrap_or_default();
-        for Skipped { left_out, object, field, problem, remedy, .. } in now.difference(&known) {
-            let what = if *left_out { "skipped" } else { "odd" };
-            tracing::warn!(%object, %field, %problem, %remedy, "{what}");
+        let now: HashSet<Diagnostic> = skipped.into_iter().cloned().collect();
+        let logged = self.skipped.remove(&service.cloned()).unwrap_or_default();
+        for Diagnostic { subject, field, code, severity, problem, remedy } in now.difference(&logged) {
+            let what = if *severity == Severity::Error { "skipped" } else { "odd" };
+            tracing::warn!(object = %subject, %field, %problem, %remedy, %code, "{what}");
         }
         if !now.is_empty() {
             self.skipped.insert(service.cloned(), now);
@@ -207,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_batch_is_one_state_and_equal_batches_are_none() {
+    async fn a_batch_makes_one_state_and_an_equal_batch_none() {
         let feed = Feed::new(7);
         let cluster = Cluster::new(Options::of_node("node-1"));
         let (sender, receiver) = mpsc::channel(64);
@@ -228,7 +231,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn another_choice_of_addresses_is_another_state() {
+    async fn a_change_of_the_nodes_addresses_makes_a_new_state() {
         let feed = Feed::new(7);
         let cluster = Cluster::new(Options::of_node("node-1"));
         let (sender, receiver) = mpsc::channel(64);
@@ -241,7 +244,7 @@ mod tests {
         choice.send(NodeIps { first: first.clone(), single_stack: false }).unwrap();
         revisions.wait_for(|revision| revision.rev == 2).await.unwrap();
         assert_eq!(feed.state().node().addresses, first);
-        // Nobody chooses any more: that ends nothing.
+        // The pump continues after the sender was dropped.
         drop(choice);
         sender.send(lists("10.96.0.2").into()).await.unwrap();
         revisions.wait_for(|revision| revision.rev == 3).await.unwrap();
@@ -250,7 +253,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn questions_are_answered_of_the_newest_state_and_not_before_there_is_one() {
+    async fn questions_are_answered_from_the_newest_state() {
         let feed = Feed::new(7);
         let (sender, receiver) = mpsc::channel(64);
         let (ask, asked) = questions();
@@ -267,11 +270,11 @@ mod tests {
         assert_eq!(unknown, Reasons::default());
         drop(sender);
         pump.await.unwrap();
-        assert_eq!(ask.why(web()).await, None, "nobody is there any more");
+        assert_eq!(ask.why(web()).await, None, "the pump has ended");
     }
 
     #[tokio::test]
-    async fn what_is_queued_is_joined() {
+    async fn queued_batches_are_joined() {
         let feed = Feed::new(7);
         let cluster = Cluster::new(Options::of_node("node-1"));
         let (sender, receiver) = mpsc::channel(64);

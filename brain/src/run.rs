@@ -1,4 +1,4 @@
-//! Puts the parts together: source → pump → feed, and for the command also serve.
+//! The composition root: connects source → pump → feed, and for the program also the server.
 
 use std::{future::Future, sync::Arc};
 
@@ -10,7 +10,6 @@ use tokio::{
     task::JoinSet,
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tracing::info;
 
 use crate::{
     args::{Arguments, Source},
@@ -27,10 +26,10 @@ use crate::{
     watch::{file, kube},
 };
 
-/// Batches of events that may wait for the pump; a source that is faster is slowed down.
+/// Maximum number of batches that wait for the pump. A source that is faster than the pump has to wait.
 const QUEUE: usize = 64;
 
-/// A brain at work in this process. Dropping it ends the work; what was read stays readable in clones of the feed.
+/// A brain that runs in this process. Dropping it stops it. Clones of its feed keep the last state.
 #[derive(Debug)]
 pub struct Brain {
     feed: Feed,
@@ -42,41 +41,41 @@ pub struct Brain {
 }
 
 impl Brain {
-    /// Posts what backends warn of as events about the node, where there is an API server.
-    pub fn tell_warnings(&mut self, reports: &Reports) {
-        self.events.tell_warnings(reports, &mut self.work);
+    /// Posts the backends' warnings as events of the Node, if the source is an API server.
+    pub fn post_warnings(&mut self, reports: &Reports) {
+        self.events.post_warnings(reports, &mut self.work);
     }
 
-    /// Logs which Services change, and how.
+    /// Logs the changes of Services.
     pub fn log_changes(&mut self) {
         self.journal.spawn(journal::run(self.feed.clone()));
     }
 
-    /// The states of the node.
+    /// The feed of this node.
     pub fn feed(&self) -> &Feed {
         &self.feed
     }
 
-    /// Where it can be asked why services are as they are.
+    /// Requests for explanations of Services.
     pub fn questions(&self) -> &Questions {
         &self.questions
     }
 
-    /// Where events about the node are posted.
+    /// The queue of Kubernetes events.
     pub fn events(&self) -> &Events {
         &self.events
     }
 
-    /// Resolves when the source has failed for good. Sources mend what they can, so this is rare.
+    /// Resolves when the source has failed permanently. Sources retry most failures, so this is rare.
     pub async fn failed(&mut self) -> anyhow::Error {
         failed(&mut self.work).await
     }
 }
 
-/// Resolves when one of the parts has failed, or all have ended.
+/// Resolves when one of the tasks has failed, or when all have ended.
 pub(crate) async fn failed(work: &mut JoinSet<anyhow::Result<()>>) -> anyhow::Error {
     while let Some(ended) = work.join_next().await {
-        match ended.context("a part of the brain has crashed") {
+        match ended.context("a task of the brain has crashed") {
             Ok(Err(error)) | Err(error) => return error,
             Ok(Ok(())) => {}
         }
@@ -84,8 +83,13 @@ pub(crate) async fn failed(work: &mut JoinSet<anyhow::Result<()>>) -> anyhow::Er
     anyhow::anyhow!("the source has ended")
 }
 
-/// Starts a brain. What is wrong with the source's configuration is an error here. An API server that is away, and files that become wrong
-/// later, are said in the log and waited out; files that are wrong at the start end the brain.
+/// Starts a brain.
+///
+/// An unavailable API server is no error: the brain logs it and retries. The same holds for files that become invalid
+/// later. Files that are invalid at the start make [`Brain::failed`] resolve.
+///
+/// # Errors
+/// Returns an error if the configuration of the source is invalid, for instance its kubeconfig.
 pub async fn start(
     source: &Source,
     options: cluster::Options,
@@ -105,8 +109,11 @@ pub async fn start(
     Ok(Brain { feed, events: posted, questions, work, journal: JoinSet::new(), _stop: stop.drop_guard() })
 }
 
-/// Begins to watch a source: what it says is sent to `events`, until `stop`, and `metrics` are told how that goes. Returns
-/// where events of Kubernetes are posted.
+/// Starts to watch a source in tasks of `work`, until `stop` is cancelled. The source sends its batches to `events` and
+/// exports its health to `metrics`. Returns the queue of Kubernetes events.
+///
+/// # Errors
+/// See [`start`].
 pub(crate) async fn watch(
     source: &Source,
     options: &cluster::Options,
@@ -125,7 +132,7 @@ pub(crate) async fn watch(
         Source::Kube { kubeconfig, server } => {
             let keep_alive = kube::KeepAlive::default();
             let api = kube::ApiServer::at_server(kubeconfig.as_deref(), server.clone(), keep_alive).await?;
-            let api = api.told_to(metrics);
+            let api = api.with_metrics(metrics);
             let posted = Events::start(&api, &options.node_name, work);
             work.spawn(kube::run(api.clone(), options.clone(), events, stop));
             Ok(posted)
@@ -133,34 +140,30 @@ pub(crate) async fn watch(
     }
 }
 
-/// Runs the command with a configuration until `shutdown`.
+/// Runs the program with a configuration until `shutdown` resolves.
+///
+/// # Errors
+/// Returns an error if an argument is invalid, an address cannot be bound, or a task fails permanently.
 pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
-    let said = running.config();
-    let options = arguments.source.cluster(said)?;
-    let source = arguments.source.source(said, arguments.kube_proxy.to_do()?.master)?;
-    info!(
-        version = env!("CARGO_PKG_VERSION"),
-        node = options.node_name,
-        source = %source,
-        mode = said.mode.as_str(),
-        configuration = %running.origin(),
-        "localnet-brain starts"
-    );
+    let config = running.config();
+    let options = arguments.source.cluster(config)?;
+    let source = arguments.source.source(config, arguments.kube_proxy.to_do()?.master)?;
+    running.log_start("localnet-brain", Some(&options.node_name), &source);
     let listening = arguments.serve.options();
     let listeners = Listener::bind_all(&arguments.serve.listen, &listening).await?;
-    let (node_ips, chosen_ips) = watch::channel(configured::node_ips(said));
+    let (node_ips, chosen_ips) = watch::channel(configured::node_ips(config));
     let mut brain = start(&source, options.clone(), chosen_ips).await?;
     brain.log_changes();
     let views = views(brain.feed().clone(), &arguments.serve.serve_node, source, options);
 
     let reports = Reports::default();
-    brain.tell_warnings(&reports);
+    brain.post_warnings(&reports);
     let chosen = running.has_file();
     let (current, mut following) = running.follow();
     let mut configured = Configured::start(current, chosen, node_ips, &brain, &reports)?;
     let stop = CancellationToken::new();
-    let told = serve::Told { views, reports, questions: brain.questions().clone() };
-    let served = serve::run(listeners, told, stop.clone().cancelled_owned());
+    let state = serve::ServerState { views, reports, questions: brain.questions().clone() };
+    let served = serve::run(listeners, state, stop.clone().cancelled_owned());
     let mut served = std::pin::pin!(served);
     let result = tokio::select! {
         () = shutdown => Ok(()),
@@ -173,21 +176,21 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     result.and(served.await)
 }
 
-/// The own view, and those of other nodes that may be asked for, from the same source.
+/// The view of this node, and the views of the other nodes that `--serve-node` allows, from the same source.
 fn views(own: Feed, allowed: &[String], source: Source, options: cluster::Options) -> Views {
     let source = Arc::new(source);
     Views::with_others(own, Allowed::new(allowed), move |node_name| {
         let (source, options) = (Arc::clone(&source), cluster::Options { node_name, ..options.clone() });
-        // What an operator chooses among addresses is about the own node.
+        // The configuration selects addresses of this node only.
         let (_, node_ips) = watch::channel(NodeIps::default());
         Box::pin(async move { start(&source, options, node_ips).await })
     })
 }
 
-/// Resolves on SIGTERM or SIGINT.
+/// Returns a future that resolves on SIGTERM or SIGINT.
 ///
 /// # Errors
-/// The signals cannot be handled.
+/// Returns an error if the handlers of the signals cannot be installed.
 pub fn terminated() -> anyhow::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate()).context("failed to handle SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("failed to handle SIGINT")?;

@@ -1,15 +1,14 @@
-//! What kube-proxy tells of itself at `metricsBindAddress`, on the same paths and with the same status, headers and form (of
-//! v1.36).
+//! The HTTP server at `metricsBindAddress`. Its paths, status codes, headers and formats are those of kube-proxy v1.36.
 //!
-//! | path | |
+//! | path | content |
 //! |---|---|
 //! | `/metrics` | [`crate::metrics`] |
-//! | `/metrics/slis` | how often `/healthz` was asked here, and that it was well |
-//! | `/healthz` | `ok`: the process answers. Whether the node is well is told at `healthzBindAddress` |
-//! | `/proxyMode` | what programs the node: the backend that reports, and else the configured mode |
-//! | `/configz` | the configuration in use, as v1alpha1 |
-//! | `/statusz`, `/flagz` | for people |
-//! | `/debug/pprof/…` | `profile`, with `enableProfiling` |
+//! | `/metrics/slis` | the number and the result of requests to `/healthz` on this server |
+//! | `/healthz` | `ok`, because the process answers; the health of the node is at `healthzBindAddress` |
+//! | `/proxyMode` | the mode of the backend that reports, or the configured mode if none does |
+//! | `/configz` | the current configuration, as v1alpha1 |
+//! | `/statusz`, `/flagz` | the state and the configuration, in a form for people |
+//! | `/debug/pprof/…` | CPU profiles, if `enableProfiling` is set |
 
 mod profile;
 
@@ -40,15 +39,15 @@ use crate::{
     serve::Reports,
 };
 
-/// The group of the configuration, as `/configz` names it.
+/// The key of the configuration in `/configz`: its API group.
 const GROUP: &str = "kubeproxy.config.k8s.io";
 const TEXT: &str = "text/plain; charset=utf-8";
 const PATHS: [&str; 7] = ["/configz", "/flagz", "/healthz", "/metrics", "/metrics/slis", "/proxyMode", "/statusz"];
-/// Where profiles are, if `enableProfiling` says so.
+/// The path of profiles, which exists if `enableProfiling` is set.
 const PROFILING: &str = "/debug/pprof";
 const WARNING: &str = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and is for debugging purposes only.";
 
-/// The server at work. Dropping it closes its port.
+/// The running server. Dropping it closes its port.
 #[derive(Debug)]
 pub struct Server {
     work: JoinSet<()>,
@@ -56,26 +55,26 @@ pub struct Server {
 }
 
 impl Server {
-    /// Whether the port is open.
+    /// The status of the port.
     pub fn status(&self) -> watch::Receiver<port::Status> {
         self.status.clone()
     }
 
-    /// Resolves when the server has crashed. Cancel-safe.
+    /// Resolves when the server has crashed. Cancel safe.
     pub async fn failed(&mut self) -> anyhow::Error {
         crashed(&mut self.work).await
     }
 
-    /// Closes the port, and returns when it is closed.
+    /// Closes the port, and returns once it is closed.
     pub async fn stop(mut self) {
         self.work.shutdown().await;
     }
 }
 
-/// Whether there can be an answer at that address.
+/// Checks whether the server can listen on `address`.
 ///
 /// # Errors
-/// The port is taken, or the address is not the node's.
+/// Returns an error if another process uses the port, or if the node does not have the address.
 pub fn check(address: SocketAddr) -> anyhow::Result<()> {
     let listened = port::listen(&Port { service: None, address }).map(drop);
     listened.with_context(|| {
@@ -83,36 +82,42 @@ pub fn check(address: SocketAddr) -> anyhow::Result<()> {
     })
 }
 
-/// Starts the server. Must be called in a tokio runtime.
+/// Starts the server, which retries until it can open the port. Must be called in a tokio runtime.
 pub fn start(address: SocketAddr, current: Current, feed: &Feed, reports: &Reports) -> Server {
-    let told =
-        Told { current, feed: feed.clone(), reports: reports.clone(), asked: AtomicU64::new(0), since: Instant::now() };
+    let pages = Pages {
+        current,
+        feed: feed.clone(),
+        reports: reports.clone(),
+        checks: AtomicU64::new(0),
+        since: Instant::now(),
+    };
     let mut work = JoinSet::new();
-    let (status, seen) = watch::channel(port::Status::new());
-    let answers = Arc::new(move |asked: &http::Uri| told.answering(asked));
+    let (status, published) = watch::channel(port::Status::new());
+    let answers = Arc::new(move |uri: &http::Uri| pages.answering(uri));
     work.spawn(port::keep(Port { service: None, address }, answers, Retry::Steady, status, "metrics"));
-    Server { work, status: seen }
+    Server { work, status: published }
 }
 
-/// What is told.
+/// The content of all pages.
 #[derive(Debug)]
-struct Told {
+struct Pages {
     current: Current,
     feed: Feed,
     reports: Reports,
-    /// How often `/healthz` was.
-    asked: AtomicU64,
+    /// The number of requests to `/healthz`.
+    checks: AtomicU64,
+    /// When the server started.
     since: Instant,
 }
 
-impl Told {
-    fn answering(&self, asked: &http::Uri) -> port::Answering {
-        match asked.path().strip_prefix(PROFILING) {
+impl Pages {
+    fn answering(&self, uri: &http::Uri) -> port::Answering {
+        match uri.path().strip_prefix(PROFILING) {
             Some(path) if self.current.now().enable_profiling && (path.is_empty() || path.starts_with('/')) => {
-                let (path, query) = (path.to_owned(), asked.query().map(str::to_owned));
+                let (path, query) = (path.to_owned(), uri.query().map(str::to_owned));
                 Box::pin(async move { profile::answer(&path, query.as_deref()).await })
             }
-            _ => port::at_once(self.answer(asked.path())),
+            _ => port::at_once(self.answer(uri.path())),
         }
     }
 
@@ -124,7 +129,7 @@ impl Told {
             ),
             "/metrics/slis" => answer::of_type(metrics::CONTENT_TYPE, self.slis()),
             "/healthz" | "/healthz/ping" => {
-                self.asked.fetch_add(1, Ordering::Relaxed);
+                self.checks.fetch_add(1, Ordering::Relaxed);
                 answer::unsniffed(TEXT, "ok")
             }
             "/proxyMode" => answer::unsniffed(TEXT, self.mode()),
@@ -137,7 +142,7 @@ impl Told {
 
     fn mode(&self) -> String {
         let reports = self.reports.all();
-        // The newest, should a backend have been replaced by another.
+        // If one backend has replaced another, both have reports. The newest one counts.
         let newest = reports.values().max_by_key(|received| received.at);
         match newest.map(|received| received.report.backend.as_str()) {
             Some("nft") => "nftables".to_owned(),
@@ -148,8 +153,8 @@ impl Told {
     }
 
     fn slis(&self) -> String {
-        let asked = self.asked.load(Ordering::Relaxed);
-        if asked == 0 {
+        let checks = self.checks.load(Ordering::Relaxed);
+        if checks == 0 {
             return String::new();
         }
         format!(
@@ -158,7 +163,7 @@ impl Told {
              kubernetes_healthcheck{{name=\"ping\",type=\"healthz\"}} 1\n\
              # HELP kubernetes_healthchecks_total [STABLE] This metric records the results of all healthcheck.\n\
              # TYPE kubernetes_healthchecks_total counter\n\
-             kubernetes_healthchecks_total{{name=\"ping\",status=\"success\",type=\"healthz\"}} {asked}\n"
+             kubernetes_healthchecks_total{{name=\"ping\",status=\"success\",type=\"healthz\"}} {checks}\n"
         )
     }
 
@@ -191,12 +196,12 @@ impl Told {
 }
 
 /// `{"kubeproxy.config.k8s.io": {…}}`
-fn configz(said: &Config) -> String {
-    serde_json::json!({ GROUP: localnet_config::v1alpha1::Document::from(said) }).to_string()
+fn configz(config: &Config) -> String {
+    serde_json::json!({ GROUP: localnet_config::v1alpha1::Document::from(config) }).to_string()
 }
 
-fn flagz(said: &Config) -> String {
-    format!("\nlocalnet-brain flagz\n{WARNING}\n\n{}", said.to_yaml())
+fn flagz(config: &Config) -> String {
+    format!("\nlocalnet-brain flagz\n{WARNING}\n\n{}", config.to_yaml())
 }
 
 #[cfg(test)]
@@ -210,19 +215,19 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn each_page_says_what_it_is() {
+    async fn each_page_has_its_content_and_type() {
         let reader = Reader { platform: Platform::Linux, empty_mode: Mode::Nftables };
         let Ok(Begin::Run(running)) = begin(KubeProxyFlags::default(), reader) else { panic!("there are no flags") };
         let (current, _following) = running.follow();
-        let told = Told {
+        let pages = Pages {
             current,
             feed: Feed::new(7),
             reports: Reports::default(),
-            asked: AtomicU64::new(0),
+            checks: AtomicU64::new(0),
             since: Instant::now(),
         };
         let get = |path: &str| {
-            let (head, body) = told.answer(path).into_parts();
+            let (head, body) = pages.answer(path).into_parts();
             let body = body.collect().now_or_never().unwrap().unwrap().to_bytes();
             (
                 head.status.as_u16(),
@@ -239,9 +244,9 @@ mod tests {
                 .contains("kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"healthz\"} 1\n")
         );
         assert_eq!(get("/proxyMode"), text("nftables"));
-        told.reports.record(BackendReport { backend: "iptables".to_owned(), ..BackendReport::default() }).unwrap();
+        pages.reports.record(BackendReport { backend: "iptables".to_owned(), ..BackendReport::default() }).unwrap();
         assert_eq!(get("/proxyMode"), text("iptables"));
-        told.reports.record(BackendReport { backend: "nft".to_owned(), ..BackendReport::default() }).unwrap();
+        pages.reports.record(BackendReport { backend: "nft".to_owned(), ..BackendReport::default() }).unwrap();
         assert_eq!(get("/proxyMode"), text("nftables"));
         let (status, kind, body) = get("/configz");
         assert_eq!((status, kind.as_str()), (200, "application/json"));

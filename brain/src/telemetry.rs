@@ -1,4 +1,4 @@
-//! Logging.
+//! Sets up logging.
 
 use std::io::{self, IsTerminal as _};
 
@@ -6,24 +6,24 @@ use anyhow::Context as _;
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Text, for people.
     #[default]
     Text,
-    /// One JSON object for each line.
+    /// One JSON object per line.
     Json,
 }
 
 /// Starts logging to standard error.
 ///
 /// # Errors
-/// `level` is no directive, as in `debug` or `warn,localnet_brain=debug`.
+/// Returns an error if `level` is not a valid filter, such as `debug` or `warn,localnet_brain=debug`.
 pub fn init(format: LogFormat, level: &str) -> anyhow::Result<()> {
     let filter = filter(level).context("--log-level, or RUST_LOG")?;
     let colours = io::stderr().is_terminal();
-    // A log that cannot be written (its disk is full, its reader is gone) must not end a program that serves a node.
+    // A failed write, for instance to a full disk or a closed pipe, must not stop the program.
     let subscriber = tracing_subscriber::fmt()
         .log_internal_errors(false)
         .with_env_filter(filter)
@@ -36,7 +36,7 @@ pub fn init(format: LogFormat, level: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The filter for a level; the libraries below us are kept quiet.
+/// The filter for a level. It limits the lines of libraries.
 fn filter(level: &str) -> anyhow::Result<EnvFilter> {
     Ok(EnvFilter::try_new(localnet_config::log::directives(level)?)?)
 }
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_and_directives_are_understood() {
+    fn levels_and_directives_are_parsed() {
         for level in ["info", "warn,localnet_brain=debug", "trace", "kube_client=debug"] {
             assert!(filter(level).is_ok(), "{level}");
         }

@@ -1,7 +1,7 @@
-//! Whose state is served: that of the node that the brain runs for, and, if that is allowed, of others.
+//! The views: the states of the node that the brain runs for, and of other nodes that `--serve-node` allows.
 //!
-//! The view of another node is a brain of its own in this process, with its own watch of the source, from the first stream
-//! that asks for it to the end of the last one. So one view cannot disturb another, and a node that nobody asks for costs
+//! The view of another node is a separate brain in this process, with its own watch of the source. It runs from the first
+//! stream that requests it to the end of the last one. So views cannot affect one another, and a view without readers costs
 //! nothing.
 
 use std::{
@@ -18,8 +18,8 @@ use tracing::{info, warn};
 
 use crate::{args::node_name, feed::Feed, run::Brain};
 
-/// Views of other nodes at a time: each costs as much as a brain.
-const MOST: usize = 64;
+/// Maximum number of open views of other nodes. Each costs as much as a brain.
+const MAX_OTHERS: usize = 64;
 
 /// Starts a brain for a node.
 type Open = Box<dyn Fn(String) -> BoxFuture<'static, anyhow::Result<Brain>> + Send + Sync>;
@@ -35,17 +35,17 @@ struct Inner {
     opened: Mutex<HashMap<String, Weak<Opened>>>,
 }
 
-/// Which nodes' views may be asked for beside the own one.
+/// The other nodes whose views may be requested.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowed {
-    /// Every node's.
+    /// Whether every node is allowed.
     pub all: bool,
-    /// These nodes'.
+    /// The names of the allowed nodes.
     pub names: Vec<String>,
 }
 
 impl Allowed {
-    /// Reads names; `*` stands for every node.
+    /// Parses the values of `--serve-node`. `*` stands for every node.
     pub fn new(names: &[String]) -> Self {
         let (all, names): (Vec<String>, Vec<String>) = names.iter().cloned().partition(|name| name == "*");
         Self { all: !all.is_empty(), names }
@@ -56,23 +56,25 @@ impl Allowed {
     }
 }
 
-/// Why there is no view.
+/// Why a view was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
-    /// Nobody has allowed it.
+    /// `--serve-node` does not allow the node.
     #[error(
-        "the view of node {0:?} is not served here; ask the brain of that node, or start this one with --serve-node {0}"
+        "this brain does not serve the view of node {0:?}; call the brain of that node, or start this one with --serve-node {0}"
     )]
     NotAllowed(String),
-    /// There are too many.
-    #[error("the views of {MOST} other nodes are served already; ask another brain for that of node {0:?}")]
+    /// Too many views are open.
+    #[error(
+        "this brain serves the views of {MAX_OTHERS} other nodes, its maximum; call another brain for that of node {0:?}"
+    )]
     TooMany(String),
-    /// It cannot be had.
+    /// The brain of the view could not be started.
     #[error("failed to open the view of another node: {0:#}")]
     Failed(anyhow::Error),
 }
 
-/// Only the own view.
+/// The view of this node only.
 impl From<Feed> for Views {
     fn from(own: Feed) -> Self {
         Self(Arc::new(Inner { own, allowed: Allowed::default(), open: None, opened: Mutex::default() }))
@@ -80,7 +82,7 @@ impl From<Feed> for Views {
 }
 
 impl Views {
-    /// The own view, and those of nodes that are allowed, for which `open` starts brains.
+    /// The view of this node, and those of the `allowed` nodes. `open` starts their brains.
     pub fn with_others(
         own: Feed,
         allowed: Allowed,
@@ -94,10 +96,10 @@ impl Views {
         View { name: String::new(), feed: self.0.own.clone(), opened: None }
     }
 
-    /// The view of a node; an empty name is that of the own one. Waits until the own node's name is known.
+    /// The view of a node. An empty name means this node. Waits for the first state, which contains the name of this node.
     ///
     /// # Errors
-    /// It is not to be served, or cannot be.
+    /// Returns [`Refused`] if the node is not allowed, too many views are open, or the brain of the view cannot be started.
     pub async fn of(&self, name: &str) -> Result<View, Refused> {
         if name.is_empty() {
             return Ok(self.own());
@@ -112,7 +114,7 @@ impl Views {
         all.retain(|_, opened| opened.strong_count() > 0);
         let opened = match all.get(&canonical).and_then(Weak::upgrade).filter(|opened| !opened.failed.is_cancelled()) {
             Some(opened) => opened,
-            None if all.len() >= MOST => return Err(Refused::TooMany(canonical)),
+            None if all.len() >= MAX_OTHERS => return Err(Refused::TooMany(canonical)),
             None => {
                 let brain = open(canonical.clone()).await.map_err(Refused::Failed)?;
                 info!(node = canonical, "serving the view of another node");
@@ -131,11 +133,11 @@ impl fmt::Debug for Views {
     }
 }
 
-/// A brain that was started for a view.
+/// The brain of a view.
 struct Opened {
     feed: Feed,
     failed: CancellationToken,
-    /// Owns the brain.
+    /// The task that owns the brain.
     task: JoinHandle<()>,
 }
 
@@ -158,27 +160,27 @@ impl Drop for Opened {
     }
 }
 
-/// The states of one node, for as long as somebody has the view.
+/// The states of one node. The brain of another node's view stops when its last `View` is dropped.
 #[derive(Clone)]
 pub struct View {
-    /// As it was asked for.
+    /// The name in the request.
     name: String,
     feed: Feed,
     opened: Option<Arc<Opened>>,
 }
 
 impl View {
-    /// The states.
+    /// The feed of the node.
     pub fn feed(&self) -> &Feed {
         &self.feed
     }
 
-    /// Whether it was asked for by this name.
+    /// Whether the view was requested by this name.
     pub fn is_of(&self, name: &str) -> bool {
         self.name == name
     }
 
-    /// Resolves when there will be no further state.
+    /// Resolves when the brain of the view has failed, so that no further state will follow.
     pub async fn failed(&self) {
         match &self.opened {
             Some(opened) => opened.failed.cancelled().await,

@@ -1,4 +1,4 @@
-//! Cluster → state: every Case under `e2e/cases`, read as files, against its expected state.
+//! Compares the state that the brain makes of each Case in `e2e/cases` with the expected one.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -7,10 +7,11 @@ use localnet_brain::{
     localize::Localized,
     watch::file,
 };
+use localnet_core::Severity;
 use localnet_lab::{cases, expect_file};
 use localnet_proto::Snapshot;
 
-/// The state of a node, from the files that the brain reads.
+/// The state of a node, from the cluster in a file.
 fn snapshot(cluster_yaml: &Path, node_name: &str) -> (Snapshot, Localized) {
     let loaded = file::load(cluster_yaml).unwrap_or_else(|problems| panic!("{}", problems[0]));
     let mut cluster = Cluster::new(Options::of_node(node_name));
@@ -24,11 +25,11 @@ fn snapshot(cluster_yaml: &Path, node_name: &str) -> (Snapshot, Localized) {
     (Snapshot { node, services, ..Snapshot::default() }, localized)
 }
 
-/// What was left out or is odd, as comments above the state.
+/// The diagnostics, as comments to write above the state.
 fn skipped(localized: &Localized) -> String {
-    localized.skipped.iter().fold(String::new(), |mut text, skipped| {
-        let what = if skipped.left_out { "skipped" } else { "odd" };
-        text.push_str(&format!("# {what}: {}: {}: {}\n", skipped.object, skipped.field, skipped.problem));
+    localized.skipped.iter().fold(String::new(), |mut text, (_, skipped)| {
+        let what = if skipped.severity == Severity::Error { "skipped" } else { "odd" };
+        text.push_str(&format!("# {what}: {}: {}: {}\n", skipped.subject, skipped.field, skipped.problem));
         text
     })
 }
@@ -36,18 +37,18 @@ fn skipped(localized: &Localized) -> String {
 #[test]
 fn every_case_has_its_state() {
     let cases = cases();
-    assert!(cases.len() >= 12, "only {} Cases were found", cases.len());
+    assert!(cases.len() >= 12, "there are only {} Cases", cases.len());
     let mut wrong = Vec::new();
     for case in cases {
         let (snapshot, localized) = snapshot(&case.cluster(), &case.flows.node.name);
         let text = skipped(&localized) + &serde_saphyr::to_string(&snapshot).unwrap();
         let read: Snapshot = serde_saphyr::from_str(&text).unwrap();
-        assert_eq!(read, snapshot, "{}: the text of a state is read back as the same state", case.name);
-        // All Cases are compared before the first difference fails the test.
+        assert_eq!(read, snapshot, "{}: the YAML of a state parses to the same state", case.name);
+        // The test fails after all Cases have been compared.
         let check = || expect_file(&case.state(), &text);
         if std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).is_err() {
             wrong.push(case.name);
         }
     }
-    assert!(wrong.is_empty(), "these Cases have another state: {wrong:?}");
+    assert!(wrong.is_empty(), "the states of these Cases differ: {wrong:?}");
 }

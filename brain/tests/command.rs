@@ -1,4 +1,4 @@
-//! The command: exit codes, one clear line for each failure, a clean end.
+//! Tests of the program: exit codes, one line for each failure, and a clean shutdown.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -42,7 +42,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// A folder with a cluster, and the address of a socket in it.
+/// Returns a folder with a cluster, its `--source`, and the `--listen` of a socket in it.
 fn folder() -> (TempDir, String, String) {
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join("cluster.yaml"), CLUSTER).unwrap();
@@ -51,7 +51,7 @@ fn folder() -> (TempDir, String, String) {
     (folder, source, listen)
 }
 
-/// Exit code and last line.
+/// Runs the program, and checks its exit code and its only error line, which contains all `words`.
 #[track_caller]
 fn check_failure(arguments: &[&str], code: i32, words: &[&str]) {
     let output = brain(arguments).output().unwrap();
@@ -65,7 +65,7 @@ fn check_failure(arguments: &[&str], code: i32, words: &[&str]) {
 }
 
 #[test]
-fn failures_are_one_line_and_exit_code_1() {
+fn a_failure_is_one_line_and_exit_code_1() {
     let (folder, source, listen) = folder();
     check_failure(
         &["--source", "kube:/none/kubeconfig", "--listen", &listen],
@@ -78,7 +78,7 @@ fn failures_are_one_line_and_exit_code_1() {
         &["/proc/self", "make it writable"],
     );
     check_failure(&["--source", &source, "--listen", "tcp://0.0.0.0:0"], 1, &["--insecure-tcp"]);
-    // tracing takes such a word for a module, of which it shows the lines: there are none, not even at the start.
+    // tracing-subscriber would take such a word for the name of a module, and show nothing.
     for level in ["a=loud", "verbose", "warning"] {
         let arguments = ["--source", &source, "--listen", &listen, "--log-level", level];
         check_failure(&arguments, 1, &["--log-level", level, "off, error, warn, info, debug, trace"]);
@@ -86,22 +86,21 @@ fn failures_are_one_line_and_exit_code_1() {
     let twice = ["--source", &source, "--listen", &listen, "--listen", &listen];
     check_failure(&twice, 1, &[&listen, "is given twice; remove one of them"]);
     let tcp = ["--source", &source, "--listen", "tcp://127.0.0.1:0"];
-    check_failure(&[&tcp[..], &["--allow-uid", "7"]].concat(), 1, &["--allow-uid is about unix sockets", "leave"]);
+    check_failure(&[&tcp[..], &["--allow-uid", "7"]].concat(), 1, &["--allow-uid applies to unix sockets", "remove"]);
     let unix = ["--source", &source, "--listen", &listen, "--insecure-tcp"];
-    check_failure(&unix, 1, &["--insecure-tcp is about TCP", "tcp://HOST:PORT"]);
+    check_failure(&unix, 1, &["--insecure-tcp applies to TCP", "tcp://HOST:PORT"]);
     check_failure(&["--source", "file:/none/cluster.yaml", "--listen", &listen], 1, &["/none/cluster.yaml"]);
 
     fs::write(folder.path().join("cluster.yaml"), "kind: Service\nspec: [").unwrap();
     check_failure(&["--source", &source, "--listen", &listen], 1, &["cluster.yaml"]);
 
     let _other = UnixListener::bind(folder.path().join("brain.sock")).unwrap();
-    check_failure(&["--source", &source, "--listen", &listen], 1, &["another process serves there"]);
+    check_failure(&["--source", &source, "--listen", &listen], 1, &["another process listens on this"]);
 }
 
-/// kube-proxy obeys both. The brain has programmed nothing and needs no privileges: to go on and serve would not be what the
-/// flags' help says.
+/// kube-proxy has both flags. The brain programs nothing, so it can neither clean up nor initialize.
 #[test]
-fn what_only_a_backend_can_do_is_refused() {
+fn flags_that_only_a_backend_can_obey_are_refused() {
     let (_folder, source, listen) = folder();
     let serve = ["--source", source.as_str(), "--listen", listen.as_str()];
     for (flag, command) in [("--cleanup", "localnet-nft cleanup"), ("--init-only", "localnet-nft init")] {
@@ -121,13 +120,13 @@ fn each_problem_of_a_configuration_has_a_line() {
     let config = config.to_str().unwrap();
     let output = brain(&["--source", &source, "--listen", &listen, "--config", config]).output().unwrap();
     let errors = String::from_utf8(output.stderr).unwrap();
-    let begins: Vec<_> = errors.lines().filter_map(|line| line.split(" Invalid value").next()).collect();
-    assert_eq!(begins, [format!("error: {config}:3: mode:"), format!("error: {config}:4: syncPeriod:")], "{errors}");
+    let prefixes: Vec<_> = errors.lines().filter_map(|line| line.split(" Invalid value").next()).collect();
+    assert_eq!(prefixes, [format!("error: {config}:3: mode:"), format!("error: {config}:4: syncPeriod:")], "{errors}");
 }
 
-/// A node on which something changes must not be migrated unnoticed.
+/// A script must notice if a migration changes the behaviour of a node.
 #[test]
-fn check_says_by_its_exit_code_whether_anything_differs() {
+fn the_exit_code_of_check_is_whether_anything_differs() {
     let (folder, source, _) = folder();
     let node_port = "apiVersion: v1
 kind: Service
@@ -142,43 +141,43 @@ spec: { type: NodePort, clusterIP: 10.96.0.11, ports: [{ port: 80, nodePort: 300
         let output = brain(&[&always, arguments].concat()).stdout(Stdio::piped()).output().unwrap();
         (output.status.code(), String::from_utf8(output.stdout).unwrap())
     };
-    let (code, said) = check(&[]);
-    assert_eq!((code, said.as_str()), (Some(0), "1 Services, all as with kube-proxy\n"));
+    let (code, report) = check(&[]);
+    assert_eq!((code, report.as_str()), (Some(0), "1 Services, all as with kube-proxy\n"));
     fs::write(folder.path().join("cluster.yaml"), format!("{CLUSTER}---\n{node_port}")).unwrap();
-    let (code, said) = check(&[]);
-    assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("(docs/differences.md, 5)") && said.contains("(docs/differences.md, 13)"), "{said}");
-    let (code, said) = check(&["--backend", "iptables"]);
-    assert_eq!(code, Some(1), "{said}");
-    assert!(!said.contains("(docs/differences.md, 13)"), "{said}");
+    let (code, report) = check(&[]);
+    assert_eq!(code, Some(1), "{report}");
+    assert!(report.contains("(docs/differences.md, 5)") && report.contains("(docs/differences.md, 13)"), "{report}");
+    let (code, report) = check(&["--backend", "iptables"]);
+    assert_eq!(code, Some(1), "{report}");
+    assert!(!report.contains("(docs/differences.md, 13)"), "{report}");
     check_failure(&["check", "--source", "file:/none/cluster.yaml"], 2, &["/none/cluster.yaml"]);
 }
 
 #[test]
-fn wrong_usage_is_exit_code_2() {
+fn an_invalid_argument_is_exit_code_2() {
     check_failure(&["--source", "nowhere"], 2, &["--source", "file:PATH, kube or kube:KUBECONFIG"]);
     check_failure(&["--source", "kube", "--listen", "/run/brain.sock"], 2, &["unix:///absolute/path"]);
     check_failure(&["--no-such-flag"], 2, &["--no-such-flag"]);
 }
 
-/// Starts a brain, and waits until it serves.
+/// Starts a brain and waits until it serves. Returns the log up to there.
 fn serving(arguments: &[&str]) -> (Child, Vec<String>) {
     let mut child = brain(arguments).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let mut seen = Vec::new();
+    let mut log = Vec::new();
     while let Some(line) = lines.next().transpose().unwrap() {
-        seen.push(line);
-        if seen.last().is_some_and(|line| line.contains("serving")) {
-            // The rest is read, so that the child is never held up by its log.
+        log.push(line);
+        if log.last().is_some_and(|line| line.contains("serving")) {
+            // Drain the log, or a full pipe would block the program.
             std::thread::spawn(move || lines.count());
-            return (child, seen);
+            return (child, log);
         }
     }
-    panic!("it has ended: {:?}: {seen:#?}", child.wait());
+    panic!("the brain has ended: {:?}: {log:#?}", child.wait());
 }
 
 #[test]
-fn a_signal_ends_it_cleanly() {
+fn a_signal_shuts_the_brain_down_cleanly() {
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let (folder, source, listen) = folder();
         let (mut child, _) = serving(&["--source", &source, "--node-name", "node-a", "--listen", &listen]);
@@ -190,11 +189,11 @@ fn a_signal_ends_it_cleanly() {
 }
 
 #[test]
-fn a_brain_that_was_killed_is_replaced_and_one_that_lives_is_not() {
+fn a_second_brain_replaces_a_killed_one_but_not_a_running_one() {
     let (_folder, source, listen) = folder();
     let arguments = ["--source", source.as_str(), "--node-name", "node-a", "--listen", listen.as_str()];
     let (mut first, _) = serving(&arguments);
-    check_failure(&arguments, 1, &["another process serves there"]);
+    check_failure(&arguments, 1, &["another process listens on this"]);
     first.kill().unwrap();
     first.wait().unwrap();
     let (mut second, _) = serving(&arguments);

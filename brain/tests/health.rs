@@ -1,6 +1,6 @@
-//! Health answers over real connections: `/healthz`, `/livez` and services' ports for health checks.
+//! Tests of the health servers over real connections: `/healthz`, `/livez` and the health check ports of Services.
 //!
-//! No test here starts a process: until it runs another program it would keep ports open that a test has closed.
+//! No test in this file may start a process: between fork and exec, the child would keep ports open that a test has closed.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -35,11 +35,11 @@ use tokio::{
 
 /// 2026-11-21T17:02:42Z
 const THEN: Duration = Duration::from_secs(1_795_280_562);
-/// The instance of every feed here.
+/// The instance ID of every feed in these tests.
 const INSTANCE: u64 = 7;
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// A node whose health is asked after.
+/// A node with health servers.
 struct Node {
     feed: Feed,
     reports: Reports,
@@ -55,7 +55,7 @@ impl Node {
         Self { feed, reports, clock, servers }
     }
 
-    /// Makes exactly these the services with health checks, all of them on IPv4 alone.
+    /// Publishes exactly these Services with health checks, all for IPv4 only: name, port, ready endpoints.
     fn checks(&self, checks: &[(&str, u16, usize)]) {
         self.publish(checks.iter().map(|(name, port, ready)| {
             let check = HealthCheck { port: *port, v4: Some(*ready), v6: None };
@@ -65,7 +65,7 @@ impl Node {
 
     fn publish<'a>(&self, checks: impl IntoIterator<Item = (&'a str, HealthCheck)>) {
         let checks: Vec<_> = checks.into_iter().map(|(name, check)| (ServiceKey::new("ns", name), check)).collect();
-        // Which services there are besides does not matter here.
+        // A Service that is not in `checks` loses its health check.
         let services = ["a", "b", "c", "d"].map(|name| (ServiceKey::new("ns", name), None));
         self.feed.publish(Localized { services: services.into(), health_checks: checks, ..Localized::default() });
     }
@@ -85,7 +85,7 @@ impl Node {
             ..BackendReport::default()
         };
         self.reports.record(report).unwrap();
-        // Its time is that of the clock when it is noticed, which is now.
+        // Process the report now, so that it gets the current time of the clock.
         self.servers.health();
     }
 
@@ -93,7 +93,7 @@ impl Node {
         self.feed.publish(Localized { node_eligible: Some(eligible), ..Localized::default() });
     }
 
-    /// A new revision.
+    /// Publishes a new revision.
     fn revision(&self) -> u64 {
         let rev = self.feed.state().revision().rev;
         let zone = format!("zone-{rev}");
@@ -103,7 +103,7 @@ impl Node {
         revision.rev
     }
 
-    /// Waits until the ports are in a state.
+    /// Waits until the status of the ports fulfils a condition.
     async fn until(&self, reached: impl FnMut(&Status) -> bool) -> Status {
         soon(self.servers.status().wait_for(reached)).await.unwrap().clone()
     }
@@ -116,9 +116,9 @@ impl Node {
     }
 }
 
-/// Fails instead of hanging.
-async fn soon<T>(what: impl Future<Output = T>) -> T {
-    timeout(Duration::from_secs(20), what).await.expect("nothing happens")
+/// Waits for `future`, and panics after 20 s.
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    timeout(Duration::from_secs(20), future).await.expect("timed out")
 }
 
 fn options(healthz: Option<SocketAddr>) -> Options {
@@ -129,7 +129,7 @@ fn options(healthz: Option<SocketAddr>) -> Options {
     }
 }
 
-/// Ports that nobody has.
+/// Ports that no process uses.
 fn free_ports<const N: usize>() -> [u16; N] {
     let held = [(); N].map(|()| std::net::TcpListener::bind((LOCALHOST, 0)).unwrap());
     held.each_ref().map(|listener| listener.local_addr().unwrap().port())
@@ -142,12 +142,12 @@ fn of(name: &str, port: u16) -> Port {
 async fn healthz(options: &Options) -> (Node, SocketAddr) {
     let node = Node::start(options);
     let status = node.until(|status| status.values().any(|port| matches!(port, Listening::At(_)))).await;
-    let Some(Listening::At(address)) = status.into_values().next() else { panic!("it is not open") };
+    let Some(Listening::At(address)) = status.into_values().next() else { panic!("the port is not open") };
     (node, address)
 }
 
-/// The whole answer without its date, which is that of the machine.
-async fn ask(address: SocketAddr, request: &str) -> String {
+/// Sends a request. Returns the whole answer, without the headers Date and Connection.
+async fn get(address: SocketAddr, request: &str) -> String {
     let exchange = async {
         let mut stream = TcpStream::connect(address).await?;
         stream.write_all(format!("{request} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n").as_bytes()).await?;
@@ -183,7 +183,7 @@ fn check(answer: &str, expected: &str) {
     assert_eq!(answer, expected);
 }
 
-/// `TestHealthzServer` and `TestLivezServer` of kube-proxy, as far as they are about more than lateness.
+/// Follows `TestHealthzServer` and `TestLivezServer` of kube-proxy. The tests of `progress` cover their rules about lateness.
 #[tokio::test]
 async fn healthz_and_livez_answer_as_kube_proxy_does() {
     let (node, address) = healthz(&options(Some((LOCALHOST, 0).into()))).await;
@@ -199,66 +199,66 @@ async fn healthz_and_livez_answer_as_kube_proxy_does() {
     };
     let (yes, no) = (r#","nodeEligible":true"#, r#","nodeEligible":false"#);
 
-    // Nothing is known: healthy, and no status.
-    let answer = ask(address, "GET /healthz").await;
+    // Without any report, the proxy is healthy and has no status.
+    let answer = get(address, "GET /healthz").await;
     check(&answer, &json_answer("200 OK", "", &body(start, start, yes, "true")));
-    check(&ask(address, "GET /livez").await, &json_answer("200 OK", "", &body(start, start, "", "true")));
+    check(&get(address, "GET /livez").await, &json_answer("200 OK", "", &body(start, start, "", "true")));
 
     let rev = node.revision();
     node.report(&[(IpFamily::IPv4, rev), (IpFamily::IPv6, rev)]);
     node.clock.advance(Duration::from_millis(25_500));
     let now = "2026-11-21T17:03:07.5Z";
     let rest = format!("true{}", both(start, start, [true, true]));
-    check(&ask(address, "GET /healthz").await, &json_answer("200 OK", "", &body(now, now, yes, &rest)));
+    check(&get(address, "GET /healthz").await, &json_answer("200 OK", "", &body(now, now, yes, &rest)));
 
-    // The node is to be deleted: not eligible, but alive.
+    // A node that is about to be deleted is not eligible, but live.
     node.node_eligible(false);
-    let answer = ask(address, "GET /healthz").await;
+    let answer = get(address, "GET /healthz").await;
     check(&answer, &json_answer("503 Service Unavailable", "", &body(start, now, no, &rest)));
-    check(&ask(address, "GET /livez").await, &json_answer("200 OK", "", &body(now, now, "", &rest)));
+    check(&get(address, "GET /livez").await, &json_answer("200 OK", "", &body(now, now, "", &rest)));
     node.node_eligible(true);
-    check(&ask(address, "GET /healthz").await, &json_answer("200 OK", "", &body(now, now, yes, &rest)));
+    check(&get(address, "GET /healthz").await, &json_answer("200 OK", "", &body(now, now, yes, &rest)));
 
-    // IPv6 is late, and IPv4 does not cure it.
+    // IPv6 is late. A success of IPv4 does not change that.
     let rev = node.revision();
     node.report(&[(IpFamily::IPv4, rev), (IpFamily::IPv6, rev - 1)]);
     node.clock.advance(Duration::from_millis(9_500));
-    assert!(ask(address, "GET /healthz").await.starts_with("HTTP/1.1 200 OK\n"));
+    assert!(get(address, "GET /healthz").await.starts_with("HTTP/1.1 200 OK\n"));
     node.clock.advance(Duration::from_millis(500));
     let (updated, now) = (now, "2026-11-21T17:03:17.5Z");
     let rest = format!("false{}", both(updated, updated, [true, false]));
-    let answer = ask(address, "GET /healthz").await;
+    let answer = get(address, "GET /healthz").await;
     check(&answer, &json_answer("503 Service Unavailable", "", &body(updated, now, yes, &rest)));
-    let answer = ask(address, "GET /livez").await;
+    let answer = get(address, "GET /livez").await;
     check(&answer, &json_answer("503 Service Unavailable", "", &body(updated, now, "", &rest)));
     node.report(&[(IpFamily::IPv4, rev), (IpFamily::IPv6, rev)]);
     let rest = format!("true{}", both(now, now, [true, true]));
-    check(&ask(address, "GET /healthz").await, &json_answer("200 OK", "", &body(now, now, yes, &rest)));
+    check(&get(address, "GET /healthz").await, &json_answer("200 OK", "", &body(now, now, yes, &rest)));
 }
 
 #[tokio::test]
-async fn other_paths_and_methods_are_answered_too() {
+async fn other_paths_are_404_and_methods_do_not_matter() {
     let (_node, address) = healthz(&options(Some((LOCALHOST, 0).into()))).await;
     let expected = "HTTP/1.1 404 Not Found\nContent-Type: text/plain; charset=utf-8\nX-Content-Type-Options: nosniff\nContent-Length: 19\n\n404 page not found\n";
-    check(&ask(address, "GET /").await, expected);
-    assert!(ask(address, "POST /healthz").await.starts_with("HTTP/1.1 200 OK\n"));
-    assert!(ask(address, "GET /healthz?verbose").await.starts_with("HTTP/1.1 200 OK\n"));
-    assert!(ask(address, "HEAD /livez").await.ends_with("\n\n"));
+    check(&get(address, "GET /").await, expected);
+    assert!(get(address, "POST /healthz").await.starts_with("HTTP/1.1 200 OK\n"));
+    assert!(get(address, "GET /healthz?verbose").await.starts_with("HTTP/1.1 200 OK\n"));
+    assert!(get(address, "HEAD /livez").await.ends_with("\n\n"));
 }
 
 #[tokio::test]
-async fn an_unspecified_address_is_that_of_both_families() {
+async fn an_unspecified_address_means_both_families() {
     for any in ["0.0.0.0:0", "[::]:0"] {
         let (_node, address) = healthz(&options(Some(any.parse().unwrap()))).await;
         for localhost in [LOCALHOST, Ipv6Addr::LOCALHOST.into()] {
-            let answer = ask((localhost, address.port()).into(), "GET /livez").await;
+            let answer = get((localhost, address.port()).into(), "GET /livez").await;
             assert!(answer.starts_with("HTTP/1.1 200 OK\n"), "{any} {localhost}");
         }
     }
 }
 
 #[tokio::test]
-async fn a_connection_may_ask_again() {
+async fn a_connection_may_send_several_requests() {
     let (_node, address) = healthz(&options(Some((LOCALHOST, 0).into()))).await;
     let mut stream = TcpStream::connect(address).await.unwrap();
     for _ in 0..3 {
@@ -270,29 +270,29 @@ async fn a_connection_may_ask_again() {
     }
 }
 
-/// kube-proxy's `TestServer`.
+/// Follows `TestServer` of kube-proxy.
 #[tokio::test]
-async fn services_have_ports_that_come_and_go_and_count() {
+async fn health_check_ports_follow_their_services() {
     let [p1, p2, p3, p4, p5] = free_ports();
     let node = Node::start(&options(None));
-    let ask_port = |port| ask((LOCALHOST, port).into(), "GET /any/path");
+    let get_port = |port| get((LOCALHOST, port).into(), "GET /any/path");
     node.checks(&[("a", p1, 0)]);
     node.open(&[of("a", p1)]).await;
     for ready in [0, 18, 0, 11, 0, 18] {
         node.checks(&[("a", p1, ready)]);
-        check(&ask_port(p1).await, &service_answer("a", ready, true));
+        check(&get_port(p1).await, &service_answer("a", ready, true));
     }
     node.checks(&[]);
     node.open(&[]).await;
-    assert!(TcpStream::connect((LOCALHOST, p1)).await.is_err(), "the port of a service that is gone is open");
+    assert!(TcpStream::connect((LOCALHOST, p1)).await.is_err(), "the port of a deleted Service is open");
 
     node.checks(&[("a", p1, 9), ("b", p2, 3), ("c", p3, 7)]);
     node.open(&[of("a", p1), of("b", p2), of("c", p3)]).await;
     for (name, port, ready) in [("a", p1, 9), ("b", p2, 3), ("c", p3, 7)] {
-        check(&ask_port(port).await, &service_answer(name, ready, true));
+        check(&get_port(port).await, &service_answer(name, ready, true));
     }
 
-    // One goes, one stays, one gets another port, one is new.
+    // One Service is deleted, one stays, one gets another port, and one is added.
     let services = [("b", p2, 0), ("c", p4, 7), ("d", p5, 6)];
     node.checks(&services);
     node.open(&[of("b", p2), of("c", p4), of("d", p5)]).await;
@@ -300,70 +300,70 @@ async fn services_have_ports_that_come_and_go_and_count() {
         assert!(TcpStream::connect((LOCALHOST, closed)).await.is_err(), "{closed} is open");
     }
     for (name, port, ready) in services {
-        check(&ask_port(port).await, &service_answer(name, ready, true));
+        check(&get_port(port).await, &service_answer(name, ready, true));
     }
 
-    // The proxy is unhealthy for a while: 503 with the true weight.
+    // While the proxy is unhealthy, the status is 503 with the real weight.
     let rev = node.revision();
     node.report(&[(IpFamily::IPv4, rev - 1)]);
     node.clock.advance(Duration::from_secs(10));
     for (name, port, ready) in services {
-        check(&ask_port(port).await, &service_answer(name, ready, false));
+        check(&get_port(port).await, &service_answer(name, ready, false));
     }
     node.report(&[(IpFamily::IPv4, rev)]);
     for (name, port, ready) in services {
-        check(&ask_port(port).await, &service_answer(name, ready, true));
+        check(&get_port(port).await, &service_answer(name, ready, true));
     }
 
-    // Whether the node is eligible is another question.
+    // The eligibility of the node does not matter here.
     node.node_eligible(false);
-    check(&ask_port(p4).await, &service_answer("c", 7, true));
+    check(&get_port(p4).await, &service_answer("c", 7, true));
 }
 
-/// A port that goes from one service to another in one change is closed before it is opened.
+/// A port that moves from one Service to another in one change must be closed before it is opened.
 #[tokio::test]
-async fn a_port_may_change_hands() {
+async fn a_port_can_move_to_another_service() {
     let [port] = free_ports();
     let node = Node::start(&options(None));
     for name in ["b", "a", "b"] {
         node.checks(&[(name, port, 1)]);
         node.open(&[of(name, port)]).await;
-        check(&ask((LOCALHOST, port).into(), "GET /").await, &service_answer(name, 1, true));
+        check(&get((LOCALHOST, port).into(), "GET /").await, &service_answer(name, 1, true));
     }
 }
 
 #[tokio::test]
-async fn families_have_sockets_and_counts_of_their_own() {
+async fn each_family_has_its_own_socket_and_count() {
     let [port] = free_ports();
     let node = Node::start(&Options { node_port_addresses: NodePortAddresses::default(), ..options(None) });
     node.publish([("a", HealthCheck { port, v4: Some(2), v6: Some(0) })]);
     let any = |ip: IpAddr| Port { service: Some(ServiceKey::new("ns", "a")), address: (ip, port).into() };
     let (v4, v6) = (any(Ipv4Addr::UNSPECIFIED.into()), any(Ipv6Addr::UNSPECIFIED.into()));
     node.open(&[v4, v6.clone()]).await;
-    check(&ask((LOCALHOST, port).into(), "GET /").await, &service_answer("a", 2, true));
-    check(&ask((Ipv6Addr::LOCALHOST, port).into(), "GET /").await, &service_answer("a", 0, true));
+    check(&get((LOCALHOST, port).into(), "GET /").await, &service_answer("a", 2, true));
+    check(&get((Ipv6Addr::LOCALHOST, port).into(), "GET /").await, &service_answer("a", 0, true));
 
     node.publish([("a", HealthCheck { port, v4: None, v6: Some(1) })]);
     node.open(&[v6]).await;
-    check(&ask((Ipv6Addr::LOCALHOST, port).into(), "GET /").await, &service_answer("a", 1, true));
-    assert!(TcpStream::connect((LOCALHOST, port)).await.is_err(), "open in a family in which the service is not");
+    check(&get((Ipv6Addr::LOCALHOST, port).into(), "GET /").await, &service_answer("a", 1, true));
+    assert!(TcpStream::connect((LOCALHOST, port)).await.is_err(), "open in a family that the Service does not have");
 }
 
-/// kube-proxy's `TestServerWithSelectiveListeningAddress`.
+/// Follows `TestServerWithSelectiveListeningAddress` of kube-proxy.
 #[tokio::test]
-async fn ports_are_open_on_chosen_addresses_alone() {
+async fn ports_are_open_on_selected_addresses_only() {
     let [port] = free_ports();
     let within = NodePortAddresses::within(vec!["127.0.0.0/8".parse().unwrap()]);
     let node = Node::start(&Options { node_port_addresses: within, ..options(None) });
     node.checks(&[("a", port, 0)]);
     node.open(&[of("a", port)]).await;
-    check(&ask((LOCALHOST, port).into(), "GET /").await, &service_answer("a", 0, true));
-    assert!(TcpStream::connect(("127.0.0.2", port)).await.is_err(), "open on an address that no interface has");
+    check(&get((LOCALHOST, port).into(), "GET /").await, &service_answer("a", 0, true));
+    assert!(TcpStream::connect(("127.0.0.2", port)).await.is_err(), "open on an address that was not selected");
 }
 
-/// kube-proxy tries again only when something else changes.
+/// kube-proxy retries only when another Service changes.
 #[tokio::test(start_paused = true)]
-async fn a_port_in_use_is_tried_again_and_in_nobodys_way() {
+async fn a_port_in_use_is_retried_and_does_not_affect_others() {
     let holder = TcpListener::bind((LOCALHOST, 0)).await.unwrap();
     let taken = holder.local_addr().unwrap().port();
     let [free] = free_ports();
@@ -382,7 +382,7 @@ async fn a_port_in_use_is_tried_again_and_in_nobodys_way() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn healthz_is_tried_again_each_five_seconds() {
+async fn healthz_is_retried_every_five_seconds() {
     let holder = TcpListener::bind((LOCALHOST, 0)).await.unwrap();
     let address = holder.local_addr().unwrap();
     let start = tokio::time::Instant::now();
@@ -417,9 +417,9 @@ where
     variant(serde_json::from_value::<K>(object).unwrap().into())
 }
 
-/// From objects to answers: a drain, as Kubernetes' own end-to-end tests have it.
+/// Follows a drain from objects to answers, as in the end-to-end tests of Kubernetes.
 #[tokio::test]
-async fn load_balancers_are_sent_away_while_endpoints_still_serve() {
+async fn load_balancers_see_503_while_terminating_endpoints_still_serve() {
     use k8s_openapi::api::{core::v1, discovery::v1::EndpointSlice};
     let [port] = free_ports();
     let node = Node::start(&options(None));
@@ -457,33 +457,33 @@ async fn load_balancers_are_sent_away_while_endpoints_still_serve() {
     let eligible = || node.feed.health_facts().borrow().node_eligible;
     publish(&mut cluster);
     node.open(&[of("a", port)]).await;
-    check(&ask((LOCALHOST, port).into(), "GET /healthz").await, &service_answer("a", 2, true));
+    check(&get((LOCALHOST, port).into(), "GET /healthz").await, &service_answer("a", 2, true));
     assert!(eligible());
 
     cluster.handle(Event::Apply(slice(false, true)));
-    assert_eq!(publish(&mut cluster), None, "they serve on, so no state differs");
-    check(&ask((LOCALHOST, port).into(), "GET /healthz").await, &service_answer("a", 0, true));
+    assert_eq!(publish(&mut cluster), None, "the endpoints continue to serve, so the state is unchanged");
+    check(&get((LOCALHOST, port).into(), "GET /healthz").await, &service_answer("a", 0, true));
 
     cluster.handle(Event::Apply(this_node("ToBeDeletedByClusterAutoscaler")));
     publish(&mut cluster);
     assert!(!eligible());
     cluster.handle(Event::Delete { kind: Kind::Node, namespace: "".into(), name: "here".into() });
     publish(&mut cluster);
-    assert!(!eligible(), "what was last known of the Node holds on");
+    assert!(!eligible(), "the last eligibility stays after the Node was deleted");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_that_asks_nothing_is_closed() {
+async fn a_connection_without_a_request_is_closed() {
     let (_node, address) = healthz(&options(Some((LOCALHOST, 0).into()))).await;
-    for said in ["", "GET /healthz HTTP/1.1\r\nHost: no"] {
+    for sent in ["", "GET /healthz HTTP/1.1\r\nHost: no"] {
         let mut stream = TcpStream::connect(address).await.unwrap();
-        stream.write_all(said.as_bytes()).await.unwrap();
+        stream.write_all(sent.as_bytes()).await.unwrap();
         let start = tokio::time::Instant::now();
         assert_eq!(stream.read(&mut [0; 1]).await.unwrap_or(0), 0);
-        assert_eq!(start.elapsed().as_secs(), 1, "{said:?}");
+        assert_eq!(start.elapsed().as_secs(), 1, "{sent:?}");
     }
 
-    // Who has asked may ask again, later.
+    // After its first request, a connection may stay idle for longer.
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(b"GET /livez HTTP/1.1\r\nHost: node\r\n\r\n").await.unwrap();
     let (mut answer, start) = (Vec::new(), tokio::time::Instant::now());
@@ -492,9 +492,8 @@ async fn a_connection_that_asks_nothing_is_closed() {
     assert_eq!(start.elapsed().as_secs(), 10);
 }
 
-/// Slow clients cannot keep probes from their answer: a load balancer would drain the node, and a liveness probe restart it.
-/// With 256 connections in all and none per peer, 1 of 6 probes was answered among 600 slow clients; kube-proxy, which has no
-/// limit, answered 38 of 38 in the same test.
+/// Without answers, a load balancer would drain the node, and a liveness probe would restart the brain. Regression: with a limit of
+/// 256 connections and no limit per peer, 1 of 6 probes was answered. kube-proxy, which has no limit, answered 38 of 38.
 #[tokio::test]
 async fn probes_are_answered_among_six_hundred_slow_clients() {
     let [port] = free_ports();
@@ -511,22 +510,22 @@ async fn probes_are_answered_among_six_hundred_slow_clients() {
     let mut slow = Vec::new();
     for port in [healthz.unwrap(), port] {
         for number in 0..600_u16 {
-            // Ten hosts, one of which is that of the probes.
+            // The clients have ten addresses. One of them is also that of the probes.
             let from = [127, 0, 0, 1 + (number % 10) as u8];
             let socket = TcpSocket::new_v4().unwrap();
             socket.bind((from, 0).into()).unwrap();
             let mut client = soon(socket.connect((LOCALHOST, port).into())).await.unwrap();
-            let said: &[u8] = match number % 3 {
+            let sent: &[u8] = match number % 3 {
                 0 => b"",
                 1 => b"GET /healthz HTTP/1.1\r\nHo",
                 _ => b"GET /healthz HTTP/1.1\r\nHost: node\r\n\r\nGET /heal",
             };
-            // It may have been closed already.
-            _ = client.write_all(said).await;
+            // This fails if the server has closed the connection.
+            _ = client.write_all(sent).await;
             slow.push(client);
             if number % 15 == 14 {
-                let asked = timeout(Duration::from_secs(5), ask((LOCALHOST, port).into(), "GET /healthz"));
-                let answer = asked.await.unwrap_or_else(|_| panic!("no answer beside {number} slow clients"));
+                let answer = timeout(Duration::from_secs(5), get((LOCALHOST, port).into(), "GET /healthz"));
+                let answer = answer.await.unwrap_or_else(|_| panic!("no answer beside {number} slow clients"));
                 assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
             }
         }

@@ -1,4 +1,4 @@
-//! Health answers of the command: its flag, and the reports of backends.
+//! Tests of the program's health server: its flag, and the effect of reports.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -18,12 +18,12 @@ use tokio::{
     time::timeout,
 };
 
-/// Fails instead of hanging.
-async fn soon<T>(what: impl Future<Output = T>) -> T {
-    timeout(Duration::from_secs(20), what).await.expect("nothing happens")
+/// Waits for `future`, and panics after 20 s.
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    timeout(Duration::from_secs(20), future).await.expect("timed out")
 }
 
-async fn ask(address: SocketAddr, path: &str) -> String {
+async fn get(address: SocketAddr, path: &str) -> String {
     let mut stream = soon(TcpStream::connect(address)).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -32,7 +32,7 @@ async fn ask(address: SocketAddr, path: &str) -> String {
     answer
 }
 
-/// The program, killed when it is dropped.
+/// The program. Dropping it kills it.
 struct Program(Child);
 
 impl Drop for Program {
@@ -43,12 +43,12 @@ impl Drop for Program {
 }
 
 #[tokio::test]
-async fn the_command_answers_and_backends_reports_reach_it() {
+async fn healthz_is_served_and_reports_change_the_answer() {
     let folder = tempfile::TempDir::new().unwrap();
     let cluster = folder.path().join("cluster.yaml");
     std::fs::write(&cluster, "{ apiVersion: v1, kind: Node, metadata: { name: here } }").unwrap();
     let listen = format!("unix://{}", folder.path().join("brain.sock").display());
-    // All of 127.0.0.0/8 is ours: an address of this process alone has a free port.
+    // Ports are free on an address of 127.0.0.0/8 that only this process uses.
     let [a, b, ..] = std::process::id().to_le_bytes();
     let healthz = format!("--healthz-bind-address=127.77.{a}.{b}:10256");
     let mut child = Command::new(env!("CARGO_BIN_EXE_localnet-brain"))
@@ -64,7 +64,7 @@ async fn the_command_answers_and_backends_reports_reach_it() {
     let (mut address, mut serving, mut complete) = (None, false, false);
     let mut lines = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(&line.unwrap()).unwrap());
     while address.is_none() || !serving || !complete {
-        let line = lines.next().expect("it has ended");
+        let line = lines.next().expect("the brain has ended");
         let fields = &line["fields"];
         match fields["message"].as_str().unwrap() {
             "answering health checks" => address = Some(fields["address"].as_str().unwrap().parse().unwrap()),
@@ -75,7 +75,7 @@ async fn the_command_answers_and_backends_reports_reach_it() {
     }
     std::thread::spawn(move || lines.count());
     let address = address.unwrap();
-    let answer = ask(address, "/healthz").await;
+    let answer = get(address, "/healthz").await;
     assert!(answer.ends_with(r#""nodeEligible":true,"healthy":true}"#), "{answer}");
 
     let brain = localnet_client::grpc::Brain::new(listen.parse().unwrap(), None).unwrap();
@@ -93,6 +93,6 @@ async fn the_command_answers_and_backends_reports_reach_it() {
         repairs: 0,
     };
     soon(brain.report(&report)).await.unwrap();
-    let answer = ask(address, "/livez").await;
+    let answer = get(address, "/livez").await;
     assert!(answer.contains(r#","healthy":true,"status":{"IPv4":{"lastUpdated":""#), "{answer}");
 }

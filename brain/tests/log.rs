@@ -1,4 +1,4 @@
-//! What the log of the command answers at night: what runs, and what changed.
+//! Tests of the program's log: what runs, what changed, and which clients are refused.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -23,7 +23,7 @@ use tonic::{
     transport::{Endpoint, Uri},
 };
 
-/// The program, killed when it is dropped.
+/// The program. Dropping it kills it.
 struct Program(Child);
 
 impl Drop for Program {
@@ -49,9 +49,9 @@ fn write(folder: &Path, endpoints: &[&str]) {
     fs::rename(folder.join("new"), folder.join("cluster.yaml")).unwrap();
 }
 
-/// Starts the brain on a folder with `cluster.yaml`; its log comes as JSON.
+/// Starts the brain with the `cluster.yaml` of a folder, and with a log in JSON.
 fn start(folder: &Path, listen: &str) -> (Program, BufReader<ChildStderr>) {
-    // All of 127.0.0.0/8 is ours: an address of this process alone has free ports.
+    // Ports are free on an address of 127.0.0.0/8 that only this process uses.
     static NEXT: AtomicU8 = AtomicU8::new(0);
     let [a, b, ..] = std::process::id().to_le_bytes();
     let host = format!("127.{}.{a}.{b}", 78 + NEXT.fetch_add(1, Ordering::Relaxed));
@@ -70,7 +70,7 @@ fn start(folder: &Path, listen: &str) -> (Program, BufReader<ChildStderr>) {
 }
 
 #[tokio::test]
-async fn names_the_program_and_the_services_that_change_without_noise_of_libraries() {
+async fn the_log_names_the_program_and_changed_services_without_lines_of_libraries() {
     let folder = tempfile::TempDir::new().unwrap();
     write(folder.path(), &["10.0.0.1"]);
     let listen = format!("unix://{}", folder.path().join("brain.sock").display());
@@ -78,7 +78,7 @@ async fn names_the_program_and_the_services_that_change_without_noise_of_librari
     let mut lines = log.lines().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
     let mut targets = Vec::new();
     let mut find = |message: &str| loop {
-        let mut line: Value = lines.next().unwrap_or_else(|| panic!("it ended before {message:?}"));
+        let mut line: Value = lines.next().unwrap_or_else(|| panic!("the log ends before {message:?}"));
         targets.push(line["target"].as_str().unwrap().to_owned());
         let fields = line["fields"].take();
         if fields["message"] == message {
@@ -94,7 +94,7 @@ async fn names_the_program_and_the_services_that_change_without_noise_of_librari
     assert!(start["source"].as_str().unwrap().starts_with("file:/"), "{start}");
     let first = find("first complete state");
     assert_eq!((&first["services"], &first["endpoints"]), (&1.into(), &1.into()));
-    // A reader: its connection is no news.
+    // The connection of a reader is not logged.
     let brain = localnet_client::grpc::Brain::new(listen.parse().unwrap(), None).unwrap();
     brain.next(Revision::default(), false).await.unwrap();
     write(folder.path(), &["10.0.0.2", "10.0.0.3"]);
@@ -105,9 +105,10 @@ async fn names_the_program_and_the_services_that_change_without_noise_of_librari
     assert!(foreign.is_empty(), "{foreign:?}");
 }
 
-/// A KPNG client asks for the node of its own hostname. Refused, it reconnects for ever and says nothing that an operator sees.
+/// A KPNG client requests the node of its own hostname. If the brain refuses it, it reconnects endlessly and does not show the
+/// error to its operator.
 #[tokio::test]
-async fn names_a_kpng_client_that_asks_for_another_node_once_with_the_remedy() {
+async fn one_warning_with_a_remedy_names_a_refused_kpng_client() {
     let folder = tempfile::TempDir::new().unwrap();
     write(folder.path(), &["10.0.0.1"]);
     let socket = folder.path().join("brain.sock");
@@ -125,7 +126,7 @@ async fn names_a_kpng_client_that_asks_for_another_node_once_with_the_remedy() {
         let mut items = items.into_inner();
         let error = loop {
             match items.message().await {
-                Ok(item) => assert!(item.is_some(), "it is refused"),
+                Ok(item) => assert!(item.is_some(), "the stream ends with an error"),
                 Err(error) => break error,
             }
         };
@@ -135,11 +136,11 @@ async fn names_a_kpng_client_that_asks_for_another_node_once_with_the_remedy() {
         lines.find(|line| line["fields"]["message"].as_str().unwrap().starts_with("refused a KPNG client"))
     });
     let first = refused.next().unwrap();
-    assert_eq!((&first["level"], &first["fields"]["asked"]), (&"WARN".into(), &"there".into()));
+    assert_eq!((&first["level"], &first["fields"]["node"]), (&"WARN".into(), &"there".into()));
     assert_eq!(first["fields"]["own"], "here");
     let message = first["fields"]["message"].as_str().unwrap();
     assert!(message.contains("--node-name") && message.contains("--serve-node"), "{message}");
-    // Each further one is there for those who look for it.
+    // Further refusals are logged at level debug.
     assert_eq!(
         [refused.next().unwrap(), refused.next().unwrap()].map(|line| line["level"].clone()),
         ["DEBUG", "DEBUG"]

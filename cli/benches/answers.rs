@@ -34,6 +34,7 @@ use localnet_client::{
     Snapshot,
     vips::{Config, Detector, Facts},
 };
+use localnet_core::Code;
 use localnet_lab::{Network, Topology};
 use localnet_linux::nft::Family;
 use localnet_nft::{Netlink, NftBackend};
@@ -238,7 +239,7 @@ fn measure(services: usize) -> anyhow::Result<()> {
         let answer = Answer::of(&evidence);
         // The namespace has no route to pods, and nothing else is wrong.
         anyhow::ensure!(
-            answer.causes.iter().all(|cause| cause.id == "no-route" || cause.id == "forwarding-off"),
+            answer.causes.iter().all(|cause| [Code::NoRoute, Code::ForwardingOff].contains(&cause.id)),
             "{answer:?}"
         );
         show(&answer, Format::Table)

@@ -1,4 +1,4 @@
-//! The command line: what there is, its help, and what the exit codes mean.
+//! The command line: the commands, their help and the exit codes.
 
 mod commands;
 
@@ -234,13 +234,13 @@ struct Doctor {
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The command line asks for what makes no sense.
+    /// The arguments are invalid or contradict each other.
     #[error("{0}")]
     Usage(String),
-    /// Brain, file or kernel cannot be read.
+    /// The brain, the file or the kernel cannot be read.
     #[error("{0:#}")]
     Unreadable(#[from] anyhow::Error),
-    /// What was asked for does not exist.
+    /// The requested object does not exist.
     #[error("{0}")]
     Missing(String),
 }
@@ -255,7 +255,7 @@ impl Failure {
     }
 }
 
-/// Whether something is wrong.
+/// Whether something is wrong, which decides the exit code.
 type Answered = Result<bool, Failure>;
 
 /// Runs the program.
@@ -266,7 +266,7 @@ pub async fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments = match parsed {
         Ok(arguments) => arguments,
         Err(error) => {
-            // Nobody to read it: the exit code says it too.
+            // If standard error cannot be written, the exit code still reports the error.
             _ = error.print();
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
@@ -281,14 +281,14 @@ pub async fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// The command as it was called: as a plugin it is `kubectl localnet`.
+/// Returns the command under the name it was called by: the plugin is called `kubectl localnet`.
 fn command(called: Option<&OsString>) -> clap::Command {
     let name = called.map(Path::new).and_then(Path::file_name).and_then(|name| name.to_str()).unwrap_or_default();
     let command = with_short_help(Arguments::command());
     if name.starts_with("kubectl-") { command.bin_name("kubectl localnet") } else { command }
 }
 
-/// `-h` and `--help` both print each flag on a line.
+/// Makes `-h` and `--help` both print each flag on one line.
 fn with_short_help(command: clap::Command) -> clap::Command {
     let help = Arg::new("help").short('h').long("help").action(ArgAction::HelpShort).help("Print help");
     command.disable_help_flag(true).arg(help).mut_subcommands(with_short_help)
@@ -360,7 +360,7 @@ mod tests {
             "localnet --api brain get svc",
             "localnet get svc -A -n shop",
             "localnet top --interval 0",
-            // Flags of programs that run, and do what this one does not.
+            // Flags of the long-running programs that this one does not have.
             "localnet doctor --write-config-to file",
             "localnet doctor --cleanup",
             "localnet diff --init-only",
@@ -386,7 +386,7 @@ mod tests {
         assert!(usage("localnet").contains("Exit codes:"));
     }
 
-    /// The help of a command shows its own flags, and none that a proxy has.
+    /// The help of a command lists its own flags only, not those of a proxy.
     #[test]
     fn help_fits_on_a_screen_or_two() {
         for command in Arguments::command().get_subcommands() {

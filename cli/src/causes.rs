@@ -1,8 +1,9 @@
-//! What is wrong with a port of a Service, from all that is known, the likeliest first. Pure: `why_not` gathers the evidence.
+//! Determines from the evidence what is wrong with a port of a Service, the likeliest cause first. Pure: `why_not` gathers the
+//! evidence.
 //!
-//! Causes are ranked by how near they are to the decision: what the cluster says comes before what the backend has applied,
-//! that before what the kernel holds, and that before what others do to packets; a cause that is certain comes before one
-//! that is only possible, and the ClusterIP before the other addresses.
+//! Causes are ranked by how close they are to the decision: first the cluster, then what the backend has applied, then what the
+//! kernel holds, then what other programs do to packets. A certain cause ranks before a possible one, and the ClusterIP before
+//! the other addresses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +11,8 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use localnet_linux::nft::others::{Fate, Stop};
+use localnet_core::Code;
+use localnet_linux::nft::foreign::{Fate, Stop};
 use localnet_proto::{Family, Scopes, wire::Rule};
 use serde::Serialize;
 
@@ -21,111 +23,111 @@ use crate::{
     reasons::{LeftOut, Standing, Status, Why},
 };
 
-/// All that is known.
+/// The evidence about a port of a Service.
 #[derive(Debug, Default)]
 pub struct Evidence {
-    /// What is asked for: `shop/web:http`.
+    /// The port as the user wrote it: `shop/web:http`.
     pub asked: String,
     /// The Service.
     pub service: String,
-    /// Why the brain gave no state.
+    /// Why the brain sent no state.
     pub no_state: Option<String>,
-    /// The state has the Service.
+    /// Whether the state contains the Service.
     pub is_served: bool,
-    /// Ports of the Service, when the one that is asked for is none of them.
+    /// The ports of the Service, if the requested one is not among them.
     pub other_ports: Option<Vec<String>>,
-    /// Services of that name in other namespaces.
+    /// Services with the same name in other namespaces.
     pub namesakes: Vec<String>,
-    /// The brain's reasons.
+    /// The brain's reasons about the Service.
     pub why: Option<Why>,
-    /// How far brain and backends are.
+    /// The status of the brain and the backends.
     pub status: Option<Status>,
-    /// The family that was asked for and that the Service does not have.
+    /// The requested address family, if the Service has no address of it.
     pub lacks_family: Option<Family>,
-    /// An address that was asked for and that the Service does not have, and what there is instead.
+    /// The requested address, if it is not the Service's, and the addresses that it has.
     pub not_its_address: Option<String>,
-    /// The addresses on which the port is reached.
+    /// The addresses that clients can connect to.
     pub fronts: Vec<Front>,
     /// A NodePort that no address of the node answers.
     pub unanswered_node_port: Option<u16>,
-    /// Connection tracking is full.
+    /// Whether connection tracking is full.
     pub tracking_is_full: bool,
-    /// The configuration that all of this was worked out with.
+    /// The configuration that the evidence was computed with.
     pub configuration: Option<Origin>,
-    /// Why the kernel was not asked.
+    /// Why the kernel was not read.
     pub kernel_unknown: Option<String>,
 }
 
-/// An address on which the port is reached, and what becomes of a packet there.
+/// An address that clients can connect to, and what happens to a packet there.
 #[derive(Debug, Default)]
 pub struct Front {
     /// The address and port.
     pub to: String,
-    /// `ClusterIP`, `external` or `NodePort`.
+    /// The kind of the address: `ClusterIP`, `external` or `NodePort`.
     pub kind: &'static str,
-    /// Its family.
+    /// The address family.
     pub family: Option<Family>,
-    /// Name of the port.
+    /// The name of the port.
     pub port_name: String,
-    /// The traffic that the packet is of.
+    /// The scope of the packet.
     pub scope: Scopes,
-    /// `endpoints`, `reject`, `drop` or `notOurs`.
+    /// The outcome: `endpoints`, `reject`, `drop` or `notOurs`.
     pub outcome: &'static str,
-    /// The oracle's sentence.
+    /// The oracle's explanation of the outcome.
     pub because: String,
-    /// Source ranges keep the sender out; when the sender is not known, some senders.
+    /// The source ranges, if they exclude the sender. If the sender is unknown: if they exclude any sender.
     pub filtered: Option<String>,
-    /// The Service that has the address instead.
+    /// The Service that owns the address instead.
     pub taken_by: Option<String>,
-    /// Steps that the kernel does not hold.
+    /// The steps of the packet that the kernel does not hold.
     pub missing: Vec<PathRow>,
-    /// Chains of the table that are not as planned.
+    /// The chains that differ from the plan.
     pub damaged: Vec<String>,
-    /// There is no table at all.
+    /// Whether the kernel has no table of ours.
     pub no_table: bool,
-    /// Rules of others.
+    /// The rules of other programs that stop the packet.
     pub stops: Vec<(String, Stop)>,
-    /// Endpoints that no route leads to.
+    /// Endpoints without a route, each with the error.
     pub no_routes: Vec<(IpAddr, String)>,
-    /// Packets would have to be passed on, and are not.
+    /// Whether the packet has to be forwarded but forwarding is disabled.
     pub does_not_forward: bool,
-    /// Flows that stick to what serves no more.
+    /// Flows to endpoints that are no longer eligible.
     pub stale: Vec<FlowRow>,
 }
 
-/// Something that is wrong.
+/// A possible explanation of why the port does not answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Cause {
-    /// A stable word for programs.
-    pub id: &'static str,
-    /// It is so; otherwise it may be.
+    /// The diagnostic's code.
+    pub id: Code,
+    /// Whether the cause is certain; otherwise it is only possible.
     pub certain: bool,
-    /// The address on which it shows; none for all of them.
+    /// The address that shows the cause; `None` if all addresses do.
     pub at: Option<String>,
     /// What is wrong.
     pub problem: String,
-    /// What can be done.
+    /// How to correct it.
     pub remedy: String,
 }
 
-/// The causes, the likeliest first.
+/// The causes, the likeliest first, and what was checked.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Answer {
-    /// What was asked.
+    /// The port as the user wrote it.
     pub asked: String,
-    /// What is wrong.
+    /// The causes, the likeliest first.
     pub causes: Vec<Cause>,
-    /// Addresses that were looked at, and what becomes of packets there.
+    /// The addresses that were checked, and the outcome at each.
     pub looked_at: Vec<String>,
-    /// What could not be looked at, and why.
+    /// What could not be checked, and why.
     pub not_looked_at: Vec<String>,
-    /// The configuration that this was worked out with; none if there was no state.
+    /// The configuration that the answer was computed with; `None` if there was no state.
     pub configuration: Option<Origin>,
 }
 
-/// Where a cause belongs in the order: not certain, which front, how near to the decision.
+/// The position of a cause in the order: whether it is uncertain, the index of the address, the distance from the decision.
 type Place = (bool, usize, u32);
 
 struct Ranking {
@@ -141,7 +143,7 @@ impl Ranking {
         self.found.sort_by_key(|(place, _)| *place);
         let mut causes: Vec<Cause> = Vec::new();
         for (_, cause) in self.found {
-            // The same at another address is the same.
+            // The same cause at another address is listed once.
             if !causes.iter().any(|known| known.id == cause.id && known.problem == cause.problem) {
                 causes.push(cause);
             }
@@ -150,16 +152,16 @@ impl Ranking {
     }
 }
 
-fn cause(id: &'static str, problem: impl Into<String>, remedy: impl Into<String>) -> Cause {
+fn cause(id: Code, problem: impl Into<String>, remedy: impl Into<String>) -> Cause {
     Cause { id, certain: true, at: None, problem: problem.into(), remedy: remedy.into() }
 }
 
-/// What is wrong, the likeliest first.
+/// Returns the causes, the likeliest first.
 pub fn rank(evidence: &Evidence) -> Vec<Cause> {
     let mut ranking = Ranking { found: Vec::new() };
     if let Some(no_state) = &evidence.no_state {
         let remedy = "start localnet-brain, or say where it serves with --api; the kernel stays as it was meanwhile";
-        ranking.add(0, 1, cause("brain-unreachable", format!("the brain gives no state: {no_state}"), remedy));
+        ranking.add(0, 1, cause(Code::BrainUnreachable, format!("the brain gives no state: {no_state}"), remedy));
     }
     of_source(evidence, &mut ranking);
     of_service(evidence, &mut ranking);
@@ -173,14 +175,15 @@ pub fn rank(evidence: &Evidence) -> Vec<Cause> {
     let after = evidence.fronts.len();
     for finding in evidence.why.iter().flat_map(|why| &why.findings).filter(|_| evidence.is_served) {
         let problem = format!("{} {}: {}", finding.object, finding.field, finding.problem);
-        let id = if finding.problem.contains("belongs to Service") { "address-taken" } else { "left-out" };
+        let id = if finding.is(Code::AddressTaken) { Code::AddressTaken } else { Code::LeftOut };
         let certain = finding.left_out;
         ranking.add(after, 30, Cause { certain, ..cause(id, problem, finding.remedy.clone()) });
     }
     ranking.finish()
 }
 
-/// The state is old: it comes first if there is none or if it is what sends packets nowhere, and after what is wrong with the node.
+/// Adds the causes of an outdated state. They rank first if the state is missing or sends packets nowhere, otherwise after the
+/// causes on the node.
 fn of_source(evidence: &Evidence, ranking: &mut Ranking) {
     let (after, is_served) = (evidence.fronts.len(), evidence.is_served);
     let arrives = is_served && after > 0 && evidence.fronts.iter().all(|front| front.outcome == "endpoints");
@@ -188,24 +191,24 @@ fn of_source(evidence: &Evidence, ranking: &mut Ranking) {
     for trouble in evidence.status.iter().flat_map(|status| &status.troubles) {
         let problem = format!("the brain does not know what is new: {}", trouble.line());
         let remedy = "what it says; the state stays as it was meanwhile, whatever the cluster says now";
-        ranking.add(front, layer, cause("source-fails", problem, remedy));
+        ranking.add(front, layer, cause(Code::SourceFails, problem, remedy));
     }
 }
 
-/// What is wrong before any packet is looked at.
+/// Adds the causes that need no packet.
 fn of_service(evidence: &Evidence, ranking: &mut Ranking) {
     let service = &evidence.service;
     if let Some(not_its) = &evidence.not_its_address {
         ranking.add(
             0,
             16,
-            cause("not-its-address", not_its.clone(), "ask for one of the addresses that the Service has"),
+            cause(Code::NotItsAddress, not_its.clone(), "ask for one of the addresses that the Service has"),
         );
     }
     if let Some(family) = evidence.lacks_family {
         let problem = format!("Service {service} has no {family} ClusterIP, so it does not exist in {family}");
         let remedy = "add the family to spec.ipFamilies, with spec.ipFamilyPolicy PreferDualStack";
-        ranking.add(0, 15, cause("family-missing", problem, remedy));
+        ranking.add(0, 15, cause(Code::FamilyMissing, problem, remedy));
     }
     if let Some(ports) = &evidence.other_ports {
         ranking.add(0, 14, port_missing(evidence, ports));
@@ -220,25 +223,25 @@ fn of_service(evidence: &Evidence, ranking: &mut Ranking) {
             if !evidence.namesakes.is_empty() {
                 _ = write!(problem, "; there is {}", evidence.namesakes.join(", "));
             }
-            cause("service-absent", problem, "check name and namespace: kubectl get services -A")
+            cause(Code::ServiceAbsent, problem, "check name and namespace: kubectl get services -A")
         }
         Some(Standing::Headless) => cause(
-            "service-headless",
+            Code::ServiceHeadless,
             format!("Service {service} is headless (clusterIP: None): no proxy serves it, clients ask its endpoints"),
             "look at DNS and the pods themselves, or give the Service a ClusterIP",
         ),
         Some(Standing::ExternalName) => cause(
-            "service-external-name",
+            Code::ServiceExternalName,
             format!("Service {service} is of type ExternalName: a DNS name, which no proxy serves"),
             "look at DNS: the name must resolve to something that answers",
         ),
         Some(Standing::WithoutClusterIp) => cause(
-            "service-without-address",
+            Code::ServiceWithoutAddress,
             format!("Service {service} has no ClusterIP"),
             "an API server gives it one; a file must name it: spec.clusterIP",
         ),
         Some(Standing::OfAnotherProxy) => cause(
-            "service-of-another-proxy",
+            Code::ServiceOfAnotherProxy,
             format!(
                 "the label service.kubernetes.io/service-proxy-name of Service {service} gives it to another proxy"
             ),
@@ -246,10 +249,10 @@ fn of_service(evidence: &Evidence, ranking: &mut Ranking) {
         ),
         Some(Standing::Unusable | Standing::Served | Standing::Unknown) => {
             let findings = evidence.why.iter().flat_map(|why| &why.findings).filter(|finding| finding.left_out);
-            let finding = findings.clone().find(|finding| finding.problem.contains("belongs to Service"));
+            let finding = findings.clone().find(|finding| finding.is(Code::AddressTaken));
             let (id, finding) = match finding {
-                Some(finding) => ("address-taken", Some(finding)),
-                None => ("service-unusable", findings.clone().next()),
+                Some(finding) => (Code::AddressTaken, Some(finding)),
+                None => (Code::ServiceUnusable, findings.clone().next()),
             };
             let said = finding.map(|of| format!(": {} {}: {}", of.object, of.field, of.problem)).unwrap_or_default();
             let remedy = finding.map_or_else(|| "give it ports".to_owned(), |of| of.remedy.clone());
@@ -266,10 +269,10 @@ fn port_missing(evidence: &Evidence, ports: &[String]) -> Cause {
     match left_out {
         Some(finding) => {
             let problem = format!("a port of Service {service} was left out: {}: {}", finding.field, finding.problem);
-            cause("port-left-out", problem, finding.remedy.clone())
+            cause(Code::PortLeftOut, problem, finding.remedy.clone())
         }
         None => cause(
-            "port-absent",
+            Code::PortAbsent,
             format!(
                 "Service {service} has no port {}; it has {}",
                 evidence.asked.rsplit(':').next().unwrap_or_default(),
@@ -280,31 +283,31 @@ fn port_missing(evidence: &Evidence, ports: &[String]) -> Cause {
     }
 }
 
-/// Why the state itself sends the packet to no endpoint.
+/// Returns why the state itself sends the packet to no endpoint.
 fn of_outcome(evidence: &Evidence, front: &Front) -> Cause {
     if let Some(other) = &front.taken_by {
         let problem = format!("{} belongs to Service {other}, which is older or sorts first", front.to);
-        return cause("address-taken", problem, "give one of the two another address or port");
+        return cause(Code::AddressTaken, problem, "give one of the two another address or port");
     }
     if let Some(filtered) = &front.filtered {
         let remedy = "add the sender to spec.loadBalancerSourceRanges";
-        return cause("source-ranges", filtered.clone(), remedy);
+        return cause(Code::SourceRanges, filtered.clone(), remedy);
     }
     let service = &evidence.service;
     let Some(why) = &evidence.why else {
         let remedy = "ask a brain for its reasons: localnet explain with --api";
-        return cause("no-endpoint-serves", front.because.clone(), remedy);
+        return cause(Code::NoEndpointServes, front.because.clone(), remedy);
     };
     if why.endpoints == 0 {
         let problem = match why.slices {
-            // The brain does not read these.
+            // The brain does not read headless EndpointSlices.
             0 => format!(
                 "Service {service} has no EndpointSlice, or none but with the label service.kubernetes.io/headless"
             ),
             _ => format!("the EndpointSlices of Service {service} are empty"),
         };
         return cause(
-            "no-endpoints",
+            Code::NoEndpoints,
             problem,
             "spec.selector must match pods that run: kubectl get pods -l …, kubectl get endpointslices",
         );
@@ -322,15 +325,15 @@ fn of_outcome(evidence: &Evidence, front: &Front) -> Cause {
         let remedy = family.map_or("the pods must have addresses of that family", |of| of.remedy.as_str());
         return cause(rule_id(Rule::Family), problem, remedy);
     }
-    // A policy keeps traffic from endpoints that could serve: nothing else is wrong with them.
+    // A policy excludes endpoints that are otherwise eligible, so it is the cause.
     let policy = left_out.iter().find(|of| matches!(of.kind, Rule::InternalLocal | Rule::ExternalLocal));
     let most = || {
         let count = |of: &&&LeftOut| left_out.iter().filter(|other| other.kind == of.kind).count();
-        // Of rules that are as frequent, the first.
+        // Of equally frequent rules, take the first.
         left_out.iter().rev().max_by_key(count)
     };
     let Some(of) = policy.or_else(most) else {
-        return cause("no-endpoint-serves", front.because.clone(), "kubectl get endpointslices");
+        return cause(Code::NoEndpointServes, front.because.clone(), "kubectl get endpointslices");
     };
     let same = left_out.iter().filter(|other| other.kind == of.kind).count();
     let problem = format!(
@@ -343,25 +346,25 @@ fn of_outcome(evidence: &Evidence, front: &Front) -> Cause {
     cause(rule_id(of.kind), problem, of.remedy.clone())
 }
 
-fn rule_id(rule: Rule) -> &'static str {
+fn rule_id(rule: Rule) -> Code {
     match rule {
-        Rule::NotReady | Rule::NotServing | Rule::Terminating => "endpoints-not-ready",
-        Rule::OtherNode | Rule::OtherZone => "hints",
-        Rule::InternalLocal => "internal-policy-local",
-        Rule::ExternalLocal => "external-policy-local",
-        Rule::Family => "endpoints-of-other-family",
-        Rule::PortName => "port-name-mismatch",
-        Rule::PortProtocol => "port-protocol-mismatch",
-        Rule::PortNumber => "port-number-missing",
-        Rule::AddressType => "endpoints-without-address",
-        Rule::Address | Rule::Reserved => "endpoint-address-refused",
-        Rule::Duplicate => "endpoint-duplicated",
-        Rule::HeadlessSlice => "slice-of-headless-service",
-        Rule::Unknown => "no-endpoint-serves",
+        Rule::NotReady | Rule::NotServing | Rule::Terminating => Code::EndpointsNotReady,
+        Rule::OtherNode | Rule::OtherZone => Code::Hints,
+        Rule::InternalLocal => Code::InternalPolicyLocal,
+        Rule::ExternalLocal => Code::ExternalPolicyLocal,
+        Rule::Family => Code::EndpointsOfOtherFamily,
+        Rule::PortName => Code::PortNameMismatch,
+        Rule::PortProtocol => Code::PortProtocolMismatch,
+        Rule::PortNumber => Code::PortNumberMissing,
+        Rule::AddressType => Code::EndpointsWithoutAddress,
+        Rule::Address | Rule::Reserved => Code::EndpointAddressRefused,
+        Rule::Duplicate => Code::EndpointDuplicated,
+        Rule::HeadlessSlice => Code::SliceOfHeadlessService,
+        Rule::Unknown => Code::NoEndpointServes,
     }
 }
 
-/// Endpoints that no route leads to: one cause for each reason, whichever addresses of the Service and however many endpoints show it.
+/// Adds one cause for each reason why endpoints have no route, however many addresses and endpoints show it.
 fn of_routes(evidence: &Evidence, ranking: &mut Ranking) {
     let mut by_reason: BTreeMap<&str, (usize, BTreeSet<IpAddr>)> = BTreeMap::new();
     for (number, front) in evidence.fronts.iter().enumerate().filter(|(_, front)| front.outcome == "endpoints") {
@@ -377,23 +380,23 @@ fn of_routes(evidence: &Evidence, ranking: &mut Ranking) {
         let problem = format!("there is no route to the endpoint{plural} {}{more}: {why}", named.join(", "));
         let remedy = "look at the CNI plugin: ip route get, and whether the pod's node is reachable";
         let at = Some(evidence.fronts[number].to.clone());
-        ranking.add(number, 53, Cause { at, ..cause("no-route", problem, remedy) });
+        ranking.add(number, 53, Cause { at, ..cause(Code::NoRoute, problem, remedy) });
     }
 }
 
-/// So many endpoints of one cause are named.
+/// How many endpoints a cause names.
 const MOST_NAMED: usize = 3;
 
-/// The state is right: what of the node is not.
+/// Adds the causes on the node, for an address where the state itself is correct.
 fn of_node(evidence: &Evidence, number: usize, front: &Front, ranking: &mut Ranking) {
     let at = |cause: Cause| Cause { at: Some(front.to.clone()), ..cause };
     let mut add = |layer, cause: Cause| ranking.add(number, layer, at(cause));
-    // The chains depend on a configuration that nobody reports.
+    // The chains depend on a configuration that no backend reports.
     let guessed = is_guessed(evidence.configuration.as_ref());
     let in_doubt = |row: &PathRow| guessed && front.damaged.contains(&row.place);
     let lacks =
         front.no_table || !front.damaged.is_empty() && !guessed || front.missing.iter().any(|row| !in_doubt(row));
-    // What the kernel holds proves more than what was reported.
+    // What the kernel holds is stronger evidence than a report.
     let certain = lacks || evidence.kernel_unknown.is_some();
     if let Some(cause) = of_backend(evidence, front.family) {
         add(40, Cause { certain, ..cause });
@@ -403,7 +406,7 @@ fn of_node(evidence: &Evidence, number: usize, front: &Front, ranking: &mut Rank
         add(
             41,
             cause(
-                "table-missing",
+                Code::TableMissing,
                 problem,
                 "is a backend running? It repairs this within a second; who flushed it is in its log",
             ),
@@ -415,13 +418,13 @@ fn of_node(evidence: &Evidence, number: usize, front: &Front, ranking: &mut Rank
             let problem =
                 format!("the chain {chain}{more} of table localnet is missing, or its rules are others than planned");
             let remedy = differs_remedy(evidence.configuration.as_ref());
-            add(42, Cause { certain: !guessed, ..cause("rules-differ", problem, remedy) });
+            add(42, Cause { certain: !guessed, ..cause(Code::RulesDiffer, problem, remedy) });
         }
         if let Some(row) = front.missing.iter().find(|row| row.handle.is_none() && !front.damaged.contains(&row.place))
         {
             let found = row.found.as_ref().map(|found| format!("; it has {found} instead")).unwrap_or_default();
             let problem = format!("the kernel lacks {} {}{found}", row.place, row.text);
-            let id = if row.found.is_some() { "elements-differ" } else { "elements-missing" };
+            let id = if row.found.is_some() { Code::ElementsDiffer } else { Code::ElementsMissing };
             add(43, cause(id, problem, "start the backend: it repairs this within a second; localnet diff shows all"));
         }
     }
@@ -430,7 +433,7 @@ fn of_node(evidence: &Evidence, number: usize, front: &Front, ranking: &mut Rank
         add(
             50,
             cause(
-                "tracking-full",
+                Code::TrackingFull,
                 problem,
                 "raise net.netfilter.nf_conntrack_max: localnet-nft init, conntrack.maxPerCore",
             ),
@@ -441,7 +444,7 @@ fn of_node(evidence: &Evidence, number: usize, front: &Front, ranking: &mut Rank
     }
     if front.does_not_forward {
         let problem = "the kernel does not pass packets on between interfaces";
-        add(52, cause("forwarding-off", problem, "set net.ipv4.ip_forward and net.ipv6.conf.all.forwarding to 1"));
+        add(52, cause(Code::ForwardingOff, problem, "set net.ipv4.ip_forward and net.ipv6.conf.all.forwarding to 1"));
     }
     if let Some(flow) = front.stale.first() {
         let problem = format!(
@@ -453,7 +456,7 @@ fn of_node(evidence: &Evidence, number: usize, front: &Front, ranking: &mut Rank
         add(
             54,
             cause(
-                "stale-flow",
+                Code::StaleFlow,
                 problem,
                 "the backend ends these after each change; by hand: conntrack -D --orig-src …",
             ),
@@ -461,11 +464,11 @@ fn of_node(evidence: &Evidence, number: usize, front: &Front, ranking: &mut Rank
     }
     if let Some(filtered) = &front.filtered {
         let remedy = "say who sends with --from; its address must be in spec.loadBalancerSourceRanges";
-        add(60, Cause { certain: false, ..cause("source-ranges", filtered.clone(), remedy) });
+        add(60, Cause { certain: false, ..cause(Code::SourceRanges, filtered.clone(), remedy) });
     }
 }
 
-/// What can be done where the kernel holds other rules than planned.
+/// Returns the remedy for rules that differ from the plan.
 pub fn differs_remedy(configuration: Option<&Origin>) -> &'static str {
     match is_guessed(configuration) {
         true => {
@@ -475,7 +478,7 @@ pub fn differs_remedy(configuration: Option<&Origin>) -> &'static str {
     }
 }
 
-/// Nobody has said how the backend is configured: what follows from it may be wrong.
+/// Whether no backend has reported its configuration, so that conclusions from it may be wrong.
 pub fn is_guessed(configuration: Option<&Origin>) -> bool {
     configuration.is_some_and(|origin| origin.source == "defaults")
 }
@@ -485,7 +488,7 @@ fn of_backend(evidence: &Evidence, family: Option<Family>) -> Option<Cause> {
     let Some(backend) = status.newest() else {
         let remedy = "start localnet-nft, or another backend; one of KPNG's never reports";
         return Some(cause(
-            "backend-missing",
+            Code::BackendMissing,
             "no backend has reported to the brain: nothing programs the node",
             remedy,
         ));
@@ -493,12 +496,12 @@ fn of_backend(evidence: &Evidence, family: Option<Family>) -> Option<Cause> {
     let name = &backend.name;
     if let Some((_, reason)) = backend.skipped.iter().find(|(service, _)| *service == evidence.service) {
         let problem = format!("the backend {name} leaves out of this Service: {reason}");
-        return Some(cause("backend-skips", problem, "change the Service as the reason says"));
+        return Some(cause(Code::BackendSkips, problem, "change the Service as the reason says"));
     }
     let of = backend.family(family?)?;
     if !of.error.is_empty() {
         let problem = format!("the backend {name} cannot apply revision {}: {}", status.revision, of.error);
-        return Some(cause("backend-fails", problem, "what the error says; it is tried again by itself"));
+        return Some(cause(Code::BackendFails, problem, "what the error says; it is tried again by itself"));
     }
     if of.behind > 0 {
         let problem = format!(
@@ -507,7 +510,7 @@ fn of_backend(evidence: &Evidence, family: Option<Family>) -> Option<Cause> {
             status.revision,
             backend.age_millis / 1000
         );
-        return Some(cause("backend-behind", problem, "is it running, and does it reach the brain? Its log says"));
+        return Some(cause(Code::BackendBehind, problem, "is it running, and does it reach the brain? Its log says"));
     }
     None
 }
@@ -525,11 +528,11 @@ fn of_others(whither: &str, stop: &Stop) -> Cause {
         stop.family, stop.table, stop.chain
     );
     let remedy = format!("look at it: nft -a list chain {} {} {}", stop.family, stop.table, stop.chain);
-    Cause { certain: stop.certain, ..cause("foreign-rule", format!("a rule of another's {problem}"), remedy) }
+    Cause { certain: stop.certain, ..cause(Code::ForeignRule, format!("a rule of another's {problem}"), remedy) }
 }
 
 impl Answer {
-    /// From what is known.
+    /// Builds the answer from the evidence.
     pub fn of(evidence: &Evidence) -> Self {
         let looked_at = |front: &Front| format!("{} {}: {}", front.kind, front.to, front.outcome);
         let unanswered = evidence.unanswered_node_port.map(|number| {
@@ -553,8 +556,8 @@ impl Show for Answer {
             let tone = if cause.certain { Tone::Bad } else { Tone::Odd };
             let may = if cause.certain { "" } else { " (possible)" };
             let at = cause.at.as_ref().map(|at| format!(" at {at}")).unwrap_or_default();
-            // Writing to a string does not fail.
-            _ = writeln!(text, "{number}. {}{may}{at}", style.paint(tone, cause.id));
+            // Writing to a string cannot fail.
+            _ = writeln!(text, "{number}. {}{may}{at}", style.paint(tone, cause.id.as_str()));
             _ = writeln!(text, "   {}", cause.problem);
             _ = writeln!(text, "   {} {}", style.paint(Tone::Dim, "remedy:"), cause.remedy);
         }
@@ -576,11 +579,11 @@ impl Show for Answer {
     }
 
     fn names(&self) -> Vec<String> {
-        self.causes.iter().map(|cause| cause.id.to_owned()).collect()
+        self.causes.iter().map(|cause| cause.id.to_string()).collect()
     }
 }
 
-/// The one scope that a packet is of.
+/// Returns the scope of a packet as a set with one element.
 pub fn scope_of(is: fn(&Scopes) -> bool) -> Scopes {
     let one = |scopes: Scopes| is(&scopes);
     Scopes {
@@ -591,7 +594,7 @@ pub fn scope_of(is: fn(&Scopes) -> bool) -> Scopes {
     }
 }
 
-/// `10.0.0.1:80` for messages.
+/// Formats an address and port for messages: `10.0.0.1:80`.
 pub fn shown(address: IpAddr, port: u16) -> String {
     SocketAddr::new(address, port).to_string()
 }

@@ -1,12 +1,13 @@
-//! Which configuration answers are made with: the one that the backend reports, the one of the command line, or the defaults.
+//! Selects the configuration that answers are computed with: the one that the backend reports, the command line's, or the
+//! defaults.
 //!
 //! | given | configuration |
 //! |---|---|
-//! | nothing, and a backend reports | as the backend reports it |
-//! | some flags, and a backend reports | the same, with these flags in place of what it reports |
+//! | nothing, and a backend reports | the reported one |
+//! | some flags, and a backend reports | the reported one, overridden by these flags |
 //! | `--config` | the file |
-//! | some flags, and no backend reports | the flags, and defaults for the rest |
-//! | nothing, and no backend reports | defaults |
+//! | some flags, and no backend reports | the flags, and the defaults for the rest |
+//! | nothing, and no backend reports | the defaults |
 
 use std::{fmt, net::IpAddr};
 
@@ -19,7 +20,7 @@ use serde::Serialize;
 
 use crate::{args::Failure, reasons::Status};
 
-/// Those of kube-proxy's flags that decide what becomes of a packet.
+/// The flags of kube-proxy that affect the outcome for a packet.
 const FLAGS: [&str; 7] = [
     "config",
     "cluster-cidr",
@@ -32,7 +33,7 @@ const FLAGS: [&str; 7] = [
 const MASQUERADE_BIT: &str = "masquerade-bit";
 const HEADING: &str = "Configuration [default: as the backend reports it]";
 
-/// The flags that replace what the backend reports.
+/// The flags that override the reported configuration.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigurationArgs {
     masquerade_bit: Option<u8>,
@@ -67,51 +68,51 @@ impl FromArgMatches for ConfigurationArgs {
     }
 }
 
-/// The configuration that an answer is made with, and where it comes from.
+/// The configuration that an answer is computed with, and its origin.
 #[derive(Clone, Debug)]
 pub struct Configuration {
-    /// What decides.
+    /// The values that affect packets.
     pub config: Config,
-    /// The addresses on which NodePorts answer, as the backend reports them; none if that was not asked of it.
+    /// The addresses that answer NodePorts, as the backend reports them; `None` without a report.
     reported_addresses: Option<Vec<IpAddr>>,
-    /// Where it comes from.
+    /// The origin of the configuration.
     pub origin: Origin,
 }
 
-/// Where a configuration comes from, and its values, for answers.
+/// The origin and the values of a configuration, as answers show them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Origin {
-    /// `reported`, `commandLine` or `defaults`.
+    /// Where it comes from: `reported`, `commandLine` or `defaults`.
     pub source: &'static str,
-    /// The backend that reports it.
+    /// The backend that reports the configuration.
     pub backend: Option<String>,
-    /// Where it comes from, in words.
+    /// The origin in words.
     pub text: String,
-    /// What it says.
+    /// The configuration's values.
     #[serde(flatten)]
     pub values: Values,
 }
 
-/// The values of a configuration, for answers.
+/// The values of a configuration, as answers show them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Values {
     /// How pods are recognized, in words.
     pub pods: String,
-    /// Where NodePorts answer, in words.
+    /// The addresses that answer NodePorts, in words.
     pub node_ports: String,
-    /// All traffic to ClusterIPs is masqueraded.
+    /// Whether all traffic to ClusterIPs is masqueraded.
     pub masquerade_all: bool,
-    /// The bit of the packet mark that asks for masquerading.
+    /// The bit of the packet mark that requests masquerading, 0–31.
     pub masquerade_bit: u8,
 }
 
 impl Configuration {
-    /// The one to use. `status`: what backends report, or why that is not known.
+    /// Selects the configuration. `status` is the status of the backends, or why it is unknown.
     ///
     /// # Errors
-    /// A flag or the file of `--config` is wrong.
+    /// Returns an error if a flag or the file of `--config` is invalid.
     pub fn of(args: &ConfigurationArgs, status: Result<&Status, &str>) -> Result<Self, Failure> {
         let backend = status.ok().and_then(Status::newest);
         let mut given: Vec<&str> = args.flags.names().collect();
@@ -161,14 +162,14 @@ impl Configuration {
         }
     }
 
-    /// One that a caller has chosen itself.
+    /// Wraps a configuration that the caller has selected.
     pub fn chosen(config: Config) -> Self {
         let text = "from the command line".to_owned();
         let origin = Origin { source: "commandLine", backend: None, text, values: Values::of(&config) };
         Self { config, reported_addresses: None, origin }
     }
 
-    /// Takes from `other` what the flags of these names say.
+    /// Copies the values of the given flags from `other`.
     fn replace(&mut self, flags: &[&str], other: Config) {
         let any = |of: &[&str]| flags.iter().any(|flag| of.contains(flag));
         if any(&["cluster-cidr", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix"]) {
@@ -186,12 +187,13 @@ impl Configuration {
         }
     }
 
-    /// What plans need of it. `local`: the addresses of the node's interfaces, if this is the node.
+    /// Returns the facts that plans need. `local` contains the addresses of the node's interfaces if this program runs on the
+    /// node.
     pub fn facts(&self, node: &Node, local: Option<&[IpAddr]>) -> Facts {
         let mut facts = Facts::new(&self.config, node, local.unwrap_or(&node.addresses));
         match (&self.reported_addresses, local) {
             (Some(reported), None) => facts.node_port_addresses.clone_from(reported),
-            // Some backends answer on loopback addresses, too, and only they know.
+            // Some backends also answer on loopback addresses, which only their report shows.
             (Some(reported), Some(_)) => {
                 let more = reported.iter().filter(|address| address.is_loopback());
                 facts.node_port_addresses.extend(more);
@@ -203,7 +205,7 @@ impl Configuration {
     }
 }
 
-/// The mode that an empty mode stands for in a backend.
+/// The mode that an empty `mode` stands for in a backend.
 fn mode(backend: &str) -> Mode {
     match backend {
         "iptables" => Mode::Iptables,
@@ -213,7 +215,7 @@ fn mode(backend: &str) -> Mode {
 }
 
 impl Values {
-    /// Those of a configuration.
+    /// Returns the values of a configuration.
     pub fn of(config: &Config) -> Self {
         let Config { masquerade_all, masquerade_bit, detector, node_port_addresses } = config;
         let list = |cidrs: &[IpNet]| cidrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
@@ -244,7 +246,7 @@ impl fmt::Display for Values {
 }
 
 impl Origin {
-    /// For the end of an answer.
+    /// Returns the line for the end of an answer.
     pub fn line(&self) -> String {
         format!("configuration: {}\n", self.text)
     }

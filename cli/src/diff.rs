@@ -1,4 +1,4 @@
-//! `localnet diff`: the plan of the nft backend against what the kernel holds. Reads, and changes nothing.
+//! `localnet diff`: compares the plan of the nft backend with the live state of the kernel. It changes nothing.
 
 mod held;
 
@@ -26,52 +26,52 @@ use crate::{
     output::{Show, Style, Tone},
 };
 
-/// What differs, in nft's words.
+/// The differences between plan and kernel, in nft's words.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Differences {
-    /// One for each thing.
+    /// One entry per differing object, up to the limit.
     pub differences: Vec<Difference>,
-    /// How many there are in all.
+    /// The total number of differences.
     pub count: usize,
-    /// How many elements were compared.
+    /// The number of compared elements.
     pub compared: usize,
-    /// The configuration that the plan was made with.
+    /// The configuration that the plan was computed with.
     pub configuration: Origin,
 }
 
-/// Something that differs.
+/// An object that differs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Difference {
-    /// The table: `ip localnet`.
+    /// The table, such as `ip localnet`.
     pub table: String,
     /// The chain, set or map.
     pub place: String,
-    /// `missing` from the kernel, `unplanned` in it, or `differs`.
+    /// The kind of difference: `missing` from the kernel, `unplanned` in it, or `differs`.
     pub what: &'static str,
-    /// The rule or element; empty if it is about the whole place.
+    /// The rule or element; empty if the whole chain, set or map differs.
     pub text: String,
-    /// Of what differs: what the kernel holds in its place, where that can be told.
+    /// For `differs`: what the kernel holds in its place, if known.
     pub live: Option<String>,
 }
 
-/// So many are named unless all are asked for.
+/// How many differences are listed without `--all`.
 pub const MOST: usize = 200;
 
-/// What is said of an element of a set.
+/// A change of the plan to an element of a set.
 #[derive(Debug)]
 enum Said {
     Set(Element),
     Removed(ElementKey),
 }
 
-/// So many elements are told at a time.
+/// How many planned elements are sent at a time.
 const AT_A_TIME: usize = 4096;
 
 type Part = Vec<(nft::Family, SetId, Said)>;
 
-/// Passes on what is planned.
+/// Sends the planned elements to the comparing thread.
 struct Teller {
     part: Part,
     to: Sender<Part>,
@@ -87,7 +87,7 @@ impl Teller {
 
     fn pass_on(&mut self) {
         let part = std::mem::replace(&mut self.part, Vec::with_capacity(AT_A_TIME));
-        // Nobody listens if the kernel could not be read.
+        // If the kernel could not be read, there is no receiver.
         _ = self.to.send(part);
     }
 }
@@ -102,7 +102,7 @@ impl Hears for Teller {
     }
 }
 
-/// All that a comparison needed. Freeing it takes as long as much of the comparison: a program that ends need not.
+/// The data of a comparison. Freeing it takes as long as much of the comparison, so a program that exits keeps it.
 #[derive(Debug)]
 pub struct Rest {
     held: Held,
@@ -111,20 +111,20 @@ pub struct Rest {
 }
 
 impl Rest {
-    /// The number of the ruleset's generation before it was read: with the same number now nothing has changed since.
+    /// The ruleset's generation before the kernel was read. If it is still the same, nothing has changed since.
     pub fn generation(&self) -> u32 {
         self.held.generation
     }
 }
 
-/// How often a state is planned again because slots of session affinity changed while the kernel was read.
+/// How often a state is planned again because the slots of session affinity changed while the kernel was read.
 const ATTEMPTS: usize = 10;
 
-/// Plans both tables for a state, and compares each element, while the next ones are planned, with what the kernel holds; so many
-/// differences are named.
+/// Plans both tables for a state and compares them with what the kernel holds. Elements are compared while the next ones are
+/// planned. At most `most` differences are listed.
 ///
 /// # Errors
-/// What the kernel holds cannot be read.
+/// Returns an error if the kernel cannot be read.
 pub fn differences(
     state: &Snapshot,
     config: &Config,
@@ -167,7 +167,7 @@ fn compare_once(
     let (whole, compared) = thread::scope(|scope| {
         let comparing = scope.spawn(move || compare(parts));
         let mut teller = Teller { part: Vec::with_capacity(AT_A_TIME), to };
-        // What is not programmed is said by the backend.
+        // The backend itself reports what it does not program.
         let whole = whole::tell(state, config.clone(), local.to_vec(), &history, &mut teller);
         teller.pass_on();
         drop(teller);
@@ -179,7 +179,7 @@ fn compare_once(
     for planned in &whole.tables {
         let family = planned.table.family;
         let found = &held.tables[family as usize];
-        // A host without IPv6 has no such table.
+        // A host without IPv6 has no table for it.
         if found.is_some() || kernel::forwards(family).is_some() {
             differences.compare(planned, found.as_ref(), most);
         }
@@ -195,7 +195,7 @@ impl Differences {
         }
     }
 
-    /// Compares a table as planned with the one in the kernel, if there is one.
+    /// Compares a planned table with the one in the kernel.
     fn compare(&mut self, planned: &TableContent, found: Option<&HeldTable>, most: usize) {
         let family = planned.table.family;
         let table = format!("{} {}", family.as_str(), planned.table.name);
@@ -312,14 +312,14 @@ impl Show for Differences {
     }
 }
 
-/// The kernel's families in the order in which plans come.
+/// The kernel's families in the order in which plans list them.
 pub const FAMILIES: [nft::Family; 2] = nft::Family::ALL;
 
 #[cfg(test)]
 mod tests {
     use localnet_client::Changes;
     use localnet_linux::nft::{ElementData, Family, SetDump, TableDump, Tuple, Verdict};
-    use localnet_nft::desired::Desired;
+    use localnet_nft::{desired::Desired, portions::Limits};
 
     use super::*;
 
@@ -334,7 +334,7 @@ services:
         .unwrap()
     }
 
-    /// What the backend would program, as the kernel would show it.
+    /// Returns what the backend would program, as the kernel would report it.
     fn planned() -> TableDump {
         let mut desired = Desired::new(Config::default());
         desired.update(&state(), &Changes::everything());
@@ -351,7 +351,7 @@ services:
         TableDump { chains: vec![], sets: sets.collect(), generation: 1 }
     }
 
-    /// The sets; the rules need a kernel.
+    /// Returns the differences in the sets. Comparing the rules needs a kernel.
     fn found(state: &Snapshot, dump: &TableDump) -> Vec<String> {
         let reading = Reading::of(1, [Some(dump.clone()), None]);
         let (differences, _) = differences(state, &Config::default(), &[], reading, MOST).unwrap();
@@ -391,7 +391,7 @@ services:
         assert_eq!(none.differences[0].text.as_str(), "the whole table");
     }
 
-    /// A Service with affinity and these endpoints.
+    /// Returns the state of a Service with session affinity and these endpoints.
     fn sticky(hosts: &[u8]) -> Snapshot {
         let endpoints = hosts.iter().map(|host| {
             format!("{{address: 10.0.0.{host}, ports: [{{port: 8080}}], scopes: {{internal: true, external: true}}}}")
@@ -407,14 +407,14 @@ services:
         .unwrap()
     }
 
-    /// The kernel keeps the slots that endpoints had; a fresh plan would give them others.
+    /// The kernel keeps the slots that endpoints have. A new plan would assign other slots.
     #[test]
     fn slots_are_compared_as_the_kernel_has_them() {
         let mut desired = Desired::new(Config::default());
         for hosts in [&[1, 2, 3][..], &[2, 3, 4], &[4, 5]] {
             desired.update(&sticky(hosts), &Changes::everything());
             for family in Family::ALL {
-                desired.tables()[family as usize].changes(usize::MAX);
+                desired.tables()[family as usize].changes(Limits { entered: usize::MAX, filled: usize::MAX });
                 desired.commit(family);
             }
         }
@@ -430,7 +430,7 @@ services:
         assert_eq!(wrong, ["affinity-endpoints differs 10.96.0.1 . tcp . 80 . 4 : 10.0.0.5 . 8080"]);
     }
 
-    /// A VIP that is taken from a service that had it first is compared as the other service has it.
+    /// If a Service loses a VIP to another one, the VIP is compared with the plan of its new owner.
     #[test]
     fn what_is_said_and_taken_back_is_no_difference() {
         let element = planned().sets.iter().find(|set| *set.name == *"services").unwrap().elements[0].clone();
@@ -450,7 +450,7 @@ services:
         assert_eq!(compared(&[&other, &element]), (0, 1, 1));
     }
 
-    /// As `kubectl diff` has it: from what is live to what is wanted.
+    /// As in `kubectl diff`, `-` marks the live state and `+` the desired state.
     #[test]
     fn signs_go_from_what_is_live_to_what_is_wanted() {
         let of = |what, text: &str, live: Option<&str>| Difference {

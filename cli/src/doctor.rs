@@ -1,6 +1,7 @@
-//! `localnet doctor`: is the node as a whole well? One line for each thing that was looked at. What is judged is pure.
+//! `localnet doctor`: checks the node as a whole and prints one line per check. Judging the evidence is pure.
 
 use localnet_client::Snapshot;
+use localnet_core::{Code, Diagnostic};
 use localnet_linux::nft::Family;
 use serde::Serialize;
 
@@ -12,70 +13,70 @@ use crate::{
     reasons::Status,
 };
 
-/// What was found.
+/// The results of all checks.
 #[derive(Debug, Default, Serialize)]
 pub struct Findings {
-    /// One for each thing that was looked at.
+    /// One entry per check.
     pub checks: Vec<Check>,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// A stable word for programs.
+    /// A stable identifier for programs.
     pub id: &'static str,
-    /// How it is.
+    /// The verdict.
     pub is: Is,
-    /// What was seen.
+    /// The observed facts.
     pub seen: String,
-    /// What can be done; empty if it is well.
+    /// How to correct it; empty if all is well.
     pub remedy: String,
 }
 
-/// How a thing is.
+/// The verdict of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Is {
-    /// As it should be.
+    /// All is well.
     Ok,
-    /// Worth a look.
+    /// Unusual; may be a problem.
     Warning,
-    /// Wrong: Services do not answer for it.
+    /// Wrong: Services do not answer because of it.
     Failing,
-    /// It could not be looked at.
+    /// The check could not be made.
     Unknown,
 }
 
-/// Our table of a family: whether it is there, and the chains that are not as planned.
+/// Our table of a family: whether it exists, and the chains that differ from the plan.
 pub type OwnTable = (Family, bool, Vec<String>);
 
-/// What is known of the node.
+/// The evidence about the node.
 #[derive(Debug, Default)]
 pub struct Known {
-    /// Where the brain is.
+    /// The address of the brain.
     pub api: String,
-    /// How far brain and backends are, or why that is not known.
+    /// The status of the brain and its backends, or why it is unknown.
     pub status: Option<Result<Status, String>>,
-    /// How many services the state has, and how many of them no endpoint serves; why there is none.
+    /// The number of Services in the state and of those without an eligible endpoint, or why there is no state.
     pub state: Option<Result<(usize, usize), String>>,
-    /// The configuration that it is all judged by.
+    /// The configuration that the checks use.
     pub configuration: Option<Origin>,
-    /// Our tables, or why they are not known.
-    pub tables: Option<Result<Vec<OwnTable>, String>>,
-    /// Other tables in nf_tables.
+    /// Our tables, or why they are unknown.
+    pub tables: Option<Result<Vec<OwnTable>, Diagnostic>>,
+    /// The other tables in nf_tables.
     pub others: Vec<String>,
-    /// Packets are passed on, by family.
+    /// Whether the kernel forwards packets, by family; `None` if unknown.
     pub forwards: [Option<bool>; 2],
-    /// `route_localnet` of all interfaces.
+    /// The setting `route_localnet` of all interfaces.
     pub route_localnet: Option<i64>,
-    /// Tracked flows, and how many there may be.
+    /// The number of tracked flows and its limit.
     pub tracked: Option<(i64, i64)>,
-    /// ip_tables of the old kind are in use.
+    /// Whether legacy ip_tables are in use.
     pub legacy: bool,
 }
 
 impl Findings {
-    /// Judges what is known.
+    /// Judges the evidence.
     pub fn of(known: &Known) -> Self {
         let mut checks = Vec::new();
         let mut add =
@@ -106,7 +107,7 @@ impl Findings {
                     let remedy = "what it says; it is tried again by itself, and the state stays as it was meanwhile";
                     add("source", Is::Failing, trouble.line(), remedy);
                 }
-                // Backends have nothing to report of while there is no state.
+                // Without a state, backends have nothing to report.
                 if !matches!(known.state, Some(Err(_))) {
                     of_backends(status, &mut add);
                 }
@@ -165,7 +166,7 @@ impl Findings {
         Self { checks }
     }
 
-    /// Something is wrong.
+    /// Whether any check fails.
     pub fn fail(&self) -> bool {
         self.checks.iter().any(|check| check.is == Is::Failing)
     }
@@ -217,11 +218,11 @@ fn of_backends(status: &Status, add: &mut impl FnMut(&'static str, Is, String, &
 fn of_tables(known: &Known, add: &mut impl FnMut(&'static str, Is, String, &str)) {
     match &known.tables {
         None => {}
-        // The reason says what else there may be to do.
-        Some(Err(error)) if error.contains("not permitted") => {
-            add("tables", Is::Unknown, error.clone(), "run it as root, on the node");
+        // The reason may name a further remedy.
+        Some(Err(unread)) => {
+            let remedy = if unread.code == Code::KernelDenied { "run it as root, on the node" } else { "" };
+            add("tables", Is::Unknown, unread.to_string(), remedy);
         }
-        Some(Err(error)) => add("tables", Is::Unknown, error.clone(), ""),
         Some(Ok(tables)) => {
             for (family, is_there, damaged) in tables {
                 let table = format!("table {} localnet", family.as_str());
@@ -255,9 +256,9 @@ fn of_tables(known: &Known, add: &mut impl FnMut(&'static str, Is, String, &str)
     }
 }
 
-/// Looks at the kernel.
+/// Reads the evidence from the kernel.
 pub fn look(
-    kernel: &mut Result<Kernel, String>,
+    kernel: &mut Result<Kernel, Diagnostic>,
     known: &mut Known,
     wanted: impl Fn(Family) -> Vec<std::sync::Arc<localnet_linux::nft::Chain>>,
 ) {
@@ -272,7 +273,7 @@ pub fn look(
     for family in Family::ALL {
         let is_there = matches!(kernel.chains(family), Ok(Some(_)));
         let damaged = kernel.damaged(family, &wanted(family)).unwrap_or_default();
-        // A host without IPv6 has no such table.
+        // A host without IPv6 has no table for it.
         if family == Family::V4 || is_there || crate::kernel::forwards(family).is_some() {
             tables.push((family, is_there, if is_there { damaged } else { Vec::new() }));
         }
@@ -286,7 +287,7 @@ pub fn look(
     known.legacy = std::fs::read_to_string("/proc/net/ip_tables_names").is_ok_and(|names| !names.trim().is_empty());
 }
 
-/// How many services a state has, and how many of them nothing serves.
+/// Returns the number of Services in a state, and of those without an eligible endpoint.
 pub fn count(state: &Snapshot) -> (usize, usize) {
     let is_bare = |service: &&std::sync::Arc<localnet_proto::Service>| {
         let mut scopes = service.endpoints.iter().map(|endpoint| endpoint.scopes);
@@ -324,6 +325,8 @@ impl Show for Findings {
 
 #[cfg(test)]
 mod tests {
+    use localnet_core::Subject;
+
     use super::*;
     use crate::reasons::{Backend, FamilyStatus, Trouble};
 
@@ -358,7 +361,7 @@ mod tests {
         assert!(!findings.fail());
     }
 
-    /// A remedy for the other family would send its reader to a setting that is right.
+    /// The remedy must name the setting of the affected family, not that of the other one.
     #[test]
     fn forwarding_is_mended_by_the_setting_of_its_family() {
         let settings = ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"];
@@ -405,7 +408,17 @@ mod tests {
             known.configuration = Some(Origin { source: "defaults", ..Origin::default() });
         };
         check(guessed, "tables", Is::Warning);
-        check(|known| known.tables = Some(Err("not permitted".to_owned())), "tables", Is::Unknown);
+        for (code, remedy) in [(Code::KernelDenied, "run it as root, on the node"), (Code::KernelNotRead, "")] {
+            let unread = |known: &mut Known| {
+                known.tables = Some(Err(Diagnostic::new(code, Subject::Program, "in words of any kind")));
+            };
+            check(unread, "tables", Is::Unknown);
+            let mut known = well();
+            unread(&mut known);
+            let checks = Findings::of(&known).checks;
+            let tables = checks.iter().find(|check| check.id == "tables").unwrap();
+            assert_eq!((tables.seen.as_str(), tables.remedy.as_str()), ("in words of any kind", remedy));
+        }
         check(|known| known.others = vec!["ip kube-proxy".to_owned()], "other-proxy", Is::Warning);
         check(|known| known.forwards = [Some(false), None], "forwarding", Is::Warning);
         check(|known| known.route_localnet = Some(1), "route-localnet", Is::Warning);

@@ -1,9 +1,9 @@
-//! `localnet explain`: what becomes of one packet, from the brain's decision to the kernel's rules.
+//! `localnet explain`: follows one packet, from the brain's decision to the kernel's rules.
 //!
 //! ```text
-//!  state ─► oracle (client::route) ─► outcome ─┬─► reasons: who was left out, by which rule
-//!                                              ├─► path: chains, rules, elements ─► kernel: held, with which handle
-//!                                              └─► connection tracking: what flows there are
+//!  state ─► oracle (client::route) ─► outcome ─┬─► reasons: endpoints that are not eligible, and the rule that decides
+//!                                              ├─► path: chains, rules, elements ─► kernel: whether it holds them
+//!                                              └─► connection tracking: the existing flows
 //! ```
 
 use std::{
@@ -18,6 +18,7 @@ use localnet_client::{
     route::{self, Origin, Outcome, Packet, Target},
     vips::{Exposure, Facts, PodSource, Vip, VipKey},
 };
+use localnet_core::Diagnostic;
 use localnet_linux::{
     conntrack::{Flow, Status as FlowStatus, TcpState},
     routes::Route,
@@ -34,43 +35,43 @@ use crate::{
     reasons::{Hints, LeftOut, Why},
 };
 
-/// What is asked: the state, how the node is set up, and the kernel, if it can be asked.
+/// The evidence for an answer: the state, the node's configuration, and the kernel if it can be read.
 #[derive(Debug)]
 pub struct World {
     /// The state of the node.
     pub state: Snapshot,
     /// The configuration that `facts` come from.
     pub configuration: Configuration,
-    /// What plans depend on beside services.
+    /// The values that plans depend on besides Services.
     pub facts: Facts,
-    /// The addresses of the node's interfaces, as far as they are known.
+    /// The addresses of the node's interfaces; empty if unknown.
     pub local: Vec<IpAddr>,
-    /// The state is of this machine: its links may be asked for, whatever backend there is.
+    /// Whether the state is of this machine. If so, its links may be read, whichever backend runs.
     pub is_here: bool,
-    /// The kernel, or why it is not asked.
-    pub kernel: Result<Kernel, String>,
+    /// The kernel, or why it is not read.
+    pub kernel: Result<Kernel, Diagnostic>,
 }
 
-/// So many slots of session affinity are looked into.
+/// How many slots of session affinity are read.
 const AFFINITY_SLOTS: u32 = 64;
-/// So many flows are named.
+/// How many flows an answer names.
 const MOST_FLOWS: usize = 20;
 
-/// What the state says of a packet.
+/// The decision of the state about a packet.
 #[derive(Debug)]
 pub struct Judged<'a> {
     /// The packet.
     pub packet: Packet,
-    /// What it is for, if for anything of ours.
+    /// The port that the packet is sent to; `None` if its destination is not ours.
     pub target: Option<Target<'a>>,
-    /// What that is on this node.
+    /// The plan of that VIP on this node.
     pub vip: Option<Vip>,
-    /// What becomes of it.
+    /// The outcome for the packet.
     pub outcome: Outcome,
 }
 
 impl World {
-    /// What the state says of a packet: the oracle's word, nothing of the kernel.
+    /// Returns the oracle's decision about a packet. It does not read the kernel.
     pub fn judge(&self, packet: Packet) -> Judged<'_> {
         let rules = question::rules(&self.facts, Family::of(packet.destination));
         let target = route::target(&self.state, &rules, &packet);
@@ -79,7 +80,8 @@ impl World {
         Judged { packet, target, vip, outcome: route::route(&self.state, &rules, &packet) }
     }
 
-    /// The packet of a question. Where pods are told by their interface, the kernel is asked which one the sender has.
+    /// Builds the packet of a question. If pods are recognized by their interface, it reads the sender's interface from the
+    /// kernel.
     pub async fn packet(&self, from: question::From, to: (SocketAddr, Protocol)) -> Packet {
         let by_interface = matches!(
             self.facts.pods(Family::of(to.0.ip())),
@@ -97,14 +99,14 @@ impl World {
         question::packet(from, to, &self.state, &self.facts, here)
     }
 
-    /// Whether the node itself has the address.
+    /// Whether the address is one of the node's own.
     pub fn has(&self, address: IpAddr) -> bool {
         self.local.contains(&address) || self.state.node.addresses.contains(&address)
     }
 }
 
 impl Judged<'_> {
-    /// The steps of the packet through the rules of the nft backend.
+    /// Returns the steps of the packet through the rules of the nft backend.
     pub fn steps(&self, world: &World) -> Vec<Step> {
         let family = Family::of(self.packet.destination);
         let path = Path::new(&world.facts, family, path::has_affinity(&world.state, &world.facts, family));
@@ -115,7 +117,7 @@ impl Judged<'_> {
         }
     }
 
-    /// The traffic that the packet is of.
+    /// Returns the scope of the packet.
     pub fn scope(&self) -> fn(&Scopes) -> bool {
         match (&self.target, &self.vip) {
             (Some(target), _) if target.internal => |scopes| scopes.internal,
@@ -126,71 +128,71 @@ impl Judged<'_> {
         }
     }
 
-    /// A filter on the destination keeps the source out.
+    /// Whether the source ranges of the destination exclude the source.
     pub fn is_filtered(&self) -> bool {
         self.target.as_ref().is_some_and(|target| !route::admitted(target.service, &self.packet))
     }
 
-    /// The service, if it is of one.
+    /// The Service that the packet is sent to, if any.
     pub fn service(&self) -> Option<&ServiceKey> {
         self.target.as_ref().map(|target| &target.service.key)
     }
 }
 
-/// What becomes of a packet, and why.
+/// The outcome for a packet, and the reasons.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
-    /// Its source address; empty if that was not said.
+    /// Its source address; empty if unknown.
     pub from: String,
-    /// Where it comes from, as the node sees it: `pod`, `node` or `outside`.
+    /// Where it comes from, from the node's point of view: `pod`, `node` or `outside`.
     pub origin: &'static str,
-    /// Where to.
+    /// Its destination.
     pub to: String,
-    /// By which protocol.
+    /// Its protocol.
     pub protocol: &'static str,
-    /// The service whose it is.
+    /// The Service that it is sent to.
     pub service: Option<String>,
-    /// The service's port.
+    /// The port of the Service.
     pub port: Option<String>,
-    /// What the destination is: `ClusterIP`, `external`, `NodePort`, or `none`.
+    /// The kind of the destination: `ClusterIP`, `external`, `NodePort`, or `none`.
     pub destination: &'static str,
-    /// `endpoints`, `reject`, `drop` or `notOurs`.
+    /// The outcome: `endpoints`, `reject`, `drop` or `notOurs`.
     pub outcome: &'static str,
     /// Why, in one sentence.
     pub why: String,
-    /// Where it may go.
+    /// The endpoints that may receive it.
     pub endpoints: BTreeSet<SocketAddr>,
-    /// Its source is replaced by the node's address.
+    /// Whether the node's address replaces its source address.
     pub masquerade: bool,
-    /// For these endpoints it is replaced in any case: the sender itself.
+    /// The endpoints for which the source is replaced in any case, because the endpoint is the sender itself.
     pub hairpin: BTreeSet<SocketAddr>,
-    /// Seconds for which the sender keeps its endpoint.
+    /// How long the sender keeps its endpoint, in seconds.
     pub affinity_seconds: Option<u32>,
-    /// Endpoints of the port that do not serve this traffic, and the rules that leave them out.
+    /// Endpoints of the port that are not eligible for this traffic, and the rules that decide.
     pub left_out: Vec<LeftOut>,
-    /// How many endpoints are left out of the service in all, whatever traffic.
+    /// How many endpoints of the Service are not eligible for some traffic.
     pub left_out_count: usize,
-    /// How hints narrow the endpoints.
+    /// How topology hints narrow the endpoints.
     pub hints: Vec<Hints>,
-    /// Why the brain's reasons are not known.
+    /// Why the brain's reasons are unknown.
     pub reasons_unknown: Option<String>,
-    /// What it meets in the kernel.
+    /// The steps of the packet through the kernel's rules.
     pub path: Vec<PathRow>,
-    /// Why the kernel was not asked.
+    /// Why the kernel was not read.
     pub kernel_unknown: Option<String>,
-    /// Flows like it that exist.
+    /// Existing flows to the same destination, and from the same source if it is known.
     pub flows: Vec<FlowRow>,
-    /// How many there are in all.
+    /// How many such flows exist.
     pub flows_count: usize,
-    /// Why flows are not known.
+    /// Why the flows are unknown.
     pub flows_unknown: Option<String>,
-    /// The configuration that this was worked out with; none of one of many packets.
+    /// The configuration that the answer was computed with; `None` for one of many packets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub configuration: Option<Configured>,
 }
 
-/// A step of the way through the kernel.
+/// One step of a packet through the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PathRow {
@@ -198,35 +200,35 @@ pub struct PathRow {
     pub place: String,
     /// The rule or element as nft prints it.
     pub text: String,
-    /// The kernel's number of the rule.
+    /// The kernel's handle of the rule.
     pub handle: Option<u64>,
-    /// `yes`, `no`, `other` or `unknown`.
+    /// Whether the kernel holds it: `yes`, `no`, `other` or `unknown`.
     pub held: &'static str,
-    /// What is there instead.
+    /// What the kernel holds in its place.
     pub found: Option<String>,
 }
 
-/// A flow that exists.
+/// A flow in connection tracking.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FlowRow {
-    /// Who sent its first packet.
+    /// The client's address and port.
     pub from: SocketAddr,
-    /// Whereto.
+    /// The destination of its first packet.
     pub to: SocketAddr,
-    /// Where it goes.
+    /// The endpoint.
     pub endpoint: SocketAddr,
-    /// Packets came back.
+    /// Whether the endpoint has answered.
     pub answered: bool,
-    /// It goes to something that serves no more, and may stay there.
+    /// Whether its endpoint is no longer eligible and the flow may stay there.
     pub stale: bool,
 }
 
 impl FlowRow {
-    /// A flow to a destination that these endpoints may answer.
+    /// Describes a flow to a destination whose eligible endpoints are `serving`.
     pub fn of(flow: &Flow, serving: &[SocketAddr]) -> Self {
         let answered = flow.status.has(FlowStatus::SEEN_REPLY);
-        // An established connection of TCP lives until one of its ends closes it.
+        // An established TCP connection lives until one of its ends closes it.
         let may_move = flow.protocol != localnet_linux::nft::Protocol::Tcp
             || !answered && flow.tcp_state.is_none_or(|state| state == TcpState::SYN_SENT);
         Self {
@@ -239,7 +241,7 @@ impl FlowRow {
     }
 }
 
-/// How an outcome is called.
+/// The name of an outcome, as in `Explanation::outcome`.
 pub fn outcome_name(outcome: &Outcome) -> &'static str {
     match outcome {
         Outcome::Endpoints { .. } => "endpoints",
@@ -249,7 +251,7 @@ pub fn outcome_name(outcome: &Outcome) -> &'static str {
     }
 }
 
-/// How an origin is called.
+/// The name of an origin, as in `Explanation::origin`.
 pub fn origin_name(origin: Origin) -> &'static str {
     match origin {
         Origin::Pod => "pod",
@@ -258,7 +260,7 @@ pub fn origin_name(origin: Origin) -> &'static str {
     }
 }
 
-/// What the state says, as an answer that knows nothing of kernel and reasons yet.
+/// Returns the answer that follows from the state alone, without the kernel and the brain's reasons.
 pub fn told(world: &World, judged: &Judged<'_>) -> Explanation {
     let packet = &judged.packet;
     let mut told = Explanation {
@@ -325,7 +327,7 @@ fn why(world: &World, judged: &Judged<'_>) -> String {
     }
 }
 
-/// Everything about a packet.
+/// Returns the complete answer about a packet.
 pub async fn explain(world: &mut World, brain: Option<&Brain>, packet: Packet, known_source: bool) -> Explanation {
     let judged = world.judge(packet);
     let mut told = told(world, &judged);
@@ -369,16 +371,16 @@ pub async fn explain(world: &mut World, brain: Option<&Brain>, packet: Packet, k
     told
 }
 
-/// The brain's reasons about a service, or why they are not known.
+/// Returns the brain's reasons about a Service.
 ///
 /// # Errors
-/// Why.
+/// Returns the cause in words if there is no brain or it does not answer.
 pub async fn reasons(brain: Option<&Brain>, key: &ServiceKey) -> Result<Why, String> {
     let Some(brain) = brain else { return Err("a saved state has no reasons: ask a brain (--api)".to_owned()) };
     brain.why(key).await.map(Why::from).map_err(|error| error.to_string())
 }
 
-/// The steps, with what the kernel holds of them.
+/// Returns the steps with what the kernel holds of each, and why the kernel is unknown if it could not be read.
 pub fn in_kernel(world: &mut World, family: Family, steps: &[Step]) -> (Vec<PathRow>, Option<String>) {
     let row = |step: &Step, held: Option<Held>| {
         let (held, handle, found) = match held {
@@ -392,7 +394,7 @@ pub fn in_kernel(world: &mut World, family: Family, steps: &[Step]) -> (Vec<Path
     let family = localnet_nft::plan::family_of(family);
     let kernel = match &mut world.kernel {
         Ok(kernel) => kernel,
-        Err(unknown) => return (steps.iter().map(|step| row(step, None)).collect(), Some(unknown.clone())),
+        Err(unknown) => return (steps.iter().map(|step| row(step, None)).collect(), Some(unknown.to_string())),
     };
     let mut unknown = None;
     let mut rows = Vec::new();
@@ -403,7 +405,7 @@ pub fn in_kernel(world: &mut World, family: Family, steps: &[Step]) -> (Vec<Path
     (rows, unknown)
 }
 
-/// Which endpoint has which slot of session affinity only the kernel knows: as it has them.
+/// Returns the affinity slots of a VIP as the kernel holds them. A plan cannot predict which endpoint has which slot.
 fn affinity_rows(kernel: &mut Kernel, family: Family, key: &VipKey) -> Vec<PathRow> {
     let keys = (0..AFFINITY_SLOTS).map(|slot| path::affinity_key(key, slot));
     let found = kernel.affinity(localnet_nft::plan::family_of(family), keys).unwrap_or_default();
@@ -417,10 +419,10 @@ fn affinity_rows(kernel: &mut Kernel, family: Family, key: &VipKey) -> Vec<PathR
     found.into_iter().map(row).collect()
 }
 
-/// The flows to a packet's destination.
+/// Returns the flows to a packet's destination.
 ///
 /// # Errors
-/// Why they are not known.
+/// Returns the cause in words if connection tracking cannot be read.
 pub fn flows(packet: &Packet, source: Option<IpAddr>, serving: &[SocketAddr]) -> Result<Vec<FlowRow>, String> {
     let protocol = path::protocol(packet);
     let to = SocketAddr::new(packet.destination, packet.port);
@@ -437,7 +439,7 @@ pub fn flows(packet: &Packet, source: Option<IpAddr>, serving: &[SocketAddr]) ->
 }
 
 impl Explanation {
-    /// The packet reaches an endpoint, as far as state and kernel say.
+    /// Whether the packet reaches an endpoint, according to the state and the kernel.
     pub fn arrives(&self) -> bool {
         self.outcome == "endpoints" && self.path.iter().all(|row| !matches!(row.held, "no" | "other"))
     }
@@ -488,7 +490,7 @@ impl Explanation {
                 "sameNode" => "hints are followed: only endpoints for this node".to_owned(),
                 _ => "hints are followed: only endpoints for this zone".to_owned(),
             };
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             _ = writeln!(text, "  {said}");
         }
         if !self.left_out.is_empty() {
@@ -568,7 +570,7 @@ impl Show for Explanation {
     }
 }
 
-/// What becomes of many packets: outcomes alone.
+/// The outcomes for many packets, computed from the state alone.
 #[derive(Debug, Serialize)]
 pub struct Many(pub Vec<Explanation>);
 
@@ -589,7 +591,7 @@ impl Show for Many {
     }
 }
 
-/// A protocol by the name that a person gives it.
+/// The name of a protocol in lower case, as users write it.
 pub fn protocol_name(protocol: Protocol) -> String {
     protocol.as_str().to_lowercase()
 }

@@ -1,4 +1,4 @@
-//! `localnet get`: what the state says. The rows are pure.
+//! `localnet get`: lists the contents of the state. Building the rows is pure.
 
 use std::{
     collections::BTreeMap,
@@ -38,29 +38,29 @@ pub enum Kind {
     State,
 }
 
-/// Which services are listed.
+/// Selects the Services to list.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
-    /// Only those of this namespace.
+    /// List only Services of this namespace.
     pub namespace: Option<String>,
-    /// Only these: `name` or `namespace/name`.
+    /// List only these: `name` or `namespace/name`.
     pub names: Vec<String>,
 }
 
 impl Filter {
-    /// Whether a service is listed.
+    /// Whether a Service is listed.
     pub fn admits(&self, key: &ServiceKey) -> bool {
         let in_namespace = self.namespace.as_ref().is_none_or(|namespace| **namespace == *key.namespace);
         in_namespace && (self.names.is_empty() || self.names.iter().any(|name| is_named(key, name)))
     }
 
-    /// Names that no service of the state has.
+    /// Returns the names that match no Service of the state.
     pub fn missing(&self, state: &Snapshot) -> Vec<String> {
         let has = |name: &String| state.services.keys().any(|key| self.admits(key) && is_named(key, name));
         self.names.iter().filter(|name| !has(name)).cloned().collect()
     }
 
-    /// The services of a state that are listed.
+    /// Returns the Services of a state that are listed.
     pub fn services<'a>(&self, state: &'a Snapshot) -> impl Iterator<Item = &'a Service> {
         state.services.values().map(|service| &**service).filter(|service| self.admits(&service.key))
     }
@@ -73,14 +73,14 @@ fn is_named(key: &ServiceKey, name: &str) -> bool {
     }
 }
 
-/// Services.
+/// A list of Services.
 #[derive(Debug, Serialize)]
 pub struct Services<'a> {
-    /// As the state has them.
+    /// The Services, as in the state.
     pub services: Vec<&'a Service>,
 }
 
-/// As tables have them.
+/// A number of seconds, as tables print it.
 struct Seconds(u32);
 
 impl fmt::Display for Seconds {
@@ -89,7 +89,7 @@ impl fmt::Display for Seconds {
     }
 }
 
-/// A port as tables have it.
+/// A port, as tables print it.
 struct PortText<'a>(&'a Port);
 
 impl fmt::Display for PortText<'_> {
@@ -102,18 +102,18 @@ impl fmt::Display for PortText<'_> {
     }
 }
 
-/// How many endpoints serve some traffic, and how many there are.
+/// Returns how many endpoints are eligible for any traffic, and how many there are.
 fn serving(service: &Service) -> (usize, usize) {
     let serves =
         |endpoint: &&Endpoint| endpoint.scopes.internal || endpoint.scopes.external || endpoint.scopes.short_circuit;
     (service.endpoints.iter().filter(serves).count(), service.endpoints.len())
 }
 
-/// The headings of services.
+/// The headings of the table of Services.
 pub const SERVICE_HEADINGS: [&str; 7] =
     ["NAMESPACE", "NAME", "TYPE", "CLUSTER-IP", "EXTERNAL-IP", "PORTS", "ENDPOINTS"];
 
-/// A service in columns.
+/// Adds a Service to a table row.
 pub fn service_row(row: &mut Row<'_>, service: &Service) {
     let (serve, all) = serving(service);
     row.cell(&*service.key.namespace).cell(&*service.key.name).cell(&service.kind);
@@ -148,7 +148,7 @@ impl Print for Services<'_> {
     }
 }
 
-/// The columns that are in wide tables alone.
+/// Adds the columns that only wide tables have.
 fn more_of_service(row: &mut Row<'_>, service: &Service) {
     let policy = match (service.internal_traffic_to_local, service.external_traffic_to_local) {
         (false, false) => NONE,
@@ -161,10 +161,10 @@ fn more_of_service(row: &mut Row<'_>, service: &Service) {
     row.list(service.ports.iter().map(|port| &*port.name).filter(|name| !name.is_empty()));
 }
 
-/// Endpoints.
+/// A list of endpoints.
 #[derive(Debug, Serialize)]
 pub struct Endpoints<'a> {
-    /// One for each address and port.
+    /// One row per address and port.
     pub endpoints: Vec<EndpointRow<'a>>,
 }
 
@@ -176,11 +176,11 @@ pub struct EndpointRow<'a> {
     at: SocketAddr,
     local: bool,
     scopes: Scopes,
-    /// Its conditions in words; none if the brain was not asked.
+    /// Its conditions in words; `None` if the brain was not asked.
     state: Option<&'static str>,
 }
 
-/// The same as programs read it.
+/// An endpoint as JSON and YAML contain it.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct EndpointFields<'a> {
@@ -195,7 +195,8 @@ struct EndpointFields<'a> {
 }
 
 impl<'a> Endpoints<'a> {
-    /// Those of some services. What the brain tells of a service adds the conditions of its endpoints, and those that the state leaves out.
+    /// Lists the endpoints of some Services. The brain's reasons add the conditions, and the endpoints that the state does not
+    /// contain.
     pub fn of(services: impl Iterator<Item = &'a Service>, told: &'a BTreeMap<ServiceKey, Why>) -> Self {
         let mut endpoints = Vec::new();
         for service in services {
@@ -219,7 +220,7 @@ impl<'a> Endpoints<'a> {
             for of in why.iter().flat_map(|why| &why.left_out).filter(|of| of.number > 0) {
                 let Ok(address) = of.address.parse() else { continue };
                 let at = SocketAddr::new(address, of.number);
-                // One that serves some other traffic, or that several rules leave out, is there already.
+                // The row exists already if the endpoint is eligible for other traffic or several rules exclude it.
                 if !endpoints[first..].iter().any(|row| (row.at, row.port_name) == (at, &*of.port_name)) {
                     let (local, state) = (of.local, state(&of.address));
                     let scopes = Scopes::default();
@@ -289,7 +290,7 @@ impl Print for Endpoints<'_> {
     }
 }
 
-/// The node.
+/// The facts about the node.
 #[derive(Debug, Serialize)]
 pub struct NodeFacts<'a>(pub &'a Node);
 
@@ -367,7 +368,7 @@ impl Show for Versions {
     }
 }
 
-/// All of it.
+/// The whole state.
 #[derive(Debug)]
 pub struct State<'a> {
     node: &'a Node,
@@ -375,7 +376,7 @@ pub struct State<'a> {
 }
 
 impl<'a> State<'a> {
-    /// That of a state.
+    /// Returns the printable form of a state.
     pub fn of(state: &'a Snapshot) -> Self {
         Self { node: &state.node, services: Filter::default().services(state).collect() }
     }
@@ -385,7 +386,7 @@ impl Print for State<'_> {
     fn print(&self, format: Format, _: Style, out: &mut impl io::Write) -> anyhow::Result<()> {
         let around = || Snapshot { node: self.node.clone(), ..Snapshot::default() };
         match format {
-            // It is to be saved: what is saved can be read again.
+            // The output is meant to be saved and read again with `--state`.
             Format::Table | Format::Wide => list::document(Format::Yaml, &around(), &self.services, out),
             Format::Json | Format::Yaml => list::document(format, &around(), &self.services, out),
             Format::Name => list::lines(&self.services, |text, service| Ok(writeln!(text, "{}", service.key)?), out),
@@ -467,7 +468,7 @@ services:
         assert_eq!(fields, ["address", "local", "port", "portName", "protocol", "scopes", "service", "state"]);
     }
 
-    /// As `kubectl get endpointslices` has them: those that are not ready are listed, too.
+    /// As in `kubectl get endpointslices`, the list includes endpoints that are not ready.
     #[test]
     fn endpoints_have_their_conditions_and_those_that_are_left_out_are_listed() {
         let state = state();

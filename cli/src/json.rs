@@ -1,26 +1,26 @@
-//! JSON for people to read: as `serde_json::to_string_pretty` has it, each indentation written at once. It is half of the text.
+//! Indented JSON, equal to that of `serde_json::to_string_pretty`. It writes each indentation, half of the text, in one call.
 
 use std::io;
 
 use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
 
-/// Writes a value as one document.
+/// Writes a value as one JSON document.
 ///
 /// # Errors
-/// It cannot be written.
+/// Returns an error if the value cannot be serialized or `out` cannot be written.
 pub fn write(out: &mut impl io::Write, value: &impl Serialize) -> serde_json::Result<()> {
     value.serialize(&mut Serializer::with_formatter(&mut *out, Indented::default()))?;
     out.write_all(b"\n").map_err(serde_json::Error::io)
 }
 
-/// How a document ends whose last field is an empty list; how its items begin if it has some, and what follows them.
+/// The end of a document whose last field is an empty list; the text before the first item, and the text after the last one.
 pub const LIST: (&str, &str, &str) = ("[]\n}\n", "[", "\n  ]\n}\n");
 
-/// Some items of a list that is a field of a document, each behind a comma.
+/// Serializes items of a list that is a field of a document, each after a comma.
 ///
 /// # Errors
-/// They cannot be written as JSON.
+/// Returns an error if an item cannot be serialized as JSON.
 pub fn items<T: Serialize>(items: &[T]) -> serde_json::Result<Vec<u8>> {
     let mut text = Vec::with_capacity(64 << 10);
     items.serialize(&mut Serializer::with_formatter(&mut text, Indented { depth: 1, filled: false }))?;
@@ -32,7 +32,7 @@ pub fn items<T: Serialize>(items: &[T]) -> serde_json::Result<Vec<u8>> {
 #[derive(Debug, Default)]
 struct Indented {
     depth: usize,
-    /// What is open has something in it.
+    /// Whether the open list or mapping has an entry.
     filled: bool,
 }
 

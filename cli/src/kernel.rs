@@ -1,6 +1,7 @@
-//! The only part that asks the kernel: whether it holds what a packet should meet, who else has rules, routes, flows, settings.
+//! Reads the kernel: the nf_tables rules, those of other programs, routes, flows and settings. No other
+//! file of the command reads the kernel.
 //!
-//! What cannot be asked, for want of a privilege or of nf_tables, is told as text and stops nothing else.
+//! If a privilege or nf_tables is missing, the answer contains the reason as text and the rest of it is still printed.
 
 use std::{
     collections::HashMap,
@@ -11,10 +12,11 @@ use std::{
     thread,
 };
 
+use localnet_core::{Code, Diagnostic, Subject};
 use localnet_linux::{
     addresses::Addresses,
     conntrack::{self, Counters, Flow},
-    nft::{self, Chain, ChainDump, Element, ElementData, Family, Set, Socket, Table, others},
+    nft::{self, Chain, ChainDump, Element, ElementData, Family, Set, Socket, Table, foreign},
     routes::{Route, Routes},
     sysctl::Settings,
 };
@@ -27,36 +29,52 @@ use crate::path::{self, Step, Thing};
 pub struct Kernel {
     socket: Socket,
     chains: HashMap<Family, Option<Vec<ChainDump>>>,
-    others: Option<others::Others>,
+    foreign: Option<foreign::ForeignRules>,
 }
 
-/// Whether the kernel holds something.
+/// Returns the diagnostic for a kernel that is not read.
+pub fn unread(why: impl Into<String>) -> Diagnostic {
+    Diagnostic::new(Code::KernelNotRead, Subject::Program, why)
+}
+
+/// Whether the kernel holds an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Held {
-    /// It does; a rule has a handle.
+    /// The kernel holds it. For a rule, with its handle.
     Yes(Option<u64>),
-    /// It does not.
+    /// The kernel does not hold it.
     No,
-    /// Something else is in its place.
+    /// The kernel holds another object in its place.
     Other(String),
 }
 
 impl Kernel {
-    /// Connects.
+    /// Opens a connection to nf_tables, with a diagnostic for users if that fails.
     ///
     /// # Errors
-    /// There is no nf_tables, or the process may not ask.
+    /// Returns an error if the kernel has no nf_tables or the process lacks the privilege.
+    pub fn read() -> Result<Self, Diagnostic> {
+        Self::open().map_err(|error| match error {
+            nft::Error::NotPermitted => Diagnostic::new(Code::KernelDenied, Subject::Program, error.to_string()),
+            error => unread(error.to_string()),
+        })
+    }
+
+    /// Opens a connection to nf_tables.
+    ///
+    /// # Errors
+    /// Returns an error if the kernel has no nf_tables or the process lacks the privilege.
     pub fn open() -> Result<Self, nft::Error> {
-        let mut kernel = Self { socket: Socket::open()?, chains: HashMap::new(), others: None };
-        // Without the privilege this is where it is said.
+        let mut kernel = Self { socket: Socket::open()?, chains: HashMap::new(), foreign: None };
+        // A missing privilege shows only at the first request.
         kernel.chains(Family::V4)?;
         Ok(kernel)
     }
 
-    /// The chains of our table; none if there is no table. Read once.
+    /// Returns the chains of our table; `None` if there is no table. They are read once.
     ///
     /// # Errors
-    /// The kernel does not show them.
+    /// Returns an error if the kernel refuses the request.
     pub fn chains(&mut self, family: Family) -> Result<Option<&[ChainDump]>, nft::Error> {
         if !self.chains.contains_key(&family) {
             let found = self.socket.chains(&plan::table(family))?;
@@ -65,31 +83,31 @@ impl Kernel {
         Ok(self.chains.get(&family).and_then(Option::as_deref))
     }
 
-    /// Our table without the elements of its sets, if it is there.
+    /// Returns our table without the elements of its sets; `None` if there is no table.
     ///
     /// # Errors
-    /// The kernel does not show it.
+    /// Returns an error if the kernel refuses the request.
     pub fn outline(&mut self, family: Family) -> Result<Option<nft::TableDump>, nft::Error> {
         self.socket.outline(&plan::table(family))
     }
 
-    /// The number of the ruleset's generation: each commit of anyone makes a new one.
+    /// Returns the ruleset's generation, which every commit of any program increments.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// Returns an error if the kernel refuses the request.
     pub fn generation(&mut self) -> Result<u32, nft::Error> {
         self.socket.generation()
     }
 
-    /// Whether a table of that name is there.
+    /// Whether a table of that name exists.
     pub fn has_table(&mut self, family: Family, name: &str) -> bool {
         self.socket.has_table(&Table::new(family, name)).unwrap_or_default()
     }
 
-    /// Whether the kernel holds what a step says.
+    /// Returns whether the kernel holds the object of a step.
     ///
     /// # Errors
-    /// The kernel does not show it.
+    /// Returns an error if the kernel refuses the request.
     pub fn holds(&mut self, family: Family, step: &Step) -> Result<Held, nft::Error> {
         match &step.thing {
             Thing::Rule(chain, index) => {
@@ -120,8 +138,8 @@ impl Kernel {
         let found = self.socket.element(&plan::table(family), &declared, wanted.key.start());
         let found = match found {
             Ok(found) => found,
-            // A set of another kind in its place.
-            Err(nft::Error::Unsupported | nft::Error::RefusedWhole { .. }) => None,
+            // The kernel has a set of another kind under this name.
+            Err(nft::Error::Unsupported | nft::Error::TransactionRefused { .. }) => None,
             Err(error) => return Err(error),
         };
         Ok(match found {
@@ -131,10 +149,10 @@ impl Kernel {
         })
     }
 
-    /// The endpoints of a VIP with session affinity, by slot, as the kernel has them.
+    /// Returns the endpoints of a VIP with session affinity, by slot, as the kernel holds them.
     ///
     /// # Errors
-    /// The kernel does not show them.
+    /// Returns an error if the kernel refuses the request.
     pub fn affinity(
         &mut self,
         family: Family,
@@ -148,10 +166,10 @@ impl Kernel {
         Ok(endpoints)
     }
 
-    /// The chains that should always be there and are not, or are others.
+    /// Returns the constant chains that are missing or differ from the plan.
     ///
     /// # Errors
-    /// The kernel does not show them.
+    /// Returns an error if the kernel refuses the request.
     pub fn damaged(&mut self, family: Family, wanted: &[Arc<Chain>]) -> Result<Vec<String>, nft::Error> {
         let Some(found) = self.chains(family)? else {
             return Ok(wanted.iter().map(|chain| chain.name.to_string()).collect());
@@ -160,33 +178,34 @@ impl Kernel {
         Ok(wanted.iter().filter(|chain| !is_there(chain)).map(|chain| chain.name.to_string()).collect())
     }
 
-    /// The rules of others that stop a packet.
+    /// Returns the rules of other programs that stop a packet.
     ///
     /// # Errors
-    /// The kernel does not show them.
-    pub fn stops(&mut self, packet: &others::Packet) -> Result<Vec<others::Stop>, nft::Error> {
-        if self.others.is_none() {
-            self.others = Some(self.socket.others(&[plan::TABLE, plan::SUBSTITUTE])?);
+    /// Returns an error if the kernel refuses the request.
+    pub fn stops(&mut self, packet: &foreign::Packet) -> Result<Vec<foreign::Stop>, nft::Error> {
+        if self.foreign.is_none() {
+            self.foreign = Some(self.socket.foreign_rules(&[plan::TABLE, plan::SUBSTITUTE])?);
         }
-        let others = self.others.as_ref().map_or_else(Default::default, Clone::clone);
-        Ok(self.socket.stops(&others, packet))
+        let foreign = self.foreign.as_ref().map_or_else(Default::default, Clone::clone);
+        Ok(self.socket.stops(&foreign, packet))
     }
 
-    /// The tables of others.
+    /// Returns the tables of other programs.
     ///
     /// # Errors
-    /// The kernel does not show them.
+    /// Returns an error if the kernel refuses the request.
     pub fn other_tables(&mut self) -> Result<Vec<String>, nft::Error> {
-        Ok(self.socket.others(&[plan::TABLE, plan::SUBSTITUTE])?.tables())
+        Ok(self.socket.foreign_rules(&[plan::TABLE, plan::SUBSTITUTE])?.tables())
     }
 }
 
-/// Hands the elements of each of some sets of our tables to `take`; no element for a set that is gone. For each part of a dump the kernel
-/// skips what it has told from the set's beginning, so that a big set takes it long: several are read at a time, in the order given,
-/// over a socket each.
+/// Passes the elements of each given set of our tables to `take`. A set that was deleted has none.
+///
+/// For each part of a dump the kernel skips the elements of the earlier parts from the start of the set, so a large set takes
+/// long. Several sets are therefore read at a time, in the given order, over one socket each.
 ///
 /// # Errors
-/// The kernel does not show them.
+/// Returns an error if the kernel refuses a request.
 pub fn elements(
     sets: impl Iterator<Item = (Family, Arc<Set>)> + Send,
     take: impl Fn(Family, &Set, Vec<Element>) + Sync,
@@ -203,7 +222,7 @@ pub fn elements(
     on_processors(read).into_iter().collect()
 }
 
-/// Does the same on each processor.
+/// Runs `work` in one thread per processor.
 fn on_processors<T: Send>(work: impl Fn() -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let threads = thread::available_parallelism().map_or(1, NonZero::get);
@@ -212,23 +231,23 @@ fn on_processors<T: Send>(work: impl Fn() -> T + Sync) -> Vec<T> {
     })
 }
 
-/// How many rules of a chain are those of another, in their places.
+/// Returns how many rules of a chain equal the planned rules at the same index.
 fn alike(family: Family, found: &ChainDump, wanted: &Chain) -> usize {
     found.rules.iter().zip(&wanted.rules).filter(|(found, wanted)| found.is(family, wanted)).count()
 }
 
-/// The addresses of the node's interfaces.
+/// Returns the addresses of the node's interfaces.
 ///
 /// # Errors
-/// rtnetlink does not tell.
+/// Returns an error if rtnetlink does not answer.
 pub async fn addresses() -> anyhow::Result<Vec<IpAddr>> {
     Ok(Addresses::watch()?.list().await?.into_iter().map(|address| address.ip).collect())
 }
 
-/// The ways to some addresses.
+/// Returns the routes to some addresses.
 ///
 /// # Errors
-/// rtnetlink does not tell.
+/// Returns an error if rtnetlink does not answer.
 pub async fn routes(to: impl IntoIterator<Item = IpAddr>) -> anyhow::Result<Vec<(IpAddr, Route)>> {
     let routes = Routes::open()?;
     let mut ways = Vec::new();
@@ -238,10 +257,10 @@ pub async fn routes(to: impl IntoIterator<Item = IpAddr>) -> anyhow::Result<Vec<
     Ok(ways)
 }
 
-/// The flows of a family that `wanted` wants.
+/// Returns the flows of a family that `wanted` accepts.
 ///
 /// # Errors
-/// Connection tracking cannot be read.
+/// Returns an error if connection tracking cannot be read.
 pub fn flows(family: Family, wanted: impl Fn(&Flow) -> bool) -> Result<Vec<Flow>, conntrack::Error> {
     let mut flows: HashMap<(SocketAddr, SocketAddr, u32), Flow> = HashMap::new();
     let mut see = |flow: &Flow| {
@@ -255,10 +274,10 @@ pub fn flows(family: Family, wanted: impl Fn(&Flow) -> bool) -> Result<Vec<Flow>
     Ok(flows)
 }
 
-/// All flows of both families, with what went through each, if the kernel counts that.
+/// Returns all flows of both families, with their packets and bytes if the kernel counts them.
 ///
 /// # Errors
-/// Connection tracking cannot be read.
+/// Returns an error if connection tracking cannot be read.
 pub fn counted_flows() -> Result<Vec<(Flow, Option<Counters>)>, conntrack::Error> {
     let mut flows = HashMap::new();
     for family in Family::ALL {
@@ -270,17 +289,17 @@ pub fn counted_flows() -> Result<Vec<(Flow, Option<Counters>)>, conntrack::Error
     Ok(flows.into_values().collect())
 }
 
-/// Whether the kernel counts packets and bytes of new flows.
+/// Whether the kernel counts the packets and bytes of new flows.
 pub fn counts_bytes() -> bool {
     setting("proc/sys/net/netfilter/nf_conntrack_acct").is_some_and(|value| value != 0)
 }
 
-/// A setting of the kernel; none if there is no such setting.
+/// Returns a kernel setting; `None` if it does not exist.
 pub fn setting(name: &str) -> Option<i64> {
     Settings::default().get(name).ok()
 }
 
-/// Whether packets are passed on between interfaces.
+/// Returns whether the kernel forwards packets between interfaces; `None` if the setting does not exist.
 pub fn forwards(family: Family) -> Option<bool> {
     let name = match family {
         Family::V4 => "proc/sys/net/ipv4/ip_forward",

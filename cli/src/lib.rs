@@ -1,31 +1,31 @@
-//! `localnet`: the command for the person who asks why a Service does not answer.
+//! `localnet`: the command-line tool that shows why a Service does not answer.
 //!
 //! ```text
-//!  brain (socket, TCP) ─┐            ┌─► get, watch: what the state says
-//!  saved state (file) ──┴─► source ──┼─► explain: oracle ─► path (what the kernel should hold) ─► kernel (whether it does)
+//!  brain (socket, TCP) ─┐            ┌─► get, watch: print the state
+//!  saved state (file) ──┴─► source ──┼─► explain: oracle ─► path (what the kernel should hold) ─► kernel (whether it holds it)
 //!  brain's reasons ──────────────────┤       └─► causes: what is wrong, the likeliest first
 //!  kernel (netlink) ─────────────────┴─► diff, top, doctor
 //! ```
 //!
-//! | file | step |
+//! | file | purpose |
 //! |---|---|
-//! | [`args`] | the command line, exit codes |
-//! | [`source`] | where the state comes from |
-//! | [`configuration`] | which configuration answers are made with |
-//! | [`output`], [`table`], [`json`], [`yaml`] | tables, JSON, YAML, names |
-//! | [`time`] | points in time |
-//! | [`list`], [`pieces`] | the same of long lists, by several threads |
-//! | [`get`], [`watch`] | what the state says |
-//! | [`question`] | who sends what where; pure |
+//! | [`args`] | the command line and the exit codes |
+//! | [`source`] | reads the state from a brain or a file |
+//! | [`configuration`] | selects the configuration that answers are computed with |
+//! | [`output`], [`table`], [`json`], [`yaml`] | print tables, JSON, YAML and names |
+//! | [`time`] | formats points in time |
+//! | [`list`], [`pieces`] | print long lists with several threads |
+//! | [`get`], [`watch`] | print the state and its changes |
+//! | [`question`] | parses a sender and a destination into a packet; pure |
 //! | [`reasons`] | the brain's reasons and status as plain values; pure |
-//! | [`path`] | which chains, rules and elements a packet meets; pure |
-//! | [`explain`] | one packet, from the state to the kernel |
-//! | [`causes`] | what is wrong, ranked; pure |
-//! | [`why_not`] | gathers what [`causes`] judges |
-//! | [`kernel`] | the only one that asks the kernel |
-//! | [`diff`], [`top`], [`doctor`] | the node as a whole |
+//! | [`path`] | the chains, rules and elements that a packet meets; pure |
+//! | [`explain`] | follows one packet from the state to the kernel |
+//! | [`causes`] | ranks what is wrong; pure |
+//! | [`why_not`] | gathers the evidence for [`causes`] |
+//! | [`kernel`] | reads the kernel; no other file does |
+//! | [`diff`], [`top`], [`doctor`] | check the node as a whole |
 //!
-//! It only reads: nothing here changes the state, the kernel or a flow.
+//! The command only reads. It changes neither the state nor the kernel nor any flow.
 
 pub mod args;
 pub mod causes;

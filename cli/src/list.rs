@@ -1,4 +1,4 @@
-//! Answers that are long lists: tens of thousands of items, written by several threads.
+//! Prints answers that are lists of tens of thousands of items, with several threads.
 
 use std::io;
 
@@ -7,13 +7,13 @@ use serde::Serialize;
 
 use crate::{json, output::Format, pieces, yaml};
 
-/// So many items make a piece: its text stays in the processor's cache, and threads seldom wait for each other.
+/// The number of items in a piece. The text of a piece fits into the processor's cache, and threads rarely wait for each other.
 const PIECE: usize = 64;
 
-/// Writes a document, JSON or else YAML, whose last field is a list; `around` is the same without its items.
+/// Writes a JSON or YAML document whose last field is a list. `around` is the document with an empty list.
 ///
 /// # Errors
-/// It cannot be written.
+/// Returns an error if the document cannot be serialized or written.
 pub fn document<T: Serialize + Sync>(
     format: Format,
     around: &impl Serialize,
@@ -30,7 +30,7 @@ pub fn document<T: Serialize + Sync>(
     out.write_all(before)?;
     out.write_all(begin.as_bytes())?;
     let make = |items: &[T]| if is_json { json::items(items) } else { yaml::items(items) };
-    // Each item is behind a comma, or in YAML a line end.
+    // The text of the first item begins with the separator, which `begin` already contains.
     let mut skipped = begin.len();
     pieces::in_order(items, PIECE, make, |made| {
         let made = made.context("writing a list")?;
@@ -40,10 +40,10 @@ pub fn document<T: Serialize + Sync>(
     Ok(out.write_all(end.as_bytes())?)
 }
 
-/// Writes what `line` writes of each item.
+/// Writes the output of `line` for each item.
 ///
 /// # Errors
-/// `line` fails, or it cannot be written.
+/// Returns an error of `line`, or an error if `out` cannot be written.
 pub fn lines<T: Sync>(
     items: &[T],
     line: impl Fn(&mut Vec<u8>, &T) -> anyhow::Result<()> + Sync,

@@ -1,10 +1,10 @@
-//! `localnet`, also `kubectl localnet`: see the library.
+//! `localnet`, also `kubectl localnet`. The library contains the implementation.
 
 use std::process::ExitCode;
 
 use localnet::args;
 
-/// Unlike the other programs it ends soon, and is to be quick (docs/decisions/0013-allocator.md).
+/// The other programs run for long; this one exits soon and has to be fast (docs/decisions/0013-allocator.md).
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -1,4 +1,4 @@
-//! What is printed: aligned tables for people, JSON and YAML with stable fields for programs, names for other commands.
+//! Prints answers: aligned tables for people, JSON and YAML with stable fields for programs, names for other commands.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
@@ -26,7 +26,7 @@ pub enum Format {
     Name,
 }
 
-/// What stands where there is nothing.
+/// Stands for an empty value in tables.
 pub const NONE: &str = "-";
 
 /// When to use colour.
@@ -44,31 +44,31 @@ pub enum Colour {
 /// How to print for people.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Style {
-    /// More columns.
+    /// Whether tables have more columns.
     pub wide: bool,
-    /// With colour.
+    /// Whether to use colour.
     pub colour: bool,
-    /// The columns of the terminal, which no row of a table exceeds; none for any width.
+    /// The terminal's width in columns, which no row of a table exceeds. `None` means unlimited.
     pub width: Option<usize>,
-    /// Without the headings of tables.
+    /// Whether tables have no headings.
     pub no_headings: bool,
 }
 
-/// What a word says.
+/// How good or bad a text is, which decides its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tone {
-    /// As it should be.
+    /// Correct.
     Good,
-    /// Worth a look.
+    /// Unusual; may be a problem.
     Odd,
     /// Wrong.
     Bad,
-    /// Of little weight.
+    /// Unimportant.
     Dim,
 }
 
 impl Style {
-    /// A text in the colour of what it says.
+    /// Returns a text in the colour of its tone.
     pub fn paint(self, tone: Tone, text: &str) -> String {
         let code = match tone {
             Tone::Good => "32",
@@ -80,20 +80,20 @@ impl Style {
     }
 }
 
-/// An answer that can be printed in every format. What is serialized is stable: fields are only added.
+/// An answer that can be printed in every format. Its serialized fields are stable: fields are only added.
 pub trait Show: Serialize {
-    /// For people.
+    /// Returns the answer as text for people.
     fn human(&self, style: Style) -> String;
-    /// The names of what it is about.
+    /// Returns the names of the objects in the answer.
     fn names(&self) -> Vec<String>;
 }
 
-/// What is written in a format: each answer that can be shown, and long lists.
+/// A value that can be printed in a given format: any `Show`, and long lists.
 pub trait Print {
-    /// Writes it.
+    /// Writes the value.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// Returns an error if `out` cannot be written or the value cannot be serialized.
     fn print(&self, format: Format, style: Style, out: &mut impl io::Write) -> anyhow::Result<()>;
 }
 
@@ -110,17 +110,17 @@ impl<A: Show> Print for A {
     }
 }
 
-/// The answer in a format.
+/// Returns the answer in a format.
 ///
 /// # Errors
-/// It cannot be written as JSON or YAML.
+/// Returns an error if the answer cannot be serialized as JSON or YAML.
 pub fn render(answer: &impl Print, format: Format, colour: bool) -> anyhow::Result<String> {
     let mut text = Vec::new();
     answer.print(format, Style { colour, ..Style::default() }, &mut text)?;
     Ok(String::from_utf8(text)?)
 }
 
-/// Whether standard output is to be coloured.
+/// Whether standard output is coloured.
 pub fn is_coloured(colour: Colour) -> bool {
     match colour {
         Colour::Always => true,
@@ -129,41 +129,43 @@ pub fn is_coloured(colour: Colour) -> bool {
     }
 }
 
-/// The columns of the terminal that standard output is; none if it is none.
+/// The width of standard output in columns; `None` if it is not a terminal.
 pub fn terminal_width() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
-/// Prints what `write` writes. A reader that has seen enough, as `head` has, is no error.
+/// Prints what `write` writes. It is no error if the reader closes the pipe early, as `head` does.
 ///
 /// # Errors
-/// Standard output cannot be written.
+/// Returns an error if standard output cannot be written, or the error of `write`.
 pub fn print(write: impl FnOnce(&mut Out<io::StdoutLock<'static>>) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let mut out = Out::new(io::stdout().lock());
     write(&mut out)?;
     out.flush().context("writing to standard output")
 }
 
-/// Where an answer goes: in big pieces, and nowhere once its reader is gone. What backends report and states say reaches no terminal as
-/// a command: of control characters, line ends and our own colours pass, others are spelled out.
+/// The output of an answer. It writes large blocks and stops once the reader has closed the pipe.
+///
+/// Reports of backends and values of a state must not control the terminal. Of the control characters, only line ends, tabs and
+/// our own colours pass; all others are escaped.
 #[derive(Debug)]
 pub struct Out<W: io::Write> {
     to: UntilClosed<W>,
-    /// What has not gone out yet. No write ends within a character or a colour.
+    /// The buffered text. A call of `write_all` never ends within a character or a colour.
     text: Vec<u8>,
 }
 
-/// So much is kept before it goes out.
+/// How many bytes are buffered before they are written.
 const ENOUGH: usize = 64 << 10;
 
 impl<W: io::Write> Out<W> {
-    /// Writes there.
+    /// Creates an output that writes to `to`.
     pub fn new(to: W) -> Self {
         Self { to: UntilClosed { to, closed: false }, text: Vec::with_capacity(2 * ENOUGH) }
     }
 
-    /// What was kept goes out.
+    /// Writes the buffer.
     fn pass(&mut self) -> io::Result<()> {
         let text = std::mem::take(&mut self.text);
         let passed = self.pass_all(&text);
@@ -187,7 +189,7 @@ impl<W: io::Write> io::Write for Out<W> {
     }
 
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
-        // What is long already is not copied once more.
+        // A long text is written directly, which saves a copy.
         if bytes.len() >= ENOUGH / 4 {
             self.pass()?;
             return self.pass_all(bytes);
@@ -202,14 +204,14 @@ impl<W: io::Write> io::Write for Out<W> {
     }
 }
 
-/// Whether some byte begins a control character, or perhaps one: those of C1 begin with 0xc2.
+/// Whether any byte may begin a control character. Those of C1 begin with 0xc2, as do some other characters.
 fn may_command(bytes: &[u8]) -> bool {
-    // Without an end before the last byte: many are compared at once.
+    // The loop has no early exit, so that the compiler compares many bytes at once.
     let begins = |byte: u8| (byte < b' ' && byte != b'\n' && byte != b'\t') || byte == 0x7f || byte == 0xc2;
     bytes.iter().fold(false, |any, byte| any | begins(*byte))
 }
 
-/// The text with control characters spelled out, but for line ends, tabs and the colours of [`Style`].
+/// Returns the text with its control characters escaped, except line ends, tabs and the colours of [`Style`].
 pub fn harmless(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -229,7 +231,7 @@ pub fn harmless(text: &str) -> String {
     out
 }
 
-/// What [`Style::paint`] writes.
+/// The sequences that [`Style::paint`] writes.
 const COLOURS: [&str; 5] = ["\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[2m", "\x1b[0m"];
 
 #[derive(Debug)]

@@ -1,10 +1,10 @@
-//! Which chains, rules and elements of the nft backend a packet meets on its way, from the plan. Pure.
+//! Determines from the plan which chains, rules and elements of the nft backend a packet meets. Pure.
 //!
 //! ```text
-//!  packet, oracle's outcome ──► steps (chain, rule or element that should be there) ──► kernel: is it there?
+//!  packet, oracle's outcome ──► steps (chain, rule or element of the plan) ──► kernel: does it hold them?
 //! ```
 //!
-//! The steps come from the same functions that the backend plans with, so that what is looked for is what it writes.
+//! The steps come from the functions that the backend itself plans with, so they cannot differ from what it programs.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -14,33 +14,31 @@ use localnet_client::{
 };
 use localnet_linux::nft::{Chain, Element, ElementData, Family, Statement, Verdict, element_line, rule_line};
 use localnet_nft::plan::{
-    ChainNames, chains,
-    chains::names,
-    elements, family_of, protocol_of,
+    ChainNames, chains, elements, family_of, names, protocol_of,
     sets::{Pool, SetId},
     slots,
     stable_slots::Slots,
 };
 use localnet_proto::{Service, Snapshot};
 
-/// So many endpoints of a VIP are looked for in the kernel.
+/// How many endpoints of a VIP are searched for in the kernel.
 const MOST_ENDPOINTS: usize = 256;
 
-/// Something that the packet meets.
+/// A chain, rule or element that the packet meets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// The chain, set or map.
+    /// The name of the chain, set or map.
     pub place: String,
-    /// What is there.
+    /// The object that the kernel should hold there.
     pub thing: Thing,
-    /// The same as nft prints it.
+    /// The object as nft prints it.
     pub text: String,
 }
 
-/// What should be there.
+/// An object that the kernel should hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Thing {
-    /// A rule of a chain, by its place in it.
+    /// A rule of a chain, by its index.
     Rule(Arc<Chain>, usize),
     /// A whole chain.
     Chain(Arc<Chain>),
@@ -48,43 +46,43 @@ pub enum Thing {
     Element(SetId, Element),
 }
 
-/// What a service means on this node at one of its VIPs.
+/// Returns the plan of a Service for one of its VIPs on this node.
 pub fn vip(service: &Service, facts: &Facts, key: &VipKey) -> Option<Vip> {
     service::plan(service, facts).vips.into_iter().find(|(known, _)| known == key).map(|(_, vip)| vip)
 }
 
-/// Whether some service of a family makes its clients keep their endpoint: the tables then have more chains.
+/// Whether any Service of a family has session affinity. If so, the tables have more chains.
 pub fn has_affinity(state: &Snapshot, facts: &Facts, family: localnet_proto::Family) -> bool {
     let with_affinity = state.services.values().filter(|service| service.client_ip_affinity.is_some());
     let mut vips = with_affinity.flat_map(|service| service::plan(service, facts).vips);
     vips.any(|(key, vip)| key.family() == family && !(vip.endpoints.is_empty() && vip.local_endpoints.is_empty()))
 }
 
-/// The way of a packet through the rules.
+/// A packet's path through the rules.
 #[derive(Debug)]
 pub struct Path<'a> {
     facts: &'a Facts,
     family: Family,
-    /// The chains that are always there.
+    /// The chains that exist in every plan.
     chains: Vec<Arc<Chain>>,
     names: ChainNames,
     steps: Vec<Step>,
 }
 
 impl<'a> Path<'a> {
-    /// Of packets of a family; `affinity` as [`has_affinity`] says.
+    /// Creates the path for packets of a family. `affinity` is the result of [`has_affinity`].
     pub fn new(facts: &'a Facts, family: localnet_proto::Family, affinity: bool) -> Self {
         let family = family_of(family);
         let chains = chains::fixed(facts, family, affinity).into_iter().map(Arc::new).collect();
         Self { facts, family, chains, names: ChainNames::default(), steps: Vec::new() }
     }
 
-    /// The chains that are always there.
+    /// The chains that exist in every plan.
     pub fn chains(&self) -> &[Arc<Chain>] {
         &self.chains
     }
 
-    /// The steps of a packet to a VIP, and what becomes of it. `at_node`: the destination is an address of the node.
+    /// Returns the steps of a packet to a VIP. `at_node` is whether the destination is an address of the node.
     pub fn to_vip(
         mut self,
         packet: &Packet,
@@ -136,7 +134,7 @@ impl<'a> Path<'a> {
         self.steps
     }
 
-    /// The steps of a packet that is for no VIP.
+    /// Returns the steps of a packet whose destination is no VIP.
     pub fn to_none(mut self, packet: &Packet, outcome: &Outcome, at_node: bool) -> Vec<Step> {
         match outcome {
             Outcome::Reject => {
@@ -154,7 +152,7 @@ impl<'a> Path<'a> {
         self.steps
     }
 
-    /// The elements of a VIP. Which endpoint has which slot of session affinity only the kernel knows: those are left out.
+    /// Returns the elements of a VIP without those of session affinity: only the kernel knows which endpoint has which slot.
     fn elements(&self, key: &VipKey, vip: &Vip) -> Vec<(SetId, Element)> {
         let mut held = Vec::new();
         elements::of_vip(key, vip, &Slots::default(), &self.names, |set, element| held.push((set, element)));
@@ -209,7 +207,7 @@ impl<'a> Path<'a> {
         };
         if vip.affinity.is_some() {
             self.lookup(from, SetId::AffinityVips);
-            // The number that the port has only the kernel knows.
+            // Only the kernel knows the number of the port.
             let any = |element| Element { data: ElementData::None, ..element };
             of(SetId::AffinityVips).for_each(|(id, element)| self.element(id, any(element)));
             return;
@@ -225,7 +223,7 @@ impl<'a> Path<'a> {
         of(pool.endpoints()).take(MOST_ENDPOINTS).for_each(|(id, element)| self.element(id, element));
     }
 
-    /// The base chain that sends new packets on.
+    /// Adds the rule of the base chain that jumps to the chains for new packets.
     fn entry(&mut self, kind: &str, packet: &Packet) {
         let point = if packet.origin == Origin::Node { "output" } else { "prerouting" };
         self.rule(&format!("{kind}-{point}"), |_| true);
@@ -242,7 +240,7 @@ impl<'a> Path<'a> {
         self.rule(point, jumps);
     }
 
-    /// The rule of a chain that looks into a set.
+    /// Adds the rule of a chain that looks up a set.
     fn lookup(&mut self, chain: &str, set: SetId) {
         let looks = |statement: &Statement| match statement {
             Statement::Lookup(_, _, name) | Statement::VerdictMap(_, name) | Statement::PriorityMap(_, name) => {
@@ -253,7 +251,7 @@ impl<'a> Path<'a> {
         self.rule(chain, looks);
     }
 
-    /// The first rule of a chain that has such a statement.
+    /// Adds the first rule of a chain that has a statement which `has` accepts.
     fn rule(&mut self, chain: &str, has: impl Fn(&Statement) -> bool) {
         let Some(chain) = self.chains.iter().find(|known| *known.name == *chain) else { return };
         let Some(index) = chain.rules.iter().position(|rule| rule.statements.iter().any(&has)) else { return };
@@ -266,7 +264,7 @@ impl<'a> Path<'a> {
         self.steps.push(Step { place: set.name().to_owned(), thing: Thing::Element(set, element), text });
     }
 
-    /// Where NodePorts are answered, for messages.
+    /// The addresses that answer NodePorts, for messages.
     pub fn node_port_addresses(&self) -> &[IpAddr] {
         &self.facts.node_port_addresses
     }
@@ -276,14 +274,14 @@ fn passes(vip: &Vip, source: IpAddr) -> bool {
     vip.sources.as_ref().is_none_or(|ranges| ranges.iter().any(|range| range.contains(&source)))
 }
 
-/// Whether an element of allowed sources is the range that the source is in.
+/// Whether an element of the allowed sources is the range that contains the source.
 fn range_has(element: &Element, key: &VipKey, source: IpAddr) -> bool {
     let with = elements::tuple(key).address(source);
     let start = element.key.start();
     *start <= with && with <= *element.key.end().unwrap_or(start)
 }
 
-/// The endpoint that an element of a map of endpoints leads to, as text; for other elements their verdict.
+/// Returns the endpoint that an element of a map leads to, as text. For other elements it returns the verdict.
 pub fn leads_to(element: &Element) -> String {
     match &element.data {
         ElementData::Value(value) => {
@@ -306,12 +304,12 @@ pub fn leads_to(element: &Element) -> String {
     }
 }
 
-/// The key under which affinity keeps an endpoint, for each slot: what [`crate::kernel`] asks for.
+/// Returns the key of a slot of session affinity, for [`crate::kernel`].
 pub fn affinity_key(key: &VipKey, slot: u32) -> localnet_linux::nft::Tuple {
     elements::tuple(key).index(slot)
 }
 
-/// What flows of a packet are known by in connection tracking.
+/// Returns the protocol of a packet's flows in connection tracking.
 pub fn protocol(packet: &Packet) -> localnet_linux::nft::Protocol {
     protocol_of(packet.protocol)
 }

@@ -1,4 +1,4 @@
-//! Long lists are written by several threads, a piece each, and go out in their order.
+//! Processes a long list in pieces with several threads, and passes the results on in the list's order.
 
 use std::{
     num::NonZero,
@@ -6,14 +6,14 @@ use std::{
     thread,
 };
 
-/// So many pieces a thread is ahead of what has gone out.
+/// How many finished pieces of a thread may wait to be taken.
 const AHEAD: usize = 4;
 
-/// Makes something of each piece of a list, which has `size` items, and hands it to `take` in the list's order. As many threads make
-/// them as there are processors; `take` runs in this one.
+/// Applies `make` to each piece of `size` items and passes the results to `take` in the list's order. One thread per processor
+/// runs `make`; the calling thread runs `take`.
 ///
 /// # Errors
-/// Those of `take`.
+/// Returns the first error of `take`.
 pub fn in_order<T: Sync, P: Send, E>(
     items: &[T],
     size: usize,
@@ -30,12 +30,12 @@ pub fn in_order<T: Sync, P: Send, E>(
         let worker = |first| -> Receiver<P> {
             let (made, receiver) = mpsc::sync_channel(AHEAD);
             let mut own = items.chunks(size).skip(first).step_by(threads);
-            // Nobody receives any more after an error.
+            // After an error there is no receiver any more; sending then fails and ends the thread.
             scope.spawn(move || own.try_for_each(|piece| made.send(make(piece))));
             receiver
         };
         let workers: Vec<_> = (0..threads).map(worker).collect();
-        // The first that has no more is past the end of the list.
+        // The first worker without a further piece marks the end of the list.
         workers.iter().cycle().map_while(|worker| worker.recv().ok()).try_for_each(&mut take)
     })
 }

@@ -1,16 +1,16 @@
-//! Who sends what where, as a person writes it, and the packet that it is on this node. Pure.
+//! Parses a sender and a destination as a user writes them, and builds their packet on this node. Pure.
 //!
 //! | `--from` | |
 //! |---|---|
-//! | `10.244.0.7` | that address: a pod of this node if the detector of local traffic says so, the node if it is its own |
+//! | `10.244.0.7` | that address: a pod of this node if the detector of local traffic recognizes it, the node if it is its own |
 //! | `pod`, `pod:10.244.0.7` | a pod of this node |
 //! | `node` | the node itself |
-//! | `outside`, `outside:203.0.113.2` | anything else |
+//! | `outside`, `outside:203.0.113.2` | any other sender |
 //!
 //! | `--to` | |
 //! |---|---|
-//! | `10.96.0.10:53/udp` | address, port and protocol; TCP if none is said |
-//! | `shop/web:http`, `web:80` | a port of a Service, by name or number, at its ClusterIP; in namespace `default` if none is said |
+//! | `10.96.0.10:53/udp` | address, port and protocol; TCP by default |
+//! | `shop/web:http`, `web:80` | a port of a Service, by name or number, at its ClusterIP; the default namespace is `default` |
 
 use std::{
     fmt,
@@ -24,16 +24,16 @@ use localnet_client::{
 };
 use localnet_proto::{Family, Port, Protocol, Service, ServiceKey, Snapshot};
 
-/// Who sends.
+/// The sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum From {
     /// A pod of this node.
     Pod(Option<IpAddr>),
     /// The node itself.
     Node,
-    /// Anything else.
+    /// Any other sender.
     Outside(Option<IpAddr>),
-    /// Whoever has that address.
+    /// The sender with that address.
     Address(IpAddr),
 }
 
@@ -58,7 +58,7 @@ impl FromStr for From {
 }
 
 impl From {
-    /// Its address, if it is known.
+    /// The sender's address, if known.
     pub fn address(self) -> Option<IpAddr> {
         match self {
             Self::Pod(address) | Self::Outside(address) => address,
@@ -68,16 +68,16 @@ impl From {
     }
 }
 
-/// Where to.
+/// The destination of a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct To {
-    /// The destination.
+    /// The address or Service.
     pub at: At,
-    /// The protocol, if it was said.
+    /// The protocol, if given.
     pub protocol: Option<Protocol>,
 }
 
-/// A destination.
+/// An address or a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum At {
     /// An address and port.
@@ -117,14 +117,14 @@ fn protocol(word: &str) -> Option<Protocol> {
     [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|of| of.as_str().eq_ignore_ascii_case(word))
 }
 
-/// Why there is no packet for a question.
+/// Why a question has no packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoPacket {
-    /// The state has no such service.
+    /// The state has no such Service.
     NoService(ServiceKey),
-    /// The service has no such port; these it has.
+    /// The Service has no such port; its ports are listed.
     NoPort(ServiceKey, Vec<String>),
-    /// The service does not exist in the sender's family.
+    /// The Service has no address of the sender's family.
     NoFamily(ServiceKey, Family),
 }
 
@@ -138,7 +138,7 @@ impl fmt::Display for NoPacket {
     }
 }
 
-/// The port of a service that a person means: by name, else by number.
+/// Finds a port of a Service by its name, else by its number.
 pub fn port_of<'a>(service: &'a Service, text: &str, protocol: Option<Protocol>) -> Option<&'a Port> {
     let fits = |port: &&Port| protocol.is_none_or(|protocol| port.protocol == protocol);
     let ports = || service.ports.iter().filter(fits);
@@ -147,7 +147,7 @@ pub fn port_of<'a>(service: &'a Service, text: &str, protocol: Option<Protocol>)
         .or_else(|| ports().find(|port| port.port.to_string() == text))
 }
 
-/// The ports of a service, as a person would name them.
+/// The ports of a Service, as a user would write them.
 pub fn ports_of(service: &Service) -> Vec<String> {
     let name = |port: &Port| match &*port.name {
         "" => format!("{}/{}", port.port, port.protocol),
@@ -156,7 +156,7 @@ pub fn ports_of(service: &Service) -> Vec<String> {
     service.ports.iter().map(name).collect()
 }
 
-/// What the oracle has to know of the node.
+/// Returns the node's facts that the oracle needs.
 pub fn rules(facts: &Facts, family: Family) -> Rules {
     Rules {
         masquerade_all: facts.masquerade_all,
@@ -165,10 +165,10 @@ pub fn rules(facts: &Facts, family: Family) -> Rules {
     }
 }
 
-/// The destination of a question.
+/// Returns the destination of a question.
 ///
 /// # Errors
-/// The state has none.
+/// Returns an error if the state has no such Service, port or address family.
 pub fn destination(to: &To, family: Option<Family>, state: &Snapshot) -> Result<(SocketAddr, Protocol), NoPacket> {
     match &to.at {
         At::Address(address) => Ok((*address, to.protocol.unwrap_or(Protocol::Tcp))),
@@ -184,16 +184,16 @@ pub fn destination(to: &To, family: Option<Family>, state: &Snapshot) -> Result<
     }
 }
 
-/// What is known of the node's own addresses and links.
+/// The node's own addresses and links, as far as they are known.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Here<'a> {
     /// The addresses of its interfaces.
     pub local: &'a [IpAddr],
-    /// The interface through which the sender is reached, and so comes in, if the kernel was asked.
+    /// The interface that leads to the sender, if the kernel was read. The sender's packets arrive there, too.
     pub interface: Option<&'a str>,
 }
 
-/// The packet of a question. A source that is not said is one that filters let pass.
+/// Builds the packet of a question. If no source is given, it has one that the filters accept.
 pub fn packet(from: From, to: (SocketAddr, Protocol), state: &Snapshot, facts: &Facts, here: Here<'_>) -> Packet {
     let Here { local, interface } = here;
     let (to, protocol) = to;
@@ -202,7 +202,7 @@ pub fn packet(from: From, to: (SocketAddr, Protocol), state: &Snapshot, facts: &
     let origin = match from {
         From::Node => Origin::Node,
         From::Pod(_) if facts.pods(family).is_some() => Origin::Pod,
-        // Where no detector says what a pod is, none is one.
+        // Without a detector no sender counts as a pod.
         From::Pod(_) | From::Outside(_) => Origin::Outside,
         From::Address(address) if own(&address) => Origin::Node,
         From::Address(address) => match facts.pods(family) {
@@ -211,7 +211,7 @@ pub fn packet(from: From, to: (SocketAddr, Protocol), state: &Snapshot, facts: &
             Some(PodSource::InterfacePrefix(prefix)) if interface.is_some_and(|of| of.starts_with(&**prefix)) => {
                 Origin::Pod
             }
-            // The kernel was not asked; these CIDRs are what the node's pods have.
+            // The kernel was not read. The node's pods have addresses in these CIDRs.
             Some(PodSource::Interface(_) | PodSource::InterfacePrefix(_))
                 if interface.is_none() && state.node.pod_cidrs.iter().any(|cidr| cidr.contains(&address)) =>
             {
@@ -231,7 +231,7 @@ pub fn packet(from: From, to: (SocketAddr, Protocol), state: &Snapshot, facts: &
         Family::V6 => IpAddr::from([0_u16; 8]),
     };
     let source = match from {
-        // What the node sends to an address of its own comes from that address.
+        // A packet from the node to one of its own addresses has that address as its source.
         From::Node if own(&to.ip()) => Some(to.ip()),
         From::Node => state.node.primary_address(family),
         _ => from.address(),

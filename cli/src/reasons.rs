@@ -1,32 +1,33 @@
-//! The brain's reasons and status, as plain values that can be printed. Pure.
+//! The brain's reasons and status as plain values that can be printed. Pure.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
 use localnet_client::vips::{Effective, Unreadable};
+use localnet_core::Code;
 use localnet_proto::{Family, Revision, Scopes, wire};
 use serde::{Serialize, Serializer};
 
 use crate::configuration::Values;
 
-/// Why a service is as it is.
+/// The brain's reasons about a Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Why {
-    /// `served`, or why it is not.
+    /// Whether the node serves the Service, and why not.
     pub standing: Standing,
-    /// How many EndpointSlices it has.
+    /// The number of its EndpointSlices.
     pub slices: usize,
-    /// How many endpoints are in them.
+    /// The number of endpoints in them.
     pub endpoints: usize,
-    /// Endpoints that do not serve all of its traffic.
+    /// Endpoints that are not eligible for some of its traffic.
     pub left_out: Vec<LeftOut>,
-    /// How many there are in all.
+    /// The number of such endpoints; `left_out` may be shorter.
     pub left_out_count: usize,
-    /// How hints narrow the endpoints.
+    /// How topology hints narrow the endpoints.
     pub hints: Vec<Hints>,
-    /// What was left out of the service, or is odd in it.
+    /// The diagnostics of the Service and its EndpointSlices.
     pub findings: Vec<Finding>,
-    /// The conditions of endpoints that are not ready, or are terminating.
+    /// The conditions of the endpoints that are not ready or are terminating.
     pub unready: Vec<Conditions>,
 }
 
@@ -34,18 +35,18 @@ pub struct Why {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Conditions {
-    /// Its address.
+    /// The endpoint's address.
     pub address: String,
-    /// It gets new connections.
+    /// Whether it receives new connections.
     pub ready: bool,
-    /// It answers.
+    /// Whether it answers.
     pub serving: bool,
-    /// It is about to go.
+    /// Whether it is shutting down.
     pub terminating: bool,
 }
 
 impl Conditions {
-    /// The conditions that hold, by the names that Kubernetes gives them.
+    /// Returns the conditions that are true, by their Kubernetes names.
     pub fn words(&self) -> &'static str {
         match (self.ready, self.serving, self.terminating) {
             (true, _, false) => "Ready",
@@ -58,11 +59,11 @@ impl Conditions {
     }
 }
 
-/// Whether a service is served.
+/// Whether the node serves a Service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Standing {
-    /// It is.
+    /// The node serves it.
     Served,
     /// The cluster has no such Service.
     Absent,
@@ -70,68 +71,70 @@ pub enum Standing {
     WithoutClusterIp,
     /// It is headless.
     Headless,
-    /// It is of type ExternalName.
+    /// Its type is ExternalName.
     ExternalName,
-    /// It is another proxy's.
+    /// Another proxy serves it.
     OfAnotherProxy,
-    /// Nothing of it can be used.
+    /// It has no usable address or port.
     Unusable,
-    /// A newer brain says something that is not known here.
+    /// A newer brain sent a value that this program does not know.
     #[default]
     Unknown,
 }
 
-/// An endpoint that is left out, and why.
+/// An endpoint that is not eligible, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LeftOut {
-    /// Its address as the slice has it.
+    /// Its address, as written in the EndpointSlice.
     pub address: String,
-    /// Its port; 0 if there is none.
+    /// Its port number; 0 if there is none.
     pub number: u16,
-    /// Name of the service's port.
+    /// The name of the Service's port.
     pub port_name: String,
-    /// The slice that names it.
+    /// The EndpointSlice that contains it.
     pub slice: String,
-    /// The node that it is on.
+    /// The node that it runs on.
     pub node: String,
-    /// It is on this node.
+    /// Whether it is local, that is, runs on this node.
     pub local: bool,
-    /// The traffic that it does not serve.
+    /// The traffic that it is not eligible for.
     pub from: Scopes,
-    /// The rule, as the wire calls it.
+    /// The name of the rule on the wire.
     pub rule: String,
     /// The field that decides.
     pub field: String,
-    /// The rule in words.
+    /// The rule in a sentence.
     pub problem: String,
-    /// What can be done.
+    /// How to change that.
     pub remedy: String,
     #[serde(skip)]
     pub(crate) kind: wire::Rule,
 }
 
-/// How hints narrow the endpoints of one port in one family.
+/// How topology hints narrow the endpoints of one port in one family.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Hints {
-    /// Name of the port.
+    /// The name of the port.
     pub port_name: String,
-    /// The family.
+    /// The address family.
     pub family: Family,
-    /// `everywhere`, `sameNode` or `sameZone`.
+    /// The endpoints in use: `everywhere`, `sameNode` or `sameZone`.
     pub nearness: &'static str,
-    /// Why hints for nodes are not followed.
+    /// Why hints for nodes have no effect.
     pub not_same_node: String,
-    /// Why hints for zones are not followed.
+    /// Why hints for zones have no effect.
     pub not_same_zone: String,
 }
 
-/// Something that was left out, or that is odd.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// A diagnostic of an object: an error or a warning.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Finding {
-    /// It was left out.
+    /// The diagnostic's code. It is empty if an older brain sent it, and may be unknown here if a newer brain did.
+    pub code: String,
+    /// Whether the object or field is skipped.
     pub left_out: bool,
     /// The object.
     pub object: String,
@@ -139,7 +142,7 @@ pub struct Finding {
     pub field: String,
     /// What is wrong.
     pub problem: String,
-    /// What can be done.
+    /// How to correct it.
     pub remedy: String,
 }
 
@@ -219,72 +222,81 @@ impl From<wire::Topology> for Hints {
 
 impl From<wire::Finding> for Finding {
     fn from(of: wire::Finding) -> Self {
-        let wire::Finding { left_out, object, field, problem, remedy } = of;
-        Self { left_out, object, field, problem, remedy }
+        let wire::Finding { left_out, object, field, problem, remedy, code, severity: _ } = of;
+        Self { code, left_out, object, field, problem, remedy }
+    }
+}
+
+impl Finding {
+    /// Whether the finding has this code.
+    pub fn is(&self, code: Code) -> bool {
+        self.code == code.as_str()
     }
 }
 
 impl LeftOut {
-    /// Whether it is of a family; an address that cannot be read may be of either.
+    /// Whether the endpoint is of this family. An address that cannot be parsed counts for both.
     pub fn is_of(&self, family: Family) -> bool {
         self.address.parse::<IpAddr>().map_or(true, |address| Family::of(address) == family)
     }
 }
 
-/// How far brain and backends are.
+/// The revision that the brain and each backend have reached, and their problems.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
-    /// The brain's instance.
+    /// The brain's instance ID.
     pub instance: u64,
-    /// Its newest state; 0 for none.
+    /// The number of its latest state; 0 if it has none.
     pub revision: u64,
-    /// How many services it has.
+    /// The number of Services in the state.
     pub services: usize,
     /// The brain's version.
     pub version: String,
-    /// The backends that have reported.
+    /// The backends that have sent reports.
     pub backends: Vec<Backend>,
-    /// What keeps the brain from reading what is new.
+    /// The problems that keep the brain from reading changes.
     pub troubles: Vec<Trouble>,
-    /// No backend waits for what is new.
+    /// Whether no backend is connected to receive changes.
     pub unread: bool,
 }
 
-/// Why the brain cannot read what is new: its state is as old as that.
+/// A problem that keeps the brain from reading changes. The state is as old as the problem.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Trouble {
-    /// What cannot be read: files, or resources as kubectl names them.
+    /// The diagnostic's code; empty if an older brain sent it.
+    pub code: String,
+    /// The files or resources that cannot be read; resources by the names that kubectl uses.
     pub of: Vec<String>,
-    /// Why, and what can be done.
+    /// The cause and the remedy.
     pub problem: String,
-    /// For how long, in milliseconds.
+    /// How long the problem has lasted, in milliseconds.
     pub age_millis: u64,
 }
 
-/// A backend's last report.
+/// The last report of a backend.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Backend {
     /// Its name.
     pub name: String,
-    /// How long ago it reported, in milliseconds.
+    /// The report's age in milliseconds.
     pub age_millis: u64,
-    /// How far each family is.
+    /// The revision that each family has reached.
     pub families: Vec<FamilyStatus>,
-    /// What it leaves out of services: service and reason.
+    /// The Services that the backend skips, each with the reason.
     pub skipped: Vec<(String, String)>,
-    /// How many there are in all.
+    /// The number of skipped Services; `skipped` may be shorter.
     pub skipped_count: usize,
-    /// What it warns of.
+    /// The warnings of the backend.
     pub warnings: Vec<String>,
-    /// The configuration that it reports, or why it cannot be read; none if it reports none.
+    /// The configuration that the backend reports, or why it cannot be read; `None` if it reports none.
     #[serde(serialize_with = "values")]
     pub configuration: Option<Result<Effective, Unreadable>>,
 }
 
-/// A reported configuration for programs: its values, or why it cannot be read.
+/// Serializes a reported configuration: its values, or why it cannot be read.
 fn values<S: Serializer>(of: &Option<Result<Effective, Unreadable>>, serializer: S) -> Result<S::Ok, S::Error> {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
@@ -303,38 +315,38 @@ fn values<S: Serializer>(of: &Option<Result<Effective, Unreadable>>, serializer:
     }
 }
 
-/// How far a backend is in a family.
+/// The revision that a backend has reached in one family.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FamilyStatus {
-    /// The family.
+    /// The address family.
     pub family: Family,
-    /// The revision that the kernel holds; 0 for none of this brain.
+    /// The revision that the kernel holds; 0 if none of this brain's.
     pub applied: u64,
-    /// How many revisions it is behind.
+    /// The number of revisions that are not applied yet.
     pub behind: u64,
-    /// Why the newest could not be applied; empty when it was.
+    /// Why the latest revision could not be applied; empty if it was.
     pub error: String,
 }
 
 /// The versions of the programs.
 #[derive(Debug, Serialize)]
 pub struct Versions {
-    /// This command's.
+    /// The version of this command.
     pub localnet: &'static str,
-    /// The brain's, if it was asked and answered.
+    /// The brain's version, if it answered.
     pub brain: Option<String>,
 }
 
 impl Status {
-    /// Each backend has applied the newest state in each family, and the brain can read what is new.
+    /// Whether each backend has applied the latest revision in each family and the brain can read changes.
     pub fn is_well(&self) -> bool {
         let mut families = self.backends.iter().flat_map(|backend| &backend.families);
         let all = families.all(|family| family.behind == 0 && family.error.is_empty());
         all && !self.backends.is_empty() && self.troubles.is_empty() && !self.unread
     }
 
-    /// The backend that reported last: the one that programs the node.
+    /// The backend with the latest report. It programs the node.
     pub fn newest(&self) -> Option<&Backend> {
         self.backends.iter().min_by_key(|backend| backend.age_millis)
     }
@@ -358,23 +370,23 @@ impl From<wire::BrainStatus> for Status {
     }
 }
 
-/// What has the same reason is one trouble: watches lose an API server together.
+/// Merges problems that have the same cause: watches lose an API server at the same time.
 fn troubles(all: Vec<wire::SourceTrouble>) -> Vec<Trouble> {
     let mut troubles: Vec<Trouble> = Vec::new();
-    for wire::SourceTrouble { of, problem, age_millis } in all {
+    for wire::SourceTrouble { of, problem, age_millis, code } in all {
         match troubles.iter_mut().find(|known| known.problem == problem) {
             Some(known) => {
                 known.of.push(of);
                 known.age_millis = known.age_millis.max(age_millis);
             }
-            None => troubles.push(Trouble { of: vec![of], problem, age_millis }),
+            None => troubles.push(Trouble { code, of: vec![of], problem, age_millis }),
         }
     }
     troubles
 }
 
 impl Trouble {
-    /// One line: what, for how long, why.
+    /// Returns one line with the resources, the duration and the cause.
     pub fn line(&self) -> String {
         format!("{} cannot be read for {} s: {}", self.of.join(", "), self.age_millis / 1000, self.problem)
     }
@@ -408,7 +420,7 @@ fn backend(report: wire::BackendReport, age_millis: u64, at: Revision) -> Backen
 }
 
 impl Backend {
-    /// How far it is in a family, if it says.
+    /// The status of one family, if the backend reports it.
     pub fn family(&self, family: Family) -> Option<&FamilyStatus> {
         self.families.iter().find(|of| of.family == family)
     }
@@ -445,6 +457,7 @@ mod tests {
             of: of.to_owned(),
             problem: problem.to_owned(),
             age_millis,
+            code: "api-unreachable".to_owned(),
         };
         let all = vec![trouble("nodes", "away", 1_000), trouble("services", "away", 2_000), trouble("x", "no", 1)];
         let lines: Vec<String> = troubles(all).iter().map(Trouble::line).collect();

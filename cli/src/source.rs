@@ -1,4 +1,4 @@
-//! Where the state comes from: a brain at a socket or TCP address, or a file that `get state` has saved.
+//! Reads the state, from a brain at a socket or TCP address, or from a file that `get state` saved.
 
 use std::{io::Read as _, path::PathBuf, time::Duration};
 
@@ -40,10 +40,10 @@ pub struct Global {
 }
 
 impl Global {
-    /// The brain that is asked; none with a saved state. Must be called in a tokio runtime.
+    /// Returns the brain to query; `None` if a saved state is used. Requires a tokio runtime.
     ///
     /// # Errors
-    /// A TLS file cannot be read.
+    /// Returns an error if a TLS file cannot be read.
     pub fn brain(&self) -> Result<Option<Brain>, Failure> {
         if self.state.is_some() {
             return Ok(None);
@@ -53,17 +53,17 @@ impl Global {
         Ok(Some(Brain::new(self.api.clone(), tls.as_ref())?))
     }
 
-    /// Where the state comes from, in words.
+    /// The address or file that the state comes from, in words.
     pub fn describe(&self) -> String {
         self.state.as_ref().map_or_else(|| self.api.to_string(), |path| path.display().to_string())
     }
 
-    /// The state is of the node that this runs on: it comes over a unix socket.
+    /// Whether the state is of the node that this runs on, that is, it comes from a unix socket.
     pub fn is_of_this_node(&self) -> bool {
         self.state.is_none() && matches!(self.api, Address::Unix(_))
     }
 
-    /// How long to wait for a brain.
+    /// How long to wait for the brain.
     pub fn patience(&self) -> Duration {
         Duration::from_secs(self.timeout)
     }
@@ -71,7 +71,7 @@ impl Global {
     /// Reads the state.
     ///
     /// # Errors
-    /// There is none to be had.
+    /// Returns an error if the file cannot be read or the brain sends no state in time.
     pub async fn snapshot(&self, brain: Option<&Brain>) -> Result<Snapshot, Failure> {
         let Some(brain) = brain else { return Ok(self.saved()?) };
         let update = self.in_time(brain.next(Revision::default(), false)).await?;
@@ -80,18 +80,18 @@ impl Global {
         Ok(snapshot)
     }
 
-    /// How far brain and backends are.
+    /// Returns which revision the brain and its backends have reached.
     ///
     /// # Errors
-    /// The brain does not say.
+    /// Returns an error if the brain does not answer.
     pub async fn status(&self, brain: &Brain) -> anyhow::Result<Status> {
         Ok(Status::from(self.in_time(brain.status()).await?))
     }
 
-    /// What the brain answers, if it does within the time that is given to it.
+    /// Waits for the brain's answer, at most for the time that `--timeout` gives.
     ///
     /// # Errors
-    /// It does not, or says why not.
+    /// Returns an error if there is no answer in time, or the brain's error.
     pub async fn in_time<T, E>(&self, answer: impl Future<Output = Result<T, E>>) -> anyhow::Result<T>
     where
         Result<T, E>: anyhow::Context<T, E>,
@@ -116,10 +116,10 @@ impl Global {
     }
 }
 
-/// Reads a saved state: JSON or YAML.
+/// Reads a saved state from JSON or YAML.
 ///
 /// # Errors
-/// It is none; says where.
+/// Returns an error with its position if the text is not a state.
 pub fn read(text: &str) -> anyhow::Result<Snapshot> {
     match text.trim_start().starts_with('{') {
         true => Ok(serde_json::from_str(text)?),

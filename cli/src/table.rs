@@ -1,4 +1,4 @@
-//! Columns of text, aligned: widths are known when the last row has come.
+//! Tables with aligned columns. The widths are computed once all rows are added.
 
 use std::{
     borrow::Cow,
@@ -12,24 +12,24 @@ use crate::{
     pieces,
 };
 
-/// So many rows are made by one thread at a time.
+/// How many rows one thread builds at a time.
 const BLOCK: usize = 512;
 
-/// Columns of text: a state has a hundred thousand rows.
+/// A table with aligned columns. It is made for a hundred thousand rows.
 #[derive(Debug, Default)]
 pub struct Table {
     blocks: Vec<Block>,
     widths: Vec<usize>,
-    /// The first row has the headings.
+    /// Whether the first row contains the headings.
     headed: bool,
-    /// The last column is prose: on a terminal that is too narrow it goes on in the next line, where others are cut.
+    /// Whether the last column is prose. On a narrow terminal prose is wrapped, while other columns are cut.
     prose: bool,
 }
 
-/// How a table is written: what [`Style`] and all rows together decide.
+/// The layout of a table, computed from [`Style`] and all rows.
 #[derive(Debug)]
 struct Layout {
-    /// The width of each column; further columns have no room.
+    /// The width of each column. Columns beyond these do not fit and are omitted.
     widths: Vec<usize>,
     style: Style,
     indent: usize,
@@ -37,12 +37,12 @@ struct Layout {
     limited: bool,
 }
 
-/// Some rows of a table. All their cells are kept as one text.
+/// Some rows of a table. One string contains the text of all their cells.
 #[derive(Debug, Default)]
 struct Block {
     text: String,
     cells: Vec<Cell>,
-    /// How many cells there are at the end of each row.
+    /// The number of cells up to the end of each row.
     rows: Vec<usize>,
     widths: Vec<usize>,
 }
@@ -50,14 +50,14 @@ struct Block {
 /// One cell of a table.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
-    /// Where it ends in the table's text.
+    /// The end of its text in the block's text, in bytes.
     end: usize,
-    /// In characters.
+    /// The width in characters.
     width: usize,
     tone: Option<Tone>,
 }
 
-/// The row that is being added.
+/// A row to which cells are added.
 #[derive(Debug)]
 pub struct Row<'a> {
     block: &'a mut Block,
@@ -65,23 +65,23 @@ pub struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// One more cell.
+    /// Adds a cell.
     pub fn cell(&mut self, of: impl fmt::Display) -> &mut Self {
         self.toned(of, None)
     }
 
-    /// One more cell, perhaps in a colour.
+    /// Adds a cell with an optional colour.
     pub fn toned(&mut self, of: impl fmt::Display, tone: Option<Tone>) -> &mut Self {
-        // Only a `Display` that fails by itself fails here; it has then said all that it says.
+        // The write fails only if the `Display` implementation does. The cell then contains what it has written.
         self.written(tone, |text| _ = write!(text, "{of}"))
     }
 
-    /// One more cell, of items with commas between them; a dash if there are none.
+    /// Adds a cell with a list separated by commas, or a dash if the list is empty.
     pub fn list<T: fmt::Display>(&mut self, items: impl IntoIterator<Item = T>) -> &mut Self {
         self.toned_list(items, None)
     }
 
-    /// The same, perhaps in a colour.
+    /// Adds a list with an optional colour.
     pub fn toned_list<T: fmt::Display>(&mut self, items: impl IntoIterator<Item = T>, tone: Option<Tone>) -> &mut Self {
         self.written(tone, |text| {
             let mut comma = "";
@@ -156,14 +156,14 @@ impl Block {
     }
 }
 
-/// As much of a text as there is room for, with a sign that there is more.
+/// Cuts a text to a width and marks the cut.
 fn cut(text: &str, width: usize) -> Cow<'_, str> {
     let mut shown: String = text.chars().take(width.saturating_sub(1)).collect();
     shown.push('…');
     Cow::Owned(shown)
 }
 
-/// The text in lines between words, all but the first after `place` spaces. A word that is too long stays whole.
+/// Wraps a text between words and indents all lines but the first by `place` spaces. It does not break long words.
 fn wrapped(text: &str, width: usize, place: usize) -> Cow<'_, str> {
     let mut lines = String::with_capacity(text.len());
     let mut used = 0;
@@ -183,10 +183,10 @@ fn wrapped(text: &str, width: usize, place: usize) -> Cow<'_, str> {
     Cow::Owned(lines)
 }
 
-/// No column becomes narrower than this.
+/// The minimum width of a column when columns are narrowed, in characters.
 const NARROWEST: usize = 8;
 
-/// Makes columns narrower, always the widest ones, until a row fits; columns for which there is no room even then are left out.
+/// Narrows the widest columns until a row fits. If it still does not fit, the last columns are omitted.
 fn fit(widths: &mut Vec<usize>, room: usize, prose: bool) {
     let needed = |widths: &[usize]| widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
     if let Some(last) = widths.len().checked_sub(1).filter(|_| prose) {
@@ -210,31 +210,31 @@ fn fit(widths: &mut Vec<usize>, room: usize, prose: bool) {
 }
 
 impl Table {
-    /// A table with these headings.
+    /// Creates a table with these headings.
     pub fn new<'a>(headings: impl IntoIterator<Item = &'a str>) -> Self {
         let mut table = Self { headed: true, ..Self::default() };
         table.add(|row| headings.into_iter().for_each(|text| _ = row.toned(text, Some(Tone::Dim))));
         table
     }
 
-    /// A table without headings.
+    /// Creates a table without headings.
     pub fn bare() -> Self {
         Self::default()
     }
 
-    /// A table without headings, the last column of which is prose.
+    /// Creates a table without headings whose last column is prose.
     pub fn of_prose() -> Self {
         Self { prose: true, ..Self::default() }
     }
 
-    /// One more row, of the cells that `fill` adds.
+    /// Adds a row with the cells that `fill` adds.
     pub fn add(&mut self, fill: impl FnOnce(&mut Row<'_>)) {
         let mut block = self.blocks.pop().unwrap_or_default();
         block.add(fill);
         self.push(block);
     }
 
-    /// Rows of many items, made by several threads.
+    /// Adds a row for each item, built by several threads.
     pub fn add_all<T: Sync>(&mut self, items: &[T], fill: impl Fn(&mut Row<'_>, &T) + Sync) {
         let rows = |items: &[T]| {
             let mut block = Block::default();
@@ -252,12 +252,12 @@ impl Table {
         self.blocks.push(block);
     }
 
-    /// One more row.
+    /// Adds a row.
     pub fn row<T: fmt::Display>(&mut self, cells: impl IntoIterator<Item = T>) {
         self.add(|row| cells.into_iter().for_each(|text| _ = row.cell(text)));
     }
 
-    /// One more row, some of its cells in a colour.
+    /// Adds a row whose cells may have a colour.
     pub fn toned(&mut self, cells: impl IntoIterator<Item = (String, Option<Tone>)>) {
         self.add(|row| cells.into_iter().for_each(|(text, tone)| _ = row.toned(text, tone)));
     }
@@ -270,22 +270,22 @@ impl Table {
         Layout { widths, style, indent, prose: self.prose, limited: style.width.is_some() }
     }
 
-    /// The rows that are not written: the headings, if they are not wanted.
+    /// Returns how many rows at the start of a block are not written: the headings, if the style has none.
     fn skip(&self, style: Style, block: usize) -> usize {
         usize::from(block == 0 && self.headed && style.no_headings)
     }
 
-    /// Each row on a line, after as many spaces; the last column is not padded.
+    /// Returns the table with each row on a line after `indent` spaces. The last column is not padded.
     pub fn text(&self, style: Style, indent: usize) -> String {
         let layout = self.layout(style, indent);
         let blocks = self.blocks.iter().enumerate();
         blocks.map(|(number, block)| block.text(&layout, self.skip(style, number))).collect()
     }
 
-    /// Writes the same, made by several threads.
+    /// Writes the table, with several threads.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// Returns an error if `out` cannot be written.
     pub fn write(&self, style: Style, out: &mut impl io::Write) -> io::Result<()> {
         let layout = self.layout(style, 0);
         let blocks: Vec<(usize, &Block)> = self.blocks.iter().enumerate().collect();
@@ -340,7 +340,7 @@ mod tests {
         Style { width: Some(width), ..Style::default() }
     }
 
-    /// A row that a terminal breaks in the middle of a cell can be read by nobody.
+    /// If a row is wider than the terminal, the terminal breaks it within a cell and it becomes unreadable.
     #[test]
     fn no_row_is_wider_than_the_terminal() {
         let mut table = Table::new(["NAMESPACE", "NAME", "TYPE", "CLUSTER-IP", "EXTERNAL-IP", "PORTS", "ENDPOINTS"]);

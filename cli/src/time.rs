@@ -1,8 +1,8 @@
-//! Points in time, for people and programs.
+//! Formats points in time for people and programs.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A time to the second, in UTC, as RFC 3339 writes it. A time before 1970 is 1970.
+/// Formats a time in UTC to the second, as in RFC 3339. Times before 1970 become 1970.
 pub fn utc(time: SystemTime) -> String {
     const DAY: u64 = 86_400;
     let seconds = time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -11,10 +11,10 @@ pub fn utc(time: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// Year, month and day of a day that is counted from 1970. Years begin in March here, so that the day that some years have more is
-/// their last one: <https://howardhinnant.github.io/date_algorithms.html#civil_from_days>.
+/// Converts days since 1970 to year, month and day. The computation lets years begin in March, so that the leap day is the last
+/// day of a year: <https://howardhinnant.github.io/date_algorithms.html#civil_from_days>.
 fn date(days: u64) -> (u64, u64, u64) {
-    // Days since the first of March of the year 0; 400 years have always as many.
+    // Days since 1 March of the year 0. Every period of 400 years has the same number of days.
     let since = days + 719_468;
     let (era, of_era) = (since / 146_097, since % 146_097);
     let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
@@ -34,7 +34,7 @@ mod tests {
 
     #[test]
     fn times_are_as_date_writes_them() {
-        // As `date --utc --date=@SECONDS +%FT%TZ` prints them.
+        // The output of `date --utc --date=@SECONDS +%FT%TZ`.
         for (seconds, expected) in [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_399, "2000-02-28T23:59:59Z"),

@@ -1,6 +1,7 @@
-//! `localnet top`: which Services, endpoints or clients have the most flows, from connection tracking. The sums are pure.
+//! `localnet top`: lists the Services, endpoints or clients with the most flows in connection tracking. Counting is pure.
 //!
-//! Rates are of flows that are there in both samples or new in the second: what a flow did that ended in between is not seen.
+//! Rates cover the flows of both samples and those that are new in the second one. They miss what a flow did if it ended in
+//! between.
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Instant};
 
@@ -32,60 +33,60 @@ pub enum By {
     Client,
 }
 
-/// The flows at one time.
+/// The flows at a point in time.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// When they were looked at.
+    /// When they were read.
     pub at: Instant,
-    /// Each with what went through it, if the kernel counts that.
+    /// The flows, each with its packets and bytes if the kernel counts them.
     pub flows: Vec<(Flow, Option<Counters>)>,
 }
 
-/// Who has the most flows.
+/// The Services, endpoints or clients with the most flows.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Top {
-    /// When this was, in UTC.
+    /// When the flows were read, in UTC.
     pub time: String,
-    /// The busiest first.
+    /// The rows, the most flows first.
     pub rows: Vec<Row>,
-    /// Flows to Services, in all.
+    /// The number of flows to Services.
     pub flows: usize,
-    /// Flows that have nothing to do with Services.
+    /// The number of other flows.
     pub others: usize,
-    /// The kernel counts packets and bytes of new flows.
+    /// Whether the kernel counts the packets and bytes of new flows.
     pub counts_bytes: bool,
-    /// The configuration that says which addresses answer NodePorts.
+    /// The configuration that selects the addresses which answer NodePorts.
     pub configuration: Origin,
 }
 
-/// The flows of one.
+/// The flows of one Service, endpoint or client.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Row {
-    /// The Service's port, the endpoint, or the client.
+    /// The port of a Service, the endpoint or the client.
     pub name: String,
-    /// All flows.
+    /// The number of flows.
     pub flows: usize,
-    /// Those that nothing has answered.
+    /// The number of flows without an answer.
     pub unanswered: usize,
-    /// Those that stick to what serves no more.
+    /// The number of flows to endpoints that are no longer eligible.
     pub stale: usize,
-    /// Bytes that went through these flows, both ways, since each began; none where the kernel does not count.
+    /// The bytes in both directions since each flow began; `None` if the kernel does not count them.
     pub bytes: Option<u64>,
-    /// Since the sample before: flows that are new, each second.
+    /// New flows per second since the previous sample.
     pub new_per_second: Option<f64>,
-    /// Since the sample before: bytes each second.
+    /// Bytes per second since the previous sample.
     pub bytes_per_second: Option<f64>,
 }
 
-/// Whose a VIP is, and who may answer there.
+/// The owner and the eligible endpoints of each VIP.
 type Owners = std::collections::HashMap<(Protocol, SocketAddr), (String, std::sync::Arc<[SocketAddr]>)>;
 
-/// Flows of the sample before, by what names a flow.
+/// The flows of the previous sample, by what identifies a flow.
 type Before = std::collections::HashMap<(Protocol, Tuple, u32), Option<Counters>>;
 
-/// Counts flows; with the sample before this one there are rates.
+/// Counts the flows of a sample. With a previous sample it also computes rates.
 pub fn count(state: &Snapshot, facts: &Facts, sample: &Sample, before: Option<&Sample>, by: By) -> Top {
     let wanted: std::collections::HashSet<SocketAddr> =
         sample.flows.iter().map(|(flow, _)| flow.original.destination).collect();
@@ -134,7 +135,7 @@ pub fn count(state: &Snapshot, facts: &Facts, sample: &Sample, before: Option<&S
     }
 }
 
-/// Only the VIPs that flows go to are planned out.
+/// Returns the owners of the VIPs that flows use. It plans only those VIPs.
 fn owners(state: &Snapshot, facts: &Facts, wanted: impl Fn(&SocketAddr) -> bool) -> Owners {
     let mut owners = Owners::new();
     for service in state.services.values() {
@@ -153,7 +154,7 @@ fn owners(state: &Snapshot, facts: &Facts, wanted: impl Fn(&SocketAddr) -> bool)
     owners
 }
 
-/// A number of bytes with three digits that count, as people read it: 1.2K is 1,200 and some.
+/// Formats a number of bytes with a unit and at most three digits: 1.2K is about 1,200.
 fn short(number: f64) -> String {
     let mut number = number;
     for unit in ["", "K", "M", "G", "T"] {
@@ -258,7 +259,7 @@ services:
         let row = &count(&state, &facts, &sample, None, By::Service).rows[0];
         assert_eq!((row.bytes, row.new_per_second, row.bytes_per_second), (None, None, None));
 
-        // Two seconds later two of three flows have gone on, and one is new.
+        // Two seconds later, two of the three flows have continued and one is new.
         let counted = |bytes| Some(Counters { packets: 1, bytes });
         let before = Sample { at, flows: vec![(flows[0], counted(1000)), (flows[2], counted(500))] };
         let now = [(flows[0], counted(5000)), (flows[1], counted(60)), (flows[2], counted(500))];

@@ -1,4 +1,4 @@
-//! `localnet watch`: the changes of the state, as they come.
+//! `localnet watch`: prints the changes of the state as they arrive.
 
 use std::{
     collections::BTreeMap,
@@ -21,32 +21,32 @@ use crate::{
     yaml,
 };
 
-/// How to watch.
+/// Options of the command.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Which services.
+    /// Which Services are printed.
     pub filter: Filter,
-    /// How they are printed.
+    /// The output format.
     pub format: Format,
-    /// How tables look.
+    /// The style of tables.
     pub style: Style,
-    /// End after so many states; none for never.
+    /// Exit after this many states; `None` means never.
     pub count: Option<u64>,
 }
 
-/// What happened to a service.
+/// The kind of a change to a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum What {
-    /// It is new.
+    /// The Service is new.
     Added,
-    /// It is another.
+    /// The Service has changed.
     Changed,
-    /// It is gone.
+    /// The Service was deleted.
     Removed,
 }
 
-/// One change, as a line of JSON.
+/// One change as a line of JSON.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     time: &'a str,
@@ -56,7 +56,7 @@ struct Line<'a> {
     service: &'a Service,
 }
 
-/// The services that differ between two states.
+/// Returns the Services that differ between two states.
 pub fn differences<'a>(
     before: &'a BTreeMap<ServiceKey, Arc<Service>>,
     after: &'a BTreeMap<ServiceKey, Arc<Service>>,
@@ -65,7 +65,7 @@ pub fn differences<'a>(
     for (key, service) in after {
         match before.get(key) {
             None => found.push((What::Added, &**service)),
-            // Services that did not change are shared.
+            // Both states share the Services that did not change.
             Some(known) if Arc::ptr_eq(known, service) || known == service => {}
             Some(_) => found.push((What::Changed, &**service)),
         }
@@ -75,10 +75,10 @@ pub fn differences<'a>(
     found
 }
 
-/// Prints changes until told enough, or until the brain goes away.
+/// Prints changes until the limit is reached or the brain becomes unavailable.
 ///
 /// # Errors
-/// The brain cannot be reached, or standard output not written.
+/// Returns an error if the brain is unavailable or standard output cannot be written.
 pub async fn run(global: &Global, brain: &Brain, options: &Options) -> Result<(), Failure> {
     let mut state = Snapshot::default();
     let mut seen = 0;
@@ -104,19 +104,19 @@ pub async fn run(global: &Global, brain: &Brain, options: &Options) -> Result<()
     Ok(())
 }
 
-/// Which state it is, and when it came.
+/// The revision of a state, and when it arrived.
 #[derive(Clone, Copy, Debug)]
 pub struct At {
-    /// The revision.
+    /// The number of the revision.
     pub revision: u64,
-    /// When it came.
+    /// When the state arrived.
     pub time: SystemTime,
 }
 
-/// Writes what happened to services; with headings, if it is the first time.
+/// Writes the changes. The first call also writes the headings.
 ///
 /// # Errors
-/// It cannot be written.
+/// Returns an error if `out` cannot be written or a Service cannot be serialized.
 pub fn lines(
     changes: &[(What, &Service)],
     at: At,

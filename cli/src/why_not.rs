@@ -1,5 +1,5 @@
-//! `localnet explain --why-not`: gathers what [`crate::causes`] judges, from the state, the brain, the backends' reports and the
-//! kernel.
+//! `localnet explain --why-not`: gathers the evidence for [`crate::causes`] from the state, the brain, the backends' reports
+//! and the kernel.
 
 use std::{
     collections::BTreeSet,
@@ -12,7 +12,7 @@ use localnet_client::{
     route::{Origin, Outcome, Packet},
 };
 use localnet_linux::{
-    nft::{HookPoint, others},
+    nft::{HookPoint, foreign},
     routes::Route,
 };
 use localnet_proto::{Family, Port, Protocol, Service, ServiceKey};
@@ -27,31 +27,31 @@ use crate::{
     reasons::{Status, Why},
 };
 
-/// So many endpoints are looked at: a rule or a route that is wrong for one is mostly wrong for all.
+/// How many endpoints are checked. A rule or route that is wrong for one endpoint is usually wrong for all.
 const MOST_ENDPOINTS: usize = 16;
-/// How long the brain may take for its reasons.
+/// How long to wait for the brain's reasons.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What is asked.
+/// The port to explain.
 #[derive(Clone, Debug)]
 pub struct Asked {
     /// The Service.
     pub service: ServiceKey,
-    /// Its port, by name or number.
+    /// The port, by name or number.
     pub port: String,
-    /// The protocol, if it was said.
+    /// The protocol, if given.
     pub protocol: Option<Protocol>,
-    /// Who sends, if that was said.
+    /// The sender, if given.
     pub from: Option<From>,
-    /// At which of its addresses, if that was said.
+    /// The address of the Service, if given.
     pub at: Option<IpAddr>,
 }
 
 impl Asked {
-    /// From what a person writes: `shop/web:http`.
+    /// Parses what a user writes, such as `shop/web:http`.
     ///
     /// # Errors
-    /// It names no port of a Service.
+    /// Returns an error if the text names no port of a Service.
     pub fn new(why_not: To, from: Option<From>, to: Option<&To>) -> Result<Self, String> {
         let At::Service(service, port) = why_not.at else {
             return Err("--why-not wants a port of a Service, as in shop/web:80".to_owned());
@@ -65,23 +65,23 @@ impl Asked {
     }
 }
 
-/// What is known of the brain beside its state.
+/// The brain's answers besides its state.
 #[derive(Debug, Default)]
 pub struct Told {
-    /// Its reasons about the Service.
+    /// The brain's reasons about the Service.
     pub why: Option<Why>,
-    /// How far it and the backends are.
+    /// The status of the brain and the backends.
     pub status: Option<Status>,
 }
 
-/// Asks the brain.
+/// Requests the reasons and the status from the brain.
 pub async fn ask(brain: Option<&Brain>, service: &ServiceKey, status: Option<Status>) -> Told {
     let Some(brain) = brain else { return Told::default() };
     let why = timeout(PATIENCE, brain.why(service)).await.ok().and_then(Result::ok).map(Why::from);
     Told { why, status }
 }
 
-/// Gathers all that is known of a port of a Service.
+/// Gathers the evidence about a port of a Service.
 pub async fn gather(world: &mut World, asked: &Asked, told: Told) -> Evidence {
     let mut evidence = Evidence {
         asked: format!("{}:{}", asked.service, asked.port),
@@ -89,7 +89,7 @@ pub async fn gather(world: &mut World, asked: &Asked, told: Told) -> Evidence {
         why: told.why,
         status: told.status,
         configuration: Some(world.configuration.origin.clone()),
-        kernel_unknown: world.kernel.as_ref().err().cloned(),
+        kernel_unknown: world.kernel.as_ref().err().map(ToString::to_string),
         ..Evidence::default()
     };
     let Some(service) = world.state.services.get(&asked.service).cloned() else {
@@ -131,7 +131,7 @@ pub async fn gather(world: &mut World, asked: &Asked, told: Told) -> Evidence {
     evidence
 }
 
-/// The addresses on which a port is reached, ClusterIPs first, with the number there.
+/// Returns the addresses and port numbers that clients can connect to, ClusterIPs first.
 fn destinations(world: &World, service: &Service, port: &Port, family: Option<Family>) -> Vec<(IpAddr, u16)> {
     let own = service.cluster_ips.iter().chain(&service.external_ips).chain(&service.load_balancer_ips);
     let own = own.map(|address| (*address, port.port));
@@ -156,7 +156,7 @@ fn not_its(world: &World, service: &Service, port: &Port, at: IpAddr) -> String 
     }
 }
 
-/// What becomes of a packet at one address, by the state and in the kernel.
+/// Determines what happens to a packet at one address, in the state and in the kernel.
 async fn look_at(world: &mut World, asked: &Asked, service: &Service, port: &Port, to: (IpAddr, u16)) -> Front {
     let internal = service.cluster_ips.contains(&to.0);
     let from = asked.from.unwrap_or(if internal { From::Pod(None) } else { From::Outside(None) });
@@ -212,7 +212,7 @@ async fn look_at(world: &mut World, asked: &Asked, service: &Service, port: &Por
     front
 }
 
-/// Who is kept out by source ranges.
+/// Describes which senders the source ranges exclude.
 fn filtered(judged: &Judged<'_>, known_source: bool) -> Option<String> {
     let target = judged.target.as_ref()?;
     let to = judged.packet.destination;
@@ -232,17 +232,17 @@ fn filtered(judged: &Judged<'_>, known_source: bool) -> Option<String> {
     }
 }
 
-/// The rules of others that stop the packet on its way in, or on to one of the endpoints.
+/// Returns the rules of other programs that stop the packet on its way in or to one of the endpoints.
 fn stops(
     world: &mut World,
     packet: &Packet,
     known_source: bool,
     endpoints: &[SocketAddr],
-) -> Vec<(String, others::Stop)> {
+) -> Vec<(String, foreign::Stop)> {
     let source = known_source.then_some(packet.source);
     let protocol = path::protocol(packet);
     let asked = SocketAddr::new(packet.destination, packet.port);
-    let at = |point, to: SocketAddr| others::Packet { point, source, destination: to.ip(), protocol, port: to.port() };
+    let at = |point, to: SocketAddr| foreign::Packet { point, source, destination: to.ip(), protocol, port: to.port() };
     let mut ways = Vec::new();
     if packet.origin == Origin::Node {
         ways.extend(endpoints.iter().map(|endpoint| at(HookPoint::Output, *endpoint)));
@@ -254,12 +254,12 @@ fn stops(
         }
     }
     let Ok(kernel) = &mut world.kernel else { return Vec::new() };
-    let mut found: Vec<(String, others::Stop)> = Vec::new();
+    let mut found: Vec<(String, foreign::Stop)> = Vec::new();
     for way in ways {
         let to = SocketAddr::new(way.destination, way.port);
         for stop in kernel.stops(&way).unwrap_or_default() {
-            // The same rule for another endpoint is the same rule.
-            let same = |known: &others::Stop| {
+            // The rule that stops packets to another endpoint is reported only once.
+            let same = |known: &foreign::Stop| {
                 (&known.table, &known.chain, known.handle) == (&stop.table, &stop.chain, stop.handle)
             };
             if !found.iter().any(|(_, known)| same(known)) {

@@ -1,30 +1,30 @@
-//! YAML as block mappings and lists, written by serde_json with another punctuation: a state of tens of thousands of services is
-//! written in the time that its JSON takes.
+//! YAML with block mappings and lists, as a formatter of serde_json. Writing a large state takes no longer than writing its
+//! JSON.
 
 use std::io::{self, Write};
 
 use serde::Serialize;
 use serde_json::ser::{CharEscape, CompactFormatter, Formatter, Serializer};
 
-/// Writes a value as one document.
+/// Writes a value as one YAML document.
 ///
 /// # Errors
-/// It cannot be written.
+/// Returns an error if the value cannot be serialized or `out` cannot be written.
 pub fn write(out: &mut impl Write, value: &impl Serialize) -> serde_json::Result<()> {
-    // Room for all but the longest strings, once.
+    // Allocated once, with room for most strings.
     let block = Block { string: Vec::with_capacity(64), ..Block::default() };
     let mut yaml = Serializer::with_formatter(&mut *out, block);
     value.serialize(&mut yaml)?;
     out.write_all(b"\n").map_err(serde_json::Error::io)
 }
 
-/// How a document ends whose last field is an empty list; how its items begin if it has some, and what follows them.
+/// The end of a document whose last field is an empty list; the text before the first item, and the text after the last one.
 pub const LIST: (&str, &str, &str) = (" []\n", "\n", "\n");
 
-/// Some items of a list that is a field of a document, each behind a line end.
+/// Serializes items of a list that is a field of a document, each after a line end.
 ///
 /// # Errors
-/// They cannot be written as YAML.
+/// Returns an error if an item cannot be serialized as YAML.
 pub fn items<T: Serialize>(items: &[T]) -> serde_json::Result<Vec<u8>> {
     let mut text = Vec::with_capacity(64 << 10);
     let block = Block { depth: 1, after: After::Key, ..Block::default() };
@@ -34,13 +34,13 @@ pub fn items<T: Serialize>(items: &[T]) -> serde_json::Result<Vec<u8>> {
 
 #[derive(Debug, Default)]
 struct Block {
-    /// How many mappings and lists are open.
+    /// The number of open mappings and lists.
     depth: usize,
-    /// What is written next stands behind this.
+    /// What was written last, which decides the separator before the next value.
     after: After,
-    /// What is open has something in it.
+    /// Whether the open mapping or list has an entry.
     filled: bool,
-    /// The string that is being written, escaped as in JSON.
+    /// The current string, escaped as in JSON.
     string: Vec<u8>,
     in_string: bool,
     escaped: bool,
@@ -49,17 +49,17 @@ struct Block {
 /// What was written last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum After {
-    /// Nothing, or the dash of an item: the next goes on in this line.
+    /// Nothing, or the dash of an item: the next value stays on this line.
     #[default]
     Dash,
-    /// `key:`
+    /// A key and its colon, `key:`.
     Key,
     /// A whole entry.
     Entry,
 }
 
 impl Block {
-    /// A scalar, or an empty list or mapping, begins.
+    /// Begins a scalar, or an empty list or mapping.
     fn scalar<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
         if self.after == After::Key {
             out.write_all(b" ")?;
@@ -68,7 +68,7 @@ impl Block {
         Ok(())
     }
 
-    /// The next key or dash begins: the first behind a dash stands in its line, all others in their own.
+    /// Begins a key or a dash. The first one after a dash stays on its line; every other one gets a new line.
     fn entry<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
         const LINE: &[u8] = b"\n                                ";
         if first && self.after == After::Dash {
@@ -100,7 +100,7 @@ impl Block {
 
 macro_rules! numbers {
     ($($name:ident: $number:ty),+) => {$(
-        /// As JSON has it; the number of a key is in quotes there, as here.
+        /// Numbers look as in JSON. A numeric key is quoted, as in JSON.
         fn $name<W: ?Sized + Write>(&mut self, out: &mut W, value: $number) -> io::Result<()> {
             if self.in_string {
                 return CompactFormatter.$name(&mut self.string, value);
@@ -185,7 +185,7 @@ impl Formatter for Block {
         Ok(())
     }
 
-    /// What JSON escapes with a backslash YAML does between double quotes, in the same way.
+    /// YAML escapes the same characters in double quotes as JSON, in the same way.
     fn write_char_escape<W: ?Sized + Write>(&mut self, _: &mut W, escape: CharEscape) -> io::Result<()> {
         self.escaped = true;
         CompactFormatter.write_char_escape(&mut self.string, escape)
@@ -197,7 +197,7 @@ impl Formatter for Block {
             return out.write_all(&self.string);
         }
         out.write_all(b"\"")?;
-        // What YAML 1.2 calls unprintable is escaped, as are its line breaks that JSON does not know.
+        // Characters that YAML 1.2 calls unprintable are escaped, and so are line breaks that only YAML knows.
         match std::str::from_utf8(&self.string) {
             Ok(text) if self.string.iter().any(|byte| *byte >= 0x7f) => text.chars().try_for_each(|c| match c {
                 '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}' => {
@@ -211,7 +211,7 @@ impl Formatter for Block {
     }
 }
 
-/// The bytes that a word may have after its first one. Most of a document is words, and a table is read quickest.
+/// The bytes that a plain word may contain after its first one. Most of a document is words, and a table is the fastest test.
 const INNER: [bool; 256] = {
     let mut inner = [false; 256];
     let mut byte = u8::MAX;
@@ -222,7 +222,8 @@ const INNER: [bool; 256] = {
     inner
 };
 
-/// Whether a text is read as itself without quotes, whichever version of YAML is read: words, and IPv4 addresses and prefixes.
+/// Whether every version of YAML reads a text as a string without quotes. Words, IPv4 addresses and IPv4 prefixes are such
+/// texts.
 fn is_plain(text: &[u8]) -> bool {
     const RESERVED: [&str; 9] = ["true", "false", "yes", "no", "on", "off", "null", "y", "n"];
     match text.first() {

@@ -1,4 +1,4 @@
-//! A backend of localnet in Rust that is told what changed, thing by thing, and keeps a file with what holds.
+//! An incremental backend for localnet in Rust: it receives each change as a call and writes the applied state to a file.
 //!
 //! ```text
 //! incremental --api unix:///run/localnet/brain.sock --dump FILE
@@ -31,13 +31,14 @@ struct Arguments {
     dump: PathBuf,
 }
 
-/// Lines about each service: its own, and those of its endpoints, written to the file at each commit. A kernel's tables would be here.
+/// The lines of each Service and of its endpoints. Each commit writes them to the file. A real backend would program a
+/// kernel instead.
 struct Lines {
     path: PathBuf,
     node: String,
     services: BTreeMap<ServiceKey, Vec<String>>,
     endpoints: BTreeSet<(ServiceKey, String)>,
-    /// The line of each endpoint, by what it is known by.
+    /// The line of each endpoint, by Service, port and address.
     known: BTreeMap<(ServiceKey, String), String>,
 }
 

@@ -1,4 +1,4 @@
-//! KEP-2104's example of a backend: prints the state of the node each time it changes.
+//! The example backend of KEP-2104: prints the state of the node whenever it changes.
 //!
 //! ```text
 //! cargo run -p localnet-client --example print-state -- --api unix:///run/localnet/brain.sock --once
@@ -13,7 +13,7 @@ use clap::Parser;
 use localnet_client::{Backend, Changes, Options, Snapshot, Synced, args, args::ClientArgs, telemetry};
 
 #[derive(Parser)]
-#[command(about = "Print the state of the node each time it changes")]
+#[command(about = "Print the state of the node whenever it changes")]
 struct Arguments {
     #[command(flatten)]
     client: ClientArgs,

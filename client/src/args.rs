@@ -58,7 +58,7 @@ impl ClientArgs {
     /// The source that the flags name. Must be called in a tokio runtime.
     ///
     /// # Errors
-    /// A TLS file cannot be read, or TLS is asked for where there is none.
+    /// Returns an error if a TLS file cannot be read, or if `--tls-ca` is given for an address that does not use TLS.
     pub fn source(&self) -> anyhow::Result<Brain> {
         ensure!(
             self.tls_ca.is_none() || matches!(self.api, Address::Tcp { .. }),
@@ -70,7 +70,7 @@ impl ClientArgs {
         Brain::new(self.api.clone(), tls.as_ref())
     }
 
-    /// The loop's options that the flags name.
+    /// The loop's options from the flags.
     pub fn options(&self) -> Options {
         Options {
             once: self.once,
@@ -80,25 +80,25 @@ impl ClientArgs {
         }
     }
 
-    /// The loop's options that the flags name, and else the configuration.
+    /// The loop's options from the flags; where no flag is given, from the configuration.
     pub fn configured_options(&self, said: &Config) -> Options {
         let options = self.options().configured(said);
         let min_interval = self.min_sync_interval.map_or(options.min_interval, Duration::from_millis);
         Options { min_interval, ..options }
     }
 
-    /// Starts logging, as the flags say, and else the configuration.
+    /// Starts logging, as the flags request; where no flag is given, as the configuration requests.
     ///
     /// # Errors
-    /// `RUST_LOG` has a word that is no level.
+    /// Returns an error if `RUST_LOG` contains an invalid level.
     pub fn start_log(&self, config: &Config) -> anyhow::Result<()> {
         telemetry::init(self.log_format(config), config.logging.level())
     }
 
-    /// Starts logging to a file; else as [`ClientArgs::start_log`].
+    /// Starts logging to a file. Otherwise like [`ClientArgs::start_log`].
     ///
     /// # Errors
-    /// `RUST_LOG` has a word that is no level.
+    /// Returns an error if `RUST_LOG` contains an invalid level.
     pub fn start_log_file(&self, config: &Config, file: File) -> anyhow::Result<()> {
         telemetry::init_file(self.log_format(config), config.logging.level(), file)
     }
@@ -111,28 +111,28 @@ impl ClientArgs {
     }
 }
 
-/// Runs a backend's program to its end: until SIGTERM, SIGINT or SIGHUP, or with `--once` until one state is applied.
+/// Runs a backend's program until SIGTERM, SIGINT or SIGHUP, or with `--once` until one state is applied.
 ///
 /// # Errors
-/// See [`crate::run`].
+/// Returns the errors of [`crate::run`].
 pub async fn run(backend: impl Backend, source: impl Source, options: Options) -> anyhow::Result<()> {
     crate::run(backend, source, options, terminated()).await
 }
 
-/// The end of a program: a failure becomes one line on standard error, or one for each problem of a configuration, and exit
-/// code 1.
+/// The exit code of a program. A failure prints one line to standard error, or one line for each problem of a
+/// configuration, and becomes exit code 1.
 pub fn exit(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // There is nobody to tell that standard error cannot be written.
+            // If standard error cannot be written, there is no other place to report the failure.
             _ = io::stderr().write_all(localnet_config_file::last_words(&error).as_bytes());
             ExitCode::FAILURE
         }
     }
 }
 
-/// Resolves when the program is to end: on SIGTERM, SIGINT or SIGHUP (the terminal is gone).
+/// Resolves when the program should end: on SIGTERM, SIGINT or SIGHUP (its terminal was closed).
 #[cfg(unix)]
 pub async fn terminated() {
     use tokio::signal::unix::{SignalKind, signal};
@@ -140,7 +140,7 @@ pub async fn terminated() {
     let wait = |kind| async move {
         match signal(kind) {
             Ok(mut signals) => _ = signals.recv().await,
-            // Without a handler the signal ends the process anyway.
+            // Without a handler, the signal ends the process anyway.
             Err(_) => std::future::pending().await,
         }
     };
@@ -151,12 +151,13 @@ pub async fn terminated() {
     }
 }
 
-/// Resolves when the program is to end: on Ctrl-C or Ctrl-Break, when its console is closed, and when Windows shuts down.
+/// Resolves when the program should end: on Ctrl-C or Ctrl-Break, when its console is closed, and when Windows shuts
+/// down.
 #[cfg(windows)]
 pub async fn terminated() {
     use tokio::signal::windows;
 
-    // What cannot be waited for ends the process anyway.
+    // Without a handler, the event ends the process anyway.
     macro_rules! wait {
         ($what:path) => {
             async {

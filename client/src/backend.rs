@@ -1,7 +1,8 @@
 //! [`Backend`]: the full-state model.
 
-use std::{borrow::Cow, collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
+use localnet_core::Diagnostic;
 use localnet_proto::{Changes, Family, ServiceKey, Snapshot};
 use tokio::sync::watch;
 
@@ -9,85 +10,100 @@ use crate::{source::Attempts, vips::Effective};
 
 /// Makes a kernel subsystem hold the state of the node.
 pub trait Backend: Send {
-    /// The name it reports to the brain, for instance `nft`.
+    /// The backend's name in its reports to the brain, for instance `nft`.
     fn name(&self) -> &'static str;
 
-    /// What operators should know about the backend as such, from its start on: the brain makes each an Event of its Node.
-    fn warnings(&self) -> Vec<Warning> {
+    /// Warnings for operators about the backend itself, known from its start. The brain posts each as an Event of the
+    /// Node.
+    fn warnings(&self) -> Vec<Diagnostic> {
         Vec::new()
     }
 
-    /// What it counts beside its syncs, and a notice when that changes. Nothing, unless the backend says so.
+    /// The backend's counters besides those of its syncs; the channel signals each change. `None` if it has no
+    /// counters.
     fn counts(&self) -> Option<watch::Receiver<Counts>> {
         None
     }
 
-    /// The configuration that it works with, to be reported to the brain; none if it does not report it, or before the first sync.
+    /// The configuration in effect, for the report to the brain. `None` before the first sync, or if the backend does
+    /// not report its configuration.
     fn configuration(&self) -> Option<Effective> {
         None
     }
 
-    /// Makes the subsystem hold exactly `state`. `changes` names what differs from the last sync that succeeded in both
-    /// families.
+    /// Makes the subsystem hold exactly `state`. `changes` names everything that differs from the last sync that
+    /// succeeded in both families.
     ///
-    /// On error, or when a family failed, it is called again, with this state or a newer one. What cannot be programmed of one
-    /// service must not keep the others from being programmed: it is left out, and said in [`Synced::skipped`].
+    /// After an error, or if a family failed, the loop calls this function again with the same state or a newer one. A
+    /// problem with one service must not prevent the others from being programmed. The backend skips that part of the
+    /// service and reports it in [`Synced::skipped`].
+    ///
+    /// # Errors
+    /// Returns an error if the sync failed in both families.
     fn sync(&mut self, state: &Snapshot, changes: &Changes) -> impl Future<Output = anyhow::Result<Synced>> + Send;
 
-    /// What the kernel refused of services ([`Synced::refused`]) is to be tried again by the next `sync`, though they have not
-    /// changed. The loop calls it now and then, the more rarely the longer it lasts; a backend does not do so by itself.
+    /// Lets the next `sync` retry the services that the kernel refused ([`Synced::refused`]), even if they have not
+    /// changed. The loop calls this function with growing delays. A backend does not retry such services by itself.
     fn retry_refused(&mut self) {}
 
     /// Removes everything that this backend ever wrote.
+    ///
+    /// # Errors
+    /// Returns an error if something could not be removed.
     fn cleanup(&mut self) -> impl Future<Output = anyhow::Result<()>> + Send;
 
-    /// Resolves when the subsystem no longer holds what was synced, because someone else changed it: `sync` is then called
-    /// with the present state and no changes. Never, unless the backend can notice. Must be cancel-safe.
+    /// Resolves when another program changed what the last sync had programmed. The loop then calls `sync` with the
+    /// present state and no changes. The default, for a backend that cannot notice such changes, never resolves. Must
+    /// be cancel-safe.
     fn disturbed(&mut self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
 }
 
-/// What came of a sync. The default: the subsystem holds all of the state.
+/// The result of a sync. The default means that the subsystem holds the complete state.
 #[derive(Debug, Default)]
 #[must_use = "a family may have failed"]
 pub struct Synced {
-    /// Families in which the subsystem does not hold the state, and why; in the others it does. A family that the host does
-    /// not have at all is none of them.
+    /// Families in which the sync failed, with the error; all other families hold the state. A family that the host
+    /// does not support at all is not listed.
     pub failed: Vec<(Family, anyhow::Error)>,
-    /// What is left out of services: all of it, not only what is new since the last sync.
-    pub skipped: Vec<Skipped>,
-    /// The services of which something is left out because the kernel refused it. It is tried again when they change, and when
-    /// [`Backend::retry_refused`] says so. That the kernel lacks memory or room is no fault of a service: it is an error.
+    /// Everything that is skipped, with the Service as the subject. The list is complete, not only new since the last
+    /// sync.
+    pub skipped: Vec<Diagnostic>,
+    /// The services of which the kernel refused a part. They are retried when they change, and after
+    /// [`Backend::retry_refused`]. If the kernel lacks memory or space, that is an error of the sync, not a refused
+    /// service.
     pub refused: BTreeSet<ServiceKey>,
-    /// Families in which it was not known what the subsystem holds, so that all of it was compared, and written where it
-    /// differed. The first sync need not say so.
+    /// Families that had a full sync because the applied state was unknown: the backend compared everything with the
+    /// live state and wrote what differed. The first sync need not list its families.
     pub full: Vec<Family>,
 }
 
 impl Synced {
-    /// What came of it if both families count as one.
+    /// Combines both families into one result.
     ///
     /// # Errors
-    /// That of the first family that failed.
+    /// Returns the error of the first family that failed.
     pub fn whole(self) -> anyhow::Result<()> {
         self.failed.into_iter().next().map_or(Ok(()), |(family, error)| Err(error.context(family)))
     }
 }
 
-/// What a backend counts beside its syncs, since it was started. Each field is by family, IPv4 first.
+/// A backend's counters besides those of its syncs, since its start. The arrays are indexed by family, IPv4 first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Looks for flows that stick to endpoints which no longer serve.
+    /// The checks for stale flows.
     pub looks: [Looks; 2],
-    /// The rules that it has in the kernel's tables, if it has rules there.
+    /// The rules in the backend's kernel tables. Empty if the backend uses no rules.
     pub rules: [Vec<RuleCount>; 2],
-    /// Repairs: syncs after another process changed what the backend had programmed. Of both families together.
+    /// The number of repairs, of both families together. A repair is a sync that changed something after another process
+    /// had modified the kernel's state.
     pub repairs: u64,
 }
 
 impl Counts {
-    /// There was a look for flows: how long it took and how many it ended, of the families whose flows were looked at.
+    /// Adds one check for stale flows. Each family that was checked has the duration and the number of deleted flows;
+    /// the other families are `None`.
     pub fn looked(&mut self, families: [Option<(Duration, usize)>; 2]) {
         for (looks, of_family) in self.looks.iter_mut().zip(families) {
             let Some((took, ended)) = of_family else { continue };
@@ -97,7 +113,7 @@ impl Counts {
     }
 }
 
-/// The place of a family among two.
+/// The index of a family in an array of both.
 pub(crate) fn index(family: Family) -> usize {
     match family {
         Family::V4 => 0,
@@ -105,40 +121,22 @@ pub(crate) fn index(family: Family) -> usize {
     }
 }
 
-/// Looks for flows that stick to endpoints which no longer serve.
+/// The checks for stale flows, which are flows to endpoints that are no longer eligible.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Looks {
-    /// How long they took.
+    /// The durations of the checks.
     pub took: Attempts,
-    /// How many flows they ended.
+    /// How many flows the checks deleted.
     pub ended: u64,
 }
 
-/// How many rules a backend has in a table.
+/// The number of rules of a backend in one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RuleCount {
-    /// The table.
+    /// The name of the table.
     pub table: &'static str,
-    /// How many.
+    /// The number of rules.
     pub total: u64,
-    /// How many of them the last attempt wrote.
+    /// How many of these rules the last attempt wrote.
     pub last: u64,
-}
-
-/// Something that operators should know about a backend.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Warning {
-    /// One word in CamelCase, for programs.
-    pub reason: &'static str,
-    /// For people.
-    pub note: Cow<'static, str>,
-}
-
-/// Something of a service that is not programmed.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Skipped {
-    /// Which service.
-    pub service: ServiceKey,
-    /// What is left out and why.
-    pub reason: String,
 }

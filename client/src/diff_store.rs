@@ -1,32 +1,40 @@
-//! [`DiffStore`]: what a kernel subsystem should hold, against what it is known to hold.
+//! [`DiffStore`]: the desired state and the applied state of a kernel subsystem, and their diff.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Bound,
+};
 
-/// What should be there, what is known to be there, and the difference, which costs only what changed.
+/// The desired and the applied entries, and their diff. A diff costs O(changes).
 ///
-/// Fill in the desired state ([`set`](Self::set), [`remove`](Self::remove), [`replace`](Self::replace)), ask for the
-/// [`diff`](Self::diff), and apply it; then [`commit`](Self::commit) if the kernel said yes, or [`forget`](Self::forget) if
-/// it is not known what the kernel now holds. After a refusal that changed nothing, do neither: the same diff is still due.
+/// Fill in the desired state with [`set`](Self::set), [`remove`](Self::remove) and [`replace`](Self::replace). Request
+/// the [`diff`](Self::diff) and apply it. If the kernel accepted it, call [`commit`](Self::commit). If it is unknown
+/// what the kernel now holds, call [`forget`](Self::forget). If the kernel refused it and changed nothing, call
+/// neither: the next diff is the same.
 ///
-/// Law: applying `diff(a → b)` to `a` gives `b`, and `diff(b → b)` is empty.
+/// Invariant: applying `diff(a → b)` to `a` gives `b`, and `diff(b → b)` is empty.
 #[derive(Clone, Debug)]
 pub struct DiffStore<K, V> {
     entries: BTreeMap<K, Entry<V>>,
-    /// Keys whose entry is not `Same`. Not kept while nothing is known of what is applied: then it is all of them.
+    /// The keys whose entry is not `Same`. Empty while the applied side is unknown.
     dirty: BTreeSet<K>,
     /// Whether the applied side is known.
     known: bool,
+    /// Whether entries were added one by one since the last [`DiffStore::pack`].
+    loose: bool,
 }
 
 #[derive(Clone, Debug)]
 enum Entry<V> {
-    /// Desired and applied are equal, and kept once.
+    /// Desired and applied are equal and stored once. While the applied side is unknown, every entry is `Same` and
+    /// means desired.
     Same(V),
-    /// Desired, and not applied.
+    /// Desired but not applied.
     New(V),
-    /// Applied, and not desired.
+    /// Applied but not desired.
     Unwanted(V),
-    /// Both, and different. Boxed because few are: there is an entry for everything in the kernel.
+    /// Desired and applied with different values. Boxed to keep the entries small: few differ, and each kernel object
+    /// has one.
     Differs(Box<Pair<V>>),
 }
 
@@ -42,6 +50,14 @@ impl<V> Entry<V> {
             Self::Same(value) | Self::New(value) => Some(value),
             Self::Unwanted(_) => None,
             Self::Differs(pair) => Some(&pair.desired),
+        }
+    }
+
+    fn applied(&self) -> Option<&V> {
+        match self {
+            Self::Same(value) | Self::Unwanted(value) => Some(value),
+            Self::New(_) => None,
+            Self::Differs(pair) => Some(&pair.applied),
         }
     }
 
@@ -62,14 +78,28 @@ impl<V> Entry<V> {
     }
 }
 
-/// What to do to get from what is applied to what is desired.
+/// The difference at one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Difference<'a, K, V> {
+    /// The key.
+    pub key: &'a K,
+    /// The applied value. `None` if there is none or if it is unknown.
+    pub applied: Option<&'a V>,
+    /// The desired value, if there is one.
+    pub desired: Option<&'a V>,
+}
+
+/// The keys between two bounds.
+pub type KeyRange<'r, K> = (Bound<&'r K>, Bound<&'r K>);
+
+/// The changes that turn the applied entries into the desired ones.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Diff<'a, K, V> {
-    /// It is not known what is applied: replace all of it with `set`.
+    /// Whether the applied entries are unknown. If so, replace all of them with `set`.
     pub unknown: bool,
-    /// Entries that are new or different, with the value that is replaced if there is one.
+    /// The entries that are new or different, each with the value that it replaces, if there is one.
     pub set: Vec<Set<'a, K, V>>,
-    /// Entries that are to go, with the value they have.
+    /// The entries to remove, with their applied values.
     pub removed: Vec<(&'a K, &'a V)>,
 }
 
@@ -80,12 +110,12 @@ pub struct Set<'a, K, V> {
     pub key: &'a K,
     /// Its value.
     pub value: &'a V,
-    /// The value that it has now, if it is there.
+    /// The applied value at this key, if there is one.
     pub replaces: Option<&'a V>,
 }
 
 impl<K, V> Diff<'_, K, V> {
-    /// Nothing is to be done.
+    /// Whether there is nothing to change.
     pub fn is_empty(&self) -> bool {
         !self.unknown && self.set.is_empty() && self.removed.is_empty()
     }
@@ -98,15 +128,17 @@ impl<K: Ord + Clone, V: PartialEq> Default for DiffStore<K, V> {
 }
 
 impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
-    /// Nothing is desired, and nothing is known of what is applied.
+    /// A store with no desired entries and an unknown applied side.
     pub fn new() -> Self {
-        Self { entries: BTreeMap::new(), dirty: BTreeSet::new(), known: false }
+        Self { entries: BTreeMap::new(), dirty: BTreeSet::new(), known: false, loose: false }
     }
 
-    /// This is what was found to be applied, and nothing else is.
+    /// Sets all applied entries, as read from the kernel.
     pub fn adopt(&mut self, applied: impl IntoIterator<Item = (K, V)>) {
         self.forget();
         self.known = true;
+        let desired = std::mem::take(&mut self.entries).into_iter();
+        self.entries = desired.filter_map(|(key, entry)| Some((key, Entry::New(entry.into_desired()?)))).collect();
         for (key, value) in applied {
             let desired = self.take_desired(&key);
             self.put(key, desired, Some(value));
@@ -115,24 +147,29 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
         self.dirty = differs.map(|(key, _)| key.clone()).collect();
     }
 
-    /// `value` is desired at `key`.
+    /// Sets the desired value at `key`.
     pub fn set(&mut self, key: K, value: V) {
-        // A first fill is most of the work of a backend's start: one look-up for each entry.
+        // The first fill is most of the work at a backend's start. This path needs one lookup for each entry.
         if !self.known {
-            self.entries.insert(key, Entry::New(value));
+            self.entries.insert(key, Entry::Same(value));
+            self.loose = true;
             return;
         }
         let applied = self.take_applied(&key);
         self.put(key, Some(value), applied);
     }
 
-    /// Nothing is desired at `key`.
+    /// Removes the desired value at `key`.
     pub fn remove(&mut self, key: &K) {
+        if !self.known {
+            self.entries.remove(key);
+            return;
+        }
         let applied = self.take_applied(key);
         self.put(key.clone(), None, applied);
     }
 
-    /// This is all that is desired.
+    /// Replaces all desired entries.
     pub fn replace(&mut self, desired: impl IntoIterator<Item = (K, V)>) {
         let mut left: BTreeSet<K> = self.entries.keys().cloned().collect();
         for (key, value) in desired {
@@ -149,41 +186,47 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
         self.entries.get(key)?.desired()
     }
 
-    /// All that is desired, by key.
+    /// All desired entries, ordered by key.
     pub fn iter_desired(&self) -> impl Iterator<Item = (&K, &V)> {
-        self.entries.iter().filter_map(|(key, entry)| Some((key, entry.desired()?)))
+        self.desired_in((Bound::Unbounded, Bound::Unbounded))
     }
 
-    /// How to get to what is desired. Costs only what differs, unless all is unknown.
+    /// The desired entries in a range of keys.
+    pub fn desired_in<'a>(&'a self, range: KeyRange<'_, K>) -> impl Iterator<Item = (&'a K, &'a V)> + use<'a, K, V> {
+        self.entries.range(range).filter_map(|(key, entry)| Some((key, entry.desired()?)))
+    }
+
+    /// The diff from applied to desired. Costs O(changes), unless the applied side is unknown.
     pub fn diff(&self) -> Diff<'_, K, V> {
         let mut diff = Diff { unknown: !self.known, set: Vec::new(), removed: Vec::new() };
-        if !self.known {
-            diff.set.extend(self.iter_desired().map(|(key, value)| Set { key, value, replaces: None }));
-            return diff;
-        }
-        for key in &self.dirty {
-            let Some((key, entry)) = self.entries.get_key_value(key) else { continue };
-            match entry {
-                Entry::Same(_) => {}
-                Entry::New(value) => diff.set.push(Set { key, value, replaces: None }),
-                Entry::Unwanted(applied) => diff.removed.push((key, applied)),
-                Entry::Differs(pair) => {
-                    diff.set.push(Set { key, value: &pair.desired, replaces: Some(&pair.applied) });
-                }
+        for Difference { key, applied, desired } in self.diff_in((Bound::Unbounded, Bound::Unbounded)) {
+            match (applied, desired) {
+                (replaces, Some(value)) => diff.set.push(Set { key, value, replaces }),
+                (Some(applied), None) => diff.removed.push((key, applied)),
+                (None, None) => {}
             }
         }
         diff
     }
 
-    /// The diff was applied.
+    /// The diff of a range of keys, in their order and without collecting it. While the applied side is unknown, every
+    /// desired entry differs.
+    pub fn diff_in<'a>(&'a self, range: KeyRange<'_, K>) -> impl Iterator<Item = Difference<'a, K, V>> + use<'a, K, V> {
+        let dirty = self.known.then(|| self.dirty.range(range)).into_iter().flatten();
+        let dirty = dirty.filter_map(|key| {
+            let (key, entry) = self.entries.get_key_value(key)?;
+            Some(Difference { key, applied: entry.applied(), desired: entry.desired() })
+        });
+        let all = (!self.known).then(|| self.desired_in(range)).into_iter().flatten();
+        dirty.chain(all.map(|(key, value)| Difference { key, applied: None, desired: Some(value) }))
+    }
+
+    /// Records that the diff was applied.
     pub fn commit(&mut self) {
         if !self.known {
-            self.known = true;
-            // Nothing is known to be applied, so everything is new. The entries are added in order: that fills their nodes.
-            let entries = std::mem::take(&mut self.entries).into_iter();
-            self.entries = entries.filter_map(|(key, entry)| Some((key, Entry::Same(entry.into_desired()?)))).collect();
-            return;
+            self.pack();
         }
+        self.known = true;
         for key in std::mem::take(&mut self.dirty) {
             if let Some(value) = self.entries.remove(&key).and_then(Entry::into_desired) {
                 self.entries.insert(key, Entry::Same(value));
@@ -191,7 +234,8 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
         }
     }
 
-    /// Whatever was committed, this is what is applied at `key`: the kernel took the others, and not this one.
+    /// Sets the applied value at `key` after a commit, for a key that the kernel did not accept together with the
+    /// others.
     pub fn found(&mut self, key: K, applied: Option<V>) {
         if self.known {
             let desired = self.take_desired(&key);
@@ -199,25 +243,30 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
         }
     }
 
-    /// It is no longer known what is applied.
+    /// Marks the applied side as unknown.
     pub fn forget(&mut self) {
         if !std::mem::take(&mut self.known) {
             return;
         }
         self.dirty.clear();
-        for (key, entry) in std::mem::take(&mut self.entries) {
-            if let Some(desired) = entry.into_desired() {
-                self.entries.insert(key, Entry::New(desired));
-            }
+        let entries = std::mem::take(&mut self.entries).into_iter();
+        self.entries = entries.filter_map(|(key, entry)| Some((key, Entry::Same(entry.into_desired()?)))).collect();
+    }
+
+    /// Rebuilds the entries after a first fill, which halves their memory: a tree that is built in order has full
+    /// nodes. [`commit`](Self::commit) does this, too.
+    pub fn pack(&mut self) {
+        if std::mem::take(&mut self.loose) {
+            self.entries = std::mem::take(&mut self.entries).into_iter().collect();
         }
     }
 
-    /// Takes an entry out for a new desired value: what is applied.
+    /// Removes the entry for a new desired value, and returns its applied value.
     fn take_applied(&mut self, key: &K) -> Option<V> {
         self.entries.remove(key)?.into_applied()
     }
 
-    /// Takes an entry out for a new applied value: what is desired.
+    /// Removes the entry for a new applied value, and returns its desired value.
     fn take_desired(&mut self, key: &K) -> Option<V> {
         self.entries.remove(key)?.into_desired()
     }
@@ -237,9 +286,7 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
             (Some(desired), None) => Entry::New(desired),
             (None, Some(applied)) => Entry::Unwanted(applied),
         };
-        if self.known {
-            self.dirty.insert(key.clone());
-        }
+        self.dirty.insert(key.clone());
         self.entries.insert(key, entry);
     }
 }

@@ -1,4 +1,4 @@
-//! The one loop that every backend runs in: newest state wins, failures are retried, nothing is ever undone by a lost stream.
+//! The loop in which every backend runs. The newest state wins, failures are retried, and a lost stream undoes nothing.
 //!
 //! ```text
 //! source ──► read ──Update──► sync ──► backend
@@ -6,8 +6,8 @@
 //!    └──────── report ◄─Report──┘
 //! ```
 //!
-//! The three run side by side in one task: a sync that takes long, or a repair, never throws away what is half read, and a
-//! brain that is away never holds up a repair.
+//! The three parts run concurrently in one task. A slow sync or a repair therefore never discards a state that is
+//! partly received, and an unavailable brain never delays a repair.
 
 mod applied;
 
@@ -19,6 +19,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use localnet_core::{Code, Diagnostic, Subject};
 use localnet_proto::{Changes, Family, Revision, Snapshot, Update};
 use tokio::{
     pin, select,
@@ -29,28 +30,29 @@ use tracing::{debug, info, warn};
 
 use self::applied::Applied;
 use crate::{
-    backend::{Backend, Counts, Skipped, Synced, Warning, index},
+    backend::{Backend, Counts, Synced, index},
     retry::{Backoff, Refusals},
     source::{Outcome, Report, Source, SourceError},
 };
 
-/// How the loop runs.
+/// The options of the loop.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Sync once and return.
+    /// Whether to sync once and return.
     pub once: bool,
-    /// The state that the caller has already: the first sync waits for another one.
+    /// The revision that the caller already has. The first sync waits for another one.
     pub resume: Revision,
-    /// Shortest time between the ends of two syncs and the next; changes in between are joined.
+    /// Shortest time between the end of a sync and the start of the next one. Changes in between are merged.
     pub min_interval: Duration,
-    /// Longest delay between two attempts after failures, of the source and of the backend each.
+    /// Longest delay between two attempts after failures. It applies to the source and to the backend separately.
     pub max_backoff: Duration,
-    /// Tell the brain how far the backend has come. Not for a reader that programs nothing: the brain's health answers
-    /// would wait for it once it is gone. A run with `once` never reports, for the same reason.
+    /// Whether to report the backend's progress to the brain. A reader that programs nothing must not report: after its
+    /// exit, the brain's health answers would wait for it. A run with `once` never reports, for the same reason.
     pub report: bool,
-    /// The configuration tells this node's pods by the Node's `spec.podCIDRs`: without any, something is wrong.
+    /// Whether the configuration recognizes this node's pods by the Node's `spec.podCIDRs`. The loop then warns if
+    /// there are none.
     pub needs_pod_cidrs: bool,
-    /// The backend only prints what it would do.
+    /// Whether the backend only prints what it would do.
     pub dry_run: bool,
 }
 
@@ -68,13 +70,14 @@ impl Default for Options {
     }
 }
 
-/// Updates that may wait for the backend; the reader then waits too.
+/// How many updates may wait for the backend. When the queue is full, the reader waits, too.
 const WAITING: usize = 16;
 
 /// Runs a backend on a source until `shutdown`; with [`Options::once`], until the first sync succeeds.
 ///
 /// # Errors
-/// Only with [`Options::once`]: the first failure of the source or the backend. Otherwise failures are logged and retried.
+/// With [`Options::once`], returns the first failure of the source or the backend. Otherwise failures are logged and
+/// retried, and it returns no error.
 pub async fn run(
     backend: impl Backend,
     source: impl Source,
@@ -112,12 +115,12 @@ pub async fn run(
     }
 }
 
-/// Asks the source for one state after the other. Ends only with [`Options::once`], at the first failure.
+/// Requests one state after the other from the source. Ends only with [`Options::once`], at the first failure.
 async fn read(source: &impl Source, updates: &mpsc::Sender<Update>, options: &Options) -> anyhow::Result<Infallible> {
     let mut backoff = Backoff::new(options.max_backoff);
-    // `have` is ahead of `Sync::state` by the updates that wait in the channel, and never of anything else: they are folded in the
-    // order in which they were asked for, each exactly once, and nothing but they changes that state. So when a delta's turn comes,
-    // the state that it was asked for is there. `fold` is said only after a first update, which is a full state.
+    // `have` is ahead of `Sync::state` only by the updates that wait in the channel. They are folded into that state in
+    // the order of the requests, each exactly once, and nothing else changes it. When a delta is folded, the state that
+    // it was requested for is therefore present. `fold` is set only after the first update, which is a full state.
     let (mut have, mut fold, mut failing) = (options.resume, false, false);
     loop {
         match source.next(have, fold).await {
@@ -128,7 +131,7 @@ async fn read(source: &impl Source, updates: &mpsc::Sender<Update>, options: &Op
                 backoff.reset();
                 (have, fold) = (update.revision(), true);
                 if updates.send(update).await.is_err() {
-                    // The sync has ended, and so has all of this.
+                    // The sync has ended, and this task ends with it.
                     std::future::pending::<()>().await;
                 }
             }
@@ -148,8 +151,8 @@ async fn read(source: &impl Source, updates: &mpsc::Sender<Update>, options: &Op
     }
 }
 
-/// Offers the newest report to the brain until it takes it: nothing may change for a long time, and the brain's health
-/// answers wait for it.
+/// Offers the newest report to the brain until the brain accepts it. Without the retry a report could be missing for a
+/// long time, because the next one follows only after a change, and the brain's health answers wait for it.
 async fn report(source: &impl Source, mut reports: watch::Receiver<Option<Report>>, options: &Options) -> Infallible {
     let mut backoff = Backoff::new(options.max_backoff);
     let mut said: Option<SourceError> = None;
@@ -170,7 +173,7 @@ async fn report(source: &impl Source, mut reports: watch::Receiver<Option<Report
                 }
             }
             Err(error) => {
-                // That the brain is away is said where states are read. But if it is there its health answers wait for nothing.
+                // `read` already logs an unavailable brain. A brain that runs but refuses reports needs its own warning.
                 let is_news =
                     matches!(error, SourceError::Refused(_) | SourceError::Invalid(_)) && said.as_ref() != Some(&error);
                 if is_news {
@@ -194,40 +197,41 @@ struct Sync<B> {
     state: Snapshot,
     /// What differs between `state` and the last sync that succeeded.
     changes: Changes,
-    /// The newest state that the subsystem holds, by family.
+    /// The newest state that the subsystem holds, by family, IPv4 first.
     applied: [Revision; 2],
-    /// Of each family, all attempts; and why the last one failed.
+    /// The attempts of each family and the error of the last one, IPv4 first.
     attempts: [Outcome; 2],
-    /// What the backend counts beside its syncs.
+    /// The backend's own counters.
     counts: Option<watch::Receiver<Counts>>,
-    /// That differs from what was reported: when to report again.
+    /// If a counter changed since the last report: when to report again.
     counts_due: Option<Instant>,
-    /// When there was a report.
+    /// When the last report was made.
     reported: Option<Instant>,
-    /// What is left out of services.
-    skipped: Vec<Skipped>,
-    /// What was applied and is not logged yet.
+    /// The parts of services that are skipped.
+    skipped: Vec<Diagnostic>,
+    /// The syncs that succeeded and are not logged yet.
     log: Applied,
-    /// What the kernel refuses of services, and when to try it again.
+    /// The services that the kernel refused, and when to retry them.
     refusals: Refusals,
-    /// What is wrong with the Node.
-    of_node: Option<Warning>,
-    /// Why the last sync failed, which was said.
+    /// The warning about the Node, if there is one.
+    of_node: Option<Diagnostic>,
+    /// The error of the last sync, if it was logged.
     said: Option<String>,
     backoff: Backoff,
-    /// After a failure: when to try again even without a newer state.
+    /// After a failure: when to retry, even without a newer state.
     retry_at: Option<Instant>,
 }
 
 impl<B: Backend> Sync<B> {
-    /// A running sync is finished before a shutdown.
+    /// Runs until `shutdown`, but finishes a sync in progress first.
     async fn run(mut self, mut shutdown: Pin<&mut impl Future<Output = ()>>) -> anyhow::Result<()> {
         let mut received = false;
         loop {
             select! {
                 biased;
                 () = shutdown.as_mut() => return Ok(()),
-                // These come first: there may be a new state at each turn, which then is synced with them.
+                // These branches come before the inbox. A new state may arrive at each turn; it is then synced together with
+                // them.
                 () = self.backend.disturbed(), if received => info!("the kernel is to be looked at again"),
                 () = at(self.refusals.due()), if received => self.retry_refused(),
                 update = self.inbox.recv() => match update {
@@ -259,7 +263,7 @@ impl<B: Backend> Sync<B> {
                 if result.is_ok() {
                     let Revision { instance, rev } = self.state.revision;
                     let text = format!("to resume this watch, use --instance-id {instance} --rev {rev}\n");
-                    // Nobody to read it: that is no reason to fail.
+                    // A closed standard error is no reason to fail.
                     _ = io::stderr().write_all(text.as_bytes());
                 }
                 return result;
@@ -276,21 +280,21 @@ impl<B: Backend> Sync<B> {
         self.changes.merge(changed);
     }
 
-    /// Warns, once, of a Node without `spec.podCIDRs` where the configuration needs them.
+    /// Warns once about a Node without `spec.podCIDRs` if the configuration needs them.
     fn look_at_node(&mut self) {
         let node = &self.state.node;
         let missing = self.options.needs_pod_cidrs && node.pod_cidrs.is_empty();
         let warning = missing.then(|| no_pod_cidrs(&node.name));
         if warning != self.of_node {
             match &warning {
-                Some(warning) => warn!("{}", warning.note),
+                Some(warning) => warn!("{warning}"),
                 None => info!(node = node.name, "the Node has spec.podCIDRs now"),
             }
             self.of_node = warning;
         }
     }
 
-    /// One attempt. An error of one family leaves the other's work in force, and is the error of the attempt.
+    /// Makes one attempt. If one family fails, the other one stays applied, and the attempt returns the error.
     async fn sync(&mut self) -> anyhow::Result<()> {
         let revision = self.state.revision;
         let started = Instant::now();
@@ -337,7 +341,7 @@ impl<B: Backend> Sync<B> {
             }
             Err(error) => {
                 let error = format!("{error:#}");
-                // Said once: attempts go on for as long as it lasts.
+                // The error is logged once, because attempts continue for as long as it lasts.
                 if self.said.as_ref() == Some(&error) {
                     debug!(%revision, error, "still not applied");
                 } else {
@@ -384,19 +388,19 @@ impl<B: Backend> Sync<B> {
     }
 }
 
-/// kube-proxy waits five minutes for `spec.podCIDRs` and then ends. The node is programmed without them here, and they count as soon as
-/// they are there.
-fn no_pod_cidrs(node: &str) -> Warning {
-    let note = format!(
-        "Node {node:?} has no spec.podCIDRs, by which detectLocalMode NodeCIDR recognizes this node's pods: nothing that is sent to a ClusterIP is masqueraded; let kube-controller-manager allocate them (--allocate-node-cidrs), or configure detectLocalMode ClusterCIDR with detectLocal.clusterCIDRs"
-    );
-    Warning { reason: "NoPodCIDRs", note: note.into() }
+/// The diagnostic for a Node without `spec.podCIDRs`. kube-proxy waits five minutes for them and then exits. localnet
+/// programs the node without them, and uses them as soon as the Node has them.
+fn no_pod_cidrs(node: &str) -> Diagnostic {
+    let problem = "has no spec.podCIDRs, by which detectLocalMode NodeCIDR recognizes this node's pods: nothing that is sent to a ClusterIP is masqueraded";
+    let remedy = "let kube-controller-manager allocate them (--allocate-node-cidrs), or configure detectLocalMode ClusterCIDR with detectLocal.clusterCIDRs";
+    Diagnostic::new(Code::PodCidrsMissing, Subject::node(node), problem).remedy(remedy)
 }
 
-/// What is only counted is reported so long after the last report at the earliest.
+/// Shortest time between the last report and one that only has new counters.
 const COUNTS_PAUSE: Duration = Duration::from_secs(1);
 
-/// Resolves when what is counted has changed; never if nothing is, or no more.
+/// Resolves when a counter has changed. Never resolves if there are no counters, or if the backend no longer updates
+/// them.
 async fn changed(counts: &mut Option<watch::Receiver<Counts>>) {
     let told = match counts {
         Some(counts) => counts.changed().await.is_ok(),
@@ -407,7 +411,7 @@ async fn changed(counts: &mut Option<watch::Receiver<Counts>>) {
     }
 }
 
-/// Resolves at an instant; never without one.
+/// Resolves at `instant`; without one, never.
 async fn at(instant: Option<Instant>) {
     match instant {
         Some(instant) => time::sleep_until(instant).await,

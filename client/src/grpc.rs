@@ -1,4 +1,5 @@
-//! [`Brain`]: the source that reads a brain over gRPC, on a unix socket, TCP or, on Windows, a named pipe.
+//! [`Brain`]: the source that reads from a brain over gRPC. The transport is a unix socket, TCP or, on Windows, a named
+//! pipe.
 
 mod local;
 mod tls;
@@ -16,23 +17,24 @@ use wire::{backends_client::BackendsClient, endpoints_client::EndpointsClient, r
 
 use crate::source::{Report, Source, SourceError};
 
-/// An idle connection is asked for a sign of life this often, and given up after [`PING_TIMEOUT`] without one.
+/// How often an idle connection is pinged. It is closed if no answer arrives within [`PING_TIMEOUT`].
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
-/// A message is far smaller; a peer that sends more is not a brain.
+/// The largest accepted message. The brain's messages are far smaller, so a peer that sends more is not a brain.
 const MAX_MESSAGE: usize = 16 << 20;
 
-/// Files for TLS on TCP. Read at each connect: what is unusable then is said, and the last good ones stay in use.
+/// Files for TLS on TCP. They are read at each connect. If they are unusable then, a warning is logged, and the last
+/// good ones stay in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// Certificates of the authorities that the brain's certificate may come from.
+    /// Certificates of the authorities that may have issued the brain's certificate.
     pub ca: PathBuf,
-    /// Own certificate and key, which the brain checks: it serves nobody without.
+    /// Own certificate and key. The brain checks them and accepts no client without them.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
-/// A brain at an address. Connects when first asked, and again after each failure.
+/// A brain at an address. Connects at the first request, and again after each failure.
 #[derive(Clone, Debug)]
 pub struct Brain {
     address: Address,
@@ -40,10 +42,10 @@ pub struct Brain {
 }
 
 impl Brain {
-    /// The brain at `address`; does not connect yet. Must be called in a tokio runtime.
+    /// The brain at `address`. Does not connect yet. Must be called in a tokio runtime.
     ///
     /// # Errors
-    /// The address cannot be dialled at all, or a TLS file cannot be read.
+    /// Returns an error if this system cannot connect to such an address, or if a TLS file cannot be read.
     pub fn new(address: Address, tls: Option<&TlsFiles>) -> anyhow::Result<Self> {
         let channel = match &address {
             Address::Unix(_) | Address::Pipe(_) => {
@@ -72,10 +74,10 @@ impl Brain {
         Ok(Self { address, channel })
     }
 
-    /// Why a service is as it is: for people, see `Reasons.Why` in `localnetv1.proto`.
+    /// Explains the state of a service to people; see `Reasons.Why` in `localnetv1.proto`.
     ///
     /// # Errors
-    /// The brain is away, has no state yet, or is older than the call.
+    /// Returns an error if the brain is unavailable, has no state yet, or is too old to know the call.
     pub async fn why(&self, service: &ServiceKey) -> Result<wire::ServiceReasons, SourceError> {
         let ServiceKey { namespace, name } = service;
         let request = wire::ServiceKey { namespace: namespace.to_string(), name: name.to_string() };
@@ -83,10 +85,10 @@ impl Brain {
         Ok(client.why(request).await.map_err(|status| failed(&status))?.into_inner())
     }
 
-    /// How far brain and backends are: see `Reasons.Status`.
+    /// The progress of the brain and of the backends; see `Reasons.Status`.
     ///
     /// # Errors
-    /// The brain is away, or is older than the call.
+    /// Returns an error if the brain is unavailable, or is too old to know the call.
     pub async fn status(&self) -> Result<wire::BrainStatus, SourceError> {
         let mut client = ReasonsClient::new(self.channel.clone());
         Ok(client.status(wire::StatusRequest {}).await.map_err(|status| failed(&status))?.into_inner())
@@ -103,7 +105,7 @@ impl Source for Brain {
             assembler.push(item).map_err(|error| SourceError::Invalid(error.to_string()))?;
         }
         match assembler.finish().map_err(|error| SourceError::Invalid(error.to_string()))? {
-            // Changes of what the caller does not hold: folded into anything they would give a state that never was.
+            // The caller holds no state to fold changes into. Folding them anyway would give a state that never existed.
             Update::Delta { .. } if !fold => {
                 Err(SourceError::Invalid("changes, where the full state was asked for".to_owned()))
             }
@@ -115,7 +117,7 @@ impl Source for Brain {
         let mut client = BackendsClient::new(self.channel.clone());
         match timeout(REPORT_TIMEOUT, client.report(wire::BackendReport::from(report))).await {
             Ok(Ok(_)) => Ok(()),
-            // A brain that does not want to know is as good as one that does.
+            // A brain that does not implement reports needs none.
             Ok(Err(status)) if status.code() == Code::Unimplemented => Ok(()),
             Ok(Err(status)) => Err(not_taken(&status)),
             Err(_) => Err(SourceError::Unreachable(format!("no reply within {REPORT_TIMEOUT:?}"))),
@@ -135,7 +137,7 @@ fn configured(endpoint: Endpoint) -> Endpoint {
         .keep_alive_while_idle(true)
 }
 
-/// Why a report was not taken: of some answers the brain gives the same again to the same report.
+/// The error for a report that the brain did not accept. With some codes, the brain would refuse the same report again.
 fn not_taken(status: &Status) -> SourceError {
     match status.code() {
         code @ (Code::InvalidArgument
@@ -148,14 +150,14 @@ fn not_taken(status: &Status) -> SourceError {
     }
 }
 
-/// `EMFILE` of the process, `ENFILE` of the host.
+/// Whether the process (`EMFILE`) or the host (`ENFILE`) has no file descriptors left.
 fn is_out_of_files(error: &io::Error) -> bool {
     const CODES: [i32; 2] = [24, 23];
     cfg!(unix) && error.raw_os_error().is_some_and(|code| CODES.contains(&code))
 }
 
 fn failed(status: &Status) -> SourceError {
-    // The causes below tonic's own "transport error" are what a person needs to know.
+    // tonic's own message is only "transport error"; the causes below it tell what went wrong.
     let mut texts: Vec<String> = vec![status.message().to_owned()];
     let mut cause = std::error::Error::source(status);
     while let Some(error) = cause {
@@ -180,7 +182,8 @@ fn failed(status: &Status) -> SourceError {
 mod tests {
     use super::*;
 
-    /// With a limit of 12 descriptors "no state from the brain: Too many open files" sent its reader to the brain.
+    /// A process with a limit of 12 descriptors printed "no state from the brain: Too many open files", which seemed to
+    /// blame the brain.
     #[test]
     fn who_has_no_descriptor_left_does_not_blame_the_brain() {
         let failing = |code| {

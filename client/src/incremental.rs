@@ -1,4 +1,4 @@
-//! The incremental model: one call for each thing that changed, then a commit.
+//! The incremental model: one call for each change, then a commit.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,42 +6,52 @@ use std::{
     sync::Arc,
 };
 
+use localnet_core::Diagnostic;
 use localnet_proto::{Changes, Node, Protocol, Revision, Scopes, Service, ServiceKey, Snapshot};
 use tokio::sync::watch;
 
 use crate::{
-    backend::{Backend, Counts, Synced, Warning},
+    backend::{Backend, Counts, Synced},
     vips::Effective,
 };
 
-/// Hears what changed, thing by thing. Calls only say what is to hold; nothing is due before [`Listener::commit`].
+/// Receives the changes one by one. The calls describe the desired state; nothing has to be applied before
+/// [`Listener::commit`].
 ///
-/// Order within one commit: the node; then for each changed service `set_service` before its endpoints are set, endpoints
-/// deleted after those that are set, and `delete_service` after all its endpoints are deleted.
+/// The order within one commit: `set_node` comes first. For each changed service, `set_service` precedes its
+/// `set_endpoint` calls, and these precede its `delete_endpoint` calls. `delete_service` comes after all endpoints of the
+/// service are deleted.
 pub trait Listener: Send {
-    /// The name it reports to the brain.
+    /// The backend's name in its reports to the brain.
     fn name(&self) -> &'static str;
-    /// The node's facts are now these. Called before anything else, and when they change.
+    /// Sets the node's facts. Called before all other calls, and whenever they change.
     fn set_node(&mut self, node: &Node);
-    /// A service is new, or differs in something other than its endpoints. Its `endpoints` are empty here.
+    /// Adds a service, or changes something other than its endpoints. The `endpoints` of `service` are empty here.
     fn set_service(&mut self, service: &Service);
-    /// A service is gone.
+    /// Deletes a service.
     fn delete_service(&mut self, key: &ServiceKey);
-    /// An endpoint is new, or differs in something other than its port name and address.
+    /// Adds an endpoint, or changes something other than its port name and address.
     fn set_endpoint(&mut self, service: &ServiceKey, endpoint: &PortEndpoint);
-    /// An endpoint is gone.
+    /// Deletes an endpoint.
     fn delete_endpoint(&mut self, service: &ServiceKey, endpoint: &PortEndpoint);
-    /// Forget all that was said: everything is said anew before the next commit. Comes after [`Listener::disturbed`].
+    /// Discards everything from earlier calls. All of it is set again before the next commit. Follows
+    /// [`Listener::disturbed`].
     fn reset(&mut self);
-    /// Makes the subsystem hold what the calls so far say, which is the whole of this revision. On error, or when a family failed,
-    /// it is called again, after further calls or none.
+    /// Makes the subsystem hold the result of all calls so far, which is the complete state of this revision. After an
+    /// error, or if a family failed, it is called again, with or without further calls before it.
+    ///
+    /// # Errors
+    /// Returns an error if the commit failed in both families.
     fn commit(&mut self, revision: Revision) -> impl Future<Output = anyhow::Result<Synced>> + Send;
-    /// See [`Backend::retry_refused`]. Nothing is said anew for it.
+    /// See [`Backend::retry_refused`]. Nothing is set again for it.
     fn retry_refused(&mut self) {}
     /// Removes everything that this backend ever wrote.
+    ///
+    /// # Errors
+    /// Returns an error if something could not be removed.
     fn cleanup(&mut self) -> impl Future<Output = anyhow::Result<()>> + Send;
     /// See [`Backend::warnings`].
-    fn warnings(&self) -> Vec<Warning> {
+    fn warnings(&self) -> Vec<Diagnostic> {
         Vec::new()
     }
     /// See [`Backend::counts`].
@@ -52,24 +62,24 @@ pub trait Listener: Send {
     fn configuration(&self) -> Option<Effective> {
         None
     }
-    /// See [`Backend::disturbed`]. All is then said anew, so a listener needs no copy of the state of its own.
+    /// See [`Backend::disturbed`]. Afterwards everything is set again, so a listener needs no copy of the state.
     fn disturbed(&mut self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
 }
 
-/// What serves one port of a service at one address. The port's name and the address identify it within the service.
+/// An endpoint of one port of a service. The port's name and the address identify it within the service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PortEndpoint {
-    /// Name of the service's port.
+    /// The name of the service's port.
     pub port_name: Arc<str>,
-    /// Its protocol.
+    /// The port's protocol.
     pub protocol: Protocol,
-    /// Address and port that traffic is sent to.
+    /// The address and port that traffic is sent to.
     pub address: SocketAddr,
-    /// It is on this node.
+    /// Whether the endpoint is on this node.
     pub local: bool,
-    /// Which traffic it serves.
+    /// The traffic that may use the endpoint.
     pub scopes: Scopes,
 }
 
@@ -77,20 +87,20 @@ pub struct PortEndpoint {
 #[derive(Debug)]
 pub struct Adapter<L> {
     listener: L,
-    /// What the listener has been told, whether or not it could commit it.
+    /// What was set on the listener, whether or not it could commit it.
     told: BTreeMap<ServiceKey, Arc<Service>>,
     told_node: Option<Node>,
-    /// All is to be said anew.
+    /// Whether everything has to be set again.
     replay: bool,
 }
 
 impl<L: Listener> Adapter<L> {
-    /// A listener that has been told nothing yet.
+    /// Wraps a listener on which nothing has been set yet.
     pub fn new(listener: L) -> Self {
         Self { listener, told: BTreeMap::new(), told_node: None, replay: false }
     }
 
-    /// The listener.
+    /// The wrapped listener.
     pub fn listener_mut(&mut self) -> &mut L {
         &mut self.listener
     }
@@ -149,7 +159,7 @@ impl<L: Listener> Backend for Adapter<L> {
         self.listener.name()
     }
 
-    fn warnings(&self) -> Vec<Warning> {
+    fn warnings(&self) -> Vec<Diagnostic> {
         self.listener.warnings()
     }
 
@@ -181,7 +191,7 @@ impl<L: Listener> Backend for Adapter<L> {
 }
 
 fn port_endpoints(service: &Service) -> BTreeMap<(Arc<str>, SocketAddr), PortEndpoint> {
-    // Backwards: of ports of the same name the first counts.
+    // In reverse order, because the first of several ports with the same name counts.
     let protocols: BTreeMap<_, _> = service.ports.iter().rev().map(|port| (&*port.name, port.protocol)).collect();
     let protocols = &protocols;
     let each = service.endpoints.iter().flat_map(|endpoint| {

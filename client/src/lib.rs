@@ -1,14 +1,14 @@
-//! What a backend author needs: source, loop, full-state and incremental models, DiffStore.
+//! Library for backend authors: source, sync loop, full-state model, incremental model and DiffStore.
 //!
 //! ```text
-//!  brain ──gRPC──► grpc::Brain ┐                      ┌► Backend (full state: look at the Snapshot)
+//!  brain ──gRPC──► grpc::Brain ┐                      ┌► Backend (full state: reads the Snapshot)
 //!                              ├─ Source ─► drive ────┤
 //!  feed in the same process ───┘                      └► incremental::Adapter ─► Listener (one call for each change)
 //! ```
 //!
-//! Implement [`Backend`] (or [`incremental::Listener`]) and hand it to [`run`]. A [`DiffStore`] remembers what the kernel
-//! holds, so that a backend can fill in the whole desired state and send only the difference. [`vips`] says what a backend that
-//! proxies packets is to answer, so that all of them say the same.
+//! Implement [`Backend`] or [`incremental::Listener`] and pass it to [`run`]. A [`DiffStore`] remembers what the kernel
+//! holds. A backend can therefore fill in the whole desired state and send only the difference. [`vips`] computes the
+//! VIPs that a proxying backend answers. Because every backend uses it, all of them decide alike.
 
 pub mod args;
 mod backend;
@@ -24,9 +24,10 @@ mod source;
 pub mod telemetry;
 pub mod vips;
 
-pub use backend::{Backend, Counts, Looks, RuleCount, Skipped, Synced, Warning};
-pub use diff_store::{Diff, DiffStore, Set};
+pub use backend::{Backend, Counts, Looks, RuleCount, Synced};
+pub use diff_store::{Diff, DiffStore, Difference, KeyRange, Set};
 pub use drive::{Options, run};
+pub use localnet_core::{Code, Diagnostic, Severity, Subject};
 pub use localnet_proto::{
     Changes, Endpoint, EndpointPort, Family, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, Snapshot,
     SourceFilter, Verdict, WhenEmpty,

@@ -1,7 +1,7 @@
-//! A backend as a program with a configuration: when that changes, the backend begins again in place.
+//! Runs a backend as a program with a configuration, and restarts it in place when the configuration changes.
 //!
-//! To begin again costs a sync: a backend adopts what is in its kernel and writes what differs, so nothing else has to know
-//! how to become another configuration.
+//! A restart costs one sync: the backend adopts what is in the kernel and writes what differs. No other code has to
+//! handle the change from one configuration to another.
 
 use std::{path::PathBuf, pin::pin, sync::Arc};
 
@@ -12,21 +12,21 @@ use tracing::{info, warn};
 use crate::{Options, backend::Backend, source::Source};
 
 impl Options {
-    /// These, with what the configuration says of the loop. What fails is tried again within `syncPeriod`.
+    /// These options with the configuration's values for the loop. The longest retry delay is at most `syncPeriod`.
     #[must_use]
     pub fn configured(self, said: &Config) -> Self {
         let max_backoff = self.max_backoff.min(said.sync_period);
         let node_cidr = said.detect_local.mode == DetectLocalMode::NodeCidr;
-        // Windows knows its pods' addresses by itself.
+        // On Windows the backend knows its pods' addresses without the Node's `spec.podCIDRs`.
         let needs_pod_cidrs = node_cidr && said.mode != Mode::Kernelspace;
         Self { min_interval: said.min_interval(), max_backoff, needs_pod_cidrs, ..self }
     }
 }
 
-/// [`run`] with a configuration whose file is followed meanwhile.
+/// Runs a backend as [`run`] does, and follows the file of its configuration.
 ///
 /// # Errors
-/// As [`run`]; and nobody follows the file any more.
+/// Returns the errors of [`run`], and an error if the file can no longer be followed.
 pub async fn follow<K, B, S>(
     running: Running,
     concerns: impl Fn(&Config) -> K,
@@ -39,14 +39,7 @@ where
     B: Backend,
     S: Source + Clone,
 {
-    info!(
-        version = env!("CARGO_PKG_VERSION"),
-        source = source.describe(),
-        mode = running.config().mode.as_str(),
-        configuration = %running.origin(),
-        "{} starts",
-        program_name()
-    );
+    running.log_start(&program_name(), None, source.describe());
     let (current, mut following) = running.follow();
     tokio::select! {
         result = run(current, concerns, open, source, shutdown) => result,
@@ -61,12 +54,14 @@ fn program_name() -> String {
     name.unwrap_or_else(|| "the backend".to_owned())
 }
 
-/// Runs a backend until `shutdown`, or with [`Options::once`] until one state is applied. Whenever the configuration changes
-/// in what `concerns` the backend, it ends, and the one that `open` gives for the new configuration goes on; if there can be none, one
-/// with the configuration before.
+/// Runs a backend until `shutdown`, or with [`Options::once`] until one state is applied.
+///
+/// `concerns` extracts the part of the configuration that the backend uses. When that part changes, the backend ends,
+/// and `open` creates one for the new configuration. If `open` fails, the backend continues with the previous
+/// configuration.
 ///
 /// # Errors
-/// See [`crate::run`]; and the first backend cannot be opened.
+/// Returns the errors of [`crate::run`], and an error if the first backend cannot be opened.
 pub async fn run<K, B, S>(
     mut current: Current,
     concerns: impl Fn(&Config) -> K,
@@ -110,7 +105,7 @@ where
     }
 }
 
-/// Resolves when the configuration has changed in what concerns the backend.
+/// Resolves when the part of the configuration that the backend uses has changed.
 async fn other<K: PartialEq>(current: &mut Current, concerns: &impl Fn(&Config) -> K, known: &K) {
     while concerns(current.changed().await.as_ref()) == *known {}
 }

@@ -1,4 +1,4 @@
-//! How long to wait before the next attempt.
+//! Delays before retries: of a failed attempt, and of services that the kernel refused.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -6,7 +6,7 @@ use localnet_proto::ServiceKey;
 use rand::Rng as _;
 use tokio::time::Instant;
 
-/// Doubling delays with jitter, from a tenth of a second up to a limit.
+/// Doubling delays with jitter, from 100 ms up to a limit.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     limit: Duration,
@@ -20,7 +20,7 @@ impl Backoff {
         Self { limit, failures: 0 }
     }
 
-    /// The attempt succeeded: the next failure waits shortly again.
+    /// Starts again with the shortest delay, after a success.
     pub(crate) fn reset(&mut self) {
         self.failures = 0;
     }
@@ -33,29 +33,29 @@ impl Backoff {
     }
 }
 
-/// Services that the kernel refuses, and when they are tried again though they have not changed: a kernel may take later what it
-/// does not take now. The longer it lasts the more rarely, for an attempt costs a look at all that the kernel holds.
+/// The services that the kernel refused, and when to retry them although they have not changed. A kernel may accept
+/// later what it refuses now. The delay grows because each attempt reads the whole live state.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
     services: BTreeSet<ServiceKey>,
     due: Option<Instant>,
-    /// After the next attempt.
+    /// The delay after the next attempt.
     pause: Duration,
 }
 
-/// After this a service that was refused is tried again, then after twice as long, until this.
+/// The first delay before a retry of refused services. It doubles up to `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
 impl Refusals {
-    /// These are all that are refused now.
+    /// Sets the complete list of the services that are refused now.
     pub(crate) fn seen(&mut self, refused: &BTreeSet<ServiceKey>, now: Instant) {
         if refused.is_empty() {
             *self = Self::default();
             return;
         }
         if !refused.is_subset(&self.services) {
-            // One that is new need not wait for as long as the others have come to.
+            // A newly refused service need not wait as long as the earlier ones.
             self.pause = FIRST_PAUSE;
             self.due = self.due.map(|due| due.min(now + FIRST_PAUSE));
         }
@@ -66,17 +66,17 @@ impl Refusals {
         }
     }
 
-    /// They are tried again.
+    /// Records that the services are being retried.
     pub(crate) fn tried(&mut self) {
         self.due = None;
     }
 
-    /// When to try them again.
+    /// When to retry the services. `None` if none are refused or a retry is in progress.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// How many they are.
+    /// The number of refused services.
     pub(crate) fn count(&self) -> usize {
         self.services.len()
     }
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(refusals.due(), None);
         for pause in [10, 20, 40, 80, 160, 320, 600, 600] {
             refusals.seen(&services(&["a"]), now);
-            // Other syncs put nothing off.
+            // Other syncs do not postpone the retry.
             refusals.seen(&services(&["a"]), now + Duration::from_secs(1));
             assert_eq!(refusals.due(), Some(now + Duration::from_secs(pause)));
             now += Duration::from_secs(pause);

@@ -1,7 +1,7 @@
-//! The oracle: what happens to a packet, told from the state alone.
+//! The oracle: predicts the verdict for a packet from the state alone.
 //!
-//! Written from the rules (what `localnetv1.proto` says a field means, and kube-proxy's table of destinations), not from any
-//! backend's plan: backends are tested against it, and tools explain packets with it. Pure.
+//! It follows the rules in `localnetv1.proto` and kube-proxy's table of destinations, not any backend's plan. Tests
+//! compare backends with it, and tools explain packets with it. Pure.
 
 use std::{
     collections::BTreeSet,
@@ -13,83 +13,84 @@ use localnet_proto::{Family, Port, Protocol, Scopes, Service, Snapshot, Verdict}
 /// The first packet of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Its source address.
+    /// The source address.
     pub source: IpAddr,
-    /// Its destination address, before any translation.
+    /// The destination address, before any translation.
     pub destination: IpAddr,
-    /// Its protocol.
+    /// The protocol.
     pub protocol: Protocol,
-    /// Its destination port.
+    /// The destination port.
     pub port: u16,
-    /// Where it comes from.
+    /// Where the packet comes from.
     pub origin: Origin,
 }
 
 /// Where a packet comes from, as the node sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// A pod, says the detector of local traffic.
+    /// A pod of this node, according to the detector of local traffic.
     Pod,
     /// The node itself: the source is one of its own addresses.
     Node,
-    /// Anything else.
+    /// Any other sender.
     Outside,
 }
 
-/// How the backend is configured, as far as it decides what happens to packets.
+/// The parts of a backend's configuration that affect the verdict for a packet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// Masquerade all traffic to ClusterIPs.
+    /// Whether to masquerade all traffic to ClusterIPs.
     pub masquerade_all: bool,
-    /// There is a detector of local traffic in the packet's family. Without one no packet has [`Origin::Pod`].
+    /// Whether a detector of local traffic exists in the packet's family. Without one, no packet has [`Origin::Pod`].
     pub detects_pods: bool,
-    /// Addresses that serve NodePorts.
+    /// The addresses that answer NodePorts.
     pub node_port_addresses: BTreeSet<IpAddr>,
 }
 
-/// What happens to a packet.
+/// The verdict for a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It goes to one of these endpoints.
+    /// The packet goes to one of several endpoints.
     Endpoints {
-        /// Where it may go.
+        /// The endpoints among which one is chosen.
         choices: BTreeSet<SocketAddr>,
-        /// Its source address is replaced by the node's, whichever endpoint is chosen.
+        /// Whether the packet is masqueraded, whichever endpoint is chosen.
         masquerade: bool,
-        /// Endpoints for which it is replaced in any case: the sender itself, on this node.
+        /// Endpoints for which the packet is always masqueraded, because the sender itself is the endpoint, on this
+        /// node.
         hairpin: BTreeSet<SocketAddr>,
         /// Seconds for which the sender keeps the endpoint.
         affinity: Option<u32>,
     },
-    /// It is answered with "port unreachable".
+    /// The sender gets "port unreachable".
     Reject,
-    /// It vanishes.
+    /// The packet is dropped.
     Drop,
-    /// It is none of ours.
+    /// No Service claims the packet.
     NotOurs,
 }
 
-/// What happens to a flow that is open when the state changes.
+/// What happens to an existing flow when the state changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It goes on as it was translated when it began.
+    /// The flow keeps its translation.
     GoesOn,
-    /// Its next packet is as the first one of a new flow.
+    /// The next packet is treated like the first one of a new flow.
     Anew,
 }
 
-/// What is behind an address and port.
+/// The service port that claims a destination.
 #[derive(Clone, Copy, Debug)]
 pub struct Target<'a> {
     /// The service.
     pub service: &'a Service,
-    /// Its port.
+    /// The port of the service.
     pub port: &'a Port,
-    /// It is a ClusterIP; otherwise an external address or a node's.
+    /// Whether the address is a ClusterIP. Otherwise it is an external address or one of the node's.
     pub internal: bool,
 }
 
-/// What happens to `packet` in `state` under `rules`.
+/// The verdict for `packet` in `state` under `rules`.
 pub fn route(state: &Snapshot, rules: &Rules, packet: &Packet) -> Outcome {
     let Some(found) = target(state, rules, packet) else { return unclaimed(state, packet) };
     if !admitted(found.service, packet) {
@@ -122,10 +123,11 @@ pub fn route(state: &Snapshot, rules: &Rules, packet: &Packet) -> Outcome {
     Outcome::Endpoints { choices, masquerade, hairpin, affinity: found.service.client_ip_affinity }
 }
 
-/// What happens in `state` to an open flow that began with `packet` and is answered by `by`.
+/// The fate in `state` of an existing flow that began with `packet` and that `by` answers.
 ///
-/// Connections (TCP) live until one of their ends closes them. Other flows live as long as their endpoint serves, whatever policies
-/// say of new ones; a flow that nobody translated lives until a service claims its address and port.
+/// TCP connections live until one end closes them. Other flows live as long as their endpoint is serving or may finish
+/// them, whatever the traffic policies prescribe for new flows. A flow that was not translated lives until a service
+/// claims its address and port.
 pub fn fate(state: &Snapshot, rules: &Rules, packet: &Packet, by: SocketAddr) -> Fate {
     let goes_on = packet.protocol == Protocol::Tcp
         || match target(state, rules, packet) {
@@ -138,7 +140,8 @@ pub fn fate(state: &Snapshot, rules: &Rules, packet: &Packet, by: SocketAddr) ->
     if goes_on { Fate::GoesOn } else { Fate::Anew }
 }
 
-/// The service port that the packet is for. An address comes before a NodePort; of two that claim the same, the first by name has it.
+/// The service port that claims the packet. An address precedes a NodePort. If two services claim the same, the first
+/// by name has it.
 pub fn target<'a>(state: &'a Snapshot, rules: &Rules, packet: &Packet) -> Option<Target<'a>> {
     let family = Family::of(packet.destination);
     let services = || state.services.values().map(|service| &**service).filter(|service| service.has_family(family));
@@ -160,13 +163,13 @@ pub fn target<'a>(state: &'a Snapshot, rules: &Rules, packet: &Packet) -> Option
     services().find_map(by_address).or_else(|| services().filter(|_| has_node_ports).find_map(by_node_port))
 }
 
-/// Whether the filter on the destination, if there is one, lets the source pass.
+/// Whether the source ranges for the destination admit the packet's source. Without source ranges they do.
 pub fn admitted(service: &Service, packet: &Packet) -> bool {
     let filter = service.source_filters.iter().find(|filter| filter.targets.contains(&packet.destination));
     filter.is_none_or(|filter| filter.source_ranges.iter().any(|range| range.contains(&packet.source)))
 }
 
-/// No service port claims it: unused ports of ClusterIPs are refused, unallocated addresses are silent.
+/// The verdict for a packet that no service port claims: unused ports of ClusterIPs reject, unassigned ClusterIPs drop.
 fn unclaimed(state: &Snapshot, packet: &Packet) -> Outcome {
     if state.services.values().any(|service| service.cluster_ips.contains(&packet.destination)) {
         Outcome::Reject
@@ -185,7 +188,8 @@ mod tests {
     const POD: &str = "10.0.0.2";
     const CLIENT: &str = "203.0.113.2";
 
-    /// One load balancer service, as `services` of the text form of a snapshot, with what differs between the rows.
+    /// One load balancer service, as `services` in the text form of a snapshot. The arguments are what differs between
+    /// the rows.
     fn state(policy_local: bool, when_empty: &str, endpoints: &str) -> Snapshot {
         let text = format!(
             r#"{{"node": {{"name": "n", "serviceCIDRs": ["172.30.0.0/16"]}}, "services": [{{
@@ -258,7 +262,7 @@ mod tests {
         );
     }
 
-    /// kube-proxy v1.36.3 keeps flows of SCTP, and all of a service that nobody serves any more.
+    /// kube-proxy v1.36.3 keeps SCTP flows, and all flows of a service without any serving endpoint.
     #[test]
     fn a_flow_lives_as_long_as_its_endpoint_serves() {
         let rules = Rules { node_port_addresses: [NODE.parse().unwrap()].into(), ..Rules::default() };
@@ -279,7 +283,7 @@ mod tests {
             (&both, "172.30.0.41:80", "10.180.0.1:81", anew),
             (&both, "1.2.3.4:80", "1.2.3.4:80", anew),
             ("", "172.30.0.41:80", "10.180.0.1:80", anew),
-            // Nobody claims these.
+            // No service claims these.
             (&both, "172.30.0.42:80", "10.180.0.1:80", anew),
             (&both, "1.2.3.5:80", "1.2.3.5:80", goes_on),
         ] {

@@ -1,5 +1,5 @@
-//! [`Served`]: what a kernel serves, read back from it, as text. `localnet-nft dump` and its like print it, and the conformance kit compares
-//! it with the state. Pure, but for [`print()`].
+//! [`Served`]: a text form of what a kernel serves. `localnet-nft dump` and its counterparts print it after reading the
+//! kernel. The conformance kit compares it with the state. Apart from [`print()`], this module does no I/O.
 //!
 //! ```text
 //! 10.96.0.10 TCP 80 -> 10.1.0.1:8080 10.1.0.2:8080
@@ -9,10 +9,18 @@
 //! 192.0.2.1 TCP 80 -> 10.1.0.1:8080 10.1.0.2:8080
 //! 192.0.2.1 TCP 80 outside -> 10.1.0.1:8080
 //! ```
-//! Lines are about one destination each: its address, protocol and port, and the endpoints that new connections to it are spread over, or
-//! `reject` or `drop`. `outside` says what clients outside of the cluster get, where that differs (external policy Local). `affinity` has the seconds for
-//! which a client stays with its endpoint. A NodePort is a destination on each address that answers it, or on `0.0.0.0` and `::` where all of
-//! the node's do. Lines, and the endpoints of one, come in any order; lines that begin with `#` say nothing.
+//! Each line describes one destination: its address, protocol and port. After that come the endpoints over which new
+//! connections are spread, or `reject` or `drop`.
+//!
+//! - `outside` marks what clients outside of the cluster get, if that differs (external policy Local).
+//! - `affinity` is followed by the seconds for which a client keeps its endpoint.
+//! - A NodePort is a destination on each address that answers it. If all of the node's addresses answer it, the
+//!   addresses `0.0.0.0` and `::` stand for them.
+//!
+//! Lines, and the endpoints in a line, come in any order. Lines that begin with `#` are comments. If a kernel cannot
+//! hold something at all, a [`Lacks`] excludes it from the comparison.
+
+mod lacks;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,19 +32,21 @@ use std::{
 use anyhow::Context as _;
 use localnet_proto::{Changes, Family, Protocol, Snapshot, Verdict};
 
-use crate::vips::{Config, Exposure, Hairpin, Program, Vip, VipKey, Vips};
+pub use lacks::{BadLack, Lack, Lacks};
 
-/// Where new connections go.
+use crate::vips::{Config, Hairpin, Program, Vip, VipKey, Vips};
+
+/// Where new connections to a destination go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum To {
-    /// To one of these.
+    /// To one of these endpoints.
     Endpoints(BTreeSet<SocketAddr>),
-    /// Nowhere.
+    /// To no endpoint; the verdict applies.
     Nothing(Verdict),
 }
 
 impl To {
-    /// One of these endpoints, or the verdict where there are none.
+    /// These endpoints, or the verdict if there are none.
     pub fn new(endpoints: impl IntoIterator<Item = SocketAddr>, when_empty: Verdict) -> Self {
         let endpoints: BTreeSet<_> = endpoints.into_iter().collect();
         if endpoints.is_empty() { Self::Nothing(when_empty) } else { Self::Endpoints(endpoints) }
@@ -67,19 +77,20 @@ impl fmt::Display for To {
     }
 }
 
-/// What is said of one destination.
+/// What a kernel serves at one destination.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// Where new connections go.
+    /// Where new connections go. `None` if no line describes that.
     pub to: Option<To>,
-    /// Where those from outside of the cluster go, if elsewhere.
+    /// Where connections from outside of the cluster go, if that differs.
     pub outside: Option<To>,
-    /// Seconds for which a client stays with its endpoint.
+    /// Seconds for which a client keeps its endpoint.
     pub affinity: Option<u32>,
 }
 
 impl Entry {
-    /// Leaves out what is said already.
+    /// Removes fields that repeat others: `outside` if it equals `to`, and the affinity of a destination without
+    /// endpoints.
     #[must_use]
     pub fn plain(mut self) -> Self {
         if self.outside == self.to {
@@ -99,20 +110,20 @@ impl Entry {
     }
 }
 
-/// What is served.
+/// What a kernel serves, by destination.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Served(pub BTreeMap<VipKey, Entry>);
 
-/// A line that cannot be read.
+/// The error for a line with invalid syntax.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot read {0:?}: expected ADDRESS PROTOCOL PORT and -> ENDPOINT…, reject, drop, or affinity SECONDS")]
 pub struct BadLine(String);
 
 impl Served {
-    /// Reads what a command has printed.
+    /// Parses the output of a `dump` command.
     ///
     /// # Errors
-    /// A line cannot be read.
+    /// Returns an error for the first line with invalid syntax.
     pub fn parse<'a>(lines: impl IntoIterator<Item = &'a str>) -> Result<Self, BadLine> {
         let mut served = Self::default();
         for line in lines.into_iter().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -144,10 +155,10 @@ impl fmt::Display for Served {
     }
 }
 
-/// Prints it to standard output.
+/// Prints `served` to standard output.
 ///
 /// # Errors
-/// Nobody can read it.
+/// Returns an error if standard output cannot be written.
 pub fn print(served: &Served) -> anyhow::Result<()> {
     write!(io::stdout().lock(), "{served}").context("printing")
 }
@@ -156,27 +167,35 @@ fn destination(key: &VipKey) -> String {
     format!("{} {} {}", key.address, key.protocol, key.port)
 }
 
-/// A NodePort, whichever addresses of the node answer it.
+/// A NodePort, without the address of the node that answers it.
 type NodePort = (Family, Protocol, u16);
 
-/// What a state means. On which addresses NodePorts are answered is a matter of configuration: one is enough.
+/// What a state requires a kernel to serve. The configuration selects the addresses that answer NodePorts; here one
+/// address is enough.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Expected {
     vips: Served,
     node_ports: BTreeMap<NodePort, Entry>,
-    /// Those of them that some address must answer: a node without an address of a family may answer on others, or not at all.
+    /// The NodePorts that at least one address must answer. If the node has no address of a family, its NodePorts may
+    /// be answered on other addresses or not at all.
     needed: BTreeSet<NodePort>,
 }
 
-/// Addresses of a node of both families, which no Case has.
+/// Addresses of both families for a node; no Case uses them.
 const STAND_INS: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(198, 19, 255, 254)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0xffff, 0, 0, 0, 0xfffe)),
 ];
 
 impl Expected {
-    /// Of a state.
+    /// What `state` requires.
     pub fn of(state: &Snapshot) -> Self {
+        Self::without(state, &Lacks::default())
+    }
+
+    /// What `state` requires of a kernel that cannot hold what `lacks` lists.
+    pub fn without(state: &Snapshot, lacks: &Lacks) -> Self {
+        let entry = |vip: &Vip| lacks.leave(vip, &state.node.addresses);
         let mut expected = Self::default();
         for (key, vip) in planned(state) {
             if vip.by_node_port {
@@ -192,7 +211,8 @@ impl Expected {
         expected
     }
 
-    /// What `served` lacks and what it has too much; empty if nothing.
+    /// The differences, one a line, as text for people: what `served` lacks, and what it should not have. Empty if
+    /// there are none.
     pub fn differences(&self, served: &Served) -> String {
         const MOST: usize = 10;
         let (mut lacks, mut more) = (BTreeSet::new(), BTreeSet::new());
@@ -232,13 +252,7 @@ fn node_port(key: &VipKey) -> NodePort {
     (key.family(), key.protocol, key.port)
 }
 
-fn entry(vip: &Vip) -> Entry {
-    let to = |endpoints: &[SocketAddr]| To::new(endpoints.iter().copied(), vip.when_empty);
-    let outside = (vip.exposure == Exposure::ExternalLocal).then(|| to(&vip.local_endpoints));
-    Entry { to: Some(to(&vip.endpoints)), outside, affinity: vip.affinity }.plain()
-}
-
-/// Takes no notice of what a state gives piece by piece: it is asked for afterwards.
+/// Ignores the individual changes, because the complete result is read afterwards.
 struct Nobody;
 
 impl Program for Nobody {
@@ -259,6 +273,10 @@ mod tests {
     }
 
     fn expected(change: impl FnOnce(&mut Service)) -> Expected {
+        Expected::of(&state(change))
+    }
+
+    fn state(change: impl FnOnce(&mut Service)) -> Snapshot {
         let endpoint = |last: u8, local: bool| Endpoint {
             address: [10, 1, 0, last].into(),
             ports: vec![EndpointPort { name: "http".into(), port: 8080 }],
@@ -280,11 +298,7 @@ mod tests {
         service.external_traffic_to_local = true;
         change(&mut service);
         let node = Node { name: "a".to_owned(), addresses: vec![[192, 0, 2, 1].into()], ..Node::default() };
-        Expected::of(&Snapshot {
-            node,
-            services: [(service.key.clone(), service.into())].into(),
-            ..Snapshot::default()
-        })
+        Snapshot { node, services: [(service.key.clone(), service.into())].into(), ..Snapshot::default() }
     }
 
     const BOTH: &str = "-> 10.1.0.2:8080 10.1.0.1:8080";
@@ -307,6 +321,39 @@ mod tests {
             service.client_ip_affinity = Some(60);
         });
         assert_eq!(nothing.differences(&read("10.96.0.10 TCP 80 reject\n192.0.2.1 TCP 30080 reject")), "");
+    }
+
+    #[test]
+    fn what_a_kernel_cannot_hold_is_not_expected() {
+        let affine = |service: &mut Service| service.client_ip_affinity = Some(60);
+        let several_ports = |service: &mut Service| {
+            service.endpoints[0].ports[0].port = 9090;
+            service.endpoints[0].address = [192, 0, 2, 1].into();
+        };
+        let local = "192.0.2.1 TCP 30080 -> 10.1.0.1:8080";
+        let other = "10.96.0.10 TCP 80 -> 10.1.0.2:8080\n192.0.2.1 TCP 30080";
+        for (lacks, change, served) in [
+            (&[Lack::Verdicts][..], (|service| service.endpoints.clear()) as fn(&mut Service), String::new()),
+            (&[Lack::Scopes], |_| {}, format!("10.96.0.10 TCP 80 {BOTH}\n{local}")),
+            (
+                &[Lack::Scopes, Lack::Seconds],
+                affine,
+                format!(
+                    "10.96.0.10 TCP 80 {BOTH}\n10.96.0.10 TCP 80 affinity 0\n{local}\n192.0.2.1 TCP 30080 affinity 0"
+                ),
+            ),
+            (&[Lack::Ports, Lack::Scopes], several_ports, format!("{other} -> 192.0.2.1:9090")),
+            (&[Lack::HostNetwork, Lack::Scopes], several_ports, format!("{other} reject")),
+            (
+                &[Lack::HostNetwork, Lack::Scopes, Lack::Verdicts],
+                several_ports,
+                "10.96.0.10 TCP 80 -> 10.1.0.2:8080".to_owned(),
+            ),
+        ] {
+            let expected = Expected::without(&state(change), &lacks.iter().copied().collect());
+            assert_eq!(expected.differences(&read(&served)), "", "{lacks:?}");
+            assert_ne!(Expected::of(&state(change)).differences(&read(&served)), "", "{lacks:?}");
+        }
     }
 
     #[test]

@@ -1,89 +1,97 @@
-//! [`Source`]: where the state of the node comes from.
+//! [`Source`]: delivers the state of the node.
 
 use std::time::Duration;
 
+use localnet_core::{Code, Diagnostic};
 use localnet_proto::{Family, Revision, ServiceKey, Update, wire};
 
 use crate::{
-    backend::{Looks, RuleCount, Skipped, Warning},
+    backend::{Looks, RuleCount},
     vips::Effective,
 };
 
-/// Delivers complete states, and takes reports. Implemented by the gRPC client ([`crate::grpc::Brain`]) and by the feed of a
+/// Delivers states and accepts reports. Implemented by the gRPC client ([`crate::grpc::Brain`]) and by the feed of a
 /// brain in the same process.
 pub trait Source: Send + Sync {
-    /// Waits until there is a state other than `have`, and gives it. `fold` says that the caller holds `have` and can fold
-    /// changes into it; otherwise the answer is a full state. Never a partial state.
+    /// Waits for a state other than `have` and returns it, never in part. `fold` means that the caller holds `have` and
+    /// can fold changes into it; otherwise the answer is a full state.
+    ///
+    /// # Errors
+    /// Returns an error if the source cannot deliver a state. The caller retries.
     fn next(&self, have: Revision, fold: bool) -> impl Future<Output = Result<Update, SourceError>> + Send;
 
-    /// Tells the brain how far the backend has come.
+    /// Reports the backend's progress to the brain.
+    ///
+    /// # Errors
+    /// Returns an error if the brain did not accept the report.
     fn report(&self, report: &Report) -> impl Future<Output = Result<(), SourceError>> + Send;
 
-    /// Where the states come from, for messages to people.
+    /// The address of the source, for messages to people.
     fn describe(&self) -> String;
 }
 
-/// Why there is no answer. The kernel is left as it is, and the call is made again.
+/// Why a call failed. The kernel's state stays unchanged, and the caller retries.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
-    /// Nobody answers there.
+    /// No process answers at the address.
     #[error("cannot be reached, is localnet-brain running and serving there? {0}")]
     Unreachable(String),
-    /// The stream broke before its end; what it had delivered is thrown away.
+    /// The stream broke before its end. What it had delivered is discarded.
     #[error("the stream broke: {0}")]
     Broken(String),
-    /// The peer sent something that is no state.
+    /// The peer sent an invalid state.
     #[error("sent what is no state: {0}")]
     Invalid(String),
-    /// The peer is there, and does not take what it is told: the same again is of no use.
+    /// The peer answers but refuses the request. Sending the same again cannot succeed.
     #[error("does not take it: {0}")]
     Refused(String),
 }
 
-/// How far a backend has come.
+/// The progress of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Name of the backend.
+    /// The name of the backend.
     pub backend: &'static str,
-    /// Newest state it has received.
+    /// The newest revision that it has received.
     pub received: Revision,
-    /// How far each family has come.
+    /// The progress of each family.
     pub families: Vec<(Family, Outcome)>,
-    /// What is left out of services.
-    pub skipped: Vec<Skipped>,
-    /// What operators should know about the backend.
-    pub warnings: Vec<Warning>,
-    /// The configuration that it works with, if it reports it.
+    /// The parts of services that are skipped.
+    pub skipped: Vec<Diagnostic>,
+    /// Warnings for operators about the backend.
+    pub warnings: Vec<Diagnostic>,
+    /// The configuration in effect, if the backend reports it.
     pub configuration: Option<Effective>,
-    /// Repairs since the start, see [`Counts::repairs`](crate::Counts::repairs).
+    /// The number of repairs since the start; see [`Counts::repairs`](crate::Counts::repairs).
     pub repairs: u64,
 }
 
-/// What came of the last attempt in one family, and of all before it.
+/// The result of the last attempt in one family, and counts of all attempts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Newest revision that the kernel holds; 0 for none of this instance.
+    /// The newest revision that the kernel holds; 0 for none of this instance.
     pub applied: u64,
-    /// Why the newest could not be applied.
+    /// Why the newest revision could not be applied.
     pub error: Option<String>,
-    /// Attempts that went through everything: the first one, and those for which it was not known what the kernel holds.
+    /// Full syncs: the first attempt, and attempts with an unknown applied state.
     pub full: Attempts,
-    /// Attempts that had only changes to write.
+    /// Attempts that only had to write changes.
     pub partial: Attempts,
-    /// How many of them failed.
+    /// How many attempts failed, of `full` and `partial` together.
     pub failures: u64,
     /// How many of `partial` failed.
     pub partial_failures: u64,
-    /// Looks for flows that stick to endpoints which no longer serve; none of a backend that does not look for them.
+    /// The checks for stale flows. `None` if the backend does not check for them.
     pub flows: Option<Looks>,
-    /// The rules that the backend has in the kernel's tables.
+    /// The rules in the backend's kernel tables.
     pub rules: Vec<RuleCount>,
 }
 
-/// Attempts by how long they took.
+/// A histogram of the durations of attempts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attempts {
-    /// Those of at most 1 ms, 2 ms, 4 ms and so on up to 16.384 s, and last those that took longer.
+    /// The counts of attempts that took at most 1 ms, 2 ms, 4 ms and so on up to 16.384 s. The last count is of longer
+    /// ones.
     counts: [u64; Self::LIMITS + 1],
     sum: Duration,
 }
@@ -91,7 +99,7 @@ pub struct Attempts {
 impl Attempts {
     const LIMITS: usize = 15;
 
-    /// Counts one more.
+    /// Adds one attempt.
     pub fn add(&mut self, took: Duration) {
         let limit = |place: usize| Duration::from_millis(1 << place);
         let place = (0..Self::LIMITS).find(|place| took <= limit(*place)).unwrap_or(Self::LIMITS);
@@ -107,17 +115,45 @@ impl From<&Attempts> for wire::Attempts {
     }
 }
 
-/// So many are named in a report; the others are counted.
+/// How many skipped services a report lists. It only counts the others.
 const MAX_SKIPPED: usize = 256;
 
-fn skipped(skipped: &Skipped) -> wire::SkippedService {
-    let ServiceKey { namespace, name } = &skipped.service;
-    let key = wire::ServiceKey { namespace: namespace.to_string(), name: name.to_string() };
-    wire::SkippedService { service: Some(key), reason: skipped.reason.clone() }
+fn skipped(skipped: &Diagnostic) -> wire::SkippedService {
+    let key = skipped.subject.service_key();
+    wire::SkippedService {
+        service: key.map(|ServiceKey { namespace, name }| wire::ServiceKey {
+            namespace: namespace.to_string(),
+            name: name.to_string(),
+        }),
+        reason: skipped.reason().to_string(),
+        code: skipped.code.to_string(),
+        severity: wire::Severity::from(skipped.severity).into(),
+        field: skipped.field.clone(),
+        problem: skipped.problem.clone(),
+        remedy: skipped.remedy.clone(),
+    }
 }
 
-fn warning(warning: &Warning) -> wire::BackendWarning {
-    wire::BackendWarning { reason: warning.reason.to_owned(), note: warning.note.clone().into_owned() }
+fn warning(warning: &Diagnostic) -> wire::BackendWarning {
+    wire::BackendWarning {
+        reason: event_reason(warning.code),
+        note: warning.to_string(),
+        code: warning.code.to_string(),
+        problem: warning.problem.clone(),
+        remedy: warning.remedy.clone(),
+    }
+}
+
+/// The reason of an Event: kube-proxy's if it posts the same Event, otherwise the code in CamelCase.
+fn event_reason(code: Code) -> String {
+    match code {
+        Code::IpvsDeprecated => "IPVSDeprecation".to_owned(),
+        Code::PodCidrsMissing => "NoPodCIDRs".to_owned(),
+        other => {
+            let capitalized = |word: &str| word[..1].to_ascii_uppercase() + &word[1..];
+            other.as_str().split('-').map(capitalized).collect()
+        }
+    }
 }
 
 fn flows(looks: &Looks) -> wire::FlowLooks {

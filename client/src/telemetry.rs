@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use localnet_config::log::directives;
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// For people.
@@ -21,18 +21,19 @@ pub enum LogFormat {
     Json,
 }
 
-/// Starts logging to standard error. `RUST_LOG` says what is logged, as in `localnet=debug`; by default it is `level`.
+/// Starts logging to standard error. `RUST_LOG` selects what is logged, for instance `localnet=debug`; the default is
+/// `level`.
 ///
 /// # Errors
-/// `RUST_LOG` has a word that is no level.
+/// Returns an error if `RUST_LOG` contains an invalid level.
 pub fn init(format: LogFormat, level: &str) -> anyhow::Result<()> {
     start(format, level, io::stderr, io::stderr().is_terminal())
 }
 
-/// Starts logging to a file, for a program that has no standard error; else as [`init`].
+/// Starts logging to a file, for a program without a standard error. Otherwise like [`init`].
 ///
 /// # Errors
-/// `RUST_LOG` has a word that is no level.
+/// Returns an error if `RUST_LOG` contains an invalid level.
 pub fn init_file(format: LogFormat, level: &str, file: File) -> anyhow::Result<()> {
     start(format, level, Arc::new(file), false)
 }
@@ -41,11 +42,11 @@ fn start<W>(format: LogFormat, level: &str, writer: W, is_terminal: bool) -> any
 where
     W: for<'writer> MakeWriter<'writer> + Send + Sync + 'static,
 {
-    // An empty variable says nothing.
+    // An empty variable counts as unset.
     let chosen = std::env::var(EnvFilter::DEFAULT_ENV).ok().filter(|level| !level.is_empty());
     let filter = directives(chosen.as_deref().unwrap_or(level)).context("RUST_LOG")?;
     let filter = EnvFilter::try_new(filter).context("RUST_LOG")?;
-    // A log that cannot be written (its disk is full, its reader is gone) must not end a program that holds up a node.
+    // A log that cannot be written (a full disk, a closed pipe) must not end the program that programs a node.
     let subscriber = tracing_subscriber::fmt()
         .log_internal_errors(false)
         .with_env_filter(filter)

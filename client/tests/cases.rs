@@ -1,4 +1,4 @@
-//! The oracle against every Case: what it says of a packet is what `flows.yaml` says of it.
+//! Compares the oracle with `flows.yaml` of every Case.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -11,7 +11,7 @@ use localnet_lab::{
 };
 use localnet_proto::{Family, Protocol, Snapshot};
 
-/// Whether the detector of local traffic takes the sender for a pod; `None`: there is no detector in this family.
+/// Whether the detector of local traffic considers the sender a pod; `None` if this family has no detector.
 fn detected(flows: &Flows, state: &Snapshot, sender: Sender, source: IpAddr) -> Option<bool> {
     let interface = match sender {
         Sender::Pod(pod) if pod.place == Place::Local => format!("pod{}", pod.number),
@@ -30,7 +30,7 @@ fn detected(flows: &Flows, state: &Snapshot, sender: Sender, source: IpAddr) -> 
     }
 }
 
-/// The addresses of a family on which NodePorts are answered.
+/// The addresses of a family that answer NodePorts.
 fn node_ports(flows: &Flows, state: &Snapshot, family: Family) -> Vec<IpAddr> {
     let of_family = |address: &IpAddr| Family::of(*address) == family;
     let own = flows.local_addresses().into_iter().filter(|address| of_family(address) && !address.is_loopback());
@@ -68,13 +68,13 @@ fn outcome(flows: &Flows, state: &Snapshot, flow: &Flow) -> Outcome {
     route(state, &rules, &Packet { source, destination: to, protocol, port: flow.to.port(), origin })
 }
 
-/// What is wrong with the oracle's answer.
+/// How the oracle's answer differs from the expected one; `None` if it does not.
 fn differs(flows: &Flows, state: &Snapshot, flow: &Flow) -> Option<String> {
     let told = outcome(flows, state, flow);
     let right = match (&flow.expect, &told) {
         (Expect::Answers { by, .. }, Outcome::NotOurs) => *by == BTreeSet::from([flow.to]),
         (Expect::Answers { by, source }, Outcome::Endpoints { choices, masquerade, hairpin, .. }) => {
-            // A packet that ends on the node itself is never masqueraded, whatever was asked for.
+            // A packet to the node itself is never masqueraded, whatever was requested.
             let leaves = by.iter().any(|endpoint| Pod::at(endpoint.ip()).is_some());
             by == choices
                 && match source {
@@ -86,7 +86,7 @@ fn differs(flows: &Flows, state: &Snapshot, flow: &Flow) -> Option<String> {
         (Expect::Reject, Outcome::Reject) | (Expect::Drop, Outcome::Drop) | (Expect::Untouched, Outcome::NotOurs) => {
             true
         }
-        // Nothing listens on that port of the pod.
+        // No process listens on that port of the pod.
         (Expect::Reject, Outcome::NotOurs) => Pod::at(flow.to.ip()).is_some(),
         _ => false,
     };

@@ -1,4 +1,4 @@
-//! The loop, against a source and a backend that fail on demand. Time is paused: nothing here waits for a clock.
+//! Tests the loop with a source and a backend that fail on demand. Time is paused, so no test waits for the clock.
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 use std::{
@@ -12,7 +12,7 @@ use std::{
 };
 
 use localnet_client::{
-    Attempts, Backend, Changes, Counts, Options, Report, Revision, Skipped, Snapshot, Source, SourceError, Synced, run,
+    Attempts, Backend, Changes, Code, Counts, Options, Report, Revision, Snapshot, Source, SourceError, Synced, run,
 };
 use localnet_proto::{Change, Family, Node, Service, ServiceKey, Update};
 use tokio::{
@@ -20,14 +20,14 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-/// A source that gives what the test puts into it.
+/// A source that delivers what the test sends to it.
 struct Script {
     answers: Mutex<mpsc::UnboundedReceiver<Result<Update, SourceError>>>,
     asked: Arc<StdMutex<Vec<(Revision, bool)>>>,
     reports: mpsc::UnboundedSender<Report>,
-    /// So many reports are not taken.
+    /// How many of the next reports fail.
     deaf: AtomicUsize,
-    /// Why.
+    /// The error of these reports.
     why: SourceError,
 }
 
@@ -53,7 +53,7 @@ impl Source for Script {
     }
 }
 
-/// The other end of a [`Script`].
+/// The test's end of a [`Script`].
 struct Hand {
     answers: mpsc::UnboundedSender<Result<Update, SourceError>>,
     asked: Arc<StdMutex<Vec<(Revision, bool)>>>,
@@ -79,15 +79,16 @@ fn script(deaf: usize) -> (Script, Hand) {
     (script, Hand { answers: give, asked, reports })
 }
 
-/// A backend that refuses the first syncs, and tells what it was called with.
+/// A backend that fails its first syncs, and records the arguments of each call.
 struct Fake {
     refuse: usize,
-    /// So many further syncs fail in IPv6 only.
+    /// How many further syncs fail in IPv6 only.
     refuse_v6: usize,
-    /// So many further syncs leave a service out because the kernel refuses it; what is refused is tried again only when that is said.
+    /// How many further syncs skip a service because the kernel refuses it. Refused services are retried only on
+    /// request.
     refuse_service: usize,
     retried: bool,
-    /// Syncs that read all anew.
+    /// The families that each sync reports as full.
     full: Vec<Family>,
     calls: mpsc::UnboundedSender<(Revision, Changes, Instant)>,
     disturbed: Arc<Notify>,
@@ -104,13 +105,13 @@ impl Backend for Fake {
     }
 
     async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
-        // A test that no longer listens does not make the sync fail.
+        // A test that has stopped listening does not make the sync fail.
         _ = self.calls.send((state.revision, changes.clone(), Instant::now()));
         if self.refuse > 0 {
             self.refuse -= 1;
             anyhow::bail!("no");
         }
-        let skipped = vec![Skipped { service: ServiceKey::new("default", "odd"), reason: "too odd".to_owned() }];
+        let skipped = vec![localnet_client::vips::refused(&ServiceKey::new("default", "odd"), "too odd".to_owned())];
         if self.refuse_v6 > 0 {
             self.refuse_v6 -= 1;
             let failed = vec![(Family::V6, anyhow::anyhow!("no NAT"))];
@@ -242,13 +243,13 @@ async fn a_family_that_fails_holds_up_no_other_and_is_tried_again() {
     let report = hand.reports.recv().await.unwrap();
     let outcomes: Vec<_> = report.families.iter().map(|(_, one)| (one.applied, one.error.as_deref())).collect();
     assert_eq!(outcomes, [(1, None), (0, Some("no NAT"))]);
-    assert_eq!(report.skipped[0].reason, "too odd");
+    assert_eq!(report.skipped[0].problem, "too odd");
     assert!(called.recv().await.unwrap().1.everything, "what one family lacks is still due");
     let report = hand.reports.recv().await.unwrap();
     assert!(report.families.iter().all(|(_, one)| one.applied == 1 && one.error.is_none()));
 }
 
-/// A kernel may take later what it refuses now: tried again without a change, ever more rarely, until it does.
+/// A kernel may accept later what it refuses now. Refused services are retried without a change, with growing delays.
 #[tokio::test(start_paused = true)]
 async fn what_the_kernel_refuses_of_a_service_is_tried_again_though_nothing_changed() {
     let (mut backend, mut called, _) = fake(0);
@@ -266,7 +267,7 @@ async fn what_the_kernel_refuses_of_a_service_is_tried_again_though_nothing_chan
     assert!(called.try_recv().is_err(), "it is served");
 }
 
-/// Which attempts went through everything is the backend's word, family by family.
+/// The backend decides for each family which attempts were full.
 #[tokio::test(start_paused = true)]
 async fn an_attempt_is_full_at_first_and_when_the_backend_says_so() {
     let (mut backend, mut called, disturbed) = fake(0);
@@ -296,7 +297,7 @@ async fn what_is_counted_beside_syncs_is_reported_once_a_second_at_most() {
     let (source, mut hand) = script(0);
     tokio::spawn(run(backend, source, Options::default(), std::future::pending()));
     let count = || counts.send_modify(|counts| counts.looked([Some((Duration::from_millis(3), 2)), None]));
-    // Before the first sync there is nothing to report it with.
+    // Before the first sync no report exists that could contain the counters.
     count();
     hand.give(Ok(full(1, &["a"])));
     called.recv().await.unwrap();
@@ -308,7 +309,7 @@ async fn what_is_counted_beside_syncs_is_reported_once_a_second_at_most() {
     assert_eq!((ended(&report), report.received, report.families[0].1.applied), (22, revision(1), 1));
     assert_eq!(began.elapsed(), Duration::from_secs(1));
     assert!(called.try_recv().is_err(), "nothing was to be synced");
-    // A sync reports what was counted by then.
+    // A sync reports the counters of that moment.
     count();
     hand.give(Ok(delta(2, "b")));
     called.recv().await.unwrap();
@@ -346,7 +347,7 @@ async fn a_disturbed_kernel_is_repaired_even_without_a_brain() {
     assert_eq!((same, changes.is_empty(), then), (revision(1), true, at), "at once, with the present state");
 }
 
-/// Under changes without a pause there is always a new state when a sync ends.
+/// If states change without a pause, a new one is always waiting when a sync ends.
 #[tokio::test(start_paused = true)]
 async fn new_states_keep_nothing_from_being_repaired() {
     let (mut backend, mut called, disturbed) = fake(0);
@@ -365,7 +366,7 @@ async fn new_states_keep_nothing_from_being_repaired() {
     disturbed.notify_one();
     synced(2).await;
     assert!(timeout(Duration::ZERO, disturbed.notified()).await.is_err(), "it was heard");
-    // What the kernel refused is due after five seconds: a state comes before it is, and is there when it is.
+    // The retry of the refused service becomes due while new states keep arriving.
     for rev in 3..9 {
         hand.give(Ok(delta(rev, "b")));
         synced(rev).await;
@@ -442,7 +443,7 @@ async fn a_report_that_is_lost_is_offered_again() {
     assert!(called.try_recv().is_err(), "nothing is synced again for it");
 }
 
-/// What is logged.
+/// The captured log.
 #[derive(Clone, Default)]
 struct Lines(Arc<StdMutex<Vec<u8>>>);
 
@@ -472,7 +473,7 @@ async fn a_report_that_the_brain_refuses_is_said_once_and_that_it_is_away_is_not
         let (mut source, mut hand) = script(5);
         source.why = why;
         hand.give(Ok(full(1, &["a"])));
-        // In this task, whose log is read.
+        // In this task, because its log is captured.
         let taken = async {
             hand.reports.recv().await.unwrap();
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -495,7 +496,7 @@ async fn readers_that_do_not_stay_or_program_nothing_do_not_report() {
     }
 }
 
-/// The lines that are logged while this lives.
+/// Captures the log lines while the guard lives.
 fn logged() -> (Lines, tracing::subscriber::DefaultGuard) {
     let lines = Lines::default();
     let writer = lines.clone();
@@ -503,8 +504,8 @@ fn logged() -> (Lines, tracing::subscriber::DefaultGuard) {
     (lines, tracing::subscriber::set_default(log))
 }
 
-/// Without `spec.podCIDRs` mode NodeCIDR recognizes no pod, and nothing is masqueraded. kube-proxy waits five minutes for them and
-/// then ends; here it is a warning, in the log and to the brain, until they are there.
+/// Without `spec.podCIDRs`, mode NodeCIDR recognizes no pod, and nothing is masqueraded. kube-proxy waits five minutes
+/// for them and then exits. localnet warns in the log and in its reports until they exist.
 #[tokio::test(start_paused = true)]
 async fn a_node_without_pod_cidrs_is_warned_of_where_they_are_needed() {
     for (needs_pod_cidrs, expected) in [(true, 1), (false, 0)] {
@@ -528,9 +529,9 @@ async fn a_node_without_pod_cidrs_is_warned_of_where_they_are_needed() {
             }
             assert_eq!([0, 1, 2].map(|report| warnings[report].len()), [expected, expected, 0]);
             for warning in warnings.iter().flatten() {
-                assert_eq!(warning.reason, "NoPodCIDRs");
-                for word in ["\"node-a\"", "spec.podCIDRs", "--allocate-node-cidrs", "detectLocal.clusterCIDRs"] {
-                    assert!(warning.note.contains(word), "{word} is missing in {}", warning.note);
+                assert_eq!(warning.code, Code::PodCidrsMissing);
+                for word in ["node-a", "spec.podCIDRs", "--allocate-node-cidrs", "detectLocal.clusterCIDRs"] {
+                    assert!(warning.to_string().contains(word), "{word} is missing in {warning}");
                 }
             }
         };

@@ -1,4 +1,4 @@
-//! The gRPC source against a small server written from the generated code: what a broken or strange peer does to it.
+//! Tests the gRPC source against a small server on the generated code, which plays a broken or unusual peer.
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 use std::{
@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use localnet_client::{Looks, Report, Revision, RuleCount, Skipped, Source as _, SourceError, Warning};
+use localnet_client::{Code, Diagnostic, Looks, Report, Revision, RuleCount, Source as _, SourceError, Subject};
 use localnet_client::{
     grpc::{Brain, TlsFiles},
     vips::{Config, Effective},
@@ -32,13 +32,13 @@ use wire::{
 
 type Items = Vec<Result<wire::NextItem, Status>>;
 
-/// Answers every call with the same items, and remembers what it was asked.
+/// Answers every call with the same items, and records the requests.
 #[derive(Clone, Default)]
 struct Peer {
     items: Arc<Mutex<Items>>,
     asked: Arc<Mutex<Vec<wire::NextFilter>>>,
     reports: Arc<Mutex<Vec<wire::BackendReport>>>,
-    /// What it says to reports instead of taking them.
+    /// The status with which it refuses reports, if any.
     refusal: Arc<Mutex<Option<Status>>>,
 }
 
@@ -105,7 +105,7 @@ async fn answers_become_updates_and_broken_ones_never_happened() {
     let broken = brain.next(revision, true).await;
     assert_eq!(broken, Err(SourceError::Broken("Aborted: brain is going down".to_owned())));
 
-    // Changes, to one who has nothing that they could be folded into.
+    // Changes for a client that has no state to fold them into.
     *peer.items.lock().await = vec![Ok(encode::next_item(revision, true))];
     assert!(matches!(brain.next(Revision { instance: 9, rev: 3 }, true).await, Ok(Update::Delta { .. })));
     let unasked = brain.next(revision, false).await;
@@ -116,7 +116,7 @@ async fn answers_become_updates_and_broken_ones_never_happened() {
     assert_eq!(empty, Err(SourceError::Invalid("answer: Next: the answer is empty".to_owned())));
 }
 
-/// An authority, and the files of a client that has a certificate of it.
+/// An authority, and the files of a client with a certificate from it.
 struct Pki {
     folder: tempfile::TempDir,
     authority: rcgen::CertifiedIssuer<'static, rcgen::KeyPair>,
@@ -142,7 +142,7 @@ impl Pki {
         (params.signed_by(&key, &self.authority).unwrap(), key)
     }
 
-    /// Gives the client another certificate, which is returned.
+    /// Issues another certificate for the client and returns it.
     fn renew(&self) -> CertificateDer<'static> {
         let (certificate, key) = self.issue();
         fs::write(self.path("tls.crt"), certificate.pem()).unwrap();
@@ -150,7 +150,7 @@ impl Pki {
         certificate.der().clone()
     }
 
-    /// A server that wants to see a certificate of the authority.
+    /// A server that requires a certificate of the authority.
     fn acceptor(&self) -> TlsAcceptor {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut roots = rustls::RootCertStore::empty();
@@ -170,7 +170,7 @@ impl Pki {
     }
 }
 
-/// The brain cuts its clients so that they show the certificate that they have by then.
+/// The brain disconnects its clients so that they present their current certificates.
 #[tokio::test]
 async fn files_of_tls_are_read_at_each_connect_and_the_last_good_ones_stay() {
     let pki = Pki::new();
@@ -179,7 +179,7 @@ async fn files_of_tls_are_read_at_each_connect_and_the_last_good_ones_stay() {
     let address = Address::Tcp { host: "localhost".to_owned(), port: listener.local_addr().unwrap().port() };
     let identity = Some((pki.path("tls.crt"), pki.path("tls.key")));
     let brain = Brain::new(address.clone(), Some(&TlsFiles { ca: pki.path("ca.crt"), identity })).unwrap();
-    // Who connects shows its certificate, and is cut.
+    // Each client presents its certificate and is then disconnected.
     let acceptor = pki.acceptor();
     let shown = async || {
         let accepted = async {
@@ -194,14 +194,14 @@ async fn files_of_tls_are_read_at_each_connect_and_the_last_good_ones_stay() {
     assert_eq!(shown().await, first);
     let second = pki.renew();
     assert_eq!(shown().await, second);
-    // Half of the files are new, then one is gone: the last good ones stay in use until all fit.
+    // First only some of the files are new, then one is missing. The last good ones stay in use until all files match.
     fs::write(pki.path("tls.key"), pki.issue().1.serialize_pem()).unwrap();
     assert_eq!(shown().await, second);
     fs::remove_file(pki.path("tls.key")).unwrap();
     assert_eq!(shown().await, second);
     let third = pki.renew();
     assert_eq!(shown().await, third);
-    // At the start there is nothing to go on with.
+    // At the start there are no earlier files to continue with.
     fs::write(pki.path("tls.key"), "nothing").unwrap();
     let identity = Some((pki.path("tls.crt"), pki.path("tls.key")));
     let files = TlsFiles { ca: pki.path("ca.crt"), identity };
@@ -263,9 +263,10 @@ async fn reports_arrive_family_by_family() {
         ..Default::default()
     };
     let families = localnet_proto::Family::BOTH.into_iter().zip([outcome(None), outcome(Some("no"))]).collect();
-    let skipped = Skipped { service: ServiceKey::new("ns", "odd"), reason: "too odd".to_owned() };
+    let odd = Subject::service(&ServiceKey::new("ns", "odd"));
+    let skipped = Diagnostic::new(Code::KernelRefused, odd, "is too odd").field("spec.type").remedy("change it");
     let skipped = vec![skipped; 300];
-    let warnings = vec![Warning { reason: "TooOld", note: "take another one".into() }];
+    let warnings = vec![Diagnostic::new(Code::NodeGone, Subject::Program, "is old").remedy("take another one")];
     let received = Revision { instance: 9, rev: 4 };
     let effective = Effective { config: Config::default(), node_port_addresses: vec![IpAddr::from([192, 168, 0, 2])] };
     let configuration = Some(effective);
@@ -284,7 +285,15 @@ async fn reports_arrive_family_by_family() {
     };
     let families = vec![family(wire::IpFamily::IPv4, ""), family(wire::IpFamily::IPv6, "no")];
     let service = wire::ServiceKey { namespace: "ns".to_owned(), name: "odd".to_owned() };
-    let skipped = wire::SkippedService { service: Some(service), reason: "too odd".to_owned() };
+    let skipped = wire::SkippedService {
+        service: Some(service),
+        reason: "spec.type: is too odd; change it".to_owned(),
+        code: "kernel-refused".to_owned(),
+        severity: wire::Severity::Error.into(),
+        field: "spec.type".to_owned(),
+        problem: "is too odd".to_owned(),
+        remedy: "change it".to_owned(),
+    };
     let expected = wire::BackendReport {
         backend: "nft".to_owned(),
         instance_id: 9,
@@ -292,7 +301,13 @@ async fn reports_arrive_family_by_family() {
         families,
         skipped: vec![skipped; 256],
         skipped_count: 300,
-        warnings: vec![wire::BackendWarning { reason: "TooOld".to_owned(), note: "take another one".to_owned() }],
+        warnings: vec![wire::BackendWarning {
+            reason: "NodeGone".to_owned(),
+            note: "is old; take another one".to_owned(),
+            code: "node-gone".to_owned(),
+            problem: "is old".to_owned(),
+            remedy: "take another one".to_owned(),
+        }],
         configuration: Some(wire::BackendConfiguration {
             detect_local: wire::DetectLocal::None.into(),
             masquerade_bit: 14,

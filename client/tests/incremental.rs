@@ -1,4 +1,4 @@
-//! Folding what a listener hears gives the state, whatever the history and whichever commits fail.
+//! Verifies that folding a listener's calls gives the state, whatever the history and whichever commits fail.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,7 @@ use localnet_proto::{
 };
 use proptest::{collection::vec, prelude::*};
 
-/// Folds what it hears, and checks the order that is promised.
+/// Folds the calls, and checks their documented order.
 #[derive(Default)]
 struct Fold {
     node: Option<Node>,

@@ -1,4 +1,4 @@
-//! A backend whose configuration changes while it runs.
+//! Tests a backend whose configuration changes while it runs.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -16,7 +16,7 @@ use tokio::{
     time::timeout,
 };
 
-/// Has one state, and never another.
+/// A source with a single state.
 #[derive(Clone)]
 struct Still;
 
@@ -38,7 +38,7 @@ impl Source for Still {
     }
 }
 
-/// Tells what it was opened with, each time that it syncs.
+/// Reports its configuration at each sync.
 struct Teller {
     bit: u8,
     syncs: mpsc::UnboundedSender<(u8, bool)>,
@@ -97,7 +97,7 @@ async fn a_backend_begins_again_when_the_configuration_changes_in_what_concerns_
         assert_eq!(next().await, Some((1, true)));
         write(&file, "nftables: {masqueradeBit: 2}");
         assert_eq!(next().await, Some((2, true)), "with everything: it knows nothing of its kernel yet");
-        // An invalid file, and one that concerns others.
+        // An invalid file, and then one whose changes do not concern this backend.
         write(&file, "nftables: {masqueradeBit: 99}");
         write(&file, "nftables: {masqueradeBit: 2}\nenableProfiling: true");
         write(&file, "nftables: {masqueradeBit: 3}\nenableProfiling: true");
@@ -109,7 +109,7 @@ async fn a_backend_begins_again_when_the_configuration_changes_in_what_concerns_
     assert_eq!(opened, 3);
 }
 
-/// A scheduler that this kernel does not have, say: no reason to leave the node to itself.
+/// For instance, this kernel may not have a configured scheduler. The node must stay programmed nevertheless.
 #[tokio::test]
 async fn a_configuration_that_opens_no_backend_leaves_the_one_before() {
     let folder = tempfile::tempdir().unwrap();
@@ -175,7 +175,7 @@ fn the_loop_is_configured_by_flags_first() {
     for (flags, min_interval, max_backoff) in [
         (&[][..], 0, 10_000),
         (&["--iptables-min-sync-period=2s", "--iptables-sync-period=40s"], 2_000, 10_000),
-        // kube-proxy's default counts if it is written down.
+        // A value that equals kube-proxy's default counts if it is given explicitly.
         (&["--iptables-min-sync-period=1s", "--iptables-sync-period=3s"], 1_000, 3_000),
         (&["--iptables-min-sync-period=2s", "--min-sync-interval=7"], 7, 10_000),
         (&["--min-sync-interval=0", "--iptables-min-sync-period=2s"], 0, 10_000),

@@ -1,10 +1,10 @@
-//! Addresses as kube-proxy reads them: "sloppily", so that IPv4 may have leading zeros.
+//! Parses addresses as kube-proxy does: "sloppily", that is, IPv4 numbers may have leading zeros.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use ipnet::IpNet;
 
-/// An address, canonical: `010.0.0.1` is 10.0.0.1, and `::ffff:10.0.0.1` too.
+/// Parses an address into its canonical form: `010.0.0.1` and `::ffff:10.0.0.1` both become 10.0.0.1.
 pub(crate) fn ip(text: &str) -> Option<IpAddr> {
     if let Some(v4) = v4(text) {
         return Some(v4.into());
@@ -12,7 +12,7 @@ pub(crate) fn ip(text: &str) -> Option<IpAddr> {
     text.parse::<IpAddr>().ok().map(|ip| ip.to_canonical())
 }
 
-/// Four decimal numbers of one to three digits, or with more zeros before them.
+/// Parses four decimal numbers of one to three digits, which may have further leading zeros.
 fn v4(text: &str) -> Option<Ipv4Addr> {
     let mut octets = [0; 4];
     let mut parts = text.split('.');
@@ -24,27 +24,27 @@ fn v4(text: &str) -> Option<Ipv4Addr> {
     parts.next().is_none().then(|| octets.into())
 }
 
-/// A CIDR; bits behind the prefix may be set and are cleared.
+/// Parses a CIDR. Bits after the prefix may be set and are cleared.
 pub(crate) fn cidr(text: &str) -> Option<IpNet> {
     let (address, prefix) = text.split_once('/')?;
     let plain = !prefix.is_empty() && prefix.bytes().all(|byte| byte.is_ascii_digit());
     let prefix = prefix.parse().ok().filter(|_| plain)?;
-    // An IPv4 address in an IPv6 one has the prefix lengths of the latter.
+    // The prefix of an IPv4-mapped IPv6 address is counted in IPv6 bits.
     let address = v4(address).map(IpAddr::from).or_else(|| address.parse().ok())?;
     IpNet::new(address, prefix).ok().map(|net| net.trunc())
 }
 
-/// What is wrong with `IP:port`: the part, and why.
+/// The invalid part of an `IP:port`, and the reason.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct BadSocket<'a> {
     pub(crate) value: &'a str,
     pub(crate) why: &'static str,
 }
 
-/// Why a port is none: 0, too large, or no number.
+/// The reason for a port that is 0, too large or not a number.
 pub(crate) const NO_PORT: &str = "must be a valid port";
 
-/// `IP:port`, with IPv6 in brackets, and a port from 1 on.
+/// Parses `IP:port`, with IPv6 addresses in brackets and a port of at least 1.
 pub(crate) fn socket(text: &str) -> Result<SocketAddr, BadSocket<'_>> {
     let (host, port) = split_host_port(text).ok_or(BadSocket { value: text, why: "must be IP:port" })?;
     let ip = ip(host).ok_or(BadSocket { value: host, why: "must be a valid IP" })?;
@@ -58,12 +58,12 @@ fn split_host_port(text: &str) -> Option<(&str, &str)> {
         None => text.split_once(':')?,
     };
     let odd = |part: &str| part.contains(['[', ']']);
-    // Without brackets an address with colons has no port.
+    // An address with colons but without brackets has no port.
     let colons = port.contains(':') || (host.contains(':') && !text.starts_with('['));
     (!colons && !odd(host) && !odd(port)).then_some((host, port))
 }
 
-/// The text with a port behind it, unless it has one or is no address: that is said when it is validated.
+/// Appends the port to an address that has none. A text that is not an address stays unchanged; validation reports it.
 pub(crate) fn with_port(text: &str, port: u16) -> String {
     if split_host_port(text).is_some() {
         return text.to_owned();

@@ -1,13 +1,14 @@
-//! What cannot be seen in a configuration alone: whether it fits the node. kube-proxy says it when it starts, as "may be
-//! incomplete or incorrect".
+//! Checks whether a configuration fits the node, which the configuration alone does not show. kube-proxy logs such problems at
+//! its start as "may be incomplete or incorrect".
 
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
+use localnet_core::{Code, Diagnostic, Severity, Subject};
 
 use crate::config::{Config, DetectLocalMode, IpFamilyPolicy, NodePortAddresses};
 
-/// A family of addresses.
+/// An address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
     /// IPv4
@@ -22,7 +23,7 @@ impl Family {
         if ip.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
-    /// The other one.
+    /// The other family.
     #[must_use]
     pub fn other(self) -> Self {
         match self {
@@ -39,63 +40,45 @@ impl Family {
     }
 }
 
-/// What is known of a node.
+/// The facts about a node.
 #[derive(Clone, Copy, Debug)]
 pub struct Node<'a> {
-    /// The family of its first primary address.
+    /// The family of the node's first primary address.
     pub primary: Family,
-    /// Whether it can do both families.
+    /// Whether the node supports both families.
     pub dual_stack: bool,
-    /// Whether it has addresses of both families.
+    /// Whether the node has addresses of both families.
     pub has_both: bool,
-    /// Its `spec.podCIDRs`.
+    /// The Node's `spec.podCIDRs`.
     pub pod_cidrs: &'a [IpNet],
 }
 
-/// Something about a configuration that does not fit the node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Complaint {
-    /// What, and what can be done.
-    pub text: String,
-    /// Whether the program cannot go on.
-    pub fatal: bool,
-}
-
-/// How bad it is.
-enum Weight {
-    /// It works, and could be better.
-    Advice,
-    /// It works perhaps: with `configHardFail` it is fatal.
-    Error,
-    /// It cannot work.
-    Fatal,
-}
-
 impl Config {
-    /// What does not fit a node, most of it in the words of kube-proxy.
-    pub fn complaints(&self, node: &Node<'_>) -> Vec<Complaint> {
+    /// Returns the problems of this configuration on a node, mostly in kube-proxy's words. With an error the program cannot
+    /// start.
+    pub fn complaints(&self, node: &Node<'_>) -> Vec<Diagnostic> {
         let mut found = Vec::new();
-        self.node_ports(node, &mut found);
+        found.extend(self.node_ports(node));
         self.families(node, &mut found);
         if self.ip_family_policy == Some(IpFamilyPolicy::RequireDualStack) && !node.has_both {
-            let text = "ipFamilyPolicy is RequireDualStack but the node has addresses of one family only; give it both, or use PreferDualStack";
-            found.push((Weight::Fatal, text.to_owned()));
+            let problem = "ipFamilyPolicy is RequireDualStack but the node has addresses of one family only";
+            found.push(about(Code::DualStackMissing, problem).remedy("give it both, or use PreferDualStack"));
         }
-        let fatal = |weight: &Weight| match weight {
-            Weight::Advice => false,
-            Weight::Error => self.config_hard_fail,
-            Weight::Fatal => true,
-        };
-        found.into_iter().map(|(weight, text)| Complaint { fatal: fatal(&weight), text }).collect()
+        found
     }
 
-    /// NodePorts that answer on more addresses than was meant.
-    fn node_ports(&self, node: &Node<'_>, found: &mut Vec<(Weight, String)>) {
+    /// The severity of a value that may not work. With `configHardFail` it keeps the program from starting.
+    fn doubtful(&self) -> Severity {
+        if self.config_hard_fail { Severity::Error } else { Severity::Warning }
+    }
+
+    /// Returns a warning if NodePorts answer on more addresses than intended.
+    fn node_ports(&self, node: &Node<'_>) -> Option<Diagnostic> {
         let cidrs = match &self.node_port_addresses {
-            NodePortAddresses::Primary => return,
+            NodePortAddresses::Primary => return None,
             NodePortAddresses::All => {
-                let text = "nodePortAddresses is unset; NodePort connections will be accepted on all local IPs. Consider using `--nodeport-addresses primary`";
-                return found.push((Weight::Advice, text.to_owned()));
+                let problem = "nodePortAddresses is unset; NodePort connections will be accepted on all local IPs. Consider using `--nodeport-addresses primary`";
+                return Some(about(Code::NodePortsEverywhere, problem));
             }
             NodePortAddresses::Cidrs(cidrs) => cidrs,
         };
@@ -103,60 +86,64 @@ impl Config {
         let lists = [&self.detect_local.cluster_cidrs, cidrs, &self.ipvs.exclude_cidrs];
         let dual = lists.into_iter().map(Vec::as_slice).chain([node.pod_cidrs]).any(is_dual);
         let of_primary = cidrs.iter().filter(|cidr| Family::of(cidr.addr()) == node.primary).count();
-        if dual && of_primary == cidrs.len() {
-            let text = format!(
+        let problem = if dual && of_primary == cidrs.len() {
+            format!(
                 "cluster appears to be dual-stack but nodePortAddresses contains only {primary} addresses; NodePort connections will be accepted on all local {other} IPs"
-            );
-            found.push((Weight::Error, text));
+            )
         } else if of_primary == 0 {
-            let text = format!(
+            format!(
                 "cluster appears to be {primary}-primary but nodePortAddresses contains only {other} addresses; NodePort connections will be accepted on all local {primary} IPs"
-            );
-            found.push((Weight::Error, text));
-        }
+            )
+        } else {
+            return None;
+        };
+        Some(about(Code::NodePortsOfOneFamily, problem).severity(self.doubtful()))
     }
 
-    /// Addresses that are all of the wrong family.
-    fn families(&self, node: &Node<'_>, found: &mut Vec<(Weight, String)>) {
+    /// Adds a problem for each field whose addresses all have the wrong family.
+    fn families(&self, node: &Node<'_>, found: &mut Vec<Diagnostic>) {
         let wrong = node.primary.other();
         let all_wrong =
             |cidrs: &[IpNet]| !cidrs.is_empty() && cidrs.iter().all(|cidr| Family::of(cidr.addr()) == wrong);
         let cluster = format!("{}-{}", node.primary.as_str(), if node.dual_stack { "primary" } else { "only" });
-        let mut complain = |weight, what: &str| {
-            found.push((weight, format!("cluster is {cluster} but {what} {}", wrong.as_str())));
+        let mut complain = |is_fatal, what: &str| {
+            let problem = format!("cluster is {cluster} but {what} {}", wrong.as_str());
+            let severity = if is_fatal { Severity::Error } else { self.doubtful() };
+            found.push(about(Code::FamilyMismatch, problem).severity(severity));
         };
         let mode = self.detect_local.mode;
         if all_wrong(&self.detect_local.cluster_cidrs) {
             let fatal = mode == DetectLocalMode::ClusterCidr && !node.dual_stack;
-            complain(if fatal { Weight::Fatal } else { Weight::Error }, "clusterCIDRs contains only addresses of");
+            complain(fatal, "clusterCIDRs contains only addresses of");
         }
         if all_wrong(node.pod_cidrs) {
             let fatal = mode == DetectLocalMode::NodeCidr;
-            complain(
-                if fatal { Weight::Fatal } else { Weight::Error },
-                "node.spec.podCIDRs contains only addresses of",
-            );
+            complain(fatal, "node.spec.podCIDRs contains only addresses of");
         }
         if self.winkernel.source_vip.is_some_and(|ip| Family::of(ip) == wrong) {
-            complain(Weight::Error, "winkernel.sourceVip is");
+            complain(false, "winkernel.sourceVip is");
         }
         if node.dual_stack {
             return;
         }
         if all_wrong(&self.ipvs.exclude_cidrs) {
-            complain(Weight::Error, "ipvs.excludeCIDRs contains only addresses of");
+            complain(false, "ipvs.excludeCIDRs contains only addresses of");
         }
         let bound = |at: SocketAddr| Family::of(at.ip()) == wrong && !at.ip().is_unspecified();
         if self.healthz_bind_address.is_some_and(bound) {
-            complain(Weight::Error, "healthzBindAddress is");
+            complain(false, "healthzBindAddress is");
         }
         if bound(self.metrics_bind_address) {
-            complain(Weight::Error, "metricsBindAddress is");
+            complain(false, "metricsBindAddress is");
         }
     }
 }
 
-/// Whether there are CIDRs of both families.
+fn about(code: Code, problem: impl Into<String>) -> Diagnostic {
+    Diagnostic::new(code, Subject::Program, problem)
+}
+
+/// Whether the CIDRs include both families.
 fn is_dual(cidrs: &[IpNet]) -> bool {
     let of = |family| cidrs.iter().any(|cidr| Family::of(cidr.addr()) == family);
     of(Family::V4) && of(Family::V6)

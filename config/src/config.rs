@@ -1,4 +1,4 @@
-//! The configuration as programs use it: values, not texts. Both versions of the documents become this.
+//! The configuration with parsed values instead of texts. Documents of both versions are converted to it.
 
 use std::{fmt, net::IpAddr, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -6,72 +6,72 @@ use ipnet::IpNet;
 
 use crate::gates::FeatureGates;
 
-/// What an operator wants of a proxy, in the shape of v1alpha2: checked, and with every default filled in.
+/// A configuration in the shape of v1alpha2, validated and with all defaults filled in.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// `featureGates`: those that were named.
+    /// `featureGates`: the gates that the configuration names.
     pub feature_gates: FeatureGates,
-    /// `clientConnection`: how the API server is spoken to.
+    /// `clientConnection`: how to connect to the API server.
     pub client_connection: ClientConnection,
-    /// `logging`.
+    /// `logging`: the options of logging.
     pub logging: Logging,
-    /// `hostnameOverride`: the name of the Node, in lower case; `None`: the host's name.
+    /// `hostnameOverride`: the name of the Node in lower case. `None` means the host's name.
     pub hostname_override: Option<String>,
-    /// `nodeIPOverride`: the node's primary addresses, the first of its primary family; at most one of each family. What is not
-    /// here is what the Node object says.
+    /// `nodeIPOverride`: the node's primary addresses, at most one per family, that of the primary family first. The Node
+    /// object gives the address of a family that is missing here.
     pub node_ip_override: Vec<IpAddr>,
-    /// `ipFamilyPolicy`: which of the node's addresses are its primary ones; `None`: the first of each family that it has.
+    /// `ipFamilyPolicy`: the families of the node's primary addresses. `None` means each family that the node has.
     pub ip_family_policy: Option<IpFamilyPolicy>,
-    /// `configHardFail`: errors of the configuration that would only be said end the program.
+    /// `configHardFail`: whether the program exits on configuration errors that otherwise are only warnings.
     pub config_hard_fail: bool,
-    /// `healthzBindAddress`: where `/healthz` and `/livez` are answered. Only the flag `--healthz-port=0` makes it `None`.
+    /// `healthzBindAddress`: the address that serves `/healthz` and `/livez`. `None` only with the flag `--healthz-port=0`.
     pub healthz_bind_address: Option<SocketAddr>,
-    /// `metricsBindAddress`: where `/metrics` and its like are answered.
+    /// `metricsBindAddress`: the address that serves `/metrics` and related paths.
     pub metrics_bind_address: SocketAddr,
-    /// `bindAddressHardFail`: the program ends when it cannot bind to those two.
+    /// `bindAddressHardFail`: whether the program exits if it cannot bind to these two addresses.
     pub bind_address_hard_fail: bool,
-    /// `enableProfiling`: profiles can be had at the address of metrics.
+    /// `enableProfiling`: whether the metrics address also serves profiles.
     pub enable_profiling: bool,
-    /// `showHiddenMetricsForVersion`: show metrics that are hidden since the version after this one.
+    /// `showHiddenMetricsForVersion`: show the metrics that were hidden in the version after this one.
     pub show_hidden_metrics_for_version: Option<MinorVersion>,
-    /// `mode`: what programs the node; an empty one is what the reader said it stands for.
+    /// `mode`: the kernel subsystem that is programmed. The reader decides what an empty `mode` means.
     pub mode: Mode,
-    /// Which values somebody has written down, where the default does not mean the same as its value.
+    /// Which values are set explicitly, where an explicit default differs in effect from a missing value.
     pub explicit: Explicit,
-    /// `linux`.
+    /// `linux`: options for Linux in every mode.
     pub linux: Linux,
-    /// `windows`.
+    /// `windows`: options for Windows.
     pub windows: Windows,
-    /// `iptables`.
+    /// `iptables`: options of the mode iptables.
     pub iptables: Iptables,
-    /// `ipvs`.
+    /// `ipvs`: options of the mode ipvs.
     pub ipvs: Ipvs,
-    /// `nftables`.
+    /// `nftables`: options of the mode nftables.
     pub nftables: Nftables,
-    /// `winkernel`.
+    /// `winkernel`: options of the mode kernelspace.
     pub winkernel: Winkernel,
-    /// `detectLocalMode` and `detectLocal`: how traffic of the node's own pods is told.
+    /// `detectLocalMode` and `detectLocal`: how to recognize traffic of the node's own pods.
     pub detect_local: DetectLocal,
-    /// `nodePortAddresses`: where NodePorts are answered.
+    /// `nodePortAddresses`: the addresses that answer NodePorts.
     pub node_port_addresses: NodePortAddresses,
-    /// `syncPeriod`: how often everything is looked at again, and repaired; more than zero.
+    /// `syncPeriod`: the interval of full syncs; more than zero.
     pub sync_period: Duration,
-    /// `minSyncPeriod`: how long there is at least between two syncs; at most `sync_period`.
+    /// `minSyncPeriod`: the minimum time between two syncs; at most `sync_period`.
     pub min_sync_period: Duration,
-    /// `configSyncPeriod`: how often everything is compared with the API server; more than zero.
+    /// `configSyncPeriod`: the interval of full comparisons with the API server; more than zero.
     pub config_sync_period: Duration,
 }
 
 impl Config {
-    /// The shortest time between two syncs for a backend whose syncs cost what changed, and not what there is.
+    /// The minimum time between two syncs for a backend whose syncs take time in proportion to the changes.
     ///
-    /// It is `minSyncPeriod` where somebody has written it down. kube-proxy's default of one second is not taken over: it is
-    /// there because each of its syncs costs what there is.
+    /// It is `minSyncPeriod` if that is set explicitly, otherwise zero. kube-proxy's default of one second does not apply:
+    /// kube-proxy needs it because the duration of its syncs grows with the cluster.
     pub fn min_interval(&self) -> Duration {
         if self.explicit.min_sync_period { self.min_sync_period } else { Duration::ZERO }
     }
 
-    /// The bit of the packet mark that asks for masquerading in a mode, 0–31.
+    /// The bit of the packet mark that requests masquerading in a mode, 0–31.
     pub fn masquerade_bit(&self, mode: Mode) -> u8 {
         match mode {
             Mode::Ipvs => self.ipvs.masquerade_bit,
@@ -81,30 +81,30 @@ impl Config {
     }
 }
 
-/// Which values somebody has written down, in a file or as a flag.
+/// Which values are set explicitly, in a file or by a flag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Explicit {
-    /// `mode` is not empty.
+    /// Whether `mode` is not empty.
     pub mode: bool,
-    /// `minSyncPeriod` of the mode is there and is not what kube-proxy takes for its absence.
+    /// Whether the mode's `minSyncPeriod` is present and has a value that kube-proxy does not treat as missing.
     pub min_sync_period: bool,
 }
 
-/// `mode`: the subsystem that is programmed.
+/// `mode`: the kernel subsystem that is programmed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// `iptables`
+    /// `iptables`: rules of ip_tables.
     Iptables,
-    /// `ipvs`
+    /// `ipvs`: virtual servers of IPVS.
     Ipvs,
-    /// `nftables`
+    /// `nftables`: rules of nf_tables.
     Nftables,
-    /// `kernelspace`: Windows' Host Networking Service.
+    /// `kernelspace`: the Host Networking Service of Windows.
     Kernelspace,
 }
 
 impl Mode {
-    /// As documents write it.
+    /// The name in documents.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Iptables => "iptables",
@@ -121,7 +121,7 @@ impl fmt::Display for Mode {
     }
 }
 
-/// The operating system that a configuration is for.
+/// The operating system of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Platform {
     /// Linux
@@ -131,7 +131,7 @@ pub enum Platform {
 }
 
 impl Platform {
-    /// The modes there are.
+    /// The modes that exist on this platform.
     pub fn modes(self) -> &'static [Mode] {
         match self {
             Self::Linux => &[Mode::Iptables, Mode::Ipvs, Mode::Nftables],
@@ -140,40 +140,40 @@ impl Platform {
     }
 }
 
-/// `clientConnection`: how the API server is spoken to.
+/// `clientConnection`: how to connect to the API server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClientConnection {
-    /// `kubeconfig`: the file that names server and credentials; `None`: the service account of the pod.
+    /// `kubeconfig`: the file with server and credentials. `None` means the pod's service account.
     pub kubeconfig: Option<PathBuf>,
-    /// `acceptContentTypes`: the HTTP header Accept; empty: `contentType`.
+    /// `acceptContentTypes`: the HTTP header Accept. If empty, it is `contentType`.
     pub accept_content_types: String,
-    /// `contentType` of requests.
+    /// `contentType`: the content type of requests.
     pub content_type: String,
-    /// `qps`: requests a second; less than zero: without limit.
+    /// `qps`: requests per second. A negative value means no limit.
     pub qps: f32,
-    /// `burst`: requests that may be made at once beyond that.
+    /// `burst`: how many requests may exceed `qps` at once.
     pub burst: u32,
 }
 
-/// `logging`.
+/// `logging`: the options of logging.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Logging {
-    /// `format` of lines.
+    /// `format`: the format of log lines.
     pub format: LogFormat,
-    /// `flushFrequency`: how long lines may wait before they are written; more than zero.
+    /// `flushFrequency`: how long log lines may be buffered; more than zero.
     pub flush_frequency: Duration,
-    /// `verbosity`: how much is said; at most `i32::MAX`.
+    /// `verbosity`: the log verbosity; at most `i32::MAX`.
     pub verbosity: u32,
-    /// `vmodule`: verbosity of source files by pattern.
+    /// `vmodule`: the verbosity of source files by pattern.
     pub vmodule: Vec<VModule>,
-    /// `options.text`: where lines of format text go.
+    /// `options.text`: the output of lines in format text.
     pub text: OutputRouting,
-    /// `options.json`: where lines of format json go.
+    /// `options.json`: the output of lines in format json.
     pub json: OutputRouting,
 }
 
 impl Logging {
-    /// The level that `verbosity` stands for: kube-proxy says nothing more than usual below 4, and everything from 6 on.
+    /// The log level for `verbosity`. kube-proxy logs nothing more than usual below 4, and everything from 6 on.
     pub fn level(&self) -> &'static str {
         match self.verbosity {
             0..4 => "info",
@@ -183,18 +183,18 @@ impl Logging {
     }
 }
 
-/// `logging.format`
+/// `logging.format`: the format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// `text`
+    /// `text`: lines for people.
     #[default]
     Text,
-    /// `json`
+    /// `json`: one JSON object per line.
     Json,
 }
 
 impl LogFormat {
-    /// As documents write it.
+    /// The name in documents.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Text => "text",
@@ -206,37 +206,37 @@ impl LogFormat {
 /// An item of `logging.vmodule`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VModule {
-    /// Name of a source file without its ending, or a pattern of such names; without `=` and `,`.
+    /// The name of a source file without its extension, or a pattern of such names. It contains neither `=` nor `,`.
     pub file_pattern: String,
-    /// Verbosity there; at most `i32::MAX`.
+    /// The verbosity in these files; at most `i32::MAX`.
     pub verbosity: u32,
 }
 
-/// Where lines of a log format go.
+/// The output of a log format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutputRouting {
-    /// `splitStream`: errors to standard error, the rest to standard output.
+    /// `splitStream`: whether errors are written to standard error and other lines to standard output.
     pub split_stream: bool,
-    /// `infoBufferSize`: bytes of the rest that may be held back.
+    /// `infoBufferSize`: how many bytes of the other lines may be buffered.
     pub info_buffer_size: u64,
 }
 
-/// `ipFamilyPolicy`: which families a node's primary addresses are of.
+/// `ipFamilyPolicy`: the address families of a node's primary addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IpFamilyPolicy {
-    /// `SingleStack`: that of its first address.
+    /// `SingleStack`: the family of its first address.
     SingleStack,
-    /// `PreferDualStack`: both, where it has addresses of both.
+    /// `PreferDualStack`: both families, if the node has addresses of both.
     PreferDualStack,
-    /// `RequireDualStack`: both; a node that has not is an error.
+    /// `RequireDualStack`: both families. A node without addresses of both is an error.
     RequireDualStack,
 }
 
 impl IpFamilyPolicy {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Self; 3] = [Self::SingleStack, Self::PreferDualStack, Self::RequireDualStack];
 
-    /// As documents write it.
+    /// The name in documents.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::SingleStack => "SingleStack",
@@ -246,12 +246,12 @@ impl IpFamilyPolicy {
     }
 }
 
-/// A minor version of Kubernetes: 1.35.
+/// A minor version of Kubernetes, such as 1.35.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MinorVersion {
-    /// 1
+    /// The major number, 1.
     pub major: u16,
-    /// 35
+    /// The minor number, such as 35.
     pub minor: u16,
 }
 
@@ -261,107 +261,108 @@ impl fmt::Display for MinorVersion {
     }
 }
 
-/// `linux`: what concerns Linux, whatever the mode.
+/// `linux`: options for Linux in every mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Linux {
     /// `conntrack`: sysctls of connection tracking.
     pub conntrack: Conntrack,
-    /// `masqueradeAll`: masquerade everything that is sent to a ClusterIP.
+    /// `masqueradeAll`: whether all traffic to ClusterIPs is masqueraded.
     pub masquerade_all: bool,
-    /// `oomScoreAdj`: how readily the kernel ends the program when memory is short, -1000 (never) to 1000.
+    /// `oomScoreAdj`: the kernel's preference for ending the program when memory is short, from -1000 (never) to 1000.
     pub oom_score_adj: i16,
 }
 
 /// `linux.conntrack`: sysctls under `net.netfilter`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conntrack {
-    /// `maxPerCore`: `nf_conntrack_max` for each core; `None`: it is left as it is, and `min` too.
+    /// `maxPerCore`: `nf_conntrack_max` per processor core. `None` means that the sysctl stays unchanged, whatever `min` is.
     pub max_per_core: Option<u32>,
-    /// `min`: but at least so many.
+    /// `min`: the lower limit of `nf_conntrack_max`.
     pub min: u32,
-    /// `tcpEstablishedTimeout`: `nf_conntrack_tcp_timeout_established`; `None`: left as it is.
+    /// `tcpEstablishedTimeout`: `nf_conntrack_tcp_timeout_established`. `None` means unchanged.
     pub tcp_established_timeout: Option<Duration>,
-    /// `tcpCloseWaitTimeout`: `nf_conntrack_tcp_timeout_close_wait`; `None`: left as it is.
+    /// `tcpCloseWaitTimeout`: `nf_conntrack_tcp_timeout_close_wait`. `None` means unchanged.
     pub tcp_close_wait_timeout: Option<Duration>,
-    /// `tcpBeLiberal`: set `nf_conntrack_tcp_be_liberal`; otherwise left as it is.
+    /// `tcpBeLiberal`: whether to set `nf_conntrack_tcp_be_liberal`. Otherwise it stays unchanged.
     pub tcp_be_liberal: bool,
-    /// `udpTimeout`: `nf_conntrack_udp_timeout`; `None`: left as it is.
+    /// `udpTimeout`: `nf_conntrack_udp_timeout`. `None` means unchanged.
     pub udp_timeout: Option<Duration>,
-    /// `udpStreamTimeout`: `nf_conntrack_udp_timeout_stream`; `None`: left as it is.
+    /// `udpStreamTimeout`: `nf_conntrack_udp_timeout_stream`. `None` means unchanged.
     pub udp_stream_timeout: Option<Duration>,
 }
 
-/// `windows`: what concerns Windows.
+/// `windows`: options for Windows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Windows {
-    /// `runAsService`: answer the service control manager.
+    /// `runAsService`: whether to run under the Windows service control manager.
     pub run_as_service: bool,
 }
 
-/// `iptables`: options of the mode.
+/// `iptables`: options of the mode iptables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Iptables {
-    /// `masqueradeBit`: bit of the packet mark that asks for masquerading, 0–31.
+    /// `masqueradeBit`: the bit of the packet mark that requests masquerading, 0–31.
     pub masquerade_bit: u8,
-    /// `localhostNodePorts`: NodePorts answer on 127.0.0.1 too.
+    /// `localhostNodePorts`: whether NodePorts also answer on 127.0.0.1.
     pub localhost_node_ports: bool,
 }
 
-/// `ipvs`: options of the mode.
+/// `ipvs`: options of the mode ipvs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ipvs {
-    /// `masqueradeBit`: bit of the packet mark that asks for masquerading, 0–31.
+    /// `masqueradeBit`: the bit of the packet mark that requests masquerading, 0–31.
     pub masquerade_bit: u8,
-    /// `scheduler`, by the name that the kernel has for it; `None`: `rr`.
+    /// `scheduler`: the kernel's name of the scheduler. `None` means `rr`.
     pub scheduler: Option<String>,
-    /// `excludeCIDRs`: virtual servers in them are left alone.
+    /// `excludeCIDRs`: virtual servers in these CIDRs are not changed.
     pub exclude_cidrs: Vec<IpNet>,
-    /// `strictARP`: `arp_ignore` 1 and `arp_announce` 2, so that VIPs are not answered for.
+    /// `strictARP`: whether to set `arp_ignore` to 1 and `arp_announce` to 2, so that the node does not answer ARP for VIPs.
     pub strict_arp: bool,
-    /// `tcpTimeout` of idle sessions; `None`: left as it is.
+    /// `tcpTimeout`: the timeout of idle TCP sessions. `None` means unchanged.
     pub tcp_timeout: Option<Duration>,
-    /// `tcpFinTimeout` of sessions after a FIN; `None`: left as it is.
+    /// `tcpFinTimeout`: the timeout of TCP sessions after a FIN. `None` means unchanged.
     pub tcp_fin_timeout: Option<Duration>,
-    /// `udpTimeout`; `None`: left as it is.
+    /// `udpTimeout`: the timeout of UDP sessions. `None` means unchanged.
     pub udp_timeout: Option<Duration>,
 }
 
-/// `nftables`: options of the mode.
+/// `nftables`: options of the mode nftables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nftables {
-    /// `masqueradeBit`: bit of the packet mark that asks for masquerading, 0–31.
+    /// `masqueradeBit`: the bit of the packet mark that requests masquerading, 0–31.
     pub masquerade_bit: u8,
 }
 
-/// `winkernel`: options of mode kernelspace.
+/// `winkernel`: options of the mode kernelspace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Winkernel {
-    /// `networkName` of the HNS network; `None`: what the CNI plugin says, or the first.
+    /// `networkName`: the HNS network. `None` means the one that the CNI plugin names, or the first one.
     pub network_name: Option<String>,
-    /// `sourceVip`: address that balanced traffic is sent from in an overlay network.
+    /// `sourceVip`: the source address of load-balanced traffic in an overlay network.
     pub source_vip: Option<IpAddr>,
-    /// `enableDSR`: policies with direct server return.
+    /// `enableDSR`: whether policies use direct server return.
     pub enable_dsr: bool,
-    /// `rootHnsEndpointName`: HNS endpoint of the root network namespace on an l2bridge; on Windows never `None`.
+    /// `rootHnsEndpointName`: the HNS endpoint of the root network namespace on an l2bridge. On Windows it is never `None`.
     pub root_hns_endpoint_name: Option<String>,
-    /// `forwardHealthCheckVip`: the health check port is forwarded on VIPs.
+    /// `forwardHealthCheckVip`: whether VIPs forward the health check port.
     pub forward_health_check_vip: bool,
 }
 
-/// `detectLocal`: how traffic of the node's own pods is told. What only other modes use is kept, so that it can be written.
+/// `detectLocal`: how to recognize traffic of the node's own pods. Values that the current mode does not use are kept, so that
+/// they can be written back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DetectLocal {
-    /// `detectLocalMode`
+    /// `detectLocalMode`: the method in use.
     pub mode: DetectLocalMode,
-    /// `bridgeInterface`: the bridge of the node's pods; never empty in mode `BridgeInterface`.
+    /// `bridgeInterface`: the bridge of the node's pods. It is not empty in the mode `BridgeInterface`.
     pub bridge_interface: String,
-    /// `interfaceNamePrefix`: how the names of the pods' interfaces begin; never empty in mode `InterfaceNamePrefix`.
+    /// `interfaceNamePrefix`: the prefix of the pods' interface names. It is not empty in the mode `InterfaceNamePrefix`.
     pub interface_name_prefix: String,
-    /// `clusterCIDRs`: those of all pods, at most one of each family. None: nothing is told in mode `ClusterCIDR`.
+    /// `clusterCIDRs`: the CIDRs of all pods, at most one per family. If empty, the mode `ClusterCIDR` recognizes no pod.
     pub cluster_cidrs: Vec<IpNet>,
 }
 
-/// `detectLocalMode`
+/// `detectLocalMode`: the method that recognizes the node's own pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DetectLocalMode {
     /// `ClusterCIDR`: the source is in `clusterCIDRs`.
@@ -369,17 +370,17 @@ pub enum DetectLocalMode {
     ClusterCidr,
     /// `NodeCIDR`: the source is in the Node's `spec.podCIDRs`.
     NodeCidr,
-    /// `BridgeInterface`: it comes in through `bridgeInterface`.
+    /// `BridgeInterface`: the packet arrives through `bridgeInterface`.
     BridgeInterface,
-    /// `InterfaceNamePrefix`: it comes in through an interface whose name begins with `interfaceNamePrefix`.
+    /// `InterfaceNamePrefix`: the packet arrives through an interface whose name begins with `interfaceNamePrefix`.
     InterfaceNamePrefix,
 }
 
 impl DetectLocalMode {
-    /// All of them.
+    /// All modes.
     pub const ALL: [Self; 4] = [Self::ClusterCidr, Self::NodeCidr, Self::BridgeInterface, Self::InterfaceNamePrefix];
 
-    /// As documents write it.
+    /// The name in documents.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::ClusterCidr => "ClusterCIDR",
@@ -390,16 +391,17 @@ impl DetectLocalMode {
     }
 }
 
-/// `nodePortAddresses`: which of the node's addresses answer NodePorts.
+/// `nodePortAddresses`: the node's addresses that answer NodePorts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodePortAddresses {
-    /// All; an empty list, unless the mode is `nftables` by name: an empty mode is iptables to kube-proxy, whatever takes over.
+    /// All addresses. This is an empty list, unless `mode` is explicitly `nftables`: kube-proxy treats an empty mode as
+    /// iptables, whichever backend takes over.
     All,
-    /// `primary`: the primary ones of the Node; an empty list where the mode is `nftables` by name.
+    /// `primary`: the Node's primary addresses. This is also an empty list if `mode` is explicitly `nftables`.
     Primary,
-    /// Those in one of these; a family without CIDR has all.
+    /// The addresses in these CIDRs. A family without a CIDR has all of its addresses.
     Cidrs(Vec<IpNet>),
 }
 
-/// The word for [`NodePortAddresses::Primary`].
+/// The word in documents for [`NodePortAddresses::Primary`].
 pub(crate) const PRIMARY: &str = "primary";

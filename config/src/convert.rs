@@ -1,15 +1,18 @@
-//! From v1alpha1 to v1alpha2, as KEP-784's tables say. A complete document goes in; what it says keeps its meaning.
+//! Converts v1alpha1 to v1alpha2 as KEP-784 specifies. The document must be complete, and its meaning does not change.
+
+use localnet_core::{Code, Diagnostic};
 
 use crate::{
     address, fields,
-    problem::{Findings, Problem},
+    problem::Findings,
     sections::GROUP,
     v1alpha1,
     v1alpha2::{self, Linux},
 };
 
-/// Converts a [complete](v1alpha1::Document::complete) document. The problems are what v1alpha2 has no place for.
-pub fn convert(old: &v1alpha1::Document) -> (v1alpha2::Document, Vec<Problem>) {
+/// Converts a [complete](v1alpha1::Document::complete) document. It also returns a diagnostic for each value that v1alpha2
+/// cannot express.
+pub fn convert(old: &v1alpha1::Document) -> (v1alpha2::Document, Vec<Diagnostic>) {
     let (sync_period, min_sync_period) = match fields::section_of_mode(&old.mode) {
         "ipvs" => (old.ipvs.sync_period, old.ipvs.min_sync_period),
         "nftables" => (old.nftables.sync_period, old.nftables.min_sync_period),
@@ -28,7 +31,7 @@ pub fn convert(old: &v1alpha1::Document) -> (v1alpha2::Document, Vec<Problem>) {
         hostname_override: old.hostname_override.clone(),
         node_ip_override: node_ip_override(&old.bind_address),
         ip_family_policy: String::new(),
-        // v1alpha1 cannot say it, and only warns.
+        // v1alpha1 has no such field and only warns.
         config_hard_fail: false,
         healthz_bind_address: old.healthz_bind_address.clone(),
         metrics_bind_address: old.metrics_bind_address.clone(),
@@ -60,7 +63,7 @@ pub fn convert(old: &v1alpha1::Document) -> (v1alpha2::Document, Vec<Problem>) {
     (new, lost)
 }
 
-/// The unspecified address of either family says nothing about the node.
+/// An unspecified address sets no address of the node.
 fn node_ip_override(bind_address: &str) -> Vec<String> {
     let unspecified = bind_address.is_empty() || address::ip(bind_address).is_some_and(|ip| ip.is_unspecified());
     if unspecified { Vec::new() } else { vec![bind_address.to_owned()] }
@@ -72,7 +75,7 @@ fn cluster_cidrs(text: &str) -> Vec<String> {
 
 fn ipvs(old: &v1alpha1::Document) -> v1alpha2::Ipvs {
     v1alpha2::Ipvs {
-        // Mode ipvs has used it until now.
+        // The mode ipvs uses this bit in v1alpha1.
         masquerade_bit: old.iptables.masquerade_bit,
         scheduler: old.ipvs.scheduler.clone(),
         exclude_cidrs: old.ipvs.exclude_cidrs.clone(),
@@ -83,8 +86,8 @@ fn ipvs(old: &v1alpha1::Document) -> v1alpha2::Ipvs {
     }
 }
 
-/// What differs from the default and from what has taken its place.
-fn lost(old: &v1alpha1::Document, new: &v1alpha2::Document) -> Vec<Problem> {
+/// Returns a diagnostic for each lost value that differs from its default and from the field that replaces it.
+fn lost(old: &v1alpha1::Document, new: &v1alpha2::Document) -> Vec<Diagnostic> {
     let mut findings = Findings::default();
     let default = v1alpha1::Document::default();
     let mode = if old.mode.is_empty() { "\"\"" } else { &old.mode };
@@ -102,7 +105,7 @@ fn lost(old: &v1alpha1::Document, new: &v1alpha2::Document) -> Vec<Problem> {
             let problem = format!(
                 "\"{said}\" is not carried over: v1alpha2 has one {name}, and mode {mode} makes it \"{carried}\""
             );
-            findings.warning(field, problem, &format!("set {name} if that is meant for the mode you use"));
+            findings.add(Code::FieldLost, field, problem, &format!("set {name} if that is meant for the mode you use"));
         }
     }
     let masquerade = [
@@ -113,12 +116,17 @@ fn lost(old: &v1alpha1::Document, new: &v1alpha2::Document) -> Vec<Problem> {
         if said && !new.linux.masquerade_all {
             let problem =
                 format!("true is not carried over: v1alpha2 has one masqueradeAll, and mode {mode} makes it false");
-            findings.warning(field, problem, "set linux.masqueradeAll if that is meant for the mode you use");
+            findings.add(
+                Code::FieldLost,
+                field,
+                problem,
+                "set linux.masqueradeAll if that is meant for the mode you use",
+            );
         }
     }
     if !old.port_range.is_empty() {
         let problem = format!("{:?} is not carried over", old.port_range);
-        findings.warning("portRange", problem, "nothing has used it since the userspace mode went");
+        findings.add(Code::FieldLost, "portRange", problem, "nothing has used it since the userspace mode went");
     }
-    findings.warnings
+    findings.into_unique()
 }

@@ -1,4 +1,4 @@
-//! Durations as Kubernetes writes them: `1h0m0s`, `250ms`, `0s`.
+//! Durations in the notation of Kubernetes: `1h0m0s`, `250ms`, `0s`.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -7,37 +7,37 @@ use serde::{
     de::{self, Visitor},
 };
 
-/// A duration of a document: whole nanoseconds, at most 292 years, and possibly negative, as Go has them.
+/// A duration in a document, in nanoseconds. As in Go, it is at most 292 years and may be negative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GoDuration(i64);
 
 impl GoDuration {
-    /// No time.
+    /// A duration of zero.
     pub const ZERO: Self = Self(0);
 
-    /// So many nanoseconds.
+    /// A duration of this many nanoseconds.
     pub const fn from_nanos(nanos: i64) -> Self {
         Self(nanos)
     }
 
-    /// So many seconds.
+    /// A duration of this many seconds.
     pub const fn from_secs(seconds: u32) -> Self {
         Self(seconds as i64 * SECOND)
     }
 
-    /// Whether it is no time.
+    /// Whether the duration is zero.
     pub fn is_zero(self) -> bool {
         self.0 == 0
     }
 
-    /// The duration, unless it is negative.
+    /// The duration; `None` if it is negative.
     pub fn positive(self) -> Option<Duration> {
         u64::try_from(self.0).ok().map(Duration::from_nanos)
     }
 }
 
 impl From<Duration> for GoDuration {
-    /// What is longer than Go can say becomes the longest that it can.
+    /// Converts a duration. One that is too long for Go becomes Go's longest duration.
     fn from(duration: Duration) -> Self {
         Self(i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX))
     }
@@ -49,7 +49,7 @@ const SECOND: i64 = 1_000_000_000;
 const MINUTE: i64 = 60 * SECOND;
 const HOUR: i64 = 60 * MINUTE;
 
-/// A text that is no duration.
+/// The error for a text that is not a duration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadDuration(String);
 
@@ -69,7 +69,7 @@ impl FromStr for GoDuration {
     }
 }
 
-/// Numbers with units behind each other, after a sign; or just `0`.
+/// Parses an optional sign and a sequence of numbers with units, or just `0`.
 fn parse(text: &str) -> Option<i64> {
     let (negative, mut rest) = match text.as_bytes().first()? {
         b'-' => (true, &text[1..]),
@@ -99,7 +99,7 @@ fn split(text: &str, belongs: impl Fn(char) -> bool) -> (&str, &str) {
 fn nanos(unit: &str) -> Option<i64> {
     Some(match unit {
         "ns" => 1,
-        // The micro sign, and the Greek letter that looks like it.
+        // The micro sign, and the Greek letter that looks the same.
         "us" | "\u{b5}s" | "\u{3bc}s" => MICROSECOND,
         "ms" => MILLISECOND,
         "s" => SECOND,
@@ -109,14 +109,14 @@ fn nanos(unit: &str) -> Option<i64> {
     })
 }
 
-/// A decimal number of units, rounded down to nanoseconds.
+/// Converts a decimal number of units to nanoseconds, rounded down.
 fn scaled(number: &str, unit: i64) -> Option<i128> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if whole.is_empty() && fraction.is_empty() || fraction.contains('.') {
         return None;
     }
     let whole: i128 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
-    // More digits than these are less than a nanosecond of an hour.
+    // Further digits amount to less than a nanosecond, even of an hour.
     let fraction = &fraction[..fraction.len().min(18)];
     let digits: i128 = if fraction.is_empty() { 0 } else { fraction.parse().ok()? };
     let scale = 10_i128.pow(u32::try_from(fraction.len()).ok()?);
@@ -187,7 +187,7 @@ impl Visitor<'_> for DurationVisitor {
         text.parse().map_err(E::custom)
     }
 
-    // Nanoseconds. Only `logging.flushFrequency` may be written so; elsewhere the reader has refused it before.
+    // The number is in nanoseconds. Only `logging.flushFrequency` may be a number; the reader has refused it in other fields.
     fn visit_i64<E: de::Error>(self, nanos: i64) -> Result<GoDuration, E> {
         Ok(GoDuration(nanos))
     }

@@ -1,50 +1,51 @@
-//! Every field of v1alpha2: what it is, its default, where v1alpha1 had it, and what becomes of it here. KEP-784's tables as
-//! data.
+//! A table of every field of v1alpha2: its meaning, its default, its place in v1alpha1 and its effect in localnet. It contains
+//! the tables of KEP-784 as data.
 
 use crate::v1alpha2;
 
-/// A field of v1alpha2 that has a value of its own, no section.
+/// A field of v1alpha2 that contains a value and not further fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// Its path: `linux.conntrack.min`.
+    /// Its path, such as `linux.conntrack.min`.
     pub path: &'static str,
-    /// Where v1alpha1 has it.
+    /// Its place in v1alpha1.
     pub formerly: Formerly,
-    /// Its default, as JSON.
+    /// Its default value, as JSON.
     pub default: &'static str,
-    /// What it is.
+    /// Its meaning.
     pub meaning: &'static str,
-    /// What becomes of it here.
+    /// Its effect in localnet.
     pub effect: Effect,
 }
 
-/// What becomes of a field in programs of ours.
+/// The effect of a field in localnet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It has its effect, at once when the file changes.
+    /// A change of the file takes effect at once.
     Live,
-    /// It has its effect when a program starts.
+    /// The value takes effect when a program starts.
     AtStart,
-    /// It is for the backend of its mode.
+    /// The value affects the backend of its mode.
     OfMode,
-    /// It has none, and why.
+    /// The field has no effect, with the reason.
     No(&'static str),
 }
 
-/// Where v1alpha1 has a field.
+/// The place of a field in v1alpha1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Formerly {
-    /// In the same place.
+    /// The same place.
     Same,
-    /// Elsewhere.
+    /// Another place.
     At(&'static str),
-    /// Under this name in a section of each mode; that of the mode counts: `ipvs`, `nftables`, and `iptables` for all others.
+    /// This name, in a section of each of these modes. The configured mode selects the section: `ipvs`, `nftables`, and
+    /// `iptables` for all other modes.
     InModes(&'static [&'static str], &'static str),
-    /// Nowhere.
+    /// v1alpha1 has no such field.
     New,
 }
 
-/// A field that v1alpha1 has and v1alpha2 has not, and what to do.
+/// The fields of v1alpha1 that v1alpha2 does not have, each with the remedy.
 pub const DROPPED: &[(&str, &str)] = &[
     ("bindAddress", "use nodeIPOverride"),
     ("portRange", "remove it: nothing has used it since the userspace mode went"),
@@ -60,7 +61,7 @@ const NOTHING_HIDDEN: Effect = No("no metric is hidden");
 
 const ALL_MODES: &[&str] = &["iptables", "ipvs", "nftables"];
 
-/// All fields, in the order in which they are written.
+/// All fields, in the order in which documents are written.
 pub const FIELDS: &[Field] = &[
     field("apiVersion", Same, r#""kubeproxy.config.k8s.io/v1alpha2""#, "the version of the document", Live),
     field("kind", Same, r#""KubeProxyConfiguration""#, "the kind of the document", Live),
@@ -289,7 +290,7 @@ const fn field(
     Field { path, formerly, default, meaning, effect }
 }
 
-/// The fields by which two documents of v1alpha2 differ and that have their effect only when a program starts.
+/// Returns the fields in which two documents of v1alpha2 differ and that take effect only when a program starts.
 pub(crate) fn at_start(before: &v1alpha2::Document, after: &v1alpha2::Document) -> Vec<&'static str> {
     let [before, after] = [before, after].map(|document| serde_json::to_value(document).unwrap_or_default());
     let at = |document: &serde_json::Value, path: &str| {
@@ -299,7 +300,7 @@ pub(crate) fn at_start(before: &v1alpha2::Document, after: &v1alpha2::Document) 
     FIELDS.iter().filter(differs).map(|field| field.path).collect()
 }
 
-/// The section whose options count in a mode that v1alpha1 names.
+/// Returns the section whose options apply in a mode of v1alpha1.
 pub(crate) fn section_of_mode(mode: &str) -> &'static str {
     match mode {
         "ipvs" => "ipvs",
@@ -309,7 +310,7 @@ pub(crate) fn section_of_mode(mode: &str) -> &'static str {
 }
 
 impl Formerly {
-    /// The path in a v1alpha1 document of some mode, for a field of this path in v1alpha2.
+    /// The path in a v1alpha1 document of the given mode, for a field with this path in v1alpha2.
     fn path(self, path: &str, mode: &str) -> Option<String> {
         match self {
             Same => Some(path.to_owned()),
@@ -324,19 +325,19 @@ impl Formerly {
     }
 }
 
-/// What a field of v1alpha2, perhaps with an index behind it, is called in a v1alpha1 document of a mode.
+/// Converts the path of a v1alpha2 field, with or without an index, to the path in a v1alpha1 document of a mode.
 pub(crate) fn v1alpha1_path(path: &str, mode: &str) -> String {
     let (name, index) = path.split_at(path.find('[').unwrap_or(path.len()));
     let Some(field) = FIELDS.iter().find(|field| field.path == name) else { return path.to_owned() };
     match (field.formerly, field.formerly.path(name, mode)) {
-        // What was a text there is a list here.
+        // These fields are single texts in v1alpha1 and lists in v1alpha2.
         (At("bindAddress" | "clusterCIDR"), Some(formerly)) => formerly,
         (_, Some(formerly)) => formerly + index,
         (_, None) => path.to_owned(),
     }
 }
 
-/// What to do with a field or section of v1alpha1 in a v1alpha2 document.
+/// Returns the remedy for a field or section of v1alpha1 in a v1alpha2 document.
 pub(crate) fn remedy_in_v1alpha2(path: &str) -> Option<String> {
     if let Some((_, remedy)) = DROPPED.iter().find(|(dropped, _)| *dropped == path) {
         return Some((*remedy).to_owned());
@@ -354,7 +355,7 @@ pub(crate) fn remedy_in_v1alpha2(path: &str) -> Option<String> {
     })
 }
 
-/// Whether v1alpha2 has a field or section of this path.
+/// Whether v1alpha2 has a field or section with this path.
 pub(crate) fn is_in_v1alpha2(path: &str) -> bool {
     FIELDS
         .iter()
@@ -368,7 +369,7 @@ mod tests {
     use super::*;
     use crate::{v1alpha1, v1alpha2};
 
-    /// The fields of a document that are no sections, with their values.
+    /// Collects the fields of a document that contain values, with their paths.
     fn flattened(value: &Value, path: &str, into: &mut Vec<(String, String)>) {
         match value {
             Value::Object(fields) if path.is_empty() || !fields.is_empty() => {

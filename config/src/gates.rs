@@ -1,43 +1,45 @@
-//! Feature gates. kube-proxy knows every gate of Kubernetes and reads a few; only those mean something here.
+//! Feature gates. kube-proxy knows every gate of Kubernetes and uses a few, and only those have a meaning here.
 //!
-//! A name that is not one of those is accepted and said to have no effect: gates come and go with each release, and a ConfigMap
-//! that was made for another one must still start a node. kube-proxy refuses names that its own release does not know.
+//! Other names are accepted with a warning that they have no effect. Gates come and go with each release, and a ConfigMap that
+//! was made for another release must still start a node. kube-proxy refuses the names that its release does not know.
+
+use localnet_core::Code;
 
 use crate::{problem::Findings, sections::Gates};
 
-/// The gates that a configuration names, and what the others are.
+/// The gates that a configuration names. Unnamed gates have their defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FeatureGates {
     pub(crate) named: Gates,
 }
 
-/// A gate that kube-proxy v1.36 reads.
+/// A gate that kube-proxy v1.36 uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gate {
-    /// Its name.
+    /// The name of the gate.
     pub name: &'static str,
-    /// How far it has come.
+    /// The maturity of the feature.
     pub stage: Stage,
-    /// Whether it is on unless said otherwise.
+    /// Whether the gate is enabled by default.
     pub default: bool,
-    /// Whether it can no longer be changed.
+    /// Whether the gate can no longer be changed.
     pub locked: bool,
-    /// What it does, in kube-proxy.
+    /// Its effect in kube-proxy.
     pub meaning: &'static str,
 }
 
-/// How far a feature has come. `AllAlpha` and `AllBeta` name all of a stage.
+/// The maturity of a feature. `AllAlpha` and `AllBeta` switch all gates of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Off unless asked for.
+    /// Disabled by default.
     Alpha,
-    /// On unless asked not to.
+    /// Enabled by default.
     Beta,
-    /// There to stay, or on its way out.
+    /// Permanent, or about to be removed.
     Final,
 }
 
-/// All gates that kube-proxy v1.36 reads, and the two that name many.
+/// All gates that kube-proxy v1.36 uses, and the two that switch a whole stage.
 pub const GATES: &[Gate] = &[
     gate("AllAlpha", Stage::Final, false, false, "all alpha gates"),
     gate("AllBeta", Stage::Final, false, false, "all beta gates"),
@@ -55,7 +57,7 @@ pub const GATES: &[Gate] = &[
     gate("WinOverlay", Stage::Final, true, true, "overlay networks on Windows"),
 ];
 
-/// The gate of [`logging.options`](crate::Logging::text).
+/// The gate that [`logging.options`](crate::Logging::text) needs.
 pub(crate) const LOGGING_ALPHA_OPTIONS: &str = "LoggingAlphaOptions";
 
 const fn gate(name: &'static str, stage: Stage, default: bool, locked: bool, meaning: &'static str) -> Gate {
@@ -63,13 +65,14 @@ const fn gate(name: &'static str, stage: Stage, default: bool, locked: bool, mea
 }
 
 impl FeatureGates {
-    /// The gates that are named, after a look at them.
+    /// Checks the named gates.
     pub(crate) fn new(named: Gates, findings: &mut Findings) -> Self {
         for (name, on) in &named {
             let field = format!("featureGates.{name}");
             let Some(gate) = GATES.iter().find(|gate| gate.name == name) else {
-                // A flag names all gates at once: the text has to say which.
-                findings.warning(&field, format!("feature gate {name} is not known and has no effect"), "remove it");
+                // A flag sets all gates at once, so the text has to name the gate.
+                let problem = format!("feature gate {name} is not known and has no effect");
+                findings.add(Code::GateUnknown, &field, problem, "remove it");
                 continue;
             };
             if gate.locked && gate.default != *on {
@@ -80,18 +83,19 @@ impl FeatureGates {
         Self { named }
     }
 
-    /// Whether a gate is on: as it is named, as its stage is, or by default. One that is not known is off unless named.
+    /// Whether a gate is enabled: as named, else as its stage is named, else by default. An unknown gate is disabled unless
+    /// named.
     pub fn enabled(&self, name: &str) -> bool {
         is_on(&self.named, name)
     }
 
-    /// The gates that are named.
+    /// The named gates.
     pub fn named(&self) -> impl Iterator<Item = (&str, bool)> {
         self.named.iter().map(|(name, on)| (name.as_str(), *on))
     }
 }
 
-/// Whether a gate is on when these are named.
+/// Whether a gate is enabled, given the named ones.
 pub(crate) fn is_on(gates: &Gates, name: &str) -> bool {
     let named = |name: &str| gates.get(name).copied();
     let Some(gate) = GATES.iter().find(|gate| gate.name == name) else { return named(name).unwrap_or_default() };

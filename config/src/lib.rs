@@ -1,5 +1,5 @@
-//! kube-proxy's configuration: `KubeProxyConfiguration` of v1alpha1, as kube-proxy v1.36 reads it, and of v1alpha2, as KEP-784
-//! describes it; the conversion of one into the other; and kube-proxy's flags. Nothing here reads a file or a clock.
+//! kube-proxy's configuration and flags: `KubeProxyConfiguration` v1alpha1 as in kube-proxy v1.36, v1alpha2 as in KEP-784, the
+//! conversion between them, and kube-proxy's flags. This crate reads neither files nor the clock.
 //!
 //! ```text
 //!  text  ──► Reader::read ──────┐
@@ -7,14 +7,13 @@
 //!  flags ──► KubeProxyFlags ────┘
 //! ```
 //!
-//! Past [`Reader::read`] there are no texts that mean something else: [`Config`] has addresses, durations and enums. Its shape is
-//! v1alpha2's. Fields that do not make sense are errors, with the line, the field and the remedy, in the words of kube-proxy.
+//! [`Reader::read`] parses every text, so [`Config`] contains addresses, durations and enums. It has the shape of v1alpha2. An
+//! invalid field is an error in kube-proxy's words, with the line, the field and the remedy.
 
 mod address;
 mod complaints;
 mod config;
 mod convert;
-mod document;
 mod duration;
 mod fields;
 pub mod flags;
@@ -31,7 +30,7 @@ pub mod v1alpha1;
 pub mod v1alpha2;
 mod write;
 
-pub use complaints::{Complaint, Family, Node};
+pub use complaints::{Family, Node};
 pub use config::{
     ClientConnection, Config, Conntrack, DetectLocal, DetectLocalMode, Explicit, IpFamilyPolicy, Iptables, Ipvs, Linux,
     LogFormat, Logging, MinorVersion, Mode, Nftables, NodePortAddresses, OutputRouting, Platform, VModule, Windows,
@@ -42,7 +41,7 @@ pub use duration::{BadDuration, GoDuration};
 pub use fields::{DROPPED, Effect, FIELDS, Field, Formerly};
 pub use flags::KubeProxyFlags;
 pub use gates::{FeatureGates, GATES, Gate, Stage};
-pub use problem::{Problem, Problems};
+pub use problem::Invalid;
 pub use quantity::{BadQuantity, Quantity};
 pub use read::{Reading, Version};
 pub use resolve::Reader;

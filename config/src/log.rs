@@ -1,10 +1,10 @@
-//! What of the libraries below the programs belongs into a log.
+//! Log filters, which keep the libraries below the programs quiet.
 
 use std::fmt;
 
-/// Libraries that log what only their authors can use, at the levels from which on they may.
+/// The libraries whose messages are useful only to their authors, each with the least severe level that is logged.
 ///
-/// Each line repeats something that a program of ours logs once, with its cause, or traces every frame of a connection.
+/// Each suppressed line repeats an event that our programs log once with its cause, or traces a frame of a connection.
 /// `h2` and `netlink_proto` warn for each peer that gives up, so a peer could flood the log.
 const LIBRARIES: [(&str, &str); 13] = [
     ("kube_runtime", "off"),
@@ -22,10 +22,11 @@ const LIBRARIES: [(&str, &str); 13] = [
     ("tower", "warn"),
 ];
 
-/// The levels, from nothing to everything.
+/// The log levels, from nothing to everything.
 pub const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
-/// A text that names no level. `tracing` takes such a word for the name of a module, and shows the lines of that module alone: none.
+/// The error for a text that names no level. `tracing` would take such a word as the name of a module and log the lines of that
+/// module only, that is, none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadLevel(String);
 
@@ -38,10 +39,10 @@ impl fmt::Display for BadLevel {
 
 impl std::error::Error for BadLevel {}
 
-/// Looks whether each directive of `text` ends with a level, as in `info,localnet_brain=debug`.
+/// Checks that each directive of `text` ends with a level, as in `info,localnet_brain=debug`.
 ///
 /// # Errors
-/// The first one that does not.
+/// Returns the first directive without a level.
 fn check(text: &str) -> Result<(), BadLevel> {
     let (mut depth, mut directives) = (0_u32, vec![String::new()]);
     for character in text.chars() {
@@ -65,11 +66,11 @@ fn check(text: &str) -> Result<(), BadLevel> {
     }
 }
 
-/// The filter for a log level such as `debug`: the libraries are kept quiet. Directives that the text has itself, as in
-/// `debug,h2=debug`, count; the level `trace` shows everything.
+/// Returns the log filter for a level such as `debug`, with the libraries kept quiet. Directives in the text, as in
+/// `debug,h2=debug`, take precedence. The level `trace` logs everything.
 ///
 /// # Errors
-/// A directive of the text has no level.
+/// Returns an error if a directive of the text has no level.
 pub fn directives(level: &str) -> Result<String, BadLevel> {
     check(level)?;
     if level.split(',').any(|directive| directive.trim().eq_ignore_ascii_case("trace")) {

@@ -1,4 +1,4 @@
-//! Sizes as Kubernetes writes them: `512`, `1k`, `4Ki`, `1.5Mi`, `1e3`.
+//! Sizes in the notation of Kubernetes: `512`, `1k`, `4Ki`, `1.5Mi`, `1e3`.
 
 use std::{fmt, str::FromStr};
 
@@ -7,11 +7,12 @@ use serde::{
     de::{self, Visitor},
 };
 
-/// A number of bytes, possibly negative as a document may say it. What is not whole is rounded up, as kube-proxy does.
+/// A number of bytes. It may be negative, since documents may contain negative sizes. Fractions are rounded up, as in
+/// kube-proxy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Quantity(pub i64);
 
-/// A text that is no quantity.
+/// The error for a text that is not a quantity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadQuantity(String);
 
@@ -57,7 +58,7 @@ fn parse(text: &str) -> Option<i64> {
     i64::try_from(if negative { -value } else { value }).ok()
 }
 
-/// A factor, and a power of ten.
+/// Returns the factor and the power of ten of a suffix.
 fn unit(suffix: &str) -> Option<(i128, i32)> {
     let binary = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"].iter().position(|name| *name == suffix);
     if let Some(position) = binary {

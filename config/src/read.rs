@@ -1,4 +1,4 @@
-//! From a text to [`Config`].
+//! Reads a text into a [`Config`].
 //!
 //! ```text
 //!  text ─► tree ─► shape ─► v1alpha1::Document ─► complete ─► convert ┐
@@ -6,14 +6,15 @@
 //!                         └► v1alpha2::Document ─► complete ──────────┘   rules
 //! ```
 
+use localnet_core::{Code, Diagnostic, Severity, Subject, yaml};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::{
     config::Config,
     convert::convert,
-    document, fields, gates,
-    problem::{Findings, Problem, Problems},
+    fields, gates,
+    problem::{Findings, Invalid},
     resolve::{Reader, resolve},
     sections::{GROUP, KIND},
     shape,
@@ -24,14 +25,14 @@ use crate::{
 /// A version of the documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// What kube-proxy v1.36 reads.
+    /// The version that kube-proxy v1.36 reads.
     V1alpha1,
-    /// KEP-784's.
+    /// The version of KEP-784.
     V1alpha2,
 }
 
 impl Version {
-    /// As in `apiVersion`, without the group.
+    /// The name in `apiVersion`, without the group.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::V1alpha1 => v1alpha1::VERSION,
@@ -40,31 +41,31 @@ impl Version {
     }
 }
 
-/// What a text says.
+/// The contents of a text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reading {
     /// The configuration.
     pub config: Config,
-    /// The version of the text; flags are of v1alpha1.
+    /// The version of the text. Flags belong to v1alpha1.
     pub version: Version,
-    /// What is odd about it and can be done without: to be said once.
-    pub warnings: Vec<Problem>,
-    /// What a v1alpha1 document says and v1alpha2 has no place for: to be said when it is converted.
-    pub lost: Vec<Problem>,
+    /// Problems that do not invalidate the configuration. Report them once.
+    pub warnings: Vec<Diagnostic>,
+    /// Values of a v1alpha1 document that v1alpha2 cannot express. Report them when the document is converted.
+    pub lost: Vec<Diagnostic>,
 }
 
 impl Reader {
     /// Reads a `KubeProxyConfiguration` of either version, in YAML or JSON.
     ///
-    /// v1alpha2 is read strictly: a field that is not known or is there twice is an error. v1alpha1 is read leniently, as
-    /// kube-proxy does: such fields are warnings, and of two the last one counts.
+    /// v1alpha2 is read strictly: an unknown or duplicate field is an error. v1alpha1 is read leniently, as in kube-proxy: such
+    /// a field is a warning, and the last of two duplicates applies.
     ///
     /// # Errors
-    /// All that is wrong with it, each with field and line. Nothing is wrong with a warning only.
-    pub fn read(self, text: &str) -> Result<Reading, Problems> {
-        let (text, next) = document::first(text);
-        let tree = Tree::read(text).map_err(|problem| Problems(vec![problem]))?;
-        let version = version(&tree).map_err(|problem| Problems(vec![problem]))?;
+    /// Returns every problem of the text, each with field and line. Warnings alone are no error.
+    pub fn read(self, text: &str) -> Result<Reading, Invalid> {
+        let (text, next) = yaml::first_document(text);
+        let tree = Tree::read(text)?;
+        let version = version(&tree)?;
         let more = next.map(another);
         match version {
             Version::V1alpha1 => self.read_v1alpha1(&tree, more),
@@ -72,7 +73,7 @@ impl Reader {
         }
     }
 
-    fn read_v1alpha1(self, tree: &Tree, more: Option<Problem>) -> Result<Reading, Problems> {
+    fn read_v1alpha1(self, tree: &Tree, more: Option<Diagnostic>) -> Result<Reading, Invalid> {
         let elsewhere = |path: &str| {
             fields::is_in_v1alpha2(path).then(|| "v1alpha2 has it: convert the file with --write-config-to".to_owned())
         };
@@ -82,32 +83,29 @@ impl Reader {
         let section = fields::section_of_mode(&old.mode);
         let min_sync_period = says_min_sync_period(tree.field(section).map(|(_, section)| section), &old);
         let mut old = old.complete();
-        let split_streams = leave_out_split_streams(&mut old);
+        let mut findings = Findings::default();
+        leave_out_split_streams(&mut old, &mut findings);
         let (mut new, mut lost) = convert(&old);
-        // An empty mode was iptables, whose section also says periods and masqueradeAll. Its bit is as much the operator's.
+        // An empty mode used to mean iptables, whose section also sets the periods and masqueradeAll. Its masquerade bit is
+        // therefore as intentional.
         let is_default = old.nftables.masquerade_bit == v1alpha1::Nftables::default().masquerade_bit;
         if old.mode.is_empty() && is_default {
             new.nftables.masquerade_bit = old.iptables.masquerade_bit;
         }
-        let mut findings = Findings::default();
         let mut config = resolve(&new, self, &mut findings);
         config.explicit.min_sync_period = min_sync_period;
         let mut warnings: Vec<_> = misfits.strict.into_iter().map(lenient).chain(more).collect();
-        findings.warnings.extend(split_streams);
-        for problem in findings.errors.iter_mut().chain(&mut findings.warnings) {
-            problem.field = fields::v1alpha1_path(&problem.field, &old.mode);
+        for found in findings.iter_mut() {
+            found.field = fields::v1alpha1_path(&found.field, &old.mode);
         }
-        for problem in findings.errors.iter_mut().chain(&mut findings.warnings).chain(&mut lost) {
-            problem.line = tree.line_of(&problem.field);
+        for found in findings.iter_mut().chain(&mut lost) {
+            found.subject = tree.place_of(&found.field);
         }
-        if !findings.errors.is_empty() {
-            return Err(Problems(unique(findings.errors)));
-        }
-        warnings.extend(unique(findings.warnings));
+        warnings.extend(findings.finish()?);
         Ok(Reading { config, version: Version::V1alpha1, warnings, lost })
     }
 
-    fn read_v1alpha2(self, tree: &Tree, more: Option<Problem>) -> Result<Reading, Problems> {
+    fn read_v1alpha2(self, tree: &Tree, more: Option<Diagnostic>) -> Result<Reading, Invalid> {
         let pattern = serde_json::to_value(v1alpha2::Document::default());
         let misfits = shape::compare(tree, &pattern.unwrap_or_default(), &fields::remedy_in_v1alpha2);
         let misfits = [misfits.strict, misfits.mistyped].into_iter().flatten().chain(more).collect();
@@ -115,22 +113,18 @@ impl Reader {
         let mut findings = Findings::default();
         let mut config = resolve(&document.complete(), self, &mut findings);
         config.explicit.min_sync_period = says(Some(tree), "minSyncPeriod");
-        for problem in findings.errors.iter_mut().chain(&mut findings.warnings) {
-            problem.line = tree.line_of(&problem.field);
-        }
-        if !findings.errors.is_empty() {
-            return Err(Problems(findings.errors));
-        }
-        Ok(Reading { config, version: Version::V1alpha2, warnings: findings.warnings, lost: Vec::new() })
+        findings.iter_mut().for_each(|found| found.subject = tree.place_of(&found.field));
+        Ok(Reading { config, version: Version::V1alpha2, warnings: findings.finish()?, lost: Vec::new() })
     }
 }
 
-/// Whether a field is there, and not null.
+/// Whether a field is present and not null.
 fn says(section: Option<&Tree>, name: &str) -> bool {
     section.and_then(|section| section.field(name)).is_some_and(|(_, value)| !matches!(value.node, Node::Null))
 }
 
-/// Whether a document says how long there is between two syncs. Before it is complete: zero is the same as nothing there.
+/// Whether a document sets the minimum time between two syncs. The document must not be complete yet, since zero counts as
+/// missing.
 fn says_min_sync_period(section: Option<&Tree>, old: &v1alpha1::Document) -> bool {
     let said = match fields::section_of_mode(&old.mode) {
         "ipvs" => old.ipvs.min_sync_period,
@@ -140,72 +134,67 @@ fn says_min_sync_period(section: Option<&Tree>, old: &v1alpha1::Document) -> boo
     says(section, "minSyncPeriod") && !said.is_zero()
 }
 
-/// kube-proxy overwrites it with the default of a flag before it looks whether it is allowed: a file that says it starts.
-fn leave_out_split_streams(document: &mut v1alpha1::Document) -> Vec<Problem> {
-    let mut findings = Findings::default();
+/// Removes `splitStream` if its gate is disabled. kube-proxy overwrites it with a flag's default before it checks the gate, so
+/// it starts with such a file.
+fn leave_out_split_streams(document: &mut v1alpha1::Document, findings: &mut Findings) {
     if !gates::is_on(&document.feature_gates, gates::LOGGING_ALPHA_OPTIONS) {
         let options = &mut document.logging.options;
         for (name, routing) in [("text", &mut options.text), ("json", &mut options.json)] {
             if std::mem::take(&mut routing.split_stream) {
                 let problem = format!("left out: Feature {} is disabled", gates::LOGGING_ALPHA_OPTIONS);
                 let remedy = "turn that feature gate on, or remove it";
-                findings.warning(&format!("logging.options.{name}.splitStream"), problem, remedy);
+                findings.unused(Code::GateDisabled, &format!("logging.options.{name}.splitStream"), problem, remedy);
             }
         }
     }
-    findings.warnings
 }
 
-/// A document that nobody reads.
-fn another(line: u64) -> Problem {
-    let problem = "another document begins here, and only the first is read".to_owned();
-    Problem { line, field: String::new(), problem, remedy: format!("leave only the {KIND}") }
+/// Warns about a document after the first one.
+fn another(line: u64) -> Diagnostic {
+    let problem = "another document begins here, and only the first is read";
+    Diagnostic::new(Code::DocumentExtra, Subject::text(line), problem).remedy(format!("leave only the {KIND}"))
 }
 
-/// What version a document is of.
-fn version(tree: &Tree) -> Result<Version, Problem> {
+/// Returns the version of a document.
+fn version(tree: &Tree) -> Result<Version, Diagnostic> {
     let remedy = format!("write kind: {KIND} and apiVersion: {GROUP}/v1alpha2 or {GROUP}/v1alpha1");
-    let whole = |line, field: &str, problem: &str| Problem {
-        line,
-        field: field.to_owned(),
-        problem: problem.to_owned(),
-        remedy: remedy.clone(),
+    let wrong = |code, line, field: &str, problem: &str| {
+        Diagnostic::new(code, Subject::text(line), problem).field(field).remedy(&*remedy)
     };
     if !matches!(tree.node, Node::Map(_)) {
-        return Err(whole(tree.line, "", &format!("is {}, not a {KIND}", tree.spoken())));
+        let problem = format!("is {}, not a {KIND}", tree.spoken());
+        return Err(wrong(Code::KindUnknown, tree.line, "", &problem));
     }
     let text = |name: &str| match tree.field(name).map(|(key, value)| (key.line, &value.node)) {
         Some((line, Node::Text(text))) if !text.is_empty() => Ok((line, text.as_str())),
-        Some((line, Node::Null | Node::Text(_))) => Err(whole(line, name, "is missing")),
-        None => Err(whole(0, name, "is missing")),
-        Some((line, _)) => Err(whole(line, name, "is not a text")),
+        Some((line, Node::Null | Node::Text(_))) => Err(wrong(Code::FieldMissing, line, name, "is missing")),
+        None => Err(wrong(Code::FieldMissing, 0, name, "is missing")),
+        Some((line, _)) => Err(wrong(Code::FieldMistyped, line, name, "is not a text")),
     };
     let ((kind_line, kind), (version_line, version)) = (text("kind")?, text("apiVersion")?);
+    let unknown = format!("no kind {kind:?} is registered for version {version:?}");
     if kind != KIND {
-        return Err(whole(kind_line, "kind", &format!("no kind {kind:?} is registered for version {version:?}")));
+        return Err(wrong(Code::KindUnknown, kind_line, "kind", &unknown));
     }
     [Version::V1alpha1, Version::V1alpha2]
         .into_iter()
         .find(|known| version.strip_prefix(GROUP).and_then(|rest| rest.strip_prefix('/')) == Some(known.as_str()))
-        .ok_or_else(|| {
-            let problem = format!("no kind {kind:?} is registered for version {version:?}");
-            whole(version_line, "apiVersion", &problem)
-        })
+        .ok_or_else(|| wrong(Code::KindUnknown, version_line, "apiVersion", &unknown))
 }
 
-fn decode<T: DeserializeOwned>(tree: &Tree, misfits: Vec<Problem>) -> Result<T, Problems> {
+fn decode<T: DeserializeOwned>(tree: &Tree, misfits: Vec<Diagnostic>) -> Result<T, Invalid> {
     if !misfits.is_empty() {
-        return Err(Problems(misfits));
+        return Err(Invalid(misfits));
     }
     let value: Value = tree.value();
     serde_path_to_error::deserialize(&value).map_err(|error| {
         let field = error.path().to_string();
         let (problem, remedy) = ranged(&error.inner().to_string());
-        Problems(vec![Problem { line: tree.line_of(&field), field, problem, remedy }])
+        Diagnostic::new(Code::ValueInvalid, tree.place_of(&field), problem).field(field).remedy(remedy).into()
     })
 }
 
-/// Values of the right kind can only be out of range, or texts that mean nothing.
+/// Explains an error of serde about a value of the right type, which is either out of range or an unknown text.
 fn ranged(message: &str) -> (String, String) {
     let of_number = message.strip_prefix("invalid value: integer `").or_else(|| {
         message
@@ -221,23 +210,11 @@ fn ranged(message: &str) -> (String, String) {
     }
 }
 
-/// A field that lenient reading leaves out.
-fn lenient(mut problem: Problem) -> Problem {
-    problem.problem += if problem.problem.starts_with("key ") {
-        ": the last one counts, as v1alpha1 is read leniently"
-    } else {
-        ": left out, as v1alpha1 is read leniently"
+/// Converts the error for a field into the warning that a lenient reader gives.
+fn lenient(mut misfit: Diagnostic) -> Diagnostic {
+    misfit.problem += match misfit.code {
+        Code::FieldTwice => ": the last one counts, as v1alpha1 is read leniently",
+        _ => ": left out, as v1alpha1 is read leniently",
     };
-    problem
-}
-
-/// Two fields of v1alpha2 may come from one of v1alpha1.
-fn unique(problems: Vec<Problem>) -> Vec<Problem> {
-    let mut unique = Vec::new();
-    for problem in problems {
-        if !unique.contains(&problem) {
-            unique.push(problem);
-        }
-    }
-    unique
+    misfit.severity(Severity::Warning)
 }

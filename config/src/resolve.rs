@@ -1,6 +1,7 @@
-//! From a complete document to [`Config`]: every rule of validation is here, in the words of kube-proxy.
+//! Validates a complete document and converts it to [`Config`]. It applies all of kube-proxy's validation rules, in
+//! kube-proxy's words.
 //!
-//! kube-proxy does not look at what the mode does not use. Nor do we refuse it: it is said and left out. With
+//! kube-proxy does not validate values that the mode does not use. Here an invalid one is a warning and is skipped; with
 //! `configHardFail` it is an error.
 
 mod detect_local;
@@ -10,6 +11,7 @@ mod logging;
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
+use localnet_core::Code;
 
 use crate::{
     address,
@@ -23,20 +25,20 @@ use crate::{
     v1alpha2::Document,
 };
 
-/// The minor version of Kubernetes whose kube-proxy this is like.
+/// The minor version of Kubernetes whose kube-proxy the rules follow.
 const KUBERNETES: MinorVersion = MinorVersion { major: 1, minor: 36 };
 
-/// What a document is read for.
+/// The context in which a document is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reader {
-    /// The operating system.
+    /// The operating system of the node.
     pub platform: Platform,
-    /// What an empty `mode` stands for. For kube-proxy it is `iptables` on Linux, `kernelspace` on Windows.
+    /// The meaning of an empty `mode`. kube-proxy takes it as `iptables` on Linux and as `kernelspace` on Windows.
     pub empty_mode: Mode,
 }
 
 impl Reader {
-    /// Reads as kube-proxy does.
+    /// A reader with kube-proxy's meaning of an empty `mode`.
     pub const fn kube_proxy(platform: Platform) -> Self {
         let empty_mode = match platform {
             Platform::Linux => Mode::Iptables,
@@ -46,8 +48,8 @@ impl Reader {
     }
 }
 
-/// Checks a complete document. What it returns is of use only if there are no errors among the findings. Whether
-/// `minSyncPeriod` is explicit cannot be seen in a complete document: the caller knows it.
+/// Validates a complete document. The result is valid only if the findings contain no errors. A complete document does not show
+/// whether `minSyncPeriod` is explicit; the caller sets that.
 pub(crate) fn resolve(document: &Document, reader: Reader, findings: &mut Findings) -> Config {
     let mut check = Check { hard_fail: document.config_hard_fail, findings };
     let feature_gates = FeatureGates::new(document.feature_gates.clone(), check.findings);
@@ -100,12 +102,17 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// What is wrong, unless nobody uses it: then it is left out.
+    /// Adds an error. If the value is not used, it is skipped, and the diagnostic is a warning.
     fn wrong(&mut self, used: bool, field: &str, value: &str, why: &str, remedy: &str) {
         if used || self.hard_fail {
             self.findings.invalid(field, value, why, remedy);
         } else {
-            self.findings.warning(field, format!("Invalid value: {value}: {why}; it is not used and left out"), remedy);
+            self.findings.unused(
+                Code::ValueInvalid,
+                field,
+                format!("Invalid value: {value}: {why}; it is not used and left out"),
+                remedy,
+            );
         }
     }
 
@@ -123,7 +130,7 @@ impl Check<'_> {
         }
     }
 
-    /// Trimmed and in lower case, as Nodes are named.
+    /// Returns the name without surrounding spaces and in lower case, as Nodes are named.
     fn hostname(&mut self, said: &str) -> Option<String> {
         let name = said.trim().to_lowercase();
         if name.is_empty() && !said.is_empty() {
@@ -181,7 +188,7 @@ impl Check<'_> {
     fn unsupported(&mut self, field: &str, said: &str, supported: &[&str]) {
         let supported: Vec<_> = supported.iter().map(|value| format!("{value:?}")).collect();
         let problem = format!("Unsupported value: {said:?}: supported values: {}", supported.join(", "));
-        self.findings.error(field, problem, "use one of them, or leave it out");
+        self.findings.add(Code::ValueUnsupported, field, problem, "use one of them, or leave it out");
     }
 
     fn healthz(&mut self, said: &str) -> Option<SocketAddr> {
@@ -196,7 +203,7 @@ impl Check<'_> {
         })
     }
 
-    /// Only the version before this one hides something that can be shown.
+    /// Only the previous minor version has hidden metrics that can be shown.
     fn hidden_metrics(&mut self, said: &str) -> Option<MinorVersion> {
         let previous = MinorVersion { minor: KUBERNETES.minor - 1, ..KUBERNETES };
         if said.is_empty() {
@@ -263,7 +270,7 @@ impl Check<'_> {
         cidrs
     }
 
-    /// Zero means that it is left as it is.
+    /// Returns `None` for zero, which means that the setting stays unchanged.
     fn timeout(&mut self, field: &str, said: GoDuration, used: bool) -> Option<std::time::Duration> {
         let Some(timeout) = said.positive() else {
             let remedy = "use 0s to leave it as it is";
@@ -279,7 +286,7 @@ impl Check<'_> {
         let source_vip = address::ip(&said.source_vip);
         if source_vip.is_none() && !said.source_vip.is_empty() {
             let value = format!("{:?}", said.source_vip);
-            // kube-proxy looks at it when it is too late, and then does without.
+            // kube-proxy parses it too late to refuse it, and then runs without it.
             self.wrong(false, "winkernel.sourceVip", &value, "must be a valid IP", "write it like 10.0.0.1");
         }
         let root = match (platform, said.root_hns_endpoint_name.as_str()) {
@@ -295,8 +302,8 @@ impl Check<'_> {
         }
     }
 
-    /// kube-proxy's default depends on the mode that is configured. It stays when another program takes over under an empty
-    /// mode: an address that answered NodePorts goes on to answer them.
+    /// kube-proxy's default depends on the configured mode, even if another backend takes over under an empty mode: an address
+    /// that answered NodePorts must still answer them.
     fn node_port_addresses(&mut self, said: &[String], mode: &str) -> NodePortAddresses {
         let field = "nodePortAddresses";
         match said {
@@ -333,7 +340,7 @@ impl Check<'_> {
         (period, least)
     }
 
-    /// Zero if it is not.
+    /// Returns zero if the period is not positive.
     fn more_than_zero(&mut self, field: &str, said: GoDuration) -> std::time::Duration {
         let period = said.positive().filter(|period| !period.is_zero());
         period.unwrap_or_else(|| {

@@ -1,4 +1,4 @@
-//! The sections that v1alpha1 and v1alpha2 have alike, as a document says them.
+//! The sections that are equal in v1alpha1 and v1alpha2, as documents contain them.
 
 use std::collections::BTreeMap;
 
@@ -6,27 +6,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::{duration::GoDuration, quantity::Quantity};
 
-/// The group of the API.
+/// The API group of the documents.
 pub(crate) const GROUP: &str = "kubeproxy.config.k8s.io";
-/// The kind of a document.
+/// The kind of the documents.
 pub(crate) const KIND: &str = "KubeProxyConfiguration";
 
-/// Names of feature gates, and whether they are on.
+/// Feature gates by name, each with whether it is enabled.
 pub type Gates = BTreeMap<String, bool>;
 
-/// `clientConnection`: how the API server is spoken to.
+/// The section `clientConnection`: how to connect to the API server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ClientConnection {
-    /// A kubeconfig file; empty: the service account of the pod.
+    /// The path of a kubeconfig file. If empty, the pod's service account.
     pub kubeconfig: String,
-    /// Content types that are accepted, as in the HTTP header.
+    /// The accepted content types, as in the HTTP header.
     pub accept_content_types: String,
-    /// Content type of requests.
+    /// The content type of requests.
     pub content_type: String,
-    /// Requests a second.
+    /// Requests per second.
     pub qps: f32,
-    /// Requests that may be made at once beyond that.
+    /// How many requests may exceed `qps` at once.
     pub burst: i32,
 }
 
@@ -43,7 +43,7 @@ impl Default for ClientConnection {
 }
 
 impl ClientConnection {
-    /// Zero and nothing mean the default.
+    /// Replaces zero and empty values by the defaults.
     pub(crate) fn complete(&mut self) {
         let default = Self::default();
         if self.content_type.is_empty() {
@@ -58,19 +58,19 @@ impl ClientConnection {
     }
 }
 
-/// `logging`.
+/// The section `logging`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Logging {
-    /// `text` or `json`.
+    /// The format: `text` or `json`.
     pub format: String,
-    /// How long lines may wait before they are written.
+    /// How long log lines may be buffered.
     pub flush_frequency: GoDuration,
-    /// How much is said: more with higher numbers.
+    /// The log verbosity; higher numbers log more.
     pub verbosity: u32,
-    /// Verbosity of single source files.
+    /// The verbosity of individual source files.
     pub vmodule: Vec<VModule>,
-    /// Options of the formats.
+    /// The options of the formats.
     pub options: LogOptions,
 }
 
@@ -87,7 +87,7 @@ impl Default for Logging {
 }
 
 impl Logging {
-    /// Zero and nothing mean the default.
+    /// Replaces zero and empty values by the defaults.
     pub(crate) fn complete(&mut self) {
         let default = Self::default();
         if self.format.is_empty() {
@@ -103,13 +103,13 @@ impl Logging {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VModule {
-    /// Name of a source file without its ending, or a pattern of such names.
+    /// The name of a source file without its extension, or a pattern of such names.
     pub file_pattern: String,
-    /// Verbosity in it.
+    /// The verbosity in these files.
     pub verbosity: u32,
 }
 
-/// `logging.options`.
+/// The section `logging.options`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LogOptions {
@@ -119,33 +119,33 @@ pub struct LogOptions {
     pub json: OutputRouting,
 }
 
-/// Where lines of a format go.
+/// The output of a log format.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct OutputRouting {
-    /// Errors to standard error, the rest to standard output.
+    /// Whether errors are written to standard error and other lines to standard output.
     pub split_stream: bool,
-    /// Buffer for the rest.
+    /// The size of the buffer for the other lines.
     pub info_buffer_size: Quantity,
 }
 
-/// `conntrack`, in v1alpha2 `linux.conntrack`.
+/// The section `conntrack`, in v1alpha2 `linux.conntrack`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Conntrack {
-    /// Tracked connections for each core; 0: the limit is left alone.
+    /// The limit of tracked connections per processor core; 0 means unchanged.
     pub max_per_core: i32,
-    /// But at least so many.
+    /// The lower limit of that limit.
     pub min: i32,
-    /// How long an idle established connection is tracked; 0: left alone.
+    /// The timeout of idle established connections; 0 means unchanged.
     pub tcp_established_timeout: GoDuration,
-    /// How long a half closed connection is tracked; 0: left alone.
+    /// The timeout of half-closed connections; 0 means unchanged.
     pub tcp_close_wait_timeout: GoDuration,
-    /// Packets outside of the window are not invalid.
+    /// Whether packets outside of the TCP window are valid.
     pub tcp_be_liberal: bool,
-    /// How long UDP without an answer is tracked; 0: left alone.
+    /// The timeout of UDP flows without an answer; 0 means unchanged.
     pub udp_timeout: GoDuration,
-    /// How long UDP with an answer is tracked; 0: left alone.
+    /// The timeout of UDP flows with an answer; 0 means unchanged.
     pub udp_stream_timeout: GoDuration,
 }
 
@@ -163,23 +163,23 @@ impl Default for Conntrack {
     }
 }
 
-/// `winkernel`.
+/// The section `winkernel`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Winkernel {
-    /// Name of the HNS network.
+    /// The name of the HNS network.
     #[serde(rename = "networkName")]
     pub network_name: String,
-    /// Address that balanced traffic is sent from.
+    /// The source address of load-balanced traffic.
     #[serde(rename = "sourceVip")]
     pub source_vip: String,
-    /// Whether policies are made with direct server return.
+    /// Whether policies use direct server return.
     #[serde(rename = "enableDSR")]
     pub enable_dsr: bool,
-    /// HNS endpoint of the root network namespace on an l2bridge.
+    /// The HNS endpoint of the root network namespace on an l2bridge.
     #[serde(rename = "rootHnsEndpointName")]
     pub root_hns_endpoint_name: String,
-    /// Whether the health check port is forwarded on VIPs.
+    /// Whether VIPs forward the health check port.
     #[serde(rename = "forwardHealthCheckVip")]
     pub forward_health_check_vip: bool,
 }

@@ -1,25 +1,25 @@
-//! Compares a text with the fields that a version has: unknown ones, those that are there twice, and values of another kind.
+//! Compares a text with the fields of a version. It finds unknown fields, duplicates and values of the wrong type.
 //!
-//! The default document is the pattern: it has every field. All that is wrong is found at once, each with its line.
+//! The pattern is the default document, which has every field. All problems are found in one run, each with its line.
 
+use localnet_core::{Code, Diagnostic, Subject};
 use serde_json::Value;
 
 use crate::{
     duration::GoDuration,
-    problem::Problem,
     tree::{Node, Tree},
 };
 
-/// What does not fit.
+/// The problems of a text.
 #[derive(Debug, Default)]
 pub(crate) struct Misfits {
-    /// Fields that are not known or are there twice: strict reading refuses them, lenient reading leaves them out.
-    pub(crate) strict: Vec<Problem>,
-    /// Values that no reading can use.
-    pub(crate) mistyped: Vec<Problem>,
+    /// Unknown and duplicate fields. A strict reader refuses them, a lenient one skips them.
+    pub(crate) strict: Vec<Diagnostic>,
+    /// Values of the wrong type, which no reader accepts.
+    pub(crate) mistyped: Vec<Diagnostic>,
 }
 
-/// Compares a text with the pattern of its version. `elsewhere` knows what to do with fields of other versions.
+/// Compares a text with the pattern of its version. `elsewhere` returns the remedy for a field of another version.
 pub(crate) fn compare(text: &Tree, pattern: &Value, elsewhere: &dyn Fn(&str) -> Option<String>) -> Misfits {
     let mut look = Look { misfits: Misfits::default(), elsewhere };
     look.at("", text.line, text, pattern);
@@ -34,7 +34,7 @@ struct Look<'a> {
 impl Look<'_> {
     fn at(&mut self, path: &str, line: u64, text: &Tree, pattern: &Value) {
         match (&text.node, pattern) {
-            // As if it were not there.
+            // A null field counts as missing.
             (Node::Null, _) => {}
             (Node::Map(_), Value::Object(fields)) if path == "featureGates" => self.gates(text, fields.is_empty()),
             (Node::Map(_), Value::Object(fields)) => self.fields(path, text, fields),
@@ -57,7 +57,7 @@ impl Look<'_> {
                     self.mistyped(path, line, text, "a whole number", "leave out the fraction");
                 }
             }
-            // Nanoseconds, or bytes.
+            // A duration in nanoseconds, or a size in bytes.
             (Node::Number(_), Value::String(_)) if is_number_too(path) => {}
             (_, pattern) => {
                 let (expected, remedy) = wanted(&text.node, pattern);
@@ -66,7 +66,7 @@ impl Look<'_> {
         }
     }
 
-    /// `empty` is what the pattern is: gates have any name.
+    /// Checks the feature gates, which may have any name. `empty` is whether the pattern has none.
     fn gates(&mut self, text: &Tree, empty: bool) {
         debug_assert!(empty, "the default document names no gates");
         self.twice("featureGates", text);
@@ -86,7 +86,8 @@ impl Look<'_> {
                 None => {
                     let remedy = (self.elsewhere)(&path).unwrap_or_else(|| similar(&key.name, pattern));
                     let problem = format!("unknown field {:?}", key.name);
-                    self.misfits.strict.push(Problem { line: key.line, field: path, problem, remedy });
+                    let unknown = Diagnostic::new(Code::FieldUnknown, Subject::text(key.line), problem);
+                    self.misfits.strict.push(unknown.field(path).remedy(remedy));
                 }
             }
         }
@@ -98,16 +99,16 @@ impl Look<'_> {
             let first = fields[..position].iter().find(|(other, _)| other.name == key.name);
             if let Some((first, _)) = first {
                 let problem = format!("key {:?} already set in map, on line {}", key.name, first.line);
-                let (line, field) = (key.line, joined(path, &key.name));
-                let remedy = "remove one of them".to_owned();
-                self.misfits.strict.push(Problem { line, field, problem, remedy });
+                let twice = Diagnostic::new(Code::FieldTwice, Subject::text(key.line), problem);
+                self.misfits.strict.push(twice.field(joined(path, &key.name)).remedy("remove one of them"));
             }
         }
     }
 
     fn mistyped(&mut self, path: &str, line: u64, text: &Tree, expected: &str, remedy: &str) {
         let problem = format!("is {}, not {expected}", text.spoken());
-        self.misfits.mistyped.push(Problem { line, field: path.to_owned(), problem, remedy: remedy.to_owned() });
+        let mistyped = Diagnostic::new(Code::FieldMistyped, Subject::text(line), problem);
+        self.misfits.mistyped.push(mistyped.field(path).remedy(remedy));
     }
 }
 
@@ -119,7 +120,7 @@ fn is_number_too(path: &str) -> bool {
     path == "logging.flushFrequency" || path.ends_with(".infoBufferSize")
 }
 
-/// What a field should have been, and what helps.
+/// Returns the expected type of a field and the remedy.
 fn wanted(found: &Node, pattern: &Value) -> (&'static str, &'static str) {
     match (pattern, found) {
         (Value::Bool(_), _) => ("true or false", "write true or false, without quotes"),
@@ -137,10 +138,10 @@ fn wanted(found: &Node, pattern: &Value) -> (&'static str, &'static str) {
     }
 }
 
-/// What is perhaps meant.
+/// Returns a remedy that suggests a known field with a similar name.
 fn similar(name: &str, pattern: &serde_json::Map<String, Value>) -> String {
     let distance = |known: &str| strsim::damerau_levenshtein(&known.to_lowercase(), &name.to_lowercase());
-    // A long name takes long to compare, and is like none.
+    // Long names take long to compare and are similar to none.
     let close = Some(pattern).filter(|_| name.len() <= 64);
     let closest = close.into_iter().flat_map(|pattern| pattern.keys()).map(|known| (distance(known), known)).min();
     match closest.filter(|(distance, _)| *distance * 3 <= name.len()) {

@@ -1,7 +1,8 @@
-//! A YAML or JSON text as a tree that knows the line of every field and keeps the fields that are there twice.
+//! Parses a YAML or JSON text into a tree that keeps the line of every field, and duplicate fields.
 
 use std::fmt;
 
+use localnet_core::{Code, Diagnostic, Subject, yaml};
 use serde::{
     Deserialize, Deserializer,
     de::{MapAccess, SeqAccess, Visitor},
@@ -9,14 +10,12 @@ use serde::{
 use serde_json::{Map, Number, Value};
 use serde_saphyr::{Spanned, options::DuplicateKeyPolicy};
 
-use crate::problem::Problem;
-
-/// A text may have so many bytes: a real one has a few thousand.
+/// The maximum size of a text in bytes. Typical texts have a few thousand.
 const LARGEST: usize = 1 << 20;
-/// So many levels may be nested; a configuration has five.
+/// The maximum nesting depth. A configuration has five levels.
 const DEEPEST: usize = 32;
 
-/// A value, and the line it begins on.
+/// A value and the line on which it begins.
 #[derive(Debug)]
 pub(crate) struct Tree {
     pub(crate) line: u64,
@@ -26,7 +25,7 @@ pub(crate) struct Tree {
 /// A value.
 #[derive(Debug)]
 pub(crate) enum Node {
-    /// Nothing: as if the field were not there.
+    /// No value, as if the field were missing.
     Null,
     /// `true` or `false`.
     Bool(bool),
@@ -34,13 +33,13 @@ pub(crate) enum Node {
     Number(Number),
     /// A text.
     Text(String),
-    /// Items.
+    /// A list of items.
     List(Vec<Tree>),
-    /// Fields in the order of the text.
+    /// The fields in the order of the text.
     Map(Vec<(Key, Tree)>),
 }
 
-/// The name of a field, and the line it stands on.
+/// The name of a field and its line.
 #[derive(Debug)]
 pub(crate) struct Key {
     pub(crate) name: String,
@@ -48,16 +47,11 @@ pub(crate) struct Key {
 }
 
 impl Tree {
-    /// Reads a text of one document.
-    pub(crate) fn read(text: &str) -> Result<Self, Problem> {
-        let whole = |line, problem: &str, remedy: &str| Problem {
-            line,
-            field: String::new(),
-            problem: problem.to_owned(),
-            remedy: remedy.to_owned(),
-        };
+    /// Parses a text that contains one document.
+    pub(crate) fn read(text: &str) -> Result<Self, Diagnostic> {
         if text.len() > LARGEST {
-            return Err(whole(0, "is larger than 1 MiB", "give a KubeProxyConfiguration"));
+            let unsuitable = Diagnostic::new(Code::FileUnsuitable, Subject::text(0), "is larger than 1 MiB");
+            return Err(unsuitable.remedy("give a KubeProxyConfiguration"));
         }
         let options = serde_saphyr::options! {
             budget: serde_saphyr::budget! {
@@ -74,11 +68,14 @@ impl Tree {
         serde_saphyr::from_str_with_options(text, options).map_err(|error| {
             let line = error.location().map_or(0, |place| place.line());
             let options = serde_saphyr::render_options! { snippets: serde_saphyr::SnippetMode::Off };
-            whole(line, &plain(&error.render_with_options(options)), "correct the YAML")
+            let message = error.render_with_options(options);
+            let invalid = Diagnostic::new(Code::YamlInvalid, Subject::text(line), yaml::without_place(&message));
+            invalid.remedy("correct the YAML")
         })
     }
 
-    /// The value without lines. Of a field that is there twice the last one counts; one without value is left out.
+    /// Returns the value without lines. The last of several fields with the same name applies, and a field without value is
+    /// omitted.
     pub(crate) fn value(&self) -> Value {
         match &self.node {
             Node::Null => Value::Null,
@@ -99,13 +96,13 @@ impl Tree {
         }
     }
 
-    /// The last field of a name.
+    /// Returns the last field with this name.
     pub(crate) fn field(&self, name: &str) -> Option<(&Key, &Self)> {
         let Node::Map(fields) = &self.node else { return None };
         fields.iter().rev().find(|(key, _)| key.name == name).map(|(key, tree)| (key, tree))
     }
 
-    /// The line of a field: `spec.ports[1].port`, or of the nearest thing around it that is there.
+    /// Returns the line of a field such as `spec.ports[1].port`. If the field is missing, it is the line of its nearest parent.
     pub(crate) fn line_of(&self, path: &str) -> u64 {
         let (mut node, mut line) = (self, self.line);
         for step in path.split(['.', '[', ']']).filter(|step| !step.is_empty()) {
@@ -121,7 +118,12 @@ impl Tree {
         line
     }
 
-    /// What it is, as one says it.
+    /// Returns the position of a field, for a diagnostic.
+    pub(crate) fn place_of(&self, path: &str) -> Subject {
+        Subject::text(self.line_of(path))
+    }
+
+    /// Describes the value for a message.
     pub(crate) fn spoken(&self) -> String {
         match &self.node {
             Node::Null => "nothing".to_owned(),
@@ -132,18 +134,6 @@ impl Tree {
             Node::Map(_) => "a map of fields".to_owned(),
         }
     }
-}
-
-/// The parser's message without its place, which is said before it.
-fn plain(message: &str) -> String {
-    let message = message.lines().next().unwrap_or_default();
-    let message = message.strip_prefix("error: ").unwrap_or(message);
-    let message = match message.strip_prefix("line ").and_then(|rest| rest.split_once(": ")) {
-        Some((place, rest)) if place.chars().all(|c| c.is_ascii_digit() || " column".contains(c)) => rest,
-        _ => message,
-    };
-    let end = message.rfind(" at line ").filter(|end| !message[*end..].contains(':'));
-    end.map_or(message, |end| &message[..end]).to_owned()
 }
 
 impl<'de> Deserialize<'de> for Tree {
@@ -188,7 +178,7 @@ impl<'de> Visitor<'de> for NodeVisitor {
         Ok(Node::Number(value.into()))
     }
 
-    // No field can hold a number that is no text and as large as this.
+    // So large a number is kept as text: no numeric field accepts it.
     fn visit_i128<E>(self, value: i128) -> Result<Node, E> {
         Ok(Node::Text(value.to_string()))
     }
@@ -254,7 +244,7 @@ mod tests {
     #[track_caller]
     fn refused(text: &str, line: u64, problem: &str) {
         let error = Tree::read(text).unwrap_err();
-        assert_eq!((error.line, error.problem.contains(problem)), (line, true), "{error}");
+        assert_eq!((error.subject.clone(), error.problem.contains(problem)), (Subject::text(line), true), "{error}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `kubeproxy.config.k8s.io/v1alpha1` as a document says it: what kube-proxy v1.36 reads.
+//! The document `kubeproxy.config.k8s.io/v1alpha1`, as kube-proxy v1.36 reads it.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use crate::{
     sections::{ClientConnection, Conntrack, GROUP, Gates, KIND, Logging, Winkernel},
 };
 
-/// A `KubeProxyConfiguration` of v1alpha1. [`Default`] is what kube-proxy's default is, before what depends on other fields.
+/// A `KubeProxyConfiguration` of v1alpha1. [`Default`] has kube-proxy's defaults that do not depend on other fields.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Document {
@@ -16,55 +16,55 @@ pub struct Document {
     pub api_version: String,
     /// Always `KubeProxyConfiguration`.
     pub kind: String,
-    /// Feature gates.
+    /// Feature gates, by name.
     pub feature_gates: Gates,
-    /// How the API server is spoken to.
+    /// How to connect to the API server.
     pub client_connection: ClientConnection,
-    /// Logging.
+    /// The options of logging.
     pub logging: Logging,
-    /// Name of the node; empty: the host's.
+    /// The name of the Node. If empty, the host's name.
     pub hostname_override: String,
-    /// The node's primary address; unspecified: the Node object's. Nothing is bound to it.
+    /// The node's primary address. If unspecified, that of the Node object. No program binds to it.
     pub bind_address: String,
-    /// Where health is told, `IP:port` or `IP`.
+    /// The address that serves health checks, `IP:port` or `IP`.
     pub healthz_bind_address: String,
-    /// Where metrics are told, `IP:port` or `IP`.
+    /// The address that serves metrics, `IP:port` or `IP`.
     pub metrics_bind_address: String,
-    /// Whether it ends when it cannot bind to those.
+    /// Whether the program exits if it cannot bind to these addresses.
     pub bind_address_hard_fail: bool,
-    /// Whether profiles can be had where metrics are.
+    /// Whether the metrics address also serves profiles.
     pub enable_profiling: bool,
-    /// The version before this one, to show the metrics that are hidden since.
+    /// The version before this one, if the metrics that were hidden since then are shown.
     pub show_hidden_metrics_for_version: String,
-    /// `iptables`, `ipvs`, `nftables`, `kernelspace`, or empty.
+    /// The mode: `iptables`, `ipvs`, `nftables`, `kernelspace`, or empty.
     pub mode: String,
-    /// Options of mode iptables; ipvs and an empty mode use them too.
+    /// Options of the mode iptables. The mode ipvs and an empty mode use them, too.
     pub iptables: Iptables,
-    /// Options of mode ipvs.
+    /// Options of the mode ipvs.
     pub ipvs: Ipvs,
-    /// Options of mode nftables.
+    /// Options of the mode nftables.
     pub nftables: Nftables,
-    /// Options of mode kernelspace.
+    /// Options of the mode kernelspace.
     pub winkernel: Winkernel,
-    /// How the node's own pods are told: `ClusterCIDR`, `NodeCIDR`, `BridgeInterface`, `InterfaceNamePrefix`, or empty.
+    /// How to recognize the node's own pods: `ClusterCIDR`, `NodeCIDR`, `BridgeInterface`, `InterfaceNamePrefix`, or empty.
     pub detect_local_mode: String,
-    /// What `detectLocalMode` needs.
+    /// The values that `detectLocalMode` needs.
     pub detect_local: DetectLocal,
-    /// CIDRs of all pods, with commas between them.
+    /// The CIDRs of all pods, separated by commas.
     #[serde(rename = "clusterCIDR")]
     pub cluster_cidr: String,
-    /// CIDRs of addresses with NodePorts, or only `primary`.
+    /// The CIDRs of the addresses that answer NodePorts, or only `primary`.
     pub node_port_addresses: Vec<String>,
-    /// How readily the kernel ends it when memory is short, -1000 to 1000.
+    /// The kernel's preference for ending the program when memory is short, from -1000 to 1000.
     #[serde(rename = "oomScoreAdj")]
     pub oom_score_adj: i32,
-    /// Connection tracking.
+    /// The sysctls of connection tracking.
     pub conntrack: Conntrack,
-    /// How often everything is compared with the API server.
+    /// The interval of full comparisons with the API server.
     pub config_sync_period: GoDuration,
-    /// Unused since the userspace mode went.
+    /// Unused since kube-proxy removed the userspace mode.
     pub port_range: String,
-    /// Whether it runs as a Windows service.
+    /// Whether the program runs as a Windows service.
     pub windows_run_as_service: bool,
 }
 
@@ -105,8 +105,8 @@ impl Default for Document {
 }
 
 impl Document {
-    /// Fills in what depends on other fields, and the defaults of what is zero or empty: kube-proxy cannot tell that from what is
-    /// not there.
+    /// Fills in the values that depend on other fields, and the defaults of values that are zero or empty. kube-proxy treats
+    /// those as missing.
     #[must_use]
     pub fn complete(mut self) -> Self {
         let default = Self::default();
@@ -134,12 +134,12 @@ impl Document {
     }
 }
 
-/// The port that health is told on.
+/// The default port for health checks.
 pub(crate) const HEALTHZ_PORT: u16 = 10256;
-/// The port that metrics are told on.
+/// The default port for metrics.
 pub(crate) const METRICS_PORT: u16 = 10249;
 
-/// The default address where there is none, and the default port where there is only an address.
+/// Fills in the default address if it is empty, and the default port if there is only an address.
 pub(crate) fn complete_address(address: &mut String, default: &str, port: u16) {
     if address.is_empty() {
         default.clone_into(address);
@@ -147,19 +147,19 @@ pub(crate) fn complete_address(address: &mut String, default: &str, port: u16) {
     *address = address::with_port(address, port);
 }
 
-/// `iptables`.
+/// The section `iptables`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Iptables {
-    /// Bit of the packet mark that asks for masquerading, 0–31.
+    /// The bit of the packet mark that requests masquerading, 0–31.
     pub masquerade_bit: i32,
-    /// Masquerade everything sent to ClusterIPs.
+    /// Whether all traffic to ClusterIPs is masqueraded.
     pub masquerade_all: bool,
     /// Whether NodePorts answer on 127.0.0.1.
     pub localhost_node_ports: bool,
-    /// How often everything is looked at again.
+    /// The interval of full syncs.
     pub sync_period: GoDuration,
-    /// How long there is at least between two syncs.
+    /// The minimum time between two syncs.
     pub min_sync_period: GoDuration,
 }
 
@@ -175,27 +175,27 @@ impl Default for Iptables {
     }
 }
 
-/// `ipvs`.
+/// The section `ipvs`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Ipvs {
-    /// How often everything is looked at again.
+    /// The interval of full syncs.
     pub sync_period: GoDuration,
-    /// How long there is at least between two syncs.
+    /// The minimum time between two syncs.
     pub min_sync_period: GoDuration,
-    /// Scheduler; empty: `rr`.
+    /// The scheduler. If empty, `rr`.
     pub scheduler: String,
-    /// CIDRs of virtual servers that are not touched.
+    /// The CIDRs of virtual servers that are not changed.
     #[serde(rename = "excludeCIDRs")]
     pub exclude_cidrs: Vec<String>,
-    /// `arp_ignore` 1 and `arp_announce` 2.
+    /// Whether to set `arp_ignore` to 1 and `arp_announce` to 2.
     #[serde(rename = "strictARP")]
     pub strict_arp: bool,
-    /// Idle TCP sessions; 0: left alone.
+    /// The timeout of idle TCP sessions; 0 means unchanged.
     pub tcp_timeout: GoDuration,
-    /// TCP sessions after a FIN; 0: left alone.
+    /// The timeout of TCP sessions after a FIN; 0 means unchanged.
     pub tcp_fin_timeout: GoDuration,
-    /// UDP; 0: left alone.
+    /// The timeout of UDP sessions; 0 means unchanged.
     pub udp_timeout: GoDuration,
 }
 
@@ -214,17 +214,17 @@ impl Default for Ipvs {
     }
 }
 
-/// `nftables`.
+/// The section `nftables`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Nftables {
-    /// Bit of the packet mark that asks for masquerading, 0–31.
+    /// The bit of the packet mark that requests masquerading, 0–31.
     pub masquerade_bit: i32,
-    /// Masquerade everything sent to ClusterIPs.
+    /// Whether all traffic to ClusterIPs is masqueraded.
     pub masquerade_all: bool,
-    /// How often everything is looked at again.
+    /// The interval of full syncs.
     pub sync_period: GoDuration,
-    /// How long there is at least between two syncs.
+    /// The minimum time between two syncs.
     pub min_sync_period: GoDuration,
 }
 
@@ -239,12 +239,12 @@ impl Default for Nftables {
     }
 }
 
-/// `detectLocal`.
+/// The section `detectLocal`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DetectLocal {
-    /// For `BridgeInterface`.
+    /// The bridge of the node's pods, for the mode `BridgeInterface`.
     pub bridge_interface: String,
-    /// For `InterfaceNamePrefix`.
+    /// The prefix of the pods' interface names, for the mode `InterfaceNamePrefix`.
     pub interface_name_prefix: String,
 }

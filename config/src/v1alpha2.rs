@@ -1,4 +1,4 @@
-//! `kubeproxy.config.k8s.io/v1alpha2` as a document says it: KEP-784's next version.
+//! The document `kubeproxy.config.k8s.io/v1alpha2`, as KEP-784 specifies it.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use crate::{
     v1alpha1::{HEALTHZ_PORT, METRICS_PORT, complete_address},
 };
 
-/// A `KubeProxyConfiguration` of v1alpha2. [`Default`] is the default, before what depends on other fields.
+/// A `KubeProxyConfiguration` of v1alpha2. [`Default`] has the defaults that do not depend on other fields.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Document {
@@ -17,57 +17,57 @@ pub struct Document {
     pub api_version: String,
     /// Always `KubeProxyConfiguration`.
     pub kind: String,
-    /// Feature gates.
+    /// Feature gates, by name.
     pub feature_gates: Gates,
-    /// How the API server is spoken to.
+    /// How to connect to the API server.
     pub client_connection: ClientConnection,
-    /// Logging.
+    /// The options of logging.
     pub logging: Logging,
-    /// Name of the node; empty: the host's.
+    /// The name of the Node. If empty, the host's name.
     pub hostname_override: String,
-    /// The node's primary addresses, at most one of each family; empty: the Node object's.
+    /// The node's primary addresses, at most one per family. If empty, those of the Node object.
     #[serde(rename = "nodeIPOverride")]
     pub node_ip_override: Vec<String>,
-    /// `SingleStack`, `PreferDualStack`, `RequireDualStack` or empty: which of the node's addresses are its primary ones.
+    /// The families of the node's primary addresses: `SingleStack`, `PreferDualStack`, `RequireDualStack` or empty.
     #[serde(rename = "ipFamilyPolicy")]
     pub ip_family_policy: String,
-    /// Whether it ends on errors of the configuration that are otherwise only said.
+    /// Whether the program exits on configuration errors that otherwise are only warnings.
     pub config_hard_fail: bool,
-    /// Where health is told, `IP:port` or `IP`.
+    /// The address that serves health checks, `IP:port` or `IP`.
     pub healthz_bind_address: String,
-    /// Where metrics are told, `IP:port` or `IP`.
+    /// The address that serves metrics, `IP:port` or `IP`.
     pub metrics_bind_address: String,
-    /// Whether it ends when it cannot bind to those.
+    /// Whether the program exits if it cannot bind to these addresses.
     pub bind_address_hard_fail: bool,
-    /// Whether profiles can be had where metrics are.
+    /// Whether the metrics address also serves profiles.
     pub enable_profiling: bool,
-    /// The version before this one, to show the metrics that are hidden since.
+    /// The version before this one, if the metrics that were hidden since then are shown.
     pub show_hidden_metrics_for_version: String,
-    /// `iptables`, `ipvs`, `nftables`, `kernelspace`, or empty.
+    /// The mode: `iptables`, `ipvs`, `nftables`, `kernelspace`, or empty.
     pub mode: String,
-    /// What concerns Linux, whatever the mode.
+    /// Options for Linux in every mode.
     pub linux: Linux,
-    /// What concerns Windows.
+    /// Options for Windows.
     pub windows: Windows,
-    /// Options of mode iptables.
+    /// Options of the mode iptables.
     pub iptables: Iptables,
-    /// Options of mode ipvs.
+    /// Options of the mode ipvs.
     pub ipvs: Ipvs,
-    /// Options of mode nftables.
+    /// Options of the mode nftables.
     pub nftables: Nftables,
-    /// Options of mode kernelspace.
+    /// Options of the mode kernelspace.
     pub winkernel: Winkernel,
-    /// How the node's own pods are told: `ClusterCIDR`, `NodeCIDR`, `BridgeInterface`, `InterfaceNamePrefix`, or empty.
+    /// How to recognize the node's own pods: `ClusterCIDR`, `NodeCIDR`, `BridgeInterface`, `InterfaceNamePrefix`, or empty.
     pub detect_local_mode: String,
-    /// What `detectLocalMode` needs.
+    /// The values that `detectLocalMode` needs.
     pub detect_local: DetectLocal,
-    /// CIDRs of addresses with NodePorts, or only `primary`.
+    /// The CIDRs of the addresses that answer NodePorts, or only `primary`.
     pub node_port_addresses: Vec<String>,
-    /// How often everything is looked at again.
+    /// The interval of full syncs.
     pub sync_period: GoDuration,
-    /// How long there is at least between two syncs.
+    /// The minimum time between two syncs.
     pub min_sync_period: GoDuration,
-    /// How often everything is compared with the API server.
+    /// The interval of full comparisons with the API server.
     pub config_sync_period: GoDuration,
 }
 
@@ -109,8 +109,8 @@ impl Default for Document {
 }
 
 impl Document {
-    /// Fills in what depends on other fields, and the defaults of what is empty, or zero where zero is no value. A
-    /// `minSyncPeriod` of zero is one.
+    /// Fills in the values that depend on other fields, and the defaults of values that are empty, or zero where zero is not
+    /// valid. Zero is valid for `minSyncPeriod`.
     #[must_use]
     pub fn complete(mut self) -> Self {
         let default = Self::default();
@@ -127,9 +127,9 @@ impl Document {
         self
     }
 
-    /// Addresses where there are none, and ports where there are only addresses.
+    /// Adds the addresses that are missing, and the ports of those that have none.
     pub(crate) fn complete_addresses(&mut self) {
-        // As v1alpha1 does it by bindAddress, in favour of which nodeIPOverride is.
+        // v1alpha1 uses bindAddress for this, which nodeIPOverride replaces.
         let first = self.node_ip_override.first().and_then(|first| address::ip(first));
         let v4 = first.is_none_or(|ip| ip.is_ipv4());
         complete_address(&mut self.healthz_bind_address, if v4 { "0.0.0.0" } else { "::" }, HEALTHZ_PORT);
@@ -137,16 +137,16 @@ impl Document {
     }
 }
 
-/// `linux`.
+/// The section `linux`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Linux {
-    /// Connection tracking.
+    /// The sysctls of connection tracking.
     pub conntrack: Conntrack,
-    /// Masquerade everything sent to ClusterIPs.
+    /// Whether all traffic to ClusterIPs is masqueraded.
     #[serde(rename = "masqueradeAll")]
     pub masquerade_all: bool,
-    /// How readily the kernel ends it when memory is short, -1000 to 1000.
+    /// The kernel's preference for ending the program when memory is short, from -1000 to 1000.
     #[serde(rename = "oomScoreAdj")]
     pub oom_score_adj: i32,
 }
@@ -157,19 +157,19 @@ impl Default for Linux {
     }
 }
 
-/// `windows`.
+/// The section `windows`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Windows {
-    /// Whether it runs as a Windows service.
+    /// Whether the program runs as a Windows service.
     pub run_as_service: bool,
 }
 
-/// `iptables`.
+/// The section `iptables`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Iptables {
-    /// Bit of the packet mark that asks for masquerading, 0–31.
+    /// The bit of the packet mark that requests masquerading, 0–31.
     pub masquerade_bit: i32,
     /// Whether NodePorts answer on 127.0.0.1.
     pub localhost_node_ports: bool,
@@ -181,25 +181,25 @@ impl Default for Iptables {
     }
 }
 
-/// `ipvs`.
+/// The section `ipvs`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Ipvs {
-    /// Bit of the packet mark that asks for masquerading, 0–31.
+    /// The bit of the packet mark that requests masquerading, 0–31.
     pub masquerade_bit: i32,
-    /// Scheduler; empty: `rr`.
+    /// The scheduler. If empty, `rr`.
     pub scheduler: String,
-    /// CIDRs of virtual servers that are not touched.
+    /// The CIDRs of virtual servers that are not changed.
     #[serde(rename = "excludeCIDRs")]
     pub exclude_cidrs: Vec<String>,
-    /// `arp_ignore` 1 and `arp_announce` 2.
+    /// Whether to set `arp_ignore` to 1 and `arp_announce` to 2.
     #[serde(rename = "strictARP")]
     pub strict_arp: bool,
-    /// Idle TCP sessions; 0: left alone.
+    /// The timeout of idle TCP sessions; 0 means unchanged.
     pub tcp_timeout: GoDuration,
-    /// TCP sessions after a FIN; 0: left alone.
+    /// The timeout of TCP sessions after a FIN; 0 means unchanged.
     pub tcp_fin_timeout: GoDuration,
-    /// UDP; 0: left alone.
+    /// The timeout of UDP sessions; 0 means unchanged.
     pub udp_timeout: GoDuration,
 }
 
@@ -217,11 +217,11 @@ impl Default for Ipvs {
     }
 }
 
-/// `nftables`.
+/// The section `nftables`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Nftables {
-    /// Bit of the packet mark that asks for masquerading, 0–31.
+    /// The bit of the packet mark that requests masquerading, 0–31.
     pub masquerade_bit: i32,
 }
 
@@ -231,15 +231,15 @@ impl Default for Nftables {
     }
 }
 
-/// `detectLocal`.
+/// The section `detectLocal`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DetectLocal {
-    /// For `BridgeInterface`.
+    /// The bridge of the node's pods, for the mode `BridgeInterface`.
     pub bridge_interface: String,
-    /// For `ClusterCIDR`: CIDRs of all pods, at most one of each family.
+    /// The CIDRs of all pods, at most one per family, for the mode `ClusterCIDR`.
     #[serde(rename = "clusterCIDRs")]
     pub cluster_cidrs: Vec<String>,
-    /// For `InterfaceNamePrefix`.
+    /// The prefix of the pods' interface names, for the mode `InterfaceNamePrefix`.
     pub interface_name_prefix: String,
 }

@@ -1,4 +1,4 @@
-//! From [`Config`] to documents: of v1alpha2, which `--write-config-to` writes, and of v1alpha1, which `/configz` shows.
+//! Converts a [`Config`] to documents: v1alpha2 for `--write-config-to`, v1alpha1 for `/configz`.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ impl From<&Config> for Document {
                 .show_hidden_metrics_for_version
                 .map(|version| version.to_string())
                 .unwrap_or_default(),
-            // An empty one stays empty: what is not said besides depends on it.
+            // An empty mode stays empty, because the meaning of other missing values depends on it.
             mode: if config.explicit.mode { config.mode.as_str() } else { "" }.to_owned(),
             linux: linux(config),
             windows: v1alpha2::Windows { run_as_service: config.windows.run_as_service },
@@ -62,7 +62,8 @@ impl From<&Config> for Document {
 }
 
 impl From<&Config> for v1alpha1::Document {
-    /// What kube-proxy would tell of it: sections of other modes have no periods, and what v1alpha1 has no field for is left out.
+    /// Returns the document that kube-proxy would show. Sections of other modes have no periods, and values that v1alpha1
+    /// cannot express are omitted.
     fn from(config: &Config) -> Self {
         let new = Document::from(config);
         let linux = new.linux;
@@ -112,7 +113,7 @@ impl From<&Config> for v1alpha1::Document {
             },
             cluster_cidr: new.detect_local.cluster_cidrs.join(","),
             node_port_addresses: match (&config.node_port_addresses, config.mode) {
-                // Beside this mode an empty list is `primary`.
+                // In this mode an empty list means `primary`.
                 (NodePortAddresses::All, Mode::Nftables) => vec!["0.0.0.0/0".to_owned(), "::/0".to_owned()],
                 _ => new.node_port_addresses,
             },
@@ -220,20 +221,20 @@ fn texts<T: ToString>(values: &[T]) -> Vec<String> {
     values.iter().map(ToString::to_string).collect()
 }
 
-/// A document as YAML.
+/// Serializes a document as YAML.
 fn yaml(document: &impl serde::Serialize) -> String {
-    // Documents are maps of texts, numbers, lists and maps, and strings have room for all of it.
+    // A document contains only maps, lists, texts and numbers, and a string has no size limit.
     serde_saphyr::to_string(document).expect("a document has nothing that YAML cannot say")
 }
 
 impl Config {
-    /// The fields of v1alpha2 by which another configuration differs, and that have their effect only when a program starts.
+    /// Returns the fields of v1alpha2 that differ from another configuration and take effect only when a program starts.
     pub fn at_start(&self, other: &Self) -> Vec<&'static str> {
         fields::at_start(&Document::from(self), &Document::from(other))
     }
 
-    /// The configuration as a document of the latest version, v1alpha2. Every field is written out, but for `minSyncPeriod`
-    /// where nobody has said it: who reads the document again has to see that.
+    /// Returns the configuration as a document of v1alpha2, the latest version. It contains every field, except a
+    /// `minSyncPeriod` that is not set explicitly, so that it stays implicit when the document is read again.
     pub fn to_yaml(&self) -> String {
         let text = yaml(&Document::from(self));
         if self.explicit.min_sync_period {
@@ -244,14 +245,14 @@ impl Config {
 }
 
 impl Document {
-    /// The document as YAML.
+    /// Serializes the document as YAML.
     pub fn to_yaml(&self) -> String {
         yaml(self)
     }
 }
 
 impl v1alpha1::Document {
-    /// The document as YAML.
+    /// Serializes the document as YAML.
     pub fn to_yaml(&self) -> String {
         yaml(self)
     }

@@ -2,6 +2,7 @@
 
 use ipnet::IpNet;
 use localnet_config::{Config, Family, Node, Platform, Reader};
+use localnet_core::Severity;
 
 fn config(lines: &str) -> Config {
     let text = format!("apiVersion: kubeproxy.config.k8s.io/v1alpha2\nkind: KubeProxyConfiguration\n{lines}\n");
@@ -84,7 +85,7 @@ fn families_fit_those_of_the_node() {
                 let said: Vec<_> = config(&lines)
                     .complaints(&node)
                     .into_iter()
-                    .map(|complaint| (complaint.text, complaint.fatal))
+                    .map(|complaint| (complaint.to_string(), complaint.severity == Severity::Error))
                     .collect();
                 let expected: Vec<_> =
                     expected.iter().map(|(text, fatal)| ((*text).to_owned(), *fatal || hard)).collect();
@@ -98,7 +99,7 @@ fn families_fit_those_of_the_node() {
 fn an_ipv6_node_is_looked_at_the_other_way_round() {
     let node = Node { primary: Family::V6, dual_stack: false, has_both: false, pod_cidrs: &[] };
     let lines = "nodePortAddresses: [primary]\ndetectLocal: {clusterCIDRs: [10.0.0.0/8]}";
-    let said: Vec<_> = config(lines).complaints(&node).into_iter().map(|complaint| complaint.text).collect();
+    let said: Vec<_> = config(lines).complaints(&node).into_iter().map(|complaint| complaint.to_string()).collect();
     assert_eq!(
         said,
         [
@@ -136,7 +137,7 @@ fn node_ports_answer_where_it_was_meant() {
             let said: Vec<_> = config(&lines)
                 .complaints(&node)
                 .into_iter()
-                .map(|complaint| (complaint.text, complaint.fatal))
+                .map(|complaint| (complaint.to_string(), complaint.severity == Severity::Error))
                 .collect();
             // Advice is never fatal: the default document must start.
             let expected: Vec<_> = expected.iter().map(|text| ((*text).to_owned(), fatal && hard)).collect();
@@ -156,6 +157,10 @@ fn both_families_may_be_required() {
         let lines = format!("ipFamilyPolicy: {policy}\nnodePortAddresses: [primary]\nconfigHardFail: false");
         let node = Node { primary: Family::V4, dual_stack: true, has_both, pod_cidrs: &[] };
         let complaints = config(&lines).complaints(&node);
-        assert_eq!(complaints.iter().filter(|complaint| complaint.fatal).count(), expected, "{policy}, {has_both}");
+        assert_eq!(
+            complaints.iter().filter(|complaint| complaint.severity == Severity::Error).count(),
+            expected,
+            "{policy}, {has_both}"
+        );
     }
 }

@@ -233,7 +233,7 @@ iptables:
 portRange: 1-2
 ";
     let reading = Reader::kube_proxy(Platform::Linux).read(text).unwrap();
-    let lines: Vec<_> = reading.lost.iter().map(|lost| (lost.line, lost.field.as_str())).collect();
-    assert_eq!(lines, [(5, "iptables.syncPeriod"), (6, "portRange")]);
+    let lines: Vec<_> = reading.lost.iter().map(|lost| (lost.subject.to_string(), lost.field.as_str())).collect();
+    assert_eq!(lines, [("line 5".to_owned(), "iptables.syncPeriod"), ("line 6".to_owned(), "portRange")]);
     assert_eq!(reading.warnings, []);
 }

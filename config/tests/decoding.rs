@@ -7,7 +7,7 @@ use std::{path::Path, time::Duration};
 use localnet_config::{Config, Mode, Platform, Reader, Version};
 
 fn read(text: &str) -> Result<(Config, Vec<String>), Vec<String>> {
-    let said = |problems: &[localnet_config::Problem]| problems.iter().map(ToString::to_string).collect();
+    let said = |problems: &[localnet_core::Diagnostic]| problems.iter().map(ToString::to_string).collect();
     match Reader::kube_proxy(Platform::Linux).read(text) {
         Ok(reading) => Ok((reading.config, said(&reading.warnings))),
         Err(problems) => Err(said(&problems.0)),
@@ -269,7 +269,7 @@ clusterCIDR: >-
 fn problems_name_the_file_too() {
     let problems = Reader::kube_proxy(Platform::Linux).read(&text("v1alpha2", "mode: x\nsyncPeriod: -1s")).unwrap_err();
     let named: Vec<_> =
-        problems.0.iter().map(|problem| problem.in_file(Path::new("/etc/proxy.yaml")).to_string()).collect();
+        problems.0.iter().map(|problem| problem.clone().in_file(Path::new("/etc/proxy.yaml")).to_string()).collect();
     assert_eq!(
         named,
         [

@@ -19,7 +19,7 @@ fn flags(given: &[&str]) -> Result<KubeProxyFlags, String> {
 
 fn read(given: &[&str], text: Option<&str>) -> Result<(Config, Vec<String>), Vec<String>> {
     let flags = flags(given).map_err(|error| vec![error])?;
-    let said = |problems: &[localnet_config::Problem]| problems.iter().map(ToString::to_string).collect();
+    let said = |problems: &[localnet_core::Diagnostic]| problems.iter().map(ToString::to_string).collect();
     match flags.read(Reader::kube_proxy(Platform::Linux), text) {
         Ok(reading) => Ok((reading.config, said(&reading.warnings))),
         Err(problems) => Err(said(&problems.0)),

@@ -4,7 +4,7 @@ use localnet_config::{Platform, Reader};
 
 fn read(version: &str, lines: &str, platform: Platform) -> (Vec<String>, Vec<String>) {
     let text = format!("apiVersion: kubeproxy.config.k8s.io/{version}\nkind: KubeProxyConfiguration\n{lines}\n");
-    let said = |problems: &[localnet_config::Problem]| problems.iter().map(ToString::to_string).collect();
+    let said = |problems: &[localnet_core::Diagnostic]| problems.iter().map(ToString::to_string).collect();
     match Reader::kube_proxy(platform).read(&text) {
         Ok(reading) => (Vec::new(), said(&reading.warnings)),
         Err(problems) => (said(&problems.0), Vec::new()),

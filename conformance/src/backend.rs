@@ -1,4 +1,4 @@
-//! COMMAND at work, and what it holds.
+//! The running COMMAND, and the state that it holds.
 
 use std::{
     fs::{self, File},
@@ -18,38 +18,38 @@ use crate::{
     dump::Dump,
 };
 
-/// How often a dump is looked at.
-const LOOK: Duration = Duration::from_millis(3);
-/// The end of a log that is shown.
+/// The interval between two checks of a dump or of a process.
+const POLL: Duration = Duration::from_millis(3);
+/// How many lines of a log an error shows.
 const TAIL: usize = 12;
 
-/// A command line with places to fill in.
+/// A command with placeholders.
 #[derive(Clone, Debug)]
-pub struct Line {
+pub struct BackendCommand {
     text: String,
     folder: PathBuf,
     api: Address,
 }
 
-impl Line {
-    /// The command of a backend whose files are in this folder. The brain is at that port of the loopback interface, or at a unix
-    /// socket in the folder.
+impl BackendCommand {
+    /// A backend's command. Its files are in `folder`. The brain listens on `port` of the loopback interface, or on a unix socket in
+    /// the folder.
     pub fn new(text: &str, folder: &Path, port: Option<u16>) -> Self {
         let api = port.map_or_else(|| Address::Unix(folder.join("brain.sock")), loopback);
         Self { text: text.to_owned(), folder: folder.to_owned(), api }
     }
 
-    /// Another command beside the same backend.
-    pub fn other(&self, text: &str) -> Self {
+    /// Another command with the same placeholders.
+    pub fn with_text(&self, text: &str) -> Self {
         Self { text: text.to_owned(), ..self.clone() }
     }
 
-    /// Where the brain listens.
+    /// The brain's address.
     pub fn api(&self) -> &Address {
         &self.api
     }
 
-    /// Where the backend writes what it holds, if it does.
+    /// The path of the backend's dump; `None` if it writes none.
     pub fn dump(&self) -> Option<PathBuf> {
         (self.text.contains("{dump}") || self.text.contains("LOCALNET_DUMP")).then(|| self.folder.join("dump"))
     }
@@ -65,10 +65,10 @@ impl Line {
         text.replace("{folder}", &self.folder.display().to_string()).replace("{flags}", &flags.join(" "))
     }
 
-    /// Starts it, in a namespace if there is one. `flags` are those of kube-proxy that the node would be run with.
+    /// Starts the command, in a namespace if there is one. `flags` are kube-proxy's flags for the node.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The process cannot be started.
     pub fn start(&self, inside: Option<&Namespace>, flags: &[String]) -> anyhow::Result<Backend> {
         let log = self.folder.join("log");
         let output = File::options().create(true).append(true).open(&log).context("opening the log of the backend")?;
@@ -95,31 +95,31 @@ impl Line {
         Ok(Backend { process, dump: self.dump(), log })
     }
 
-    /// Runs it to its end.
+    /// Runs the command to its end.
     ///
     /// # Errors
-    /// It fails, or takes too long.
+    /// It fails, or exceeds `patience`.
     pub fn run(&self, inside: Option<&Namespace>, flags: &[String], patience: Duration) -> anyhow::Result<()> {
         let mut backend = self.start(inside, flags)?;
-        let ended = backend.ended(patience)?;
-        anyhow::ensure!(ended.success(), "{:?} has ended with {ended}{}", self.text, backend.log_tail());
+        let ended = backend.await_exit(patience)?;
+        anyhow::ensure!(ended.success(), "{:?} exited with {ended}{}", self.text, backend.log_tail());
         Ok(())
     }
 
-    /// Runs it to its end, and returns the lines that it has printed, sorted.
+    /// Runs the command to its end, and returns the lines of its output, sorted.
     ///
     /// # Errors
     /// It cannot be started, or fails.
-    pub fn lines(&self, inside: Option<&Namespace>) -> anyhow::Result<Vec<String>> {
+    pub fn output_lines(&self, inside: Option<&Namespace>) -> anyhow::Result<Vec<String>> {
         let mut command = Command::new("sh");
         command.args(["-c", &self.filled(&[])]);
         let printed = match inside {
             Some(namespace) => namespace.output(&mut command)?,
             None => {
                 let output = command.output().with_context(|| format!("starting {:?}", self.text))?;
-                let (ended, said) = (output.status, String::from_utf8_lossy(&output.stderr));
-                anyhow::ensure!(ended.success(), "{:?} has ended with {ended}: {said}", self.text);
-                String::from_utf8(output.stdout).with_context(|| format!("reading what {:?} prints", self.text))?
+                let (ended, errors) = (output.status, String::from_utf8_lossy(&output.stderr));
+                anyhow::ensure!(ended.success(), "{:?} exited with {ended}: {errors}", self.text);
+                String::from_utf8(output.stdout).with_context(|| format!("reading the output of {:?}", self.text))?
             }
         };
         let mut lines: Vec<_> = printed.lines().map(str::to_owned).collect();
@@ -143,7 +143,7 @@ impl Process {
     }
 }
 
-/// The backend at work; it and what it has started are killed when this is dropped.
+/// A running backend. Dropping it kills it and all processes that it started.
 #[derive(Debug)]
 pub struct Backend {
     process: Process,
@@ -152,59 +152,59 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Sends a signal to it and to all that it has started.
+    /// Sends a signal to the backend and to all processes that it started.
     ///
     /// # Errors
-    /// There is nobody any more.
+    /// No process is left.
     pub fn signal(&mut self, signal: Signal) -> anyhow::Result<()> {
         let id = i32::try_from(self.process.child().id()).ok().and_then(Pid::from_raw).context("a process id")?;
         kill_process_group(id, signal).context("sending a signal to the backend")
     }
 
-    /// Fails if it has ended.
+    /// Checks that the backend still runs.
     ///
     /// # Errors
-    /// It has.
+    /// It has exited; the error contains the end of its log.
     pub fn is_alive(&mut self) -> anyhow::Result<()> {
-        match self.process.child().try_wait().context("looking at the backend")? {
+        match self.process.child().try_wait().context("checking the backend")? {
             None => Ok(()),
-            Some(ended) => bail!("the backend has ended with {}{}", said(ended), self.log_tail()),
+            Some(ended) => bail!("the backend exited with {}{}", described(ended), self.log_tail()),
         }
     }
 
-    /// Waits for its end.
+    /// Waits until the backend exits.
     ///
     /// # Errors
-    /// It does not end.
-    pub fn ended(&mut self, patience: Duration) -> anyhow::Result<ExitStatus> {
+    /// It does not exit within `patience`.
+    pub fn await_exit(&mut self, patience: Duration) -> anyhow::Result<ExitStatus> {
         let deadline = Instant::now() + patience;
         loop {
-            if let Some(ended) = self.process.child().try_wait().context("looking at the backend")? {
+            if let Some(ended) = self.process.child().try_wait().context("checking the backend")? {
                 return Ok(ended);
             }
             if Instant::now() > deadline {
-                bail!("the backend has not ended within {patience:?}{}", self.log_tail());
+                bail!("the backend did not exit within {patience:?}{}", self.log_tail());
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL);
         }
     }
 
-    /// What it holds, if it tells that in a dump.
+    /// The state in the backend's dump, if it writes one.
     pub fn dump(&self) -> Option<Dump> {
         let text = fs::read_to_string(self.dump.as_ref()?).ok()?;
         Dump::parse(&text)
     }
 
-    /// Whether it tells what it holds in a dump.
+    /// Whether the backend writes a dump.
     pub fn dumps(&self) -> bool {
         self.dump.is_some()
     }
 
-    /// Waits until it holds `state`, and nothing else.
+    /// Waits until the backend holds exactly `state`.
     ///
     /// # Errors
-    /// It does not within `patience`, or it says that it cannot.
-    pub fn holds(
+    /// It does not within `patience`, holds another state of this revision, or reports an error.
+    pub fn await_state(
         &mut self,
         brain: &Brain,
         revision: Revision,
@@ -212,7 +212,7 @@ impl Backend {
         patience: Duration,
     ) -> anyhow::Result<()> {
         if self.dump.is_none() {
-            return self.reports(brain, revision, patience);
+            return self.await_report(brain, revision, patience);
         }
         let expected = Dump { revision, ..Dump::of(state) };
         let deadline = Instant::now() + patience;
@@ -221,7 +221,7 @@ impl Backend {
             match &dump {
                 Some(dump) if dump.revision == revision => {
                     let differences = dump.differences(&expected);
-                    anyhow::ensure!(differences.is_empty(), "at {revision} it holds something else:{differences}");
+                    anyhow::ensure!(differences.is_empty(), "its state differs at {revision}:{differences}");
                     return Ok(());
                 }
                 _ => {}
@@ -229,15 +229,15 @@ impl Backend {
             self.is_alive()?;
             if Instant::now() > deadline {
                 let at = dump.map_or("nothing".to_owned(), |dump| dump.revision.to_string());
-                bail!("it does not hold {revision} within {patience:?}, but {at}{}", self.log_tail());
+                bail!("it did not apply {revision} within {patience:?}; its state is {at}{}", self.log_tail());
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL);
         }
     }
 
-    /// Waits until it has reported that it holds a revision.
-    fn reports(&mut self, brain: &Brain, revision: Revision, patience: Duration) -> anyhow::Result<()> {
-        let what = format!("a report that {revision} is applied (or tell what is held in a dump)");
+    /// Waits until the backend reports that it has applied a revision.
+    fn await_report(&mut self, brain: &Brain, revision: Revision, patience: Duration) -> anyhow::Result<()> {
+        let what = format!("a report that {revision} is applied (or a dump of the state)");
         let mut error = None;
         let reported = brain.wait(patience, &what, |log| {
             let of = |report: &&localnet_proto::wire::BackendReport| {
@@ -258,7 +258,7 @@ impl Backend {
         }
     }
 
-    /// The end of what it has said, on lines of its own.
+    /// The last lines of the backend's log, each on a line of its own.
     pub fn log_tail(&self) -> String {
         let text = fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
@@ -268,7 +268,7 @@ impl Backend {
     }
 }
 
-fn said(ended: ExitStatus) -> String {
+fn described(ended: ExitStatus) -> String {
     match (ended.code(), ended.signal()) {
         (Some(code), _) => format!("exit code {code}"),
         (None, Some(signal)) => format!("signal {signal}"),
@@ -278,7 +278,7 @@ fn said(ended: ExitStatus) -> String {
 
 impl Drop for Backend {
     fn drop(&mut self) {
-        // All of these fail only if it has ended.
+        // These fail only if the backend has exited.
         _ = self.signal(Signal::CONT);
         _ = self.signal(Signal::KILL);
         _ = self.process.child().wait();

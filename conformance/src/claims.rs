@@ -1,7 +1,7 @@
-//! What a backend says that it can. Pure.
+//! What a backend claims to support. Pure.
 //!
-//! A level asks only for what is claimed, so that a small proxy in user space can be held to what it is for. What is not
-//! claimed is counted in the table, never silently left out.
+//! A level checks only what is claimed, so that the kit can also test a simple proxy in user space. The table counts what is not
+//! claimed; nothing is left out silently.
 
 use std::{collections::BTreeSet, fmt, net::SocketAddr, str::FromStr};
 
@@ -12,7 +12,7 @@ use localnet_lab::{
 };
 use localnet_proto::{Port, Service, Snapshot};
 
-/// Something that a backend may be able to do with packets.
+/// A feature for packets that a backend may support.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Claim {
     /// TCP.
@@ -25,34 +25,34 @@ pub enum Claim {
     Ipv4,
     /// IPv6.
     Ipv6,
-    /// It serves ClusterIPs.
+    /// Serves ClusterIPs.
     ClusterIp,
-    /// It serves ExternalIPs and addresses of load balancers.
+    /// Serves external IPs and load balancer IPs.
     External,
-    /// It serves NodePorts.
+    /// Serves NodePorts.
     NodePort,
-    /// Every endpoint gets its share.
+    /// Every eligible endpoint gets a share of the connections.
     Answers,
-    /// Endpoints see the source address that they should.
+    /// Endpoints see the expected source address.
     Source,
-    /// And so they do of what the node itself sends.
+    /// Endpoints see the expected source address of traffic from the node itself.
     NodeSource,
-    /// Traffic that nothing serves is refused.
+    /// Rejects traffic to a port without endpoints.
     Reject,
-    /// Traffic that a policy keeps from all endpoints is dropped.
+    /// Drops traffic that a policy keeps from all endpoints.
     Drop,
-    /// Packets that are nobody's, be it for their port alone, go where they were sent to, or are dropped where addresses are Services'.
+    /// Passes packets to destinations of no Service unchanged, and drops those to unused ServiceCIDR addresses.
     Untouched,
-    /// Traffic of other machines' clients is told from that of the node and of its pods, where a policy does.
+    /// Distinguishes traffic from outside and from the node and its pods, where a policy requires that.
     Scopes,
-    /// A client stays with one endpoint of several where a Service has session affinity.
+    /// Sends a client to one of several endpoints if the Service has session affinity.
     Affinity,
-    /// UDP flows to an endpoint that is gone are ended, so that their next packet goes to another one.
+    /// Ends UDP flows to an endpoint that was removed, so that their next packet reaches another one.
     Flows,
 }
 
 impl Claim {
-    /// All of them.
+    /// All claims.
     pub const ALL: [Self; 17] = [
         Self::Tcp,
         Self::Udp,
@@ -73,7 +73,7 @@ impl Claim {
         Self::Flows,
     ];
 
-    /// As it is written.
+    /// The name on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -97,7 +97,7 @@ impl Claim {
     }
 }
 
-/// A word that is no claim.
+/// A text that is no [`Claim`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadClaim(String);
 
@@ -118,12 +118,12 @@ impl FromStr for Claim {
     }
 }
 
-/// A set of them.
+/// A set of claims.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claims(BTreeSet<Claim>);
 
 impl Default for Claims {
-    /// Everything.
+    /// All claims.
     fn default() -> Self {
         Self(Claim::ALL.into())
     }
@@ -135,7 +135,7 @@ impl FromIterator<Claim> for Claims {
     }
 }
 
-/// Words with commas between them; `none` for a backend that makes nothing of packets.
+/// Parses claims separated by commas; `none` for a backend that does nothing with packets.
 impl FromStr for Claims {
     type Err = BadClaim;
 
@@ -148,17 +148,17 @@ impl FromStr for Claims {
 }
 
 impl Claims {
-    /// Nothing of packets.
+    /// No claims.
     pub fn none() -> Self {
         Self(BTreeSet::new())
     }
 
-    /// Whether it is claimed.
+    /// Whether the claim is in the set.
     pub fn has(&self, claim: Claim) -> bool {
         self.0.contains(&claim)
     }
 
-    /// The flow as far as it is claimed: without what endpoints have to see, if that is not. `None` if it is not claimed.
+    /// The claimed part of a flow: without the expected source address if that is not claimed. `None` if the flow is not claimed.
     pub fn of_flow(&self, flow: &Flow, state: &Snapshot) -> Option<Flow> {
         if !needs(flow, state).iter().all(|claim| self.has(*claim)) {
             return None;
@@ -173,7 +173,7 @@ impl Claims {
     }
 }
 
-/// What a flow is about, its source address left out.
+/// The claims that a flow requires, without those about its source address.
 fn needs(flow: &Flow, state: &Snapshot) -> Vec<Claim> {
     let protocol = match flow.protocol {
         Protocol::Tcp => Claim::Tcp,
@@ -189,7 +189,7 @@ fn needs(flow: &Flow, state: &Snapshot) -> Vec<Claim> {
     };
     let mut needs = vec![protocol, family, outcome];
     needs.push(destination(flow, state));
-    // Where external traffic has a policy, who sends decides.
+    // Where external traffic has a policy, the outcome depends on the sender.
     let from_outside = matches!(flow.from, Sender::Client(_));
     let policy = state.services.values().any(|service| {
         service.external_traffic_to_local && !service.cluster_ips.contains(&flow.to.ip()) && is_of(service, flow.to)
@@ -205,7 +205,7 @@ fn is_of(service: &localnet_proto::Service, to: SocketAddr) -> bool {
     external.clone().any(|ip| *ip == to.ip()) || service.ports.iter().any(|port| port.node_port == Some(to.port()))
 }
 
-/// Whose it is. Of a ClusterIP all ports are the Service's, of other addresses its own ones.
+/// The claim for the flow's destination. A Service owns all ports of its ClusterIPs, but only its own ports of other addresses.
 fn destination(flow: &Flow, state: &Snapshot) -> Claim {
     let (ip, number) = (flow.to.ip(), flow.to.port());
     let protocol = match flow.protocol {
@@ -228,7 +228,7 @@ fn destination(flow: &Flow, state: &Snapshot) -> Claim {
     } else if any(&|service| has(service, &|port| port.node_port == Some(number))) {
         Claim::NodePort
     } else {
-        // What is nobody's: only somebody who filters packets can say anything about it.
+        // No Service owns the destination, so only a backend that filters packets affects it.
         Claim::Untouched
     }
 }
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_is_checked_if_all_it_needs_is_claimed() {
+    fn a_flow_is_checked_only_if_all_required_claims_are_made() {
         let to_cluster =
             flow("from: client, proto: tcp, to: 172.30.0.1, port: 80, answers: [10.180.0.1:80], source: kept");
         let to_external = flow("from: node, proto: udp, to: 198.51.100.1, port: 80, outcome: reject");
@@ -269,10 +269,10 @@ mod tests {
         let some = claims("tcp ipv4 cluster-ip answers").of_flow(&to_cluster, &state());
         assert!(matches!(some, Some(Flow { expect: Expect::Answers { source: None, .. }, .. })), "{some:?}");
         assert_eq!(claims("udp ipv4 cluster-ip answers").of_flow(&to_cluster, &state()), None);
-        assert_eq!(claims("udp ipv4 external reject").of_flow(&to_external, &state()), None, "who sends decides");
+        assert_eq!(claims("udp ipv4 external reject").of_flow(&to_external, &state()), None, "it requires scopes");
         assert!(claims("udp ipv4 external reject scopes").of_flow(&to_external, &state()).is_some());
         let elsewhere = flow("from: client, proto: tcp, to: 198.51.100.1, port: 81, outcome: drop");
-        assert_eq!(claims("tcp ipv4 external drop").of_flow(&elsewhere, &state()), None, "the port is nobody's");
+        assert_eq!(claims("tcp ipv4 external drop").of_flow(&elsewhere, &state()), None, "no Service owns the port");
         let from_node =
             flow("from: node, proto: tcp, to: 172.30.0.1, port: 80, answers: [10.180.0.1:80], source: kept");
         let checked = |words: &str| match claims(words).of_flow(&from_node, &state()) {
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_read_and_others_are_refused() {
+    fn valid_claims_are_parsed_and_others_are_refused() {
         for claim in Claim::ALL {
             assert_eq!(claim.as_str().parse(), Ok(claim));
         }

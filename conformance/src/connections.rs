@@ -1,4 +1,4 @@
-//! What the brain listens on. It counts connections, which a backend must not pile up, and can turn them all away.
+//! The brain's listener. It counts connections, to detect a backend that leaks them, and can refuse them all.
 
 use std::{
     io,
@@ -18,24 +18,24 @@ use tokio::{
 };
 use tonic::transport::server::Connected;
 
-/// Both ways of a connection.
+/// A bidirectional stream.
 trait Both: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Both for T {}
 
-/// A socket that listens.
+/// A listening socket.
 pub(crate) enum Listener {
     Unix(UnixListener),
     Tcp(TcpListener),
 }
 
 impl Listener {
-    /// Binds a unix socket. Must be called in a runtime.
+    /// Binds a unix socket. Must be called within a tokio runtime.
     pub(crate) fn unix(path: &Path) -> io::Result<Self> {
         UnixListener::bind(path).map(Self::Unix)
     }
 
-    /// Takes over a TCP socket. Must be called in a runtime.
+    /// Takes over a TCP listener. Must be called within a tokio runtime.
     pub(crate) fn tcp(listener: StdTcpListener) -> io::Result<Self> {
         TcpListener::from_std(listener).map(Self::Tcp)
     }
@@ -51,7 +51,7 @@ impl Listener {
         })
     }
 
-    /// The connections that come. `changed` gets 1 for each that begins, and -1 for each that ends.
+    /// The incoming connections. Calls `changed` with 1 when a connection opens, and with -1 when it closes.
     pub(crate) fn incoming(
         self,
         changed: impl Fn(isize) + Send + Sync + 'static,
@@ -67,11 +67,11 @@ impl Listener {
         })
     }
 
-    /// Closes each connection as it comes, and tells of it.
-    pub(crate) async fn turn_away(self, turned_away: impl Fn()) {
+    /// Closes each connection at once, and calls `refused_connections` for each.
+    pub(crate) async fn refuse_connections(self, refused_connections: impl Fn()) {
         loop {
             if self.accept().await.is_ok() {
-                turned_away();
+                refused_connections();
             }
         }
     }
@@ -79,7 +79,7 @@ impl Listener {
 
 type Changed = dyn Fn(isize) + Send + Sync;
 
-/// A connection, counted as long as it is open.
+/// A connection that counts as open until it is dropped.
 pub(crate) struct Counted {
     both: Box<dyn Both>,
     changed: Arc<Changed>,
@@ -117,7 +117,7 @@ impl AsyncWrite for Counted {
     }
 }
 
-/// The address as the brain binds it; by TCP inside of a namespace, if there is one.
+/// Binds the TCP address, in a namespace if there is one; `None` for an address of another kind.
 pub(crate) fn tcp(address: &Address, inside: Option<&Namespace>) -> io::Result<Option<StdTcpListener>> {
     let Address::Tcp { host, port } = address else { return Ok(None) };
     let listen = || {

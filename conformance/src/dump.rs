@@ -1,4 +1,4 @@
-//! The text in which a backend tells what it holds. Pure.
+//! The text in which a backend describes its state. Pure.
 //!
 //! ```text
 //! rev 7 2
@@ -9,25 +9,25 @@
 //! affinity default/web 10800
 //! ```
 //! The first line names the state (InstanceID and Rev); the others come in any order. `vip` is `cluster`, `external` or
-//! `balancer`; a port or endpoint of a port without a name has `-` for it; a port without NodePort has 0; the scopes of an
-//! endpoint are `internal`, `external`, `shortcircuit` and `established`, in this order, or `-`. Ports of protocols that the
-//! backend does not know are left out, and so is what endpoints say about them.
+//! `balancer`. `-` stands for the empty name of a port, and 0 for a port without NodePort. The scopes of an endpoint are `internal`,
+//! `external`, `shortcircuit` and `established`, in this order, or `-`. A backend leaves out ports of protocols that it does not
+//! know, and the endpoints of these ports.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
 use localnet_proto::{Endpoint, Revision, Scopes, Service, Snapshot};
 
-/// What a backend holds.
+/// The state that a backend holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dump {
-    /// Which state it is.
+    /// The revision.
     pub revision: Revision,
-    /// What is in it.
+    /// The other lines.
     pub lines: BTreeSet<String>,
 }
 
 impl Dump {
-    /// Reads a dump; `None` if its first line names no state.
+    /// Parses a dump; `None` if its first line names no state.
     pub fn parse(text: &str) -> Option<Self> {
         let mut lines = text.lines().map(str::trim_end).filter(|line| !line.is_empty());
         let mut first = lines.next()?.split(' ');
@@ -39,7 +39,7 @@ impl Dump {
         Some(Self { revision, lines: lines.map(str::to_owned).collect() })
     }
 
-    /// The dump of a state.
+    /// The expected dump of a state.
     pub fn of(state: &Snapshot) -> Self {
         let mut lines = BTreeSet::from([format!("node {}", state.node.name)]);
         for service in state.services.values() {
@@ -48,11 +48,11 @@ impl Dump {
         Self { revision: state.revision, lines }
     }
 
-    /// What it lacks and what it has too much beside what is expected; empty if nothing.
+    /// The lines that are missing and the lines that are unexpected; empty if the dumps are equal.
     pub fn differences(&self, expected: &Self) -> String {
         const MOST: usize = 10;
-        let lacks = expected.lines.difference(&self.lines).map(|line| format!("\n  lacks: {line}"));
-        let more = self.lines.difference(&expected.lines).map(|line| format!("\n  has too much: {line}"));
+        let lacks = expected.lines.difference(&self.lines).map(|line| format!("\n  missing: {line}"));
+        let more = self.lines.difference(&expected.lines).map(|line| format!("\n  unexpected: {line}"));
         let all: Vec<String> = lacks.chain(more).collect();
         let mut text = all.iter().take(MOST).cloned().collect::<String>();
         if all.len() > MOST {
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dump_is_read_as_it_is_meant() {
+    fn a_dump_is_parsed() {
         let dump = Dump::parse("rev 7 2\nnode a\n\nvip a/b cluster 10.0.0.1\n").expect("a dump");
         assert_eq!(dump.revision, Revision { instance: 7, rev: 2 });
         assert_eq!(dump.lines, ["node a", "vip a/b cluster 10.0.0.1"].map(str::to_owned).into());
@@ -116,10 +116,10 @@ mod tests {
     }
 
     #[test]
-    fn differences_are_named() {
+    fn differences_name_missing_and_unexpected_lines() {
         let dump = |text: &str| Dump::parse(&format!("rev 7 2\n{text}")).expect("a dump");
         assert_eq!(dump("a\nb").differences(&dump("b\na")), "");
-        assert_eq!(dump("a\nc").differences(&dump("a\nb")), "\n  lacks: b\n  has too much: c");
+        assert_eq!(dump("a\nc").differences(&dump("a\nb")), "\n  missing: b\n  unexpected: c");
         let many: String = (0..20).map(|number| format!("{number}\n")).collect();
         assert!(dump("").differences(&dump(&many)).ends_with("and 10 more"));
     }

@@ -1,29 +1,29 @@
-//! Checks any backend, in any language: `localnet-conformance --backend 'COMMAND'`.
+//! Tests any backend, in any language: `localnet-conformance --backend 'COMMAND'`.
 //!
 //! ```text
 //!            states of the Cases, and of each check
 //!                     │
-//!  kit ──► Brain (it answers Next truly, or as a check wants it) ──unix or TCP──► COMMAND ──► dump, or Report
-//!   │                                                                               │
-//!   └──────────── packets between namespaces, signals, flushes ─────────────────────┘
+//!  kit ──► Brain (answers Next correctly, or with a fault) ──unix or TCP──► COMMAND ──► dump, or Report
+//!   │                                                                          │
+//!   └──────────── packets between namespaces, signals, flushes ────────────────┘
 //! ```
 //!
-//! | level | what it asks |
+//! | level | what it verifies |
 //! |---|---|
-//! | `wire` | does it read the stream as it is meant: resume, cut streams, restarts, what is new to it, much at once |
-//! | `state` | does it hold the state of each Case |
-//! | `packets` | do real packets of each Case go where they should (needs root) |
-//! | `life` | killed, stalled, alone, flushed: does it end right |
+//! | `wire` | the backend reads the stream correctly: it resumes, and handles cut streams, restarts, unknown content and large states |
+//! | `state` | the backend holds the state of each Case |
+//! | `packets` | real packets of each Case reach their expected destination (needs root) |
+//! | `life` | the backend recovers when it is killed, stalled, without a brain, or when its rules are flushed |
 //!
-//! | file | step |
+//! | file | content |
 //! |---|---|
-//! | [`claims`] | what a backend says that it can; pure |
-//! | [`dump`] | the text in which a backend tells what it holds; pure |
+//! | [`claims`] | what a backend claims to support; pure |
+//! | [`dump`] | the text in which a backend describes its state; pure |
 //! | [`brain`] | the other end of the stream |
-//! | `connections` | what it listens on: connections are counted, or turned away |
-//! | [`backend`] | COMMAND at work, and what it holds |
+//! | `connections` | the brain's listener, which counts or refuses connections |
+//! | [`backend`] | the running COMMAND, and its state |
 //! | [`levels`] | the checks |
-//! | [`outcome`] | what came of them: a table, JUnit; pure |
+//! | [`outcome`] | their results, as a table and as JUnit XML; pure |
 
 pub mod backend;
 pub mod brain;

@@ -1,4 +1,4 @@
-//! `localnet-conformance`: checks any backend, in any language.
+//! `localnet-conformance`: tests any backend, in any language.
 
 use std::{
     fs,
@@ -10,62 +10,66 @@ use std::{
 
 use anyhow::Context as _;
 use clap::Parser;
+use localnet_client::served::Lack;
 use localnet_conformance::{Level, Options, claims::Claims, outcome::Verdict, run};
 use rustix::process::Signal;
 
-/// Check a backend of localnet: what it makes of streams, of states, of packets, and of what can happen to it.
+/// Test a backend of localnet: how it handles streams, states, packets and failures.
 ///
-/// The backend is started many times, as root in network namespaces of its own. It tells what it holds by Report, or, which
-/// shows more, in a file: see docs/writing-a-backend.md.
+/// The kit starts the backend many times, as root in network namespaces of its own. The backend describes its state by Report, or
+/// in more detail in a file: see docs/writing-a-backend.md.
 #[derive(Debug, Parser)]
 #[command(name = "localnet-conformance", version)]
 struct Arguments {
-    /// The command of the backend. In it {api} is the brain's address (unix:///…) and {socket} the path in it, or with {tcp}, an
-    /// IP address and a port, tcp://…; {dump} is the file to write what is held to, {folder} one that is there for this brain alone,
-    /// {flags} kube-proxy's flags of the node
+    /// The backend's command. The kit replaces {api} by the brain's address (unix:///…) and {socket} by the path in it. If the command
+    /// contains {tcp}, {tcp} is an IP address and a port, and {api} is tcp://…. {dump} is a file for the backend's state, {folder} a
+    /// folder for this run alone, and {flags} kube-proxy's flags for the node
     #[arg(long, value_name = "COMMAND")]
     backend: String,
     /// Levels to check: wire, state, packets, life
     #[arg(long, value_name = "LEVEL", value_delimiter = ',', default_value = "wire,state,packets,life")]
     levels: Vec<Level>,
-    /// What the backend can do with packets, with commas between: tcp, udp, sctp, ipv4, ipv6, cluster-ip, external, node-port, answers, source,
-    /// node-source, reject, drop, untouched, scopes, affinity, flows; or none [default: everything]
+    /// What the backend does with packets, separated by commas: tcp, udp, sctp, ipv4, ipv6, cluster-ip, external, node-port, answers,
+    /// source, node-source, reject, drop, untouched, scopes, affinity, flows; or none [default: everything]
     #[arg(long, value_name = "CLAIMS")]
     claims: Option<Claims>,
-    /// Only checks with one of these texts in their names (LEVEL/NAME)
+    /// Run only checks whose names (LEVEL/NAME) contain one of these texts
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     only: Vec<String>,
-    /// The folder of Cases [default: that of the repository]
+    /// The folder of Cases [default: the repository's]
     #[arg(long, value_name = "FOLDER")]
     cases: Option<PathBuf>,
-    /// How long anything may take, in seconds
+    /// Time limit for each step, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 20)]
     patience: u64,
-    /// Checks at a time
+    /// How many checks run at a time
     #[arg(long, value_name = "COUNT", default_value_t = Options::of("").at_a_time)]
     at_a_time: usize,
-    /// The signal that asks the backend to end: TERM, INT, HUP, QUIT
+    /// The signal that stops the backend: TERM, INT, HUP, QUIT
     #[arg(long, value_name = "SIGNAL", default_value = "TERM", value_parser = signal)]
     stop: Signal,
-    /// A command that prints what the backend has written, line by line: restarts have to leave it as it is
+    /// A command that prints everything the backend has written, line by line; it must not change after a restart
     #[arg(long, value_name = "COMMAND")]
     listing: Option<String>,
-    /// A command that removes all rules of a node, as others would: the backend has to put them back
+    /// A command that removes all rules of the node, like another program would; the backend must restore its own
     #[arg(long, value_name = "COMMAND")]
     flush: Option<String>,
-    /// A command that removes all that the backend has written
+    /// A command that removes everything the backend has written
     #[arg(long, value_name = "COMMAND")]
     cleanup: Option<String>,
-    /// A command that reads back what the kernel serves, and prints it: see docs/writing-a-backend.md
+    /// A command that reads the kernel's state and prints what it serves: see docs/writing-a-backend.md
     #[arg(long, value_name = "COMMAND")]
     read_back: Option<String>,
-    /// A command after which the backend cannot write what it wants, until --clear
+    /// What the kernel cannot hold whatever the backend does, separated by commas: verdicts, scopes, seconds, ports, host-network, sources
+    #[arg(long, value_name = "LACKS", value_delimiter = ',', requires = "read_back")]
+    cannot_hold: Vec<Lack>,
+    /// A command after which the kernel refuses the backend's changes, until --clear
     #[arg(long, value_name = "COMMAND", requires = "clear")]
     obstruct: Option<String>,
-    /// A command after which it can again
+    /// A command after which the kernel accepts the backend's changes again
     #[arg(long, value_name = "COMMAND", requires = "obstruct")]
     clear: Option<String>,
-    /// Write JUnit's XML to a file
+    /// Write the results to a file, as JUnit XML
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
 }
@@ -75,7 +79,7 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            // There is nobody to tell that standard error cannot be written.
+            // If standard error is closed, there is no place to report that.
             _ = writeln!(io::stderr(), "error: {error:#}");
             ExitCode::from(2)
         }
@@ -106,6 +110,7 @@ fn check(arguments: Arguments) -> anyhow::Result<bool> {
         flush: arguments.flush,
         cleanup: arguments.cleanup,
         read_back: arguments.read_back,
+        cannot_hold: arguments.cannot_hold.into_iter().collect(),
         obstruct: arguments.obstruct,
         clear: arguments.clear,
         ..defaults

@@ -1,55 +1,55 @@
-//! What came of the checks: a table for people, JUnit for machines. Pure.
+//! The results of the checks: a table for people, JUnit XML for machines. Pure.
 
 use std::{fmt::Write as _, time::Duration};
 
 use crate::levels::Level;
 
-/// What came of a check.
+/// The result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is as it should be.
+    /// The backend passed.
     Passed,
-    /// It is not; this is why.
+    /// The backend failed, for this reason.
     Failed(String),
-    /// It is about something that the backend does not claim.
+    /// The check is about something that the backend does not claim; the reason names it.
     NotClaimed(String),
 }
 
-/// A check, and what came of it.
+/// A check and its result.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Its level.
+    /// The level.
     pub level: Level,
-    /// Its name within the level.
+    /// The name within the level.
     pub name: String,
-    /// What came of it.
+    /// The result.
     pub verdict: Verdict,
-    /// How long it took.
+    /// The duration.
     pub took: Duration,
 }
 
-/// All of them.
+/// The results of all checks.
 #[derive(Clone, Debug, Default)]
 pub struct Outcomes(pub Vec<Outcome>);
 
 impl Outcomes {
-    /// Whether nothing has failed.
+    /// Whether no check failed.
     pub fn passed(&self) -> bool {
         self.failed().next().is_none()
     }
 
-    /// The names of those that failed, with their levels.
+    /// The names of the failed checks, as `LEVEL/NAME`.
     pub fn failed(&self) -> impl Iterator<Item = String> {
         let failed = self.0.iter().filter(|outcome| matches!(outcome.verdict, Verdict::Failed(_)));
         failed.map(|outcome| format!("{}/{}", outcome.level, outcome.name))
     }
 
-    /// How many checks there were of something that is claimed.
+    /// How many checks ran, without those that are not claimed.
     pub fn count(&self) -> usize {
         self.0.iter().filter(|outcome| !matches!(outcome.verdict, Verdict::NotClaimed(_))).count()
     }
 
-    /// A table for people; with a line for each check, or only for those that failed.
+    /// A table with the counts of each level, below a line for each failed check, or for each check if `all` is set.
     pub fn table(&self, all: bool) -> String {
         let mut text = String::new();
         for outcome in &self.0 {
@@ -68,8 +68,8 @@ impl Outcomes {
         }
         _ = writeln!(text, "{:<10} {:>7} {:>7} {:>12}", "level", "passed", "failed", "not claimed");
         for level in Level::ALL {
-            let of = |wanted: fn(&Verdict) -> bool| {
-                let all = self.0.iter().filter(|outcome| outcome.level == level && wanted(&outcome.verdict));
+            let of = |matches: fn(&Verdict) -> bool| {
+                let all = self.0.iter().filter(|outcome| outcome.level == level && matches(&outcome.verdict));
                 all.count()
             };
             let passed = of(|verdict| *verdict == Verdict::Passed);
@@ -82,7 +82,7 @@ impl Outcomes {
         text
     }
 
-    /// JUnit's XML: a suite for each level.
+    /// JUnit XML with a test suite for each level.
     pub fn junit(&self, backend: &str) -> String {
         let mut text =
             format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"{}\">\n", escaped(backend));
@@ -121,7 +121,7 @@ impl Outcomes {
     }
 }
 
-/// XML knows no control characters but these three.
+/// Escapes a text for XML, which allows no control characters but tab, newline and carriage return.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_counts_and_names_what_failed() {
+    fn the_table_counts_results_and_names_failed_checks() {
         let table = outcomes().table(false);
         assert!(table.starts_with("FAILED  wire/cut"), "{table}");
         assert!(table.contains("wire             1       1            0"), "{table}");
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn junit_is_xml() {
+    fn junit_xml_is_escaped() {
         let junit = outcomes().junit("a & b");
         let expected = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>
 <testsuites name=\"a &amp; b\">

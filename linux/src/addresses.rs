@@ -1,6 +1,6 @@
-//! The node's own addresses: which there are, and when that changes.
+//! The node's own addresses, and notifications when they change.
 //!
-//! Facts of the kernel, without judgement: loopback and link-local addresses are told like all others.
+//! The module reports what the kernel reports, loopback and link-local addresses included. The caller decides which count.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,16 +16,16 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
-/// Why the addresses are not known.
+/// Why the node's addresses could not be listed or watched.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The subscription ended: what changed since is not known. Watch again.
+    /// The subscription ended, so changes since then are unknown. Call [`Addresses::watch`] again.
     #[error("rtnetlink subscription ended: watch the addresses again")]
     Ended,
-    /// The kernel refused to list them.
+    /// The kernel refused to list the addresses.
     #[error("failed to list the node's addresses: {0}")]
     List(#[from] rtnetlink::Error),
-    /// The socket failed.
+    /// The netlink socket failed.
     #[error("rtnetlink socket: {0}")]
     Io(#[from] io::Error),
 }
@@ -33,43 +33,49 @@ pub enum Error {
 /// One address of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address {
-    /// The address itself.
+    /// The IP address.
     pub ip: IpAddr,
-    /// The length of its network's prefix.
+    /// The length of the network's prefix, in bits.
     pub prefix_len: u8,
-    /// The number of the interface.
+    /// The index of the interface.
     pub interface: u32,
 }
 
-/// A subscription to the addresses of the network namespace in which it was made.
+/// A subscription to address changes in the network namespace where it was opened.
 #[derive(Debug)]
 pub struct Addresses {
     handle: Handle,
-    /// There was a change: one word, however many there were while nobody listened.
+    /// Receives one message for any number of changes since the last read.
     changed: mpsc::Receiver<()>,
-    /// Ends when this is dropped.
+    /// The tasks behind the subscription; they end when it is dropped.
     _work: JoinSet<()>,
 }
 
 impl Addresses {
-    /// Subscribes; must be called within a tokio runtime.
+    /// Subscribes to address changes. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the netlink socket cannot be opened or bound.
     pub fn watch() -> Result<Self, Error> {
         let groups = [MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
         let (connection, handle, changes) = new_multicast_connection(&groups)?;
         let mut work = JoinSet::new();
         work.spawn(connection);
-        let (tell, changed) = mpsc::channel(1);
-        work.spawn(notice(changes, tell));
+        let (notify, changed) = mpsc::channel(1);
+        work.spawn(forward_changes(changes, notify));
         Ok(Self { handle, changed, _work: work })
     }
 
-    /// All addresses of all interfaces.
+    /// Lists the addresses of all interfaces.
+    ///
+    /// # Errors
+    /// [`Error::List`] if the kernel refuses the request.
     pub async fn list(&self) -> Result<BTreeSet<Address>, Error> {
         let messages: Vec<AddressMessage> = self.handle.address().get().execute().try_collect().await?;
         Ok(messages.iter().filter_map(address).collect())
     }
 
-    /// The number of the interface of that name, if there is one.
+    /// The index of the interface with that name, or `None` if there is none.
     async fn index(&self, name: &str) -> Result<Option<u32>, Error> {
         let links = self.handle.link().get().match_name(name).execute();
         match links.try_collect::<Vec<LinkMessage>>().await {
@@ -83,55 +89,59 @@ impl Addresses {
         }
     }
 
-    /// Waits until an address came or went since the subscription, or since this returned last; then list them.
+    /// Waits until an address is added or removed after the subscription, or after the last return of this method.
+    ///
+    /// # Errors
+    /// [`Error::Ended`] if the subscription ended.
     pub async fn changed(&mut self) -> Result<(), Error> {
         self.changed.recv().await.ok_or(Error::Ended)
     }
 }
 
-/// Tells that something came, and keeps nothing of it: nobody may listen for long.
-async fn notice<T>(changes: impl Stream<Item = T> + Unpin, tell: mpsc::Sender<()>) {
+/// Turns each change into a notification without content. Unread changes merge into one, so a slow reader
+/// costs no memory.
+async fn forward_changes<T>(changes: impl Stream<Item = T> + Unpin, notify: mpsc::Sender<()>) {
     let mut changes = changes;
     while changes.next().await.is_some() {
-        // If there is no room it is told already.
-        if let Err(mpsc::error::TrySendError::Closed(())) = tell.try_send(()) {
+        // A full channel already holds a notification.
+        if let Err(mpsc::error::TrySendError::Closed(())) = notify.try_send(()) {
             return;
         }
     }
 }
 
-/// After this what could not be listed is listed again.
-const AGAIN: Duration = Duration::from_secs(1);
+/// How long to wait before listing the addresses again after a failure.
+const RETRY: Duration = Duration::from_secs(1);
 
-/// Follows the addresses of the interfaces of the network namespace in which it is first used; subscribes again when that
-/// breaks. Needs a tokio runtime.
+/// The addresses of the node's interfaces, kept up to date. It works in the network namespace of its first use, needs a tokio
+/// runtime, and subscribes again when a subscription breaks.
 #[derive(Debug, Default)]
 pub struct NodeAddresses {
     watch: Option<Addresses>,
-    /// They differ from what was listed last.
+    /// Whether the addresses changed since they were last listed.
     changed: bool,
-    /// They could not be listed: when to list them again.
-    again: Option<Instant>,
-    /// That they could not be listed is in the log.
-    said: bool,
-    /// The interface whose addresses do not count.
+    /// When to list the addresses again after a failure.
+    retry_at: Option<Instant>,
+    /// Whether the log already has a warning about the current failure.
+    warned: bool,
+    /// The name of an interface whose addresses are left out.
     except: Option<String>,
 }
 
 impl NodeAddresses {
-    /// Those of all interfaces but the one of that name, which may be absent.
+    /// The addresses of all interfaces except the one with that name, which need not exist.
     pub fn except(interface: &str) -> Self {
         Self { except: Some(interface.to_owned()), ..Self::default() }
     }
 
-    /// The addresses now. After an error [`Self::next`] lists them again.
+    /// Lists the addresses. After an error, [`Self::next`] lists them again.
     ///
     /// # Errors
-    /// They cannot be listed.
+    /// The subscription cannot be opened, or the kernel refuses to list the addresses or the excepted interface.
     pub async fn list(&mut self) -> Result<Vec<IpAddr>, Error> {
         let listed = self.try_list().await;
         self.changed = listed.is_err();
-        self.again = listed.is_err().then(|| Instant::now() + AGAIN);
+        self.retry_at = listed.is_err().then(|| Instant::now() + RETRY);
         if listed.is_err() {
             self.watch = None;
         }
@@ -151,34 +161,34 @@ impl NodeAddresses {
         Ok(listed.map(|address| address.ip).collect())
     }
 
-    /// The addresses now; none if they cannot be listed, which is said in the log.
-    pub async fn known(&mut self) -> Option<Vec<IpAddr>> {
+    /// Lists the addresses. On failure it returns `None` and logs a warning, once per series of failures.
+    pub async fn list_or_warn(&mut self) -> Option<Vec<IpAddr>> {
         let listed = self.list().await;
         match &listed {
-            Ok(_) => self.said = false,
-            Err(error) if std::mem::replace(&mut self.said, true) => {
-                debug!(%error, "the node's addresses are still not known");
+            Ok(_) => self.warned = false,
+            Err(error) if std::mem::replace(&mut self.warned, true) => {
+                debug!(%error, "still failing to list the node's addresses");
             }
-            Err(error) => warn!(%error, "the node's addresses are not known; will be asked for again"),
+            Err(error) => warn!(%error, "failed to list the node's addresses; retrying every second"),
         }
         listed.ok()
     }
 
-    /// The addresses, after they changed; while they cannot be listed, which is said in the log, they are listed again each
+    /// Waits for a change and returns the addresses after it. While they cannot be listed, it logs a warning and retries every
     /// second. Cancel-safe.
     pub async fn next(&mut self) -> Vec<IpAddr> {
         loop {
             self.change().await;
-            if let Some(listed) = self.known().await {
+            if let Some(listed) = self.list_or_warn().await {
                 return listed;
             }
         }
     }
 
-    /// Waits until there is a reason to list them.
+    /// Waits until the addresses have to be listed.
     async fn change(&mut self) {
-        if let Some(again) = self.again {
-            tokio::time::sleep_until(again.into()).await;
+        if let Some(retry_at) = self.retry_at {
+            tokio::time::sleep_until(retry_at.into()).await;
         }
         if !self.changed
             && let Some(watch) = &mut self.watch
@@ -191,9 +201,10 @@ impl NodeAddresses {
     }
 }
 
-/// On a point-to-point link the own address is the local one, and the other is the peer's.
+/// The address that a netlink message describes. On a point-to-point link `IFA_LOCAL` is the node's own address and
+/// `IFA_ADDRESS` the peer's, so the local one is preferred.
 pub(crate) fn address(message: &AddressMessage) -> Option<Address> {
-    let find = |wanted: fn(&AddressAttribute) -> Option<IpAddr>| message.attributes.iter().find_map(wanted);
+    let find = |select: fn(&AddressAttribute) -> Option<IpAddr>| message.attributes.iter().find_map(select);
     let local = find(|attribute| match attribute {
         AddressAttribute::Local(ip) => Some(*ip),
         _ => None,
@@ -212,9 +223,9 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn however_many_changes_come_while_nobody_listens_one_word_is_kept() {
-        let (tell, mut told) = mpsc::channel(1);
-        notice(futures::stream::iter(0..100_000), tell).await;
-        assert_eq!((told.recv().await, told.recv().await), (Some(()), None), "and the end is told");
+    async fn unread_changes_merge_into_one_notification() {
+        let (notify, mut notified) = mpsc::channel(1);
+        forward_changes(futures::stream::iter(0..100_000), notify).await;
+        assert_eq!((notified.recv().await, notified.recv().await), (Some(()), None), "then the channel closes");
     }
 }

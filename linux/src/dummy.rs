@@ -1,7 +1,8 @@
-//! A dummy interface that carries addresses: packets to them are delivered on this node, and so reach IPVS.
+//! A dummy interface for the virtual addresses of IPVS: the kernel delivers packets to its addresses locally, where IPVS sees
+//! them.
 //!
-//! The interface stays as the kernel makes it, down and without ARP: its addresses are local all the same, nothing is ever sent
-//! through it, and no route to it appears. Only addresses that stand alone (/32 and /128) are its business.
+//! The interface stays down and without ARP, as the kernel creates it. Its addresses are local nevertheless, it sends nothing,
+//! and no routes appear. The module manages only single addresses (/32 and /128).
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,52 +17,52 @@ use tokio::task::JoinHandle;
 
 use crate::{addresses, shortage::is_shortage};
 
-/// Questions under way at a time: as many as have room for their answers in a receive buffer of the default size.
+/// How many requests are in flight at a time. Their answers fit into a receive buffer of the default size.
 const WINDOW: usize = 64;
 
-/// Why the interface is not there, or its addresses are not known.
+/// Why the interface or its addresses could not be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The process may not.
+    /// The process lacks `CAP_NET_ADMIN`.
     #[error("not permitted to {action}: CAP_NET_ADMIN is needed; run as root or grant the capability")]
     NotPermitted {
-        /// What was asked for.
+        /// The request that the kernel denied, to follow "not permitted to".
         action: String,
     },
-    /// The kernel has none.
+    /// The kernel has no dummy interfaces.
     #[error("this kernel has no dummy interfaces, for {name}: load the module dummy (modprobe dummy)")]
     Unsupported {
-        /// The interface that was asked for.
+        /// The name of the requested interface.
         name: String,
     },
     /// An interface of another kind has the name.
     #[error("the interface {name} is no dummy interface ({kind}): delete or rename it (ip link delete {name})")]
     NotDummy {
-        /// Its name.
+        /// The name of the interface.
         name: String,
-        /// What it is.
+        /// Its kind.
         kind: String,
     },
-    /// Somebody deleted it.
-    #[error("the interface {name} is gone: make it again")]
-    Gone {
-        /// Its name.
+    /// The interface was deleted.
+    #[error("the interface {name} was deleted: create it again")]
+    Deleted {
+        /// The name of the interface.
         name: String,
     },
-    /// The kernel refused.
+    /// The kernel refused a request for another reason.
     #[error("failed to {action}: {error}")]
     Refused {
-        /// What was asked for.
+        /// The request, to follow "failed to".
         action: String,
-        /// Its answer.
+        /// The kernel's error.
         error: rtnetlink::Error,
     },
-    /// The socket failed.
+    /// The netlink socket failed.
     #[error("rtnetlink socket: {0}")]
     Io(#[from] io::Error),
 }
 
-/// A dummy interface in the network namespace of the thread that asked for it.
+/// A dummy interface in the network namespace of the thread that opened it.
 #[derive(Debug)]
 pub struct Dummy {
     name: String,
@@ -69,64 +70,70 @@ pub struct Dummy {
     connection: Connection,
 }
 
-/// An address that could not be added or removed.
+/// An address that the kernel refused to add or remove.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to {}: {reason}", describe(*adding, address, name))]
 pub struct Refused {
     /// The address.
     pub address: IpAddr,
-    /// Whether it was to be added; removed otherwise.
+    /// Whether the address was to be added; otherwise it was to be removed.
     pub adding: bool,
-    /// The kernel is short of something: the address is not to blame.
+    /// Whether the kernel was short of a resource, so that a retry can succeed.
     pub is_shortage: bool,
     name: String,
     reason: String,
 }
 
 impl Refused {
-    /// The refusal of an address of the interface of that name.
+    /// A refusal for an address of the interface `name`. `errno` is the kernel's error number.
     pub fn new(address: IpAddr, adding: bool, name: &str, errno: Option<i32>, reason: String) -> Self {
         Self { address, adding, is_shortage: errno.is_some_and(is_shortage), name: name.to_owned(), reason }
     }
 }
 
-/// What became of changes.
+/// The outcome of [`Dummy::change`].
 #[derive(Debug, Default)]
 #[must_use = "the kernel may have refused some of the changes"]
 pub struct Changed {
-    /// Addresses that were not there before.
+    /// How many addresses were added. Addresses that existed already do not count.
     pub added: usize,
-    /// Addresses that were there before.
+    /// How many addresses were removed. Addresses that were missing already do not count.
     pub removed: usize,
-    /// Those that the kernel refused.
+    /// The addresses that the kernel refused.
     pub refused: Vec<Refused>,
 }
 
 impl Dummy {
-    /// The interface of that name, made if there is none. The kernel loads its module for this if it may. Must be called
-    /// within a tokio runtime.
+    /// Opens the dummy interface with that name, and creates it if there is none. The kernel loads the `dummy` module if it can.
+    /// Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// An interface of another kind has the name, or the kernel has no dummy interfaces or denies the request.
     pub async fn ensure(name: &str) -> Result<Self, Error> {
-        if let Some(found) = Self::find(name).await? {
-            return Ok(found);
+        if let Some(existing) = Self::find(name).await? {
+            return Ok(existing);
         }
         let connection = Connection::open()?;
         match connection.handle.link().add(LinkDummy::new(name).build()).execute().await {
             Ok(()) => {}
-            // Somebody else was as quick.
+            // Another process created it in between.
             Err(error) if errno(&error) == Some(Errno::EXIST) => {}
-            Err(error) => return Err(not_made(name, error)),
+            Err(error) => return Err(creation_failed(name, error)),
         }
-        Self::find(name).await?.ok_or_else(|| Error::Gone { name: name.to_owned() })
+        Self::find(name).await?.ok_or_else(|| Error::Deleted { name: name.to_owned() })
     }
 
-    /// The interface of that name, if there is one. Must be called within a tokio runtime.
+    /// Opens the dummy interface with that name; `None` if there is none. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// An interface of another kind has the name, or the kernel denies the request.
     pub async fn find(name: &str) -> Result<Option<Self>, Error> {
         let connection = Connection::open()?;
         let links = connection.handle.link().get().match_name(name).execute();
         let link = match links.try_collect::<Vec<LinkMessage>>().await {
             Ok(links) => links.into_iter().next(),
             Err(error) if errno(&error) == Some(Errno::NODEV) => None,
-            Err(error) => return Err(failed(format!("look for the interface {name}"), error)),
+            Err(error) => return Err(failed(format!("find the interface {name}"), error)),
         };
         let Some(link) = link else { return Ok(None) };
         match kind(&link) {
@@ -138,12 +145,15 @@ impl Dummy {
         }
     }
 
-    /// The kernel's number of the interface.
+    /// The index of the interface.
     pub fn index(&self) -> u32 {
         self.index
     }
 
-    /// Its addresses, as far as they stand alone. Empty too if it is gone.
+    /// The interface's single addresses (/32 and /128). Empty if the interface was deleted.
+    ///
+    /// # Errors
+    /// The kernel denies or fails the request.
     pub async fn addresses(&self) -> Result<BTreeSet<IpAddr>, Error> {
         let listing = self.connection.handle.address().get().set_link_index_filter(self.index).execute();
         let messages: Vec<AddressMessage> = listing
@@ -156,7 +166,11 @@ impl Dummy {
         Ok(ours.map(|address| address.ip).collect())
     }
 
-    /// Removes and adds addresses, many at a time. One that is there already, or gone already, is as it should be.
+    /// Removes and adds addresses. An address that exists already, or is missing already, is no error. Refused addresses are
+    /// listed in the result and do not stop the others.
+    ///
+    /// # Errors
+    /// The interface was deleted, or the process lacks `CAP_NET_ADMIN`.
     pub async fn change(
         &self,
         add: impl IntoIterator<Item = IpAddr>,
@@ -164,7 +178,7 @@ impl Dummy {
     ) -> Result<Changed, Error> {
         let remove = remove.into_iter().map(|address| (address, false));
         let add = add.into_iter().map(|address| (address, true));
-        // In this order, so that there is room for the new ones.
+        // Removals first, so that they make room for the additions.
         let requests = remove.chain(add).map(|(address, adding)| async move {
             let result = if adding { self.add(address).await } else { self.remove(address).await };
             (address, adding, result)
@@ -172,12 +186,12 @@ impl Dummy {
         let mut changed = Changed::default();
         let mut answers = stream::iter(requests).buffered(WINDOW);
         while let Some((address, adding, result)) = answers.next().await {
-            let there = if adding { Errno::EXIST } else { Errno::ADDRNOTAVAIL };
+            let redundant = if adding { Errno::EXIST } else { Errno::ADDRNOTAVAIL };
             match result {
                 Ok(()) => *if adding { &mut changed.added } else { &mut changed.removed } += 1,
                 Err(error) => match errno(&error) {
-                    Some(errno) if errno == there => {}
-                    Some(Errno::NODEV) => return Err(Error::Gone { name: self.name.clone() }),
+                    Some(errno) if errno == redundant => {}
+                    Some(Errno::NODEV) => return Err(Error::Deleted { name: self.name.clone() }),
                     Some(Errno::PERM) => {
                         return Err(failed(describe(adding, &address, &self.name), error));
                     }
@@ -192,7 +206,10 @@ impl Dummy {
         Ok(changed)
     }
 
-    /// Deletes the interface with its addresses. One that is gone already is as it should be.
+    /// Deletes the interface with its addresses. A missing interface is no error.
+    ///
+    /// # Errors
+    /// The kernel denies or fails the request.
     pub async fn delete(self) -> Result<(), Error> {
         match self.connection.handle.link().del(self.index).execute().await {
             Err(error) if errno(&error) != Some(Errno::NODEV) => {
@@ -205,7 +222,7 @@ impl Dummy {
     async fn add(&self, address: IpAddr) -> Result<(), rtnetlink::Error> {
         let mut request = self.connection.handle.address().add(self.index, address, full_prefix(address));
         if address.is_ipv6() {
-            // Nobody else can be asked whether he has it: it is to be used at once.
+            // No neighbour can own the address, so duplicate address detection would only delay its use.
             request.message_mut().attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
         }
         request.execute().await
@@ -227,17 +244,17 @@ impl Dummy {
     fn reason(&self, address: IpAddr, errno: Option<Errno>, error: &rtnetlink::Error) -> String {
         match errno {
             Some(Errno::ACCESS | Errno::OPNOTSUPP) if address.is_ipv6() => format!(
-                "IPv6 is off there: switch it on (sysctl -w net/ipv6/conf/{0}/disable_ipv6=0), or start the kernel without \
+                "IPv6 is disabled on it: enable it (sysctl -w net/ipv6/conf/{0}/disable_ipv6=0), or start the kernel without \
                  ipv6.disable=1",
                 self.name
             ),
-            Some(Errno::INVAL | Errno::ADDRNOTAVAIL) => "it is no address that an interface can have".to_owned(),
+            Some(Errno::INVAL | Errno::ADDRNOTAVAIL) => "an interface cannot have such an address".to_owned(),
             _ => error.to_string(),
         }
     }
 }
 
-/// A connection that ends when dropped.
+/// An rtnetlink connection whose task ends when it is dropped.
 #[derive(Debug)]
 struct Connection {
     handle: Handle,
@@ -280,7 +297,7 @@ fn describe(adding: bool, address: &IpAddr, name: &str) -> String {
     }
 }
 
-/// The kernel's answer, if it is one.
+/// The kernel's `errno`, if the error is an answer of the kernel.
 fn errno(error: &rtnetlink::Error) -> Option<Errno> {
     match error {
         rtnetlink::Error::NetlinkError(message) => Errno::from_io_error(&message.to_io()),
@@ -288,8 +305,8 @@ fn errno(error: &rtnetlink::Error) -> Option<Errno> {
     }
 }
 
-/// Of a kind of interface that it does not know the kernel says that it does not support the operation.
-fn not_made(name: &str, error: rtnetlink::Error) -> Error {
+/// The error for a failed creation. The kernel answers `EOPNOTSUPP` for a kind of interface that it does not know.
+fn creation_failed(name: &str, error: rtnetlink::Error) -> Error {
     match errno(&error) {
         Some(Errno::OPNOTSUPP) => Error::Unsupported { name: name.to_owned() },
         _ => failed(format!("make the interface {name}"), error),
@@ -329,7 +346,7 @@ mod tests {
         ] {
             let mut message = ErrorMessage::default();
             message.code = NonZeroI32::new(-errno.raw_os_error());
-            let error = not_made("kube-ipvs0", rtnetlink::Error::NetlinkError(message));
+            let error = creation_failed("kube-ipvs0", rtnetlink::Error::NetlinkError(message));
             assert_eq!(error.to_string(), expected);
         }
     }

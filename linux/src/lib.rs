@@ -1,7 +1,15 @@
-//! What more than one Linux backend needs: nf_tables, connection tracking and IPVS over netlink, the node's own
-//! addresses, a dummy interface for more of them, settings of the kernel, the pace of repairs.
+//! Access to the Linux kernel that the backends share.
 //!
-//! Knows nothing of Kubernetes, of Services or of the wire contract: its words are the kernel's.
+//! | module | gives a backend |
+//! |---|---|
+//! | [`nft`] | nf_tables over netlink: plan, apply, read back, follow changes |
+//! | [`ipvs`] | IPVS over generic netlink |
+//! | [`conntrack`] | connection tracking: deletes stale flows, sets limits |
+//! | [`addresses`], [`routes`], [`dummy`] | the node's addresses and routes, and a dummy interface for virtual addresses |
+//! | [`sysctl`], [`setup`] | kernel settings |
+//! | [`pace`], [`shortage`] | when to repair, and which refusals to retry |
+//!
+//! This crate knows neither Kubernetes nor the API between brain and backends. Its terms are the kernel's.
 
 pub mod addresses;
 pub mod conntrack;

@@ -1,9 +1,7 @@
-//! Netlink messages and attributes as bytes: a writer, and a reader that no bytes can make panic.
+//! Netlink messages and attributes as bytes: a writer, and a reader that accepts any bytes without panicking.
 //!
-//! And how answers are taken from a socket: without waiting.
-//!
-//! Knows the framing of netlink (RFC 3549 style headers, nested attributes) and the four-byte headers of nfnetlink and of
-//! generic netlink, nothing of tables, rules, flows or virtual servers.
+//! Also non-blocking reads from a netlink socket. The module knows the framing (RFC 3549, nested attributes) and the four-byte
+//! headers of nfnetlink and generic netlink, but nothing of tables, rules, flows or virtual servers.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -11,13 +9,13 @@ use std::os::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
-/// Bytes of a netlink header.
+/// The size of a netlink header in bytes.
 pub(crate) const HEADER: usize = 16;
-/// Bytes of nfnetlink's own header, or of generic netlink's, which follows.
+/// The size of the second header, of nfnetlink or generic netlink, in bytes.
 const SECOND_HEADER: usize = 4;
-/// The attribute is nested.
+/// `NLA_F_NESTED`
 const NESTED: u16 = 0x8000;
-/// What is left of an attribute's kind without the nested and byte-order bits.
+/// The mask of an attribute's type, without the flags for nesting and byte order.
 const KIND: u16 = 0x3fff;
 
 /// `NLM_F_REQUEST`
@@ -32,9 +30,9 @@ pub(crate) const DUMP: u16 = 0x300;
 pub(crate) const CREATE: u16 = 0x400;
 /// `NLM_F_APPEND`
 pub(crate) const APPEND: u16 = 0x800;
-/// `NLM_F_CAPPED`: an error carries only the header of what caused it.
+/// `NLM_F_CAPPED`: an error contains only the header of the request.
 pub(crate) const CAPPED: u16 = 0x100;
-/// `NLM_F_ACK_TLVS`: an error carries attributes.
+/// `NLM_F_ACK_TLVS`: an error contains attributes.
 pub(crate) const ACK_TLVS: u16 = 0x200;
 
 /// `NLMSG_ERROR`
@@ -42,14 +40,14 @@ pub(crate) const ERROR: u16 = 2;
 /// `NLMSG_DONE`
 pub(crate) const DONE: u16 = 3;
 
-/// Takes what the kernel has sent. It works on a message while it is sent to, and has the next part of a dump ready as soon as one
-/// is taken: what is not there now does not come, so nothing waits ([`Errno::AGAIN`]).
+/// Reads a part of the answer without blocking. The kernel processes a request within `send`, and prepares the next part of a
+/// dump within `recv`. So what is not available now never comes, and this returns [`Errno::AGAIN`].
 pub(crate) fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<usize, Errno> {
     let socket = socket.as_fd();
     rustix::io::retry_on_intr(|| rustix::net::recv(socket, &mut *buffer, RecvFlags::DONTWAIT)).map(|(len, _)| len)
 }
 
-/// The next part of an answer that has not ended yet: nothing if it was lost, for want of memory or of room in the buffer.
+/// Reads the next part of an unfinished answer; `None` if it was lost for lack of memory or buffer space.
 pub(crate) fn next_part(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
     match receive(socket, buffer) {
         Ok(len) => Ok(Some(len)),
@@ -58,7 +56,7 @@ pub(crate) fn next_part(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Opti
     }
 }
 
-/// Takes what an earlier exchange that did not end may have left.
+/// Discards leftovers of an earlier exchange that failed.
 pub(crate) fn discard(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<()> {
     let socket = socket.as_fd();
     loop {
@@ -77,13 +75,13 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// One message of nfnetlink; `fill` writes its attributes.
+    /// Appends a message of nfnetlink; `fill` writes its attributes.
     pub(crate) fn message(&mut self, head: Head, fill: impl FnOnce(&mut Self)) {
         let [high, low] = head.resource.to_be_bytes();
         self.framed(head.kind, head.flags, head.sequence, [head.family, 0, high, low], fill);
     }
 
-    /// One message of generic netlink; `fill` writes its attributes.
+    /// Appends a message of generic netlink; `fill` writes its attributes.
     pub(crate) fn command(&mut self, command: Command, fill: impl FnOnce(&mut Self)) {
         self.framed(command.kind, command.flags, command.sequence, [command.command, command.version, 0, 0], fill);
     }
@@ -108,7 +106,7 @@ impl Writer {
         self.bytes[start..start + 4].copy_from_slice(&len.to_ne_bytes());
     }
 
-    /// Begins an attribute of bytes that the caller appends and `close_bytes` ends.
+    /// Begins an attribute of bytes, which the caller appends. Returns its offset for [`Self::close_bytes`].
     pub(crate) fn open_bytes(&mut self, kind: u16) -> usize {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&[0; 2]);
@@ -122,7 +120,7 @@ impl Writer {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
 
-    /// One attribute.
+    /// Appends an attribute.
     pub(crate) fn bytes(&mut self, kind: u16, value: &[u8]) {
         self.bytes.extend_from_slice(&((value.len() + 4) as u16).to_ne_bytes());
         self.bytes.extend_from_slice(&kind.to_ne_bytes());
@@ -130,32 +128,32 @@ impl Writer {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
 
-    /// A number of one byte.
+    /// Appends a one-byte number.
     pub(crate) fn u8(&mut self, kind: u16, value: u8) {
         self.bytes(kind, &[value]);
     }
 
-    /// A number of 32 bits, in network byte order as nf_tables has them all.
+    /// Appends a 32-bit number in network byte order, as nf_tables expects.
     pub(crate) fn u32(&mut self, kind: u16, value: u32) {
         self.bytes(kind, &value.to_be_bytes());
     }
 
-    /// A number of 16 bits, in the byte order of this machine.
+    /// Appends a 16-bit number in the machine's byte order.
     pub(crate) fn host_u16(&mut self, kind: u16, value: u16) {
         self.bytes(kind, &value.to_ne_bytes());
     }
 
-    /// A number of 32 bits, in the byte order of this machine.
+    /// Appends a 32-bit number in the machine's byte order.
     pub(crate) fn host_u32(&mut self, kind: u16, value: u32) {
         self.bytes(kind, &value.to_ne_bytes());
     }
 
-    /// A number of 64 bits.
+    /// Appends a 64-bit number in network byte order.
     pub(crate) fn u64(&mut self, kind: u16, value: u64) {
         self.bytes(kind, &value.to_be_bytes());
     }
 
-    /// A string with the zero byte that the kernel wants at its end.
+    /// Appends a string with the terminating zero that the kernel expects.
     pub(crate) fn string(&mut self, kind: u16, value: &str) {
         self.bytes.extend_from_slice(&((value.len() + 5) as u16).to_ne_bytes());
         self.bytes.extend_from_slice(&kind.to_ne_bytes());
@@ -164,14 +162,14 @@ impl Writer {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
 
-    /// A nested attribute; `fill` writes what is in it.
+    /// Appends a nested attribute; `fill` writes its content.
     pub(crate) fn nest(&mut self, kind: u16, fill: impl FnOnce(&mut Self)) {
         let start = self.open(kind);
         fill(self);
         self.close(start);
     }
 
-    /// Begins a nested attribute that `close` ends.
+    /// Begins a nested attribute. Returns its offset for [`Self::close`].
     pub(crate) fn open(&mut self, kind: u16) -> usize {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&[0; 2]);
@@ -186,7 +184,7 @@ impl Writer {
     }
 }
 
-/// What the two headers of a message of nfnetlink say.
+/// The two headers of a message of nfnetlink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) kind: u16,
@@ -196,19 +194,19 @@ pub(crate) struct Head {
     pub(crate) resource: u16,
 }
 
-/// What the two headers of a message of generic netlink say.
+/// The two headers of a message of generic netlink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Command {
-    /// The number of the family.
+    /// The number of the generic netlink family.
     pub(crate) kind: u16,
     pub(crate) flags: u16,
     pub(crate) sequence: u32,
     pub(crate) command: u8,
-    /// Of the family's interface.
+    /// The version of the family's API.
     pub(crate) version: u8,
 }
 
-/// A message that was received.
+/// A received message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message<'a> {
     pub(crate) kind: u16,
@@ -216,7 +214,7 @@ pub(crate) struct Message<'a> {
     pub(crate) sequence: u32,
     /// The netlink port of the process that caused it; 0 for the kernel itself.
     pub(crate) port: u32,
-    /// All after the netlink header.
+    /// Everything after the netlink header.
     pub(crate) payload: &'a [u8],
 }
 
@@ -231,7 +229,8 @@ impl<'a> Message<'a> {
         Attributes(self.payload.get(SECOND_HEADER..).unwrap_or_default())
     }
 
-    /// The error that an answer or the last message of a dump carries. One that is cut off or makes no sense counts as one.
+    /// The error in an acknowledgement or at the end of a dump; `None` for success. A message that is cut off or invalid yields
+    /// [`Errno::BADMSG`].
     pub(crate) fn error(&self) -> Option<Errno> {
         match array(self.payload).map(i32::from_ne_bytes) {
             Some(0) => None,
@@ -241,7 +240,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// The messages in what was received; ends at the first that is cut off.
+/// The messages in the received bytes, up to the first that is cut off.
 pub(crate) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     std::iter::from_fn(move || {
         let len = u32::from_ne_bytes(array(bytes)?) as usize;
@@ -257,37 +256,37 @@ pub(crate) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     })
 }
 
-/// Attributes one after the other; ends at the first that is cut off.
+/// The attributes in a payload, up to the first that is cut off.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attributes<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Attributes<'a> {
-    /// The first attribute of that kind.
+    /// The value of the first attribute of that kind.
     pub(crate) fn find(self, kind: u16) -> Option<&'a [u8]> {
-        self.into_iter().find_map(|(found, value)| (found == kind).then_some(value))
+        self.into_iter().find_map(|(candidate, value)| (candidate == kind).then_some(value))
     }
 
-    /// The attributes in the first attribute of that kind; none if it is absent.
+    /// The attributes nested in the first attribute of that kind; empty if it is absent.
     pub(crate) fn nested(self, kind: u16) -> Attributes<'a> {
         Attributes(self.find(kind).unwrap_or_default())
     }
 
-    /// The number in the first attribute of that kind.
+    /// The number in the first attribute of that kind, in network byte order.
     pub(crate) fn u32(self, kind: u16) -> Option<u32> {
         self.find(kind).and_then(array).map(u32::from_be_bytes)
     }
 
-    /// The number in the first attribute of that kind, in the byte order of this machine.
+    /// The number in the first attribute of that kind, in the machine's byte order.
     pub(crate) fn host_u16(self, kind: u16) -> Option<u16> {
         self.find(kind).and_then(array).map(u16::from_ne_bytes)
     }
 
-    /// The number in the first attribute of that kind, in the byte order of this machine.
+    /// The number in the first attribute of that kind, in the machine's byte order.
     pub(crate) fn host_u32(self, kind: u16) -> Option<u32> {
         self.find(kind).and_then(array).map(u32::from_ne_bytes)
     }
 
-    /// The number in the first attribute of that kind.
+    /// The number in the first attribute of that kind, in network byte order.
     pub(crate) fn u64(self, kind: u16) -> Option<u64> {
         self.find(kind).and_then(array).map(u64::from_be_bytes)
     }
@@ -310,12 +309,12 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// The first `N` bytes.
+/// The first `N` bytes; `None` if there are fewer.
 pub(crate) fn array<const N: usize>(bytes: &[u8]) -> Option<[u8; N]> {
     bytes.first_chunk().copied()
 }
 
-/// A string up to its zero byte, if it is UTF-8.
+/// A string up to its terminating zero; `None` if it is not UTF-8.
 pub(crate) fn string(bytes: &[u8]) -> Option<&str> {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     std::str::from_utf8(&bytes[..end]).ok()
@@ -328,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn nfnetlink_messages_round_trip() {
         let mut writer = Writer::default();
         let head = Head { kind: 7, flags: REQUEST, sequence: 9, family: 2, resource: 10 };
         writer.message(head, |w| {
@@ -345,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_of_generic_netlink_are_read() {
+    fn generic_netlink_messages_round_trip() {
         let mut writer = Writer::default();
         let command = Command { kind: 33, flags: REQUEST | ACK, sequence: 9, command: 4, version: 1 };
         writer.command(command, |w| {
@@ -363,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_makes_no_sense_is_an_error() {
+    fn an_invalid_answer_is_an_error() {
         let error = |payload: &[u8]| Message { kind: ERROR, flags: 0, sequence: 0, port: 0, payload }.error();
         assert_eq!(error(&0_i32.to_ne_bytes()), None);
         assert_eq!(error(&(-Errno::NOENT.raw_os_error()).to_ne_bytes()), Some(Errno::NOENT));
@@ -375,7 +374,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_can_be_read(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn the_reader_accepts_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let mut seen = 0;
             for message in messages(&bytes) {
                 seen += message.payload.len() + message.attributes().map(|(_, value)| value.len()).sum::<usize>();

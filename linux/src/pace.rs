@@ -1,36 +1,37 @@
-//! When the next repair may begin: at once, unless somebody keeps fighting. Pure: it is told the time.
+//! Backoff for repairs: at once, unless another program keeps undoing them. Pure: the caller passes the time.
 
 use std::time::{Duration, Instant};
 
-/// After so long without a repair the next one is nobody's fight.
+/// After this long without a repair, the next one starts a new series.
 const CALM: Duration = Duration::from_secs(10);
-/// So many repairs without that are made as they come.
+/// How many repairs of a series are made without a pause.
 const PATIENCE: u32 = 50;
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// So much time they may take without any rest.
-const AT_ONCE: Duration = Duration::from_secs(3);
-/// After that, reading big tables over and over takes at most this share of one processor: a quarter.
+/// How long the repairs of a series may take together before each is followed by a rest.
+const BUDGET: Duration = Duration::from_secs(3);
+/// The rest, as a multiple of the repair's duration: 3 limits reading large tables to a quarter of one processor.
 const REST: u32 = 3;
 
-/// The repairs of late.
+/// The backoff after a series of repairs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pace {
-    /// Repairs since it was calm last.
+    /// Repairs in the current series.
     streak: u32,
-    /// How long they took together.
+    /// How long the repairs of the series took together.
     spent: Duration,
-    /// When the last one ended, and how long to wait after it.
+    /// When the last repair ended, and the pause after it.
     last: Option<(Instant, Duration)>,
 }
 
 impl Pace {
-    /// When to repair what was noticed now.
-    pub fn when(&self, now: Instant) -> Instant {
+    /// The earliest time for a repair that became necessary at `now`.
+    pub fn next_at(&self, now: Instant) -> Instant {
         self.last.map_or(now, |(ended, pause)| now.max(ended + pause))
     }
 
-    /// A repair has ended that took so long. Says whether this is a fight from now on.
+    /// Records a repair that ended at `now`. Returns whether this repair makes the series a conflict with another program, which
+    /// happens once per series.
     pub fn repaired(&mut self, now: Instant, took: Duration) -> bool {
         if self.last.is_some_and(|(ended, pause)| now.duration_since(ended) > CALM + pause) {
             self.streak = 0;
@@ -42,7 +43,7 @@ impl Pace {
             Some(excess) => FIRST_PAUSE.saturating_mul(1 << excess.min(16)).min(LONGEST_PAUSE),
             None => Duration::ZERO,
         };
-        let rest = if self.spent > AT_ONCE { took * REST } else { Duration::ZERO };
+        let rest = if self.spent > BUDGET { took * REST } else { Duration::ZERO };
         self.last = Some((now, pause.max(rest)));
         self.streak == PATIENCE
     }
@@ -54,40 +55,40 @@ mod tests {
 
     const TOOK: Duration = Duration::from_millis(2);
 
-    /// Somebody disturbs as soon as it was repaired: how many repairs are made in that time, and how many fights are said.
+    /// Repairs and conflicts within `time`, if another program undoes each repair at once.
     fn repairs_within(time: Duration, took: Duration) -> (u32, u32) {
         let start = Instant::now();
-        let (mut pace, mut now, mut repairs, mut fights) = (Pace::default(), start, 0, 0);
+        let (mut pace, mut now, mut repairs, mut conflicts) = (Pace::default(), start, 0, 0);
         while now - start < time {
-            now = pace.when(now) + took;
-            fights += u32::from(pace.repaired(now, took));
+            now = pace.next_at(now) + took;
+            conflicts += u32::from(pace.repaired(now, took));
             repairs += 1;
         }
-        (repairs, fights)
+        (repairs, conflicts)
     }
 
     #[test]
-    fn a_fight_slows_down_and_is_said_once() {
-        let (repairs, fights) = repairs_within(Duration::from_secs(60), TOOK);
+    fn a_conflict_slows_repairs_down_and_is_reported_once() {
+        let (repairs, conflicts) = repairs_within(Duration::from_secs(60), TOOK);
         assert!((60..75).contains(&repairs), "{repairs}");
-        assert_eq!(fights, 1);
+        assert_eq!(conflicts, 1);
     }
 
     #[test]
-    fn long_repairs_leave_the_processor_to_others() {
+    fn long_repairs_use_a_quarter_of_a_processor() {
         let (repairs, _) = repairs_within(Duration::from_secs(13), Duration::from_millis(250));
         assert!((22..=24).contains(&repairs), "{repairs}");
     }
 
     #[test]
-    fn a_few_are_repaired_at_once_however_often_that_happens() {
+    fn short_series_are_repaired_at_once_however_many_there_are() {
         let mut now = Instant::now();
         let mut pace = Pace::default();
         for _ in 0..20 {
             now += CALM * 3;
             for _ in 0..PATIENCE - 1 {
                 now += TOOK * REST;
-                assert_eq!(pace.when(now), now);
+                assert_eq!(pace.next_at(now), now);
                 assert!(!pace.repaired(now, TOOK));
             }
         }

@@ -1,4 +1,4 @@
-//! Which way the kernel would send a packet. One question at a time, for people who ask; the routing table itself is not read.
+//! The kernel's route for a single address, for diagnosis. The routing table itself is never read.
 
 use std::io;
 use std::net::IpAddr;
@@ -10,34 +10,34 @@ use rtnetlink::{Handle, RouteMessageBuilder, new_connection};
 use rustix::io::Errno;
 use tokio::task::JoinHandle;
 
-/// Why the kernel was not asked.
+/// Why the kernel's route is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The kernel gave no answer that can be read.
+    /// The kernel's answer is an error other than "no route", or cannot be parsed.
     #[error("failed to ask for a route: {0}")]
     Ask(#[from] rtnetlink::Error),
-    /// The socket failed.
+    /// The netlink socket failed.
     #[error("rtnetlink socket: {0}")]
     Io(#[from] io::Error),
 }
 
-/// The way of a packet.
+/// Where the kernel sends a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
     /// To the node itself.
     Local,
-    /// Through an interface.
+    /// Out of the node.
     Out {
-        /// Its name.
+        /// The name of the interface.
         interface: String,
-        /// The next machine, if the destination is not on the link itself.
+        /// The next hop, or `None` if the destination is on the link.
         gateway: Option<IpAddr>,
     },
-    /// Nowhere, and why: `Network is unreachable`, `blackhole`.
+    /// Nowhere. The reason is in words: `network is unreachable`, `blackhole`.
     None(String),
 }
 
-/// Asks the kernel of the network namespace in which it was opened. Needs a tokio runtime.
+/// Route lookups in the network namespace where it was opened.
 #[derive(Debug)]
 pub struct Routes {
     handle: Handle,
@@ -45,27 +45,27 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// Connects; must be called within a tokio runtime.
+    /// Opens a netlink socket. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// There is no such socket.
+    /// [`Error::Io`] if the socket cannot be opened.
     pub fn open() -> Result<Self, Error> {
         let (connection, handle, _) = new_connection()?;
         Ok(Self { handle, connection: tokio::spawn(connection) })
     }
 
-    /// The way that a packet of the node itself would take.
+    /// Looks up the route of a packet that the node itself sends to `address`.
     ///
     /// # Errors
-    /// The kernel gives no answer that can be read. That there is no way is none.
+    /// [`Error::Ask`] if the answer cannot be parsed, [`Error::Io`] if the socket fails. A missing route is [`Route::None`].
     pub async fn to(&self, address: IpAddr) -> Result<Route, Error> {
         let bits = if address.is_ipv4() { 32 } else { 128 };
-        let question = RouteMessageBuilder::<IpAddr>::new().destination_prefix(address, bits);
-        let Ok(question) = question else { return Ok(Route::None("no route".to_owned())) };
-        let mut question = question.build();
-        // Only the address is asked for.
-        question.header.table = 0;
-        let mut answers = Box::pin(self.handle.route().get(question).execute());
+        let request = RouteMessageBuilder::<IpAddr>::new().destination_prefix(address, bits);
+        let Ok(request) = request else { return Ok(Route::None("no route".to_owned())) };
+        let mut request = request.build();
+        // The builder sets the main table; 0 lets the policy rules choose.
+        request.header.table = 0;
+        let mut answers = Box::pin(self.handle.route().get(request).execute());
         match answers.next().await {
             Some(Ok(route)) => self.read(&route).await,
             Some(Err(rtnetlink::Error::NetlinkError(message))) => Ok(Route::None(no_route(&message.to_io()))),
@@ -82,16 +82,16 @@ impl Routes {
             RouteType::Prohibit => return Ok(Route::None("prohibited".to_owned())),
             _ => {}
         }
-        let mut way = (None, None);
+        let mut out = (None, None);
         for attribute in &route.attributes {
             match attribute {
-                RouteAttribute::Oif(index) => way.0 = Some(*index),
-                RouteAttribute::Gateway(RouteAddress::Inet(ip)) => way.1 = Some(IpAddr::V4(*ip)),
-                RouteAttribute::Gateway(RouteAddress::Inet6(ip)) => way.1 = Some(IpAddr::V6(*ip)),
+                RouteAttribute::Oif(index) => out.0 = Some(*index),
+                RouteAttribute::Gateway(RouteAddress::Inet(ip)) => out.1 = Some(IpAddr::V4(*ip)),
+                RouteAttribute::Gateway(RouteAddress::Inet6(ip)) => out.1 = Some(IpAddr::V6(*ip)),
                 _ => {}
             }
         }
-        let (Some(index), gateway) = way else { return Ok(Route::None("no interface".to_owned())) };
+        let (Some(index), gateway) = out else { return Ok(Route::None("no interface".to_owned())) };
         Ok(Route::Out { interface: self.name(index).await?, gateway })
     }
 
@@ -111,7 +111,7 @@ impl Drop for Routes {
     }
 }
 
-/// A black hole answers as if the question made no sense.
+/// The reason for an error. For a blackhole route the kernel answers `EINVAL`.
 fn no_route(error: &io::Error) -> String {
     match Errno::from_io_error(error) {
         Some(Errno::INVAL) => "blackhole".to_owned(),

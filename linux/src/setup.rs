@@ -1,5 +1,4 @@
-//! How the node, and this process on it, are set up beside the rules: limits of connection tracking, and how readily the kernel
-//! ends the process when memory is short.
+//! Settings of the node beside the rules: limits of connection tracking, and the OOM score of this process.
 
 use anyhow::bail;
 use localnet_config::Linux;
@@ -10,19 +9,19 @@ use crate::{
     sysctl::{self, Set, Settings},
 };
 
-/// How a node is set up.
+/// The settings of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Setup {
     /// Limits of connection tracking.
     pub limits: Limits,
-    /// How readily the kernel ends this process, -1000 (never) to 1000.
+    /// `oom_score_adj` of this process, from -1000 (never killed) to 1000 (killed first).
     pub oom_score: i16,
 }
 
 impl Setup {
-    /// What kube-proxy's configuration says of it.
-    pub fn of(said: &Linux) -> Self {
-        let conntrack = &said.conntrack;
+    /// The settings in kube-proxy's configuration.
+    pub fn from_config(config: &Linux) -> Self {
+        let conntrack = &config.conntrack;
         let limits = Limits {
             max_per_core: conntrack.max_per_core,
             min: conntrack.min,
@@ -32,43 +31,44 @@ impl Setup {
             udp_timeout: conntrack.udp_timeout,
             udp_stream_timeout: conntrack.udp_stream_timeout,
         };
-        Self { limits, oom_score: said.oom_score_adj }
+        Self { limits, oom_score: config.oom_score_adj }
     }
 
-    /// Sets up what this process may, and says what it may not: rules are programmed all the same.
+    /// Applies all settings when a backend starts. Failures are logged and do not stop the backend.
     pub fn at_start(&self, settings: &Settings) {
         for error in self.limit(settings) {
-            warn!("{error}; run the command `init` once with more privileges, or set it otherwise");
+            warn!("{error}; run the command `init` once with more privileges, or change the setting yourself");
         }
         match sysctl::set_oom_score(settings, self.oom_score) {
             Ok(Set::Already) => {}
             Ok(Set::From(before)) => info!(before, now = self.oom_score, "set oom_score_adj"),
-            // Nearly no program may make it less.
-            Err(error) => info!("{error}; the kernel ends this process as readily as others"),
+            // Lowering the score needs CAP_SYS_RESOURCE, which few deployments grant.
+            Err(error) => info!("{error}; keeping the default OOM score"),
         }
     }
 
-    /// Sets up the node, and nothing of this process: for a process of its own, with the privileges that it takes.
+    /// Applies the settings of the node, but not those of this process. This is for an init container that runs with more
+    /// privileges than the backend.
     ///
     /// # Errors
-    /// Not everything could be set.
+    /// At least one setting could not be applied; the message names each.
     pub fn init(&self, settings: &Settings) -> anyhow::Result<()> {
         let errors = self.limit(settings);
         if errors.is_empty() {
-            info!("the node is set up");
+            info!("applied the node's settings");
             return Ok(());
         }
         let lines: Vec<_> = errors.iter().map(ToString::to_string).collect();
         bail!("{}", lines.join("; "))
     }
 
-    /// Sets the limits; what failed.
+    /// Sets the limits of connection tracking, and returns the failures.
     fn limit(&self, settings: &Settings) -> Vec<sysctl::Error> {
         let mut errors = Vec::new();
         for done in self.limits.apply(settings) {
             match done {
                 Ok((_, Set::Already)) => {}
-                Ok((name, Set::From(before))) => info!(name, before, "set"),
+                Ok((name, Set::From(before))) => info!(name, before, "changed a kernel setting"),
                 Err(error) => errors.push(error),
             }
         }
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_set_is_an_error_of_init_alone() {
+    fn init_alone_fails_if_a_setting_cannot_be_applied() {
         let root = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| {
             let path = root.path().join(name);

@@ -1,58 +1,58 @@
-//! Settings of the kernel: files under `/proc/sys`, those of the network being of the network namespace of whoever asks, and
-//! parameters of modules under `/sys/module`.
+//! Kernel settings: files under `/proc/sys`, and module parameters under `/sys/module`. Those under `/proc/sys/net` belong to
+//! the network namespace of the calling thread.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
 };
 
-/// A setting that cannot be read or written.
+/// A failure to read or write a setting.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to {verb} {name}: {source}{}", remedy.as_ref().map(|remedy| format!(": {remedy}")).unwrap_or_default())]
 pub struct Error {
-    /// `read` or `set … to …`.
+    /// `read` or `set to VALUE:`.
     verb: String,
-    /// The setting.
+    /// The setting, as `sysctl` names it.
     pub name: String,
-    /// Why.
+    /// The cause.
     #[source]
     pub source: io::Error,
-    /// What helps, as far as that is known.
+    /// How to fix it, where that is known.
     remedy: Option<String>,
 }
 
-/// What became of a setting.
+/// The effect of [`Settings::ensure`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Set {
-    /// It had the value.
+    /// The setting already had a suitable value.
     Already,
-    /// It has it now; it had this one before.
+    /// The setting was changed; this is the previous value.
     From(i64),
 }
 
-/// The settings of a kernel.
+/// The settings of a kernel, below a root folder.
 #[derive(Clone, Debug)]
 pub struct Settings {
     root: PathBuf,
 }
 
 impl Default for Settings {
-    /// Those of the kernel that this runs on.
+    /// The settings of the running kernel.
     fn default() -> Self {
         Self::at("/")
     }
 }
 
 impl Settings {
-    /// Those whose files are below a folder, as in a test.
+    /// The settings below `root`, for tests.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// A setting by its name with slashes: `proc/sys/net/ipv4/ip_forward`.
+    /// The value of a setting. `name` is its path with slashes and no leading one: `proc/sys/net/ipv4/ip_forward`.
     ///
     /// # Errors
-    /// There is no such setting, or it is no number.
+    /// The file cannot be read, or does not hold an integer.
     pub fn get(&self, name: &str) -> Result<i64, Error> {
         let error = |source: io::Error| {
             let remedy = self.remedy(name, &source).map(str::to_owned);
@@ -62,18 +62,19 @@ impl Settings {
         text.trim().parse().map_err(|_| error(io::ErrorKind::InvalidData.into()))
     }
 
-    /// Makes it have a value. One that has it is not written: that may be allowed where writing is not.
+    /// Sets a setting to `value`. A setting that already has the value is not written, because a container may be able to read
+    /// `/proc/sys` but not to write it.
     ///
     /// # Errors
-    /// There is no such setting, or it cannot be written.
+    /// The setting cannot be read or written.
     pub fn ensure(&self, name: &str, value: i64) -> Result<Set, Error> {
         self.ensure_that(name, value, |now| now == value)
     }
 
-    /// Makes it have at least a value.
+    /// Raises a setting to `value` unless it is at least that high.
     ///
     /// # Errors
-    /// There is no such setting, or it cannot be written.
+    /// The setting cannot be read or written.
     pub fn ensure_at_least(&self, name: &str, value: i64) -> Result<Set, Error> {
         self.ensure_that(name, value, |now| now >= value)
     }
@@ -88,7 +89,7 @@ impl Settings {
         Ok(Set::From(before))
     }
 
-    /// What brings a setting that is not there.
+    /// How to make a missing setting appear.
     fn remedy(&self, name: &str, error: &io::Error) -> Option<&'static str> {
         const IPVS: &str = "proc/sys/net/ipv4/vs";
         if error.kind() != io::ErrorKind::NotFound {
@@ -102,17 +103,18 @@ impl Settings {
         }
     }
 
-    /// The release of the kernel, such as `6.1.0-56-amd64`.
+    /// The kernel release, such as `6.1.0-56-amd64`.
     ///
     /// # Errors
-    /// `/proc` is not there.
+    /// `/proc/sys/kernel/osrelease` cannot be read.
     pub fn release(&self) -> Result<String, Error> {
         let name = "proc/sys/kernel/osrelease";
         let error = |source| Error { verb: "read".to_owned(), name: shown(name), source, remedy: None };
         fs::read_to_string(self.root.join(name)).map(|release| release.trim().to_owned()).map_err(error)
     }
 
-    /// How many processors are online: those of the machine, not those that this process may use.
+    /// The number of online processors of the machine. CPU affinity and cgroup limits of this process do not count, as in
+    /// kube-proxy's conntrack limit.
     pub fn processors(&self) -> u32 {
         let online = fs::read_to_string(self.root.join("sys/devices/system/cpu/online")).ok();
         online.as_deref().and_then(count).unwrap_or_else(|| {
@@ -121,7 +123,7 @@ impl Settings {
     }
 }
 
-/// A container often has a `/proc/sys` that cannot be written.
+/// The error for a failed write. A container's `/proc/sys` is often read-only, so the remedy names the node.
 fn not_set(name: &str, value: i64, source: io::Error) -> Error {
     let denied = matches!(source.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem);
     let sysctl = name.starts_with("proc/sys/").then(|| shown(name)).filter(|_| denied);
@@ -131,7 +133,7 @@ fn not_set(name: &str, value: i64, source: io::Error) -> Error {
     Error { verb: format!("set to {value}:"), name: shown(name), source, remedy }
 }
 
-/// `net.netfilter.nf_conntrack_max`, as `sysctl` says it; the path for what is no sysctl.
+/// The name to show: `net.netfilter.nf_conntrack_max` for a sysctl, the absolute path for a module parameter.
 fn shown(name: &str) -> String {
     match name.strip_prefix("proc/sys/") {
         Some(name) => name.replace('/', "."),
@@ -139,7 +141,7 @@ fn shown(name: &str) -> String {
     }
 }
 
-/// How many numbers there are in `0-3,5`.
+/// How many numbers a list of ranges such as `0-3,5` contains; `None` if it is malformed.
 fn count(ranges: &str) -> Option<u32> {
     let mut count: u32 = 0;
     for range in ranges.trim().split(',') {
@@ -150,11 +152,10 @@ fn count(ranges: &str) -> Option<u32> {
     Some(count)
 }
 
-/// Says how readily the kernel ends this process when memory is short: -1000 (never) to 1000. Less than it is needs
-/// `CAP_SYS_RESOURCE`.
+/// Sets `oom_score_adj` of this process, from -1000 (never killed) to 1000. Lowering it needs `CAP_SYS_RESOURCE`.
 ///
 /// # Errors
-/// It is not allowed, or out of range.
+/// The kernel denies the change, or the score is out of range.
 pub fn set_oom_score(settings: &Settings, score: i16) -> Result<Set, Error> {
     settings.ensure("proc/self/oom_score_adj", score.into())
 }
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_set_is_named_as_sysctl_names_it() {
+    fn errors_use_sysctl_s_names() {
         let root = tempfile::tempdir().unwrap();
         let settings = Settings::at(root.path());
         let missing = settings.ensure("proc/sys/net/netfilter/nf_conntrack_max", 1).unwrap_err();
@@ -196,14 +197,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_denied_says_what_helps() {
+    fn errors_for_missing_or_denied_settings_name_the_remedy() {
         let (bare, full) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         fs::create_dir_all(full.path().join("proc/sys/net/ipv4/vs")).unwrap();
         let name = "proc/sys/net/ipv4/vs/conntrack";
         let text = |root: &tempfile::TempDir| Settings::at(root.path()).get(name).unwrap_err().to_string();
         let absent = "failed to read net.ipv4.vs.conntrack: No such file or directory (os error 2)";
         assert_eq!(text(&bare), format!("{absent}: load the module ip_vs (modprobe ip_vs)"));
-        assert_eq!(text(&full), absent, "a kernel that has IPVS, without this");
+        assert_eq!(text(&full), absent, "with IPVS loaded there is no remedy");
         for kind in [io::ErrorKind::PermissionDenied, io::ErrorKind::ReadOnlyFilesystem] {
             let error = not_set(name, 1, kind.into()).to_string();
             assert!(error.contains("set it on the node (sysctl -w net.ipv4.vs.conntrack=1)"), "{error}");
@@ -238,7 +239,7 @@ mod tests {
     #[test]
     fn the_oom_score_of_this_process_can_be_raised() {
         let settings = Settings::default();
-        // To what it is: other tests share the process.
+        // The current value: other tests share this process.
         let now = i16::try_from(settings.get("proc/self/oom_score_adj").unwrap()).unwrap();
         assert_eq!(set_oom_score(&settings, now).unwrap(), Set::Already);
         assert!(set_oom_score(&settings, 2_000).is_err());

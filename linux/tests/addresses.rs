@@ -1,17 +1,17 @@
-//! The node's addresses, in a network namespace of the test's own.
+//! The node's addresses, in a temporary network namespace.
 
 use std::process::Command;
 
 use localnet_linux::addresses::Addresses;
 
-/// Runs `ip` with these words.
+/// Runs `ip` with these arguments, separated by spaces.
 fn ip(words: &str) {
     let status = Command::new("ip").args(words.split(' ')).status().expect("ip is installed");
     assert!(status.success(), "ip {words}");
 }
 
 #[test]
-fn addresses_are_listed_and_changes_are_told() {
+fn addresses_are_listed_and_changes_are_reported() {
     let thread = std::thread::spawn(|| {
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("these tests need root");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

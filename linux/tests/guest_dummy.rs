@@ -1,4 +1,4 @@
-//! A dummy interface and its addresses, on a kernel that has such interfaces.
+//! The dummy interface and its addresses, on a kernel that has such interfaces.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -25,7 +25,7 @@ fn isolated<Test: Future<Output = ()>>(test: impl FnOnce() -> Test + Send + 'sta
     }
 }
 
-/// Runs `ip` with these words; returns what it printed.
+/// Runs `ip` with these arguments, separated by spaces, and returns its output.
 #[track_caller]
 fn ip(words: &str) -> String {
     let output = Command::new("ip").args(words.split(' ')).output().expect("ip is installed");
@@ -38,7 +38,7 @@ fn addresses(texts: &[&str]) -> Vec<IpAddr> {
 }
 
 #[test]
-fn it_is_made_once_and_stays_down_without_arp() {
+fn the_interface_is_created_once_and_stays_down_without_arp() {
     on_ipvs(|| {
         isolated(|| async {
             assert!(Dummy::find(NAME).await.unwrap().is_none());
@@ -47,13 +47,13 @@ fn it_is_made_once_and_stays_down_without_arp() {
             assert!(shown.contains("<BROADCAST,NOARP>") && shown.contains("state DOWN"), "{shown}");
             assert!(shown.contains("dummy"), "{shown}");
             assert_eq!(made.change(addresses(&["10.96.0.1"]), []).await.unwrap().added, 1);
-            // What is there is taken as it is.
-            let found = Dummy::ensure(NAME).await.unwrap();
-            assert_eq!(found.index(), made.index());
-            assert_eq!(found.addresses().await.unwrap(), addresses(&["10.96.0.1"]).into_iter().collect());
-            found.delete().await.unwrap();
+            // The existing interface is adopted unchanged.
+            let existing = Dummy::ensure(NAME).await.unwrap();
+            assert_eq!(existing.index(), made.index());
+            assert_eq!(existing.addresses().await.unwrap(), addresses(&["10.96.0.1"]).into_iter().collect());
+            existing.delete().await.unwrap();
             assert!(Dummy::find(NAME).await.unwrap().is_none());
-            // It is gone already, which is as it should be.
+            // Deleting it again is no error.
             assert!(made.addresses().await.unwrap().is_empty());
             made.delete().await.unwrap();
         });
@@ -61,7 +61,7 @@ fn it_is_made_once_and_stays_down_without_arp() {
 }
 
 #[test]
-fn its_addresses_are_those_that_stand_alone() {
+fn only_single_addresses_are_managed() {
     on_ipvs(|| {
         isolated(|| async {
             let dummy = Dummy::ensure(NAME).await.unwrap();
@@ -72,7 +72,7 @@ fn its_addresses_are_those_that_stand_alone() {
             assert_eq!((changed.added, changed.removed, changed.refused.len()), (4, 0, 0));
             assert_eq!(dummy.addresses().await.unwrap(), both.iter().copied().collect());
 
-            // Again, and some that are not there: nothing to do, and no error.
+            // Repeated additions and removals of missing addresses change nothing and are no error.
             let changed = dummy.change(both.clone(), addresses(&["10.96.0.9", "fd00:96::9"])).await.unwrap();
             assert_eq!((changed.added, changed.removed, changed.refused.len()), (0, 0, 0));
 
@@ -83,13 +83,16 @@ fn its_addresses_are_those_that_stand_alone() {
             assert_eq!((changed.added, changed.removed, changed.refused.len()), (2, 2, 0));
             let expected = addresses(&["10.96.0.2", "10.96.0.3", "fd00:96::2", "fd00:96::3"]);
             assert_eq!(dummy.addresses().await.unwrap(), expected.into_iter().collect());
-            assert!(ip(&format!("addr show dev {NAME}")).contains("192.0.2.1/24"), "not ours to remove");
+            assert!(
+                ip(&format!("addr show dev {NAME}")).contains("192.0.2.1/24"),
+                "a network's address is not managed"
+            );
         });
     });
 }
 
 #[test]
-fn packets_to_its_addresses_are_delivered_here_at_once() {
+fn packets_to_its_addresses_are_delivered_locally_at_once() {
     on_ipvs(|| {
         isolated(|| async {
             let dummy = Dummy::ensure(NAME).await.unwrap();
@@ -100,14 +103,14 @@ fn packets_to_its_addresses_are_delivered_here_at_once() {
                 let client = TcpStream::connect((vip, 80)).unwrap();
                 assert_eq!(listener.accept().unwrap().1, client.local_addr().unwrap());
             }
-            // Nothing would ever be sent through it.
+            // No route leads through the interface.
             assert_eq!(ip("route show") + &ip("-6 route show dev kube-ipvs0"), "");
         });
     });
 }
 
 #[test]
-fn what_cannot_be_is_told_by_address_and_the_rest_is_done() {
+fn refused_addresses_are_reported_and_do_not_stop_the_others() {
     on_ipvs(|| {
         isolated(|| async {
             let dummy = Dummy::ensure(NAME).await.unwrap();
@@ -118,7 +121,7 @@ fn what_cannot_be_is_told_by_address_and_the_rest_is_done() {
             assert_eq!(
                 refused,
                 [
-                    "failed to add the address fd00:96::1 to the interface kube-ipvs0: IPv6 is off there: switch it on (sysctl -w \
+                    "failed to add the address fd00:96::1 to the interface kube-ipvs0: IPv6 is disabled on it: enable it (sysctl -w \
                   net/ipv6/conf/kube-ipvs0/disable_ipv6=0), or start the kernel without ipv6.disable=1"
                 ]
             );
@@ -126,7 +129,7 @@ fn what_cannot_be_is_told_by_address_and_the_rest_is_done() {
             let other = Dummy::ensure(NAME).await.unwrap();
             other.delete().await.unwrap();
             let error = dummy.change(addresses(&["10.96.0.2"]), []).await.unwrap_err();
-            assert!(matches!(error, Error::Gone { .. }), "{error}");
+            assert!(matches!(error, Error::Deleted { .. }), "{error}");
 
             ip("link add kube-ipvs0 type bridge");
             let error = Dummy::ensure(NAME).await.unwrap_err().to_string();
@@ -141,7 +144,7 @@ fn what_cannot_be_is_told_by_address_and_the_rest_is_done() {
 }
 
 #[test]
-fn hundreds_of_addresses_come_and_go_in_one_call() {
+fn hundreds_of_addresses_are_added_and_removed_in_one_call() {
     const EACH: u32 = 250;
     on_ipvs(|| {
         isolated(|| async {

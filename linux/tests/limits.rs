@@ -1,4 +1,4 @@
-//! Limits of connection tracking, set in a network namespace of the test's own.
+//! Limits of connection tracking, in a temporary network namespace.
 
 use std::{fs, time::Duration};
 
@@ -6,11 +6,11 @@ use localnet_linux::{conntrack::Limits, sysctl::Settings};
 
 fn setting(name: &str) -> String {
     let text = fs::read_to_string(format!("/proc/sys/net/netfilter/{name}"));
-    text.expect("connection tracking is there").trim().to_owned()
+    text.expect("the kernel has connection tracking").trim().to_owned()
 }
 
 #[test]
-fn timeouts_are_those_of_the_network_namespace() {
+fn timeouts_are_set_in_the_network_namespace_alone() {
     let names = ["nf_conntrack_tcp_timeout_established", "nf_conntrack_udp_timeout", "nf_conntrack_tcp_be_liberal"];
     let before = names.map(setting);
     let thread = std::thread::spawn(move || {
@@ -26,5 +26,5 @@ fn timeouts_are_those_of_the_network_namespace() {
         assert_eq!(names.map(setting), ["12345", "17", "1"]);
     });
     thread.join().unwrap();
-    assert_eq!(names.map(setting), before, "the machine's own are as they were");
+    assert_eq!(names.map(setting), before, "the machine's own timeouts do not change");
 }

@@ -1,17 +1,17 @@
-//! Ways through the network, in a network namespace of the test's own.
+//! Route lookups, in a temporary network namespace.
 
 use std::process::Command;
 
 use localnet_linux::routes::{Route, Routes};
 
-/// Runs `ip` with these words.
+/// Runs `ip` with these arguments, separated by spaces.
 fn ip(words: &str) {
     let status = Command::new("ip").args(words.split(' ')).status().expect("ip is installed");
     assert!(status.success(), "ip {words}");
 }
 
 #[test]
-fn the_kernel_says_which_way_a_packet_goes() {
+fn each_kind_of_route_is_found() {
     let thread = std::thread::spawn(|| {
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("these tests need root");
         ip("link set lo up");
@@ -46,8 +46,10 @@ fn the_kernel_says_which_way_a_packet_goes() {
                 ("8.8.8.8", "network is unreachable"),
                 ("2001:db8:1::1", "unreachable"),
             ] {
-                let Route::None(said) = routes.to(to.parse().unwrap()).await.unwrap() else { panic!("{to} has a way") };
-                assert!(said.contains(why), "{to}: {said}");
+                let Route::None(reason) = routes.to(to.parse().unwrap()).await.unwrap() else {
+                    panic!("{to} has a route")
+                };
+                assert!(reason.contains(why), "{to}: {reason}");
             }
         });
     });

@@ -1,4 +1,4 @@
-//! The flags of `localnet-node`, and the program that they run.
+//! The command line of `localnet-node`, and the program that runs it.
 
 use std::pin::pin;
 
@@ -18,7 +18,7 @@ use localnet_ipvs::args::IpvsArgs;
 use localnet_proto::Address;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::warn;
 
 use crate::FeedSource;
 
@@ -58,7 +58,7 @@ enum BackendName {
 }
 
 impl BackendName {
-    /// The backend of a mode.
+    /// The backend that implements a mode of kube-proxy.
     fn of(mode: Mode) -> Self {
         match mode {
             Mode::Iptables => Self::Iptables,
@@ -79,8 +79,8 @@ impl BackendName {
 /// Runs the program until SIGTERM or SIGINT, or with `--once` until one state is applied.
 ///
 /// # Errors
-/// Flags or configuration are wrong, the source cannot be used, the kernel cannot be programmed at all, or with `--once`
-/// anything failed.
+/// A flag or the configuration is invalid, the source is unusable, or the kernel cannot be programmed at all. With `--once`, any
+/// other failure is an error, too.
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     if let (Some(backend), Some(_)) = (arguments.backend, arguments.iptables_flavour) {
         ensure!(
@@ -88,7 +88,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
             "--iptables-flavour is about --backend iptables; choose that one, or leave --iptables-flavour out"
         );
     }
-    // What an empty mode stands for.
+    // The backend that an empty mode selects.
     let preferred = arguments.backend.unwrap_or(BackendName::Nft);
     let Some(running) = arguments.config.begin(preferred.mode())? else { return Ok(()) };
     let said = running.config();
@@ -141,29 +141,22 @@ async fn run_with<B: Backend>(
     let listeners = Listener::bind_all(&arguments.listen, &serve::Options::default()).await?;
     let source = arguments.source.source(said, arguments.config.kube_proxy.to_do()?.master)?;
     let options = arguments.source.cluster(said)?;
-    info!(
-        version = env!("CARGO_PKG_VERSION"),
-        node = options.node_name,
-        source = %source,
-        mode = said.mode.as_str(),
-        configuration = %running.origin(),
-        "localnet-node starts"
-    );
+    running.log_start("localnet-node", Some(&options.node_name), &source);
     let (node_ips, chosen_ips) = watch::channel(configured::node_ips(said));
     let mut brain = start(&source, options, chosen_ips).await?;
     brain.log_changes();
     let reports = Reports::default();
-    brain.tell_warnings(&reports);
+    brain.post_warnings(&reports);
     let chosen = running.has_file();
     let (current, mut following) = running.follow();
     let mut configured = Configured::start(current.clone(), chosen, node_ips, &brain, &reports)?;
     let stop = CancellationToken::new();
-    let told = serve::Told {
+    let state = serve::ServerState {
         views: brain.feed().clone().into(),
         reports: reports.clone(),
         questions: brain.questions().clone(),
     };
-    let mut served = pin!(serve::run(listeners, told, stop.clone().cancelled_owned()));
+    let mut served = pin!(serve::run(listeners, state, stop.clone().cancelled_owned()));
     let source = FeedSource::new(brain.feed().clone(), reports);
     let options = Options { once: arguments.once, ..Options::default() };
     let open = async |said: &Config| Ok((open(said).await?, options.clone().configured(said)));

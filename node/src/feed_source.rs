@@ -1,10 +1,10 @@
-//! The feed of a brain in the same process as a [`Source`].
+//! `FeedSource`: the feed of a brain in the same process, as a [`Source`].
 
 use localnet_brain::{feed::Feed, serve::Reports};
 use localnet_client::{Report, Revision, Source, SourceError};
 use localnet_proto::Update;
 
-/// Reads a feed, and records reports where the brain keeps those of others.
+/// A source that reads a feed, and records reports where the brain records those of other backends.
 #[derive(Clone, Debug)]
 pub struct FeedSource {
     feed: Feed,
@@ -12,7 +12,7 @@ pub struct FeedSource {
 }
 
 impl FeedSource {
-    /// The states of `feed`; reports go to `reports`.
+    /// A source of the states of `feed`. It records reports in `reports`.
     pub fn new(feed: Feed, reports: Reports) -> Self {
         Self { feed, reports }
     }

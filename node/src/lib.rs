@@ -1,7 +1,7 @@
-//! Brain and one backend in one process, no gRPC between them: KEP-2104's in-memory mode.
+//! Runs the brain and one backend in one process, without gRPC between them: KEP-2104's in-memory mode.
 //!
-//! [`FeedSource`] hands the states of a brain's feed to the client library's loop: what others would be sent,
-//! without a socket in between.
+//! [`FeedSource`] passes the states of the brain's feed to the loop of the client library. They are the states that other
+//! backends get over a socket.
 
 pub mod args;
 mod feed_source;

@@ -1,4 +1,4 @@
-//! `localnet-node`: brain and one backend in one process.
+//! The program `localnet-node`: brain and one backend in one process.
 
 use std::process::ExitCode;
 
@@ -6,7 +6,7 @@ use clap::Parser as _;
 use localnet_config::flags::spelled;
 use localnet_node::args::{self, Arguments};
 
-/// It gives memory back that is used only while a state is read or written for the first time.
+/// jemalloc returns memory to the kernel that is needed only while the first state is read or written.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

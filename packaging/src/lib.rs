@@ -1,4 +1,4 @@
-//! Manual pages and completions of all programs, from the same definitions as their `--help`.
+//! Generates manual pages and completions for all programs, from the same definitions as `--help`.
 //!
 //! ```text
 //! OUT/man/man8/localnet-nft.8, localnet-nft-cleanup.8 …
@@ -17,13 +17,13 @@ use clap::{Command, CommandFactory as _};
 use clap_complete::{Shell, generate_to};
 use clap_mangen::Man;
 
-/// Where manuals are for what only root runs.
+/// The section of the manual for programs that only root runs.
 const SECTION: &str = "8";
 
-/// The one program that is a command for people, and no service.
+/// The program that people run as a command. All others are services.
 pub const COMMAND: &str = "localnet";
 
-/// All programs that are installed, as `--help` describes them.
+/// The command lines of all installed programs.
 pub fn programs() -> Vec<Command> {
     vec![
         localnet_brain::args::Arguments::command(),
@@ -35,10 +35,10 @@ pub fn programs() -> Vec<Command> {
     ]
 }
 
-/// Writes everything into a folder, which is made.
+/// Writes manual pages and completions into a folder, and creates the folder if necessary.
 ///
 /// # Errors
-/// A file cannot be written.
+/// A folder cannot be created, or a file cannot be written.
 pub fn write(folder: &Path) -> anyhow::Result<()> {
     let folder = |parts: &[&str]| -> anyhow::Result<PathBuf> {
         let path = parts.iter().fold(folder.to_owned(), |path, part| path.join(part));
@@ -53,11 +53,11 @@ pub fn write(folder: &Path) -> anyhow::Result<()> {
             let written = generate_to(shell, &mut program, &name, &into);
             let written = written.with_context(|| format!("writing completions of {name} for {shell}"))?;
             if shell == Shell::Bash {
-                // bash-completion finds them by the name of the program.
+                // bash-completion expects a file with the name of the program.
                 fs::rename(&written, into.join(&name)).with_context(|| format!("renaming {}", written.display()))?;
             }
         }
-        // Full names of subcommands, and what clap adds to each.
+        // Adds the full names of subcommands, and clap's own arguments.
         program.build();
         write_manual(&program, &name, &manuals)?;
     }
@@ -68,7 +68,7 @@ fn write_manual(command: &Command, name: &str, folder: &Path) -> anyhow::Result<
     let path = folder.join(format!("{name}.{SECTION}"));
     let mut page = Vec::new();
     let manual = Man::new(command.clone()).section(SECTION).source("localnet");
-    // No date: the same text whenever it is made.
+    // Without a date, the page is the same at each build.
     manual.date("").render(&mut page)?;
     fs::write(&path, page).with_context(|| format!("writing {}", path.display()))?;
     for subcommand in command.get_subcommands().filter(|subcommand| subcommand.get_name() != "help") {

@@ -1,4 +1,4 @@
-//! `localnet-manual FOLDER`: writes manual pages and completions, for packages.
+//! `localnet-manual FOLDER`: writes manual pages and completions for packages.
 
 use std::{env, path::Path};
 

@@ -1,4 +1,4 @@
-//! Manual pages and completions: each program and each of its commands has them, with all flags.
+//! Tests that each program and each of its commands has a manual page and completions, with all flags.
 
 use std::{fs, path::Path, process::Command as Process};
 
@@ -10,7 +10,7 @@ fn read(folder: &Path, path: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Long flags that `--help` tells.
+/// The long flags in the output of `--help`.
 fn flags(command: &Command) -> Vec<String> {
     let told = command.get_arguments().filter(|argument| !argument.is_hide_set());
     told.filter_map(|argument| argument.get_long().map(str::to_owned)).collect()
@@ -43,7 +43,7 @@ fn shells_take_the_completions() {
     for program in programs() {
         let name = program.get_name();
         let script = folder.path().join("completions/bash").join(name);
-        // It completes the beginning of a flag.
+        // The script completes a flag from its beginning.
         let flag = flags(&program).into_iter().find(|flag| flag.len() > 4).unwrap();
         let asked = format!(
             "source {}; COMP_WORDS=({name} --{flag}); COMP_CWORD=1; _{name} {name} --{flag} {name}; echo ${{COMPREPLY[@]}}",

@@ -1,5 +1,5 @@
-//! The services of systemd: it knows all that they say, and takes them for well confined; they start programs that there are, with flags
-//! that these know.
+//! Tests of the systemd units: systemd accepts every setting and rates the units as well confined, and they start installed
+//! programs with flags that these programs know.
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 use std::{
@@ -12,7 +12,7 @@ use std::{
 use clap::{Command as Program, error::ErrorKind};
 use localnet_packaging::{COMMAND, programs};
 
-/// As systemd rates it, from 0 to 100.
+/// The highest exposure that a unit may have. systemd rates it from 0 to 100.
 const MOST_EXPOSED: &str = "30";
 
 fn folder() -> PathBuf {
@@ -29,7 +29,7 @@ fn units() -> Vec<(String, String)> {
     units
 }
 
-/// A system with these services, and what they refer to.
+/// The root folder of a system that contains the units, and the programs and targets that they refer to.
 fn system() -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     let [programs, services] = ["usr/bin", "usr/lib/systemd/system"].map(|folder| root.path().join(folder));
@@ -42,7 +42,7 @@ fn system() -> tempfile::TempDir {
     for entry in fs::read_dir("/usr/lib/systemd/system").unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "target") {
-            // A copy: a link that leads out of a system is taken for another name of a unit, and ignored.
+            // A symbolic link would not do: systemd takes one that leads out of the root for an alias of a unit, and ignores it.
             fs::copy(&path, services.join(path.file_name().unwrap())).unwrap();
         }
     }

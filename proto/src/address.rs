@@ -1,46 +1,47 @@
-//! Where a brain is served, in docker's syntax: `unix:///run/localnet/brain.sock`, `tcp://127.0.0.1:12090` or `npipe:////./pipe/localnet`.
+//! The address of a brain, in the syntax of Docker's hosts: `unix:///run/localnet/brain.sock`, `tcp://127.0.0.1:12090` or
+//! `npipe:////./pipe/localnet`.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
-/// The address that a brain serves on and backends dial when nothing else is said.
+/// The default address of a brain.
 #[cfg(windows)]
 pub const DEFAULT_ADDRESS: &str = "tcp://127.0.0.1:12090";
 
-/// The address that a brain serves on and backends dial when nothing else is said.
+/// The default address of a brain.
 #[cfg(not(windows))]
 pub const DEFAULT_ADDRESS: &str = "unix:///run/localnet/brain.sock";
 
-/// Where a brain is served.
+/// The address of a brain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// A unix socket, by absolute path.
+    /// The absolute path of a unix socket.
     Unix(PathBuf),
-    /// Host (a name or an IP address, without brackets) and port.
+    /// A host and a port.
     Tcp {
-        /// Name or address of the host.
+        /// The host's name or IP address, without brackets.
         host: String,
-        /// Port; 0 lets the kernel choose one to listen on.
+        /// The port; a brain that listens on 0 lets the kernel choose one.
         port: u16,
     },
-    /// A named pipe of Windows, on this machine: its name, without `\\.\pipe\` before it.
+    /// The name of a named pipe on this Windows machine, without the prefix `\\.\pipe\`.
     Pipe(String),
 }
 
-/// A text that is no address.
+/// A text that is no valid [`Address`].
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "{text:?}: {problem}; expected unix:///absolute/path or tcp://host:port (or, on Windows, npipe:////./pipe/name)"
 )]
-pub struct BadAddress {
+pub struct InvalidAddress {
     text: String,
     problem: &'static str,
 }
 
 impl FromStr for Address {
-    type Err = BadAddress;
+    type Err = InvalidAddress;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let bad = |problem| BadAddress { text: text.to_owned(), problem };
+        let bad = |problem| InvalidAddress { text: text.to_owned(), problem };
         if let Some(path) = text.strip_prefix("unix://") {
             return match path.strip_prefix('/') {
                 Some(rest) if !rest.is_empty() => Ok(Self::Unix(path.into())),
@@ -50,7 +51,7 @@ impl FromStr for Address {
         if let Some(pipe) = text.strip_prefix("npipe://") {
             return match pipe.strip_prefix("//./pipe/") {
                 Some(name) if !name.is_empty() && !name.contains('\\') => Ok(Self::Pipe(name.to_owned())),
-                _ => Err(bad("it names no pipe of this machine: npipe:////./pipe/name does")),
+                _ => Err(bad("it names no pipe of this machine: use npipe:////./pipe/name")),
             };
         }
         let Some(rest) = text.strip_prefix("tcp://") else { return Err(bad("unknown scheme")) };
@@ -80,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_and_written() {
+    fn addresses_round_trip() {
         for text in
             [DEFAULT_ADDRESS, "tcp://127.0.0.1:12090", "tcp://[::1]:1", "tcp://brain.example:0", "npipe:////./pipe/a/b"]
         {
@@ -89,21 +90,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_says_why() {
+    fn the_error_for_an_invalid_address_names_the_problem() {
         let rows = [
             ("/run/brain.sock", "unknown scheme"),
             ("unix://brain.sock", "the path must be absolute"),
             ("unix:///", "the path must be absolute"),
-            ("npipe:////./pipe/", "it names no pipe of this machine: npipe:////./pipe/name does"),
-            ("npipe:////other/pipe/a", "it names no pipe of this machine: npipe:////./pipe/name does"),
-            (r"npipe:////./pipe/..\a", "it names no pipe of this machine: npipe:////./pipe/name does"),
+            ("npipe:////./pipe/", "it names no pipe of this machine: use npipe:////./pipe/name"),
+            ("npipe:////other/pipe/a", "it names no pipe of this machine: use npipe:////./pipe/name"),
+            (r"npipe:////./pipe/..\a", "it names no pipe of this machine: use npipe:////./pipe/name"),
             ("tcp://127.0.0.1", "the port is missing"),
             ("tcp://127.0.0.1:http", "the port is not a number from 0 to 65535"),
             ("tcp://:80", "the host is missing, or is an IPv6 address without brackets"),
             ("tcp://::1:80", "the host is missing, or is an IPv6 address without brackets"),
         ];
         for (text, problem) in rows {
-            assert_eq!(text.parse::<Address>(), Err(BadAddress { text: text.to_owned(), problem }));
+            assert_eq!(text.parse::<Address>(), Err(InvalidAddress { text: text.to_owned(), problem }));
         }
     }
 }

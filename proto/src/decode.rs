@@ -1,7 +1,7 @@
-//! Wire → model: reads one answer of `Next`. Total: any bytes give an [`Update`] or an error that names the field.
+//! Decodes one answer of `Next`: wire → model. Any bytes yield an [`Update`] or an error that names the field.
 //!
-//! The wire only grows, so a newer brain may say what this reader does not know yet: a port of an unknown protocol is left
-//! out, and an unknown verdict is read as the one that tells a client something, reject.
+//! The wire format only grows, so a newer brain may send values that this reader does not know. It leaves out a port of an
+//! unknown protocol, and decodes an unknown verdict as reject, the verdict that informs the client.
 
 use std::{
     collections::BTreeMap,
@@ -23,37 +23,44 @@ use crate::{
     wire,
 };
 
-/// An answer that cannot be a state.
+/// An answer that is no valid state.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{object}: {field}: {problem}")]
 pub struct DecodeError {
-    /// What was being read: `service ns/name`, `node`, `answer`.
+    /// The invalid object: `service ns/name`, `node` or `answer`.
     pub object: String,
-    /// The field of the proto.
+    /// The field, named as in the proto.
     pub field: &'static str,
-    /// What is wrong with it.
+    /// The problem.
     pub problem: String,
 }
 
-/// Collects the items of one answer; [`Assembler::finish`] gives the update once the stream has ended with OK.
+/// Collects the items of one answer. [`Assembler::finish`] returns the update after the stream ended with OK.
 #[derive(Debug, Default)]
 pub struct Assembler {
     next: Option<wire::NextFilter>,
     node: Option<Node>,
     services: BTreeMap<ServiceKey, Arc<Service>>,
     removed: Vec<ServiceKey>,
-    /// The service of the item before, which a continuation must name.
+    /// The service of the previous item, which a continuation must name.
     last: Option<ServiceKey>,
     names: Names,
 }
 
 impl Assembler {
-    /// Takes the next item of the stream as it was sent.
+    /// Adds the next item of the stream, in its encoded form.
+    ///
+    /// # Errors
+    /// The bytes are no item, or the item is invalid at this place.
     pub fn push_bytes(&mut self, item: bytes::Bytes) -> Result<(), DecodeError> {
         self.push(wire::NextItem::decode(item).map_err(|error| answer_error("NextItem", error))?)
     }
 
-    /// Takes the next item of the stream.
+    /// Adds the next item of the stream.
+    ///
+    /// # Errors
+    /// A field has an invalid value, or the item is invalid at this place: for example a second token, or a continuation
+    /// without its service.
     pub fn push(&mut self, item: wire::NextItem) -> Result<(), DecodeError> {
         if self.next.is_none() && item.next.is_none() {
             return Err(answer_error("Next", "the first item must name the state"));
@@ -99,7 +106,10 @@ impl Assembler {
         Ok(())
     }
 
-    /// The update. Call it only when the stream has ended with OK.
+    /// Returns the update. Call it only after the stream ended with OK.
+    ///
+    /// # Errors
+    /// The answer is empty, a full state has no node, or a service is both sent and removed.
     pub fn finish(self) -> Result<Update, DecodeError> {
         let next = self.next.ok_or_else(|| answer_error("Next", "the answer is empty"))?;
         let revision = Revision { instance: next.instance_id, rev: next.rev };
@@ -114,7 +124,7 @@ impl Assembler {
         }
         let node = self.node.ok_or_else(|| answer_error("Node", "is missing from a full state"))?;
         if !self.removed.is_empty() {
-            return Err(answer_error("Removed", "makes no sense in a full state"));
+            return Err(answer_error("Removed", "is not allowed in a full state"));
         }
         Ok(Update::Full(Snapshot { revision, node, services: self.services }))
     }
@@ -135,12 +145,12 @@ fn service_key(namespace: &str, name: &str) -> Result<ServiceKey, DecodeError> {
     Ok(ServiceKey::new(namespace, name))
 }
 
-/// Names that many services and endpoints have, kept once: a backend holds what it has read for as long as it lives.
+/// Shares equal names among services and endpoints, because a backend keeps what it has read for its whole life.
 #[derive(Debug, Default)]
 struct Names(Vec<Arc<str>>);
 
 impl Names {
-    /// More different ones are not looked for.
+    /// The maximum number of different names to remember.
     const MOST: usize = 32;
 
     fn shared(&mut self, name: &str) -> Arc<str> {
@@ -155,19 +165,19 @@ impl Names {
     }
 }
 
-/// A list without room to grow, which collecting results leaves.
+/// Collects into a list without spare capacity.
 fn exact<T>(items: impl Iterator<Item = Result<T, String>>) -> Result<Vec<T>, String> {
     let mut items = items.collect::<Result<Vec<_>, _>>()?;
     items.shrink_to_fit();
     Ok(items)
 }
 
-/// Parses each text of a list.
+/// Parses each text of a list; the error names the text.
 fn parsed<T: FromStr<Err: Display>>(texts: &[String]) -> Result<Vec<T>, String> {
     exact(texts.iter().map(|text| text.parse().map_err(|error| format!("{text:?}: {error}"))))
 }
 
-/// The addresses of a set in the order they are sent, IPv4 first.
+/// The addresses of a set in the order of the message, IPv4 first.
 fn ordered_addresses(set: Option<&wire::IpSet>) -> Result<Vec<IpAddr>, String> {
     let Some(set) = set else { return Ok(Vec::new()) };
     let v4 = parsed::<Ipv4Addr>(&set.v4)?.into_iter().map(IpAddr::V4);
@@ -175,7 +185,7 @@ fn ordered_addresses(set: Option<&wire::IpSet>) -> Result<Vec<IpAddr>, String> {
     Ok(v4.chain(v6).collect())
 }
 
-/// The addresses of a set, sorted as the model has them.
+/// The addresses of a set, sorted as in the model.
 fn addresses(set: Option<&wire::IpSet>) -> Result<Vec<IpAddr>, String> {
     let mut addresses = ordered_addresses(set)?;
     addresses.sort_unstable();
@@ -183,7 +193,7 @@ fn addresses(set: Option<&wire::IpSet>) -> Result<Vec<IpAddr>, String> {
     Ok(addresses)
 }
 
-/// A port number that must not be 0.
+/// Converts a port number that must not be 0.
 fn port_number(number: i32) -> Result<u16, String> {
     match u16::try_from(number) {
         Ok(port) if port != 0 => Ok(port),
@@ -191,7 +201,7 @@ fn port_number(number: i32) -> Result<u16, String> {
     }
 }
 
-/// A port number for which 0 means none.
+/// Converts a port number; 0 becomes `None`.
 fn optional_port(number: i32) -> Result<Option<u16>, String> {
     if number == 0 { Ok(None) } else { port_number(number).map(Some) }
 }
@@ -249,7 +259,7 @@ fn service_of(
     })
 }
 
-/// `None` for a port of a protocol that is not known here.
+/// Converts a port; `None` if its protocol is unknown.
 fn port_of(port: &wire::PortMapping, names: &mut Names) -> Result<Option<Port>, String> {
     let protocol = match wire::Protocol::try_from(port.protocol) {
         Ok(wire::Protocol::Tcp) => Protocol::Tcp,
@@ -332,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn filters_that_contradict_each_other_are_refused() {
+    fn contradictory_filters_are_refused() {
         let filter = |targets: &[&str], ranges: &[&str]| {
             let (v6, v4) = targets.iter().map(|ip| (*ip).to_owned()).partition(|ip| ip.contains(':'));
             let source_ranges = ranges.iter().map(|range| (*range).to_owned()).collect();

@@ -1,7 +1,8 @@
-//! Model → wire.
+//! Encodes states: model → wire.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
+use localnet_core::Severity;
 use prost::Message as _;
 
 use crate::{
@@ -9,36 +10,36 @@ use crate::{
     wire,
 };
 
-/// No item carries more endpoints than this: about 100 KiB when they have a port each.
+/// The maximum number of endpoints in an item: about 100 KiB if each has one port.
 pub const ENDPOINTS_PER_ITEM: usize = 1000;
-/// An item with so many bytes, or nearly so, gets no further endpoint.
+/// The size in bytes from which on an item gets no further endpoint.
 pub const BYTES_PER_ITEM: usize = 1 << 20;
-/// No item may be larger than this: gRPC libraries accept no more unless they are told to.
-pub const LARGEST_ITEM: usize = 4 << 20;
+/// The maximum size of an item in bytes: the default limit of gRPC libraries.
+pub const MAX_ITEM_BYTES: usize = 4 << 20;
 
-/// The first item of an answer.
+/// The first item of an answer: the token of its state. `delta`: whether the other items are changes.
 pub fn next_item(revision: Revision, delta: bool) -> wire::NextItem {
     wire::NextItem { next: Some(next_filter(revision, delta)), ..Default::default() }
 }
 
-/// Names a state.
+/// The token of a state, as in [`next_item`].
 pub fn next_filter(revision: Revision, delta: bool) -> wire::NextFilter {
     wire::NextFilter { instance_id: revision.instance, rev: revision.rev, delta }
 }
 
-/// The item that carries the node's facts.
+/// The item with the facts about the node.
 pub fn node_item(node: &Node) -> wire::NextItem {
     wire::NextItem { node: Some(node.into()), ..Default::default() }
 }
 
-/// The item that says that a service is gone.
+/// The item that removes a service.
 pub fn removed_item(key: &ServiceKey) -> wire::NextItem {
     let removed = wire::ServiceKey { namespace: key.namespace.to_string(), name: key.name.to_string() };
     wire::NextItem { removed: Some(removed), ..Default::default() }
 }
 
-/// The items that carry a service: one, and continuations when it has more than [`ENDPOINTS_PER_ITEM`] endpoints, or more
-/// than [`BYTES_PER_ITEM`] of them.
+/// The items of a service: one, and continuations if it has more than [`ENDPOINTS_PER_ITEM`] endpoints, or more than
+/// [`BYTES_PER_ITEM`] bytes of them.
 pub fn service_items(service: &Service) -> Vec<wire::NextItem> {
     let item = |head: wire::Service, endpoints: &[Endpoint], continues: bool| wire::NextItem {
         endpoints: Some(wire::ServiceEndpoints {
@@ -48,34 +49,34 @@ pub fn service_items(service: &Service) -> Vec<wire::NextItem> {
         }),
         ..Default::default()
     };
-    let (first, mut rest) = service.endpoints.split_at(pieces(&service.endpoints, head_bytes(service)));
+    let (first, mut rest) = service.endpoints.split_at(fitting_endpoints(&service.endpoints, head_bytes(service)));
     let mut items = vec![item(service.into(), first, false)];
     while !rest.is_empty() {
-        let (piece, others) = rest.split_at(pieces(rest, 0).max(1));
+        let (next, others) = rest.split_at(fitting_endpoints(rest, 0).max(1));
         rest = others;
         let name_only = wire::Service {
             namespace: service.key.namespace.to_string(),
             name: service.key.name.to_string(),
             ..Default::default()
         };
-        items.push(item(name_only, piece, true));
+        items.push(item(name_only, next, true));
     }
     items
 }
 
-/// How many bytes the largest item of a service has, if no reader need accept it ([`LARGEST_ITEM`]).
+/// The size of the service's largest item in bytes, if it exceeds [`MAX_ITEM_BYTES`]; otherwise `None`.
 pub fn too_large(service: &Service) -> Option<usize> {
     let endpoints = service.endpoints.iter().map(endpoint_bytes);
-    // Nearly all services are far smaller, and are not encoded to find that out.
-    if endpoints.max().unwrap_or_default().max(head_bytes(service)) + BYTES_PER_ITEM <= LARGEST_ITEM {
+    // This estimate spares the encoding of nearly all services.
+    if endpoints.max().unwrap_or_default().max(head_bytes(service)) + BYTES_PER_ITEM <= MAX_ITEM_BYTES {
         return None;
     }
     let items = service_items(service).into_iter().map(|item| item.encoded_len());
-    items.max().filter(|bytes| *bytes > LARGEST_ITEM)
+    items.max().filter(|bytes| *bytes > MAX_ITEM_BYTES)
 }
 
-/// How many of the endpoints an item takes that has so many bytes already.
-fn pieces(endpoints: &[Endpoint], mut bytes: usize) -> usize {
+/// How many of the endpoints fit into an item that already has `bytes` bytes.
+fn fitting_endpoints(endpoints: &[Endpoint], mut bytes: usize) -> usize {
     let fits = |endpoint: &&Endpoint| {
         bytes += endpoint_bytes(endpoint);
         bytes <= BYTES_PER_ITEM
@@ -83,16 +84,16 @@ fn pieces(endpoints: &[Endpoint], mut bytes: usize) -> usize {
     endpoints.iter().take(ENDPOINTS_PER_ITEM).take_while(fits).count()
 }
 
-/// The most that an address, a CIDR or a small message may take.
+/// An upper bound for the encoded size of an address, a CIDR or a small message, in bytes.
 const FEW_BYTES: usize = 64;
 
-/// The most that an endpoint may take in an item.
+/// An upper bound for the encoded size of an endpoint, in bytes.
 fn endpoint_bytes(endpoint: &Endpoint) -> usize {
     let ports = endpoint.ports.iter().map(|port| port.name.len() + FEW_BYTES);
     endpoint.hostname.as_ref().map_or(0, |hostname| hostname.len()) + 2 * FEW_BYTES + ports.sum::<usize>()
 }
 
-/// The most that a service without its endpoints may take in an item.
+/// An upper bound for the encoded size of a service without its endpoints, in bytes.
 fn head_bytes(service: &Service) -> usize {
     let texts = [&*service.key.namespace, &*service.key.name, &*service.kind].map(str::len);
     let filters = service.source_filters.iter().map(|filter| filter.targets.len() + filter.source_ranges.len() + 1);
@@ -102,7 +103,7 @@ fn head_bytes(service: &Service) -> usize {
     texts.iter().sum::<usize>() + lists + ports.sum::<usize>()
 }
 
-/// The items of a service, serialized one by one.
+/// The items of a service, each encoded.
 pub fn service_bytes(service: &Service) -> Vec<bytes::Bytes> {
     service_items(service).iter().map(|item| item.encode_to_vec().into()).collect()
 }
@@ -196,6 +197,15 @@ impl From<Protocol> for wire::Protocol {
             Protocol::Tcp => Self::Tcp,
             Protocol::Udp => Self::Udp,
             Protocol::Sctp => Self::Sctp,
+        }
+    }
+}
+
+impl From<Severity> for wire::Severity {
+    fn from(severity: Severity) -> Self {
+        match severity {
+            Severity::Error => Self::Error,
+            Severity::Warning => Self::Warning,
         }
     }
 }

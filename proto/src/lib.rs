@@ -1,4 +1,4 @@
-//! The localnetv1 contract: wire types and the typed model of one node's state.
+//! The `localnetv1` API: generated wire types, and the typed model of a node's state.
 //!
 //! ```text
 //!            Service, Endpoint … (model)         NextItem … (wire)
@@ -6,9 +6,9 @@
 //! ```
 //!
 //! - [`wire`] is generated from `localnetv1.proto`, which documents every message and field.
-//! - [`model`] is the same in types that cannot hold nonsense. Everything but the two conversions works on it.
-//! - [`Address`] is where a brain is served, in docker's syntax, for both sides.
-//! - [`encode`] (model → wire) and [`decode`] (wire → model) are the only places that know both.
+//! - [`model`] has the same content in types that cannot hold invalid values. All code except the two conversions uses it.
+//! - [`Address`] is the address of a brain, in the syntax of Docker's hosts, for both sides.
+//! - [`encode`] (model → wire) and [`decode`] (wire → model) are the only modules that use both.
 
 mod address;
 pub mod decode;
@@ -16,7 +16,7 @@ pub mod encode;
 pub mod model;
 mod update;
 
-pub use address::{Address, BadAddress, DEFAULT_ADDRESS};
+pub use address::{Address, DEFAULT_ADDRESS, InvalidAddress};
 pub use model::{
     Endpoint, EndpointPort, Family, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, Snapshot,
     SourceFilter, Verdict, WhenEmpty,
@@ -34,7 +34,7 @@ pub mod wire {
 pub mod localv1 {
     tonic::include_proto!("localv1");
 }
-// Generated code calls each package by its own name.
+// The generated code of `localv1` refers to the package `localnetv1`.
 use wire as localnetv1;
 
 /// The serialized `FileDescriptorSet` of `localnetv1.proto` and `localv1.proto`, comments included, for gRPC reflection.

@@ -1,16 +1,16 @@
-//! The state of one node in types that cannot hold nonsense: addresses are addresses, ports are not zero.
+//! The state of a node, in types that cannot hold invalid values: addresses are addresses, and ports are not zero.
 //!
-//! Nothing here knows Kubernetes. What a field means to a backend is said in `localnetv1.proto`; the names are the same.
+//! The model knows nothing of Kubernetes. `localnetv1.proto` documents the meaning of each field; the names are the same.
 
 use std::{
     collections::BTreeMap,
     fmt,
     net::{IpAddr, SocketAddr},
-    str::FromStr,
     sync::Arc,
 };
 
 use ipnet::IpNet;
+pub use localnet_core::{InvalidServiceKey, ServiceKey};
 use serde::{Deserialize, Serialize};
 
 /// An address family.
@@ -25,7 +25,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// Both, IPv4 first.
+    /// Both families, IPv4 first.
     pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
 
     /// The family of an address.
@@ -65,7 +65,7 @@ impl Protocol {
         }
     }
 
-    /// As Kubernetes writes it.
+    /// The name as in Kubernetes.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Tcp => "TCP",
@@ -81,64 +81,12 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// Names a service. Ordered by namespace, then name; written `namespace/name`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ServiceKey {
-    /// Its namespace.
-    pub namespace: Arc<str>,
-    /// Its name within the namespace.
-    pub name: Arc<str>,
-}
-
-impl ServiceKey {
-    /// Names the service `name` in `namespace`.
-    pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
-        Self { namespace: namespace.into(), name: name.into() }
-    }
-}
-
-impl fmt::Display for ServiceKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
-
-/// The text was not `namespace/name`.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{0:?} is not of the form namespace/name")]
-pub struct NotAServiceKey(String);
-
-impl FromStr for ServiceKey {
-    type Err = NotAServiceKey;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.split_once('/') {
-            Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
-                Ok(Self::new(namespace, name))
-            }
-            _ => Err(NotAServiceKey(text.to_owned())),
-        }
-    }
-}
-
-impl Serialize for ServiceKey {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for ServiceKey {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
-}
-
-/// Names one state of one brain: its instance and the count of its states. The default is "nothing yet".
+/// Identifies a state of a brain. The default stands for "no state yet".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Revision {
-    /// Random number of the brain's start.
+    /// A random number that the brain chooses when it starts.
     pub instance: u64,
-    /// Count of its states, from 1.
+    /// The number of the state, counted from 1.
     pub rev: u64,
 }
 
@@ -152,24 +100,24 @@ impl fmt::Display for Revision {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Node {
-    /// Its name in the cluster.
+    /// The name in the cluster.
     pub name: String,
-    /// Its addresses; the first of each family is the primary one.
+    /// The addresses; the first of each family is the primary one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<IpAddr>,
-    /// Its zone; empty when unknown.
+    /// The zone; empty if unknown.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub zone: String,
-    /// CIDRs of its pods.
+    /// The CIDRs of the node's pods.
     #[serde(default, rename = "podCIDRs", skip_serializing_if = "Vec::is_empty")]
     pub pod_cidrs: Vec<IpNet>,
-    /// CIDRs of the cluster's ClusterIPs; empty when unknown.
+    /// The CIDRs of the cluster's ClusterIPs; empty if unknown.
     #[serde(default, rename = "serviceCIDRs", skip_serializing_if = "Vec::is_empty")]
     pub service_cidrs: Vec<IpNet>,
 }
 
 impl Node {
-    /// The node's primary address of a family.
+    /// The primary address of a family, if the node has one.
     pub fn primary_address(&self, family: Family) -> Option<IpAddr> {
         self.addresses.iter().copied().find(|address| Family::of(*address) == family)
     }
@@ -179,51 +127,51 @@ impl Node {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Service {
-    /// Its name.
+    /// The namespace and name.
     #[serde(rename = "service")]
     pub key: ServiceKey,
-    /// ClusterIP, NodePort or LoadBalancer; for information.
+    /// ClusterIP, NodePort or LoadBalancer; for information only.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Addresses inside the cluster; the service exists in the families of these.
+    /// The ClusterIPs. The service exists in their families.
     #[serde(rename = "clusterIPs")]
     pub cluster_ips: Vec<IpAddr>,
-    /// External addresses routed to the nodes, sorted.
+    /// The external IPs, which are routed to the nodes; sorted.
     #[serde(default, rename = "externalIPs", skip_serializing_if = "Vec::is_empty")]
     pub external_ips: Vec<IpAddr>,
-    /// Addresses of load balancers that keep the destination, sorted.
+    /// The IPs of load balancers that keep the destination address; sorted.
     #[serde(default, rename = "loadBalancerIPs", skip_serializing_if = "Vec::is_empty")]
     pub load_balancer_ips: Vec<IpAddr>,
-    /// Its ports, sorted by name.
+    /// The ports, sorted by name.
     pub ports: Vec<Port>,
-    /// Internal traffic policy Local; for information.
+    /// Whether the internal traffic policy is Local; for information only.
     #[serde(default, skip_serializing_if = "is_default")]
     pub internal_traffic_to_local: bool,
-    /// External traffic policy Local: external traffic keeps its source address.
+    /// Whether the external traffic policy is Local, so that external traffic keeps its source address.
     #[serde(default, skip_serializing_if = "is_default")]
     pub external_traffic_to_local: bool,
-    /// Seconds for which a client keeps its endpoint; `None` without affinity.
+    /// The timeout of the session affinity in seconds; `None` without affinity.
     #[serde(default, skip_serializing_if = "is_default")]
     pub client_ip_affinity: Option<u32>,
-    /// Who may reach some of its addresses.
+    /// Restrictions of the sources that may reach some of the addresses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub source_filters: Vec<SourceFilter>,
-    /// Port of the health answers for load balancers.
+    /// The port of the health check for load balancers.
     #[serde(default, skip_serializing_if = "is_default")]
     pub health_check_node_port: Option<u16>,
-    /// Who chooses endpoints in IPVS, as the service's author wrote it; `None` if that was left open.
+    /// The IPVS scheduler that the service's author asked for; `None` for the default.
     #[serde(default, rename = "ipvsScheduler", skip_serializing_if = "is_default")]
     pub ipvs_scheduler: Option<Arc<str>>,
-    /// On Windows, what comes to its load balancers' addresses keeps its destination, and goes to endpoints on this node.
+    /// Whether, on Windows, traffic to the load balancer IPs keeps its destination address and goes to endpoints on this node.
     #[serde(default, skip_serializing_if = "is_default")]
     pub preserve_destination: bool,
-    /// Its endpoints, sorted by address, then ports.
+    /// The endpoints, sorted by address, then ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub endpoints: Vec<Endpoint>,
 }
 
 impl Service {
-    /// A service of type ClusterIP that has nothing but its addresses.
+    /// A service of type ClusterIP with nothing but its addresses.
     pub fn new(key: ServiceKey, cluster_ips: Vec<IpAddr>) -> Self {
         Self {
             key,
@@ -243,7 +191,7 @@ impl Service {
         }
     }
 
-    /// The service alone.
+    /// A copy without endpoints.
     pub fn without_endpoints(&self) -> Self {
         Self {
             key: self.key.clone(),
@@ -268,7 +216,7 @@ impl Service {
         self.cluster_ips.iter().any(|ip| Family::of(*ip) == family)
     }
 
-    /// The endpoints of a port in a family that serve a scope: where traffic of that port is sent.
+    /// The endpoints that are eligible for a port, a family and a scope.
     pub fn endpoints_of<'a>(
         &'a self,
         port: &'a Port,
@@ -282,40 +230,40 @@ impl Service {
     }
 }
 
-/// What may be reached from where.
+/// Restricts the sources that may reach some addresses of a service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SourceFilter {
-    /// Destinations the filter is for, all of one family.
+    /// The restricted destinations, all of one family.
     pub targets: Vec<IpAddr>,
-    /// Sources that may pass, of the same family.
+    /// The permitted sources, of the same family.
     pub source_ranges: Vec<IpNet>,
 }
 
-/// One port of a service.
+/// A port of a service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Port {
-    /// Its name; may be empty when it is the only one.
+    /// The name; may be empty if the service has only one port.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub name: Arc<str>,
-    /// Its protocol.
+    /// The transport protocol.
     pub protocol: Protocol,
-    /// Its number on the service's addresses.
+    /// The port number on the service's addresses.
     pub port: u16,
-    /// Its number on the node's addresses.
+    /// The NodePort: the port number on the node's addresses.
     #[serde(default, skip_serializing_if = "is_default")]
     pub node_port: Option<u16>,
-    /// What happens to IPv4 traffic that no endpoint serves.
+    /// The verdicts for IPv4 traffic without an eligible endpoint.
     #[serde(default, rename = "whenEmptyIPv4", skip_serializing_if = "is_default")]
     pub when_empty_v4: WhenEmpty,
-    /// What happens to IPv6 traffic that no endpoint serves.
+    /// The verdicts for IPv6 traffic without an eligible endpoint.
     #[serde(default, rename = "whenEmptyIPv6", skip_serializing_if = "is_default")]
     pub when_empty_v6: WhenEmpty,
 }
 
 impl Port {
-    /// What happens to traffic of a family that no endpoint serves.
+    /// The verdicts for traffic of a family without an eligible endpoint.
     pub fn when_empty(&self, family: Family) -> WhenEmpty {
         match family {
             Family::V4 => self.when_empty_v4,
@@ -324,77 +272,77 @@ impl Port {
     }
 }
 
-/// What happens to traffic in a scope in which no endpoint serves it.
+/// The verdicts for traffic without an eligible endpoint, by scope.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WhenEmpty {
-    /// To ClusterIPs.
+    /// For traffic to ClusterIPs.
     pub internal: Verdict,
-    /// To external addresses and NodePorts.
+    /// For traffic to external addresses and NodePorts.
     pub external: Verdict,
 }
 
-/// Verdict on a packet that no endpoint serves.
+/// The verdict on a packet without an eligible endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// "Connection refused": nothing serves anywhere.
+    /// Reject with an error to the client, because the service has no endpoint anywhere.
     #[default]
     Reject,
-    /// Silence: endpoints exist, but a policy keeps this traffic from them.
+    /// Drop silently, because the service has endpoints, but a policy excludes them for this traffic.
     Drop,
 }
 
-/// One address that answers for some ports of a service.
+/// An address that serves some ports of a service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Endpoint {
-    /// Its address.
+    /// The address.
     pub address: IpAddr,
     /// The service's ports that it serves, sorted by name.
     pub ports: Vec<EndpointPort>,
-    /// It is on this node.
+    /// Whether it is on this node.
     #[serde(default, skip_serializing_if = "is_default")]
     pub local: bool,
-    /// Its host name, if any.
+    /// The host name, if there is one.
     #[serde(default, skip_serializing_if = "is_default")]
     pub hostname: Option<Arc<str>>,
-    /// Which traffic it serves.
+    /// The traffic that it is eligible for.
     pub scopes: Scopes,
 }
 
 impl Endpoint {
-    /// Its number for the service port of that name, if it serves it.
+    /// The port number for the service's port of that name; `None` if the endpoint does not serve it.
     pub fn port(&self, name: &str) -> Option<u16> {
         self.ports.iter().find(|port| *port.name == *name).map(|port| port.port)
     }
 }
 
-/// Number of a service port on an endpoint.
+/// The number of a service's port on an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EndpointPort {
-    /// Name of the service's port; may be empty.
+    /// The name of the service's port; may be empty.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub name: Arc<str>,
-    /// Its number on the endpoint.
+    /// The port number on the endpoint.
     pub port: u16,
 }
 
-/// Which traffic an endpoint serves; see `EndpointScopes` in `localnetv1.proto`.
+/// The traffic that an endpoint is eligible for; see `EndpointScopes` in `localnetv1.proto`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Scopes {
-    /// Traffic to ClusterIPs.
+    /// Whether it serves traffic to ClusterIPs.
     #[serde(default, skip_serializing_if = "is_default")]
     pub internal: bool,
-    /// Traffic to external addresses and NodePorts; under external policy Local only from outside.
+    /// Whether it serves traffic to external addresses and NodePorts; under the external traffic policy Local only from outside.
     #[serde(default, skip_serializing_if = "is_default")]
     pub external: bool,
-    /// Under external policy Local: the same traffic from this node and its pods.
+    /// Whether, under the external traffic policy Local, it serves the same traffic from this node and its pods.
     #[serde(default, skip_serializing_if = "is_default")]
     pub short_circuit: bool,
-    /// Connections that it already has may go on.
+    /// Whether its existing connections may continue.
     #[serde(default, skip_serializing_if = "is_default")]
     pub established: bool,
 }
@@ -403,12 +351,12 @@ pub struct Scopes {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Snapshot {
-    /// Which state this is. Not part of the text form.
+    /// The revision, which is not part of the text form.
     #[serde(skip)]
     pub revision: Revision,
     /// Facts about the node.
     pub node: Node,
-    /// The services, by name.
+    /// The services by key.
     #[serde(with = "as_list")]
     pub services: BTreeMap<ServiceKey, Arc<Service>>,
 }
@@ -417,7 +365,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Services know their names, so the text form of a snapshot lists them.
+/// Serializes the services as a list, because each contains its key.
 mod as_list {
     use super::{Arc, BTreeMap, Deserialize, Service, ServiceKey};
 

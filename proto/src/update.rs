@@ -1,4 +1,4 @@
-//! What one answer of `Next` says, and how it is folded into a [`Snapshot`].
+//! The content of one answer of `Next`, and how to apply it to a [`Snapshot`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,22 +7,22 @@ use std::{
 
 use crate::model::{Node, Revision, Service, ServiceKey, Snapshot};
 
-/// One complete answer of `Next`.
+/// A complete answer of `Next`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Update {
     /// The full state.
     Full(Snapshot),
-    /// What changed since the revision that was asked for.
+    /// The changes since the revision in the request.
     Delta {
-        /// The state after the changes.
+        /// The revision after the changes.
         revision: Revision,
-        /// The changes. At most one for each service, and at most one for the node.
+        /// The changes: at most one for each service, and at most one for the node.
         changes: Vec<Change>,
     },
 }
 
 impl Update {
-    /// The state that the update leads to.
+    /// The revision of the state after the update.
     pub fn revision(&self) -> Revision {
         match self {
             Self::Full(snapshot) => snapshot.revision,
@@ -31,40 +31,41 @@ impl Update {
     }
 }
 
-/// One change of a delta.
+/// A change in a delta.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
-    /// The node's facts are now these.
+    /// The facts about the node have changed.
     Node(Node),
-    /// The service is new, or now like this.
+    /// The service was added or changed.
     Service(Arc<Service>),
-    /// The service is gone.
+    /// The service was removed.
     Removed(ServiceKey),
 }
 
-/// What differs between two states.
+/// The difference between two states.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Nothing is known of what was there before (a backend's first sync): treat all as changed.
+    /// Whether everything counts as changed, because the previous state is unknown (a backend's first sync).
     pub everything: bool,
-    /// The node's facts changed.
+    /// Whether the facts about the node changed.
     pub node: bool,
-    /// Services that are new, different or gone. A full state after a restart of the brain names only real differences.
+    /// The services that were added, changed or removed. A full state after a restart of the brain contributes only real
+    /// differences.
     pub services: BTreeSet<ServiceKey>,
 }
 
 impl Changes {
-    /// All is to be treated as changed.
+    /// Changes in which everything counts as changed.
     pub fn everything() -> Self {
         Self { everything: true, ..Self::default() }
     }
 
-    /// Nothing differs.
+    /// Whether nothing changed.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Adds what another step changed.
+    /// Adds the changes of a later update.
     pub fn merge(&mut self, other: Self) {
         self.everything |= other.everything;
         self.node |= other.node;
@@ -73,7 +74,7 @@ impl Changes {
 }
 
 impl Snapshot {
-    /// Goes to the state that `update` leads to, and says what differs.
+    /// Applies an update and returns what it changed.
     pub fn apply(&mut self, update: Update) -> Changes {
         match update {
             Update::Full(next) => {
@@ -121,7 +122,7 @@ fn differing(
     before: &BTreeMap<ServiceKey, Arc<Service>>,
     after: &BTreeMap<ServiceKey, Arc<Service>>,
 ) -> BTreeSet<ServiceKey> {
-    let gone = before.keys().filter(|key| !after.contains_key(key));
+    let removed = before.keys().filter(|key| !after.contains_key(key));
     let new = after.iter().filter(|(key, service)| before.get(*key) != Some(*service)).map(|(key, _)| key);
-    gone.chain(new).cloned().collect()
+    removed.chain(new).cloned().collect()
 }

@@ -1,4 +1,4 @@
-//! `docs/api.md` is made of `localnetv1.proto` and its comments.
+//! Generates `docs/api.md` from `localnetv1.proto` and its comments, and checks that it is up to date.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -14,21 +14,21 @@ const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/api.md");
 
 const HEAD: &str = "# The API
 
-What a brain serves, package `localnetv1`. This page is made of the comments in
-[proto/localnetv1.proto](../proto/localnetv1.proto) by `make bless`; the file itself is what to generate code from. Messages only ever
-grow.
+The gRPC API that a brain serves, package `localnetv1`. `make bless` generates this page from the comments in
+[proto/localnetv1.proto](../proto/localnetv1.proto). Generate your code from that file. Messages only ever grow: fields are added,
+but never changed or removed.
 
 `grpcurl -plaintext -unix /run/localnet/brain.sock describe localnetv1.Endpoint` prints the same from a running brain.
 ";
 
-/// Numbers that descriptors give to what they have: see `descriptor.proto`.
+/// Field numbers in paths of `SourceCodeInfo`: see `descriptor.proto`.
 const MESSAGE: i32 = 4;
 const ENUM: i32 = 5;
 const SERVICE: i32 = 6;
-/// Fields of a message, values of an enum and methods of a service.
+/// The field number of a message's fields, an enum's values and a service's methods.
 const WITHIN: i32 = 2;
 
-/// Comments by their path.
+/// Comments by path.
 struct Comments(BTreeMap<Vec<i32>, String>);
 
 impl Comments {
@@ -41,18 +41,18 @@ impl Comments {
         self.0.get(path).map_or("", String::as_str).lines().map(|line| line.strip_prefix(' ').unwrap_or(line))
     }
 
-    /// Its paragraphs as they are.
+    /// The comment with its paragraphs.
     fn text(&self, path: &[i32]) -> String {
         self.lines(path).flat_map(|line| [line, "\n"]).collect()
     }
 
-    /// In one line, for a table.
+    /// The comment in one line, for a table.
     fn line(&self, path: &[i32]) -> String {
         self.lines(path).collect::<Vec<_>>().join(" ").replace('|', "\\|")
     }
 }
 
-/// The last part of a full name, as a link to its heading here.
+/// The last part of a full name, as a link to its heading on the page.
 fn link(name: &str) -> String {
     let name = name.rsplit('.').next().unwrap();
     format!("[{name}](#{})", name.to_lowercase())
@@ -98,8 +98,8 @@ fn message(number: i32, message: &DescriptorProto, comments: &Comments) -> Strin
     }
     text += "\n| number | field | type | |\n|---|---|---|---|\n";
     for (field, place) in message.field.iter().zip(0..) {
-        let said = comments.line(&[MESSAGE, number, WITHIN, place]);
-        text += &format!("| {} | `{}` | {} | {said} |\n", field.number(), field.name(), kind(field, message));
+        let comment = comments.line(&[MESSAGE, number, WITHIN, place]);
+        text += &format!("| {} | `{}` | {} | {comment} |\n", field.number(), field.name(), kind(field, message));
     }
     text
 }

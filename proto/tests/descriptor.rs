@@ -1,4 +1,4 @@
-//! The wire only grows (invariant 7): every message, field, number, type and method of `localnetv1.golden.txt` is still there.
+//! The wire format only grows (invariant 7): every message, field, number, type and method in `localnetv1.golden.txt` still exists.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -10,12 +10,12 @@ use prost_types::{DescriptorProto, EnumDescriptorProto, FieldDescriptorProto, Fi
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/localnetv1.golden.txt");
 
 #[test]
-fn the_wire_only_grows() {
+fn the_wire_format_only_grows() {
     let current = descriptor_lines();
     let golden = fs::read_to_string(GOLDEN).unwrap_or_default();
     let golden: BTreeSet<String> = golden.lines().map(str::to_owned).collect();
     let lost: Vec<_> = golden.difference(&current).collect();
-    assert!(lost.is_empty(), "localnetv1 may only grow, but these are gone or changed: {lost:#?}");
+    assert!(lost.is_empty(), "localnetv1 may only grow, but these were removed or changed: {lost:#?}");
     let new: Vec<_> = current.difference(&golden).collect();
     if new.is_empty() {
         return;
@@ -62,7 +62,7 @@ fn every_message_field_and_value_is_documented() {
     assert!(paths.len() > 80 && bare.is_empty(), "without a comment: {bare:?}");
 }
 
-/// One line for each thing that a reader of the wire depends on.
+/// One line for each property that a reader of the wire format depends on.
 fn descriptor_lines() -> BTreeSet<String> {
     let set = FileDescriptorSet::decode(localnet_proto::DESCRIPTORS).unwrap();
     let mut lines = BTreeSet::new();

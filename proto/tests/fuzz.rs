@@ -1,4 +1,4 @@
-//! Whatever a stream says, a reader of it gets an update or an error.
+//! Any stream decodes to an update or an error.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -29,7 +29,7 @@ fn web() -> Service {
     Service { ports, endpoints: vec![endpoint(1), endpoint(2)], client_ip_affinity: Some(10800), ..service }
 }
 
-/// Items as a stream has them: each after its length, in two bytes.
+/// Items as the bytes of a stream: each after its length, in two bytes.
 fn stream(items: &[wire::NextItem]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for item in items {
@@ -40,7 +40,7 @@ fn stream(items: &[wire::NextItem]) -> Vec<u8> {
     bytes
 }
 
-fn pieces(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+fn frames(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let (length, rest) = bytes.split_first_chunk::<2>()?;
         let length = usize::from(u16::from_le_bytes(*length)).min(rest.len());
@@ -72,8 +72,8 @@ fn assembled<'a>(items: impl Iterator<Item = &'a [u8]>) -> Result<Update, String
     assembler.finish().map_err(|error| error.to_string())
 }
 
-/// What was read is written and read again as the same.
-fn is_kept(update: &Update) {
+/// Checks that a decoded update does not change when it is encoded and decoded again.
+fn round_trips(update: &Update) {
     let services: Vec<&Service> = match update {
         Update::Full(snapshot) => snapshot.services.values().map(|service| &**service).collect(),
         Update::Delta { changes, .. } => changes
@@ -96,16 +96,16 @@ fn is_kept(update: &Update) {
 
 #[test]
 fn fuzz_an_answer() {
-    localnet_fuzz::target("answer", &[&stream(&full()), &stream(&delta())], |bytes| match assembled(pieces(bytes)) {
+    localnet_fuzz::target("answer", &[&stream(&full()), &stream(&delta())], |bytes| match assembled(frames(bytes)) {
         Ok(update) => {
-            is_kept(&update);
+            round_trips(&update);
             format!("{update:?}")
         }
         Err(error) => error,
     });
 }
 
-/// Answers one after the other, which end with OK or are cut, as a backend folds them.
+/// Applies answers in sequence, as a backend does; each ends with OK or is cut.
 #[test]
 fn fuzz_a_conversation() {
     let one = |ends: u8, items: &[wire::NextItem]| {
@@ -118,15 +118,15 @@ fn fuzz_a_conversation() {
     ];
     localnet_fuzz::target("conversation", &[&seeds[0], &seeds[1]], |mut bytes| {
         let mut state = Snapshot::default();
-        let mut said = String::new();
+        let mut text = String::new();
         while let Some((ends, rest)) = bytes.split_first() {
             let Some((length, rest)) = rest.split_first_chunk::<2>() else { break };
             let length = usize::from(u16::from_le_bytes(*length)).min(rest.len());
             let (answer, rest) = rest.split_at(length);
             bytes = rest;
             let before = state.clone();
-            // One that is cut never happened, whatever came of it.
-            match assembled(pieces(answer)).ok().filter(|_| ends % 2 == 0) {
+            // An answer that is cut has no effect.
+            match assembled(frames(answer)).ok().filter(|_| ends % 2 == 0) {
                 None => assert_eq!(state, before),
                 Some(update) => {
                     let (revision, again) = (update.revision(), update.clone());
@@ -136,10 +136,10 @@ fn fuzz_a_conversation() {
                         assert_ne!(state.services.get(key), before.services.get(key), "{key}");
                     }
                     assert!(state.apply(again).is_empty(), "the same once more changes nothing");
-                    said += &format!("{changes:?}");
+                    text += &format!("{changes:?}");
                 }
             }
         }
-        said
+        text
     });
 }

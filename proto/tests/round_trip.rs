@@ -1,4 +1,4 @@
-//! Model → wire → model is the identity, whatever the state, and no bytes make the reader panic.
+//! Model → wire → model is the identity for any state, and no bytes make the reader panic.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -8,7 +8,7 @@ use localnet_proto::{
     Change, Endpoint, EndpointPort, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, Snapshot,
     SourceFilter, Update, Verdict, WhenEmpty,
     decode::Assembler,
-    encode::{self, ENDPOINTS_PER_ITEM, LARGEST_ITEM},
+    encode::{self, ENDPOINTS_PER_ITEM, MAX_ITEM_BYTES},
     wire,
 };
 use proptest::{collection::vec, prelude::*};
@@ -119,17 +119,17 @@ fn assembled(items: impl IntoIterator<Item = wire::NextItem>) -> Result<Update, 
 
 proptest! {
     #[test]
-    fn full_states_survive_the_wire(snapshot in snapshot()) {
+    fn full_states_round_trip(snapshot in snapshot()) {
         prop_assert_eq!(assembled(items(&snapshot)), Ok(Update::Full(snapshot)));
     }
 
     #[test]
-    fn folding_a_delta_gives_the_full_state(before in snapshot(), after in snapshot()) {
+    fn applying_a_delta_yields_the_full_state(before in snapshot(), after in snapshot()) {
         let sets = after.services.values().filter(|s| before.services.get(&s.key) != Some(*s));
-        let gone = before.services.keys().filter(|key| !after.services.contains_key(key));
+        let removed = before.services.keys().filter(|key| !after.services.contains_key(key));
         let items = [encode::next_item(after.revision, true), encode::node_item(&after.node)].into_iter()
             .chain(sets.flat_map(|service| encode::service_items(service)))
-            .chain(gone.map(encode::removed_item));
+            .chain(removed.map(encode::removed_item));
         let mut folded = before.clone();
         let by_delta = folded.apply(assembled(items).unwrap());
         prop_assert_eq!(&folded, &after);
@@ -147,7 +147,7 @@ proptest! {
     }
 
     #[test]
-    fn text_form_holds_the_whole_snapshot(snapshot in snapshot()) {
+    fn the_text_form_contains_the_whole_snapshot(snapshot in snapshot()) {
         let text = serde_json::to_string(&snapshot).unwrap();
         let read: Snapshot = serde_json::from_str(&text).unwrap();
         prop_assert_eq!(read, Snapshot { revision: Revision::default(), ..snapshot });
@@ -155,7 +155,7 @@ proptest! {
 }
 
 #[test]
-fn a_service_with_many_endpoints_is_sent_in_pieces() {
+fn a_service_with_many_endpoints_is_sent_in_several_items() {
     let endpoint = |number: u16| Endpoint {
         address: IpAddr::from([10, 1, (number >> 8) as u8, number as u8]),
         ports: vec![EndpointPort { name: "http".into(), port: 80 }],
@@ -180,9 +180,9 @@ fn a_service_with_many_endpoints_is_sent_in_pieces() {
     );
 }
 
-/// Ports, and with them the bytes of each endpoint, may be many.
+/// A service may have many ports, and each endpoint lists them.
 #[test]
-fn no_item_is_larger_than_readers_accept() {
+fn no_item_exceeds_the_limit_of_readers() {
     let ports = |count: u16| (0..count).map(|number| (Arc::<str>::from(format!("{number:0>63}")), number + 1));
     let service = |ports_of_it: u16, endpoints: u8| {
         let empty = WhenEmpty::default();
@@ -212,7 +212,7 @@ fn no_item_is_larger_than_readers_accept() {
         let service = service(ports, endpoints);
         let encoded = encode::service_items(&service);
         assert_eq!(encoded.len(), items, "{ports} ports, {endpoints} endpoints");
-        assert!(encoded.iter().all(|item| item.encoded_len() <= LARGEST_ITEM));
+        assert!(encoded.iter().all(|item| item.encoded_len() <= MAX_ITEM_BYTES));
         assert_eq!(encode::too_large(&service), None);
         let services = BTreeMap::from([(service.key.clone(), Arc::new(service))]);
         let snapshot = Snapshot { services, ..Snapshot::default() };
@@ -220,12 +220,12 @@ fn no_item_is_larger_than_readers_accept() {
     }
     let too_large = service(65_000, 1);
     let largest = encode::service_items(&too_large).iter().map(prost::Message::encoded_len).max().unwrap();
-    assert!(largest > LARGEST_ITEM);
+    assert!(largest > MAX_ITEM_BYTES);
     assert_eq!(encode::too_large(&too_large), Some(largest));
 }
 
 #[test]
-fn nonsense_is_refused_by_name() {
+fn the_error_for_an_invalid_answer_names_the_field() {
     let service = |service: wire::Service| {
         let endpoints = Some(wire::ServiceEndpoints { service: Some(service), ..Default::default() });
         let item = wire::NextItem { endpoints, ..Default::default() };
@@ -258,7 +258,7 @@ fn nonsense_is_refused_by_name() {
 }
 
 #[test]
-fn a_newer_brain_is_understood_as_far_as_it_can_be() {
+fn unknown_values_of_a_newer_brain_are_left_out() {
     let when_empty_v4 = Some(wire::WhenEmpty { internal: 1, external: 77 });
     let known = wire::PortMapping { name: "a".into(), protocol: 1, port: 80, when_empty_v4, ..Default::default() };
     let unknown = wire::PortMapping { name: "b".into(), protocol: 77, port: 81, ..Default::default() };

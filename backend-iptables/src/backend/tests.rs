@@ -1,4 +1,4 @@
-//! The backend on the tests' kernel: what is sent, what is repaired, what is left out.
+//! Tests of the backend on the fake kernel: what it writes, repairs and skips.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -27,7 +27,7 @@ fn told(state: &Snapshot, kernel: Fake) -> Told {
     told_with(state, kernel, usize::MAX)
 }
 
-/// More VIPs than these are reached by groups.
+/// An adapter that has synced `state`, on `kernel`. `many_vips`: the number of VIPs above which they are grouped.
 fn told_with(state: &Snapshot, kernel: Fake, many_vips: usize) -> Told {
     let mut told = Adapter::new(IptablesBackend::new(Config::default(), kernel).with_many_vips(many_vips));
     sync(&mut told, state, &Changes::everything()).whole().unwrap();
@@ -47,7 +47,7 @@ fn into_kernel(told: &mut Told) -> Fake {
     std::mem::take(kernel(told))
 }
 
-/// Dispatch lines may stand in any order.
+/// The lines of the tables, sorted where their order does not matter.
 fn sorted(fake: &Fake) -> Vec<Vec<String>> {
     let of_family = |tables: &BTreeMap<String, BTreeMap<String, Vec<String>>>| {
         let mut all = Vec::new();
@@ -189,7 +189,7 @@ fn whatever_others_do_is_seen_and_put_right() {
         _ = sync(&mut first, &state, &Changes::default());
         assert_eq!(sorted(kernel(&mut first)), right, "{number}");
     }
-    // Without a look: the next change finds out.
+    // Without a full sync, the next change finds the difference.
     *kernel(&mut first) = Fake::default();
     let key = ServiceKey::new("ns", "none");
     let mut changed = state.clone();
@@ -208,12 +208,12 @@ fn what_is_refused_is_named_and_left_out_and_the_rest_is_programmed() {
         let self_told = |state: &Snapshot| told_with(state, Fake::default(), many_vips);
         let synced = sync(&mut told, &state, &Changes::everything());
         assert_eq!(synced.skipped.len(), 1);
-        assert_eq!(synced.skipped[0].service, ServiceKey::new("ns", "web"));
-        assert!(synced.skipped[0].reason.contains("--to-destination 10.0.0.2:8080") || at_the_end, "{synced:?}");
+        assert_eq!(synced.skipped[0].subject.service_key(), Some(ServiceKey::new("ns", "web")));
+        assert!(synced.skipped[0].problem.contains("--to-destination 10.0.0.2:8080") || at_the_end, "{synced:?}");
         let mut rest = state.clone();
         rest.services.remove(&ServiceKey::new("ns", "web"));
         assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self_told(&rest))));
-        // It is refused again for as long as the kernel does so, and programmed when it does not.
+        // A retry is refused as long as the kernel refuses the rule.
         told.listener_mut().retry_refused();
         let synced = sync(&mut told, &state, &Changes::default());
         assert_eq!((synced.skipped.len(), synced.refused), (1, [ServiceKey::new("ns", "web")].into()));
@@ -226,7 +226,7 @@ fn what_is_refused_is_named_and_left_out_and_the_rest_is_programmed() {
         kernel(&mut told).tables = Fake::default().tables;
         assert!(told.listener_mut().look().unwrap());
         assert_eq!(sync(&mut told, &state, &Changes::default()).skipped.len(), 1);
-        // It changes, and can be programmed.
+        // The Service is programmed once the kernel accepts its rules.
         kernel(&mut told).refuses = None;
         let mut changed = state.clone();
         Arc::make_mut(changed.services.get_mut(&ServiceKey::new("ns", "web")).unwrap()).endpoints.pop();
@@ -235,7 +235,7 @@ fn what_is_refused_is_named_and_left_out_and_the_rest_is_programmed() {
     }
 }
 
-/// Who has no memory now says nothing of the service whose turn it was: the sync fails, and leaves nobody out.
+/// A refusal for lack of memory is not the fault of the Service being written: the sync fails and skips no Service.
 #[test]
 fn want_of_memory_is_no_services_fault() {
     for at_the_end in [false, true] {
@@ -277,7 +277,7 @@ fn cleanup_leaves_what_was_there_before() {
     assert_eq!(sorted(kernel(&mut told)), before);
 }
 
-/// One of few services with one of few shapes; or its removal.
+/// A step: the Service to change, its new shape or `None` to delete it, and whether another program changes the tables first.
 fn step() -> impl Strategy<Value = (u8, Option<(u8, u8, bool)>, bool)> {
     (0..4_u8, proptest::option::weighted(0.8, (0..3_u8, 0..4_u8, any::<bool>())), any::<bool>())
 }
@@ -298,12 +298,12 @@ fn service(name: u8, (external, endpoints, local): (u8, u8, bool)) -> Service {
     serde_saphyr::from_str(&(yaml + "]}")).unwrap()
 }
 
-/// A table is committed at once, but not both. Between two commits the external addresses of Services that gain or lose their last
-/// endpoint are translated or refused all the same: what is neither leaves the node, and somebody else may answer it. kube-proxy
-/// writes both tables in each sync, filter first.
+/// Each table is committed atomically, but not both together. Between the two commits, packets to the external address of a
+/// Service that gains or loses its last endpoint are still translated or rejected. Otherwise they would leave the node, and
+/// another host might answer them. kube-proxy writes both tables in each sync, filter first.
 #[test]
 fn nothing_leaves_untranslated_between_two_commits() {
-    // Of 150 Services half gain and half lose their endpoint: chains are changed line by line, and written anew.
+    // Half of 150 Services gain their endpoint and half lose it, so chains change line by line and as a whole.
     for services in [1, 2, 150_u8] {
         let swapped = |turn: u8| {
             let mut state = state("{node: {name: n, addresses: [192.168.0.2]}, services: []}");
@@ -344,7 +344,7 @@ proptest! {
     fn any_history_ends_in_the_same_kernel(steps in vec(step(), 1..16)) {
         let node = "{name: n, addresses: [192.168.0.2]}";
         let mut state = state(&format!("{{node: {node}, services: []}}"));
-        // Sometimes there are more VIPs than that, sometimes not.
+        // The number of VIPs varies around this limit.
         const MANY_VIPS: usize = 4;
         let mut told = told_with(&state, Fake::default(), MANY_VIPS);
         for (name, shape, flush) in steps {
@@ -411,7 +411,7 @@ fn many_vips_are_reached_by_groups() {
         "{before:?}"
     );
     kernel(&mut told).inputs.clear();
-    // A restart finds them, and which addresses they answer.
+    // After a restart, the backend finds the VIPs and the addresses that they answer.
     let fake = into_kernel(&mut told);
     let mut again = told_with(&full, fake, 3);
     assert_eq!(kernel(&mut again).inputs, []);

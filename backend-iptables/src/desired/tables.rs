@@ -1,4 +1,4 @@
-//! [`Tables`]: the chains and lines of all ports, kept up to date as VIPs come and go.
+//! [`Tables`]: the chains and lines of all ports, updated as VIPs come and go.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -23,43 +23,43 @@ use crate::{
     ruleset::Ruleset,
 };
 
-/// More VIPs of a family than these are reached by groups.
+/// The default number of VIPs of a family above which they are grouped by network.
 const MANY_VIPS: usize = 1000;
 
-/// What follows from all VIPs together.
+/// The chains and lines of all VIPs.
 #[derive(Debug)]
 pub(super) struct Tables {
     pub(super) services: BTreeMap<ServiceKey, Arc<Service>>,
     pub(super) ports: [BTreeMap<PortKey, Port>; 2],
-    /// Ports of which something changed, as they were planned last.
+    /// The changed ports, as they were when last planned.
     before: [BTreeMap<PortKey, Port>; 2],
     cluster_ips: BTreeSet<IpAddr>,
-    /// ClusterIPs outside of the service CIDRs.
+    /// The ClusterIPs outside of the service CIDRs, by family.
     outside: [BTreeSet<IpAddr>; 2],
-    /// ClusterIPs that came or went.
+    /// The ClusterIPs that were added or removed since the last update.
     moved_cluster_ips: BTreeSet<IpAddr>,
-    /// Lines for ports of health checks.
+    /// The lines for health check node ports.
     health_checks: BTreeMap<ServiceKey, Vec<(Family, Line)>>,
-    /// VIPs whose programming differs from what was told last, and who may answer now.
+    /// The VIPs whose programming changed, with the endpoints that may answer now.
     pub(super) moved: HashMap<VipKey, Option<Endpoints>>,
     pub(super) facts: Option<Facts>,
-    /// How many endpoints and VIPs all ports have together.
+    /// The number of endpoints and VIPs of all ports, by family.
     counts: [Counts; 2],
-    /// What follows from that.
+    /// The shape of each family's rules, which depends on the counts.
     pub(super) shapes: [Shape; 2],
-    /// More VIPs than these are reached by groups.
+    /// The number of VIPs above which they are grouped by network.
     pub(super) many_vips: usize,
-    /// What connection tracking calls invalid is not forwarded.
+    /// Whether packets that connection tracking calls invalid are dropped instead of forwarded.
     pub(super) drop_invalid: bool,
     groups: [Groups; 2],
-    /// Whose chains may differ from the kernel's.
+    /// The ports and groups whose chains may differ from the live state.
     stale: [Stale; 2],
     pub(super) rulesets: [Ruleset; 2],
-    /// In place of those of VIPs, which are for other kernels.
+    /// An empty comment that replaces those of VIPs, which only other backends use.
     no_comment: Arc<str>,
 }
 
-/// Whose chains may differ from the kernel's: those are planned again to be written.
+/// The ports and groups whose chains may differ from the live state. They are planned again when they are written.
 #[derive(Debug)]
 enum Stale {
     All,
@@ -84,14 +84,14 @@ impl Stale {
     }
 }
 
-/// Of all ports of a family.
+/// The sums of all ports of a family.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     endpoints: usize,
     vips: usize,
 }
 
-/// How a family's rules look.
+/// The shape of a family's rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) comments: Comments,
@@ -99,7 +99,7 @@ pub(super) struct Shape {
 }
 
 impl Tables {
-    /// None yet.
+    /// Empty tables.
     pub(super) fn new() -> Self {
         Self {
             services: BTreeMap::new(),
@@ -122,7 +122,7 @@ impl Tables {
         }
     }
 
-    /// Plans what changed; all, if the facts did.
+    /// Plans the changed ports, or all ports if the facts changed.
     pub(super) fn update(&mut self, facts: &Facts) {
         for family in Family::BOTH {
             let of = index(family);
@@ -190,7 +190,8 @@ impl Tables {
         }
     }
 
-    /// Counts again what changed: these ports are as they were.
+    /// Updates the counts of a family for its changed ports, and returns the shape that follows. `before` holds the ports before
+    /// the change.
     fn shape(&mut self, of: usize, before: &BTreeMap<PortKey, Port>) -> Shape {
         let counts = &mut self.counts[of];
         for port in before.keys().filter_map(|key| self.ports[of].get(key)) {
@@ -217,7 +218,7 @@ impl Tables {
             .collect();
         let health_checks = self.health_checks.values().flatten();
         lines.extend(health_checks.filter(|(of, _)| *of == family).map(|(_, line)| line.clone()));
-        // What is made anew from what is in order fills its nodes.
+        // A tree that is built from sorted entries has full nodes, which saves memory.
         self.ports[of] = std::mem::take(&mut self.ports[of]).into_iter().collect();
         let (grouped, comments) = (self.shapes[of].grouped, self.shapes[of].comments);
         let mut groups = Groups::default();
@@ -238,7 +239,8 @@ impl Tables {
         self.rulesets[of].replace(chains, lines);
     }
 
-    /// Calls for each chain of a family, or for those that may differ from the kernel's, with its rules.
+    /// Calls `chain` with the rules of each chain of a family. Unless `all` is set, it skips chains that cannot differ from the
+    /// live state.
     pub(super) fn chains(&self, family: Family, all: bool, chain: &mut dyn FnMut(&ChainId, &[String])) {
         let Some(facts) = &self.facts else { return };
         let of = index(family);
@@ -264,13 +266,13 @@ impl Tables {
         }
     }
 
-    /// All that differed is in force.
+    /// Records that the kernel holds the desired state.
     pub(super) fn commit(&mut self, family: Family) {
         self.rulesets[index(family)].commit();
         self.stale[index(family)] = Stale::none();
     }
 
-    /// It is no longer known what the kernel holds.
+    /// Forgets the applied state.
     pub(super) fn forget(&mut self, family: Family) {
         self.rulesets[index(family)].forget();
         self.stale[index(family)] = Stale::All;
@@ -294,7 +296,7 @@ impl Tables {
         self.health_checks.insert(key.clone(), lines);
     }
 
-    /// The port of a VIP, which is about to change.
+    /// The port of a VIP that is about to change.
     fn changing(&mut self, key: &VipKey, vip: &Vip) -> &mut Port {
         let of = index(key.family());
         let id = PortKey::of(key, vip);
@@ -338,7 +340,7 @@ impl Program for Tables {
         }
     }
 
-    /// The chain of an endpoint masquerades what comes from it.
+    /// Does nothing: the chain of an endpoint already masquerades packets from that endpoint.
     fn hairpin(&mut self, _hairpin: &Hairpin, _present: bool) {}
 }
 

@@ -1,4 +1,4 @@
-//! What is there whatever the services: chains that others jump to, what leads there, and how dispatch chains end.
+//! The rules that do not depend on Services: shared chains, the jumps to our chains, and the tails of dispatch chains.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -8,27 +8,27 @@ use localnet_proto::Family;
 
 use super::{ChainId, Dispatch, Table, names, rule::Rule};
 
-/// All loopback addresses of IPv4; NodePorts are answered on none of IPv6.
+/// All loopback addresses of IPv4. NodePorts are never answered on those of IPv6.
 const LOOPBACK: IpNet = IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8);
 
-/// A rule in one of the kernel's own chains.
+/// A rule in one of the kernel's own chains that jumps to a chain of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Jump {
-    /// The table.
+    /// The table of the rule.
     pub table: Table,
-    /// The chain, such as `FORWARD`.
+    /// The chain of the rule, such as `FORWARD`.
     pub from: &'static str,
-    /// The rule, without the `-A CHAIN` before it.
+    /// The text of the rule, without its leading `-A CHAIN`.
     pub rule: String,
 }
 
-/// Chains whose rules depend on the configuration alone, with these rules. `drop_invalid`: what connection tracking calls invalid is
-/// not forwarded.
+/// The chains whose rules depend only on the configuration. `drop_invalid`: whether packets that connection tracking calls
+/// invalid are dropped instead of forwarded.
 pub fn chains(facts: &Facts, drop_invalid: bool) -> [(ChainId, Vec<String>); 3] {
     let mark = format!("{:#x}", facts.masquerade_mark);
     let marked = |not: &str| format!("mark {not}--mark {mark}/{mark}");
-    // Such a packet is not translated: an endpoint's answer would reach the client from an address that it never asked, and the
-    // client would reset the connection.
+    // Such a packet is not translated. An endpoint's answer would reach the client from an address that the client does not
+    // know, and the client would reset the connection.
     let invalid = drop_invalid.then(|| Rule::new().matches("conntrack --ctstate INVALID").jump("DROP"));
     let forwarding = [
         Rule::new().comment("kubernetes forwarding rules").matches(&marked("")).jump("ACCEPT"),
@@ -42,7 +42,7 @@ pub fn chains(facts: &Facts, drop_invalid: bool) -> [(ChainId, Vec<String>); 3] 
             ChainId::new(Table::Nat, names::POSTROUTING),
             vec![
                 Rule::new().matches(&marked("! ")).jump("RETURN"),
-                // Cleared, so that a packet that comes back to the node is not masqueraded again.
+                // The mark is cleared, so that a packet that comes back to the node is not masqueraded again.
                 Rule::new().jump(&format!("MARK --set-xmark {mark}/0x0")),
                 Rule::new().comment("kubernetes service traffic requiring SNAT").jump("MASQUERADE --random-fully"),
             ],
@@ -55,7 +55,7 @@ pub fn chains(facts: &Facts, drop_invalid: bool) -> [(ChainId, Vec<String>); 3] 
     ]
 }
 
-/// The rules at the end of a dispatch chain. `outside`: there are ClusterIPs outside of the node's service CIDRs.
+/// The rules at the end of a dispatch chain. `outside`: whether there are ClusterIPs outside of the node's service CIDRs.
 pub fn tail(chain: Dispatch, facts: &Facts, family: Family, outside: bool) -> Vec<String> {
     let loopback = |address: &IpAddr| address.is_loopback() && Family::of(*address) == family;
     match chain {
@@ -64,7 +64,8 @@ pub fn tail(chain: Dispatch, facts: &Facts, family: Family, outside: bool) -> Ve
             let comment = "kubernetes service nodeports; NOTE: this must be the last rule in this chain";
             addresses.map(|address| Rule::new().to_address(*address).comment(comment).jump(names::NODE_PORTS)).collect()
         }
-        // With `route_localnet` packets from elsewhere reach loopback addresses. As kube-proxy and the kubelet have it in KUBE-FIREWALL.
+        // With `route_localnet`, packets from other hosts reach loopback addresses. kube-proxy and the kubelet drop them in
+        // KUBE-FIREWALL.
         Dispatch::HEALTH_CHECKS if facts.node_port_addresses.iter().any(loopback) => vec![
             Rule::new()
                 .not_from(LOOPBACK)
@@ -75,8 +76,9 @@ pub fn tail(chain: Dispatch, facts: &Facts, family: Family, outside: bool) -> Ve
         ],
         Dispatch::UNSERVED => {
             let cidrs: Vec<_> = facts.service_cidrs.iter().filter(|cidr| Family::of(cidr.addr()) == family).collect();
-            // What the node sends comes here but not by way of INPUT or FORWARD; and an external address may be in a
-            // service CIDR, which ends below.
+            // Packets that the node sends reach this chain without passing INPUT or FORWARD, so it needs its own jump to the
+            // external addresses. The jump comes first, because the rules below end the chain for every address in a service
+            // CIDR, and an external address may be one of them.
             let mut rules = vec![
                 Rule::new()
                     .comment("kubernetes externally-visible service portals")
@@ -100,7 +102,7 @@ pub fn tail(chain: Dispatch, facts: &Facts, family: Family, outside: bool) -> Ve
     }
 }
 
-/// What leads to our chains, by chain from top to bottom: source ranges come before what lets pass.
+/// The jumps to our chains, by chain and from top to bottom. Source ranges are checked before any rule accepts a packet.
 pub fn jumps() -> Vec<Jump> {
     let jump = |table, from, new: bool, comment: &str, to: &str| {
         let rule = if new { Rule::new().new_connection() } else { Rule::new() };
@@ -127,7 +129,7 @@ pub fn jumps() -> Vec<Jump> {
     ]
 }
 
-/// The kernel's chains in which there are jumps.
+/// The kernel's own chains that contain jumps to ours.
 pub fn entries() -> Vec<(Table, &'static str)> {
     let mut entries: Vec<_> = jumps().iter().map(|jump| (jump.table, jump.from)).collect();
     entries.dedup();

@@ -1,5 +1,5 @@
-//! Where there are many VIPs, `KUBE-SERVICES` leads to them by way of groups: one line for each network of 256 addresses, and a chain
-//! for each group. A new connection passes some hundred rules at most instead of one for each VIP. Pure.
+//! Groups many VIPs by network: `KUBE-SERVICES` then has one line for each network of 256 addresses, which jumps to the chain of
+//! that group. A new connection passes a few hundred rules at most, instead of one for each VIP. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,23 +11,23 @@ use super::{ChainId, Dispatch, Line, Table, names, rule::Rule};
 #[derive(Debug, Default)]
 pub struct Groups {
     lines: BTreeMap<IpNet, BTreeSet<Line>>,
-    /// Networks of which a line came or went.
+    /// The networks that gained or lost a line.
     touched: BTreeSet<IpNet>,
 }
 
-/// What became of a group.
+/// The group of one network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// The line that leads to it.
+    /// The line that jumps to the group's chain.
     pub line: Line,
-    /// Its chain.
+    /// The chain of the group.
     pub chain: ChainId,
-    /// The rules of the chain; none if the group is gone.
+    /// The rules of the chain; empty if the group no longer exists.
     pub rules: Vec<String>,
 }
 
 impl Groups {
-    /// Takes a line, unless it is none of a VIP.
+    /// Adds a line to its group. Returns the line if it is not the line of a VIP.
     pub fn insert(&mut self, line: Line) -> Option<Line> {
         let Some(network) = network(&line) else { return Some(line) };
         self.touched.insert(network);
@@ -35,7 +35,7 @@ impl Groups {
         None
     }
 
-    /// Gives a line up; says whether it is one of a VIP.
+    /// Removes a line from its group. Returns whether it is the line of a VIP.
     pub fn remove(&mut self, line: &Line) -> bool {
         let Some(network) = network(line) else { return false };
         self.touched.insert(network);
@@ -48,7 +48,7 @@ impl Groups {
         true
     }
 
-    /// The networks of which a line came or went since this was called last.
+    /// The networks that gained or lost a line since the last call.
     pub fn take_touched(&mut self) -> BTreeSet<IpNet> {
         std::mem::take(&mut self.touched)
     }
@@ -67,7 +67,7 @@ impl Groups {
     }
 }
 
-/// The network of the line's VIP.
+/// The network of the line's VIP; `None` if the line has none.
 fn network(line: &Line) -> Option<IpNet> {
     let vip: IpNet = line.rule.strip_prefix("-d ")?.split(' ').next()?.parse().ok()?;
     let length = match vip {

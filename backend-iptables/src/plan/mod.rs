@@ -1,4 +1,4 @@
-//! What the tables should hold: names, rules, and who has which. Pure.
+//! The desired chains, rules and their owners. Pure.
 
 pub mod fixed;
 pub mod groups;
@@ -12,21 +12,21 @@ use std::{
     ops::Deref,
 };
 
-/// A table of iptables in which there is anything of ours.
+/// A table of iptables that contains rules of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Table {
-    /// Lets pass, refuses, drops.
+    /// Accepts, rejects or drops packets.
     Filter,
-    /// Translates.
+    /// Translates addresses.
     Nat,
 }
 
 impl Table {
-    /// Both, as far as possible in the order in which they are written: what nothing serves any more is refused before it is left
-    /// untranslated.
+    /// Both tables, in the order in which they are written where possible. A VIP that loses its last endpoint is then rejected
+    /// before its translation ends.
     pub const ALL: [Self; 2] = [Self::Filter, Self::Nat];
 
-    /// Its name.
+    /// The name of the table.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Filter => "filter",
@@ -41,28 +41,28 @@ impl fmt::Display for Table {
     }
 }
 
-/// A chain that is written as a whole.
+/// The table and name of a chain that is always written as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ChainId {
-    /// Its table.
+    /// The table of the chain.
     pub table: Table,
-    /// Its name.
+    /// The name of the chain.
     pub name: ChainName,
 }
 
 impl ChainId {
-    /// A chain's. Of a name that is longer than [`ChainName::LONGEST`] the rest is left out: no chain can have it.
+    /// The ID of a chain. A name longer than [`ChainName::LONGEST`] is cut, because the kernel has no such chain.
     pub fn new(table: Table, name: impl AsRef<str>) -> Self {
         Self { table, name: ChainName::new(name.as_ref()) }
     }
 }
 
-/// The name of a chain, in place: there are tens of thousands of them.
+/// The name of a chain, stored inline because there are tens of thousands of chains.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ChainName([u8; Self::LONGEST]);
 
 impl ChainName {
-    /// The kernel allows so many bytes.
+    /// The longest name that the kernel allows, in bytes.
     pub const LONGEST: usize = 28;
 
     fn new(name: &str) -> Self {
@@ -79,7 +79,7 @@ impl Deref for ChainName {
 
     fn deref(&self) -> &str {
         let end = self.0.iter().position(|byte| *byte == 0).unwrap_or(Self::LONGEST);
-        // It was made from a text.
+        // The bytes come from a string, so they are UTF-8.
         std::str::from_utf8(&self.0[..end]).unwrap_or_default()
     }
 }
@@ -90,9 +90,9 @@ impl fmt::Debug for ChainName {
     }
 }
 
-/// The rules of a chain, in sixteen bytes instead of hundreds: whether they are the ones that should be there is all that has to be
-/// known of tens of thousands of chains, and those that are to be written are planned again. Chains with different rules have the
-/// same digest once in 2⁶⁴ times.
+/// A digest of a chain's rules, in 16 bytes instead of hundreds. With tens of thousands of chains, it is enough to know whether a
+/// chain has the desired rules; chains to write are planned again. Two different chains have the same digest with a probability
+/// of 2⁻⁶⁴.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Digest {
     hash: u64,
@@ -100,31 +100,31 @@ pub struct Digest {
 }
 
 impl Digest {
-    /// That of these rules, from top to bottom.
+    /// The digest of these rules, from top to bottom.
     pub fn of(rules: &[String]) -> Self {
         rules.iter().fold(Self::default(), |digest, rule| digest.and(rule))
     }
 
-    /// With one more rule at its end.
+    /// The digest with one more rule at the end.
     #[must_use]
     pub fn and(self, rule: &str) -> Self {
         let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one((self.hash, rule));
         Self { hash, rules: self.rules.saturating_add(1) }
     }
 
-    /// How many rules there are.
+    /// The number of rules.
     pub fn rules(self) -> usize {
         self.rules as usize
     }
 }
 
-/// A chain that leads to the services, of which single lines are written. They may stand in any order: each VIP has one owner.
-/// After them comes a tail of fixed rules.
+/// A dispatch chain: it jumps to the chains of the Services, and its rules are written one by one. Their order does not matter,
+/// because each VIP has one owner. Fixed rules, the tail, follow them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Dispatch {
-    /// Its table.
+    /// The table of the chain.
     pub table: Table,
-    /// Its name.
+    /// The name of the chain.
     pub name: &'static str,
 }
 
@@ -133,23 +133,23 @@ impl Dispatch {
         Self { table, name }
     }
 
-    /// nat `KUBE-SERVICES`
+    /// `KUBE-SERVICES` in table nat.
     pub const SERVICES: Self = Self::new(Table::Nat, names::SERVICES);
-    /// nat `KUBE-NODEPORTS`
+    /// `KUBE-NODEPORTS` in table nat.
     pub const NODE_PORTS: Self = Self::new(Table::Nat, names::NODE_PORTS);
-    /// filter `KUBE-SERVICES`
+    /// `KUBE-SERVICES` in table filter.
     pub const UNSERVED: Self = Self::new(Table::Filter, names::SERVICES);
-    /// filter `KUBE-EXTERNAL-SERVICES`
+    /// `KUBE-EXTERNAL-SERVICES` in table filter.
     pub const UNSERVED_EXTERNAL: Self = Self::new(Table::Filter, names::EXTERNAL_SERVICES);
-    /// filter `KUBE-NODEPORTS`
+    /// `KUBE-NODEPORTS` in table filter.
     pub const HEALTH_CHECKS: Self = Self::new(Table::Filter, names::NODE_PORTS);
-    /// filter `KUBE-PROXY-FIREWALL`
+    /// `KUBE-PROXY-FIREWALL` in table filter.
     pub const FIREWALL: Self = Self::new(Table::Filter, names::PROXY_FIREWALL);
-    /// filter `KUBE-CLUSTER-IPS`
+    /// `KUBE-CLUSTER-IPS` in table filter.
     pub const CLUSTER_IPS: Self = Self::new(Table::Filter, names::CLUSTER_IPS);
-    /// Those that refuse, or drop, what was not translated.
+    /// The chains that reject or drop packets that were not translated.
     pub const REFUSING: [Self; 3] = [Self::UNSERVED, Self::UNSERVED_EXTERNAL, Self::FIREWALL];
-    /// All of them.
+    /// All dispatch chains.
     pub const ALL: [Self; 7] = [
         Self::UNSERVED,
         Self::UNSERVED_EXTERNAL,
@@ -161,17 +161,17 @@ impl Dispatch {
     ];
 }
 
-/// A rule of a [`Dispatch`] chain, without the `-A CHAIN` before it.
+/// A rule of a [`Dispatch`] chain, without its leading `-A CHAIN`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Line {
-    /// Where it stands.
+    /// The chain that contains the rule.
     pub chain: Dispatch,
-    /// What it says.
+    /// The text of the rule.
     pub rule: Box<str>,
 }
 
 impl Line {
-    /// A line.
+    /// A line of that chain.
     pub fn new(chain: Dispatch, rule: impl Into<Box<str>>) -> Self {
         Self { chain, rule: rule.into() }
     }

@@ -1,4 +1,4 @@
-//! Names of chains: those that operators and tools know from kube-proxy, hashes included.
+//! Names of chains. They are those of kube-proxy, hashes included, because operators and tools know them.
 
 use std::net::SocketAddr;
 
@@ -7,60 +7,60 @@ use ipnet::IpNet;
 use localnet_proto::Protocol;
 use sha2::{Digest as _, Sha256};
 
-/// nat: VIPs. filter: ClusterIPs that nothing serves.
+/// The chain of VIPs in table nat, and of ClusterIPs without eligible endpoints in table filter.
 pub const SERVICES: &str = "KUBE-SERVICES";
-/// filter: external addresses and NodePorts that nothing serves.
+/// The chain of external addresses and NodePorts without eligible endpoints, in table filter.
 pub const EXTERNAL_SERVICES: &str = "KUBE-EXTERNAL-SERVICES";
-/// nat: NodePorts. filter: ports of health checks.
+/// The chain of NodePorts in table nat, and of health check node ports in table filter.
 pub const NODE_PORTS: &str = "KUBE-NODEPORTS";
-/// nat: masquerades what is marked.
+/// The chain that masquerades marked packets, in table nat.
 pub const POSTROUTING: &str = "KUBE-POSTROUTING";
-/// nat: marks what is to be masqueraded.
+/// The chain that marks packets for masquerading, in table nat.
 pub const MARK_MASQ: &str = "KUBE-MARK-MASQ";
-/// filter: lets pass what was translated.
+/// The chain that accepts translated packets, in table filter.
 pub const FORWARD: &str = "KUBE-FORWARD";
-/// filter: drops what source ranges did not allow.
+/// The chain that drops packets from addresses outside of the source ranges, in table filter.
 pub const PROXY_FIREWALL: &str = "KUBE-PROXY-FIREWALL";
-/// filter: refuses unused ports of ClusterIPs. kube-proxy's iptables mode has nothing like it.
+/// The chain that rejects packets to unused ports of ClusterIPs, in table filter. kube-proxy's iptables mode has no such chain.
 pub const CLUSTER_IPS: &str = "KUBE-CLUSTER-IPS";
-/// kube-proxy sees by it that its chains are gone. Never made here, but removed by a cleanup.
+/// The chain by which kube-proxy notices that its chains were deleted. This backend never creates it, but a cleanup removes it.
 pub const CANARY: &str = "KUBE-PROXY-CANARY";
 
-/// Picks one of the endpoints of the cluster.
+/// The prefix of chains that pick one of all endpoints.
 pub const CLUSTER: &str = "KUBE-SVC-";
-/// Picks one of the local endpoints.
+/// The prefix of chains that pick one of the local endpoints.
 pub const LOCAL: &str = "KUBE-SVL-";
-/// What came in by an external address.
+/// The prefix of chains for packets to an external address.
 pub const EXTERNAL: &str = "KUBE-EXT-";
-/// Lets source ranges pass.
+/// The prefix of chains that check source ranges.
 pub const FIREWALL: &str = "KUBE-FW-";
-/// VIPs of one network; where there are few VIPs there is none.
+/// The prefix of chains with the VIPs of one network, which exist only with many VIPs.
 pub const GROUP: &str = "KUBE-VIPS-";
-/// Translates to one endpoint.
+/// The prefix of chains that translate to one endpoint.
 pub const ENDPOINT: &str = "KUBE-SEP-";
 
-/// The chain of a port of a service, from [`CLUSTER`], [`LOCAL`], [`EXTERNAL`] or [`FIREWALL`]. `name` is
-/// `namespace/name` or `namespace/name:port`; `distinct` is empty but for chains that kube-proxy has no name for.
+/// The name of a chain of a port. `prefix` is [`CLUSTER`], [`LOCAL`], [`EXTERNAL`] or [`FIREWALL`]; `name` is `namespace/name`
+/// or `namespace/name:port`. `distinct` is empty, except for chains that kube-proxy has no name for.
 pub fn of_port(prefix: &str, name: &str, protocol: Protocol, distinct: &str) -> String {
     hashed(prefix, &[name, &protocol_name(protocol), distinct])
 }
 
-/// The chain of one endpoint of that port.
+/// The name of the chain of one endpoint of a port.
 pub fn of_endpoint(name: &str, protocol: Protocol, endpoint: SocketAddr) -> String {
     hashed(ENDPOINT, &[name, &protocol_name(protocol), &endpoint.to_string()])
 }
 
-/// The chain of the VIPs of a network.
+/// The name of the chain with the VIPs of a network.
 pub fn of_group(network: &IpNet) -> String {
     hashed(GROUP, &[&network.to_string()])
 }
 
-/// Whether a chain of the table nat is one of a service. Those that no service has any more are stale.
+/// Whether a chain of the table nat belongs to a Service. If it is in no plan, it is stale.
 pub fn is_of_service(name: &str) -> bool {
     [CLUSTER, LOCAL, EXTERNAL, FIREWALL, ENDPOINT].iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// As in rules: lower case.
+/// The name of a protocol in rules, in lower case.
 pub fn protocol_name(protocol: Protocol) -> String {
     protocol.as_str().to_ascii_lowercase()
 }
@@ -68,7 +68,7 @@ pub fn protocol_name(protocol: Protocol) -> String {
 fn hashed(prefix: &str, parts: &[&str]) -> String {
     let hash = parts.iter().fold(Sha256::new(), Sha256::chain_update).finalize();
     let mut name = BASE32.encode(&hash);
-    // The kernel allows 28 characters.
+    // The kernel allows 28 bytes; the longest prefix has 10.
     name.truncate(16);
     format!("{prefix}{name}")
 }

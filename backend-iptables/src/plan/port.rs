@@ -1,4 +1,4 @@
-//! One port of one service in one family → its chains and its lines in the dispatch chains. Total.
+//! Plans one port of one Service in one family: its own chains, and its lines in the dispatch chains. It accepts every input.
 //!
 //! ```text
 //!  KUBE-SERVICES ─┬─ ClusterIP ──────────────► KUBE-SVC ─┬► KUBE-SEP ─► DNAT
@@ -23,24 +23,24 @@ use super::{
     rule::{Rule, comment_text, probability},
 };
 
-/// Which port of which service.
+/// The identity of a port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PortKey {
-    /// The service.
+    /// The Service.
     pub service: ServiceKey,
-    /// The port's name; may be empty.
+    /// The name of the port; may be empty.
     pub port: Arc<str>,
-    /// Its protocol.
+    /// The protocol of the port.
     pub protocol: Protocol,
 }
 
 impl PortKey {
-    /// That of a VIP.
+    /// The key of the port that a VIP belongs to.
     pub fn of(key: &VipKey, vip: &Vip) -> Self {
         Self { service: vip.service.clone(), port: vip.port_name.clone(), protocol: key.protocol }
     }
 
-    /// As kube-proxy names it.
+    /// The port's name in kube-proxy's notation.
     fn name(&self) -> String {
         match &*self.port {
             "" => self.service.to_string(),
@@ -49,56 +49,56 @@ impl PortKey {
     }
 }
 
-/// What plans need of a service beside its VIPs.
+/// The fields of a Service, other than its VIPs, that a plan depends on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Head {
-    /// Only local endpoints serve its ClusterIP.
+    /// Whether only local endpoints serve the ClusterIP.
     pub internal_local: bool,
-    /// Its addresses of load balancers: comments tell them from other external addresses.
+    /// The load balancer IPs. Comments distinguish them from other external addresses.
     pub load_balancer_ips: Vec<IpAddr>,
 }
 
-/// The VIPs of a port, in one family, that are its own.
+/// The VIPs of one family that a port owns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Port {
-    /// Of the service.
+    /// The fields of its Service.
     pub head: Head,
-    /// By what they are addressed with, sorted by it. Most ports have one.
+    /// The VIPs, sorted by key. Most ports have one.
     vips: Vec<(VipKey, Vip)>,
 }
 
-/// Its chains and lines.
+/// The chains and lines of a port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// Chains with their rules. Each once.
+    /// The chains with their rules; each chain occurs once.
     pub chains: Vec<(ChainId, Vec<String>)>,
-    /// Lines of the dispatch chains.
+    /// The lines of the dispatch chains.
     pub lines: Vec<Line>,
 }
 
-/// How many comments rules have.
+/// How many rules have comments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Comments {
-    /// Each rule says whose it is.
+    /// Every rule names its port.
     #[default]
     All,
-    /// Those that pick an endpoint, or translate to it, do not: as in kube-proxy where there are many of them. A comment is most
-    /// of the bytes of such a rule in ip_tables, which replaces whole tables.
+    /// Rules that pick an endpoint or translate to it have no comment, as in kube-proxy with many endpoints. The comment is most
+    /// of such a rule's size, and ip_tables replaces whole tables.
     FewForEndpoints,
 }
 
 impl Comments {
-    /// With more endpoints than these of all Services of a family there are fewer comments.
+    /// The number of endpoints of all Services of a family above which there are fewer comments.
     const MANY: usize = 1000;
 
-    /// What a family with so many endpoints has.
+    /// The comments of a family with that many endpoints.
     pub fn with(endpoints: usize) -> Self {
         if endpoints > Self::MANY { Self::FewForEndpoints } else { Self::All }
     }
 }
 
 impl Port {
-    /// It has that VIP.
+    /// Adds or replaces a VIP.
     pub fn set(&mut self, key: VipKey, vip: Vip) {
         match self.vips.binary_search_by_key(&key, |(key, _)| *key) {
             Ok(place) => self.vips[place].1 = vip,
@@ -109,14 +109,14 @@ impl Port {
         }
     }
 
-    /// It has that VIP no more.
+    /// Removes a VIP.
     pub fn remove(&mut self, key: &VipKey) {
         if let Ok(place) = self.vips.binary_search_by_key(key, |(key, _)| *key) {
             self.vips.remove(place);
         }
     }
 
-    /// How many VIPs it has.
+    /// The number of VIPs.
     pub fn vips(&self) -> usize {
         self.vips.len()
     }
@@ -125,13 +125,13 @@ impl Port {
         self.vips.iter().map(|(_, vip)| vip)
     }
 
-    /// All that it may translate to.
+    /// All endpoints that the port may translate to.
     pub fn endpoints(&self) -> BTreeSet<SocketAddr> {
         self.each().flat_map(|vip| vip.endpoints.iter().chain(vip.local_endpoints.iter()).copied()).collect()
     }
 }
 
-/// Plans a port.
+/// Plans a port of a Service.
 pub fn plan(key: &PortKey, port: &Port, facts: &Facts, family: Family, comments: Comments) -> Rules {
     let name = key.name();
     let text = comment_text(&name);
@@ -142,16 +142,16 @@ pub fn plan(key: &PortKey, port: &Port, facts: &Facts, family: Family, comments:
 }
 
 struct Planner<'a> {
-    /// For hashes.
+    /// The name of the port, which chain names are hashed from.
     name: String,
-    /// For comments.
+    /// The name of the port, fit for comments.
     text: String,
     protocol: Protocol,
     family: Family,
     facts: &'a Facts,
     comments: Comments,
     rules: Rules,
-    /// Which chain picks from which endpoints.
+    /// The endpoints that each picking chain picks from, by name of the chain.
     pools: BTreeMap<String, Arc<[SocketAddr]>>,
 }
 
@@ -213,12 +213,12 @@ impl Planner<'_> {
         format!("{} {kind}", self.text)
     }
 
-    /// The chain that picks one of these endpoints; none if there is none to pick.
+    /// The chain that picks one of these endpoints; `None` if there are none.
     fn pool(&mut self, prefix: &str, endpoints: &Arc<[SocketAddr]>) -> Option<String> {
         if endpoints.is_empty() {
             return None;
         }
-        // Whoever else picks by that name picks from the same endpoints; should the state say otherwise, there are two chains.
+        // Chains of one name normally pick from the same endpoints. If a state breaks this rule, there are two chains.
         let mut name = self.chain_name(prefix, "");
         if self.pools.get(&name).is_some_and(|known| known != endpoints) {
             name = self.chain_name(prefix, "internal");
@@ -227,7 +227,7 @@ impl Planner<'_> {
         Some(name)
     }
 
-    /// The chain of what came in by an external address; none if nothing serves it.
+    /// The chain for packets to an external address; `None` if no endpoint is eligible.
     fn external(&mut self, vip: &Vip) -> Option<String> {
         let cluster = self.pool(names::CLUSTER, &vip.endpoints);
         let comment = |words: &str| format!("{words} traffic for {} external destinations", self.text);
@@ -258,7 +258,7 @@ impl Planner<'_> {
         Some(name)
     }
 
-    /// What is masqueraded of what goes to the ClusterIP.
+    /// The rules that masquerade packets to the ClusterIP.
     fn masquerade_internal(&self, port: &Port) -> Vec<String> {
         let from: fn(Rule, &Facts, Family) -> Rule = match (self.facts.masquerade_all, self.facts.pods(self.family)) {
             (true, _) => |rule, _, _| rule,
@@ -271,7 +271,7 @@ impl Planner<'_> {
         let internal = port.vips.iter().filter(|(_, vip)| vip.exposure == Exposure::Internal);
         let rule = |(key, _): &(VipKey, Vip)| {
             let comment = format!("{} cluster IP", self.text);
-            // `iptables-save` prints the source first.
+            // `iptables-save` prints the source before the destination.
             let matched = match self.facts.pods(self.family) {
                 Some(localnet_client::vips::PodSource::Cidr(_)) => {
                     from(Rule::new(), self.facts, self.family).to_address(key.address)
@@ -283,7 +283,7 @@ impl Planner<'_> {
         internal.map(rule).collect()
     }
 
-    /// The chains that pick, and those of the endpoints.
+    /// Adds the chains that pick an endpoint, and the chain of each endpoint.
     fn pick(&mut self, mut masquerade: Option<(String, Vec<String>)>, affinity: Option<u32>) {
         let pools = std::mem::take(&mut self.pools);
         let endpoints: BTreeSet<SocketAddr> = pools.values().flat_map(|pool| pool.iter().copied()).collect();
@@ -329,7 +329,7 @@ impl Planner<'_> {
         }
     }
 
-    /// A rule about one endpoint.
+    /// A rule that concerns one endpoint, with a comment if endpoints have comments.
     fn of_endpoint(&self, rule: Rule, comment: &str) -> Rule {
         match self.comments {
             Comments::All => rule.comment(comment),
@@ -344,10 +344,10 @@ impl Planner<'_> {
         }
     }
 
-    /// The chain that lets those sources pass on to `to`.
+    /// The chain that passes packets from these sources on to `to`.
     fn firewall(&mut self, known: &mut Vec<(Arc<[IpNet]>, String)>, sources: &Arc<[IpNet]>, to: &str) -> String {
         let key: Arc<[IpNet]> = sources.clone();
-        // One for all VIPs of a port, but for states in which they have different ranges or lead elsewhere.
+        // All VIPs of a port share one chain, unless a state gives them different ranges or targets.
         let distinct = |known: &[(Arc<[IpNet]>, String)]| match known.len() {
             0 => String::new(),
             more => more.to_string(),
@@ -355,7 +355,7 @@ impl Planner<'_> {
         let wanted: Vec<String> = {
             let comment = format!("{} loadbalancer IP", self.text);
             let allow = |range: &IpNet| match range.prefix_len() {
-                // Printed as no source at all.
+                // `iptables-save` prints no source for a range that contains every address.
                 0 => Rule::new().comment(&comment).jump(to),
                 _ => Rule::new().from(*range).comment(&comment).jump(to),
             };
@@ -372,7 +372,7 @@ impl Planner<'_> {
         name
     }
 
-    /// One line for all of the node's addresses, if it has the port on all of them.
+    /// Adds one line for all addresses of the node if the port owns the NodePort on all of them, otherwise one per address.
     fn node_port(&mut self, port: &Port, number: u16, to: &str) {
         let open = |vip: &Vip| vip.by_node_port && vip.sources.is_none();
         let owned: Vec<IpAddr> =
@@ -386,7 +386,7 @@ impl Planner<'_> {
         rules.into_iter().for_each(|rule| self.line(Dispatch::NODE_PORTS, rule));
     }
 
-    /// What happens to what was not translated.
+    /// Adds the rules for packets to a VIP that were not translated.
     fn unserved(&mut self, key: &VipKey, vip: &Vip) {
         let local_is_empty = vip.exposure == Exposure::ExternalLocal && vip.local_endpoints.is_empty();
         let unserved = vip.endpoints.is_empty() || local_is_empty;
@@ -405,7 +405,7 @@ impl Planner<'_> {
                 0 => Rule::new().comment(&comment).reject(self.family),
                 _ => Rule::new().from(*range).comment(&comment).reject(self.family),
             };
-            // A reset needs the protocol to be TCP, an ICMP error does not.
+            // A TCP reset would need rules that match TCP only. An ICMP error does not.
             let rules = sources.iter().map(allow).chain([Rule::new().jump("DROP")]).collect();
             self.rules.chains.push((ChainId::new(Table::Filter, name.as_str()), rules));
             self.line(Dispatch::FIREWALL, rule.jump(&name));

@@ -1,4 +1,4 @@
-//! One rule, written exactly as `iptables-save` prints it: what is found is compared with what is wanted as text.
+//! One rule, written exactly as `iptables-save` prints it. Desired and live rules are compared as text.
 
 use std::net::IpAddr;
 
@@ -8,13 +8,13 @@ use localnet_proto::{Family, Protocol};
 
 use super::names::protocol_name;
 
-/// A rule that is being written. Call in the order in which `iptables-save` prints: addresses, interface, protocol,
+/// A rule under construction. Call the methods in the order in which `iptables-save` prints: addresses, interface, protocol,
 /// matches, target.
 #[derive(Clone, Debug, Default)]
 pub struct Rule(String);
 
 impl Rule {
-    /// Matches everything, does nothing.
+    /// A rule that matches every packet and does nothing.
     pub fn new() -> Self {
         Self::default()
     }
@@ -27,32 +27,32 @@ impl Rule {
         self
     }
 
-    /// From these addresses.
+    /// Matches packets from these addresses.
     pub fn from(self, network: IpNet) -> Self {
         self.word(&format!("-s {}", network.trunc()))
     }
 
-    /// From elsewhere than these addresses.
+    /// Matches packets from all other addresses.
     pub fn not_from(self, network: IpNet) -> Self {
         self.word(&format!("! -s {}", network.trunc()))
     }
 
-    /// To these addresses.
+    /// Matches packets to these addresses.
     pub fn to(self, network: IpNet) -> Self {
         self.word(&format!("-d {}", network.trunc()))
     }
 
-    /// To this address.
+    /// Matches packets to this address.
     pub fn to_address(self, address: IpAddr) -> Self {
         self.to(address.into())
     }
 
-    /// From a pod of this node.
+    /// Matches packets from a pod of this node.
     pub fn from_pod(self, pods: &PodSource) -> Self {
         self.pod("", pods)
     }
 
-    /// From elsewhere than a pod of this node.
+    /// Matches packets that do not come from a pod of this node.
     pub fn not_from_pod(self, pods: &PodSource) -> Self {
         self.pod("! ", pods)
     }
@@ -65,52 +65,52 @@ impl Rule {
         }
     }
 
-    /// Of this protocol; its port is matched later.
+    /// Matches packets of this protocol. `port` matches the port.
     pub fn protocol(self, protocol: Protocol) -> Self {
         self.word(&format!("-p {}", protocol_name(protocol)))
     }
 
-    /// With a comment for people: [`comment_text`] makes it safe.
+    /// Adds a comment for people. Text from outside has to pass through [`comment_text`] first.
     pub fn comment(self, text: &str) -> Self {
         self.word(&format!("-m comment --comment \"{text}\""))
     }
 
-    /// To this port.
+    /// Matches packets to this port.
     pub fn port(self, protocol: Protocol, port: u16) -> Self {
         self.word(&format!("-m {} --dport {port}", protocol_name(protocol)))
     }
 
-    /// To a VIP, with a comment.
+    /// Matches packets to a VIP, with a comment.
     pub fn to_vip(self, key: &VipKey, comment: &str) -> Self {
         self.to_address(key.address).protocol(key.protocol).comment(comment).port(key.protocol, key.port)
     }
 
-    /// Any other match.
+    /// Adds any other match.
     pub fn matches(self, text: &str) -> Self {
         self.word("-m").word(text)
     }
 
-    /// From an address of this node.
+    /// Matches packets from an address of this node.
     pub fn from_node(self) -> Self {
         self.matches("addrtype --src-type LOCAL")
     }
 
-    /// Of a connection that was not translated.
+    /// Matches packets of connections that were not translated.
     pub fn untranslated(self) -> Self {
         self.matches("conntrack ! --ctstate DNAT")
     }
 
-    /// Of a connection that is in its beginning.
+    /// Matches packets of new connections.
     pub fn new_connection(self) -> Self {
         self.matches("conntrack --ctstate NEW")
     }
 
-    /// Goes on in that chain, or with that target.
+    /// Ends the rule with a jump to that chain or target.
     pub fn jump(self, target: &str) -> String {
         self.word(&format!("-j {target}")).0
     }
 
-    /// Answers "connection refused".
+    /// Ends the rule with a rejection, which the client sees as "connection refused".
     pub fn reject(self, family: Family) -> String {
         self.jump(match family {
             Family::V4 => "REJECT --reject-with icmp-port-unreachable",
@@ -118,26 +118,26 @@ impl Rule {
         })
     }
 
-    /// Has no target.
+    /// Ends the rule without a target.
     pub fn nothing(self) -> String {
         self.0
     }
 }
 
-/// `iptables-save` prints what xt_statistic keeps: 2³¹ parts, eleven digits.
+/// The probability 1/`of` as `iptables-save` prints it. xt_statistic stores a multiple of 2⁻³¹, printed with eleven decimals.
 pub fn probability(of: usize) -> String {
     const PARTS: f64 = 2_147_483_648.0;
     let one = 1.0 / u32::try_from(of).map_or(f64::from(u32::MAX), f64::from);
     format!("{:.11}", (one * PARTS).round() / PARTS)
 }
 
-/// Printable, without what `iptables-save` escapes, and short enough to leave room for words around it.
+/// A name made fit for a comment: printable, free of characters that `iptables-save` escapes, and at most 195 characters long.
 pub fn comment_text(name: &str) -> String {
     let printable = |c: char| if c.is_ascii_graphic() && !"\"\\'".contains(c) { c } else { '?' };
     name.chars().map(printable).take(MAX_NAME).collect()
 }
 
-/// A comment has 255 characters at most; the longest words around a name have 60.
+/// A comment has at most 255 characters. The longest text around a name has 60.
 const MAX_NAME: usize = 195;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The backend's loop in a node, on one state.
+//! Runs the backend's loop in a node, with one state.
 
 use std::{
     sync::{
@@ -16,17 +16,17 @@ use localnet_lab::Network;
 use localnet_proto::{Snapshot, Update};
 use tokio::sync::oneshot;
 
-/// How long anything that must happen may take on a busy machine.
+/// How long to wait for anything that must happen, on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A backend that runs until it is dropped.
+/// A backend that runs until this value is dropped.
 pub(crate) struct Live {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Live {
-    /// Starts it and waits until `state` is in force.
+    /// Starts the backend and waits until it has applied `state`.
     pub(crate) fn start(network: &Arc<Network>, config: Config, flavour: Flavour, state: Snapshot) -> Self {
         let (reports, reported) = channel();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -72,7 +72,7 @@ impl Source for OneState {
     }
 
     async fn report(&self, report: &Report) -> Result<(), SourceError> {
-        // The first is waited for; nobody reads the others.
+        // The test waits for the first report only.
         _ = self.reports.send(report.clone());
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The backend against the real kernel, by both flavours of the tools, in network namespaces of its own. Needs root and iptables.
+//! Tests of the backend against the real kernel, with both flavours of the tools, in network namespaces. Needs root and iptables.
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 mod live;
@@ -32,7 +32,7 @@ fn network() -> Network {
     Network::build(Topology::default()).unwrap()
 }
 
-/// Runs a new process's backend: how many tables it wrote, and what came of it.
+/// Syncs with a backend that has just started. Returns the number of tables that it wrote, and the outcome.
 fn sync(node: &Namespace, flavour: Flavour, state: &Snapshot) -> (u32, Synced) {
     let work = || {
         let mut told = Adapter::new(IptablesBackend::new(config(), Tools::find(flavour)?));
@@ -50,14 +50,14 @@ fn programs(flavour: Flavour) -> [&'static str; 2] {
     }
 }
 
-/// Chains and rules of both families. Lines of dispatch chains may stand in any order.
+/// The chains and rules of both families. Dispatch chains are sorted, because the order of their lines does not matter.
 fn list(node: &Namespace, flavour: Flavour) -> Vec<String> {
     let mut lines = Vec::new();
     for program in programs(flavour) {
         for table in TABLES {
             let saved = node.output(Command::new(format!("{program}-save")).args(["-t", table])).unwrap();
             let kept = saved.lines().filter(|line| !line.starts_with(['#', '*']) && *line != "COMMIT");
-            // Counters of the kernel's chains go on counting.
+            // The counters of the kernel's own chains keep changing.
             let name = |line: &str| line.split(" [").next().unwrap().to_owned();
             lines.extend(kept.map(|line| format!("{program} {table} {}", name(line))));
         }
@@ -125,7 +125,7 @@ fn cleanup_leaves_what_was_there_before() {
             }
         }
         let before = list(node, flavour);
-        // What a kube-proxy leaves goes, too.
+        // The cleanup removes chains that a kube-proxy left, too.
         for (program, table) in programs(flavour).into_iter().flat_map(|program| TABLES.map(|table| (program, table))) {
             run(node, &format!("{program} -t {table} -N KUBE-PROXY-CANARY"));
         }
@@ -135,7 +135,7 @@ fn cleanup_leaves_what_was_there_before() {
         let cleanup =
             [env!("CARGO_BIN_EXE_localnet-iptables"), "cleanup", "--iptables-flavour", &flavour_name].join(" ");
         run(node, &cleanup);
-        // In nf_tables the kernel's chains that nobody had used are there now, empty.
+        // In nf_tables, a cleanup leaves the kernel's own chains in place, empty.
         let rest: Vec<_> = list(node, flavour).into_iter().filter(|line| !line.ends_with(" ACCEPT")).collect();
         let before: Vec<_> = before.into_iter().filter(|line| !line.ends_with(" ACCEPT")).collect();
         assert_eq!(rest, before);
@@ -149,19 +149,19 @@ fn a_service_that_is_refused_is_named_and_the_others_are_programmed() {
         let network = network();
         let mut state = state();
         let key = ServiceKey::new("default", "sticky");
-        // The tools take no timeout of 0 seconds.
+        // The tools refuse a timeout of 0 seconds.
         Arc::make_mut(state.services.get_mut(&key).unwrap()).client_ip_affinity = Some(0);
         let (_, synced) = sync(network.node(), flavour, &state);
         assert_eq!(synced.failed.len(), 0, "{synced:?}");
         let [skipped] = synced.skipped.as_slice() else { panic!("{synced:?}") };
-        assert_eq!(skipped.service, key);
-        assert!(skipped.reason.contains("--seconds 0"), "{}", skipped.reason);
+        assert_eq!(skipped.subject.service_key(), Some(key));
+        assert!(skipped.problem.contains("--seconds 0"), "{skipped}");
         let listing = list(network.node(), flavour).join("\n");
         assert!(listing.contains("default/web:http cluster IP") && !listing.contains("sticky"), "{listing}");
     }
 }
 
-/// What others do is noticed and put right.
+/// Verifies that the backend notices and repairs each of these damages.
 fn repairs(flavour: Flavour, damages: &[&str]) {
     let network = Arc::new(network());
     let node = network.node();
@@ -174,7 +174,7 @@ fn repairs(flavour: Flavour, damages: &[&str]) {
     };
     program();
     let right = list(node, flavour);
-    // With nobody to repair it, all of it is damage. A backend that is started then puts it right.
+    // While no backend runs, every command does damage. A backend that is started afterwards repairs it.
     for damage in &damages {
         run(node, damage);
         assert!(list(node, flavour) != right, "{damage} does no damage");

@@ -1,4 +1,4 @@
-//! Packets while the rules change, and packets that are out of order.
+//! Packets while the rules change, and packets that connection tracking calls invalid.
 
 use std::{
     io,
@@ -23,7 +23,7 @@ use super::{FLAVOURS, config, live::PATIENCE};
 
 const POD: &str = "10.180.0.1";
 const VIP: &str = "198.51.100.53:53";
-/// So often the Service gains its first endpoint and loses its last.
+/// How often the Service gains its first endpoint and loses its last.
 const ROUNDS: usize = 15;
 
 fn dns(serves: bool) -> Snapshot {
@@ -45,7 +45,7 @@ services:
     serde_saphyr::from_str(&yaml).unwrap()
 }
 
-/// What became of the client's newest datagram.
+/// The outcome of the client's latest datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Heard {
     Answer(String),
@@ -53,12 +53,12 @@ enum Heard {
     Nothing,
 }
 
-/// Asks again and again from one port, until it is told to stop.
+/// Sends questions from one port until `stop` is set, and stores the latest outcome in `heard`.
 fn ask(network: &Network, stop: &AtomicBool, heard: &Mutex<Heard>) -> anyhow::Result<()> {
     let socket = network.client().run(|| {
         let socket = UdpSocket::bind("0.0.0.0:0")?;
         socket.connect(VIP)?;
-        // Answers come within microseconds; one that is late is read as that of the next question.
+        // Answers arrive within microseconds. A late one counts as the answer to the next question.
         socket.set_read_timeout(Some(Duration::from_millis(1)))?;
         Ok(socket)
     })?;
@@ -85,9 +85,9 @@ fn await_that(what: &str, heard: &Mutex<Heard>, is: impl Fn(&Heard) -> bool) {
     }
 }
 
-/// A client that keeps its port asks an external address while its Service gains its first endpoint and loses its last. The two
-/// tables that this changes are not changed at once, and in between a packet that is neither refused nor translated would leave the
-/// node; so it does with kube-proxy. Somebody who has the address answers, and the client may be lost to him for good.
+/// A client with a fixed port sends to an external address while its Service gains its first endpoint and loses its last. The two
+/// affected tables do not change at once. A packet in between that is neither rejected nor translated would leave the node, as it
+/// does with kube-proxy. Then another host with that address answers, and the client may stay bound to it.
 fn nothing_leaves(flavour: Flavour) {
     let network = Network::build(Topology::with_pods([POD]).unwrap()).unwrap();
     let address = format!("{POD}:5353").parse().unwrap();
@@ -110,12 +110,12 @@ fn nothing_leaves(flavour: Flavour) {
         });
         let (stop, heard, network) = (&stop, &heard, &network);
         let asking = scope.spawn(move || {
-            // Before there are rules at all it is nobody's address.
+            // Without rules, packets to the address would leave the node.
             may_begin.recv()?;
             ask(network, stop, heard)
         });
         let changing = move || {
-            let cleaner = Cleaner::telling(|_| {}).expect("a thread");
+            let cleaner = Cleaner::start(|_| {}).expect("a thread");
             let mut told = Adapter::new(IptablesBackend::new(config(), Tools::find(flavour)?));
             let runtime = tokio::runtime::Builder::new_current_thread().build()?;
             let mut begin = Some(begin);
@@ -137,7 +137,7 @@ fn nothing_leaves(flavour: Flavour) {
             }
             Ok(())
         };
-        // A panic ends the other threads, too.
+        // After a panic, the other threads have to end, too.
         let changed = catch_unwind(AssertUnwindSafe(|| network.node().run(changing)));
         stop.store(true, Ordering::Relaxed);
         let asked = asking.join().unwrap();
@@ -152,8 +152,8 @@ fn nothing_leaves_untranslated_while_a_service_gains_or_loses_all_endpoints() {
     FLAVOURS.into_iter().for_each(nothing_leaves);
 }
 
-/// As in kube-proxy's mode iptables (kubernetes/kubernetes#74839): a segment outside of the window of a translated connection would
-/// reach the client untranslated, and make it reset the connection.
+/// Invalid packets are dropped as in kube-proxy's iptables mode (kubernetes/kubernetes#74839). A segment outside of the window of
+/// a translated connection would reach the client untranslated, and the client would reset the connection.
 #[test]
 fn invalid_packets_are_dropped_unless_windows_do_not_count() {
     for (flavour, forwards) in FLAVOURS.into_iter().flat_map(|flavour| [(flavour, false), (flavour, true)]) {

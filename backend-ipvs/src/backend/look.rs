@@ -1,7 +1,7 @@
-//! What is looked at between syncs, as IPVS tells nobody what changes in it: whether others have changed anything, and which
-//! destinations that drain have no connections any more.
+//! Checks between syncs, because IPVS sends no notifications: whether other programs changed anything, and which draining
+//! destinations have no connections left.
 //!
-//! Between two questions a new state may come, which breaks this off: no change waits for it.
+//! Each check yields after every virtual server, so that a new state can cancel it and does not wait.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use tracing::info;
 use super::IpvsBackend;
 use crate::kernel::Kernel;
 
-/// So many virtual servers have their destinations looked at in one go: each is a question of its own.
+/// How many virtual servers one check reads the destinations of. Each needs a request of its own.
 const AT_ONCE: usize = 1_000;
 
 impl<K: Kernel> IpvsBackend<K> {
-    /// Whether virtual servers and addresses are still there as they were left, and the destinations of up to a thousand virtual
-    /// servers: the next ones each time, so that all have their turn. Much cheaper than reading all of it.
+    /// Whether the virtual servers and addresses are unchanged, and the destinations of up to 1,000 virtual servers. Each call
+    /// continues after the last one, so that all servers are checked in turn. This is much cheaper than reading everything.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// IPVS or the addresses cannot be read.
     pub async fn is_undisturbed(&mut self) -> anyhow::Result<bool> {
         if !self.desired.servers().is_known() || !self.desired.servers().are(&self.kernel.heads()?) {
             return Ok(false);
@@ -39,18 +39,19 @@ impl<K: Kernel> IpvsBackend<K> {
         Ok(wanted.all(|ip| addresses.contains(&ip)))
     }
 
-    /// Whether connections of endpoints that are gone are waited for.
+    /// Whether there are draining destinations.
     pub fn is_draining(&self) -> bool {
         !self.desired.servers().draining().is_empty()
     }
 
-    /// Deletes destinations whose last connection has ended, or that had time enough. `now`: since any one moment.
+    /// Deletes draining destinations whose last connection ended, or whose time limit has passed. `now`: the time since any fixed
+    /// moment.
     ///
     /// # Errors
     /// IPVS cannot be reached.
     pub async fn drain(&mut self, now: Duration) -> anyhow::Result<()> {
         let limit = self.desired.options().drain_limit;
-        // The next one each time, if this is broken off.
+        // Continue after the virtual server where the last call was cancelled.
         let mut draining: Vec<_> = self.desired.servers().draining().into_iter().collect();
         let next = self.drained.map_or(0, |last| draining.partition_point(|frontend| *frontend <= last));
         draining.rotate_left(next);

@@ -1,4 +1,4 @@
-//! The backend against the fake kernel: what is sent, in which order, and what is there afterwards.
+//! Tests of the backend on the fake kernel: what it sends, in which order, and what the kernel then holds.
 
 use std::{
     net::SocketAddr,
@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use localnet_client::{Skipped, vips::Detector};
+use localnet_client::{
+    Diagnostic,
+    vips::{self, Detector},
+};
 use localnet_linux::ipvs::{Destination, Protocol};
 use localnet_proto::ServiceKey;
 
@@ -23,7 +26,7 @@ fn backend(options: Options) -> IpvsBackend<FakeKernel> {
     IpvsBackend::new(config(), options, FakeKernel::default())
 }
 
-/// Another process on the same kernel.
+/// A backend in a new process, on the same kernel.
 fn restarted(backend: &IpvsBackend<FakeKernel>) -> IpvsBackend<FakeKernel> {
     let kernel = FakeKernel { log: Vec::new(), ..backend.kernel.clone() };
     IpvsBackend::new(config(), backend.desired.options().clone(), kernel)
@@ -39,7 +42,7 @@ fn state() -> Snapshot {
     serde_saphyr::from_str(WEB).unwrap()
 }
 
-/// Without the second endpoint.
+/// The state without the second endpoint.
 fn shrunk() -> Snapshot {
     let mut state = state();
     let web = state.services.get_mut(&ServiceKey::new("default", "web")).unwrap();
@@ -56,9 +59,13 @@ fn sync(backend: &mut IpvsBackend<FakeKernel>, state: &Snapshot, changes: &Chang
     synced(backend, state, changes).0
 }
 
-/// What was sent, and what was left out.
+/// Syncs, and returns the requests to the kernel and what was skipped.
 #[track_caller]
-fn synced(backend: &mut IpvsBackend<FakeKernel>, state: &Snapshot, changes: &Changes) -> (Vec<String>, Vec<Skipped>) {
+fn synced(
+    backend: &mut IpvsBackend<FakeKernel>,
+    state: &Snapshot,
+    changes: &Changes,
+) -> (Vec<String>, Vec<Diagnostic>) {
     backend.kernel.log.clear();
     let synced = run(backend.apply(state, changes)).unwrap();
     assert!(synced.failed.is_empty(), "{:?}", synced.failed);
@@ -130,7 +137,7 @@ fn what_is_gone_leaves_in_the_opposite_order() {
     let empty = Snapshot { services: Default::default(), ..state() };
     let expected = ["-D -t 172.30.0.1:80; -D -t 192.168.0.2:30080", "rules", "addresses +[] -[172.30.0.1]"];
     assert_eq!(sync(&mut backend, &empty, &web_changed()), expected);
-    // The same after a restart: the table says whose the virtual server of the NodePort was.
+    // A restarted backend does the same: the table shows that the virtual server of the NodePort is ours.
     let mut backend = self::backend(Options::default());
     sync(&mut backend, &state(), &Changes::everything());
     assert_eq!(sync(&mut restarted(&backend), &empty, &Changes::everything()), expected);
@@ -142,7 +149,7 @@ fn virtual_servers_of_others_stay_through_everything() {
     let mut backend = backend(options);
     let others = [foreign(80, [10, 9, 9, 1]), foreign(31_000, [192, 168, 0, 2]), foreign(80, [172, 30, 9, 1])];
     backend.kernel.servers.extend(others.clone());
-    // The address of the last one is ours as well, as far as the interface tells.
+    // The last address is on our interface, too. Its virtual server still belongs to others, because the address is excluded.
     backend.kernel.addresses = Some(["172.30.9.1".parse().unwrap()].into());
     sync(&mut backend, &state(), &Changes::everything());
     sync(&mut restarted(&backend), &shrunk(), &Changes::everything());
@@ -153,7 +160,7 @@ fn virtual_servers_of_others_stay_through_everything() {
     run(after.remove_all()).unwrap();
     assert_eq!(after.kernel.servers, others.into());
     assert_eq!((after.kernel.addresses.clone(), after.kernel.tables.len()), (None, 0));
-    // Nothing to remove is no error.
+    // It is no error if there is nothing to remove.
     run(after.remove_all()).unwrap();
 }
 
@@ -164,7 +171,7 @@ fn a_vip_in_an_excluded_cidr_is_left_out_and_said() {
     let (log, skipped) = synced(&mut backend, &state(), &Changes::everything());
     assert!(log.iter().all(|line| !line.contains("172.30.0.1")), "{log:?}");
     assert_eq!(skipped.len(), 1);
-    assert!(skipped[0].reason.contains("172.30.0.1:80/tcp is in an excluded CIDR"), "{skipped:?}");
+    assert!(skipped[0].problem.contains("172.30.0.1:80/tcp is in an excluded CIDR"), "{skipped:?}");
 }
 
 #[test]
@@ -185,7 +192,7 @@ fn what_others_delete_comes_back() {
         assert_eq!(backend.kernel.servers, before.servers);
         assert_eq!((&backend.kernel.addresses, &backend.kernel.tables), (&before.addresses, &before.tables));
     }
-    // Even if nobody says so before the next change.
+    // The next sync repairs the change even if nothing reported it.
     backend.kernel.servers.clear();
     sync(&mut backend, &shrunk(), &web_changed());
     assert_eq!(backend.kernel.servers.len(), 2);
@@ -211,7 +218,7 @@ fn destinations_that_others_change_are_noticed_and_put_right() {
             assert!(!run(backend.is_undisturbed()).unwrap());
             backend.forget();
             sync(&mut backend, &state(), &Changes::default());
-            // What somebody added has no connections.
+            // The added destination has no connections, so it is deleted.
             run(backend.drain(Duration::ZERO)).unwrap();
             assert_eq!(backend.kernel.servers, before);
             assert!(run(backend.is_undisturbed()).unwrap());
@@ -219,7 +226,7 @@ fn destinations_that_others_change_are_noticed_and_put_right() {
     }
 }
 
-/// A change must not wait until a thousand virtual servers are looked at.
+/// A change must not wait for the check of 1,000 virtual servers.
 #[test]
 fn a_look_can_be_broken_off_and_goes_on_where_it_was() {
     let mut backend = backend(Options::default());
@@ -240,7 +247,7 @@ fn a_look_can_be_broken_off_and_goes_on_where_it_was() {
             "it looked at all in one go"
         );
     }
-    // What was found is done, and the other one is next.
+    // The first virtual server has drained. The next call continues with the other one.
     let first = ["-d -t 172.30.0.1:80 -r 10.180.1.2:8080"];
     assert!(draining.kernel.log.ends_with(&first.map(str::to_owned)), "{:?}", draining.kernel.log);
     assert!(draining.is_draining());
@@ -248,7 +255,7 @@ fn a_look_can_be_broken_off_and_goes_on_where_it_was() {
     assert!(!draining.is_draining());
 }
 
-/// Its rules say who may reach it: without them it is not to be reached at all.
+/// The rules of a VIP decide who may reach it, so a family without rules gets no virtual servers.
 #[test]
 fn what_has_no_rules_yet_has_no_virtual_server_either() {
     let mut backend = backend(Options::default());
@@ -268,13 +275,13 @@ fn an_endpoint_that_the_kernel_refuses_is_left_out_and_said() {
     backend.kernel.hated.insert("10.180.1.2:8080".parse().unwrap());
     let (_, skipped) = synced(&mut backend, &state(), &Changes::everything());
     assert_eq!(skipped.len(), 2, "{skipped:?}");
-    assert!(skipped.iter().all(|one| one.service == ServiceKey::new("default", "web")));
-    assert!(skipped[0].reason.contains("failed to add destination 10.180.1.2:8080"), "{skipped:?}");
+    assert!(skipped.iter().all(|one| one.subject.service_key() == Some(ServiceKey::new("default", "web"))));
+    assert!(skipped[0].problem.contains("failed to add destination 10.180.1.2:8080"), "{skipped:?}");
     assert!(backend.kernel.servers.values().all(|fake| fake.destinations.len() == 1));
-    // It is not tried again and again.
+    // The next sync does not retry it.
     let (log, again) = synced(&mut backend, &state(), &Changes::default());
     assert_eq!((log, again), (vec![], skipped.clone()));
-    // Not even when all is read again, but when its time has come.
+    // A full sync does not retry it, either. Only `retry_refused` does.
     backend.forget();
     let (log, again) = synced(&mut backend, &state(), &Changes::default());
     assert_eq!((log, again), (vec![], skipped.clone()));
@@ -303,9 +310,9 @@ fn an_address_that_the_kernel_refuses_is_said_and_tried_again() {
     backend.kernel.hated_addresses.insert("172.30.0.1".parse().unwrap());
     let (_, skipped) = synced(&mut backend, &state(), &Changes::everything());
     let reason = "failed to add the address 172.30.0.1 to the interface kube-ipvs0: hated".to_owned();
-    assert_eq!(skipped, [Skipped { service: ServiceKey::new("default", "web"), reason }]);
+    assert_eq!(skipped, [vips::refused(&ServiceKey::new("default", "web"), reason)]);
     assert!(run(backend.is_undisturbed()).unwrap(), "nobody took it away");
-    // It is not tried again and again, but as due as before.
+    // The backend does not retry it, but the change stays pending.
     assert_eq!(synced(&mut backend, &state(), &Changes::default()), (vec![], skipped.clone()));
     backend.forget();
     assert_eq!(synced(&mut backend, &state(), &Changes::default()), (vec![], skipped.clone()));
@@ -319,7 +326,7 @@ fn an_address_that_the_kernel_refuses_is_said_and_tried_again() {
     assert_eq!(synced(&mut backend, &state(), &Changes::default()), (vec![], vec![]));
 }
 
-/// Who has no memory now says nothing of the service whose turn it was: the sync fails, is tried again, and leaves nobody out.
+/// A refusal for lack of memory is not the fault of the Service being written: the sync fails, is retried, and skips no Service.
 #[test]
 fn want_of_memory_is_no_services_fault() {
     let hate: [fn(&mut FakeKernel); 2] = [
@@ -341,7 +348,7 @@ fn want_of_memory_is_no_services_fault() {
     }
 }
 
-/// Attempts that did not know what the kernel holds are full ones, also after the first.
+/// Every sync without an applied state is a full sync, not only the first one.
 #[test]
 fn what_was_lost_makes_a_full_attempt() {
     let mut backend = backend(Options::default());
@@ -402,8 +409,8 @@ fn a_service_may_name_its_scheduler() {
         let (_, skipped) = synced(&mut backend, &named(name), &web_changed());
         assert_eq!(scheduler(&backend), "rr");
         assert_eq!(skipped.len(), 1, "{skipped:?}");
-        assert!(skipped[0].reason.starts_with("annotation localnet.dev/ipvs-scheduler: "), "{skipped:?}");
-        assert!(skipped[0].reason.contains(reason), "{skipped:?}");
+        assert!(skipped[0].problem.starts_with("annotation localnet.dev/ipvs-scheduler: "), "{skipped:?}");
+        assert!(skipped[0].problem.contains(reason), "{skipped:?}");
     }
     assert_eq!(synced(&mut backend, &named("wlc"), &web_changed()).1, []);
     assert_eq!(scheduler(&backend), "wlc");

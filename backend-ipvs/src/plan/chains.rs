@@ -1,13 +1,13 @@
-//! The chains and their rules. None of them names a service: services are elements of sets and maps.
+//! The chains and their rules. No rule names a Service: Services are elements of sets and maps.
 //!
-//! IPVS takes packets to VIPs in `input` (from others) and `output` (from this node), behind the hooks of these chains, rewrites
-//! them and sends them on through `output` and `postrouting`. So whatever is to be decided about a VIP is decided by where the
-//! connection was sent to at first, and before IPVS sees it:
+//! IPVS takes packets to VIPs in the hooks `input` (from other hosts) and `output` (from this node), after the chains of this
+//! module. It rewrites them and sends them on through `output` and `postrouting`. So every decision about a VIP is made before
+//! IPVS sees the packet, or uses the original destination of the connection:
 //!
 //! ```text
-//!  from others: firewall ─► nat-prerouting (marks) ─► filter-input ─► IPVS ─► output, nat-postrouting
-//!  from here:   firewall ─► filter-output-vips ─► nat-output (marks) ─► IPVS ─► filter-output, nat-postrouting
-//!                                     a virtual server is missing: └─► missed, and not this node
+//!  from other hosts: firewall ─► nat-prerouting (marks) ─► filter-input ─► IPVS ─► output, nat-postrouting
+//!  from this node:   firewall ─► filter-output-vips ─► nat-output (marks) ─► IPVS ─► filter-output, nat-postrouting
+//!                                                  without a virtual server: └─► missed, instead of the node's own ports
 //! ```
 
 use localnet_client::vips::{Facts, PodSource};
@@ -21,38 +21,38 @@ use super::{
     sets::{ASKED_FOR, SetId, VIP},
 };
 
-/// Names of the chains that others jump to.
+/// The names of the chains that other chains jump to.
 pub mod names {
-    /// What is decided about traffic to VIPs before IPVS sees it.
+    /// Decides about traffic to VIPs before IPVS sees it.
     pub const SERVICES: &str = "services-entry";
-    /// Traffic to VIPs whose external policy is Local.
+    /// Handles traffic to VIPs with external policy Local.
     pub const EXTERNAL_LOCAL: &str = "external-local";
-    /// Asks for masquerading.
+    /// Marks packets for masquerading.
     pub const MARK_MASQUERADE: &str = "mark-masquerade";
-    /// Masquerades what asked for it, hairpins, and what comes from a VIP.
+    /// Masquerades marked packets, hairpin connections, and packets from a VIP.
     pub const MASQUERADING: &str = "masquerading";
-    /// Answers "connection refused".
+    /// Rejects packets, which clients see as "connection refused".
     pub const REJECT_PORT: &str = "reject-port";
-    /// Drops what source filters do not allow.
+    /// Drops packets from sources outside of the source ranges.
     pub const FIREWALL: &str = "firewall";
-    /// Answers for VIPs without endpoints.
+    /// Rejects or drops packets to VIPs without eligible endpoints.
     pub const UNSERVED: &str = "unserved";
-    /// Refuses what is no VIP of an address that is there for VIPs.
+    /// Rejects packets to an address of VIPs that match no VIP.
     pub const ACCESS: &str = "access";
-    /// Keeps silent about VIPs that IPVS does not know.
+    /// Drops packets to VIPs whose virtual server is missing.
     pub const MISSED: &str = "missed";
-    /// Answers for what is no VIP but could be one.
+    /// Drops packets to addresses of the service CIDRs that no Service has.
     pub const UNALLOCATED: &str = "unallocated";
 }
 
-/// Before IPVS, which is at -98 in `output` and at 98 in `input`, and before destination NAT.
+/// Before destination NAT, and before IPVS, which has priority -98 in `output` and 98 in `input`.
 const BEFORE_DNAT: i32 = -110;
 const DNAT: i32 = -100;
 const FILTER: i32 = 0;
 const BEHIND_IPVS: i32 = 110;
 const SNAT: i32 = 100;
 
-/// The chains that are always there, in the order in which a human reads them.
+/// The chains that always exist, in an order that is easy to read.
 pub fn fixed(facts: &Facts, family: Family) -> Vec<Chain> {
     let new = || Statement::ConnectionNew;
     let base = |name, kind, point, priority| Chain::base(name, kind, point, priority);
@@ -94,7 +94,7 @@ pub fn fixed(facts: &Facts, family: Family) -> Vec<Chain> {
     ]
 }
 
-/// Behind destination NAT, so that what was translated is known, and before IPVS.
+/// Before IPVS, but after destination NAT, so that translated connections can be matched.
 const BEFORE_IPVS: i32 = -99;
 
 fn services(facts: &Facts, family: Family) -> Chain {
@@ -112,8 +112,8 @@ fn services(facts: &Facts, family: Family) -> Chain {
         .rule([Statement::is_in(VIP, SetId::ExternalLocal.name()), Statement::goto(names::EXTERNAL_LOCAL)])
 }
 
-/// A virtual server sends all its connections to the same endpoints: those of this node, for traffic from outside. So what comes
-/// from this node, which may go to any endpoint, is translated here, and IPVS does not see it.
+/// A virtual server sends all its connections to the same endpoints. For traffic from outside, these are the local ones. This
+/// node's own traffic may go to any endpoint, so it is translated here, before IPVS sees it.
 fn external_local(facts: &Facts, family: Family) -> Chain {
     let mut chain = Chain::new(names::EXTERNAL_LOCAL).comment("external traffic policy Local");
     let any_endpoint = || Statement::vmap(VIP, SetId::Services.name());
@@ -162,7 +162,8 @@ fn translated() -> Rule {
     Rule::new([Statement::ConnectionDnat, Statement::Verdict(Verdict::Return)]).comment("goes to an endpoint")
 }
 
-/// The addresses of VIPs are the node's own as long as they are there: what listens on the node is not to be reached by them.
+/// The addresses of VIPs are local addresses of the node. This chain keeps clients from reaching the node's own ports through
+/// them.
 fn access() -> Chain {
     Chain::new(names::ACCESS).comment("the node's own ports are not reached by addresses of VIPs").rule([
         Statement::is_in([Field::DestinationAddress], SetId::Addresses.name()),
@@ -171,9 +172,10 @@ fn access() -> Chain {
     ])
 }
 
-/// IPVS takes what is for a virtual server. What opens a connection to a VIP and gets past it has found none: somebody has deleted it, and
-/// it comes back. Who gets no answer asks again; who is refused gives up. Only where nobody else may listen: what IPVS has sent to an
-/// endpoint that is the node itself comes by here as well.
+/// IPVS takes packets for its virtual servers. A packet that opens a connection to a VIP and gets past IPVS found no virtual
+/// server: another program deleted it, and a repair will add it again. A client without an answer retries, but a rejected client
+/// gives up. The rules match only addresses of our interface, where no other program may listen, because packets from IPVS to an
+/// endpoint on the node itself pass this chain, too.
 fn missed() -> Chain {
     let on_interface = || Statement::is_in([Field::DestinationAddress], SetId::Addresses.name());
     let to_vip = || Statement::is_in(VIP, SetId::Vips.name());
@@ -197,7 +199,7 @@ fn unallocated(facts: &Facts, family: Family) -> Chain {
     })
 }
 
-/// The match of packets that come from a pod (`==`), or do not (`!=`).
+/// Matches packets from a pod (`==`), or packets that are not from a pod (`!=`).
 fn from_pod(pods: &PodSource, op: Op) -> Statement {
     match pods {
         PodSource::Cidr(cidr) => Statement::Address(AddressField::Source, op, *cidr),
@@ -206,12 +208,12 @@ fn from_pod(pods: &PodSource, op: Op) -> Statement {
     }
 }
 
-/// The name of the chain that picks one of so many slots.
+/// The name of the chain that picks one of `slots` slots.
 pub fn lb_name(slots: u32) -> Name {
     format!("lb-{slots}").into()
 }
 
-/// The chain that picks one of so many slots. Slot 0 is always filled.
+/// The chain that picks one of `slots` slots. Slot 0 is always filled.
 pub fn lb(slots: u32) -> Chain {
     spread::picking(lb_name(slots), &VIP, SetId::Endpoints.name(), slots)
 }

@@ -1,4 +1,4 @@
-//! A VIP as elements of the sets and maps.
+//! Plans a VIP as elements of the sets and maps.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use localnet_proto::{Protocol, Verdict as WhenEmpty};
 
 use super::{chains, protocol_of, sets::SetId};
 
-/// Says every element of a VIP. `node`: the addresses of the node.
+/// Calls `emit` with every element of a VIP. `node`: the addresses of the node.
 pub fn of_vip(key: &VipKey, vip: &Vip, node: &[IpAddr], mut emit: impl FnMut(SetId, Element)) {
     let tuple = tuple(key);
     let member = || Element::new(tuple.clone()).comment(vip.comment.clone());
@@ -28,7 +28,7 @@ pub fn of_vip(key: &VipKey, vip: &Vip, node: &[IpAddr], mut emit: impl FnMut(Set
         Exposure::Internal | Exposure::External => &vip.endpoints,
         Exposure::ExternalLocal => &vip.local_endpoints,
     };
-    // This node's own traffic to an external VIP under policy Local was translated before it could get there.
+    // With external policy Local, this node's own traffic was translated earlier and does not get here.
     if from_outside.is_empty() {
         let verdict = match vip.when_empty {
             WhenEmpty::Reject => Verdict::Goto(chains::names::REJECT_PORT.into()),
@@ -47,7 +47,7 @@ pub fn of_vip(key: &VipKey, vip: &Vip, node: &[IpAddr], mut emit: impl FnMut(Set
     }
 }
 
-/// Where this node's own traffic to an external VIP under policy Local goes.
+/// Emits the elements for this node's own traffic to an external VIP with external policy Local.
 fn own_traffic(tuple: &Tuple, vip: &Vip, emit: &mut impl FnMut(SetId, Element)) {
     let Some(chain) = chain_of(vip) else { return };
     emit(SetId::Services, Element::verdict(tuple.clone(), Verdict::Goto(chain)).comment(vip.comment.clone()));
@@ -57,7 +57,7 @@ fn own_traffic(tuple: &Tuple, vip: &Vip, emit: &mut impl FnMut(SetId, Element)) 
     }
 }
 
-/// How many slots there are to pick from for this node's own traffic, if it does not go through IPVS.
+/// The number of slots for this node's own traffic; `None` if that traffic goes through IPVS.
 pub fn slots_of(vip: &Vip) -> Option<u32> {
     let picks = vip.exposure == Exposure::ExternalLocal && !vip.endpoints.is_empty();
     picks.then(|| spread::slots(vip.endpoints.len()))
@@ -67,26 +67,26 @@ fn chain_of(vip: &Vip) -> Option<Name> {
     slots_of(vip).map(chains::lb_name)
 }
 
-/// The ranges, and the VIP itself if the node is in one of them: what the node sends to an address on an interface of its
-/// own comes from that very address.
+/// The source ranges, and the VIP itself if the node is in one of them. Packets from the node to an address on its own interface
+/// have that address as their source.
 fn allowed(vip: IpAddr, ranges: &[IpNet], node: &[IpAddr]) -> Vec<IpNet> {
     let contains = |address: &IpAddr| ranges.iter().any(|range| range.contains(address));
     let mut allowed = ranges.to_vec();
     if node.iter().any(contains) && !contains(&vip) {
         allowed.push(IpNet::from(vip));
     }
-    // The kernel refuses ranges that overlap, and those beside each other are one.
+    // The kernel refuses overlapping ranges, and merges adjacent ones.
     IpNet::aggregate(&allowed)
 }
 
-/// The key of a VIP.
+/// The key of a VIP in sets and maps.
 pub fn tuple(key: &VipKey) -> Tuple {
     Tuple::new().address(key.address).protocol(protocol_of(key.protocol)).port(key.port)
 }
 
-/// Reads the VIP in the key of an element; none if it is too short or of another protocol.
+/// Parses the VIP in the key of an element. `None` if the key is too short or has another protocol.
 pub fn read_vip(key: &Tuple) -> Option<VipKey> {
-    // Each field is padded to a multiple of four bytes.
+    // The kernel pads each field to a multiple of four bytes.
     let (address, rest) = match key.as_bytes() {
         v4 if v4.len() == 12 => {
             let (address, rest) = v4.split_first_chunk::<4>()?;
@@ -107,7 +107,7 @@ pub fn of_address(address: IpAddr) -> Element {
     Element::new(Tuple::new().address(address))
 }
 
-/// The element of an endpoint that may reach itself.
+/// The element of an endpoint that may connect to itself.
 pub fn of_hairpin(hairpin: &Hairpin) -> Element {
     let address = hairpin.endpoint.ip();
     let key = Tuple::new()

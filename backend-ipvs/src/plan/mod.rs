@@ -1,9 +1,9 @@
-//! Snapshot → what the kernel should hold. Pure: no I/O, no clock, no environment, no logging.
+//! Plans the desired state of the kernel from the state. Pure: no I/O, no clock, no environment, no logging.
 //!
 //! ```text
 //!  client::vips::Vip ──┬─► server     its virtual server and destinations
-//!                      └─► elements   what it is in each set and map of the table
-//!  client::vips::Facts ──► chains     the chains and their rules; none of them depends on a service
+//!                      └─► elements   its elements in the sets and maps of the table
+//!  client::vips::Facts ──► chains     the chains and their rules, which depend on no Service
 //! ```
 
 pub mod chains;
@@ -19,7 +19,7 @@ use localnet_linux::{
 
 /// The name of both tables.
 pub const TABLE: &str = "localnet-ipvs";
-/// The interface that has the addresses of VIPs, as in kube-proxy.
+/// The interface for the addresses of VIPs. kube-proxy uses the same name.
 pub const INTERFACE: &str = "kube-ipvs0";
 
 /// The table of a family.
@@ -27,7 +27,7 @@ pub fn table(family: Family) -> Table {
     Table::new(family, TABLE)
 }
 
-/// The kernel's word for an address family of the model.
+/// Converts an address family of the state to the kernel's type.
 pub fn family_of(family: localnet_proto::Family) -> Family {
     match family {
         localnet_proto::Family::V4 => Family::V4,
@@ -35,7 +35,7 @@ pub fn family_of(family: localnet_proto::Family) -> Family {
     }
 }
 
-/// The model's word for an address family of the kernel.
+/// Converts an address family of the kernel to the type of the state.
 pub fn model_family(family: Family) -> localnet_proto::Family {
     match family {
         Family::V4 => localnet_proto::Family::V4,
@@ -43,7 +43,7 @@ pub fn model_family(family: Family) -> localnet_proto::Family {
     }
 }
 
-/// The kernel's word for a protocol of the model.
+/// Converts a protocol of the state to the kernel's type.
 pub fn protocol_of(protocol: localnet_proto::Protocol) -> nft::Protocol {
     match protocol {
         localnet_proto::Protocol::Tcp => nft::Protocol::Tcp,
@@ -62,7 +62,7 @@ pub fn vip(frontend: &Frontend) -> VipKey {
     VipKey { address: frontend.address.ip(), protocol, port: frontend.address.port() }
 }
 
-/// What a VIP's virtual server, and its flows, are known by.
+/// The key that IPVS and connection tracking have for a VIP.
 pub fn frontend(vip: &VipKey) -> Frontend {
     Frontend::new(protocol_of(vip.protocol), vip.socket())
 }

@@ -1,4 +1,4 @@
-//! A VIP as a virtual server.
+//! Plans a VIP as a virtual server.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -8,17 +8,17 @@ use localnet_linux::ipvs::{Family, Persistence, Scheduler, VirtualServer};
 use super::frontend;
 use crate::options;
 
-/// A virtual server, and where it sends connections: sorted, without duplicates, each with weight 1.
+/// A virtual server and its destinations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The virtual server.
     pub server: VirtualServer,
-    /// Its destinations.
+    /// The destinations, sorted and without duplicates. Each has weight 1.
     pub destinations: Arc<[SocketAddr]>,
 }
 
-/// The virtual server of a VIP. One whose external policy is Local has local endpoints only: this node's own traffic to the
-/// others never gets to IPVS (see [`super::chains`]), so nothing from outside can.
+/// The virtual server of a VIP. With external policy Local, it has only local endpoints. This node's own traffic to the other
+/// endpoints is translated before IPVS (see [`super::chains`]), so IPVS handles only traffic from outside.
 pub fn of_vip(key: &VipKey, vip: &Vip, scheduler: &Scheduler) -> Plan {
     let destinations = match vip.exposure {
         Exposure::Internal | Exposure::External => &vip.endpoints,

@@ -1,36 +1,36 @@
-//! The sets and maps of the table: always these, whatever the services.
+//! The sets and maps of the table. They are the same for all Services.
 
 use localnet_linux::nft::{Family, Field, FieldType, Set};
 
 /// One of the sets and maps of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SetId {
-    /// All VIPs: whose virtual servers are ours, also after a restart.
+    /// All VIPs. After a restart, they show which virtual servers are ours.
     Vips,
-    /// Addresses that the interface has for VIPs: what is no VIP there is refused.
+    /// The addresses on our interface. Packets to them that match no VIP are rejected.
     Addresses,
-    /// ClusterIPs.
+    /// The ClusterIPs.
     ClusterIps,
-    /// VIPs whose traffic is masqueraded.
+    /// The VIPs whose traffic is masqueraded.
     External,
-    /// VIPs that send traffic from outside to local endpoints only.
+    /// The VIPs that send traffic from outside only to local endpoints.
     ExternalLocal,
-    /// Of those, VIP → the chain that picks one of its endpoints for this node's own traffic.
+    /// Maps a VIP with external policy Local to the chain that picks an endpoint for this node's own traffic.
     Services,
-    /// VIP and slot → endpoint.
+    /// Maps a VIP and a slot to an endpoint.
     Endpoints,
-    /// VIP → what happens as nothing serves it.
+    /// Maps a VIP without eligible endpoints to its verdict.
     NoEndpoints,
-    /// Connections of local endpoints to themselves.
+    /// The connections of local endpoints to themselves.
     Hairpin,
-    /// VIPs that not everyone may reach.
+    /// The VIPs with source ranges.
     Firewalled,
-    /// Who may reach them.
+    /// The sources that may reach these VIPs.
     AllowedSources,
 }
 
 impl SetId {
-    /// All, in the order in which they are declared.
+    /// All sets and maps, in the order in which they are declared.
     pub const ALL: [Self; 11] = [
         Self::Vips,
         Self::Addresses,
@@ -45,7 +45,7 @@ impl SetId {
         Self::AllowedSources,
     ];
 
-    /// Its name in the kernel.
+    /// The name in the kernel.
     pub fn name(self) -> &'static str {
         match self {
             Self::Vips => "vips",
@@ -62,12 +62,12 @@ impl SetId {
         }
     }
 
-    /// The set of that name.
+    /// The set with that name.
     pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|id| id.name() == name)
     }
 
-    /// What it is for, as `nft list` shows it.
+    /// The purpose of the set, as `nft list` shows it.
     pub fn comment(self) -> &'static str {
         match self {
             Self::Vips => "VIPs, each a virtual server of IPVS",
@@ -84,7 +84,7 @@ impl SetId {
         }
     }
 
-    /// Its declaration in a family's table, for so many elements.
+    /// The declaration of the set in a family's table, with room for `size` elements.
     pub fn declaration(self, family: Family, size: u32) -> Set {
         let address = family.address_type();
         let vip = [address, FieldType::InetProto, FieldType::InetService];
@@ -102,11 +102,11 @@ impl SetId {
     }
 }
 
-/// What of a packet is the key of a VIP.
+/// The fields of a packet that form the key of a VIP.
 pub const VIP: [Field; 3] = [Field::DestinationAddress, Field::Protocol, Field::DestinationPort];
 
-/// What of a packet's connection is the key of the VIP that was asked for: IPVS rewrites packets on their way from one hook to
-/// the next.
+/// The fields of a packet's connection that form the key of the VIP that the client addressed. IPVS rewrites packets between
+/// the hooks, so their own fields may differ.
 pub const ASKED_FOR: [Field; 3] = [Field::OriginalDestinationAddress, Field::Protocol, Field::OriginalDestinationPort];
 
 #[cfg(test)]

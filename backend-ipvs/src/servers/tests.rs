@@ -1,4 +1,4 @@
-//! Changes lead from whatever is held to what is wanted, connections and all.
+//! Tests that the changes lead from any applied state to the desired one, and keep connections.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ fn plan(frontend: Frontend, hosts: &[u8]) -> Plan {
     Plan { server: VirtualServer::new(frontend, "rr".parse().unwrap()), destinations }
 }
 
-/// What IPVS would hold after these changes, all of them taken.
+/// A model of IPVS that accepts every change.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Ipvs(BTreeMap<Frontend, (VirtualServer, BTreeMap<SocketAddr, u32>)>);
 
@@ -65,7 +65,7 @@ impl Ipvs {
     }
 }
 
-/// Sends everything that is due; says it in the words of ipvsadm.
+/// Sends all pending changes, and returns them in the notation of ipvsadm.
 #[track_caller]
 fn send(servers: &mut Servers, ipvs: &mut Ipvs) -> String {
     let mut said = String::new();
@@ -97,12 +97,12 @@ fn each_change_sends_what_differs_and_no_more() {
         ),
         (plan(tcp, &[1, 2]), ""),
         (plan(udp, &[1]), "-A -u 172.30.0.1:53 -s rr\n-a -u 172.30.0.1:53 -r 10.0.0.1:8080 -m -w 1\n"),
-        // Connections drain, datagrams do not.
+        // TCP destinations drain, UDP destinations do not.
         (plan(tcp, &[2]), "-e -t 172.30.0.1:80 -r 10.0.0.1:8080 -m -w 0\n"),
         (plan(udp, &[2]), "-a -u 172.30.0.1:53 -r 10.0.0.2:8080 -m -w 1\n-d -u 172.30.0.1:53 -r 10.0.0.1:8080\n"),
         (plan(tcp, &[2]), ""),
         (sticky(&[2]), "-E -t 172.30.0.1:80 -s rr -p 10800\n"),
-        // Who comes back while its connections drain keeps them: it is not deleted in between.
+        // A destination that returns while it drains keeps its connections, because it is not deleted in between.
         (sticky(&[1, 2]), "-e -t 172.30.0.1:80 -r 10.0.0.1:8080 -m -w 1\n"),
     ] {
         servers.set(plan);
@@ -226,7 +226,7 @@ fn all_that_are_held_have_their_turn() {
         (Some(5), 2, &[7, 1]),
         (Some(7), 9, &[1, 3, 5, 7]),
         (Some(3), 9, &[5, 7, 1, 3]),
-        // It is gone meanwhile.
+        // The last virtual server was deleted in the meantime.
         (Some(4), 9, &[5, 7, 1, 3]),
         (Some(9), 1, &[1]),
     ] {
@@ -263,7 +263,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Whatever the history, IPVS takes each change, and what serves in the end is what is wanted, and nothing else.
+    /// After any history, IPVS has accepted each change, and exactly the desired endpoints get new connections.
     #[test]
     fn any_history_ends_where_it_should(steps in steps()) {
         let (mut servers, mut ipvs) = (Servers::default(), Ipvs::default());
@@ -297,7 +297,7 @@ proptest! {
         let wanted: BTreeMap<_, _> =
             servers.wanted().map(|plan| (plan.server.frontend, (plan.server.clone(), plan.destinations.to_vec()))).collect();
         prop_assert_eq!(serving, wanted);
-        // What is held without serving drains.
+        // Every destination with weight 0 drains.
         let held: BTreeSet<_> = ipvs.0.iter().filter(|(_, (_, all))| all.values().any(|weight| *weight == 0)).map(|(f, _)| *f).collect();
         prop_assert_eq!(servers.draining(), held);
     }

@@ -1,4 +1,4 @@
-//! Connections to an endpoint that goes: they stay, through a restart as well, and when they have ended it is deleted.
+//! Connections to a removed endpoint: they continue, even through a restart, and the endpoint is deleted once they have ended.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -35,7 +35,7 @@ fn without(state: &Snapshot, pod: Ipv4Addr) -> Snapshot {
     state
 }
 
-/// Says its number to whoever connects, and then whatever it is sent.
+/// Serves in a pod: sends the pod's number to each client, then echoes what it receives.
 fn serve(network: &Network, number: u8) {
     let pod = network.pod(PODS[usize::from(number)].into()).unwrap();
     let listener = pod.run(|| Ok(TcpListener::bind("0.0.0.0:8080")?)).unwrap();
@@ -49,13 +49,13 @@ fn serve(network: &Network, number: u8) {
     });
 }
 
-/// A connection, and the number of the pod that has it.
+/// Opens a connection, and returns it with the number of the pod that accepted it.
 fn connect(network: &Network) -> (TcpStream, usize) {
     let vip: SocketAddr = VIP.parse().unwrap();
     let client = network.pod(CLIENT.into()).unwrap();
     let mut stream = client.run(|| Ok(TcpStream::connect_timeout(&vip, PATIENCE)?)).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    // It ends with a reset: IPVS forgets that in ten seconds, and an orderly end in two minutes.
+    // A reset closes the connection. IPVS forgets it after 10 seconds, but a regular close only after two minutes.
     sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
     let mut number = [0];
     stream.read_exact(&mut number).unwrap();
@@ -67,7 +67,7 @@ fn is_answered(stream: &mut TcpStream) -> bool {
     stream.write_all(&[42]).is_ok() && stream.read_exact(&mut echoed).is_ok() && echoed == [42]
 }
 
-/// Does this in a network with two endpoints and a client.
+/// Runs a test in a network with two endpoints and a client.
 fn in_network(test: impl FnOnce(&Network) + Send) {
     let addresses = PODS.iter().chain([&CLIENT]).map(ToString::to_string).collect::<Vec<_>>();
     let network = Network::build(Topology::with_pods(addresses.iter().map(String::as_str)).unwrap()).unwrap();
@@ -75,7 +75,7 @@ fn in_network(test: impl FnOnce(&Network) + Send) {
     test(&network);
 }
 
-/// One life of the backend: it makes this the state.
+/// Runs a new backend, which syncs with `state` and then calls `then`.
 fn with_backend<T: Send>(
     network: &Network,
     options: Options,
@@ -109,18 +109,18 @@ fn connections_outlive_their_endpoint_and_the_backend() {
             for _ in 0..8 {
                 assert_eq!(connect(network).1, 1 - gone, "nothing new goes there");
             }
-            // Another life knows of it, and the connection does not.
+            // The restarted backend still knows that the endpoint drains, and the connection continues.
             with_backend(network, Options::default(), &rest, async |backend| {
                 assert!(backend.is_draining());
                 backend.drain(Duration::ZERO).await.unwrap();
                 assert!(backend.is_draining(), "there is a connection left");
             });
             assert!(is_answered(&mut long));
-            // The endpoint comes back, with the connection.
+            // The endpoint returns and keeps its connection.
             with_backend(network, Options::default(), &all, async |backend| assert!(!backend.is_draining()));
             assert!(is_answered(&mut long));
             assert!((0..8).any(|_| connect(network).1 == gone));
-            // It goes again, and so does the connection.
+            // The endpoint is removed again, and the connection ends.
             with_backend(network, Options::default(), &rest, async |backend| {
                 drop(long);
                 let began = Instant::now();

@@ -1,5 +1,5 @@
-//! Every Case on a kernel that has IPVS: real packets go where `flows.yaml` says. In the same program, so that one guest is enough:
-//! connections that outlive their endpoint, and what others do.
+//! Verifies every Case on a kernel with IPVS: real packets get the verdicts in `flows.yaml`. The tests of connections and of
+//! repairs are in the same program, so that one guest is enough.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -29,11 +29,11 @@ fn frontend(protocol: Protocol, address: SocketAddr) -> ipvs::Frontend {
     ipvs::Frontend::new(protocol, address)
 }
 
-/// The Case as IPVS shows it. Two things are other than where nothing but packets to VIPs is touched (`docs/backends/ipvs.md`):
-/// the addresses of VIPs are the node's own as a whole, and what the node itself sends to one comes from that very address,
-/// so it has to be masqueraded.
+/// The Case with the verdicts that are specific to IPVS (`docs/backends/ipvs.md`). First, all ports of a VIP's address are local,
+/// so packets to other ports are rejected. Second, a packet from the node to a VIP has that VIP's address as its source, so it
+/// has to be masqueraded.
 fn as_ipvs_shows_it(mut case: Case) -> anyhow::Result<Case> {
-    let mut plan = dry_run(&case);
+    let mut plan = dry_run(&case.flows);
     plan.text(&case.read_state()?, &Changes::everything());
     let addresses: BTreeSet<IpAddr> = plan.addresses().collect();
     for flow in &mut case.flows.flows {
@@ -52,8 +52,8 @@ fn as_ipvs_shows_it(mut case: Case) -> anyhow::Result<Case> {
     Ok(case)
 }
 
-/// Checks each so-and-so-many-th Case. To build a network takes long in the guest, so Cases share one, and one after the other is
-/// programmed there: each begins with what the one before it left, as after a restart.
+/// Verifies every `PARTS`-th Case from `part` on. Building a network in the guest is slow, so Cases share one. They are
+/// programmed one after the other, and each starts with the live state of the previous one, as after a restart.
 fn packets_go_where_the_flows_say(part: usize) {
     let mut groups: BTreeMap<Vec<IpAddr>, Vec<Case>> = BTreeMap::new();
     for dir in case_dirs().into_iter().skip(part).step_by(PARTS) {
@@ -71,7 +71,7 @@ fn case_dirs() -> Vec<PathBuf> {
     dirs
 }
 
-/// What is wrong with these Cases, of which the node has the same addresses.
+/// The failures of these Cases. The node has the same addresses in all of them.
 fn wrong_cases(cases: &[Case]) -> anyhow::Result<Vec<String>> {
     let mut all = Flows { node: cases[0].flows.node.clone(), flows: Vec::new() };
     let mut endpoints = BTreeSet::new();
@@ -100,13 +100,13 @@ fn program(case: &Case) -> anyhow::Result<()> {
         let mut backend = IpvsBackend::new(config(&case.flows), Options::default(), host);
         backend.set_local_addresses(case.flows.local_addresses());
         backend.apply(&case.read_state()?, &Changes::everything()).await?.whole()?;
-        // What was written is what is found.
+        // The backend reads exactly what it wrote.
         anyhow::ensure!(backend.is_undisturbed().await?, "IPVS is not read as it was written");
         Ok(())
     })
 }
 
-/// So many flows at a time: they mostly wait.
+/// How many groups of flows are probed in parallel. A probe mostly waits.
 const AT_A_TIME: usize = 4;
 
 fn probe(network: &Network, flows: &[Flow]) -> anyhow::Result<()> {
@@ -120,7 +120,8 @@ fn probe(network: &Network, flows: &[Flow]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// In so many parts: one test may take some minutes in the guest, and an emulated processor on a busy machine is slow.
+/// The number of tests that share the Cases. A test may run for minutes in the guest, because an emulated CPU on a busy machine
+/// is slow.
 const PARTS: usize = 4;
 
 macro_rules! parts {

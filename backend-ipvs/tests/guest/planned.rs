@@ -1,8 +1,8 @@
-//! A Case as the backend is given it.
+//! The configuration and the plan of a Case.
 
 use localnet_client::vips::{Config, Detector, NodePortAddresses};
 use localnet_ipvs::{Options, dry_run::DryRun};
-use localnet_lab::{Case, DetectLocal, Flows};
+use localnet_lab::{DetectLocal, Flows};
 
 pub(crate) fn config(flows: &Flows) -> Config {
     let detector = match &flows.node.detect_local {
@@ -17,6 +17,6 @@ pub(crate) fn config(flows: &Flows) -> Config {
     Config { masquerade_all: flows.node.masquerade_all, masquerade_bit: 14, detector, node_port_addresses }
 }
 
-pub(crate) fn dry_run(case: &Case) -> DryRun {
-    DryRun::new(config(&case.flows), Options::default()).with_addresses(case.flows.local_addresses())
+pub(crate) fn dry_run(flows: &Flows) -> DryRun {
+    DryRun::new(config(flows), Options::default()).with_addresses(flows.local_addresses())
 }

@@ -1,4 +1,4 @@
-//! What others take away comes back, what others have stays, and cleanup leaves nothing else.
+//! Tests that the backend repairs what others delete, keeps what belongs to others, and leaves nothing behind after a cleanup.
 
 use std::process::Command;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::connections::state;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Runs a program in the namespace of this thread.
+/// Runs a program in the network namespace of this thread. Returns its output.
 fn run(line: &str) -> String {
     let words: Vec<&str> = line.split_whitespace().collect();
     let output = Command::new(words[0]).args(&words[1..]).output().unwrap_or_else(|error| panic!("{line}: {error}"));
@@ -65,7 +65,7 @@ fn what_others_take_away_comes_back_and_cleanup_leaves_what_is_theirs() {
                     backend.sync(&state(), &Changes::default()).await?.whole()?;
                     assert_eq!(everything(), before, "after {disturbance}");
                 }
-                // All of it, what is not ours included.
+                // This deletes every virtual server, including the foreign one.
                 run("ipvsadm -C");
                 timeout(PATIENCE, backend.disturbed()).await.expect("ipvsadm -C");
                 backend.sync(&state(), &Changes::default()).await?.whole()?;

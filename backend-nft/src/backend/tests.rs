@@ -1,4 +1,4 @@
-//! The backend against the fake kernel: what is sent, and what is there afterwards.
+//! The backend on the fake kernel: what it sends, and what the kernel holds afterwards.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -95,7 +95,7 @@ fn difference(before: &Snapshot, after: &Snapshot) -> Changes {
     before.clone().apply(localnet_proto::Update::Full(after.clone()))
 }
 
-/// Elements added, elements deleted and other changes that a sync sends.
+/// The number of elements added, of elements deleted, and of other changes that a sync sends.
 #[track_caller]
 fn sent(backend: &mut NftBackend<FakeKernel>, state: &Snapshot, changes: &Changes) -> (usize, usize, usize) {
     let from = backend.kernel.log.len();
@@ -110,7 +110,7 @@ fn has(backend: &NftBackend<FakeKernel>, set: SetId, vip: (&str, u16)) -> Option
     elements.get(&key.into()).cloned()
 }
 
-/// Without what may differ by history: how big sets are declared, and which slots endpoints have.
+/// The tables without what depends on history: the declared sizes of sets, and the slots of endpoints.
 fn normal(kernel: &FakeKernel) -> BTreeMap<Table, crate::fake::FakeTable> {
     let mut tables = kernel.tables.clone();
     for table in tables.values_mut() {
@@ -122,7 +122,7 @@ fn normal(kernel: &FakeKernel) -> BTreeMap<Table, crate::fake::FakeTable> {
     tables
 }
 
-/// The plan, in a kernel of its own.
+/// The plan, applied to an empty kernel.
 fn planned(backend: &NftBackend<FakeKernel>) -> BTreeMap<Table, crate::fake::FakeTable> {
     let mut kernel = FakeKernel::default();
     let mut transaction = Transaction::new();
@@ -131,7 +131,7 @@ fn planned(backend: &NftBackend<FakeKernel>) -> BTreeMap<Table, crate::fake::Fak
     normal(&kernel)
 }
 
-/// What is told of a state.
+/// The elements that `whole` delivers for a state.
 #[derive(Default)]
 struct Heard(BTreeMap<(Family, SetId, nft::ElementKey), Element>);
 
@@ -145,7 +145,8 @@ impl whole::Hears for Heard {
     }
 }
 
-/// The kernel holds what is told of the state with the kernel's own history, to the element: `localnet diff` is silent.
+/// Checks that the kernel holds exactly what `whole` delivers for the state and the kernel's history, so that
+/// `localnet diff` reports nothing.
 #[track_caller]
 fn assert_as_told(state: &Snapshot, kernel: &FakeKernel) {
     let is_history = |name: &str| SetId::of_name(name).is_some_and(whole::is_history);
@@ -170,7 +171,7 @@ fn assert_as_told(state: &Snapshot, kernel: &FakeKernel) {
     }
 }
 
-/// Where an element names a slot it names the endpoint.
+/// Replaces each slot in the elements by its endpoint.
 fn without_slots(table: &mut crate::fake::FakeTable) {
     let Some((_, endpoints)) = table.sets.get(SetId::AffinityEndpoints.name()).cloned() else { return };
     let endpoint = |key: &Tuple, slot: &[u8]| {
@@ -186,7 +187,7 @@ fn without_slots(table: &mut crate::fake::FakeTable) {
             _ => *number,
         };
         let ElementData::Value(endpoint) = endpoint(element.key.start(), &slot) else { panic!("a map to endpoints") };
-        // Picks have all numbers, but in the order of slots.
+        // The numbers of picks are complete, but follow the order of slots.
         let numbered = matches!(element.data, ElementData::Verdict(_)).then(|| element.key.start().clone());
         [Some(Tuple::from_bytes(&[vip, endpoint.as_bytes()].concat())), numbered]
     };
@@ -202,7 +203,7 @@ fn without_slots(table: &mut crate::fake::FakeTable) {
         *elements =
             elements.values().flat_map(resolved).flatten().map(|key| (key.clone().into(), Element::new(key))).collect();
     }
-    // Ports have other numbers by history: each has the first of its VIPs.
+    // The numbers of ports depend on history, so each is replaced by the first VIP of the port.
     if let Some((_, vips)) = table.sets.get_mut(SetId::AffinityVips.name()) {
         let mut first: BTreeMap<ElementData, Tuple> = BTreeMap::new();
         for (key, element) in vips {
@@ -243,7 +244,7 @@ fn one_endpoint_more_sends_only_what_differs() {
     assert_eq!(sent(&mut backend, &grown, &changed(&["web"])), (2, 1, 4));
     assert_eq!(sent(&mut backend, &replaced, &changed(&["web"])), (1, 2, 2), "and lb-3 is flushed and deleted");
     let gone = with(&[]);
-    // The dispatch and two slots go, and the VIP is answered for.
+    // The dispatch and two slots are deleted, and the VIP gets a verdict.
     assert_eq!(sent(&mut backend, &gone, &changed(&["web"])), (1, 3, 0));
     assert_eq!(backend.kernel.reads, 4);
 }
@@ -254,7 +255,7 @@ fn a_restart_sends_only_differences() {
     let services = |n: u8| (1..=n).map(|i| service(&format!("s{i}"), &format!("172.30.0.{i}"), &["10.180.0.1"]));
     first.apply(&state(services(20)), &Changes::everything()).unwrap().whole().unwrap();
     let mut second = restarted(&first);
-    // One service more: its ClusterIP, dispatch and slot. The endpoint's hairpin is there.
+    // One more service adds its ClusterIP, dispatch and slot. The endpoint's hairpin exists already.
     assert_eq!(sent(&mut second, &state(services(21)), &Changes::everything()), (3, 0, 0));
     let mut third = restarted(&second);
     assert_eq!(sent(&mut third, &state(services(19)), &Changes::everything()), (0, 6, 0));
@@ -319,7 +320,7 @@ fn the_first_service_by_name_has_a_vip_and_leaves_it_to_the_next() {
     let notices = backend.desired.update(&claimants(&["a", "b"]), &changed(&["a"]));
     assert_eq!(
         notices.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        ["service default/b: 172.30.0.41:80/tcp belongs to service default/a, which comes first by name"]
+        ["Service default/b: 172.30.0.41:80/tcp belongs to service default/a, which comes first by name"]
     );
     backend.apply(&claimants(&["a", "b"]), &Changes::default()).unwrap().whole().unwrap();
     assert_eq!(owner(&backend), "default/a:http");
@@ -347,7 +348,7 @@ fn an_address_comes_before_a_node_port_whatever_the_names() {
     assert_eq!(
         notices.iter().map(ToString::to_string).collect::<Vec<_>>(),
         [
-            "service default/a: 192.168.0.2:30080/tcp belongs to service default/z, as its own address, which comes before NodePorts"
+            "Service default/a: 192.168.0.2:30080/tcp belongs to service default/z, as its own address, which comes before NodePorts"
         ]
     );
     backend.apply(&both, &Changes::default()).unwrap().whole().unwrap();
@@ -361,7 +362,7 @@ fn a_service_that_the_kernel_refuses_is_left_out_until_it_changes_or_is_tried_ag
     [false, true].into_iter().for_each(refused_service);
 }
 
-/// `vague`: the kernel does not say which element it refuses.
+/// `vague`: whether the kernel's error does not name the element.
 fn refused_service(vague: bool) {
     let mut backend = backend();
     backend.kernel.vague = vague;
@@ -376,17 +377,18 @@ fn refused_service(vague: bool) {
     assert_eq!(has(&backend, SetId::Services, ("172.30.0.42", 80)), None);
     assert!(has(&backend, SetId::Services, ("172.30.0.43", 80)).is_some());
     assert_eq!(sent(&mut backend, &state, &Changes::default()), (0, 0, 0));
-    // It is refused again for as long as the kernel does so, and served when it does not, without having changed.
+    // As long as the kernel refuses it, each retry is refused. Once the kernel accepts it, it is served without having
+    // changed.
     backend.retry_refused();
     let synced = backend.apply(&state, &Changes::default()).unwrap();
     assert_eq!(synced.refused, [ServiceKey::new("default", "s-172.30.0.42")].into());
-    assert!(synced.skipped[0].reason.starts_with("left out, and tried again later: "), "{synced:?}");
+    assert!(synced.skipped[0].problem.starts_with("left out, and tried again later: "), "{synced:?}");
     let hated = std::mem::take(&mut backend.kernel.hated);
     backend.retry_refused();
     let synced = backend.apply(&state, &Changes::default()).unwrap();
     assert_eq!((synced.refused.len(), synced.skipped.len()), (0, 0));
     assert!(has(&backend, SetId::Services, ("172.30.0.42", 80)).is_some());
-    // The same if it changes.
+    // The same after a change of the service.
     backend.kernel.hated = hated;
     backend.kernel.tables.clear();
     backend.forget();
@@ -397,7 +399,8 @@ fn refused_service(vague: bool) {
     assert!(has(&backend, SetId::Services, ("172.30.0.42", 80)).is_some());
 }
 
-/// Who has no memory now says nothing of the service whose turn it was: the sync fails, is tried again, and leaves nobody out.
+/// A lack of memory is not the fault of the service that hit it. The sync fails and is retried, and no service is
+/// skipped.
 #[test]
 fn want_of_memory_is_no_services_fault() {
     for vague in [false, true] {
@@ -419,7 +422,7 @@ fn want_of_memory_is_no_services_fault() {
     }
 }
 
-/// Attempts that did not know what the kernel holds are full ones, also after the first.
+/// An attempt with an unknown applied state is a full one, also after the first attempt.
 #[test]
 fn a_table_that_was_lost_makes_a_full_attempt() {
     let mut backend = backend();
@@ -523,7 +526,8 @@ fn what_flows_are_about_is_told_once_and_only_of_what_changed() {
     let replaced = vec![(vip("172.30.0.41:80"), endpoints(&["10.180.1.4:8080"]))];
     assert_eq!(told(&mut backend, &web(&["10.180.1.4"]), &changed(&["web"])), (replaced, vec![]));
 
-    // A new process remembers what the one before held, and what failed is told with the commit that succeeds.
+    // A new process knows the VIPs of the previous one. Changes of a failed sync are reported with the commit that
+    // succeeds.
     let mut second = restarted(&backend);
     second.kernel.denied = true;
     second.apply(&state([]), &Changes::everything()).unwrap_err();
@@ -544,13 +548,13 @@ fn only_commits_since_the_tables_were_read_disturb() {
     backend.apply(&web, &Changes::everything()).unwrap().whole().unwrap();
     let ours = BTreeSet::from([plan::table(Family::V6), Table::new(Family::V4, "other")]);
     let others = BTreeSet::from([Table::new(Family::V4, "other")]);
-    // The tables were read at 40; 41 is our own commit.
+    // The tables were read at 40; 41 is the backend's own commit.
     for (tables, generation, disturbs) in
         [(&ours, 39, false), (&ours, 40, false), (&ours, 42, true), (&others, 42, false), (&BTreeSet::new(), 43, false)]
     {
         assert_eq!(backend.committed_elsewhere(tables, generation), disturbs, "{tables:?} {generation}");
     }
-    // What was lost was our own commit, or was told already.
+    // The lost notification was of the backend's own commit, or arrived earlier.
     backend.kernel.generation = Some(43);
     assert!(!backend.lost_sight());
     backend.kernel.generation = Some(44);
@@ -577,7 +581,7 @@ fn any_endpoint(v6: bool) -> impl Strategy<Value = Endpoint> {
     })
 }
 
-/// Services whose addresses collide now and then.
+/// Services whose addresses sometimes collide.
 fn any_service() -> impl Strategy<Value = Service> {
     let endpoints =
         (proptest::collection::vec(any_endpoint(false), 0..24), proptest::collection::vec(any_endpoint(true), 0..4));
@@ -622,7 +626,7 @@ proptest! {
     #[test]
     fn any_history_ends_in_the_same_kernel(history in proptest::collection::vec((any_state(), any::<bool>(), proptest::option::of(0..5_usize)), 1..6), portion in 1..60_usize) {
         let mut backend = backend();
-        backend.portion = portion;
+        backend.limits = Limits { entered: portion, filled: portion };
         let mut before = Snapshot::default();
         let mut changes = Changes::everything();
         for (state, restart, interrupted) in &history {
@@ -630,7 +634,7 @@ proptest! {
             before = state.clone();
             if *restart {
                 backend = restarted(&backend);
-                backend.portion = portion;
+                backend.limits = Limits { entered: portion, filled: portion };
                 changes = Changes::everything();
             }
             backend.kernel.denied_after = *interrupted;

@@ -1,17 +1,17 @@
-//! Session affinity: a client of a Service's port is sent to the endpoint that it had before, whichever VIP of the port it asks.
+//! Session affinity: a client of a Service's port keeps its endpoint, whichever VIP of the port it connects to.
 //!
 //! ```text
 //!  services: `affinity-vips` gives the port's number, which is kept in the packet's priority
 //!     └─► affinity ─► lb-affinity-N ─┬─ client . number is in `affinity-S`, the VIP uses slot S ─► slot-S   for each slot S
 //!                                    └─ else `affinity-picks`, at random ────────────────────────► slot-S
-//!  slot-S: client . number goes into `affinity-S` for the VIP's timeout, then translation to who is in slot S
+//!  slot-S: client . number goes into `affinity-S` for the VIP's timeout, then translation to the endpoint in slot S
 //! ```
 //!
-//! The priority is the only register of a packet that nobody else reads between the look-ups: docs/decisions/0022.
+//! The priority is the only field of a packet that nothing else reads between the lookups: docs/decisions/0022.
 //!
-//! The number of sets and chains depends on the most slots that one VIP has, not on the number of services. What a rule
-//! wants to know of a VIP (how many endpoints, which timeout, which slots) is a number behind the VIP in a plain set: were it
-//! a map of verdicts, older kernels would validate all of it for each VIP.
+//! The number of sets and chains depends on the largest number of slots of one VIP, not on the number of services.
+//! Rules need the number of endpoints of a VIP, its timeout and its slots. Each of these is a number behind the VIP in
+//! a plain set. In a map of verdicts, older kernels would validate the whole map for each VIP.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,30 +24,30 @@ use localnet_linux::nft::{
 };
 
 use super::{
-    chains,
+    names,
     sets::{Pool, SetId, VIP},
     stable_slots::Slots,
 };
 
-/// What the VIPs with affinity of one family use, counted.
+/// Counts of what the VIPs with affinity of one family use.
 #[derive(Clone, Debug, Default)]
 pub struct Uses {
-    /// How many VIPs pick from so many, by how many slots they need.
+    /// The number of VIPs by pool and size, and by the number of slots they need.
     pools: BTreeMap<(Pool, u32), BTreeMap<u32, usize>>,
     timeouts: BTreeMap<u32, usize>,
 }
 
-/// What chains and sets depend on.
+/// What the chains and sets of session affinity depend on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
-    /// Pools and sizes that are picked from, and how many slots are looked at for clients.
+    /// The number of slots to search for clients, by pool and size.
     pools: BTreeMap<(Pool, u32), u32>,
-    /// Timeouts in seconds.
+    /// The timeouts in seconds.
     timeouts: BTreeSet<u32>,
 }
 
 impl Uses {
-    /// A VIP is there.
+    /// Adds a VIP.
     pub fn add(&mut self, vip: &Vip, slots: &Slots) {
         for (pool, size, top) in pools_of(vip, slots) {
             *self.pools.entry((pool, size)).or_default().entry(top).or_default() += 1;
@@ -55,7 +55,7 @@ impl Uses {
         }
     }
 
-    /// A VIP that was added, with the same slots, is not there any more.
+    /// Removes a VIP that was added with the same slots.
     pub fn remove(&mut self, vip: &Vip, slots: &Slots) {
         for (pool, size, top) in pools_of(vip, slots) {
             if let Some(tops) = self.pools.get_mut(&(pool, size)) {
@@ -68,7 +68,7 @@ impl Uses {
         }
     }
 
-    /// What is used, not how often.
+    /// The shape: what is used at least once.
     pub fn shape(&self) -> Shape {
         let top = |(pool, tops): (&_, &BTreeMap<u32, usize>)| Some((*pool, *tops.last_key_value()?.0));
         Shape { pools: self.pools.iter().filter_map(top).collect(), timeouts: self.timeouts.keys().copied().collect() }
@@ -82,7 +82,8 @@ fn release(counts: &mut BTreeMap<u32, usize>, key: u32) {
     }
 }
 
-/// The pools that a VIP picks from, with their size and the slots to look at, which double so that chains seldom change.
+/// The pools of a VIP with their sizes, and the number of slots to search. That number is a power of two, so that
+/// chains change rarely.
 fn pools_of(vip: &Vip, slots: &Slots) -> impl Iterator<Item = (Pool, u32, u32)> {
     let pools = [(Pool::Cluster, &vip.endpoints), (Pool::Local, &vip.local_endpoints)];
     pools.into_iter().filter(|(_, endpoints)| !endpoints.is_empty()).map(|(pool, endpoints)| {
@@ -91,17 +92,17 @@ fn pools_of(vip: &Vip, slots: &Slots) -> impl Iterator<Item = (Pool, u32, u32)> 
     })
 }
 
-/// For how many seconds clients of a VIP are remembered. The kernel takes none as for ever.
+/// How long clients of a VIP are remembered, in seconds, at least 1. The kernel treats 0 as forever.
 pub fn timeout(vip: &Vip) -> u32 {
     vip.affinity.unwrap_or_default().max(1)
 }
 
-/// All endpoints of a VIP, from near and far: one that serves both has one slot.
+/// All endpoints of a VIP from both pools. An endpoint in both has only one slot.
 pub fn endpoints_of(vip: &Vip) -> BTreeSet<SocketAddr> {
     vip.endpoints.iter().chain(&*vip.local_endpoints).copied().collect()
 }
 
-/// Says the elements of a VIP with affinity that are not there for those without.
+/// Emits the elements that a VIP has because of its affinity.
 pub fn of_vip(tuple: &Tuple, vip: &Vip, slots: &Slots, emit: &mut impl FnMut(SetId, Element)) {
     let with = |number: u32| tuple.clone().index(number);
     if vip.endpoints.is_empty() && vip.local_endpoints.is_empty() {
@@ -115,7 +116,7 @@ pub fn of_vip(tuple: &Tuple, vip: &Vip, slots: &Slots, emit: &mut impl FnMut(Set
             continue;
         }
         emit(pool.affinity_sizes(), Element::new(with(super::slots(endpoints.len()))));
-        // In the order of slots: the last resort, number 0, is one whose chain has been there for long.
+        // In the order of slots: number 0 is the fallback pick, so it leads to a chain that has existed for a long time.
         let in_use: BTreeSet<u32> = endpoints.iter().filter_map(|endpoint| slots.of(endpoint)).collect();
         for (index, slot) in (0..).zip(in_use) {
             emit(pool.affinity_slots(), Element::new(with(slot)));
@@ -129,7 +130,7 @@ pub fn of_vip(tuple: &Tuple, vip: &Vip, slots: &Slots, emit: &mut impl FnMut(Set
     }
 }
 
-/// The set of the clients of a slot. If it is full, a client is not remembered, and served all the same.
+/// The set of a slot's clients. If it is full, a new client is served but not remembered.
 pub fn clients(family: Family, slot: u32) -> Set {
     Set::new(clients_name(slot), [family.address_type(), FieldType::Priority])
         .dynamic(None)
@@ -137,10 +138,10 @@ pub fn clients(family: Family, slot: u32) -> Set {
         .comment("client and number of a port: who stays with this slot")
 }
 
-/// So many clients are remembered for each slot.
+/// How many clients each slot remembers.
 const CLIENTS: u32 = 65_536;
 
-/// The slot whose clients are in a set of that name.
+/// The slot of a set of clients with this name; `None` if it is no such name.
 pub fn slot_of_clients(name: &str) -> Option<u32> {
     let number = name.strip_prefix("affinity-")?.parse().ok()?;
     (*clients_name(number) == *name).then_some(number)
@@ -155,12 +156,12 @@ fn slot_chain(slot: u32) -> Name {
 }
 
 impl Shape {
-    /// How many slots there are, each with its set of clients and its chain.
+    /// The number of slots. Each has a set of clients and a chain.
     pub fn slots(&self) -> u32 {
         self.pools.values().copied().max().unwrap_or_default()
     }
 
-    /// The chains, none if nothing has affinity.
+    /// The chains; none if no VIP has affinity.
     pub fn chains(&self) -> Vec<Chain> {
         if self.slots() == 0 {
             return Vec::new();
@@ -171,8 +172,8 @@ impl Shape {
         dispatch.into_iter().chain(sizes).chain(slots).collect()
     }
 
-    /// Each VIP has one size. A packet that comes while the size changes may miss it before and after: the chain that looks at
-    /// most slots does for all.
+    /// Dispatches by size. Each VIP has one size, but a packet may match neither the old nor the new one while it
+    /// changes. The chain that searches the most slots is the fallback.
     fn dispatch(&self, pool: Pool) -> Chain {
         let chain = Chain::new(pool.affinity_chain()).comment("session affinity, by the number of endpoints");
         let sizes = || self.pools.iter().filter(|((of, _), _)| *of == pool).map(|((_, size), top)| (*size, *top));
@@ -193,14 +194,16 @@ impl Shape {
                 Statement::Update(CLIENT.into(), clients_name(slot), Some(*seconds)),
             ])
         });
-        // The priority is ours up to the translation. A packet that misses goes on to look for its client.
+        // The backend uses the priority until the translation. A packet without a match goes on to search for its
+        // client.
         chain
             .rule([Statement::PriorityNone, Statement::dnat(endpoint, SetId::AffinityEndpoints.name())])
             .rule(numbering())
     }
 }
 
-/// First who was here before, then a pick. A miss falls through to what comes next: the slot was given up meanwhile.
+/// Searches for the client, then picks at random. A miss, because the slot was released in between, falls through to
+/// the next rule.
 fn lb(pool: Pool, size: u32, top: u32) -> Chain {
     let pick = |modulus| Statement::vmap(numbered(Generator::Random(modulus)), pool.affinity_picks().name());
     let chain = (0..top).fold(Chain::new(lb_chain(pool, size)), |chain, slot| {
@@ -210,7 +213,7 @@ fn lb(pool: Pool, size: u32, top: u32) -> Chain {
             Statement::jump(slot_chain(slot)),
         ])
     });
-    // A pick is two look-ups, the chain's and the endpoint's, and the endpoint may leave in between.
+    // A pick takes two lookups, of the chain and of the endpoint, and the endpoint may be removed in between.
     let tries = spread::tries(size).max(1);
     (0..tries).fold(chain, |chain, _| chain.rule(pick(size))).rule(pick(1))
 }
@@ -223,15 +226,15 @@ fn lb_chain(pool: Pool, size: u32) -> Name {
     .into()
 }
 
-/// Puts the number of the VIP's port into the packet's priority. A rule ends there for VIPs without affinity.
+/// Stores the number of the VIP's port in the packet's priority. For VIPs without affinity the rule ends here.
 pub fn numbering() -> Statement {
     Statement::PriorityMap(VIP.into(), SetId::AffinityVips.name().into())
 }
 
-/// What of a packet is the key of a client.
+/// The fields of a packet that identify a client.
 const CLIENT: [Field; 2] = [Field::SourceAddress, Field::Priority];
 
-/// A VIP and a number.
+/// The fields of a VIP, followed by a number.
 fn numbered(generator: Generator) -> Vec<Field> {
     [VIP.as_slice(), &[Field::Index(generator)]].concat()
 }
@@ -240,8 +243,8 @@ impl Pool {
     /// The chain for VIPs with affinity.
     pub fn affinity_chain(self) -> &'static str {
         match self {
-            Self::Cluster => chains::names::AFFINITY,
-            Self::Local => chains::names::AFFINITY_LOCAL,
+            Self::Cluster => names::AFFINITY,
+            Self::Local => names::AFFINITY_LOCAL,
         }
     }
 
@@ -303,7 +306,7 @@ mod tests {
         slots
     }
 
-    /// What is said of a VIP: the numbers behind it in each set.
+    /// The numbers behind a VIP in each set, as text.
     fn said(vip: &Vip) -> String {
         let mut said: BTreeMap<SetId, Vec<String>> = BTreeMap::new();
         of_vip(&Tuple::new(), vip, &slots_of(vip), &mut |set, element| {

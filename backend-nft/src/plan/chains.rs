@@ -1,4 +1,4 @@
-//! The chains and their rules. None of them names a service: services are elements of sets and maps.
+//! The chains and their rules. No rule names a service, because services are elements of sets and maps.
 
 use localnet_client::vips::{Facts, PodSource};
 use localnet_linux::nft::{
@@ -8,42 +8,18 @@ use localnet_linux::nft::{
 use super::{
     ChainNames,
     affinity::numbering,
-    model_family,
+    model_family, names,
     sets::{Pool, SetId, VIP},
 };
 
-/// Names of the chains that others jump to.
-pub mod names {
-    /// Sends traffic to VIPs on to endpoints.
-    pub const SERVICES: &str = "services";
-    /// Traffic to VIPs whose external policy is Local.
-    pub const EXTERNAL_LOCAL: &str = "external-local";
-    /// Asks for masquerading.
-    pub const MARK_MASQUERADE: &str = "mark-masquerade";
-    /// Masquerades what asked for it, and hairpins.
-    pub const MASQUERADING: &str = "masquerading";
-    /// Answers "connection refused".
-    pub const REJECT_PORT: &str = "reject-port";
-    /// Drops what source filters do not allow.
-    pub const FIREWALL: &str = "firewall";
-    /// Answers for VIPs without endpoints.
-    pub const UNSERVED: &str = "unserved";
-    /// Answers for what is no VIP but could be one.
-    pub const UNALLOCATED: &str = "unallocated";
-    /// Traffic to VIPs whose clients keep their endpoint.
-    pub const AFFINITY: &str = "affinity";
-    /// The same, for traffic that goes to local endpoints only.
-    pub const AFFINITY_LOCAL: &str = "affinity-local";
-}
-
-/// Source filters must see the address that the client asked for: just before destination NAT.
+/// Source filters need the address that the client connects to, so they run just before destination NAT.
 const BEFORE_DNAT: i32 = -110;
 const DNAT: i32 = -100;
 const FILTER: i32 = 0;
 const SNAT: i32 = 100;
 
-/// The chains that are always there, in the order in which a human reads them.
-/// `affinity`: some VIP's clients keep their endpoint.
+/// The chains that always exist, in an order for human readers. `affinity` means that at least one VIP has session
+/// affinity.
 pub fn fixed(facts: &Facts, family: Family, affinity: bool) -> Vec<Chain> {
     let new = || Statement::ConnectionNew;
     let base = |name, kind, point, priority| Chain::base(name, kind, point, priority);
@@ -95,8 +71,9 @@ fn to_affinity(verdict: Statement) -> Rule {
     Rule::new([numbering(), verdict])
 }
 
-/// Returns for what may go to any endpoint. The map `services` is looked up in one rule of one chain only: the kernel
-/// validates all that a map leads to once for each way to reach it.
+/// The chain for external policy Local. It returns for packets that may go to any endpoint. Only one rule of one chain
+/// looks up the map `services`, because the kernel validates everything behind a map again for each path that reaches
+/// it.
 fn external_local(facts: &Facts, family: Family, affinity: bool) -> Chain {
     let mut chain = Chain::new(names::EXTERNAL_LOCAL).comment("external traffic policy Local");
     if let Some(pods) = facts.pods(model_family(family)) {
@@ -130,8 +107,8 @@ fn firewall() -> Chain {
     ])
 }
 
-/// An endpoint may have the address and port of a VIP that nothing serves, such as a pod of the host network behind a node's
-/// address: what was sent there by way of another VIP goes on.
+/// The chain for VIPs without endpoints. An endpoint may have the address and port of such a VIP, for instance a pod of
+/// the host network behind a node's address. Packets that another VIP already translated to it pass.
 fn unserved() -> Chain {
     Chain::new(names::UNSERVED).rule(translated()).rule(Statement::vmap(VIP, SetId::NoEndpoints.name()))
 }
@@ -140,7 +117,8 @@ fn translated() -> Rule {
     Rule::new([Statement::ConnectionDnat, Statement::Verdict(Verdict::Return)]).comment("asked for another VIP")
 }
 
-/// As in [`unserved`]: what has been sent to an endpoint goes on, though its address be that of a ClusterIP, or inside a ServiceCIDR.
+/// The chain for unused addresses of Services. As in [`unserved`], translated packets pass, even if the endpoint's
+/// address is a ClusterIP or inside a ServiceCIDR.
 fn unallocated_chain(facts: &Facts, family: Family) -> Chain {
     let unused_port =
         Rule::new([Statement::is_in([Field::DestinationAddress], SetId::ClusterIps.name()), Statement::Reject]);
@@ -153,7 +131,7 @@ fn unallocated_chain(facts: &Facts, family: Family) -> Chain {
     })
 }
 
-/// The match of packets that come from a pod (`==`), or do not (`!=`).
+/// The match for packets that come from a pod (`==`) or do not (`!=`).
 fn from_pod(pods: &PodSource, op: Op) -> Statement {
     match pods {
         PodSource::Cidr(cidr) => Statement::Address(AddressField::Source, op, *cidr),
@@ -162,7 +140,7 @@ fn from_pod(pods: &PodSource, op: Op) -> Statement {
     }
 }
 
-/// The chain that picks one of so many slots. Slot 0 is always filled.
+/// The chain that picks one of `slots` slots. Slot 0 always has an endpoint.
 pub fn lb(names: &ChainNames, pool: Pool, slots: u32) -> Chain {
     spread::picking(names.chain(pool, slots).clone(), &VIP, pool.endpoints().name(), slots)
 }

@@ -1,4 +1,4 @@
-//! A VIP as elements of the sets and maps.
+//! Plans a VIP as elements of the sets and maps.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ use super::{
     stable_slots::Slots,
 };
 
-/// Says every element of a VIP; `slots` are those of its endpoints if it has affinity.
+/// Emits every element of a VIP. `slots` has the slots of its endpoints if it has affinity.
 pub fn of_vip(key: &VipKey, vip: &Vip, slots: &Slots, names: &ChainNames, mut emit: impl FnMut(SetId, Element)) {
     let comment = || vip.comment.clone();
     let tuple = tuple(key);
@@ -35,7 +35,8 @@ pub fn of_vip(key: &VipKey, vip: &Vip, slots: &Slots, names: &ChainNames, mut em
         }
     }
 
-    // Seen by packets that were not translated only, so it does no harm where one of the two pools serves.
+    // Only packets that were not translated are looked up here, so the element is harmless if one of the two pools has
+    // endpoints.
     let local_is_empty = vip.exposure == Exposure::ExternalLocal && vip.local_endpoints.is_empty();
     if vip.endpoints.is_empty() || local_is_empty {
         let verdict = match vip.when_empty {
@@ -66,7 +67,8 @@ fn pool(tuple: &Tuple, vip: &Vip, pool: Pool, names: &ChainNames, emit: &mut imp
     let chain = names.chain(pool, slots(endpoints.len())).clone();
     let verdict = match pool {
         Pool::Cluster => Verdict::Goto(chain),
-        // Back to `external-local`, which ends there: a miss must not go on to the endpoints of the cluster.
+        // Returns to `external-local`, which ends there: a packet without a match must not reach the
+        // endpoints of the whole cluster.
         Pool::Local => Verdict::Jump(chain),
     };
     emit(pool.services(), Element::verdict(tuple.clone(), verdict).comment(vip.comment.clone()));
@@ -81,7 +83,7 @@ pub fn tuple(key: &VipKey) -> Tuple {
     Tuple::new().address(key.address).protocol(protocol_of(key.protocol)).port(key.port)
 }
 
-/// Reads the VIP in the key of an element; none if it is too short or of another protocol.
+/// The VIP in the key of an element; `None` if the key is too short or has another protocol.
 pub fn read_vip(key: &Tuple) -> Option<VipKey> {
     // Each field is padded to a multiple of four bytes.
     let (address, rest) = match key.as_bytes() {
@@ -115,7 +117,7 @@ pub fn of_hairpin(hairpin: &Hairpin) -> Element {
     Element::new(key)
 }
 
-/// Which chains that pick are in use, seen from an element of a VIP.
+/// The chains that a VIP uses to pick endpoints, by pool and size.
 pub fn pools_of(vip: &Vip) -> impl Iterator<Item = (Pool, u32)> {
     let local = (Pool::Local, &vip.local_endpoints);
     [(Pool::Cluster, &vip.endpoints), local]
@@ -137,7 +139,7 @@ mod tests {
         (0..count).map(|host| SocketAddr::from(([10, 0, 0, host], 8080))).collect()
     }
 
-    /// The sets that get elements: how many, and where verdicts lead to.
+    /// The number of elements in each set, and the chains that verdicts lead to, as text.
     fn said(exposure: Exposure, cluster: u8, local: u8, when_empty: WhenEmpty) -> String {
         let key = VipKey { address: IpAddr::from([172, 30, 0, 1]), protocol: Protocol::Tcp, port: 80 };
         let vip = Vip {

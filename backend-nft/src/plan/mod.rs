@@ -1,8 +1,8 @@
-//! Snapshot → what the kernel should hold. Pure: no I/O, no clock, no environment, no logging.
+//! Plans the desired state of the kernel from a snapshot. Pure: no I/O, no clock, no environment, no logging.
 //!
 //! ```text
 //!  client::vips::Facts ──► chains     the chains and their rules; none of them depends on a service
-//!  client::vips::Vip ────► elements   what a VIP is in each set and map
+//!  client::vips::Vip ────► elements   the elements of a VIP in each set and map
 //! ```
 //!
 //! | object | what |
@@ -14,6 +14,7 @@
 pub mod affinity;
 pub mod chains;
 pub mod elements;
+pub mod names;
 pub mod sets;
 pub mod stable_slots;
 
@@ -27,7 +28,8 @@ pub fn table(family: Family) -> Table {
     Table::new(family, TABLE)
 }
 
-/// The table that works in the place of a family's table while that is replaced, if it is too big to be replaced at once.
+/// The table that takes a family's packets while the family's own table is replaced, if that is too large for one
+/// commit.
 pub fn substitute(family: Family) -> Table {
     Table::new(family, SUBSTITUTE)
 }
@@ -35,7 +37,7 @@ pub fn substitute(family: Family) -> Table {
 /// The name of both substitutes.
 pub const SUBSTITUTE: &str = "localnet-substitute";
 
-/// The kernel's word for an address family of the model.
+/// Converts an address family of the model to the kernel's.
 pub fn family_of(family: localnet_proto::Family) -> Family {
     match family {
         localnet_proto::Family::V4 => Family::V4,
@@ -43,7 +45,7 @@ pub fn family_of(family: localnet_proto::Family) -> Family {
     }
 }
 
-/// The model's word for an address family of the kernel.
+/// Converts an address family of the kernel to the model's.
 pub fn model_family(family: Family) -> localnet_proto::Family {
     match family {
         Family::V4 => localnet_proto::Family::V4,
@@ -51,7 +53,7 @@ pub fn model_family(family: Family) -> localnet_proto::Family {
     }
 }
 
-/// The kernel's word for a protocol of the model.
+/// Converts a protocol of the model to the kernel's.
 pub fn protocol_of(protocol: localnet_proto::Protocol) -> nft::Protocol {
     match protocol {
         localnet_proto::Protocol::Tcp => nft::Protocol::Tcp,
@@ -62,7 +64,7 @@ pub fn protocol_of(protocol: localnet_proto::Protocol) -> nft::Protocol {
 
 pub use localnet_linux::nft::spread::{EXACT_SLOTS, slots};
 
-/// The names of the chains that elements lead to, made once: elements repeat them.
+/// The names of the chains that elements lead to. They are created once, because many elements share them.
 #[derive(Clone, Debug)]
 pub struct ChainNames {
     cluster: Vec<Name>,
@@ -76,7 +78,7 @@ impl Default for ChainNames {
         Self {
             cluster: sizes().map(|size| format!("lb-{size}").into()).collect(),
             local: sizes().map(|size| format!("lb-local-{size}").into()).collect(),
-            reject: chains::names::REJECT_PORT.into(),
+            reject: names::REJECT_PORT.into(),
         }
     }
 }
@@ -87,7 +89,7 @@ impl ChainNames {
         &self.reject
     }
 
-    /// The chain that picks one of so many slots, as [`slots`] gives them.
+    /// The chain that picks one of `slots` slots, a number that [`slots`] returns.
     pub fn chain(&self, pool: sets::Pool, slots: u32) -> &Name {
         let index = if slots <= EXACT_SLOTS { slots.saturating_sub(1) } else { EXACT_SLOTS - 5 + slots.ilog2() };
         match pool {

@@ -1,11 +1,11 @@
-//! The sets and maps: always these, whatever the services; those of affinity only while one has it.
+//! The sets and maps. They are the same for all services; those of affinity exist only while a service has it.
 
 use localnet_linux::nft::{Family, Field, FieldType, Set};
 
 /// One of the sets and maps of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SetId {
-    /// ClusterIPs: unused ports of theirs are rejected.
+    /// ClusterIPs, whose unused ports reject packets.
     ClusterIps,
     /// VIPs whose traffic is masqueraded.
     External,
@@ -19,27 +19,27 @@ pub enum SetId {
     LocalServices,
     /// VIP and slot → local endpoint.
     LocalEndpoints,
-    /// VIP → what happens as nothing serves it.
+    /// VIP → the verdict while it has no endpoints.
     NoEndpoints,
     /// Connections of local endpoints to themselves.
     Hairpin,
-    /// VIPs that not everyone may reach.
+    /// VIPs with source ranges.
     Firewalled,
-    /// Who may reach them.
+    /// VIP and source range that may reach it.
     AllowedSources,
-    /// VIP whose clients keep their endpoint → the number of its Service's port.
+    /// VIP with session affinity → the number of its Service's port.
     AffinityVips,
     /// VIP and timeout in seconds.
     AffinityTimeouts,
-    /// VIP and how many endpoints there are to pick from.
+    /// VIP and the number of endpoints to pick from.
     AffinitySizes,
-    /// VIP and slot that has an endpoint.
+    /// VIP and a slot that has an endpoint.
     AffinitySlots,
     /// VIP and number of an endpoint → the chain of its slot.
     AffinityPicks,
-    /// VIP and how many local endpoints there are to pick from.
+    /// VIP and the number of local endpoints to pick from.
     AffinityLocalSizes,
-    /// VIP and slot that has a local endpoint.
+    /// VIP and a slot that has a local endpoint.
     AffinityLocalSlots,
     /// VIP and number of a local endpoint → the chain of its slot.
     AffinityLocalPicks,
@@ -48,7 +48,7 @@ pub enum SetId {
 }
 
 impl SetId {
-    /// All, in the order in which they are declared.
+    /// All sets, in the order of their declaration.
     pub const ALL: [Self; 20] = [
         Self::ClusterIps,
         Self::External,
@@ -77,7 +77,7 @@ impl SetId {
         self >= Self::AffinityVips
     }
 
-    /// Its name in the kernel.
+    /// The name in the kernel.
     pub const fn name(self) -> &'static str {
         match self {
             Self::ClusterIps => "cluster-ips",
@@ -103,12 +103,12 @@ impl SetId {
         }
     }
 
-    /// The set of that name.
+    /// The set with that name.
     pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|id| id.name() == name)
     }
 
-    /// What it is for, as `nft list` shows it.
+    /// The purpose of the set, which `nft list` shows as its comment.
     pub fn comment(self) -> &'static str {
         match self {
             Self::ClusterIps => "ClusterIPs: unused ports are rejected",
@@ -134,7 +134,7 @@ impl SetId {
         }
     }
 
-    /// Its declaration in a family's table, for so many elements.
+    /// The declaration in a family's table, with room for `size` elements.
     pub fn declaration(self, family: Family, size: u32) -> Set {
         let address = family.address_type();
         let vip = [address, FieldType::InetProto, FieldType::InetService];
@@ -162,12 +162,12 @@ impl SetId {
     }
 }
 
-/// Where an endpoint is chosen from.
+/// The endpoints that one is chosen from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Pool {
-    /// All endpoints that serve the VIP.
+    /// All eligible endpoints of the VIP.
     Cluster,
-    /// Those on this node, for traffic from outside under policy Local.
+    /// The endpoints on this node, for traffic from outside under policy Local.
     Local,
 }
 
@@ -180,7 +180,7 @@ impl Pool {
         }
     }
 
-    /// The map from VIP to the chain that picks.
+    /// The map from VIP to the chain that picks an endpoint.
     pub fn services(self) -> SetId {
         match self {
             Self::Cluster => SetId::Services,
@@ -189,7 +189,7 @@ impl Pool {
     }
 }
 
-/// What of a packet is the key of a VIP.
+/// The fields of a packet that are the key of a VIP.
 pub const VIP: [Field; 3] = [Field::DestinationAddress, Field::Protocol, Field::DestinationPort];
 
 #[cfg(test)]

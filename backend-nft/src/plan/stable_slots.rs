@@ -1,7 +1,7 @@
-//! Session affinity: which slot each endpoint of a Service's port has.
+//! Session affinity: the slot of each endpoint of a Service's port.
 //!
-//! The kernel remembers that a client of a Service's port belongs to a slot. So an endpoint keeps its slot while any VIP of the
-//! port uses it, and a slot that lost its endpoint is given to none before the kernel has forgotten the clients that it had.
+//! The kernel remembers the slot of each client of the port. An endpoint therefore keeps its slot while any VIP of the
+//! port uses it. A slot that lost its endpoint gets no other one until the kernel has forgotten its clients.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -13,30 +13,30 @@ use std::{
 pub struct Slots {
     number: u32,
     used: BTreeMap<SocketAddr, Used>,
-    /// Slots without endpoint that may have clients still.
+    /// Slots without an endpoint that may still have clients.
     left: BTreeSet<u32>,
 }
 
-/// The slot of an endpoint.
+/// The slot of an endpoint, and its users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Used {
     slot: u32,
-    /// How many VIPs use the endpoint. With none it has its slot until the kernel has heard of it.
+    /// How many VIPs use the endpoint. At zero it keeps the slot until the change is applied.
     vips: usize,
 }
 
 impl Slots {
-    /// No slots yet, for the port of that number.
+    /// No slots yet, for the port with this number.
     pub fn new(number: u32) -> Self {
         Self { number, ..Self::default() }
     }
 
-    /// As they are in the kernel: the endpoints and slots of all VIPs of the port. No VIP uses them yet.
+    /// The slots in the kernel, from the endpoints and slots of all VIPs of the port. No VIP uses them yet.
     pub fn found(number: u32, seen: impl IntoIterator<Item = (SocketAddr, u32)>) -> Self {
         let mut votes: BTreeMap<(SocketAddr, u32), usize> = BTreeMap::new();
         seen.into_iter().for_each(|pair| *votes.entry(pair).or_default() += 1);
         let mut pairs: Vec<_> = votes.into_iter().collect();
-        // Where VIPs disagree, which is none of our doing, most of them are right.
+        // If the VIPs disagree, another program changed them; the majority counts.
         pairs.sort_by_key(|((_, slot), votes)| (std::cmp::Reverse(*votes), *slot));
         let mut slots = Self::new(number);
         let mut taken = BTreeSet::new();
@@ -51,12 +51,12 @@ impl Slots {
         slots
     }
 
-    /// The number by which the kernel knows the port.
+    /// The number of the port in the kernel.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// This slot has clients: if nobody has it, they are to be forgotten. Says whether that is so.
+    /// Records that a slot has clients. Returns whether these must be deleted because the slot has no endpoint.
     pub fn leave(&mut self, slot: u32) -> bool {
         let unused = !self.used.values().any(|used| used.slot == slot);
         if unused {
@@ -65,7 +65,7 @@ impl Slots {
         unused
     }
 
-    /// One VIP more uses these endpoints.
+    /// Adds one VIP that uses these endpoints.
     pub fn take(&mut self, endpoints: &BTreeSet<SocketAddr>) {
         let taken: BTreeSet<u32> = self.used.values().map(|used| used.slot).chain(self.left.iter().copied()).collect();
         let mut free = (0..).filter(|slot| !taken.contains(slot));
@@ -81,7 +81,7 @@ impl Slots {
         }
     }
 
-    /// One VIP less uses these endpoints.
+    /// Removes one VIP that used these endpoints.
     pub fn release(&mut self, endpoints: &BTreeSet<SocketAddr>) {
         for endpoint in endpoints {
             if let Some(used) = self.used.get_mut(endpoint) {
@@ -100,12 +100,12 @@ impl Slots {
         self.used.values().map(|used| used.slot)
     }
 
-    /// Slots that may have clients, but no endpoint.
+    /// Slots that have no endpoint but may have clients.
     pub fn left(&self) -> impl Iterator<Item = u32> {
         self.left.iter().copied()
     }
 
-    /// The kernel holds what VIPs use now, and nothing else.
+    /// Records that the kernel holds exactly what the VIPs use now.
     pub fn commit(&mut self) {
         let left = &mut self.left;
         self.used.retain(|_, used| {
@@ -117,12 +117,12 @@ impl Slots {
         });
     }
 
-    /// This slot has no clients any more, and may have another endpoint.
+    /// Records that a slot has no clients, so that it may get another endpoint.
     pub fn purged(&mut self, slot: u32) {
         self.left.remove(&slot);
     }
 
-    /// Nothing is used, and nothing is left.
+    /// Whether no slot is used and none may have clients.
     pub fn is_empty(&self) -> bool {
         self.used.is_empty() && self.left.is_empty()
     }
@@ -140,7 +140,7 @@ mod tests {
         hosts.iter().map(|host| endpoint(*host)).collect()
     }
 
-    /// A VIP goes from these endpoints to those; says `host:slot` of each endpoint, and which slots were left.
+    /// Moves a VIP from some endpoints to others. Returns `host:slot` of each endpoint, and the slots that were left.
     fn moved(slots: &mut Slots, from: &[u8], to: &[u8]) -> String {
         slots.release(&endpoints(from));
         slots.take(&endpoints(to));

@@ -1,4 +1,4 @@
-//! Session affinity: real clients, real connections.
+//! Session affinity with real clients and real connections.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,7 +28,7 @@ struct World {
     _servers: Servers,
 }
 
-/// Who answered each client.
+/// The endpoint that answered each client.
 type Ends = BTreeMap<u8, SocketAddr>;
 
 impl World {
@@ -61,7 +61,7 @@ impl World {
         }
     }
 
-    /// One connection of every client.
+    /// Opens one connection from every client.
     fn ends(&self, protocol: Protocol, to: &str) -> Ends {
         (0..CLIENTS).map(|number| (number, self.connect(number, protocol, to))).collect()
     }
@@ -79,7 +79,7 @@ const TCP: &str = "172.30.0.20:80";
 const UDP: &str = "172.30.0.20:53";
 const TCP6: &str = "[fd00:172:30::20]:80";
 
-/// A Service with so many of the endpoints, in both families.
+/// A Service with these endpoints, in both families.
 fn state(endpoints: &[&str], seconds: Option<u32>) -> Snapshot {
     let ports = "ports: [{name: dns, port: 5353}, {name: web, port: 8080}]";
     let scopes = "scopes: {internal: true, external: true, shortCircuit: true}";
@@ -127,7 +127,8 @@ fn each_client_stays_with_one_endpoint_and_listings_work_meanwhile() {
     assert_eq!(timeless(&list(again.node())), timeless(&listing));
 }
 
-/// kube-proxy remembers a client for each port of a Service, whichever address it asks. It used to be for each address here.
+/// kube-proxy remembers a client for each port of a Service, whichever address it connects to. localnet once did so for
+/// each address.
 #[test]
 fn a_client_has_one_endpoint_by_all_addresses_of_a_port() {
     let world = World::build();
@@ -144,7 +145,7 @@ fn a_client_has_one_endpoint_by_all_addresses_of_a_port() {
         &[TCP, "1.2.3.20:80", "1.2.3.21:80", "192.168.0.2:30080"][..],
         &[TCP6, "[2001:db8:77::20]:80", "[2001:db8::2]:30080"],
     ] {
-        // Each address is the first that some clients ask.
+        // For each address, some clients connect to it first.
         let first: Ends = (0..CLIENTS)
             .map(|number| {
                 let to = of_one_port[usize::from(number) % of_one_port.len()];
@@ -165,8 +166,9 @@ fn a_client_has_one_endpoint_by_all_addresses_of_a_port() {
     assert_eq!(listing.matches("timeout 3h expires").count(), 2 * usize::from(CLIENTS), "{listing}");
 }
 
-/// Clients of a timeout of hours used to stay for hours after it was made a second. kube-proxy: in iptables mode the new timeout counts
-/// at once, from each client's last connection; in nftables mode only from its next one.
+/// Regression: after a timeout of hours was changed to a second, its clients stayed for hours. In kube-proxy's iptables
+/// mode the new timeout counts at once, from each client's last connection. In its nftables mode it counts only from
+/// the next one.
 #[test]
 fn another_timeout_counts_at_once() {
     let world = World::build();
@@ -217,7 +219,7 @@ fn only_clients_of_an_endpoint_that_left_go_elsewhere() {
     assert_eq!(sync(world.network.node(), &config(), &state(&ENDPOINTS, Some(10_800))), []);
 }
 
-/// With so many more Services that every map must grow.
+/// Adds so many Services that every map must grow.
 fn crowded(mut state: Snapshot) -> Snapshot {
     let service = Service::clone(&state.services[&ServiceKey::new("default", "sticky")]);
     for index in 0..2500_u32 {
@@ -235,7 +237,7 @@ fn clients_are_forgotten_after_the_timeout() {
     world.apply(&mut world.backend(), &state(&ENDPOINTS[..2], Some(1)));
     let deadline = Instant::now() + PATIENCE;
     let first = world.ends(Protocol::Tcp, TCP);
-    // By chance a client may get the same endpoint again.
+    // A client may get the same endpoint again by chance.
     while world.ends(Protocol::Tcp, TCP) == first {
         while ["affinity-0", "affinity-1"].iter().any(|set| world.elements(set).contains("expires")) {
             assert!(Instant::now() < deadline, "clients are remembered for ever");
@@ -249,7 +251,7 @@ fn without_room_for_clients_connections_are_served_all_the_same() {
     let world = World::build();
     let node = world.network.node();
     world.apply(&mut world.backend(), &state(&ENDPOINTS[..2], Some(10_800)));
-    // The same table with room for two clients in each slot.
+    // The same table with space for two clients in each slot.
     let small = list(node).replace("size 65536", "size 2");
     node.output(Command::new("nft").args(["flush", "ruleset"])).unwrap();
     load(node, &small);
@@ -262,7 +264,7 @@ fn without_room_for_clients_connections_are_served_all_the_same() {
     }
 }
 
-/// The tables as versions wrote them that remembered clients by address.
+/// The tables as written by older versions, which remembered clients by address.
 fn by_address(listing: &str) -> String {
     let lines = listing
         .lines()
@@ -301,7 +303,7 @@ fn an_upgrade_from_affinity_by_address_fails_no_connection() {
         let clients = [TCP, TCP6].map(|to| {
             scope.spawn(move || {
                 let mut upgraded = false;
-                // The last connection begins after the upgrade.
+                // The last connection starts after the upgrade.
                 while !upgraded {
                     upgraded = done.load(std::sync::atomic::Ordering::SeqCst);
                     world.connect(0, Protocol::Tcp, to);

@@ -1,4 +1,4 @@
-//! Flows after a change of endpoints: real sockets, real packets.
+//! Flows after a change of endpoints, with real sockets and real packets.
 
 use std::{
     io::{Read as _, Write as _},
@@ -27,7 +27,7 @@ const TRACKS: &str =
     "add table ip t; add chain ip t c { type filter hook forward priority 0; }; add rule ip t c ct state new";
 const ANSWER_WITHIN: Duration = Duration::from_millis(200);
 
-/// As kube-proxy's mode nftables, which drops nothing that connection tracking calls invalid; its mode iptables does.
+/// kube-proxy's mode nftables forwards packets that connection tracking calls invalid; its mode iptables drops them.
 #[test]
 fn invalid_packets_are_forwarded() {
     let network = Arc::new(Network::build(Topology::with_pods([A, B]).unwrap()).unwrap());
@@ -109,8 +109,8 @@ impl World {
     }
 }
 
-/// The pod that answers a datagram; none if nobody does, or it is refused. The world outside has every address that
-/// nobody else has, but answers in no pod's name.
+/// The pod that answers a datagram; `None` if no answer comes or the datagram is rejected. The namespace outside owns
+/// all addresses that no other one owns, but never answers with a pod's name.
 fn ask(socket: &UdpSocket) -> Option<String> {
     let mut answer = [0; 256];
     let length = socket.send(b"who is there?").and_then(|_| socket.recv(&mut answer)).ok()?;
@@ -163,7 +163,7 @@ fn deleted() -> Snapshot {
     state
 }
 
-/// B-01: a client that goes on sending from one port is moved to the endpoint that serves now.
+/// B-01: a client that keeps sending from one port is moved to an eligible endpoint.
 #[test]
 fn a_flow_moves_from_an_endpoint_that_was_replaced() {
     let world = World::build();
@@ -177,7 +177,7 @@ fn a_flow_moves_from_an_endpoint_that_was_replaced() {
     await_answer(&to_node, B);
 }
 
-/// B-08: an association that was asked for at an endpoint that is gone.
+/// B-08: an SCTP association that is being set up with a removed endpoint.
 #[test]
 fn sctp_flows_move_as_well() {
     let world = World::build();
@@ -228,7 +228,7 @@ fn a_deleted_service_keeps_no_flow() {
     await_answer(&socket, B);
 }
 
-/// B-03 where nobody was there to see it.
+/// B-03 while no backend runs.
 #[test]
 fn a_service_that_was_deleted_while_no_backend_ran_keeps_no_flow() {
     let world = World::build();
@@ -251,7 +251,7 @@ fn an_endpoint_that_only_finishes_keeps_its_flows() {
     live.set(dns(&[(A, FINISHES), (B, SERVES)]));
     let (_new, by) = world.flow(VIP);
     assert_eq!(by.as_deref(), Some(B));
-    // Something that is cleaned up after it shows that the table was looked through.
+    // The later cleanup of this flow proves that the whole table was searched.
     let (_gone, by) = world.flow(NODE_PORT);
     assert_eq!(by.as_deref(), Some(B));
     live.set(service(&[(A, FINISHES), (B, SERVES)], 30054));
@@ -267,7 +267,7 @@ fn a_changed_node_port_ends_flows_to_the_node_s_addresses_only() {
     let live = world.live(dns(&[(A, SERVES)]));
     let (_to_node, by) = world.flow(NODE_PORT);
     assert_eq!(by.as_deref(), Some(A));
-    // The same port of somebody else, tracked on its way through the node.
+    // A flow to the same port of another host, which passes through the node.
     let (_passing, by) = world.flow("198.51.100.77:30053");
     assert_eq!((by, world.tracked_udp(30053).len()), (None, 2));
     live.set(service(&[(A, SERVES)], 30054));
@@ -294,7 +294,7 @@ fn a_restart_leaves_good_flows_alone() {
     let before = ids();
     assert_eq!(before.len(), 20);
     drop(live);
-    // The first run, which compares everything, ends before this returns.
+    // The first sync, which compares everything, ends before this returns.
     drop(world.live(dns(&[(A, SERVES), (B, SERVES)])));
     assert_eq!(ids(), before);
     for (socket, by) in &flows {
@@ -302,7 +302,7 @@ fn a_restart_leaves_good_flows_alone() {
     }
 }
 
-/// Whoever takes over finds the flows as they were.
+/// A successor of the backend finds the flows unchanged.
 #[test]
 fn cleanup_ends_no_flow() {
     let world = World::build();
@@ -312,18 +312,18 @@ fn cleanup_ends_no_flow() {
     drop(live);
     let before = world.tracked_udp(53);
     assert_eq!(before.len(), 1);
-    // Flows are tracked without us too.
+    // Connection tracking must stay active without localnet's rules.
     load(world.node(), TRACKS);
     world.node().output(std::process::Command::new(env!("CARGO_BIN_EXE_localnet-nft")).arg("cleanup")).unwrap();
     assert_eq!(world.tracked_udp(53).iter().map(|flow| flow.id).collect::<Vec<_>>(), [before[0].id]);
 }
 
-/// A datagram that comes while the rules are gone is tracked untranslated, and would stay so.
+/// A datagram that arrives while the rules are missing is tracked without translation, and its flow would stay so.
 #[test]
 fn flows_that_went_astray_while_rules_were_gone_are_put_right() {
     let world = World::build();
     let _live = world.live(dns(&[(A, SERVES)]));
-    // Flows are tracked without us too.
+    // Connection tracking must stay active without localnet's rules.
     load(world.node(), TRACKS);
     let mut astray = 0;
     for _ in 0..20 {
@@ -335,7 +335,7 @@ fn flows_that_went_astray_while_rules_were_gone_are_put_right() {
     println!("{astray} of 20 flows went astray and came back");
 }
 
-/// Answers each line with the name of the pod, until the client goes.
+/// Answers each line with the name of the pod, until the client disconnects.
 fn echo(pod: &Namespace, address: &str) {
     let listener = pod.run(|| Ok(TcpListener::bind(address)?)).unwrap();
     let name = address.to_owned();
@@ -387,7 +387,7 @@ fn a_connection_that_is_asked_for_moves_from_a_dead_endpoint() {
     let live = world.live(dns(&[(A, SERVES)]));
     let unanswered = Selection { family: conntrack::Family::V4, protocol: conntrack::Protocol::Tcp };
     std::thread::scope(|scope| {
-        // The client asks again after a second, then two, from the same port.
+        // The client retries after one second and then after two, from the same port.
         let connecting = scope.spawn(|| world.network.client().run(|| Ok(TcpStream::connect(VIP)?)).unwrap());
         let began = Instant::now();
         while world.tracked(unanswered, 53).is_empty() {
@@ -398,8 +398,8 @@ fn a_connection_that_is_asked_for_moves_from_a_dead_endpoint() {
     });
 }
 
-/// A ServiceCIDR around the pods, and a Service whose ClusterIP is a pod's address: what was sent to that pod by way of another VIP
-/// is neither unallocated nor an unused port.
+/// A ServiceCIDR contains the pods, and a Service has a pod's address as its ClusterIP. Packets that another VIP
+/// translated to that pod are neither for an unallocated address nor for an unused port.
 #[test]
 fn endpoints_whose_addresses_look_like_cluster_ips_answer() {
     let vip: SocketAddr = "172.30.0.13:80".parse().unwrap();

@@ -1,4 +1,4 @@
-//! The backend's loop in a node, on states that a test sets.
+//! Runs the backend's loop in a node, with states that a test sets.
 
 use std::{cell::RefCell, sync::Arc, thread::JoinHandle, time::Duration};
 
@@ -9,21 +9,21 @@ use localnet_nft::LiveBackend;
 use localnet_proto::{Snapshot, Update};
 use tokio::sync::{oneshot, watch};
 
-/// How long anything that must happen may take on a busy machine.
+/// The longest wait for an expected event, with a margin for a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A backend that runs until it is dropped.
 pub(crate) struct Live {
     states: watch::Sender<Snapshot>,
     syncs: std::sync::mpsc::Receiver<Report>,
-    /// The attempts that the last report told of: one that tells of no other is about something else than a sync.
+    /// The attempts in the last report. A report with equal attempts was not caused by a sync.
     attempts: RefCell<String>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Live {
-    /// Starts it and waits until `state` is in force.
+    /// Starts the backend and waits until `state` is applied.
     pub(crate) fn start(network: &Arc<Network>, config: Config, state: Snapshot) -> Self {
         let (states, receiver) = watch::channel(Snapshot::default());
         let (reports, syncs) = std::sync::mpsc::channel();
@@ -43,8 +43,8 @@ impl Live {
         live
     }
 
-    /// Makes this the state, and waits until it is in force. Says how many syncs there were that nobody waited for,
-    /// this one included.
+    /// Sets the state and waits until it is applied. Returns the number of syncs since the last wait, including this
+    /// one.
     pub(crate) fn set(&self, state: Snapshot) -> usize {
         let rev = self.states.borrow().revision.rev + 1;
         self.states.send(Snapshot { revision: Revision { instance: 1, rev }, ..state }).unwrap();
@@ -94,7 +94,7 @@ impl Source for States {
     }
 
     async fn report(&self, report: &Report) -> Result<(), SourceError> {
-        // Nobody listens any more while the test ends.
+        // At the end of a test nothing receives the reports.
         _ = self.reports.send(report.clone());
         Ok(())
     }

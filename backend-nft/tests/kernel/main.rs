@@ -1,4 +1,4 @@
-//! The backend against the real kernel, in network namespaces of its own. Needs root, iproute2 and nft.
+//! Tests the backend on the real kernel, in separate network namespaces. Needs root, iproute2 and nft.
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 mod affinity;
@@ -10,9 +10,9 @@ mod repair;
 use std::{net::IpAddr, process::Command, sync::Arc};
 
 use localnet_client::vips::{Config, Detector, NodePortAddresses};
-use localnet_lab::{Namespace, Network, Topology, foreign::Foreign};
-use localnet_linux::nft::{self, Chain, Element, Error, Family, Sent, Set, Table, Transaction};
-use localnet_nft::{Kernel, Netlink, NftBackend, dry_run::DryRun, kernel::Found};
+use localnet_lab::{Namespace, Network, Topology, foreign::ForeignTables};
+use localnet_linux::nft::{self, Chain, Element, Error, Family, Set, Table, Transaction, TransactionSize};
+use localnet_nft::{Kernel, Netlink, NftBackend, dry_run::DryRun, kernel::LiveTable};
 use localnet_proto::{Changes, Service, ServiceKey, Snapshot};
 
 fn config() -> Config {
@@ -43,20 +43,20 @@ fn network() -> Network {
     Network::build(Topology::default()).unwrap()
 }
 
-/// The kernel, and what was sent to it.
+/// The kernel, and a record of the transactions.
 struct Counting {
     netlink: Netlink,
-    sent: Vec<Sent>,
+    sent: Vec<TransactionSize>,
 }
 
 impl Kernel for Counting {
-    fn apply(&mut self, transaction: &Transaction) -> Result<Sent, Error> {
+    fn apply(&mut self, transaction: &Transaction) -> Result<TransactionSize, Error> {
         let sent = self.netlink.apply(transaction)?;
         self.sent.push(sent);
         Ok(sent)
     }
 
-    fn read(&mut self, table: &Table, wanted: &dyn Fn(&str) -> Option<Arc<Chain>>) -> Result<Option<Found>, Error> {
+    fn read(&mut self, table: &Table, wanted: &dyn Fn(&str) -> Option<Arc<Chain>>) -> Result<Option<LiveTable>, Error> {
         self.netlink.read(table, wanted)
     }
 
@@ -69,8 +69,8 @@ impl Kernel for Counting {
     }
 }
 
-/// Runs a new process's backend in the namespace: all that differs is found by reading.
-fn sync(node: &Namespace, config: &Config, state: &Snapshot) -> Vec<Sent> {
+/// Runs a new process's backend in the namespace. It must read the tables to find the differences.
+fn sync(node: &Namespace, config: &Config, state: &Snapshot) -> Vec<TransactionSize> {
     let work = || {
         let mut backend = NftBackend::new(config.clone(), Counting { netlink: Netlink::open()?, sent: Vec::new() });
         backend.apply(state, &Changes::everything())?.whole()?;
@@ -91,7 +91,7 @@ fn load(node: &Namespace, text: &str) {
     node.output_with_input(Command::new("nft").args(["-f", "-"]), text).unwrap();
 }
 
-/// Elements come in the order of the kernel's hash tables, which differs each time.
+/// Sorts the listing, because elements come in the order of the kernel's hash tables, which varies.
 fn sorted(listing: &str) -> Vec<String> {
     let mut lines: Vec<String> = listing
         .lines()
@@ -171,11 +171,11 @@ fn one_endpoint_changed_sends_one_element_and_deletes_one() {
             service.endpoints.last_mut().unwrap().address = last.parse::<IpAddr>().unwrap();
             backend.apply(&state, &changed)?.whole()?;
         }
-        // The first two made the tables.
+        // The first two transactions created the tables.
         Ok(backend.kernel().sent[2..].to_vec())
     });
     let sent: Vec<_> = sent.unwrap().iter().map(|sent| (sent.messages, sent.elements)).collect();
-    // The service has a ClusterIP and a load balancer's address: one message deletes both elements, one adds both.
+    // The service has a ClusterIP and a load balancer IP: one message deletes both elements, one adds both.
     assert_eq!(sent, [(2, 4), (2, 4)]);
 }
 
@@ -271,13 +271,13 @@ fn outgrown_maps_are_replaced_in_one_transaction() {
 fn foreign_tables_stay_and_cleanup_leaves_nothing_else() {
     let network = network();
     let node = network.node();
-    let foreign = Foreign::install(node).unwrap();
+    let foreign = ForeignTables::install(node).unwrap();
     let before = list_with_handles(node);
     let cleanup = || node.output(Command::new(env!("CARGO_BIN_EXE_localnet-nft")).arg("cleanup")).unwrap();
     cleanup();
     assert_eq!(list_with_handles(node), before, "nothing to remove is no error");
     sync(node, &config(), &state());
-    foreign.unchanged(node).unwrap();
+    foreign.check_unchanged(node).unwrap();
     cleanup();
     assert_eq!(list_with_handles(node), before);
 }
@@ -303,7 +303,7 @@ fn without_privileges_there_is_one_line_and_exit_code_1() {
 
 #[test]
 fn scripts_are_transactions() {
-    // What the benchmark hands to `nft -f` is what the dry run prints.
+    // The script that the benchmark passes to `nft -f` must equal the output of the dry run.
     let [by_script, by_listing] = std::array::from_fn(|_| network());
     let mut backend = by_script.node().run(|| Ok(NftBackend::new(config(), Netlink::open()?))).unwrap();
     backend.apply(&state(), &Changes::everything()).unwrap().whole().unwrap();

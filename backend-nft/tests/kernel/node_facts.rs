@@ -1,4 +1,4 @@
-//! What follows from the node while it changes: addresses of NodePorts, and the cluster's ServiceCIDRs.
+//! Follows changes of the node: the addresses for NodePorts, and the cluster's ServiceCIDRs.
 
 use std::{net::IpAddr, sync::Arc, time::Instant};
 
@@ -32,7 +32,7 @@ services:
     .unwrap()
 }
 
-/// The addresses of a family on which NodePorts are answered.
+/// The addresses of a family that answer NodePorts.
 fn answered(node: &Namespace, family: &str) -> Vec<IpAddr> {
     let listing = list(node);
     let table =
@@ -121,7 +121,7 @@ fn unallocated_addresses_are_dropped_in_the_service_cidrs_of_the_moment() {
         live.set(state);
         let is_dropped = ["172.30.0.99:80", "172.31.0.99:80"].map(|to| {
             let probe = Probe::new(Protocol::Tcp, to.parse().unwrap()).timeout(silence);
-            // The world outside refuses what it does not serve.
+            // The namespace outside rejects what it does not serve.
             network.client().probe(probe).unwrap() == Outcome::Dropped
         });
         assert_eq!(is_dropped, dropped, "{cidrs:?}");

@@ -1,4 +1,4 @@
-//! What others change is repaired at once, and nothing else is.
+//! Verifies that changes by other programs are repaired immediately, and that nothing else is.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use localnet_lab::{Endpoint, Namespace, Network, Outcome, Probe, Protocol, Serve
 use localnet_linux::nft::{Commit, Event, Monitor, TableContent};
 use localnet_nft::{
     Kernel, Netlink,
-    kernel::{Found, Likeness},
+    kernel::{ChainMatch, LiveTable},
 };
 
 use super::{config, list, live::Live, live::PATIENCE, load, sorted, state, sync};
@@ -26,19 +26,19 @@ const DAMAGE: [&str; 10] = [
     "flush map ip6 localnet endpoints",
     "delete table ip localnet",
     "flush set ip localnet cluster-ips",
-    // One rule replaced.
+    // One rule is replaced.
     "flush chain ip6 localnet mark-masquerade; add rule ip6 localnet mark-masquerade meta mark set 1",
     "insert rule ip localnet masquerading accept",
-    // There, and never entered.
+    // The table exists, but packets do not enter it.
     "add table ip localnet { flags dormant; }",
     "add table ip6 localnet { flags dormant; }",
 ];
 
-/// What the tables should be, to compare with what they are.
+/// The expected tables, for comparison with the live ones.
 struct Wanted(Vec<TableContent>);
 
 impl Wanted {
-    /// What another instance of the backend plans; the tables are right already.
+    /// Plans with another instance of the backend; the live tables must be correct already.
     fn new(node: &Namespace) -> Self {
         let plan = node.run(|| {
             let mut backend = localnet_nft::NftBackend::new(config(), Netlink::open()?);
@@ -53,7 +53,9 @@ impl Wanted {
             let chains: BTreeMap<_, _> =
                 wanted.chains.iter().map(|chain| (chain.name.clone(), Arc::new(chain.clone()))).collect();
             let find = |name: &str| chains.get(name).cloned();
-            let Some(Found { sets, chains: found }) = kernel.read(&wanted.table, &find).unwrap() else { return false };
+            let Some(LiveTable { sets, chains: found }) = kernel.read(&wanted.table, &find).unwrap() else {
+                return false;
+            };
             let sets_are_right = wanted.sets.iter().all(|(set, elements)| {
                 sets.iter().flatten().any(|(found, held)| {
                     found.name == set.name
@@ -61,13 +63,13 @@ impl Wanted {
                         && elements.iter().all(|one| held.contains(one))
                 })
             });
-            let same = |(_, likeness): &(_, Likeness)| *likeness == Likeness::Same;
+            let same = |(_, comparison): &(_, ChainMatch)| *comparison == ChainMatch::Exact;
             sets_are_right && found.len() == chains.len() && found.iter().all(same)
         })
     }
 }
 
-/// Every commit in a node. Ends with the receiver.
+/// Receives every commit in a node until the receiver is dropped.
 fn commits(network: &Arc<Network>) -> Receiver<Commit> {
     let (told, receiver) = channel();
     let (ready, is_ready) = channel();
@@ -90,7 +92,8 @@ fn commits(network: &Arc<Network>) -> Receiver<Commit> {
     receiver
 }
 
-/// Damages the tables each time as soon as they are right again. Each repair has to follow; how long it takes is for the benchmark.
+/// Damages the tables again as soon as they are repaired, and requires a repair each time. The benchmark measures the
+/// time.
 fn repairs(network: &Arc<Network>, rounds: usize) {
     let node = network.node();
     let wanted = Wanted::new(node);
@@ -131,7 +134,7 @@ fn changes_of_other_tables_cost_nothing() {
         load(network.node(), "add table ip other; add chain ip other c; flush chain ip other c; delete table ip other");
     }
     load(network.node(), "delete element ip localnet cluster-ips { 172.30.0.13 }");
-    // It is noticed, so what was committed before it was as well.
+    // Once this commit is noticed, all earlier ones were noticed, too.
     let began = Instant::now();
     while sorted(&list(network.node())) != before {
         assert!(began.elapsed() < PATIENCE, "{}", list(network.node()));
@@ -145,7 +148,8 @@ fn another_instance_with_the_same_state_starts_no_fight() {
     let first = Live::start(&network, config(), state());
     let second = Live::start(&network, config(), state());
     load(network.node(), "flush ruleset");
-    // Each repairs or finds repaired; then each reads once more what the other wrote, at most.
+    // Each instance repairs the tables or finds them repaired. Each then reads at most once more what the other one
+    // wrote.
     first.next_sync();
     second.next_sync();
     let wanted = Wanted::new(network.node());
@@ -175,7 +179,7 @@ fn packets_flow_again_after_a_flush() {
         load(network.node(), "flush ruleset");
         let began = Instant::now();
         let probe = Probe::new(Protocol::Tcp, vip).timeout(Duration::from_millis(200));
-        // The outside world answers for every address, but not in the name of the pod.
+        // The namespace outside answers for every address, but never with the pod's name.
         while !matches!(network.client().probe(probe).unwrap(), Outcome::Answer { by, .. } if by == endpoint.address) {
             assert!(began.elapsed() < PATIENCE, "{}", list(network.node()));
         }

@@ -1,7 +1,7 @@
-//! The unsafe part: libraries are loaded, functions called, handles closed and strings freed.
+//! The unsafe part: it loads libraries, calls functions, closes handles and frees strings.
 //!
-//! Each function of the API is a field of [`Functions`] of the type that `windows-sys` declares for it; `Functions::declared` makes the compiler
-//! compare them. What a field holds was found in the library under the very name of that declaration.
+//! Each function of the API is a field of [`Functions`] with the type that `windows-sys` declares; `Functions::declared` lets
+//! the compiler compare them. Each field is loaded under the name of that declaration.
 
 #![expect(unsafe_code, reason = "functions of a library that is written in another language are called")]
 
@@ -21,7 +21,7 @@ use windows_sys::{
 
 use crate::{Deletable, Kind, LoadError};
 
-/// A loaded library; unloaded when dropped.
+/// A loaded library. It is unloaded when dropped.
 #[derive(Debug)]
 pub(crate) struct Library {
     name: &'static str,
@@ -32,11 +32,11 @@ pub(crate) struct Library {
 unsafe impl Send for Library {}
 
 impl Library {
-    /// Loads a library of Windows' own folder.
+    /// Loads a library from Windows' own folder.
     pub(crate) fn load(name: &'static str) -> Result<Self, LoadError> {
         let wide = crate::wide(name);
-        // SAFETY: the name is UTF-16 and ends with a zero; the second argument is reserved and has to be null. What the library does when it is
-        // loaded is the system's affair: it is searched for in the system's folder alone.
+        // SAFETY: the name is UTF-16 and ends with a zero; the second argument is reserved and must be null. The library comes
+        // from the system's folder only, so the system is responsible for what it does when it is loaded.
         let module = unsafe { LoadLibraryExW(wide.as_ptr(), ptr::null_mut(), LOAD_LIBRARY_SEARCH_SYSTEM32) };
         if module.is_null() {
             Err(LoadError { library: name, function: None, code: last_error() })
@@ -45,7 +45,7 @@ impl Library {
         }
     }
 
-    /// The address of a function. `name` ends with a zero byte.
+    /// Returns the address of a function. `name` ends with a zero byte.
     fn function(&self, name: &'static str) -> Result<unsafe extern "system" fn() -> isize, LoadError> {
         debug_assert!(name.ends_with('\0'), "{name}");
         // SAFETY: the module is loaded for as long as `self` lives, and the name ends with a zero byte.
@@ -60,14 +60,14 @@ impl Library {
 
 impl Drop for Library {
     fn drop(&mut self) {
-        // SAFETY: the module was loaded once by `load` and is released once here. Functions of it are not called any more: `Hcn` owns
-        // both, drops the functions first, and lends them to nobody for longer than it lives.
+        // SAFETY: `load` loaded the module once, and it is released once here. None of its functions is called any more: `Hcn`
+        // owns both, drops the functions first, and lends them out for no longer than it lives.
         unsafe { FreeLibrary(self.module) };
     }
 }
 
 fn last_error() -> u32 {
-    // SAFETY: it reads a number of this thread.
+    // SAFETY: the call reads a number of this thread.
     unsafe { GetLastError() }
 }
 
@@ -82,23 +82,23 @@ type Delete = unsafe extern "system" fn(*const GUID, *mut PWSTR) -> HRESULT;
 
 macro_rules! functions {
     ($($field:ident: $kind:ty = $name:ident),+ $(,)?) => {
-        /// The functions that are called.
+        /// The functions of the API.
         pub(crate) struct Functions {
             $($field: $kind,)+
         }
 
         impl Functions {
-            /// Finds them all.
+            /// Finds all functions in the library.
             pub(crate) fn find(library: &Library) -> Result<Self, LoadError> {
                 $(
                     let found = library.function(concat!(stringify!($name), "\0"))?;
-                    // SAFETY: it is the function of that name, and `declared` has the compiler see that this is its type.
+                    // SAFETY: it is the function with that name, and `declared` makes the compiler check that this is its type.
                     let $field = unsafe { mem::transmute::<unsafe extern "system" fn() -> isize, $kind>(found) };
                 )+
                 Ok(Self { $($field,)+ })
             }
 
-            /// The same as Windows declares them. Never called: it would link the library.
+            /// The functions as `windows-sys` declares them. It is never called, since that would link the library.
             #[expect(dead_code, reason = "it is compiled, which is all that it is for")]
             fn declared() -> Self {
                 Self { $($field: hcn::$name,)+ }
@@ -133,9 +133,9 @@ impl fmt::Debug for Functions {
     }
 }
 
-// What all calls below have in common, and is not said again: the function is that of its name and its library is loaded (see `Library`);
-// texts that go in are UTF-16 that ends with a zero and outlive the call; each pointer to write through points to a field of a `Text` or
-// `Handle` that is empty, that nobody else uses meanwhile, and that owns what is written.
+// All calls below have this in common: the function has the name of its field and its library is loaded (see `Library`); input
+// texts are UTF-16 with a final zero and outlive the call; each output pointer points to an empty field of a `Text` or
+// `Handle`, which no other code uses during the call and which owns the output.
 impl Functions {
     pub(crate) fn enumerate(
         &self,
@@ -149,7 +149,7 @@ impl Functions {
             Kind::Endpoint => ("HcnEnumerateEndpoints", self.enumerate_endpoints),
             Kind::LoadBalancer => ("HcnEnumerateLoadBalancers", self.enumerate_load_balancers),
         };
-        // SAFETY: as said above.
+        // SAFETY: as described above.
         (name, unsafe { function(query.as_ptr(), &mut found.0, &mut record.0) })
     }
 
@@ -159,7 +159,7 @@ impl Functions {
             Kind::Endpoint => ("HcnOpenEndpoint", self.open_endpoint),
             Kind::LoadBalancer => ("HcnOpenLoadBalancer", self.open_load_balancer),
         };
-        // SAFETY: as said above; the identifier outlives the call, and the handle is of the kind that the function opens.
+        // SAFETY: as described above; the identifier outlives the call, and the handle is of the kind that the function opens.
         (name, unsafe { function(&GUID::from_u128(id), &mut handle.raw, &mut record.0) })
     }
 
@@ -177,7 +177,7 @@ impl Functions {
             Kind::LoadBalancer => ("HcnQueryLoadBalancerProperties", self.query_load_balancer),
         };
         debug_assert_eq!(kind, handle.kind);
-        // SAFETY: as said above; the handle is open, and of the kind that the function takes.
+        // SAFETY: as described above; the handle is open, and of the kind that the function takes.
         (name, unsafe { function(handle.raw, query.as_ptr(), &mut properties.0, &mut record.0) })
     }
 
@@ -191,7 +191,8 @@ impl Functions {
     ) -> (&'static str, HRESULT) {
         let (id, function) = (GUID::from_u128(id), self.create_endpoint);
         debug_assert_eq!((network.kind, made.kind), (Kind::Network, Kind::Endpoint));
-        // SAFETY: as said above; the handle is an open one of a network, what is made is an endpoint, and the identifier outlives the call.
+        // SAFETY: as described above; the handle is an open network, the output is an endpoint, and the identifier outlives the
+        // call.
         ("HcnCreateEndpoint", unsafe { function(network.raw, &id, settings.as_ptr(), &mut made.raw, &mut record.0) })
     }
 
@@ -204,7 +205,7 @@ impl Functions {
     ) -> (&'static str, HRESULT) {
         let (id, function) = (GUID::from_u128(id), self.create_load_balancer);
         debug_assert_eq!(made.kind, Kind::LoadBalancer);
-        // SAFETY: as said above; what is made is a load balancer, and the identifier outlives the call.
+        // SAFETY: as described above; the output is a load balancer, and the identifier outlives the call.
         ("HcnCreateLoadBalancer", unsafe { function(&id, settings.as_ptr(), &mut made.raw, &mut record.0) })
     }
 
@@ -216,7 +217,7 @@ impl Functions {
     ) -> (&'static str, HRESULT) {
         let function = self.modify_load_balancer;
         debug_assert_eq!(open.kind, Kind::LoadBalancer);
-        // SAFETY: as said above; the handle is an open one of a load balancer.
+        // SAFETY: as described above; the handle is an open load balancer.
         ("HcnModifyLoadBalancer", unsafe { function(open.raw, settings.as_ptr(), &mut record.0) })
     }
 
@@ -225,7 +226,7 @@ impl Functions {
             Deletable::Endpoint => ("HcnDeleteEndpoint", self.delete_endpoint),
             Deletable::LoadBalancer => ("HcnDeleteLoadBalancer", self.delete_load_balancer),
         };
-        // SAFETY: as said above; the identifier outlives the call.
+        // SAFETY: as described above; the identifier outlives the call.
         (name, unsafe { function(&GUID::from_u128(id), &mut record.0) })
     }
 
@@ -235,12 +236,12 @@ impl Functions {
             Kind::Endpoint => self.close_endpoint,
             Kind::LoadBalancer => self.close_load_balancer,
         };
-        // SAFETY: the handle is open and of that kind, and is used no more: only the end of its owner calls this.
+        // SAFETY: the handle is open and of that kind, and is not used again: only the drop of its owner calls this.
         unsafe { function(raw) };
     }
 }
 
-/// A handle; closed when dropped.
+/// A handle. It is closed when dropped.
 pub(crate) struct Handle<'a> {
     functions: &'a Functions,
     kind: Kind,
@@ -249,7 +250,7 @@ pub(crate) struct Handle<'a> {
 }
 
 impl<'a> Handle<'a> {
-    /// Nothing yet.
+    /// Creates an empty handle.
     pub(crate) fn none(functions: &'a Functions, kind: Kind) -> Self {
         Self { functions, kind, raw: ptr::null_mut() }
     }
@@ -263,60 +264,63 @@ impl Drop for Handle<'_> {
     }
 }
 
-/// A string that the API gives away; freed when dropped.
+/// A string of the API. It is freed when dropped.
 pub(crate) struct Text(PWSTR);
 
 impl Default for Text {
-    /// Nothing yet.
+    /// Creates an empty string.
     fn default() -> Self {
         Self(ptr::null_mut())
     }
 }
 
 impl Text {
-    /// As text. What is no UTF-16 becomes a replacement character.
+    /// Converts it to a `String`. Invalid UTF-16 becomes replacement characters.
     pub(crate) fn into_string(self) -> String {
         if self.0.is_null() {
             return String::new();
         }
         let length = (0..).take_while(|at| self.unit(*at) != 0).count();
-        // SAFETY: `length` units before the zero were just read one by one; they are freed when `self` is dropped, after the last use here, and
-        // nobody writes to them.
+        // SAFETY: `length` units before the zero were just read one by one. They are freed when `self` is dropped, after the
+        // last use here, and no code writes to them.
         String::from_utf16_lossy(unsafe { std::slice::from_raw_parts(self.0, length) })
     }
 
-    /// One unit of the text, of which none before it is zero.
+    /// Returns one unit of the text. All units before it are not zero.
     fn unit(&self, at: usize) -> u16 {
-        // SAFETY: the text ends with a zero, and none was before this unit: it is part of the text.
+        // SAFETY: the text ends with a zero, and no unit before this one is zero, so this unit is part of the text.
         let unit = unsafe { self.0.add(at) };
-        // SAFETY: as before; units are aligned, as the API gives a pointer to `WCHAR`.
+        // SAFETY: as described above; units are aligned, because the API returns a pointer to `WCHAR`.
         unsafe { unit.read() }
     }
 }
 
 impl Drop for Text {
     fn drop(&mut self) {
-        // SAFETY: the API allocates its strings with `CoTaskMemAlloc` and leaves them to the caller, which is this, once. Null is allowed.
+        // SAFETY: the API allocates its strings with `CoTaskMemAlloc`. The caller must free them, and this does so once. Null
+        // is allowed.
         unsafe { CoTaskMemFree(self.0.cast()) };
     }
 }
 
 type HnsCallFunction = unsafe extern "system" fn(PCWSTR, PCWSTR, PCWSTR, *mut PWSTR) -> HRESULT;
 
-/// `HNSCall` of `vmcompute.dll`. No header declares it; its signature is that which Microsoft's Go library for HNS calls.
+/// The function `HNSCall` of `vmcompute.dll`. No header declares it; Microsoft's Go library for HNS calls it with this
+/// signature.
 pub(crate) struct HnsCall(HnsCallFunction);
 
 impl HnsCall {
-    /// Finds it.
+    /// Finds the function in the library.
     pub(crate) fn find(library: &Library) -> Result<Self, LoadError> {
         let found = library.function("HNSCall\0")?;
-        // SAFETY: it is the function of that name, which has this type.
+        // SAFETY: it is the function with that name, which has this type.
         Ok(Self(unsafe { mem::transmute::<unsafe extern "system" fn() -> isize, HnsCallFunction>(found) }))
     }
 
-    /// Calls it.
+    /// Calls the function.
     pub(crate) fn call(&self, method: &[u16], path: &[u16], object: &[u16], response: &mut Text) -> HRESULT {
-        // SAFETY: the library is loaded; the texts end with a zero and outlive the call; the response is empty, and owns what is written.
+        // SAFETY: the library is loaded; the texts end with a zero and outlive the call; the response is empty and owns the
+        // output.
         unsafe { (self.0)(method.as_ptr(), path.as_ptr(), object.as_ptr(), &mut response.0) }
     }
 }

@@ -1,13 +1,14 @@
-//! `computenetwork.dll`, the API of Windows' Host Compute Network (HCN), as safe functions: strings in, strings out.
+//! `computenetwork.dll`, the API of Windows' Host Compute Network (HCN), as safe functions that take and return strings.
 //!
 //! ```text
 //!  Hcn (calls) ──► dll (unsafe: load, call, free)
 //! ```
 //!
-//! It decides nothing and knows no JSON. The library is loaded at run time, so that a program starts on a Windows that lacks it and can
-//! say so. Handles are closed, and strings freed, by the types that own them, on each way out.
+//! This crate makes no decisions and does not parse JSON. It loads the library at run time, so that a program also starts on a
+//! Windows without it and can report that. Handles and strings belong to types that close or free them on every path.
 //!
-//! It also compiles off Windows, where no program links it: the compiler then compares its signatures with those of `windows-sys`.
+//! It also compiles on other systems, where no program links it: the compiler then compares its signatures with those of
+//! `windows-sys`.
 
 mod dll;
 
@@ -15,34 +16,34 @@ use std::{error, fmt};
 
 use dll::{Functions, Handle, Library, Text};
 
-/// What there is of.
+/// The kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// `HCN_NETWORK`
+    /// A network, `HCN_NETWORK`.
     Network,
-    /// `HCN_ENDPOINT`
+    /// An endpoint, `HCN_ENDPOINT`.
     Endpoint,
-    /// `HCN_LOADBALANCER`
+    /// A load balancer, `HCN_LOADBALANCER`.
     LoadBalancer,
 }
 
-/// A call that did not do what it was asked.
+/// A failed call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The function.
+    /// The name of the function.
     pub call: &'static str,
-    /// The HRESULT. It may be one of success: HNS then only wrote an error record.
+    /// The HRESULT. If it means success, HNS has only written an error record.
     pub hresult: i32,
     /// The error record, JSON as HNS wrote it; may be empty.
     pub record: String,
 }
 
-/// The library cannot be used.
+/// The error for a library that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadError {
-    /// The library.
+    /// The name of the library.
     pub library: &'static str,
-    /// The function that it lacks; `None`: it cannot be loaded at all.
+    /// The function that the library lacks; `None` if the library cannot be loaded.
     pub function: Option<&'static str>,
     /// The system's error code.
     pub code: u32,
@@ -62,13 +63,14 @@ impl fmt::Display for LoadError {
 
 impl error::Error for LoadError {}
 
-/// The API. One thread at a time.
+/// The API. Only one thread may use it at a time.
 #[derive(Debug)]
 pub struct Hcn {
     functions: Functions,
-    /// Only asked for HNS's version: the newer API does not tell it. `None` if it cannot be loaded, and why.
+    /// The older API, which is used only for the version of HNS, because the newer one does not contain it. An error if it
+    /// cannot be loaded.
     vmcompute: Result<dll::HnsCall, LoadError>,
-    // Last, so that they are unloaded last.
+    // The last field, so that the libraries are unloaded after all others are dropped.
     _libraries: [Option<Library>; 2],
 }
 
@@ -76,10 +78,10 @@ const COMPUTE_NETWORK: &str = "computenetwork.dll";
 const VM_COMPUTE: &str = "vmcompute.dll";
 
 impl Hcn {
-    /// Loads the libraries, from Windows' own folder and nowhere else.
+    /// Loads the libraries from Windows' own folder only.
     ///
     /// # Errors
-    /// `computenetwork.dll` is not there, or lacks a function.
+    /// Returns an error if `computenetwork.dll` is missing or lacks a function.
     pub fn load() -> Result<Self, LoadError> {
         let library = Library::load(COMPUTE_NETWORK)?;
         let functions = Functions::find(&library)?;
@@ -90,10 +92,10 @@ impl Hcn {
         Ok(Self { functions, vmcompute, _libraries: [Some(library), other] })
     }
 
-    /// What `HNSCall("GET", path)` answers: the older API, as JSON.
+    /// Returns the answer of `HNSCall("GET", path)` in the older API, as JSON.
     ///
     /// # Errors
-    /// `Ok(Err(_))`: it failed. `Err(_)`: there is no such API.
+    /// Returns `Ok(Err(_))` if the call fails, and `Err(_)` if the API is missing.
     pub fn get(&self, path: &str) -> Result<Result<String, Failure>, LoadError> {
         let call = self.vmcompute.as_ref().map_err(Clone::clone)?;
         let mut response = Text::default();
@@ -105,10 +107,10 @@ impl Hcn {
         })
     }
 
-    /// The identifiers of all objects that a query asks for: JSON.
+    /// Returns the identifiers of the objects that match a query, as JSON.
     ///
     /// # Errors
-    /// What HNS says.
+    /// Returns the error of HNS.
     pub fn enumerate(&self, kind: Kind, query: &str) -> Result<String, Failure> {
         let (mut found, mut record) = (Text::default(), Text::default());
         let (call, hresult) = self.functions.enumerate(kind, &wide(query), &mut found, &mut record);
@@ -116,18 +118,18 @@ impl Hcn {
         Ok(found.into_string())
     }
 
-    /// The properties of an object: JSON.
+    /// Returns the properties of an object, as JSON.
     ///
     /// # Errors
-    /// What HNS says; that there is no such object, for one.
+    /// Returns the error of HNS, for example if the object does not exist.
     pub fn properties(&self, kind: Kind, id: u128, query: &str) -> Result<String, Failure> {
         self.query(kind, &self.open(kind, id)?, query)
     }
 
-    /// Makes an endpoint; its properties, as HNS has them then.
+    /// Creates an endpoint and returns its properties in HNS.
     ///
     /// # Errors
-    /// What HNS says.
+    /// Returns the error of HNS.
     pub fn create_endpoint(&self, network: u128, id: u128, settings: &str, query: &str) -> Result<String, Failure> {
         let network = self.open(Kind::Network, network)?;
         let (mut endpoint, mut record) = (Handle::none(&self.functions, Kind::Endpoint), Text::default());
@@ -136,10 +138,10 @@ impl Hcn {
         self.query(Kind::Endpoint, &endpoint, query)
     }
 
-    /// Makes a load balancer; its properties, as HNS has them then.
+    /// Creates a load balancer and returns its properties in HNS.
     ///
     /// # Errors
-    /// What HNS says.
+    /// Returns the error of HNS.
     pub fn create_load_balancer(&self, id: u128, settings: &str, query: &str) -> Result<String, Failure> {
         let (mut made, mut record) = (Handle::none(&self.functions, Kind::LoadBalancer), Text::default());
         let (call, hresult) = self.functions.create_load_balancer(id, &wide(settings), &mut made, &mut record);
@@ -147,10 +149,10 @@ impl Hcn {
         self.query(Kind::LoadBalancer, &made, query)
     }
 
-    /// Gives a load balancer other settings; its properties, as HNS has them then.
+    /// Changes the settings of a load balancer and returns its properties in HNS.
     ///
     /// # Errors
-    /// What HNS says.
+    /// Returns the error of HNS.
     pub fn modify_load_balancer(&self, id: u128, settings: &str, query: &str) -> Result<String, Failure> {
         let open = self.open(Kind::LoadBalancer, id)?;
         let mut record = Text::default();
@@ -162,7 +164,7 @@ impl Hcn {
     /// Deletes an object. Networks are never deleted.
     ///
     /// # Errors
-    /// What HNS says.
+    /// Returns the error of HNS.
     pub fn delete(&self, kind: Deletable, id: u128) -> Result<(), Failure> {
         let mut record = Text::default();
         let (call, hresult) = self.functions.delete(kind, id, &mut record);
@@ -184,22 +186,23 @@ impl Hcn {
     }
 }
 
-/// What is deleted.
+/// The kind of an object that can be deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deletable {
-    /// `HCN_ENDPOINT`
+    /// An endpoint, `HCN_ENDPOINT`.
     Endpoint,
-    /// `HCN_LOADBALANCER`
+    /// A load balancer, `HCN_LOADBALANCER`.
     LoadBalancer,
 }
 
-/// A call has failed if it says so or if it wrote an error record, as in kube-proxy.
+/// A call has failed if its HRESULT is an error or it wrote an error record, as in kube-proxy.
 fn checked(call: &'static str, hresult: i32, record: Text) -> Result<(), Failure> {
     let record = record.into_string();
     if hresult < 0 || !record.is_empty() { Err(Failure { call, hresult, record }) } else { Ok(()) }
 }
 
-/// UTF-16 that ends with a zero. A zero within would end it early: there is none in JSON.
+/// Converts a text to UTF-16 with a final zero. A zero within the text would end it early, so zeros are removed; JSON contains
+/// none.
 fn wide(text: &str) -> Vec<u16> {
     text.encode_utf16().filter(|unit| *unit != 0).chain([0]).collect()
 }

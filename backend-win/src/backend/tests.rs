@@ -1,4 +1,4 @@
-//! The backend against the fake: which calls are made, what HNS holds afterwards, and what it does to us.
+//! The backend with a fake HNS: the calls it makes, what HNS holds afterwards, and how failures are handled.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ fn state() -> Snapshot {
     serde_saphyr::from_str(WEB).unwrap()
 }
 
-/// Without the second endpoint.
+/// The state without its second endpoint.
 fn shrunk() -> Snapshot {
     let mut state = state();
     Arc::make_mut(state.services.get_mut(&web()).unwrap()).endpoints.truncate(1);
@@ -55,7 +55,7 @@ fn backend(kernel: FakeHcn) -> WinBackend<FakeHcn> {
     WinBackend::new(Config::default(), Options { source_vip, ..Options::default() }, kernel)
 }
 
-/// Another process on the same HNS.
+/// Returns a new process that uses the same HNS.
 fn restarted(backend: &WinBackend<FakeHcn>) -> WinBackend<FakeHcn> {
     let mut kernel = backend.kernel.clone();
     kernel.log.clear();
@@ -66,7 +66,7 @@ fn frontend(backend: &WinBackend<FakeHcn>, text: &str) -> Frontend {
     *backend.desired.wants().keys().find(|frontend| frontend.to_string() == text).unwrap()
 }
 
-/// The calls that were made, with identifiers in words.
+/// Returns the calls, with names instead of identifiers.
 fn calls(backend: &mut WinBackend<FakeHcn>) -> Vec<String> {
     let mut names: BTreeMap<String, String> =
         backend.desired.wants().keys().map(|frontend| (frontend.id().to_string(), frontend.to_string())).collect();
@@ -120,7 +120,7 @@ fn a_change_is_made_in_place_where_hns_can() {
         names.map(|name| [format!("DeleteLoadBalancer {name}"), format!("CreateLoadBalancer {name}")]).concat();
     let changed = names.map(|name| format!("ModifyLoadBalancer {name}")).to_vec();
     let delete = vec!["DeleteEndpoint 10.180.1.2".to_owned()];
-    // Told so by the version, and found out once.
+    // The version denies the feature, or a failed attempt shows that it is missing.
     let tried = [&changed[..1], &replaced[..]].concat();
     for (version, implemented, expected) in [
         (Version::new(13, 3), true, replaced.clone()),
@@ -136,7 +136,7 @@ fn a_change_is_made_in_place_where_hns_can() {
         let back = sync(&mut backend, &state(), &web_changed());
         assert_eq!(back.len(), 1 + if implemented && version.major == 15 { 2 } else { 4 }, "{back:?}");
     }
-    // One that says yes and changes nothing.
+    // An HNS that reports success and changes nothing.
     let mut backend = backend(with(fake("L2Bridge"), |fake| {
         (fake.version, fake.modify_does_nothing) = (Version::new(15, 5), true);
     }));
@@ -214,7 +214,7 @@ fn in_an_overlay_network_source_and_services_are_endpoints_that_go_with_the_last
         "CreateLoadBalancer NodePort 30080/tcp of IPv4",
     ];
     assert_eq!(sync(&mut backend, &state(), &Changes::everything()), expected);
-    // A second service with the same endpoint.
+    // A second Service with the same endpoint.
     let mut two = state();
     let mut other = Service::clone(&two.services[&web()]);
     other.key = ServiceKey::new("default", "other");
@@ -272,14 +272,14 @@ fn what_others_take_away_or_change_comes_back() {
     ];
     for (what, disturb) in disturbances {
         disturb(&mut backend.kernel);
-        // Contents are read again now and then.
+        // Polling reads all documents again at intervals.
         backend.read_at = Instant::now();
         assert!(backend.is_disturbed().unwrap(), "{what}");
         sync(&mut backend, &state(), &Changes::default());
         assert_eq!(backend.kernel.objects, before, "{what}");
         assert!(!backend.is_disturbed().unwrap(), "{what}");
     }
-    // HNS forgets everything, the network too, and the CNI plugin makes it anew.
+    // HNS loses all objects, including the network, and the CNI plugin creates the network again.
     backend.kernel.objects.clear();
     let error = format!("{:#}", backend.apply(&state(), &Changes::default()).unwrap_err());
     assert!(error.contains("network"), "{error}");
@@ -294,7 +294,7 @@ fn pods_that_the_cni_plugin_makes_late_are_picked_up() {
     let mut backend = backend(FakeHcn::with_network("cbr0", "L2Bridge", &[], &[]));
     let synced = backend.apply(&state(), &Changes::everything()).unwrap();
     assert!(
-        synced.skipped[0].reason.contains("waits for HNS endpoints of this node's 10.180.0.1"),
+        synced.skipped[0].problem.contains("waits for HNS endpoints of this node's 10.180.0.1"),
         "{:?}",
         synced.skipped
     );
@@ -314,7 +314,7 @@ fn a_remote_endpoint_with_the_address_of_a_pod_goes() {
     let mut elsewhere = state();
     let endpoints = &mut Arc::make_mut(elsewhere.services.get_mut(&web()).unwrap()).endpoints;
     endpoints[0].local = false;
-    // The pod was on another node, and its address is now given to one of this node.
+    // The pod was on another node, and its address now belongs to a local pod.
     let mut kernel = fake("L2Bridge");
     kernel.objects.retain(|(kind, _), _| *kind == Kind::Network);
     let mut backend = backend(kernel);
@@ -327,7 +327,7 @@ fn a_remote_endpoint_with_the_address_of_a_pod_goes() {
 
 #[test]
 fn what_kube_proxy_left_is_taken_over_and_nothing_is_deleted_at_the_start() {
-    // kube-proxy's work is as ours, but for the identifiers.
+    // kube-proxy's load balancers equal ours, except for the identifiers.
     let mut kernel = fake("L2Bridge");
     kernel.chooses_ids = true;
     let mut theirs = backend(kernel);
@@ -339,7 +339,7 @@ fn what_kube_proxy_left_is_taken_over_and_nothing_is_deleted_at_the_start() {
     let mut after = restarted(&theirs);
     after.kernel.chooses_ids = false;
     assert_eq!(sync(&mut after, &state(), &Changes::everything()), [format!("DeleteLoadBalancer {}", Guid::new(0xa))]);
-    // Theirs go on in the same place, until they go for good.
+    // The adopted ones stay in use until they are deleted.
     sync(&mut after, &shrunk(), &web_changed());
     sync(&mut after, &empty(), &Changes::everything());
     assert_eq!(after.kernel.documents(Kind::LoadBalancer).map(|(id, _)| id).collect::<Vec<_>>(), [Guid::new(0xb)]);
@@ -352,21 +352,21 @@ fn what_kube_proxy_left_is_taken_over_and_nothing_is_deleted_at_the_start() {
 fn a_port_that_is_taken_is_read_again_and_then_left_out_and_said() {
     let mut backend = backend(fake("L2Bridge"));
     sync(&mut backend, &state(), &Changes::everything());
-    // Somebody replaced ours behind our back, and nobody looked since the list was made.
+    // Another program has replaced our load balancer since the last read.
     let id = frontend(&backend, "172.30.0.1:80/tcp").id();
     let taken =
         Failure::new("HcnCreateLoadBalancer", 0x803b_0013, "{\"Error\":\"The specified port already exists.\"}");
     backend.kernel.fail("HcnCreateLoadBalancer", 1, taken.clone());
     backend.kernel.objects.remove(&(Kind::LoadBalancer, id));
     assert_eq!(sync(&mut backend, &state(), &Changes::default()).len(), 2, "the second attempt is made at once");
-    // It is taken by what HNS does not list.
+    // The frontend is taken by an object that HNS does not list.
     backend.kernel.fail("HcnCreateLoadBalancer", 99, taken);
     backend.kernel.objects.remove(&(Kind::LoadBalancer, id));
     let synced = backend.apply(&state(), &Changes::default()).unwrap();
     assert!(synced.failed.is_empty() && synced.skipped.len() == 1, "{synced:?}");
     assert!(
         synced.skipped[0]
-            .reason
+            .problem
             .contains("172.30.0.1:80/tcp: HcnCreateLoadBalancer: The specified port already exists."),
         "{synced:?}"
     );
@@ -374,7 +374,7 @@ fn a_port_that_is_taken_is_read_again_and_then_left_out_and_said() {
     assert_eq!(sync(&mut backend, &state(), &Changes::default()), NOTHING, "it is not tried again and again");
     backend.read_at = Instant::now();
     assert!(!backend.is_disturbed().unwrap(), "nor whenever all is read again");
-    // But when its time has come, and then it is there, without having changed.
+    // The refusal is retried when requested. Once the cause is gone, the retry succeeds although the state has not changed.
     backend.retry_refused();
     let synced = backend.apply(&state(), &Changes::default()).unwrap();
     assert_eq!((synced.skipped.len(), synced.refused), (1, [ServiceKey::new("default", "web")].into()));
@@ -411,7 +411,7 @@ fn failures_are_tried_again_and_stop_nothing_else() {
             "{expected:?}"
         );
     }
-    // What cannot be deleted is still there, and is known to be.
+    // An object that cannot be deleted still exists and stays in the inventory.
     let mut backend = backend(fake("L2Bridge"));
     sync(&mut backend, &state(), &Changes::everything());
     backend.kernel.fail("HcnDeleteLoadBalancer", 1, busy("HcnDeleteLoadBalancer"));
@@ -470,7 +470,7 @@ fn an_hns_that_shows_other_words_or_other_identifiers_is_not_written_to_for_ever
     );
 }
 
-/// A service of one of few shapes, or none; a pod of this node, or none; and something that goes wrong.
+/// Generates a Service of one of a few shapes or none, a local pod or none, and a failure.
 fn step() -> impl Strategy<Value = (u8, Option<(u8, bool, bool)>, u8, u8)> {
     (0..3_u8, proptest::option::weighted(0.8, (1..4_u8, any::<bool>(), any::<bool>())), 0..3_u8, 0..8_u8)
 }
@@ -494,7 +494,7 @@ fn service(name: u8, (endpoints, node_port, local): (u8, bool, bool)) -> Service
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
-    /// Whatever happened, and whatever failed on the way, HNS ends as one that was told the state alone.
+    /// Whatever happened and failed before, HNS ends up as if it had received only the last state.
     #[test]
     fn any_history_ends_in_the_same_hns(steps in vec(step(), 1..16), overlay in any::<bool>()) {
         let network = if overlay { "Overlay" } else { "L2Bridge" };
@@ -523,7 +523,7 @@ proptest! {
                 _ => {}
             }
             let changes = Changes { services: [key].into(), everything: wrong == 4, ..Changes::default() };
-            // A failure may leave anything; what counts is the end.
+            // The call may fail. Only the final result matters.
             _ = backend.apply(&state, &changes);
         }
         backend.inventory.forget();
@@ -542,7 +542,7 @@ proptest! {
         prop_assert_eq!(documents(&backend.kernel), documents(&told.kernel));
     }
 
-    /// Whatever is listed beside what we know, it stops nothing: what is not understood is left alone, or replaced if it is ours.
+    /// Unknown objects in HNS stop nothing. Documents that cannot be parsed are left alone, or replaced if they are ours.
     #[test]
     fn garbage_in_hns_stops_nothing(documents in vec((any_json(), any::<bool>(), any::<bool>()), 0..6), overlay in any::<bool>()) {
         let mut backend = backend(fake(if overlay { "Overlay" } else { "L2Bridge" }));
@@ -562,7 +562,7 @@ proptest! {
             backend.kernel.objects.insert(key, document);
         }
         backend.inventory.forget();
-        // Some frontends may be taken by garbage that looks like a load balancer: those are said, and the others are there.
+        // Garbage that looks like a load balancer may occupy a frontend. Such frontends are reported, and all others exist.
         let synced = backend.apply(&state(), &Changes::everything()).unwrap();
         let there = backend.kernel.load_balancers().iter().filter(|one| one.id.is_some_and(Guid::is_ours)).count();
         prop_assert!(there + synced.skipped.len() + synced.failed.len() >= 2, "{there} and {synced:?}");

@@ -1,7 +1,7 @@
-//! Writing what differs, call by call.
+//! Writes the difference between plan and HNS, call by call.
 //!
-//! The order of a sync: load balancers that go, endpoints that come, load balancers that come or change, endpoints that go. So whatever a
-//! load balancer names is there, and what it named before is there until it no longer does.
+//! A sync deletes load balancers, creates endpoints, creates and changes load balancers, and deletes endpoints, in this order.
+//! Every endpoint that a load balancer names therefore exists for as long as it is named.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,21 +20,21 @@ use crate::{
     plan::{Frontend, Plan},
 };
 
-/// The function that finds a load balancer.
+/// The function that opens a load balancer.
 const OPEN: &str = "HcnOpenLoadBalancer";
 
-/// What came of writing.
+/// The result of a sync's calls.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub(super) failed: Vec<(Family, anyhow::Error)>,
-    /// Frontends that are taken, though nobody is listed who has them.
+    /// Frontends that HNS reports as taken, although no listed load balancer has them.
     pub(super) taken: Vec<(Write, Failure)>,
-    /// What was done: how many calls.
+    /// The number of calls that changed HNS.
     pub(super) calls: usize,
 }
 
 impl<K: Kernel> WinBackend<K> {
-    /// Writes what differs.
+    /// Writes the difference between the plan and HNS.
     pub(super) fn write(&mut self, plan: &Plan) -> Outcome {
         let diff = self.diff(plan);
         self.memory.adopt(&diff.kept, &self.inventory);
@@ -78,7 +78,7 @@ impl<K: Kernel> WinBackend<K> {
                 }
             }
         }
-        // HNS may delete an endpoint that a load balancer still names: one that could not be changed, for instance.
+        // HNS may delete an endpoint that a load balancer still names, for instance one whose change was refused.
         let balancers = self.inventory.balancers().values().flatten();
         let named: BTreeSet<Guid> = balancers.flat_map(|one| one.host_compute_endpoints.iter().copied()).collect();
         for id in diff.delete_endpoints.difference(&named) {
@@ -103,7 +103,7 @@ impl<K: Kernel> WinBackend<K> {
                 self.inventory.deleted_endpoint(id);
                 self.memory.lost(id);
             }
-            // Something that we do not know of still names it. It is tried again.
+            // An object that we do not know still uses the endpoint. The next sync retries the deletion.
             Err(failure) if failure.reason() == Reason::InUse => debug!(%id, %failure, "an endpoint stays"),
             Err(failure) => return Err(failure),
         }
@@ -117,7 +117,7 @@ impl<K: Kernel> WinBackend<K> {
         let network = self.inventory.network().context("no network is known").with_context(context)?;
         let settings = schema::write(wanted);
         let made = match self.kernel.create_endpoint(network, id, &settings) {
-            // Ours, but on another network, where it is not listed: that of a life before.
+            // The endpoint belongs to an earlier network of ours, so this network does not list it.
             Err(failure) if failure.reason() == Reason::Exists => {
                 self.delete_endpoint(id, outcome).with_context(context)?;
                 outcome.calls += 1;
@@ -150,7 +150,8 @@ impl<K: Kernel> WinBackend<K> {
                         info!(%failure, "HNS does not change load balancers in place, though its version says so");
                         self.cannot_modify = true;
                     }
-                    // It is gone. What the call itself does not find is something else, an endpoint for one.
+                    // The load balancer was deleted. If another call reports NotFound, it means another object, such as an
+                    // endpoint.
                     Err(failure) if failure.reason() == Reason::NotFound && failure.call == OPEN => {}
                     Err(failure) => return Err(failure),
                 }
@@ -166,7 +167,7 @@ impl<K: Kernel> WinBackend<K> {
         Err(Failure { call: "HcnCreateLoadBalancer", hresult: 0, record: format!("it was made otherwise: {shown}") })
     }
 
-    /// A load balancer was written, and is shown so. Says whether it does what is wanted.
+    /// Records a load balancer as written. `shown` is its document in HNS. Returns whether it does what the plan wants.
     fn wrote(&mut self, asked_for: Guid, wanted: &LoadBalancer, shown: &str) -> bool {
         match schema::read::<LoadBalancer>("load balancer", shown) {
             Ok(shown) => {
@@ -192,7 +193,7 @@ impl Outcome {
     }
 }
 
-/// What is not there need not be deleted.
+/// Treats a missing object as deleted.
 fn gone(result: Result<(), Failure>) -> Result<(), Failure> {
     match result {
         Err(failure) if failure.reason() == Reason::NotFound => Ok(()),

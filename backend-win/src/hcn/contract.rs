@@ -1,7 +1,9 @@
-//! What every [`Hcn`] has to do: one suite, for the fake, for `computenetwork.dll` and for the HNS of a real node (`localnet-win check`).
+//! The contract of every [`Hcn`]: one test suite for the fake, for `computenetwork.dll` and for the HNS of a real node
+//! (`localnet-win check`).
 //!
-//! It makes objects of its own on a network that is there, with addresses that are reserved for documentation (RFC 5737), and removes them.
-//! What HNS may do one way or another is no rule but an [`Observation`], which each test of an implementor compares with what it expects.
+//! The suite creates its own objects on an existing network, with addresses that are reserved for documentation (RFC 5737), and
+//! removes them. Where HNS may behave in more than one way, the suite returns an [`Observation`]. The test of each
+//! implementation compares it with the expected one.
 
 use std::{
     collections::BTreeMap,
@@ -15,39 +17,39 @@ use super::{
     schema::{self, Distribution, Endpoint, LoadBalancer, Network, NetworkType, PortMapping, Query},
 };
 
-/// What an implementor was seen to do.
+/// An observed behaviour of an implementation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observation {
-    /// What: a short sentence.
+    /// The behaviour, in a short sentence.
     pub what: &'static str,
-    /// Whether it is so.
+    /// Whether the implementation behaves so.
     pub is_so: bool,
 }
 
-/// New objects keep the identifier that was asked for: our way to know our own load balancers after a restart.
+/// New objects keep the requested identifier. It lets us recognize our own load balancers after a restart.
 pub const KEEPS_IDS: &str = "a new object has the identifier that was asked for";
-/// A load balancer is shown as it was written: our way to leave alone what is right after a restart.
+/// A load balancer is shown as it was written. It lets us keep correct load balancers unchanged after a restart.
 pub const SHOWS_WHAT_WAS_WRITTEN: &str = "a load balancer is shown as it was written";
 /// Two endpoints may have one address.
 pub const TAKES_DUPLICATES: &str = "an address that an endpoint has is taken for another one";
 /// Load balancers can be changed in place.
 pub const MODIFIES: &str = "a load balancer can be changed in place";
 
-/// Who is asked, and where.
+/// The implementation under test, and the network.
 struct Suite<'a> {
     hcn: &'a mut dyn Hcn,
     network: Network,
     id: Guid,
     features: Features,
-    /// The identifiers that objects got, which may be others than were asked for.
+    /// The identifiers of the created objects, which may differ from the requested ones.
     made: BTreeMap<(Kind, u8), Guid>,
     seen: Vec<Observation>,
 }
 
-/// Runs the suite on the network of that name. What it makes is removed even if it fails.
+/// Runs the suite on the network with this name. It removes its objects even if it fails.
 ///
 /// # Errors
-/// What the implementor does wrong.
+/// Returns an error if the implementation violates the contract.
 pub fn check(hcn: &mut dyn Hcn, network: &str) -> anyhow::Result<Vec<Observation>> {
     let version = schema::read_version(&hcn.version()?)?;
     let ids = schema::read_ids(&hcn.enumerate(Kind::Network, &schema::write(&Query::named(network)))?)?;
@@ -64,12 +66,12 @@ pub fn check(hcn: &mut dyn Hcn, network: &str) -> anyhow::Result<Vec<Observation
     Ok(suite.seen)
 }
 
-/// An address of TEST-NET-2.
+/// Returns an address of TEST-NET-2.
 fn address(last: u8) -> IpAddr {
     Ipv4Addr::new(198, 51, 100, last).into()
 }
 
-/// An identifier of the suite's own to ask for, which no backend takes for one of its own.
+/// Returns an identifier for an object of the suite. No backend takes it for one of its own.
 fn guid(last: u8) -> Guid {
     Guid::new(0x7465_7374_6c6f_8000_8000_6361_6c6e_0000 | u128::from(last))
 }
@@ -90,7 +92,7 @@ impl Suite<'_> {
     }
 
     fn remove_all(&mut self) {
-        // What is not there need not be removed, and what stays is found by whoever compares.
+        // Missing objects need no removal. The caller's comparison finds objects that remain.
         for id in BALANCERS.map(|last| self.balancer(last)) {
             _ = self.hcn.delete_load_balancer(id);
         }
@@ -99,12 +101,12 @@ impl Suite<'_> {
         }
     }
 
-    /// The identifier of that endpoint.
+    /// The identifier of this endpoint.
     fn endpoint(&self, last: u8) -> Guid {
         self.made.get(&(Kind::Endpoint, last)).copied().unwrap_or_else(|| guid(last))
     }
 
-    /// The identifier of that load balancer.
+    /// The identifier of this load balancer.
     fn balancer(&self, last: u8) -> Guid {
         self.made.get(&(Kind::LoadBalancer, last)).copied().unwrap_or_else(|| guid(last))
     }
@@ -234,7 +236,7 @@ impl Suite<'_> {
             Ok(changed) => {
                 let changed: LoadBalancer = schema::read("load balancer", &changed)?;
                 ensure!(changed == shown, "changed {changed:?}, shown {shown:?}");
-                // One is known to say yes and to change nothing.
+                // One version of HNS reports success and changes nothing.
                 let modifies = shown.host_compute_endpoints.len() == 2;
                 self.observe(MODIFIES, modifies);
                 let known = self.features.modify_load_balancer;
@@ -275,7 +277,7 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// There is such an endpoint, whatever became of it before.
+    /// Creates this endpoint, whether or not it exists already.
     fn new_endpoint(&mut self, last: u8) -> anyhow::Result<()> {
         let id = self.endpoint(last);
         _ = self.hcn.delete_endpoint(id);

@@ -1,46 +1,47 @@
-//! What HNS says when it does not do something, and what that means.
+//! The errors of HNS and their meanings.
 
 use std::fmt;
 
 use serde_json::Value;
 
-/// A call that did not do what it was asked.
+/// A failed call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The function.
+    /// The name of the function.
     pub call: &'static str,
-    /// The HRESULT. If it is one of success, HNS only wrote a record.
+    /// The HRESULT. If it means success, HNS has only written an error record.
     pub hresult: i32,
-    /// The error record, JSON as HNS wrote it; may be empty, or anything.
+    /// The error record as HNS wrote it. It should be JSON but may be empty or anything else.
     pub record: String,
 }
 
-/// What a failure means to who called.
+/// The meaning of a failure for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// There is no such object, or none that the document names.
+    /// The object, or an object that the document names, does not exist.
     NotFound,
-    /// What is asked for is taken: the port of a load balancer, or the identifier.
+    /// The port of a load balancer or the identifier is taken.
     Exists,
-    /// This HNS does not do that.
+    /// This HNS does not support the request.
     Unsupported,
-    /// HNS does not like the document: to ask again is no use.
+    /// HNS refuses the document. A retry cannot succeed.
     Invalid,
-    /// The caller may not do that.
+    /// The caller lacks the privilege.
     Denied,
-    /// HNS does not answer: it is starting, or stopped.
+    /// HNS does not answer: it is starting or stopped.
     Unavailable,
-    /// Something else uses the object.
+    /// Another object uses this one.
     InUse,
-    /// Something else.
+    /// Any other failure.
     Other,
 }
 
-/// The codes by what they mean: `winerror.h`. Those of the system are HRESULTs of facility 7.
+/// The codes of each meaning, from `winerror.h`. System error codes are HRESULTs of facility 7.
 const MEANINGS: &[(Reason, &[u32])] = &[
     (
         Reason::NotFound,
-        // ERROR_NOT_FOUND, ERROR_FILE_NOT_FOUND; HCN_E_ …_NOT_FOUND of network, endpoint, layer, switch, subnet, adapter, port, policy
+        // ERROR_NOT_FOUND, ERROR_FILE_NOT_FOUND; HCN_E_…_NOT_FOUND of network, endpoint, layer, switch, subnet, adapter, port,
+        // policy
         &[
             0x8007_0490,
             0x8007_0002,
@@ -54,14 +55,14 @@ const MEANINGS: &[(Reason, &[u32])] = &[
             0x803b_0008,
         ],
     ),
-    // HCN_E_ …_ALREADY_EXISTS of network, layer, policy, port; ERROR_ALREADY_EXISTS, ERROR_OBJECT_ALREADY_EXISTS
+    // HCN_E_…_ALREADY_EXISTS of network, layer, policy, port; ERROR_ALREADY_EXISTS, ERROR_OBJECT_ALREADY_EXISTS
     (Reason::Exists, &[0x803b_0010, 0x803b_0011, 0x803b_0012, 0x803b_0013, 0x8007_00b7, 0x8007_1392]),
     // E_NOTIMPL, ERROR_NOT_SUPPORTED, ERROR_CALL_NOT_IMPLEMENTED, HCN_E_REQUEST_UNSUPPORTED, HCN_E_MAPPING_NOT_SUPPORTED
     (Reason::Unsupported, &[0x8000_4001, 0x8007_0032, 0x8007_0078, 0x803b_0015, 0x803b_0016]),
     (
         Reason::Invalid,
-        // E_INVALIDARG; HCN_E_INVALID_ … NETWORK, NETWORK_TYPE, ENDPOINT, POLICY, POLICY_TYPE, REMOTE_ENDPOINT_OPERATION, JSON, JSON_REFERENCE, IP,
-        // INTERNAL_PORT, ADDR_INVALID_OR_RESERVED, PREFIX, SUBNET, IP_SUBNET
+        // E_INVALIDARG; HCN_E_INVALID_… with NETWORK, NETWORK_TYPE, ENDPOINT, POLICY, POLICY_TYPE, REMOTE_ENDPOINT_OPERATION,
+        // JSON, JSON_REFERENCE, IP, INTERNAL_PORT, ADDR_INVALID_OR_RESERVED, PREFIX, SUBNET, IP_SUBNET
         &[
             0x8007_0057,
             0x803b_000a,
@@ -82,19 +83,20 @@ const MEANINGS: &[(Reason, &[u32])] = &[
     ),
     // E_ACCESSDENIED, ERROR_PRIVILEGE_NOT_HELD
     (Reason::Denied, &[0x8007_0005, 0x8007_0522]),
-    // HCN_E_MANAGER_STOPPED, ERROR_SERVICE_NOT_ACTIVE, RPC_S_SERVER_UNAVAILABLE, RPC_S_CALL_FAILED, RPC_S_CALL_FAILED_DNE, EPT_S_NOT_REGISTERED
+    // HCN_E_MANAGER_STOPPED, ERROR_SERVICE_NOT_ACTIVE, RPC_S_SERVER_UNAVAILABLE, RPC_S_CALL_FAILED, RPC_S_CALL_FAILED_DNE,
+    // EPT_S_NOT_REGISTERED
     (Reason::Unavailable, &[0x803b_0020, 0x8007_0426, 0x8007_06ba, 0x8007_06be, 0x8007_06bf, 0x8007_06d9]),
     // HCN_E_ENTITY_HAS_REFERENCES
     (Reason::InUse, &[0x803b_002c]),
 ];
 
 impl Failure {
-    /// That call failed so.
+    /// Creates the failure of a call.
     pub fn new(call: &'static str, hresult: u32, record: impl Into<String>) -> Self {
         Self { call, hresult: hresult.cast_signed(), record: record.into() }
     }
 
-    /// What it means. A record counts where the HRESULT is one of success.
+    /// Returns the meaning. If the HRESULT means success, the record decides.
     pub fn reason(&self) -> Reason {
         let code = if self.hresult < 0 { Some(self.hresult) } else { self.recorded_code() };
         let Some(code) = code.map(i32::cast_unsigned) else { return Reason::Other };
@@ -105,13 +107,13 @@ impl Failure {
         serde_json::from_str(&self.record).ok()
     }
 
-    /// The code that the record has. HNS writes an HRESULT as a number with a sign, or without.
+    /// The code in the record. HNS writes an HRESULT as a signed or unsigned number.
     fn recorded_code(&self) -> Option<i32> {
         let code = self.record()?.get("ErrorCode")?.as_i64()?;
         i32::try_from(code).ok().or_else(|| u32::try_from(code).ok().map(u32::cast_signed))
     }
 
-    /// What the record says in words, if anything: one line of bounded length, whatever HNS wrote.
+    /// The message in the record, if any: one line of limited length, whatever HNS wrote.
     fn text(&self) -> Option<String> {
         let said = self.record().and_then(|record| Some(record.get("Error")?.as_str()?.to_owned()));
         let said = said.unwrap_or_else(|| self.record.clone());

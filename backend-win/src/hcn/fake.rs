@@ -1,17 +1,17 @@
-//! HNS for tests: it holds documents as HNS does, and has the bad habits that HNS is known, or has to be expected, to have.
+//! A fake HNS for tests. It stores documents as HNS does, and has the problematic behaviours that HNS has or may have.
 //!
-//! | habit | |
+//! | behaviour | |
 //! |---|---|
 //! | two endpoints may have one address | an endpoint of a pod and a remote one, on Windows Server 2019 and 2022 |
-//! | a port that is taken is refused | `HCN_E_PORT_ALREADY_EXISTS`, whoever has it |
-//! | what is deleted twice is an error | `ERROR_NOT_FOUND` |
-//! | an endpoint is deleted under a load balancer that names it | [`FakeHcn::deletes_what_is_named`]; else it is refused |
-//! | the version promises what is then not implemented | [`FakeHcn::modify_is_not_implemented`] |
-//! | a change in place succeeds, and changes nothing | [`FakeHcn::modify_does_nothing`]; Windows Server 2025 at first |
+//! | a port that is taken is refused | `HCN_E_PORT_ALREADY_EXISTS`, whichever load balancer has it |
+//! | deleting a missing object is an error | `ERROR_NOT_FOUND` |
+//! | an endpoint can be deleted although a load balancer names it | [`FakeHcn::deletes_what_is_named`]; otherwise it is refused |
+//! | the version promises a function that is not implemented | [`FakeHcn::modify_is_not_implemented`] |
+//! | a change in place succeeds but changes nothing | [`FakeHcn::modify_does_nothing`]; Windows Server 2025 at first |
 //! | calls fail for a while | [`FakeHcn::fail`] |
-//! | objects vanish, and others appear | [`FakeHcn::objects`] |
-//! | an identifier is not the one that was asked for | [`FakeHcn::chooses_ids`] |
-//! | what is written is shown in other words | [`FakeHcn::rewrites`] |
+//! | objects disappear and others appear | [`FakeHcn::objects`] |
+//! | an object does not have the requested identifier | [`FakeHcn::chooses_ids`] |
+//! | a document is shown in a different form than written | [`FakeHcn::rewrites`] |
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -25,28 +25,28 @@ use super::{
     schema::{self, LoadBalancer},
 };
 
-/// It.
+/// A fake HNS.
 #[derive(Clone, Debug)]
 pub struct FakeHcn {
-    /// What it says its version is.
+    /// The version that it reports.
     pub version: Version,
-    /// All that it holds, as documents. Anybody may change it.
+    /// The documents of all objects. Tests may change them.
     pub objects: BTreeMap<(Kind, Guid), Value>,
-    /// The node's interfaces: hardware addresses by address.
+    /// The hardware addresses of the node's interfaces, by address.
     pub interfaces: BTreeMap<IpAddr, String>,
-    /// Load balancers cannot be changed, whatever the version says.
+    /// Whether load balancers cannot be changed, whatever the version is.
     pub modify_is_not_implemented: bool,
-    /// Load balancers cannot be changed, and it is not said.
+    /// Whether a change of a load balancer succeeds but has no effect.
     pub modify_does_nothing: bool,
-    /// An endpoint goes although a load balancer names it.
+    /// Whether an endpoint can be deleted although a load balancer names it.
     pub deletes_what_is_named: bool,
-    /// New objects get identifiers of its own.
+    /// Whether new objects get other identifiers than requested.
     pub chooses_ids: bool,
-    /// How it shows what was written, if otherwise.
+    /// Changes a document before it is shown.
     pub rewrites: Option<fn(&mut Value)>,
-    /// The calls that were made, but for questions: one line for each.
+    /// The calls that change something, one line each.
     pub log: Vec<String>,
-    /// How many questions were asked.
+    /// The number of calls that only read.
     pub questions: usize,
     failing: VecDeque<(&'static str, usize, Failure)>,
     next: u128,
@@ -61,7 +61,7 @@ const HAS_REFERENCES: u32 = 0x803b_002c;
 const NOT_IMPLEMENTED: u32 = 0x8000_4001;
 
 impl Default for FakeHcn {
-    /// Of Windows Server 2022, with nothing in it.
+    /// Returns an empty HNS of Windows Server 2022.
     fn default() -> Self {
         Self {
             version: Version::new(13, 3),
@@ -81,7 +81,7 @@ impl Default for FakeHcn {
 }
 
 impl FakeHcn {
-    /// With a network, and an endpoint for each pod address: what a CNI plugin has made.
+    /// Returns an HNS with a network and one endpoint per pod address, as a CNI plugin creates them.
     pub fn with_network(name: &str, kind: &str, remote_subnets: &[(&str, &str)], pods: &[&str]) -> Self {
         let mut fake = Self::default();
         fake.add_network(name, kind, remote_subnets);
@@ -114,17 +114,17 @@ impl FakeHcn {
         id
     }
 
-    /// The next `times` calls of that function fail so.
+    /// Makes the next `times` calls of a function fail.
     pub fn fail(&mut self, call: &'static str, times: usize, failure: Failure) {
         self.failing.push_back((call, times, failure));
     }
 
-    /// From now on no call fails.
+    /// Ends all failures.
     pub fn mend(&mut self) {
         self.failing.clear();
     }
 
-    /// The documents of a kind, in order of their identifiers.
+    /// The documents of a kind, in the order of their identifiers.
     pub fn documents(&self, kind: Kind) -> impl Iterator<Item = (Guid, &Value)> {
         self.objects.iter().filter(move |((of, _), _)| *of == kind).map(|((_, id), document)| (*id, document))
     }
@@ -185,7 +185,7 @@ impl FakeHcn {
         if self.objects.contains_key(&(kind, id)) { Err(failure(call, ALREADY_EXISTS)) } else { Ok(id) }
     }
 
-    /// What HNS looks at before it takes a load balancer.
+    /// Checks a load balancer as HNS does before it accepts it.
     fn check(&self, call: &'static str, document: &Value, itself: Option<Guid>) -> Result<(), Failure> {
         let Some(wanted) = balancer(document) else { return Err(failure(call, INVALID_JSON)) };
         let missing = |id: &Guid| !self.objects.contains_key(&(Kind::Endpoint, *id));
@@ -198,12 +198,12 @@ impl FakeHcn {
     }
 }
 
-/// Reads what the fake holds.
+/// Parses a stored document.
 fn balancer(document: &Value) -> Option<LoadBalancer> {
     schema::read("load balancer", &document.to_string()).ok()
 }
 
-/// Whether two load balancers want the same port of the same address; those without address are on the node's.
+/// Whether two load balancers have the same port of the same address. Those without an address use the node's.
 fn collide(one: &LoadBalancer, other: &LoadBalancer) -> bool {
     let family = |balancer: &LoadBalancer| balancer.flags.contains(schema::LoadBalancerFlags::IPV6);
     let addresses = match (one.frontend_vips.is_empty(), other.frontend_vips.is_empty()) {
@@ -260,7 +260,7 @@ impl Hcn for FakeHcn {
         let found = self.documents(kind).filter(|(_, document)| {
             matches(document, "Name", "Name") && matches(document, "HostComputeNetwork", "VirtualNetwork")
         });
-        // As HNS writes them.
+        // HNS writes identifiers in upper case.
         let ids: Vec<String> = found.map(|(id, _)| id.to_string().to_uppercase()).collect();
         Ok(json!(ids).to_string())
     }

@@ -1,21 +1,21 @@
-//! Identifiers of objects, and those that we choose.
+//! The identifiers of objects, and how ours are chosen.
 //!
-//! HNS lets its caller choose the identifier of a new object. Ours begin with `6c6f6361-6c6e-` ("localn" in ASCII) and go on with the kind of
-//! object and what it is for, so they say after any restart whose an object is, and two attempts to make the same one collide instead of
-//! making two. As UUIDs they are of version 8 (RFC 9562, for private schemes).
+//! HNS lets the caller choose the identifier of a new object. Ours begin with `6c6f6361-6c6e-` ("localn" in ASCII), followed by
+//! the kind of object and its purpose. So they show the owner after any restart, and two attempts to create the same object
+//! collide instead of creating two. They are UUIDs of version 8 (RFC 9562, for private schemes).
 
 use std::{fmt, net::IpAddr, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use sha2::{Digest as _, Sha256};
 
-/// An identifier. Written in lower case with hyphens, without braces.
+/// An identifier. It is written in lower case with hyphens and without braces.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Guid(u128);
 
-/// The first 48 bits of ours.
+/// The first 48 bits of our identifiers.
 const OURS: u128 = 0x6c6f_6361_6c6e;
-/// The 16 bits after them: version 8, and the kind.
+/// The next 16 bits: version 8 and the kind of object.
 const REMOTE_ENDPOINT: u128 = 0x8001;
 const LOAD_BALANCER: u128 = 0x8002;
 const SOURCE_VIP: u128 = 0x8003;
@@ -23,27 +23,27 @@ const SOURCE_VIP: u128 = 0x8003;
 const VARIANT: u128 = 0x8000_0000_0000_0000;
 
 impl Guid {
-    /// The identifier with this number: its digits in the order in which they are written.
+    /// The identifier with this number, whose hexadecimal digits are written in this order.
     pub const fn new(number: u128) -> Self {
         Self(number)
     }
 
-    /// Its number.
+    /// The number of the identifier.
     pub const fn number(self) -> u128 {
         self.0
     }
 
-    /// That of the remote endpoint that we make for an address. An IPv4 address can be read in its last eight digits.
+    /// The identifier of our remote endpoint for an address. The last eight digits are an IPv4 address.
     pub fn of_remote_endpoint(address: IpAddr) -> Self {
         Self::ours(REMOTE_ENDPOINT, Self::of_address(address))
     }
 
-    /// That of the endpoint that we make for the source VIP.
+    /// The identifier of our endpoint for the source VIP.
     pub fn of_source_vip(address: IpAddr) -> Self {
         Self::ours(SOURCE_VIP, Self::of_address(address))
     }
 
-    /// That of the load balancer that we make for what `frontend` names in full.
+    /// The identifier of our load balancer for a frontend, given its complete name.
     pub fn of_load_balancer(frontend: &str) -> Self {
         Self::ours(LOAD_BALANCER, digest(frontend))
     }
@@ -51,7 +51,7 @@ impl Guid {
     fn of_address(address: IpAddr) -> u128 {
         match address {
             IpAddr::V4(address) => 0x0004_0000_0000_0000 | u128::from(u32::from(address)),
-            // The bit keeps it apart from IPv4.
+            // This bit separates IPv6 from IPv4.
             IpAddr::V6(_) => 0x2000_0000_0000_0000 | (digest(&address.to_string()) & 0x1fff_ffff_ffff_ffff),
         }
     }
@@ -60,13 +60,13 @@ impl Guid {
         Self((OURS << 80) | (kind << 64) | VARIANT | (rest & ((VARIANT >> 1) - 1)))
     }
 
-    /// Whether it is one that we chose.
+    /// Whether the identifier is one of ours.
     pub fn is_ours(self) -> bool {
         self.0 >> 80 == OURS
     }
 }
 
-/// 64 bits of a text.
+/// Returns 64 bits of the hash of a text.
 fn digest(text: &str) -> u128 {
     let bytes = Sha256::digest(text.as_bytes());
     bytes.iter().take(8).fold(0, |number, byte| number << 8 | u128::from(*byte))
@@ -93,7 +93,7 @@ impl fmt::Debug for Guid {
     }
 }
 
-/// The text was no identifier.
+/// The error for a text that is not an identifier.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no identifier: 32 hexadecimal digits with hyphens are expected")]
 pub struct NotAGuid(String);
@@ -101,7 +101,7 @@ pub struct NotAGuid(String);
 impl FromStr for Guid {
     type Err = NotAGuid;
 
-    /// In either case, with braces or without, as HNS and its tools write them.
+    /// Parses upper and lower case, with or without braces, as HNS and its tools write identifiers.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let bad = || NotAGuid(text.to_owned());
         let inner = text.strip_prefix('{').map_or(Some(text), |rest| rest.strip_suffix('}')).ok_or_else(bad)?;

@@ -1,15 +1,15 @@
-//! Windows' Host Compute Network (HCN): what its service, HNS, is asked and answers. No I/O here but behind [`Hcn`].
+//! Windows' Host Compute Network (HCN): the requests and answers of its service, HNS. All I/O is behind [`Hcn`].
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | [`schema`] | the documents, as JSON of schema version 2.0 |
-//! | [`guid`] | what objects are called |
-//! | [`failure`] | what HNS says when it does not do something |
-//! | [`version`] | which HNS can do what |
-//! | [`contract`] | what every implementor of [`Hcn`] has to do: one suite of tests for all |
-//! | [`fake`] | HNS for tests |
+//! | [`guid`] | the identifiers of objects |
+//! | [`failure`] | the errors of HNS |
+//! | [`version`] | the features of each version of HNS |
+//! | [`contract`] | the test suite for every implementation of [`Hcn`] |
+//! | [`fake`] | a fake HNS for tests |
 //!
-//! The real one is the crate `localnet-hcn`, which calls `computenetwork.dll`.
+//! The crate `localnet-hcn` is the real implementation, which calls `computenetwork.dll`.
 
 pub mod contract;
 pub mod failure;
@@ -22,33 +22,33 @@ pub use failure::{Failure, Reason};
 pub use guid::Guid;
 pub use version::{Features, Version};
 
-/// What there is of.
+/// The kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// Networks, which the CNI plugin makes.
+    /// A network. The CNI plugin creates it.
     Network,
-    /// Endpoints: of pods on this node, made by the CNI plugin, and remote ones.
+    /// An endpoint: of a local pod, created by the CNI plugin, or a remote one.
     Endpoint,
-    /// Load balancers.
+    /// A load balancer.
     LoadBalancer,
 }
 
-/// HNS, as a backend calls it. Documents go in and come out as JSON: to read them is the caller's part, so that one reader meets all
-/// that any HNS says.
+/// The interface to HNS. Documents are passed as JSON and the caller parses them, so that a single parser handles the answers
+/// of every HNS.
 ///
-/// The second implementor is [`fake::FakeHcn`]. Calls block, each for a millisecond or so, and some for seconds.
+/// Besides the real one, [`fake::FakeHcn`] implements it. Calls block, most for about a millisecond and some for seconds.
 pub trait Hcn: Send {
-    /// The version: `{"Major":15,"Minor":3}`.
+    /// Returns the version, such as `{"Major":15,"Minor":3}`.
     fn version(&mut self) -> Result<String, Failure>;
-    /// The identifiers of all objects that a [`schema::Query`] asks for, as a JSON array of texts.
+    /// Returns the identifiers of the objects that match a [`schema::Query`], as a JSON array of strings.
     fn enumerate(&mut self, kind: Kind, query: &str) -> Result<String, Failure>;
-    /// The properties of an object.
+    /// Returns the properties of an object.
     fn properties(&mut self, kind: Kind, id: Guid) -> Result<String, Failure>;
-    /// Makes an endpoint; its properties, as HNS has them then: its identifier may be another one.
+    /// Creates an endpoint and returns its properties in HNS. Its identifier may differ from the requested one.
     fn create_endpoint(&mut self, network: Guid, id: Guid, settings: &str) -> Result<String, Failure>;
-    /// Makes a load balancer; its properties, as HNS has them then: its identifier may be another one.
+    /// Creates a load balancer and returns its properties in HNS. Its identifier may differ from the requested one.
     fn create_load_balancer(&mut self, id: Guid, settings: &str) -> Result<String, Failure>;
-    /// Gives a load balancer other settings; its properties, as HNS has them then.
+    /// Changes the settings of a load balancer and returns its properties in HNS.
     fn modify_load_balancer(&mut self, id: Guid, settings: &str) -> Result<String, Failure>;
     /// Deletes an endpoint.
     fn delete_endpoint(&mut self, id: Guid) -> Result<(), Failure>;

@@ -1,4 +1,4 @@
-//! Which HNS can do what, by its version.
+//! The versions of HNS and their features.
 
 use std::fmt;
 
@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use super::Failure;
 
-/// What `HNSCall` has put out, by its response: `{"Success":true,"Output":{"Major":15,"Minor":3}}`.
+/// Returns the output of `HNSCall` from its response: `{"Success":true,"Output":{"Major":15,"Minor":3}}`.
 ///
 /// # Errors
-/// The response says that the call failed, or is none.
+/// Returns an error if the response reports a failure or cannot be parsed.
 pub fn output(response: String) -> Result<String, Failure> {
     let answer: Value = serde_json::from_str(&response).unwrap_or_default();
     match answer.get("Output").filter(|_| answer["Success"] == true) {
@@ -23,14 +23,14 @@ pub fn output(response: String) -> Result<String, Failure> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct Version {
-    /// The first number.
+    /// The major number.
     pub major: u32,
-    /// The second number.
+    /// The minor number.
     pub minor: u32,
 }
 
 impl Version {
-    /// That version.
+    /// Creates a version.
     pub const fn new(major: u32, minor: u32) -> Self {
         Self { major, minor }
     }
@@ -42,27 +42,28 @@ impl fmt::Display for Version {
     }
 }
 
-/// What an HNS can do, as far as a backend asks. The limits are those of Microsoft's own library, which kube-proxy uses.
+/// The features of an HNS that a backend needs. The version limits are those of Microsoft's own library, which kube-proxy uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
-    /// Documents of schema 2.0; nothing works without.
+    /// Whether it supports documents of schema 2.0, which are required.
     pub v2: bool,
-    /// Routes to subnets on other nodes, and remote endpoints: overlay networks need it.
+    /// Whether it supports routes to subnets on other nodes, and remote endpoints, which overlay networks need.
     pub remote_subnet: bool,
-    /// Direct server return.
+    /// Whether it supports direct server return.
     pub dsr: bool,
-    /// Load balancers for IPv6.
+    /// Whether it supports load balancers for IPv6.
     pub ipv6: bool,
-    /// Load balancers that remember clients.
+    /// Whether load balancers support session affinity.
     pub session_affinity: bool,
-    /// Load balancers can be changed in place. HNS may say so and then not do it.
+    /// Whether load balancers can be changed in place. HNS may claim that and still not do it.
     pub modify_load_balancer: bool,
 }
 
 impl Features {
-    /// What that version can do.
+    /// Returns the features of a version.
     pub fn of(version: Version) -> Self {
-        // A range that ends within a major version: later ones of that version have it too, but the next one only from its own.
+        // A range within a major version: later minor versions have the feature, too, but the next major version may start at a
+        // higher one.
         let within = |major, minor| version.major == major && version.minor >= minor;
         let from = |major, minor| version >= Version::new(major, minor);
         Self {

@@ -1,4 +1,4 @@
-//! Looking at the fake: what is read, how often, and what is made of odd answers.
+//! The inventory with a fake HNS: what it reads, how often, and how it handles unexpected answers.
 
 use serde_json::json;
 

@@ -1,11 +1,11 @@
-//! Frontends as documents. Total and deterministic: what cannot be expressed is left out, and said.
+//! Computes the documents of frontends. Total and deterministic: what cannot be expressed is skipped with a diagnostic.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
 };
 
-use localnet_client::Skipped;
+use localnet_client::{Code, Diagnostic, Subject};
 use localnet_proto::{Family, Protocol, ServiceKey};
 
 use super::{
@@ -22,44 +22,44 @@ use crate::{
     inventory::Inventory,
 };
 
-/// What plans depend on beside the state.
+/// What a plan depends on besides the state.
 #[derive(Clone, Copy, Debug)]
 pub struct Surroundings<'a> {
-    /// What HNS holds.
+    /// The objects that HNS holds.
     pub inventory: &'a Inventory,
-    /// What the operator chose.
+    /// The options of the operator.
     pub options: &'a Options,
-    /// What this HNS can do.
+    /// The features of this HNS.
     pub features: Features,
-    /// The node's part in an overlay network; known there.
+    /// The node's address and interface; known in an overlay network only.
     pub host: Option<&'a Host>,
-    /// The addresses of endpoints that are on this node, by how many ports name them.
+    /// The addresses of local endpoints, with the number of ports that name each.
     pub local: &'a BTreeMap<IpAddr, usize>,
 }
 
 /// What HNS should hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Endpoints that we have to have.
+    /// The endpoints that we create.
     pub endpoints: BTreeMap<Guid, Endpoint>,
     /// All endpoints that load balancers name, ours or not.
     pub used: BTreeSet<Guid>,
     /// The load balancers.
     pub balancers: BTreeMap<Frontend, Planned>,
-    /// What of the services is not programmed, and why; sorted.
-    pub skipped: Vec<Skipped>,
+    /// What is not programmed, and why; sorted.
+    pub skipped: Vec<Diagnostic>,
 }
 
-/// A load balancer.
+/// A planned load balancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned {
-    /// Whose it is.
+    /// The Service that it belongs to.
     pub service: ServiceKey,
-    /// The document, without identifier; what it lists is sorted.
+    /// The document, without identifier and with sorted lists.
     pub document: LoadBalancer,
 }
 
-/// Plans them all.
+/// Plans all frontends.
 pub fn plan(wants: &BTreeMap<Frontend, Want>, surroundings: &Surroundings<'_>) -> Plan {
     let mut planner = Planner { around: surroundings, plan: Plan::default() };
     planner.source_vip();
@@ -78,29 +78,29 @@ struct Planner<'a> {
     plan: Plan,
 }
 
-/// The endpoints of a load balancer, as HNS knows them.
+/// The endpoints of a load balancer, as identifiers in HNS.
 #[derive(Debug, Default)]
 struct Resolved {
     ids: BTreeSet<Guid>,
-    /// One of them is on no subnet of the network.
+    /// Whether any of them is on no subnet of the network.
     off_the_network: bool,
 }
 
 impl Planner<'_> {
-    fn skip(&mut self, service: &ServiceKey, reason: String) {
-        self.plan.skipped.push(Skipped { service: service.clone(), reason });
+    fn skip(&mut self, service: &ServiceKey, code: Code, problem: String) {
+        self.plan.skipped.push(Diagnostic::new(code, Subject::service(service), problem));
     }
 
     fn is_overlay(&self) -> bool {
         self.around.inventory.kind() == NetworkType::Overlay
     }
 
-    /// Whether load balancers of a family are programmed at all, as in kube-proxy.
+    /// Whether load balancers of a family are programmed, as in kube-proxy.
     fn has_family(&self, family: Family) -> bool {
         family == Family::V4 || has_ipv6(self.around.features, self.around.inventory.kind())
     }
 
-    /// In an overlay network the source VIP has to be an endpoint.
+    /// Plans the endpoint of the source VIP, which an overlay network needs.
     fn source_vip(&mut self) {
         let inventory = self.around.inventory;
         let overlay = self.is_overlay().then_some(self.around.options.source_vip).flatten();
@@ -122,7 +122,7 @@ impl Planner<'_> {
         }
         if want.sources == Sources::Some {
             let reason = format!("{frontend} is open to everybody: HNS has no rule for loadBalancerSourceRanges");
-            self.skip(&want.service, reason);
+            self.skip(&want.service, Code::HnsUnsupported, reason);
         }
         let Some(port) = target_port(&want.endpoints) else { return };
         let (chosen, others): (Vec<&SocketAddr>, Vec<&SocketAddr>) =
@@ -133,7 +133,7 @@ impl Planner<'_> {
                 "{frontend} goes to port {port} of endpoints: HNS has one port for all of them, so {} are left out",
                 others.join(", ")
             );
-            self.skip(&want.service, reason);
+            self.skip(&want.service, Code::HnsUnsupported, reason);
         }
         let keeps_destination = self.keeps_destination(want);
         let addresses = chosen.into_iter().map(SocketAddr::ip);
@@ -151,7 +151,11 @@ impl Planner<'_> {
         }
         let affinity = want.affinity && self.around.features.session_affinity;
         if want.affinity && !affinity {
-            self.skip(&want.service, format!("{frontend} remembers no clients: this HNS is older than 12.0"));
+            self.skip(
+                &want.service,
+                Code::HnsUnsupported,
+                format!("{frontend} remembers no clients: this HNS is older than 12.0"),
+            );
         }
         let mapping = PortMapping {
             protocol: frontend.protocol.number().into(),
@@ -169,7 +173,7 @@ impl Planner<'_> {
         self.balancer(*frontend, &want.service, &resolved, mapping, flags);
     }
 
-    /// Whether what is sent there keeps its destination: HNS does it along with direct server return.
+    /// Whether packets keep their destination. HNS supports that only with direct server return.
     fn keeps_destination(&self, want: &Want) -> bool {
         let concerned = matches!(want.r#use, Use::LoadBalancerIp | Use::NodePort);
         concerned && want.preserve_destination && self.around.features.dsr
@@ -199,7 +203,7 @@ impl Planner<'_> {
         self.plan.balancers.insert(frontend, Planned { service: service.clone(), document });
     }
 
-    /// The address that packets to remote endpoints come from. What is not on the network has to see the node's.
+    /// The source address of packets to remote endpoints. Endpoints outside of the network need the node's address.
     fn source_of(&self, resolved: &Resolved) -> Option<IpAddr> {
         if !self.is_overlay() {
             return None;
@@ -236,12 +240,12 @@ impl Planner<'_> {
                 "{frontend} waits for HNS endpoints of this node's {}: the CNI plugin has not made them, or they are on the host's network",
                 missing.join(", ")
             );
-            self.skip(&want.service, reason);
+            self.skip(&want.service, Code::HnsEndpointMissing, reason);
         }
         resolved
     }
 
-    /// The remote endpoint of an address: one that is there and right, or ours.
+    /// Returns the remote endpoint for an address: an existing one that is correct, or ours.
     fn remote(&mut self, address: IpAddr) -> Option<Guid> {
         let inventory = self.around.inventory;
         let document = remote::document(
@@ -254,7 +258,7 @@ impl Planner<'_> {
         Some(self.endpoint(Guid::of_remote_endpoint(address), address, document))
     }
 
-    /// In an overlay network HNS takes the address of a Service for that of an endpoint behind this node.
+    /// Plans a remote endpoint behind this node for the address of a Service, as HNS expects in an overlay network.
     fn service_endpoint(&mut self, address: IpAddr) {
         let (Some(host), Some(network)) = (self.around.host, self.around.inventory.network()) else { return };
         let document = Endpoint::remote(network, address, host.mac.clone(), Some(host.address));
@@ -274,8 +278,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Load balancers ask for the health of a node at their own address: it is forwarded to the node. Once for each address and
-    /// port, whatever the number of ports of the service, and always TCP.
+    /// Forwards health checks to the node, since load balancers send them to the VIP. There is one forwarded port per address
+    /// and port, however many ports the Service has, and it is always TCP.
     fn health_checks(&mut self, wants: &BTreeMap<Frontend, Want>) {
         let options = self.around.options;
         let Some((gateway, families)) = self.around.inventory.gateway().filter(|_| options.forward_health_check_vip)
@@ -305,13 +309,13 @@ impl Planner<'_> {
     }
 }
 
-/// Whether load balancers for IPv6 are programmed, as in kube-proxy: never in an overlay network.
+/// Whether load balancers for IPv6 are programmed. As in kube-proxy, they never are in an overlay network.
 pub fn has_ipv6(features: Features, kind: NetworkType) -> bool {
     features.ipv6 && kind != NetworkType::Overlay
 }
 
-/// The port that most endpoints have; of several the least. HNS has one for all endpoints of a load balancer, and what is sent to a port that
-/// an endpoint does not serve is lost.
+/// Returns the port that most endpoints have, and the lowest of equally frequent ones. A load balancer of HNS has one port for
+/// all endpoints, and packets to a port that an endpoint does not serve are lost.
 fn target_port(endpoints: &[SocketAddr]) -> Option<u16> {
     let mut counts: BTreeMap<u16, usize> = BTreeMap::new();
     endpoints.iter().for_each(|endpoint| *counts.entry(endpoint.port()).or_default() += 1);

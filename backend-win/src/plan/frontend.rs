@@ -1,4 +1,4 @@
-//! What packets are sent to, as HNS tells load balancers apart.
+//! Frontends: what clients connect to, and what identifies a load balancer in HNS.
 
 use std::{fmt, net::IpAddr};
 
@@ -7,13 +7,13 @@ use localnet_proto::{Family, Protocol};
 
 use crate::hcn::{
     Guid,
-    schema::{LoadBalancer, LoadBalancerFlags},
+    schema::{LoadBalancer, LoadBalancerFlags, PortMapping},
 };
 
-/// Address, protocol and port of a load balancer. No two can have the same.
+/// The address, protocol and port of a load balancer. Every load balancer has different ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Frontend {
-    /// Where.
+    /// The address.
     pub address: Address,
     /// The protocol.
     pub protocol: Protocol,
@@ -21,26 +21,28 @@ pub struct Frontend {
     pub port: u16,
 }
 
-/// Where a load balancer answers.
+/// The address of a load balancer.
 ///
-/// One without an address answers on all of the node's, and takes from its processes what is theirs on that port. So a service without an
-/// address must never become one (CVE-2021-25736): only NodePorts are without, and nothing else can be.
+/// A load balancer without an address answers on all addresses of the node, and takes that port from the node's processes. A
+/// Service without an address must therefore never become one (CVE-2021-25736). Only NodePorts have no address, and the type
+/// allows nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Address {
-    /// At this address.
+    /// A single address.
     Vip(IpAddr),
-    /// On the node's addresses of a family: a NodePort.
+    /// All addresses of the node of one family: a NodePort.
     Node(Family),
 }
 
 impl Frontend {
-    /// That of a VIP. All addresses of the node are one: a load balancer for NodePorts has none to choose.
+    /// Returns the frontend of a VIP. All addresses of the node become one, because a load balancer for NodePorts has no
+    /// address.
     pub fn of(key: &VipKey, vip: &Vip) -> Self {
         let address = if vip.by_node_port { Address::Node(key.family()) } else { Address::Vip(key.address) };
         Self { address, protocol: key.protocol, port: key.port }
     }
 
-    /// Its family.
+    /// The address family.
     pub fn family(&self) -> Family {
         match self.address {
             Address::Vip(address) => Family::of(address),
@@ -48,28 +50,35 @@ impl Frontend {
         }
     }
 
-    /// The identifier of the load balancer that we make for it.
+    /// The identifier that we give to its load balancer.
     pub fn id(&self) -> Guid {
         Guid::of_load_balancer(&self.to_string())
     }
 
-    /// Those of a load balancer, with the port that each has on endpoints. What it has of other protocols is none.
+    /// Returns the frontends of a load balancer. Unknown protocols are skipped.
     pub fn all_of(balancer: &LoadBalancer) -> Vec<Self> {
+        Self::mappings_of(balancer).into_iter().map(|(frontend, _)| frontend).collect()
+    }
+
+    /// Returns the frontends of a load balancer, each with its port mapping.
+    pub fn mappings_of(balancer: &LoadBalancer) -> Vec<(Self, PortMapping)> {
         let family = if balancer.flags.contains(LoadBalancerFlags::IPV6) { Family::V6 } else { Family::V4 };
         let addresses: Vec<Address> = match balancer.frontend_vips.as_slice() {
             [] => vec![Address::Node(family)],
             vips => vips.iter().copied().map(Address::Vip).collect(),
         };
-        let ports = balancer.port_mappings.iter().filter_map(|mapping| {
+        let known = balancer.port_mappings.iter().filter_map(|mapping| {
             let protocol = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
             let protocol = protocol.into_iter().find(|protocol| u32::from(protocol.number()) == mapping.protocol)?;
-            Some((protocol, mapping.external_port))
+            Some((protocol, *mapping))
         });
-        let ports: Vec<_> = ports.collect();
-        let of_port = |address: Address| {
-            ports.iter().map(move |(protocol, port)| Self { address, protocol: *protocol, port: *port })
+        let known: Vec<_> = known.collect();
+        let of_address = |address: Address| {
+            let frontend =
+                move |protocol, mapping: PortMapping| Self { address, protocol, port: mapping.external_port };
+            known.iter().map(move |(protocol, mapping)| (frontend(*protocol, *mapping), *mapping))
         };
-        addresses.into_iter().flat_map(of_port).collect()
+        addresses.into_iter().flat_map(of_address).collect()
     }
 }
 

@@ -1,9 +1,9 @@
-//! What HNS should hold. Pure: no I/O, no clock, no environment, no logging.
+//! Computes what HNS should hold. Pure: no I/O, no clock, no environment, no logging.
 //!
 //! ```text
-//!  client::vips::Vip, Service ──► want      what a frontend is to do, from the state alone
-//!  Want, Inventory, Options ────► balancer  that as a document: which HNS endpoints, which flags
-//!                           └───► remote    the remote endpoints that it takes
+//!  client::vips::Vip, Service ──► want      the purpose of a frontend, from the state alone
+//!  Want, Inventory, Options ────► balancer  the document of a load balancer, with HNS endpoints and flags
+//!                           └───► remote    the remote endpoints that it needs
 //! ```
 
 pub mod balancer;

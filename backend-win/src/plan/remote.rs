@@ -1,4 +1,4 @@
-//! Remote endpoints: what HNS has to know of an address that is not on this node before a load balancer may name it.
+//! Remote endpoints, which HNS needs for an address of another node before a load balancer may name it.
 
 use std::net::IpAddr;
 
@@ -7,27 +7,27 @@ use crate::hcn::{
     schema::{Endpoint, NetworkType, RemoteSubnet},
 };
 
-/// The node's own part in an overlay network.
+/// The node's address and interface, for an overlay network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
     /// The node's address.
     pub address: IpAddr,
-    /// The hardware address of the interface that has it: `00-15-5d-00-00-01`.
+    /// The hardware address of its interface, such as `00-15-5d-00-00-01`.
     pub mac: String,
 }
 
-/// Where a remote endpoint is, in an overlay network.
+/// The location of a remote endpoint in an overlay network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// On a subnet of another node.
+    /// On a subnet of the node with this address.
     Subnet(IpAddr),
-    /// It is another node.
+    /// The address of another node.
     Node,
-    /// On no subnet that the network knows: behind this node.
+    /// On no known subnet: reached through this node.
     Elsewhere,
 }
 
-/// Where an address is.
+/// Returns the location of an address.
 pub fn place(address: IpAddr, subnets: &[RemoteSubnet]) -> Place {
     if let Some(subnet) = subnets.iter().find(|subnet| subnet.prefix.contains(&address)) {
         return Place::Subnet(subnet.provider);
@@ -35,7 +35,7 @@ pub fn place(address: IpAddr, subnets: &[RemoteSubnet]) -> Place {
     if subnets.iter().any(|subnet| subnet.provider == address) { Place::Node } else { Place::Elsewhere }
 }
 
-/// The document of the remote endpoint of an address.
+/// Returns the document of the remote endpoint for an address.
 pub fn document(
     network: Guid,
     kind: NetworkType,
@@ -54,7 +54,7 @@ pub fn document(
     Endpoint::remote(network, address, mac(address), provider)
 }
 
-/// The hardware address that an address on another node gets, as in kube-proxy: HNS wants one, and nobody asks for it.
+/// Returns a hardware address for an address on another node, as in kube-proxy. HNS requires one but does not use it.
 pub fn mac(address: IpAddr) -> String {
     let [a, b, c, d] = match address {
         IpAddr::V4(address) => address.octets(),
@@ -66,9 +66,9 @@ pub fn mac(address: IpAddr) -> String {
     format!("02-11-{a:02x}-{b:02x}-{c:02x}-{d:02x}")
 }
 
-/// Whether kube-proxy has made it: it gives no names, and hardware addresses as these. `host`: that of this node, if it is known.
+/// Whether kube-proxy has created the endpoint: it has no name and such a hardware address. `host` is this node, if known.
 pub fn is_kube_proxys(endpoint: &Endpoint, host: Option<&Host>) -> bool {
-    // Those of interfaces it writes with colons.
+    // kube-proxy writes the hardware addresses of interfaces with colons.
     let given = endpoint.mac_address.to_ascii_lowercase().replace(':', "-");
     let conjured = endpoint.addresses().any(|address| mac(address) == given);
     let of_service =

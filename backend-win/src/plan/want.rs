@@ -1,59 +1,59 @@
-//! What a frontend is to do, from the state alone.
+//! The purpose of a frontend, computed from the state alone.
 
 use std::{net::SocketAddr, sync::Arc};
 
 use localnet_client::vips::{Exposure, Vip, VipKey};
 use localnet_proto::{Service, ServiceKey};
 
-/// What a frontend is to do.
+/// The purpose of a frontend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Want {
-    /// Whose it is.
+    /// The Service that it belongs to.
     pub service: ServiceKey,
-    /// `namespace/name:port`, for people.
+    /// The port as `namespace/name:port`, for people.
     pub comment: Arc<str>,
-    /// What kind of address it has.
+    /// The kind of its address.
     pub r#use: Use,
-    /// Where it sends packets.
+    /// The endpoints that receive its packets.
     pub endpoints: Arc<[SocketAddr]>,
-    /// What comes from outside goes to endpoints on this node only: external traffic policy Local.
+    /// Whether external traffic only goes to local endpoints: external traffic policy Local.
     pub external_local: bool,
-    /// What is sent to load balancers' addresses keeps its destination.
+    /// Whether packets to load balancer addresses keep their destination.
     pub preserve_destination: bool,
-    /// A client keeps its endpoint.
+    /// Whether a client keeps its endpoint.
     pub affinity: bool,
-    /// Who may reach it; see [`Sources`].
+    /// The clients that may connect; see [`Sources`].
     pub sources: Sources,
-    /// The port on which load balancers ask for the health of the service on this node, if it has one of its own.
+    /// The port on which load balancers check the health of the Service on this node, if it has its own port.
     pub health_port: Option<u16>,
 }
 
-/// What kind of address a frontend has.
+/// The kind of a frontend's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Use {
     /// A ClusterIP.
     ClusterIp,
-    /// The node's.
+    /// An address of the node.
     NodePort,
     /// One of `externalIPs`.
     ExternalIp,
-    /// That of a load balancer.
+    /// The address of a load balancer.
     LoadBalancerIp,
 }
 
-/// Who may reach a frontend.
+/// The clients that may connect to a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sources {
-    /// Everybody.
+    /// All clients.
     All,
-    /// Some; HNS has no rule for that, so it is everybody.
+    /// Some clients. HNS has no such rule, so all clients can connect.
     Some,
-    /// Nobody: none of the ranges is of its family.
+    /// No clients: none of the ranges has the family of the frontend.
     Nobody,
 }
 
 impl Want {
-    /// What becomes of a VIP.
+    /// Computes the purpose of a VIP's frontend.
     pub fn of(key: &VipKey, vip: &Vip, service: &Service) -> Self {
         let external_local = vip.exposure == Exposure::ExternalLocal;
         let r#use = match vip.exposure {
@@ -62,7 +62,8 @@ impl Want {
             _ if service.load_balancer_ips.contains(&key.address) => Use::LoadBalancerIp,
             _ => Use::ExternalIp,
         };
-        // A load balancer has one set of endpoints: that for packets from outside, of which no other can be told.
+        // A load balancer has a single set of endpoints. It is the one for external traffic, since HNS cannot tell internal
+        // traffic apart.
         let endpoints = if external_local { &vip.local_endpoints } else { &vip.endpoints };
         Self {
             service: vip.service.clone(),

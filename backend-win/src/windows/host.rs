@@ -1,4 +1,4 @@
-//! The HNS of this node, through `computenetwork.dll`.
+//! The HNS of this node, called through `computenetwork.dll`.
 
 use std::net::IpAddr;
 
@@ -22,7 +22,7 @@ impl Host {
     /// Loads the library.
     ///
     /// # Errors
-    /// It is not there.
+    /// Returns an error if the library or one of its functions is missing.
     pub fn open() -> anyhow::Result<Self> {
         localnet_hcn::Hcn::load().map(Self).context("open HNS")
     }
@@ -41,12 +41,12 @@ fn failed(failure: localnet_hcn::Failure) -> Failure {
     Failure { call, hresult, record }
 }
 
-/// The codes of the system are HRESULTs of facility 7.
+/// Converts an error of loading. System error codes are HRESULTs of facility 7.
 fn unloaded(error: &LoadError) -> Failure {
     Failure::new("HNSCall", 0x8007_0000 | (error.code & 0xffff), error.to_string())
 }
 
-/// All of an object.
+/// Returns the query for all properties of an object.
 fn all() -> String {
     schema::write(&Query::all())
 }

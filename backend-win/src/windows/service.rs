@@ -1,4 +1,4 @@
-//! As a Windows service: the service control manager starts the process, and says when it is to end.
+//! Runs the program as a Windows service: the service control manager starts and stops the process.
 
 use std::{ffi::OsString, sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use windows_service::{
 use super::block_on;
 use crate::args::Arguments;
 
-/// A service that has a process of its own may be called anything.
+/// The name of the service. It has a process of its own, so Windows accepts any name.
 const NAME: &str = "localnet-win";
 
 define_windows_service!(begin, serve);
@@ -24,13 +24,13 @@ define_windows_service!(begin, serve);
 /// Runs until the service is stopped.
 ///
 /// # Errors
-/// This process was not started as a service.
+/// Returns an error if this process was not started as a service.
 pub(super) fn run() -> anyhow::Result<()> {
     service_dispatcher::start(NAME, begin)
         .context("run as a Windows service: only the service control manager can start it so (sc.exe create)")
 }
 
-/// The service. What it is to do is said on the command line of its process.
+/// Runs the service. The process's command line has its arguments.
 fn serve(_arguments: Vec<OsString>) {
     let ended = Arc::new(Notify::new());
     let tell = Arc::clone(&ended);
@@ -42,7 +42,7 @@ fn serve(_arguments: Vec<OsString>) {
         ServiceControl::Interrogate => ServiceControlHandlerResult::NoError,
         _ => ServiceControlHandlerResult::NotImplemented,
     };
-    // Without a handler there is nobody to tell anything to.
+    // Without a handler, no status can be reported.
     let Ok(status) = service_control_handler::register(NAME, handler) else { return };
     tell_state(status, ServiceState::Running, ServiceExitCode::NO_ERROR);
     let ending = async move {
@@ -59,7 +59,7 @@ fn serve(_arguments: Vec<OsString>) {
     tell_state(status, ServiceState::Stopped, code);
 }
 
-/// How long a call of HNS that is under way may take after the service was told to stop.
+/// How long a pending call of HNS may take after the service was told to stop.
 const STOPPING: Duration = Duration::from_secs(30);
 
 fn tell_state(status: ServiceStatusHandle, state: ServiceState, exit_code: ServiceExitCode) {

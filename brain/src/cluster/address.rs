@@ -1,16 +1,16 @@
-//! Reads addresses as Kubernetes does: leading zeros are decimal (`ParseIPSloppy`), and an IPv4 address in the clothes of
-//! IPv6 (`::ffff:10.0.0.1`) is an IPv4 address. What comes out is canonical.
+//! Parses addresses as Kubernetes does: leading zeros are decimal (`ParseIPSloppy`), and an IPv4-mapped IPv6 address
+//! (`::ffff:10.0.0.1`) is an IPv4 address. The result is canonical.
 
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 
-/// The address that the text names.
+/// Parses an address.
 pub(super) fn address(text: &str) -> Option<IpAddr> {
     if !text.contains(':') {
         return sloppy_v4(text).map(IpAddr::V4);
     }
-    // Go reads leading zeros in the IPv4 tail of an IPv6 address too.
+    // Go accepts leading zeros in the IPv4 tail of an IPv6 address, too.
     let canonical = match text.rsplit_once(':') {
         Some((head, tail)) if tail.contains('.') => format!("{head}:{}", sloppy_v4(tail)?),
         _ => text.to_owned(),
@@ -18,10 +18,10 @@ pub(super) fn address(text: &str) -> Option<IpAddr> {
     Some(canonical.parse::<std::net::Ipv6Addr>().ok()?.to_canonical())
 }
 
-/// The CIDR that the text names, without host bits.
+/// Parses a CIDR, and clears its host bits.
 pub(super) fn cidr(text: &str) -> Option<IpNet> {
     let (ip, length) = text.split_once('/')?;
-    // Rust would read `+8`; Go reads `008`.
+    // Rust accepts `+8`; Go accepts `008`.
     if !length.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }

@@ -1,10 +1,10 @@
-//! Which service an address and port belongs to when two name the same.
+//! Decides which Service owns an address and port that several Services claim.
 //!
-//! Kubernetes does not forbid two Services with one external IP and port, or, in a file, with one ClusterIP, NodePort or
-//! healthCheckNodePort.
-//! A packet can go to one of them only. The oldest Service has it, then the one whose name sorts first: the same on every
-//! node, whatever the order of events. Services that agree on different ports of one address share it; one that loses a port of an
-//! address is not served on that address at all, and takes none of its ports from others.
+//! Kubernetes allows two Services with the same external IP and port. In files, they may also share a ClusterIP, NodePort or
+//! healthCheckNodePort. A packet can go to only one of them. The oldest Service is the owner. Between Services of the same age,
+//! it is the one whose name sorts first. So every node chooses the same owner, whatever the order of events. Services may share
+//! an address on different ports. A Service that loses one port of an address is not served on that address at all, and takes
+//! none of its ports from other Services.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -17,11 +17,11 @@ use localnet_proto::{Family, Protocol, ServiceKey};
 use super::object::{Parsed, ServiceObject};
 use crate::localize::{self, Lost};
 
-/// An address and port on which packets arrive. NodePorts, and ports for health checks, stand under the unspecified address of their
-/// family.
+/// An address, protocol and port on which packets arrive. NodePorts and ports for health checks have the unspecified address of
+/// their family.
 type Front = (IpAddr, Protocol, u16);
 
-/// What is won or lost as a whole: an address, a NodePort, or a port for health checks.
+/// The unit that a Service owns or loses: an address, a NodePort, or a port for health checks.
 type Place = (IpAddr, Option<PortKey>);
 
 type PortKey = (Protocol, u16);
@@ -30,7 +30,7 @@ fn place((address, protocol, port): Front) -> Place {
     (address, address.is_unspecified().then_some((protocol, port)))
 }
 
-/// What one service claims, with its age.
+/// The claims of one Service, and its age.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Claimed {
     created: i64,
@@ -38,7 +38,7 @@ pub(super) struct Claimed {
 }
 
 impl Claimed {
-    /// All that the service claims.
+    /// All claims of the Service.
     pub(super) fn by(service: &ServiceObject) -> Self {
         let mut places: BTreeMap<Place, BTreeSet<PortKey>> = BTreeMap::new();
         for (front, _) in fronts(service) {
@@ -48,32 +48,32 @@ impl Claimed {
     }
 }
 
-/// Who claims what.
+/// The claims of all Services.
 #[derive(Debug, Default)]
 pub(super) struct Claims(HashMap<Place, Claimants>);
 
-/// Nearly every place has one claimant.
+/// The claimants of a place. Nearly every place has only one.
 #[derive(Debug)]
 enum Claimants {
     One(Claimant, BTreeSet<PortKey>),
     Many(Box<Shared>),
 }
 
-/// Ordered by right: age, then name.
+/// Ordered by precedence: age, then name.
 type Claimant = (i64, ServiceKey);
 
-/// A place that several claim.
+/// A place with several claimants.
 #[derive(Debug, Default)]
 struct Shared {
     claimants: BTreeMap<Claimant, BTreeSet<PortKey>>,
-    /// By how many each port is claimed.
+    /// The number of claimants of each port.
     ports: HashMap<PortKey, usize>,
-    /// Who does not have the place: for which port, and to whom.
+    /// The Services that lose the place, each with the port and its owner.
     losers: BTreeMap<ServiceKey, (PortKey, ServiceKey)>,
 }
 
 impl Shared {
-    /// Those who win or lose by it.
+    /// Adds a claimant. Returns the Services that win or lose the place by it.
     fn insert(&mut self, claimant: Claimant, ports: BTreeSet<PortKey>) -> Vec<ServiceKey> {
         for port in &ports {
             *self.ports.entry(*port).or_default() += 1;
@@ -96,8 +96,8 @@ impl Shared {
         if contested { self.settle() } else { Vec::new() }
     }
 
-    /// In the order of right each has the place, unless one before it has a port of it. What a loser claims takes nothing from
-    /// those after it: it is not served there.
+    /// Assigns the place in order of precedence: each claimant owns it, unless an earlier owner has one of its ports. The claims
+    /// of a loser take nothing from later claimants, because the loser is not served there.
     fn settle(&mut self) -> Vec<ServiceKey> {
         let mut owners: HashMap<PortKey, &ServiceKey> = HashMap::new();
         let mut losers = BTreeMap::new();
@@ -116,7 +116,7 @@ impl Shared {
 }
 
 impl Claims {
-    /// Notes that `key` claimed `before` and now claims `after`; the other services that win or lose by it.
+    /// Replaces the claims `before` of `key` with `after`. Returns the other Services that win or lose by it.
     pub(super) fn change(&mut self, key: &ServiceKey, before: Claimed, mut after: Claimed) -> Vec<ServiceKey> {
         let mut touched = Vec::new();
         for (place, ports) in before.places {
@@ -165,7 +165,7 @@ impl Claims {
         touched
     }
 
-    /// What a service claims that belongs to another.
+    /// The claims of a Service that another Service owns.
     pub(super) fn lost(&self, service: &ServiceObject) -> Vec<Lost> {
         let key = service.key();
         let lost = fronts(service).filter_map(|(front, field)| {
@@ -177,7 +177,7 @@ impl Claims {
     }
 }
 
-/// Every address and port that a service names and would be served on, and the field that names it.
+/// Every address and port that a Service claims, and the field that names it.
 fn fronts(service: &ServiceObject) -> impl Iterator<Item = (Front, &'static str)> + '_ {
     let wanted = localize::wanted(service);
     let family = |family| wanted.iter().any(|(address, _)| Family::of(*address) == family);
@@ -191,7 +191,7 @@ fn fronts(service: &ServiceObject) -> impl Iterator<Item = (Front, &'static str)
             Family::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
         };
         let node_ports = ports(service, |port| port.node_port).map(|port| (port, localize::NODE_PORTS));
-        // It is a port of the node like the others: the API server takes it from the same range.
+        // A port for health checks is a port of the node, like a NodePort: the API server allocates both from the same range.
         let health_check = localize::health_check_port(service).map(|port| (Protocol::Tcp, port));
         let health_check = health_check.map(|port| (port, localize::HEALTH_CHECK_NODE_PORT));
         node_ports.chain(health_check).map(move |((protocol, port), field)| ((any, protocol, port), field))

@@ -1,27 +1,27 @@
-//! What a source says has happened.
+//! Events: the changes that a source reports.
 
 use std::sync::Arc;
 
 use crate::cluster::object::{NodeObject, ServiceCidrObject, ServiceObject, SliceObject};
 
-/// A kind of object that the model is made of.
+/// A kind of object that the cluster consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// Services.
     Service,
     /// EndpointSlices.
     Slice,
-    /// The Node of this node.
+    /// The Node object of this node.
     Node,
     /// ServiceCIDRs.
     ServiceCidr,
 }
 
 impl Kind {
-    /// Every kind.
+    /// All kinds.
     pub const ALL: [Self; 4] = [Self::Service, Self::Slice, Self::Node, Self::ServiceCidr];
 
-    /// As Kubernetes writes it.
+    /// The name of the kind in Kubernetes.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Service => "Service",
@@ -46,7 +46,7 @@ pub enum Object {
 }
 
 impl Object {
-    /// Its kind.
+    /// The kind of the object.
     pub fn kind(&self) -> Kind {
         match self {
             Self::Service(_) => Kind::Service,
@@ -56,7 +56,7 @@ impl Object {
         }
     }
 
-    /// Its namespace; empty for the kinds that have none.
+    /// The namespace of the object. Empty for kinds without namespaces.
     pub fn namespace(&self) -> &str {
         match self {
             Self::Service(service) => &service.namespace,
@@ -65,7 +65,7 @@ impl Object {
         }
     }
 
-    /// Its name.
+    /// The name of the object.
     pub fn name(&self) -> &str {
         match self {
             Self::Service(service) => &service.name,
@@ -76,25 +76,25 @@ impl Object {
     }
 }
 
-/// What a source says has happened.
+/// A change that a source reports.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// The object is new, or now like this.
+    /// The object is new or has changed.
     Apply(Object),
-    /// The object is gone.
+    /// The object was deleted.
     Delete {
-        /// Its kind.
+        /// The kind of the object.
         kind: Kind,
-        /// Its namespace; empty for the kinds that have none.
+        /// The namespace of the object. Empty for kinds without namespaces.
         namespace: Arc<str>,
-        /// Its name.
+        /// The name of the object.
         name: Arc<str>,
     },
-    /// These are all objects of the kind: a first list, or one after an interruption. What is not in it is gone.
+    /// A complete list of a kind: the first one, or one after an interruption. Objects that it lacks were deleted.
     Replace {
-        /// The kind.
+        /// The kind of the objects.
         kind: Kind,
-        /// The objects. Those of another kind are ignored.
+        /// The objects. Objects of other kinds are ignored.
         objects: Vec<Object>,
     },
 }

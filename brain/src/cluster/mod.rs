@@ -1,7 +1,7 @@
-//! The Kubernetes objects seen so far, and which services they leave to be localized again.
+//! The Kubernetes objects that the brain has received, and which Services it must localize again.
 //!
-//! [`Cluster::handle`] takes what a source says and marks only what it changes; [`Cluster::localize`] computes the marked
-//! services, once every kind has been listed completely. It holds no result: [`crate::feed`] does, and compares.
+//! [`Cluster::handle`] applies an event and marks only the Services that it affects. Once every kind has been listed completely,
+//! [`Cluster::localize`] localizes the marked Services. The cluster stores no results: [`crate::feed`] stores and compares them.
 
 mod address;
 mod claims;
@@ -19,6 +19,7 @@ use std::{
     time::Duration,
 };
 
+use localnet_core::Diagnostic;
 use localnet_proto::ServiceKey;
 
 use crate::{
@@ -32,22 +33,22 @@ pub use object::{
     SliceObject, SlicePort,
 };
 
-/// What the brain was told of its node.
+/// The configuration of a brain for one node.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Name of the node, as the cluster knows it.
+    /// The name of the node in the cluster.
     pub node_name: String,
-    /// Serve the Services whose label `service.kubernetes.io/service-proxy-name` has this value; without it, those that
-    /// lack the label.
+    /// The value of the label `service.kubernetes.io/service-proxy-name` that Services must have. If `None`, only Services
+    /// without the label are served.
     pub service_proxy_name: Option<String>,
-    /// Whether `spec.externalIPs` of Services is looked at: the feature gate `AllowServiceExternalIPs`.
+    /// Whether `spec.externalIPs` of Services is used: the feature gate `AllowServiceExternalIPs`.
     pub external_ips: bool,
-    /// For how long Services and endpoints stay that are suddenly missing from a list; no time: they go at once.
+    /// How long Services and endpoints are held that are suddenly missing from a list. If zero, they are removed at once.
     pub shrink_hold: Duration,
 }
 
 impl Options {
-    /// What a brain of that node does unless told otherwise.
+    /// The defaults for a node.
     pub fn of_node(node_name: impl Into<String>) -> Self {
         Self { node_name: node_name.into(), service_proxy_name: None, external_ips: true, shrink_hold: guard::HOLD }
     }
@@ -55,24 +56,25 @@ impl Options {
 
 type ByName<T> = BTreeMap<Arc<str>, T>;
 
-/// The Kubernetes objects seen so far.
+/// The Kubernetes objects that the brain has received.
 #[derive(Debug)]
 pub struct Cluster {
     options: Options,
-    /// Which of the node's addresses count.
+    /// The operator's choice of the node's addresses.
     node_ips: NodeIps,
-    /// What of the node decides about services.
+    /// The facts about the node that decide about Services.
     here: Here,
     synced: BTreeSet<Kind>,
     services: HashMap<ServiceKey, ServiceObject>,
     claims: Claims,
-    /// Of each service, sorted by name. Nearly all have one, so this is no map: its nodes would be most of the memory.
+    /// The slices of each Service, sorted by name. Nearly all Services have one slice, so the nodes of a map would use most of
+    /// the memory.
     slices: HashMap<ServiceKey, Vec<SliceObject>>,
-    /// Whose each slice is: a slice may change its owner.
+    /// The Service of each slice. A slice may move to another Service.
     owners: HashMap<ServiceKey, ServiceKey>,
-    /// The Node as it was last seen.
+    /// The most recent Node object.
     node: Option<NodeObject>,
-    /// It was seen, and is gone.
+    /// Whether the Node was deleted after it was received.
     node_gone: bool,
     service_cidrs: ByName<ServiceCidrObject>,
     dirty: HashSet<ServiceKey>,
@@ -82,7 +84,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// A cluster of which nothing is known yet.
+    /// An empty cluster, in which no kind has been listed.
     pub fn new(options: Options) -> Self {
         Self {
             here: Here::new(&options.node_name),
@@ -102,12 +104,12 @@ impl Cluster {
         }
     }
 
-    /// What it was told of its node.
+    /// The configuration of the brain for its node.
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// Takes what a source says. What is equal to what is known changes nothing.
+    /// Applies an event. An object that is equal to the stored one changes nothing.
     pub fn handle(&mut self, event: Event) {
         match event {
             Event::Apply(object) => self.apply(object),
@@ -121,7 +123,7 @@ impl Cluster {
         self.synced.len() == Kind::ALL.len()
     }
 
-    /// Computes what has been marked since the last call. `None` until every kind has been listed completely: a part of the
+    /// Localizes what was marked since the last call. `None` until every kind has been listed completely, because an incomplete
     /// state is never served.
     pub fn localize(&mut self) -> Option<Localized> {
         if !self.is_synced() {
@@ -133,14 +135,14 @@ impl Cluster {
             localized.node = Some(node);
             localized.primary = self.here.primary;
             localized.node_eligible = self.node.as_ref().map(localize::is_eligible);
-            localized.skipped = skipped;
-            localized.skipped.extend(self.node_gone.then(|| localize::node_is_gone(&self.options.node_name)));
+            let gone = self.node_gone.then(|| localize::node_is_gone(&self.options.node_name));
+            localized.skipped.extend(skipped.into_iter().chain(gone).map(|found| (None, found)));
         }
         let mut dirty: Vec<ServiceKey> = self.dirty.drain().collect();
         dirty.sort_unstable();
         for key in dirty {
             let (service, skipped) = self.service(&key);
-            localized.skipped.extend(skipped);
+            localized.skipped.extend(skipped.into_iter().map(|found| (Some(key.clone()), found)));
             let health_check = service.as_ref().and_then(|service| self.health_check(&key, service));
             localized.health_checks.extend(health_check.map(|check| (key.clone(), check)));
             localized.services.push((key, service.map(Arc::new)));
@@ -153,20 +155,20 @@ impl Cluster {
         self.services.get(key).filter(|object| localize::is_proxied(object, proxy_name))
     }
 
-    fn service(&self, key: &ServiceKey) -> (Option<localnet_proto::Service>, Vec<localize::Skipped>) {
+    fn service(&self, key: &ServiceKey) -> (Option<localnet_proto::Service>, Vec<Diagnostic>) {
         let Some(object) = self.proxied(key) else { return (None, Vec::new()) };
         localize::service(object, self.slices_of(key), &self.here, &self.claims.lost(object))
     }
 
-    /// How topology hints narrow the endpoints of a service, for each port and family, and why they do not. `None` when the
-    /// service is not served here.
+    /// How topology hints narrow the endpoints of a Service, for each port and family, and why they are ignored where they are.
+    /// `None` if the Service is not served on this node.
     pub fn topology(&self, key: &ServiceKey) -> Option<Vec<localize::Topology>> {
         let object = self.proxied(key)?;
         Some(localize::topology(object, self.slices_of(key), &self.here, &self.claims.lost(object)))
     }
 
-    /// What was decided about a service, and why: whether it is served, and for each endpoint that does not serve all of its
-    /// traffic the rule that leaves it out. For people who ask.
+    /// The decisions about a Service and their reasons: whether it is served, and which rule excludes each endpoint that is not
+    /// eligible for all of its traffic. This is computed on request, for diagnosis only.
     pub fn reasons(&self, key: &ServiceKey) -> localize::Reasons {
         let Some(object) = self.services.get(key) else { return localize::Reasons::default() };
         let proxy_name = self.options.service_proxy_name.as_deref();
@@ -220,7 +222,7 @@ impl Cluster {
     fn apply_slice(&mut self, mut slice: SliceObject) {
         let triggered = slice.triggered.take();
         let name = ServiceKey { namespace: Arc::clone(&slice.namespace), name: Arc::clone(&slice.name) };
-        // The slices of headless services can be many, and no service here has a use for them.
+        // Headless Services can have many slices, and the brain does not need them.
         let owner = slice.owner().filter(|_| !slice.headless);
         if self.owners.get(&name) != owner.as_ref() {
             self.delete_slice(&name);
@@ -271,7 +273,7 @@ impl Cluster {
         self.dirty.insert(owner);
     }
 
-    /// A Node may be deleted while its machine still runs: what was last known of it stays, as in kube-proxy.
+    /// Records that the Node was deleted. Its machine may still run, so its last facts remain in use, as in kube-proxy.
     fn lose_node(&mut self, name: &str) {
         let ours = self.node.as_ref().is_some_and(|node| *node.name == *name);
         if ours && !std::mem::replace(&mut self.node_gone, true) {
@@ -290,7 +292,7 @@ impl Cluster {
         self.look_around();
     }
 
-    /// Says which of the node's addresses count.
+    /// Sets the operator's choice of the node's addresses.
     pub fn set_node_ips(&mut self, chosen: NodeIps) {
         if self.node_ips != chosen {
             self.node_ips = chosen;
@@ -299,7 +301,7 @@ impl Cluster {
         }
     }
 
-    /// Marks the services that what is known of the node decides otherwise about.
+    /// Marks the Services that are affected by a change of the node's facts.
     fn look_around(&mut self) {
         let here = Here::of(&self.options.node_name, self.node.as_ref(), &self.node_ips);
         if here.zone != self.here.zone {
@@ -324,7 +326,7 @@ impl Cluster {
         self.synced.contains(&kind)
     }
 
-    /// The objects of a kind that are known and not in `objects`.
+    /// The stored objects of a kind that are not in `objects`.
     pub fn missing(&self, kind: Kind, objects: &[Object]) -> Vec<ServiceKey> {
         let kept: HashSet<(&str, &str)> = objects.iter().map(|object| (object.namespace(), object.name())).collect();
         let gone = |key: &ServiceKey| !kept.contains(&(&*key.namespace, &*key.name));
@@ -336,9 +338,9 @@ impl Cluster {
         }
     }
 
-    /// How much would be lost without `missing`: Services, or endpoints. `others` come with the same list. The endpoints of a
-    /// Service that keeps as many as it loses are not lost, as its slices may have other names now; nor are those of a single
-    /// Service, or of one that is gone.
+    /// The loss if `missing` were removed, in Services or endpoints. `others` are the other objects of the same list. If a
+    /// Service keeps at least as many endpoints as it loses, they are not lost, because its slices may have other names now. The
+    /// endpoints of a single Service or of a deleted Service are not lost, either.
     pub fn lack<'a>(
         &self,
         kind: Kind,
@@ -351,7 +353,7 @@ impl Cluster {
         }
         let mut of_owners: HashMap<ServiceKey, (usize, usize)> = HashMap::new();
         for owner in missing.iter().filter_map(|name| self.owners.get(name)) {
-            // With its Service an endpoint goes anyway.
+            // The endpoints of a deleted Service are removed in any case.
             if !self.services.contains_key(owner) {
                 continue;
             }
@@ -371,10 +373,10 @@ impl Cluster {
                 *kept += slice.endpoints.len();
             }
         }
-        // Those of one Service are one decision of somebody.
+        // A loss in only one Service is most likely intended.
         let losses = of_owners.values().map(|(lost, kept)| lost.saturating_sub(*kept)).filter(|lost| *lost > 0);
         let lost = if losses.clone().count() > 1 { losses.sum() } else { 0 };
-        // Most changes lose nothing, and need not count everything.
+        // Most changes lose nothing. For these, the total is not needed.
         let of = if lost == 0 { 0 } else { self.slices.values().flatten().map(|slice| slice.endpoints.len()).sum() };
         Lack { lost, of }
     }

@@ -1,39 +1,39 @@
-//! Kubernetes objects, reduced to what the model is made of.
+//! Kubernetes objects, reduced to the fields that the brain needs.
 //!
-//! An object is reduced the moment it arrives ([`super::reduce`]): what is kept here is all that the brain holds of it, so
-//! that memory stays small and a change of anything else is no change at all. Texts that are no addresses are kept as
-//! they are, to be reported by whoever would have used them.
+//! [`super::reduce`] reduces an object as soon as it arrives, and the brain keeps nothing else of it. This saves memory, and a
+//! change of any other field is not a change. Text that is not a valid address is kept unchanged, so that the code that would use
+//! it can report it.
 
 use std::{net::IpAddr, num::NonZeroI64, sync::Arc};
 
 use ipnet::IpNet;
 use localnet_proto::{Family, ServiceKey};
 
-/// A text that should be something else, read.
+/// A parsed value, or the text that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Parsed<T> {
-    /// It is.
+    /// The parsed value.
     Good(T),
-    /// It is not; this is the text.
+    /// The text that cannot be parsed.
     Bad(Box<str>),
 }
 
-/// What the type of a Service means to a node.
+/// The type of a Service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ServiceType {
-    /// ClusterIP, and whatever is not known.
+    /// ClusterIP, and every unknown type.
     #[default]
     ClusterIp,
     /// NodePort.
     NodePort,
     /// LoadBalancer.
     LoadBalancer,
-    /// ExternalName: DNS alone.
+    /// ExternalName: only a DNS name.
     ExternalName,
 }
 
 impl ServiceType {
-    /// As Kubernetes writes it.
+    /// The name of the type in Kubernetes.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::ClusterIp => "ClusterIP",
@@ -51,17 +51,18 @@ pub struct ServiceObject {
     pub namespace: Arc<str>,
     /// `metadata.name`.
     pub name: Arc<str>,
-    /// `metadata.creationTimestamp` in seconds since 1970; 0 when unknown. The older of two claimants wins.
+    /// `metadata.creationTimestamp` in seconds since 1970; 0 if unknown. If two Services claim an address and port, the older one
+    /// owns it.
     pub created: i64,
-    /// Value of the label `service.kubernetes.io/service-proxy-name`, if it is there.
+    /// Value of the label `service.kubernetes.io/service-proxy-name`, if there is one.
     pub proxy_name: Option<Arc<str>>,
     /// `spec.type`.
     pub kind: ServiceType,
-    /// `spec.clusterIP` is `None`.
+    /// Whether `spec.clusterIP` is `None`.
     pub headless: bool,
-    /// `spec.clusterIPs`, or `spec.clusterIP` where there is only that.
+    /// `spec.clusterIPs`. If that is empty, `spec.clusterIP`.
     pub cluster_ips: Box<[Parsed<IpAddr>]>,
-    /// `spec.ipFamilies`; those that are unknown are left out.
+    /// `spec.ipFamilies` without unknown families.
     pub families: Box<[Family]>,
     /// `spec.externalIPs`.
     pub external_ips: Box<[Parsed<IpAddr>]>,
@@ -71,22 +72,22 @@ pub struct ServiceObject {
     pub source_ranges: Box<[Parsed<IpNet>]>,
     /// `spec.ports`.
     pub ports: Box<[ServicePort]>,
-    /// `spec.internalTrafficPolicy` is `Local`.
+    /// Whether `spec.internalTrafficPolicy` is `Local`.
     pub internal_local: bool,
-    /// `spec.externalTrafficPolicy` is `Local`.
+    /// Whether `spec.externalTrafficPolicy` is `Local`.
     pub external_local: bool,
-    /// Seconds of `ClientIP` session affinity.
+    /// The timeout of `ClientIP` session affinity in seconds. `None` without affinity.
     pub affinity: Option<u32>,
     /// `spec.healthCheckNodePort`; 0 for none.
     pub health_check_node_port: i32,
-    /// Value of the annotation `localnet.dev/ipvs-scheduler`, without spaces around it, if there is anything.
+    /// The trimmed value of the annotation `localnet.dev/ipvs-scheduler`, if it is not empty.
     pub ipvs_scheduler: Option<Arc<str>>,
-    /// The annotation `preserve-destination` is `true`.
+    /// Whether the annotation `preserve-destination` is `true`.
     pub preserve_destination: bool,
 }
 
 impl ServiceObject {
-    /// Its name in the model.
+    /// The namespace and name of the Service.
     pub fn key(&self) -> ServiceKey {
         ServiceKey { namespace: Arc::clone(&self.namespace), name: Arc::clone(&self.name) }
     }
@@ -95,11 +96,11 @@ impl ServiceObject {
 /// One of `spec.ports` of a Service.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServicePort {
-    /// Its name; may be empty.
+    /// The name of the port. May be empty.
     pub name: Arc<str>,
-    /// Its protocol.
+    /// The protocol of the port.
     pub protocol: Parsed<localnet_proto::Protocol>,
-    /// Its number.
+    /// The number of the port.
     pub port: i32,
     /// `nodePort`; 0 for none.
     pub node_port: i32,
@@ -112,23 +113,24 @@ pub struct SliceObject {
     pub namespace: Arc<str>,
     /// `metadata.name`.
     pub name: Arc<str>,
-    /// Value of the label `kubernetes.io/service-name`: whose endpoints these are.
+    /// Value of the label `kubernetes.io/service-name`: the Service that the slice belongs to.
     pub service: Option<Arc<str>>,
-    /// Has the label `service.kubernetes.io/headless`.
+    /// Whether the slice has the label `service.kubernetes.io/headless`.
     pub headless: bool,
-    /// `addressType`; bad when it is neither IPv4 nor IPv6.
+    /// `addressType`. `Parsed::Bad` if it is neither IPv4 nor IPv6.
     pub family: Parsed<Family>,
     /// `ports`.
     pub ports: Box<[SlicePort]>,
     /// `endpoints`.
     pub endpoints: Box<[SliceEndpoint]>,
-    /// When what changed it last happened, in microseconds since 1970: the annotation
-    /// `endpoints.kubernetes.io/last-change-trigger-time`. It says how late a change is, and is no content of it.
+    /// When the cause of the last change happened, in microseconds since 1970: the annotation
+    /// `endpoints.kubernetes.io/last-change-trigger-time`. It only serves to measure latency, and is not part of the slice's
+    /// content.
     pub triggered: Option<NonZeroI64>,
 }
 
 impl SliceObject {
-    /// The service that it belongs to.
+    /// The Service that the slice belongs to.
     pub fn owner(&self) -> Option<ServiceKey> {
         let name = self.service.as_ref().filter(|name| !name.is_empty())?;
         Some(ServiceKey { namespace: Arc::clone(&self.namespace), name: Arc::clone(name) })
@@ -138,18 +140,18 @@ impl SliceObject {
 /// One of `ports` of an EndpointSlice.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SlicePort {
-    /// Its name; `None` is a port that no Service port can mean.
+    /// The name of the port. No Service port matches `None`.
     pub name: Option<Arc<str>>,
-    /// Its protocol.
+    /// The protocol of the port.
     pub protocol: Parsed<localnet_proto::Protocol>,
-    /// Its number; `None` is "all ports", which no service proxy implements.
+    /// The number of the port. `None` means "all ports", which no service proxy implements.
     pub port: Option<i32>,
 }
 
 /// One of `endpoints` of an EndpointSlice.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SliceEndpoint {
-    /// The first of `addresses`; the others mean nothing.
+    /// The first of `addresses`. Service proxies ignore the others.
     pub address: Option<Parsed<IpAddr>>,
     /// `hostname`.
     pub hostname: Option<Arc<str>>,
@@ -163,14 +165,14 @@ pub struct SliceEndpoint {
     pub node_hints: Box<[Arc<str>]>,
 }
 
-/// The conditions of an endpoint, with what is not said filled in.
+/// The conditions of an endpoint, with Kubernetes' defaults for missing ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conditions {
-    /// Gets new connections.
+    /// Whether the endpoint is ready for new connections.
     pub ready: bool,
-    /// Answers.
+    /// Whether the endpoint answers connections.
     pub serving: bool,
-    /// Is about to go.
+    /// Whether the endpoint is terminating.
     pub terminating: bool,
 }
 
@@ -179,15 +181,15 @@ pub struct Conditions {
 pub struct NodeObject {
     /// `metadata.name`.
     pub name: Arc<str>,
-    /// Value of the label `topology.kubernetes.io/zone`; empty when it is not there.
+    /// Value of the label `topology.kubernetes.io/zone`. Empty without the label.
     pub zone: Arc<str>,
-    /// `status.addresses`: the internal addresses, then the external ones.
+    /// `status.addresses`: first the internal addresses, then the external ones.
     pub addresses: Box<[Parsed<IpAddr>]>,
-    /// `spec.podCIDRs`, or `spec.podCIDR`.
+    /// `spec.podCIDRs`. If that is empty, `spec.podCIDR`.
     pub pod_cidrs: Box<[Parsed<IpNet>]>,
     /// Keys of `spec.taints`.
     pub taints: Box<[Arc<str>]>,
-    /// Has a `metadata.deletionTimestamp`.
+    /// Whether the Node has a `metadata.deletionTimestamp`.
     pub deleting: bool,
 }
 

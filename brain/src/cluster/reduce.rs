@@ -1,9 +1,10 @@
-//! From Kubernetes' types to the reduced ones. Total: whatever arrives becomes an object.
+//! Converts Kubernetes' types to the reduced ones. The conversion is total: it accepts every object.
 //!
-//! What is decided here is how an object is to be read, as the API server and kube-proxy read it: what a field that is not
-//! there means (TCP, ready, three hours of affinity), which of two fields counts (`clusterIPs` before `clusterIP`, internal
-//! addresses of a Node before external ones), and what no service proxy looks at (addresses of `ipMode: Proxy`, all but the
-//! first address of an endpoint). What an object means on this node is [`crate::localize`]'s.
+//! This module decides how to read an object, in the same way as the API server and kube-proxy. It fills in defaults for missing
+//! fields (TCP, ready, three hours of affinity). If two fields contradict each other, it decides between them (`clusterIPs`
+//! before `clusterIP`, internal addresses of a Node before external ones). It drops what service proxies ignore (addresses of
+//! `ipMode: Proxy`, all but the first address of an endpoint). [`crate::localize`] decides about the meaning of an object on this
+//! node.
 
 use std::{collections::BTreeMap, net::IpAddr, num::NonZeroI64, sync::Arc};
 
@@ -26,22 +27,22 @@ use super::{
     },
 };
 
-/// Excludes a Service from the ordinary service proxy, or names the one that serves it.
+/// Label of a Service that excludes it from the ordinary service proxy. Its value names the proxy that serves it.
 pub const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
-/// Marks the EndpointSlices of headless Services.
+/// Label of the EndpointSlices of headless Services.
 pub const HEADLESS: &str = "service.kubernetes.io/headless";
-/// Annotation of a Service: who chooses its endpoints in IPVS.
+/// Annotation of a Service: the IPVS scheduler that chooses its endpoints.
 pub const IPVS_SCHEDULER: &str = "localnet.dev/ipvs-scheduler";
-/// The annotation by which kube-proxy on Windows keeps the destination of packets.
+/// Annotation of a Service by which kube-proxy on Windows preserves the destination of packets.
 pub const PRESERVE_DESTINATION: &str = "preserve-destination";
-/// Names the Service that an EndpointSlice belongs to.
+/// Label of an EndpointSlice that names its Service.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// Says when what changed an EndpointSlice last happened: RFC 3339, of a pod or a Service.
+/// Annotation of an EndpointSlice: when the pod or Service that caused its last change had changed. RFC 3339.
 pub const TRIGGERED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
-/// Names the zone of a Node.
+/// Label of a Node that names its zone.
 pub const ZONE: &str = "topology.kubernetes.io/zone";
 
-/// The timeout of session affinity when nothing is said, as the API server fills it in.
+/// The default timeout of session affinity in the API server.
 const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
 
 impl From<Service> for ServiceObject {
@@ -73,7 +74,7 @@ impl From<Service> for ServiceObject {
             health_check_node_port: spec.health_check_node_port.unwrap_or(0),
             ipvs_scheduler: annotation(service.metadata.annotations.as_ref(), IPVS_SCHEDULER),
             preserve_destination: service.metadata.annotations.as_ref().is_some_and(|annotations| {
-                // Nothing else, as in kube-proxy.
+                // Only this exact value counts, as in kube-proxy.
                 annotations.get(PRESERVE_DESTINATION).is_some_and(|value| value == "true")
             }),
             ports: spec.ports.into_iter().flatten().map(Into::into).collect(),
@@ -146,7 +147,7 @@ impl From<Endpoint> for SliceEndpoint {
             address: endpoint.addresses.first().map(|ip| parsed_address(ip)),
             hostname: endpoint.hostname.filter(|name| !name.is_empty()).map(Into::into),
             node: endpoint.node_name.map(Into::into),
-            // What is not said of readiness is yes; a ready of no says nothing about serving.
+            // A missing condition counts as true. `ready: false` implies nothing about `serving`.
             conditions: Conditions {
                 ready: conditions.ready.unwrap_or(true),
                 serving: conditions.serving.unwrap_or(true),
@@ -193,7 +194,7 @@ fn label(labels: Option<&BTreeMap<String, String>>, name: &str) -> Option<Arc<st
     labels?.get(name).map(|value| value.as_str().into())
 }
 
-/// The value of an annotation, without spaces around it; none if it is empty.
+/// The trimmed value of an annotation. `None` if it is empty.
 fn annotation(annotations: Option<&BTreeMap<String, String>>, name: &str) -> Option<Arc<str>> {
     let value = annotations?.get(name)?.trim();
     (!value.is_empty()).then(|| value.into())
@@ -233,7 +234,7 @@ fn parsed_address(text: &str) -> Parsed<IpAddr> {
     address::address(text).map_or_else(|| Parsed::Bad(text.into()), Parsed::Good)
 }
 
-/// The API server lets white space around source ranges pass.
+/// Parses a CIDR. The API server accepts white space around source ranges.
 pub(crate) fn parsed_cidr(text: &str) -> Parsed<IpNet> {
     address::cidr(text.trim()).map_or_else(|| Parsed::Bad(text.into()), Parsed::Good)
 }

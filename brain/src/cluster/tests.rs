@@ -1,7 +1,8 @@
-//! What is marked by which event, and when the first state is ready.
+//! Tests which objects an event marks, and when the first state is ready.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
+use localnet_core::Severity;
 use localnet_proto::{Family, Protocol, Service, ServiceKey};
 
 use super::*;
@@ -39,7 +40,7 @@ fn delete(kind: Kind, name: &str) -> Event {
     Event::Delete { kind, namespace: "default".into(), name: name.into() }
 }
 
-/// A cluster that has seen these objects, and nothing marked.
+/// A cluster that has received these objects, and in which nothing is marked.
 fn synced(services: Vec<ServiceObject>, slices: Vec<SliceObject>) -> Cluster {
     let mut cluster = cluster();
     cluster.handle(replace(Kind::Service, services.into_iter().map(Object::Service).collect()));
@@ -50,7 +51,7 @@ fn synced(services: Vec<ServiceObject>, slices: Vec<SliceObject>) -> Cluster {
     cluster
 }
 
-/// What an event marks: names of services, with the node's zone first if the node is marked.
+/// Checks what an event marks: the names of Services, preceded by the node's zone if the node is marked.
 #[track_caller]
 fn check_marks(cluster: &mut Cluster, event: Event, expected: &[&str]) -> Vec<Option<Arc<Service>>> {
     cluster.handle(event);
@@ -103,7 +104,7 @@ fn a_slice_marks_its_service() {
     let ip = |text: &str| text.parse::<IpAddr>().unwrap();
     let marked = check_marks(&mut cluster, Event::Apply(Object::Slice(one("web-2", "10.1.0.2"))), &["web"]);
     assert_eq!(endpoints(&marked), [[ip("10.1.0.1"), ip("10.1.0.2")]]);
-    // A slice that goes over to another service.
+    // A slice moves to another Service.
     let moved = SliceObject { service: Some("other".into()), ..one("web-2", "10.1.0.2") };
     let marked = check_marks(&mut cluster, Event::Apply(Object::Slice(moved)), &["other", "web"]);
     assert_eq!(endpoints(&marked), [[ip("10.1.0.2")], [ip("10.1.0.1")]]);
@@ -147,8 +148,9 @@ fn the_node_marks_services_that_have_its_addresses() {
     check_marks(&mut cluster, Event::Apply(node("zone-a", "192.168.0.3")), &["zone-a"]);
     cluster.handle(Event::Apply(node("zone-a", "192.168.0.2")));
     let localized = cluster.localize().unwrap();
-    let said: Vec<_> = localized.skipped.iter().map(|said| (said.left_out, &*said.object, &*said.field)).collect();
-    assert_eq!(said, [(false, "Service default/taken", "spec.externalIPs[0]")]);
+    let said: Vec<_> =
+        localized.skipped.iter().map(|(_, said)| (said.severity, said.subject.to_string(), &*said.field)).collect();
+    assert_eq!(said, [(Severity::Warning, "Service default/taken".to_owned(), "spec.externalIPs[0]")]);
     check_marks(&mut cluster, Event::Apply(node("zone-a", "192.168.0.3")), &["zone-a", "taken"]);
 }
 
@@ -218,7 +220,7 @@ fn external_addresses_may_be_switched_off() {
     }
 }
 
-/// As kube-proxy does: a Node is deleted while its machine still runs, and what ran on it is still reached.
+/// A Node may be deleted while its machine still runs and its pods are still reachable. kube-proxy does the same.
 #[test]
 fn what_was_last_known_of_a_node_that_is_gone_stays() {
     let facts = |cluster: &mut Cluster, event: Event| {
@@ -235,16 +237,19 @@ fn what_was_last_known_of_a_node_that_is_gone_stays() {
         let known = localized.node.unwrap();
         assert_eq!((&*known.zone, known.addresses), ("zone-a", vec!["192.168.0.1".parse::<IpAddr>().unwrap()]));
         assert_eq!((localized.services, localized.node_eligible), (vec![], Some(true)));
-        let [said] = &*localized.skipped else { panic!("{:?}", localized.skipped) };
-        assert_eq!((&*said.object, &*said.problem), ("Node node-1", "is gone; what was last known of it stays in use"));
+        let [(_, said)] = &*localized.skipped else { panic!("{:?}", localized.skipped) };
+        assert_eq!(
+            said.to_string().split_once("; register").map(|(said, _)| said),
+            Some("Node node-1: is gone; what was last known of it stays in use")
+        );
         assert_eq!(facts(&mut cluster, gone), Localized::default(), "it is said once");
-        // The node that is registered anew counts at once.
+        // A newly registered Node takes effect at once.
         let back = facts(&mut cluster, Event::Apply(node("zone-a", "192.168.0.1")));
         assert_eq!((back.node.unwrap().zone, back.skipped), ("zone-a".to_owned(), vec![]));
         let moved = facts(&mut cluster, replace(Kind::Node, vec![node("zone-b", "192.168.0.1")]));
         assert_eq!((moved.node.unwrap().zone, moved.services.len()), ("zone-b".to_owned(), 1));
     }
-    // Nothing is known of one that was never seen.
+    // There are no facts about a Node that never existed.
     let mut never = cluster();
     for kind in Kind::ALL {
         never.handle(replace(kind, vec![]));
@@ -274,28 +279,28 @@ fn an_address_that_two_services_claim_belongs_to_the_older() {
             .collect()
     };
     let mut cluster = synced(vec![external("b", 5, "203.0.113.1")], vec![]);
-    // A younger one gets nothing, and the older one has it as before.
+    // A younger Service gets nothing, and the older one keeps the address.
     let marked = check_marks(&mut cluster, apply(external("c", 7, "203.0.113.1")), &["c"]);
     assert_eq!(owners(&marked), [false]);
-    // An even older one takes it over.
+    // An even older Service takes the address over.
     let marked = check_marks(&mut cluster, apply(external("z", 3, "203.0.113.1")), &["b", "c", "z"]);
     assert_eq!(owners(&marked), [false, false, true]);
-    // Of the same age: the name decides.
+    // Between Services of the same age, the name decides.
     let marked = check_marks(&mut cluster, apply(external("a", 3, "203.0.113.1")), &["a", "b", "c", "z"]);
     assert_eq!(owners(&marked), [true, false, false, false]);
     let marked = check_marks(&mut cluster, delete(Kind::Service, "a"), &["a", "b", "c", "z"]);
     assert_eq!(owners(&marked), [false, false, false, true]);
     let marked = check_marks(&mut cluster, apply(external("z", 3, "203.0.113.2")), &["b", "c", "z"]);
     assert_eq!(owners(&marked), [true, false, true]);
-    // What is no claim concerns nobody else.
+    // A change that is not a claim does not affect other Services.
     let sticky = ServiceObject { affinity: Some(60), ..external("c", 7, "203.0.113.1") };
     assert_eq!(owners(&check_marks(&mut cluster, apply(sticky), &["c"])), [false]);
-    // One that is made anew is younger than it was, and may be again what it was.
+    // A recreated Service is younger than before. It can also get its previous age back.
     let marked = check_marks(&mut cluster, apply(external("b", 9, "203.0.113.1")), &["b", "c"]);
     assert_eq!(owners(&marked), [false, true]);
     let marked = check_marks(&mut cluster, apply(external("b", 5, "203.0.113.1")), &["b", "c"]);
     assert_eq!(owners(&marked), [true, false]);
-    // Other ports of one address can be shared.
+    // Services may share an address on different ports.
     let mut other_port = external("c", 7, "203.0.113.1");
     other_port.ports[0].port = 81;
     let marked = check_marks(&mut cluster, apply(other_port), &["c"]);
@@ -321,14 +326,14 @@ fn who_loses_an_address_takes_none_of_its_ports_from_others() {
     let mut cluster = synced(vec![a.clone(), b.clone(), c.clone()], vec![]);
     assert_eq!(lost(&cluster, "b"), [(80, "a".into())]);
     assert_eq!(lost(&cluster, "c"), [], "b is not served there");
-    // Without the oldest, the next has all of it, and with it again what it takes.
+    // Without the oldest Service, the next one owns all its ports. When the oldest returns, it takes its ports back.
     check_marks(&mut cluster, delete(Kind::Service, "a"), &["a", "b", "c"]);
     assert_eq!((lost(&cluster, "b"), lost(&cluster, "c")), (vec![], vec![(443, "b".into())]));
     check_marks(&mut cluster, Event::Apply(Object::Service(a)), &["a", "b", "c"]);
     assert_eq!((lost(&cluster, "b"), lost(&cluster, "c")), (vec![(80, "a".into())], vec![]));
 }
 
-/// kube-proxy opens the port for whichever Service it happens to see first, and posts an Event for the other.
+/// kube-proxy opens the port for whichever Service it sees first, and posts an Event for the other.
 #[test]
 fn a_port_for_health_checks_that_two_services_claim_belongs_to_the_older() {
     let balanced = |name: &str, created: i64, port: i32| ServiceObject {
@@ -343,30 +348,30 @@ fn a_port_for_health_checks_that_two_services_claim_belongs_to_the_older() {
     };
     let apply = |service: ServiceObject| Event::Apply(Object::Service(service));
     let mut cluster = synced(vec![balanced("b", 5, 30_200)], vec![]);
-    // A younger one gets nothing, is told, and has no answers.
+    // A younger Service gets a diagnostic instead of the port, and has no answers to health checks.
     cluster.handle(apply(balanced("a", 7, 30_200)));
     let localized = cluster.localize().unwrap();
     assert_eq!(localized.services.len(), 1);
     assert_eq!((ports(&[localized.services[0].1.clone()]), localized.health_checks), (vec![None], vec![]));
-    let [said] = &*localized.skipped else { panic!("{:?}", localized.skipped) };
+    let [(_, said)] = &*localized.skipped else { panic!("{:?}", localized.skipped) };
     assert_eq!(
         (&*said.field, &*said.problem),
         ("spec.healthCheckNodePort", "30200/TCP belongs to Service default/b, which is older or sorts first")
     );
-    // An even older one takes it over; of the same age the name decides.
+    // An even older Service takes the port over. Between Services of the same age, the name decides.
     assert_eq!(
         ports(&check_marks(&mut cluster, apply(balanced("z", 3, 30_200)), &["a", "b", "z"])),
         [None, None, Some(30_200)]
     );
     let marked = check_marks(&mut cluster, apply(balanced("c", 3, 30_200)), &["a", "b", "c", "z"]);
     assert_eq!(ports(&marked), [None, None, Some(30_200), None]);
-    // Whoever needs no health checks, or takes another port, leaves it to the next.
+    // A Service that needs no health checks or changes its port leaves the port to the next claimant.
     let elsewhere = ServiceObject { external_local: false, ..balanced("c", 3, 30_200) };
     let marked = check_marks(&mut cluster, apply(elsewhere), &["a", "b", "c", "z"]);
     assert_eq!(ports(&marked), [None, None, None, Some(30_200)]);
     let marked = check_marks(&mut cluster, apply(balanced("z", 3, 30_201)), &["a", "b", "z"]);
     assert_eq!(ports(&marked), [None, Some(30_200), Some(30_201)]);
-    // A NodePort of that number is claimed, too: what comes for it would never reach the health checks.
+    // A NodePort of that number is a claim, too, because its traffic would never reach the health checks.
     let mut node_port = named("n", "10.96.1.1");
     (node_port.created, node_port.ports[0].node_port) = (1, 30_200);
     let marked = check_marks(&mut cluster, apply(node_port), &["a", "b", "n"]);
@@ -395,7 +400,7 @@ fn an_address_is_claimed_only_by_a_service_that_would_be_served_on_it() {
         let younger = &cluster.services[&ServiceKey::new("default", "s9")];
         assert_eq!(cluster.claims.lost(younger), [], "{name}");
     }
-    // Of the ClusterIPs of one family, one counts; an address that means something else on each machine never does.
+    // Of several ClusterIPs of one family, only one is used. An address that is local to each machine is never used.
     let mut two = externals(1, &["10.96.1.1", "10.96.1.9"], &[]);
     two.external_ips = addresses(&["127.0.0.9", "10.96.1.1"]);
     assert_eq!(
@@ -406,7 +411,7 @@ fn an_address_is_claimed_only_by_a_service_that_would_be_served_on_it() {
     assert_eq!(cluster.claims.lost(&cluster.services[&ServiceKey::new("default", "s9")]), []);
 }
 
-/// Whatever the order of events, the end is the same as that of one list.
+/// Events in any order lead to the same state as one list.
 mod any_order {
     use proptest::prelude::*;
 
@@ -502,7 +507,7 @@ mod any_order {
             let mut expected = BTreeMap::new();
             fold(fresh.localize().unwrap(), &mut expected);
             prop_assert_eq!(&state, &expected);
-            // Two services never answer on the same address, protocol and port.
+            // Two Services never share an address, protocol and port.
             let mut fronts = std::collections::BTreeSet::new();
             for service in state.values() {
                 for ip in service.cluster_ips.iter().chain(&service.external_ips) {

@@ -1,7 +1,7 @@
-//! Events of Kubernetes, as kube-proxy posts them: by the same reasons and actions, so that what looks for them finds them.
+//! Posts Kubernetes events with the reasons and actions of kube-proxy, so that existing alerts match them.
 //!
-//! They are posted one after the other, beside everything else. An API server that is away is waited for; what comes meanwhile
-//! queues up, and what is more than the queue holds is only in the log.
+//! A task posts the events one by one. While the API server is unavailable, the task retries and further events wait in a
+//! queue. If the queue is full, an event appears in the log only.
 
 mod warnings;
 
@@ -15,128 +15,130 @@ use tracing::{debug, warn};
 
 use crate::{serve::Reports, watch::kube::ApiServer};
 
-/// Events that wait to be posted.
+/// Maximum number of events that wait to be posted.
 const QUEUE: usize = 64;
-/// An API server that is away is asked again after this.
-const AGAIN: Duration = Duration::from_secs(5);
-/// So often; then the next one's turn comes. It is ten minutes.
+/// Pause between two attempts to post an event.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// Maximum number of attempts to post an event: ten minutes.
 const ATTEMPTS: u32 = 120;
-/// The most that an event may say, and that it may name as its reason, in bytes: the API server takes no more.
+/// Maximum length of an event's note, in bytes (the validation of events.k8s.io/v1).
 const MAX_NOTE: usize = 1024;
+/// Maximum length of an event's reason, in bytes.
 const MAX_REASON: usize = 128;
 
-/// What has happened.
+/// An event about the node or one of its Services.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Happened {
+pub enum NodeEvent {
     /// The program has started.
     Starting,
-    /// A backend warns of how it is run; the one for ipvs does so by kube-proxy's `IPVSDeprecation`.
+    /// A backend warns about its configuration. The ipvs backend has kube-proxy's `IPVSDeprecation`.
     BackendWarning {
         /// The backend's name.
         backend: String,
-        /// One word for programs.
+        /// The reason, in CamelCase.
         reason: String,
-        /// What of, and the remedy.
+        /// The problem and the remedy.
         note: String,
     },
-    /// A port for health checks of a Service cannot be opened.
+    /// The brain cannot open the health check port of a Service.
     ServiceHealthcheckFailed {
         /// The Service.
         service: ServiceKey,
         /// The port.
         port: u16,
-        /// Why.
+        /// The cause.
         error: String,
     },
-    /// Metrics cannot be told.
+    /// The brain cannot serve metrics.
     MetricServerFailed {
-        /// Why.
+        /// The cause.
         error: String,
     },
-    /// `/healthz` cannot be answered.
+    /// The brain cannot serve `/healthz`.
     HealthcheckFailed {
-        /// Why.
+        /// The cause.
         error: String,
     },
 }
 
-/// Posts events about a node. Clones post to the same queue.
+/// The queue of events to post. Clones share it. Without an API server there is no queue, and events are discarded.
 #[derive(Clone, Debug, Default)]
 pub struct Events {
-    queue: Option<mpsc::Sender<Happened>>,
+    queue: Option<mpsc::Sender<NodeEvent>>,
 }
 
 impl Events {
-    /// Posts to an API server, in a task of `work`.
+    /// Starts a task in `work` that posts events to `api`.
     pub fn start(api: &ApiServer, node: &str, work: &mut JoinSet<anyhow::Result<()>>) -> Self {
-        let (queue, mut waiting) = mpsc::channel::<Happened>(QUEUE);
+        let (queue, mut waiting) = mpsc::channel::<NodeEvent>(QUEUE);
         let reporter = Reporter { controller: "localnet".to_owned(), instance: Some(format!("localnet-{node}")) };
         let (recorder, node) = (Recorder::new(api.client(), reporter), node.to_owned());
         work.spawn(async move {
-            while let Some(happened) = waiting.recv().await {
-                post(&recorder, &node, &happened).await;
+            while let Some(event) = waiting.recv().await {
+                publish(&recorder, &node, &event).await;
             }
             std::future::pending().await
         });
         Self { queue: Some(queue) }
     }
 
-    /// This has happened. Without an API server nobody is told.
-    pub fn tell(&self, happened: Happened) {
+    /// Queues an event.
+    pub fn post(&self, event: NodeEvent) {
         if let Some(queue) = &self.queue
-            && let Err(error) = queue.try_send(happened)
+            && let Err(error) = queue.try_send(event)
         {
-            debug!(%error, "an event is not posted");
+            debug!(%error, "dropped an event");
         }
     }
 
-    /// Tells what backends warn of, each warning once, in a task of `work`.
-    pub fn tell_warnings(&self, reports: &Reports, work: &mut JoinSet<anyhow::Result<()>>) {
+    /// Starts a task in `work` that posts each warning of the backends once.
+    pub fn post_warnings(&self, reports: &Reports, work: &mut JoinSet<anyhow::Result<()>>) {
         if self.queue.is_some() {
-            let telling = warnings::tell(self.clone(), reports.subscribe());
+            let posting = warnings::post(self.clone(), reports.subscribe());
             work.spawn(async move {
-                telling.await;
+                posting.await;
                 Ok(())
             });
         }
     }
 }
 
-async fn post(recorder: &Recorder, node: &str, happened: &Happened) {
-    let (event, about) = event(node, happened);
+/// Posts one event, with retries.
+async fn publish(recorder: &Recorder, node: &str, event: &NodeEvent) {
+    let (event, about) = kube_event(node, event);
     for _ in 0..ATTEMPTS {
         match recorder.publish(&event, &about).await {
             Ok(()) => return,
-            // It was understood and refused: asking again changes nothing.
+            // A client error is permanent, so a retry would be in vain.
             Err(kube::Error::Api(status)) if (400..500).contains(&status.code) => {
                 let note = event.note.as_deref().unwrap_or_default();
                 warn!(
                     reason = event.reason, note, error = %status,
-                    "the API server refused an event: may this account create and patch events of events.k8s.io?"
+                    "the API server refused an event; allow this account to create and patch events of events.k8s.io"
                 );
                 return;
             }
-            Err(error) => debug!(reason = event.reason, %error, "an event could not be posted"),
+            Err(error) => debug!(reason = event.reason, %error, "failed to post an event"),
         }
-        time::sleep(AGAIN).await;
+        time::sleep(RETRY_INTERVAL).await;
     }
 }
 
-/// The event, and what it is about.
-fn event(node: &str, happened: &Happened) -> (Event, ObjectReference) {
-    // kube-proxy names the Node so, its uid included.
+/// The Kubernetes event and the object that it concerns.
+fn kube_event(node: &str, event: &NodeEvent) -> (Event, ObjectReference) {
+    // kube-proxy sets the uid to the name, too.
     let of_node = ObjectReference {
         kind: Some("Node".to_owned()),
         name: Some(node.to_owned()),
         uid: Some(node.to_owned()),
         ..ObjectReference::default()
     };
-    let (type_, reason, action, note, about) = match happened {
-        Happened::Starting => (EventType::Normal, "Starting", "StartKubeProxy", String::new(), of_node),
-        Happened::BackendWarning { reason, note, .. } => {
+    let (type_, reason, action, note, about) = match event {
+        NodeEvent::Starting => (EventType::Normal, "Starting", "StartKubeProxy", String::new(), of_node),
+        NodeEvent::BackendWarning { reason, note, .. } => {
             (EventType::Warning, shortened(reason, MAX_REASON), "StartKubeProxy", note.clone(), of_node)
         }
-        Happened::ServiceHealthcheckFailed { service, port, error } => (
+        NodeEvent::ServiceHealthcheckFailed { service, port, error } => (
             EventType::Warning,
             "FailedToStartServiceHealthcheck",
             "Listen",
@@ -149,10 +151,10 @@ fn event(node: &str, happened: &Happened) -> (Event, ObjectReference) {
                 ..ObjectReference::default()
             },
         ),
-        Happened::HealthcheckFailed { error } => {
+        NodeEvent::HealthcheckFailed { error } => {
             (EventType::Warning, "FailedToStartProxierHealthcheck", "StartKubeProxy", error.clone(), of_node)
         }
-        Happened::MetricServerFailed { error } => {
+        NodeEvent::MetricServerFailed { error } => {
             (EventType::Warning, "FailedToStartMetricServer", "StartKubeProxy", error.clone(), of_node)
         }
     };
@@ -161,9 +163,9 @@ fn event(node: &str, happened: &Happened) -> (Event, ObjectReference) {
     (event, about)
 }
 
-/// At most so many bytes.
-fn shortened(text: &str, longest: usize) -> &str {
-    let end = (0..=longest.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+/// The longest prefix of `text` that has at most `max` bytes.
+fn shortened(text: &str, max: usize) -> &str {
+    let end = (0..=max.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     &text[..end.unwrap_or_default()]
 }
 
@@ -172,36 +174,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_are_those_of_kube_proxy() {
-        let of = |happened: Happened| {
-            let (event, about) = event("node-a", &happened);
+    fn reasons_actions_and_objects_match_kube_proxy() {
+        let of = |event: NodeEvent| {
+            let (event, about) = kube_event("node-a", &event);
             (event.reason, event.action, about.kind.unwrap_or_default(), about.name.unwrap_or_default())
         };
         let expected = |texts: [&str; 4]| {
             let [reason, action, kind, name] = texts.map(str::to_owned);
             (reason, action, kind, name)
         };
-        assert_eq!(of(Happened::Starting), expected(["Starting", "StartKubeProxy", "Node", "node-a"]));
-        let warning = Happened::BackendWarning {
+        assert_eq!(of(NodeEvent::Starting), expected(["Starting", "StartKubeProxy", "Node", "node-a"]));
+        let warning = NodeEvent::BackendWarning {
             backend: "ipvs".to_owned(),
             reason: "IPVSDeprecation".to_owned(),
             note: "é".repeat(1000),
         };
-        assert_eq!(event("node-a", &warning).0.note.map(|note| note.len()), Some(MAX_NOTE));
+        assert_eq!(kube_event("node-a", &warning).0.note.map(|note| note.len()), Some(MAX_NOTE));
         assert_eq!(of(warning), expected(["IPVSDeprecation", "StartKubeProxy", "Node", "node-a"]));
-        let failed = Happened::ServiceHealthcheckFailed {
+        let failed = NodeEvent::ServiceHealthcheckFailed {
             service: ServiceKey::new("shop", "web"),
             port: 30_100,
             error: "x".repeat(2_000),
         };
-        let (said, _) = event("node-a", &failed);
+        let (posted, _) = kube_event("node-a", &failed);
         assert!(
-            said.note.is_some_and(|note| note.chars().count() == MAX_NOTE && note.contains("shop/web on port 30100"))
+            posted.note.is_some_and(|note| note.chars().count() == MAX_NOTE && note.contains("shop/web on port 30100"))
         );
         assert_eq!(of(failed), expected(["FailedToStartServiceHealthcheck", "Listen", "Service", "web"]));
-        let failed = Happened::HealthcheckFailed { error: "taken".to_owned() };
+        let failed = NodeEvent::HealthcheckFailed { error: "taken".to_owned() };
         assert_eq!(of(failed), expected(["FailedToStartProxierHealthcheck", "StartKubeProxy", "Node", "node-a"]));
-        let failed = Happened::MetricServerFailed { error: "taken".to_owned() };
+        let failed = NodeEvent::MetricServerFailed { error: "taken".to_owned() };
         assert_eq!(of(failed), expected(["FailedToStartMetricServer", "StartKubeProxy", "Node", "node-a"]));
     }
 }

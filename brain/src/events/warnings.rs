@@ -1,35 +1,35 @@
-//! What backends warn of, told as events of the Node: operators look there, and not into the logs of every node.
+//! Posts the backends' warnings as events of the Node, because operators read events before the logs of a node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use tokio::sync::watch;
 
-use super::{Events, Happened};
+use super::{Events, NodeEvent};
 use crate::serve::Received;
 
-/// As many different warnings are told: backends have a handful.
-const MOST: usize = 64;
+/// Maximum number of different warnings. Backends have a handful.
+const MAX_WARNINGS: usize = 64;
 
-/// Tells each warning when it appears, and again when it was gone. Ends with the reports.
-pub(super) async fn tell(events: Events, mut reported: watch::Receiver<BTreeMap<String, Received>>) {
-    let mut told = BTreeSet::new();
+/// Posts each warning when it appears, and again if it disappears and returns. Ends with the reports.
+pub(super) async fn post(events: Events, mut reported: watch::Receiver<BTreeMap<String, Received>>) {
+    let mut posted = BTreeSet::new();
     loop {
         let all = warnings(&reported.borrow_and_update());
-        for (backend, reason, note) in all.difference(&told).cloned() {
-            events.tell(Happened::BackendWarning { backend, reason, note });
+        for (backend, reason, note) in all.difference(&posted).cloned() {
+            events.post(NodeEvent::BackendWarning { backend, reason, note });
         }
-        told = all;
+        posted = all;
         if reported.changed().await.is_err() {
             return;
         }
     }
 }
 
-/// Who warns, the reason, and what of.
+/// All current warnings: backend, reason and note.
 fn warnings(reports: &BTreeMap<String, Received>) -> BTreeSet<(String, String, String)> {
     let of = |(backend, received): (&String, &Received)| {
         let warnings = received.report.warnings.iter().filter(|warning| !warning.reason.is_empty());
         warnings.map(|warning| (backend.clone(), warning.reason.clone(), warning.note.clone())).collect::<Vec<_>>()
     };
-    reports.iter().flat_map(of).take(MOST).collect()
+    reports.iter().flat_map(of).take(MAX_WARNINGS).collect()
 }

@@ -1,17 +1,18 @@
-//! What of a service is counted in metrics, told when it comes: the service itself is not kept.
+//! The counts of a Service that metrics need. They are computed when the Service is encoded, because the feed does not keep
+//! its decoded form.
 
 use std::{iter::Sum, ops::AddAssign};
 
 use localnet_proto::{Family, Port, Scopes, Service, Verdict};
 
-/// Counts over one service, or over all of a state.
+/// Counts over one Service, or over all Services of a state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Its endpoints.
+    /// The number of endpoints.
     pub endpoints: u32,
-    /// Its ports that have endpoints, but none that the policy Local lets serve internal traffic: IPv4, IPv6.
+    /// The number of ports with `internalTrafficPolicy: Local` whose endpoints are all on other nodes, as `[IPv4, IPv6]`.
     pub without_internal: [u32; 2],
-    /// The same for external traffic.
+    /// The same for `externalTrafficPolicy: Local`.
     pub without_external: [u32; 2],
 }
 
@@ -49,7 +50,7 @@ impl Sum for Counts {
     }
 }
 
-/// Whether endpoints of a port exist, but none that a policy of Local lets serve: for internal and for external traffic.
+/// Whether traffic to a port is dropped because the policy Local excludes all of its endpoints, as `(internal, external)`.
 fn lacks_local(service: &Service, port: &Port, family: Family) -> (bool, bool) {
     if !service.cluster_ips.iter().any(|ip| Family::of(*ip) == family) {
         return (false, false);

@@ -1,5 +1,6 @@
-//! What load balancers are told, and what tells where, beside the states: it may change when no state does, and readers of
-//! states have no use for it. An endpoint that becomes terminating and serves on because no other is ready is an example.
+//! The facts behind health answers to load balancers. They are kept beside the states, because they may change without a
+//! change of the state, and backends do not need them. An example is an endpoint that starts to terminate and continues to
+//! serve because no other endpoint is ready.
 
 use std::net::IpAddr;
 
@@ -9,14 +10,14 @@ use localnet_proto::{Family, ServiceKey};
 
 use crate::localize::{HealthCheck, Localized};
 
-/// What load balancers are told of the newest state. Cheap to clone.
+/// The facts that health answers need, as of the newest state. Cheap to clone.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HealthFacts {
-    /// Whether they may choose this node. Yes as long as nothing is known of its Node.
+    /// Whether load balancers may choose this node. True until the Node has been received.
     pub node_eligible: bool,
-    /// The services that they ask after.
+    /// The Services that have a health check port.
     pub checks: OrdMap<ServiceKey, HealthCheck>,
-    /// What is known of the node itself, as soon as there is a state.
+    /// The facts about the node. `None` before the first state.
     pub node: Option<NodeFacts>,
 }
 
@@ -26,19 +27,19 @@ impl Default for HealthFacts {
     }
 }
 
-/// What decides where a node answers, and whether a configuration fits it.
+/// The facts that decide which addresses the health servers listen on, and whether a configuration suits the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
-    /// Its addresses: the first of each family is the primary one.
+    /// The node's addresses. The first of each family is the primary one.
     pub addresses: Vec<IpAddr>,
-    /// The family of its first address; unknown without one.
+    /// The family of the node's first address. `None` if it has no address.
     pub primary: Option<Family>,
-    /// Its `spec.podCIDRs`.
+    /// The Node's `spec.podCIDRs`.
     pub pod_cidrs: Vec<IpNet>,
 }
 
 impl HealthFacts {
-    /// Folds the changes in; whether there are any.
+    /// Applies the changes. Returns whether any fact has changed.
     pub(super) fn fold(&mut self, localized: &Localized) -> bool {
         let mut differs = false;
         if let Some(eligible) = localized.node_eligible {
@@ -87,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn checks_come_and_go_with_their_services() {
+    fn health_checks_follow_their_services() {
         let feed = Feed::new(1);
         let mut facts = feed.health_facts();
         let names = |facts: &HealthFacts| facts.checks.keys().map(|key| key.name.to_string()).collect::<Vec<_>>();
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_may_change_when_no_state_does() {
+    fn a_ready_count_may_change_without_a_new_revision() {
         let feed = Feed::new(1);
         let mut facts = feed.health_facts();
         assert_eq!(feed.publish(localized("a", Some(check(1)))), Some(Revision { instance: 1, rev: 1 }));
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_node_is_eligible_until_it_says_otherwise() {
+    fn the_node_is_eligible_until_the_cluster_excludes_it() {
         let feed = Feed::new(1);
         let facts = feed.health_facts();
         let mut rows = [(None, true), (Some(false), false), (None, false), (Some(true), true)].into_iter();

@@ -1,4 +1,4 @@
-//! The items of one answer, made one by one as they are sent.
+//! The items of one answer, produced one by one as they are sent.
 
 use std::{collections::BTreeMap, ops::Bound, sync::Arc, vec};
 
@@ -8,17 +8,17 @@ use prost::Message as _;
 
 use super::{Entry, State};
 
-/// A delta of so many services is sorted in memory; for more, all services are gone through.
+/// A delta with at most this many Services is sorted in memory. For a larger one, the iterator walks over all Services.
 pub(super) const FEW: usize = 256;
 
-/// The serialized items of an answer. It holds the state it is about and a place in it, nothing else.
+/// An iterator over the serialized items of an answer. It holds only the state and a position in it.
 #[derive(Debug)]
 pub struct Items {
     state: State,
-    /// Only what is newer.
+    /// The items contain only changes after this revision.
     since: u64,
     stage: Stage,
-    /// The service whose items are being sent, and how many have been.
+    /// The Service that is being sent, and how many of its items were sent.
     current: Option<(Arc<Entry>, usize)>,
 }
 
@@ -28,17 +28,17 @@ enum Stage {
         delta: bool,
     },
     Node,
-    /// These services, sorted by name.
+    /// These Services, sorted by name.
     Few(vec::IntoIter<Arc<Entry>>),
-    /// The services after this one, in so far as they are new enough.
+    /// The Services after this one that changed after `since`.
     All(Option<ServiceKey>),
-    /// The removed services after this one.
+    /// The removed Services from this one on.
     Removed((u64, ServiceKey)),
     End,
 }
 
 impl Items {
-    /// The changes of `state` since a revision; all of it without one.
+    /// The changes of `state` since a revision, or the full state if `since` is `None`.
     pub(super) fn new(state: State, since: Option<u64>) -> Self {
         let stage = Stage::Token { delta: since.is_some() };
         Self { state, since: since.unwrap_or(0), stage, current: None }
@@ -55,7 +55,7 @@ impl Items {
     }
 
     fn removals(&self) -> Stage {
-        // A full state has nothing to remove.
+        // A full state contains no removals.
         if self.since == 0 { Stage::End } else { Stage::Removed(super::first_after(self.since)) }
     }
 
@@ -86,7 +86,7 @@ impl Iterator for Items {
                 }
                 Stage::Node => {
                     self.stage = self.services();
-                    // A full state always has the node's facts, were they never said.
+                    // A full state always contains the node's facts, even before the Node was received.
                     if self.since == 0 || self.state.node.rev > self.since {
                         return Some(self.state.node.encoded.clone());
                     }
@@ -117,7 +117,7 @@ impl Iterator for Items {
                         continue;
                     };
                     let item = encode::removed_item(&key).encode_to_vec();
-                    // The smallest text that sorts after the name.
+                    // The smallest string that sorts after the name.
                     *from = (rev, ServiceKey::new(key.namespace, format!("{}\0", key.name)));
                     return Some(item.into());
                 }

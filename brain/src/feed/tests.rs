@@ -1,4 +1,4 @@
-//! Whatever happened and however it was read, readers end with the same state.
+//! Tests that every reader ends with the same state, whatever the history and however it reads.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -11,7 +11,7 @@ use prost::Message as _;
 use super::{Feed, State, TOMBSTONES};
 use crate::localize::Localized;
 
-/// A service with one port; another number is another service.
+/// A Service with one port, whose number distinguishes its versions.
 fn service(name: &str, port: u16) -> Arc<Service> {
     let when_empty = WhenEmpty::default();
     Arc::new(Service {
@@ -56,7 +56,7 @@ fn zone(zone: &str) -> Localized {
     Localized { node: Some(Node { zone: zone.into(), ..Node::default() }), ..Localized::default() }
 }
 
-/// What the wire says.
+/// The update that a client decodes from the wire.
 fn received(state: &State, request: Revision, delta: bool) -> Update {
     let mut assembler = Assembler::default();
     for item in state.answer(request, delta).items {
@@ -67,12 +67,12 @@ fn received(state: &State, request: Revision, delta: bool) -> Update {
 
 fn is_delta(state: &State, request: Revision) -> bool {
     let update = received(state, request, true);
-    assert_eq!(update, state.update(request, true).unwrap(), "both ways of reading say the same");
+    assert_eq!(update, state.update(request, true).unwrap(), "the wire and the process deliver the same update");
     matches!(update, Update::Delta { .. })
 }
 
 #[test]
-fn the_first_state_is_one_even_when_it_is_empty() {
+fn an_empty_first_state_is_published() {
     let feed = Feed::new(7);
     assert_eq!(feed.state().revision(), Revision { instance: 7, rev: 0 });
     assert_eq!(feed.publish(Localized::default()), Some(Revision { instance: 7, rev: 1 }));
@@ -82,7 +82,7 @@ fn the_first_state_is_one_even_when_it_is_empty() {
 }
 
 #[test]
-fn equal_results_make_no_revision() {
+fn an_equal_result_makes_no_revision() {
     let feed = Feed::new(7);
     let publish = |localized| feed.publish(localized).map(|revision| revision.rev);
     assert_eq!(publish(services(vec![set("a", 1)])), Some(1));
@@ -96,7 +96,7 @@ fn equal_results_make_no_revision() {
 }
 
 #[test]
-fn a_delta_needs_a_state_that_is_known() {
+fn a_delta_needs_a_known_revision() {
     let feed = Feed::new(7);
     feed.publish(services(vec![set("a", 1)]));
     feed.publish(services(vec![set("b", 1)]));
@@ -104,14 +104,14 @@ fn a_delta_needs_a_state_that_is_known() {
     let at = |instance, rev| Revision { instance, rev };
     assert!(is_delta(&state, at(7, 1)));
     assert!(is_delta(&state, at(7, 2)));
-    assert!(!is_delta(&state, at(7, 0)), "nothing is no state");
-    assert!(!is_delta(&state, at(7, 3)), "the future");
+    assert!(!is_delta(&state, at(7, 0)), "revision 0 is not a state");
+    assert!(!is_delta(&state, at(7, 3)), "a future revision");
     assert!(!is_delta(&state, at(8, 1)), "another instance");
-    assert!(!state.answer(at(7, 1), false).delta, "not asked for");
+    assert!(!state.answer(at(7, 1), false).delta, "the reader does not accept deltas");
 }
 
 #[test]
-fn old_removals_are_forgotten_and_then_the_full_state_is_sent() {
+fn a_reader_older_than_the_tombstones_gets_the_full_state() {
     let feed = Feed::new(7);
     let many = u64::try_from(TOMBSTONES).unwrap() + 10;
     let names: Vec<String> = (0..many).map(|number| format!("s{number}")).collect();
@@ -121,7 +121,7 @@ fn old_removals_are_forgotten_and_then_the_full_state_is_sent() {
     }
     let state = feed.state();
     assert_eq!((state.revision().rev, state.removals.len(), state.removed.len()), (many + 1, TOMBSTONES, TOMBSTONES));
-    // The tenth removal made revision 11 and is the last that is forgotten.
+    // The tenth removal made revision 11, and is the last one without a tombstone.
     assert!(!is_delta(&state, Revision { instance: 7, rev: 10 }));
     assert!(is_delta(&state, Revision { instance: 7, rev: 11 }));
     let mut held = Snapshot { revision: Revision { instance: 7, rev: 11 }, ..Snapshot::default() };
@@ -131,7 +131,7 @@ fn old_removals_are_forgotten_and_then_the_full_state_is_sent() {
 }
 
 #[test]
-fn a_removed_service_that_comes_back_is_not_removed() {
+fn a_recreated_service_is_not_in_the_removals() {
     let feed = Feed::new(7);
     feed.publish(services(vec![set("a", 1)]));
     feed.publish(services(vec![gone("a")]));
@@ -145,7 +145,7 @@ fn a_removed_service_that_comes_back_is_not_removed() {
 }
 
 #[test]
-fn services_come_in_order_whatever_their_number() {
+fn deltas_of_every_size_are_sorted_by_name() {
     for many in [3, super::items::FEW, super::items::FEW + 1, 1000] {
         let feed = Feed::new(7);
         feed.publish(zone("z"));
@@ -161,7 +161,7 @@ fn services_come_in_order_whatever_their_number() {
 }
 
 #[test]
-fn readers_share_what_is_encoded_once() {
+fn all_answers_share_the_bytes_of_a_service() {
     let feed = Feed::new(7);
     feed.publish(services(vec![set("a", 1)]));
     let bytes = |state: &State| state.answer(Revision::default(), false).items.last().unwrap();
@@ -172,7 +172,7 @@ fn readers_share_what_is_encoded_once() {
 }
 
 #[tokio::test]
-async fn the_long_poll_wakes_for_a_state_that_differs() {
+async fn the_long_poll_returns_a_state_that_differs() {
     let feed = Feed::new(7);
     let poll = |held| {
         let feed = feed.clone();
@@ -194,7 +194,7 @@ async fn the_long_poll_wakes_for_a_state_that_differs() {
 #[derive(Clone, Debug)]
 enum Step {
     Publish(Vec<(u8, Option<u16>)>, Option<u8>),
-    /// Which reader reads, whether it can fold, and after how many items it is cut off.
+    /// `delta`: whether the reader accepts a delta. `cut`: after how many items the stream breaks.
     Read {
         reader: usize,
         delta: bool,
@@ -217,7 +217,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Any history, read in full or as deltas, over the wire or in process, with streams cut anywhere.
+    /// Covers any history, read in full or as deltas, over the wire or in process, with streams that break anywhere.
     #[test]
     fn deltas_fold_to_the_full_state(history in prop::collection::vec(step(), 1..40)) {
         let feed = Feed::new(7);
@@ -228,7 +228,7 @@ proptest! {
         for step in history {
             match step {
                 Step::Publish(changes, zone) => {
-                    // The last word about a service counts; the cluster says one only.
+                    // The cluster reports each Service once in a batch, so only the last change counts.
                     let changes: BTreeMap<u8, Option<u16>> = changes.into_iter().collect();
                     let list = changes.iter().map(|(name, port)| match port {
                         Some(port) => set(&name.to_string(), *port),

@@ -1,4 +1,5 @@
-//! What is answered, to the byte as kube-proxy v1.36 does: load balancers of cloud providers read it. Pure.
+//! The HTTP answers, which equal those of kube-proxy v1.36 byte for byte, because load balancers of cloud providers parse
+//! them. Pure.
 
 use std::{collections::BTreeMap, time::SystemTime};
 
@@ -11,10 +12,10 @@ use serde::Serialize;
 
 use super::progress::Health;
 
-/// What Go's zero time looks like: never.
+/// Go's zero time, which kube-proxy sends for "never".
 const NEVER: &str = "0001-01-01T00:00:00Z";
 
-/// An answer.
+/// An HTTP response with a complete body.
 pub type Answer = Response<Full<Bytes>>;
 
 #[derive(Serialize)]
@@ -36,24 +37,24 @@ struct ProxierHealth {
     healthy: bool,
 }
 
-/// `/healthz`: may load balancers choose this node for traffic that any node takes?
+/// The answer to `/healthz`: whether load balancers may send this node traffic that any node can handle.
 pub fn healthz(health: &Health, node_eligible: bool, now: SystemTime) -> Answer {
     proxy(health, Some(node_eligible), now)
 }
 
-/// `/livez`: does the proxy work? What is to become of the node is another question.
+/// The answer to `/livez`: whether the proxy works. It ignores whether the node is about to be deleted (KEP-3836).
 pub fn livez(health: &Health, now: SystemTime) -> Answer {
     proxy(health, None, now)
 }
 
-/// Any other path.
+/// The answer to any other path.
 pub fn not_found() -> Answer {
     let mut answer = Response::new(Full::from("404 page not found\n"));
     *answer.status_mut() = StatusCode::NOT_FOUND;
     typed(answer, "text/plain; charset=utf-8")
 }
 
-/// A service's port for health checks: is it worth sending its traffic to this node?
+/// The answer on the health check port of a Service: whether load balancers may send its traffic to this node.
 pub fn service(key: &ServiceKey, ready: usize, proxy_healthy: bool) -> Answer {
     let (namespace, name) = (json_text(&key.namespace), json_text(&key.name));
     let body = format!(
@@ -67,7 +68,8 @@ pub fn service(key: &ServiceKey, ready: usize, proxy_healthy: bool) -> Answer {
 fn proxy(health: &Health, node_eligible: Option<bool>, now: SystemTime) -> Answer {
     let healthy = health.is_healthy();
     let good = healthy && node_eligible.unwrap_or(true);
-    // Kept by kube-proxy for those who take an old time for a proxy that hangs: a good answer is always of now.
+    // As in kube-proxy: if the answer is healthy, `lastUpdated` is the current time. Some clients take an old time for a proxy
+    // that hangs.
     let last_updated = if good { Some(now) } else { health.last_updated() };
     let status = health.families.iter().map(|(family, health)| {
         let name = match family {
@@ -83,17 +85,17 @@ fn proxy(health: &Health, node_eligible: Option<bool>, now: SystemTime) -> Answe
         healthy,
         status: status.collect(),
     };
-    json(good, serde_json::to_string(&body).expect("it has texts and booleans alone"))
+    json(good, serde_json::to_string(&body).expect("strings and booleans can always be serialized"))
 }
 
-/// A page of that type.
+/// A response with status 200 and this content type.
 pub fn of_type(content_type: &'static str, body: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(Full::new(body.into()));
     answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     answer
 }
 
-/// The same for browsers that would guess another type.
+/// The same with `X-Content-Type-Options: nosniff`, so that browsers do not guess another type.
 pub fn unsniffed(content_type: &'static str, body: impl Into<Bytes>) -> Answer {
     typed(Response::new(Full::new(body.into())), content_type)
 }
@@ -114,7 +116,7 @@ fn json_text(text: &str) -> serde_json::Value {
     text.into()
 }
 
-/// RFC 3339 with as many digits as it takes.
+/// The time in RFC 3339, with as many fractional digits as necessary.
 fn time(time: SystemTime) -> String {
     Timestamp::try_from(time).map_or_else(|_| NEVER.to_owned(), |time| time.to_string())
 }
@@ -156,7 +158,7 @@ mod tests {
     const JSON: [(&str, &str); 2] = [("content-type", "application/json"), ("x-content-type-options", "nosniff")];
 
     #[test]
-    fn nothing_is_known_at_the_start_and_that_is_healthy() {
+    fn a_proxy_without_reports_is_healthy() {
         let now = "2026-11-21T17:02:42.10565701Z";
         let body = format!(r#"{{"lastUpdated":"{now}","currentTime":"{now}","nodeEligible":true,"healthy":true}}"#);
         check(healthz(&Health::default(), true, at(105_657_010)), 200, &JSON, &body);
@@ -167,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_family_tells_when_each_was_updated() {
+    fn an_unhealthy_answer_has_the_last_update_of_each_family() {
         let health = health(&[(Family::V4, 58_289_394, &[]), (Family::V6, 58_293_303, &["nft"])]);
         let status = r#""status":{"IPv4":{"lastUpdated":"2026-11-21T17:02:42.058289394Z","healthy":true},"IPv6":{"lastUpdated":"2026-11-21T17:02:42.058293303Z","healthy":false}}"#;
         let times = r#""lastUpdated":"2026-11-21T17:02:42.058293303Z","currentTime":"2026-11-21T17:02:46.159121722Z""#;
@@ -179,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_healthy_proxy_on_a_node_that_goes_is_live() {
+    fn a_healthy_proxy_on_an_ineligible_node_is_live() {
         let health = health(&[(Family::V4, 0, &[])]);
         let status = r#""healthy":true,"status":{"IPv4":{"lastUpdated":"2026-11-21T17:02:42Z","healthy":true}}"#;
         let body = format!(
@@ -191,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_is_asked_after_its_ready_endpoints() {
+    fn a_service_is_healthy_if_it_has_ready_endpoints_and_the_proxy_is() {
         let body = |ready: &str, healthy: &str| {
             [
                 "{",

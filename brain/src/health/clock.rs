@@ -1,16 +1,16 @@
-//! The time, which a test may set.
+//! A clock that tests can control.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant, SystemTime},
 };
 
-/// A point in time: one clock to measure with, one to show.
+/// A point in time, on the monotonic clock and on the wall clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
-    /// Never goes back.
+    /// The monotonic time, for durations.
     pub at: Instant,
-    /// What a calendar says; somebody may set it.
+    /// The wall clock time, for display. It may jump.
     pub wall: SystemTime,
 }
 
@@ -22,22 +22,22 @@ impl std::ops::Add<Duration> for Moment {
     }
 }
 
-/// Tells the time.
+/// A clock.
 #[derive(Clone, Debug)]
 pub enum Clock {
-    /// That of the machine.
+    /// The clocks of the machine.
     System,
-    /// Whatever it was set to.
+    /// A clock that stands still until [`Clock::advance`].
     Set(Arc<Mutex<Moment>>),
 }
 
 impl Clock {
-    /// A clock that stands at `wall` until it is moved.
+    /// A standing clock at `wall`.
     pub fn standing(wall: SystemTime) -> Self {
         Self::Set(Arc::new(Mutex::new(Moment { at: Instant::now(), wall })))
     }
 
-    /// Now.
+    /// The current time.
     pub fn now(&self) -> Moment {
         match self {
             Self::System => Moment { at: Instant::now(), wall: SystemTime::now() },
@@ -45,7 +45,7 @@ impl Clock {
         }
     }
 
-    /// Moves a standing clock on; the machine's goes by itself.
+    /// Advances a standing clock. Does nothing to the system clock.
     pub fn advance(&self, time: Duration) {
         if let Self::Set(moment) = self {
             let mut moment = moment.lock().unwrap_or_else(PoisonError::into_inner);

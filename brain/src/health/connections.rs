@@ -1,32 +1,32 @@
-//! The connections of one port, and which of them makes room for a new one.
+//! The connections of one port, and the choice of a connection to close when the port is full.
 //!
-//! A health answer must not wait for peers that connect and then say nothing: a load balancer would drain the node. So a new
-//! connection is always taken. When the port, or the share of its peer, is full, the connection that has been silent for
-//! longest is closed.
+//! A health check must not wait for peers that connect and then send nothing, or a load balancer would drain the node. So
+//! the port always accepts a new connection. If the port or the quota of the peer is full, the connection that has been
+//! idle for longest is closed.
 
 use std::collections::BTreeMap;
 
-use crate::serve::Who;
+use crate::serve::PeerId;
 
-/// Connections of one port.
+/// Maximum number of connections of one port.
 pub(super) const MAX: usize = 256;
-/// Connections of one peer on one port.
+/// Maximum number of connections of one peer on one port.
 pub(super) const MAX_OF_PEER: usize = 32;
 
-/// The connections of a port; `H` closes one.
+/// The connections of a port. `H` is the handle that closes one.
 #[derive(Debug)]
 pub(super) struct Connections<H> {
-    /// Grows with each event. Orders connections by their last one.
+    /// The number of the last event, which increases with each event.
     turn: u64,
     present: BTreeMap<u64, Connection<H>>,
 }
 
 #[derive(Debug)]
 struct Connection<H> {
-    who: Who,
-    /// A request of it is being answered.
+    peer: PeerId,
+    /// Whether one of its requests is in progress.
     busy: bool,
-    /// Its last event: it came, its request came, or its answer was ready.
+    /// The number of its last event: it was accepted, a request arrived, or an answer was ready.
     last: u64,
     handle: H,
 }
@@ -38,22 +38,22 @@ impl<H> Default for Connections<H> {
 }
 
 impl<H> Connections<H> {
-    /// Adds a connection. Returns its number, and the handle of the one to close for it, if there must be one.
-    pub(super) fn admit(&mut self, who: Who, handle: H) -> (u64, Option<H>) {
-        let of_peer = self.present.values().filter(|connection| connection.who == who).count();
+    /// Adds a connection. Returns its number, and the handle of the connection to close for it, if any.
+    pub(super) fn admit(&mut self, peer: PeerId, handle: H) -> (u64, Option<H>) {
+        let of_peer = self.present.values().filter(|connection| connection.peer == peer).count();
         let evicted = if of_peer >= MAX_OF_PEER {
-            self.evict(|connection| connection.who == who)
+            self.evict(|connection| connection.peer == peer)
         } else if self.present.len() >= MAX {
             self.evict(|_| true)
         } else {
             None
         };
         self.turn += 1;
-        self.present.insert(self.turn, Connection { who, busy: false, last: self.turn, handle });
+        self.present.insert(self.turn, Connection { peer, busy: false, last: self.turn, handle });
         (self.turn, evicted)
     }
 
-    /// A request has come (`busy`), or its answer is ready.
+    /// Records that a request has arrived (`busy`), or that its answer is ready.
     pub(super) fn set_busy(&mut self, number: u64, busy: bool) {
         self.turn += 1;
         if let Some(connection) = self.present.get_mut(&number) {
@@ -61,12 +61,12 @@ impl<H> Connections<H> {
         }
     }
 
-    /// A connection has ended.
+    /// Records that a connection has ended.
     pub(super) fn remove(&mut self, number: u64) {
         self.present.remove(&number);
     }
 
-    /// Removes the connection that was silent for longest; one that is being answered only if there is no other.
+    /// Removes the connection that has been idle for longest. If all are busy, it removes the one whose last event is oldest.
     fn evict(&mut self, among: impl Fn(&Connection<H>) -> bool) -> Option<H> {
         let candidates = self.present.iter().filter(|(_, connection)| among(connection));
         let (number, _) = candidates.min_by_key(|(_, connection)| (connection.busy, connection.last))?;
@@ -79,12 +79,12 @@ impl<H> Connections<H> {
 mod tests {
     use super::*;
 
-    fn host(last: u8) -> Who {
-        Who::host([192, 0, 2, last].into())
+    fn host(last: u8) -> PeerId {
+        PeerId::host([192, 0, 2, last].into())
     }
 
     #[test]
-    fn a_full_peer_loses_its_own_oldest_silent_connection() {
+    fn a_peer_over_its_quota_loses_its_own_longest_idle_connection() {
         let mut connections = Connections::default();
         let (other, _) = connections.admit(host(1), "other");
         let (asking, _) = connections.admit(host(2), "asking");
@@ -94,14 +94,14 @@ mod tests {
             assert_eq!(connections.admit(host(2), "more").1, None);
         }
         assert_eq!(connections.admit(host(2), "new").1, Some("first"));
-        // What has ended already ends once more when its task is done.
+        // The task of an evicted connection removes it once more when it ends.
         connections.remove(first);
         connections.remove(other);
         assert_eq!(connections.present.len(), MAX_OF_PEER);
     }
 
     #[test]
-    fn a_full_port_loses_the_connection_that_was_silent_for_longest() {
+    fn a_full_port_loses_the_connection_that_was_idle_for_longest() {
         let mut connections = Connections::default();
         let mut numbers = Vec::new();
         for number in 0..MAX {
@@ -109,7 +109,7 @@ mod tests {
             assert_eq!(evicted, None);
             numbers.push(number);
         }
-        // The first asked a moment ago; the second is being answered.
+        // The first sent a request a moment ago; the request of the second is in progress.
         connections.set_busy(numbers[0], true);
         connections.set_busy(numbers[0], false);
         connections.set_busy(numbers[1], true);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn where_all_are_being_answered_the_oldest_goes() {
+    fn if_all_connections_are_busy_the_oldest_is_closed() {
         let mut connections = Connections::default();
         for number in 0..MAX_OF_PEER {
             let (admitted, _) = connections.admit(host(1), number);

@@ -1,5 +1,5 @@
-//! Tells load balancers and probes how this node is: `healthCheckNodePort` of each service, `/healthz` and `/livez`, answered as
-//! kube-proxy v1.36 does.
+//! Health servers for load balancers and probes: the `healthCheckNodePort` of each Service, `/healthz` and `/livez`. Their
+//! answers are those of kube-proxy v1.36.
 //!
 //! ```text
 //! feed: revisions ─────┐
@@ -7,8 +7,9 @@
 //! feed: HealthFacts ───────────────────────────┴─► answer ─► one port for each service, family and address
 //! ```
 //!
-//! [`progress`] and [`answer`] are pure, and are passed the time; [`port`] owns sockets, [`node_ports`] says which there are.
-//! A port that cannot be opened is said in the log and in the [`Status`], tried again, and never in the way of another.
+//! [`progress`] and [`answer`] are pure and get the time as an argument. [`node_ports`] decides which ports are open, and
+//! [`port`] owns the sockets. If a port cannot be opened, the brain logs it, records it in the [`Status`] and retries. The
+//! other ports are unaffected.
 
 pub mod answer;
 pub mod clock;
@@ -46,27 +47,27 @@ use crate::{
     serve::{Received, Reports},
 };
 
-/// The port of `/healthz` unless said otherwise, as kube-proxy's.
+/// The default port of `/healthz`, as in kube-proxy.
 pub const HEALTHZ_PORT: u16 = 10256;
-/// A revision that has not been applied for so long makes a node unhealthy: twice kube-proxy's sync period.
+/// The default time after which a pending revision makes the node unhealthy: twice kube-proxy's sync period.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What is answered, for the log.
+/// The purpose of the ports, for the log.
 const CHECKS: &str = "health checks";
 
-/// Where to answer, and when to be unhealthy.
+/// Where the servers listen, and when the node is unhealthy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Where `/healthz` and `/livez` are.
+    /// The address of `/healthz` and `/livez`.
     pub healthz: HealthzAddress,
-    /// On which addresses of the node services' ports for health checks are.
+    /// The addresses of the node on which the health check ports of Services are open.
     pub node_port_addresses: NodePortAddresses,
-    /// How long a revision may wait to be applied.
+    /// How long a backend may take to apply a revision.
     pub timeout: Duration,
 }
 
-/// Where `/healthz` and `/livez` are; `None` is nowhere. The unspecified address, of either family, is every address of
-/// both.
+/// The address of `/healthz` and `/livez`. `None` means no server. The unspecified address of either family means all
+/// addresses of both families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HealthzAddress(pub Option<SocketAddr>);
 
@@ -88,55 +89,56 @@ impl FromStr for HealthzAddress {
         } else if let Ok(ip) = bare.parse::<IpAddr>() {
             Ok(Self(Some((ip, HEALTHZ_PORT).into())))
         } else {
-            Err("expected IP:PORT, like 0.0.0.0:10256 or [::]:10256, or nothing for no server")
+            Err("expected IP:PORT, like 0.0.0.0:10256 or [::]:10256, or an empty text for no server")
         }
     }
 }
 
-/// The servers at work. Dropping it closes all of their ports.
+/// The running servers. Dropping it closes all of their ports.
 #[derive(Debug)]
 pub struct Servers {
     status: watch::Receiver<Status>,
-    watched: Arc<Watched>,
+    inputs: Arc<Inputs>,
     work: JoinSet<()>,
 }
 
 impl Servers {
-    /// Which ports are open, and which are not and why; and a notice of each change.
+    /// The status of all ports. The receiver is notified of each change.
     pub fn status(&self) -> watch::Receiver<Status> {
         self.status.clone()
     }
 
-    /// Closes all ports, and returns when they are closed.
+    /// Closes all ports, and returns once they are closed.
     pub async fn stop(mut self) {
         self.work.shutdown().await;
     }
 
-    /// Resolves when a part of the servers has crashed: probes would wait for nothing. Cancel-safe.
+    /// Resolves when a task of the servers has crashed. Cancel safe.
     pub async fn failed(&mut self) -> anyhow::Error {
         crashed(&mut self.work).await
     }
 
     /// The health of the backends.
     pub fn health(&self) -> Health {
-        self.watched.health().0
+        self.inputs.health().0
     }
 }
 
-/// Resolves when one of the tasks has crashed. That one ends is no failure: what it followed is gone, which others tell.
+/// Resolves when one of the tasks has panicked. A task that ends is no failure: its feed was dropped, which the owner of the
+/// feed notices.
 pub(crate) async fn crashed(work: &mut JoinSet<()>) -> anyhow::Error {
     while let Some(ended) = work.join_next().await {
         if let Err(error) = ended {
-            return anyhow::Error::new(error).context("a part of the servers for health and metrics has crashed");
+            return anyhow::Error::new(error).context("a task of the health and metrics servers has crashed");
         }
     }
     std::future::pending().await
 }
 
-/// Whether `/healthz` can be answered where it is to be.
+/// Checks whether the server of `/healthz` can listen on its address.
 ///
 /// # Errors
-/// The port is taken, or the address is not the node's.
+/// Returns an error if another process uses the port, or if the node does not have the address.
 pub fn check(HealthzAddress(address): HealthzAddress) -> anyhow::Result<()> {
     let Some(address) = address else { return Ok(()) };
     let listened = port::listen(&Port { service: None, address }).map(drop);
@@ -147,59 +149,59 @@ pub fn check(HealthzAddress(address): HealthzAddress) -> anyhow::Result<()> {
 
 /// Starts the servers. Must be called in a tokio runtime.
 pub fn start(options: &Options, feed: &Feed, reports: &Reports, clock: Clock) -> Servers {
-    let watched = Arc::new(Watched {
+    let inputs = Arc::new(Inputs {
         revision: feed.subscribe(),
         reports: reports.subscribe(),
         facts: feed.health_facts(),
         clock,
         metrics: feed.metrics().clone(),
-        seen: Mutex::new(Seen { progress: Progress::new(options.timeout), reports: BTreeMap::new() }),
+        tracked: Mutex::new(Tracked { progress: Progress::new(options.timeout), reports: BTreeMap::new() }),
     });
     let (status, receiver) = watch::channel(Status::new());
     let mut work = JoinSet::new();
-    work.spawn(follow(Arc::clone(&watched), options.timeout));
+    work.spawn(follow(Arc::clone(&inputs), options.timeout));
     if let HealthzAddress(Some(address)) = options.healthz {
-        let answers = Arc::clone(&watched);
-        let answer = Arc::new(move |asked: &http::Uri| port::at_once(answers.proxy(asked.path())));
+        let answers = Arc::clone(&inputs);
+        let answer = Arc::new(move |uri: &http::Uri| port::at_once(answers.proxy(uri.path())));
         work.spawn(port::keep(Port { service: None, address }, answer, Retry::Steady, status.clone(), CHECKS));
     }
-    work.spawn(node_ports::run(options.node_port_addresses.clone(), Arc::clone(&watched), status));
-    Servers { status: receiver, watched, work }
+    work.spawn(node_ports::run(options.node_port_addresses.clone(), Arc::clone(&inputs), status));
+    Servers { status: receiver, inputs, work }
 }
 
-/// All that answers are made of.
+/// The inputs of all answers.
 #[derive(Debug)]
-struct Watched {
+struct Inputs {
     revision: watch::Receiver<Revision>,
     reports: watch::Receiver<BTreeMap<String, Received>>,
     facts: watch::Receiver<HealthFacts>,
     clock: Clock,
     metrics: Metrics,
-    seen: Mutex<Seen>,
+    tracked: Mutex<Tracked>,
 }
 
-/// What has been taken notice of.
+/// The revisions and reports that have been processed.
 #[derive(Debug)]
-struct Seen {
+struct Tracked {
     progress: Progress,
     reports: BTreeMap<String, Received>,
 }
 
-impl Watched {
-    /// The health of the backends, now.
+impl Inputs {
+    /// The current health of the backends, and the current time.
     fn health(&self) -> (Health, SystemTime) {
-        // Nothing in it is half done when a panic leaves it.
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        // No code that holds the lock can panic halfway through a change.
+        let mut tracked = self.tracked.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.clock.now();
-        seen.progress.publish(*self.revision.borrow(), now.at);
+        tracked.progress.publish(*self.revision.borrow(), now.at);
         for (backend, received) in self.reports.borrow().iter() {
-            if seen.reports.get(backend) != Some(received) {
-                seen.progress.report(&received.report, now);
+            if tracked.reports.get(backend) != Some(received) {
+                tracked.progress.report(&received.report, now);
                 self.metrics.reported(&received.report, received.at.into_std());
-                seen.reports.insert(backend.clone(), received.clone());
+                tracked.reports.insert(backend.clone(), received.clone());
             }
         }
-        (seen.progress.health(now.at), now.wall)
+        (tracked.progress.health(now.at), now.wall)
     }
 
     fn proxy(&self, path: &str) -> Answer {
@@ -219,48 +221,48 @@ impl Watched {
         }
     }
 
-    /// For a service that has just gone, there is nothing ready.
+    /// The answer for one Service. A Service that was just deleted has no ready endpoints.
     fn service(&self, key: &ServiceKey, family: Family) -> Answer {
         let ready = self.facts.borrow().checks.get(key).and_then(|check| check.ready(family)).unwrap_or(0);
         answer::service(key, ready, self.health().0.is_healthy())
     }
 }
 
-/// Takes notice of revisions and reports when they come, so that their times are known; says which backends are late.
-async fn follow(watched: Arc<Watched>, timeout: Duration) {
-    let (mut revision, mut reports) = (watched.revision.clone(), watched.reports.clone());
-    let mut look = interval((timeout / 4).max(Duration::from_millis(1)));
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut said = Health::default();
+/// Processes revisions and reports when they arrive, so that their times are exact, and logs which backends are late.
+async fn follow(inputs: Arc<Inputs>, timeout: Duration) {
+    let (mut revision, mut reports) = (inputs.revision.clone(), inputs.reports.clone());
+    let mut ticks = interval((timeout / 4).max(Duration::from_millis(1)));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut logged = Health::default();
     loop {
         revision.mark_unchanged();
         reports.mark_unchanged();
-        let (health, _) = watched.health();
-        say(&said, &health);
-        said = health;
-        let gone = tokio::select! {
+        let (health, _) = inputs.health();
+        log_changes(&logged, &health);
+        logged = health;
+        let ended = tokio::select! {
             changed = revision.changed() => changed.is_err(),
             changed = reports.changed() => changed.is_err(),
-            _ = look.tick() => false,
+            _ = ticks.tick() => false,
         };
-        if gone {
+        if ended {
             return;
         }
     }
 }
 
-fn say(before: &Health, now: &Health) {
+fn log_changes(before: &Health, now: &Health) {
     for (family, health) in changes(before, now) {
         if health.is_healthy() {
             tracing::info!(%family, "all backends are up to date again");
         } else {
             let backends = health.late.join(", ");
-            tracing::warn!(%family, backends, "backends do not apply new states: this node is unhealthy; look at their logs");
+            tracing::warn!(%family, backends, "this node is unhealthy: backends do not apply new revisions; check their logs");
         }
     }
 }
 
-/// The families of which other backends are late than before.
+/// The families whose late backends have changed.
 fn changes<'a>(before: &'a Health, now: &'a Health) -> impl Iterator<Item = (Family, &'a FamilyHealth)> {
     let was_late = |family| before.families.get(family).map_or(&[][..], |before| &before.late);
     now.families
@@ -274,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_with_and_without_port() {
+    fn addresses_are_parsed_with_and_without_a_port() {
         let rows = [
             ("0.0.0.0:10256", Some("0.0.0.0:10256")),
             ("0.0.0.0", Some("0.0.0.0:10256")),
@@ -294,7 +296,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_part_that_crashes_is_told_and_one_that_ends_is_not() {
+    async fn a_panic_of_a_task_is_a_failure_and_its_end_is_not() {
         let mut work = JoinSet::new();
         work.spawn(async {});
         work.spawn(std::future::pending());
@@ -305,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_late_is_said_when_it_changes() {
+    fn a_family_is_logged_when_its_late_backends_change() {
         let late = |v4: &[&str], v6: Option<&[&str]>| {
             let health = |late: &[&str]| FamilyHealth {
                 last_updated: SystemTime::UNIX_EPOCH,
@@ -314,12 +316,13 @@ mod tests {
             let families = [(Family::V4, Some(health(v4))), (Family::V6, v6.map(health))];
             Health { families: families.into_iter().filter_map(|(family, health)| Some((family, health?))).collect() }
         };
-        let said = |before: &Health, now: &Health| changes(before, now).map(|(family, _)| family).collect::<Vec<_>>();
+        let changed =
+            |before: &Health, now: &Health| changes(before, now).map(|(family, _)| family).collect::<Vec<_>>();
         let nothing: &[&str] = &[];
-        assert_eq!(said(&Health::default(), &late(&[], None)), []);
-        assert_eq!(said(&Health::default(), &late(&["nft"], None)), [Family::V4]);
-        assert_eq!(said(&late(&["nft"], None), &late(&["nft"], Some(nothing))), []);
-        assert_eq!(said(&late(&["nft"], None), &late(&["ipvs", "nft"], Some(&["nft"]))), Family::BOTH);
-        assert_eq!(said(&late(&["nft"], Some(nothing)), &late(&[], Some(nothing))), [Family::V4]);
+        assert_eq!(changed(&Health::default(), &late(&[], None)), []);
+        assert_eq!(changed(&Health::default(), &late(&["nft"], None)), [Family::V4]);
+        assert_eq!(changed(&late(&["nft"], None), &late(&["nft"], Some(nothing))), []);
+        assert_eq!(changed(&late(&["nft"], None), &late(&["ipvs", "nft"], Some(&["nft"]))), Family::BOTH);
+        assert_eq!(changed(&late(&["nft"], Some(nothing)), &late(&[], Some(nothing))), [Family::V4]);
     }
 }

@@ -1,4 +1,4 @@
-//! Which ports for health checks should be open: one for each service, family and address.
+//! Decides which health check ports are open: one for each Service, family and address.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,15 +18,15 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
-    Watched,
+    Inputs,
     port::{self, Port, Retry, Status},
 };
 use crate::feed::HealthFacts;
 
-/// How often the addresses of the node are looked at, when only some of them are to be used.
-const LOOK: Duration = Duration::from_secs(30);
+/// How often the addresses of the node are read, if `nodePortAddresses` restricts them.
+const POLL_INTERVAL: Duration = Duration::from_secs(30);
 
-/// On which addresses of the node ports of services are open.
+/// The addresses of the node on which the health check ports of Services are open (`nodePortAddresses`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodePortAddresses {
     cidrs: Vec<IpNet>,
@@ -34,17 +34,17 @@ pub struct NodePortAddresses {
 }
 
 impl NodePortAddresses {
-    /// Those addresses of the node that are in `cidrs`. A family without CIDRs is open on all of its addresses.
+    /// Selects the addresses of the node in `cidrs`. A family without CIDRs listens on all of its addresses.
     pub fn within(cidrs: Vec<IpNet>) -> Self {
         Self { cidrs, primary: false }
     }
 
-    /// The node's primary address of each family. A family without one is open on all of its addresses.
+    /// Selects the node's primary address of each family. A family without one listens on all of its addresses.
     pub fn primary() -> Self {
         Self { cidrs: Vec::new(), primary: true }
     }
 
-    /// Where to listen on a node of which this is known.
+    /// Replaces `primary` by the primary addresses of the node.
     fn on(&self, facts: &HealthFacts) -> Self {
         if !self.primary {
             return self.clone();
@@ -58,12 +58,12 @@ impl NodePortAddresses {
         self.cidrs.iter().filter(move |cidr| Family::of(cidr.addr()) == family)
     }
 
-    /// Whether all addresses of the family are open.
+    /// Whether the family listens on all addresses.
     fn is_all(&self, family: Family) -> bool {
         self.of(family).next().is_none() || self.of(family).any(|cidr| cidr.prefix_len() == 0)
     }
 
-    /// Where to listen, on a node with these addresses.
+    /// The addresses to listen on. `node` are the addresses of the node.
     fn addresses(&self, family: Family, node: &[IpAddr]) -> Vec<IpAddr> {
         if self.is_all(family) {
             return match family {
@@ -90,7 +90,7 @@ impl NodePortAddresses {
     }
 }
 
-/// The addresses of the node's interfaces. Those that mean something on one link alone cannot be listened on.
+/// The addresses of the node's interfaces, without link-local ones, which cannot be bound without a scope.
 fn node_addresses() -> io::Result<Vec<IpAddr>> {
     let interfaces = nix::ifaddrs::getifaddrs()?;
     let addresses = interfaces.filter_map(|interface| {
@@ -103,17 +103,17 @@ fn node_addresses() -> io::Result<Vec<IpAddr>> {
     Ok(addresses.collect::<BTreeSet<_>>().into_iter().collect())
 }
 
-/// A port that is kept open; closed when it is dropped.
+/// An open port. Dropping it closes the port.
 struct Open {
     stop: DropGuard,
     task: JoinHandle<()>,
 }
 
-/// Keeps open what should be, until it is dropped or the feed has ended.
-pub(super) async fn run(addresses: NodePortAddresses, watched: Arc<Watched>, status: watch::Sender<Status>) {
-    let mut facts = watched.facts.clone();
-    let mut look = interval(LOOK);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+/// Keeps the right ports open, until it is dropped or the feed ends.
+pub(super) async fn run(addresses: NodePortAddresses, inputs: Arc<Inputs>, status: watch::Sender<Status>) {
+    let mut facts = inputs.facts.clone();
+    let mut ticks = interval(POLL_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut node = Vec::new();
     let mut open: BTreeMap<Port, Open> = BTreeMap::new();
     loop {
@@ -121,16 +121,16 @@ pub(super) async fn run(addresses: NodePortAddresses, watched: Arc<Watched>, sta
         let restricted = !Family::BOTH.iter().all(|family| addresses.is_all(*family));
         if restricted {
             node = node_addresses().unwrap_or_else(|error| {
-                tracing::warn!(%error, "failed to read the addresses of this node; those known before are used");
+                tracing::warn!(%error, "failed to read the addresses of this node; using the previous ones");
                 node
             });
         }
         let ports = addresses.ports(&facts.borrow(), &node);
         close(&mut open, &ports).await;
         for (port, (key, family)) in ports {
-            let (watched, status) = (Arc::clone(&watched), status.clone());
+            let (inputs, status) = (Arc::clone(&inputs), status.clone());
             open.entry(port).or_insert_with_key(|port| {
-                let answers = Arc::new(move |_: &http::Uri| port::at_once(watched.service(&key, family)));
+                let answers = Arc::new(move |_: &http::Uri| port::at_once(inputs.service(&key, family)));
                 let keep = port::keep(port.clone(), answers, Retry::BackOff, status, super::CHECKS);
                 let stop = CancellationToken::new();
                 let kept = stop.clone().run_until_cancelled_owned(keep);
@@ -140,7 +140,7 @@ pub(super) async fn run(addresses: NodePortAddresses, watched: Arc<Watched>, sta
         }
         let ended = tokio::select! {
             changed = facts.changed() => changed.is_err(),
-            _ = look.tick(), if restricted => false,
+            _ = ticks.tick(), if restricted => false,
         };
         if ended {
             return;
@@ -148,12 +148,12 @@ pub(super) async fn run(addresses: NodePortAddresses, watched: Arc<Watched>, sta
     }
 }
 
-/// Closes what should not be open any more, before anything else takes its port.
+/// Closes the ports that should not be open any more, so that others can use their numbers.
 async fn close(open: &mut BTreeMap<Port, Open>, ports: &BTreeMap<Port, (ServiceKey, Family)>) {
     let closing: Vec<Port> = open.keys().filter(|port| !ports.contains_key(port)).cloned().collect();
     for Open { stop, task } in closing.iter().filter_map(|port| open.remove(port)) {
         drop(stop);
-        // Whatever became of it, it is closed.
+        // The port is closed even if the task has panicked.
         let _ = task.await;
     }
 }
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_chosen_for_each_family() {
+    fn cidrs_select_addresses_in_each_family() {
         check(&[], &["0.0.0.0"], &["::"]);
         check(&["0.0.0.0/0", "::/0"], &["0.0.0.0"], &["::"]);
         check(&["127.0.0.0/8"], &["127.0.0.1"], &["::"]);
@@ -197,12 +197,12 @@ mod tests {
             .collect();
         let facts = HealthFacts { checks, ..HealthFacts::default() };
         let ports = NodePortAddresses::default().ports(&facts, &[]);
-        let said: Vec<_> = ports.keys().map(|port| port.address.to_string()).collect();
-        assert_eq!(said, ["0.0.0.0:30000", "0.0.0.0:30001", "[::]:30001", "[::]:30002"]);
+        let addresses: Vec<_> = ports.keys().map(|port| port.address.to_string()).collect();
+        assert_eq!(addresses, ["0.0.0.0:30000", "0.0.0.0:30001", "[::]:30001", "[::]:30002"]);
     }
 
     #[test]
-    fn this_machine_has_a_loopback_address() {
+    fn the_addresses_of_this_machine_include_loopback() {
         assert!(node_addresses().unwrap().contains(&Ipv4Addr::LOCALHOST.into()));
     }
 }

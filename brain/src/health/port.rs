@@ -1,4 +1,4 @@
-//! One port: opens it, tries again while it cannot, and answers HTTP/1 on it.
+//! One port: opens it, with retries, and serves HTTP/1 on it.
 
 use std::{
     collections::BTreeMap,
@@ -31,60 +31,60 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{answer::Answer, connections::Connections};
-use crate::{serve::Who, throttle::Throttle};
+use crate::{serve::PeerId, throttle::Throttle};
 
-/// Connections that wait to be accepted.
+/// Length of the accept queue.
 const BACKLOG: u32 = 1024;
-/// How long a peer may take until the head of its first request is there. A probe sends it as soon as it is connected.
+/// How long a peer may take to send the head of its first request. A probe sends it immediately after it has connected.
 const FIRST_REQUEST: Duration = Duration::from_secs(1);
-/// How long it may take for each further request, the silence before it included.
+/// How long a peer may take to send the head of each further request, including the idle time before it.
 const REQUEST: Duration = Duration::from_secs(10);
-/// Pause after a failed accept, for instance when there are no more file descriptors.
+/// Pause after a failed accept, for instance when the process has no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A port that should be open.
+/// A port to keep open.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Port {
-    /// The service that it answers for; `None` for `/healthz`.
+    /// The Service that it answers for. `None` for `/healthz` and metrics.
     pub service: Option<ServiceKey>,
-    /// Its address.
+    /// The address and port to bind.
     pub address: SocketAddr,
 }
 
-/// Whether a port is open.
+/// The status of one port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listening {
-    /// It is, at this address.
+    /// The port is open at this address.
     At(SocketAddr),
-    /// It is not, and will be tried again.
+    /// The port is closed, and will be retried.
     Failed {
-        /// Why not.
+        /// The error of the last attempt.
         error: String,
-        /// How many times it has been tried.
+        /// The number of failed attempts.
         attempts: u32,
     },
 }
 
-/// All ports that should be open. Those that have not been tried yet are not in it.
+/// The status of all ports that have been tried at least once.
 pub type Status = BTreeMap<Port, Listening>;
 
-/// What to answer to a request for something.
+/// The handler of requests.
 pub(crate) type Answers = Arc<dyn Fn(&Uri) -> Answering + Send + Sync>;
 
-/// An answer, which may take its time.
+/// The future of an answer.
 pub(crate) type Answering = Pin<Box<dyn Future<Output = Answer> + Send>>;
 
-/// An answer that is there already.
+/// Wraps an answer that needs no waiting.
 pub(crate) fn at_once(answer: Answer) -> Answering {
     Box::pin(ready(answer))
 }
 
-/// When to try again.
+/// When to retry to open a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retry {
-    /// Each five seconds, as kube-proxy does for `/healthz`.
+    /// Every five seconds, as kube-proxy does for `/healthz`.
     Steady,
-    /// After a second, and then after ever longer, up to a minute: there may be many ports.
+    /// With exponential backoff from 1 s to 60 s, because there may be many ports.
     BackOff,
 }
 
@@ -97,7 +97,7 @@ impl Retry {
     }
 }
 
-/// Keeps a port open until it is dropped. `what` it answers is for the log.
+/// Keeps a port open until it is dropped. `what` is the purpose of the port, for the log.
 pub(crate) async fn keep(
     port: Port,
     answers: Answers,
@@ -118,16 +118,16 @@ pub(crate) async fn keep(
         };
         if attempts == 1 {
             let address = port.address;
-            warn!(%address, service, %error, "failed to listen for {what}, will be tried again; free the port, or choose another");
+            warn!(%address, service, %error, "failed to listen for {what}; retrying: free the port, or choose another one");
         } else {
-            debug!(address = %port.address, service, %error, attempts, "still failed to listen for {what}");
+            debug!(address = %port.address, service, %error, attempts, "failed to listen for {what} again");
         }
         entry.set(Listening::Failed { error: error.to_string(), attempts });
         time::sleep(retry.after(attempts)).await;
     }
 }
 
-/// The port's entry in the status, for as long as the port is kept.
+/// The port's entry in the status. Dropping it removes the entry.
 struct Entry<'a> {
     port: &'a Port,
     status: watch::Sender<Status>,
@@ -149,8 +149,11 @@ impl Drop for Entry<'_> {
     }
 }
 
-/// Go's `Listen`, to which kube-proxy leaves it: for a service, each family has a socket of its own; for `/healthz`, the
-/// unspecified address is that of both families, whichever it is written in.
+/// Binds a port as Go's `net.Listen` does for kube-proxy. The socket of a Service has one family. For `/healthz`, the
+/// unspecified address of either family means both families.
+///
+/// # Errors
+/// Returns an error if another process uses the port, or if the node does not have the address.
 pub(crate) fn listen(port: &Port) -> io::Result<TcpListener> {
     let both = port.service.is_none() && port.address.ip().is_unspecified();
     if !both {
@@ -164,20 +167,21 @@ pub(crate) fn listen(port: &Port) -> io::Result<TcpListener> {
     }
 }
 
-fn bind(address: SocketAddr, only_its_family: bool) -> io::Result<TcpListener> {
+fn bind(address: SocketAddr, v6_only: bool) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;
     if address.is_ipv6() {
-        rustix::net::sockopt::set_ipv6_v6only(&socket, only_its_family)?;
+        rustix::net::sockopt::set_ipv6_v6only(&socket, v6_only)?;
     }
     socket.bind(address)?;
     socket.listen(BACKLOG)
 }
 
-/// Owns the connections of a port. A new one is always taken; see [`connections`](super::connections).
+/// Accepts the connections of a port, and owns their tasks. A new connection is always accepted; see
+/// [`connections`](super::connections).
 async fn accept(listener: TcpListener, answers: Answers) {
     let mut tasks = JoinSet::new();
-    let present = Present::default();
+    let connections = Shared::default();
     let failures = Throttle::default();
     loop {
         let accepted = tokio::select! {
@@ -187,16 +191,16 @@ async fn accept(listener: TcpListener, answers: Answers) {
         match accepted {
             Ok((stream, peer)) => {
                 let evicted = CancellationToken::new();
-                let (number, other) = lock(&present).admit(Who::host(peer.ip()), evicted.clone());
+                let (number, other) = lock(&connections).admit(PeerId::host(peer.ip()), evicted.clone());
                 if let Some(other) = other {
                     other.cancel();
                 }
-                let asks = Asks { number, present: Arc::clone(&present), asked: Arc::default() };
-                tasks.spawn(serve(stream, Arc::clone(&answers), asks, evicted));
+                let activity = Activity { number, connections: Arc::clone(&connections), active: Arc::default() };
+                tasks.spawn(serve(stream, Arc::clone(&answers), activity, evicted));
             }
             Err(error) => {
-                if let Some(held) = failures.pass() {
-                    warn!(%error, failures_since = held, "failed to accept a health check; raise the limit of open files if it is reached");
+                if let Some(suppressed) = failures.pass() {
+                    warn!(%error, failures_since = suppressed, "failed to accept a health check; raise the limit of open files if it is reached");
                 }
                 time::sleep(ACCEPT_PAUSE).await;
             }
@@ -204,62 +208,63 @@ async fn accept(listener: TcpListener, answers: Answers) {
     }
 }
 
-type Present = Arc<Mutex<Connections<CancellationToken>>>;
+type Shared = Arc<Mutex<Connections<CancellationToken>>>;
 
-fn lock(present: &Present) -> MutexGuard<'_, Connections<CancellationToken>> {
-    // Nothing in it is half done when a panic leaves it.
-    present.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(connections: &Shared) -> MutexGuard<'_, Connections<CancellationToken>> {
+    // No code that holds the lock can panic halfway through a change.
+    connections.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What is known of the requests of one connection.
+/// The activity of one connection.
 #[derive(Clone)]
-struct Asks {
+struct Activity {
     number: u64,
-    present: Present,
-    asked: Arc<AtomicBool>,
+    connections: Shared,
+    /// Whether a request has arrived.
+    active: Arc<AtomicBool>,
 }
 
-impl Asks {
+impl Activity {
     fn set_busy(&self, busy: bool) {
-        self.asked.store(true, Ordering::Relaxed);
-        lock(&self.present).set_busy(self.number, busy);
+        self.active.store(true, Ordering::Relaxed);
+        lock(&self.connections).set_busy(self.number, busy);
     }
 
-    /// Resolves if the first request does not come in time.
-    async fn nothing(&self) {
+    /// Resolves if the first request does not arrive within [`FIRST_REQUEST`].
+    async fn no_request(&self) {
         time::sleep(FIRST_REQUEST).await;
-        if self.asked.load(Ordering::Relaxed) {
+        if self.active.load(Ordering::Relaxed) {
             pending::<()>().await;
         }
     }
 }
 
-async fn serve(stream: TcpStream, answers: Answers, asks: Asks, evicted: CancellationToken) {
-    let service = TowerToHyperService::new(service(answers, asks.clone()));
+async fn serve(stream: TcpStream, answers: Answers, activity: Activity, evicted: CancellationToken) {
+    let service = TowerToHyperService::new(service(answers, activity.clone()));
     let mut server = auto::Builder::new(TokioExecutor::new()).http1_only();
     server.http1().timer(TokioTimer::new()).header_read_timeout(REQUEST).title_case_headers(true);
     let ended = tokio::select! {
         ended = server.serve_connection(TokioIo::new(stream), service) => ended.map_err(|error| error.to_string()),
-        () = asks.nothing() => Err("it asked nothing in time".to_owned()),
-        () = evicted.cancelled() => Err("it was silent for longest, and others came".to_owned()),
+        () = activity.no_request() => Err("the peer sent no request in time".to_owned()),
+        () = evicted.cancelled() => Err("the port is full, and this connection was idle for longest".to_owned()),
     };
     if let Err(error) = ended {
-        debug!(error, "a health check was cut");
+        debug!(error, "closed a health check connection");
     }
-    lock(&asks.present).remove(asks.number);
+    lock(&activity.connections).remove(activity.number);
 }
 
-/// Answers to any method, whatever the body.
+/// The HTTP service of one connection. It ignores the method and the body of a request, as kube-proxy does.
 fn service<B>(
     answers: Answers,
-    asks: Asks,
+    activity: Activity,
 ) -> impl tower::Service<Request<B>, Response = Answer, Error = Infallible, Future: Send> + Clone + Send {
     tower::service_fn(move |request: Request<B>| {
-        let (answering, asks) = (answers(request.uri()), asks.clone());
-        asks.set_busy(true);
+        let (answering, activity) = (answers(request.uri()), activity.clone());
+        activity.set_busy(true);
         async move {
             let answer = answering.await;
-            asks.set_busy(false);
+            activity.set_busy(false);
             Ok(answer)
         }
     })
@@ -270,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_grow_up_to_a_minute_or_stay() {
+    fn backoff_grows_to_a_minute_and_steady_stays_at_five_seconds() {
         let seconds = |retry: Retry| [1, 2, 3, 6, 7, 8, u32::MAX].map(|attempts| retry.after(attempts).as_secs());
         assert_eq!(seconds(Retry::BackOff), [1, 2, 4, 32, 60, 60, 60]);
         assert_eq!(seconds(Retry::Steady), [5; 7]);

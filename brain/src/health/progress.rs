@@ -1,18 +1,18 @@
-//! How far the backends have come, and whether that is far enough: pure, the time is passed in.
+//! The progress of the backends, and the health of the node that follows from it. Pure: the time is an argument.
 //!
 //! ```text
-//! published: when each revision came      ─┐
-//! reports: what each backend has applied  ─┴─► pending since when? ─► late after the timeout ─► Health of each family
+//! time at which each revision was published   ─┐
+//! revision that each backend has applied      ─┴─► pending since ─► late after the timeout ─► Health of each family
 //! ```
 //!
-//! A family is healthy unless a revision that one of its backends has not applied is older than the timeout. Families of
-//! which no backend ever spoke have no health, and a brain without any is healthy, as kube-proxy is before its first sync.
+//! A family is unhealthy if one of its backends has not applied a revision that is older than the timeout. A family has no
+//! health until a backend reports it. A brain without reports is healthy, as kube-proxy is before its first sync.
 //!
-//! - The slowest backend counts, and it counts on when it falls silent: that is what a dead one looks like.
-//! - One that has been late and silent for [`GONE`] while another one of the family keeps up is taken to be replaced, and
-//!   counts no more until it speaks again. Without another one it counts for as long as the brain runs.
-//! - A backend that is new, or that has lost what it had (it was restarted, or it still holds the state of a former brain),
-//!   has the whole timeout for its first state.
+//! - The slowest backend counts, even after it has stopped to report, because it may have crashed.
+//! - If a backend has been late and silent for [`REPLACED`] while another backend of the family is up to date, it counts as
+//!   replaced until it reports again. The only backend of a family counts for as long as the brain runs.
+//! - A backend that is new, was restarted, or still has the state of a former brain, has the whole timeout to apply its first
+//!   state.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -26,13 +26,13 @@ use localnet_proto::{
 
 use super::clock::Moment;
 
-/// After so long a silence, a late backend beside one that keeps up is taken to be gone.
-pub const GONE: Duration = Duration::from_secs(600);
+/// How long a late backend must be silent, beside one that is up to date, to count as replaced.
+pub const REPLACED: Duration = Duration::from_secs(600);
 
-/// Revisions that came within this time share the time of the first.
+/// Revisions that were published within this time share the time of the first, which bounds the memory.
 const GRAIN: Duration = Duration::from_secs(1);
 
-/// What is known of the revisions and the backends.
+/// The revisions that were published, and the reports of the backends.
 #[derive(Clone, Debug)]
 pub struct Progress {
     timeout: Duration,
@@ -41,35 +41,36 @@ pub struct Progress {
     backends: BTreeMap<String, BTreeMap<Family, Applied>>,
 }
 
-/// How far a backend has come in a family.
+/// The progress of a backend in one family.
 #[derive(Clone, Copy, Debug)]
 struct Applied {
     rev: u64,
-    /// Last success, or when it was first heard of.
+    /// When it was last successful, or when its first report arrived.
     updated: SystemTime,
-    /// Not measured from before this: then it was new.
+    /// When the backend was new. Revisions that are older count from this time.
     since: Instant,
+    /// When the last report arrived.
     reported: Instant,
 }
 
 /// The health of all families.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
-    /// Each family that a backend has reported of.
+    /// The families that a backend has reported.
     pub families: BTreeMap<Family, FamilyHealth>,
 }
 
-/// The health of a family.
+/// The health of one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FamilyHealth {
-    /// When its slowest backend was last successful.
+    /// When the backend whose last success is oldest was successful.
     pub last_updated: SystemTime,
-    /// The backends that are late.
+    /// The names of the late backends.
     pub late: Vec<String>,
 }
 
 impl FamilyHealth {
-    /// Whether none of its backends is late.
+    /// Whether no backend is late.
     pub fn is_healthy(&self) -> bool {
         self.late.is_empty()
     }
@@ -81,37 +82,37 @@ impl Health {
         self.families.values().all(FamilyHealth::is_healthy)
     }
 
-    /// The newest of the families' updates.
+    /// The time of the family that was updated last.
     pub fn last_updated(&self) -> Option<SystemTime> {
         self.families.values().map(|family| family.last_updated).max()
     }
 }
 
 impl Progress {
-    /// Nothing is known yet. A revision that waits for `timeout` is late.
+    /// An empty progress. A backend is late if it has not applied a revision after `timeout`.
     pub fn new(timeout: Duration) -> Self {
         Self { timeout, instance: 0, published: Published::default(), backends: BTreeMap::new() }
     }
 
-    /// This is the newest revision.
+    /// Records the newest revision.
     pub fn publish(&mut self, revision: Revision, now: Instant) {
         self.instance = revision.instance;
-        self.published.push(revision.rev, now, self.timeout.max(GONE));
+        self.published.push(revision.rev, now, self.timeout.max(REPLACED));
     }
 
-    /// A backend says how far it is.
+    /// Records a report of a backend.
     pub fn report(&mut self, report: &BackendReport, now: Moment) {
         let ours = report.instance_id == self.instance;
         let before = self.backends.remove(&report.backend).unwrap_or_default();
-        let families = report.families.iter().filter_map(|said| {
-            let family = match said.family() {
+        let families = report.families.iter().filter_map(|reported| {
+            let family = match reported.family() {
                 IpFamily::IPv4 => Family::V4,
                 IpFamily::IPv6 => Family::V6,
                 IpFamily::UnknownFamily => return None,
             };
-            let rev = if ours { said.applied_rev } else { 0 };
+            let rev = if ours { reported.applied_rev } else { 0 };
             let before = before.get(&family).filter(|before| before.rev <= rev);
-            let success = ours && said.error.is_empty();
+            let success = ours && reported.error.is_empty();
             let updated = before.filter(|_| !success).map_or(now.wall, |before| before.updated);
             Some((
                 family,
@@ -130,29 +131,29 @@ impl Progress {
 
     fn of_family(&self, family: Family, now: Instant) -> Option<FamilyHealth> {
         let backends = self.backends.iter().filter_map(|(name, families)| Some((name, families.get(&family)?)));
-        let is_late = |backend: &Applied| self.waits_since(backend).is_some_and(|since| now - since >= self.timeout);
+        let is_late = |backend: &Applied| self.pending_since(backend).is_some_and(|since| now - since >= self.timeout);
         let (mut late, timely): (Vec<_>, Vec<_>) = backends.partition(|(_, backend)| is_late(backend));
         if !timely.is_empty() {
             late.retain(|(_, backend)| {
-                let silent_since = self.waits_since(backend).max(Some(backend.reported));
-                silent_since.is_none_or(|since| now - since < GONE)
+                let silent_since = self.pending_since(backend).max(Some(backend.reported));
+                silent_since.is_none_or(|since| now - since < REPLACED)
             });
         }
         let last_updated = late.iter().chain(&timely).map(|(_, backend)| backend.updated).min()?;
         Some(FamilyHealth { last_updated, late: late.into_iter().map(|(name, _)| name.clone()).collect() })
     }
 
-    /// Since when a revision waits to be applied.
-    fn waits_since(&self, backend: &Applied) -> Option<Instant> {
+    /// Since when the backend has had a revision to apply. `None` if it is up to date.
+    fn pending_since(&self, backend: &Applied) -> Option<Instant> {
         self.published.newer_than(backend.rev).map(|published| published.max(backend.since))
     }
 }
 
-/// When revisions came: in grains, and no longer back than matters.
+/// The times at which revisions were published, in grains of [`GRAIN`], as far back as they matter.
 #[derive(Clone, Debug, Default)]
 struct Published(VecDeque<Grain>);
 
-/// Revisions that came at about the same time: those after the grain before, up to `last`.
+/// Revisions that were published at about the same time: those after the previous grain, up to `last`.
 #[derive(Clone, Copy, Debug)]
 struct Grain {
     last: u64,
@@ -167,13 +168,13 @@ impl Published {
             _ if rev == 0 => return,
             _ => self.0.push_back(Grain { last: rev, first_at: now }),
         }
-        // Of what is older than this, it matters no more how old it is.
+        // A revision that is older than the window is late, however old it is.
         while self.0.get(1).is_some_and(|second| now - second.first_at >= window) {
             self.0.pop_front();
         }
     }
 
-    /// When the first revision after `rev` came, if there is one.
+    /// When the first revision after `rev` was published. `None` if `rev` is the newest.
     fn newer_than(&self, rev: u64) -> Option<Instant> {
         let first = self.0.partition_point(|grain| grain.last <= rev);
         self.0.get(first).map(|grain| grain.first_at)

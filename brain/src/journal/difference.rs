@@ -1,4 +1,4 @@
-//! How one state of a Service or of the Node differs from another, in words for the log: pure.
+//! Describes the difference between two versions of a Service or of the Node, for the log. Pure.
 
 use std::{
     collections::BTreeMap,
@@ -8,10 +8,10 @@ use std::{
 
 use localnet_proto::{Endpoint, Node, Port, Service};
 
-/// The most endpoints that one part names; it counts the others.
-const NAMED: usize = 8;
+/// Maximum number of endpoints that one part names. The others are counted.
+const MAX_NAMED: usize = 8;
 
-/// How `now` differs from `before`: parts such as `endpoints added: 10.0.0.1, 10.0.0.2`, joined by `; `.
+/// Describes how `now` differs from `before`, as parts such as `endpoints added: 10.0.0.1, 10.0.0.2`, joined by `; `.
 pub(super) fn difference(before: &Service, now: &Service) -> String {
     let mut parts = Vec::new();
     endpoints(&before.endpoints, &now.endpoints, &mut parts);
@@ -41,7 +41,7 @@ pub(super) fn difference(before: &Service, now: &Service) -> String {
     parts.join("; ")
 }
 
-/// How the facts of the Node differ.
+/// Describes how the facts of the Node differ, in the same form.
 pub(super) fn node(before: &Node, now: &Node) -> String {
     let mut parts = Vec::new();
     lists("addresses", &before.addresses, &now.addresses, &mut parts);
@@ -52,7 +52,7 @@ pub(super) fn node(before: &Node, now: &Node) -> String {
     parts.join("; ")
 }
 
-/// Sorts the endpoints that differ by what became of them.
+/// Describes the endpoints that differ, grouped by the kind of change.
 fn endpoints(before: &[Endpoint], now: &[Endpoint], parts: &mut Vec<String>) {
     let by_address = |endpoints: &[Endpoint]| {
         let mut map: BTreeMap<IpAddr, Vec<Endpoint>> = BTreeMap::new();
@@ -78,16 +78,16 @@ fn endpoints(before: &[Endpoint], now: &[Endpoint], parts: &mut Vec<String>) {
     }
     of[1].1.extend(before.keys().filter(|address| !now.contains_key(*address)));
     for (what, addresses) in of.iter().filter(|(_, addresses)| !addresses.is_empty()) {
-        let named: Vec<String> = addresses.iter().take(NAMED).map(ToString::to_string).collect();
+        let named: Vec<String> = addresses.iter().take(MAX_NAMED).map(ToString::to_string).collect();
         let mut part = format!("endpoints {what}: {}", named.join(", "));
-        if addresses.len() > NAMED {
-            _ = write!(part, " and {} more", addresses.len() - NAMED);
+        if addresses.len() > MAX_NAMED {
+            _ = write!(part, " and {} more", addresses.len() - MAX_NAMED);
         }
         parts.push(part);
     }
 }
 
-/// Whether new connections reach any of these.
+/// Whether new connections can reach any of these endpoints.
 fn serves(endpoints: &[Endpoint]) -> bool {
     endpoints.iter().any(|endpoint| endpoint.scopes.internal || endpoint.scopes.external)
 }
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn names_what_became_of_endpoints_and_fields() {
+    fn a_difference_lists_endpoints_by_change_and_fields_with_both_values() {
         let serving = Scopes { internal: true, external: true, ..Scopes::default() };
         let draining = Scopes { established: true, ..Scopes::default() };
         let mut before = Service::new(ServiceKey::new("shop", "web"), vec!["10.96.0.1".parse().unwrap()]);

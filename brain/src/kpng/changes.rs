@@ -1,4 +1,4 @@
-//! What leads from one state to another, step by step.
+//! The steps from one state to another.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -12,30 +12,30 @@ use prost::Message as _;
 use super::view::View;
 use crate::feed::{Encoded, State};
 
-/// Path of the node's facts.
+/// The path of the node's facts.
 const NODE_PATH: &str = "node";
 
-/// What a stream begins with.
+/// The first item of a stream.
 pub fn reset() -> Bytes {
     item(Op::Reset(EmptyOp {}))
 }
 
-/// Serialized `OpItem`s that lead from one state to another, made one by one as they are sent: the node's facts; services
-/// that are set, in the order of their paths; endpoints that are gone, against it; endpoints that are set; services that
-/// are gone; Sync. KPNG's order, of which its clients rely on this much: a service is there as long as its endpoints are.
+/// Serialized `OpItem`s that lead from one state to another. Each is created when it is sent. The order is KPNG's: the node's
+/// facts; Services that are set, in order of their paths; deleted endpoints, in reverse order; endpoints that are set; deleted
+/// Services; Sync. KPNG's clients rely on one property of this order: a Service exists as long as it has endpoints.
 #[derive(Debug)]
 pub struct ChangeSet {
     node: Option<Bytes>,
     changed: Vec<Changed>,
     stage: Stage,
-    /// The place in `changed`.
+    /// The position in `changed`.
     at: usize,
-    /// The views of the service that was last looked at: few services change at a time.
+    /// The views of the most recent Service. Changes usually concern few Services.
     views: Option<(usize, Arc<(View, View)>)>,
     queue: VecDeque<Bytes>,
 }
 
-/// A service that differs.
+/// A Service that differs between the states.
 #[derive(Debug)]
 struct Changed {
     key: ServiceKey,
@@ -54,7 +54,7 @@ enum Stage {
 }
 
 impl ChangeSet {
-    /// From `before`, or from nothing, to `now`.
+    /// The changes from `before`, or from an empty state, to `now`.
     pub fn new(before: Option<&State>, now: &State) -> Self {
         let differing = now.differing(before).into_iter();
         let mut changed: Vec<Changed> = differing.map(|(key, before, now)| Changed { key, before, now }).collect();
@@ -75,7 +75,7 @@ impl ChangeSet {
             self.stage = match self.stage {
                 Stage::Services => {
                     self.views = None;
-                    // With what follows it, a path may sort elsewhere: "a/b/" is behind "a/b-c/".
+                    // A longer path may sort differently: "a/b/" follows "a/b-c/".
                     self.changed.sort_by(|one, other| path(&one.key, true).cmp(path(&other.key, true)));
                     Stage::LostEndpoints
                 }
@@ -153,7 +153,7 @@ impl Iterator for ChangeSet {
     }
 }
 
-/// The bytes of a service's path; `within` it if it is followed by that of an endpoint.
+/// The bytes of a Service's path. `within`: whether the path of an endpoint follows it.
 fn path(key: &ServiceKey, within: bool) -> impl Iterator<Item = u8> {
     let slash = || std::iter::once(b'/');
     key.namespace.bytes().chain(slash()).chain(key.name.bytes()).chain(slash().filter(move |_| within))

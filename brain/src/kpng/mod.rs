@@ -1,12 +1,13 @@
-//! The state of the node as KPNG's clients read it: objects at paths, set and deleted. Pure.
+//! The state of the node for KPNG's clients: objects at paths that are set and deleted. Pure.
 //!
 //! ```text
 //! State before ─┐
 //! State now    ─┴► ChangeSet ─► serialized OpItems, one by one, in KPNG's order, and Sync
 //! ```
 //!
-//! Everything is derived from what the feed has encoded for `Next`, so that both say the same. Only services that differ are
-//! looked at. What KPNG's clients would misread (endpoints that get no new connections) stands in sets that they leave out.
+//! Everything is derived from the items that the feed has encoded for `Next`, so that both contain the same state. Only Services
+//! that differ are read. KPNG's clients would misunderstand endpoints that get no new connections. These are in sets that such
+//! clients ignore.
 
 mod changes;
 #[cfg(test)]

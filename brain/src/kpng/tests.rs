@@ -1,4 +1,4 @@
-//! The bytes are those that KPNG's messages have, the order is KPNG's, and replayed they are the state.
+//! The bytes are those of KPNG's messages, the order is KPNG's, and replaying the items gives the state.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -56,7 +56,7 @@ fn with_node(name: &str, localized: Localized) -> Localized {
     Localized { node: Some(Node { name: name.into(), ..Node::default() }), ..localized }
 }
 
-/// The states of a node after each of these.
+/// The states of a node after each of these steps.
 fn states(steps: impl IntoIterator<Item = Localized>) -> Vec<State> {
     let feed = Feed::new(7);
     steps
@@ -72,7 +72,7 @@ fn hex(items: impl IntoIterator<Item = bytes::Bytes>) -> Vec<String> {
     items.into_iter().map(|item| item.iter().map(|byte| format!("{byte:02x}")).collect()).collect()
 }
 
-/// Written by hand after KPNG's messages: each line is a field, its number and type first.
+/// Written by hand from KPNG's messages. Each line is a field, preceded by its number and type.
 #[test]
 fn the_bytes_are_those_of_kpng() {
     let web = |endpoints: &[_]| service("default", "web", "http", endpoints);
@@ -125,7 +125,7 @@ fn the_bytes_are_those_of_kpng() {
         "22090a046874747010903f",
         "2a0708011001f80101",
     );
-    // The two addresses of a pod have paths of their own; 9… is before f….
+    // The two addresses of a pod have separate paths. 9… sorts before f….
     assert_eq!(hex(ChangeSet::new(None, &states[0])), [node, service, v6, v4, "0a00"]);
     let v6_is_gone = concat!(
         "1a20", // OpItem.Delete, 32 bytes
@@ -139,7 +139,7 @@ fn the_bytes_are_those_of_kpng() {
     assert_eq!(hex(ChangeSet::new(Some(&states[2]), &states[2])), ["0a00"]);
 }
 
-/// The steps in words: `+` set or `-` deleted, the kind, the path without its hash.
+/// The steps as text: `+` for set or `-` for deleted, the kind, and the path without its hash.
 fn steps(items: impl IntoIterator<Item = bytes::Bytes>) -> Vec<String> {
     let words = |sign: &str, of: wire::Ref| {
         let path: Vec<_> = of.path.split('/').take(2).collect();
@@ -206,7 +206,7 @@ fn kpngs_clients_are_not_shown_endpoints_that_get_nothing_new() {
     assert_eq!(steps(ChangeSet::new(None, &states[0])), ["+31 node", "+1 a/web", "+30 a/web", "+2 a/web", "sync"]);
 }
 
-/// KPNG's clients look for the number of a port without a name in the service.
+/// KPNG's clients read the number of an unnamed port from the Service.
 #[test]
 fn a_port_without_a_name_has_its_number_in_the_service() {
     let target = |port: &str, endpoints: &[_]| {
@@ -227,7 +227,7 @@ fn a_port_without_a_name_has_its_number_in_the_service() {
     assert_eq!(target("http", &[at("10.1.0.1", 8080)]), 0);
 }
 
-/// What a client holds that reads all sets.
+/// The objects of a client that reads all sets.
 #[derive(Default)]
 struct Replay(BTreeMap<String, (i32, Vec<u8>)>);
 
@@ -250,7 +250,7 @@ impl Replay {
         }
     }
 
-    /// The state that it means, read as an answer of `Next` is.
+    /// The state of the client, decoded like an answer of `Next`.
     fn snapshot(&self, state: &State) -> Snapshot {
         let mut assembler = Assembler::default();
         assembler.push(encode::next_item(state.revision(), false)).unwrap();
@@ -310,8 +310,7 @@ fn change() -> impl Strategy<Value = Localized> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// However a client comes from one state to the next, in small steps, large ones or from nothing, it holds the state that
-    /// `Next` says.
+    /// In whatever steps a client gets from one state to the next, it ends with the state of `Next`.
     #[test]
     fn replayed_it_is_the_state_that_next_says(changes in prop::collection::vec((change(), any::<bool>()), 1..40)) {
         let feed = Feed::new(7);
@@ -334,7 +333,7 @@ proptest! {
         }
     }
 
-    /// Another node's state may share nothing with the one before, and services of both may look the same.
+    /// The states of two nodes may share nothing, even if Services of both look the same.
     #[test]
     fn from_one_view_to_another(here in prop::collection::vec(change(), 1..10), there in prop::collection::vec(change(), 1..10)) {
         let (here, there) = (states(here).pop().unwrap(), states(there).pop().unwrap());

@@ -1,31 +1,31 @@
-//! One service as KPNG's clients see it.
+//! One Service as KPNG's clients see it.
 
 use std::{collections::BTreeMap, hash::Hasher as _};
 
 use bytes::Bytes;
 use localnet_proto::{
-    encode::LARGEST_ITEM,
+    encode::MAX_ITEM_BYTES,
     wire::{Endpoint, NextItem, PortMapping, Set},
 };
 use prost::Message as _;
 use twox_hash::XxHash64;
 
-/// The most that names and numbers add to an object in an `OpItem`, beside its path.
+/// Maximum number of bytes that field names and numbers add to an object in an `OpItem`, without its path.
 const AROUND: usize = 64;
 
-/// A service and its endpoints, serialized.
+/// A Service and its endpoints, serialized.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct View {
-    /// The service; `None` if there is none, or if it is too large for KPNG's clients.
+    /// The Service. `None` if there is none, or if it is too large for KPNG's clients.
     pub(super) service: Option<Vec<u8>>,
-    /// Its endpoints by the last part of their paths.
+    /// Its endpoints, by the last part of their paths.
     pub(super) endpoints: BTreeMap<String, (Set, Vec<u8>)>,
 }
 
 impl View {
-    /// Reads the items that carry a service in an answer of `Next`.
+    /// Decodes the items that contain a Service in an answer of `Next`.
     pub(super) fn of(items: &[Bytes]) -> Self {
-        // What the feed has encoded can be read.
+        // The feed has encoded these items, so decoding them does not fail.
         let items = items.iter().filter_map(|item| NextItem::decode(item.clone()).ok()?.endpoints);
         let mut service = None;
         let mut endpoints = Vec::new();
@@ -37,19 +37,20 @@ impl View {
         for port in &mut service.ports {
             port.target_port = target_port(port, &endpoints);
         }
-        // KPNG's Go code reads both lists without a look whether they are there, and crashes on one that is not.
+        // KPNG's Go code reads both lists without a check for nil, and crashes if one is missing.
         let addresses = service.i_ps.get_or_insert_default();
         addresses.cluster_i_ps.get_or_insert_default();
         addresses.external_i_ps.get_or_insert_default();
         let path = service.namespace.len() + 1 + service.name.len();
-        if service.encoded_len() + path + AROUND > LARGEST_ITEM {
+        if service.encoded_len() + path + AROUND > MAX_ITEM_BYTES {
             return Self::default();
         }
         Self { service: Some(service.encode_to_vec()), endpoints: by_key(&endpoints) }
     }
 }
 
-/// KPNG's clients find an endpoint's number for a port by the port's name; for one without a name they use the service's.
+/// The target port of a port. KPNG's clients find the number on an endpoint by the name of the port. For an unnamed port, they
+/// use the number of the Service.
 fn target_port(port: &PortMapping, endpoints: &[Endpoint]) -> i32 {
     if !port.name.is_empty() {
         return 0;
@@ -57,12 +58,13 @@ fn target_port(port: &PortMapping, endpoints: &[Endpoint]) -> i32 {
     let overrides = endpoints.iter().flat_map(|endpoint| &endpoint.port_overrides);
     let mut numbers = overrides.filter(|number| number.name.is_empty()).map(|number| number.port);
     let first = numbers.next().unwrap_or_default();
-    // Where they differ such a client could only be wrong about some of them; so it says that it cannot serve the port.
+    // If the numbers differ, any single number would be wrong for some endpoints. 0 tells the client that it cannot serve the
+    // port.
     if numbers.all(|number| number == first) { first } else { 0 }
 }
 
-/// KPNG's key of endpoints that it knows no pod of: the hash of what is said of them. It differs for the addresses of a pod
-/// in two families, which KPNG's key of pods does not.
+/// The endpoints by KPNG's key for endpoints without a known pod: the hash of their content. Unlike KPNG's key for pods, it
+/// differs between the two addresses of a dual-stack pod.
 fn by_key(endpoints: &[Endpoint]) -> BTreeMap<String, (Set, Vec<u8>)> {
     let mut by_key = BTreeMap::new();
     for endpoint in endpoints {
@@ -70,7 +72,7 @@ fn by_key(endpoints: &[Endpoint]) -> BTreeMap<String, (Set, Vec<u8>)> {
         let mut hasher = XxHash64::with_seed(0);
         hasher.write(&bytes);
         let hash = format!("{:x}", hasher.finish());
-        // Whoever writes EndpointSlices could find two endpoints with one hash.
+        // Everyone who may write EndpointSlices could create two endpoints with the same hash.
         let mut key = hash.clone();
         for count in 2.. {
             if !by_key.contains_key(&key) {

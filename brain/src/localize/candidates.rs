@@ -1,11 +1,16 @@
-//! Merges the EndpointSlices of a service: which addresses answer for each of its ports.
+//! Merges the EndpointSlices of a Service into the endpoints of each of its ports.
 //!
-//! Slices are joined to ports by port name and protocol; the number is the slice's, so that a named port may differ between
-//! endpoints. Several slices may name the same address and port: while an endpoint moves from one slice to another, or
-//! when an address has gone to a new pod before the old one is forgotten. One of them counts, the same one on every node
-//! and in whatever order they came: one that is not terminating before one that is (kube-proxy's rule: the address is the
-//! new pod's, ready or not), then a ready one, then a serving one, then that of the slice whose name sorts last, then that
-//! which stands first in it.
+//! Port name and protocol join a slice to a port. The port number is the slice's, so that a named port may have different numbers
+//! on different endpoints. Several slices may contain the same address and port, for two reasons: an endpoint moves from one
+//! slice to another, or a new pod gets an address before the old pod's endpoint is deleted. One of these duplicates is used.
+//! Every node chooses the same one, in whatever order the slices arrive. The first of these rules that distinguishes them
+//! decides:
+//! - An endpoint that is not terminating precedes one that is. This is kube-proxy's rule: the address is the new pod's, ready or
+//!   not.
+//! - A ready endpoint precedes one that is not.
+//! - A serving endpoint precedes one that is not.
+//! - The endpoint of the slice whose name sorts last precedes the others.
+//! - The endpoint that comes first in its slice precedes the others.
 
 use std::{
     cmp::Reverse,
@@ -14,6 +19,7 @@ use std::{
     sync::Arc,
 };
 
+use localnet_core::Code;
 use localnet_proto::{Family, Port};
 
 use super::{Here, Skips, special};
@@ -23,12 +29,12 @@ use crate::cluster::{Conditions, Parsed, SliceEndpoint, SliceObject};
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Candidate<'a> {
     pub(super) conditions: Conditions,
-    /// On this node.
+    /// Whether the endpoint is on this node.
     pub(super) local: bool,
     pub(super) hostname: Option<&'a Arc<str>>,
     pub(super) zone_hints: &'a [Arc<str>],
     pub(super) node_hints: &'a [Arc<str>],
-    /// Slice and position in it, to choose between duplicates.
+    /// The slice and the position in it, to choose between duplicates.
     source: (&'a str, Reverse<usize>),
 }
 
@@ -38,17 +44,17 @@ impl Candidate<'_> {
         (!terminating, ready, serving, self.source)
     }
 
-    /// It is the one at that position of the slice of that name, and no duplicate took its place.
+    /// Whether this is the endpoint at that position of the slice, so that no duplicate replaced it.
     pub(super) fn is_of(&self, slice: &str, position: usize) -> bool {
         self.source == (slice, Reverse(position))
     }
 
-    /// The slice that it is from.
+    /// The name of its slice.
     pub(super) fn slice(&self) -> &str {
         self.source.0
     }
 
-    /// Serves although it is about to go: the choice when nothing is ready.
+    /// Whether the endpoint serves while it terminates. Such endpoints are used if no endpoint is ready.
     pub(super) fn serves_while_terminating(&self) -> bool {
         self.conditions.serving && self.conditions.terminating
     }
@@ -57,11 +63,11 @@ impl Candidate<'_> {
 /// The endpoints of each port (by position), by address and number.
 pub(super) type Candidates<'a> = Vec<BTreeMap<(IpAddr, u16), Candidate<'a>>>;
 
-/// A service may have so many pairs of a port and an endpoint of it. Everybody who may make Services could else fill the
-/// memory of every node: an API server lets pass twenty thousand ports, and as many thousand endpoints as there are slices.
+/// Maximum number of pairs of a port and an endpoint in a Service. Without it, everyone who may create Services could fill the
+/// memory of every node: an API server accepts 20,000 ports, and thousands of endpoints in each of many slices.
 const MOST: usize = 1 << 20;
 
-/// Merges the slices of a service that exists in `families`. `None` when they are too many.
+/// Merges the slices of a Service that exists in `families`. `None` if there are too many endpoints.
 pub(super) fn merge<'a>(
     ports: &[Port],
     families: &[Family],
@@ -76,7 +82,7 @@ pub(super) fn merge<'a>(
             Parsed::Good(family) => *family,
             Parsed::Bad(text) => {
                 let problem = format!("endpoints of type {text:?} cannot be reached by address");
-                skips.slice(slice, "addressType", problem, "use IPv4 or IPv6");
+                skips.slice(slice, Code::EndpointsWithoutAddress, "addressType", problem, "use IPv4 or IPv6");
                 continue;
             }
         };
@@ -87,7 +93,7 @@ pub(super) fn merge<'a>(
         pairs += joined.len() * slice.endpoints.len();
         if pairs > MOST {
             let problem = format!("its {} ports and their endpoints are more than {MOST} pairs", ports.len());
-            skips.service("spec.ports", problem, "split it into several Services");
+            skips.service(Code::ServiceTooLarge, "spec.ports", problem, "split it into several Services");
             return None;
         }
         for (address, position, endpoint) in usable(slice, family, skips) {
@@ -116,7 +122,7 @@ pub(super) fn merge<'a>(
     Some(candidates)
 }
 
-/// Which service ports (by position, sorted by name) the slice's ports mean, and their numbers there.
+/// The Service ports (by position, sorted by name) that match the slice's ports, with their numbers in the slice.
 fn join(ports: &[Port], slice: &SliceObject, skips: &mut Skips<'_>) -> Vec<(usize, u16)> {
     let mut joined = Vec::new();
     for (position, port) in slice.ports.iter().enumerate() {
@@ -126,12 +132,13 @@ fn join(ports: &[Port], slice: &SliceObject, skips: &mut Skips<'_>) -> Vec<(usiz
             continue;
         }
         match port.port {
-            // "All ports" is not implemented by any service proxy.
+            // No service proxy implements "all ports".
             None | Some(0) => {}
             Some(number) => match u16::try_from(number) {
                 Ok(number) => joined.push((target, number)),
                 Err(_) => skips.slice(
                     slice,
+                    Code::PortInvalid,
                     format!("ports[{position}].port"),
                     format!("{number} is not a port"),
                     "use a number from 1 to 65535",
@@ -144,7 +151,7 @@ fn join(ports: &[Port], slice: &SliceObject, skips: &mut Skips<'_>) -> Vec<(usiz
     joined
 }
 
-/// The endpoints whose addresses can be used, with their positions.
+/// The endpoints with valid addresses, with their positions.
 fn usable<'a>(
     slice: &'a SliceObject,
     family: Family,
@@ -167,10 +174,16 @@ fn usable<'a>(
                 }
             },
         };
-        // A slice that is wrong throughout is said to be so once.
+        // If all addresses of a slice are invalid for the same reason, one diagnostic is enough.
         if said.insert(problem.clone()) {
             let field = format!("endpoints[{position}].addresses[0]");
-            skips.slice(slice, field, problem, "correct the address; other endpoints are served");
+            skips.slice(
+                slice,
+                Code::EndpointAddressRefused,
+                field,
+                problem,
+                "correct the address; other endpoints are served",
+            );
         }
     }
     usable

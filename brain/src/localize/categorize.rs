@@ -1,8 +1,9 @@
-//! Which endpoints of a port serve which traffic: kube-proxy's `CategorizeEndpoints` (KEP-1669, KEP-1864, KEP-2086).
+//! Decides which endpoints of a port are eligible for which traffic: kube-proxy's `CategorizeEndpoints` (KEP-1669, KEP-1864,
+//! KEP-2086).
 //!
-//! Two sets are formed, each on its own: the *cluster* set for traffic that may go anywhere, the *local* set for traffic that
-//! must stay on this node. Each has the ready endpoints, or, when it has none, those that serve while they terminate.
-//! Hints narrow the ready part of the cluster set alone.
+//! There are two independent sets. The *cluster* set is for traffic that may go to any node, the *local* set for traffic that
+//! must stay on this node. Each set contains the ready endpoints. If there are none, it contains those that serve while they
+//! terminate. Hints narrow only the ready endpoints of the cluster set.
 
 use localnet_proto::{Scopes, Verdict, WhenEmpty};
 
@@ -14,29 +15,29 @@ use super::{
 };
 use crate::cluster::{ServiceObject, ServiceType};
 
-/// The traffic policies of a service.
+/// The traffic policies of a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Policy {
-    /// `internalTrafficPolicy: Local`.
+    /// Whether `internalTrafficPolicy` is `Local`.
     pub(super) internal_local: bool,
-    /// `externalTrafficPolicy: Local`, where it applies.
+    /// Whether `externalTrafficPolicy` is `Local`, if it applies to the Service.
     pub(super) external_local: bool,
 }
 
 impl Policy {
-    /// The policies of a service.
+    /// The traffic policies of a Service.
     pub(super) fn of(object: &ServiceObject) -> Self {
         Self { internal_local: object.internal_local, external_local: external_policy_local(object) }
     }
 
-    /// Whether some traffic may go to other nodes. Even under external policy Local, traffic from this node to external
-    /// addresses may (KEP-1864).
+    /// Whether some traffic may go to other nodes. Even under external policy Local, this holds for traffic from this node to
+    /// external addresses (KEP-1864).
     pub(super) fn uses_cluster(self, external: bool) -> bool {
         !self.internal_local || external
     }
 }
 
-/// `externalTrafficPolicy` applies to Services that are made for external traffic.
+/// Whether `externalTrafficPolicy` is `Local` and applies. It applies to Services that accept external traffic.
 fn external_policy_local(object: &ServiceObject) -> bool {
     let external = match object.kind {
         ServiceType::NodePort | ServiceType::LoadBalancer => true,
@@ -46,7 +47,7 @@ fn external_policy_local(object: &ServiceObject) -> bool {
     object.external_local && external
 }
 
-/// How the endpoints of one port in one family are used.
+/// The use of the endpoints of one port in one family.
 #[derive(Debug)]
 pub(super) struct Usage {
     policy: Policy,
@@ -54,14 +55,14 @@ pub(super) struct Usage {
     cluster: Choice,
     local: Choice,
     mode: Mode,
-    /// Some endpoint could serve, here or elsewhere.
+    /// Whether any endpoint, local or remote, could serve.
     any: bool,
 }
 
-/// Which endpoints form a set.
+/// The endpoints that form a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Choice {
-    /// The set is not needed, or there are none.
+    /// The set is not needed, or is empty.
     None,
     Ready,
     ServingTerminating,
@@ -90,8 +91,7 @@ impl Choice {
     }
 }
 
-/// Decides how the endpoints of one port in one family are used. `external`: the port is reached in other ways than through
-/// its ClusterIP.
+/// Decides about the endpoints of one port in one family. `external`: whether the port has other VIPs than its ClusterIP.
 pub(super) fn categorize<'a>(
     endpoints: impl Iterator<Item = &'a Candidate<'a>> + Clone,
     policy: Policy,
@@ -122,25 +122,25 @@ impl Usage {
         endpoint.local && self.local.has(endpoint)
     }
 
-    /// What the endpoint serves.
+    /// The scopes that the endpoint is eligible for.
     pub(super) fn scopes(&self, endpoint: &Candidate<'_>, here: &Here) -> Scopes {
         let (cluster, local) = (self.in_cluster(endpoint, here), self.in_local(endpoint));
         Scopes {
             internal: if self.policy.internal_local { local } else { cluster },
             external: self.external && if self.policy.external_local { local } else { cluster },
             short_circuit: self.external && self.policy.external_local && cluster,
-            // An endpoint published although it is not ready gets new connections, so it may keep them.
+            // A Service may publish an endpoint that is not ready. It gets new connections, so it may keep them.
             established: endpoint.conditions.serving || endpoint.conditions.ready,
         }
     }
 
-    /// The traffic that there is: what an endpoint would serve that nothing leaves out.
+    /// The scopes of a hypothetical endpoint that no rule excludes.
     pub(super) fn traffic(&self) -> Scopes {
         let short_circuit = self.external && self.policy.external_local;
         Scopes { internal: true, external: self.external, short_circuit, established: false }
     }
 
-    /// Explains [`Self::scopes`]: the rules that leave the endpoint out, each with the traffic that it does not serve for it.
+    /// Explains [`Self::scopes`]: the rules that exclude the endpoint, each with the scopes that it excludes.
     pub(super) fn left_out(&self, endpoint: &Candidate<'_>, here: &Here) -> Vec<(Rule, Scopes)> {
         let (served, traffic) = (self.scopes(endpoint, here), self.traffic());
         let of_cluster = || self.not_in_cluster(endpoint);
@@ -167,7 +167,7 @@ impl Usage {
         rules
     }
 
-    /// Why an endpoint is not in the cluster set.
+    /// The rule that excludes an endpoint from the cluster set.
     fn not_in_cluster(&self, endpoint: &Candidate<'_>) -> Rule {
         match (self.cluster.has(endpoint), self.mode) {
             (true, Mode::SameNode) => Rule::OtherNode,
@@ -176,14 +176,14 @@ impl Usage {
         }
     }
 
-    /// Why an endpoint is not in the local set, which `policy` asks for.
+    /// The rule that excludes an endpoint from the local set. `policy` is the rule of the traffic policy that requires the set.
     fn not_in_local(&self, endpoint: &Candidate<'_>, policy: Rule) -> Rule {
         let could_serve = endpoint.conditions.ready || endpoint.serves_while_terminating();
         if !endpoint.local && could_serve { policy } else { not_ready(self.local, endpoint) }
     }
 
-    /// What happens to traffic that no endpoint serves: silence when a policy keeps it from endpoints that exist, since a
-    /// client should try again elsewhere; refusal when there are none.
+    /// The verdicts for traffic without eligible endpoints. If a policy excludes all existing endpoints, packets are dropped, so
+    /// that the client retries on another node. If there are no endpoints, packets are rejected.
     pub(super) fn when_empty(&self) -> WhenEmpty {
         let verdict = |set: Choice| if set == Choice::None && self.any { Verdict::Drop } else { Verdict::Reject };
         WhenEmpty {
@@ -196,7 +196,7 @@ impl Usage {
     }
 }
 
-/// Which condition leaves an endpoint out of a set.
+/// The condition that excludes an endpoint from a set.
 fn not_ready(set: Choice, endpoint: &Candidate<'_>) -> Rule {
     match set {
         Choice::Ready if endpoint.conditions.terminating => Rule::Terminating,

@@ -1,4 +1,4 @@
-//! Puts the endpoints of all ports together: ports of one address that share the same conclusions share an entry.
+//! Joins the endpoints of all ports: ports of one address with the same decisions share an entry.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -15,11 +15,11 @@ use super::{
     front::Front,
 };
 
-/// What two ports of an address must have in common to share an entry. The last is a counter: a port that an address
-/// serves under two numbers needs two entries.
+/// What two ports of an address must have in common to share an entry. The last field is a counter: if an address has two numbers
+/// for a port, it needs two entries.
 type Group<'a> = (IpAddr, bool, Option<&'a Arc<str>>, Scopes, usize);
 
-/// The ports, with what happens when they are empty, and the endpoints of a service, sorted.
+/// The ports with their verdicts for the case without endpoints, and the endpoints of a Service, sorted.
 pub(super) fn endpoints(
     mut ports: Vec<Port>,
     families: &[Family],
@@ -60,7 +60,8 @@ pub(super) fn endpoints(
     (ports, endpoints)
 }
 
-/// Ports come sorted by name and number, so each entry's ports are sorted too, and its last one tells whether it has the port.
+/// Adds a port to an entry. Ports arrive sorted by name and number, so the ports of each entry are sorted, too. Comparing with
+/// the last one is enough to find out whether the entry has the port.
 fn insert<'a>(
     groups: &mut BTreeMap<Group<'a>, Vec<EndpointPort>>,
     address: IpAddr,

@@ -1,4 +1,4 @@
-//! Objects for the tables of the tests here.
+//! Objects for the tables of the unit tests.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use crate::cluster::{
     Conditions, Parsed, ServiceObject, ServicePort, ServiceType, SliceEndpoint, SliceObject, SlicePort,
 };
 
-/// `default/web` with a ClusterIP and ports; the first is named `p80` after its number.
+/// `default/web` with a ClusterIP and ports. The first port's name is `p80`, after its number.
 pub(crate) fn service(ip: &str, ports: &[(i32, &str)]) -> ServiceObject {
     ServiceObject {
         namespace: "default".into(),
@@ -61,7 +61,7 @@ pub(crate) fn slice(name: &str, ports: &[(&str, i32)], endpoints: Vec<SliceEndpo
     }
 }
 
-/// A ready endpoint on no node.
+/// A ready endpoint without a node.
 pub(crate) fn endpoint(address: &str) -> SliceEndpoint {
     SliceEndpoint {
         address: Some(parsed(address)),

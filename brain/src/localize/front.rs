@@ -1,9 +1,10 @@
-//! The addresses on which a service is reached, and who may reach them.
+//! The VIPs of a Service, and which clients may connect to them.
 //!
-//! A service exists only in the families in which it has a ClusterIP: its addresses of another family mean nothing here.
+//! A Service exists only in the families of its ClusterIPs. Its addresses of other families are skipped.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
+use localnet_core::Code;
 use localnet_proto::{Family, SourceFilter};
 
 use super::{Here, Lost, Skips, source_ranges, special};
@@ -13,7 +14,7 @@ const CLUSTER_IPS: &str = "spec.clusterIPs";
 const EXTERNAL_IPS: &str = "spec.externalIPs";
 const LOAD_BALANCER_IPS: &str = "status.loadBalancer.ingress";
 
-/// The addresses on which a service is reached; each list sorted.
+/// The VIPs of a Service. Each list is sorted.
 #[derive(Debug, Default)]
 pub(super) struct Front {
     pub(super) cluster_ips: Vec<IpAddr>,
@@ -23,15 +24,15 @@ pub(super) struct Front {
 }
 
 impl Front {
-    /// Whether the service has an external address or one of a load balancer in the family.
+    /// Whether the Service has an external IP or load balancer IP in the family.
     pub(super) fn is_external(&self, family: Family) -> bool {
         self.external_ips.iter().chain(&self.load_balancer_ips).any(|ip| Family::of(*ip) == family)
     }
 }
 
-/// The addresses on which a service would be reached if no other claimed them, each with the field that names it.
+/// The addresses that the Service would have if no other Service claimed them, each with the field that names it.
 pub fn wanted(object: &ServiceObject) -> Vec<(IpAddr, &'static str)> {
-    let mut said = Skips { service: object, skipped: Vec::new() };
+    let mut said = Skips::new(object);
     let front = front(object, &Here::new(""), &[], &mut said);
     let of = |addresses: Vec<IpAddr>, field| addresses.into_iter().map(move |address| (address, field));
     let mut wanted: Vec<_> = of(front.cluster_ips, CLUSTER_IPS).collect();
@@ -39,7 +40,7 @@ pub fn wanted(object: &ServiceObject) -> Vec<(IpAddr, &'static str)> {
     wanted
 }
 
-/// Decides about the addresses of a service.
+/// Decides about the addresses of a Service.
 pub(super) fn front(object: &ServiceObject, here: &Here, lost: &[Lost], skips: &mut Skips<'_>) -> Front {
     let cluster_ips = cluster_ips(object, lost, skips);
     let mut front = Front { cluster_ips: cluster_ips.iter().copied().collect(), ..Front::default() };
@@ -60,7 +61,7 @@ pub(super) fn front(object: &ServiceObject, here: &Here, lost: &[Lost], skips: &
     front
 }
 
-/// One ClusterIP of each family: that which `ipFamilies` names, or the first of the family when it names none.
+/// One ClusterIP for each family that `ipFamilies` names. If `ipFamilies` is empty, the first ClusterIP of each family.
 fn cluster_ips(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>) -> BTreeSet<IpAddr> {
     let named = !object.families.is_empty();
     let mut found: BTreeSet<IpAddr> = BTreeSet::new();
@@ -68,6 +69,7 @@ fn cluster_ips(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>) -> 
         let family = Family::of(address);
         if named && object.families.get(position) != Some(&family) {
             skips.service(
+                Code::AddressFamilyMismatch,
                 format!("spec.clusterIPs[{position}]"),
                 format!("{address} is not of the family that spec.ipFamilies names for it"),
                 "give spec.ipFamilies and spec.clusterIPs the same order",
@@ -79,15 +81,16 @@ fn cluster_ips(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>) -> 
     found
 }
 
-/// kube-proxy serves it too, and says nothing: addresses of Services are looked up before those of the node. A Service with port 22
-/// on such an address takes the node's SSH server.
+/// Warns of a VIP that is an address of the node. kube-proxy serves it without a warning: the addresses of Services precede those
+/// of the node. So a Service with port 22 on such an address replaces the node's SSH server.
 fn say_it_is_the_nodes(field: String, address: IpAddr, object: &ServiceObject, skips: &mut Skips<'_>) {
     let ports = object.ports.iter().filter_map(|port| match &port.protocol {
         Parsed::Good(protocol) => Some(format!("{}/{protocol}", port.port)),
         Parsed::Bad(_) => None,
     });
     let ports: Vec<String> = ports.collect();
-    skips.odd(
+    skips.service(
+        Code::AddressOfNode,
         field,
         format!(
             "{address} is an address of this node: the Service takes its port {}, and programs of the node are not reached there",
@@ -97,7 +100,7 @@ fn say_it_is_the_nodes(field: String, address: IpAddr, object: &ServiceObject, s
     );
 }
 
-/// The addresses that can be used, with their positions.
+/// The valid addresses of a field, with their positions.
 fn usable(
     field: &'static str,
     addresses: &[Parsed<IpAddr>],
@@ -107,20 +110,25 @@ fn usable(
     let mut usable = Vec::new();
     for (position, address) in addresses.iter().enumerate() {
         let mut skip =
-            |problem: String, remedy: &str| skips.service(format!("{field}[{position}]"), problem, remedy.to_owned());
+            |code, problem: String, remedy: &str| skips.service(code, format!("{field}[{position}]"), problem, remedy);
         let address = match address {
             Parsed::Good(address) => *address,
             Parsed::Bad(text) => {
-                skip(format!("{text:?} is not an IP address"), "write an IPv4 or IPv6 address");
+                skip(Code::AddressInvalid, format!("{text:?} is not an IP address"), "write an IPv4 or IPv6 address");
                 continue;
             }
         };
         if let Some(reserved) = special::reserved_for(address) {
-            skip(format!("{address} is {reserved}"), "use an address that is routed to the node");
+            skip(
+                Code::AddressReserved,
+                format!("{address} is {reserved}"),
+                "use an address that is routed to the node",
+            );
         } else if let Some(Lost { front: (_, protocol, port), to, .. }) =
             lost.iter().find(|lost| lost.field == field && lost.front.0 == address)
         {
             skip(
+                Code::AddressTaken,
                 format!("{address} port {port}/{protocol} belongs to Service {to}, which is older or sorts first"),
                 "give one of the two another address or port",
             );
@@ -133,15 +141,17 @@ fn usable(
 
 #[cfg(test)]
 mod tests {
+    use localnet_core::Severity;
+
     use super::*;
     use crate::localize::fixtures::{addresses, ips, service};
 
-    /// Addresses of a service in each field, and those that are served.
+    /// Checks the addresses of a Service: each field after a change, and the diagnostics.
     #[track_caller]
     fn check(change: impl FnOnce(&mut ServiceObject), expected: [&[&str]; 3], problems: &[&str]) {
         let mut object = service("10.96.0.1", &[(80, "TCP")]);
         change(&mut object);
-        let mut skips = Skips { service: &object, skipped: Vec::new() };
+        let mut skips = Skips::new(&object);
         let front = front(&object, &Here::new("node-1"), &[], &mut skips);
         assert_eq!([front.cluster_ips, front.external_ips, front.load_balancer_ips], expected.map(ips));
         let said: Vec<&str> = skips.skipped.iter().map(|skipped| skipped.field.as_str()).collect();
@@ -204,12 +214,15 @@ mod tests {
         object.external_ips = addresses(&["203.0.113.1", "192.168.0.1", "2001:db8::1"]);
         object.load_balancer_ips = addresses(&["192.168.0.2"]);
         let here = Here { addresses: ips(&["192.168.0.1", "192.168.0.2", "2001:db8::1"]), ..Here::new("node-1") };
-        let mut skips = Skips { service: &object, skipped: Vec::new() };
+        let mut skips = Skips::new(&object);
         let front = front(&object, &here, &[], &mut skips);
         assert_eq!(front.external_ips, ips(&["192.168.0.1", "203.0.113.1"]));
         assert_eq!(front.load_balancer_ips, ips(&["192.168.0.2"]));
-        let said: Vec<_> = skips.skipped.iter().map(|said| (said.left_out, &*said.field)).collect();
-        assert_eq!(said, [(false, "spec.externalIPs[1]"), (false, "status.loadBalancer.ingress[0]")]);
+        let said: Vec<_> = skips.skipped.iter().map(|said| (said.severity, &*said.field)).collect();
+        assert_eq!(
+            said,
+            [(Severity::Warning, "spec.externalIPs[1]"), (Severity::Warning, "status.loadBalancer.ingress[0]")]
+        );
         let expected = "192.168.0.1 is an address of this node: the Service takes its port 80/TCP, and programs of the node are not reached there";
         assert_eq!(skips.skipped[0].problem, expected);
     }

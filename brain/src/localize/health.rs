@@ -1,8 +1,8 @@
-//! What load balancers are told: how many endpoints of a service are ready on this node, and whether to choose this node at
-//! all (KEP-3836).
+//! The answers to load balancers' health checks: the number of a Service's ready endpoints on this node, and whether load
+//! balancers may choose this node at all (KEP-3836).
 //!
-//! The count is another question than who serves: an endpoint that serves on while it terminates, because nothing is ready,
-//! gets traffic but is not counted, so that load balancers move away while it can still answer (KEP-1669).
+//! The count differs from the eligible endpoints. If no endpoint is ready, an endpoint that still serves while it terminates gets
+//! traffic, but is not counted. So load balancers choose other nodes while it can still answer (KEP-1669).
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -11,36 +11,36 @@ use localnet_proto::{Family, Service};
 use super::{Here, Skips, candidates};
 use crate::cluster::{NodeObject, ServiceObject, ServiceType, SliceObject};
 
-/// The autoscaler puts it on a Node that it is about to delete.
+/// The taint that the autoscaler puts on a Node before it deletes it.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// The field that names the port.
+/// The field that names the port for health checks.
 pub const HEALTH_CHECK_NODE_PORT: &str = "spec.healthCheckNodePort";
 
-/// Whether load balancers ask each node after the service: only when local endpoints make a difference to them.
+/// Whether load balancers check each node for the Service. They do so only if its external traffic needs a local endpoint.
 pub(super) fn is_asked_after(object: &ServiceObject) -> bool {
     object.kind == ServiceType::LoadBalancer && object.external_local
 }
 
-/// The port on which load balancers would ask after the service if no other Service had it.
+/// The port for health checks that the Service claims. Another Service may own it.
 pub fn health_check_port(object: &ServiceObject) -> Option<u16> {
     let port = u16::try_from(object.health_check_node_port).ok().filter(|port| *port != 0);
     port.filter(|_| is_asked_after(object))
 }
 
-/// The answer to load balancers' health checks of a service.
+/// The answer to load balancers' health checks of a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
     /// `spec.healthCheckNodePort`.
     pub port: u16,
-    /// Addresses of its IPv4 endpoints that are ready on this node; `None` when it does not exist in that family.
+    /// The number of addresses of IPv4 endpoints that are ready on this node. `None` if the Service has no IPv4.
     pub v4: Option<usize>,
-    /// The same for IPv6.
+    /// The number of addresses of IPv6 endpoints that are ready on this node. `None` if the Service has no IPv6.
     pub v6: Option<usize>,
 }
 
 impl HealthCheck {
-    /// How many addresses are ready on this node in the family; `None` when the service does not exist in it.
+    /// The number of addresses that are ready on this node in a family. `None` if the Service does not have the family.
     pub fn ready(&self, family: Family) -> Option<usize> {
         match family {
             Family::V4 => self.v4,
@@ -49,7 +49,7 @@ impl HealthCheck {
     }
 }
 
-/// The answer for `service`, which `object` has been localized to. `None` when it has no port for health checks.
+/// The answer for `service`, the localized form of `object`. `None` if it has no port for health checks.
 ///
 /// An address counts once, however many ports it serves.
 pub fn health_check<'a>(
@@ -60,8 +60,8 @@ pub fn health_check<'a>(
 ) -> Option<HealthCheck> {
     let port = service.health_check_node_port?;
     let families: Vec<Family> = service.cluster_ips.iter().map(|ip| Family::of(*ip)).collect();
-    // What is wrong with the slices has been said when the service was localized.
-    let mut said = Skips { service: object, skipped: Vec::new() };
+    // Problems with the slices were already reported when the Service was localized.
+    let mut said = Skips::new(object);
     let candidates = candidates::merge(&service.ports, &families, slices, here, &mut said)?;
     let ready: BTreeSet<IpAddr> = candidates
         .iter()
@@ -76,7 +76,7 @@ pub fn health_check<'a>(
     Some(HealthCheck { port, v4: count(Family::V4), v6: count(Family::V6) })
 }
 
-/// Whether load balancers may choose the node: it is not about to go.
+/// Whether load balancers may choose the node: it is not about to be deleted.
 pub fn is_eligible(node: &NodeObject) -> bool {
     !node.deleting && !node.taints.iter().any(|key| **key == *TO_BE_DELETED)
 }
@@ -141,7 +141,7 @@ mod tests {
         counts(vec![on("here", "10.1.0.1", READY), on("here", "10.1.0.2", READY), on("there", "10.1.0.3", READY)], 2);
     }
 
-    /// kube-proxy's `TestHealthCheckNodePortWhenTerminating`: 3 while three of four are ready, none when all terminate.
+    /// kube-proxy's `TestHealthCheckNodePortWhenTerminating`: the count is 3 if three of four are ready, and 0 if all terminate.
     #[test]
     fn terminating_endpoints_do_not_count_although_they_serve() {
         let ips = ["10.1.0.1", "10.1.0.2", "10.1.0.3"];

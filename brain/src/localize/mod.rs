@@ -1,4 +1,4 @@
-//! From Kubernetes objects to what they mean on this node: pure, total, one module per decision.
+//! Localizes Kubernetes objects: computes their meaning on this node. Pure and total, with one module per decision.
 //!
 //! ```text
 //! proxied?  ─► front: families, addresses, ports, source ranges   ─┐
@@ -6,8 +6,8 @@
 //! node   ─► here: name, zone, addresses                           ─┘
 //! ```
 //!
-//! The rules are those of kube-proxy v1.36; each module says which one it holds. Whatever cannot be used is left out and
-//! returned as [`Skipped`]; an odd object never stops another.
+//! The rules are those of kube-proxy v1.36. Each module names the rules that it implements. An object or part of an object that
+//! cannot be used is skipped and reported as a [`Diagnostic`]. An invalid object never affects another one.
 
 mod candidates;
 mod categorize;
@@ -28,6 +28,7 @@ mod topology;
 
 use std::{net::IpAddr, sync::Arc};
 
+use localnet_core::{Code, Diagnostic, Object, Subject};
 use localnet_proto::{Family, Node, Protocol, Service, ServiceKey, encode};
 
 use crate::cluster::{ServiceObject, SliceObject};
@@ -40,109 +41,77 @@ pub use proxied::is_proxied;
 pub use reasons::{Reasons, Standing};
 pub use topology::{Mode, Reason, Topology};
 
-/// What changed on this node.
+/// The changes on this node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Localized {
     /// The facts about the node, if they may have changed.
     pub node: Option<Node>,
-    /// The services that may have changed, sorted; `None` for those that are not served (any more).
+    /// The Services that may have changed, sorted. `None` for a Service that is not served, or no longer.
     pub services: Vec<(ServiceKey, Option<Arc<Service>>)>,
-    /// Those of the services that load balancers ask after, sorted: what they are told.
+    /// The answers to load balancers' health checks for those of the Services that have a health check port, sorted.
     pub health_checks: Vec<(ServiceKey, HealthCheck)>,
-    /// Whether load balancers may choose this node, if that may have changed.
+    /// Whether load balancers may choose this node. `None` if that has not changed.
     pub node_eligible: Option<bool>,
-    /// The family of the node's first address, if the node's facts are here and tell.
+    /// The family of the node's first address. `None` if it is unknown, or if the facts about the node have not changed.
     pub primary: Option<Family>,
-    /// What was left out of them, or is odd in them.
-    pub skipped: Vec<Skipped>,
+    /// The diagnostics of these objects, each with the Service that it concerns; `None` for the node.
+    pub skipped: Vec<(Option<ServiceKey>, Diagnostic)>,
     /// The objects that changed.
     pub changes: ObjectChanges,
 }
 
-/// How many objects changed, and why when.
+/// The number of changed objects, and the times of their triggers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObjectChanges {
-    /// Changes of Services.
+    /// The number of changed Services.
     pub services: u64,
-    /// Changes of EndpointSlices.
+    /// The number of changed EndpointSlices.
     pub slices: u64,
-    /// When what changed the EndpointSlices had happened, in microseconds since 1970, of those that say so.
+    /// The trigger times of the changed EndpointSlices, in microseconds since 1970. Slices without a trigger time add none.
     pub triggered: Vec<i64>,
 }
 
-/// Something that was left out of the state, or that is odd in it, and why.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Skipped {
-    /// Whether it was left out. What is odd is in the state nevertheless.
-    pub left_out: bool,
-    /// The service that it is about; `None` for the node.
-    pub service: Option<ServiceKey>,
-    /// The object at fault: `Service default/web`.
-    pub object: String,
-    /// The field at fault: `spec.ports[1].port`.
-    pub field: String,
-    /// What is wrong with it.
-    pub problem: String,
-    /// What can be done.
-    pub remedy: String,
-}
-
-/// An address and port of a service that belongs to another one.
+/// An address and port that a Service claims and another Service owns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost {
-    /// The address and port; NodePorts stand under the unspecified address of their family.
+    /// The address, protocol and port. A NodePort has the unspecified address of its family.
     pub front: (IpAddr, Protocol, u16),
-    /// The field that names it.
+    /// The field of the Service that names it.
     pub field: &'static str,
-    /// Whose it is.
+    /// The owner.
     pub to: ServiceKey,
 }
 
-/// Collects what is left out of one service.
+/// Collects the diagnostics of one Service.
 struct Skips<'a> {
     service: &'a ServiceObject,
-    skipped: Vec<Skipped>,
+    skipped: Vec<Diagnostic>,
 }
 
-impl Skips<'_> {
-    fn service(&mut self, field: impl Into<String>, problem: impl Into<String>, remedy: impl Into<String>) {
-        let object = format!("Service {}/{}", self.service.namespace, self.service.name);
-        self.push(object, field, problem, remedy);
+impl<'a> Skips<'a> {
+    fn new(service: &'a ServiceObject) -> Self {
+        Self { service, skipped: Vec::new() }
     }
 
-    /// Says what is odd about the service although it is served.
-    fn odd(&mut self, field: impl Into<String>, problem: impl Into<String>, remedy: impl Into<String>) {
-        self.service(field, problem, remedy);
-        if let Some(said) = self.skipped.last_mut() {
-            said.left_out = false;
-        }
+    fn service(&mut self, code: Code, field: impl Into<String>, problem: impl Into<String>, remedy: impl Into<String>) {
+        let subject = Subject::service(&self.service.key());
+        self.skipped.push(Diagnostic::new(code, subject, problem).field(field).remedy(remedy));
     }
 
-    fn slice(&mut self, slice: &SliceObject, field: impl Into<String>, problem: impl Into<String>, remedy: &str) {
-        self.push(format!("EndpointSlice {}/{}", slice.namespace, slice.name), field, problem, remedy);
-    }
-
-    fn push(
-        &mut self,
-        object: String,
-        field: impl Into<String>,
-        problem: impl Into<String>,
-        remedy: impl Into<String>,
-    ) {
-        let (field, problem, remedy) = (field.into(), problem.into(), remedy.into());
-        let service = Some(self.service.key());
-        self.skipped.push(Skipped { left_out: true, service, object, field, problem, remedy });
+    fn slice(&mut self, of: &SliceObject, code: Code, field: impl Into<String>, problem: String, remedy: &str) {
+        let subject = Object::new("EndpointSlice", Arc::clone(&of.namespace), Arc::clone(&of.name));
+        self.skipped.push(Diagnostic::new(code, subject, problem).field(field).remedy(remedy));
     }
 }
 
-/// What a proxied service means on this node. `None` when nothing of it can be served.
+/// Localizes a proxied Service. `None` if no part of it can be served.
 pub fn service<'a>(
     object: &ServiceObject,
     slices: impl IntoIterator<Item = &'a SliceObject>,
     here: &Here,
     lost: &[Lost],
-) -> (Option<Service>, Vec<Skipped>) {
-    let mut skips = Skips { service: object, skipped: Vec::new() };
+) -> (Option<Service>, Vec<Diagnostic>) {
+    let mut skips = Skips::new(object);
     let front = front::front(object, here, lost, &mut skips);
     let ports = ports::ports(object, lost, &mut skips);
     if front.cluster_ips.is_empty() || ports.is_empty() {
@@ -174,24 +143,24 @@ pub fn service<'a>(
         let problem = format!(
             "is too large to be sent: {} MiB in one message, of which readers accept {} MiB",
             bytes.div_ceil(1 << 20),
-            encode::LARGEST_ITEM >> 20
+            encode::MAX_ITEM_BYTES >> 20
         );
-        skips.service("spec", problem, "split it into several Services");
+        skips.service(Code::ServiceTooLarge, "spec", problem, "split it into several Services");
         return (None, skips.skipped);
     }
     (Some(service), skips.skipped)
 }
 
-/// How hints narrow the endpoints of each port of a proxied service in each family, and why they do not. Computed anew: it is
-/// for people who ask, not for each change.
+/// How hints narrow the endpoints of each port of a proxied Service in each family, and why they are ignored where they are. This
+/// is computed on request, for diagnosis only.
 pub fn topology<'a>(
     object: &ServiceObject,
     slices: impl IntoIterator<Item = &'a SliceObject>,
     here: &Here,
     lost: &[Lost],
 ) -> Vec<Topology> {
-    // What is wrong has been said when the service was localized.
-    let mut said = Skips { service: object, skipped: Vec::new() };
+    // These diagnostics were already reported when the Service was localized.
+    let mut said = Skips::new(object);
     let front = front::front(object, here, lost, &mut said);
     let ports = ports::ports(object, lost, &mut said);
     let families: Vec<Family> = front.cluster_ips.iter().map(|ip| Family::of(*ip)).collect();
@@ -209,13 +178,14 @@ pub fn topology<'a>(
     explained
 }
 
-/// The port on which load balancers ask after the service: its own, if no other Service has it.
+/// The Service's own port for load balancers' health checks, unless another Service owns it.
 fn health_check_node_port(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>) -> Option<u16> {
     if !health::is_asked_after(object) {
         return None;
     }
     let Some(port) = health_check_port(object) else {
         skips.service(
+            Code::HealthCheckPortMissing,
             HEALTH_CHECK_NODE_PORT,
             "a load balancer with externalTrafficPolicy Local has no port for its health checks",
             "set it, or let the API server allocate one by removing it",
@@ -224,6 +194,7 @@ fn health_check_node_port(object: &ServiceObject, lost: &[Lost], skips: &mut Ski
     };
     let Some(taken) = lost.iter().find(|lost| lost.field == HEALTH_CHECK_NODE_PORT) else { return Some(port) };
     skips.service(
+        Code::AddressTaken,
         HEALTH_CHECK_NODE_PORT,
         format!("{port}/TCP belongs to Service {}, which is older or sorts first", taken.to),
         "give one of the two another port",

@@ -1,26 +1,26 @@
-//! What is known of this node.
+//! The facts about this node.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
+use localnet_core::{Code, Diagnostic, Object, Subject};
 use localnet_proto::{Family, Node};
 
-use super::Skipped;
 use crate::cluster::{NodeObject, Parsed, ServiceCidrObject};
 
-/// So many of each list are passed on: readers accept no message of any size, and no node has as many.
+/// Maximum length of each list. Readers limit the size of a message, and no real node needs more.
 const MOST: usize = 1000;
 
-/// What of the node decides about services.
+/// The facts about the node that decide about Services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Here {
-    /// Its name.
+    /// The name of the node.
     pub name: Arc<str>,
-    /// Its zone; empty when unknown.
+    /// The zone of the node. Empty if it is unknown.
     pub zone: Arc<str>,
-    /// Its addresses: the first of each family is the primary one.
+    /// The addresses of the node. The first one of each family is its primary address.
     pub addresses: Vec<IpAddr>,
-    /// The family of its first address, as an operator or the Node names them.
+    /// The family of the first address that the operator or the Node names.
     pub primary: Option<Family>,
 }
 
@@ -30,7 +30,7 @@ impl Here {
         Self { name: name.into(), zone: Arc::default(), addresses: Vec::new(), primary: None }
     }
 
-    /// What the Node says, and what an operator says beside it.
+    /// Combines the Node object with the addresses that the operator has configured.
     pub fn of(name: &str, node: Option<&NodeObject>, chosen: &NodeIps) -> Self {
         let zone = node.map(|node| Arc::clone(&node.zone)).unwrap_or_default();
         let mut addresses = addresses(node, chosen);
@@ -45,83 +45,74 @@ impl Here {
     }
 }
 
-/// What an operator says of the node's addresses: `nodeIPOverride` and `ipFamilyPolicy` of the configuration.
+/// The operator's choice of the node's addresses: `nodeIPOverride` and `ipFamilyPolicy` of the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeIps {
-    /// They come before those of the Node; the first one is of the node's primary family.
+    /// Addresses that precede those of the Node. The first one has the node's primary family.
     pub first: Vec<IpAddr>,
-    /// Only addresses of the primary family count.
+    /// Whether only addresses of the primary family are used.
     pub single_stack: bool,
 }
 
-/// The facts that backends need. A brain that was told of no Node knows what an operator says.
+/// The facts that backends need. Without a Node object, these are only the facts that the operator has configured.
 pub fn node<'a>(
     here: &Here,
     node: Option<&NodeObject>,
     service_cidrs: impl IntoIterator<Item = &'a ServiceCidrObject>,
-) -> (Node, Vec<Skipped>) {
+) -> (Node, Vec<Diagnostic>) {
     let mut skipped = Vec::new();
-    let mut skip = |object: &str, field: &str, problem: String, remedy: &str| {
-        let (object, field, remedy) = (object.to_owned(), field.to_owned(), remedy.to_owned());
-        skipped.push(Skipped { left_out: true, service: None, object, field, problem, remedy });
+    let mut skip = |code, object: &Subject, field: &str, problem: String, remedy: &str| {
+        skipped.push(Diagnostic::new(code, object.clone(), problem).field(field).remedy(remedy));
     };
     let wrong = |text: &str| format!("{text:?} is not what it should be");
     let name = &here.name;
     let mut facts = Node { name: name.to_string(), addresses: here.addresses.clone(), ..Node::default() };
-    let object = format!("Node {name}");
+    let object = Subject::node(name);
     if let Some(node) = node {
         facts.zone = node.zone.to_string();
         for bad in node.addresses.iter().filter_map(bad) {
-            skip(&object, "status.addresses", wrong(bad), "correct the address in the Node's status");
+            skip(
+                Code::AddressInvalid,
+                &object,
+                "status.addresses",
+                wrong(bad),
+                "correct the address in the Node's status",
+            );
         }
         let mut seen = BTreeSet::new();
         facts.pod_cidrs = node.pod_cidrs.iter().filter_map(good).filter(|cidr| seen.insert(*cidr)).collect();
         for bad in node.pod_cidrs.iter().filter_map(bad) {
-            skip(&object, "spec.podCIDRs", wrong(bad), "write it as a CIDR, like 10.244.0.0/24");
+            skip(Code::CidrInvalid, &object, "spec.podCIDRs", wrong(bad), "write it as a CIDR, like 10.244.0.0/24");
         }
     }
     let mut cidrs: BTreeSet<IpNet> = BTreeSet::new();
     for object in service_cidrs {
         cidrs.extend(object.cidrs.iter().filter_map(good));
         for bad in object.cidrs.iter().filter_map(bad) {
-            skip(
-                &format!("ServiceCIDR {}", object.name),
-                "spec.cidrs",
-                wrong(bad),
-                "write it as a CIDR, like 10.96.0.0/16",
-            );
+            let object = Object::new("ServiceCIDR", "", Arc::clone(&object.name)).into();
+            skip(Code::CidrInvalid, &object, "spec.cidrs", wrong(bad), "write it as a CIDR, like 10.96.0.0/16");
         }
     }
     facts.service_cidrs = cidrs.into_iter().collect();
-    let mut limit = |object: &str, field: &str, length: usize| {
+    let mut limit = |object: &Subject, field: &str, length: usize| {
         if length > MOST {
-            skip(
-                object,
-                field,
-                format!("{length} are too many; the first {MOST} are used"),
-                "leave out what is not used",
-            );
+            let problem = format!("{length} are too many; the first {MOST} are used");
+            skip(Code::ListTooLong, object, field, problem, "leave out what is not used");
         }
     };
     limit(&object, "status.addresses", facts.addresses.len());
     limit(&object, "spec.podCIDRs", facts.pod_cidrs.len());
-    limit("ServiceCIDRs", "spec.cidrs", facts.service_cidrs.len());
+    limit(&Object::new("ServiceCIDRs", "", "").into(), "spec.cidrs", facts.service_cidrs.len());
     facts.addresses.truncate(MOST);
     facts.pod_cidrs.truncate(MOST);
     facts.service_cidrs.truncate(MOST);
     (facts, skipped)
 }
 
-/// What is said when the Node was deleted.
-pub fn node_is_gone(name: &str) -> Skipped {
-    Skipped {
-        left_out: false,
-        service: None,
-        object: format!("Node {name}"),
-        field: String::new(),
-        problem: "is gone; what was last known of it stays in use".to_owned(),
-        remedy: "register it again, or stop what runs on it".to_owned(),
-    }
+/// The diagnostic for a deleted Node.
+pub fn node_is_gone(name: &str) -> Diagnostic {
+    let problem = "is gone; what was last known of it stays in use";
+    Diagnostic::new(Code::NodeGone, Subject::node(name), problem).remedy("register it again, or stop what runs on it")
 }
 
 fn good<T: Copy>(parsed: &Parsed<T>) -> Option<T> {
@@ -138,7 +129,7 @@ fn bad<T>(parsed: &Parsed<T>) -> Option<&str> {
     }
 }
 
-/// The node's addresses in the order in which they count.
+/// The node's addresses, in order of precedence.
 fn addresses(node: Option<&NodeObject>, chosen: &NodeIps) -> Vec<IpAddr> {
     let said = node.into_iter().flat_map(|node| node.addresses.iter().filter_map(good));
     let mut seen = BTreeSet::new();
@@ -176,7 +167,7 @@ mod tests {
         assert_eq!(text(&facts.pod_cidrs), ["10.1.0.0/24"]);
         assert_eq!(text(&facts.service_cidrs), ["10.95.0.0/16", "10.96.0.0/16", "fd00:96::/112"]);
         assert_eq!((&*facts.name, &*facts.zone), ("n", "z"));
-        let said: Vec<_> = skipped.iter().map(|skipped| format!("{} {}", skipped.object, skipped.field)).collect();
+        let said: Vec<_> = skipped.iter().map(|skipped| format!("{} {}", skipped.subject, skipped.field)).collect();
         assert_eq!(said, ["Node n status.addresses", "Node n spec.podCIDRs", "ServiceCIDR c spec.cidrs"]);
     }
 
@@ -201,7 +192,7 @@ mod tests {
             let here = Here::of("n", Some(&object), &NodeIps::default());
             let (facts, skipped) = node(&here, Some(&object), &service_cidrs);
             let lengths = [facts.addresses.len(), facts.pod_cidrs.len(), facts.service_cidrs.len()];
-            let said = skipped.iter().map(|said| format!("{} {}: {}", said.object, said.field, said.problem));
+            let said = skipped.iter().map(|said| format!("{} {}: {}", said.subject, said.field, said.problem));
             (lengths, said.collect::<Vec<_>>())
         };
         assert_eq!(said(MOST), ([MOST; 3], vec![]));

@@ -1,7 +1,8 @@
-//! The ports of a service. Each has a name of its own; endpoints are joined to ports by it.
+//! The ports of a Service. Each port has a unique name, which joins endpoints to it.
 
 use std::collections::BTreeSet;
 
+use localnet_core::Code;
 use localnet_proto::{Port, Protocol, WhenEmpty};
 
 use super::{Lost, Skips};
@@ -10,31 +11,41 @@ use crate::cluster::{Parsed, ServiceObject, ServicePort};
 /// The field that names NodePorts, for [`Lost`].
 pub const NODE_PORTS: &str = "spec.ports[].nodePort";
 
-/// The ports that can be served, sorted by name. What happens to traffic without endpoints is filled in later.
+/// The ports that can be served, sorted by name. The verdicts for ports without endpoints are set later.
 pub(super) fn ports(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>) -> Vec<Port> {
     let mut ports: Vec<Port> = Vec::new();
     let (mut names, mut numbers, mut node_ports) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for (position, port) in object.ports.iter().enumerate() {
-        let mut skip = |field: &str, problem: String, remedy: &str| {
-            skips.service(format!("spec.ports[{position}]{field}"), problem, remedy.to_owned());
+        let mut skip = |code, field: &str, problem: String, remedy: &str| {
+            skips.service(code, format!("spec.ports[{position}]{field}"), problem, remedy);
         };
         let protocol = match &port.protocol {
             Parsed::Good(protocol) => *protocol,
             Parsed::Bad(text) => {
-                skip(".protocol", format!("{text:?} is not a protocol"), "use TCP, UDP or SCTP");
+                skip(Code::ProtocolInvalid, ".protocol", format!("{text:?} is not a protocol"), "use TCP, UDP or SCTP");
                 continue;
             }
         };
         let Some(number) = port_number(port.port) else {
-            skip(".port", format!("{} is not a port", port.port), "use a number from 1 to 65535");
+            skip(Code::PortInvalid, ".port", format!("{} is not a port", port.port), "use a number from 1 to 65535");
             continue;
         };
         if names.contains(&port.name) {
-            skip(".name", format!("the name {:?} is used twice", port.name), "give each port a name of its own");
+            skip(
+                Code::PortTwice,
+                ".name",
+                format!("the name {:?} is used twice", port.name),
+                "give each port a name of its own",
+            );
             continue;
         }
         if !numbers.insert((protocol, number)) {
-            skip(".port", format!("{number}/{protocol} is used twice"), "give each port a number of its own");
+            skip(
+                Code::PortTwice,
+                ".port",
+                format!("{number}/{protocol} is used twice"),
+                "give each port a number of its own",
+            );
             continue;
         }
         names.insert(port.name.clone());
@@ -42,7 +53,12 @@ pub(super) fn ports(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>
         if let Some(number) = node_port
             && !node_ports.insert((protocol, number))
         {
-            skip(".nodePort", format!("{number}/{protocol} is used twice"), "give each port a nodePort of its own");
+            skip(
+                Code::PortTwice,
+                ".nodePort",
+                format!("{number}/{protocol} is used twice"),
+                "give each port a nodePort of its own",
+            );
             node_port = None;
         }
         let (when_empty_v4, when_empty_v6) = (WhenEmpty::default(), WhenEmpty::default());
@@ -60,11 +76,16 @@ fn node_port(
     port: &ServicePort,
     protocol: Protocol,
     lost: &[Lost],
-    skip: &mut impl FnMut(&str, String, &str),
+    skip: &mut impl FnMut(Code, &str, String, &str),
 ) -> Option<u16> {
     let number = port_number(port.node_port);
     if number.is_none() && port.node_port != 0 {
-        skip(".nodePort", format!("{} is not a port", port.node_port), "use a number from 1 to 65535");
+        skip(
+            Code::PortInvalid,
+            ".nodePort",
+            format!("{} is not a port", port.node_port),
+            "use a number from 1 to 65535",
+        );
     }
     let number = number?;
     let taken = lost.iter().find(|lost| {
@@ -73,6 +94,6 @@ fn node_port(
     });
     let Some(taken) = taken else { return Some(number) };
     let problem = format!("{number}/{protocol} belongs to Service {}, which is older or sorts first", taken.to);
-    skip(".nodePort", problem, "give one of the two another nodePort");
+    skip(Code::AddressTaken, ".nodePort", problem, "give one of the two another nodePort");
     None
 }

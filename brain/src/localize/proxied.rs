@@ -1,12 +1,12 @@
-//! Which Services a node serves: those with a ClusterIP that are this proxy's.
+//! Decides which Services a node serves: those that have a ClusterIP and belong to this proxy.
 
 use crate::cluster::{ServiceObject, ServiceType};
 
-/// Whether the service is served at all.
+/// Whether the Service is served at all.
 ///
-/// Not headless ones (`clusterIP: None`), nor those without a ClusterIP (none is invented), nor `ExternalName`, whatever
-/// addresses it has. The label `service.kubernetes.io/service-proxy-name` hands a Service to another proxy, with any value,
-/// even an empty one; a brain that is that other proxy (`proxy_name`) serves exactly those with its name.
+/// Headless Services (`clusterIP: None`), Services without a ClusterIP and Services of type `ExternalName` are not served,
+/// whatever addresses they have. The label `service.kubernetes.io/service-proxy-name` assigns a Service to another proxy. Every
+/// value does so, even an empty one. A brain that is this other proxy (`proxy_name`) serves exactly the Services with its name.
 pub fn is_proxied(service: &ServiceObject, proxy_name: Option<&str>) -> bool {
     let has_cluster_ip = !service.headless && !service.cluster_ips.is_empty();
     has_cluster_ip && service.kind != ServiceType::ExternalName && service.proxy_name.as_deref() == proxy_name

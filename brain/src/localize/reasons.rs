@@ -1,14 +1,15 @@
-//! Why the endpoints of a service do not serve: for each that is left out, the rule that leaves it out.
+//! Explains which endpoints of a Service are not eligible, and which rule excludes each of them.
 //!
-//! It explains what [`super::service`] has decided, and decides nothing: it asks the same modules again, for one service, when
-//! somebody wants to know.
+//! This module explains the decisions of [`super::service`] and makes none itself. It calls the same modules again, for one
+//! Service, on request.
 
 use std::{net::IpAddr, sync::Arc};
 
+use localnet_core::Diagnostic;
 use localnet_proto::{Family, Port, Scopes};
 
 use super::{
-    Here, Lost, Skipped, Skips, Topology,
+    Here, Lost, Skips, Topology,
     candidates::{self, Candidates},
     categorize::{self, Policy, Usage},
     front::{self, Front},
@@ -16,115 +17,115 @@ use super::{
 };
 use crate::cluster::{Conditions, Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject};
 
-/// So many endpoints that are left out are named; the others are counted.
+/// Maximum number of ineligible endpoints that are listed. Any further ones are only counted.
 const MOST: usize = 1000;
 
-/// What was decided about a service, and why.
+/// The decisions about a Service, and their reasons.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reasons {
-    /// Whether it is served.
+    /// Whether the Service is served.
     pub standing: Standing,
-    /// What was left out of it, or is odd in it.
-    pub findings: Vec<Skipped>,
-    /// Endpoints that do not serve all of its traffic, sorted by port and address; a thousand at most.
+    /// The diagnostics of the Service.
+    pub findings: Vec<Diagnostic>,
+    /// Endpoints that are not eligible for all of the Service's traffic, sorted by port and address. At most 1,000.
     pub left_out: Vec<LeftOut>,
-    /// How many there are in all.
+    /// The total number of these endpoints.
     pub left_out_count: usize,
     /// How hints narrow the endpoints.
     pub topology: Vec<Topology>,
-    /// How many slices it has.
+    /// The number of EndpointSlices of the Service.
     pub slices: usize,
-    /// How many endpoints are in them.
+    /// The number of endpoints in these slices.
     pub endpoints: usize,
-    /// The conditions of endpoints that are not ready, or are terminating; a thousand at most.
+    /// The conditions of endpoints that are not ready or are terminating. At most 1,000.
     pub unready: Vec<(IpAddr, Conditions)>,
 }
 
-/// Whether a service is served on this node, and if not, why.
+/// Whether a Service is served on this node, and the reason if it is not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Standing {
-    /// It is.
+    /// The Service is served.
     Served,
-    /// The cluster does not have it.
+    /// The cluster does not contain the Service.
     #[default]
     Absent,
-    /// It has no ClusterIP.
+    /// The Service has no ClusterIP.
     WithoutClusterIp,
-    /// It is headless.
+    /// The Service is headless.
     Headless,
-    /// It is of type ExternalName.
+    /// The Service is of type ExternalName.
     ExternalName,
-    /// Its label names another proxy, or not this one.
+    /// Its label `service.kubernetes.io/service-proxy-name` does not match the name of this proxy.
     OfAnotherProxy,
-    /// Nothing of it can be used.
+    /// No part of the Service can be used.
     Unusable,
 }
 
-/// An endpoint that does not serve some traffic, and the rule that leaves it out.
+/// An endpoint that is not eligible for some traffic, and the rule that excludes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeftOut {
-    /// The slice that names it.
+    /// The name of the EndpointSlice that contains it.
     pub slice: Arc<str>,
-    /// Its address as the slice has it; empty if it has none.
+    /// The address as the slice has it. Empty if there is none.
     pub address: Box<str>,
-    /// Name of the service's port.
+    /// The name of the Service's port.
     pub port_name: Arc<str>,
-    /// The port's number on the endpoint, if there is one.
+    /// The number of the port on the endpoint, if there is one.
     pub number: Option<u16>,
-    /// The node that it is on; empty if the slice does not say.
+    /// The name of the endpoint's node. Empty if the slice has none.
     pub node: Arc<str>,
-    /// It is on this node.
+    /// Whether the endpoint is on this node.
     pub local: bool,
-    /// The traffic that it does not serve.
+    /// The scopes that it is not eligible for.
     pub from: Scopes,
-    /// The rule.
+    /// The rule that excludes it.
     pub rule: Rule,
     /// The field that decides.
     pub field: String,
-    /// The rule in words, with the values that decided.
+    /// A description of the rule, with the values that decided.
     pub problem: String,
-    /// What can be done.
+    /// The remedy.
     pub remedy: &'static str,
 }
 
-/// Why an endpoint is left out; see `Rule` in `localnetv1.proto`.
+/// The reason why an endpoint is not eligible; see `Rule` in `localnetv1.proto`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
-    /// It is not ready, and others are.
+    /// The endpoint is not ready, and other endpoints are.
     NotReady,
-    /// It is about to go, and others are ready.
+    /// The endpoint is terminating, and other endpoints are ready.
     Terminating,
-    /// None is ready, and this one does not serve either.
+    /// No endpoint is ready, and this one is not serving, either.
     NotServing,
-    /// It is hinted for other nodes.
+    /// Its hints name other nodes.
     OtherNode,
-    /// It is hinted for other zones.
+    /// Its hints name other zones.
     OtherZone,
-    /// Internal policy Local, and it is elsewhere.
+    /// The internal traffic policy is Local, and the endpoint is remote.
     InternalLocal,
-    /// External policy Local, and it is elsewhere.
+    /// The external traffic policy is Local, and the endpoint is remote.
     ExternalLocal,
-    /// The service does not exist in its family.
+    /// The Service does not have the endpoint's family.
     Family,
     /// The slice has no port of that name.
     PortName,
-    /// It has one of another protocol.
+    /// The slice's port has another protocol.
     PortProtocol,
-    /// It has one without a usable number.
+    /// The slice's port has no valid number.
     PortNumber,
-    /// The slice does not name addresses.
+    /// The slice's address type is neither IPv4 nor IPv6.
     AddressType,
-    /// Its address is none.
+    /// The endpoint has no valid address.
     Address,
-    /// No endpoint may have its address.
+    /// The address is reserved: no endpoint may have it.
     Reserved,
-    /// Another slice names it too.
+    /// Another slice contains the same endpoint.
     Duplicate,
-    /// The slice is one of a headless Service.
+    /// The slice belongs to a headless Service.
     HeadlessSlice,
 }
 
-/// Explains what a service means on this node. `proxy_name` is the name that this proxy goes by, if any.
+/// Explains the meaning of a Service on this node. `proxy_name` is the name of this proxy, if it has one.
 pub fn reasons<'a>(
     object: &ServiceObject,
     slices: impl IntoIterator<Item = &'a SliceObject>,
@@ -141,8 +142,8 @@ pub fn reasons<'a>(
     let (served, findings) = super::service(object, slices.iter().copied(), here, lost);
     let standing = if served.is_some() { Standing::Served } else { Standing::Unusable };
     let reasons = Reasons { standing, findings, ..reasons };
-    // What is wrong has just been said.
-    let mut said = Skips { service: object, skipped: Vec::new() };
+    // These diagnostics were already collected.
+    let mut said = Skips::new(object);
     let front = front::front(object, here, lost, &mut said);
     let ports = ports::ports(object, lost, &mut said);
     let families: Vec<Family> = front.cluster_ips.iter().map(|ip| Family::of(*ip)).collect();
@@ -186,7 +187,7 @@ fn order(of: &LeftOut) -> (&str, Option<IpAddr>, &str, Rule) {
     (&of.port_name, of.address.parse().ok(), &of.slice, of.rule)
 }
 
-/// What is left out, as far as it is named.
+/// The endpoints that are not eligible, listed up to the maximum.
 #[derive(Debug, Default)]
 struct Found {
     named: Vec<LeftOut>,
@@ -202,7 +203,7 @@ impl Found {
     }
 }
 
-/// What was decided, for those who ask why.
+/// The decisions about a Service, which are to be explained.
 struct Explained<'a> {
     object: &'a ServiceObject,
     here: &'a Here,
@@ -220,7 +221,7 @@ struct At<'a> {
     endpoint: &'a SliceEndpoint,
 }
 
-/// Why, in words.
+/// The reason for an exclusion.
 #[derive(Clone)]
 struct Why {
     rule: Rule,
@@ -240,7 +241,7 @@ impl Explained<'_> {
         categorize::categorize(of_family.map(|(_, candidate)| candidate), Policy::of(self.object), external, self.here)
     }
 
-    /// All that a port would have and has not.
+    /// Finds all endpoints that are not eligible for a port.
     fn port(&self, position: usize, slices: &[&SliceObject], found: &mut Found) {
         let usages = Family::BOTH.map(|family| self.usage(position, family));
         let usage = |family: Family| &usages[family as usize];
@@ -307,7 +308,7 @@ impl Explained<'_> {
         }
     }
 
-    /// The numbers that a service port has in a slice, or why it has none there.
+    /// The port numbers of a Service's port in a slice, or the reason why the slice has none.
     fn numbers(&self, position: usize, slice: &SliceObject, family: Family) -> Result<Vec<u16>, Why> {
         let why = |rule, field: &str, problem, remedy| Why { rule, field: field.to_owned(), problem, remedy };
         if let Parsed::Bad(text) = &slice.family {
@@ -413,7 +414,7 @@ impl Explained<'_> {
                 format!("the Service keeps traffic from outside on the node, and it is {on}"),
                 "send outside traffic to nodes that have an endpoint, or set externalTrafficPolicy: Cluster",
             ),
-            // The others are told where they are found.
+            // `NotServing`. The callers explain all other rules.
             _ => (
                 of("conditions.ready"),
                 "it is not ready, and no endpoint is".to_owned(),
@@ -428,7 +429,7 @@ fn each(slice: &SliceObject) -> impl Iterator<Item = At<'_>> {
     slice.endpoints.iter().enumerate().map(move |(position, endpoint)| At { slice, position, endpoint })
 }
 
-/// The address of an endpoint, or why it has none that can be used.
+/// The address of an endpoint, or the reason why it has no usable one.
 fn address(at: At<'_>, family: Family) -> Result<IpAddr, Why> {
     let field = format!("endpoints[{}].addresses[0]", at.position);
     let (rule, problem) = match &at.endpoint.address {

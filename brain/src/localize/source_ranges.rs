@@ -1,17 +1,18 @@
-//! Who may reach a service's load-balancer addresses (`spec.loadBalancerSourceRanges`).
+//! The clients that may connect to a Service's load balancer addresses (`spec.loadBalancerSourceRanges`).
 //!
-//! They guard those addresses alone, not ClusterIPs, external IPs or NodePorts. Each family stands for itself: one with a /0
-//! range, or with no range at all, is open.
+//! Source ranges do not restrict ClusterIPs, external IPs or NodePorts. The families are independent: a family without a range,
+//! or with a /0 range, is open.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use localnet_core::Code;
 use localnet_proto::{Family, SourceFilter};
 
 use super::{Here, Skips};
 use crate::cluster::{Parsed, ServiceObject};
 
-/// The filters for the load-balancer addresses of a service.
+/// The source filters for the load balancer addresses of a Service.
 pub(super) fn filters(
     object: &ServiceObject,
     load_balancer_ips: &[IpAddr],
@@ -24,6 +25,7 @@ pub(super) fn filters(
             Parsed::Good(range) => ranges.push(*range),
             Parsed::Bad(text) if text.trim().is_empty() => {}
             Parsed::Bad(text) => skips.service(
+                Code::CidrInvalid,
                 format!("spec.loadBalancerSourceRanges[{position}]"),
                 format!("{text:?} is not a CIDR"),
                 "write it like 203.0.113.0/24 or 2001:db8::/32",
@@ -40,7 +42,7 @@ fn filter(family: Family, ranges: &[IpNet], load_balancer_ips: &[IpAddr], here: 
     if targets.is_empty() || source_ranges.is_empty() || source_ranges.iter().any(|range| range.prefix_len() == 0) {
         return None;
     }
-    // Where the load balancer's address is on the node itself, the node's own packets to it also come from it.
+    // If the load balancer's address is on the node, the node's own packets to it have it as source address, too.
     let node = here.primary_address(family);
     if node.is_some_and(|node| source_ranges.iter().any(|range| range.contains(&node))) {
         source_ranges.extend(targets.iter().map(|target| IpNet::from(*target)));
@@ -58,13 +60,14 @@ mod tests {
         localize::fixtures::{ips, service},
     };
 
-    /// Load-balancer addresses, ranges and the node's address; what may pass for each family.
+    /// Checks which ranges may connect to which addresses. Arguments: load balancer addresses, source ranges, and the node's
+    /// addresses.
     #[track_caller]
     fn check(targets: &[&str], ranges: &[&str], node: &[&str], expected: &[(&[&str], &[&str])]) {
         let mut object = service("10.96.0.1", &[(80, "TCP")]);
         object.source_ranges = ranges.iter().map(|range| parsed_cidr(range)).collect();
         let here = Here { addresses: ips(node), ..Here::new("node-1") };
-        let mut skips = Skips { service: &object, skipped: Vec::new() };
+        let mut skips = Skips::new(&object);
         let filters = filters(&object, &ips(targets), &here, &mut skips);
         let expected = expected.iter().map(|(targets, ranges)| SourceFilter {
             targets: ips(targets),
@@ -99,7 +102,7 @@ mod tests {
     fn nonsense_is_said_and_what_is_empty_is_not() {
         let mut object = service("10.96.0.1", &[(80, "TCP")]);
         object.source_ranges = ["", "nonsense", " "].iter().map(|range| parsed_cidr(range)).collect();
-        let mut skips = Skips { service: &object, skipped: Vec::new() };
+        let mut skips = Skips::new(&object);
         filters(&object, &ips(&["192.0.2.1"]), &Here::new("node-1"), &mut skips);
         let said: Vec<&str> = skips.skipped.iter().map(|skipped| &*skipped.field).collect();
         assert_eq!(said, ["spec.loadBalancerSourceRanges[1]"]);

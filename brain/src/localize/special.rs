@@ -1,9 +1,9 @@
-//! Addresses that are no place for a service or an endpoint: they mean something else on each machine. An endpoint on
-//! one would let whoever may write EndpointSlices reach into the node (CVE-2021-25737).
+//! Addresses that neither a Service nor an endpoint may have, because they are local to each machine. An endpoint with such an
+//! address would give everyone who may write EndpointSlices access to the node (CVE-2021-25737).
 
 use std::net::{IpAddr, Ipv4Addr};
 
-/// What the address is reserved for, if it may not be used.
+/// The purpose that the address is reserved for. `None` if the address may be used.
 pub(super) fn reserved_for(address: IpAddr) -> Option<&'static str> {
     let link_local = match address {
         IpAddr::V4(v4) => v4.is_link_local(),
@@ -14,7 +14,7 @@ pub(super) fn reserved_for(address: IpAddr) -> Option<&'static str> {
         _ if address.is_loopback() => Some("a loopback address"),
         _ if link_local => Some("a link-local address"),
         _ if address.is_multicast() => Some("a multicast address"),
-        // kube-proxy takes it. What a host sends there goes to all of its link.
+        // kube-proxy accepts this address. A packet to it reaches every host on the link.
         _ if address == Ipv4Addr::BROADCAST => Some("the broadcast address"),
         _ => None,
     }

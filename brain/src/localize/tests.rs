@@ -1,7 +1,8 @@
-//! The tables of kube-proxy's own tests, read as facts about whole services, and what holds for any object at all.
+//! The tables of kube-proxy's own tests, applied to whole Services, and properties that hold for all objects.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
+use localnet_core::Code;
 use localnet_proto::{Family, Protocol, Scopes, Service, ServiceKey, Verdict};
 
 use super::{
@@ -11,8 +12,8 @@ use super::{
 };
 use crate::cluster::{Conditions, Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject};
 
-/// An endpoint as the tables write it: last octet, zone hints, and words: `L` on this node, `NR` not ready, `ST` serving
-/// while terminating, `S` serving and `T` terminating without the other, `nN` hinted for a node.
+/// An endpoint in the notation of the tables: the last octet, zone hints and flags. `L`: on this node, `NR`: not ready, `ST`:
+/// serving while terminating, `S`: only serving, `T`: only terminating, `nN`: hinted for a node.
 pub(super) fn row(last: u8, words: &str) -> SliceEndpoint {
     let mut endpoint = endpoint(&format!("10.1.2.{last}"));
     let (mut zones, mut nodes): (Vec<Arc<str>>, Vec<Arc<str>>) = (Vec::new(), Vec::new());
@@ -32,13 +33,13 @@ pub(super) fn row(last: u8, words: &str) -> SliceEndpoint {
     endpoint
 }
 
-/// Which policies a row of the table has.
+/// The traffic policies of a row.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Policy {
     Cluster,
     ExternalLocal,
     InternalLocal,
-    /// With a NodePort.
+    /// Internal policy Local, with a NodePort.
     InternalLocalExternal,
 }
 
@@ -61,7 +62,7 @@ fn localized(object: &ServiceObject, slices: &[SliceObject], here: &Here) -> Ser
     service(object, slices, here, &[]).0.expect("the service is served")
 }
 
-/// Last octets of the endpoints in a scope.
+/// The last octets of the endpoints in a scope.
 fn in_scope(service: &Service, scope: fn(&Scopes) -> bool) -> Vec<u8> {
     let last = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => ip.octets()[3],
@@ -70,8 +71,8 @@ fn in_scope(service: &Service, scope: fn(&Scopes) -> bool) -> Vec<u8> {
     service.endpoints_of(&service.ports[0], Family::V4, scope).map(|endpoint| last(endpoint.ip())).collect()
 }
 
-/// One row: zone of the node, policy, endpoints; the cluster set, the local set, and whether there are any endpoints.
-/// `None` is a set that the service never uses.
+/// Checks one row: the zone of the node, the policy and the endpoints; the cluster set, the local set, and whether there are any
+/// endpoints. `None` is a set that the Service never uses.
 #[track_caller]
 fn check(
     here: &Here,
@@ -116,7 +117,7 @@ fn endpoints_are_categorized_as_kube_proxy_does() {
     let hinted: &[(u8, &str)] = &[(3, "a"), (4, "b"), (5, "c"), (6, "a")];
     let two_local: &[(u8, &str)] = &[(3, "a L"), (4, "b L"), (5, "c"), (6, "a")];
     let node_hints: &[(u8, &str)] = &[(3, "a n1"), (4, "b n2"), (5, "c n3"), (6, "a n4")];
-    // The numbers are those of TestCategorizeEndpoints in the order of the reference.
+    // The numbers are those of TestCategorizeEndpoints, in its order.
     check(a, Cluster, hinted, Some(&[3, 6]), None, true); // 1
     check(a, ExternalLocal, two_local, Some(&[3, 6]), Some(&[3, 4]), true); // 2
     check(a, InternalLocalExternal, two_local, Some(&[3, 6]), Some(&[3, 4]), true); // 3
@@ -128,7 +129,8 @@ fn endpoints_are_categorized_as_kube_proxy_does() {
     check(a, Cluster, &[(3, "a"), (4, "b"), (5, ""), (6, "a")], Some(&[3, 4, 5, 6]), None, true); // 9
     let shared: &[(u8, &str)] = &[(3, "a b c"), (4, "b c"), (5, "b d"), (6, "c")];
     check(&here(1, "zone-c"), Cluster, shared, Some(&[3, 4, 6]), None, true); // 10
-    // 11 is 12 with the feature gate off, which Kubernetes no longer allows: node hints that miss this node are 14.
+    // Row 11 is row 12 with the feature gate off, which Kubernetes no longer allows. Row 14 has node hints that do not name this
+    // node.
     check(&here(9, "zone-a"), Cluster, node_hints, Some(&[3, 6]), None, true); // 11
     check(a, Cluster, node_hints, Some(&[3]), None, true); // 12
     let one_bare: &[(u8, &str)] = &[(3, "a n1"), (4, ""), (5, "c n3"), (6, "a n4")];
@@ -153,9 +155,9 @@ fn terminating_endpoints_serve_when_none_is_ready() {
     check(a, Cluster, &[(1, "ST"), (2, "S"), (3, "T")], Some(&[1]), None, true);
     check(a, Cluster, &[(2, "S"), (3, "T")], Some(&[]), None, false);
     check(a, InternalLocal, &[(1, "ST"), (2, "L S"), (3, "L T")], None, Some(&[]), true);
-    // Hints are for ready endpoints; what terminates is used wherever it is.
+    // Hints narrow only ready endpoints. Terminating endpoints are used in every zone.
     check(a, Cluster, &[(1, "b ST"), (2, "a ST")], Some(&[1, 2]), None, true);
-    // Each set falls back on its own.
+    // Each set falls back independently.
     check(a, ExternalLocal, &[(1, "L ST"), (2, "")], Some(&[2]), Some(&[1]), true);
     check(a, ExternalLocal, &[(1, "L ST"), (2, "L")], Some(&[2]), Some(&[2]), true);
     check(a, ExternalLocal, &[(1, "L ST"), (2, "ST")], Some(&[1, 2]), Some(&[1]), true);
@@ -163,7 +165,7 @@ fn terminating_endpoints_serve_when_none_is_ready() {
     check(a, InternalLocal, &[(1, "L ST"), (2, "")], None, Some(&[1]), true);
 }
 
-/// One row: what is followed, and why the hints for nodes and those for zones are not.
+/// Checks one row: the hints that apply, and why hints for nodes and for zones are ignored.
 #[track_caller]
 fn explained(here: &Here, policy: Policy, endpoints: &[(u8, &str)], mode: Mode, reasons: [Option<Reason>; 2]) {
     let slice = slice("web-1", &[("p80", 80)], endpoints.iter().map(|(last, words)| row(*last, words)).collect());
@@ -193,7 +195,7 @@ fn it_is_known_why_hints_are_not_followed() {
     let no_zone = [Some(NoHints), Some(NoHintForZone("zone-a".into()))];
     explained(a, Cluster, &[(3, "b"), (4, "c")], Everywhere, no_zone);
     explained(&here(1, ""), Cluster, &[(3, "b"), (4, "c")], Everywhere, [Some(NoHints), Some(NodeHasNoZone)]);
-    // An endpoint that is not ready offers nothing, and misses nothing.
+    // The hints of an endpoint that is not ready are ignored, and it needs none.
     explained(a, Cluster, &[(3, "a"), (4, "NR"), (5, "ST")], SameZone, [Some(NoHints), None]);
     explained(a, Cluster, &[(3, "a NR"), (4, "b ST")], Everywhere, both(NoReadyEndpoint));
     explained(a, Cluster, &[], Everywhere, both(NoReadyEndpoint));
@@ -259,7 +261,7 @@ fn health_check_node_ports_are_for_load_balancers_with_local_policy() {
     assert_eq!(port(ServiceType::NodePort, true, 30000), (None, 0));
 }
 
-/// Slices of a service with ports 80 and 443; what is reached through each as `address:port`.
+/// Checks the endpoints of a Service with ports 80 and 443: `address:port` for each port.
 #[track_caller]
 fn check_endpoints(slices: &[SliceObject], expected: [&[&str]; 2]) {
     let object = object("10.96.0.1", &[(80, "TCP"), (443, "TCP")]);
@@ -297,7 +299,7 @@ fn slices_are_merged_by_port_name() {
         &[slice("a", both, vec![one(), two()]), slice("b", both, vec![two()])],
         [&["10.0.0.1:8080", "10.0.0.2:8080"], &["10.0.0.1:8443", "10.0.0.2:8443"]],
     );
-    // One address, two numbers for one port: both are endpoints.
+    // If an address has two numbers for one port, both are endpoints.
     check_endpoints(
         &[slice("a", &[("p80", 8080)], vec![one()]), slice("b", &[("p80", 9090)], vec![one()])],
         [&["10.0.0.1:8080", "10.0.0.1:9090"], &[]],
@@ -362,7 +364,7 @@ fn ports_with_other_conclusions_have_entries_of_their_own() {
     let same = localized(&object, &[slice("a", both, vec![endpoint("10.0.0.1")])], &here(1, ""));
     assert_eq!(same.endpoints.len(), 1);
     assert_eq!(same.endpoints[0].ports.iter().map(|port| &*port.name).collect::<Vec<_>>(), ["p443", "p80"]);
-    // Port 443 is served by a ready endpoint elsewhere; port 80 only by this one, which is about to go.
+    // Port 443 has a ready remote endpoint. Port 80 has only this one, which is terminating.
     let mut going = endpoint("10.0.0.1");
     going.conditions = Conditions { ready: false, serving: true, terminating: true };
     let slices = [slice("a", both, vec![going]), slice("b", &[("p443", 443)], vec![endpoint("10.0.0.2")])];
@@ -374,13 +376,13 @@ fn ports_with_other_conclusions_have_entries_of_their_own() {
     assert_eq!(entries, expected);
 }
 
-/// A change to a service and what is then left out of it.
+/// Checks the diagnostics of a Service after a change.
 #[track_caller]
 fn check_skipped(change: impl FnOnce(&mut ServiceObject), served: bool, expected: &[&str]) {
     let mut object = object("10.96.0.1", &[(80, "TCP"), (443, "TCP")]);
     change(&mut object);
     let (service, skipped) = service(&object, &[], &here(1, ""), &[]);
-    let said: Vec<String> = skipped.iter().map(|s| format!("{}: {}: {}", s.object, s.field, s.problem)).collect();
+    let said: Vec<String> = skipped.iter().map(|s| format!("{}: {}: {}", s.subject, s.field, s.problem)).collect();
     assert_eq!(said, expected);
     assert_eq!(service.is_some(), served);
 }
@@ -438,9 +440,12 @@ fn endpoints_on_special_addresses_are_refused() {
     endpoints.push(SliceEndpoint { address: None, ..endpoint("10.0.0.2") });
     let (service, skipped) = service(&object, &[slice("web-1", &[("p80", 80)], endpoints)], &here(1, ""), &[]);
     assert_eq!(service.unwrap().endpoints.iter().map(|e| e.address.to_string()).collect::<Vec<_>>(), ["10.0.0.1"]);
-    let fields: Vec<_> = skipped.iter().map(|s| (&*s.object, &*s.field)).collect();
+    let fields: Vec<_> = skipped.iter().map(|s| (s.subject.to_string(), &*s.field)).collect();
     let expected: Vec<String> = (0..6).map(|position| format!("endpoints[{position}].addresses[0]")).collect();
-    assert_eq!(fields, expected.iter().map(|field| ("EndpointSlice default/web-1", &**field)).collect::<Vec<_>>());
+    assert_eq!(
+        fields,
+        expected.iter().map(|field| ("EndpointSlice default/web-1".to_owned(), &**field)).collect::<Vec<_>>()
+    );
 }
 
 #[test]
@@ -466,7 +471,8 @@ fn what_belongs_to_another_service_is_left_out() {
         "30001/TCP belongs to Service default/older, which is older or sorts first",
     ];
     assert_eq!(said, BTreeSet::from(expected));
-    // The number of a NodePort on an address, or another NodePort, is not the NodePort.
+    assert!(skipped.iter().all(|skipped| skipped.code == Code::AddressTaken), "{skipped:?}");
+    // The owner of an address and port, or of another NodePort, is not the owner of this NodePort.
     for front in
         [("203.0.113.1", Protocol::Tcp, 30001), ("0.0.0.0", Protocol::Tcp, 30002), ("0.0.0.0", Protocol::Udp, 30001)]
     {
@@ -478,7 +484,7 @@ fn what_belongs_to_another_service_is_left_out() {
     }
 }
 
-/// One message that is larger than readers accept would stop them all.
+/// A message that exceeds the readers' limit would stop all readers.
 #[test]
 fn a_service_that_is_too_large_to_be_sent_is_left_out_by_name() {
     let mut object = object("10.96.0.1", &[(80, "TCP")]);
@@ -491,10 +497,11 @@ fn a_service_that_is_too_large_to_be_sent_is_left_out_by_name() {
     assert_eq!(none, None);
     let [said] = &*skipped else { panic!("{skipped:?}") };
     let problem = "is too large to be sent: 7 MiB in one message, of which readers accept 4 MiB";
-    assert_eq!((&*said.object, &*said.problem, said.left_out), ("Service default/web", problem, true));
+    assert_eq!((said.subject.to_string(), &*said.problem), ("Service default/web".to_owned(), problem));
 }
 
-/// Ports times endpoints: a few objects that an API server lets pass could fill the memory of every node.
+/// Regression: a few objects that an API server accepts could fill the memory of every node, because their ports and endpoints
+/// multiply.
 #[test]
 fn a_service_of_too_many_ports_and_endpoints_is_left_out_by_name() {
     let numbers = 1..=1024;
@@ -502,7 +509,7 @@ fn a_service_of_too_many_ports_and_endpoints_is_left_out_by_name() {
     let object = object("10.96.0.1", &ports);
     let names: Vec<String> = numbers.clone().map(|number| format!("p{number}")).collect();
     let targets: Vec<(&str, i32)> = names.iter().map(String::as_str).zip(numbers).collect();
-    // Those without an address count, and cost nothing.
+    // Endpoints without an address count toward the maximum, but use no memory.
     let endpoints = |count: usize| vec![SliceEndpoint { address: None, ..endpoint("10.1.0.1") }; count];
     let slices = |other: usize| [slice("a", &targets, endpoints(512)), slice("b", &targets, endpoints(other))];
     let served = |other: usize| service(&object, &slices(other), &here(1, ""), &[]);
@@ -512,7 +519,7 @@ fn a_service_of_too_many_ports_and_endpoints_is_left_out_by_name() {
     assert_eq!(none, None);
     let [said] = &*skipped else { panic!("{skipped:?}") };
     let problem = "its 1024 ports and their endpoints are more than 1048576 pairs";
-    assert_eq!((&*said.object, &*said.field, &*said.problem), ("Service default/web", "spec.ports", problem));
+    assert_eq!((&*said.field, &*said.problem), ("spec.ports", problem));
     assert_eq!(topology(&object, &slices(513), &here(1, ""), &[]), []);
 }
 
@@ -594,7 +601,7 @@ mod any_object {
     }
 
     proptest! {
-        /// Nothing panics, the result keeps the promises of the contract, and it does not depend on the order of slices.
+        /// Localizing never panics. The result keeps the contract and does not depend on the order of slices.
         #[test]
         fn gives_a_sound_service(object in any_service(), mut slices in prop::collection::vec(any_slice(), 0..4), zone in "(zone-a)?") {
             // Names of slices are unique.
@@ -622,7 +629,7 @@ mod any_object {
             for ip in service.external_ips.iter().chain(&service.load_balancer_ips) {
                 prop_assert!(service.has_family(Family::of(*ip)));
             }
-            // What is said on the wire is read back as the same.
+            // Decoding the encoded Service gives the same Service.
             let mut assembler = localnet_proto::decode::Assembler::default();
             assembler.push(localnet_proto::encode::next_item(Default::default(), true)).unwrap();
             for item in localnet_proto::encode::service_items(&service) {

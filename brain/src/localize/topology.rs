@@ -1,8 +1,8 @@
-//! Whether hints narrow the endpoints of a port to those near this node (KEP-2433, KEP-3015).
+//! Decides whether topology hints narrow the endpoints of a port to those near this node (KEP-2433, KEP-3015).
 //!
-//! Hints are an all-or-nothing offer of the endpoint controller: they are followed only when every ready endpoint has one
-//! and one of them is meant for this node. Neither `spec.trafficDistribution` nor an annotation is read: they reach a node as
-//! hints.
+//! The endpoint controller offers hints for all endpoints or for none. So hints apply only if every ready endpoint has one, and
+//! if at least one hint names this node or its zone. This module reads neither `spec.trafficDistribution` nor an annotation,
+//! because the endpoint controller turns them into hints.
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
@@ -10,42 +10,42 @@ use localnet_proto::{Family, Port};
 
 use super::{Here, candidates::Candidate};
 
-/// Which endpoints are near enough.
+/// The endpoints that hints leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// All.
+    /// All endpoints.
     Everywhere,
-    /// Those hinted for this node.
+    /// Endpoints that are hinted for this node.
     SameNode,
-    /// Those hinted for this node's zone.
+    /// Endpoints that are hinted for this node's zone.
     SameZone,
 }
 
-/// How hints narrow the endpoints of one port in one family, and why they do not.
+/// How hints narrow the endpoints of one port in one family, and why they are ignored where they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
-    /// Name of the port; may be empty.
+    /// The name of the port. May be empty.
     pub port: Arc<str>,
-    /// The family.
+    /// The family of the endpoints.
     pub family: Family,
-    /// Which endpoints get traffic that may go anywhere.
+    /// The endpoints that get traffic without a traffic policy of `Local`.
     pub mode: Mode,
-    /// Why hints for nodes are not followed; `None` when they are.
+    /// Why hints for nodes are ignored. `None` if they apply.
     pub not_same_node: Option<Reason>,
-    /// Why hints for zones are not followed; `None` when they are, or when there is no need for them.
+    /// Why hints for zones are ignored. `None` if they apply, or if hints for nodes do.
     pub not_same_zone: Option<Reason>,
 }
 
-/// Why hints are not followed.
+/// The reason why hints are ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// A traffic policy of `Local` keeps all traffic on this node: no hint is asked for.
+    /// A traffic policy of `Local` keeps all traffic on this node, so hints are not needed.
     PolicyLocal,
-    /// No endpoint is ready; hints do not narrow those that serve while they terminate.
+    /// No endpoint is ready. Hints do not narrow endpoints that serve while they terminate.
     NoReadyEndpoint,
-    /// No ready endpoint has a hint: the cluster offers none.
+    /// No ready endpoint has a hint.
     NoHints,
-    /// Some ready endpoints have hints, but this one (the first) does not: a rollout may be under way.
+    /// Some ready endpoints have hints, but this one does not. It is the first of those. A rollout may be in progress.
     EndpointWithoutHint(IpAddr),
     /// The Node has no zone.
     NodeHasNoZone,
@@ -69,22 +69,22 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Reads the hints of the ready endpoints: for the node, else for the zone, else none.
+/// Reads the hints of the ready endpoints. Hints for nodes precede hints for zones. If neither apply, all endpoints remain.
 pub(super) fn mode<'a>(endpoints: impl Iterator<Item = &'a Candidate<'a>> + Clone, here: &Here) -> Mode {
     let ready = endpoints.filter(|endpoint| endpoint.conditions.ready);
     let offered = |mode: &Mode| offer(*mode, ready.clone(), here).is_ok();
     [Mode::SameNode, Mode::SameZone].into_iter().find(offered).unwrap_or(Mode::Everywhere)
 }
 
-/// What an offer lacks.
+/// The reason why the hints of a mode do not apply.
 enum Gap {
-    /// A hint of the ready endpoint at this position.
+    /// The ready endpoint at this position has no hint.
     Hint(usize),
-    /// A hint that is meant for this node.
+    /// No hint names this node or its zone.
     Here,
 }
 
-/// Whether the ready endpoints, all of them, are hinted in the mode, and one of them for this node.
+/// Checks that every ready endpoint has a hint of the mode, and that at least one hint is for this node or its zone.
 fn offer<'a>(mode: Mode, mut ready: impl Iterator<Item = &'a Candidate<'a>> + Clone, here: &Here) -> Result<(), Gap> {
     match ready.clone().position(|endpoint| hints(mode, endpoint).is_empty()) {
         Some(position) => Err(Gap::Hint(position)),
@@ -101,7 +101,7 @@ fn hints<'a>(mode: Mode, endpoint: &Candidate<'a>) -> &'a [Arc<str>] {
     }
 }
 
-/// Explains [`mode`]. `asked`: some traffic may go to other nodes.
+/// Explains [`mode`]. `asked`: whether some traffic may go to other nodes.
 pub(super) fn explain<'a>(
     port: &Port,
     family: Family,
@@ -136,12 +136,12 @@ pub(super) fn explain<'a>(
     Topology { port: Arc::clone(&port.name), family, mode, not_same_node, not_same_zone }
 }
 
-/// Whether the endpoint is near enough in the mode.
+/// Whether the hints of the mode allow the endpoint.
 pub(super) fn admits(mode: Mode, endpoint: &Candidate<'_>, here: &Here) -> bool {
     match mode {
         Mode::Everywhere => true,
         Mode::SameNode => endpoint.node_hints.contains(&here.name),
-        // A node without a zone is in none, whatever an empty hint may say.
+        // A node without a zone never matches, not even an empty hint.
         Mode::SameZone => !here.zone.is_empty() && endpoint.zone_hints.contains(&here.zone),
     }
 }

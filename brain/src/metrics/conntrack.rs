@@ -1,4 +1,4 @@
-//! How full connection tracking is: a full table drops new connections, whatever the backend.
+//! Metrics of connection tracking. If its table is full, the kernel drops new connections, whatever the backend.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use prometheus::proto::MetricFamily;
 
 use super::families::{counter, gauge};
 
-/// What the kernel says of the network namespace that the brain runs in; nothing where it does not track connections.
+/// The metrics of the brain's network namespace. Empty if the kernel does not track connections there.
 pub(super) fn families() -> Vec<MetricFamily> {
     let number = |name: &str| -> Option<f64> {
         let text = fs::read_to_string(format!("/proc/sys/net/netfilter/nf_conntrack_{name}")).ok()?;
@@ -27,7 +27,7 @@ pub(super) fn families() -> Vec<MetricFamily> {
     families
 }
 
-/// The sum over all processors of the column `drop`, which the kernel counts where its table is full or memory is short.
+/// The sum of the column `drop` over all processors. The kernel counts there if the table is full or memory is short.
 fn dropped(text: &str) -> Option<u64> {
     let mut lines = text.lines();
     let place = lines.next()?.split_whitespace().position(|column| column == "drop")?;
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn adds_up_the_drops_of_all_processors() {
+    fn drops_are_summed_over_all_processors() {
         let text = "entries  clashres found new drop early_drop\n0000 0 0 0 0000000a 1\n0000 0 0 0 00000010 2\n";
         assert_eq!(dropped(text), Some(26));
         assert_eq!(dropped("entries found\n0 0\n"), None);

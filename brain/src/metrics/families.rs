@@ -1,4 +1,4 @@
-//! Metrics that are read from what there is when somebody asks: the newest state, and the last report of each backend.
+//! Metrics that are computed for each scrape, from the newest state and the latest report of each backend.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, Me
 use super::{family, name};
 use crate::{feed::State, serve::Received};
 
-/// `kubeproxy_sync_proxy_rules_…_changes_pending`
+/// `kubeproxy_sync_proxy_rules_…_changes_pending`.
 pub(super) fn pending(services: u64, slices: u64) -> [MetricFamily; 2] {
     [
         gauge(
@@ -24,7 +24,7 @@ pub(super) fn pending(services: u64, slices: u64) -> [MetricFamily; 2] {
     ]
 }
 
-/// What the newest state tells.
+/// The metrics of the newest state.
 pub(super) fn of_state(state: &State) -> Vec<MetricFamily> {
     let counts = state.counts();
     let without = [("external", counts.without_external), ("internal", counts.without_internal)];
@@ -58,7 +58,7 @@ pub(super) fn of_state(state: &State) -> Vec<MetricFamily> {
     ]
 }
 
-/// For how long each backend has been behind.
+/// The lag of each backend, in seconds.
 pub(super) fn behind<'a>(parts: impl Iterator<Item = (&'a str, Family, f64)>) -> MetricFamily {
     let values = parts.map(|(backend, family, age)| (vec![("backend", backend), ("ip_family", name(family))], age));
     gauge(
@@ -68,7 +68,7 @@ pub(super) fn behind<'a>(parts: impl Iterator<Item = (&'a str, Family, f64)>) ->
     )
 }
 
-/// What backends have reported.
+/// The metrics of the backends' reports.
 pub(super) fn of_reports(reports: &BTreeMap<String, Received>) -> Vec<MetricFamily> {
     let (mut full, mut partial) = ([Total::default(), Total::default()], [Total::default(), Total::default()]);
     let (mut revisions, mut failures, mut skipped) = (Vec::new(), Vec::new(), Vec::new());
@@ -87,7 +87,7 @@ pub(super) fn of_reports(reports: &BTreeMap<String, Received>) -> Vec<MetricFami
             let labels = vec![("backend", backend.as_str()), ("ip_family", name(family))];
             revisions.push((labels.clone(), said.applied_rev as f64));
             failures.push((labels, said.failures as f64));
-            // As kube-proxy's modes call them.
+            // The metric has the name that kube-proxy's modes use.
             let of_mode = (vec![("ip_family", name(family))], said.failures as f64);
             match backend.as_str() {
                 "nft" => nftables.push(of_mode),
@@ -179,14 +179,14 @@ pub(super) fn of_reports(reports: &BTreeMap<String, Received>) -> Vec<MetricFami
     families
 }
 
-/// Upper limits of `Attempts`, in seconds.
+/// The upper limits of the buckets of `Attempts`, in seconds.
 fn limits() -> impl Iterator<Item = f64> {
     (0..LIMITS).map(|place| f64::from(1_u32 << place) / 1000.0)
 }
 
 const LIMITS: usize = 15;
 
-/// The attempts of all backends.
+/// The sum of the attempts of all backends.
 #[derive(Clone, Debug, Default)]
 struct Total {
     counts: [u64; LIMITS + 1],

@@ -1,4 +1,4 @@
-//! Since when each backend is behind the newest revision: pure.
+//! The lag of each backend behind the newest revision. Pure.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -7,23 +7,23 @@ use std::{
 
 use localnet_proto::{Family, Revision};
 
-/// So many revisions keep the time at which they were published.
+/// Maximum number of revisions whose times of publication are remembered.
 const REMEMBERED: usize = 4096;
 
-/// The family's part of a backend.
+/// A backend and a family.
 type Part = (String, Family);
 
-/// Since when each backend is behind, by family.
+/// The lag of each backend in each family.
 #[derive(Debug, Default)]
 pub(super) struct Lag {
     newest: Revision,
     published: VecDeque<(u64, Instant)>,
-    /// When the oldest revision that is not applied was published; `None` if all are.
+    /// When the oldest revision was published that the backend has not applied. `None` if it has applied all.
     parts: BTreeMap<Part, Option<Instant>>,
 }
 
 impl Lag {
-    /// `revision` is the newest one from `now` on.
+    /// Records a new revision.
     pub(super) fn publish(&mut self, revision: Revision, now: Instant) {
         self.newest = revision;
         self.published.push_back((revision.rev, now));
@@ -35,7 +35,7 @@ impl Lag {
         }
     }
 
-    /// A backend has applied `rev` of `instance` in a family.
+    /// Records that a backend has applied `rev` of `instance` in a family.
     pub(super) fn apply(&mut self, backend: &str, family: Family, instance: u64, rev: u64, now: Instant) {
         let applied = if instance == self.newest.instance { rev } else { 0 };
         let known = self.parts.get(&(backend.to_owned(), family)).copied();
@@ -43,7 +43,7 @@ impl Lag {
             let first = self.published.iter().find(|(rev, _)| *rev > applied);
             match (first, known) {
                 (Some((rev, at)), _) if *rev == applied + 1 => *at,
-                // The time of the first one is forgotten: it was earlier than all that are remembered.
+                // The time of the first missing revision is forgotten, so it is older than all remembered times.
                 (_, Some(Some(since))) => since,
                 (Some((_, at)), _) => *at,
                 (None, _) => now,
@@ -52,7 +52,7 @@ impl Lag {
         self.parts.insert((backend.to_owned(), family), behind);
     }
 
-    /// For how many seconds each backend has been behind, by family; 0 if it is not.
+    /// The lag of each backend in each family, in seconds. 0 if it is up to date.
     pub(super) fn seconds(&self, now: Instant) -> impl Iterator<Item = (&str, Family, f64)> {
         self.parts.iter().map(move |((backend, family), behind)| {
             let behind = behind.map_or(0.0, |since| now.saturating_duration_since(since).as_secs_f64());
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_backend_is_behind_since_the_first_revision_that_it_lacks() {
+    fn the_lag_counts_from_the_oldest_missing_revision() {
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
         let mut lag = Lag::default();
@@ -78,19 +78,19 @@ mod tests {
         publish(&mut lag, 1, 0);
         assert_eq!(age(&lag, 100), [0.0; 0]);
         apply(&mut lag, 1, 100);
-        assert_eq!(age(&lag, 100), [0.0], "an old state that is applied is no lag");
+        assert_eq!(age(&lag, 100), [0.0], "an old revision that is applied");
         publish(&mut lag, 2, 110);
         publish(&mut lag, 3, 120);
         assert_eq!(age(&lag, 130), [20.0]);
         apply(&mut lag, 2, 130);
         assert_eq!(age(&lag, 130), [10.0]);
-        // A change each second, each applied a second later, is no lag that grows.
+        // If each second brings a change that is applied a second later, the lag stays constant.
         for second in 131..1000 {
             publish(&mut lag, second - 127, second);
             apply(&mut lag, second - 128, second);
         }
         assert_eq!(age(&lag, 1000), [1.0]);
-        // It stops: its age grows beyond what is remembered of revisions.
+        // If the backend stops, its lag grows even after the times of revisions are forgotten.
         for rev in 873..10_000 {
             publish(&mut lag, rev, 1001);
         }

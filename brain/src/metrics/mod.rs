@@ -1,5 +1,5 @@
-//! What a brain counts, and what it tells of it to Prometheus: kube-proxy's metrics by kube-proxy's names, types, labels and
-//! buckets where there is such a quantity here, and `localnet_…` beside them.
+//! The metrics of a brain and its backends, for Prometheus. Metrics that kube-proxy has, too, have its names, types, labels and
+//! buckets. The others begin with `localnet_`.
 //!
 //! ```text
 //! feed: each revision, with what changed  ─┐
@@ -7,8 +7,8 @@
 //! health answers, readers                 ─┘
 //! ```
 //!
-//! Backends have no such page of their own: they report to the brain, so one page tells all of a node, as kube-proxy's does,
-//! and a restart of the brain loses nothing of what they count.
+//! Backends have no metrics page. They report their totals to the brain, so that one page covers the node, as with kube-proxy. A
+//! restart of the brain loses none of these totals.
 
 mod conntrack;
 mod families;
@@ -41,12 +41,12 @@ use crate::{feed::State, localize::ObjectChanges, serve::Received};
 pub use requests::Requests;
 pub use troubles::{Trouble, Troubles};
 
-/// Content type of the text.
+/// The content type of [`Metrics::text`].
 pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
 
 const FAMILY: &[&str] = &["ip_family"];
 
-/// What a brain counts. Clones share it.
+/// The metrics of a brain. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Metrics(Arc<Inner>);
 
@@ -66,11 +66,11 @@ struct Inner {
     apply: HistogramVec,
     served: IntCounter,
     readers: IntGauge,
-    /// Without labels; it has a value once there is a certificate.
+    /// Has no labels, and no value until there is a certificate.
     certificate_expires: IntGaugeVec,
     requests: Requests,
     troubles: Troubles,
-    /// How many attempts each backend had reported of each family.
+    /// The number of attempts that each backend has reported for each family.
     attempts: Mutex<BTreeMap<(String, Family), u64>>,
 }
 
@@ -178,20 +178,20 @@ impl Default for Metrics {
     }
 }
 
-/// kube-proxy's: fine where its SLO is, coarse up to five minutes.
+/// The buckets of kube-proxy: fine around its SLO, coarse up to five minutes.
 fn network_programming_buckets() -> Vec<f64> {
     let seconds = (1..60).chain((60..120).step_by(5)).chain((120..=300).step_by(30));
     [0.0, 0.25, 0.5].into_iter().chain(seconds.map(f64::from)).collect()
 }
 
 fn with<C: Collector + Clone + 'static>(registry: &Registry, made: prometheus::Result<C>) -> C {
-    let made = made.expect("names and buckets are constants that a test reads");
-    registry.register(Box::new(made.clone())).expect("each is there once");
+    let made = made.expect("names and buckets are valid constants");
+    registry.register(Box::new(made.clone())).expect("each name is registered once");
     made
 }
 
 impl Metrics {
-    /// There is a new revision, with these changes, the first of which came at `since`.
+    /// Records a new revision with these changes, the first of which was received at `since`.
     pub(crate) fn published(&self, revision: Revision, changes: &ObjectChanges, since: Instant) {
         let inner = &self.0;
         inner.service_changes.inc_by(changes.services);
@@ -206,13 +206,13 @@ impl Metrics {
         self.waiting().publish(revision, Published { rev: revision.rev, services, slices, since, triggered });
     }
 
-    /// A backend has reported.
+    /// Records a report of a backend, which was received at `at`.
     pub(crate) fn reported(&self, report: &BackendReport, at: Instant) {
         let inner = &self.0;
         let now = SystemTime::now().checked_sub(at.elapsed()).unwrap_or(inner.started);
-        let families = report.families.iter().filter_map(|said| Some((family(said.family())?, said)));
+        let families = report.families.iter().filter_map(|reported| Some((family(reported.family())?, reported)));
         let families: Vec<_> = families.collect();
-        let revisions: Vec<_> = families.iter().map(|(family, said)| (*family, said.applied_rev)).collect();
+        let revisions: Vec<_> = families.iter().map(|(family, reported)| (*family, reported.applied_rev)).collect();
         for (family, rev) in &revisions {
             self.lag().apply(&report.backend, *family, report.instance_id, *rev, at);
         }
@@ -226,60 +226,60 @@ impl Metrics {
                 inner.network_programming.with_label_values(labels).observe(late.as_secs_f64());
             }
         }
-        for (family, said) in families {
-            let attempted = self.attempted(&report.backend, family, said);
-            if attempted && said.error.is_empty() && said.applied_rev > 0 {
+        for (family, reported) in families {
+            let attempted = self.attempted(&report.backend, family, reported);
+            if attempted && reported.error.is_empty() && reported.applied_rev > 0 {
                 inner.last_applied.with_label_values(&[name(family)]).set(seconds(now));
             }
         }
     }
 
-    /// Whether there was an attempt since the backend's last report; a report may tell of something else.
-    fn attempted(&self, backend: &str, family: Family, said: &FamilyReport) -> bool {
+    /// Whether the backend has attempted to apply a revision since its last report. A report may have another occasion.
+    fn attempted(&self, backend: &str, family: Family, reported: &FamilyReport) -> bool {
         let count = |attempts: &Option<Attempts>| attempts.iter().flat_map(|of| &of.counts).sum::<u64>();
-        let count = count(&said.full) + count(&said.partial);
+        let count = count(&reported.full) + count(&reported.partial);
         let mut attempts = self.0.attempts.lock().unwrap_or_else(PoisonError::into_inner);
-        // A backend that does not count them tells of attempts alone.
+        // A backend that does not count attempts reports only after attempts.
         count == 0 || attempts.insert((backend.to_owned(), family), count) != Some(count)
     }
 
-    /// What counts requests to the API server.
+    /// The metrics of requests to the API server.
     pub fn requests(&self) -> Requests {
         self.0.requests.clone()
     }
 
-    /// What keeps the source from telling what is new.
+    /// The troubles of the source.
     pub fn troubles(&self) -> Troubles {
         self.0.troubles.clone()
     }
 
-    /// The certificate of the listeners expires at this Unix time.
+    /// Sets the Unix time at which the certificate of the listeners expires.
     pub(crate) fn certificate_expires(&self, at: u64) {
         self.0.certificate_expires.with_label_values::<&str>(&[]).set(at.try_into().unwrap_or(i64::MAX));
     }
 
-    /// `/healthz` was answered.
+    /// Counts an answer to `/healthz`.
     pub(crate) fn healthz(&self, status: u16) {
         self.0.healthz.with_label_values(&[&status.to_string()]).inc();
     }
 
-    /// `/livez` was answered.
+    /// Counts an answer to `/livez`.
     pub(crate) fn livez(&self, status: u16) {
         self.0.livez.with_label_values(&[&status.to_string()]).inc();
     }
 
-    /// How many readers wait for a state, or are being sent one.
+    /// The number of readers that wait for a state or receive one.
     pub fn readers(&self) -> i64 {
         self.0.readers.get()
     }
 
-    /// A reader has come, who is there until what is returned is dropped.
+    /// Counts a reader, until the returned value is dropped.
     pub fn reader(&self) -> Reader {
         self.0.readers.inc();
         Reader(self.clone())
     }
 
-    /// All of it, in Prometheus' text format.
+    /// All metrics, in the text format of Prometheus.
     pub fn text(&self, state: &State, reports: &BTreeMap<String, Received>) -> String {
         let mut families = self.0.registry.gather();
         let (services, slices) = self.waiting().pending();
@@ -292,7 +292,7 @@ impl Metrics {
         families.extend(process::families());
         families.sort_by(|one, other| one.name().cmp(other.name()));
         let mut text = Vec::new();
-        // A family without any metric is left out by the registry, and none of ours is empty.
+        // This fails only for an empty family. The registry skips those, and the line above removes ours.
         if let Err(error) = TextEncoder::new().encode(&families, &mut text) {
             tracing::warn!(%error, "failed to write metrics");
         }
@@ -304,17 +304,17 @@ impl Metrics {
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        // It is only told of what has happened: nothing in it is half done.
+        // No code that holds the lock can panic halfway through a change.
         self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A reader that is there until this is dropped.
+/// A counted reader. Dropping it ends the count.
 #[derive(Debug)]
 pub struct Reader(Metrics);
 
 impl Reader {
-    /// It is sent so many bytes.
+    /// Counts bytes that were sent to the reader.
     pub(crate) fn sent(&self, bytes: usize) {
         self.0.0.served.inc_by(bytes.try_into().unwrap_or(u64::MAX));
     }
@@ -326,7 +326,7 @@ impl Drop for Reader {
     }
 }
 
-/// As kube-proxy labels it.
+/// The label of a family, as in kube-proxy.
 fn name(family: Family) -> &'static str {
     match family {
         Family::V4 => "IPv4",
@@ -334,8 +334,8 @@ fn name(family: Family) -> &'static str {
     }
 }
 
-fn family(said: IpFamily) -> Option<Family> {
-    match said {
+fn family(reported: IpFamily) -> Option<Family> {
+    match reported {
         IpFamily::IPv4 => Some(Family::V4),
         IpFamily::IPv6 => Some(Family::V6),
         IpFamily::UnknownFamily => None,
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_published_waits_until_it_is_reported() {
+    async fn changes_are_pending_until_a_backend_reports_them() {
         let (feed, reports) = (Feed::new(7), Reports::default());
         let metrics = feed.metrics().clone();
         let triggered = vec![1, micros(SystemTime::now()) + 3_600_000_000];
@@ -402,10 +402,10 @@ mod tests {
             ]
         );
         assert_eq!(lines(&text(), "kubeproxy_network_programming_duration_seconds_count"), [""; 0]);
-        let told = report(1, "", vec![0, 0, 4]);
-        reports.record(told.clone()).unwrap();
-        metrics.reported(&told, Instant::now());
-        metrics.reported(&told, Instant::now());
+        let report = report(1, "", vec![0, 0, 4]);
+        reports.record(report.clone()).unwrap();
+        metrics.reported(&report, Instant::now());
+        metrics.reported(&report, Instant::now());
         let text = text();
         assert_eq!(
             pending(&text),
@@ -415,7 +415,7 @@ mod tests {
             ]
         );
         for line in [
-            // What was before the start of the brain is no latency of ours; a clock that is ahead is none at all.
+            // A trigger from before the start of the brain does not count, and one from the future counts as 0 s.
             "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"} 1",
             "kubeproxy_network_programming_duration_seconds_sum{ip_family=\"IPv4\"} 0",
             "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.25\"} 1",
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_report_that_tells_of_no_attempt_is_not_the_time_of_one() {
+    async fn a_report_without_a_new_attempt_does_not_change_the_timestamp() {
         let (feed, metrics) = (Feed::new(7), Metrics::default());
         let last = || {
             let text = metrics.text(&feed.state(), &BTreeMap::new());
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_backends_count_is_told_by_kube_proxys_names() {
+    async fn totals_of_backends_have_the_names_of_kube_proxy() {
         let (feed, reports) = (Feed::new(7), Reports::default());
         reports.record(BackendReport { backend: "iptables".to_owned(), ..report(1, "", vec![]) }).unwrap();
         let text = feed.metrics().text(&feed.state(), &reports.all());
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_are_those_of_kube_proxy() {
+    fn buckets_match_kube_proxy() {
         let buckets = network_programming_buckets();
         assert_eq!(buckets.len(), 3 + 59 + 12 + 7);
         assert_eq!(buckets[..4], [0.0, 0.25, 0.5, 1.0]);

@@ -1,4 +1,4 @@
-//! [`Requests`]: what is asked of the API server, by the metrics that Kubernetes' own client has for it.
+//! [`Requests`]: the metrics of requests to the API server, with the names of client-go.
 
 use std::time::Instant;
 
@@ -7,15 +7,15 @@ use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
 
 use super::with;
 
-/// Upper limits in seconds, as Kubernetes' client has them.
+/// The upper limits of buckets in seconds, as in client-go.
 const SECONDS: [f64; 12] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
-/// Upper limits in bytes: 64 B to 16 MiB.
+/// The upper limits of buckets in bytes, from 64 B to 16 MiB.
 const BYTES: [f64; 11] =
     [64.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0, 65536.0, 262_144.0, 1_048_576.0, 4_194_304.0, 16_777_216.0];
-/// The code of a request that nobody answered.
+/// The label `code` of a request without an answer, as in client-go.
 const NO_ANSWER: &str = "<error>";
 
-/// Counts requests to the API server. Clones share it.
+/// The metrics of requests to the API server. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Requests {
     total: IntCounterVec,
@@ -24,7 +24,7 @@ pub struct Requests {
     received: HistogramVec,
 }
 
-/// Told to nobody.
+/// Metrics that are not exported.
 impl Default for Requests {
     fn default() -> Self {
         Self::told_to(&Registry::new())
@@ -37,28 +37,32 @@ impl Requests {
             let options = HistogramOpts::new(name, help).buckets(limits.to_vec());
             with(registry, HistogramVec::new(options, &["verb", "host"]))
         };
-        let total = Opts::new("rest_client_requests_total", "Requests to the API server by status");
+        let total = Opts::new(
+            "rest_client_requests_total",
+            "Requests to the API server, by HTTP status, method and host; the status is <error> if there was no answer.",
+        );
         Self {
             total: with(registry, IntCounterVec::new(total, &["code", "method", "host"])),
             took: histogram(
                 "rest_client_request_duration_seconds",
-                "How long requests to the API server took, but for watches",
+                "Seconds from a request to the API server until its answer was read, without watches.",
                 &SECONDS,
             ),
             sent: histogram(
                 "rest_client_request_size_bytes",
-                "Bytes that were sent with requests to the API server, but for watches",
+                "Size of the bodies of requests to the API server, in bytes, without watches.",
                 &BYTES,
             ),
             received: histogram(
                 "rest_client_response_size_bytes",
-                "Bytes of the API server's answers, but for watches",
+                "Size of the bodies of answers of the API server, in bytes, without watches.",
                 &BYTES,
             ),
         }
     }
 
-    /// `host` is being asked; `bytes` are sent, if that is known. A watch has no end to measure.
+    /// Starts to measure a request to `host`, whose body has `bytes` bytes if that is known. Watches are counted, but not
+    /// measured.
     pub(crate) fn ask(&self, host: String, method: &Method, bytes: Option<u64>, watch: bool) -> Asked {
         let asked = Asked {
             of: self.clone(),
@@ -74,15 +78,15 @@ impl Requests {
     }
 }
 
-/// A request, until its answer has been read or thrown away.
+/// A request in progress. Dropping it records the request.
 #[derive(Debug)]
 pub(crate) struct Asked {
     of: Requests,
     host: String,
     verb: String,
-    /// When; none for a watch.
+    /// When the request started. `None` for a watch.
     began: Option<Instant>,
-    /// Bytes of the answer, if there is one.
+    /// The bytes of the answer so far. `None` if there is no answer.
     received: Option<u64>,
 }
 
@@ -91,13 +95,13 @@ impl Asked {
         [&self.verb, &self.host]
     }
 
-    /// The head of the answer has come.
+    /// Records the status of the answer.
     pub(crate) fn answered(&mut self, status: StatusCode) {
         self.received = Some(0);
         self.of.total.with_label_values(&[status.as_str(), &self.verb, &self.host]).inc();
     }
 
-    /// A part of the answer has come.
+    /// Counts a part of the answer.
     pub(crate) fn received(&mut self, bytes: usize) {
         if let Some(received) = &mut self.received {
             *received += u64::try_from(bytes).unwrap_or(u64::MAX);
@@ -125,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_are_told_as_kubernetes_own_client_does() {
+    fn requests_are_exported_as_in_client_go() {
         let registry = Registry::new();
         let requests = Requests::told_to(&registry);
         let ask = |watch| requests.ask("10.96.0.1:443".to_owned(), &Method::GET, Some(0), watch);

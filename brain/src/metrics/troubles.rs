@@ -1,16 +1,17 @@
-//! [`Troubles`]: what keeps a source from telling what is new. Until it is over, the state is as old as the trouble.
+//! [`Troubles`]: problems that keep a source from reporting changes. While a trouble lasts, the state does not change.
 
 use std::{
     collections::BTreeMap,
     time::{Instant, SystemTime},
 };
 
+use localnet_core::Diagnostic;
 use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry};
 use tokio::sync::watch;
 
 use super::with;
 
-/// What cannot be read, by what it is of. Clones share it.
+/// The troubles, by what cannot be read. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Troubles {
     failing: IntGaugeVec,
@@ -20,16 +21,16 @@ pub struct Troubles {
     now: watch::Sender<BTreeMap<&'static str, Trouble>>,
 }
 
-/// Why something cannot be read.
+/// The reason why something cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
-    /// Why, and what can be done.
-    pub problem: String,
-    /// Since when.
+    /// The problem and its remedy.
+    pub diagnostic: Diagnostic,
+    /// When the trouble began.
     pub since: Instant,
 }
 
-/// Told to nobody.
+/// Metrics that are not exported.
 impl Default for Troubles {
     fn default() -> Self {
         Self::told_to(&Registry::new())
@@ -63,43 +64,43 @@ impl Troubles {
         }
     }
 
-    /// `of` cannot be read, or still cannot.
-    pub(crate) fn is(&self, of: &'static str, problem: String) {
+    /// Records that `of` cannot be read. A repeated call keeps the time of the first.
+    pub(crate) fn is(&self, of: &'static str, diagnostic: Diagnostic) {
         self.now.send_modify(|now| {
             let since = now.get(of).map_or_else(Instant::now, |known| known.since);
-            now.insert(of, Trouble { problem, since });
+            now.insert(of, Trouble { diagnostic, since });
         });
         self.failing.with_label_values(&[of]).set(1);
     }
 
-    /// `of` can be read, as far as is known.
+    /// Records that `of` can be read again.
     pub(crate) fn is_over(&self, of: &'static str) {
         self.now.send_if_modified(|now| now.remove(of).is_some());
         self.failing.with_label_values(&[of]).set(0);
     }
 
-    /// The source has told of `of`, be it that nothing is new.
+    /// Records that the source has reported about `of`, even if nothing has changed.
     pub(crate) fn heard(&self, of: &'static str) {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         self.heard.with_label_values(&[of]).set(now.as_secs_f64());
     }
 
-    /// The source of `of` has gone back in time.
+    /// Counts that the source of `of` has gone back to an older version.
     pub(crate) fn restored(&self, of: &'static str) {
         self.restored.with_label_values(&[of]).inc();
     }
 
-    /// So many objects of `of` are kept though the newest list does not have them.
+    /// Sets the number of objects of `of` that are held although the newest list lacks them.
     pub(crate) fn held(&self, of: &'static str, objects: usize) {
         self.held.with_label_values(&[of]).set(i64::try_from(objects).unwrap_or(i64::MAX));
     }
 
-    /// What cannot be read at the moment.
+    /// The current troubles.
     pub fn all(&self) -> BTreeMap<&'static str, Trouble> {
         self.now.borrow().clone()
     }
 
-    /// The same, and each time that it changes.
+    /// The current troubles, and each change of them.
     pub fn subscribe(&self) -> watch::Receiver<BTreeMap<&'static str, Trouble>> {
         self.now.subscribe()
     }
@@ -107,19 +108,22 @@ impl Troubles {
 
 #[cfg(test)]
 mod tests {
+    use localnet_core::{Code, Subject};
+
     use super::*;
 
     #[test]
     fn a_trouble_is_known_since_it_began_until_it_is_over() {
+        let about = |problem: &str| Diagnostic::new(Code::YamlInvalid, Subject::text(1), problem);
         let registry = Registry::new();
         let troubles = Troubles::told_to(&registry);
         let gauge = || troubles.failing.with_label_values(&["files"]).get();
         troubles.is_over("files");
         assert_eq!((troubles.all().len(), gauge()), (0, 0));
-        troubles.is("files", "one".to_owned());
+        troubles.is("files", about("one"));
         let since = troubles.all()["files"].since;
-        troubles.is("files", "two".to_owned());
-        assert_eq!(troubles.all()["files"], Trouble { problem: "two".to_owned(), since });
+        troubles.is("files", about("two"));
+        assert_eq!(troubles.all()["files"], Trouble { diagnostic: about("two"), since });
         assert_eq!((gauge(), registry.gather().len()), (1, 1));
         troubles.clone().is_over("files");
         assert_eq!((troubles.all().len(), gauge()), (0, 0));

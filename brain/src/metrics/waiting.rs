@@ -1,4 +1,4 @@
-//! Which revisions wait to be applied, and since when: pure.
+//! The revisions that backends have not applied yet. Pure.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -7,34 +7,34 @@ use std::{
 
 use localnet_proto::{Family, Revision};
 
-/// So many revisions are remembered. More wait only where no backend reports.
+/// Maximum number of revisions that are remembered. There are more only if no backend reports.
 const REMEMBERED: usize = 4096;
 
-/// A revision.
+/// A published revision.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Published {
     pub(super) rev: u64,
-    /// Services that changed with it.
+    /// The number of Services that it changed.
     pub(super) services: u64,
-    /// EndpointSlices that changed with it.
+    /// The number of EndpointSlices that it changed.
     pub(super) slices: u64,
-    /// When the first of its changes came.
+    /// When the first of its changes was received.
     pub(super) since: Instant,
-    /// When they were triggered, in microseconds since 1970.
+    /// The trigger times of its EndpointSlices, in microseconds since 1970.
     pub(super) triggered: Vec<i64>,
 }
 
-/// The revisions that wait.
+/// The pending revisions.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     instance: u64,
     published: VecDeque<Published>,
-    /// How far the foremost backend has come in each family of which one reports.
+    /// The newest revision that any backend has applied, for each reported family.
     applied: BTreeMap<Family, u64>,
 }
 
 impl Waiting {
-    /// This is the newest revision.
+    /// Records a new revision.
     pub(super) fn publish(&mut self, revision: Revision, published: Published) {
         self.instance = revision.instance;
         self.published.push_back(published);
@@ -43,14 +43,15 @@ impl Waiting {
         }
     }
 
-    /// A backend has come so far in these families; what it is the first to have applied in each.
+    /// Records the revisions that a backend has applied. Returns the family, time and triggers of those that no backend had
+    /// applied before.
     pub(super) fn apply(&mut self, instance: u64, families: &[(Family, u64)]) -> Vec<(Family, Instant, Vec<i64>)> {
         let mut first = Vec::new();
         for (family, rev) in families.iter().filter(|(_, rev)| instance == self.instance && *rev > 0) {
             let foremost = self.applied.entry(*family).or_default();
             let new = self.published.iter().filter(|published| *foremost < published.rev && published.rev <= *rev);
             first.extend(new.map(|published| (*family, published.since, published.triggered.clone())));
-            // Another backend may be ahead.
+            // Another backend may have applied a newer one.
             *foremost = (*foremost).max(*rev);
         }
         let everywhere = self.applied.values().copied().min().unwrap_or(0);
@@ -60,7 +61,7 @@ impl Waiting {
         first
     }
 
-    /// Changes of Services and EndpointSlices that wait in any family.
+    /// The number of changes of Services and of EndpointSlices that are pending in a family.
     pub(super) fn pending(&self) -> (u64, u64) {
         self.published.iter().fold((0, 0), |(services, slices), one| (services + one.services, slices + one.slices))
     }
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revision_is_applied_once_in_each_family() {
+    fn the_first_backend_to_apply_a_revision_counts_in_each_family() {
         let mut waiting = Waiting::default();
         (1..=5).for_each(|rev| publish(&mut waiting, rev));
         let mut apply = |instance, families: &[(Family, u64)]| -> (Vec<(Family, i64)>, (u64, u64)) {
@@ -88,11 +89,11 @@ mod tests {
         };
         let (v4, v6) = (Family::V4, Family::V6);
         assert_eq!(apply(7, &[(v4, 0)]), (vec![], (5, 50)));
-        assert_eq!(apply(8, &[(v4, 5)]), (vec![], (5, 50)), "the state of a former brain");
+        assert_eq!(apply(8, &[(v4, 5)]), (vec![], (5, 50)), "a revision of another brain");
         assert_eq!(apply(7, &[(v4, 1), (v6, 1)]), (vec![(v4, 1), (v6, 1)], (4, 40)));
         assert_eq!(apply(7, &[(v4, 3), (v6, 1)]), (vec![(v4, 2), (v4, 3)], (4, 40)));
         assert_eq!(apply(7, &[(v4, 3), (v6, 2)]), (vec![(v6, 2)], (3, 30)));
-        assert_eq!(apply(7, &[(v4, 1)]), (vec![], (3, 30)), "another backend, which is behind");
+        assert_eq!(apply(7, &[(v4, 1)]), (vec![], (3, 30)), "a slower backend");
         assert_eq!(apply(7, &[(v4, 5), (v6, 5)]), (vec![(v4, 4), (v4, 5), (v6, 3), (v6, 4), (v6, 5)], (0, 0)));
     }
 

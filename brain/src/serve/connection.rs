@@ -1,7 +1,8 @@
-//! One connection, from the handshake to its end.
+//! The life of one connection, from the handshake to the end.
 //!
-//! A peer has [`HANDSHAKE`] to say that it speaks HTTP/2, then to use the connection ([`super::usage`]), and always to answer
-//! pings. What it may make the server keep is bounded: streams, headers, windows, bytes to send.
+//! A peer must finish the handshake and send the HTTP/2 preface within [`HANDSHAKE`]. After that it must use the connection
+//! ([`super::usage`]) and answer pings. The memory that it can occupy is bounded by limits on streams, headers, flow
+//! control windows and the send buffer.
 
 use std::{fmt::Display, io, time::Duration};
 
@@ -10,39 +11,42 @@ use hyper_util::{
     server::conn::auto,
     service::TowerToHyperService,
 };
-use tokio::time;
-use tokio_util::sync::CancellationToken;
+use tokio::time::{self, Instant};
+use tokio_util::{io::InspectReader, sync::CancellationToken};
 use tracing::{debug, warn};
 
 use super::{
-    listen::{Accepted, Established},
-    peers::Admitted,
+    listen::{Accepted, Established, Io},
+    quota::Admitted,
     routes::Routes,
-    usage::{Misuse, Usage, Used},
+    usage::{Metered, Misuse, Usage},
 };
 use crate::throttle::Throttle;
 
-/// Streams of one connection.
+/// The HTTP/2 connection preface (RFC 9113 §3.4).
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Concurrent streams of one connection.
 const MAX_STREAMS: u32 = 32;
-/// Bytes of an answer that wait for a reader who does not take them. Each call may cost this much: with 64 KiB for each, 600
-/// connections cost 250 MiB.
+/// Bytes of one answer that are buffered for a reader that does not read. Every call can cost this much: 64 KiB would cost
+/// 250 MiB for 600 connections.
 const SEND_BUFFER: usize = 4 << 10;
-/// Bytes of a request that wait to be read.
+/// Flow control window of one stream, in bytes: what a peer can send before the server reads it.
 const STREAM_WINDOW: u32 = 8 << 10;
-/// The same of a connection: the least that HTTP/2 can say.
+/// Flow control window of one connection, in bytes. RFC 9113 §6.9.2 allows no smaller initial value.
 const WINDOW: u32 = 65_535;
-/// Bytes of the headers of a request.
+/// Maximum size of the headers of one request, in bytes.
 const HEADERS: u32 = 16 << 10;
-/// Streams that were reset before they were looked at, and that the peer made the server reset: more end the connection.
+/// How many streams a connection may have that the peer reset before the server accepted them, and that the server reset
+/// because of an error of the peer. One more closes the connection.
 const RESETS: (usize, usize) = (20, 64);
-/// How long a connection may be silent before it is asked whether it still lives, and how long it has to answer.
+/// How long a connection may be silent before the server pings the peer, and how long the peer has to answer.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(10));
-/// How long a peer may take until it has said who it is, and what it speaks.
+/// How long a peer may take to authenticate and to send the HTTP/2 preface.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How long streams that are being read may take to end when the connection is to end.
+/// How long streams in progress may take to finish once the connection is being closed.
 pub(super) const GRACE: Duration = Duration::from_secs(2);
 
-/// Serves a peer until it goes, or has to.
+/// Serves a peer until it disconnects, `stop` is cancelled, or a limit makes the server close the connection.
 pub(super) async fn serve(
     accepted: Accepted,
     admitted: Admitted,
@@ -51,46 +55,77 @@ pub(super) async fn serve(
     stop: CancellationToken,
 ) {
     let peer = accepted.peer().to_owned();
+    let deadline = Instant::now() + HANDSHAKE;
     let established = tokio::select! {
         () = stop.cancelled() => return,
-        established = time::timeout(HANDSHAKE, accepted.establish()) => established,
+        established = time::timeout_at(deadline, accepted.establish()) => established,
     };
     let Established { io, retired } = match established.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
         Ok(established) => established,
-        Err(error) => return refusals.say(&peer, &error),
+        Err(error) => return refusals.log(&peer, &error),
     };
+    let (io, greeted) = observe_preface(io);
     let usage = Usage::new(admitted.calls().clone());
-    let service = TowerToHyperService::new(Used::new(routes, usage.clone()));
+    let service = TowerToHyperService::new(Metered::new(routes, usage.clone()));
     let server = http2_server();
     let mut connection = std::pin::pin!(server.serve_connection(TokioIo::new(io), service));
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        // The server waits for its connections, and cuts those that take too long.
+        () = missed(deadline, &greeted) => return refusals.log(&peer, &"the peer sent no HTTP/2 preface in time"),
+        // `accept` waits for this connection, for GRACE at most.
         () = stop.cancelled() => {
+            // hyper does not end a connection gracefully before its preface.
+            if !greeted.is_cancelled() {
+                return;
+            }
             connection.as_mut().graceful_shutdown();
             connection.await
         }
         why = retired => {
-            debug!(peer, why, "a connection has to be made anew");
+            debug!(peer, why, "closing a connection; the client has to reconnect");
             connection.as_mut().graceful_shutdown();
             time::timeout(GRACE, connection).await.unwrap_or(Ok(()))
         }
         misuse = usage.misuse() => match misuse {
             Misuse::Idle => {
-                debug!(peer, "a connection that nobody uses is ended");
+                debug!(peer, "closing an idle connection");
                 connection.as_mut().graceful_shutdown();
                 time::timeout(GRACE, connection).await.unwrap_or(Ok(()))
             }
-            Misuse::Refused => return refusals.say(&peer, &"it goes on calling although too many calls are under way"),
-            Misuse::Abandons => return refusals.say(&peer, &"it begins calls and abandons them, over and over"),
+            Misuse::Refused => return refusals.log(&peer, &"the peer keeps calling although it has too many calls in progress"),
+            Misuse::Abandons => return refusals.log(&peer, &"the peer keeps starting calls and abandoning them"),
         }
     };
     if let Err(error) = ended {
-        debug!(peer, %error, "a connection was cut");
+        if !greeted.is_cancelled() {
+            return refusals.log(&peer, &"the peer does not speak HTTP/2");
+        }
+        debug!(peer, %error, "a connection failed");
     }
 }
 
-/// Pings peers, so that dead ones are noticed; answers theirs whenever they come.
+/// Wraps `io` to cancel the returned token once the whole HTTP/2 preface has been read. hyper has no deadline for the preface,
+/// but it closes a connection at the first byte that differs.
+fn observe_preface<I: Io>(io: I) -> (impl Io, CancellationToken) {
+    let greeted = CancellationToken::new();
+    let (complete, mut expected) = (greeted.clone(), PREFACE);
+    let io = InspectReader::new(io, move |bytes: &[u8]| {
+        expected = expected.strip_prefix(bytes).unwrap_or(expected);
+        if expected.is_empty() {
+            complete.cancel();
+        }
+    });
+    (io, greeted)
+}
+
+/// Resolves at the deadline, unless the peer has sent the preface before it.
+async fn missed(deadline: Instant, greeted: &CancellationToken) {
+    if time::timeout_at(deadline, greeted.cancelled()).await.is_ok() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Returns an HTTP/2 server with our limits. It pings peers to detect dead ones, and answers any number of their pings.
 fn http2_server() -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new()).http2_only();
     builder
@@ -108,12 +143,12 @@ fn http2_server() -> auto::Builder<TokioExecutor> {
     builder
 }
 
-/// Logs who was refused and why.
+/// Logs refused connections, at most one line every 5 s.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Refusals(Throttle);
 
 impl Refusals {
-    pub(super) fn say(&self, peer: &str, why: &dyn Display) {
+    pub(super) fn log(&self, peer: &str, why: &dyn Display) {
         match self.0.pass() {
             Some(0) => warn!(peer, error = %why, "refused a connection"),
             Some(others) => warn!(peer, error = %why, others, "refused connections"),

@@ -1,6 +1,7 @@
-//! Bound sockets: where the brain is served, and who may connect.
+//! Bound sockets: the addresses that the brain serves on, and the authentication of peers.
 //!
-//! On a unix socket the kernel says who the peer is; its file is 0660. TCP beyond loopback asks for a client certificate.
+//! On a unix socket the kernel reports the peer's user and group; the mode of the socket's file is 0660. TCP beyond loopback
+//! requires a client certificate.
 
 use std::{future::Future, io, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
@@ -13,38 +14,37 @@ use tokio::{
 };
 
 use super::{
+    credentials::Peer,
     names::Name,
-    peer::Peer,
-    peers::Who,
-    preface::Greeted,
+    quota::PeerId,
     tls::{Tls, TlsFiles},
     unix,
 };
 use crate::metrics::Metrics;
 
-/// How often the files of TLS are looked at while nobody connects.
-const LOOK: Duration = Duration::from_secs(10);
-/// A client has to show its certificate again after so long: it may have expired.
+/// How often the TLS files are checked while no client connects.
+const TLS_POLL: Duration = Duration::from_secs(10);
+/// Maximum age of a TLS connection. The client has to authenticate again, because its certificate may have expired.
 const MAX_AGE: Duration = Duration::from_secs(3600);
 
-/// How to listen.
+/// Who may connect, and how.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Group that owns the files of unix sockets, and the folders made for them.
+    /// Group that owns the files of unix sockets, and the folders that the brain creates for them.
     pub socket_gid: Option<u32>,
-    /// Users that may connect to unix sockets. With an empty `allow_gids` as well: whoever may open the file.
+    /// Users that may connect to unix sockets. If `allow_gids` is empty too, every process that may open the file may connect.
     pub allow_uids: Vec<u32>,
     /// Groups whose members may connect to unix sockets.
     pub allow_gids: Vec<u32>,
-    /// Certificates for TCP. Without them TCP is limited to loopback.
+    /// Certificates for TCP. Without them, TCP is limited to loopback.
     pub tls: Option<TlsFiles>,
-    /// Names of clients that may connect by TLS; empty: every client whose certificate is good.
+    /// Names of clients that may connect by TLS. If empty, every client with a valid certificate may connect.
     pub allow_names: Vec<Name>,
-    /// Serve TCP beyond loopback without TLS, to everybody.
+    /// Whether to serve TCP beyond loopback without TLS, to everybody.
     pub insecure_tcp: bool,
 }
 
-/// A socket on which the brain can be served.
+/// A bound socket.
 #[derive(Debug)]
 pub struct Listener {
     address: Address,
@@ -54,20 +54,21 @@ pub struct Listener {
 
 #[derive(Debug)]
 enum Socket {
-    /// The file is removed when this is dropped.
+    /// Dropping it removes the file.
     Unix(unix::Socket),
     Tcp(TcpListener, Option<Arc<Tls>>),
 }
 
 impl Listener {
-    /// Binds all addresses.
+    /// Binds all `addresses`.
     ///
     /// # Errors
-    /// One cannot be bound, or is there twice; or an option says who may connect where nobody can.
+    /// Returns an error if an address cannot be bound or is given twice, or if an option concerns TCP or unix sockets and no
+    /// address is of that kind.
     pub async fn bind_all(addresses: &[Address], options: &Options) -> anyhow::Result<Vec<Self>> {
         let is_tcp = |address: &Address| matches!(address, Address::Tcp { .. });
         for (position, address) in addresses.iter().enumerate() {
-            // Port 0 is another one each time.
+            // The kernel chooses another port each time that port 0 is bound.
             let any_port = matches!(address, Address::Tcp { port: 0, .. });
             ensure!(
                 any_port || !addresses[..position].contains(address),
@@ -86,10 +87,10 @@ impl Listener {
         ];
         let given = |flags: &[(&'static str, bool)]| flags.iter().find(|(_, given)| *given).map(|(flag, _)| *flag);
         if let Some(flag) = given(&for_tcp).filter(|_| !addresses.iter().any(is_tcp)) {
-            bail!("{flag} is about TCP, and no --listen is tcp://HOST:PORT; give one, or leave {flag} out");
+            bail!("{flag} applies to TCP, and no --listen is tcp://HOST:PORT; add one, or remove {flag}");
         }
         if let Some(flag) = given(&for_unix).filter(|_| addresses.iter().all(is_tcp)) {
-            bail!("{flag} is about unix sockets, and no --listen is unix:///PATH; give one, or leave {flag} out");
+            bail!("{flag} applies to unix sockets, and no --listen is unix:///PATH; add one, or remove {flag}");
         }
         let mut listeners = Vec::new();
         for address in addresses {
@@ -98,7 +99,11 @@ impl Listener {
         Ok(listeners)
     }
 
-    /// Binds `address`. A file of a unix socket that nobody listens on any more is replaced.
+    /// Binds `address`. The file of a unix socket is replaced if no process listens on it.
+    ///
+    /// # Errors
+    /// Returns an error if the address cannot be bound, the TLS files are unusable, or TCP beyond loopback would be served
+    /// without TLS.
     pub async fn bind(address: &Address, options: &Options) -> anyhow::Result<Self> {
         Self::try_bind(address, options).await.with_context(|| format!("failed to listen on {address}"))
     }
@@ -122,50 +127,52 @@ impl Listener {
         Ok(Self { address, socket, options: Arc::new(options.clone()) })
     }
 
-    /// Where it listens; the port is the one that the kernel chose if 0 was asked for.
+    /// The address of the socket. If port 0 was requested, this contains the port that the kernel chose.
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// Tells when the certificate expires, if there is one.
-    pub(super) fn tell(&self, metrics: &Metrics) {
+    /// Exports the expiry of the server's certificate to `metrics`, if the listener uses TLS.
+    pub(super) fn export_expiry(&self, metrics: &Metrics) {
         if let Socket::Tcp(_, Some(tls)) = &self.socket {
-            tls.tell(metrics.clone());
+            tls.export_expiry(metrics.clone());
         }
     }
 
-    /// Waits for the next peer. Whether it may stay is found out by [`Accepted::establish`].
+    /// Waits for the next peer, which [`Accepted::establish`] then authenticates.
     pub(super) async fn accept(&mut self) -> io::Result<Accepted> {
-        let (peer, who, stream) = match &mut self.socket {
+        let (peer, peer_id, stream) = match &mut self.socket {
             Socket::Unix(socket) => {
                 let stream = socket.accept().await?;
-                // The kernel always knows; should it not, all that it does not know share what one peer has.
-                let who = Who::User(stream.peer_cred().map_or(u32::MAX, |credentials| credentials.uid()));
-                (self.address.to_string(), who, Stream::Unix(stream))
+                // Linux always has the credentials. Peers without any would share one quota.
+                let peer_id = PeerId::User(stream.peer_cred().map_or(u32::MAX, |credentials| credentials.uid()));
+                (self.address.to_string(), peer_id, Stream::Unix(stream))
             }
             Socket::Tcp(listener, tls) => {
                 let (stream, peer) = accept_tcp(listener, tls.as_deref()).await?;
-                (peer.to_string(), Who::host(peer.ip()), Stream::Tcp(stream, tls.clone()))
+                (peer.to_string(), PeerId::host(peer.ip()), Stream::Tcp(stream, tls.clone()))
             }
         };
-        Ok(Accepted { peer, who, stream, options: Arc::clone(&self.options) })
+        Ok(Accepted { peer, peer_id, stream, options: Arc::clone(&self.options) })
     }
 }
 
-/// Waits for the next peer, and looks after the files of TLS meanwhile.
+/// Waits for the next peer, and reloads the TLS files if they change in the meantime.
 async fn accept_tcp(listener: &TcpListener, tls: Option<&Tls>) -> io::Result<(TcpStream, SocketAddr)> {
     let Some(tls) = tls else { return listener.accept().await };
     loop {
-        match time::timeout(LOOK, listener.accept()).await {
+        match time::timeout(TLS_POLL, listener.accept()).await {
             Ok(accepted) => return accepted,
-            Err(_) => tls.look(),
+            Err(_) => tls.refresh(),
         }
     }
 }
 
 async fn bind_tcp(host: &str, port: u16, beyond_loopback: bool) -> anyhow::Result<TcpListener> {
-    let addresses: Vec<SocketAddr> =
-        lookup_host((host, port)).await.with_context(|| format!("{host:?} is not known; use an address"))?.collect();
+    let addresses: Vec<SocketAddr> = lookup_host((host, port))
+        .await
+        .with_context(|| format!("cannot resolve {host:?}; use an IP address"))?
+        .collect();
     if !beyond_loopback && let Some(open) = addresses.iter().find(|address| !address.ip().is_loopback()) {
         bail!(
             "{} can be reached from other machines; pass --tls-cert, --tls-key and --tls-client-ca, or --insecure-tcp to serve everybody",
@@ -174,24 +181,24 @@ async fn bind_tcp(host: &str, port: u16, beyond_loopback: bool) -> anyhow::Resul
     }
     match TcpListener::bind(&*addresses).await {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            bail!("another process serves there; stop it or choose another port")
+            bail!("another process listens on this port; stop it or choose another port")
         }
         bound => Ok(bound?),
     }
 }
 
-/// A peer that has connected.
+/// A peer that has connected and is not authenticated yet.
 pub(super) struct Accepted {
     peer: String,
-    who: Who,
+    peer_id: PeerId,
     stream: Stream,
     options: Arc<Options>,
 }
 
-/// A peer that may stay.
+/// An authenticated peer.
 pub(super) struct Established {
     pub(super) io: Box<dyn Io>,
-    /// Resolves when it has to connect anew, and why.
+    /// Resolves to the reason when the client has to reconnect.
     pub(super) retired: Retired,
 }
 
@@ -203,17 +210,20 @@ enum Stream {
 }
 
 impl Accepted {
-    /// Its address, for the log.
+    /// The address of the peer, for the log.
     pub(super) fn peer(&self) -> &str {
         &self.peer
     }
 
-    /// Whose share of the listener it takes.
-    pub(super) fn who(&self) -> Who {
-        self.who
+    /// The peer whose quota this connection uses.
+    pub(super) fn peer_id(&self) -> PeerId {
+        self.peer_id
     }
 
-    /// Checks who the peer is, does the handshake if there is one, and waits until the peer has greeted.
+    /// Authenticates the peer, by its credentials or by TLS.
+    ///
+    /// # Errors
+    /// Returns an error if the peer may not connect, or if the handshake fails.
     pub(super) async fn establish(self) -> io::Result<Established> {
         let (io, retired): (Box<dyn Io>, Retired) = match self.stream {
             Stream::Unix(stream) => {
@@ -229,8 +239,8 @@ impl Accepted {
                     None => (Box::new(stream), Box::pin(std::future::pending())),
                     Some(tls) => {
                         let (acceptor, retired) = tls.acceptor();
-                        // Names are checked in the handshake, so that who is refused gets an alert. The end that follows it
-                        // must not overtake it.
+                        // The handshake checks the client's names, so that a refused client gets an alert. Shut down the
+                        // stream in order, or a reset could overtake the alert.
                         let stream = match acceptor.accept(stream).into_fallible().await {
                             Ok(stream) => stream,
                             Err((error, mut stream)) => {
@@ -240,8 +250,8 @@ impl Accepted {
                         };
                         let retired = async move {
                             match time::timeout(MAX_AGE, retired.cancelled()).await {
-                                Ok(()) => "other authorities vouch for clients now",
-                                Err(_) => "the client has to show its certificate again",
+                                Ok(()) => "the authorities for client certificates have changed",
+                                Err(_) => "the client has to present its certificate again",
                             }
                         };
                         (Box::new(stream), Box::pin(retired))
@@ -249,7 +259,7 @@ impl Accepted {
                 }
             }
         };
-        Ok(Established { io: Box::new(Greeted::greet(io).await?), retired })
+        Ok(Established { io, retired })
     }
 }
 
@@ -257,7 +267,7 @@ fn refused(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Erro
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
-/// What HTTP/2 runs over.
+/// A byte stream that carries HTTP/2.
 pub(super) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}

@@ -1,23 +1,22 @@
 //! Serves the feed: `localnetv1`, `grpc.health.v1` and gRPC reflection, over unix sockets and TCP.
 //!
 //! ```text
-//! Listener ──accept──► Peers: a share of the listener ──► who is it? (unix: credentials, TCP: TLS) ──► HTTP/2 ──► Usage ──► Routes ─┬► Next     (a cursor into the feed)
-//!                                                             ├► Watch    (the same for KPNG's clients)
-//!                                                             ├► Reports  (what backends say)
-//!                                                             ├► Reasons  (why the state is so, for people who ask)
-//!                                                             └► health, reflection
+//! Listener ──accept──► quota ──► authentication (unix: credentials, TCP: TLS) ──► HTTP/2 ──► Usage ──► Routes ─┬► Next    (long poll of the feed)
+//!                                                                                                              ├► Watch   (the feed for KPNG's clients)
+//!                                                                                                              ├► Reports (progress of the backends)
+//!                                                                                                              ├► Reasons (explains the state to operators)
+//!                                                                                                              └► health, reflection
 //! ```
 //!
-//! Listeners come bound, so that the caller has reported what failed and tests can use port 0. Nothing is encoded here and
-//! nothing is queued: a reader that is slow holds a state, which shares everything unchanged with the newest one.
+//! The caller binds the listeners, so that it can report errors and tests can use port 0. This module encodes nothing and
+//! queues nothing: a slow reader keeps a state alive, and states share whatever has not changed.
 
 mod connection;
+mod credentials;
 pub mod listen;
 mod names;
 mod next;
-mod peer;
-mod peers;
-mod preface;
+mod quota;
 mod reasons;
 mod reports;
 mod routes;
@@ -39,8 +38,8 @@ use tokio_util::sync::CancellationToken;
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tracing::{debug, info, warn};
 
-pub(crate) use self::peers::Who;
-use self::{connection::Refusals, peers::Peers, routes::Routes, stall::Stalls};
+pub(crate) use self::quota::PeerId;
+use self::{connection::Refusals, quota::Peers, routes::Routes, stall::Stalls};
 pub use self::{
     listen::{Listener, Options},
     names::{BadName, Name},
@@ -49,45 +48,49 @@ pub use self::{
 };
 use crate::{feed::Feed, pump::Questions, throttle::Throttle, views::Views};
 
-/// Pause after a failed accept, for instance when there are no more file descriptors.
+/// Pause after a failed accept, for instance when the process has no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What is served.
+/// What the gRPC services read and write.
 #[derive(Clone, Debug)]
-pub struct Told {
-    /// The states of the node, and of others that may be asked for.
+pub struct ServerState {
+    /// The feed of this node, and of the other nodes that `--serve-node` allows.
     pub views: Views,
-    /// What backends say is stored there.
+    /// The latest report of each backend.
     pub reports: Reports,
-    /// Where to ask why services are as they are.
+    /// Requests for explanations, which the pump answers.
     pub questions: Questions,
 }
 
-/// Serves `told` on `listeners` until `shutdown`.
+/// Serves `state` on `listeners` until `shutdown` resolves.
 ///
-/// After `shutdown` every waiting reader gets `UNAVAILABLE`, answers under way have two seconds to end, and the files of
-/// unix sockets are removed. Dropping the future stops everything at once.
+/// After `shutdown`, every waiting reader gets `UNAVAILABLE`, answers in progress have two seconds to finish, and the
+/// files of unix sockets are removed. Dropping the future stops the server immediately.
 ///
 /// # Errors
-/// A part of the server has crashed or ended although nobody asked for it: readers would wait for nothing.
-pub async fn run(listeners: Vec<Listener>, told: Told, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
+/// Returns an error if a task of the server panics, or ends before `shutdown`. Readers would otherwise wait forever.
+pub async fn run(
+    listeners: Vec<Listener>,
+    state: ServerState,
+    shutdown: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     let (health, health_server) = tonic_health::server::health_reporter();
     set_health(&health, ServingStatus::NotServing).await;
     let stalls = Stalls::default();
-    let routes = Routes::new(&told, health_server, stalls.clone(), stop.clone());
+    let routes = Routes::new(&state, health_server, stalls.clone(), stop.clone());
 
     let mut tasks = JoinSet::new();
-    tasks.spawn(report_health(health, told.views.own().feed().clone(), stop.clone()));
+    tasks.spawn(report_health(health, state.views.own().feed().clone(), stop.clone()));
     tasks.spawn(stall::sweep(stalls, stop.clone()));
     for listener in listeners {
-        listener.tell(told.views.own().feed().metrics());
+        listener.export_expiry(state.views.own().feed().metrics());
         tasks.spawn(accept(listener, routes.clone(), stop.clone()));
     }
     supervise(tasks, stop, shutdown).await
 }
 
-/// Waits for `shutdown`, then for the end of the tasks, which `stop` asks for. None of them may end before.
+/// Waits for `shutdown`, cancels `stop`, and waits for the tasks to end. A task that ends earlier is an error.
 async fn supervise(
     mut tasks: JoinSet<()>,
     stop: CancellationToken,
@@ -96,7 +99,7 @@ async fn supervise(
     let mut result = tokio::select! {
         () = shutdown => Ok(()),
         Some(ended) = tasks.join_next() => {
-            crashed(ended).and_then(|()| Err(anyhow::anyhow!("a part of the server has ended by itself")))
+            crashed(ended).and_then(|()| Err(anyhow::anyhow!("a task of the server has ended by itself")))
         }
     };
     stop.cancel();
@@ -107,10 +110,10 @@ async fn supervise(
 }
 
 fn crashed(ended: Result<(), JoinError>) -> anyhow::Result<()> {
-    ended.context("a part of the server has crashed")
+    ended.context("a task of the server has crashed")
 }
 
-/// Tells health clients that the brain serves once there is a complete state, and that it does not when it ends.
+/// Sets the status of `grpc.health.v1`: `SERVING` from the first complete state until `stop`, else `NOT_SERVING`.
 async fn report_health(health: HealthReporter, feed: Feed, stop: CancellationToken) {
     let mut revisions = feed.subscribe();
     tokio::select! {
@@ -128,7 +131,7 @@ async fn set_health(health: &HealthReporter, status: ServingStatus) {
     }
 }
 
-/// Owns the connections of one listener.
+/// Accepts connections on one listener, and owns their tasks.
 async fn accept(mut listener: Listener, routes: Routes, stop: CancellationToken) {
     info!(address = %listener.address(), "serving");
     let mut connections = JoinSet::new();
@@ -142,26 +145,26 @@ async fn accept(mut listener: Listener, routes: Routes, stop: CancellationToken)
         let accepted = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                if let Some(held) = failures.pass() {
+                if let Some(suppressed) = failures.pass() {
                     let address = listener.address();
-                    warn!(%address, %error, failures_since = held, "failed to accept a connection; raise the limit of open files if it is reached");
+                    warn!(%address, %error, failures_since = suppressed, "failed to accept a connection; raise the limit of open files if it is reached");
                 }
                 time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
-        match peers.admit(accepted.who()) {
+        match peers.admit(accepted.peer_id()) {
             Ok(admitted) => {
                 let (routes, refusals, stop) = (routes.clone(), refusals.clone(), stop.clone());
                 connections.spawn(connection::serve(accepted, admitted, routes, refusals, stop));
             }
-            Err(too_many) => refusals.say(accepted.peer(), &too_many),
+            Err(too_many) => refusals.log(accepted.peer(), &too_many),
         }
     }
     drop(listener);
     let drained = async { while connections.join_next().await.is_some() {} };
     if time::timeout(connection::GRACE, drained).await.is_err() {
-        debug!("readers that took too long are cut");
+        debug!("closing connections that exceeded the grace period");
     }
 }
 
@@ -171,29 +174,29 @@ mod tests {
 
     use super::*;
 
-    /// What comes of a task beside one that ends only when it is asked to.
+    /// The result of supervising `task` beside a task that ends only when it is cancelled.
     async fn supervised(task: impl Future<Output = ()> + Send + 'static, shutdown: impl Future<Output = ()>) -> String {
         let stop = CancellationToken::new();
         let mut tasks = JoinSet::new();
         tasks.spawn(stop.clone().cancelled_owned());
         tasks.spawn(task);
         let ended = time::timeout(Duration::from_secs(60), supervise(tasks, stop.clone(), shutdown)).await;
-        assert!(stop.is_cancelled(), "the other parts go on");
-        ended.expect("it is noticed").map_or_else(|error| format!("{error:#}"), |()| "ok".to_owned())
+        assert!(stop.is_cancelled(), "the other task keeps running");
+        ended.expect("the supervisor returns").map_or_else(|error| format!("{error:#}"), |()| "ok".to_owned())
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_part_that_crashes_or_ends_is_the_end_of_the_server() {
+    async fn a_task_that_panics_or_ends_early_stops_the_server() {
         let crashed = supervised(async { panic!("out of luck") }, pending()).await;
         assert!(
-            crashed.starts_with("a part of the server has crashed: ") && crashed.contains("out of luck"),
+            crashed.starts_with("a task of the server has crashed: ") && crashed.contains("out of luck"),
             "{crashed}"
         );
-        assert_eq!(supervised(async {}, pending()).await, "a part of the server has ended by itself");
+        assert_eq!(supervised(async {}, pending()).await, "a task of the server has ended by itself");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn after_a_shutdown_the_parts_end_without_an_error() {
+    async fn tasks_that_end_after_a_shutdown_cause_no_error() {
         assert_eq!(supervised(time::sleep(Duration::from_secs(1)), async {}).await, "ok");
         let late = supervised(async { panic!("too late") }, async {}).await;
         assert!(late.contains("too late"), "{late}");

@@ -1,4 +1,4 @@
-//! Which names let a client in whose certificate is good: DNS names, and URIs such as SPIFFE IDs. Pure.
+//! Authorization of TLS clients by the names in their certificates: DNS names, and URIs such as SPIFFE IDs. Pure.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -13,18 +13,18 @@ use webpki::EndEntityCert;
 
 use crate::throttle::Throttle;
 
-/// A name that is allowed: the whole of one, or, with `/*` at its end, every URI below a path.
+/// An allowed name: a complete one, or, if it ends with `/*`, every URI below a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Name {
     /// A DNS name, in lower case.
     Dns(String),
     /// A URI.
     Uri(String),
-    /// The URIs that begin so; it ends with a slash.
+    /// All URIs with this prefix, which ends with a slash.
     Below(String),
 }
 
-/// A text that is no name.
+/// The error for a text that is not a [`Name`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "expected a DNS name, a URI such as spiffe://cluster.local/ns/kube-system/sa/localnet, or one that ends with /*"
@@ -62,7 +62,7 @@ impl Name {
         match self {
             Self::Dns(_) => false,
             Self::Uri(allowed) => allowed == uri,
-            // A path with dots could lead out of it again.
+            // The segments `.` and `..` could lead out of the path.
             Self::Below(path) => {
                 uri.strip_prefix(path.as_str()).is_some_and(|rest| !rest.is_empty() && !rest.split('/').any(dots))
             }
@@ -74,7 +74,10 @@ fn dots(segment: &str) -> bool {
     matches!(segment, "." | "..")
 }
 
-/// Whether a client may come in whose certificate, which is known to be good, has these names.
+/// Checks whether a client may connect. The caller has verified the certificate.
+///
+/// # Errors
+/// Returns [`Refused`] if `allowed` is not empty and contains none of the certificate's names.
 pub(super) fn check(allowed: &[Name], certificate: &CertificateDer<'_>) -> Result<(), Refused> {
     if allowed.is_empty() {
         return Ok(());
@@ -82,20 +85,20 @@ pub(super) fn check(allowed: &[Name], certificate: &CertificateDer<'_>) -> Resul
     let certificate = EndEntityCert::try_from(certificate).map_err(|error| Refused::Unreadable(error.to_string()))?;
     let dns: Vec<&str> = certificate.valid_dns_names().collect();
     let uris: Vec<&str> = certificate.valid_uri_names().collect();
-    // SPIFFE: a certificate with several URIs is nobody's.
+    // The SPIFFE X.509-SVID standard (§2): a certificate with several URI names must be rejected.
     let uri = match uris[..] {
         [uri] => Some(uri),
         _ => None,
     };
-    let lets_in = |name: &Name| dns.iter().any(|dns| name.is_dns(dns)) || uri.is_some_and(|uri| name.is_uri(uri));
-    if allowed.iter().any(lets_in) {
+    let matches = |name: &Name| dns.iter().any(|dns| name.is_dns(dns)) || uri.is_some_and(|uri| name.is_uri(uri));
+    if allowed.iter().any(matches) {
         return Ok(());
     }
     Err(Refused::NotListed(dns.into_iter().chain(uris).map(str::to_owned).collect()))
 }
 
-/// Verifies clients as `inner` does, and then their names: a client that may not connect is told so by the alert
-/// `access_denied`, instead of finding its connection closed.
+/// Verifies certificates as `inner` does, and then their names. A client that may not connect gets the TLS alert
+/// `access_denied` instead of a closed connection.
 #[derive(Debug)]
 pub(super) struct Verifier {
     pub(super) inner: Arc<dyn ClientCertVerifier>,
@@ -147,10 +150,10 @@ impl ClientCertVerifier for Verifier {
     }
 }
 
-/// Why a certificate lets nobody in.
+/// Why a certificate was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// Its names are not on the list.
+    /// None of its names, which are given here, is allowed.
     NotListed(Vec<String>),
     /// It cannot be read.
     Unreadable(String),
@@ -165,12 +168,9 @@ impl fmt::Display for Refused {
                 f.write_str("the client's certificate has no name; issue one with a DNS name or one URI")
             }
             Self::NotListed(names) => {
-                write!(
-                    f,
-                    "the client's names {names:?} may not connect; --tls-allow-name with one of them would let it"
-                )
+                write!(f, "the client's names {names:?} are not allowed; add one of them to --tls-allow-name")
             }
-            Self::Unreadable(error) => write!(f, "the client's certificate cannot be read: {error}"),
+            Self::Unreadable(error) => write!(f, "cannot parse the client's certificate: {error}"),
         }
     }
 }
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_read() {
+    fn names_are_parsed() {
         let rows = [
             ("node-a.example", Ok(Name::Dns("node-a.example".into()))),
             ("Node-A", Ok(Name::Dns("node-a".into()))),
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn only_listed_names_are_let_in() {
+    fn only_allowed_names_may_connect() {
         const ID: &str = "spiffe://cluster.local/ns/kube-system/sa/localnet";
         let rows = [
             (&[][..], vec![], true),
@@ -253,10 +253,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_certificate_lets_nobody_in() {
+    fn an_unreadable_or_nameless_certificate_is_refused() {
         let allowed = ["a".parse().unwrap()];
         let refused = check(&allowed, &CertificateDer::from(vec![1, 2, 3])).unwrap_err();
-        assert!(refused.to_string().contains("cannot be read"), "{refused}");
+        assert!(refused.to_string().contains("cannot parse"), "{refused}");
         assert!(check(&allowed, &certificate(&[])).unwrap_err().to_string().contains("has no name"));
         let refused = check(&allowed, &certificate(&[dns("b")])).unwrap_err().to_string();
         assert!(refused.contains("[\"b\"]") && refused.contains("--tls-allow-name"), "{refused}");

@@ -1,7 +1,7 @@
-//! `Endpoints.Next`: waits for a state that the caller does not have, and sends it.
+//! `Endpoints.Next`: a long poll that waits for a state that the caller does not have, and sends it.
 //!
-//! The feed keeps every item serialized, so the codec copies bytes. An answer is an iterator over one state; the state that
-//! is newest when the answer starts is the one that is sent.
+//! The feed stores every item serialized, so the codec only copies bytes. An answer is an iterator over one state: the
+//! newest state at the time when the answer starts.
 
 use std::{future::Future, pin::Pin};
 
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::feed::Feed;
 
-/// Answers `Next`.
+/// The handler of `Next`.
 #[derive(Clone)]
 pub(super) struct Next {
     feed: Feed,
@@ -33,20 +33,21 @@ impl Next {
         verbatim::grpc().server_streaming(self, request).await
     }
 
-    /// Waits until there is a state other than the one that `request` names.
+    /// Waits for a state with another revision than that of `request`.
     async fn answer(self, request: NextFilter) -> Result<Paced, Status> {
         let reader = self.feed.metrics().reader();
-        let known = Revision { instance: request.instance_id, rev: request.rev };
+        let held = Revision { instance: request.instance_id, rev: request.rev };
         let state = tokio::select! {
             biased;
             () = self.stop.cancelled() => return Err(ending()),
-            state = self.feed.differing(known) => state,
+            state = self.feed.differing(held) => state,
         };
-        let items = state.answer(known, request.delta).items;
+        let items = state.answer(held, request.delta).items;
         Ok(self.stalls.pace(Box::new(items.inspect(move |item| reader.sent(item.len())))))
     }
 }
 
+/// The status of a call that a shutdown ended.
 pub(super) fn ending() -> Status {
     Status::unavailable("the brain is shutting down; call again")
 }
@@ -56,7 +57,7 @@ impl ServerStreamingService<NextFilter> for Next {
     type ResponseStream = Pin<Box<dyn futures::Stream<Item = Result<Bytes, Status>> + Send>>;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Self::ResponseStream>, Status>> + Send>>;
 
-    /// Accepts the call at once, so that the caller can tell a brain that waits from one that is not there.
+    /// Sends the headers immediately, so that the caller can distinguish a brain that waits from an unavailable one.
     fn call(&mut self, request: Request<NextFilter>) -> Self::Future {
         let answer = self.clone().answer(request.into_inner());
         let items: Self::ResponseStream = Box::pin(futures::TryFutureExt::try_flatten_stream(answer));

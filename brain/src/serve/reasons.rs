@@ -1,7 +1,8 @@
-//! `Reasons`: why the state is as it is, for people who ask. Reads only.
+//! The `Reasons` service: explains the state to operators (`localnet explain`, `localnet doctor`). It changes nothing.
 
 use std::{net::IpAddr, time::Duration};
 
+use localnet_core::{Diagnostic, Severity};
 use localnet_proto::{
     Family, Revision, Scopes, ServiceKey,
     wire::{
@@ -11,31 +12,31 @@ use localnet_proto::{
 };
 use tonic::{Request, Response, Status};
 
-use super::Told;
+use super::ServerState;
 use crate::{
     cluster::Conditions,
     localize::{
-        Mode, Reasons, Skipped, Standing, Topology,
+        Mode, Reasons, Standing, Topology,
         reasons::{LeftOut, Rule},
     },
 };
 
-/// Answers.
+/// The handler of `Reasons`.
 #[derive(Clone, Debug)]
-pub(super) struct Answers(Told);
+pub(super) struct Explainer(ServerState);
 
-impl Answers {
-    pub(super) fn new(told: Told) -> Self {
-        Self(told)
+impl Explainer {
+    pub(super) fn new(state: ServerState) -> Self {
+        Self(state)
     }
 }
 
 #[tonic::async_trait]
-impl ReasonsService for Answers {
+impl ReasonsService for Explainer {
     async fn why(&self, request: Request<wire::ServiceKey>) -> Result<Response<ServiceReasons>, Status> {
         let wire::ServiceKey { namespace, name } = request.into_inner();
         if namespace.is_empty() || name.is_empty() {
-            return Err(Status::invalid_argument("Namespace and Name are both needed"));
+            return Err(Status::invalid_argument("Namespace and Name are required"));
         }
         let key = ServiceKey::new(namespace, name);
         let answer = self.0.questions.why(key.clone()).await;
@@ -49,7 +50,8 @@ impl ReasonsService for Answers {
         let state = view.feed().state();
         let troubles = view.feed().metrics().troubles().all().into_iter().map(|(of, trouble)| SourceTrouble {
             of: of.to_owned(),
-            problem: trouble.problem,
+            problem: trouble.diagnostic.to_string(),
+            code: trouble.diagnostic.code.to_string(),
             age_millis: millis(trouble.since.elapsed()),
         });
         let backends = self.0.reports.all().into_values().map(|received| ReceivedReport {
@@ -57,7 +59,7 @@ impl ReasonsService for Answers {
             report: Some(received.report),
         });
         Ok(Response::new(BrainStatus {
-            state: Some(named(state.revision())),
+            state: Some(wire_revision(state.revision())),
             services: count(state.len()),
             backends: backends.collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -75,14 +77,14 @@ fn count(count: usize) -> i32 {
     count.try_into().unwrap_or(i32::MAX)
 }
 
-fn named(revision: Revision) -> wire::NextFilter {
+fn wire_revision(revision: Revision) -> wire::NextFilter {
     wire::NextFilter { instance_id: revision.instance, rev: revision.rev, delta: false }
 }
 
 fn service_reasons(key: &ServiceKey, revision: Revision, reasons: &Reasons) -> ServiceReasons {
     ServiceReasons {
         service: Some(wire::ServiceKey { namespace: key.namespace.to_string(), name: key.name.to_string() }),
-        state: Some(named(revision)),
+        state: Some(wire_revision(revision)),
         standing: standing(reasons.standing).into(),
         findings: reasons.findings.iter().map(finding).collect(),
         left_out: reasons.left_out.iter().map(left_out).collect(),
@@ -111,13 +113,15 @@ fn standing(standing: Standing) -> wire::Standing {
     }
 }
 
-fn finding(skipped: &Skipped) -> wire::Finding {
+fn finding(of: &Diagnostic) -> wire::Finding {
     wire::Finding {
-        left_out: skipped.left_out,
-        object: skipped.object.clone(),
-        field: skipped.field.clone(),
-        problem: skipped.problem.clone(),
-        remedy: skipped.remedy.clone(),
+        left_out: of.severity == Severity::Error,
+        object: of.subject.to_string(),
+        field: of.field.clone(),
+        problem: of.problem.clone(),
+        remedy: of.remedy.clone(),
+        code: of.code.to_string(),
+        severity: wire::Severity::from(of.severity).into(),
     }
 }
 

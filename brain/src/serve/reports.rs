@@ -1,4 +1,4 @@
-//! What backends say about how far they have come: the last report of each, in memory.
+//! The `Backends` service: keeps the latest report of each backend in memory.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -8,43 +8,48 @@ use tonic::{Request, Response, Status};
 
 use crate::throttle::Throttle;
 
-/// Backends that are remembered. A node has a handful; names beyond it are a fault, or an attack, which must not keep the real one out.
+/// Maximum number of backends to remember. A node has a handful; more names than this are a fault or an attack, which must
+/// not lock out the real backends.
 const MAX_BACKENDS: usize = 64;
-/// Length of a backend's name.
+/// Maximum length of a backend's name, in bytes.
 const MAX_NAME: usize = 253;
 
-/// A report and when it came.
+/// A report and the time at which it was received.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Received {
-    /// What the backend said.
+    /// The report.
     pub report: BackendReport,
-    /// When.
+    /// When the brain received it.
     pub at: Instant,
 }
 
-/// The last report of each backend, by its name. Clones share it.
+/// The latest report of each backend, by name. Clones share the reports.
 #[derive(Clone, Debug)]
 pub struct Reports {
     received: Arc<watch::Sender<BTreeMap<String, Received>>>,
-    forgets: Throttle,
+    evictions: Throttle,
 }
 
 impl Default for Reports {
     fn default() -> Self {
-        Self { received: Arc::new(watch::Sender::default()), forgets: Throttle::default() }
+        Self { received: Arc::new(watch::Sender::default()), evictions: Throttle::default() }
     }
 }
 
-/// A report that is not kept.
+/// Why a report was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadReport {
-    /// It does not say whose it is.
-    #[error("Backend is empty, longer than {MAX_NAME} bytes, or has control characters")]
+    /// The name of the backend is missing or invalid.
+    #[error("Backend is empty, longer than {MAX_NAME} bytes, or contains control characters")]
     Name,
 }
 
 impl Reports {
-    /// Keeps `report` in place of the backend's last one.
+    /// Stores `report` in place of the backend's previous one. If there are too many backends, the one whose report is oldest
+    /// is forgotten.
+    ///
+    /// # Errors
+    /// Returns an error if the report's name is invalid.
     pub fn record(&self, report: BackendReport) -> Result<(), BadReport> {
         let name = report.backend.clone();
         if name.is_empty() || name.len() > MAX_NAME || name.contains(char::is_control) {
@@ -53,10 +58,10 @@ impl Reports {
         self.received.send_modify(|reports| {
             let oldest = reports.iter().min_by_key(|(_, received)| received.at).map(|(name, _)| name.clone());
             if let Some(oldest) = oldest.filter(|_| reports.len() >= MAX_BACKENDS && !reports.contains_key(&name)) {
-                if let Some(others) = self.forgets.pass() {
+                if let Some(others) = self.evictions.pass() {
                     tracing::warn!(
                         backend = %oldest, by = %name, others,
-                        "{MAX_BACKENDS} backends have reported; the one that has said nothing for longest is forgotten until it reports again: give a backend the same name each time"
+                        "more than {MAX_BACKENDS} backends have reported; forgetting the one with the oldest report: give a backend the same name each time"
                     );
                 }
                 reports.remove(&oldest);
@@ -66,17 +71,17 @@ impl Reports {
         Ok(())
     }
 
-    /// The last report of every backend.
+    /// The latest report of each backend, by name.
     pub fn all(&self) -> BTreeMap<String, Received> {
         self.received.borrow().clone()
     }
 
-    /// The last report of one backend.
+    /// The latest report of one backend.
     pub fn last(&self, backend: &str) -> Option<Received> {
         self.received.borrow().get(backend).cloned()
     }
 
-    /// The last report of every backend, and a notice of each new one.
+    /// The latest report of each backend, by name. The receiver is notified of each new report.
     pub fn subscribe(&self) -> watch::Receiver<BTreeMap<String, Received>> {
         self.received.subscribe()
     }
@@ -101,7 +106,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_last_report_of_each_backend_is_kept() {
+    async fn the_latest_report_of_each_backend_is_kept() {
         let reports = Reports::default();
         let mut notices = reports.subscribe();
         for (backend, rev) in [("nft", 1), ("ipvs", 1), ("nft", 2)] {
@@ -122,7 +127,7 @@ mod tests {
         for number in 0..MAX_BACKENDS {
             reports.record(report(&number.to_string(), 1)).unwrap();
         }
-        // Who reports under ever other names keeps nobody out, and pushes out those who are silent.
+        // A peer that reports under new names evicts silent backends only.
         reports.record(report("0", 2)).unwrap();
         reports.record(report("one more", 1)).unwrap();
         assert_eq!((reports.all().len(), reports.last("1")), (MAX_BACKENDS, None));

@@ -1,4 +1,4 @@
-//! Which service answers which path.
+//! Routes requests to the gRPC services by path.
 
 use std::{
     convert::Infallible,
@@ -18,26 +18,32 @@ use tonic::{Status, body::Body, server::NamedService};
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tower::{BoxError, Service, ServiceExt as _, service_fn, util::BoxCloneSyncService};
 
-use super::{Told, next::Next, reasons::Answers, stall::Stalls, watch::Watch};
+use super::{ServerState, next::Next, reasons::Explainer, stall::Stalls, watch::Watch};
 
-/// The service that serves the state; health clients may ask for it.
+/// The service that serves the state, and a name that health clients may query.
 pub(super) const ENDPOINTS: &str = endpoints_server::SERVICE_NAME;
-/// The one that serves it to KPNG's newer clients.
+/// The service that serves the state to newer KPNG clients.
 pub(super) const SETS: &str = localv1::sets_server::SERVICE_NAME;
 
-/// What a backend leaves out may be much; it names the first.
+/// Maximum size of a report, in bytes. A report lists the first parts of the state that a backend skipped, which can be
+/// many.
 const LARGEST_REPORT: usize = 2 << 20;
 
 type Route = BoxCloneSyncService<http::Request<Body>, http::Response<Body>, Infallible>;
 
-/// All services, by name.
+/// The gRPC services by name. Clones share them.
 #[derive(Clone)]
 pub(super) struct Routes(Arc<[(&'static str, Route)]>);
 
 impl Routes {
-    pub(super) fn new(told: &Told, health: HealthServer<impl Health>, stalls: Stalls, stop: CancellationToken) -> Self {
-        let watch = Watch::new(told.views.clone(), stalls.clone(), stop.clone());
-        let next = Next::new(told.views.own().feed().clone(), stalls, stop);
+    pub(super) fn new(
+        state: &ServerState,
+        health: HealthServer<impl Health>,
+        stalls: Stalls,
+        stop: CancellationToken,
+    ) -> Self {
+        let watch = Watch::new(state.views.clone(), stalls.clone(), stop.clone());
+        let next = Next::new(state.views.own().feed().clone(), stalls, stop);
         let endpoints = {
             let watch = watch.clone();
             service_fn(move |request: http::Request<Body>| {
@@ -70,8 +76,8 @@ impl Routes {
         Self(Arc::new([
             (ENDPOINTS, BoxCloneSyncService::new(endpoints)),
             (SETS, BoxCloneSyncService::new(sets)),
-            named(BackendsServer::new(told.reports.clone()).max_decoding_message_size(LARGEST_REPORT)),
-            named(ReasonsServer::new(Answers::new(told.clone()))),
+            named(BackendsServer::new(state.reports.clone()).max_decoding_message_size(LARGEST_REPORT)),
+            named(ReasonsServer::new(Explainer::new(state.clone()))),
             named(health),
             named(reflection_v1),
             named(reflection_v1alpha),
@@ -79,7 +85,7 @@ impl Routes {
     }
 }
 
-/// The method that is called, without its service.
+/// The name of the method, without its service.
 fn method<B>(request: &http::Request<B>) -> &str {
     request.uri().path().rsplit('/').next().unwrap_or_default()
 }
@@ -98,7 +104,7 @@ where
 }
 
 fn unimplemented(path: &str) -> http::Response<Body> {
-    Status::unimplemented(format!("{path} is not served here")).into_http()
+    Status::unimplemented(format!("this server has no method {path}")).into_http()
 }
 
 impl<B> Service<http::Request<B>> for Routes

@@ -1,7 +1,7 @@
-//! Ends answers that nobody reads.
+//! Ends answers whose readers have stopped reading.
 //!
-//! An answer holds its state, and what has changed since then is kept for it alone. HTTP/2 asks an answer for more only when
-//! the peer reads, so one that is stuck is never asked and cannot notice by itself: a sweep drops its state.
+//! An answer keeps its state alive, and with it everything that has changed since. HTTP/2 polls an answer only when the peer
+//! reads, so a stalled answer is never polled and cannot end by itself. A periodic sweep drops its state.
 
 use std::{
     collections::HashMap,
@@ -17,49 +17,49 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tracing::warn;
 
-/// How long a reader may read nothing of an answer.
+/// How long a reader may pause in the middle of an answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 type Items = Box<dyn Iterator<Item = Bytes> + Send>;
 
-/// The answers under way: an answer that has ended, or that nobody waits for any more, is not among them.
+/// The answers in progress. An answer leaves it when it is complete or dropped. Clones share it.
 #[derive(Clone, Default)]
-pub(super) struct Stalls(Arc<Mutex<UnderWay>>);
+pub(super) struct Stalls(Arc<Mutex<InProgress>>);
 
 #[derive(Default)]
-struct UnderWay {
-    /// Numbers are not used twice.
+struct InProgress {
+    /// The number of the next answer. Numbers are never reused.
     next: u64,
     paces: HashMap<u64, Arc<Mutex<Pace>>>,
 }
 
 impl Stalls {
-    /// Watches over the pace at which `items` are read.
+    /// Wraps `items` in a stream that the sweep can end.
     pub(super) fn pace(&self, items: Items) -> Paced {
         let pace = Arc::new(Mutex::new(Pace { items: Some(items), read: Instant::now() }));
-        let mut under_way = lock(&self.0);
-        let number = under_way.next;
-        under_way.next += 1;
-        under_way.paces.insert(number, Arc::clone(&pace));
+        let mut answers = lock(&self.0);
+        let number = answers.next;
+        answers.next += 1;
+        answers.paces.insert(number, Arc::clone(&pace));
         Paced { pace, number, of: self.clone() }
     }
 
-    /// Gives up the answers that were not read for too long, and logs their number in one line.
+    /// Ends the answers that have stalled for longer than [`PATIENCE`], and logs their number in one line.
     fn sweep(&self, now: Instant) {
-        let mut given_up = 0_u32;
+        let mut ended = 0_u32;
         lock(&self.0).paces.retain(|_, pace| {
             let mut pace = lock(pace);
             let stalled = now.duration_since(pace.read) > PATIENCE;
-            given_up += u32::from(stalled && pace.items.take().is_some());
+            ended += u32::from(stalled && pace.items.take().is_some());
             !stalled
         });
-        if given_up > 0 {
-            warn!(readers = given_up, patience = ?PATIENCE, "readers have stopped reading in the middle of an answer; they have to call again");
+        if ended > 0 {
+            warn!(readers = ended, patience = ?PATIENCE, "ended answers whose readers stopped reading; the readers have to call again");
         }
     }
 }
 
-/// Looks for stalled answers until `stop`.
+/// Sweeps stalled answers periodically until `stop` is cancelled.
 pub(super) async fn sweep(stalls: Stalls, stop: CancellationToken) {
     let mut ticks = time::interval(PATIENCE / 4);
     loop {
@@ -71,13 +71,13 @@ pub(super) async fn sweep(stalls: Stalls, stop: CancellationToken) {
 }
 
 struct Pace {
-    /// `None` once the answer was given up.
+    /// `None` once the sweep has ended the answer.
     items: Option<Items>,
-    /// When the reader was last ready for more.
+    /// When HTTP/2 last polled the answer.
     read: Instant,
 }
 
-/// An answer whose pace is watched.
+/// A stream of an answer's items that ends with `ABORTED` after a sweep has found it stalled.
 pub(super) struct Paced {
     pace: Arc<Mutex<Pace>>,
     number: u64,
@@ -98,7 +98,7 @@ impl futures::Stream for Paced {
         pace.read = Instant::now();
         Poll::Ready(match &mut pace.items {
             Some(items) => items.next().map(Ok),
-            None => Some(Err(Status::aborted("nothing was read for too long; call again"))),
+            None => Some(Err(Status::aborted("the reader has read nothing for too long; call again"))),
         })
     }
 }
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_is_not_read_is_given_up() {
+    async fn a_stalled_answer_is_aborted() {
         let stalls = Stalls::default();
         let mut answer = stalls.pace(items());
         assert_eq!(answer.next().await.unwrap().unwrap(), "a");
@@ -127,20 +127,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_has_ended_is_forgotten_at_once() {
+    async fn a_complete_or_dropped_answer_is_forgotten() {
         let stalls = Stalls::default();
-        let under_way = stalls.pace(items());
+        let in_progress = stalls.pace(items());
         for read in 0..4 {
             let answer = stalls.pace(items());
             assert_eq!(answer.take(read).count().await, read.min(3));
         }
         assert_eq!(lock(&stalls.0).paces.len(), 1);
-        drop(under_way);
+        drop(in_progress);
         assert_eq!(lock(&stalls.0).paces.len(), 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_is_read_slowly_goes_on() {
+    async fn a_slowly_read_answer_continues() {
         let stalls = Stalls::default();
         let mut answer = stalls.pace(items());
         for expected in ["a", "b", "c"] {

@@ -1,4 +1,4 @@
-//! Mutual TLS for TCP. The files are read again when they have changed, so that short-lived certificates need no restart.
+//! Mutual TLS for TCP. Changed files are reloaded, so that short-lived certificates need no restart.
 
 use std::{
     fs,
@@ -25,14 +25,14 @@ use webpki::{EndEntityCert, KeyUsage};
 use super::names::{self, Name};
 use crate::{metrics::Metrics, throttle::Throttle};
 
-/// The files of mutual TLS, in PEM.
+/// The PEM files of mutual TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The brain's certificate, followed by those that lead to its root.
+    /// The brain's certificate, followed by the intermediate ones.
     pub certificate: PathBuf,
-    /// The key of the certificate.
+    /// The private key of the certificate.
     pub key: PathBuf,
-    /// Roots of the clients' certificates.
+    /// The certificate authorities of clients.
     pub client_ca: PathBuf,
 }
 
@@ -41,13 +41,15 @@ impl TlsFiles {
         [&self.certificate, &self.key, &self.client_ca].map(|path| Stamp::of(path))
     }
 
-    /// How to greet clients, of whom those with these names may connect, or all if there are none.
+    /// Loads the files. Clients with a name in `allowed` may connect, or all clients if it is empty.
     fn config(&self, allowed: &[Name]) -> anyhow::Result<Usable> {
         let provider = Arc::new(ring::default_provider());
         let authorities = certificates(&self.client_ca)?;
         let mut roots = RootCertStore::empty();
         for root in &authorities {
-            roots.add(root.clone()).with_context(|| format!("{} holds a bad certificate", self.client_ca.display()))?;
+            roots
+                .add(root.clone())
+                .with_context(|| format!("{} contains an invalid certificate", self.client_ca.display()))?;
         }
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
             .build()
@@ -62,53 +64,60 @@ impl TlsFiles {
             .with_client_cert_verifier(Arc::new(verifier))
             .with_single_cert(certificates, key)
             .with_context(|| {
-                format!("{} and {} do not belong together", self.certificate.display(), self.key.display())
+                format!(
+                    "the key in {1} does not belong to the certificate in {0}",
+                    self.certificate.display(),
+                    self.key.display()
+                )
             })?;
         config.alpn_protocols = vec![b"h2".to_vec()];
-        // A session that is taken up again would spare a client from showing its certificate.
+        // A client that resumes a session does not present its certificate again.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Usable { config: Arc::new(config), authorities, expires })
     }
 }
 
-/// What the files hold.
+/// The parsed content of valid files.
 struct Usable {
     config: Arc<ServerConfig>,
-    /// Whose certificates clients may have.
+    /// The certificate authorities of clients.
     authorities: Vec<CertificateDer<'static>>,
-    /// When the first of the brain's certificates expires.
+    /// The earliest expiry of the brain's certificates.
     expires: Option<UnixTime>,
 }
 
-/// When a certificate expires. Verifying it says so first, if it is asked about a time when everything has expired.
+/// The expiry of a certificate. `webpki` has no accessor for it, but the error that it returns for a time after the expiry
+/// contains it.
 fn expires(certificate: &CertificateDer<'_>) -> Option<UnixTime> {
-    /// The year 9999, the last that a certificate can name, is over.
-    const THE_END: Duration = Duration::from_secs(253_402_300_800);
-    let never = UnixTime::since_unix_epoch(THE_END);
+    /// The end of the year 9999, the last that a certificate can contain (RFC 5280 §4.1.2.5).
+    const LATEST: Duration = Duration::from_secs(253_402_300_800);
+    let latest = UnixTime::since_unix_epoch(LATEST);
     let certificate = EndEntityCert::try_from(certificate).ok()?;
-    match certificate.verify_for_usage(&[], &[], &[], never, KeyUsage::server_auth(), None, None) {
+    match certificate.verify_for_usage(&[], &[], &[], latest, KeyUsage::server_auth(), None, None) {
         Err(webpki::Error::CertExpired { not_after, .. }) => Some(not_after),
         _ => None,
     }
 }
 
-/// How much life a certificate has left, as far as somebody should be told.
+/// How much of a certificate's validity is left, in the steps that the log reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Life {
+enum Validity {
+    /// At least a week.
     Enough,
     /// Less than a week.
     Week,
     /// Less than a day.
     Day,
-    Over,
+    /// None.
+    Expired,
 }
 
-impl Life {
+impl Validity {
     fn left(expires: UnixTime, now: UnixTime) -> Self {
         const DAY: u64 = 24 * 60 * 60;
         match expires.as_secs().checked_sub(now.as_secs()) {
-            None => Self::Over,
+            None => Self::Expired,
             Some(left) if left < DAY => Self::Day,
             Some(left) if left < 7 * DAY => Self::Week,
             Some(_) => Self::Enough,
@@ -118,12 +127,12 @@ impl Life {
 
 fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let read = || CertificateDer::pem_file_iter(path)?.collect::<Result<Vec<_>, _>>();
-    let found = read().with_context(|| format!("failed to read certificates in PEM from {}", path.display()))?;
-    anyhow::ensure!(!found.is_empty(), "{} holds no certificate in PEM", path.display());
-    Ok(found)
+    let certificates = read().with_context(|| format!("failed to read certificates in PEM from {}", path.display()))?;
+    anyhow::ensure!(!certificates.is_empty(), "{} contains no certificate in PEM", path.display());
+    Ok(certificates)
 }
 
-/// Tells one content of a file from another.
+/// Identifies the content of a file without reading it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     inode: u64,
@@ -138,51 +147,55 @@ impl Stamp {
     }
 }
 
-/// Mutual TLS with the newest usable content of its files.
+/// A TLS configuration that follows its files. If they become invalid, it keeps the last valid content.
 pub(super) struct Tls {
     files: TlsFiles,
     allowed: Vec<Name>,
-    /// Where the time of expiry is told.
+    /// Receives the expiry, once the listener is being served.
     metrics: OnceLock<Metrics>,
     loaded: Mutex<Loaded>,
 }
 
 struct Loaded {
-    /// Of the files when they were last read, whether or not they were good.
+    /// The stamps of the files when they were last read, whether or not they were valid.
     stamp: [Option<Stamp>; 3],
     usable: Usable,
-    /// What was last said in the log of its life.
-    life: Life,
-    /// Cancelled when other authorities take the place of these.
+    /// The validity that was last logged.
+    validity: Validity,
+    /// Cancelled when the certificate authorities of clients are replaced.
     retired: CancellationToken,
 }
 
 impl Tls {
-    /// The files; clients with these names may connect, or all if there are none.
+    /// Loads `files`. Clients with a name in `allowed` may connect, or all clients if it is empty.
+    ///
+    /// # Errors
+    /// Returns an error if a file cannot be read or parsed, or if the key and the certificate do not match.
     pub(super) fn load(files: TlsFiles, allowed: &[Name]) -> anyhow::Result<Self> {
         let stamp = files.stamp();
         let usable = files.config(allowed)?;
-        let loaded = Loaded { stamp, usable, life: Life::Enough, retired: CancellationToken::new() };
+        let loaded = Loaded { stamp, usable, validity: Validity::Enough, retired: CancellationToken::new() };
         let tls = Self { files, allowed: allowed.to_vec(), metrics: OnceLock::new(), loaded: Mutex::new(loaded) };
-        tls.look();
+        tls.refresh();
         Ok(tls)
     }
 
-    /// From now on the time of expiry is told there.
-    pub(super) fn tell(&self, metrics: Metrics) {
+    /// Exports the expiry of the certificate to `metrics` from now on.
+    pub(super) fn export_expiry(&self, metrics: Metrics) {
         _ = self.metrics.set(metrics);
-        self.look();
+        self.refresh();
     }
 
-    /// For the next connection, and what tells when clients of this one have to connect anew.
+    /// The acceptor for the next connection, and a token that is cancelled when its client has to reconnect.
     pub(super) fn acceptor(&self) -> (TlsAcceptor, CancellationToken) {
-        self.look();
+        self.refresh();
         let loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         (TlsAcceptor::from(Arc::clone(&loaded.usable.config)), loaded.retired.clone())
     }
 
-    /// Reads files that have changed. While they are unusable, for instance half replaced, the last good ones stay.
-    pub(super) fn look(&self) {
+    /// Reloads changed files, and logs and exports the expiry. While the files are invalid, for instance half replaced, the
+    /// previous content stays in use.
+    pub(super) fn refresh(&self) {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let stamp = self.files.stamp();
         if stamp != loaded.stamp {
@@ -193,12 +206,12 @@ impl Tls {
                         std::mem::take(&mut loaded.retired).cancel();
                     }
                     loaded.usable = usable;
-                    info!(certificate = %self.files.certificate.display(), "certificates read again");
+                    info!(certificate = %self.files.certificate.display(), "reloaded the certificates");
                 }
                 Err(error) => {
                     warn!(
                         error = format!("{error:#}"),
-                        "the changed certificates are not usable; the former ones stay in use"
+                        "cannot use the changed certificates; keeping the previous ones"
                     );
                 }
             }
@@ -207,17 +220,21 @@ impl Tls {
         if let Some(metrics) = self.metrics.get() {
             metrics.certificate_expires(expires.as_secs());
         }
-        let life = Life::left(expires, UnixTime::now());
-        if std::mem::replace(&mut loaded.life, life) == life {
+        let validity = Validity::left(expires, UnixTime::now());
+        if std::mem::replace(&mut loaded.validity, validity) == validity {
             return;
         }
         let (file, expires) = (self.files.certificate.display(), expires.as_secs());
-        match life {
-            Life::Enough => {}
-            Life::Week => warn!(%file, expires, "the certificate of this server expires in less than a week; renew it"),
-            Life::Day => warn!(%file, expires, "the certificate of this server expires in less than a day; renew it"),
-            Life::Over => {
-                warn!(%file, expires, "the certificate of this server has expired: clients refuse it; renew it");
+        match validity {
+            Validity::Enough => {}
+            Validity::Week => {
+                warn!(%file, expires, "the certificate of this server expires in less than a week; renew it");
+            }
+            Validity::Day => {
+                warn!(%file, expires, "the certificate of this server expires in less than a day; renew it");
+            }
+            Validity::Expired => {
+                warn!(%file, expires, "the certificate of this server has expired, so clients refuse it; renew it");
             }
         }
     }
@@ -233,7 +250,7 @@ impl std::fmt::Debug for Tls {
 mod tests {
     use super::*;
 
-    /// Three files, with a zero between them.
+    /// The input is three files, separated by a zero byte.
     #[test]
     fn fuzz_files_of_tls() {
         let folder = tempfile::tempdir().unwrap();
@@ -248,14 +265,14 @@ mod tests {
                 fs::write(path, parts.next().unwrap_or_default()).unwrap();
             }
             match files.config(&[]) {
-                Ok(_) => "good".to_owned(),
+                Ok(_) => "valid".to_owned(),
                 Err(error) => format!("{error:#}"),
             }
         });
     }
 
     #[test]
-    fn the_end_of_a_certificate_is_known_and_told_in_time() {
+    fn the_validity_left_is_computed_from_the_expiry() {
         let key = rcgen::KeyPair::generate().unwrap();
         let mut params = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap();
         params.not_after = rcgen::date_time_ymd(2031, 2, 3);
@@ -264,12 +281,12 @@ mod tests {
         assert_eq!(end.as_secs(), 1_927_843_200);
         let left = |seconds: i64| {
             let now = end.as_secs().checked_add_signed(-seconds).unwrap();
-            Life::left(end, UnixTime::since_unix_epoch(Duration::from_secs(now)))
+            Validity::left(end, UnixTime::since_unix_epoch(Duration::from_secs(now)))
         };
         let day = 24 * 60 * 60;
         assert_eq!(
             [8 * day, 6 * day, day / 2, 0, -1].map(left),
-            [Life::Enough, Life::Week, Life::Day, Life::Day, Life::Over]
+            [Validity::Enough, Validity::Week, Validity::Day, Validity::Day, Validity::Expired]
         );
     }
 }

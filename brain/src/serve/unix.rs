@@ -1,5 +1,5 @@
-//! The file of a unix socket: made with the right owner and mode, replaced only when stale, made again when it is gone,
-//! removed at the end.
+//! A unix socket and its file. The file is created with its final owner and mode, replaced only if it is stale, recreated if
+//! somebody deletes it, and removed when the socket is dropped.
 
 use std::{
     fs::{self, DirBuilder, File, Permissions},
@@ -30,39 +30,44 @@ use tokio::{
 };
 use tracing::warn;
 
-/// Peers that may wait to be accepted: as many as may connect at all. The next one gets `EAGAIN` at once, unlike with TCP.
-const BACKLOG: i32 = super::peers::MAX_CONNECTIONS as i32;
-/// Whoever removes the file may be about to remove its folder too, or to put something else there.
+/// Length of the accept queue: as many peers as may connect at all. The next peer gets `EAGAIN` immediately, unlike with
+/// TCP.
+const BACKLOG: i32 = super::quota::MAX_CONNECTIONS as i32;
+/// How long to wait after a change of the folder: a process that deletes the file may go on to delete the folder, or to
+/// create another file.
 const SETTLE: Duration = Duration::from_millis(100);
-/// A watch sees nothing that happens above the folder; there is time for that.
-const LOOK: Duration = Duration::from_secs(10);
+/// How often the file is checked without an event: inotify reports nothing that happens above the folder.
+const POLL: Duration = Duration::from_secs(10);
 
-/// Listens on a path for as long as it lives, also when somebody removes the file: nobody could find the brain any more.
+/// A listener that recreates its file if somebody deletes it. Without the file, no backend could connect.
 #[derive(Debug)]
 pub(super) struct Socket {
     path: PathBuf,
     gid: Option<u32>,
     listener: UnixListener,
-    /// `None` while there is none of ours.
+    /// `None` while the file does not exist or is not ours.
     file: Option<SocketFile>,
-    /// Whose file is gone; peers that have found it may still wait.
+    /// The listener of the deleted file. Its queue may still contain peers.
     former: Option<StdListener>,
     watch: Watch,
-    next_look: Instant,
-    /// Why the file could not be made again, as it was said.
-    trouble: Option<String>,
+    next_check: Instant,
+    /// Why the file cannot be recreated. The log repeats no equal error.
+    logged: Option<String>,
 }
 
 impl Socket {
-    /// Listens on `path`; the file belongs to group `gid` if given.
+    /// Listens on `path`. The file belongs to group `gid`, if one is given.
+    ///
+    /// # Errors
+    /// Returns an error if another process listens on the path, or if the file or its folder cannot be created.
     pub(super) fn bind(path: &Path, gid: Option<u32>) -> anyhow::Result<Self> {
         let (listener, file) = bind(path, gid)?;
-        let (path, next_look) = (path.to_owned(), Instant::now() + LOOK);
+        let (path, next_check) = (path.to_owned(), Instant::now() + POLL);
         let watch = Watch::new(&path);
-        Ok(Self { path, gid, listener, file: Some(file), former: None, watch, next_look, trouble: None })
+        Ok(Self { path, gid, listener, file: Some(file), former: None, watch, next_check, logged: None })
     }
 
-    /// Waits for the next peer, and looks after the file meanwhile. Nothing is lost when it is not waited for any longer.
+    /// Waits for the next peer, and recreates the file if it disappears in the meantime. Cancel safe.
     pub(super) async fn accept(&mut self) -> io::Result<UnixStream> {
         loop {
             if let Some(stream) = self.waiting() {
@@ -70,16 +75,16 @@ impl Socket {
             }
             tokio::select! {
                 accepted = self.listener.accept() => return accepted.map(|(stream, _)| stream),
-                () = self.watch.changed.notified() => self.next_look = self.next_look.min(Instant::now() + SETTLE),
-                () = time::sleep_until(self.next_look) => {
-                    self.next_look = Instant::now() + LOOK;
-                    self.look();
+                () = self.watch.changed.notified() => self.next_check = self.next_check.min(Instant::now() + SETTLE),
+                () = time::sleep_until(self.next_check) => {
+                self.next_check = Instant::now() + POLL;
+                self.ensure_file();
                 }
             }
         }
     }
 
-    /// A peer that connected before the file was removed.
+    /// A peer that connected before the file was deleted.
     fn waiting(&mut self) -> Option<io::Result<UnixStream>> {
         match self.former.as_ref()?.accept() {
             Ok((stream, _)) => Some(stream.set_nonblocking(true).and_then(|()| UnixStream::from_std(stream))),
@@ -90,90 +95,92 @@ impl Socket {
         }
     }
 
-    /// Makes the file again if it is gone.
-    fn look(&mut self) {
-        if self.file.as_ref().is_some_and(SocketFile::is_there) {
+    /// Recreates the file if it is not ours any more.
+    fn ensure_file(&mut self) {
+        if self.file.as_ref().is_some_and(SocketFile::is_ours) {
             return;
         }
-        // Now and not later: the next file may get the number of this one.
+        // Dropped before the bind: the new file may get the inode number of this one, and would be removed.
         self.file = None;
         match bind(&self.path, self.gid) {
             Ok((listener, file)) => {
                 self.file = Some(file);
                 self.former = std::mem::replace(&mut self.listener, listener).into_std().ok();
-                self.trouble = None;
-                warn!(path = %self.path.display(), "the file of the socket was gone; it was made again");
+                self.logged = None;
+                warn!(path = %self.path.display(), "recreated the socket, whose file had been deleted");
             }
             Err(error) => {
                 let error = format!("{error:#}");
-                if self.trouble.as_ref() != Some(&error) {
-                    warn!(path = %self.path.display(), error, "the file of the socket is gone, and cannot be made again; only readers that are connected are served");
+                if self.logged.as_ref() != Some(&error) {
+                    warn!(path = %self.path.display(), error, "cannot recreate the socket, whose file was deleted; only connected readers are served");
                 }
-                self.trouble = Some(error);
+                self.logged = Some(error);
             }
         }
         self.watch.arm(&self.path);
     }
 }
 
-/// Tells of changes in the folder of a socket.
+/// Watches the folder of a socket.
 #[derive(Debug)]
 struct Watch {
     changed: Arc<Notify>,
-    /// `None` where there cannot be one.
+    /// `None` if the kernel refuses to create one.
     watcher: Option<notify::RecommendedWatcher>,
 }
 
 impl Watch {
     fn new(path: &Path) -> Self {
         let changed = Arc::new(Notify::new());
-        let (told, of) = (Arc::clone(&changed), path.to_owned());
+        let (notify, socket) = (Arc::clone(&changed), path.to_owned());
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            let ours = |file: &PathBuf| *file == of || Some(file.as_path()) == of.parent();
-            // A watch that fails may have missed something.
+            let ours = |file: &PathBuf| *file == socket || Some(file.as_path()) == socket.parent();
+            // A watch that reports an error may have missed an event.
             if event
                 .map_or(true, |event| !event.kind.is_access() && (event.need_rescan() || event.paths.iter().any(ours)))
             {
-                told.notify_one();
+                notify.notify_one();
             }
         });
-        let watcher = watcher.inspect_err(|error| cannot_be_watched(path, error)).ok();
+        let watcher = watcher.inspect_err(|error| warn_unwatched(path, error)).ok();
         let mut watch = Self { changed, watcher };
         watch.arm(path);
         watch
     }
 
-    /// Watches what the folder is now.
+    /// Watches the folder that the path has now.
     fn arm(&mut self, path: &Path) {
         let (Some(watcher), Some(folder)) = (&mut self.watcher, path.parent()) else { return };
-        // The watch of a folder that is gone is gone too.
+        // This fails if the folder was deleted, and its watch with it.
         let _ = watcher.unwatch(folder);
         if let Err(error) = watcher.watch(folder, RecursiveMode::NonRecursive) {
-            cannot_be_watched(path, &error);
+            warn_unwatched(path, &error);
         }
     }
 }
 
-fn cannot_be_watched(path: &Path, error: &notify::Error) {
-    warn!(path = %path.display(), %error, "the file of the socket cannot be watched: it is looked at every 10 s");
+fn warn_unwatched(path: &Path, error: &notify::Error) {
+    warn!(path = %path.display(), %error, "cannot watch the folder of the socket; checking the file every 10 s");
 }
 
 fn bind(path: &Path, gid: Option<u32>) -> anyhow::Result<(UnixListener, SocketFile)> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     make_folder(folder, gid)?;
     let socket = SocketAddrUnix::new(path)
-        .with_context(|| format!("{} is no path for a socket; a path of at most 107 bytes is", path.display()))?;
+        .with_context(|| format!("{} is not a valid path of a socket; use one of at most 107 bytes", path.display()))?;
 
-    // Two that start at once must not both find the file stale. The lock ends with the handle.
+    // Of two processes that start at once, only one may replace a stale file. Closing the handle releases the lock.
     let lock = File::open(folder).with_context(|| format!("failed to open folder {}", folder.display()))?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => bail!("another process is about to listen in folder {}; try again", folder.display()),
+        Err(Errno::WOULDBLOCK) => {
+            bail!("another process is creating a socket in folder {}; try again", folder.display())
+        }
         locked => locked.with_context(|| format!("failed to lock folder {}", folder.display()))?,
     }
     remove_stale(path, &socket)?;
 
     let listener = new_socket()?;
-    // Linux gives the file the mode of the socket, so it is never open wider than it ends up.
+    // Linux gives the file the mode of the socket. Without this, the file would be open to all until the chmod below.
     fchmod(&listener, Mode::RUSR | Mode::WUSR)?;
     bind_socket(&listener, &socket).with_context(|| unwritable(folder))?;
     let file = SocketFile::of(path)?;
@@ -193,7 +200,7 @@ fn make_folder(folder: &Path, gid: Option<u32>) -> anyhow::Result<()> {
         return Ok(());
     }
     DirBuilder::new().recursive(true).mode(0o750).create(folder).with_context(|| {
-        format!("failed to make folder {}; make it, or choose another with --listen", folder.display())
+        format!("failed to create folder {}; create it, or choose another one with --listen", folder.display())
     })?;
     chown(folder, None, gid)
         .with_context(|| format!("failed to give folder {} to the socket's group", folder.display()))
@@ -202,34 +209,37 @@ fn make_folder(folder: &Path, gid: Option<u32>) -> anyhow::Result<()> {
 fn unwritable(folder: &Path) -> String {
     let user = rustix::process::geteuid().as_raw();
     format!(
-        "user {user} cannot make a socket in folder {}; make it writable, or choose another with --listen",
+        "user {user} cannot create a socket in folder {}; make it writable, or choose another one with --listen",
         folder.display()
     )
 }
 
-/// Removes the file that a process which ended in haste has left behind.
+/// Removes the file that a crashed process has left behind.
+///
+/// # Errors
+/// Returns an error if the file is not a socket, or if a process listens on it.
 fn remove_stale(path: &Path, socket: &SocketAddrUnix) -> anyhow::Result<()> {
-    let found = match fs::symlink_metadata(path) {
+    let metadata = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        found => found.with_context(|| format!("failed to look at {}", path.display()))?,
+        metadata => metadata.with_context(|| format!("failed to read the metadata of {}", path.display()))?,
     };
-    if !found.file_type().is_socket() {
-        bail!("{} exists and is no socket; remove it or choose another path", path.display());
+    if !metadata.file_type().is_socket() {
+        bail!("{} exists and is not a socket; remove it or choose another path", path.display());
     }
     match connect(&new_socket()?, socket) {
         Err(Errno::CONNREFUSED) => {}
         Err(Errno::NOENT) => return Ok(()),
-        // It listens, and too many wait to be accepted.
-        Ok(()) | Err(Errno::AGAIN) => bail!("another process serves there; stop it or choose another path"),
+        // EAGAIN: a process listens, and its accept queue is full.
+        Ok(()) | Err(Errno::AGAIN) => bail!("another process listens on this path; stop it or choose another path"),
         Err(error) => bail!(
-            "failed to find out whether another process serves there: {error}; remove {} if none does",
+            "failed to check whether another process listens on this path: {error}; remove {} if none does",
             path.display()
         ),
     }
     fs::remove_file(path).with_context(|| format!("failed to remove the stale socket {}", path.display()))
 }
 
-/// The file of a socket of ours; removed when dropped, unless somebody has replaced it.
+/// The file of our socket. Dropping it removes the file, unless another process has replaced it.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
@@ -243,14 +253,15 @@ impl SocketFile {
         Ok(Self { path: path.to_owned(), device: metadata.dev(), inode: metadata.ino() })
     }
 
-    fn is_there(&self) -> bool {
-        fs::symlink_metadata(&self.path).is_ok_and(|found| found.dev() == self.device && found.ino() == self.inode)
+    /// Whether the path still leads to this file.
+    fn is_ours(&self) -> bool {
+        fs::symlink_metadata(&self.path).is_ok_and(|file| file.dev() == self.device && file.ino() == self.inode)
     }
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if self.is_there()
+        if self.is_ours()
             && let Err(error) = fs::remove_file(&self.path)
         {
             warn!(path = %self.path.display(), %error, "failed to remove the socket");

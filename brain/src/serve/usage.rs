@@ -1,4 +1,4 @@
-//! What a connection is used for: one that is used for nothing, or only to begin calls and to abandon them, is ended.
+//! Detects misuse of a connection: no calls at all, calls beyond the quota, or calls that are abandoned over and over.
 
 use std::{
     convert::Infallible,
@@ -17,33 +17,33 @@ use tonic::{Status, body::Body};
 use tower::{BoxError, Service};
 
 use super::{
-    peers::{Calls, UnderWay},
+    quota::{Calls, InProgress},
     routes::Routes,
 };
 
-/// How long a connection may be there without a call. A backend has one under way nearly always.
+/// How long a connection may have no call in progress. A backend nearly always has its long poll.
 pub(super) const IDLE: Duration = Duration::from_secs(120);
 /// How long a peer may take to send a request.
 const REQUEST: Duration = Duration::from_secs(10);
-/// A connection may abandon so many calls within [`WINDOW`].
+/// Maximum number of calls that a connection may abandon within [`WINDOW`].
 pub(super) const MAX_ABANDONED: u32 = 500;
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// A connection may begin so many calls in a row that are refused: the answers to them may wait in memory, too.
+/// Maximum number of refused calls in a row. A peer that does not read their answers makes the server buffer them.
 const MAX_REFUSED: u32 = 8;
 
-/// Why a connection is ended.
+/// Why the server closes a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Misuse {
-    /// There was no call for long.
+    /// It had no call for [`IDLE`].
     Idle,
-    /// Calls are begun although there are too many.
+    /// Its peer keeps calling beyond its quota.
     Refused,
-    /// Calls are begun and abandoned, over and over: "rapid reset".
+    /// Its peer keeps starting calls and abandoning them ("rapid reset", CVE-2023-44487).
     Abandons,
 }
 
-/// The usage of one connection.
+/// The usage of one connection. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct Usage(Arc<Inner>);
 
@@ -51,30 +51,32 @@ pub(super) struct Usage(Arc<Inner>);
 struct Inner {
     calls: Calls,
     counted: Mutex<Counted>,
-    /// Cancelled when `Counted::misuse` is known.
+    /// Cancelled when `Counted::misuse` is set.
     misused: CancellationToken,
 }
 
 #[derive(Debug)]
 struct Counted {
-    under_way: usize,
+    in_progress: usize,
+    /// When the last call ended.
     idle_since: Instant,
+    /// Start of the window in which `abandoned` counts.
     window: Instant,
     abandoned: u32,
-    /// Calls that were refused since one was not.
+    /// Calls that were refused since the last accepted one.
     refused: u32,
     misuse: Option<Misuse>,
 }
 
 impl Usage {
-    /// A connection of a peer with these calls.
+    /// The usage of a new connection. `calls` counts the calls of its peer.
     pub(super) fn new(calls: Calls) -> Self {
         let now = Instant::now();
-        let counted = Counted { under_way: 0, idle_since: now, window: now, abandoned: 0, refused: 0, misuse: None };
+        let counted = Counted { in_progress: 0, idle_since: now, window: now, abandoned: 0, refused: 0, misuse: None };
         Self(Arc::new(Inner { calls, counted: Mutex::new(counted), misused: CancellationToken::new() }))
     }
 
-    /// Resolves when the connection is to be ended.
+    /// Resolves when the server has to close the connection.
     pub(super) async fn misuse(&self) -> Misuse {
         let mut ticks = time::interval(IDLE / 4);
         loop {
@@ -82,7 +84,7 @@ impl Usage {
                 () = self.0.misused.cancelled() => return self.lock().misuse.unwrap_or(Misuse::Abandons),
                 now = ticks.tick() => {
                     let counted = self.lock();
-                    if counted.under_way == 0 && now.duration_since(counted.idle_since) >= IDLE {
+                    if counted.in_progress == 0 && now.duration_since(counted.idle_since) >= IDLE {
                         return Misuse::Idle;
                     }
                 }
@@ -90,22 +92,22 @@ impl Usage {
         }
     }
 
-    /// One more call; `None` if the peer has too many.
+    /// Counts one more call. Returns `None` if it exceeds a quota.
     fn begin(&self) -> Option<Call> {
-        let under_way = self.0.calls.begin();
+        let in_progress = self.0.calls.begin();
         let mut counted = self.lock();
-        let Some(under_way) = under_way else {
+        let Some(in_progress) = in_progress else {
             counted.refused += 1;
             if counted.refused > MAX_REFUSED {
-                self.ends(&mut counted, Misuse::Refused);
+                self.report(&mut counted, Misuse::Refused);
             }
             return None;
         };
-        (counted.under_way, counted.refused) = (counted.under_way + 1, 0);
-        Some(Call { of: self.clone(), complete: false, _under_way: under_way })
+        (counted.in_progress, counted.refused) = (counted.in_progress + 1, 0);
+        Some(Call { usage: self.clone(), complete: false, _in_progress: in_progress })
     }
 
-    fn ends(&self, counted: &mut Counted, misuse: Misuse) {
+    fn report(&self, counted: &mut Counted, misuse: Misuse) {
         counted.misuse = Some(misuse);
         self.0.misused.cancel();
     }
@@ -115,19 +117,20 @@ impl Usage {
     }
 }
 
-/// A call, until this is dropped.
+/// A call in progress. Dropping it ends the call.
 #[derive(Debug)]
 struct Call {
-    of: Usage,
+    usage: Usage,
+    /// Whether the whole answer was sent. If not, the peer has abandoned the call.
     complete: bool,
-    _under_way: UnderWay,
+    _in_progress: InProgress,
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        let mut counted = self.of.lock();
+        let mut counted = self.usage.lock();
         let now = Instant::now();
-        counted.under_way -= 1;
+        counted.in_progress -= 1;
         counted.idle_since = now;
         if self.complete {
             return;
@@ -137,25 +140,25 @@ impl Drop for Call {
         }
         counted.abandoned += 1;
         if counted.abandoned > MAX_ABANDONED {
-            self.of.ends(&mut counted, Misuse::Abandons);
+            self.usage.report(&mut counted, Misuse::Abandons);
         }
     }
 }
 
-/// The routes of one connection.
+/// The gRPC services behind one connection, with its usage counted.
 #[derive(Clone)]
-pub(super) struct Used {
+pub(super) struct Metered {
     routes: Routes,
     usage: Usage,
 }
 
-impl Used {
+impl Metered {
     pub(super) fn new(routes: Routes, usage: Usage) -> Self {
         Self { routes, usage }
     }
 }
 
-impl<B> Service<http::Request<B>> for Used
+impl<B> Service<http::Request<B>> for Metered
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
@@ -170,10 +173,10 @@ where
 
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
         let Some(call) = self.usage.begin() else {
-            let refused = Status::resource_exhausted("too many calls are under way");
+            let refused = Status::resource_exhausted("too many calls are in progress");
             return Box::pin(std::future::ready(Ok(refused.into_http().map(Answer::refused))));
         };
-        // What is answered as a stream is answered at once; of the rest the request has to arrive first.
+        // Streaming calls return immediately; unary calls return once the request has arrived and was handled.
         let answered = time::timeout(REQUEST, self.routes.call(request));
         Box::pin(async move {
             let response = match answered.await {
@@ -186,7 +189,7 @@ where
     }
 }
 
-/// The body of an answer; its end is the end of the call.
+/// The body of an answer. Its end completes the call.
 #[derive(Debug)]
 pub(super) struct Answer {
     body: Body,
@@ -239,23 +242,31 @@ impl http_body::Body for Answer {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::quota::{PeerId, Peers},
+        *,
+    };
+
+    /// The calls of a peer of a new listener.
+    fn calls() -> Calls {
+        Peers::default().admit(PeerId::User(0)).unwrap().calls().clone()
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_without_calls_is_idle() {
-        let usage = Usage::new(Calls::default());
+        let usage = Usage::new(calls());
         let call = usage.begin().unwrap();
-        assert!(time::timeout(10 * IDLE, usage.misuse()).await.is_err(), "a call is under way");
-        let began = Instant::now();
+        assert!(time::timeout(10 * IDLE, usage.misuse()).await.is_err(), "a call is in progress");
+        let start = Instant::now();
         drop(call);
         assert_eq!(usage.misuse().await, Misuse::Idle);
-        let silence = began.elapsed();
+        let silence = start.elapsed();
         assert!(IDLE <= silence && silence <= 2 * IDLE, "{silence:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn calls_that_are_abandoned_all_the_time_are_noticed() {
-        let usage = Usage::new(Calls::default());
+    async fn rapid_resets_are_misuse() {
+        let usage = Usage::new(calls());
         let abandon = |count: u32| (0..count).for_each(|_| drop(usage.begin().unwrap()));
         let complete = |count: u32| {
             (0..count).for_each(|_| drop(Answer::of(Body::empty(), usage.begin().unwrap())));
@@ -271,8 +282,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn calls_that_are_refused_over_and_over_end_the_connection() {
-        let calls = Calls::default();
+    async fn repeated_calls_beyond_the_quota_are_misuse() {
+        let calls = calls();
         let usage = Usage::new(calls.clone());
         let mut all: Vec<_> = std::iter::from_fn(|| calls.begin()).collect();
         for _ in 0..10 {

@@ -1,4 +1,4 @@
-//! Sends what is serialized already, and reads requests, which are small.
+//! A codec for answers whose items are serialized already, and for requests, which are small.
 
 use std::marker::PhantomData;
 
@@ -11,26 +11,26 @@ use tonic::{
 };
 use tonic_prost::ProstDecoder;
 
-/// No request is longer: it names a state, or a node.
+/// Maximum size of a request, in bytes. A request contains no more than a revision and a node name.
 const LARGEST_REQUEST: usize = 4 << 10;
 
-/// What calls with requests of one type are answered through.
+/// A gRPC handler for requests of type `R` that uses this codec.
 pub(super) fn grpc<R: Message + Default + Send + 'static>() -> Grpc<Verbatim<R>> {
     Grpc::new(Verbatim(PhantomData)).max_decoding_message_size(LARGEST_REQUEST)
 }
 
-/// The codec.
+/// A codec that decodes messages of type `R` and sends serialized ones unchanged.
 #[derive(Debug)]
 pub(super) struct Verbatim<R>(PhantomData<fn() -> R>);
 
 impl<R: Message + Default + Send + 'static> Codec for Verbatim<R> {
     type Encode = Bytes;
     type Decode = R;
-    type Encoder = Copied;
+    type Encoder = CopyEncoder;
     type Decoder = ProstDecoder<R>;
 
     fn encoder(&mut self) -> Self::Encoder {
-        Copied
+        CopyEncoder
     }
 
     fn decoder(&mut self) -> Self::Decoder {
@@ -38,26 +38,27 @@ impl<R: Message + Default + Send + 'static> Codec for Verbatim<R> {
     }
 }
 
-/// Bytes of an answer that are joined. One piece may be held beside what waits in the connection.
-const PIECE: usize = 2 << 10;
+/// How many bytes of an answer are joined into one HTTP/2 data frame. One such chunk can be in memory beside the send buffer
+/// of the stream.
+const CHUNK: usize = 2 << 10;
 
-/// Copies bytes.
+/// An encoder that copies bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Copied;
+pub(super) struct CopyEncoder;
 
-impl Encoder for Copied {
+impl Encoder for CopyEncoder {
     type Item = Bytes;
     type Error = Status;
 
     fn buffer_settings(&self) -> BufferSettings {
-        // A reader that waits holds the first; the other is how much is joined before it is sent.
-        BufferSettings::new(512, PIECE - PIECE / 4)
+        // A call that waits for a state holds 512 bytes. The second value is the size at which tonic sends.
+        BufferSettings::new(512, CHUNK - CHUNK / 4)
     }
 
     fn encode(&mut self, item: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        // Room for a whole piece at once: a buffer that doubles would keep twice of what waits to be sent.
+        // Reserve a whole chunk: a growing buffer would double, and keep twice the bytes that it sends.
         if buffer.chunk_mut().len() < item.len() {
-            buffer.reserve(item.len().max(PIECE));
+            buffer.reserve(item.len().max(CHUNK));
         }
         buffer.put(item);
         Ok(())

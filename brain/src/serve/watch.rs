@@ -1,10 +1,11 @@
-//! KPNG's `Watch`: for each request, what has changed since the one before it.
+//! KPNG's `Watch`: answers each request with the changes since the previous one.
 //!
 //! ```text
-//! WatchReq ─► Reset ─► (a state, another than was sent last) ─► ChangeSet … Sync ─► the next WatchReq
+//! WatchReq ─► Reset ─► (wait for a state other than the one sent last) ─► ChangeSet … Sync ─► the next WatchReq
 //! ```
 //!
-//! A client that asks for nothing costs the state that it holds: that is let go after a while, and the stream then ends.
+//! Between two requests the stream keeps the last state alive. If a client sends no request for [`PATIENCE`], the state is
+//! dropped, and the stream ends with the next request.
 
 use std::{
     future::{Future, ready},
@@ -34,46 +35,46 @@ use crate::{
     views::{Refused, View, Views},
 };
 
-/// How long a client may take from one request to the next.
+/// How long a client may wait between two requests.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// How long the log stays silent about refused clients after it has named one.
-const SILENCE: Duration = Duration::from_secs(60);
+/// The log names at most one refused client in this time.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Answers `Watch`.
+/// The handler of `Watch`.
 #[derive(Clone)]
 pub(super) struct Watch {
     views: Views,
     stalls: Stalls,
     stop: CancellationToken,
     /// When the log last named a refused client.
-    refused: Arc<Mutex<Option<Instant>>>,
+    last_logged: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Watch {
     pub(super) fn new(views: Views, stalls: Stalls, stop: CancellationToken) -> Self {
-        Self { views, stalls, stop, refused: Arc::default() }
+        Self { views, stalls, stop, last_logged: Arc::default() }
     }
 
-    /// Names a refused client in the log. Such a client calls again every second or so, and shows its operator only that it
-    /// reconnects: one line a minute is enough.
-    fn log(&self, asked: &str, refused: &Refused) {
+    /// Logs a refused client. KPNG clients retry about every second and do not show the error to their operator, so the log
+    /// has a warning, at most once a minute.
+    fn log(&self, node: &str, refused: &Refused) {
         let now = Instant::now();
-        let mut last = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.is_some_and(|last| now.duration_since(last) < SILENCE) {
-            debug!(asked, error = %refused, "refused a KPNG client");
+        let mut last = self.last_logged.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_some_and(|last| now.duration_since(last) < LOG_INTERVAL) {
+            debug!(node, error = %refused, "refused a KPNG client");
             return;
         }
         *last = Some(now);
         drop(last);
         match refused {
             Refused::NotAllowed(_) => warn!(
-                asked,
+                node,
                 own = self.views.own().feed().state().node().name,
-                "refused a KPNG client: the node it asks for is not this brain's; start the client with the own name in --node-name, \
-                 or this brain with --serve-node and the name that the client asks for"
+                "refused a KPNG client that requests the state of another node; start the client with this node's name in --node-name, \
+                or this brain with --serve-node and the name that the client requests"
             ),
-            _ => warn!(asked, error = %refused, "refused a KPNG client"),
+            _ => warn!(node, error = %refused, "refused a KPNG client"),
         }
     }
 
@@ -90,36 +91,36 @@ impl StreamingService<WatchReq> for Watch {
     fn call(&mut self, request: Request<Streaming<WatchReq>>) -> Self::Future {
         let reader = Arc::new(self.views.own().feed().metrics().reader());
         let (watch, requests) = (self.clone(), request.into_inner());
-        let follower = Follower { watch, requests, reader, asked: None, view: None, held: None };
-        let sets = stream::try_unfold(follower, Follower::next);
+        let session = Session { watch, requests, reader, first: None, view: None, held: None };
+        let sets = stream::try_unfold(session, Session::next);
         let items: Self::ResponseStream = Box::pin(sets.try_flatten());
         Box::pin(ready(Ok(Response::new(items))))
     }
 }
 
-/// One stream.
-struct Follower {
+/// One call of `Watch`.
+struct Session {
     watch: Watch,
     requests: Streaming<WatchReq>,
-    /// Counts it.
+    /// Counts this reader in the metrics.
     reader: Arc<Reader>,
-    /// The first request, while it is answered with Reset.
-    asked: Option<WatchReq>,
-    /// Whose state is sent.
+    /// The first request, between its `Reset` and its `ChangeSet`.
+    first: Option<WatchReq>,
+    /// The node whose state the client receives.
     view: Option<View>,
-    /// What was sent last.
+    /// The state that was sent last.
     held: Option<Held>,
 }
 
-impl Follower {
-    /// The items of the next answer; `None` when the client is done.
+impl Session {
+    /// The items of the next answer. `None` if the client has closed its side of the stream.
     async fn next(mut self) -> Result<Option<(Paced, Self)>, Status> {
-        let request = match self.asked.take() {
+        let request = match self.first.take() {
             Some(first) => first,
             None => {
                 let Some(request) = self.request().await? else { return Ok(None) };
                 if self.view.is_none() {
-                    self.asked = Some(request);
+                    self.first = Some(request);
                     self.view = Some(self.watch.views.own());
                     let items = self.watch.stalls.pace(Box::new(iter::once(kpng::reset())));
                     return Ok(Some((items, self)));
@@ -132,7 +133,7 @@ impl Follower {
         let (view, state) = tokio::select! {
             biased;
             () = stop.cancelled() => return Err(ending()),
-            found = self.differing(&request.node_name, before.as_ref()) => found?,
+            differing = self.differing(&request.node_name, before.as_ref()) => differing?,
         };
         let reader = Arc::clone(&self.reader);
         let items = ChangeSet::new(before.as_ref(), &state).inspect(move |item| reader.sent(item.len()));
@@ -150,7 +151,7 @@ impl Follower {
         }
     }
 
-    /// Waits for a state of that node other than `before`.
+    /// Waits for a state of `node` other than `before`.
     async fn differing(&self, node: &str, before: Option<&State>) -> Result<(View, State), Status> {
         let view = match &self.view {
             Some(view) if view.is_of(node) => view.clone(),
@@ -159,7 +160,7 @@ impl Follower {
                 refused_status(&refused)
             })?,
         };
-        // States of another node have another instance: they differ.
+        // The views of two nodes have different instance IDs, so their states always differ.
         let held = before.map(State::revision).unwrap_or_default();
         let state = tokio::select! {
             state = view.feed().differing(held) => state,
@@ -177,7 +178,7 @@ fn refused_status(refused: &Refused) -> Status {
     }
 }
 
-/// A state that is held until the client asks for what differs from it, or for as long as there is patience.
+/// A state that is kept until the client's next request, for [`PATIENCE`] at most.
 struct Held {
     state: Arc<Mutex<Option<State>>>,
     patience: JoinHandle<()>,
@@ -196,7 +197,7 @@ impl Held {
 
     fn take(self) -> Result<State, Status> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).take();
-        state.ok_or_else(|| Status::aborted("nothing was asked for too long; call again"))
+        state.ok_or_else(|| Status::aborted("the client has sent no request for too long; call again"))
     }
 }
 

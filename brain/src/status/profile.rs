@@ -1,9 +1,9 @@
-//! `/debug/pprof`: where the process spends its time, on the paths of Go's pprof and in its format, so that `go tool pprof
-//! http://NODE:10249/debug/pprof/profile`, and whatever else collects profiles of kube-proxy, works.
+//! `/debug/pprof`: CPU profiles on the paths and in the format of Go's `net/http/pprof`. `go tool pprof
+//! http://NODE:10249/debug/pprof/profile` and other tools that profile kube-proxy work unchanged.
 //!
-//! A timer interrupts whichever thread runs, and its stack is noted down. To unwind a stack from a signal's handler cannot be made
-//! safe whatever the thread was doing; what is known to be unsafe to interrupt is passed over. So this is done only where
-//! `enableProfiling` says so, and only while somebody asks.
+//! A timer signal interrupts the running threads, and the handler records their stacks. Unwinding in a signal handler cannot
+//! be made safe in every situation; stacks in code that is known to be unsafe are skipped. For this reason profiling needs
+//! `enableProfiling`, and runs only during a request.
 
 mod format;
 
@@ -18,12 +18,13 @@ use self::format::Place;
 use super::TEXT;
 use crate::health::answer::{self, Answer};
 
-/// Samples in a second of processor time, as Go takes them.
+/// Samples per second of CPU time, as in Go.
 const RATE: i32 = 100;
-/// How long a profile takes if nothing is said, and at most: what is seen is kept until its end.
-const SECONDS: u64 = 30;
-const MOST_SECONDS: u64 = 600;
-/// Stacks that end in one of these are passed over: they hold locks that unwinding needs.
+/// The default duration of a profile.
+const DEFAULT_SECONDS: u64 = 30;
+/// The maximum duration of a profile, because all of its samples are kept in memory until the end.
+const MAX_SECONDS: u64 = 600;
+/// Stacks whose innermost frame is in one of these libraries are skipped: they may hold locks that unwinding needs.
 const UNSAFE: [&str; 4] = ["libc", "libgcc", "pthread", "vdso"];
 
 const INDEX: &str = "\
@@ -32,30 +33,30 @@ const INDEX: &str = "\
 <body>
 <h1>/debug/pprof/</h1>
 <ul>
-<li><a href=\"profile\">profile</a>: where processor time goes; <code>seconds</code> says for how long, <code>go tool pprof</code> shows it</li>
+<li><a href=\"profile\">profile</a>: a CPU profile of <code>seconds</code> (default 30), for <code>go tool pprof</code></li>
 </ul>
 </body>
 </html>
 ";
 
-/// The answer to a path that follows `/debug/pprof`.
+/// Answers a request. `path` is the part of the path after `/debug/pprof`.
 pub(super) async fn answer(path: &str, query: Option<&str>) -> Answer {
     match path {
         "" => moved(),
         "/" => answer::unsniffed("text/html; charset=utf-8", INDEX),
         "/profile" => profile(seconds(query)).await,
-        // Go has more of them, such as its garbage collector's. kube-proxy's has no `cmdline` either, though its index names it.
+        // Go's other profiles, such as `heap`, describe its own runtime. kube-proxy does not serve `cmdline` either.
         _ => failed(StatusCode::NOT_FOUND, "Unknown profile\n".to_owned()),
     }
 }
 
 fn seconds(query: Option<&str>) -> Duration {
-    let said = query.into_iter().flat_map(|query| query.split('&')).find_map(|part| part.strip_prefix("seconds="));
-    let seconds = said.and_then(|text| text.parse().ok()).filter(|seconds| *seconds > 0).unwrap_or(SECONDS);
-    Duration::from_secs(seconds.min(MOST_SECONDS))
+    let value = query.into_iter().flat_map(|query| query.split('&')).find_map(|part| part.strip_prefix("seconds="));
+    let seconds = value.and_then(|text| text.parse().ok()).filter(|seconds| *seconds > 0).unwrap_or(DEFAULT_SECONDS);
+    Duration::from_secs(seconds.min(MAX_SECONDS))
 }
 
-async fn profile(lasting: Duration) -> Answer {
+async fn profile(duration: Duration) -> Answer {
     let broken = |error: &dyn std::fmt::Display| {
         failed(StatusCode::INTERNAL_SERVER_ERROR, format!("Could not enable CPU profiling: {error}\n"))
     };
@@ -63,10 +64,10 @@ async fn profile(lasting: Duration) -> Answer {
         Ok(running) => running,
         Err(error) => return broken(&error),
     };
-    // Whoever hangs up ends it.
-    sleep(lasting).await;
-    // Names of functions are read from the program's file.
-    match spawn_blocking(move || made(&running, lasting)).await {
+    // A client that disconnects drops this future, and thereby stops the profiler.
+    sleep(duration).await;
+    // Symbol names are read from the program's file, which blocks.
+    match spawn_blocking(move || encoded(&running, duration)).await {
         Ok(Ok(bytes)) => {
             let mut answer = answer::unsniffed("application/octet-stream", bytes);
             let named = HeaderValue::from_static("attachment; filename=\"profile\"");
@@ -78,7 +79,7 @@ async fn profile(lasting: Duration) -> Answer {
     }
 }
 
-fn made(running: &ProfilerGuard<'_>, took: Duration) -> pprof::Result<Vec<u8>> {
+fn encoded(running: &ProfilerGuard<'_>, took: Duration) -> pprof::Result<Vec<u8>> {
     let report = running.report().build()?;
     let mut stacks: BTreeMap<Vec<Place>, i64> = BTreeMap::new();
     for (frames, count) in &report.data {
@@ -123,9 +124,9 @@ mod tests {
     use super::*;
 
     #[inline(never)]
-    fn spend_time_in_here(until: &AtomicBool) {
+    fn busy_function(stop: &AtomicBool) {
         let mut sum = 0_u64;
-        while !until.load(Ordering::Relaxed) {
+        while !stop.load(Ordering::Relaxed) {
             for number in 0..1000 {
                 sum = black_box(sum.wrapping_mul(31) ^ number);
             }
@@ -133,33 +134,33 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_profile_names_where_time_is_spent_and_one_is_made_at_a_time() {
-        let until = Arc::new(AtomicBool::new(false));
+    async fn a_profile_names_the_busy_function_and_only_one_runs_at_a_time() {
+        let stop = Arc::new(AtomicBool::new(false));
         let thread = thread::spawn({
-            let until = until.clone();
-            move || spend_time_in_here(&until)
+            let stop = stop.clone();
+            move || busy_function(&stop)
         });
         let query = Some("debug=1&seconds=1");
         let (one, other) = tokio::join!(answer("/profile", query), answer("/profile", query));
-        until.store(true, Ordering::Relaxed);
+        stop.store(true, Ordering::Relaxed);
         thread.join().unwrap();
         assert_eq!((one.status(), other.status()), (StatusCode::OK, StatusCode::INTERNAL_SERVER_ERROR));
         assert_eq!(one.headers()["content-type"], "application/octet-stream");
         let body = one.into_body().collect().await.unwrap().to_bytes();
         let profile = format::Profile::decode(&*body).unwrap();
-        let named = profile.string_table.iter().any(|text| text.contains("spend_time_in_here"));
+        let named = profile.string_table.iter().any(|text| text.contains("busy_function"));
         assert!(named && !profile.sample.is_empty(), "{:?}", profile.string_table);
     }
 
     #[tokio::test]
-    async fn pages_are_those_of_go() {
+    async fn paths_and_status_codes_match_go() {
         for (path, status) in [("", 302), ("/", 200), ("/cmdline", 404), ("/heap", 404), ("/profile/", 404)] {
             assert_eq!(answer(path, None).await.status().as_u16(), status, "{path}");
         }
     }
 
     #[test]
-    fn it_takes_as_long_as_is_said() {
+    fn the_query_sets_the_duration_within_limits() {
         for (query, expected) in [
             (None, 30),
             (Some("seconds=5"), 5),

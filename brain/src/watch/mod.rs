@@ -1,4 +1,4 @@
-//! Where the objects come from. Each source sends batches of [`Event`](crate::cluster::Event)s; one batch takes effect at once.
+//! The sources of objects. Each sends batches of [`Event`](crate::cluster::Event)s; a batch takes effect as a whole.
 
 pub mod file;
 pub mod kube;

@@ -1,4 +1,4 @@
-//! Kinds that may be missing: the Node for a while, ServiceCIDRs altogether.
+//! Tests of kinds that may be missing: the Node for some time, ServiceCIDRs permanently.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_comes_late_is_waited_for() {
+async fn the_source_waits_for_the_node() {
     let mut fake = Fake::start(None);
     fake.request(Kind::Node).await.list(&[], "1");
     let changes = fake.request(Kind::Node).await.stream();
@@ -24,44 +24,44 @@ async fn a_node_that_comes_late_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_does_not_come_is_not_waited_for_for_ever() {
+async fn after_30_s_the_source_continues_without_the_node() {
     let (log, _guard) = Log::begin();
     let mut fake = Fake::start(None);
     fake.request(Kind::Node).await.list(&[], "1");
     let changes = fake.request(Kind::Node).await.stream();
-    let begun = Instant::now();
+    let start = Instant::now();
     assert_eq!(brief(&fake.event().await), "=");
-    assert_eq!(begun.elapsed().as_secs(), Duration::from_secs(30).as_secs());
+    assert_eq!(start.elapsed().as_secs(), Duration::from_secs(30).as_secs());
     assert_eq!(log.lines(&["ERROR", "node-a", "check --node-name"]).len(), 1, "{:#?}", log.lines(&[]));
     changes.send(&[("ADDED", node("2"))]);
     assert_eq!(brief(&fake.event().await), "+node-a");
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_server_without_service_cidrs_is_good_enough() {
-    for (code, said, asked_again) in [(404, 1, 60..61), (403, 3, 0..2)] {
+async fn an_api_server_without_service_cidrs_is_sufficient() {
+    for (code, attempts, retried_after) in [(404, 1, 60..61), (403, 3, 0..2)] {
         let (log, _guard) = Log::begin();
         let mut fake = Fake::start(None);
-        for _ in 0..said {
-            assert!(fake.events.recv().now_or_never().is_none(), "{code} was believed too early");
+        for _ in 0..attempts {
+            assert!(fake.events.recv().now_or_never().is_none(), "{code} was accepted too early");
             fake.request(Kind::ServiceCidr).await.error(code);
         }
         assert_eq!(brief(&fake.event().await), "=");
-        assert_eq!(log.lines(&["WARN", "going on without servicecidrs"]).len(), 1, "{:#?}", log.lines(&[]));
+        assert_eq!(log.lines(&["WARN", "continuing without servicecidrs"]).len(), 1, "{:#?}", log.lines(&[]));
 
-        // It is asked again now and then: after an upgrade, or a change of its rules, it has them.
-        let begun = Instant::now();
+        // The source retries, because an upgrade or a change of RBAC rules may make the kind available.
+        let start = Instant::now();
         fake.request(Kind::ServiceCidr).await.error(code);
-        assert!(asked_again.contains(&begun.elapsed().as_secs()), "{code}: {:?}", begun.elapsed());
+        assert!(retried_after.contains(&start.elapsed().as_secs()), "{code}: {:?}", start.elapsed());
         assert!(!fake.troubles.all().contains_key("servicecidrs.networking.k8s.io"));
         fake.request(Kind::ServiceCidr).await.list(&[service_cidr("1")], "2");
         assert_eq!(brief(&fake.event().await), "=kubernetes");
-        assert_eq!(log.lines(&["going on without"]).len(), 1);
+        assert_eq!(log.lines(&["continuing without"]).len(), 1);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_server_that_fails_is_not_one_without_service_cidrs() {
+async fn a_failing_api_server_does_not_count_as_one_without_service_cidrs() {
     let mut fake = Fake::start(None);
     for code in [500, 503, 401, 429] {
         fake.request(Kind::ServiceCidr).await.error(code);
@@ -71,9 +71,9 @@ async fn an_api_server_that_fails_is_not_one_without_service_cidrs() {
     assert_eq!(brief(&fake.event().await), "=kubernetes");
 }
 
-/// An API server that has just started forbids what it will allow.
+/// An API server that has just started forbids requests until it has loaded its RBAC rules.
 #[tokio::test(start_paused = true)]
-async fn an_api_server_that_forbids_service_cidrs_for_a_moment_has_them() {
+async fn service_cidrs_that_are_forbidden_for_a_moment_are_listed() {
     let (log, _guard) = Log::begin();
     let mut fake = Fake::start(None);
     for _ in 0..2 {
@@ -84,14 +84,14 @@ async fn an_api_server_that_forbids_service_cidrs_for_a_moment_has_them() {
         fake.request(Kind::ServiceCidr).await.error(403);
     }
     let changes = fake.open(Kind::ServiceCidr, &[service_cidr("1")], "2").await;
-    assert!(log.lines(&["going on without"]).is_empty(), "{:#?}", log.lines(&[]));
+    assert!(log.lines(&["continuing without"]).is_empty(), "{:#?}", log.lines(&[]));
 
-    // What was listed stays, however often it is forbidden afterwards.
+    // The listed objects stay, however often the API server forbids the request afterwards.
     changes.error(410);
     for _ in 0..5 {
         fake.request(Kind::ServiceCidr).await.error(403);
     }
     fake.request(Kind::ServiceCidr).await.list(&[service_cidr("3")], "4");
     assert_eq!(brief(&fake.event().await), "=kubernetes");
-    assert!(log.lines(&["going on without"]).is_empty(), "{:#?}", log.lines(&[]));
+    assert!(log.lines(&["continuing without"]).is_empty(), "{:#?}", log.lines(&[]));
 }

@@ -1,4 +1,4 @@
-//! Configurations that cannot be used: one clear line each.
+//! Tests of invalid configurations: each is one line of error.
 
 use std::fs;
 
@@ -6,7 +6,8 @@ use localnet_brain::watch::kube::{ApiServer, KeepAlive};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-async fn refused(content: Option<&str>) -> String {
+/// The error of a kubeconfig with this content, or of a missing one.
+async fn error_of(content: Option<&str>) -> String {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("kubeconfig");
     if let Some(content) = content {
@@ -31,7 +32,7 @@ fn kubeconfig(cluster: &Value, user: &Value) -> String {
 }
 
 #[tokio::test]
-async fn a_configuration_that_cannot_be_used_is_named_with_its_fault() {
+async fn an_invalid_configuration_is_an_error_that_names_the_problem() {
     let server = json!({ "server": "https://127.0.0.1:1" });
     let rows = [
         (None, "No such file or directory"),
@@ -54,14 +55,14 @@ async fn a_configuration_that_cannot_be_used_is_named_with_its_fault() {
             "proxy-url http://p:1/ is not supported; remove it",
         ),
     ];
-    for (content, fault) in rows {
-        let text = refused(content.as_deref()).await;
-        assert!(text.starts_with("failed to use") && text.contains(fault), "{fault:?} is missing in {text:?}");
+    for (content, problem) in rows {
+        let text = error_of(content.as_deref()).await;
+        assert!(text.starts_with("failed to use") && text.contains(problem), "{problem:?} is missing in {text:?}");
     }
 }
 
 #[tokio::test]
-async fn an_api_server_that_is_away_is_no_fault_of_the_configuration() {
+async fn an_unavailable_api_server_is_no_error_of_the_configuration() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("kubeconfig");
     fs::write(&path, kubeconfig(&json!({ "server": "http://127.0.0.1:1" }), &json!({}))).unwrap();

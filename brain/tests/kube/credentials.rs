@@ -1,4 +1,4 @@
-//! Credentials that change while the API server is watched.
+//! Tests of credentials that change at run time.
 
 use std::{
     collections::BTreeMap, convert::Infallible, fs, future::ready, net::SocketAddr, os::unix::fs::PermissionsExt as _,
@@ -37,22 +37,22 @@ use tokio_rustls::{
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// Fails instead of hanging.
-async fn soon<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(20), what).await.expect("nothing happens")
+/// Waits for `future`, and panics after 20 s.
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(20), future).await.expect("timed out")
 }
 
-/// Who began a watch: the header `Authorization`, and the certificate, in DER.
+/// The credentials of a request: the header `Authorization`, and the client certificate in DER.
 #[derive(Debug, PartialEq)]
-struct Who {
+struct Credentials {
     token: Option<String>,
     certificate: Option<Vec<u8>>,
 }
 
-/// An API server without objects. Its watches are silent, and end when they are told to.
+/// An API server without objects. Its watches are silent until [`Server::end_watches`].
 struct Server {
     address: SocketAddr,
-    watches: mpsc::UnboundedReceiver<Who>,
+    watches: mpsc::UnboundedReceiver<Credentials>,
     end: cell::Sender<()>,
 }
 
@@ -60,19 +60,19 @@ impl Server {
     async fn start(tls: Option<TlsAcceptor>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let ((who, watches), end) = (mpsc::unbounded_channel(), cell::Sender::default());
+        let ((sender, watches), end) = (mpsc::unbounded_channel(), cell::Sender::default());
         let over = end.clone();
         tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                let (tls, who, over) = (tls.clone(), who.clone(), over.clone());
+                let (tls, sender, over) = (tls.clone(), sender.clone(), over.clone());
                 tokio::spawn(async move {
                     match tls {
-                        None => serve(stream, None, who, over).await,
+                        None => serve(stream, None, sender, over).await,
                         Some(tls) => {
                             let Ok(stream) = tls.accept(stream).await else { return };
                             let certificate = stream.get_ref().1.peer_certificates().map(|chain| chain[0].to_vec());
-                            serve(stream, certificate, who, over).await;
+                            serve(stream, certificate, sender, over).await;
                         }
                     }
                 });
@@ -81,8 +81,8 @@ impl Server {
         Self { address, watches, end }
     }
 
-    /// Who begins the next watches, one of each kind.
-    async fn asked_by(&mut self) -> Who {
+    /// The credentials of the next four watches, one of each kind.
+    async fn credentials(&mut self) -> Credentials {
         let first = soon(self.watches.recv()).await.unwrap();
         for _ in 1..Kind::ALL.len() {
             assert_eq!(soon(self.watches.recv()).await.unwrap(), first);
@@ -91,10 +91,10 @@ impl Server {
     }
 
     async fn token(&mut self) -> String {
-        self.asked_by().await.token.unwrap_or_default()
+        self.credentials().await.token.unwrap_or_default()
     }
 
-    /// Ends all watches, so that they are begun again.
+    /// Ends all watches, so that the client opens them again.
     fn end_watches(&self) {
         self.end.send_replace(());
     }
@@ -103,15 +103,15 @@ impl Server {
 async fn serve(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     certificate: Option<Vec<u8>>,
-    who: mpsc::UnboundedSender<Who>,
+    sender: mpsc::UnboundedSender<Credentials>,
     over: cell::Sender<()>,
 ) {
     let service = tower::service_fn(move |request: http::Request<_>| {
         let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
         if is_watch {
             let token = request.headers().get("authorization").map(|value| value.to_str().unwrap().to_owned());
-            // The test may have ended.
-            _ = who.send(Who { token, certificate: certificate.clone() });
+            // This fails if the test has ended.
+            _ = sender.send(Credentials { token, certificate: certificate.clone() });
         }
         let body = if is_watch { silence(over.subscribe()) } else { list(&request) };
         ready(Ok::<_, Infallible>(http::Response::new(body)))
@@ -134,7 +134,7 @@ fn list(request: &http::Request<impl Sized>) -> Body {
     Full::new(Bytes::from(list.to_string())).boxed_unsync()
 }
 
-/// A kubeconfig, and the watches that use it.
+/// A kubeconfig, and a source that uses it.
 struct Client {
     folder: TempDir,
     metrics: Metrics,
@@ -148,7 +148,7 @@ impl Client {
         client.configure(server, user);
         let keep_alive = KeepAlive { idle: Duration::from_secs(5), answer: Duration::from_secs(5) };
         let api = ApiServer::from_kubeconfig(Some(&client.path("kubeconfig")), keep_alive).await.unwrap();
-        let api = api.told_to(&client.metrics);
+        let api = api.with_metrics(&client.metrics);
         let (events, mut received) = mpsc::channel(16);
         tokio::spawn(async move { while received.recv().await.is_some() {} });
         let options = Options::of_node("node-a");
@@ -180,7 +180,7 @@ fn plain(server: &Server) -> Value {
 }
 
 #[tokio::test]
-async fn a_token_that_rotates_is_read_again() {
+async fn a_rotated_token_is_read_again() {
     let mut server = Server::start(None).await;
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join("token"), "one\n").unwrap();
@@ -189,12 +189,12 @@ async fn a_token_that_rotates_is_read_again() {
     client.write("token", "two");
     server.end_watches();
     assert_eq!(server.token().await, "Bearer two");
-    // Some take the file away once it was read; one that is being written may be empty.
-    for gone in [None, Some(" \n"), Some("a\u{0}b")] {
+    // The file may be deleted after it was read, or be empty while it is being written.
+    for content in [None, Some(" \n"), Some("a\u{0}b")] {
         fs::remove_file(client.path("token")).unwrap_or_default();
-        gone.into_iter().for_each(|text| client.write("token", text));
+        content.into_iter().for_each(|text| client.write("token", text));
         server.end_watches();
-        assert_eq!(server.token().await, "Bearer two", "{gone:?}");
+        assert_eq!(server.token().await, "Bearer two", "{content:?}");
     }
     client.write("token", "three\r\n");
     server.end_watches();
@@ -202,7 +202,7 @@ async fn a_token_that_rotates_is_read_again() {
 }
 
 #[tokio::test]
-async fn a_kubeconfig_that_changes_is_read_again() {
+async fn a_changed_kubeconfig_is_read_again() {
     let mut server = Server::start(None).await;
     let client = Client::start(TempDir::new().unwrap(), &plain(&server), &json!({ "token": "one" })).await;
     assert_eq!(server.token().await, "Bearer one");
@@ -211,7 +211,7 @@ async fn a_kubeconfig_that_changes_is_read_again() {
     assert_eq!(server.token().await, "Bearer two");
     client.write("kubeconfig", "clusters: [");
     server.end_watches();
-    assert_eq!(server.token().await, "Bearer two", "what cannot be read changes nothing");
+    assert_eq!(server.token().await, "Bearer two", "an invalid kubeconfig changes nothing");
 
     let mut other = Server::start(None).await;
     client.configure(&plain(&other), &json!({ "token": "three" }));
@@ -219,10 +219,10 @@ async fn a_kubeconfig_that_changes_is_read_again() {
     assert_eq!(other.token().await, "Bearer three");
 }
 
-/// A kubeconfig may name a program that gives credentials. kube-proxy runs it for the first request and again after a failure; here,
-/// too, one that fails is a trouble of the source, and no end of the brain.
+/// kube-proxy runs the plugin for the first request, and again after a failure. The brain does the same, and reports the failure
+/// as a trouble of the source.
 #[tokio::test]
-async fn a_credential_plugin_that_fails_is_run_again() {
+async fn a_failing_credential_plugin_is_run_again() {
     let mut server = Server::start(None).await;
     let folder = TempDir::new().unwrap();
     let plugin = |text: &str| {
@@ -239,25 +239,27 @@ async fn a_credential_plugin_that_fails_is_run_again() {
     let folder_of_client = TempDir::new().unwrap();
     let client = Client::start(folder_of_client, &plain(&server), &user).await;
     let troubles = client.metrics.troubles();
-    let mut told = troubles.subscribe();
-    let all = soon(told.wait_for(|troubles| troubles.len() == Kind::ALL.len())).await.unwrap().clone();
+    let mut changes = troubles.subscribe();
+    let all = soon(changes.wait_for(|troubles| troubles.len() == Kind::ALL.len())).await.unwrap().clone();
     for trouble in all.values() {
-        let text = &trouble.problem;
+        let text = &trouble.diagnostic.problem;
         assert!(text.contains(&command) && text.contains("ended with exit status: 3: the vault is sealed"), "{text}");
         assert!(!text.contains("secret") && text.contains("under exec"), "{text}");
     }
     plugin("echo nonsense");
     let is_like = |words: &'static str| {
-        move |troubles: &BTreeMap<&'static str, Trouble>| troubles.values().all(|of| of.problem.contains(words))
+        move |troubles: &BTreeMap<&'static str, Trouble>| {
+            troubles.values().all(|of| of.diagnostic.problem.contains(words))
+        }
     };
-    soon(told.wait_for(is_like("has not written an ExecCredential"))).await.unwrap();
+    soon(changes.wait_for(is_like("has not written an ExecCredential"))).await.unwrap();
     let credential = json!({ "apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": { "token": "one" } });
     plugin(&format!("echo '{credential}'"));
     assert_eq!(server.token().await, "Bearer one");
-    soon(told.wait_for(BTreeMap::is_empty)).await.unwrap();
+    soon(changes.wait_for(BTreeMap::is_empty)).await.unwrap();
 }
 
-/// An authority that vouches for servers and clients.
+/// A certificate authority for the server and its clients.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -268,7 +270,7 @@ impl Authority {
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    /// A certificate (PEM and DER) and its key in PEM.
+    /// Issues a certificate. Returns it in PEM and in DER, and its key in PEM.
     fn issue(&self) -> (String, Vec<u8>, String) {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(["localhost".to_owned()]).unwrap();
@@ -276,7 +278,7 @@ impl Authority {
         (certificate.pem(), certificate.der().to_vec(), key.serialize_pem())
     }
 
-    /// Servers of this authority believe its clients.
+    /// A TLS server with a certificate of this authority, which accepts its clients.
     fn acceptor(&self) -> TlsAcceptor {
         let provider = Arc::new(ring::default_provider());
         let mut roots = RootCertStore::empty();
@@ -295,7 +297,7 @@ impl Authority {
 }
 
 #[tokio::test]
-async fn certificates_that_rotate_are_read_again() {
+async fn rotated_certificates_are_read_again() {
     let authority = Authority::new();
     let mut server = Server::start(Some(authority.acceptor())).await;
     let folder = TempDir::new().unwrap();
@@ -307,17 +309,17 @@ async fn certificates_that_rotate_are_read_again() {
     let cluster = |server: &Server| json!({ "server": format!("https://localhost:{}", server.address.port()), "certificate-authority": "ca.crt" });
     let user = json!({ "client-certificate": "client.crt", "client-key": "client.key" });
     let client = Client::start(folder, &cluster(&server), &user).await;
-    assert_eq!(server.asked_by().await.certificate, Some(first.clone()));
+    assert_eq!(server.credentials().await.certificate, Some(first.clone()));
 
     let (certificate, second, key) = authority.issue();
     client.write("client.crt", &certificate);
     server.end_watches();
-    assert_eq!(server.asked_by().await.certificate, Some(first), "half of it is not used");
+    assert_eq!(server.credentials().await.certificate, Some(first), "a certificate without its key is not used");
     client.write("client.key", &key);
     server.end_watches();
-    assert_eq!(server.asked_by().await.certificate, Some(second));
+    assert_eq!(server.credentials().await.certificate, Some(second));
 
-    // The authority changes, and with it the server.
+    // The authority and the server change together.
     let authority = Authority::new();
     let mut server_of_other = Server::start(Some(authority.acceptor())).await;
     let (certificate, third, key) = authority.issue();
@@ -326,5 +328,5 @@ async fn certificates_that_rotate_are_read_again() {
     client.write("client.key", &key);
     client.configure(&cluster(&server_of_other), &user);
     server.end_watches();
-    assert_eq!(server_of_other.asked_by().await.certificate, Some(third));
+    assert_eq!(server_of_other.credentials().await.certificate, Some(third));
 }

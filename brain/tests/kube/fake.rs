@@ -1,4 +1,4 @@
-//! An API server at the HTTP seam: the test sees each request and says what is answered.
+//! A fake API server at the HTTP layer: the test receives each request and answers it.
 
 use std::{
     collections::VecDeque,
@@ -34,20 +34,20 @@ use tower::BoxError;
 
 type Answer = http::Response<UnsyncBoxBody<Bytes, BoxError>>;
 
-/// Longer than every wait of the watches. Time is paused in most tests, so it costs nothing.
-const BROKEN: Duration = Duration::from_secs(3600);
+/// Longer than every delay of the watches. Time is paused in most tests, so a long timeout costs nothing.
+const TIMEOUT: Duration = Duration::from_secs(3600);
 
 #[track_caller]
-pub(crate) fn soon<T>(what: impl Future<Output = T>) -> impl Future<Output = T> {
+pub(crate) fn soon<T>(future: impl Future<Output = T>) -> impl Future<Output = T> {
     let caller = std::panic::Location::caller();
-    async move { timeout(BROKEN, what).await.unwrap_or_else(|_| panic!("nothing happens at {caller}")) }
+    async move { timeout(TIMEOUT, future).await.unwrap_or_else(|_| panic!("timed out at {caller}")) }
 }
 
-/// A request that waits for its answer.
+/// A pending request.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) kind: Kind,
-    /// With everything that was escaped in plain.
+    /// The query, percent-decoded.
     pub(crate) query: String,
     answer: oneshot::Sender<io::Result<Answer>>,
 }
@@ -67,7 +67,7 @@ impl Request {
         self.query.contains("watch=true")
     }
 
-    /// The value of a parameter.
+    /// The value of a query parameter.
     pub(crate) fn parameter(&self, name: &str) -> Option<&str> {
         self.query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))
     }
@@ -82,14 +82,14 @@ impl Request {
         self.respond(status, body);
     }
 
-    /// A page of a list.
+    /// Answers with a page of a list.
     pub(crate) fn page(self, objects: &[Value], version: &str, more: &str) {
         assert!(!self.is_watch(), "{}", self.query);
         let metadata = json!({ "resourceVersion": version, "continue": more });
         self.respond_json(200, &json!({ "metadata": metadata, "items": objects }));
     }
 
-    /// A whole list.
+    /// Answers with a complete list.
     pub(crate) fn list(self, objects: &[Value], version: &str) {
         self.page(objects, version, "");
     }
@@ -98,18 +98,18 @@ impl Request {
         self.respond_json(code, &status(code));
     }
 
-    /// What a proxy says that has lost its server.
+    /// Answers with a page of HTML, as a proxy without its server does.
     pub(crate) fn html(self) {
         let body = Full::new(Bytes::from_static(b"<html>\n<body>Bad day</body>\n</html>\n"));
         self.respond(200, body.map_err(|never| match never {}).boxed_unsync());
     }
 
-    /// The connection breaks.
+    /// Breaks the connection.
     pub(crate) fn break_off(self) {
         self.answer.send(Err(io::ErrorKind::ConnectionReset.into())).unwrap();
     }
 
-    /// A stream of changes.
+    /// Answers with a stream of changes.
     pub(crate) fn stream(self) -> Changes {
         assert!(self.is_watch(), "{}", self.query);
         let (sender, receiver) = mpsc::unbounded_channel();
@@ -119,12 +119,12 @@ impl Request {
 }
 
 fn status(code: u16) -> Value {
-    json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "the test says so", "reason": "Test" })
+    json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "set by the test", "reason": "Test" })
 }
 
 type Frame = Result<http_body::Frame<Bytes>, BoxError>;
 
-/// A stream of changes that is open.
+/// An open stream of changes.
 pub(crate) struct Changes(mpsc::UnboundedSender<Frame>);
 
 impl Changes {
@@ -144,15 +144,15 @@ impl Changes {
     }
 }
 
-/// The API server, and the watches that ask it.
+/// The fake API server, and a source that uses it.
 pub(crate) struct Fake {
     requests: mpsc::UnboundedReceiver<Request>,
-    /// Requests that were not asked for yet.
+    /// Requests that the test has not taken yet.
     early: VecDeque<Request>,
     pub(crate) events: mpsc::Receiver<Batch>,
     pub(crate) troubles: Troubles,
     pub(crate) metrics: Metrics,
-    /// The state of the server, for those that only ask for that: lists of one object are answered at once.
+    /// The version in the answers to lists with `limit=1`, which are answered automatically.
     pub(crate) version: Arc<AtomicU64>,
     _cancel: tokio_util::sync::DropGuard,
     _task: JoinHandle<anyhow::Result<()>>,
@@ -180,7 +180,7 @@ impl Fake {
         let options =
             Options { service_proxy_name: service_proxy_name.map(str::to_owned), ..Options::of_node("node-a") };
         let metrics = Metrics::default();
-        let api = ApiServer::new("https://api.test", service).told_to(&metrics);
+        let api = ApiServer::new("https://api.test", service).with_metrics(&metrics);
         let run = watch::run(api, options, events, cancel.clone());
         Self {
             requests,
@@ -208,7 +208,7 @@ impl Fake {
         }
     }
 
-    /// Answers requests for a kind for so long, and says how many there were.
+    /// Answers the requests for a kind with `answer` for the duration `time`. Returns their number.
     pub(crate) async fn play(&mut self, kind: Kind, time: Duration, mut answer: impl FnMut(Request)) -> usize {
         let until = Instant::now() + time;
         let mut requests = 0;
@@ -225,12 +225,17 @@ impl Fake {
         }
     }
 
-    /// What cannot be read of a kind at the moment.
+    /// The current trouble of a kind.
     pub(crate) fn trouble(&self, of: &str) -> Option<String> {
-        self.troubles.all().remove(of).map(|trouble| trouble.problem)
+        self.troubles.all().remove(of).map(|trouble| trouble.diagnostic.to_string())
     }
 
-    /// The value of a series.
+    /// Waits until a kind has no trouble.
+    pub(crate) async fn well(&self, of: &str) {
+        soon(self.troubles.subscribe().wait_for(|troubles| !troubles.contains_key(of))).await.unwrap();
+    }
+
+    /// The value of a metric.
     pub(crate) fn metric(&self, series: &str) -> Option<f64> {
         let text = self.metrics.text(&Feed::new(1).state(), &Reports::default().all());
         text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
@@ -246,8 +251,8 @@ impl Fake {
     /// Lists these objects of a kind, and opens the stream of their changes.
     pub(crate) async fn open(&mut self, kind: Kind, objects: &[Value], version: &str) -> Changes {
         self.request(kind).await.list(objects, version);
-        let Event::Replace { kind: listed, objects: found } = self.event().await else { panic!("a list was sent") };
-        assert_eq!((listed, found.len()), (kind, objects.len()));
+        let Event::Replace { kind: listed, objects: sent } = self.event().await else { panic!("expected a list") };
+        assert_eq!((listed, sent.len()), (kind, objects.len()));
         let request = self.request(kind).await;
         assert_eq!(request.parameter("resourceVersion"), Some(version));
         request.stream()
@@ -295,7 +300,7 @@ pub(crate) fn service_cidr(version: &str) -> Value {
     })
 }
 
-/// The names of what an event is about: `+a` applied, `-a` deleted, `=a,b` all there are.
+/// A short form of an event: `+a` for an applied object, `-a` for a deleted one, `=a,b` for a list.
 pub(crate) fn brief(event: &Event) -> String {
     match event {
         Event::Apply(object) => format!("+{}", object.name()),

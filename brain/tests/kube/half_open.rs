@@ -1,4 +1,4 @@
-//! A connection whose other end has vanished without a word.
+//! Tests of a half-open connection, whose peer has disappeared without closing it.
 
 use std::{convert::Infallible, fs, sync::Arc, time::Duration};
 
@@ -34,7 +34,7 @@ use tokio_util::sync::CancellationToken;
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// Lists are empty, but for the Node; watches are silent.
+/// Answers lists of Nodes with one Node, other lists with none, and watches with a silent stream.
 fn answer(request: &http::Request<impl Sized>) -> http::Response<Body> {
     let query = request.uri().query().unwrap_or_default();
     let body = if query.contains("watch=true") {
@@ -48,7 +48,7 @@ fn answer(request: &http::Request<impl Sized>) -> http::Response<Body> {
     http::Response::new(body)
 }
 
-/// An API server over TLS and HTTP/2; `requests` are the queries that it was asked.
+/// An API server over TLS and HTTP/2. It sends the query of each request to `requests`.
 async fn serve(listener: TcpListener, config: ServerConfig, requests: mpsc::UnboundedSender<String>) {
     let acceptor = TlsAcceptor::from(Arc::new(config));
     loop {
@@ -68,7 +68,7 @@ async fn serve(listener: TcpListener, config: ServerConfig, requests: mpsc::Unbo
     }
 }
 
-/// Passes bytes on until `cut`; then it swallows those of the connections it has, but keeps them open.
+/// Relays bytes until `cut`. After that it keeps the existing connections open, but discards their bytes.
 async fn relay(listener: TcpListener, server: std::net::SocketAddr, cut: cell::Receiver<bool>) {
     loop {
         let (client, _) = listener.accept().await.unwrap();
@@ -93,7 +93,7 @@ async fn relay(listener: TcpListener, server: std::net::SocketAddr, cut: cell::R
 }
 
 #[tokio::test]
-async fn a_peer_that_has_vanished_is_noticed_and_the_watches_go_on_elsewhere() {
+async fn watches_move_to_a_new_connection_when_their_peer_has_disappeared() {
     let key = KeyPair::generate().unwrap();
     let certificate = CertificateParams::new(["localhost".to_owned()]).unwrap().self_signed(&key).unwrap();
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))

@@ -1,18 +1,19 @@
-//! What happens when the API server goes away, forgets, or says no: nothing is sent but complete lists and true changes.
+//! Tests of an API server that disconnects, forgets its history or refuses requests. The source sends only complete lists and
+//! real changes.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use futures::FutureExt as _;
 use localnet_brain::cluster::Kind;
 use tokio::time::{self, Instant};
 
 use crate::{
-    fake::{Fake, brief, node, service},
+    fake::{Fake, brief, node, service, soon},
     log::Log,
 };
 
 #[tokio::test(start_paused = true)]
-async fn an_outdated_watch_is_replaced_by_a_whole_list() {
+async fn an_outdated_watch_is_followed_by_a_complete_list() {
     let mut fake = Fake::start(None);
     let changes = fake.open(Kind::Service, &[service("a", "1"), service("b", "2")], "5").await;
     changes.error(410);
@@ -20,14 +21,14 @@ async fn an_outdated_watch_is_replaced_by_a_whole_list() {
     assert!(!list.is_watch());
     list.page(&[service("b", "2")], "9", "more");
     let second = fake.request(Kind::Service).await;
-    assert!(fake.events.recv().now_or_never().is_none(), "half a list was sent");
+    assert!(fake.events.recv().now_or_never().is_none(), "a part of a list was sent");
     second.list(&[service("c", "8")], "9");
     assert_eq!(brief(&fake.event().await), "=b,c");
     assert_eq!(fake.request(Kind::Service).await.parameter("resourceVersion"), Some("9"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_cannot_begin_where_it_ended_lists_again() {
+async fn a_watch_that_cannot_resume_is_followed_by_a_list() {
     let mut fake = Fake::start(None);
     let changes = fake.open(Kind::Service, &[service("a", "1")], "5").await;
     drop(changes);
@@ -39,19 +40,19 @@ async fn a_watch_that_cannot_begin_where_it_ended_lists_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_that_breaks_off_is_begun_anew_and_nothing_of_it_is_seen() {
+async fn a_list_that_breaks_off_is_discarded_and_restarted() {
     let mut fake = Fake::start(None);
     fake.request(Kind::Service).await.page(&[service("a", "1")], "5", "more");
     fake.request(Kind::Service).await.break_off();
     let again = fake.request(Kind::Service).await;
     assert_eq!((again.is_watch(), again.parameter("continue")), (false, None));
-    assert!(fake.events.recv().now_or_never().is_none(), "half a list was sent");
+    assert!(fake.events.recv().now_or_never().is_none(), "a part of a list was sent");
     again.list(&[service("b", "1")], "6");
     assert_eq!(brief(&fake.event().await), "=b");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_connection_changes_nothing_and_is_resumed() {
+async fn a_watch_resumes_after_a_lost_connection() {
     let mut fake = Fake::start(None);
     let changes = fake.open(Kind::Service, &[service("a", "1")], "5").await;
     changes.send(&[("ADDED", service("b", "6"))]);
@@ -69,31 +70,31 @@ async fn a_lost_connection_changes_nothing_and_is_resumed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attempts_become_rare_but_never_stop() {
+async fn retries_back_off_to_at_most_10_s() {
     let mut fake = Fake::start(None);
-    let begun = Instant::now();
+    let start = Instant::now();
     for _ in 0..12 {
         fake.request(Kind::Service).await.break_off();
     }
-    let waited = begun.elapsed();
-    assert!(waited > Duration::from_secs(30), "too often: {waited:?}");
+    let waited = start.elapsed();
+    assert!(waited > Duration::from_secs(30), "the retries are too frequent: {waited:?}");
     let last = Instant::now();
     fake.request(Kind::Service).await.break_off();
     assert!(last.elapsed() <= Duration::from_secs(10), "{:?}", last.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_does_not_come_is_not_waited_for() {
+async fn a_request_without_an_answer_is_repeated_after_30_s() {
     let mut fake = Fake::start(None);
     let _hanging = fake.request(Kind::Service).await;
-    let begun = Instant::now();
+    let start = Instant::now();
     fake.request(Kind::Service).await.list(&[], "1");
-    assert!(begun.elapsed() <= Duration::from_secs(31), "{:?}", begun.elapsed());
+    assert!(start.elapsed() <= Duration::from_secs(31), "{:?}", start.elapsed());
     assert_eq!(brief(&fake.event().await), "=");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_watch_is_begun_anew() {
+async fn a_silent_watch_is_reopened() {
     let mut fake = Fake::start(None);
     let _silent = fake.open(Kind::Service, &[service("a", "1")], "5").await;
     let again = fake.request(Kind::Service).await;
@@ -102,10 +103,10 @@ async fn a_silent_watch_is_begun_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn trouble_is_said_once_with_its_remedy_and_so_is_its_end() {
+async fn each_trouble_and_its_end_are_logged_once() {
     let (log, _guard) = Log::begin();
     let mut fake = Fake::start(None);
-    // All else is well.
+    // The other kinds are healthy.
     let _slices = fake.open(Kind::Slice, &[], "1").await;
     let _node = fake.open(Kind::Node, &[node("1")], "1").await;
     let _cidrs = fake.open(Kind::ServiceCidr, &[], "1").await;
@@ -115,7 +116,7 @@ async fn trouble_is_said_once_with_its_remedy_and_so_is_its_end() {
     let forbidden = ["WARN", "does not allow to list services", "grant the verbs list and watch", "https://api.test"];
     assert_eq!(log.lines(&forbidden).len(), 1, "{:#?}", log.lines(&[]));
     assert_eq!(log.lines(&["nothing is served until then"]).len(), 1);
-    let all = fake.troubles.all().into_iter().map(|(of, trouble)| format!("{of}: {}", trouble.problem));
+    let all = fake.troubles.all().into_iter().map(|(of, trouble)| format!("{of}: {}", trouble.diagnostic));
     let all: Vec<String> = all.collect();
     assert_eq!(all.len(), 1);
     assert!(
@@ -132,7 +133,7 @@ async fn trouble_is_said_once_with_its_remedy_and_so_is_its_end() {
     assert_eq!(log.lines(&["does not accept the credentials; renew"]).len(), 1);
 
     let changes = fake.request(Kind::Service).await.stream();
-    // Nothing changes meanwhile, and still it is known that all is well again.
+    // The watch recovers without any change.
     while log.lines(&["the API server answers again", "Service"]).is_empty() {
         time::advance(Duration::from_millis(10)).await;
     }
@@ -141,12 +142,12 @@ async fn trouble_is_said_once_with_its_remedy_and_so_is_its_end() {
     for _ in 0..5 {
         fake.request(Kind::Service).await.break_off();
     }
-    let unreachable = ["cannot be reached: connection reset", "what was last seen stays in use"];
+    let unreachable = ["cannot be reached: connection reset", "keeping the last objects"];
     assert_eq!(log.lines(&unreachable).len(), 1, "{:#?}", log.lines(&[]));
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_server_that_is_away_is_said_once_for_all_kinds() {
+async fn an_unavailable_api_server_is_logged_once_for_all_kinds() {
     let (log, _guard) = Log::begin();
     let mut fake = Fake::start(None);
     for _ in 0..8 {
@@ -156,7 +157,7 @@ async fn an_api_server_that_is_away_is_said_once_for_all_kinds() {
     }
     assert_eq!(fake.troubles.all().len(), Kind::ALL.len());
     fake.request(Kind::Slice).await.list(&[], "1");
-    // What one of them finds out, the others need not wait for.
+    // An answer to one watch ends the backoff of the others.
     let back = Instant::now();
     for kind in [Kind::Service, Kind::Node, Kind::ServiceCidr] {
         fake.request(kind).await.list(&[], "1");
@@ -166,15 +167,13 @@ async fn an_api_server_that_is_away_is_said_once_for_all_kinds() {
     for kind in Kind::ALL {
         watches.push(fake.request(kind).await.stream());
     }
-    while !fake.troubles.all().is_empty() {
-        time::sleep(Duration::from_millis(100)).await;
-    }
+    soon(fake.troubles.subscribe().wait_for(BTreeMap::is_empty)).await.unwrap();
     assert_eq!(log.lines(&["cannot be reached"]).len(), 1, "{:#?}", log.lines(&[]));
     assert_eq!(log.lines(&["answers again"]).len(), 1, "{:#?}", log.lines(&[]));
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_server_that_is_not_quite_up_yet_alarms_nobody() {
+async fn refusals_of_a_starting_api_server_are_not_logged() {
     let (log, _guard) = Log::begin();
     let mut fake = Fake::start(None);
     let changes = fake.open(Kind::Service, &[service("a", "1")], "5").await;
@@ -188,7 +187,7 @@ async fn an_api_server_that_is_not_quite_up_yet_alarms_nobody() {
     }
     let resumed = fake.request(Kind::Service).await;
     assert_eq!(resumed.parameter("resourceVersion"), Some("5"));
-    // It is asked as soon as one that was never away, give or take the one wait that was under way.
+    // The backoff restarts, after at most one long delay that was in progress.
     assert!(up.elapsed() <= Duration::from_secs(10 + 1), "{:?}", up.elapsed());
     let _changes = resumed.stream();
     assert!(log.lines(&["does not allow"]).is_empty(), "{:#?}", log.lines(&[]));

@@ -1,4 +1,4 @@
-//! What is asked for, and what becomes of lists and changes.
+//! Tests of requests, lists and changes.
 
 use futures::FutureExt as _;
 use localnet_brain::cluster::{Event, Kind, Object};
@@ -6,7 +6,7 @@ use localnet_brain::cluster::{Event, Kind, Object};
 use crate::fake::{Fake, brief, node, service, soon};
 
 #[tokio::test(start_paused = true)]
-async fn the_selectors_are_those_of_kube_proxy() {
+async fn the_selectors_match_kube_proxy() {
     let rows = [
         (None, "!service.kubernetes.io/service-proxy-name"),
         (Some("mesh"), "service.kubernetes.io/service-proxy-name=mesh"),
@@ -44,14 +44,14 @@ async fn the_selectors_are_those_of_kube_proxy() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pages_of_a_list_are_one_replacement() {
+async fn the_pages_of_a_list_become_one_event() {
     let mut fake = Fake::start(None);
     fake.request(Kind::Service).await.page(&[service("a", "1"), service("b", "2")], "5", "more");
     let second = fake.request(Kind::Service).await;
     assert_eq!(second.parameter("continue"), Some("more"));
-    assert!(fake.events.recv().now_or_never().is_none(), "half a list was sent");
+    assert!(fake.events.recv().now_or_never().is_none(), "a part of a list was sent");
     second.list(&[service("c", "3")], "5");
-    let Event::Replace { kind: Kind::Service, objects } = fake.event().await else { panic!("a list was sent") };
+    let Event::Replace { kind: Kind::Service, objects } = fake.event().await else { panic!("expected a list") };
     let names: Vec<_> = objects.iter().map(Object::name).collect();
     assert_eq!(names, ["a", "b", "c"]);
     let Object::Service(first) = &objects[0] else { panic!("{objects:?}") };
@@ -67,12 +67,14 @@ async fn changes_follow_the_list() {
     changes.send(&[("MODIFIED", service("a", "7"))]);
     assert_eq!(brief(&fake.event().await), "+a");
     changes.send(&[("DELETED", service("a", "8"))]);
-    let Event::Delete { kind: Kind::Service, namespace, name } = fake.event().await else { panic!("it was deleted") };
+    let Event::Delete { kind: Kind::Service, namespace, name } = fake.event().await else {
+        panic!("expected a deletion")
+    };
     assert_eq!((&*namespace, &*name), ("default", "a"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn changes_that_come_together_are_handed_on_together() {
+async fn changes_that_arrive_together_become_one_batch() {
     let mut fake = Fake::start(None);
     let changes = fake.open(Kind::Service, &[], "5").await;
     changes.send(&[("ADDED", service("a", "6")), ("ADDED", service("b", "7")), ("DELETED", service("a", "8"))]);
@@ -85,6 +87,6 @@ async fn the_node_is_reduced_and_followed() {
     let mut fake = Fake::start(None);
     let changes = fake.open(Kind::Node, &[node("1")], "5").await;
     changes.send(&[("MODIFIED", node("6"))]);
-    let Event::Apply(Object::Node(object)) = fake.event().await else { panic!("it was modified") };
+    let Event::Apply(Object::Node(object)) = fake.event().await else { panic!("expected a change") };
     assert_eq!(&*object.name, "node-a");
 }

@@ -1,4 +1,4 @@
-//! What is said in the log.
+//! Captures the log of a test.
 
 use std::{
     io,
@@ -7,7 +7,7 @@ use std::{
 
 use tracing::subscriber::DefaultGuard;
 
-/// The log of this thread, from `info` up.
+/// The log of this thread, at level `info` and above.
 #[derive(Clone, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -21,7 +21,7 @@ impl Log {
         (log, guard)
     }
 
-    /// The lines of the brain that have all of these words.
+    /// The lines of the brain that contain all of these words.
     pub(crate) fn lines(&self, words: &[&str]) -> Vec<String> {
         let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
         let lines = text.lines().filter(|line| line.contains("localnet_brain"));

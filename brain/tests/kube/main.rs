@@ -1,4 +1,4 @@
-//! The watches against an API server that the test plays, request by request. A real one is used elsewhere.
+//! Tests of the `kube` source with a fake API server. The tests in `e2e` use a real one.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 

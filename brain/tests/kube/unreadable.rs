@@ -1,5 +1,5 @@
-//! One object that cannot be read is named and skipped. It used to freeze all changes of its kind, as it does in kube-proxy:
-//! client-go refuses the whole list, and ends the watch.
+//! Tests of objects that cannot be decoded. Regression: one such object stopped all changes of its kind, as it does in kube-proxy,
+//! because client-go rejects the whole list and ends the watch.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn unreadable(name: &str, version: &str) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn in_a_list_it_is_named_and_the_others_are_taken_over() {
+async fn an_undecodable_object_of_a_list_is_named_and_the_others_are_applied() {
     let (log, _guard) = Log::begin();
     let mut fake = Fake::start(None);
     fake.request(Kind::Service).await.list(&[service("a", "1"), unreadable("b", "2"), service("c", "3")], "5");
@@ -35,7 +35,7 @@ async fn in_a_list_it_is_named_and_the_others_are_taken_over() {
     let logged: Vec<&str> = words.into_iter().chain(["WARN"]).collect();
     assert_eq!(log.lines(&logged).len(), 1, "{:#?}", log.lines(&[]));
 
-    // The watch goes on, and the source itself is well.
+    // The watch continues, and the source is healthy.
     let changes = fake.request(Kind::Service).await.stream();
     changes.send(&[("MODIFIED", service("b", "6"))]);
     assert_eq!(brief(&fake.event().await), "+b");
@@ -43,7 +43,7 @@ async fn in_a_list_it_is_named_and_the_others_are_taken_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn in_a_watch_it_stays_as_it_was_and_the_others_go_on() {
+async fn an_undecodable_change_leaves_the_object_unchanged_and_the_watch_continues() {
     let (log, _guard) = Log::begin();
     let mut fake = Fake::start(None);
     let changes = fake.open(Kind::Service, &[service("a", "1"), service("b", "2")], "5").await;
@@ -52,7 +52,7 @@ async fn in_a_watch_it_stays_as_it_was_and_the_others_go_on() {
     assert_eq!(brief(&fake.event().await), "+c");
     assert!(fake.trouble(OF).unwrap().starts_with("Service default/a: spec.ports[0].port: "));
     assert_eq!(log.lines(&["WARN", "Service default/a"]).len(), 1, "{:#?}", log.lines(&[]));
-    // A while later it is still the same watch, and the trouble lasts.
+    // The watch stays open, and the trouble lasts.
     time::sleep(Duration::from_secs(100)).await;
     changes.send(&[("DELETED", unreadable("a", "9"))]);
     assert_eq!(brief(&fake.event().await), "-a");

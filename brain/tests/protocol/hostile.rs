@@ -1,4 +1,4 @@
-//! Peers that mean no good: they get nowhere, and the others do not notice.
+//! Tests of hostile peers: the server disconnects them, and other readers are unaffected.
 
 use std::time::{Duration, Instant};
 
@@ -21,55 +21,55 @@ use tonic::Code;
 
 use crate::server::{Reader, Server, applied, at, service, soon};
 
-/// Connection preface and empty SETTINGS.
+/// A connection preface with empty SETTINGS.
 const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-/// Connections that one peer may have.
+/// The maximum number of connections of one peer.
 const OF_PEER: usize = 512;
 
 async fn dial(server: &Server) -> UnixStream {
-    let Address::Unix(path) = &server.address else { panic!("a unix socket was asked for") };
+    let Address::Unix(path) = &server.address else { panic!("not a unix socket: {}", server.address) };
     soon(UnixStream::connect(path)).await.unwrap()
 }
 
-/// Waits until the server has closed the connection. Everything it says until then is thrown away.
+/// Waits until the server has closed the connection, and discards everything that it sends.
 async fn closed(mut peer: UnixStream) {
     let mut buffer = [0; 4096];
     while !matches!(peer.read(&mut buffer).await, Ok(0) | Err(_)) {}
 }
 
-/// How long a connection lasts, in the server's time, after a peer has sent this and then only keeps it.
-async fn lasts(said: &[u8]) -> Duration {
+/// How long the server keeps the connection of a peer that sends these bytes and then stays silent.
+async fn lifetime(sent: &[u8]) -> Duration {
     let server = Server::unix().await;
     let mut peer = dial(&server).await;
-    peer.write_all(said).await.unwrap();
-    let began = time::Instant::now();
+    peer.write_all(sent).await.unwrap();
+    let start = time::Instant::now();
     closed(peer).await;
-    began.elapsed()
+    start.elapsed()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_peer_that_does_not_greet_is_not_waited_for() {
-    for said in [&b""[..], b"P", &HELLO[..23]] {
-        let lasted = lasts(said).await;
-        assert!((Duration::from_secs(9)..Duration::from_secs(12)).contains(&lasted), "{said:?}: {lasted:?}");
+async fn a_peer_without_a_complete_preface_is_disconnected_after_10_s() {
+    for sent in [&b""[..], b"P", &HELLO[..23]] {
+        let lasted = lifetime(sent).await;
+        assert!((Duration::from_secs(9)..Duration::from_secs(12)).contains(&lasted), "{sent:?}: {lasted:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_peer_that_speaks_something_else_is_closed_at_once() {
-    for said in [&b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..], b"\x16\x03\x01\x02\0", &[0xff; 100]] {
-        assert!(lasts(said).await < Duration::from_secs(1), "{said:?}");
+async fn a_peer_of_another_protocol_is_disconnected_immediately() {
+    for sent in [&b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..], b"\x16\x03\x01\x02\0", &[0xff; 100]] {
+        assert!(lifetime(sent).await < Duration::from_secs(1), "{sent:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_frame_that_never_ends_is_not_waited_for() {
-    // SETTINGS of 6 bytes, of which one comes.
-    let lasted = lasts(&[&HELLO[..24], b"\0\0\x06\x04\0\0\0\0\0\0"].concat()).await;
+async fn a_peer_that_never_completes_a_frame_is_disconnected() {
+    // A SETTINGS frame of 6 bytes, of which one is sent.
+    let lasted = lifetime(&[&HELLO[..24], b"\0\0\x06\x04\0\0\0\0\0\0"].concat()).await;
     assert!(lasted < Duration::from_secs(60), "{lasted:?}");
 }
 
-/// A peer that speaks HTTP/2, and what it calls with.
+/// An HTTP/2 client, and the task of its connection.
 async fn http2(server: &Server) -> (SendRequest<Bytes>, JoinHandle<Result<(), h2::Error>>) {
     let (requests, connection) = soon(h2::client::handshake(dial(server).await)).await.unwrap();
     (requests, tokio::spawn(connection))
@@ -81,35 +81,35 @@ fn call(path: &str) -> Request<()> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_without_calls_is_ended_although_it_answers_pings() {
+async fn an_idle_connection_is_closed_although_it_answers_pings() {
     let server = Server::unix().await;
     let (requests, connection) = http2(&server).await;
-    let began = time::Instant::now();
-    // It ends, with an error or without.
+    let start = time::Instant::now();
+    // The result depends on how the server closes the connection.
     _ = connection.await.unwrap();
-    let lasted = began.elapsed();
+    let lasted = start.elapsed();
     assert!((Duration::from_secs(100)..Duration::from_secs(200)).contains(&lasted), "{lasted:?}");
     drop(requests);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_does_not_arrive_is_not_waited_for() {
+async fn a_request_that_never_completes_is_refused_after_10_s() {
     for path in ["localnetv1.Endpoints/Next", "localnetv1.Backends/Report"] {
         let server = Server::unix().await;
         let (mut requests, _connection) = http2(&server).await;
         let (answer, mut body) = requests.send_request(call(path), false).unwrap();
-        // A message of four bytes, of which one comes.
+        // A message of four bytes, of which one is sent.
         body.send_data(Bytes::from_static(b"\0\0\0\0\x04x"), false).unwrap();
-        let began = time::Instant::now();
+        let start = time::Instant::now();
         let answer = answer.await.unwrap();
         let status = answer.headers().get("grpc-status").unwrap();
         assert_eq!(status.to_str().unwrap(), (Code::DeadlineExceeded as i32).to_string());
-        assert!(began.elapsed() < Duration::from_secs(12), "{path}");
+        assert!(start.elapsed() < Duration::from_secs(12), "{path}");
     }
 }
 
 #[tokio::test]
-async fn a_request_that_is_too_large_is_refused() {
+async fn an_oversized_request_is_refused() {
     let server = Server::unix().await;
     server.feed.publish(Localized::default());
     let (mut requests, _connection) = http2(&server).await;
@@ -131,7 +131,7 @@ async fn a_request_that_is_too_large_is_refused() {
 }
 
 #[tokio::test]
-async fn headers_that_are_too_large_are_refused() {
+async fn oversized_headers_are_refused() {
     let server = Server::unix().await;
     server.feed.publish(Localized::default());
     let (mut requests, _connection) = http2(&server).await;
@@ -147,15 +147,15 @@ async fn headers_that_are_too_large_are_refused() {
     }
 }
 
-/// "Rapid reset": calls that are abandoned as soon as they are begun, with a request or without.
-async fn abandon(mut requests: SendRequest<Bytes>, asks: bool) -> Result<(), h2::Error> {
+/// Starts calls and resets them immediately ("rapid reset"), with or without a request message.
+async fn abandon(mut requests: SendRequest<Bytes>, sends_request: bool) -> Result<(), h2::Error> {
     for _ in 0..100_000 {
         requests = requests.ready().await?;
         let (_answer, mut body) = requests.send_request(call("localnetv1.Endpoints/Next"), false)?;
-        if asks {
+        if sends_request {
             body.send_data(Bytes::from_static(b"\0\0\0\0\0"), false)?;
         }
-        // The other task sends it meanwhile: what was not sent would not be reset either.
+        // Let the connection's task send the call. A call that was never sent is not reset either.
         for _ in 0..3 {
             tokio::task::yield_now().await;
         }
@@ -165,19 +165,19 @@ async fn abandon(mut requests: SendRequest<Bytes>, asks: bool) -> Result<(), h2:
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_begins_calls_and_abandons_them_is_cut() {
+async fn rapid_resets_close_the_connection() {
     let server = Server::unix().await;
     server.feed.publish(applied([service("a", 1, 0)]));
     let mut reader = server.reader().await;
     assert_eq!(reader.read(Revision::default(), false).await.revision(), at(1));
-    for asks in [false, true] {
+    for sends_request in [false, true] {
         let (requests, connection) = http2(&server).await;
-        let abandoning = tokio::spawn(abandon(requests, asks));
-        // Meanwhile others are served.
+        let abandoning = tokio::spawn(abandon(requests, sends_request));
+        // The server continues to serve other readers.
         while !abandoning.is_finished() {
             assert_eq!(reader.read(Revision::default(), false).await.revision(), at(1));
         }
-        assert!(soon(abandoning).await.unwrap().is_err(), "it was let go on: {asks}");
+        assert!(soon(abandoning).await.unwrap().is_err(), "the server did not close the connection: {sends_request}");
         _ = soon(connection).await.unwrap();
     }
     assert_eq!(server.reader().await.read(Revision::default(), false).await.revision(), at(1));
@@ -185,14 +185,14 @@ async fn a_connection_that_begins_calls_and_abandons_them_is_cut() {
 }
 
 #[tokio::test]
-async fn a_peer_has_only_so_many_connections_and_so_many_calls() {
+async fn connections_and_calls_of_a_peer_are_limited() {
     let server = Server::unix().await;
     server.feed.publish(applied([service("a", 1, 0)]));
     let mut peers = Vec::new();
     for _ in 0..OF_PEER {
         let mut peer = dial(&server).await;
         peer.write_all(HELLO).await.unwrap();
-        // Its SETTINGS: it was let in.
+        // The server's SETTINGS show that it has admitted the connection.
         soon(peer.read_exact(&mut [0; 9])).await.unwrap();
         peers.push(peer);
     }
@@ -203,17 +203,17 @@ async fn a_peer_has_only_so_many_connections_and_so_many_calls() {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         let mut peer = dial(&server).await;
-        // It may be closed while this is written.
+        // This fails if the server closes the connection first.
         _ = peer.write_all(HELLO).await;
         if soon(peer.read_exact(&mut [0; 9])).await.is_ok() {
             break;
         }
-        assert!(Instant::now() < deadline, "the places of those that are gone stay taken");
+        assert!(Instant::now() < deadline, "closed connections still count");
     }
 
-    // On few connections, calls that wait.
-    let asked = encode::next_filter(at(1), false).encode_to_vec();
-    let message: Bytes = [&[0, 0, 0, 0, u8::try_from(asked.len()).unwrap()], &asked[..]].concat().into();
+    // Calls that wait for a state, on a few connections.
+    let request = encode::next_filter(at(1), false).encode_to_vec();
+    let message: Bytes = [&[0, 0, 0, 0, u8::try_from(request.len()).unwrap()], &request[..]].concat().into();
     let mut kept = Vec::new();
     for _ in 0..24 {
         let (mut requests, _) = http2(&server).await;
@@ -234,13 +234,13 @@ async fn a_peer_has_only_so_many_connections_and_so_many_calls() {
     kept.truncate(100);
     let deadline = Instant::now() + Duration::from_secs(20);
     while soon(reader.0.next(localnet_proto::wire::NextFilter::default())).await.is_err() {
-        assert!(Instant::now() < deadline, "the places of calls that are gone stay taken");
+        assert!(Instant::now() < deadline, "ended calls still count");
         tokio::task::yield_now().await;
     }
     assert_eq!(Reader(reader.0).read(Revision::default(), false).await.revision(), at(1));
 }
 
-/// A thousand peers that are slow, cut, malformed or oversized, while somebody reads.
+/// The peers are slow, disconnect early, or send malformed or oversized frames.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_among_a_thousand_hostile_peers_is_served() {
     let server = Server::unix().await;
@@ -250,7 +250,7 @@ async fn a_reader_among_a_thousand_hostile_peers_is_served() {
     let mut kept = Vec::new();
     for number in 0_u16..1000 {
         let mut peer = dial(&server).await;
-        let said: &[u8] = match number % 5 {
+        let sent: &[u8] = match number % 5 {
             0 => b"",
             1 => &HELLO[..20],
             2 => b"\xff\xff\xff\xff\xff\xff\xff\xff\xff",
@@ -258,17 +258,17 @@ async fn a_reader_among_a_thousand_hostile_peers_is_served() {
             3 => b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\0\0\0\0\0\x01",
             _ => HELLO,
         };
-        // It may have been refused.
-        _ = peer.write_all(said).await;
+        // This fails if the server has refused the connection.
+        _ = peer.write_all(sent).await;
         if number % 2 == 0 {
             kept.push(peer);
         }
         if number % 20 == 0 {
             server.feed.publish(applied([service("a", number + 2, 0)]));
-            let began = Instant::now();
+            let start = Instant::now();
             let next = reader.read(state, true).await.revision();
             assert_eq!(next, at(state.rev + 1));
-            assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+            assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
             state = next;
         }
     }

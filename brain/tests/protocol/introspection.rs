@@ -1,4 +1,4 @@
-//! What makes the server usable with nothing else at hand: reflection, health, clear errors. And reports.
+//! Tests of reflection, `grpc.health.v1`, unknown methods and reports.
 
 use futures::FutureExt as _;
 use localnet_brain::localize::Localized;
@@ -25,10 +25,10 @@ macro_rules! reflection {
             ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
             server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
         };
-        let ask = |request| ServerReflectionRequest { host: String::new(), message_request: Some(request) };
+        let message = |request| ServerReflectionRequest { host: String::new(), message_request: Some(request) };
         let requests = [
-            ask(MessageRequest::ListServices(String::new())),
-            ask(MessageRequest::FileContainingSymbol("localnetv1.Endpoints".to_owned())),
+            message(MessageRequest::ListServices(String::new())),
+            message(MessageRequest::FileContainingSymbol("localnetv1.Endpoints".to_owned())),
         ];
         let mut client = ServerReflectionClient::new($channel);
         let mut answers =
@@ -36,12 +36,12 @@ macro_rules! reflection {
         let MessageResponse::ListServicesResponse(list) =
             soon(answers.message()).await.unwrap().unwrap().message_response.unwrap()
         else {
-            panic!("the services were asked for")
+            panic!("expected a list of services")
         };
         let MessageResponse::FileDescriptorResponse(file) =
             soon(answers.message()).await.unwrap().unwrap().message_response.unwrap()
         else {
-            panic!("a file was asked for")
+            panic!("expected a file descriptor")
         };
         (list.service.into_iter().map(|service| service.name).collect::<Vec<_>>(), file.file_descriptor_proto)
     }};
@@ -50,8 +50,8 @@ macro_rules! reflection {
 fn check_reflection((mut services, files): (Vec<String>, Vec<Vec<u8>>)) {
     services.sort_unstable();
     assert_eq!(services.len(), SERVICES.len(), "{services:?}");
-    for (found, expected) in services.iter().zip(SERVICES) {
-        assert!(found.starts_with(expected), "{services:?}");
+    for (service, expected) in services.iter().zip(SERVICES) {
+        assert!(service.starts_with(expected), "{services:?}");
     }
     let file = prost_types::FileDescriptorProto::decode(&*files[0]).unwrap();
     assert_eq!(file.name(), "localnetv1.proto");
@@ -73,7 +73,7 @@ async fn health(channel: Channel, service: &str) -> ServingStatus {
 }
 
 #[tokio::test]
-async fn health_is_serving_once_there_is_a_complete_state() {
+async fn health_is_serving_from_the_first_state_until_the_shutdown() {
     let server = Server::unix().await;
     for service in ["", "localnetv1.Endpoints"] {
         assert_eq!(health(server.channel().await, service).await, ServingStatus::NotServing, "{service:?}");
@@ -94,7 +94,7 @@ async fn health_is_serving_once_there_is_a_complete_state() {
 }
 
 #[tokio::test]
-async fn the_last_report_of_a_backend_is_kept() {
+async fn the_latest_report_of_a_backend_is_kept() {
     let server = Server::unix().await;
     let mut client = BackendsClient::new(server.channel().await);
     let family = |applied_rev, error: &str| FamilyReport {
@@ -120,7 +120,7 @@ async fn the_last_report_of_a_backend_is_kept() {
 }
 
 #[tokio::test]
-async fn what_is_not_served_says_so() {
+async fn unknown_methods_are_unimplemented() {
     let server = Server::unix().await;
     for path in ["/localnetv1.Endpoints/Other", "/localv1.Sets/Next", "/localnetv1.Sets/Watch", "/nothing"] {
         let mut client = tonic::client::Grpc::new(server.channel().await);

@@ -1,4 +1,5 @@
-//! The protocol as a client sees it: generated clients, over real unix and TCP sockets, against a feed filled by hand.
+//! Tests of the gRPC server from a client's side: generated clients, over real unix and TCP sockets, and a feed that the
+//! tests fill.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 

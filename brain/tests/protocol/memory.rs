@@ -1,4 +1,4 @@
-//! What hostile peers may make the brain keep in memory. The brain is a process of its own, whose peak the kernel knows.
+//! Tests of the memory that hostile peers can occupy. The brain is a separate process, whose peak the kernel reports.
 
 use std::{
     fmt::Write as _,
@@ -23,7 +23,7 @@ const SERVICES: usize = 2000;
 const CONNECTIONS: usize = 600;
 const STREAMS: u32 = 32;
 
-/// The program; killed when dropped.
+/// The program. Dropping it kills it.
 struct Program {
     child: Child,
     tcp: SocketAddr,
@@ -31,7 +31,7 @@ struct Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // Both fail only if it has ended.
+        // Both calls fail only if the process has ended.
         _ = self.child.kill();
         _ = self.child.wait();
     }
@@ -62,7 +62,8 @@ impl Program {
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let (mut tcp, mut complete) = (None, false);
         while tcp.is_none() || !complete {
-            let line: serde_json::Value = serde_json::from_str(&lines.next().expect("it has ended").unwrap()).unwrap();
+            let line: serde_json::Value =
+                serde_json::from_str(&lines.next().expect("the brain has ended").unwrap()).unwrap();
             let fields = &line["fields"];
             match fields["message"].as_str().unwrap() {
                 "serving" => {
@@ -73,12 +74,12 @@ impl Program {
                 _ => {}
             }
         }
-        // It is never held up by its log.
+        // Drain the log, or a full pipe would block the program.
         std::thread::spawn(move || lines.count());
         Self { child, tcp: tcp.unwrap() }
     }
 
-    /// The most memory it has ever had, in KiB.
+    /// The peak of its memory, in KiB.
     fn peak(&self) -> usize {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -98,7 +99,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// The head of a call, in HPACK without its tables' dynamic part.
+/// The headers of a call, in HPACK without the dynamic table.
 fn head() -> Vec<u8> {
     let mut head = vec![0x83, 0x86];
     let path = b"/localnetv1.Endpoints/Next";
@@ -109,8 +110,8 @@ fn head() -> Vec<u8> {
     head
 }
 
-/// A peer that asks for the full state on many streams, lets each of them send as much as it likes, and reads nothing but the
-/// beginning.
+/// Connects a peer that requests the full state on many streams, opens their windows completely, and reads only the first
+/// bytes.
 async fn attack(from: [u8; 4], tcp: SocketAddr) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
@@ -119,20 +120,19 @@ async fn attack(from: [u8; 4], tcp: SocketAddr) -> TcpStream {
     // INITIAL_WINDOW_SIZE, and the window of the connection.
     let settings = frame(4, 0, 0, &[&[0, 4][..], &0x7fff_ffff_u32.to_be_bytes()].concat());
     let window = frame(8, 0, 0, &0x7fff_0000_u32.to_be_bytes());
-    let mut said = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings, &window].concat();
+    let mut sent = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings, &window].concat();
     for stream in 0..STREAMS {
-        said.extend(frame(1, 4, 2 * stream + 1, &head()));
-        said.extend(frame(0, 1, 2 * stream + 1, &[0; 5]));
+        sent.extend(frame(1, 4, 2 * stream + 1, &head()));
+        sent.extend(frame(0, 1, 2 * stream + 1, &[0; 5]));
     }
-    peer.write_all(&said).await.unwrap();
+    peer.write_all(&sent).await.unwrap();
     soon(peer.read_exact(&mut [0; 9])).await.unwrap();
     peer
 }
 
-/// 600 connections whose peers call, let the brain send, and do not read cost at most 32 MiB. With 64 KiB to send for each of
-/// 4096 calls of a peer they cost 250 MiB, and two peers twice that.
+/// Regression: with a send buffer of 64 KiB for each of the 4096 calls of a peer, one peer cost 250 MiB.
 #[tokio::test]
-async fn six_hundred_connections_with_open_streams_cost_little() {
+async fn six_hundred_connections_that_do_not_read_cost_at_most_32_mib() {
     let folder = TempDir::new().unwrap();
     let program = Program::start(folder.path());
     program.read().await;
@@ -141,7 +141,7 @@ async fn six_hundred_connections_with_open_streams_cost_little() {
     for number in 0..CONNECTIONS {
         peers.push(attack([127, 0, 0, 2 + u8::from(number % 2 == 0)], program.tcp).await);
     }
-    // Others are served meanwhile.
+    // The brain still serves other readers.
     program.read().await;
     let grown = program.peak() - before;
     assert!(grown <= 32 << 10, "{before} KiB before, {grown} KiB more with {CONNECTIONS} connections");

@@ -1,4 +1,4 @@
-//! What `Next` answers, and when.
+//! Tests of `Next`: what it answers, and when.
 
 use futures::FutureExt as _;
 use localnet_brain::{localize::Localized, serve::Options};
@@ -18,7 +18,7 @@ async fn long_poll(server: Server) {
     assert_eq!(first, Update::Full(server.feed.state().snapshot().unwrap()));
     assert_eq!(first.revision(), at(1));
 
-    let mut waiting = reader.ask(at(1), false).await;
+    let mut waiting = reader.request(at(1), false).await;
     assert!(waiting.message().now_or_never().is_none(), "nothing has changed");
     server.feed.publish(applied([service("b", 2, 0)]));
     let second = soon(assemble(waiting)).await.unwrap();
@@ -28,12 +28,12 @@ async fn long_poll(server: Server) {
 }
 
 #[tokio::test]
-async fn a_long_poll_waits_for_a_change_over_a_unix_socket() {
+async fn the_long_poll_waits_for_a_change_over_a_unix_socket() {
     long_poll(Server::unix().await).await;
 }
 
 #[tokio::test]
-async fn a_long_poll_waits_for_a_change_over_tcp() {
+async fn the_long_poll_waits_for_a_change_over_tcp() {
     long_poll(Server::tcp(&Options::default()).await).await;
 }
 
@@ -43,12 +43,12 @@ async fn nothing_is_sent_before_the_first_complete_state() {
     let channel = server.channel().await;
     let mut reader = Reader(EndpointsClient::new(channel.clone()));
     let mut answers = Vec::new();
-    for (known, delta) in
+    for (held, delta) in
         [(Revision::default(), false), (at(0), true), (at(5), false), (Revision { instance: 1, rev: 1 }, true)]
     {
-        answers.push(reader.ask(known, delta).await);
+        answers.push(reader.request(held, delta).await);
     }
-    // A round trip over the same connection: the server has seen all that was sent before.
+    // After a round trip over the same connection, the server has received the earlier calls.
     soon(HealthClient::new(channel).check(HealthCheckRequest::default())).await.unwrap();
     for answer in &mut answers {
         assert!(answer.message().now_or_never().is_none());
@@ -63,7 +63,7 @@ async fn nothing_is_sent_before_the_first_complete_state() {
 async fn an_empty_cluster_is_a_state() {
     let server = Server::unix().await;
     server.feed.publish(Localized::default());
-    let mut answer = server.reader().await.ask(Revision::default(), false).await;
+    let mut answer = server.reader().await.request(Revision::default(), false).await;
     let mut items = Vec::new();
     while let Some(item) = soon(answer.message()).await.unwrap() {
         items.push(item);
@@ -74,7 +74,7 @@ async fn an_empty_cluster_is_a_state() {
 }
 
 #[tokio::test]
-async fn what_the_server_does_not_know_is_answered_at_once_with_the_full_state() {
+async fn an_unknown_revision_is_answered_immediately_with_the_full_state() {
     let server = Server::unix().await;
     server.feed.publish(applied([service("a", 1, 0)]));
     server.feed.publish(applied([service("b", 2, 0)]));
@@ -88,19 +88,19 @@ async fn what_the_server_does_not_know_is_answered_at_once_with_the_full_state()
         at(3),
         at(u64::MAX),
     ];
-    for known in unknown {
+    for held in unknown {
         for delta in [false, true] {
-            assert_eq!(reader.read(known, delta).await, full, "{known} {delta}");
+            assert_eq!(reader.read(held, delta).await, full, "{held} {delta}");
         }
     }
 }
 
 #[tokio::test]
-async fn a_reader_resumes_where_another_one_stopped() {
+async fn a_new_connection_resumes_from_a_revision_of_an_earlier_one() {
     let server = Server::unix().await;
     server.feed.publish(applied([service("a", 1, 0)]));
-    let seen = server.reader().await.read(Revision::default(), false).await.revision();
-    let mut resumed = server.reader().await.ask(seen, true).await;
+    let held = server.reader().await.read(Revision::default(), false).await.revision();
+    let mut resumed = server.reader().await.request(held, true).await;
     assert!(resumed.message().now_or_never().is_none());
     server.feed.publish(removed("a"));
     let update = soon(assemble(resumed)).await.unwrap();
@@ -111,7 +111,7 @@ async fn a_reader_resumes_where_another_one_stopped() {
 }
 
 #[tokio::test]
-async fn deltas_and_full_states_may_be_mixed_at_will() {
+async fn a_reader_may_mix_deltas_and_full_states() {
     let server = Server::unix().await;
     let mut reader = server.reader().await;
     let mut states = Vec::new();
@@ -133,7 +133,7 @@ async fn deltas_and_full_states_may_be_mixed_at_will() {
         assert_eq!(folded, server.feed.state().snapshot().unwrap());
         states.push(folded.clone());
     }
-    // From any earlier state, in one step.
+    // A delta leads from any earlier state to the newest one.
     for mut state in states {
         if state.revision == folded.revision {
             continue;
@@ -145,12 +145,12 @@ async fn deltas_and_full_states_may_be_mixed_at_will() {
 }
 
 #[tokio::test]
-async fn the_end_of_the_server_is_an_error_and_not_a_state() {
+async fn a_shutdown_ends_waiting_calls_with_unavailable() {
     let server = Server::unix().await;
-    let mut before = server.reader().await.ask(Revision::default(), false).await;
+    let mut before = server.reader().await.request(Revision::default(), false).await;
     server.feed.publish(applied([service("a", 1, 0)]));
     soon(before.message()).await.unwrap();
-    let waiting = server.reader().await.ask(at(1), false).await;
+    let waiting = server.reader().await.request(at(1), false).await;
     server.begin_shutdown();
     let error = soon(assemble(waiting)).await.unwrap_err();
     assert_eq!(error.code(), tonic::Code::Unavailable);
@@ -158,10 +158,10 @@ async fn the_end_of_the_server_is_an_error_and_not_a_state() {
 }
 
 #[tokio::test]
-async fn a_shutdown_waits_for_an_answer_that_is_being_read() {
+async fn a_shutdown_waits_for_answers_in_progress() {
     let server = Server::unix().await;
     server.feed.publish(applied((0..2000).map(|number| service(&format!("s{number}"), 1, 1000))));
-    let mut answer = server.reader().await.ask(Revision::default(), false).await;
+    let mut answer = server.reader().await.request(Revision::default(), false).await;
     let first = soon(answer.message()).await.unwrap().unwrap();
     assert_eq!(first, encode::next_item(at(1), false));
     server.begin_shutdown();

@@ -1,4 +1,4 @@
-//! Readers that are slow, that go away, that are dead.
+//! Tests of readers that are slow, disconnect or have crashed.
 
 use std::time::Duration;
 
@@ -18,11 +18,11 @@ use tonic::{Status, Streaming, transport::Endpoint};
 
 use crate::server::{Reader, Server, applied, at, connect, removed, service, soon};
 
-/// More than the buffers between a server and a reader that does not read.
+/// A state of this many Services exceeds the buffers between a server and a reader that does not read.
 const SERVICES: usize = 500;
 const SIZE: usize = 4000;
 
-/// A state of two megabytes, and a part of it that tells whether anybody else still holds it.
+/// Publishes a state of two megabytes. Returns a part of it, whose reference count shows whether the state is still alive.
 fn publish_much(server: &Server) -> Bytes {
     let many = (0..SERVICES).map(|number| service(&format!("s{number}"), 1, SIZE));
     server.feed.publish(applied(many.chain([service("watched", 1, 0)])));
@@ -30,38 +30,39 @@ fn publish_much(server: &Server) -> Bytes {
     items.find(|item| item.windows(7).any(|part| part == b"watched")).unwrap()
 }
 
-/// A reader whose HTTP/2 windows are small.
+/// A reader with small HTTP/2 windows.
 async fn narrow_reader(server: &Server) -> Reader {
     let endpoint =
         Endpoint::from_static("http://brain").initial_stream_window_size(65_535).initial_connection_window_size(65_535);
     Reader(EndpointsClient::new(soon(connect(server.address.clone(), endpoint)).await.unwrap()))
 }
 
-/// Reads what is left of an answer that will never be complete.
+/// Reads an incomplete answer up to its error.
 async fn failure(mut answer: Streaming<NextItem>) -> Status {
     loop {
         match answer.message().await {
             Ok(Some(_)) => {}
-            Ok(None) => panic!("a part of a state has ended with OK"),
+            Ok(None) => panic!("an incomplete state has ended with OK"),
             Err(error) => return error,
         }
     }
 }
 
-async fn gone(state: &Bytes) {
+/// Waits until the server has dropped the state.
+async fn dropped(state: &Bytes) {
     while !state.is_unique() {
         yield_now().await;
     }
 }
 
 #[tokio::test]
-async fn a_reader_that_does_not_read_holds_up_nobody() {
+async fn a_slow_reader_delays_no_other_reader() {
     let server = Server::unix().await;
     publish_much(&server);
     let mut stuck = Vec::new();
     for _ in 0..8 {
         let mut reader = narrow_reader(&server).await;
-        let mut answer = reader.ask(Revision::default(), false).await;
+        let mut answer = reader.request(Revision::default(), false).await;
         soon(answer.message()).await.unwrap();
         stuck.push((reader, answer));
     }
@@ -78,7 +79,7 @@ async fn a_reader_that_does_not_read_holds_up_nobody() {
     }
     assert_eq!(state, server.feed.state().snapshot().unwrap());
 
-    // Nothing was queued for those that were stuck: they end what they began, and then get the newest state alone.
+    // Nothing was queued for the stuck readers: they finish their answer, and then get only the newest state.
     for (mut reader, mut answer) in stuck {
         let mut items = 1;
         while soon(answer.message()).await.unwrap().is_some() {
@@ -92,20 +93,20 @@ async fn a_reader_that_does_not_read_holds_up_nobody() {
 }
 
 #[tokio::test]
-async fn a_reader_that_cuts_its_stream_leaves_nothing_behind() {
+async fn a_cancelled_stream_releases_its_state() {
     let server = Server::unix().await;
     let state = publish_much(&server);
     let mut reader = narrow_reader(&server).await;
-    let mut answer = reader.ask(Revision::default(), false).await;
+    let mut answer = reader.request(Revision::default(), false).await;
     soon(answer.message()).await.unwrap();
-    let waiting = reader.ask(at(1), false).await;
+    let waiting = reader.request(at(1), false).await;
 
     server.feed.publish(removed("watched"));
-    assert!(!state.is_unique(), "the answer under way holds the state it began with");
+    assert!(!state.is_unique(), "the answer in progress keeps its state");
     drop((answer, waiting));
-    soon(gone(&state)).await;
+    soon(dropped(&state)).await;
 
-    // The connection, and the server, go on.
+    // The connection and the server continue.
     assert_eq!(reader.read(at(1), true).await.revision(), at(2));
     drop(reader);
     assert_eq!(server.reader().await.read(Revision::default(), false).await.revision(), at(2));
@@ -113,23 +114,23 @@ async fn a_reader_that_cuts_its_stream_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_reader_that_is_killed_leaves_nothing_behind() {
+async fn a_disconnected_reader_releases_its_state() {
     let server = Server::unix().await;
     let state = publish_much(&server);
     let mut reader = narrow_reader(&server).await;
-    let mut answer = reader.ask(Revision::default(), false).await;
+    let mut answer = reader.request(Revision::default(), false).await;
     soon(answer.message()).await.unwrap();
     server.feed.publish(removed("watched"));
     drop((answer, reader));
-    soon(gone(&state)).await;
+    soon(dropped(&state)).await;
 }
 
 #[tokio::test]
-async fn a_stuck_reader_does_not_hold_up_the_end() {
+async fn a_stuck_reader_does_not_delay_a_shutdown() {
     let server = Server::unix().await;
     publish_much(&server);
     let mut reader = narrow_reader(&server).await;
-    let mut answer = reader.ask(Revision::default(), false).await;
+    let mut answer = reader.request(Revision::default(), false).await;
     soon(answer.message()).await.unwrap();
     server.shutdown().await;
     soon(failure(answer)).await;
@@ -140,7 +141,7 @@ async fn a_reader_that_stays_stuck_loses_its_state() {
     let server = Server::unix().await;
     let state = publish_much(&server);
     let mut reader = narrow_reader(&server).await;
-    let mut answer = reader.ask(Revision::default(), false).await;
+    let mut answer = reader.request(Revision::default(), false).await;
     answer.message().await.unwrap();
     server.feed.publish(removed("watched"));
     assert!(!state.is_unique());
@@ -151,18 +152,18 @@ async fn a_reader_that_stays_stuck_loses_its_state() {
     assert_eq!(reader.read(at(1), true).await.revision(), at(2));
 }
 
-/// Connection preface and empty SETTINGS: a client that then says nothing any more.
+/// A connection preface with empty SETTINGS, from a client that then stays silent.
 const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_peer_is_noticed() {
+async fn a_peer_that_answers_no_pings_is_disconnected() {
     let server = Server::unix_with(&Options::default()).await;
-    let localnet_proto::Address::Unix(path) = &server.address else { panic!("a unix socket was asked for") };
+    let localnet_proto::Address::Unix(path) = &server.address else { panic!("not a unix socket: {}", server.address) };
     let mut peer = UnixStream::connect(path).await.unwrap();
     peer.write_all(HELLO).await.unwrap();
-    let begun = time::Instant::now();
+    let start = time::Instant::now();
     let mut received = Vec::new();
     peer.read_to_end(&mut received).await.unwrap();
-    let silence = begun.elapsed();
+    let silence = start.elapsed();
     assert!(Duration::from_secs(15) <= silence && silence <= Duration::from_secs(30), "{silence:?}");
 }

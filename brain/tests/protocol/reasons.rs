@@ -1,4 +1,4 @@
-//! `Reasons`: why an endpoint does not serve, and how far the backends are, as a client is told.
+//! Tests of `Reasons`: explanations of Services, and the status of the brain.
 
 use localnet_brain::{
     cluster::{Cluster, Event, Kind, NodeObject, Object, Options, ServiceObject, SliceObject},
@@ -51,13 +51,19 @@ fn key(name: &str) -> ServiceKey {
 }
 
 #[tokio::test]
-async fn it_is_told_which_rule_leaves_an_endpoint_out() {
+async fn why_names_the_rule_that_excludes_an_endpoint() {
     let mut server = Server::unix().await;
     let mut client = ReasonsClient::new(server.channel().await);
     let (events, batches) = mpsc::channel(4);
     let (_ips, node_ips) = watch::channel(NodeIps::default());
-    let asked = server.asked.take().unwrap();
-    tokio::spawn(pump::run(Cluster::new(Options::of_node("node-1")), batches, node_ips, asked, server.feed.clone()));
+    let questions = server.questions.take().unwrap();
+    tokio::spawn(pump::run(
+        Cluster::new(Options::of_node("node-1")),
+        batches,
+        node_ips,
+        questions,
+        server.feed.clone(),
+    ));
 
     let early = soon(client.why(key("web"))).await.unwrap_err();
     assert_eq!(early.code(), Code::Unavailable, "there is no state yet");
@@ -91,7 +97,7 @@ async fn it_is_told_which_rule_leaves_an_endpoint_out() {
 }
 
 #[tokio::test]
-async fn it_is_told_how_far_the_backends_are() {
+async fn status_contains_the_reports_of_the_backends() {
     let server = Server::unix().await;
     let report = BackendReport { backend: "nft".to_owned(), instance_id: INSTANCE, rev: 3, ..BackendReport::default() };
     soon(BackendsClient::new(server.channel().await).report(report.clone())).await.unwrap();

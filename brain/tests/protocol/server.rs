@@ -1,4 +1,4 @@
-//! A server on a socket of its own, and how to fill its feed and read it.
+//! Helpers: a server on a socket of its own, values to publish in its feed, and a reader.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -7,7 +7,7 @@ use localnet_brain::{
     feed::Feed,
     localize::Localized,
     pump::{self, Asked},
-    serve::{self, Listener, Options, Reports, Told},
+    serve::{self, Listener, Options, Reports, ServerState},
 };
 use localnet_proto::{
     Address, Node, Port, Protocol, Revision, Service, ServiceKey, Update, WhenEmpty,
@@ -27,10 +27,10 @@ use tonic::{
     transport::{Channel, Endpoint, Uri},
 };
 
-/// Nothing here takes this long, unless it is broken.
-const BROKEN: Duration = Duration::from_secs(20);
+/// Limit for every wait, so that a failing test does not hang.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The instance of every feed here.
+/// The instance ID of every feed in these tests.
 pub(crate) const INSTANCE: u64 = 7;
 
 /// A revision of the feed.
@@ -38,20 +38,20 @@ pub(crate) fn at(rev: u64) -> Revision {
     Revision { instance: INSTANCE, rev }
 }
 
-/// Fails instead of hanging.
+/// Waits for `future`, and panics after [`TIMEOUT`].
 #[track_caller]
-pub(crate) fn soon<T>(what: impl Future<Output = T>) -> impl Future<Output = T> {
+pub(crate) fn soon<T>(future: impl Future<Output = T>) -> impl Future<Output = T> {
     let caller = std::panic::Location::caller();
-    async move { timeout(BROKEN, what).await.unwrap_or_else(|_| panic!("nothing happens at {caller}")) }
+    async move { timeout(TIMEOUT, future).await.unwrap_or_else(|_| panic!("timed out at {caller}")) }
 }
 
-/// A server at work.
+/// A running server.
 pub(crate) struct Server {
     pub(crate) feed: Feed,
     pub(crate) reports: Reports,
     pub(crate) address: Address,
-    /// Whoever takes it answers questions.
-    pub(crate) asked: Option<Asked>,
+    /// The requests for explanations. A test that answers them takes it.
+    pub(crate) questions: Option<Asked>,
     stop: CancellationToken,
     task: JoinHandle<anyhow::Result<()>>,
     _folder: TempDir,
@@ -77,13 +77,13 @@ impl Server {
         let listener = Listener::bind(&address, options).await.unwrap();
         let address = listener.address().clone();
         let (feed, reports, stop) = (Feed::new(INSTANCE), Reports::default(), CancellationToken::new());
-        let (questions, asked) = pump::questions();
-        let told = Told { views: feed.clone().into(), reports: reports.clone(), questions };
-        let run = serve::run(vec![listener], told, stop.clone().cancelled_owned());
-        Self { feed, reports, address, asked: Some(asked), stop, task: tokio::spawn(run), _folder: folder }
+        let (questions, receiver) = pump::questions();
+        let state = ServerState { views: feed.clone().into(), reports: reports.clone(), questions };
+        let run = serve::run(vec![listener], state, stop.clone().cancelled_owned());
+        Self { feed, reports, address, questions: Some(receiver), stop, task: tokio::spawn(run), _folder: folder }
     }
 
-    /// A connection of its own.
+    /// Opens a new connection.
     pub(crate) async fn channel(&self) -> Channel {
         soon(connect(self.address.clone(), Endpoint::from_static("http://brain"))).await.unwrap()
     }
@@ -109,7 +109,7 @@ pub(crate) async fn connect(address: Address, endpoint: Endpoint) -> Result<Chan
             let io: Box<dyn Io> = match address {
                 Address::Unix(path) => Box::new(UnixStream::connect(path).await?),
                 Address::Tcp { host, port } => Box::new(TcpStream::connect((host, port)).await?),
-                Address::Pipe(name) => panic!("{name}: nobody serves on a pipe"),
+                Address::Pipe(name) => panic!("{name}: the server has no named pipes"),
             };
             Ok::<_, std::io::Error>(TokioIo::new(io))
         }
@@ -121,24 +121,24 @@ trait Io: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
 
 impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> Io for T {}
 
-/// A reader on a connection of its own.
+/// A client of `Next` on its own connection.
 #[derive(Clone)]
 pub(crate) struct Reader(pub(crate) EndpointsClient<Channel>);
 
 impl Reader {
-    /// Asks, and returns as soon as the server has accepted the call.
-    pub(crate) async fn ask(&mut self, known: Revision, delta: bool) -> Streaming<NextItem> {
-        soon(self.0.next(encode::next_filter(known, delta))).await.unwrap().into_inner()
+    /// Calls `Next`, and returns once the server has accepted the call.
+    pub(crate) async fn request(&mut self, held: Revision, delta: bool) -> Streaming<NextItem> {
+        soon(self.0.next(encode::next_filter(held, delta))).await.unwrap().into_inner()
     }
 
     /// The complete answer.
-    pub(crate) async fn read(&mut self, known: Revision, delta: bool) -> Update {
-        let answer = self.ask(known, delta).await;
+    pub(crate) async fn read(&mut self, held: Revision, delta: bool) -> Update {
+        let answer = self.request(held, delta).await;
         soon(assemble(answer)).await.unwrap()
     }
 }
 
-/// Reads to the end.
+/// Reads an answer to its end.
 pub(crate) async fn assemble(mut answer: Streaming<NextItem>) -> Result<Update, Status> {
     let mut assembler = Assembler::default();
     while let Some(item) = answer.message().await? {
@@ -147,7 +147,7 @@ pub(crate) async fn assemble(mut answer: Streaming<NextItem>) -> Result<Update, 
     Ok(assembler.finish().unwrap())
 }
 
-/// A service that is recognised by its port and, if it matters, by its size.
+/// A Service with one port, which distinguishes its versions. `size` is its approximate encoded size, in bytes.
 pub(crate) fn service(name: &str, port: u16, size: usize) -> Arc<Service> {
     Arc::new(Service {
         key: ServiceKey::new("default", name),
@@ -174,17 +174,18 @@ pub(crate) fn service(name: &str, port: u16, size: usize) -> Arc<Service> {
     })
 }
 
-/// What the pump would publish for these services.
+/// The changes that the pump publishes when these Services are applied.
 pub(crate) fn applied(services: impl IntoIterator<Item = Arc<Service>>) -> Localized {
     let services = services.into_iter().map(|service| (service.key.clone(), Some(service)));
     Localized { services: services.collect(), ..Localized::default() }
 }
 
+/// The changes that the pump publishes when a Service is deleted.
 pub(crate) fn removed(name: &str) -> Localized {
     Localized { services: vec![(ServiceKey::new("default", name), None)], ..Localized::default() }
 }
 
-/// What the pump would publish for a node.
+/// The changes that the pump publishes for a Node.
 pub(crate) fn node(name: &str) -> Localized {
     Localized { node: Some(Node { name: name.to_owned(), ..Node::default() }), ..Localized::default() }
 }

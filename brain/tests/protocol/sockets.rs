@@ -1,4 +1,4 @@
-//! Who may listen where, and who may connect.
+//! Tests of binding sockets, and of the credentials of peers.
 
 use std::{
     fs,
@@ -17,7 +17,8 @@ use tokio::net::UnixStream;
 
 use crate::server::{Server, applied, assemble, at, service, soon};
 
-async fn refused(address: &Address) -> String {
+/// The error of binding `address`.
+async fn bind_error(address: &Address) -> String {
     let error = Listener::bind(address, &Options::default()).await.unwrap_err();
     let text = format!("{error:#}");
     assert!(!text.contains('\n'), "{text}");
@@ -34,7 +35,7 @@ async fn a_stale_socket_is_replaced() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("brain.sock");
     drop(UnixListener::bind(&path).unwrap());
-    assert!(path.exists(), "std leaves the file, as a killed process does");
+    assert!(path.exists(), "std does not remove the file, so it is as after a crash");
     let listener = Listener::bind(&socket(folder.path()), &Options::default()).await.unwrap();
     tokio::net::UnixStream::connect(&path).await.unwrap();
     drop(listener);
@@ -42,17 +43,17 @@ async fn a_stale_socket_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_socket_in_use_is_left_alone() {
+async fn a_socket_in_use_is_not_replaced() {
     let folder = TempDir::new().unwrap();
     let other = UnixListener::bind(folder.path().join("brain.sock")).unwrap();
-    let text = refused(&socket(folder.path())).await;
-    assert!(text.contains("another process serves there"), "{text}");
+    let text = bind_error(&socket(folder.path())).await;
+    assert!(text.contains("another process listens on this"), "{text}");
     other.accept().unwrap();
     assert!(folder.path().join("brain.sock").exists());
 }
 
 #[tokio::test]
-async fn a_socket_that_somebody_else_has_put_there_is_not_removed() {
+async fn a_socket_that_another_process_created_is_not_removed() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("brain.sock");
     let listener = Listener::bind(&socket(folder.path()), &Options::default()).await.unwrap();
@@ -62,14 +63,14 @@ async fn a_socket_that_somebody_else_has_put_there_is_not_removed() {
     assert!(path.exists());
 }
 
-/// Of 250 that connect at once, those beyond 128 used to be told to try again.
+/// Regression: of 250 peers that connected at once, those beyond 128 got EAGAIN.
 #[tokio::test]
-async fn hundreds_may_connect_at_once() {
+async fn five_hundred_peers_can_connect_at_once() {
     let folder = TempDir::new().unwrap();
     let address = socket(folder.path());
     let _listener = Listener::bind(&address, &Options::default()).await.unwrap();
     let dial = || UnixStream::connect(folder.path().join("brain.sock"));
-    // Nobody accepts them meanwhile.
+    // The listener accepts none of them.
     let peers: Vec<_> = (0..500).map(|_| dial()).collect();
     for peer in peers {
         soon(peer).await.unwrap();
@@ -77,39 +78,39 @@ async fn hundreds_may_connect_at_once() {
 }
 
 #[tokio::test]
-async fn the_socket_and_its_folder_are_for_the_group_alone() {
+async fn the_socket_and_its_folder_belong_to_the_group() {
     let folder = TempDir::new().unwrap();
     let nested = folder.path().join("run/localnet");
     let options = Options { socket_gid: Some(4242), ..Options::default() };
     let _listener = Listener::bind(&socket(&nested), &options).await.unwrap();
-    let (made, file) = (fs::metadata(&nested).unwrap(), fs::metadata(nested.join("brain.sock")).unwrap());
-    assert_eq!((made.permissions().mode() & 0o777, made.gid()), (0o750, 4242));
+    let (parent, file) = (fs::metadata(&nested).unwrap(), fs::metadata(nested.join("brain.sock")).unwrap());
+    assert_eq!((parent.permissions().mode() & 0o777, parent.gid()), (0o750, 4242));
     assert_eq!((file.permissions().mode() & 0o777, file.gid()), (0o660, 4242));
 }
 
 #[tokio::test]
-async fn what_cannot_be_a_socket_is_named_with_a_remedy() {
+async fn errors_of_binding_name_the_path_and_a_remedy() {
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join("brain.sock"), "precious").unwrap();
-    let text = refused(&socket(folder.path())).await;
-    assert!(text.contains("is no socket; remove it or choose another path"), "{text}");
+    let text = bind_error(&socket(folder.path())).await;
+    assert!(text.contains("is not a socket; remove it or choose another path"), "{text}");
     assert_eq!(fs::read(folder.path().join("brain.sock")).unwrap(), b"precious");
 
-    let text = refused(&socket(&folder.path().join("brain.sock/below"))).await;
-    assert!(text.contains("failed to make folder") && text.contains("--listen"), "{text}");
+    let text = bind_error(&socket(&folder.path().join("brain.sock/below"))).await;
+    assert!(text.contains("failed to create folder") && text.contains("--listen"), "{text}");
 
-    // No user, not even root, can make a file here.
-    let text = refused(&socket(Path::new("/proc/self"))).await;
+    // No user, not even root, can create a file here.
+    let text = bind_error(&socket(Path::new("/proc/self"))).await;
     assert!(text.contains("in folder /proc/self; make it writable"), "{text}");
 
-    let text = refused(&socket(&folder.path().join("x".repeat(100)))).await;
+    let text = bind_error(&socket(&folder.path().join("x".repeat(100)))).await;
     assert!(text.contains("107 bytes"), "{text}");
 }
 
 #[tokio::test]
-async fn tcp_beyond_loopback_needs_certificates_or_a_decision() {
+async fn tcp_beyond_loopback_needs_tls_or_insecure_tcp() {
     let open = Address::Tcp { host: "0.0.0.0".to_owned(), port: 0 };
-    let text = refused(&open).await;
+    let text = bind_error(&open).await;
     assert!(text.contains("--tls-cert") && text.contains("--insecure-tcp"), "{text}");
     let options = Options { insecure_tcp: true, ..Options::default() };
     let listener = Listener::bind(&open, &options).await.unwrap();
@@ -117,26 +118,26 @@ async fn tcp_beyond_loopback_needs_certificates_or_a_decision() {
     assert_ne!(*port, 0);
 
     let taken = Address::Tcp { host: "127.0.0.1".to_owned(), port: *port };
-    let text = refused(&taken).await;
-    assert!(text.contains("another process serves there"), "{text}");
+    let text = bind_error(&taken).await;
+    assert!(text.contains("another process listens on this"), "{text}");
 }
 
 #[tokio::test]
-async fn the_socket_is_gone_after_a_shutdown() {
+async fn a_shutdown_removes_the_socket() {
     let server = Server::unix().await;
-    let Address::Unix(path) = server.address.clone() else { panic!("a unix socket was asked for") };
+    let Address::Unix(path) = server.address.clone() else { panic!("not a unix socket: {}", server.address) };
     assert!(path.exists());
     server.shutdown().await;
     assert!(!path.exists());
 }
 
 fn path_of(server: &Server) -> PathBuf {
-    let Address::Unix(path) = server.address.clone() else { panic!("a unix socket was asked for") };
+    let Address::Unix(path) = server.address.clone() else { panic!("not a unix socket: {}", server.address) };
     path
 }
 
-/// Waits for somebody to listen there.
-async fn listened_to(path: &Path) {
+/// Waits until a process listens on `path`.
+async fn wait_for_listener(path: &Path) {
     soon(async {
         while tokio::net::UnixStream::connect(path).await.is_err() {
             tokio::task::yield_now().await;
@@ -146,18 +147,18 @@ async fn listened_to(path: &Path) {
 }
 
 #[tokio::test]
-async fn a_socket_file_that_is_removed_is_made_again_and_no_reader_notices() {
+async fn a_deleted_socket_is_recreated_without_an_effect_on_readers() {
     let options = Options { socket_gid: Some(4242), ..Options::default() };
     let server = Server::unix_with(&options).await;
     let path = path_of(&server);
     server.feed.publish(applied([service("a", 1, 0)]));
-    let waiting = server.reader().await.ask(at(1), true).await;
+    let waiting = server.reader().await.request(at(1), true).await;
     for (number, remove_folder) in [(2, false), (3, true), (4, false)] {
         fs::remove_file(&path).unwrap();
         if remove_folder {
             fs::remove_dir(path.parent().unwrap()).unwrap();
         }
-        listened_to(&path).await;
+        wait_for_listener(&path).await;
         let file = fs::metadata(&path).unwrap();
         assert_eq!((file.permissions().mode() & 0o777, file.gid()), (0o660, 4242));
         assert_eq!(server.reader().await.read(Revision::default(), false).await.revision(), at(1), "{number}");
@@ -168,17 +169,17 @@ async fn a_socket_file_that_is_removed_is_made_again_and_no_reader_notices() {
     assert!(!path.exists());
 }
 
-/// Only a socket that nobody serves is replaced.
+/// Only a stale socket is replaced.
 #[tokio::test]
-async fn a_socket_of_somebody_else_is_left_alone_until_it_is_gone() {
+async fn a_socket_of_another_process_is_kept_until_it_is_deleted() {
     let server = Server::unix().await;
     let path = path_of(&server);
     server.feed.publish(applied([service("a", 1, 0)]));
-    let waiting = server.reader().await.ask(at(1), true).await;
+    let waiting = server.reader().await.request(at(1), true).await;
     let aside = path.with_extension("other");
     let other = UnixListener::bind(&aside).unwrap();
     fs::rename(&aside, &path).unwrap();
-    // The brain asks whether anybody is there.
+    // The brain connects to check whether a process listens.
     soon(tokio::task::spawn_blocking({
         let other = other.try_clone().unwrap();
         move || other.accept().unwrap()
@@ -188,24 +189,24 @@ async fn a_socket_of_somebody_else_is_left_alone_until_it_is_gone() {
     assert!(fs::metadata(&path).is_ok());
     drop(other);
     fs::remove_file(&path).unwrap();
-    listened_to(&path).await;
+    wait_for_listener(&path).await;
     assert_eq!(server.reader().await.read(Revision::default(), false).await.revision(), at(1));
     server.feed.publish(applied([service("b", 1, 0)]));
     assert_eq!(soon(assemble(waiting)).await.unwrap().revision(), at(2));
     server.shutdown().await;
 }
 
-/// Greets as clients of HTTP/2 do, as a member of groups: is there an answer?
+/// Sends an HTTP/2 preface as a member of these groups. Returns whether the server answers.
 fn is_answered(path: &Path, gid: &str, groups: &str) -> bool {
-    let greeting = r#"use Socket; socket(S, AF_UNIX, SOCK_STREAM, 0) && connect(S, sockaddr_un($ARGV[0])) || die $!;
+    let script = r#"use Socket; socket(S, AF_UNIX, SOCK_STREAM, 0) && connect(S, sockaddr_un($ARGV[0])) || die $!;
         syswrite(S, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" . "\0\0\0\4\0\0\0\0\0"); exit !sysread(S, my $answer, 9)"#;
     let mut command = Command::new("setpriv");
-    command.args(["--regid", gid, "--groups", groups, "perl", "-e", greeting]).arg(path);
+    command.args(["--regid", gid, "--groups", groups, "perl", "-e", script]).arg(path);
     command.status().unwrap().success()
 }
 
 #[tokio::test]
-async fn members_of_a_listed_group_are_served() {
+async fn members_of_an_allowed_group_are_served() {
     let server = Server::unix_with(&Options { allow_gids: vec![4242], ..Options::default() }).await;
     let path = path_of(&server);
     let rows = [("1", "4242", true), ("1", "7,4242,9", true), ("4242", "7", true), ("1", "7,42", false)];
@@ -218,7 +219,7 @@ async fn members_of_a_listed_group_are_served() {
 }
 
 #[tokio::test]
-async fn only_listed_peers_are_served() {
+async fn only_allowed_peers_are_served() {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let rows = [
         (vec![], vec![], true),

@@ -1,4 +1,4 @@
-//! Mutual TLS: who gets in, and certificates that change under way.
+//! Tests of mutual TLS: authentication, authorization by name, and certificates that change at run time.
 
 use std::{fs, path::PathBuf, sync::Arc};
 
@@ -27,7 +27,7 @@ use tonic::{
 
 use crate::server::{Reader, Server, applied, at, service, soon};
 
-/// An authority, and files for a server that it vouches for.
+/// A certificate authority, and the files of a server whose certificate it has issued.
 struct Pki {
     authority: CertifiedIssuer<'static, KeyPair>,
     folder: TempDir,
@@ -49,12 +49,12 @@ impl Pki {
         self.folder.path().join(name)
     }
 
-    /// Certificate and key, in PEM.
+    /// Issues a certificate. Returns it and its key, in PEM.
     fn issue(&self) -> (String, String) {
         self.issue_to(&[SanType::DnsName("localhost".try_into().unwrap())])
     }
 
-    /// The same for other names.
+    /// Issues a certificate with these names.
     fn issue_to(&self, names: &[SanType]) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
@@ -62,7 +62,7 @@ impl Pki {
         (params.signed_by(&key, &self.authority).unwrap().pem(), key.serialize_pem())
     }
 
-    /// Gives the server a new certificate, which is returned.
+    /// Replaces the server's certificate, and returns the new one.
     fn renew(&self) -> CertificateDer<'static> {
         let (certificate, key) = self.issue();
         fs::write(self.path("tls.key"), key).unwrap();
@@ -76,20 +76,20 @@ impl Pki {
         Options { tls: Some(files), ..Options::default() }
     }
 
-    /// A client that trusts this authority, and shows a certificate of `issuer`.
+    /// A client that trusts this authority, and presents a certificate of `issuer`.
     fn client(&self, issuer: Option<&Self>) -> TlsConnector {
         self.client_with(issuer.map(Self::issue))
     }
 
-    /// A client that trusts this authority, and shows a certificate.
-    fn client_with(&self, shown: Option<(String, String)>) -> TlsConnector {
+    /// A client that trusts this authority, and presents this certificate.
+    fn client_with(&self, presented: Option<(String, String)>) -> TlsConnector {
         let mut roots = RootCertStore::empty();
         roots.add(self.authority.der().clone()).unwrap();
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_root_certificates(roots);
-        let mut config = match shown {
+        let mut config = match presented {
             None => config.with_no_client_auth(),
             Some((certificate, key)) => {
                 let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
@@ -102,12 +102,12 @@ impl Pki {
 }
 
 async fn dial(address: &Address, client: &TlsConnector) -> std::io::Result<TlsStream<TcpStream>> {
-    let Address::Tcp { host, port } = address else { panic!("TCP was asked for") };
+    let Address::Tcp { host, port } = address else { panic!("TCP was called for") };
     let stream = TcpStream::connect((host.as_str(), *port)).await?;
     client.connect("localhost".try_into().unwrap(), stream).await
 }
 
-async fn ask(server: &Server, client: TlsConnector) -> Result<Reader, Status> {
+async fn call_next(server: &Server, client: TlsConnector) -> Result<Reader, Status> {
     let address = server.address.clone();
     let connect = tower::service_fn(move |_: Uri| {
         let (address, client) = (address.clone(), client.clone());
@@ -124,16 +124,19 @@ async fn only_clients_of_the_authority_are_served() {
     let (pki, other) = (Pki::new(), Pki::new());
     let server = Server::tcp(&pki.options()).await;
     server.feed.publish(applied([service("a", 1, 0)]));
-    let mut reader = soon(ask(&server, pki.client(Some(&pki)))).await.unwrap();
+    let mut reader = soon(call_next(&server, pki.client(Some(&pki)))).await.unwrap();
     assert_eq!(reader.read(Revision::default(), false).await.revision(), at(1));
-    assert!(soon(ask(&server, pki.client(None))).await.is_err(), "a client without a certificate");
-    assert!(soon(ask(&server, pki.client(Some(&other)))).await.is_err(), "a client of another authority");
-    assert!(soon(ask(&server, other.client(Some(&pki)))).await.is_err(), "a client that does not trust the server");
+    assert!(soon(call_next(&server, pki.client(None))).await.is_err(), "a client without a certificate");
+    assert!(soon(call_next(&server, pki.client(Some(&other)))).await.is_err(), "a client of another authority");
+    assert!(
+        soon(call_next(&server, other.client(Some(&pki)))).await.is_err(),
+        "a client that does not trust the server"
+    );
     server.shutdown().await;
 }
 
 #[tokio::test]
-async fn only_listed_names_are_served() {
+async fn only_allowed_names_are_served() {
     let pki = Pki::new();
     let allowed = ["backend.example", "spiffe://cluster.local/ns/kube-system/*"].map(|name| name.parse().unwrap());
     let server = Server::tcp(&Options { allow_names: allowed.to_vec(), ..pki.options() }).await;
@@ -150,24 +153,24 @@ async fn only_listed_names_are_served() {
     ];
     for (names, expected) in rows {
         let client = pki.client_with(Some(pki.issue_to(&names)));
-        let asked = soon(ask(&server, client)).await;
-        assert_eq!(asked.is_ok(), expected, "{names:?}");
-        // The client learns why: the connection used to be closed without a word.
-        if let Err(status) = asked {
+        let called = soon(call_next(&server, client)).await;
+        assert_eq!(called.is_ok(), expected, "{names:?}");
+        // Regression: the server closed the connection without an alert.
+        if let Err(status) = called {
             let text = format!("{status:?}");
             assert!(text.contains("AccessDenied"), "{text}");
         }
     }
-    // A name that another authority vouches for is nothing.
+    // An allowed name in a certificate of another authority.
     let other = Pki::new();
     let client = pki.client_with(Some(other.issue_to(&[dns("backend.example")])));
-    assert!(soon(ask(&server, client)).await.is_err());
+    assert!(soon(call_next(&server, client)).await.is_err());
     server.shutdown().await;
 }
 
-/// Who has connected while another authority vouched for it has to connect anew, and cannot.
+/// A client that connected before the authority was replaced has to reconnect, and is then refused.
 #[tokio::test]
-async fn clients_of_a_former_authority_are_cut() {
+async fn clients_of_a_replaced_authority_are_disconnected() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let (pki, other) = (Pki::new(), Pki::new());
     let server = Server::tcp(&pki.options()).await;
@@ -175,13 +178,13 @@ async fn clients_of_a_former_authority_are_cut() {
     early.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
     early.read_exact(&mut [0; 9]).await.unwrap();
     fs::write(pki.path("ca.crt"), other.authority.pem()).unwrap();
-    // From here on nothing is under way: time that passes is waiting.
+    // The handshake is complete, so from now on the paused clock advances only while the server waits.
     tokio::time::pause();
-    let began = tokio::time::Instant::now();
-    // Nobody else connects: the files are looked at all the same. (Cut, it is an error or an end.)
+    let start = tokio::time::Instant::now();
+    // The server checks the files although no other client connects. The read ends with an error or an end of file.
     _ = early.read_to_end(&mut Vec::new()).await;
-    // Sooner than a dead peer is noticed.
-    assert!(began.elapsed() < std::time::Duration::from_secs(14), "{:?}", began.elapsed());
+    // The timeout of unanswered pings would take longer.
+    assert!(start.elapsed() < std::time::Duration::from_secs(14), "{:?}", start.elapsed());
 }
 
 #[tokio::test]
@@ -194,65 +197,68 @@ async fn a_client_without_tls_is_not_served() {
     }
 }
 
-async fn shown(server: &Server, pki: &Pki) -> CertificateDer<'static> {
+async fn server_certificate(server: &Server, pki: &Pki) -> CertificateDer<'static> {
     let stream = soon(dial(&server.address, &pki.client(Some(pki)))).await.unwrap();
     stream.get_ref().1.peer_certificates().unwrap()[0].clone().into_owned()
 }
 
 #[tokio::test]
-async fn changed_certificates_are_used_without_a_restart() {
+async fn changed_certificates_are_reloaded() {
     let pki = Pki::new();
     let server = Server::tcp(&pki.options()).await;
     server.feed.publish(applied([service("a", 1, 0)]));
-    let mut early = soon(ask(&server, pki.client(Some(&pki)))).await.unwrap();
+    let mut early = soon(call_next(&server, pki.client(Some(&pki)))).await.unwrap();
 
     let renewed = pki.renew();
-    assert_eq!(shown(&server, &pki).await, renewed);
+    assert_eq!(server_certificate(&server, &pki).await, renewed);
     assert_eq!(early.read(Revision::default(), false).await.revision(), at(1));
 
-    // Half of the files are new: the last good ones stay in use until the others follow.
+    // If only some of the files are new, the previous content stays in use until the others follow.
     let (certificate, key) = pki.issue();
     fs::write(pki.path("tls.crt"), &certificate).unwrap();
-    assert_eq!(shown(&server, &pki).await, renewed);
+    assert_eq!(server_certificate(&server, &pki).await, renewed);
     fs::write(pki.path("tls.key"), key).unwrap();
-    assert_eq!(shown(&server, &pki).await, CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap());
+    assert_eq!(
+        server_certificate(&server, &pki).await,
+        CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()
+    );
 
     // Another authority for clients.
     let other = Pki::new();
     fs::write(pki.path("ca.crt"), other.authority.pem()).unwrap();
-    assert!(soon(ask(&server, pki.client(Some(&pki)))).await.is_err());
-    soon(ask(&server, pki.client(Some(&other)))).await.unwrap();
+    assert!(soon(call_next(&server, pki.client(Some(&pki)))).await.is_err());
+    soon(call_next(&server, pki.client(Some(&other)))).await.unwrap();
 }
 
 #[tokio::test]
-async fn files_that_cannot_be_used_are_named() {
+async fn errors_name_the_unusable_file() {
     let pki = Pki::new();
     let address = Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
     let rows =
         [("tls.crt", "no certificate"), ("tls.key", "failed to read a private key"), ("ca.crt", "no certificate")];
     for (file, problem) in rows {
-        let good = fs::read(pki.path(file)).unwrap();
+        let valid = fs::read(pki.path(file)).unwrap();
         fs::write(pki.path(file), "nothing").unwrap();
         let text = format!("{:#}", Listener::bind(&address, &pki.options()).await.unwrap_err());
         assert!(text.contains(file) && text.contains(problem) && !text.contains('\n'), "{text}");
-        fs::write(pki.path(file), good).unwrap();
+        fs::write(pki.path(file), valid).unwrap();
     }
     fs::write(pki.path("tls.key"), pki.issue().1).unwrap();
     let text = format!("{:#}", Listener::bind(&address, &pki.options()).await.unwrap_err());
-    assert!(text.contains("do not belong together"), "{text}");
+    assert!(text.contains("does not belong to the certificate"), "{text}");
 }
 
-/// An expired certificate was served without a warning, and nothing told that it was about to expire.
+/// Regression: there was no warning before or after a certificate expired.
 #[tokio::test]
-async fn when_the_certificate_expires_is_told() {
+async fn a_metric_has_the_expiry_of_the_certificate() {
     let pki = Pki::new();
     let server = Server::tcp(&pki.options()).await;
     let text = || server.feed.metrics().text(&server.feed.state(), &server.reports.all());
-    // Of rcgen's certificates: the first of January 4096.
+    // rcgen's default expiry: 1 January 4096.
     let metric = "localnet_server_certificate_expiration_timestamp_seconds";
-    let told = format!("{metric} 67090118400\n");
+    let expected = format!("{metric} 67090118400\n");
     soon(async {
-        while !text().contains(&told) {
+        while !text().contains(&expected) {
             tokio::task::yield_now().await;
         }
     })

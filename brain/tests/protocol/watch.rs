@@ -1,4 +1,4 @@
-//! KPNG's `Watch` under both of its names.
+//! Tests of KPNG's `Watch`, in `localnetv1.Endpoints` and in `localv1.Sets`.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -7,7 +7,7 @@ use localnet_brain::{
     cluster::Options,
     localize::{Localized, NodeIps},
     pump,
-    serve::{self, Listener, Reports, Told},
+    serve::{self, Listener, Reports, ServerState},
     start,
     views::{Allowed, Views},
 };
@@ -26,7 +26,7 @@ use tonic::{
 
 use crate::server::{Server, applied, connect, node, removed, service, soon};
 
-/// A client: what it asks, and what it is told.
+/// A KPNG client.
 struct Client {
     requests: mpsc::Sender<WatchReq>,
     items: Streaming<OpItem>,
@@ -45,12 +45,12 @@ impl Client {
         Self { requests, items: items.into_inner() }
     }
 
-    async fn ask(&self, node_name: &str) {
+    async fn request(&self, node_name: &str) {
         self.requests.send(WatchReq { node_name: node_name.to_owned() }).await.unwrap();
     }
 
     async fn item(&mut self) -> Result<String, Status> {
-        Ok(match soon(self.items.message()).await?.expect("the stream goes on").op.unwrap() {
+        Ok(match soon(self.items.message()).await?.expect("the stream continues").op.unwrap() {
             Op::Set(value) => format!("+{}", named(&value.r#ref.unwrap().path)),
             Op::Delete(of) => format!("-{}", named(&of.path)),
             Op::Sync(_) => "sync".to_owned(),
@@ -58,7 +58,7 @@ impl Client {
         })
     }
 
-    /// All up to Sync, Reset included.
+    /// Reads all items up to and including the next Sync.
     async fn set(&mut self) -> Vec<String> {
         let mut items = Vec::new();
         while items.last().is_none_or(|last| last != "sync") {
@@ -80,33 +80,33 @@ impl Client {
     }
 }
 
-/// A path without the hash of an endpoint.
+/// The path of an item, without the hash of an endpoint.
 fn named(path: &str) -> String {
     path.split('/').take(2).collect::<Vec<_>>().join("/")
 }
 
 async fn pull(server: Server, mut client: Client) {
-    assert!(client.is_waiting(), "nothing was asked for");
-    client.ask("").await;
-    assert_eq!(client.item().await.unwrap(), "reset", "at once: there is no state yet");
+    assert!(client.is_waiting(), "the client has sent no request");
+    client.request("").await;
+    assert_eq!(client.item().await.unwrap(), "reset", "sent before there is a state");
     assert!(client.is_waiting());
     server.feed.publish(Localized::default());
     assert_eq!(client.set().await, ["+node", "sync"], "an empty state is a state");
 
-    client.ask("").await;
+    client.request("").await;
     server.feed.publish(applied([service("a", 1, 0)]));
     assert_eq!(client.set().await, ["+default/a", "sync"]);
 
-    // Nothing is sent that was not asked for; then it is one set of changes, and what came and went is not in it.
+    // Changes are sent only on request, as one set, without the Service that was added and removed in between.
     server.feed.publish(applied([service("b", 1, 0)]));
     server.feed.publish(applied([service("c", 1, 0)]));
     server.feed.publish(removed("c"));
     server.feed.publish(removed("a"));
     assert!(client.is_waiting());
-    client.ask("").await;
+    client.request("").await;
     assert_eq!(client.set().await, ["+default/b", "-default/a", "sync"]);
 
-    client.ask("").await;
+    client.request("").await;
     assert!(client.is_waiting(), "nothing has changed");
     drop(client.requests);
     server.feed.publish(applied([service("b", 2, 0)]));
@@ -114,31 +114,31 @@ async fn pull(server: Server, mut client: Client) {
     while let Some(item) = soon(client.items.message()).await.unwrap() {
         rest.push(item);
     }
-    assert_eq!(rest.len(), 2, "what was asked for, and then the stream ends with OK");
+    assert_eq!(rest.len(), 2, "the requested changes, after which the stream ends with OK");
     server.shutdown().await;
 }
 
 #[tokio::test]
-async fn changes_are_pulled() {
+async fn changes_are_sent_on_request_in_localnetv1() {
     let server = Server::unix().await;
     let client = Client::localnetv1(server.channel().await).await;
     pull(server, client).await;
 }
 
 #[tokio::test]
-async fn changes_are_pulled_under_the_later_name() {
+async fn changes_are_sent_on_request_in_localv1() {
     let server = Server::tcp(&Default::default()).await;
     let client = Client::localv1(server.channel().await).await;
     pull(server, client).await;
 }
 
 #[tokio::test]
-async fn a_stream_of_its_own_begins_with_everything() {
+async fn a_new_stream_starts_with_the_full_state() {
     let server = Server::unix().await;
     server.feed.publish(applied([service("a", 1, 0)]));
     for _ in 0..2 {
         let mut client = Client::localnetv1(server.channel().await).await;
-        client.ask("").await;
+        client.request("").await;
         assert_eq!(client.set().await, ["reset", "+node", "+default/a", "sync"]);
     }
 }
@@ -149,35 +149,35 @@ async fn the_view_of_another_node_is_refused() {
     server.feed.publish(node("node-a"));
     for own in ["", "node-a", "Node-A"] {
         let mut client = Client::localnetv1(server.channel().await).await;
-        client.ask(own).await;
+        client.request(own).await;
         assert_eq!(client.set().await, ["reset", "+node", "sync"], "{own:?}");
     }
     for other in ["node-b", "no/node", "*"] {
         let mut client = Client::localnetv1(server.channel().await).await;
-        client.ask(other).await;
+        client.request(other).await;
         let refused = client.failure().await;
         assert_eq!(refused.code(), Code::PermissionDenied, "{other:?}");
         assert!(refused.message().contains("--serve-node"), "{refused:?}");
     }
-    // Also under way.
+    // The same holds for a later request of a stream.
     let mut client = Client::localnetv1(server.channel().await).await;
-    client.ask("").await;
+    client.request("").await;
     client.set().await;
-    client.ask("node-b").await;
+    client.request("node-b").await;
     assert_eq!(client.failure().await.code(), Code::PermissionDenied);
 }
 
 #[tokio::test]
-async fn the_end_of_the_server_is_an_error() {
+async fn a_shutdown_ends_streams_with_unavailable() {
     let server = Server::unix().await;
     server.feed.publish(applied([service("a", 1, 0)]));
     let (mut waiting, mut idle) =
         (Client::localnetv1(server.channel().await).await, Client::localnetv1(server.channel().await).await);
     for client in [&mut waiting, &mut idle] {
-        client.ask("").await;
+        client.request("").await;
         client.set().await;
     }
-    waiting.ask("").await;
+    waiting.request("").await;
     server.begin_shutdown();
     for client in [&mut waiting, &mut idle] {
         assert_eq!(client.failure().await.code(), Code::Unavailable);
@@ -185,25 +185,25 @@ async fn the_end_of_the_server_is_an_error() {
     server.shutdown().await;
 }
 
-/// A client that asks for nothing would keep what has changed since in memory.
+/// The server would otherwise keep the old state of a silent client in memory.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_asks_for_nothing_loses_its_state() {
+async fn a_client_that_sends_no_request_loses_its_state() {
     let server = Server::unix().await;
     server.feed.publish(applied([service("watched", 1, 0)]));
     let mut items = server.feed.state().answer(Default::default(), false).items;
     let state = items.find(|item| item.windows(7).any(|part| part == b"watched")).unwrap();
     drop(items);
     let mut client = Client::localnetv1(server.channel().await).await;
-    client.ask("").await;
+    client.request("").await;
     client.set().await;
     server.feed.publish(removed("watched"));
     time::sleep(Duration::from_secs(300)).await;
-    assert!(!state.is_unique(), "it may ask yet");
+    assert!(!state.is_unique(), "the client still has time");
     while !state.is_unique() {
         time::advance(Duration::from_secs(5)).await;
         tokio::task::yield_now().await;
     }
-    client.ask("").await;
+    client.request("").await;
     assert_eq!(client.failure().await.code(), Code::Aborted);
 }
 
@@ -232,7 +232,7 @@ kind: Node
 metadata: { name: node-b }
 ";
 
-/// A server of node-a's view, and of node-b's if it is allowed.
+/// A server for node-a, and for the other nodes that `allowed` names.
 async fn of_two_nodes(allowed: &[&str]) -> (Channel, Arc<TempDir>) {
     let folder = Arc::new(TempDir::new().unwrap());
     std::fs::write(folder.path().join("cluster.yaml"), CLUSTER).unwrap();
@@ -249,14 +249,14 @@ async fn of_two_nodes(allowed: &[&str]) -> (Channel, Arc<TempDir>) {
     let listener = Listener::bind(&address, &Default::default()).await.unwrap();
     tokio::spawn(async move {
         let _own = own;
-        let told = Told { views, reports: Reports::default(), questions: pump::questions().0 };
-        serve::run(vec![listener], told, std::future::pending()).await
+        let state = ServerState { views, reports: Reports::default(), questions: pump::questions().0 };
+        serve::run(vec![listener], state, std::future::pending()).await
     });
     let channel = soon(connect(address, Endpoint::from_static("http://brain"))).await.unwrap();
     (channel, folder)
 }
 
-/// How often each step is there.
+/// The number of occurrences of each item.
 fn counted(items: &[String]) -> BTreeMap<&str, usize> {
     let mut counted = BTreeMap::new();
     for item in items {
@@ -266,25 +266,25 @@ fn counted(items: &[String]) -> BTreeMap<&str, usize> {
 }
 
 #[tokio::test]
-async fn the_view_of_a_node_that_is_allowed_is_served() {
+async fn the_view_of_an_allowed_node_is_served() {
     for allowed in [&["node-b"][..], &["*"], &["x", "node-b"]] {
         let (channel, _folder) = of_two_nodes(allowed).await;
         let mut client = Client::localnetv1(channel.clone()).await;
-        client.ask("node-a").await;
-        let here = client.set().await;
-        assert_eq!(counted(&here)["+default/web"], 1 + 3, "{here:?}");
-        // From one view to the other only what differs: all three endpoints, which are local to one of them.
-        client.ask("node-b").await;
-        let there = client.set().await;
-        assert_eq!((counted(&there).get("+default/web"), counted(&there).get("-default/web")), (Some(&3), Some(&3)));
-        client.ask("").await;
-        assert_eq!(client.set().await.len(), there.len());
+        client.request("node-a").await;
+        let own = client.set().await;
+        assert_eq!(counted(&own)["+default/web"], 1 + 3, "{own:?}");
+        // The two views differ only in the endpoints, because each is local to one of the nodes.
+        client.request("node-b").await;
+        let other = client.set().await;
+        assert_eq!((counted(&other).get("+default/web"), counted(&other).get("-default/web")), (Some(&3), Some(&3)));
+        client.request("").await;
+        assert_eq!(client.set().await.len(), other.len());
 
         let mut other = Client::localv1(channel).await;
-        other.ask("node-b").await;
+        other.request("node-b").await;
         assert_eq!(counted(&other.set().await)["+default/web"], 1 + 3);
         if allowed[0] != "*" {
-            other.ask("node-c").await;
+            other.request("node-c").await;
             assert_eq!(other.failure().await.code(), Code::PermissionDenied);
         }
     }

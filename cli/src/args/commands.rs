@@ -1,4 +1,4 @@
-//! What each command does: asks, judges, prints.
+//! The implementation of each command: read, compute, print.
 
 use std::{
     collections::BTreeMap,
@@ -33,7 +33,7 @@ fn print(global: &Global, output: &Output, answer: &impl Print) -> Result<(), Fa
     Ok(output::print(|out| answer.print(output.output, style(global, output), out))?)
 }
 
-/// How tables look on this standard output.
+/// Returns the style of tables for this standard output.
 fn style(global: &Global, output: &Output) -> Style {
     Style {
         wide: output.output == Format::Wide,
@@ -59,7 +59,7 @@ pub(super) async fn get(global: &Global, arguments: Get) -> Answered {
             print(global, &arguments.output, &Services { services: filter.services(&state).collect() })?;
         }
         Kind::Endpoints => {
-            // Names are of endpoints that the state has.
+            // The format `name` prints only endpoints of the state, so the brain's conditions are not needed.
             let brain = brain.as_ref().filter(|_| arguments.output.output != Format::Name);
             let told = conditions(brain, filter.services(&state)).await;
             print(global, &arguments.output, &Endpoints::of(filter.services(&state), &told))?;
@@ -77,10 +77,10 @@ pub(super) async fn get(global: &Global, arguments: Get) -> Answered {
     }
 }
 
-/// So many services are asked about one after the other.
+/// How many Services are queried one after the other.
 const MOST_ASKED: usize = 1000;
 
-/// What the brain tells of each service; nothing without a brain, or of too many services.
+/// Returns the brain's reasons about each Service. The result is empty without a brain or for too many Services.
 async fn conditions(brain: Option<&Brain>, services: impl Iterator<Item = &Service>) -> BTreeMap<ServiceKey, Why> {
     let mut told = BTreeMap::new();
     let services: Vec<&Service> = services.take(MOST_ASKED + 1).collect();
@@ -89,12 +89,12 @@ async fn conditions(brain: Option<&Brain>, services: impl Iterator<Item = &Servi
         let note = format!(
             "note: STATE and endpoints that are not ready are shown of at most {MOST_ASKED} Services: name some, or a namespace\n"
         );
-        // Nobody to read it: that is no reason to fail.
+        // The note is optional, so a failed write is no error.
         _ = io::stderr().write_all(note.as_bytes());
         return told;
     }
     for service in services {
-        // An older brain tells nothing.
+        // An older brain does not know this call.
         let Ok(why) = brain.why(&service.key).await else { break };
         told.insert(service.key.clone(), Why::from(why));
     }
@@ -119,7 +119,7 @@ pub(super) async fn watch(global: &Global, arguments: Watch) -> Answered {
     Ok(false)
 }
 
-/// Whether the kernel of this machine is to be asked.
+/// Whether the command reads the kernel of this machine.
 fn asks_kernel(global: &Global, node: &OfNode) -> bool {
     match node.kernel {
         When::Auto => global.is_of_this_node(),
@@ -128,7 +128,7 @@ fn asks_kernel(global: &Global, node: &OfNode) -> bool {
     }
 }
 
-/// How far the brain and its backends are, or why that is not known.
+/// Returns the status of the brain and its backends, or why it is unknown.
 async fn ask_status(global: &Global, brain: Option<&Brain>) -> Result<Status, String> {
     match brain {
         Some(brain) => global.status(brain).await.map_err(|error| format!("{error:#}")),
@@ -136,12 +136,12 @@ async fn ask_status(global: &Global, brain: Option<&Brain>) -> Result<Status, St
     }
 }
 
-/// The configuration to answer with.
+/// Selects the configuration that the answer is computed with.
 fn configured(args: &ConfigurationArgs, status: &Result<Status, String>) -> Result<Configuration, Failure> {
     Configuration::of(args, status.as_ref().map_err(String::as_str))
 }
 
-/// The state, the node's configuration, and the kernel if it is to be asked.
+/// Gathers the state, the configuration, and the kernel if the command reads it.
 async fn world(
     global: &Global,
     node: &OfNode,
@@ -157,10 +157,12 @@ async fn world(
     let newest = status.as_ref().ok().and_then(Status::newest).map(|backend| &backend.name);
     let kernel = match newest.filter(|name| *name != "nft" && node.kernel == When::Auto) {
         _ if !asked => {
-            Err("the state may be another node's (--kernel yes looks at this one's all the same)".to_owned())
+            Err(kernel::unread("the state may be another node's (--kernel yes looks at this one's all the same)"))
         }
-        Some(other) => Err(format!("the node's backend is {other}; only the rules of nft are looked at")),
-        None => Kernel::open().map_err(|error| error.to_string()),
+        Some(other) => {
+            Err(kernel::unread(format!("the node's backend is {other}; only the rules of nft are looked at")))
+        }
+        None => Kernel::read(),
     };
     let facts = configuration.facts(&state.node, asked.then_some(&local));
     Ok(World { state, configuration, facts, local, is_here: asked, kernel })
@@ -209,7 +211,7 @@ pub(super) async fn explain(global: &Global, arguments: Explain) -> Answered {
     Ok(!explanation.arrives())
 }
 
-/// The packet of a question, and whether its source is known.
+/// Returns the packet of a question, and whether its source is known.
 async fn packet(world: &World, from: Sender, to: &To) -> Result<(localnet_client::route::Packet, bool), Failure> {
     let destination = question::destination(to, from.address().map(Family::of), &world.state);
     let destination =
@@ -221,7 +223,7 @@ async fn packet(world: &World, from: Sender, to: &To) -> Result<(localnet_client
     Ok((packet, from.address().is_some() || from == Sender::Node))
 }
 
-/// What becomes of each packet of a text.
+/// Computes the outcome for each packet of a text.
 async fn many(world: &World, text: &str) -> Result<Many, Failure> {
     let mut told = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
@@ -254,7 +256,7 @@ fn read(path: &Path) -> anyhow::Result<String> {
 
 pub(super) async fn differ(global: &Global, arguments: Diff) -> Answered {
     let brain = global.brain()?;
-    // What the kernel holds is read while the state arrives and is planned: both take long where there are many Services.
+    // The kernel is read while the state arrives and is planned. Both take long with many Services.
     let reading = asks_kernel(global, &arguments.node).then(Reading::start);
     let state = global.snapshot(brain.as_ref()).await?;
     let status = ask_status(global, brain.as_ref()).await;
@@ -273,7 +275,7 @@ pub(super) async fn differ(global: &Global, arguments: Diff) -> Answered {
     }
     differences.configuration = origin;
     print(global, &arguments.output, &differences)?;
-    // The program ends, which frees it at once.
+    // The program exits, which frees the memory at once.
     std::mem::forget((state, rest));
     Ok(differences.count > 0)
 }
@@ -304,7 +306,7 @@ pub(super) async fn top(global: &Global, arguments: Top) -> Answered {
     Ok(false)
 }
 
-/// One of several looks begins with its time, or as a document of its own.
+/// Prints one of several samples, after its time or as a document of its own.
 fn print_look(global: &Global, output: &Output, top: &top::Top, looks: u64) -> Result<(), Failure> {
     Ok(output::print(|out| {
         match output.output {
@@ -335,7 +337,7 @@ pub(super) async fn version(global: &Global, output: &Output) -> Answered {
         Ok(version) => (version, None),
         Err(error) => (None, Some(error)),
     };
-    // Its own is known whatever becomes of the brain.
+    // The version of this command is known even if the brain does not answer.
     print(global, output, &Versions { localnet: env!("CARGO_PKG_VERSION"), brain })?;
     error.map_or(Ok(false), |error| Err(error.into()))
 }
@@ -353,14 +355,14 @@ pub(super) async fn examine(global: &Global, arguments: Doctor) -> Answered {
     };
     known.state = Some(error.clone().map_or_else(|| Ok(doctor::count(&state)), Err));
     if error.is_some() {
-        // A brain that is not there is said once.
+        // An unavailable brain is reported only once.
         known.status = known.status.filter(Result::is_ok);
     }
     let mut world = world(global, &arguments.node, &status, state).await?;
     known.configuration = Some(world.configuration.origin.clone());
     let affinity = Family::BOTH.map(|family| path::has_affinity(&world.state, &world.facts, family));
     let wanted = |family: localnet_linux::nft::Family| match error {
-        // What is planned follows from the state.
+        // Without a state there is no plan.
         Some(_) => Vec::new(),
         None => Way::new(&world.facts, localnet_nft::plan::model_family(family), affinity[family as usize])
             .chains()

@@ -1,4 +1,4 @@
-//! Evidence, and the causes that follow from it.
+//! The causes that follow from given evidence.
 
 use localnet_proto::wire;
 
@@ -43,6 +43,18 @@ fn left_out(rule: Rule) -> LeftOut {
     LeftOut { address: "10.0.0.1".to_owned(), problem: "it is so".to_owned(), remedy, ..of.into() }
 }
 
+/// A cause is recognized by the code of a finding, however its text reads.
+fn finding(code: &str) -> Finding {
+    Finding {
+        code: code.to_owned(),
+        left_out: true,
+        object: "Service shop/web".to_owned(),
+        field: "spec.clusterIPs[0]".to_owned(),
+        problem: "in words of any kind".to_owned(),
+        remedy: "correct it".to_owned(),
+    }
+}
+
 fn row(found: Option<&str>) -> PathRow {
     PathRow {
         place: "services".to_owned(),
@@ -66,7 +78,7 @@ fn stop(certain: bool) -> (String, Stop) {
     ("to 10.0.0.1:8080".to_owned(), stop)
 }
 
-/// What changes in the evidence of a Service that is well, and the causes that follow.
+/// Changes the evidence of a healthy Service and compares the causes that follow.
 #[track_caller]
 fn check(change: impl FnOnce(&mut Evidence), expected: &[&str]) {
     let mut evidence = served();
@@ -101,18 +113,22 @@ fn what_the_cluster_says_is_a_cause_of_its_own() {
     check(
         |evidence| {
             standing(Standing::Unusable)(evidence);
-            let problem = "10.96.0.1 port 80/TCP belongs to Service shop/older".to_owned();
-            let finding = Finding {
-                left_out: true,
-                object: "Service shop/web".to_owned(),
-                field: "spec.clusterIPs[0]".to_owned(),
-                problem,
-                remedy: "give it another".to_owned(),
-            };
-            evidence.why.as_mut().unwrap().findings.push(finding);
+            evidence.why.as_mut().unwrap().findings.push(finding("address-taken"));
         },
         &["address-taken"],
     );
+    for unknown in ["", "from-the-future"] {
+        check(
+            |evidence| {
+                standing(Standing::Unusable)(evidence);
+                evidence.why.as_mut().unwrap().findings.push(finding(unknown));
+            },
+            &["service-unusable"],
+        );
+    }
+    // Findings about a Service that the node serves.
+    check(|evidence| evidence.why.as_mut().unwrap().findings.push(finding("address-taken")), &["address-taken"]);
+    check(|evidence| evidence.why.as_mut().unwrap().findings.push(finding("")), &["left-out"]);
     check(|evidence| evidence.other_ports = Some(vec!["dns".to_owned()]), &["port-absent"]);
     check(|evidence| evidence.lacks_family = Some(Family::V6), &["family-missing"]);
     check(|evidence| evidence.not_its_address = Some("x".to_owned()), &["not-its-address"]);
@@ -137,7 +153,7 @@ fn the_rule_that_leaves_endpoints_out_is_the_cause() {
         },
         &["endpoints-of-other-family"],
     );
-    // A policy is the cause, however many others are not ready.
+    // A policy is the cause, however many other endpoints are not ready.
     check(rules(&[Rule::NotServing, Rule::NotServing, Rule::InternalLocal]), &["internal-policy-local"]);
     check(
         |evidence| {
@@ -174,7 +190,7 @@ fn what_the_backend_says_explains_what_the_kernel_lacks() {
     check(with(vec![backend(4, "")], true), &["backend-behind", "elements-missing"]);
     check(with(vec![backend(4, "no memory")], true), &["backend-fails", "elements-missing"]);
     check(with(vec![backend(9, "")], true), &["elements-missing"]);
-    // The kernel has it all: a report that is late is no cause.
+    // If the kernel holds everything, a late report is no certain cause.
     check(with(vec![backend(4, "")], false), &["backend-behind?"]);
     check(with(vec![], false), &["backend-missing?"]);
 }
@@ -194,7 +210,7 @@ fn what_the_kernel_lacks_comes_before_what_others_do() {
         },
         &["elements-missing", "foreign-rule", "forwarding-off", "no-route", "foreign-rule?"],
     );
-    // Six endpoints behind one route that is missing, at two addresses of the Service: one fault.
+    // Six endpoints behind one missing route, at two addresses of the Service, are one cause.
     let mut evidence = served();
     for (front, first) in [(0, 1), (1, 4)] {
         if front == 1 {
@@ -232,13 +248,7 @@ fn the_cluster_ip_comes_before_other_addresses_and_findings_last() {
             let mut out = left_out(Rule::ExternalLocal);
             out.from = Scopes { external: true, ..Scopes::default() };
             why.left_out = vec![out];
-            why.findings = vec![Finding {
-                left_out: true,
-                object: "Service shop/web".to_owned(),
-                field: "spec.externalIPs[0]".to_owned(),
-                problem: "is no address".to_owned(),
-                remedy: "correct it".to_owned(),
-            }];
+            why.findings = vec![finding("address-invalid")];
         },
         &["elements-missing", "external-policy-local", "left-out"],
     );
@@ -255,7 +265,9 @@ fn a_brain_that_is_away_is_said_first() {
 #[test]
 fn an_old_state_is_said_where_it_matters() {
     let troubled = |evidence: &mut Evidence| {
-        let trouble = Trouble { of: vec!["files".to_owned()], problem: "a.yaml:1: no".to_owned(), age_millis: 7_000 };
+        let code = "yaml-invalid".to_owned();
+        let trouble =
+            Trouble { code, of: vec!["files".to_owned()], problem: "a.yaml:1: no".to_owned(), age_millis: 7_000 };
         evidence.status.as_mut().unwrap().troubles.push(trouble);
     };
     check(troubled, &["source-fails"]);
@@ -282,7 +294,7 @@ fn an_old_state_is_said_where_it_matters() {
         },
         &["source-fails", "brain-unreachable"],
     );
-    // What is wrong with the node keeps packets out whatever the state is; what only may be wrong comes later.
+    // A certain cause on the node ranks before an outdated state, a possible one after it.
     check(
         |evidence| {
             troubled(evidence);

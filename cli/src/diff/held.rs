@@ -1,4 +1,4 @@
-//! What the kernel holds, read while the state arrives and is planned: each takes about as long.
+//! Reads what the kernel holds while the state arrives and is planned, since both take about equally long.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -19,12 +19,12 @@ use localnet_nft::{
 use super::{FAMILIES, Said};
 use crate::kernel::{self, Kernel};
 
-/// What the kernel holds in our tables.
+/// The contents of our tables in the kernel.
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) tables: [Option<HeldTable>; 2],
     pub(super) generation: u32,
-    /// What it was planned with is what was found in the end.
+    /// Whether the history that was planned with equals the one of the final read.
     pub(super) as_told: bool,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Held {
 pub(super) struct HeldTable {
     pub(super) chains: Vec<ChainDump>,
     pub(super) sets: Vec<HeldSet>,
-    /// Where our sets are in `sets`.
+    /// The index in `sets` of each set of ours.
     places: [Option<usize>; SetId::ALL.len()],
 }
 
@@ -40,25 +40,25 @@ pub(super) struct HeldTable {
 pub(super) struct HeldSet {
     pub(super) name: Name,
     pub(super) elements: Elements,
-    /// How many are.
+    /// The number of planned elements among them.
     pub(super) planned: usize,
-    /// What is not as planned: the word for it, and the element as planned.
+    /// The elements that differ from the plan: the kind of difference, and the planned element.
     pub(super) off: Off,
-    /// How many elements were compared.
+    /// The number of compared elements.
     pub(super) compared: usize,
 }
 
 type Off = BTreeMap<ElementKey, (&'static str, Element)>;
 
-/// The elements of a set: by key what it maps to, whether it is planned, and its comment.
+/// The elements of a set by key: the data, whether the plan contains it, and the comment.
 type Elements = HashMap<ElementKey, (ElementData, bool, Option<Name>)>;
 
-/// How often a read that raced with changes is repeated.
+/// How often a read is repeated because the ruleset changed in between.
 const ATTEMPTS: usize = 50;
 /// The sets that take longest to read.
 const BIG: [SetId; 3] = [SetId::Endpoints, SetId::Services, SetId::ClusterIps];
 
-/// The kernel while it is read.
+/// A read of the kernel that runs in a thread.
 #[derive(Debug)]
 pub struct Reading {
     history: Receiver<History>,
@@ -66,7 +66,7 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// Begins to read the nf_tables of this thread's network namespace.
+    /// Starts to read the nf_tables of this thread's network namespace.
     pub fn start() -> Self {
         Self::by(|to| Held::read(&mut Kernel::open()?, &to))
     }
@@ -76,21 +76,21 @@ impl Reading {
         Self { history, held: thread::spawn(move || read(to)) }
     }
 
-    /// What planning needs: which endpoint has which slot of session affinity is the kernel's memory. It is read first; nothing if
-    /// the kernel cannot be read.
+    /// Returns the history that planning needs: only the kernel knows which endpoint has which slot of session affinity. It is
+    /// read first. The history is empty if the kernel cannot be read.
     pub(super) fn history(&self) -> History {
         self.history.recv().unwrap_or_default()
     }
 
-    /// All of it.
+    /// Waits for the read to finish.
     ///
     /// # Errors
-    /// The kernel does not show it.
+    /// Returns an error if the kernel refuses a request.
     pub(super) fn finish(self) -> Result<Held, nft::Error> {
         self.held.join().unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Of tables that were read already.
+    /// Builds a reading from tables that are already read.
     #[cfg(test)]
     pub(super) fn of(generation: u32, dumps: [Option<TableDump>; 2]) -> Self {
         Self::by(move |to| {
@@ -112,7 +112,7 @@ impl Reading {
 }
 
 impl Held {
-    /// Reads both tables, and passes the history on as soon as it is known.
+    /// Reads both tables, and sends the history as soon as it is read.
     fn read(kernel: &mut Kernel, to: &Sender<History>) -> Result<Self, nft::Error> {
         let mut told = None;
         for _ in 0..ATTEMPTS {
@@ -128,7 +128,7 @@ impl Held {
             }
             history.iter_mut().for_each(|sets| sets.sort_unstable_by(|(one, _), (other, _)| one.name.cmp(&other.name)));
             let told = told.get_or_insert_with(|| {
-                // Nobody listens any more if planning failed.
+                // If planning failed, there is no receiver any more.
                 _ = to.send(history.clone());
                 history.clone()
             });
@@ -143,7 +143,7 @@ impl Held {
         Err(nft::Error::Changing)
     }
 
-    /// What was read, and the sets whose elements are compared, those that take longest first.
+    /// Returns the contents without elements, and the sets to compare, those that take longest first.
     fn of(generation: u32, dumps: [Option<TableDump>; 2]) -> (Self, Vec<Place>) {
         let mut sets = Vec::new();
         for (family, dump) in FAMILIES.into_iter().zip(&dumps) {
@@ -170,7 +170,7 @@ impl Held {
 /// A set of ours in a table.
 type Place = (nft::Family, SetId, Arc<Set>);
 
-/// The elements of each of these sets.
+/// Reads the elements of each of these sets.
 fn elements(sets: &[Place]) -> Result<Vec<(Place, Vec<Element>)>, nft::Error> {
     let read = Mutex::new(Vec::with_capacity(sets.len()));
     let order = sets.iter().map(|(family, _, set)| (*family, set.clone()));
@@ -193,7 +193,7 @@ impl HeldTable {
         let mut places = [None; SetId::ALL.len()];
         let mut sets = Vec::with_capacity(dump.sets.len());
         for (at, found) in dump.sets.into_iter().enumerate() {
-            // What packets write, the clients of session affinity, is no plan.
+            // Packets, not the plan, write the sets with the clients of session affinity.
             if let Some(id) = SetId::of_name(&found.name) {
                 places[id as usize] = Some(at);
             }
@@ -210,7 +210,7 @@ impl HeldTable {
 }
 
 impl HeldSet {
-    /// Compares what is held with what is planned.
+    /// Compares what the kernel holds with a change of the plan.
     pub(super) fn hear(&mut self, said: &Said) {
         match said {
             Said::Set(element) => {

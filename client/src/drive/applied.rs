@@ -1,4 +1,4 @@
-//! Logs what was applied: at once after a quiet second, and joined into one line a second in a burst.
+//! Logs what was applied: immediately after a quiet second, and merged into one line a second during a burst.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub(super) struct Applied {
     waiting: Option<Line>,
 }
 
-/// What a line says.
+/// The content of a log line.
 #[derive(Clone, Debug, PartialEq)]
 struct Line {
     revision: Revision,
@@ -27,7 +27,7 @@ struct Line {
 }
 
 impl Applied {
-    /// A sync succeeded at `now`: `changed` Services of `services` differed, and it `took` so long.
+    /// Records a sync that succeeded at `now`. It `took` this long, and `changed` of the `services` Services differed.
     pub(super) fn add(&mut self, revision: Revision, changed: usize, services: usize, took: Duration, now: Instant) {
         let before = self.waiting.take();
         let joined = before.map_or((0, 0, Duration::ZERO), |line| (line.syncs, line.changed, line.took));
@@ -41,12 +41,12 @@ impl Applied {
         }
     }
 
-    /// When what waits is to be logged.
+    /// When the waiting line is due.
     pub(super) fn due(&self) -> Option<Instant> {
         self.waiting.as_ref().and(self.logged).map(|logged| logged + PAUSE)
     }
 
-    /// Logs what waits.
+    /// Logs the waiting line.
     pub(super) fn log(&mut self, now: Instant) {
         let Some(Line { revision, syncs, changed, services, took }) = self.waiting.take() else { return };
         self.logged = Some(now);

@@ -1,4 +1,4 @@
-//! Connections that are made here: within a machine, by a unix socket or a named pipe of Windows.
+//! Connections within a machine: by a unix socket, or by a named pipe of Windows.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use tower::service_fn;
 /// A channel to an address of this machine.
 ///
 /// # Errors
-/// This system does not dial such addresses.
+/// Returns an error if this system does not support such addresses.
 #[cfg(unix)]
 pub(super) fn channel(address: &Address, endpoint: &Endpoint) -> anyhow::Result<Channel> {
     match address {
@@ -26,7 +26,8 @@ pub(super) fn channel(address: &Address, endpoint: &Endpoint) -> anyhow::Result<
 /// A channel to an address of this machine.
 ///
 /// # Errors
-/// This system does not dial such addresses. Windows has unix sockets, but neither Rust's standard library nor tokio opens them there.
+/// Returns an error if this system does not support such addresses. Windows has unix sockets, but neither Rust's
+/// standard library nor tokio opens them there.
 #[cfg(windows)]
 pub(super) fn channel(address: &Address, endpoint: &Endpoint) -> anyhow::Result<Channel> {
     match address {
@@ -38,13 +39,13 @@ pub(super) fn channel(address: &Address, endpoint: &Endpoint) -> anyhow::Result<
     }
 }
 
-/// `ERROR_PIPE_BUSY`: the server will have an instance of its pipe for us soon.
+/// `ERROR_PIPE_BUSY`: all instances of the pipe are in use. The server will offer another one soon.
 #[cfg(windows)]
 const BUSY: i32 = 231;
 #[cfg(windows)]
 const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// How long it may take is the endpoint's affair.
+/// Opens a named pipe. The endpoint limits how long this may take.
 #[cfg(windows)]
 async fn open(path: String) -> io::Result<tokio::net::windows::named_pipe::NamedPipeClient> {
     loop {
@@ -55,7 +56,7 @@ async fn open(path: String) -> io::Result<tokio::net::windows::named_pipe::Named
     }
 }
 
-/// A channel whose connections `connect` makes.
+/// A channel that uses `connect` to open its connections.
 pub(super) fn connecting<C, F, S>(endpoint: &Endpoint, connect: C) -> Channel
 where
     C: Fn() -> F + Send + 'static,

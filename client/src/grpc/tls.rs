@@ -1,5 +1,5 @@
-//! Mutual TLS to a brain on TCP. The files are read at each connect: the brain cuts its clients now and then so that they show the
-//! certificate that they have by then.
+//! Mutual TLS to a brain on TCP. The files are read at each connect: the brain regularly disconnects its clients so
+//! that they present their current certificates.
 
 use std::{
     fs, io,
@@ -22,14 +22,14 @@ use tracing::{info, warn};
 
 use super::TlsFiles;
 
-/// What the files held.
+/// The contents of the files.
 #[derive(Clone, PartialEq, Eq)]
 struct Contents {
     ca: Vec<u8>,
     identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// TLS with the newest usable content of its files.
+/// TLS with the newest usable contents of its files.
 pub(super) struct Tls {
     files: TlsFiles,
     loaded: Mutex<Loaded>,
@@ -38,23 +38,25 @@ pub(super) struct Tls {
 struct Loaded {
     contents: Contents,
     config: Arc<ClientConfig>,
-    /// Why the files as they are now cannot be used, which was said.
+    /// Why the present files cannot be used, if that was logged.
     said: Option<String>,
 }
 
 impl Tls {
+    /// Reads the files.
+    ///
     /// # Errors
-    /// A file cannot be read or used.
+    /// Returns an error if a file cannot be read or its contents are invalid.
     pub(super) fn load(files: TlsFiles) -> anyhow::Result<Self> {
         let contents = read(&files)?;
         let config = Arc::new(config(&files, &contents)?);
         Ok(Self { files, loaded: Mutex::new(Loaded { contents, config, said: None }) })
     }
 
-    /// A connection to a brain, by the files as they are now.
+    /// Connects to a brain with the present contents of the files.
     ///
     /// # Errors
-    /// It cannot be reached, or one of both does not trust the other.
+    /// Returns an error if the brain cannot be reached, or if one side does not trust the other.
     pub(super) async fn connect(&self, host: &str, port: u16) -> io::Result<TlsStream<TcpStream>> {
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
         let stream = TcpStream::connect((host, port)).await?;
@@ -62,7 +64,8 @@ impl Tls {
         TlsConnector::from(self.newest()).connect(name, stream).await
     }
 
-    /// Reads the files. While they are unusable, for instance half replaced, the last good ones stay.
+    /// Reads the files. While they are unusable, for instance during their replacement, the last good contents stay in
+    /// use.
     fn newest(&self) -> Arc<ClientConfig> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let read = read(&self.files).and_then(|contents| {

@@ -1,4 +1,4 @@
-//! What an operator chooses, as planners see it. Where it comes from is [`super::flags`].
+//! The operator's choices, as planners need them. [`super::flags`] reads them.
 
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use localnet_config::DetectLocalMode;
 /// How a backend programs the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Masquerade everything that is sent to a ClusterIP.
+    /// Whether to masquerade everything that is sent to a ClusterIP.
     pub masquerade_all: bool,
-    /// Which bit of the packet mark asks for masquerading, 0–31.
+    /// The bit of the packet mark that requests masquerading, 0–31.
     pub masquerade_bit: u8,
-    /// How traffic of this node's pods is told from other traffic.
+    /// How traffic of this node's pods is recognized.
     pub detector: Detector,
-    /// On which of the node's addresses NodePorts are answered.
+    /// The addresses of the node that answer NodePorts.
     pub node_port_addresses: NodePortAddresses,
 }
 
@@ -31,7 +31,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// What kube-proxy's configuration says.
+    /// The values of kube-proxy's configuration.
     pub fn of(said: &localnet_config::Config) -> Self {
         let local = &said.detect_local;
         Self {
@@ -60,27 +60,28 @@ impl Config {
     }
 }
 
-/// How traffic of this node's pods is told from other traffic: what comes from elsewhere to a ClusterIP is masqueraded,
-/// and pods reach external addresses under policy Local as if they were ClusterIPs.
+/// How traffic of this node's pods is recognized. Traffic from other senders to a ClusterIP is masqueraded. Under
+/// external policy Local, pods of this node reach external addresses as if they were ClusterIPs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Detector {
     /// Not at all.
     None,
-    /// Their addresses are in one of these.
+    /// By source addresses in one of these CIDRs.
     ClusterCidr(Vec<IpNet>),
-    /// Their addresses are in the node's pod CIDR.
+    /// By source addresses in the node's pod CIDR.
     NodeCidr,
-    /// They come in through this bridge.
+    /// By this bridge as the incoming interface.
     BridgeInterface(Arc<str>),
-    /// They come in through interfaces whose names start so.
+    /// By an incoming interface whose name has this prefix.
     InterfaceNamePrefix(Arc<str>),
 }
 
-/// On which of the node's addresses NodePorts are answered. Never on loopback addresses.
+/// The addresses of the node that answer NodePorts. Loopback addresses never do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodePortAddresses {
-    /// On the first address of each family that the Node object has; where it has none, on all of the family.
+    /// The first address of each family in the Node object. If it has none, all of the node's addresses of that family.
     Primary,
-    /// On those within; a family without CIDR, or with one of length 0, has all but link-local ones.
+    /// The addresses in these CIDRs. For a family without a CIDR, or with one of length 0: all but link-local
+    /// addresses.
     Cidrs(Vec<IpNet>),
 }

@@ -1,4 +1,5 @@
-//! [`Effective`]: the configuration that a backend works with, as it reports it to the brain and as a reader gets it back.
+//! [`Effective`]: the configuration in effect, as a backend reports it to the brain and as readers of the report decode
+//! it.
 
 use std::net::IpAddr;
 
@@ -7,12 +8,12 @@ use localnet_proto::wire::{BackendConfiguration, DetectLocal, IpSet};
 
 use super::{Config, Detector, NodePortAddresses};
 
-/// What decides, beside the state, what becomes of a packet on this node.
+/// What decides the verdict for a packet on this node, besides the state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Effective {
-    /// What was configured, or is the default.
+    /// The configured values or their defaults.
     pub config: Config,
-    /// The addresses on which NodePorts answer at present, sorted within each family.
+    /// The addresses that answer NodePorts at present, sorted within each family.
     pub node_port_addresses: Vec<IpAddr>,
 }
 
@@ -45,13 +46,13 @@ impl From<&Effective> for BackendConfiguration {
     }
 }
 
-/// A reported configuration that this version cannot read.
+/// The error for a reported configuration that this version cannot decode.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} is {value:?}, which this version does not know")]
 pub struct Unreadable {
-    /// The field.
+    /// The name of the field.
     pub field: &'static str,
-    /// What it says.
+    /// The value of the field.
     pub value: String,
 }
 
@@ -59,7 +60,7 @@ impl TryFrom<&BackendConfiguration> for Effective {
     type Error = Unreadable;
 
     /// # Errors
-    /// A field holds what this version does not know: the backend is newer, or faulty.
+    /// Returns an error if a field has a value that this version does not know: the backend is newer or faulty.
     fn try_from(said: &BackendConfiguration) -> Result<Self, Self::Error> {
         let interface = || said.interface.as_str().into();
         let detector = match said.detect_local() {

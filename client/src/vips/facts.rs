@@ -1,4 +1,4 @@
-//! What plans depend on beside services, worked out once.
+//! The inputs of plans besides services, computed once.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -10,39 +10,39 @@ use localnet_proto::{Family, Node};
 
 use super::{Config, Detector, node_ports};
 
-/// The configuration and the node, as far as plans depend on them.
+/// The parts of the configuration and of the node that plans depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// Masquerade everything that is sent to a ClusterIP.
+    /// Whether to masquerade everything that is sent to a ClusterIP.
     pub masquerade_all: bool,
     /// The mark of packets to masquerade.
     pub masquerade_mark: u32,
-    /// The addresses on which NodePorts are answered, sorted within each family: no loopback addresses, unless a backend asks for them
-    /// ([`super::Vips::answer_on_localhost`]).
+    /// The addresses that answer NodePorts, sorted within each family. There are no loopback addresses, unless a
+    /// backend requests them with [`super::Vips::answer_on_localhost`].
     pub node_port_addresses: Vec<IpAddr>,
-    /// How pods are recognised in IPv4.
+    /// How pods are recognized in IPv4.
     pub pods_v4: Option<PodSource>,
-    /// How pods are recognised in IPv6.
+    /// How pods are recognized in IPv6.
     pub pods_v6: Option<PodSource>,
-    /// Where the cluster's ClusterIPs come from, both families.
+    /// The CIDRs that ClusterIPs are assigned from, of both families.
     pub service_cidrs: Vec<IpNet>,
-    /// No endpoints: shared by all VIPs that have none, which is most.
+    /// An empty list. Most VIPs have no local endpoints, and all of these share it.
     pub no_endpoints: Arc<[SocketAddr]>,
 }
 
-/// What a packet of one of this node's pods looks like.
+/// How packets from this node's pods are recognized.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodSource {
-    /// Its source address is in there.
+    /// By a source address in this CIDR.
     Cidr(IpNet),
-    /// It came in through this interface.
+    /// By this incoming interface.
     Interface(Arc<str>),
-    /// It came in through an interface whose name starts so.
+    /// By an incoming interface whose name has this prefix.
     InterfacePrefix(Arc<str>),
 }
 
 impl Facts {
-    /// What plans need of the configuration, the node and the addresses of its interfaces.
+    /// Computes the facts. `local_addresses` has the addresses of the node's interfaces.
     pub fn new(config: &Config, node: &Node, local_addresses: &[IpAddr]) -> Self {
         Self {
             masquerade_all: config.masquerade_all,
@@ -55,7 +55,7 @@ impl Facts {
         }
     }
 
-    /// How pods are recognised in a family; `None`: they are not.
+    /// How pods are recognized in a family; `None` if they are not.
     pub fn pods(&self, family: Family) -> Option<&PodSource> {
         match family {
             Family::V4 => self.pods_v4.as_ref(),

@@ -1,4 +1,4 @@
-//! The flags that say how the node is programmed, and the configuration that they and the file of `--config` are.
+//! The flags that choose how to program the node, and the configuration from these flags and the file of `--config`.
 
 use std::{
     io::{self, Write as _},
@@ -28,28 +28,29 @@ pub struct ConfigArgs {
 }
 
 impl ConfigArgs {
-    /// Reads the configuration. `mode` is what an empty mode stands for. `None` when nothing is left to do: the configuration
-    /// was written to a file.
+    /// Reads the configuration. `mode` replaces an empty mode. Returns `None` if the flags only requested to write the
+    /// configuration to a file, which is then done.
     ///
     /// # Errors
-    /// What is wrong with flags or file.
+    /// Returns an error if a flag or the file is invalid.
     pub fn begin(&self, mode: Mode) -> anyhow::Result<Option<Box<Running>>> {
         let platform = if mode == Mode::Kernelspace { Platform::Windows } else { Platform::Linux };
         match begin(self.kube_proxy.clone(), Reader { platform, empty_mode: mode })? {
             Begin::Run(running) => Ok(Some(running)),
             Begin::Done { said } => {
                 let lines: String = said.iter().map(|line| format!("{line}\n")).collect();
-                // Nobody to read it: that is no reason to fail.
+                // A closed standard error is no reason to fail.
                 _ = io::stderr().write_all(lines.as_bytes());
                 Ok(None)
             }
         }
     }
 
-    /// What kube-proxy's flags ask for beside programming the node.
+    /// What kube-proxy's flags request besides programming the node.
     ///
     /// # Errors
-    /// They are neither true nor false; or they would change what `dry_run` says is not to be changed.
+    /// Returns an error if such a flag is neither true nor false, or if it would make a change although `dry_run` is
+    /// set.
     pub fn to_do(&self, dry_run: bool) -> anyhow::Result<ToDo<'_>> {
         let to_do = self.kube_proxy.to_do()?;
         for (asked, flag) in [(to_do.cleanup, "--cleanup"), (to_do.init_only, "--init-only")] {
@@ -58,10 +59,10 @@ impl ConfigArgs {
         Ok(to_do)
     }
 
-    /// For a command such as `init`, which has these flags too.
+    /// Checks the flags for a command such as `init`, which has these flags, too.
     ///
     /// # Errors
-    /// A flag asks for something else than the command does.
+    /// Returns an error if a flag requests something other than the command does.
     pub fn only(&self, command: &str) -> anyhow::Result<()> {
         let to_do = self.kube_proxy.to_do()?;
         let others = [
@@ -75,14 +76,14 @@ impl ConfigArgs {
         }
     }
 
-    /// Warns of flags that only have an effect in the brain.
+    /// Warns about flags that only affect the brain.
     pub fn say_of_brain(&self) {
         for problem in self.kube_proxy.elsewhere(Part::Backend) {
             warn!("{problem}");
         }
     }
 
-    /// Says that another mode is configured than the one that is programmed.
+    /// Logs if the configured mode is not the one that this backend programs.
     pub fn say_mode(said: &localnet_config::Config, ours: Mode) {
         if said.mode != ours {
             let (mode, programmed) = (said.mode.as_str(), ours.as_str());
@@ -93,7 +94,7 @@ impl ConfigArgs {
         }
     }
 
-    /// What of a configuration concerns a backend: it begins again when this changes.
+    /// The part of a configuration that a backend uses. When it changes, the backend restarts.
     pub fn concerns(&self, said: &localnet_config::Config) -> Concerns {
         Concerns {
             vips: self.config(said),
@@ -110,7 +111,7 @@ impl ConfigArgs {
     }
 }
 
-/// What of a configuration concerns a backend on Linux.
+/// The part of a configuration that a backend on Linux uses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Concerns {
     vips: Config,

@@ -1,16 +1,16 @@
-//! [`Vips`]: what the node answers, the neutral half of every plan.
+//! [`Vips`]: the VIPs of the node, which is the part of every plan that does not depend on a kernel subsystem.
 //!
-//! A backend that proxies packets needs to know, for each address, protocol and port, which endpoints serve it and how. Which
-//! Service has a VIP that several claim, on which addresses NodePorts are, how pods are recognised: all backends must say the
-//! same, so it is said here, from the wire's conclusions and the operator's configuration. What a VIP is in a kernel is the
-//! backend's affair: it implements [`Program`].
+//! A backend that proxies packets needs the endpoints of each VIP, and how to treat its packets. This module decides
+//! which Service owns a VIP that several claim, which addresses answer NodePorts, and how pods are recognized. It
+//! decides this from the state and the operator's configuration, so that all backends agree. A backend implements
+//! [`Program`] to turn a VIP into kernel objects.
 //!
 //! ```text
 //!  Snapshot, Changes ──► update ─┐
 //!  Listener's calls ──► stage ───┴► settle ──► service::plan ──► claims: one owner for each VIP ──► Program
 //! ```
 //!
-//! No I/O. Costs what changed: a Service that did not change is neither planned nor looked at.
+//! No I/O. The cost is O(changes): an unchanged Service is not processed at all.
 
 mod config;
 mod effective;
@@ -21,11 +21,11 @@ pub mod service;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, btree_map},
-    fmt,
     net::{IpAddr, Ipv4Addr},
     sync::Arc,
 };
 
+use localnet_core::{Code, Diagnostic, Subject};
 use localnet_proto::{Changes, Node, Service, ServiceKey, Snapshot};
 
 pub use config::{Config, Detector, NodePortAddresses};
@@ -33,89 +33,73 @@ pub use effective::{Effective, Unreadable};
 pub use facts::{Facts, PodSource};
 pub use service::{Exposure, Hairpin, Vip, VipKey};
 
-use crate::backend::Skipped;
 use service::ServicePlan;
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Takes what the node is to answer, piece by piece. What changes is taken out and put in again, and may be put in as it was:
-/// a [`crate::DiffStore`] makes nothing of that.
+/// Receives the changes to the VIPs of the node. A change is a removal and an addition. The added value may equal the
+/// removed one; a [`crate::DiffStore`] then finds no difference.
 pub trait Program {
-    /// The VIP is to be answered so.
+    /// Adds a VIP.
     fn program(&mut self, key: &VipKey, vip: &Vip);
-    /// The VIP, which was programmed so, is to be answered no more.
+    /// Removes a VIP that was added with this value.
     fn unprogram(&mut self, key: &VipKey, vip: &Vip);
-    /// The address is a ClusterIP, or no longer.
+    /// Adds or removes a ClusterIP.
     fn cluster_ip(&mut self, address: IpAddr, present: bool);
-    /// The endpoint may reach itself through a Service, or no longer.
+    /// Adds or removes an endpoint that may reach itself through a Service.
     fn hairpin(&mut self, hairpin: &Hairpin, present: bool);
 }
 
-/// Something of a service that is not programmed, and why.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Notice {
-    /// Whose.
-    pub service: ServiceKey,
-    /// What and why.
-    pub text: String,
-}
-
-impl fmt::Display for Notice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "service {}: {}", self.service, self.text)
-    }
-}
-
-/// What came of a change.
+/// The result of a change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settled {
-    /// The [`Facts`] are others than before.
+    /// Whether the [`Facts`] changed.
     pub facts_changed: bool,
-    /// What is not programmed and was not said before.
-    pub notices: Vec<Notice>,
+    /// What is skipped now and was not reported before.
+    pub notices: Vec<Diagnostic>,
 }
 
-/// Who asks for a VIP; the least one has it.
+/// A claim to a VIP. The least claim in this order owns it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Claimant {
-    /// By its NodePort rather than by its own address and port: as in kube-proxy addresses come first.
+    /// Whether the claim is for a NodePort. As in kube-proxy, a service's own address and port come first.
     by_node_port: bool,
     service: ServiceKey,
 }
 
-/// What the node answers, kept up to date.
+/// The VIPs of the node, kept up to date.
 #[derive(Debug)]
 pub struct Vips {
     config: Config,
-    /// The addresses of the node's interfaces, as far as they were told.
+    /// The addresses of the node's interfaces, as far as the backend has set them.
     local_addresses: Vec<IpAddr>,
-    /// NodePorts are answered on 127.0.0.1, too.
+    /// Whether 127.0.0.1 answers NodePorts, too.
     localhost: bool,
     /// The node; none before the first state.
     node: Option<Node>,
-    /// What the present plans were made from.
+    /// The facts that the present plans were made from.
     facts: Option<Facts>,
-    /// Services that differ from those planned; none for one that is gone.
+    /// Services that differ from the planned ones; `None` for a deleted service.
     staged: BTreeMap<ServiceKey, Option<Arc<Service>>>,
     services: BTreeMap<ServiceKey, Arc<Service>>,
-    /// Services that the kernel refuses, and why.
+    /// The services that the kernel refused, and why.
     refused: BTreeMap<ServiceKey, String>,
-    /// Those that this settles anew, and why they were refused before.
+    /// The refused services that the next `settle` retries, and why they were refused.
     retried: BTreeMap<ServiceKey, String>,
-    /// Who has which VIP.
+    /// The owner of each VIP.
     owners: HashMap<VipKey, Claimant>,
-    /// Claims that another service's claim outranks.
+    /// Claims to VIPs that another claim owns.
     outranked: BTreeSet<(VipKey, Claimant)>,
-    /// What was left out of plans.
-    skipped: BTreeMap<ServiceKey, Vec<String>>,
-    /// How many services ask for a ClusterIP.
+    /// The skipped parts of plans.
+    skipped: BTreeMap<ServiceKey, Vec<Diagnostic>>,
+    /// How many services have each ClusterIP.
     cluster_ips: BTreeMap<IpAddr, usize>,
-    /// How many services ask for a hairpin.
+    /// How many services have each hairpin.
     hairpins: BTreeMap<Hairpin, usize>,
 }
 
 impl Vips {
-    /// None yet.
+    /// No VIPs yet.
     pub fn new(config: Config) -> Self {
         Self {
             config,
@@ -135,29 +119,29 @@ impl Vips {
         }
     }
 
-    /// What plans are made from; none before the first state.
+    /// The facts that plans are made from; none before the first state.
     pub fn facts(&self) -> Option<&Facts> {
         self.facts.as_ref()
     }
 
-    /// The configuration and what it means on this node; none before the first state.
+    /// The configuration and its effect on this node; none before the first state.
     pub fn effective(&self) -> Option<Effective> {
         let node_port_addresses = self.facts.as_ref()?.node_port_addresses.clone();
         Some(Effective { config: self.config.clone(), node_port_addresses })
     }
 
-    /// Another configuration, from the next time on that this settles.
+    /// Changes the configuration. The next `settle` applies it.
     pub fn set_config(&mut self, config: Config) {
         self.config = config;
     }
 
-    /// NodePorts are answered on 127.0.0.1, too, whatever the configuration says: for a backend that can do so. To be told before
-    /// anything else.
+    /// Lets 127.0.0.1 answer NodePorts, too, whatever the configuration says, for a backend that can do so. Must be
+    /// called before everything else.
     pub fn answer_on_localhost(&mut self) {
         self.localhost = true;
     }
 
-    /// On which addresses NodePorts are answered, sorted within each family.
+    /// The addresses that answer NodePorts, sorted within each family.
     fn node_port_addresses(&self, node: &Node) -> Vec<IpAddr> {
         let mut addresses = node_ports::addresses(&self.config.node_port_addresses, node, &self.local_addresses);
         if self.localhost {
@@ -167,24 +151,25 @@ impl Vips {
         addresses
     }
 
-    /// Tells the addresses of the node's interfaces; says whether NodePorts move for it the next time this settles.
+    /// Sets the addresses of the node's interfaces. Returns whether this changes the addresses of NodePorts at the next
+    /// `settle`.
     pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
         self.local_addresses = addresses;
         let present = self.facts.as_ref().map(|facts| &facts.node_port_addresses);
         present.zip(self.node.as_ref()).is_some_and(|(present, node)| *present != self.node_port_addresses(node))
     }
 
-    /// The node's facts are now these.
+    /// Sets the node's facts.
     pub fn set_node(&mut self, node: &Node) {
         self.node = Some(node.clone());
     }
 
-    /// The service is now this one, or gone. In force when this settles.
+    /// Sets a service, or deletes it with `None`. The next `settle` applies it.
     pub fn stage(&mut self, key: ServiceKey, service: Option<Arc<Service>>) {
         self.staged.insert(key, service);
     }
 
-    /// Goes to `state`, of which only `changes` differs from the state before.
+    /// Moves to `state`, which differs from the previous state only in `changes`.
     pub fn update(&mut self, state: &Snapshot, changes: &Changes, program: &mut impl Program) -> Settled {
         let everything = changes.everything || self.node.is_none();
         if everything || changes.node {
@@ -195,7 +180,7 @@ impl Vips {
             let gone = gone.map(|key| (key.clone(), None));
             let differs = |(key, service): &(&ServiceKey, &Arc<Service>)| self.services.get(*key) != Some(*service);
             let new = state.services.iter().filter(differs).map(|(key, service)| (key.clone(), Some(service.clone())));
-            // Collected rather than added one by one: that is linear for keys in order.
+            // Collected first, because appending sorted keys takes linear time.
             self.staged.append(&mut gone.chain(new).collect());
         }
         for key in &changes.services {
@@ -204,7 +189,7 @@ impl Vips {
         self.settle(program)
     }
 
-    /// Makes all that was told hold. Before the node is known nothing does.
+    /// Applies everything that was set before. Does nothing until the node is known.
     pub fn settle(&mut self, program: &mut impl Program) -> Settled {
         let Some(node) = &self.node else { return Settled::default() };
         let mut facts = Facts::new(&self.config, node, &self.local_addresses);
@@ -231,8 +216,7 @@ impl Vips {
             let skipped_before = self.skipped.remove(&key).unwrap_or_default();
             let Some(service) = service else { continue };
             let plan = service::plan(&service, &facts);
-            let new = plan.skipped.iter().filter(|text| !skipped_before.contains(text));
-            notices.extend(new.map(|text| Notice { service: key.clone(), text: text.clone() }));
+            notices.extend(plan.skipped.iter().filter(|one| !skipped_before.contains(one)).cloned());
             if !plan.skipped.is_empty() {
                 self.skipped.insert(key.clone(), plan.skipped.clone());
             }
@@ -240,19 +224,19 @@ impl Vips {
             self.services.insert(key, service);
         }
         let lost = self.outranked.difference(&outranked_before);
-        notices.extend(lost.map(|(vip, loser)| Notice { service: loser.service.clone(), text: self.rank(vip, loser) }));
+        notices.extend(lost.map(|(vip, loser)| self.rank(vip, loser)));
         let facts_changed = before.as_ref() != Some(&facts);
         self.facts = Some(facts);
         Settled { facts_changed, notices }
     }
 
-    /// Takes a service out that the kernel refuses; the others are programmed without it until it changes or is tried again. Says
-    /// whether that is news: it was not tried again, and refused for the same reason as before.
+    /// Removes a service that the kernel refuses. The other services are programmed without it until it changes or is
+    /// retried. Returns whether this should be reported: not if a retry failed for the same reason as before.
     pub fn refuse(&mut self, key: &ServiceKey, why: String, program: &mut impl Program) -> bool {
         let Some(facts) = self.facts.take() else { return false };
         let is_news = self.retried.get(key) != Some(&why);
         if let Some(service) = self.retract(key, &facts, program) {
-            // Kept, so that the next change of it retracts nothing that is not there, but finds it differing.
+            // Kept, so that its next change is recognized as a change and retracts nothing twice.
             self.services.insert(key.clone(), service);
             self.refused.insert(key.clone(), why);
         }
@@ -265,7 +249,7 @@ impl Vips {
         self.refused.keys().cloned().collect()
     }
 
-    /// They are tried again when this settles next, though they have not changed.
+    /// Retries the refused services at the next `settle`, although they have not changed.
     pub fn retry_refused(&mut self) {
         self.retried.clone_from(&self.refused);
         for key in self.refused.keys() {
@@ -273,19 +257,16 @@ impl Vips {
         }
     }
 
-    /// What of the services is not programmed, and why: as of now, by service.
-    pub fn skipped(&self) -> Vec<Skipped> {
-        let refused = self.refused.iter().map(|(service, why)| (service, why.clone()));
-        let outranked = self.outranked.iter().map(|(vip, loser)| (&loser.service, self.rank(vip, loser)));
-        let odd =
-            self.skipped.iter().flat_map(|(service, texts)| texts.iter().map(move |text| (service, text.clone())));
-        let all = refused.chain(outranked).chain(odd);
-        let mut all: Vec<_> = all.map(|(service, reason)| Skipped { service: service.clone(), reason }).collect();
+    /// The diagnostics for everything that is skipped at present, sorted by service.
+    pub fn skipped(&self) -> Vec<Diagnostic> {
+        let refused = self.refused.iter().map(|(service, why)| refused(service, why.clone()));
+        let outranked = self.outranked.iter().map(|(vip, loser)| self.rank(vip, loser));
+        let mut all: Vec<_> = refused.chain(outranked).chain(self.skipped.values().flatten().cloned()).collect();
         all.sort_unstable();
         all
     }
 
-    /// The services that have VIPs, with these; each VIP is with the one that has it. For the rare: it plans them again.
+    /// The services that own VIPs, with these VIPs. Plans all services again, so call it rarely.
     pub fn programmed(&self) -> impl Iterator<Item = (&ServiceKey, VipKey, Vip)> {
         let services = self.services.iter().filter(|(key, _)| !self.refused.contains_key(*key));
         services.flat_map(|(key, service)| {
@@ -309,17 +290,22 @@ impl Vips {
         held.map(|(_, held)| held)
     }
 
-    /// Why a claim is of no use.
-    fn rank(&self, vip: &VipKey, loser: &Claimant) -> String {
-        let Some(owner) = self.owners.get(vip) else { return format!("{vip} is not programmed") };
-        let why = match (owner.by_node_port, loser.by_node_port) {
-            (false, true) => "as its own address, which comes before NodePorts",
-            _ => "which comes first by name",
+    /// The diagnostic for a claim that another one outranks.
+    fn rank(&self, vip: &VipKey, loser: &Claimant) -> Diagnostic {
+        let why = match self.owners.get(vip) {
+            None => format!("{vip} is not programmed"),
+            Some(owner) => {
+                let rank = match (owner.by_node_port, loser.by_node_port) {
+                    (false, true) => "as its own address, which comes before NodePorts",
+                    _ => "which comes first by name",
+                };
+                format!("{vip} belongs to service {}, {rank}", owner.service)
+            }
         };
-        format!("{vip} belongs to service {}, {why}", owner.service)
+        Diagnostic::new(Code::AddressTaken, Subject::service(&loser.service), why)
     }
 
-    /// Takes out what a service asks for; gives the service if there was one.
+    /// Removes the claims of a service. Returns the service if there was one.
     fn retract(&mut self, key: &ServiceKey, facts: &Facts, program: &mut impl Program) -> Option<Arc<Service>> {
         let service = self.services.remove(key)?;
         if self.refused.remove(key).is_some() {
@@ -392,7 +378,12 @@ impl Vips {
     }
 }
 
-/// Counts one user less; says whether that was the last.
+/// The diagnostic for a service of which the kernel refuses a part.
+pub fn refused(service: &ServiceKey, why: String) -> Diagnostic {
+    Diagnostic::new(Code::KernelRefused, Subject::service(service), why)
+}
+
+/// Decrements a count. Returns whether it has reached zero.
 fn release<K: Ord + Clone>(counts: &mut BTreeMap<K, usize>, key: &K) -> bool {
     match counts.entry(key.clone()) {
         btree_map::Entry::Occupied(mut count) if *count.get() > 1 => {

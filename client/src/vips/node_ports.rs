@@ -1,4 +1,4 @@
-//! On which addresses NodePorts are answered: kube-proxy's `nodePortAddresses`.
+//! The addresses that answer NodePorts: kube-proxy's `nodePortAddresses`.
 
 use std::net::IpAddr;
 
@@ -7,13 +7,13 @@ use localnet_proto::{Family, Node};
 
 use super::NodePortAddresses;
 
-/// The addresses, sorted within each family. `local` are those of the node's interfaces.
+/// The addresses that answer NodePorts, sorted within each family. `local` has the addresses of the node's interfaces.
 pub fn addresses(config: &NodePortAddresses, node: &Node, local: &[IpAddr]) -> Vec<IpAddr> {
     Family::BOTH.into_iter().flat_map(|family| of_family(config, family, node, local)).collect()
 }
 
 fn of_family(config: &NodePortAddresses, family: Family, node: &Node, local: &[IpAddr]) -> Vec<IpAddr> {
-    // kube-proxy's nftables mode never answers NodePorts on loopback addresses.
+    // As in kube-proxy's nftables mode, loopback addresses never answer NodePorts.
     let usable = |address: &IpAddr| Family::of(*address) == family && !address.is_loopback();
     let chosen = match config {
         NodePortAddresses::Primary => match node.primary_address(family).filter(usable) {
@@ -35,8 +35,8 @@ fn of_family(config: &NodePortAddresses, family: Family, node: &Node, local: &[I
     addresses
 }
 
-/// Each pod's interface on the node has one: they would be most of the elements, come and go with pods, and nobody
-/// sends to a NodePort there.
+/// Whether an address is link-local. Each pod's interface on the node has such an address. They would be most of the
+/// elements, and would change with each pod, but no client uses them for NodePorts.
 fn is_link_local(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.is_link_local(),

@@ -1,4 +1,5 @@
-//! One service and the node's facts → the VIPs it answers on this node. Total: an odd service gives an odd plan.
+//! Plans one service: computes its VIPs on this node from the service and the node's facts. Never fails; an
+//! inconsistent service gives a plan nevertheless.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
@@ -8,11 +9,13 @@ use std::{
 };
 
 use ipnet::IpNet;
+use localnet_core::{Code, Diagnostic, Subject};
 use localnet_proto::{Endpoint, Family, Port, Protocol, Scopes, Service, ServiceKey, Verdict};
 
 use super::Facts;
 
-/// What a packet is addressed to: a ClusterIP, an external address or a node's address, with protocol and port.
+/// An address, protocol and port that clients connect to. The address is a ClusterIP, an external address or the
+/// node's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VipKey {
     /// The destination address.
@@ -24,12 +27,12 @@ pub struct VipKey {
 }
 
 impl VipKey {
-    /// The family of its address.
+    /// The family of the address.
     pub fn family(&self) -> Family {
         Family::of(self.address)
     }
 
-    /// Its address and port.
+    /// The address and port.
     pub fn socket(&self) -> SocketAddr {
         SocketAddr::new(self.address, self.port)
     }
@@ -46,71 +49,74 @@ impl fmt::Display for VipKey {
     }
 }
 
-/// What happens to packets to a VIP.
+/// What happens to packets that are sent to a VIP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vip {
     /// The service.
     pub service: ServiceKey,
     /// The name of the service's port; may be empty.
     pub port_name: Arc<str>,
-    /// `namespace/name:port` (the port's name, or else its number) for the comments of rules: at most 128 printable bytes
-    /// without quotes. Shared by the VIPs of the port.
+    /// `namespace/name:port` for the comments of rules, at most 128 printable bytes without quotes. A port without a
+    /// name is represented by its number. All VIPs of the port share the text.
     pub comment: Arc<str>,
-    /// It is a NodePort: a service whose own address and port are the same has it instead.
+    /// Whether this is a NodePort. If a service has the same address and port as its own, that service gets the VIP
+    /// instead.
     pub by_node_port: bool,
-    /// Who may reach which endpoints, and whether the source is kept.
+    /// Which clients reach which endpoints, and whether the source address is kept.
     pub exposure: Exposure,
-    /// Where packets go: sorted, without duplicates.
+    /// The endpoints for packets, sorted and without duplicates.
     pub endpoints: Arc<[SocketAddr]>,
-    /// Under [`Exposure::ExternalLocal`]: where packets from outside go instead.
+    /// Under [`Exposure::ExternalLocal`]: the endpoints for packets from outside instead.
     pub local_endpoints: Arc<[SocketAddr]>,
-    /// Who may answer in flows that exist: all that serve in any scope, and those that only may finish what they began.
-    /// Sorted, without duplicates.
+    /// The endpoints that may answer in existing flows: those eligible in any scope, and those that only drain. Sorted
+    /// and without duplicates.
     pub serving: Arc<[SocketAddr]>,
     /// Seconds for which a client keeps its endpoint.
     pub affinity: Option<u32>,
-    /// Who chooses endpoints in IPVS, if the service says so.
+    /// The IPVS scheduler that the service requests, if any.
     pub ipvs_scheduler: Option<Arc<str>>,
-    /// What happens where nothing serves.
+    /// The verdict if no endpoint is eligible.
     pub when_empty: Verdict,
-    /// Who may reach it; `None`: everyone.
+    /// The source ranges that may reach the VIP; `None` if all clients may.
     pub sources: Option<Arc<[IpNet]>>,
 }
 
-/// How a VIP is exposed.
+/// The kind of address that a VIP has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exposure {
     /// A ClusterIP.
     Internal,
-    /// Reached from outside; masqueraded.
+    /// An external address. Packets are masqueraded.
     External,
-    /// Reached from outside; from there only local endpoints serve, and see the client's address.
+    /// An external address under policy Local. Packets from outside go to local endpoints only and keep their source
+    /// address.
     ExternalLocal,
 }
 
 /// An endpoint on this node that may reach itself through a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Hairpin {
-    /// Address and port of the endpoint.
+    /// The address and port of the endpoint.
     pub endpoint: SocketAddr,
     /// The transport protocol.
     pub protocol: Protocol,
 }
 
-/// All that one service asks of a node.
+/// Everything that one service needs on a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServicePlan {
-    /// Its VIPs; each once.
+    /// The VIPs, each once.
     pub vips: Vec<(VipKey, Vip)>,
-    /// Its ClusterIPs.
+    /// The ClusterIPs.
     pub cluster_ips: Vec<IpAddr>,
-    /// Its endpoints on this node; each once.
+    /// The endpoints on this node, each once.
     pub hairpins: Vec<Hairpin>,
-    /// What was left out, and why.
-    pub skipped: Vec<String>,
+    /// The parts of the service that are skipped.
+    pub skipped: Vec<Diagnostic>,
 }
 
-/// Plans a service, in time that grows with its ports, its endpoints' ports and its addresses: it may have thousands of each.
+/// Plans a service. The time grows linearly with its ports, its endpoints' ports and its addresses, because there may
+/// be thousands of each.
 pub fn plan(service: &Service, facts: &Facts) -> ServicePlan {
     let mut plan = ServicePlan { cluster_ips: service.cluster_ips.clone(), ..ServicePlan::default() };
     let mut planner = Planner {
@@ -124,7 +130,7 @@ pub fn plan(service: &Service, facts: &Facts) -> ServicePlan {
     };
     for port in &service.ports {
         for family in Family::BOTH {
-            // Without a ClusterIP of a family the service does not exist in it, whatever other addresses it has.
+            // Without a ClusterIP of a family, the service has no VIPs in it, whatever other addresses it has.
             if service.has_family(family) {
                 planner.port(port, family);
             }
@@ -133,7 +139,7 @@ pub fn plan(service: &Service, facts: &Facts) -> ServicePlan {
     plan
 }
 
-/// The endpoints of each port, sorted by its name. Of an endpoint that names a port twice, the first number counts.
+/// Endpoints by port name, sorted. If an endpoint names a port twice, the first number counts.
 struct EndpointsByPort<'a>(Vec<(&'a str, &'a Endpoint, u16)>);
 
 impl<'a> EndpointsByPort<'a> {
@@ -146,7 +152,7 @@ impl<'a> EndpointsByPort<'a> {
         Self(all)
     }
 
-    /// Those of a port, with their numbers.
+    /// The endpoints of a port, with their port numbers.
     fn port(&self, name: &str) -> &[(&'a str, &'a Endpoint, u16)] {
         let start = self.0.partition_point(|(of, ..)| *of < name);
         let count = self.0[start..].partition_point(|(of, ..)| *of == name);
@@ -154,16 +160,16 @@ impl<'a> EndpointsByPort<'a> {
     }
 }
 
-/// A plan in the making.
+/// A plan in progress.
 struct Planner<'a> {
     service: &'a Service,
     facts: &'a Facts,
     endpoints: EndpointsByPort<'a>,
-    /// Who may reach which address; those that are missing everyone.
+    /// The source ranges of each address. All clients may reach the other addresses.
     sources: HashMap<IpAddr, Arc<[IpNet]>>,
-    /// Where in the plan a VIP is.
+    /// The index of each VIP in the plan.
     claimed: HashMap<VipKey, usize>,
-    /// Those in the plan.
+    /// The hairpins in the plan.
     hairpins: HashSet<Hairpin>,
     plan: &'a mut ServicePlan,
 }
@@ -189,7 +195,7 @@ impl Planner<'_> {
         let none = &facts.no_endpoints;
 
         let serving = Arc::<[SocketAddr]>::from(in_scope(serves));
-        // Mostly all of them serve in each scope: one list is enough.
+        // Usually the same endpoints are eligible in every scope, so that one list is enough.
         let in_scope = |scope: fn(&Scopes) -> bool| {
             let endpoints = in_scope(scope);
             if *endpoints == *serving { serving.clone() } else { endpoints.into() }
@@ -255,7 +261,7 @@ impl Planner<'_> {
         }
     }
 
-    /// A service has each VIP once: an address that is both external and a load balancer's is named twice but is one.
+    /// Adds a VIP to the plan once, even if its address is both an external IP and a load balancer IP.
     fn claim(&mut self, key: VipKey, vip: Vip) {
         let plan = &mut *self.plan;
         match self.claimed.entry(key) {
@@ -266,19 +272,20 @@ impl Planner<'_> {
             Entry::Occupied(known) => {
                 let (_, known) = &plan.vips[*known.get()];
                 if known.comment != vip.comment || known.exposure != vip.exposure {
-                    plan.skipped.push(format!("{} on {key}: {} has it already", vip.comment, known.comment));
+                    let problem = format!("{} on {key}: {} has it already", vip.comment, known.comment);
+                    plan.skipped.push(Diagnostic::new(Code::PortTwice, Subject::service(&vip.service), problem));
                 }
             }
         }
     }
 }
 
-/// Whether an endpoint may answer in a flow that exists.
+/// Whether an endpoint may answer in an existing flow.
 fn serves(scopes: &Scopes) -> bool {
     scopes.established || scopes.internal || scopes.external || scopes.short_circuit
 }
 
-/// `namespace/name:port`, as nft can print it and read it again: at most 128 printable bytes without quotes.
+/// `namespace/name:port` in a form that nft can print and parse: at most 128 printable bytes without quotes.
 fn comment(service: &Service, port: &Port) -> Arc<str> {
     let number = port.port.to_string();
     let port_name = if port.name.is_empty() { &number } else { &*port.name };
@@ -290,16 +297,17 @@ fn comment(service: &Service, port: &Port) -> Arc<str> {
     }
 }
 
-/// nft refuses longer comments.
+/// The longest comment that nft accepts, in bytes.
 const COMMENT_MAX: usize = 128;
 
-/// Who may reach which address. Without ranges nobody may. Of several filters of an address, the first counts.
+/// The source ranges of each address. An empty list admits no client. If an address has several filters, the first
+/// counts.
 fn sources(service: &Service) -> HashMap<IpAddr, Arc<[IpNet]>> {
     let mut sources = HashMap::new();
     for filter in &service.source_filters {
         let of_family = Family::BOTH.map(|family| {
             let ranges = filter.source_ranges.iter().filter(|range| Family::of(range.addr()) == family);
-            // The kernel refuses ranges that overlap.
+            // The kernel refuses overlapping ranges.
             Arc::from(IpNet::aggregate(&ranges.copied().collect()))
         });
         for target in &filter.targets {
@@ -348,7 +356,7 @@ mod tests {
         );
         let hairpin = Hairpin { endpoint: "10.0.0.2:8080".parse().unwrap(), protocol: Protocol::Tcp };
         assert_eq!(plan.hairpins, [hairpin]);
-        assert_eq!(plan.skipped, [] as [String; 0], "an address that is named twice is one");
+        assert_eq!(plan.skipped, [], "an address that is named twice is one");
     }
 
     #[test]
@@ -390,7 +398,7 @@ mod tests {
         odd.ports.push(Port { name: "again".into(), ..odd.ports[0].clone() });
         let plan = plan(&odd, &facts());
         assert_eq!(plan.vips.len(), 3);
-        assert_eq!(plan.skipped[0], "default/web:again on 172.30.0.1:80/tcp: default/web:http has it already");
+        assert_eq!(plan.skipped[0].problem, "default/web:again on 172.30.0.1:80/tcp: default/web:http has it already");
     }
 
     #[test]

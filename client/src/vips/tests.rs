@@ -1,4 +1,5 @@
-//! Whatever the history, what is programmed is what the present state asks for, and each VIP has one owner.
+//! Verifies that the programmed VIPs follow from the present state alone, whatever the history, and that each has one
+//! owner.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +7,7 @@ use proptest::{collection::vec, prelude::*};
 
 use super::*;
 
-/// Holds what it is told, and insists that calls fit together.
+/// Records what is programmed, and checks that the calls are consistent.
 #[derive(Debug, Default, PartialEq)]
 struct Held {
     vips: BTreeMap<VipKey, Vip>,
@@ -36,7 +37,7 @@ fn state(yaml: &str) -> Snapshot {
     serde_saphyr::from_str(yaml).unwrap()
 }
 
-/// Two services that want the same external address, and a third whose NodePort is on it.
+/// Two services with the same external address, and a third one whose NodePort is on it.
 const CLASH: &str = "{node: {name: n, addresses: [192.168.0.2]}, services: [
     {service: ns/a, type: LoadBalancer, clusterIPs: [172.30.0.1], externalIPs: [192.168.0.2],
      ports: [{name: http, protocol: TCP, port: 30080}]},
@@ -59,8 +60,8 @@ fn addresses_come_before_node_ports_then_the_first_by_name_and_losers_follow() {
     assert_eq!(
         notices,
         [
-            "service ns/b: 192.168.0.2:30080/tcp belongs to service ns/a, which comes first by name",
-            "service ns/0: 192.168.0.2:30080/tcp belongs to service ns/a, as its own address, which comes before NodePorts",
+            "Service ns/b: 192.168.0.2:30080/tcp belongs to service ns/a, which comes first by name",
+            "Service ns/0: 192.168.0.2:30080/tcp belongs to service ns/a, as its own address, which comes before NodePorts",
         ]
     );
     assert_eq!(vips.skipped().len(), 2, "said for as long as it lasts");
@@ -82,7 +83,7 @@ fn a_refused_service_leaves_until_it_changes_and_others_take_its_place() {
     let key = ServiceKey::new("ns", "a");
     assert!(vips.refuse(&key, "no room".to_owned(), &mut held));
     assert_eq!(owners(&held), "192.168.0.2:30080/tcp ns/b");
-    assert!(vips.skipped().contains(&Skipped { service: key.clone(), reason: "no room".to_owned() }));
+    assert!(vips.skipped().contains(&refused(&key, "no room".to_owned())));
     vips.update(&state, &Changes::everything(), &mut held);
     assert_eq!(owners(&held), "192.168.0.2:30080/tcp ns/b", "it did not change");
     vips.retry_refused();
@@ -114,7 +115,7 @@ fn node_ports_follow_the_nodes_addresses() {
     assert!(!vips.set_local_addresses(vec![IpAddr::from([192, 168, 0, 2]), IpAddr::from([127, 0, 0, 1])]));
 }
 
-/// One of few services with one of few shapes, on addresses that they share; or its removal.
+/// A change to one of a few services, which share a few shapes and addresses, or its removal.
 fn step() -> impl Strategy<Value = (u8, Option<(u8, u8, u8)>, Vec<u8>)> {
     let shape = (0..3_u8, 0..3_u8, 0..3_u8);
     (0..4_u8, proptest::option::weighted(0.8, shape), vec(1..4_u8, 0..2))

@@ -1,5 +1,5 @@
-//! The configuration of a program that runs: read at the start, from flags and from the file of `--config`, and again whenever
-//! that file changes. The I/O beside the pure `localnet-config`; brain and backends use it alike.
+//! The configuration of a running program. It is read at the start from the flags and the file of `--config`, and again
+//! whenever that file changes. This crate does the I/O for the pure `localnet-config`, for brain and backends.
 //!
 //! ```text
 //!  flags ─┐
@@ -7,11 +7,13 @@
 //!  file ──┘         └► Begin::Done            --write-config-to
 //! ```
 //!
-//! A file that is invalid at the start is an error. Later it is reported, and the configuration that runs stays.
+//! An invalid file at the start is an error. Later it is reported, and the running configuration is kept.
 
+mod begin;
 mod read;
 mod running;
 mod watch;
 
-pub use read::{Begin, Invalid, begin, last_words};
+pub use begin::{Begin, begin};
+pub use read::last_words;
 pub use running::{Current, Following, Running};

@@ -1,4 +1,4 @@
-//! A configuration that is in use, and what its file becomes.
+//! A configuration in use, and how it follows the changes of its file.
 
 use std::{
     fmt::Display,
@@ -6,7 +6,8 @@ use std::{
     sync::Arc,
 };
 
-use localnet_config::{Config, KubeProxyFlags, Problem, Reader, Reading};
+use localnet_config::{Config, KubeProxyFlags, Reader, Reading};
+use localnet_core::Diagnostic;
 use tokio::{
     sync::watch,
     task::{self, JoinSet},
@@ -18,13 +19,13 @@ use crate::{
     watch::Watch,
 };
 
-/// A configuration that is in use.
+/// A configuration in use.
 #[derive(Debug)]
 pub struct Running {
     flags: KubeProxyFlags,
     reader: Reader,
     file: Option<PathBuf>,
-    /// What the file said when it was read last; `None` when it could not be.
+    /// The text of the last read; `None` if the file could not be read.
     text: Option<String>,
     reading: Reading,
     watch: Option<Watch>,
@@ -41,7 +42,7 @@ impl Running {
         Self { flags, reader, file, text, reading, watch: None }
     }
 
-    /// The configuration.
+    /// The current configuration.
     pub fn config(&self) -> &Config {
         &self.reading.config
     }
@@ -51,17 +52,29 @@ impl Running {
         &self.flags
     }
 
-    /// Whether a file says it.
+    /// Whether the configuration comes from a file.
     pub fn has_file(&self) -> bool {
         self.file.is_some()
     }
 
-    /// Where it comes from, for the log: the file, or `flags`.
-    pub fn origin(&self) -> impl Display + use<> {
+    /// The origin of the configuration, for the log: the file, or `flags`.
+    fn origin(&self) -> impl Display + use<> {
         self.file.as_ref().map_or_else(|| "flags".to_owned(), |file| file.display().to_string())
     }
 
-    /// Says in the log what is odd about it. Once logging has begun, of which the configuration says how.
+    /// Logs that a program starts: its version, the node if any, its source, the mode and the origin of the configuration.
+    pub fn log_start(&self, program: &str, node: Option<&str>, source: impl Display) {
+        info!(
+            version = env!("CARGO_PKG_VERSION"),
+            node,
+            source = %source,
+            mode = self.config().mode.as_str(),
+            configuration = %self.origin(),
+            "{program} starts"
+        );
+    }
+
+    /// Logs the warnings of the configuration. Call it after logging has begun, which the configuration sets up.
     pub fn say(&self) {
         if let Some(file) = &self.file {
             info!(file = %file.display(), version = self.reading.version.as_str(), "configuration read");
@@ -69,8 +82,8 @@ impl Running {
         self.say_warnings(&[]);
     }
 
-    /// Follows the file from now on, for any number of parts of the program, until what is returned is dropped. Must be called
-    /// in a tokio runtime.
+    /// Follows the file until the returned `Following` is dropped. Each part of the program gets a clone of `Current`.
+    /// Requires a tokio runtime.
     pub fn follow(self) -> (Current, Following) {
         let mut running = self;
         let (sender, current) = watch::channel(Arc::new(running.config().clone()));
@@ -84,18 +97,18 @@ impl Running {
         (Current(current), Following { work })
     }
 
-    /// What was said of the configuration before is not said again.
-    fn say_warnings(&self, before: &[Problem]) {
+    /// Logs only the warnings that were not logged before.
+    fn say_warnings(&self, before: &[Diagnostic]) {
         for warning in self.reading.warnings.iter().filter(|warning| !before.contains(warning)) {
             warn!("{}", placed(warning, self.file.as_deref()));
         }
     }
 
-    /// Resolves when the file says another configuration, which then is [`Self::config`]. One that is invalid is reported,
-    /// and changes nothing. Without a file it never resolves. Cancel-safe. Must be called in a tokio runtime.
+    /// Waits until the file contains another valid configuration and returns it, also as [`Self::config`]. An invalid file is
+    /// reported and changes nothing. Without a file this waits forever. Cancel-safe. Requires a tokio runtime.
     pub async fn changed(&mut self) -> &Config {
         let Some(file) = self.file.clone() else { return std::future::pending().await };
-        // Watching begins before the first look, so that no change falls between the two.
+        // Watching begins before the first check, so that no change is missed in between.
         let mut first = self.watch.is_none();
         loop {
             let watch = self.watch.get_or_insert_with(|| Watch::new(&file));
@@ -108,14 +121,14 @@ impl Running {
         }
     }
 
-    /// Reads the file; whether it says another configuration.
+    /// Reads the file. Returns whether it contains another configuration.
     async fn look(&mut self, file: &Path) -> bool {
         let path = file.to_owned();
         let read_text = task::spawn_blocking(move || text(&path)).await;
         let text = match read_text.map_err(anyhow::Error::from).flatten() {
             Ok(text) => text,
             Err(why) => {
-                // In between two states of a file there may be none: it is said once.
+                // A file may be missing for a moment while it is replaced, so this is reported once.
                 if self.text.take().is_some() {
                     error!("{why:#}; the running configuration stays");
                 }
@@ -157,22 +170,22 @@ impl Running {
 pub struct Current(watch::Receiver<Arc<Config>>);
 
 impl Current {
-    /// The configuration now.
+    /// Returns the current configuration.
     pub fn now(&self) -> Arc<Config> {
         Arc::clone(&self.0.borrow())
     }
 
-    /// The configuration, when it has changed since this was last told. Cancel-safe.
+    /// Waits until the configuration changes and returns it. Cancel-safe.
     pub async fn changed(&mut self) -> Arc<Config> {
         if self.0.changed().await.is_err() {
-            // Nobody follows the file any more: the program is about to end, or ends for it ([`Following::failed`]).
+            // The task has ended: the program is about to exit, or exits because of it ([`Following::failed`]).
             std::future::pending::<()>().await;
         }
         Arc::clone(&self.0.borrow_and_update())
     }
 }
 
-/// The work of following a file. It ends when this is dropped.
+/// The task that follows the file. Dropping it ends the task.
 #[derive(Debug)]
 #[must_use = "the file is followed until this is dropped"]
 pub struct Following {
@@ -180,11 +193,11 @@ pub struct Following {
 }
 
 impl Following {
-    /// Resolves when the work has crashed: changes of the file would have no effect, and nothing would say so. Cancel-safe.
+    /// Waits until the task crashes. Without this error, later changes of the file would be ignored silently. Cancel-safe.
     pub async fn failed(&mut self) -> anyhow::Error {
         match self.work.join_next().await {
             Some(Err(error)) => anyhow::Error::new(error).context("following the configuration's file has crashed"),
-            // Nobody follows the configuration any more.
+            // The task has ended normally.
             Some(Ok(())) | None => std::future::pending().await,
         }
     }
@@ -203,7 +216,7 @@ mod tests {
         format!("apiVersion: kubeproxy.config.k8s.io/v1alpha2\nkind: KubeProxyConfiguration\nsyncPeriod: {period}\n")
     }
 
-    /// A program that runs with that file.
+    /// Returns a running program with that file.
     fn running(file: &Path) -> Running {
         let (flags, reader) = (KubeProxyFlags::default(), Reader::kube_proxy(Platform::Linux));
         let text = text(file).unwrap();
@@ -259,7 +272,7 @@ mod tests {
             panic!("flags need no file")
         };
         assert!(!running.has_file());
-        // Time is paused: an hour passes as soon as nobody does anything.
+        // Time is paused, so an hour passes as soon as all tasks wait.
         let hour = tokio::time::timeout(Duration::from_secs(3600), running.changed()).await;
         assert!(hour.is_err());
     }

@@ -1,7 +1,7 @@
-//! Tells when a file may have changed.
+//! Reports when a file may have changed.
 //!
-//! Folders are watched, never files: a file that is replaced, as editors and ConfigMaps do it, is another file under the
-//! same name. Changes that no folder tells of, such as those of a folder above, are found by looking now and then.
+//! It watches folders and never files: editors and ConfigMaps replace a file by another one with the same name. Changes without
+//! an event, such as those in a parent folder, are found by polling.
 
 use std::{
     fmt, fs,
@@ -14,14 +14,14 @@ use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher as _};
 use tokio::{sync::Notify, time};
 use tracing::warn;
 
-/// Events that come closer together than this belong together.
+/// Events within this time of each other count as one change.
 const SETTLE: Duration = Duration::from_millis(50);
-/// But changes are never held back for longer than this.
+/// The longest time that a change is delayed because of further events.
 const SETTLE_AT_MOST: Duration = Duration::from_millis(500);
-/// How often the file is looked at without being told of a change.
+/// The interval of polling without an event.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// Watches the folders that a path leads through.
+/// Watches the folders on the path to a file.
 pub(crate) struct Watch {
     file: PathBuf,
     changed: Arc<Notify>,
@@ -36,12 +36,12 @@ impl fmt::Debug for Watch {
 }
 
 impl Watch {
-    /// Begins to watch.
+    /// Starts to watch a file.
     pub(crate) fn new(file: &Path) -> Self {
         let changed = Arc::new(Notify::new());
         let tell = Arc::clone(&changed);
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // A watch that fails has missed something. That somebody has read something is no change.
+            // A failed watch may have missed a change. Reading a file is no change.
             if event.map_or(true, |event| !is_only_read(event.kind)) {
                 tell.notify_one();
             }
@@ -58,7 +58,7 @@ impl Watch {
         watch
     }
 
-    /// Resolves when it is time to look at the file.
+    /// Returns when the file should be checked.
     pub(crate) async fn looked_at(&mut self) {
         if time::timeout(LOOK, self.changed.notified()).await.is_ok() {
             let quiet = async { while time::timeout(SETTLE, self.changed.notified()).await.is_ok() {} };
@@ -67,14 +67,14 @@ impl Watch {
         self.arm();
     }
 
-    /// Watches what the path is now: a link may lead elsewhere, a folder may be another one.
+    /// Watches the folders of the current path: a link may have a new target, and a folder may have been replaced.
     fn arm(&mut self) {
         let Some(watcher) = &mut self.watcher else { return };
         for old in std::mem::take(&mut self.armed) {
-            // The watch of a folder that is gone is gone too.
+            // The watch of a deleted folder no longer exists.
             let _ = watcher.unwatch(&old);
         }
-        // A ConfigMap is two links: file → ..data/file, and ..data → ..2026_…, in the same folder as the first.
+        // A ConfigMap has two links: file → ..data/file, and ..data → ..2026_…, in the same folder as the first.
         let real = fs::canonicalize(&self.file).ok();
         for folder in [Some(self.file.as_path()), real.as_deref()].into_iter().flatten().filter_map(Path::parent) {
             if !self.armed.iter().any(|armed| armed == folder)

@@ -1,5 +1,6 @@
-//! From flags to [`Config`](crate::Config), beside a file or without one.
+//! Applies flags to a [`Config`](crate::Config), with or without a configuration file.
 
+use localnet_core::{Code, Diagnostic, Subject};
 use serde_json::{Value, json};
 
 use super::{Given, KubeProxyFlags, Sets, value};
@@ -7,7 +8,7 @@ use crate::{
     address,
     config::Platform,
     convert::convert,
-    problem::{Findings, Problem, Problems},
+    problem::{Findings, Invalid},
     read::{Reading, Version},
     resolve::{Reader, resolve},
     v1alpha1,
@@ -15,15 +16,15 @@ use crate::{
 };
 
 impl KubeProxyFlags {
-    /// The configuration that the flags say, or that the text of `--config`'s file says: then only few flags count, and of
-    /// the others it is said that they are ignored.
+    /// Returns the configuration of the flags, or of `text`, the file of `--config`. With a file only a few flags apply; a
+    /// warning names each of the others.
     ///
     /// # Errors
-    /// All that is wrong with the text, or with the flags.
-    pub fn read(&self, reader: Reader, text: Option<&str>) -> Result<Reading, Problems> {
+    /// Returns every problem of the text, or every problem of the flags.
+    pub fn read(&self, reader: Reader, text: Option<&str>) -> Result<Reading, Invalid> {
         let foreign: Vec<_> = self.given.iter().filter_map(|given| foreign(given, reader.platform)).collect();
         if !foreign.is_empty() {
-            return Err(Problems(foreign));
+            return Err(Invalid(foreign));
         }
         match text {
             Some(text) => self.beside(reader, reader.read(text)?),
@@ -31,15 +32,15 @@ impl KubeProxyFlags {
         }
     }
 
-    /// The flags that count beside a file: they come last, except that the patterns of `--vmodule` come before the file's.
-    fn beside(&self, reader: Reader, mut reading: Reading) -> Result<Reading, Problems> {
+    /// Applies the flags that take precedence over a file. The patterns of `--vmodule` are placed before the file's.
+    fn beside(&self, reader: Reader, mut reading: Reading) -> Result<Reading, Invalid> {
         let mut document = json_of(&Document::from(&reading.config));
         let vmodule = document["logging"]["vmodule"].clone();
         let mut warnings = Vec::new();
         for given in &self.given {
             if !given.flag.beside_config {
                 let (ignored, remedy) = ("is ignored: --config is given".to_owned(), "say it in that file");
-                warnings.push(value::problem(given, ignored, remedy));
+                warnings.push(value::about(Code::FlagIgnored, given, ignored, remedy));
             }
         }
         let counting: Vec<_> = self.given.iter().filter(|given| given.flag.beside_config).collect();
@@ -58,13 +59,13 @@ impl KubeProxyFlags {
         Ok(reading)
     }
 
-    fn alone(&self, reader: Reader) -> Result<Reading, Problems> {
+    fn alone(&self, reader: Reader) -> Result<Reading, Invalid> {
         let (defaults, _) = convert(&v1alpha1::Document::default().complete());
         let mut document = json_of(&defaults);
-        // By flags ipvs waits as long as the others do; by a file it does not wait.
+        // With flags, kube-proxy's default is 1 s in every mode. With a file it is zero in the mode ipvs.
         document["minSyncPeriod"] = json!("1s");
-        // It opens the node's loopback addresses to its neighbours. A command line for kube-proxy's mode iptables asks for it
-        // (k3s has one), a program that is merely tried out does not.
+        // This opens the node's loopback addresses to its neighbours. A command line for kube-proxy's mode iptables requests it
+        // (that of k3s does); one that only tries the program out does not.
         document["iptables"]["localhostNodePorts"] = json!(self.text("proxy-mode") == Some("iptables"));
         let given: Vec<_> = self.given.iter().collect();
         self.set(&given, &mut document)?;
@@ -72,7 +73,7 @@ impl KubeProxyFlags {
         reading.config.explicit.min_sync_period = given.iter().any(|given| {
             field_in_mode(given.flag.sets, self.text("proxy-mode").unwrap_or_default()) == Some("minSyncPeriod")
         });
-        // kube-proxy lets an empty address be the default: nobody says that on purpose.
+        // In kube-proxy an empty address means the default, which is hardly intended. Here it disables the server, as port 0 does.
         let nowhere = |given: &&Given| match given.flag.name {
             "healthz-port" => given.last().parse() == Ok(0),
             "healthz-bind-address" => given.last().is_empty(),
@@ -85,8 +86,8 @@ impl KubeProxyFlags {
         Ok(reading)
     }
 
-    /// Sets what the flags say; whether `--vmodule` was among them.
-    fn set(&self, flags: &[&Given], document: &mut Value) -> Result<bool, Problems> {
+    /// Applies the flags to the document. Returns whether `--vmodule` was among them.
+    fn set(&self, flags: &[&Given], document: &mut Value) -> Result<bool, Invalid> {
         let mut problems = Vec::new();
         let mode = self.text("proxy-mode").unwrap_or_default();
         for given in flags {
@@ -101,30 +102,25 @@ impl KubeProxyFlags {
             }
         }
         if !problems.is_empty() {
-            return Err(Problems(problems));
+            return Err(Invalid(problems));
         }
         Ok(flags.iter().any(|given| given.flag.name == "vmodule"))
     }
 
-    fn resolved(&self, reader: Reader, document: Value, flags: &[&Given]) -> Result<Reading, Problems> {
-        let mut document: v1alpha2::Document = serde_json::from_value(document).map_err(|error| {
-            let (field, remedy) = (String::new(), String::new());
-            Problems(vec![Problem { line: 0, field, problem: error.to_string(), remedy }])
-        })?;
+    fn resolved(&self, reader: Reader, document: Value, flags: &[&Given]) -> Result<Reading, Invalid> {
+        let mut document: v1alpha2::Document = serde_json::from_value(document)
+            .map_err(|error| Diagnostic::new(Code::ValueInvalid, Subject::text(0), error.to_string()))?;
         let mut findings = Findings::default();
-        // A flag that is zero means it.
+        // In a flag, zero is a value and is not replaced by the default.
         document.complete_addresses();
         let config = resolve(&document, reader, &mut findings);
-        for problem in findings.errors.iter_mut().chain(&mut findings.warnings) {
-            if let Some(flag) = flags.iter().find(|given| sets(given, &problem.field)) {
-                problem.field = format!("--{}", flag.flag.name);
+        for found in findings.iter_mut() {
+            if let Some(given) = flags.iter().find(|given| sets(given, &found.field)) {
+                (found.subject, found.field) = (Subject::Flag(given.flag.name), String::new());
             }
         }
-        if !findings.errors.is_empty() {
-            return Err(Problems(findings.errors));
-        }
         let (version, lost) = (Version::V1alpha1, Vec::new());
-        Ok(Reading { config, version, warnings: findings.warnings, lost })
+        Ok(Reading { config, version, warnings: findings.finish()?, lost })
     }
 }
 
@@ -132,19 +128,19 @@ fn json_of(document: &Document) -> Value {
     serde_json::to_value(document).unwrap_or_default()
 }
 
-fn foreign(given: &Given, platform: Platform) -> Option<Problem> {
+fn foreign(given: &Given, platform: Platform) -> Option<Diagnostic> {
     let other = given.flag.platform.filter(|other| *other != platform)?;
-    Some(value::problem(given, format!("is a flag of {other:?}"), "remove it"))
+    Some(value::about(Code::FlagOfOtherSystem, given, format!("is a flag of {other:?}"), "remove it"))
 }
 
-fn without_effect<'a>(flags: &'a [&Given]) -> impl Iterator<Item = Problem> + 'a {
+fn without_effect<'a>(flags: &'a [&Given]) -> impl Iterator<Item = Diagnostic> + 'a {
     flags.iter().filter_map(|given| {
         let why = given.flag.no_effect?;
-        Some(value::problem(given, format!("has no effect: {why}"), "remove it"))
+        Some(value::about(Code::FlagIgnored, given, format!("has no effect: {why}"), "remove it"))
     })
 }
 
-fn set(given: &Given, value: &Value, mode: &str, document: &mut Value) -> Result<(), Problem> {
+fn set(given: &Given, value: &Value, mode: &str, document: &mut Value) -> Result<(), Diagnostic> {
     let path = match given.flag.sets {
         Sets::Program | Sets::Nothing => return Ok(()),
         sets @ (Sets::InIpvs(_) | Sets::ButIpvs(_) | Sets::Field(_)) => match field_in_mode(sets, mode) {
@@ -174,7 +170,7 @@ fn set(given: &Given, value: &Value, mode: &str, document: &mut Value) -> Result
     Ok(())
 }
 
-/// The one field that a flag sets in a mode.
+/// Returns the field that a flag sets in a mode.
 fn field_in_mode(sets: Sets, mode: &str) -> Option<&'static str> {
     match sets {
         Sets::Field(path) => Some(path),
@@ -184,8 +180,8 @@ fn field_in_mode(sets: Sets, mode: &str) -> Option<&'static str> {
     }
 }
 
-/// A port counts only for an address that has none.
-fn port(given: &Given, value: &Value, path: &str, document: &mut Value) -> Result<(), Problem> {
+/// Sets the port of an address that has none.
+fn port(given: &Given, value: &Value, path: &str, document: &mut Value) -> Result<(), Diagnostic> {
     let number = value.as_i64().unwrap_or_default();
     if number == 0 && path == "metricsBindAddress" {
         let remedy = "bind metrics to a loopback address with --metrics-bind-address";
@@ -209,7 +205,7 @@ fn put(document: &mut Value, path: &str, value: Value) {
     *at = value;
 }
 
-/// Whether a flag is what set a field, perhaps with an index behind it.
+/// Whether a flag has set a field, whose path may end with an index.
 fn sets(given: &Given, field: &str) -> bool {
     let path = match given.flag.sets {
         Sets::Field(path) | Sets::InIpvs(path) | Sets::ButIpvs(path) | Sets::Port(path) => path,

@@ -1,7 +1,7 @@
-//! kube-proxy's flags: accepted by every program of ours, with kube-proxy's meaning and precedence.
+//! kube-proxy's flags. Every program of localnet accepts them, with kube-proxy's meaning and precedence.
 //!
-//! With `--config` nearly all of them are ignored, as in kube-proxy: only those count that say what the program is to do, how it
-//! logs, and what the Node is called.
+//! With `--config`, nearly all of them are ignored, as in kube-proxy. The exceptions select what the program does, how it logs
+//! and the name of the Node.
 
 mod apply;
 mod table;
@@ -10,15 +10,16 @@ mod value;
 use std::{ffi::OsString, path::Path};
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use localnet_core::{Code, Diagnostic, Subject};
 pub use table::{FLAGS, Flag, Kind, Sets};
 
-/// The flags of kube-proxy that were given. Flatten it into a program's arguments.
+/// The flags of kube-proxy on the command line. Flatten it into a program's arguments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KubeProxyFlags {
     given: Vec<Given>,
 }
 
-/// A flag, and its values in the order of the command line; there is at least one.
+/// A flag and its values in the order of the command line, at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Given {
     flag: &'static Flag,
@@ -26,43 +27,43 @@ struct Given {
 }
 
 impl Given {
-    /// Of a flag with one value the last one counts.
+    /// The last value, which applies to a flag that has a single value.
     fn last(&self) -> &str {
         self.values.last().map_or("", String::as_str)
     }
 }
 
-/// A part of what kube-proxy does.
+/// A part of kube-proxy's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// It reads the API and answers health checks: `localnet-brain`.
+    /// Reading the API and answering health checks: `localnet-brain`.
     Brain,
-    /// It programs the node.
+    /// Programming the node: a backend.
     Backend,
 }
 
-/// What a program is to do.
+/// The actions that the flags request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ToDo<'a> {
     /// `--config`: the file to read.
     pub config: Option<&'a Path>,
-    /// `--write-config-to`: write the configuration there, and start nothing.
+    /// `--write-config-to`: write the configuration to this file and exit.
     pub write_config_to: Option<&'a Path>,
-    /// `--cleanup`: remove everything, and exit.
+    /// Whether to remove all rules and exit (`--cleanup`).
     pub cleanup: bool,
-    /// `--init-only`: do what needs privileges, and exit.
+    /// Whether to do what needs privileges and exit (`--init-only`).
     pub init_only: bool,
-    /// `--master`: URL of the API server.
+    /// `--master`: the URL of the API server.
     pub master: Option<&'a str>,
 }
 
 impl KubeProxyFlags {
-    /// What the program is to do.
+    /// Returns the actions that the flags request.
     ///
     /// # Errors
-    /// `--cleanup` or `--init-only` is neither true nor false; or two flags are given of which each ends the program. kube-proxy
-    /// obeys one of them and ignores the other.
-    pub fn to_do(&self) -> Result<ToDo<'_>, crate::Problems> {
+    /// Returns an error if `--cleanup` or `--init-only` is neither true nor false, or if two flags each make the program exit.
+    /// kube-proxy obeys one of two such flags and ignores the other.
+    pub fn to_do(&self) -> Result<ToDo<'_>, crate::Invalid> {
         let path = |name| self.text(name).map(Path::new);
         let to_do = ToDo {
             config: path("config"),
@@ -72,37 +73,35 @@ impl KubeProxyFlags {
             master: self.text("master"),
         };
         let ends = [
-            ("--write-config-to", to_do.write_config_to.is_some()),
-            ("--cleanup", to_do.cleanup),
-            ("--init-only", to_do.init_only),
+            ("write-config-to", to_do.write_config_to.is_some()),
+            ("cleanup", to_do.cleanup),
+            ("init-only", to_do.init_only),
         ];
         let ends: Vec<_> = ends.iter().filter(|(_, given)| *given).map(|(flag, _)| *flag).collect();
         if let [first, others @ ..] = ends.as_slice()
             && !others.is_empty()
         {
-            return Err(crate::Problems(vec![crate::Problem {
-                line: 0,
-                field: (*first).to_owned(),
-                problem: format!("cannot be combined with {}: each of them ends the program", others.join(" and ")),
-                remedy: "give one of them, and run the program again for the other".to_owned(),
-            }]));
+            let others: Vec<_> = others.iter().map(|name| format!("--{name}")).collect();
+            let problem = format!("cannot be combined with {}: each of them ends the program", others.join(" and "));
+            let conflict = Diagnostic::new(Code::FlagConflict, Subject::Flag(first), problem);
+            return Err(conflict.remedy("give one of them, and run the program again for the other").into());
         }
         Ok(to_do)
     }
 
-    /// Whether someone has chosen how the node is to be set up: by a file, or by a flag about connection tracking or memory.
-    /// kube-proxy sets up every node that it runs on; a program that is merely tried out should not.
+    /// Whether the user has configured the node's settings, by a file or by a flag about connection tracking or memory.
+    /// kube-proxy changes the settings of every node; a program that is only being tried out should not.
     pub fn configures_node(&self) -> bool {
         let about_node = |name: &str| name == "config" || name == "oom-score-adj" || name.starts_with("conntrack-");
         self.given.iter().any(|given| about_node(given.flag.name))
     }
 
-    /// The arguments for some of the flags, for a program that reads no others.
+    /// Returns the arguments for the named flags, for a program that accepts no others.
     pub fn some_args(names: &[&str]) -> impl Iterator<Item = Arg> {
         FLAGS.iter().filter(|flag| names.contains(&flag.name)).map(arg)
     }
 
-    /// Reads some of the flags: those that [`Self::some_args`] defines for the same names.
+    /// Reads the named flags from the arguments that [`Self::some_args`] defines.
     pub fn some_from(matches: &ArgMatches, names: &[&str]) -> Self {
         let given = FLAGS.iter().filter(|flag| names.contains(&flag.name)).filter_map(|flag| {
             let values: Vec<String> = matches.get_many(flag.name)?.cloned().collect();
@@ -111,14 +110,14 @@ impl KubeProxyFlags {
         Self { given: given.collect() }
     }
 
-    /// The names of the flags that were given.
+    /// The names of the given flags.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         self.given.iter().map(|given| given.flag.name)
     }
 
-    /// The flags that are given and have no effect in this part of kube-proxy, each with the remedy. None beside `--config`, which
-    /// both parts are given alike.
-    pub fn elsewhere(&self, here: Part) -> Vec<crate::Problem> {
+    /// Returns a diagnostic for each given flag that has no effect in this part of kube-proxy. With `--config` there are none,
+    /// because both parts receive the same flags.
+    pub fn elsewhere(&self, here: Part) -> Vec<Diagnostic> {
         if self.text("config").is_some() {
             return Vec::new();
         }
@@ -127,7 +126,9 @@ impl KubeProxyFlags {
             Part::Backend => (table::OF_THE_BRAIN, "give it to localnet-brain"),
         };
         let others = self.given.iter().filter(|given| others.contains(&given.flag.name));
-        others.map(|given| value::problem(given, "has no effect in this program".to_owned(), remedy)).collect()
+        others
+            .map(|given| value::about(Code::FlagIgnored, given, "has no effect in this program".to_owned(), remedy))
+            .collect()
     }
 
     fn text(&self, name: &str) -> Option<&str> {
@@ -135,13 +136,13 @@ impl KubeProxyFlags {
         Some(given.last()).filter(|text| !text.is_empty())
     }
 
-    fn is_set(&self, name: &str) -> Result<bool, crate::Problems> {
+    fn is_set(&self, name: &str) -> Result<bool, crate::Invalid> {
         let given = self.given.iter().find(|given| given.flag.name == name);
-        given.map_or(Ok(false), |given| value::boolean(given).map_err(|problem| crate::Problems(vec![problem])))
+        given.map_or(Ok(false), |given| Ok(value::boolean(given)?))
     }
 }
 
-/// The arguments of a program with flags spelled as clap knows them: kube-proxy takes `_` for `-` in the name of a flag.
+/// Converts the flags to the spelling that clap knows: kube-proxy accepts `_` for `-` in flag names.
 pub fn spelled(arguments: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     let mut only_values = false;
     arguments.map(move |argument| {

@@ -1,34 +1,35 @@
-//! Every flag of kube-proxy v1.36, and those that earlier versions had: what it sets, and whether it counts beside `--config`.
+//! A table of all flags of kube-proxy v1.36 and of earlier versions: what each one sets, and whether it applies with
+//! `--config`.
 
 use crate::config::Platform;
 
 /// A flag of kube-proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flag {
-    /// Its name, without dashes.
+    /// Its name without dashes.
     pub name: &'static str,
     /// Its short name.
     pub short: Option<char>,
-    /// What its value is.
+    /// The type of its value.
     pub kind: Kind,
-    /// What it sets.
+    /// What the flag sets.
     pub sets: Sets,
-    /// Whether it counts when `--config` is given. The others are ignored then.
+    /// Whether it applies if `--config` is given. All others are ignored then.
     pub beside_config: bool,
-    /// Where it exists, unless everywhere.
+    /// The platform that has the flag; `None` means every platform.
     pub platform: Option<Platform>,
-    /// What it is for.
+    /// Its help text.
     pub help: &'static str,
-    /// Why it has no effect in programs of ours, if it has none.
+    /// Why the flag has no effect in localnet; `None` if it has an effect.
     pub no_effect: Option<&'static str>,
 }
 
-/// What the value of a flag is.
+/// The type of a flag's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// `true` or `false`; alone it means `true`.
+    /// `true` or `false`. Without a value it is `true`.
     Bool,
-    /// A whole number.
+    /// An integer.
     Int,
     /// A number.
     Float,
@@ -36,19 +37,19 @@ pub enum Kind {
     Text,
     /// A path.
     Path,
-    /// A duration: 30s.
+    /// A duration, such as 30s.
     Duration,
-    /// Texts with commas between them; given again, there are more.
+    /// Texts separated by commas. A repeated flag adds more.
     List,
-    /// An IP address; an empty one leaves the default.
+    /// An IP address. An empty one keeps the default.
     Ip,
-    /// `IP` or `IP:port`; an empty one leaves the default.
+    /// `IP` or `IP:port`. An empty one keeps the default.
     IpPort,
-    /// `name=true` or `name=false`, with commas between them.
+    /// `name=true` or `name=false`, separated by commas.
     Gates,
-    /// `pattern=N`, with commas between them.
+    /// `pattern=N`, separated by commas.
     VModule,
-    /// A size: 4Ki.
+    /// A size, such as 4Ki.
     Size,
 }
 
@@ -57,21 +58,21 @@ pub enum Kind {
 pub enum Sets {
     /// A field of v1alpha2.
     Field(&'static str),
-    /// A field of v1alpha2, only in mode ipvs.
+    /// A field of v1alpha2, in the mode ipvs only.
     InIpvs(&'static str),
-    /// A field of v1alpha2, only in modes other than ipvs.
+    /// A field of v1alpha2, in all modes but ipvs.
     ButIpvs(&'static str),
-    /// The bit of iptables and of ipvs.
+    /// The masquerade bits of iptables and ipvs.
     MasqueradeBit,
-    /// `nodeIPOverride`, unless it is unspecified.
+    /// The field `nodeIPOverride`, unless the address is unspecified.
     BindAddress,
-    /// `detectLocal.clusterCIDRs`.
+    /// The field `detectLocal.clusterCIDRs`.
     ClusterCidr,
-    /// The port of a field, if its address has none; 0 switches it off. Deprecated.
+    /// The port of a field whose address has none. 0 disables the server. Deprecated.
     Port(&'static str),
-    /// What the program does.
+    /// The action of the program.
     Program,
-    /// Nothing: kube-proxy had it in an earlier version.
+    /// Nothing: only an earlier version of kube-proxy had the flag.
     Nothing,
 }
 
@@ -85,7 +86,7 @@ const AT_ONCE: &str = "lines are written at once, to standard error";
 const GONE: &str = "kube-proxy no longer has this flag";
 const NO_RESYNC: &str = "objects are watched, and compared with the API server whenever a watch begins anew";
 
-/// All flags, sorted. Those that are [`Sets::Nothing`] are of earlier versions than v1.36.
+/// All flags, sorted. Those with [`Sets::Nothing`] belong to versions before v1.36.
 pub const FLAGS: &[Flag] = &[
     gone("add-dir-header", Bool),
     gone("alsologtostderr", Bool),
@@ -338,7 +339,7 @@ pub const FLAGS: &[Flag] = &[
     beside(flag("write-config-to", Path, Program, "write the configuration as a v1alpha2 file, and exit")),
 ];
 
-/// Flags that only count in the brain.
+/// The flags that only affect the brain.
 pub(super) const OF_THE_BRAIN: &[&str] = &[
     "bind-address",
     "bind-address-hard-fail",
@@ -354,7 +355,7 @@ pub(super) const OF_THE_BRAIN: &[&str] = &[
     "show-hidden-metrics-for-version",
 ];
 
-/// Flags that only count in a backend.
+/// The flags that only affect a backend.
 pub(super) const OF_BACKENDS: &[&str] = &[
     "cluster-cidr",
     "conntrack-max-per-core",
@@ -389,7 +390,7 @@ const fn beside(flag: Flag) -> Flag {
     Flag { beside_config: true, ..flag }
 }
 
-/// A flag that kube-proxy had in an earlier version: command lines still have it.
+/// Creates a flag that an earlier version of kube-proxy had. Command lines may still contain it.
 const fn gone(name: &'static str, kind: Kind) -> Flag {
     let help = "none: kube-proxy no longer has this flag";
     without_effect(beside(flag(name, kind, Nothing, help)), GONE)

@@ -1,11 +1,12 @@
-//! Values of flags, as the documents have them.
+//! Converts the values of flags to the values of documents.
 
+use localnet_core::{Code, Diagnostic, Subject};
 use serde_json::{Map, Number, Value, json};
 
 use super::{Given, Kind};
-use crate::{address, duration::GoDuration, problem::Problem, quantity::Quantity};
+use crate::{address, duration::GoDuration, quantity::Quantity};
 
-/// What a value is called in the help.
+/// The placeholder for a value in the help.
 pub(super) fn name(kind: Kind) -> &'static str {
     match kind {
         Kind::Bool => "BOOL",
@@ -22,19 +23,24 @@ pub(super) fn name(kind: Kind) -> &'static str {
     }
 }
 
-/// A problem with a flag.
-pub(super) fn problem(given: &Given, problem: String, remedy: &str) -> Problem {
-    Problem { line: 0, field: format!("--{}", given.flag.name), problem, remedy: remedy.to_owned() }
+/// Creates a diagnostic about a flag.
+pub(super) fn about(code: Code, given: &Given, problem: String, remedy: &str) -> Diagnostic {
+    Diagnostic::new(code, Subject::Flag(given.flag.name), problem).remedy(remedy)
 }
 
-/// Whether a flag is set.
-pub(super) fn boolean(given: &Given) -> Result<bool, Problem> {
+/// Creates the diagnostic for an invalid value.
+pub(super) fn problem(given: &Given, problem: String, remedy: &str) -> Diagnostic {
+    about(Code::ValueInvalid, given, problem, remedy)
+}
+
+/// Returns the value of a boolean flag.
+pub(super) fn boolean(given: &Given) -> Result<bool, Diagnostic> {
     truth(given.last()).ok_or_else(|| {
         problem(given, format!("{:?} is neither true nor false", given.last()), "write true or false, or only the flag")
     })
 }
 
-/// As Go reads it.
+/// Parses a boolean as Go does.
 fn truth(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
@@ -43,8 +49,8 @@ fn truth(text: &str) -> Option<bool> {
     }
 }
 
-/// The value as JSON; `None` where it leaves the default.
-pub(super) fn json(given: &Given) -> Result<Option<Value>, Problem> {
+/// Returns the value as JSON; `None` if the flag keeps the default.
+pub(super) fn json(given: &Given) -> Result<Option<Value>, Diagnostic> {
     let text = given.last();
     let wrong = |is: &str, remedy| problem(given, format!("{text:?} is {is}"), remedy);
     let value = match given.flag.kind {
@@ -88,12 +94,12 @@ pub(super) fn json(given: &Given) -> Result<Option<Value>, Problem> {
     Ok(Some(value))
 }
 
-/// The texts between commas; of an empty one there are none.
+/// Splits a text at commas. An empty text has no parts.
 fn commas(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(move |_| !text.is_empty())
 }
 
-fn gates(given: &Given) -> Result<Value, Problem> {
+fn gates(given: &Given) -> Result<Value, Diagnostic> {
     let mut gates = Map::new();
     for pair in given.values.iter().flat_map(|text| commas(text)).filter(|pair| !pair.is_empty()) {
         let gate = pair.split_once('=').and_then(|(name, on)| Some((name.trim(), truth(on.trim())?)));
@@ -104,7 +110,7 @@ fn gates(given: &Given) -> Result<Value, Problem> {
     Ok(Value::Object(gates))
 }
 
-fn vmodule(given: &Given) -> Result<Value, Problem> {
+fn vmodule(given: &Given) -> Result<Value, Diagnostic> {
     let mut items = Vec::new();
     for pair in given.values.iter().flat_map(|text| commas(text)).filter(|pair| !pair.is_empty()) {
         let item = pair.split_once('=').and_then(|(pattern, level)| {

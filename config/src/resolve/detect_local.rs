@@ -1,4 +1,4 @@
-//! `detectLocalMode` and `detectLocal`: what the mode needs must be there and make sense.
+//! Validates `detectLocalMode` and `detectLocal`: the values that the mode needs must be present and valid.
 
 use super::Check;
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
     v1alpha2::Document,
 };
 
-/// The kernel's `IFNAMSIZ`, without the byte that ends a name.
+/// The kernel's `IFNAMSIZ` without the byte that terminates a name.
 const LONGEST_INTERFACE: usize = 15;
 
 const PAIR: &str =
@@ -45,7 +45,7 @@ impl Check<'_> {
             let remedy = format!("detectLocalMode {} needs it", mode.as_str());
             self.findings.invalid(field, "\"\"", "must not be empty", &remedy);
         } else if name.len() > LONGEST_INTERFACE {
-            // kube-proxy lets it pass, and then no rule that names it can be made.
+            // kube-proxy accepts such a name, but the kernel then refuses every rule with it.
             let why = format!("must be no longer than {LONGEST_INTERFACE} bytes");
             self.findings.invalid(field, format_args!("{name:?}"), &why, "no interface has a longer name");
         }
@@ -66,7 +66,7 @@ impl Check<'_> {
         let twice = matches!(cidrs.as_slice(), [a, b] if a.addr().is_ipv4() == b.addr().is_ipv4());
         if said.len() > 2 || twice {
             self.wrong(used, field, &format!("{said:?}"), PAIR, "name one CIDR of each family");
-            // What is left out is left out as a whole: half of it may be the wrong half.
+            // The whole value is skipped: the remaining half could be the wrong one.
             cidrs.clear();
         }
         cidrs

@@ -1,4 +1,4 @@
-//! `linux`: connection tracking, and memory.
+//! Validates `linux`: connection tracking and memory.
 
 use super::{Check, NOT_NEGATIVE};
 use crate::{

@@ -1,4 +1,6 @@
-//! `logging`, as the logging library of Kubernetes checks it.
+//! Validates `logging` as the logging library of Kubernetes does.
+
+use localnet_core::Code;
 
 use super::Check;
 use crate::{
@@ -17,7 +19,7 @@ impl Check<'_> {
         let format = self.log_format(&said.format, gates);
         if format == LogFormat::Json && !said.vmodule.is_empty() {
             let problem = "Forbidden: Only supported for text log format".to_owned();
-            self.findings.error("logging.vmodule", problem, "remove it, or use format text");
+            self.findings.add(Code::ValueInvalid, "logging.vmodule", problem, "remove it, or use format text");
         }
         Logging {
             format,
@@ -34,11 +36,11 @@ impl Check<'_> {
         match said {
             "text" => LogFormat::Text,
             "json" => {
-                // The name of a gate's stage is the name of a gate.
+                // The logging library has one gate per stage. The format json is in the stage beta.
                 let gate = "LoggingBetaOptions";
                 if !gates.enabled(gate) {
                     let problem = format!("Forbidden: Log format json is disabled, see {gate} feature");
-                    self.findings.error(field, problem, "turn that feature gate on, or use text");
+                    self.findings.add(Code::GateDisabled, field, problem, "turn that feature gate on, or use text");
                 }
                 LogFormat::Json
             }
@@ -61,7 +63,7 @@ impl Check<'_> {
         let pattern = &said.file_pattern;
         if pattern.is_empty() {
             let problem = "Required value: File pattern must not be empty".to_owned();
-            self.findings.error(&field, problem, "name a source file");
+            self.findings.add(Code::ValueInvalid, &field, problem, "name a source file");
         }
         if pattern.contains(['=', ',']) {
             let why = "File pattern must not contain equal sign or comma";
@@ -75,11 +77,16 @@ impl Check<'_> {
         let asked = [("splitStream", said.split_stream), ("infoBufferSize", said.info_buffer_size.0 != 0)];
         for (name, _) in asked.iter().filter(|(_, asked)| disabled && *asked) {
             let problem = format!("Forbidden: Feature {LOGGING_ALPHA_OPTIONS} is disabled");
-            self.findings.error(&format!("{field}.{name}"), problem, "turn that feature gate on, or remove it");
+            self.findings.add(
+                Code::GateDisabled,
+                &format!("{field}.{name}"),
+                problem,
+                "turn that feature gate on, or remove it",
+            );
         }
         OutputRouting {
             split_stream: said.split_stream,
-            // A negative size buffers nothing.
+            // A negative size means no buffer.
             info_buffer_size: u64::try_from(said.info_buffer_size.0).unwrap_or_default(),
         }
     }

@@ -1,11 +1,11 @@
-//! A backend that is broken on purpose, in one way or not at all: what the checks of the kit have to find.
+//! A backend with one deliberate fault, or none. The kit's checks must find each fault.
 //!
 //! ```text
 //! broken --fault FAULT --api unix:///… [--dump FILE] [--rules]
 //! ```
 //!
-//! With `--dump` it writes what it holds to a file. With `--rules` it serves ClusterIPs by nf_tables, in tables named `broken`. It always reports
-//! how far it is. The faults are those in `FAULTS`; `none` is the sound one. `broken --faults` prints them.
+//! With `--dump` it writes the applied state to a file. With `--rules` it serves ClusterIPs with nf_tables, in tables named `broken`. It always sends
+//! Reports. `FAULTS` lists the faults, and `broken --faults` prints them; `none` is a correct backend.
 
 mod rules;
 
@@ -26,10 +26,10 @@ use localnet_proto::{
 use tokio::{net::UnixStream, signal::unix::SignalKind};
 use tonic::transport::{Channel, Endpoint, Uri};
 
-/// How long it waits before it tries again, and how often it looks whether its rules are there.
+/// The delay before a retry, and the interval between checks of its own rules.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What can be broken.
+/// The faults.
 const FAULTS: &[&str] = &[
     "none",
     // The stream.
@@ -104,7 +104,7 @@ impl Broken {
         Ok(channel)
     }
 
-    /// One answer of `Next`, as far as it came, and whether it ended with OK.
+    /// One answer of `Next`, possibly incomplete, and whether it ended with OK.
     async fn next(&self, channel: Channel) -> anyhow::Result<(Assembler, bool)> {
         let have = if self.is("forgets-the-token") { Revision::default() } else { self.state.revision };
         let request: NextFilter = encode::next_filter(have, true);
@@ -136,7 +136,7 @@ impl Broken {
         let mut state = self.state.clone();
         state.apply(update);
         if self.is("forgets-the-instance") && state.revision.rev <= self.state.revision.rev {
-            // As if a revision that is not higher were older.
+            // Treats a revision that is not higher as older.
             self.state.revision = state.revision;
             return Ok(());
         }
@@ -153,7 +153,7 @@ impl Broken {
         report(channel, self.state.revision).await
     }
 
-    /// What was received, as somebody reads it who is wrong about it.
+    /// Falsifies the received update according to the fault.
     fn spoil(&self, update: &mut Update) {
         if self.is("keeps-deleted")
             && let Update::Full(full) = update
@@ -203,7 +203,7 @@ impl Broken {
     }
 }
 
-/// Puts rules back that others have removed, for ever.
+/// Restores rules that another program removed, in an endless loop.
 async fn repair(rules: bool, fault: String, state: Snapshot) -> anyhow::Result<()> {
     let repairs =
         rules && state.revision != Revision::default() && !["ignores-a-flush", "liar"].contains(&fault.as_str());

@@ -1,4 +1,4 @@
-//! ClusterIPs by nf_tables, as short as it goes: the tables `ip broken` and `ip6 broken` are written anew for each state.
+//! Serves ClusterIPs with nf_tables, in minimal form: each state rewrites the tables `ip broken` and `ip6 broken`.
 
 use std::{
     fmt::Write as _,
@@ -12,11 +12,11 @@ use std::{
 use anyhow::Context as _;
 use localnet_proto::{Port, Protocol, Service, Snapshot};
 
-/// How long nothing is there where a backend removes everything before it writes.
+/// How long a backend that removes everything before it writes has no rules.
 const GAP: Duration = Duration::from_millis(300);
 const FAMILIES: [&str; 2] = ["ip", "ip6"];
 
-/// Makes the kernel hold the state, or what is broken about it.
+/// Programs the state into the kernel, with the fault.
 pub(super) fn write(state: &Snapshot, fault: &str) -> anyhow::Result<()> {
     if fault == "flushes-at-each-change" {
         remove();
@@ -109,14 +109,14 @@ fn nft(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether nobody has removed them.
+/// Whether the rules exist.
 pub(super) fn are_there() -> bool {
     let mut list = Command::new("nft");
     list.args(["list", "table", "ip", "broken"]).stdout(Stdio::null()).stderr(Stdio::null());
     list.status().is_ok_and(|ended| ended.success())
 }
 
-/// Removes all of them; those that are not there are none.
+/// Removes the tables. Missing ones are not an error.
 pub(super) fn remove() {
     for family in FAMILIES {
         let mut delete = Command::new("nft");
@@ -125,14 +125,14 @@ pub(super) fn remove() {
     }
 }
 
-/// Flows of UDP to whoever serves no more.
+/// Deletes UDP flows to endpoints that no longer serve.
 fn end_udp_flows(state: &Snapshot) {
     let serving: Vec<IpAddr> =
         state.services.values().flat_map(|service| &service.endpoints).map(|one| one.address).collect();
     let listed = Command::new("conntrack").args(["-L", "-p", "udp"]).stderr(Stdio::null()).output();
     let text = listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     for line in text.lines() {
-        // The second source is that of the answers.
+        // The second `src` is that of the replies.
         let source = line.split(' ').filter_map(|word| word.strip_prefix("src=")).nth(1);
         if source.is_some_and(|source| source.parse().is_ok_and(|ip| !serving.contains(&ip))) {
             let source = source.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A brain and the backend on it, in a network of their own if there can be one.
+//! A brain with the backend under test, in a network of their own if the kit can create one.
 
 use std::time::Instant;
 
@@ -10,19 +10,19 @@ use tempfile::TempDir;
 
 use super::Options;
 use crate::{
-    backend::{Backend, Line},
+    backend::{Backend, BackendCommand},
     brain::{Brain, free_port},
     outcome::Verdict,
 };
 
-/// What a check works at.
+/// The setup of a check.
 pub(super) struct Bench<'a> {
     pub(super) options: &'a Options,
     pub(super) brain: Brain,
-    pub(super) line: Line,
-    /// Killed before its network goes.
+    pub(super) command: BackendCommand,
+    /// The backend. It is dropped before its network.
     pub(super) backend: Option<Backend>,
-    /// Somebody has shown what the backend holds: its dump, the kernel read back, or packets.
+    /// Whether anything has shown the backend's state: its dump, the kernel's state, or packets.
     pub(super) shown: bool,
     node: Node<'a>,
     _folder: TempDir,
@@ -30,16 +30,16 @@ pub(super) struct Bench<'a> {
 
 /// Where the backend runs.
 pub(super) enum Node<'a> {
-    /// In this namespace.
+    /// In a namespace of the check.
     Lent(&'a Namespace),
-    /// In a network that is there for it alone.
+    /// In a network of its own.
     Own(Box<Network>),
-    /// On this machine: whoever is not root can write nothing there.
+    /// On this machine, whose rules it cannot change, because the kit does not run as root.
     Here,
 }
 
 impl Node<'_> {
-    /// A node of its own, where that is possible.
+    /// A node of its own, if the kit runs as root.
     pub(super) fn own() -> anyhow::Result<Self> {
         if !rustix::process::geteuid().is_root() {
             return Ok(Self::Here);
@@ -57,16 +57,24 @@ impl Node<'_> {
 }
 
 impl<'a> Bench<'a> {
-    /// Nothing runs yet.
+    /// A setup in which nothing runs yet.
     pub(super) fn new(options: &'a Options, node: Node<'a>) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir().context("creating a temporary folder")?;
         let by_tcp = options.backend.contains("{tcp}");
         let port = by_tcp.then(|| free_port(node.namespace())).transpose()?;
-        let line = Line::new(&options.backend, folder.path(), port);
-        Ok(Self { options, brain: Brain::new(line.api()), line, backend: None, shown: false, node, _folder: folder })
+        let command = BackendCommand::new(&options.backend, folder.path(), port);
+        Ok(Self {
+            options,
+            brain: Brain::new(command.api()),
+            command,
+            backend: None,
+            shown: false,
+            node,
+            _folder: folder,
+        })
     }
 
-    /// Brain and backend run, on a node of their own.
+    /// A setup with a running brain and backend, on a node of their own.
     pub(super) fn started(options: &'a Options) -> anyhow::Result<Self> {
         let mut bench = Self::new(options, Node::own()?)?;
         bench.start_brain()?;
@@ -78,9 +86,9 @@ impl<'a> Bench<'a> {
         self.brain.start(self.node.namespace())
     }
 
-    /// Closes the connections of the backend as they come.
-    pub(super) fn turn_away(&mut self) -> anyhow::Result<()> {
-        self.brain.turn_away(self.node.namespace())
+    /// Lets the brain refuse connections.
+    pub(super) fn refuse_connections(&mut self) -> anyhow::Result<()> {
+        self.brain.refuse_connections(self.node.namespace())
     }
 
     pub(super) fn start_backend(&mut self) -> anyhow::Result<()> {
@@ -89,7 +97,7 @@ impl<'a> Bench<'a> {
 
     pub(super) fn start_backend_with(&mut self, flags: &[String]) -> anyhow::Result<()> {
         self.backend = None;
-        self.backend = Some(self.line.start(self.node.namespace(), flags)?);
+        self.backend = Some(self.command.start(self.node.namespace(), flags)?);
         Ok(())
     }
 
@@ -97,7 +105,7 @@ impl<'a> Bench<'a> {
         self.node.namespace()
     }
 
-    /// The end of what the backend has said.
+    /// The last lines of the backend's log.
     pub(super) fn log_tail(&self) -> String {
         self.backend.as_ref().map(Backend::log_tail).unwrap_or_default()
     }
@@ -106,47 +114,47 @@ impl<'a> Bench<'a> {
         self.backend.as_mut().context("the backend does not run")
     }
 
-    /// Makes this the state, and waits until the backend holds it.
+    /// Publishes a state, and waits until the backend holds it.
     pub(super) fn apply(&mut self, state: &Snapshot) -> anyhow::Result<Revision> {
         let revision = self.brain.publish(state);
-        self.holds(revision, state)?;
+        self.await_state(revision, state)?;
         Ok(revision)
     }
 
-    /// Waits until the backend holds it.
-    pub(super) fn holds(&mut self, revision: Revision, state: &Snapshot) -> anyhow::Result<()> {
+    /// Waits until the backend holds a state.
+    pub(super) fn await_state(&mut self, revision: Revision, state: &Snapshot) -> anyhow::Result<()> {
         let backend = self.backend.as_mut().context("the backend does not run")?;
-        backend.holds(&self.brain, revision, state, self.options.patience)?;
+        backend.await_state(&self.brain, revision, state, self.options.patience)?;
         self.shown |= backend.dumps();
-        self.reads_back(state)
+        self.await_kernel_state(state)
     }
 
-    /// Whether the kernel serves this state, if a command reads it back. What is reported may be in force a moment later.
-    pub(super) fn reads_back(&mut self, state: &Snapshot) -> anyhow::Result<()> {
-        let Some(command) = &self.options.read_back else { return Ok(()) };
-        let expected = Expected::of(state);
-        let read = self.line.other(command);
+    /// Waits until the kernel serves a state, if there is a command that reads it back.
+    pub(super) fn await_kernel_state(&mut self, state: &Snapshot) -> anyhow::Result<()> {
+        let Some(read_back) = &self.options.read_back else { return Ok(()) };
+        let expected = Expected::without(state, &self.options.cannot_hold);
+        let read = self.command.with_text(read_back);
         let deadline = Instant::now() + self.options.patience;
         loop {
-            let lines = read.lines(self.node.namespace()).context("--read-back")?;
+            let lines = read.output_lines(self.node.namespace()).context("--read-back")?;
             let differences =
                 expected.differences(&Served::parse(lines.iter().map(String::as_str)).context("--read-back")?);
             if differences.is_empty() {
                 self.shown = true;
                 return Ok(());
             }
-            anyhow::ensure!(Instant::now() < deadline, "what the kernel serves is something else:{differences}");
+            anyhow::ensure!(Instant::now() < deadline, "the kernel serves another state:{differences}");
         }
     }
 
-    /// Passed, if anybody has shown what the backend holds. Its word that it has applied a state shows nothing.
+    /// Passed, if anything has shown the backend's state. A report alone does not prove anything.
     pub(super) fn verdict(&self) -> Verdict {
-        let unseen = "nobody has shown what it holds: give it {dump}, claim packets (as root), or give --read-back";
+        let unseen = "nothing shows its state: use {dump}, claim packets (as root), or pass --read-back";
         if self.shown { Verdict::Passed } else { Verdict::NotClaimed(unseen.to_owned()) }
     }
 
-    /// Fails if the backend says that it has this revision, or holds it.
-    pub(super) fn has_not(&mut self, revision: Revision) -> anyhow::Result<()> {
+    /// Fails if the backend reports or holds a revision that it cannot have.
+    pub(super) fn ensure_not_applied(&mut self, revision: Revision) -> anyhow::Result<()> {
         let backend = self.backend.as_mut().context("the backend does not run")?;
         backend.is_alive()?;
         if let Some(dump) = backend.dump() {

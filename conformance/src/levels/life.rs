@@ -1,4 +1,4 @@
-//! What can happen to a backend. Where it claims packets, they are looked at, too.
+//! The level `life`: failures that a backend must survive. If it claims packets, they are checked, too.
 
 use std::{collections::BTreeSet, time::Instant};
 
@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use super::{
     Level, Options, applied,
     bench::{Bench, Node},
-    check, side_by_side,
+    check, run_concurrently,
     states::{endpoint, service, state},
     traffic,
 };
@@ -26,48 +26,48 @@ pub(super) type Check = fn(&mut Life<'_>) -> anyhow::Result<Verdict>;
 
 const CHECKS: &[(&str, Check)] = &[
     ("starts-without-a-brain", starts_without_a_brain),
-    ("ends-when-asked", ends_when_asked),
-    ("ends-when-asked-without-a-brain", ends_when_asked_without_a_brain),
-    ("ends-when-asked-in-the-middle-of-an-answer", ends_in_the_middle),
-    ("killed-and-started-again", killed_and_started_again),
-    ("killed-and-started-again-after-changes", killed_and_changed),
+    ("exits-on-signal", exits_on_signal),
+    ("exits-on-signal-without-a-brain", exits_on_signal_without_a_brain),
+    ("exits-on-signal-in-the-middle-of-an-answer", exits_on_signal_in_an_answer),
+    ("killed-and-restarted", killed_and_restarted),
+    ("killed-and-restarted-after-changes", killed_and_changed),
     ("killed-in-the-middle-of-an-answer", killed_in_the_middle),
     ("stalled", stalled),
-    ("brain-away-and-back", brain_away_and_back),
-    ("brain-away-keeps-everything", brain_away_keeps_everything),
-    ("end-keeps-everything", end_keeps_everything),
-    ("started-a-second-time-beside-itself", started_twice),
-    ("flushed-by-others", flushed),
+    ("brain-unavailable-and-back", brain_unavailable_and_back),
+    ("brain-unavailable-keeps-everything", brain_unavailable_keeps_everything),
+    ("exit-keeps-everything", exit_keeps_everything),
+    ("two-instances", two_instances),
+    ("flushed-by-another-program", flushed),
     ("cleaned-up", cleaned_up),
     ("restarted-with-half-an-answer", traffic::half_an_answer),
     ("token-comes-after-the-state", applied::token_after_state),
-    ("goes-on-after-an-apply-that-failed", applied::apply_fails),
+    ("continues-after-an-apply-that-failed", applied::apply_fails),
     ("changes-interrupt-nothing", traffic::changes_interrupt_nothing),
     ("affinity-with-several-endpoints", traffic::affinity),
     ("stale-udp-flows-end", traffic::stale_udp),
 ];
 
-pub(super) fn run(options: &Options, tell: &(impl Fn(&Outcome) + Sync)) -> anyhow::Result<Vec<Outcome>> {
-    let asked: Vec<_> = CHECKS.iter().filter(|(name, _)| options.asks_for(Level::Life, name)).collect();
+pub(super) fn run(options: &Options, report: &(impl Fn(&Outcome) + Sync)) -> anyhow::Result<Vec<Outcome>> {
+    let asked: Vec<_> = CHECKS.iter().filter(|(name, _)| options.selects(Level::Life, name)).collect();
     let outcome = |(name, done): &&(&str, Check)| {
-        check(Level::Life, name, tell, || {
-            let world = World::build()?;
-            let node = world.as_ref().map_or(Node::Here, |world| Node::Lent(world.network.node()));
+        check(Level::Life, name, report, || {
+            let lab = PodNetwork::build()?;
+            let node = lab.as_ref().map_or(Node::Here, |lab| Node::Lent(lab.network.node()));
             let bench = Bench::new(options, node)?;
-            done(&mut Life { bench, world: world.as_ref() })
+            done(&mut Life { bench, lab: lab.as_ref() })
         })
     };
-    Ok(side_by_side(options, &asked, outcome))
+    Ok(run_concurrently(options, &asked, outcome))
 }
 
 /// A network with two pods that answer.
-pub(super) struct World {
+pub(super) struct PodNetwork {
     pub(super) network: Network,
     _servers: Servers,
 }
 
-impl World {
-    /// `None` for who may not make one.
+impl PodNetwork {
+    /// `None` if the kit does not run as root.
     fn build() -> anyhow::Result<Option<Self>> {
         if !rustix::process::geteuid().is_root() {
             return Ok(None);
@@ -85,15 +85,15 @@ impl World {
 
 pub(super) struct Life<'a> {
     pub(super) bench: Bench<'a>,
-    world: Option<&'a World>,
+    lab: Option<&'a PodNetwork>,
 }
 
-/// The state of these checks: one service of so many of the pods, which are on its node.
+/// The state of these checks: one service with that many of the pods, which are on its node.
 pub(super) fn serving(pods: usize) -> Snapshot {
     state([web(1, pods)])
 }
 
-/// The service of that number with so many of the pods.
+/// The service with that number, with that many of the pods.
 pub(super) fn web(number: u16, pods: usize) -> Service {
     let addresses = PODS.iter().take(pods).filter_map(|pod| pod.parse().ok());
     let endpoints = addresses.map(|address| endpoint(address, "http", 8080)).collect();
@@ -106,26 +106,26 @@ impl<'a> Life<'a> {
         self.bench.start_backend()
     }
 
-    /// The world, if packets may be looked at there: who does not claim all of this is not asked.
-    pub(super) fn claimed(&self, needed: &[Claim]) -> Option<&'a World> {
+    /// The network, if all of `needed` is claimed.
+    pub(super) fn claimed(&self, needed: &[Claim]) -> Option<&'a PodNetwork> {
         let claims = &self.bench.options.claims;
-        self.world.filter(|_| needed.iter().all(|claim| claims.has(*claim)))
+        self.lab.filter(|_| needed.iter().all(|claim| claims.has(*claim)))
     }
 
-    fn claims_packets(&self, pods: usize) -> Option<&'a World> {
+    fn claims_packets(&self, pods: usize) -> Option<&'a PodNetwork> {
         let outcome = if pods == 0 { Claim::Reject } else { Claim::Answers };
         self.claimed(&[Claim::Tcp, Claim::Ipv4, Claim::ClusterIp, outcome])
     }
 
-    /// Whether packets say what a state of so many pods means.
+    /// Checks by packets that the state with that many pods is in force, if packets are claimed.
     fn packets(&mut self, pods: usize) -> anyhow::Result<()> {
-        let Some(world) = self.claims_packets(pods) else { return Ok(()) };
-        probe_flows(&world.network, &[flow(pods)?])?;
+        let Some(lab) = self.claims_packets(pods) else { return Ok(()) };
+        probe_flows(&lab.network, &[flow(pods)?])?;
         self.bench.shown = true;
         Ok(())
     }
 
-    /// Waits until they do.
+    /// Waits until packets show the state with that many pods.
     pub(super) fn await_packets(&mut self, pods: usize) -> anyhow::Result<()> {
         self.eventually(|life| life.packets(pods))
     }
@@ -141,30 +141,30 @@ impl<'a> Life<'a> {
         }
     }
 
-    /// What the backend has written; nothing where no command shows it.
-    fn written(&self) -> anyhow::Result<Vec<String>> {
+    /// The output of `--listing`; empty without that command.
+    fn listing(&self) -> anyhow::Result<Vec<String>> {
         let Some(listing) = &self.bench.options.listing else { return Ok(Vec::new()) };
-        self.bench.line.other(listing).lines(self.bench.namespace()).context("--listing")
+        self.bench.command.with_text(listing).output_lines(self.bench.namespace()).context("--listing")
     }
 
-    /// Whether all is as it was with so many pods: packets, and what was written.
-    fn is_as(&mut self, pods: usize, written: &[String]) -> anyhow::Result<()> {
+    /// Checks that nothing has changed: packets, the kernel's state, and the listing.
+    fn is_unchanged(&mut self, pods: usize, written: &[String]) -> anyhow::Result<()> {
         self.packets(pods)?;
         if self.bench.options.read_back.is_some() {
-            self.bench.reads_back(&serving(pods))?;
+            self.bench.await_kernel_state(&serving(pods))?;
         }
-        let now = self.written()?;
+        let now = self.listing()?;
         self.bench.shown |= self.bench.options.listing.is_some();
-        anyhow::ensure!(now == written, "what is written was {written:#?}, and is {now:#?}");
+        anyhow::ensure!(now == written, "the listing was {written:#?}, and is now {now:#?}");
         Ok(())
     }
 
-    /// Why it cannot be seen what is there when the backend is not.
-    fn is_blind(&self) -> Option<Verdict> {
+    /// The reason why the state cannot be checked while the backend does not run; `None` if it can.
+    fn cannot_observe(&self) -> Option<Verdict> {
         let options = &self.bench.options;
         let sees = self.claims_packets(2).is_some() || options.listing.is_some() || options.read_back.is_some();
-        let blind = "neither packets nor a --listing nor a --read-back show what is there";
-        (!sees).then(|| Verdict::NotClaimed(blind.to_owned()))
+        let reason = "neither packets, nor --listing, nor --read-back show the state";
+        (!sees).then(|| Verdict::NotClaimed(reason.to_owned()))
     }
 }
 
@@ -175,97 +175,99 @@ fn flow(pods: usize) -> anyhow::Result<Flow> {
     Flows::parse(&format!("flows: [{{{to}, {expected}}}]"))?.flows.pop().context("a flow")
 }
 
-/// Waits until the backend has tried to reach a brain that turns it away, again and again.
-fn turned_away(life: &mut Life<'_>) -> anyhow::Result<()> {
+/// Waits until the backend has repeatedly tried to reach a brain that refuses its connections.
+fn await_refused_connections(life: &mut Life<'_>) -> anyhow::Result<()> {
     const ATTEMPTS: usize = 3;
-    life.bench.turn_away()?;
-    let what = format!("{ATTEMPTS} attempts to reach a brain that turns it away");
-    life.bench.brain.wait(life.bench.options.patience, &what, |log| (log.turned_away >= ATTEMPTS).then_some(()))?;
-    life.bench.backend()?.is_alive().context("while the brain is away: it has to wait for one, not to end")
+    life.bench.refuse_connections()?;
+    let what = format!("{ATTEMPTS} attempts to reach a brain that refuses connections");
+    life.bench
+        .brain
+        .wait(life.bench.options.patience, &what, |log| (log.refused_connections >= ATTEMPTS).then_some(()))?;
+    life.bench.backend()?.is_alive().context("while the brain is unavailable, when a backend must wait for it")
 }
 
 fn starts_without_a_brain(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.bench.start_backend()?;
-    turned_away(life)?;
+    await_refused_connections(life)?;
     life.bench.start_brain()?;
     life.bench.apply(&serving(2))?;
     life.packets(2)?;
     Ok(life.bench.verdict())
 }
 
-fn ended(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
+fn stop_and_check_exit(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let options = life.bench.options;
     let backend = life.bench.backend()?;
     backend.is_alive()?;
     backend.signal(options.stop)?;
-    let ended = backend.ended(options.patience / 2).with_context(|| format!("after signal {:?}", options.stop))?;
+    let ended = backend.await_exit(options.patience / 2).with_context(|| format!("after signal {:?}", options.stop))?;
     anyhow::ensure!(
         ended.success(),
-        "after signal {:?} it has ended with {ended}, and not with exit code 0{}",
+        "after signal {:?} it exited with {ended} instead of exit code 0{}",
         options.stop,
         backend.log_tail()
     );
-    // How it ends is what was looked at.
+    // This check is about the exit alone.
     Ok(Verdict::Passed)
 }
 
-fn ends_when_asked(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
+fn exits_on_signal(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.start()?;
     life.bench.apply(&serving(1))?;
-    ended(life)
+    stop_and_check_exit(life)
 }
 
-fn ends_when_asked_without_a_brain(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
+fn exits_on_signal_without_a_brain(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.start()?;
     life.bench.apply(&serving(1))?;
     life.bench.brain.stop();
-    ended(life)
+    stop_and_check_exit(life)
 }
 
-fn ends_in_the_middle(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
+fn exits_on_signal_in_an_answer(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.start()?;
     life.bench.apply(&serving(1))?;
-    hanging(life)?;
-    ended(life)
+    leave_in_an_answer(life)?;
+    stop_and_check_exit(life)
 }
 
-/// The backend has a part of an answer.
-fn hanging(life: &mut Life<'_>) -> anyhow::Result<()> {
+/// Leaves the backend with a part of an answer.
+fn leave_in_an_answer(life: &mut Life<'_>) -> anyhow::Result<()> {
     life.bench.brain.faults([crate::brain::Fault::Hang(2)]);
     life.bench.brain.publish(&serving(2));
     life.bench.brain.wait(life.bench.options.patience, "an answer", |log| (log.hung > 0).then_some(()))
 }
 
-fn killed(life: &mut Life<'_>) -> anyhow::Result<()> {
+fn kill(life: &mut Life<'_>) -> anyhow::Result<()> {
     let patience = life.bench.options.patience;
     let backend = life.bench.backend()?;
     backend.signal(Signal::KILL)?;
-    backend.ended(patience).map(drop)
+    backend.await_exit(patience).map(drop)
 }
 
-fn killed_and_started_again(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
+fn killed_and_restarted(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.start()?;
     let revision = life.bench.apply(&serving(2))?;
-    let written = life.written()?;
-    killed(life)?;
-    if proxies_itself(life).is_none() {
-        life.is_as(2, &written).context("while it does not run")?;
+    let written = life.listing()?;
+    kill(life)?;
+    if proxies_in_process(life).is_none() {
+        life.is_unchanged(2, &written).context("while it does not run")?;
     }
     life.bench.start_backend()?;
-    life.bench.holds(revision, &serving(2))?;
-    life.eventually(|life| life.is_as(2, &written))?;
+    life.bench.await_state(revision, &serving(2))?;
+    life.eventually(|life| life.is_unchanged(2, &written))?;
     Ok(life.bench.verdict())
 }
 
 fn killed_and_changed(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.start()?;
     life.bench.apply(&serving(2))?;
-    killed(life)?;
+    kill(life)?;
     let revision = life.bench.brain.publish(&serving(1));
     life.bench.start_backend()?;
-    life.bench.holds(revision, &serving(1))?;
+    life.bench.await_state(revision, &serving(1))?;
     life.await_packets(1)?;
-    // What is gone was written by the one that was killed.
+    // The killed process wrote this service, and its successor removes it.
     life.bench.apply(&state([service(2, 0)]))?;
     Ok(life.bench.verdict())
 }
@@ -273,11 +275,11 @@ fn killed_and_changed(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
 fn killed_in_the_middle(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.start()?;
     life.bench.apply(&serving(1))?;
-    hanging(life)?;
-    killed(life)?;
+    leave_in_an_answer(life)?;
+    kill(life)?;
     let revision = life.bench.brain.publish(&serving(2));
     life.bench.start_backend()?;
-    life.bench.holds(revision, &serving(2))?;
+    life.bench.await_state(revision, &serving(2))?;
     life.await_packets(2)?;
     Ok(life.bench.verdict())
 }
@@ -291,67 +293,67 @@ fn stalled(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     }
     let revision = life.bench.brain.publish(&serving(2));
     life.bench.backend()?.signal(Signal::CONT)?;
-    life.bench.holds(revision, &serving(2))?;
+    life.bench.await_state(revision, &serving(2))?;
     life.await_packets(2)?;
     Ok(life.bench.verdict())
 }
 
-fn brain_away_and_back(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
+fn brain_unavailable_and_back(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.start()?;
     life.bench.apply(&serving(1))?;
     for pods in [2, 1, 2] {
-        turned_away(life)?;
+        await_refused_connections(life)?;
         let revision = life.bench.brain.publish(&serving(pods));
         life.bench.start_brain()?;
-        life.bench.holds(revision, &serving(pods))?;
+        life.bench.await_state(revision, &serving(pods))?;
     }
     life.await_packets(2)?;
     Ok(life.bench.verdict())
 }
 
-fn brain_away_keeps_everything(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
+fn brain_unavailable_keeps_everything(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.start()?;
     let revision = life.bench.apply(&serving(2))?;
     life.await_packets(2)?;
-    let written = life.written()?;
-    turned_away(life)?;
+    let written = life.listing()?;
+    await_refused_connections(life)?;
     if life.bench.backend()?.dumps() {
-        life.bench.holds(revision, &serving(2)).context("while the brain is away")?;
+        life.bench.await_state(revision, &serving(2)).context("while the brain is unavailable")?;
     }
-    life.is_as(2, &written).context("while the brain is away")?;
+    life.is_unchanged(2, &written).context("while the brain is unavailable")?;
     Ok(life.bench.verdict())
 }
 
-/// Of who proxies in a process of its own nothing is left when that ends.
-fn proxies_itself(life: &Life<'_>) -> Option<Verdict> {
+/// Not claimed, for a backend that proxies in its own process: nothing of it remains when it exits.
+fn proxies_in_process(life: &Life<'_>) -> Option<Verdict> {
     let claims = &life.bench.options.claims;
     let itself = claims.has(Claim::Answers) && !claims.has(Claim::Source);
     itself.then(|| Verdict::NotClaimed("it proxies in its own process".to_owned()))
 }
 
-fn end_keeps_everything(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
-    if let Some(itself) = proxies_itself(life) {
+fn exit_keeps_everything(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
+    if let Some(itself) = proxies_in_process(life) {
         return Ok(itself);
     }
     life.start()?;
     life.bench.apply(&serving(2))?;
     life.await_packets(2)?;
-    let written = life.written()?;
-    ended(life)?;
-    life.is_as(2, &written).context("after its end")?;
+    let written = life.listing()?;
+    stop_and_check_exit(life)?;
+    life.is_unchanged(2, &written).context("after its exit")?;
     Ok(life.bench.verdict())
 }
 
-/// As in a rolling update.
-fn started_twice(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
-    if let Some(itself) = proxies_itself(life) {
+/// Two backends run at the same time, as during a rolling update.
+fn two_instances(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
+    if let Some(itself) = proxies_in_process(life) {
         return Ok(itself);
     }
     life.start()?;
     let revision = life.bench.apply(&serving(2))?;
     let first = life.bench.backend.take();
     life.bench.start_backend()?;
-    life.bench.holds(revision, &serving(2))?;
+    life.bench.await_state(revision, &serving(2))?;
     drop(first);
     life.packets(2)?;
     life.bench.apply(&serving(1))?;
@@ -363,15 +365,15 @@ fn flushed(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let Some(flush) = life.bench.options.flush.clone() else {
         return Ok(Verdict::NotClaimed("no --flush was given".to_owned()));
     };
-    if let Some(blind) = life.is_blind() {
-        return Ok(blind);
+    if let Some(reason) = life.cannot_observe() {
+        return Ok(reason);
     }
     life.start()?;
     life.bench.apply(&serving(2))?;
     life.await_packets(2)?;
-    let written = life.written()?;
+    let written = life.listing()?;
     command(life, &flush)?;
-    life.eventually(|life| life.is_as(2, &written)).context("after others have removed all rules")?;
+    life.eventually(|life| life.is_unchanged(2, &written)).context("after another program removed all rules")?;
     Ok(life.bench.verdict())
 }
 
@@ -379,22 +381,22 @@ fn cleaned_up(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let Some(cleanup) = life.bench.options.cleanup.clone() else {
         return Ok(Verdict::NotClaimed("no --cleanup was given".to_owned()));
     };
-    if let Some(blind) = life.is_blind() {
-        return Ok(blind);
+    if let Some(reason) = life.cannot_observe() {
+        return Ok(reason);
     }
-    let before = life.written()?;
+    let before = life.listing()?;
     life.start()?;
     life.bench.apply(&serving(2))?;
     life.await_packets(2)?;
-    ended(life)?;
+    stop_and_check_exit(life)?;
     command(life, &cleanup)?;
     let blocked = life.claims_packets(2).is_none() || life.packets(2).is_err();
-    anyhow::ensure!(blocked, "its rules still work after the cleanup");
-    let left = life.written()?;
-    anyhow::ensure!(left == before, "before there was {before:#?}, and after the cleanup {left:#?}");
+    anyhow::ensure!(blocked, "its rules still work after --cleanup");
+    let left = life.listing()?;
+    anyhow::ensure!(left == before, "the listing was {before:#?} at first, and is {left:#?} after --cleanup");
     Ok(life.bench.verdict())
 }
 
 pub(super) fn command(life: &Life<'_>, text: &str) -> anyhow::Result<()> {
-    life.bench.line.other(text).run(life.bench.namespace(), &[], life.bench.options.patience)
+    life.bench.command.with_text(text).run(life.bench.namespace(), &[], life.bench.options.patience)
 }

@@ -1,4 +1,4 @@
-//! The checks, level by level.
+//! The checks of each level.
 
 mod applied;
 mod bench;
@@ -19,6 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use localnet_client::served::Lacks;
 use rustix::process::Signal;
 
 use crate::{
@@ -29,18 +30,18 @@ use crate::{
 /// A level of checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// What it makes of streams.
+    /// How the backend reads streams.
     Wire,
-    /// Which state it holds.
+    /// Which state the backend holds.
     State,
     /// Where packets go.
     Packets,
-    /// What can happen to it.
+    /// How the backend survives failures.
     Life,
 }
 
 impl Level {
-    /// All of them.
+    /// All levels, in the order in which they run.
     pub const ALL: [Self; 4] = [Self::Wire, Self::State, Self::Packets, Self::Life];
 }
 
@@ -55,7 +56,7 @@ impl fmt::Display for Level {
     }
 }
 
-/// A word that is no level.
+/// A text that is no [`Level`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadLevel;
 
@@ -75,41 +76,43 @@ impl FromStr for Level {
     }
 }
 
-/// What is checked, and how.
+/// What to check, and how.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The command of the backend, for `sh`. `{api}`, `{socket}`, `{tcp}`, `{dump}`, `{folder}` and `{flags}` in it are filled in.
+    /// The backend's command, for `sh`, with the placeholders `{api}`, `{socket}`, `{tcp}`, `{dump}`, `{folder}` and `{flags}`.
     pub backend: String,
-    /// The levels.
+    /// The levels to run.
     pub levels: Vec<Level>,
-    /// What it claims of packets.
+    /// What the backend claims to do with packets.
     pub claims: Claims,
-    /// Only checks whose names (`level/name`) contain one of these; empty for all.
+    /// Runs only checks whose names (`level/name`) contain one of these texts; empty for all checks.
     pub only: Vec<String>,
     /// The folder of Cases.
     pub cases: PathBuf,
-    /// How long anything may take.
+    /// The time limit of each step.
     pub patience: Duration,
-    /// What asks it to end.
+    /// The signal that stops the backend.
     pub stop: Signal,
-    /// A command that prints all that the backend has written.
+    /// A command that prints everything the backend has written.
     pub listing: Option<String>,
-    /// A command that removes all rules of the node, as others would.
+    /// A command that removes all rules of the node, like another program would.
     pub flush: Option<String>,
-    /// A command that removes all that the backend has written.
+    /// A command that removes everything the backend has written.
     pub cleanup: Option<String>,
-    /// A command that prints what the kernel serves, as [`localnet_client::served`] writes it.
+    /// A command that prints what the kernel serves, in the format of [`localnet_client::served`].
     pub read_back: Option<String>,
-    /// A command after which the backend cannot write what it wants.
+    /// What the kernel cannot hold, so that checks do not expect it.
+    pub cannot_hold: Lacks,
+    /// A command after which the kernel refuses the backend's changes.
     pub obstruct: Option<String>,
-    /// A command after which it can again.
+    /// A command after which the kernel accepts the backend's changes again.
     pub clear: Option<String>,
-    /// Checks at a time. Those of states are always done one after the other.
+    /// How many checks run at a time. Those of the level `state` always run one after the other.
     pub at_a_time: usize,
 }
 
 impl Options {
-    /// All checks of a backend.
+    /// The default options for a backend: all checks, all claims.
     pub fn of(backend: impl Into<String>) -> Self {
         Self {
             backend: backend.into(),
@@ -123,37 +126,38 @@ impl Options {
             flush: None,
             cleanup: None,
             read_back: None,
+            cannot_hold: Lacks::default(),
             obstruct: None,
             clear: None,
             at_a_time: 4,
         }
     }
 
-    fn asks_for(&self, level: Level, name: &str) -> bool {
+    fn selects(&self, level: Level, name: &str) -> bool {
         let name = format!("{level}/{name}");
         self.only.is_empty() || self.only.iter().any(|only| name.contains(only.as_str()))
     }
 }
 
-/// Runs the checks, and hands each outcome to `tell` as it comes.
+/// Runs the checks, and calls `report` with each outcome at once.
 ///
 /// # Errors
-/// A level cannot be begun: there are no Cases, or no namespaces can be made.
-pub fn run(options: &Options, tell: impl Fn(&Outcome) + Sync) -> anyhow::Result<Outcomes> {
+/// A level cannot start: a Case cannot be read, or network namespaces cannot be created.
+pub fn run(options: &Options, report: impl Fn(&Outcome) + Sync) -> anyhow::Result<Outcomes> {
     let mut outcomes = Outcomes::default();
     for level in &options.levels {
         outcomes.0.extend(match level {
-            Level::Wire => wire::run(options, &tell)?,
-            Level::State => state::run(options, &tell)?,
-            Level::Packets => packets::run(options, &tell)?,
-            Level::Life => life::run(options, &tell)?,
+            Level::Wire => wire::run(options, &report)?,
+            Level::State => state::run(options, &report)?,
+            Level::Packets => packets::run(options, &report)?,
+            Level::Life => life::run(options, &report)?,
         });
     }
     Ok(outcomes)
 }
 
-/// Does checks, several at a time. The outcomes are in the order of the checks.
-fn side_by_side<T: Sync>(options: &Options, checks: &[T], outcome: impl Fn(&T) -> Outcome + Sync) -> Vec<Outcome> {
+/// Runs checks concurrently. The outcomes have the order of the checks.
+fn run_concurrently<T: Sync>(options: &Options, checks: &[T], outcome: impl Fn(&T) -> Outcome + Sync) -> Vec<Outcome> {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut outcomes = Vec::new();
@@ -171,20 +175,20 @@ fn side_by_side<T: Sync>(options: &Options, checks: &[T], outcome: impl Fn(&T) -
     outcomes.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
-/// Does one check. What breaks in it, breaks only it.
+/// Runs one check. A panic fails only this check.
 fn check(
     level: Level,
     name: &str,
-    tell: &impl Fn(&Outcome),
+    report: &impl Fn(&Outcome),
     check: impl FnOnce() -> anyhow::Result<Verdict>,
 ) -> Outcome {
     let began = Instant::now();
     let verdict = match catch_unwind(AssertUnwindSafe(check)) {
         Ok(Ok(verdict)) => verdict,
         Ok(Err(error)) => Verdict::Failed(format!("{error:#}")),
-        Err(_) => Verdict::Failed("the check itself has panicked".to_owned()),
+        Err(_) => Verdict::Failed("the check itself panicked".to_owned()),
     };
     let outcome = Outcome { level, name: name.to_owned(), verdict, took: began.elapsed() };
-    tell(&outcome);
+    report(&outcome);
     outcome
 }

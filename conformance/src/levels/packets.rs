@@ -1,4 +1,4 @@
-//! Where packets go: for each Case a network, the backend on its node, and real packets.
+//! The level `packets`: for each Case a network, with the backend on its node and real packets.
 
 use anyhow::Context as _;
 use localnet_lab::{Case, DetectLocal, Flow, Network, NodeOptions, Servers, case::read_cases, check::probe_flows};
@@ -6,20 +6,20 @@ use localnet_lab::{Case, DetectLocal, Flow, Network, NodeOptions, Servers, case:
 use super::{
     Level, Options,
     bench::{Bench, Node},
-    check, side_by_side,
-    states::of_case,
+    check, run_concurrently,
+    states::state_of_case,
 };
 use crate::outcome::{Outcome, Verdict};
 
-pub(super) fn run(options: &Options, tell: &(impl Fn(&Outcome) + Sync)) -> anyhow::Result<Vec<Outcome>> {
+pub(super) fn run(options: &Options, report: &(impl Fn(&Outcome) + Sync)) -> anyhow::Result<Vec<Outcome>> {
     anyhow::ensure!(rustix::process::geteuid().is_root(), "the level packets makes network namespaces: run it as root");
     let cases = read_cases(&options.cases)?;
-    let cases: Vec<Case> = cases.into_iter().filter(|case| options.asks_for(Level::Packets, &case.name)).collect();
-    Ok(side_by_side(options, &cases, |case| check(Level::Packets, &case.name, tell, || of(options, case))))
+    let cases: Vec<Case> = cases.into_iter().filter(|case| options.selects(Level::Packets, &case.name)).collect();
+    Ok(run_concurrently(options, &cases, |case| check(Level::Packets, &case.name, report, || of(options, case))))
 }
 
 fn of(options: &Options, case: &Case) -> anyhow::Result<Verdict> {
-    let state = of_case(&case.cluster(), &case.flows.node.name)?;
+    let state = state_of_case(&case.cluster(), &case.flows.node.name)?;
     let flows: Vec<Flow> = case.flows.flows.iter().filter_map(|flow| options.claims.of_flow(flow, &state)).collect();
     if flows.is_empty() && !case.flows.flows.is_empty() {
         return Ok(Verdict::NotClaimed(format!("none of its {} flows is claimed", case.flows.flows.len())));
@@ -35,7 +35,7 @@ fn of(options: &Options, case: &Case) -> anyhow::Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// The flags of kube-proxy that such a node is run with.
+/// kube-proxy's flags for such a node.
 fn flags(node: &NodeOptions) -> Vec<String> {
     let list = |networks: &[ipnet::IpNet]| networks.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     let mut flags = match &node.detect_local {

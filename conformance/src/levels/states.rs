@@ -1,4 +1,4 @@
-//! States for checks, which any backend can hold: no two services share an address.
+//! States for checks. Any backend can hold them, because no two services share an address.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +18,7 @@ use localnet_proto::{
 
 const SERVES: Scopes = Scopes { internal: true, external: true, short_circuit: false, established: true };
 
-/// A state of these services.
+/// A state with these services.
 pub(super) fn state(services: impl IntoIterator<Item = Service>) -> Snapshot {
     let node = Node {
         name: "node-a".to_owned(),
@@ -31,18 +31,18 @@ pub(super) fn state(services: impl IntoIterator<Item = Service>) -> Snapshot {
     Snapshot { node, services, ..Snapshot::default() }
 }
 
-/// The ClusterIP of the service of that number.
+/// The ClusterIP of the service with that number.
 pub(super) fn vip(number: u16) -> Ipv4Addr {
     let [high, low] = number.to_be_bytes();
     Ipv4Addr::new(172, 30, high, low)
 }
 
-/// A service with one TCP port and so many endpoints.
+/// A service with one TCP port and that many endpoints.
 pub(super) fn service(number: u16, endpoints: u16) -> Service {
     named(&format!("web-{number}"), number, "http", endpoints)
 }
 
-/// The same with other names.
+/// As [`service`], with other names.
 pub(super) fn named(name: &str, number: u16, port: &str, endpoints: u16) -> Service {
     let ports = vec![self::port(port, Protocol::Tcp, 80)];
     let endpoints = (0..endpoints).map(|index| endpoint(pod(index), port, 8080)).collect();
@@ -60,15 +60,20 @@ pub(super) fn port(name: &str, protocol: Protocol, number: u16) -> Port {
     }
 }
 
-/// The address of the endpoint of that number.
+/// The address of the endpoint with that number.
 pub(super) fn pod(index: u16) -> IpAddr {
     let [high, low] = (index + 1).to_be_bytes();
     Ipv4Addr::new(10, 180, high, low).into()
 }
 
+/// The last address of a pod that is on the node; those behind it are on others.
+const LAST_LOCAL: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(10, 180, 0, 10)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0x10, 0x180, 0, 0, 0, 0, 10))];
+
 pub(super) fn endpoint(address: IpAddr, port: &str, number: u16) -> Endpoint {
     let ports = vec![EndpointPort { name: port.into(), port: number }];
-    Endpoint { address, ports, local: true, hostname: None, scopes: SERVES }
+    let local = LAST_LOCAL.iter().any(|last| last.is_ipv4() == address.is_ipv4() && address <= *last);
+    Endpoint { address, ports, local, hostname: None, scopes: SERVES }
 }
 
 /// A service with ClusterIPs and endpoints of both families.
@@ -80,8 +85,8 @@ pub(super) fn dual_stack(number: u16) -> Service {
     service
 }
 
-/// The state of a node, from the files of a Case.
-pub(super) fn of_case(cluster: &Path, node: &str) -> anyhow::Result<Snapshot> {
+/// The state of a node, from the cluster of a Case.
+pub(super) fn state_of_case(cluster: &Path, node: &str) -> anyhow::Result<Snapshot> {
     let loaded = match file::load(cluster) {
         Ok(loaded) => loaded,
         Err(problems) => bail!("{}: {:?}", cluster.display(), problems.first().map(ToString::to_string)),

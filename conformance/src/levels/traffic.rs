@@ -1,4 +1,4 @@
-//! What traffic meets while a backend changes things: these checks of the level `life` send packets all along.
+//! Checks of the level `life` that send packets while the backend applies changes.
 
 use std::{
     collections::BTreeSet,
@@ -14,24 +14,24 @@ use localnet_proto::{Protocol, Service, Snapshot};
 use rustix::process::Signal;
 
 use super::{
-    life::{Life, PODS, World, web},
+    life::{Life, PODS, PodNetwork, web},
     states::{endpoint, state, vip},
 };
 use crate::{brain::Fault, claims::Claim, outcome::Verdict};
 
-/// How many changes traffic has to survive.
+/// How many changes happen while traffic flows.
 const CHANGES: u16 = 20;
-/// Probes of a service with affinity: by chance alone they meet one of two endpoints once in 32,768 times.
+/// How many connections test affinity. Random choice between two endpoints would pass once in 32,768 times.
 const AFFINITY_PROBES: usize = 16;
 
-/// Where packets of a check go, if it can be done.
-fn world<'a>(life: &Life<'a>, needed: &[Claim]) -> Result<&'a World, Verdict> {
+/// The network for packets, if all of `needed` is claimed and the kit runs as root.
+fn lab<'a>(life: &Life<'a>, needed: &[Claim]) -> Result<&'a PodNetwork, Verdict> {
     let words: Vec<_> = needed.iter().map(|claim| claim.as_str()).collect();
-    let missing = || Verdict::NotClaimed(format!("it takes root, and claims of {}", words.join(", ")));
+    let missing = || Verdict::NotClaimed(format!("it needs root, and the claims {}", words.join(", ")));
     life.claimed(needed).ok_or_else(missing)
 }
 
-/// The first service with a UDP port: nothing sends a lost datagram again, so none may be lost.
+/// The service with UDP instead of TCP on its first port. Lost datagrams are not repeated, so a check detects each.
 fn datagrams(mut service: Service) -> Service {
     service.ports[0].protocol = Protocol::Udp;
     service
@@ -41,11 +41,12 @@ fn at(number: u16) -> SocketAddr {
     (vip(number), 80).into()
 }
 
-/// While other services come and go, each datagram to this one is answered. Its own endpoints stay: the answer of one that goes may be lost.
+/// Every datagram to a service is answered while other services change. Its own endpoints stay, because replies of a removed one
+/// may be lost.
 pub(super) fn changes_interrupt_nothing(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let needed = [Claim::Udp, Claim::Ipv4, Claim::ClusterIp, Claim::Answers];
-    let world = match world(life, &needed) {
-        Ok(world) => world,
+    let lab = match lab(life, &needed) {
+        Ok(lab) => lab,
         Err(verdict) => return Ok(verdict),
     };
     let states = |change: u16| {
@@ -54,13 +55,13 @@ pub(super) fn changes_interrupt_nothing(life: &mut Life<'_>) -> anyhow::Result<V
     };
     life.start()?;
     life.bench.apply(&states(0))?;
-    life.eventually(|_| answered(world.network.client(), probe::Protocol::Udp, at(1)).map(drop))?;
+    life.eventually(|_| answered(lab.network.client(), probe::Protocol::Udp, at(1)).map(drop))?;
     let ended = AtomicBool::new(false);
     thread::scope(|scope| {
         let probing = scope.spawn(|| {
             let mut count = 0;
             while !ended.load(Ordering::Relaxed) {
-                answered(world.network.client(), probe::Protocol::Udp, at(1))
+                answered(lab.network.client(), probe::Protocol::Udp, at(1))
                     .with_context(|| format!("datagram {count} while services changed"))?;
                 count += 1;
             }
@@ -75,7 +76,7 @@ pub(super) fn changes_interrupt_nothing(life: &mut Life<'_>) -> anyhow::Result<V
     })
 }
 
-/// Who answers a new connection or datagram there.
+/// The endpoint that answers a new connection or datagram.
 fn answered(from: &Namespace, protocol: probe::Protocol, to: SocketAddr) -> anyhow::Result<SocketAddr> {
     match from.probe(Probe::new(protocol, to))? {
         Outcome::Answer { by, .. } => Ok(by),
@@ -83,18 +84,16 @@ fn answered(from: &Namespace, protocol: probe::Protocol, to: SocketAddr) -> anyh
     }
 }
 
-/// The rules of a predecessor stay until its successor has a whole state.
+/// A restarted backend keeps its predecessor's rules until it has a complete state.
 pub(super) fn half_an_answer(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let needed = [Claim::Tcp, Claim::Ipv4, Claim::ClusterIp, Claim::Answers, Claim::Source];
-    let world = match world(life, &needed) {
-        Ok(world) => world,
+    let lab = match lab(life, &needed) {
+        Ok(lab) => lab,
         Err(verdict) => return Ok(verdict),
     };
     let both = state([web(1, 2), web(2, 2)]);
     let served = |_: &mut Life<'_>| {
-        [at(1), at(2)]
-            .into_iter()
-            .try_for_each(|to| answered(world.network.client(), probe::Protocol::Tcp, to).map(drop))
+        [at(1), at(2)].into_iter().try_for_each(|to| answered(lab.network.client(), probe::Protocol::Tcp, to).map(drop))
     };
     life.start()?;
     let revision = life.bench.apply(&both)?;
@@ -102,31 +101,31 @@ pub(super) fn half_an_answer(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let patience = life.bench.options.patience;
     let backend = life.bench.backend()?;
     backend.signal(Signal::KILL)?;
-    backend.ended(patience)?;
-    // Token, node and one service; then nothing for as long as the brain is the same.
+    backend.await_exit(patience)?;
+    // The token, the node and one service; then nothing until the brain restarts.
     life.bench.brain.faults([Fault::Hang(3)]);
     life.bench.start_backend()?;
     life.bench.brain.wait(patience, "an answer", |log| (log.hung > 0).then_some(()))?;
     served(life).context("after a restart, with a part of the first answer")?;
     life.bench.start_brain()?;
-    life.bench.holds(revision, &both)?;
+    life.bench.await_state(revision, &both)?;
     life.eventually(served)?;
     Ok(Verdict::Passed)
 }
 
-/// A client stays with one of two endpoints.
+/// Session affinity sends a client to one of two endpoints.
 pub(super) fn affinity(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let needed = [Claim::Tcp, Claim::Ipv4, Claim::ClusterIp, Claim::Answers, Claim::Affinity];
-    let world = match world(life, &needed) {
-        Ok(world) => world,
+    let lab = match lab(life, &needed) {
+        Ok(lab) => lab,
         Err(verdict) => return Ok(verdict),
     };
     life.start()?;
     life.bench.apply(&state([Service { client_ip_affinity: Some(600), ..web(1, 2) }]))?;
-    life.eventually(|_| answered(world.network.client(), probe::Protocol::Tcp, at(1)).map(drop))?;
+    life.eventually(|_| answered(lab.network.client(), probe::Protocol::Tcp, at(1)).map(drop))?;
     let mut met = BTreeSet::new();
     for _ in 0..AFFINITY_PROBES {
-        met.insert(answered(world.network.client(), probe::Protocol::Tcp, at(1))?);
+        met.insert(answered(lab.network.client(), probe::Protocol::Tcp, at(1))?);
     }
     anyhow::ensure!(met.len() == 1, "with session affinity one client has met {met:?}");
     // The endpoint goes: its clients are with the other one.
@@ -135,18 +134,18 @@ pub(super) fn affinity(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let endpoints = left.iter().map(|pod| endpoint(*pod, "http", 8080)).collect();
     life.bench.apply(&state([Service { client_ip_affinity: Some(600), endpoints, ..web(1, 0) }]))?;
     life.eventually(|_| {
-        let by = answered(world.network.client(), probe::Protocol::Tcp, at(1))?;
-        anyhow::ensure!(left.contains(&by.ip()), "{by} answers, which is gone");
+        let by = answered(lab.network.client(), probe::Protocol::Tcp, at(1))?;
+        anyhow::ensure!(left.contains(&by.ip()), "{by} answers, although it was removed");
         Ok(())
     })?;
     Ok(Verdict::Passed)
 }
 
-/// A UDP client that never changes its port gets another endpoint when its own is gone: connection tracking would keep it for ever.
+/// A UDP client that never changes its port gets another endpoint when its own is removed. Connection tracking alone would keep it forever.
 pub(super) fn stale_udp(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let needed = [Claim::Udp, Claim::Ipv4, Claim::ClusterIp, Claim::Answers, Claim::Flows];
-    let world = match world(life, &needed) {
-        Ok(world) => world,
+    let lab = match lab(life, &needed) {
+        Ok(lab) => lab,
         Err(verdict) => return Ok(verdict),
     };
     let of = |pod: &str| -> anyhow::Result<Snapshot> {
@@ -156,7 +155,7 @@ pub(super) fn stale_udp(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     };
     life.start()?;
     life.bench.apply(&of(PODS[0])?)?;
-    let socket = world.network.client().run(|| {
+    let socket = lab.network.client().run(|| {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         socket.connect(at(1))?;
         socket.set_read_timeout(Some(Duration::from_millis(200)))?;

@@ -1,4 +1,4 @@
-//! What a backend makes of streams: each check has a brain and a backend of its own.
+//! The level `wire`: how a backend reads streams. Each check has a brain and a backend of its own.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tonic::Code;
 use super::{
     Level, Options,
     bench::Bench,
-    check, side_by_side,
+    check, run_concurrently,
     states::{dual_stack, endpoint, named, pod, port, service, state},
 };
 use crate::{
@@ -21,17 +21,17 @@ use crate::{
     outcome::{Outcome, Verdict},
 };
 
-/// So many connections a backend may have open when nothing happens.
-const MOST_CONNECTIONS: u16 = 4;
+/// How many connections an idle backend may have open.
+const MAX_IDLE_CONNECTIONS: u16 = 4;
 
 type Check = fn(&mut Bench<'_>) -> anyhow::Result<()>;
 
 const CHECKS: &[(&str, Check)] = &[
     ("first-state", |bench| step(bench, &[state([service(1, 2)])])),
     ("empty-state", |bench| step(bench, &[state([])])),
-    ("begins-with-nothing", begins_with_nothing),
-    ("goes-on-with-the-token-of-the-last-answer", goes_on_with_the_token),
-    ("connections-do-not-pile-up", connections_do_not_pile_up),
+    ("starts-without-a-token", starts_without_a_token),
+    ("continues-with-the-token-of-the-last-answer", continues_with_the_token),
+    ("connections-do-not-accumulate", connections_do_not_accumulate),
     ("service-added", |bench| step(bench, &[state([service(1, 1)]), state([service(1, 1), service(2, 1)])])),
     ("service-changed", |bench| step(bench, &[state([service(1, 1)]), state([at_port(service(1, 1), 81)])])),
     ("service-removed", |bench| step(bench, &[state([service(1, 1), service(2, 1)]), state([service(2, 1)])])),
@@ -86,7 +86,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("session-affinity", |bench| {
         step(bench, &[state([Service { client_ip_affinity: Some(600), ..service(1, 2) }]), state([service(1, 2)])])
     }),
-    ("udp-and-tcp-on-one-number", |bench| {
+    ("udp-and-tcp-on-one-port", |bench| {
         let mut both = service(1, 1);
         both.ports = vec![port("dns", Protocol::Udp, 53), port("dns-tcp", Protocol::Tcp, 53)];
         both.endpoints = vec![endpoint(pod(0), "dns", 53)];
@@ -97,11 +97,11 @@ const CHECKS: &[(&str, Check)] = &[
     ("cut-after-the-node", |bench| cut(bench, Fault::Cut(2, Code::Unavailable))),
     ("cut-in-the-middle", |bench| cut(bench, Fault::Cut(3, Code::Unavailable))),
     ("cut-after-the-last-item", |bench| cut(bench, Fault::Cut(usize::MAX, Code::Unavailable))),
-    ("goes-on-after-aborted", |bench| cut(bench, Fault::Cut(3, Code::Aborted))),
-    ("goes-on-after-internal", |bench| cut(bench, Fault::Cut(3, Code::Internal))),
-    ("goes-on-after-resource-exhausted", |bench| cut(bench, Fault::Cut(3, Code::ResourceExhausted))),
-    ("goes-on-after-permission-denied", |bench| cut(bench, Fault::Cut(0, Code::PermissionDenied))),
-    ("goes-on-after-unknown", |bench| cut(bench, Fault::Cut(3, Code::Unknown))),
+    ("continues-after-aborted", |bench| cut(bench, Fault::Cut(3, Code::Aborted))),
+    ("continues-after-internal", |bench| cut(bench, Fault::Cut(3, Code::Internal))),
+    ("continues-after-resource-exhausted", |bench| cut(bench, Fault::Cut(3, Code::ResourceExhausted))),
+    ("continues-after-permission-denied", |bench| cut(bench, Fault::Cut(0, Code::PermissionDenied))),
+    ("continues-after-unknown", |bench| cut(bench, Fault::Cut(3, Code::Unknown))),
     ("connection-lost-in-an-answer", connection_lost),
     ("connection-lost-while-waiting", connection_lost_while_waiting),
     ("another-brain-with-the-same-state", |bench| {
@@ -112,7 +112,7 @@ const CHECKS: &[(&str, Check)] = &[
         another_brain(bench, &state([service(1, 1), service(2, 1)]), &state([service(2, 1)]))
     }),
     ("another-brain-with-nothing", |bench| another_brain(bench, &state([service(1, 1)]), &state([]))),
-    ("full-state-where-changes-were-asked-for", |bench| {
+    ("full-state-instead-of-a-delta", |bench| {
         bench.apply(&state([service(1, 1), service(2, 1)]))?;
         bench.brain.faults([Fault::Full]);
         bench.apply(&state([service(2, 1)]))?;
@@ -144,30 +144,30 @@ const CHECKS: &[(&str, Check)] = &[
     }),
 ];
 
-/// What a backend's calls show, whatever it holds. All others ask what it holds, so they need somebody who shows it.
+/// The checks that need only the backend's requests. The others need its state, so something must show that.
 const BY_CALLS: &[&str] = &[
-    "begins-with-nothing",
-    "goes-on-with-the-token-of-the-last-answer",
-    "connections-do-not-pile-up",
+    "starts-without-a-token",
+    "continues-with-the-token-of-the-last-answer",
+    "connections-do-not-accumulate",
     "connection-lost-while-waiting",
     "cut-before-anything",
-    "goes-on-after-permission-denied",
+    "continues-after-permission-denied",
 ];
 
-pub(super) fn run(options: &Options, tell: &(impl Fn(&Outcome) + Sync)) -> anyhow::Result<Vec<Outcome>> {
-    let asked: Vec<_> = CHECKS.iter().filter(|(name, _)| options.asks_for(Level::Wire, name)).collect();
+pub(super) fn run(options: &Options, report: &(impl Fn(&Outcome) + Sync)) -> anyhow::Result<Vec<Outcome>> {
+    let asked: Vec<_> = CHECKS.iter().filter(|(name, _)| options.selects(Level::Wire, name)).collect();
     let outcome = |(name, done): &&(&str, Check)| {
-        check(Level::Wire, name, tell, || {
+        check(Level::Wire, name, report, || {
             let mut bench = Bench::started(options)?;
             done(&mut bench)?;
             bench.backend()?.is_alive()?;
             Ok(if BY_CALLS.contains(name) { Verdict::Passed } else { bench.verdict() })
         })
     };
-    Ok(side_by_side(options, &asked, outcome))
+    Ok(run_concurrently(options, &asked, outcome))
 }
 
-/// One state after the other is held.
+/// The backend holds one state after the other.
 fn step(bench: &mut Bench<'_>, states: &[Snapshot]) -> anyhow::Result<()> {
     states.iter().try_for_each(|state| bench.apply(state).map(drop))
 }
@@ -177,7 +177,7 @@ fn at_port(mut service: Service, number: u16) -> Service {
     service
 }
 
-fn begins_with_nothing(bench: &mut Bench<'_>) -> anyhow::Result<()> {
+fn starts_without_a_token(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     bench.apply(&state([service(1, 1)]))?;
     let first = bench.brain.wait(bench.options.patience, "a call of Next", |log| log.calls.first().copied())?;
     anyhow::ensure!(
@@ -189,26 +189,26 @@ fn begins_with_nothing(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn goes_on_with_the_token(bench: &mut Bench<'_>) -> anyhow::Result<()> {
+fn continues_with_the_token(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     for count in 1..=3 {
         let revision = bench.apply(&state([service(1, count)]))?;
-        asks_after(bench, revision)?;
+        await_token(bench, revision)?;
     }
     Ok(())
 }
 
-/// One connection for the calls and one for the reports is enough. Whoever opens one for each call has to close it.
-fn connections_do_not_pile_up(bench: &mut Bench<'_>) -> anyhow::Result<()> {
-    for count in 1..=2 * MOST_CONNECTIONS {
+/// A backend needs one connection for `Next` and one for reports. If it opens one per call, it must close it.
+fn connections_do_not_accumulate(bench: &mut Bench<'_>) -> anyhow::Result<()> {
+    for count in 1..=2 * MAX_IDLE_CONNECTIONS {
         let revision = bench.apply(&state([service(1, count)]))?;
-        asks_after(bench, revision)?;
+        await_token(bench, revision)?;
     }
-    let what = format!("at most {MOST_CONNECTIONS} open connections after {} calls", 2 * MOST_CONNECTIONS);
-    bench.brain.wait(bench.options.patience, &what, |log| (log.open <= MOST_CONNECTIONS.into()).then_some(()))
+    let what = format!("at most {MAX_IDLE_CONNECTIONS} open connections after {} calls", 2 * MAX_IDLE_CONNECTIONS);
+    bench.brain.wait(bench.options.patience, &what, |log| (log.open <= MAX_IDLE_CONNECTIONS.into()).then_some(()))
 }
 
-/// Waits for a call that names this state.
-fn asks_after(bench: &Bench<'_>, revision: Revision) -> anyhow::Result<usize> {
+/// Waits for a request with the token of this state, and returns its index.
+fn await_token(bench: &Bench<'_>, revision: Revision) -> anyhow::Result<usize> {
     let what = format!("a call of Next with the token {revision} of the last answer");
     bench.brain.wait(bench.options.patience, &what, |log| {
         let names = |call: &wire::NextFilter| (call.instance_id, call.rev) == (revision.instance, revision.rev);
@@ -216,21 +216,21 @@ fn asks_after(bench: &Bench<'_>, revision: Revision) -> anyhow::Result<usize> {
     })
 }
 
-/// What the stream was cut of never happened: it is asked for once more, and nothing of it is held before.
+/// A stream that was cut has no effect: the backend requests it again, and holds nothing of it before.
 fn cut(bench: &mut Bench<'_>, fault: Fault) -> anyhow::Result<()> {
     let before = state([service(1, 1), service(2, 1), service(3, 1)]);
     let held = bench.apply(&before)?;
-    asks_after(bench, held)?;
+    await_token(bench, held)?;
     bench.brain.faults([fault, Fault::Hold]);
     let after = state([service(2, 2), service(3, 2), service(4, 1)]);
     let revision = bench.brain.publish(&after);
-    again(bench, held, revision)?;
+    await_repeated_request(bench, held, revision)?;
     bench.brain.release();
-    bench.holds(revision, &after)
+    bench.await_state(revision, &after)
 }
 
-/// Waits until it asks again after an answer that was cut, with the token of what it holds.
-fn again(bench: &mut Bench<'_>, held: Revision, cut: Revision) -> anyhow::Result<()> {
+/// Waits until the backend repeats its request after a cut answer, with the token of the state that it holds.
+fn await_repeated_request(bench: &mut Bench<'_>, held: Revision, cut: Revision) -> anyhow::Result<()> {
     bench.brain.wait(bench.options.patience, "another call of Next after the stream was cut", |log| {
         (log.held > 0).then_some(())
     })?;
@@ -238,27 +238,27 @@ fn again(bench: &mut Bench<'_>, held: Revision, cut: Revision) -> anyhow::Result
     let asked = Revision { instance: last.instance_id, rev: last.rev };
     anyhow::ensure!(
         asked == held || asked == Revision::default(),
-        "after a stream of {cut} that was cut it asks with the token {asked}, and not with {held}, which it holds"
+        "after a cut stream of {cut} it sends the token {asked} instead of {held}, which it holds"
     );
-    bench.has_not(cut)
+    bench.ensure_not_applied(cut)
 }
 
 fn connection_lost(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     let held = bench.apply(&state([service(1, 1), service(2, 1)]))?;
-    asks_after(bench, held)?;
+    await_token(bench, held)?;
     bench.brain.faults([Fault::Hang(2), Fault::Hold]);
     let after = state([service(2, 2)]);
     let revision = bench.brain.publish(&after);
     bench.brain.wait(bench.options.patience, "an answer", |log| (log.hung > 0).then_some(()))?;
     bench.start_brain()?;
-    again(bench, held, revision)?;
+    await_repeated_request(bench, held, revision)?;
     bench.brain.release();
-    bench.holds(revision, &after)
+    bench.await_state(revision, &after)
 }
 
 fn connection_lost_while_waiting(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     let held = bench.apply(&state([service(1, 1)]))?;
-    asks_after(bench, held)?;
+    await_token(bench, held)?;
     let calls = bench.brain.calls();
     bench.start_brain()?;
     bench.brain.wait(bench.options.patience, "another call of Next after the connection was lost", |log| {
@@ -267,27 +267,27 @@ fn connection_lost_while_waiting(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     bench.apply(&state([service(1, 2)])).map(drop)
 }
 
-/// Its revisions begin anew: a lower one is newer.
+/// Another brain counts revisions from 1 again, so a lower revision can be newer.
 fn another_brain(bench: &mut Bench<'_>, before: &Snapshot, after: &Snapshot) -> anyhow::Result<()> {
     bench.apply(&state([service(9, 1)]))?;
     let held = bench.apply(before)?;
-    asks_after(bench, held)?;
+    await_token(bench, held)?;
     bench.brain.stop();
     bench.brain.forget();
     let revision = bench.brain.publish(after);
     bench.start_brain()?;
-    bench.holds(revision, after)?;
-    asks_after(bench, revision).map(drop)
+    bench.await_state(revision, after)?;
+    await_token(bench, revision).map(drop)
 }
 
-/// The items of the first answer are others; they mean `state` to who reads them as this proto says.
+/// The items of the first answer are modified. To a reader of this version of the proto they mean `state`.
 fn edited(bench: &mut Bench<'_>, edit: fn(Vec<Bytes>) -> Vec<Bytes>, state: &Snapshot) -> anyhow::Result<()> {
     bench.brain.faults([Fault::Edit(edit)]);
     bench.apply(state)?;
     bench.apply(&super::states::state([service(1, 1), service(2, 1)])).map(drop)
 }
 
-/// A number, a text and a message in fields that nobody knows yet.
+/// A number, a text and a message in unknown fields.
 fn unknown() -> Vec<u8> {
     let mut bytes = Vec::new();
     prost::encoding::uint64::encode(1001, &7, &mut bytes);
@@ -296,7 +296,7 @@ fn unknown() -> Vec<u8> {
     bytes
 }
 
-/// A field that holds a message.
+/// A field that contains a message.
 fn field(number: u32, message: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     prost::encoding::bytes::encode(number, &message.to_vec(), &mut bytes);
@@ -318,7 +318,7 @@ fn with_unknown_fields(items: Vec<Bytes>) -> Vec<Bytes> {
 }
 
 fn with_unknown_items(mut items: Vec<Bytes>) -> Vec<Bytes> {
-    // Not before the token: it is said to come first.
+    // Not before the token, which must come first.
     for at in [1, 2, items.len()] {
         items.insert(at.min(items.len()), unknown().into());
     }
@@ -358,9 +358,9 @@ mod tests {
 
     use super::*;
 
-    /// What is sent means the state to our own reader.
+    /// Our own reader decodes the modified items to the same state.
     #[test]
-    fn what_is_new_changes_nothing_of_what_is_known() {
+    fn unknown_content_does_not_change_the_known_content() {
         let expected = state([service(1, 2)]);
         let mut items =
             vec![encode::next_item(Revision { instance: 1, rev: 1 }, false), encode::node_item(&expected.node)];

@@ -22,7 +22,7 @@ use localnet_brain::{
 use localnet_client::vips::{Config, Detector, NodePortAddresses};
 use localnet_lab::{Network, Topology};
 use localnet_linux::nft::{Family, Socket, Table, Transaction};
-use localnet_nft::{desired::Desired, portions::PORTION};
+use localnet_nft::{desired::Desired, portions::Limits};
 use localnet_proto::{Changes, Revision, ServiceKey, Snapshot, encode};
 use serde_json::json;
 
@@ -125,7 +125,11 @@ fn plan(criterion: &mut Criterion) {
         };
         let plan = |changes| {
             desired.update(&state.borrow(), &changes);
-            let transactions: Vec<_> = desired.tables().iter_mut().map(|table| table.changes(PORTION)).collect();
+            let mut transactions = Vec::new();
+            for table in desired.tables() {
+                let (portions, count) = table.changes(Limits::default());
+                transactions.extend((0..count).map(|index| table.transaction(&portions, index)));
+            }
             Family::ALL.into_iter().for_each(|family| desired.commit(family));
             transactions
         };

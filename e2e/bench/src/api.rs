@@ -1,4 +1,4 @@
-//! Writes to the API server: many at once, or at a rate.
+//! Writes to the API server, either many objects at once or at a rate.
 
 use std::{
     sync::{
@@ -24,10 +24,10 @@ use tokio::{
 
 use crate::cluster::{NAMESPACE, Probe, Size, Slice};
 
-/// Requests under way at a time: more do not make an API server on two processors quicker.
+/// The number of concurrent requests. On two processors, more do not make an API server faster.
 const PARALLEL: usize = 64;
 
-/// A kind of objects that is written.
+/// A kind of objects to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Services,
@@ -42,12 +42,12 @@ impl Kind {
         }
     }
 
-    /// The path of one of them.
+    /// The path of an object.
     pub(crate) fn item(self, name: &str) -> String {
         format!("{}/{name}", self.path())
     }
 
-    /// Those of a size.
+    /// The bodies of the objects for a size.
     pub(crate) fn bodies(self, size: Size) -> Box<dyn Iterator<Item = Value>> {
         match self {
             Self::Services => Box::new(size.services()),
@@ -56,7 +56,7 @@ impl Kind {
     }
 }
 
-/// Makes all of the objects.
+/// Creates the objects.
 pub(crate) async fn create(client: &Client, kind: Kind, bodies: impl Iterator<Item = Value>) -> anyhow::Result<()> {
     let path = kind.path();
     let requests = bodies.map(|body| {
@@ -67,7 +67,7 @@ pub(crate) async fn create(client: &Client, kind: Kind, bodies: impl Iterator<It
     Ok(())
 }
 
-/// An object, as the API server tells it.
+/// Reads an object from the API server.
 pub(crate) async fn get(client: &Client, path: &str) -> anyhow::Result<Value> {
     client.request(Request::get(path).body(Vec::new())?).await.with_context(|| format!("reading {path}"))
 }
@@ -81,8 +81,8 @@ pub(crate) async fn replace(client: &Client, slice: &Slice) -> anyhow::Result<()
     Ok(())
 }
 
-/// Deletes these objects, each by itself: with `deletecollection` an API server takes several times as long. Returns when the last
-/// one is gone.
+/// Deletes these objects one by one, because `deletecollection` takes an API server several times as long. Returns once the last
+/// one is deleted.
 pub(crate) async fn delete(client: &Client, kind: Kind, bodies: impl Iterator<Item = Value>) -> anyhow::Result<()> {
     let path = kind.path();
     let requests = bodies.map(|body| {
@@ -97,15 +97,15 @@ pub(crate) async fn delete(client: &Client, kind: Kind, bodies: impl Iterator<It
     Ok(())
 }
 
-/// What became of a load.
+/// The result of a load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Load {
-    /// Changes that the API server acknowledged.
+    /// The number of changes that the API server acknowledged.
     pub(crate) changes: usize,
     pub(crate) took: Duration,
 }
 
-/// Replaces one endpoint of another Service, so many times a second. What the API server cannot take in time is left out.
+/// Replaces one endpoint of another Service, at a rate per second. Skips changes that the API server cannot accept in time.
 pub(crate) async fn load(client: Client, size: Size, rate: u32, length: Duration, first: u32) -> anyhow::Result<Load> {
     const TICK: Duration = Duration::from_millis(5);
     let started = Instant::now();
@@ -121,7 +121,7 @@ pub(crate) async fn load(client: Client, size: Size, rate: u32, length: Duration
             let change = first + number;
             number += 1;
             let Ok(permit) = Arc::clone(&free).try_acquire_owned() else { continue };
-            // A stride that visits all Services, far from each other.
+            // This stride visits all Services, with large distances in between.
             let service = (u64::from(change) * 7_919 % u64::from(size.services)) as u32;
             let (client, done) = (client.clone(), Arc::clone(&done));
             tokio::spawn(async move {
@@ -136,7 +136,7 @@ pub(crate) async fn load(client: Client, size: Size, rate: u32, length: Duration
     Ok(Load { changes: done.load(Ordering::Relaxed), took: started.elapsed() })
 }
 
-/// Watches the probe's slice alone, and calls `tell` when an event says that it has this endpoint.
+/// Watches only the probe's slice, and calls `tell` when an event contains one of the probe's endpoints.
 pub(crate) async fn watch_probe(client: Client, mut tell: impl FnMut(Instant, Probe)) -> anyhow::Result<()> {
     let slices = kube::Api::<EndpointSlice>::namespaced(client, NAMESPACE);
     let config = watcher::Config::default().fields(&Probe::field_selector());

@@ -1,11 +1,11 @@
-//! The Services and EndpointSlices that a run has, as the bodies of requests. Pure.
+//! The Services and EndpointSlices of a run, as the bodies of requests. Pure.
 //!
 //! ```text
 //!   service-00000 … service-NNNNN   172.16.1.0 + number, port 80    endpoints 10.64.0.0 + …, port 8080, on another node
 //!   probe                           172.31.255.1,        port 80    one endpoint: 10.180.0.2 or 10.180.0.3, pods of the node
 //! ```
 //!
-//! The names are in the order of the addresses, so "the last one" is the last one by both.
+//! The order of the names is that of the addresses, so "the last one" is the same by name and by address.
 
 use std::{
     fmt,
@@ -16,25 +16,28 @@ use std::{
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 
-/// Where all of it is.
+/// The name of the measured node.
+pub(crate) const NODE: &str = "node-a";
+
+/// The namespace of all objects.
 pub(crate) const NAMESPACE: &str = "bench";
-/// What the API server takes ClusterIPs from.
+/// The ranges from which the API server allocates ClusterIPs.
 pub(crate) const SERVICE_CIDRS: [&str; 2] = ["172.16.0.0/12", "fd00:172:30::/112"];
-/// Where Services answer.
+/// The port of the Services.
 pub(crate) const PORT: u16 = 80;
-/// Where endpoints answer.
+/// The port of the endpoints.
 pub(crate) const TARGET_PORT: u16 = 8080;
 
 const FIRST_SERVICE: u32 = u32::from_be_bytes([172, 16, 1, 0]);
 const FIRST_ENDPOINT: u32 = u32::from_be_bytes([10, 64, 0, 0]);
-/// Endpoints that replace others: a million addresses, then the first one again.
+/// Endpoints that replace others: about a million addresses, and then from the first one again.
 const FIRST_REPLACEMENT: u32 = u32::from_be_bytes([10, 80, 0, 0]);
 const REPLACEMENTS: u32 = 1 << 20;
 
 const PROBE: Ipv4Addr = Ipv4Addr::new(172, 31, 255, 1);
 const PROBE_SLICE: &str = "probe-1";
 
-/// How many Services, with how many endpoints each. As text: `10000x3`.
+/// The number of Services, and of endpoints of each. Written as `10000x3`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Size {
     pub(crate) services: u32,
@@ -60,17 +63,17 @@ impl fmt::Display for Size {
 }
 
 impl Size {
-    /// Where the Service of this number answers.
+    /// The address and port of the Service with this number.
     pub(crate) fn vip(self, number: u32) -> SocketAddr {
         SocketAddrV4::new(cluster_ip(number), PORT).into()
     }
 
-    /// The Service of this number.
+    /// The name of the Service with this number.
     pub(crate) fn name(self, number: u32) -> String {
         name(number)
     }
 
-    /// Services that stand for all: the first, the last, and some evenly between them.
+    /// The addresses of a sample: the first Service, the last one, and some in equal distances between them.
     pub(crate) fn sample(self) -> Vec<SocketAddr> {
         const BETWEEN: u32 = 32;
         let last = self.services - 1;
@@ -88,17 +91,17 @@ impl Size {
         Ipv4Addr::from(FIRST_ENDPOINT + number * self.endpoints + slot)
     }
 
-    /// The bodies that make the Services, the probe's included.
+    /// The bodies of the Services, including the probe's.
     pub(crate) fn services(self) -> impl Iterator<Item = Value> {
         (0..self.services).map(|number| service(&name(number), cluster_ip(number))).chain([service("probe", PROBE)])
     }
 
-    /// The bodies that make the EndpointSlices, the probe's included.
+    /// The bodies of the EndpointSlices, including the probe's.
     pub(crate) fn slices(self) -> impl Iterator<Item = Value> {
         (0..self.services).map(move |number| self.slice(number, None).body).chain([Probe::Open.slice().body])
     }
 
-    /// The slice of a Service; in a change its first endpoint is another one.
+    /// The slice of a Service. A change replaces its first endpoint.
     pub(crate) fn slice(self, number: u32, change: Option<u32>) -> Slice {
         let replaced = change.map(|change| Ipv4Addr::from(FIRST_REPLACEMENT + change % REPLACEMENTS));
         let endpoints = (0..self.endpoints).map(|slot| match replaced {
@@ -109,7 +112,7 @@ impl Size {
     }
 }
 
-/// The two endpoints that the probe's Service may have. Somebody listens at one of them.
+/// The two possible endpoints of the probe's Service. A server listens at one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Probe {
     Open,
@@ -117,17 +120,17 @@ pub(crate) enum Probe {
 }
 
 impl Probe {
-    /// Where its Service answers.
+    /// The address and port of the probe's Service.
     pub(crate) fn vip() -> SocketAddr {
         SocketAddrV4::new(PROBE, PORT).into()
     }
 
-    /// Selects its slice in a watch.
+    /// Selects the probe's slice in a watch.
     pub(crate) fn field_selector() -> String {
         format!("metadata.name={PROBE_SLICE}")
     }
 
-    /// The other one.
+    /// The other endpoint.
     pub(crate) fn other(self) -> Self {
         match self {
             Self::Open => Self::Closed,
@@ -135,7 +138,7 @@ impl Probe {
         }
     }
 
-    /// The pod.
+    /// The address of the pod.
     pub(crate) fn address(self) -> Ipv4Addr {
         match self {
             Self::Closed => Ipv4Addr::new(10, 180, 0, 2),
@@ -176,7 +179,7 @@ fn service(name: &str, address: Ipv4Addr) -> Value {
     })
 }
 
-/// As the endpointslice controller writes them.
+/// A slice as the endpointslice controller writes it.
 fn slice(service: &str, addresses: impl Iterator<Item = Ipv4Addr>, node: &str) -> Slice {
     let name = format!("{service}-1");
     let endpoint = |(slot, address)| {
@@ -191,7 +194,7 @@ fn slice(service: &str, addresses: impl Iterator<Item = Ipv4Addr>, node: &str) -
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
         "metadata": {
             "name": name, "namespace": NAMESPACE,
-            // Who wrote which field is not to be kept: that is most of an API server's work, and nothing that a proxy reads.
+            // Do not track the managers of fields. This would be most of the API server's work, and proxies do not read it.
             "managedFields": [{}],
             "labels": {
                 "kubernetes.io/service-name": service,

@@ -1,4 +1,4 @@
-//! Who is measured. One more contestant is one more row of [`ALL`].
+//! The contestants. A further contestant is a further row of [`ALL`].
 
 use std::{
     env, fs,
@@ -12,58 +12,58 @@ use anyhow::{Context as _, ensure};
 use localnet_controlplane::binary;
 use localnet_lab::topology::CLUSTER_CIDRS;
 
-use crate::site::NODE;
+use crate::{cluster::NODE, machine::legacy_tool};
 
-/// Somebody who programs Services into a node.
+/// One or more programs that program Services into a node.
 #[derive(Debug)]
 pub(crate) struct Contestant {
-    /// Its name in tables.
+    /// The name in tables.
     pub(crate) name: &'static str,
-    /// What is measured against it.
+    /// Its role in comparisons.
     pub(crate) role: Role,
-    /// It lets this time pass between two syncs: a lone change is one that comes later than that.
+    /// The minimum time between two of its syncs. Changes with longer pauses are single ones.
     pub(crate) rest: Duration,
-    /// What is started, all at the same time, in the namespace of the node.
+    /// The programs, which are started at the same time in the namespace of the node.
     pub(crate) programs: fn(&Place<'_>) -> anyhow::Result<Vec<Program>>,
 }
 
 impl Contestant {
-    /// It writes iptables rules.
+    /// Whether it writes iptables rules.
     pub(crate) fn is_iptables(&self) -> bool {
         self.name.contains("iptables")
     }
 }
 
-/// Which side a contestant is on.
+/// The role of a contestant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// The goals are its, and the others are compared with it.
+    /// The contestant that has goals and that the others are compared with.
     Ours,
-    /// Ours as well, with goals of its own.
+    /// Another contestant of ours, with separate goals.
     AlsoOurs,
-    /// What the goals are compared with.
+    /// A contestant that the goals are compared with.
     Peer,
 }
 
-/// What the programs are told.
+/// The environment of the programs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place<'a> {
     pub(crate) kubeconfig: &'a Path,
-    /// For sockets and configuration; empty at first.
+    /// For sockets and configuration. Initially empty.
     pub(crate) folder: &'a Path,
 }
 
-/// A program that is started.
+/// A program to start.
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) name: &'static str,
     pub(crate) command: Command,
 }
 
-/// The time between two syncs that kube-proxy's defaults ask for in all modes, and a little.
+/// The minimum time between two syncs in kube-proxy's defaults for all modes, with a margin.
 const KUBE_PROXY_REST: Duration = Duration::from_millis(1_100);
 
-/// In the order in which they are measured.
+/// In the order of measuring.
 pub(crate) const ALL: &[Contestant] = &[
     Contestant {
         name: NFT,
@@ -91,7 +91,7 @@ pub(crate) const ALL: &[Contestant] = &[
     },
 ];
 
-/// Those that need IPVS, see [`crate::ipvs`]; ours first.
+/// The contestants that need IPVS, see [`crate::ipvs`]. The first one is ours.
 pub(crate) const WITH_IPVS: [Contestant; 2] = [
     Contestant {
         name: IPVS,
@@ -107,7 +107,7 @@ pub(crate) const WITH_IPVS: [Contestant; 2] = [
     },
 ];
 
-/// The brain's memory and the backends' are looked up by these names.
+/// The names that identify the memory of the brain and of the backend.
 pub(crate) const BRAIN: &str = "localnet-brain";
 pub(crate) const NFT: &str = "localnet-nft";
 pub(crate) const IPTABLES: &str = "localnet-iptables";
@@ -128,19 +128,19 @@ fn brain(place: &Place<'_>) -> anyhow::Result<Program> {
     Ok(Program { name: BRAIN, command })
 }
 
-/// Where the brain listens, in docker's syntax.
+/// The address of the brain's listener, in Docker's syntax.
 pub(crate) fn api(place: &Place<'_>) -> String {
     format!("unix://{}", place.folder.join("brain.sock").display())
 }
 
-/// A program of the workspace, as built beside this one.
+/// The path of a program of the workspace, which is built next to this one.
 fn program(name: &str) -> anyhow::Result<PathBuf> {
     let path = env::current_exe().context("finding this program")?.with_file_name(name);
     ensure!(path.is_file(), "{} is not built: run `make bench`", path.display());
     Ok(path)
 }
 
-/// With kube-proxy's defaults, except for what a namespace does not let it do.
+/// kube-proxy with its defaults, except for settings that a namespace does not allow.
 fn kube_proxy(place: &Place<'_>, mode: &str, path: Option<&Path>) -> anyhow::Result<Vec<Program>> {
     let config = place.folder.join("kube-proxy.yaml");
     let text = format!(
@@ -167,7 +167,7 @@ conntrack: {{maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeo
     Ok(vec![Program { name: "kube-proxy", command }])
 }
 
-/// A folder in which `iptables` and its like are the legacy tools: the nf_tables flavour does not end in time.
+/// A folder in which `iptables` and related tools have the legacy flavour. The nf_tables flavour is too slow to finish.
 fn legacy_tools(place: &Place<'_>) -> anyhow::Result<PathBuf> {
     let folder = place.folder.join("legacy");
     fs::create_dir(&folder).with_context(|| format!("creating {}", folder.display()))?;
@@ -178,11 +178,4 @@ fn legacy_tools(place: &Place<'_>) -> anyhow::Result<PathBuf> {
         }
     }
     Ok(folder)
-}
-
-/// One program that does what the name says by which it is called.
-pub(crate) fn legacy_tool() -> anyhow::Result<PathBuf> {
-    let folders = ["/usr/sbin", "/sbin"].map(Path::new);
-    let found = folders.iter().map(|folder| folder.join("xtables-legacy-multi")).find(|path| path.is_file());
-    found.context("the legacy iptables tools are not installed: run e2e/deps.sh")
 }

@@ -1,5 +1,5 @@
-//! Many objects of a kind, written straight into etcd after the first of them, which the API server has made. An API server with tens of
-//! thousands of Services takes a good part of a second for each further one, as it counts all addresses that it has given away.
+//! Writes many objects of a kind directly into etcd, as copies of one that the API server has created. With tens of thousands of
+//! Services, an API server takes a large part of a second for each further one, because it counts all allocated addresses.
 
 use anyhow::Context as _;
 use data_encoding::BASE64;
@@ -8,23 +8,23 @@ use http::Request;
 use kube::{Client, Config};
 use serde_json::{Value, json};
 
-/// Keys in a transaction: etcd takes 128 at most.
+/// The number of keys in a transaction. etcd accepts at most 128.
 const TOGETHER: usize = 100;
-/// Transactions under way at a time.
+/// The number of concurrent transactions.
 const PARALLEL: usize = 4;
 
-/// An object, and the key that an API server keeps it under.
+/// An object, and the key under which an API server stores it.
 pub(crate) struct Entry {
     pub(crate) key: String,
     pub(crate) object: Value,
 }
 
-/// Another object like `made`, one that the API server has made: what `body` says replaces what is there, and the rest stays.
+/// A copy of `made`, an object that the API server has created. The fields of `body` replace those of the original.
 pub(crate) fn like(made: &Value, body: &Value, number: u32) -> Value {
     let mut object = made.clone();
     merge(&mut object, body);
     if let Some(metadata) = object["metadata"].as_object_mut() {
-        // etcd counts them.
+        // etcd counts the versions.
         metadata.remove("resourceVersion");
         let old = metadata.get("uid").and_then(Value::as_str).unwrap_or_default();
         let uid = format!("{number:08x}{}", old.get(8..).unwrap_or_default());
@@ -44,9 +44,9 @@ fn merge(object: &mut Value, with: &Value) {
     }
 }
 
-/// Writes them through etcd's JSON gateway.
+/// Writes entries through etcd's JSON gateway.
 pub(crate) async fn put(etcd: &str, entries: impl Iterator<Item = Entry>) -> anyhow::Result<()> {
-    // It is an HTTP client like any other, and there already.
+    // Any HTTP client works, and this one is a dependency already.
     let client = Client::try_from(Config::new(etcd.parse().context("reading the address of etcd")?))?;
     let put = |Entry { key, object }: Entry| {
         let [key, value] = [key, object.to_string()].map(|text| BASE64.encode(text.as_bytes()));

@@ -1,4 +1,5 @@
-//! All that a run found out, as `docs/performance.json` holds it. Times are in milliseconds, memory in MiB, unless a name says otherwise.
+//! The results of a run, in the format of `docs/performance.json`. Times are in milliseconds and memory is in MiB, unless a name
+//! says otherwise.
 
 use std::collections::BTreeMap;
 
@@ -6,19 +7,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::{machine::Machine, statistics::Times};
 
-/// Everything.
+/// All results.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Figures {
     pub(crate) machine: Machine,
-    /// Fewer and smaller sizes, shorter times: to see that all works, not to compare.
+    /// Whether the sizes and times were reduced, to test the benchmark and not to compare.
     pub(crate) quick: bool,
-    /// Changes a second that were asked for.
+    /// The requested number of changes per second.
     pub(crate) rate: u32,
     pub(crate) runs: Vec<Run>,
-    /// From a state in memory, without brain and API server.
+    /// Programming the kernel from a state in memory, without brain and API server.
     #[serde(default)]
     pub(crate) kernel: Vec<Kernel>,
-    /// Steps alone: name → nanoseconds.
+    /// Single steps: name → nanoseconds.
     #[serde(default)]
     pub(crate) steps: BTreeMap<String, f64>,
 }
@@ -28,23 +29,23 @@ pub(crate) struct Figures {
 pub(crate) struct Run {
     pub(crate) contestant: String,
     pub(crate) services: u32,
-    /// Of each Service.
+    /// The number of endpoints of each Service.
     pub(crate) endpoints: u32,
-    /// None: not within the time that it was given.
+    /// The start. `None` if it exceeded its time limit.
     pub(crate) start: Option<Start>,
     pub(crate) connect: Option<Connect>,
     pub(crate) change: Option<Change>,
     pub(crate) load: Option<UnderLoad>,
     pub(crate) delete: Option<Delete>,
     pub(crate) readers: Option<Readers>,
-    /// From a flush by another process until packets are answered again.
+    /// The time from a flush by another program until packets are answered again.
     #[serde(default)]
     pub(crate) repair: Option<Times>,
-    /// Share of all processors that neither contestant nor control plane nor benchmark used meanwhile, in percent.
+    /// The share of the machine's CPU time in percent that neither contestant, control plane nor benchmark used during the run.
     pub(crate) others_percent: f64,
 }
 
-/// From the start of the programs until every Service is answered.
+/// The time from the start of the programs until every Service answers, and its costs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Start {
     pub(crate) took: f64,
@@ -52,21 +53,21 @@ pub(crate) struct Start {
     pub(crate) memory: BTreeMap<String, Memory>,
 }
 
-/// Of one process.
+/// The memory of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Memory {
     pub(crate) resident: f64,
-    /// At most so far.
+    /// The peak of the resident memory.
     pub(crate) peak: f64,
 }
 
-/// New TCP connections, medians in microseconds.
+/// The time to establish new TCP connections: medians in microseconds.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Connect {
     pub(crate) n: usize,
-    /// Directly, before the contestant was started: nothing looks at packets.
+    /// A direct connection to an endpoint before the contestant was started, so without any rules.
     pub(crate) bare_us: f64,
-    /// Directly, with all rules: where these are a list, it is gone through to its end.
+    /// A direct connection to an endpoint with all rules. If the rules are a list, the packet passes its end.
     pub(crate) direct_us: f64,
     pub(crate) first_us: f64,
     pub(crate) middle_us: f64,
@@ -74,48 +75,49 @@ pub(crate) struct Connect {
 }
 
 impl Connect {
-    /// Through the slowest VIP.
+    /// The time through the slowest VIP.
     pub(crate) fn slowest_us(&self) -> f64 {
         [self.first_us, self.middle_us, self.last_us].into_iter().fold(f64::MIN, f64::max)
     }
 
-    /// What that costs more than to go directly at the same time.
+    /// The extra time through that VIP, compared with a direct connection at the same time.
     pub(crate) fn extra_us(&self) -> f64 {
         self.slowest_us() - self.direct_us
     }
 }
 
-/// One endpoint changed, until a packet is seen to go elsewhere.
+/// The time from the change of one endpoint until a packet goes to another endpoint.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Change {
-    /// Since the API server told the change: its answer to the write, or its event to a third party, whichever was first.
+    /// The time since the API server announced the change: its answer to the write, or its event to another watcher, whichever
+    /// was first.
     pub(crate) event: Times,
-    /// Since the write was sent to the API server.
+    /// The time since the write was sent to the API server.
     pub(crate) write: Times,
-    /// Changes that were not seen within the time that they were given.
+    /// The number of changes without an effect within the time limit.
     pub(crate) lost: usize,
 }
 
-/// The same, while many other Services change.
+/// The time of a change, while many other Services change.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct UnderLoad {
     pub(crate) change: Option<Change>,
-    /// Changes of others that the API server took each second.
+    /// The changes of other Services per second that the API server accepted.
     pub(crate) rate: f64,
     pub(crate) seconds: f64,
-    /// CPU time of the contestant in each second.
+    /// CPU time of the contestant per second.
     pub(crate) cpu_per_second: f64,
-    /// The same of the control plane and of the benchmark itself, which have to share the processors with it.
+    /// CPU time per second of the control plane and the benchmark, which share the processors with the contestant.
     pub(crate) surroundings_per_second: f64,
     pub(crate) memory: BTreeMap<String, Memory>,
 }
 
-/// All Services and EndpointSlices deleted.
+/// The time to delete all Services and EndpointSlices.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Delete {
-    /// How long the API server took.
+    /// The API server's part of the time.
     pub(crate) api: f64,
-    /// From then until nothing is answered any more; none: not in time.
+    /// The time from then until no VIP answers. `None` if it exceeded its limit.
     pub(crate) after: Option<f64>,
     pub(crate) cpu: f64,
 }
@@ -125,23 +127,23 @@ pub(crate) struct Delete {
 pub(crate) struct Readers {
     pub(crate) readers: usize,
     pub(crate) stalled: usize,
-    /// The brain's resident memory without and with them.
+    /// The brain's resident memory, without and with the readers.
     pub(crate) memory: [f64; 2],
-    /// One endpoint changed, until the backend's packets go elsewhere, without and with them.
+    /// The time of a change until the backend's packets go to another endpoint, without and with the readers.
     pub(crate) change: [Times; 2],
-    /// From the first reader's answer to the last one's, of those that read.
+    /// The time from the first reader's answer to the last one's, without stalled readers.
     pub(crate) spread: Times,
 }
 
-/// An empty kernel → all rules.
+/// The time from an empty kernel to all rules.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Kernel {
     pub(crate) services: u32,
     pub(crate) endpoints: u32,
     pub(crate) median: f64,
-    /// What one commit of it took at most.
+    /// The time of the longest commit.
     pub(crate) longest: f64,
-    /// `nft -f` of the same.
+    /// The time of `nft -f` with the same rules.
     pub(crate) nft: Option<f64>,
 }
 

@@ -1,35 +1,35 @@
-//! The figures to reach, and whether this run reaches them. Pure.
+//! The goals, and whether a run reaches them. Pure.
 
 use std::fmt::Write as _;
 
 use crate::{
     contestants::{BRAIN, IPTABLES, NFT},
     figures::{Figures, Memory, Run, UnderLoad},
-    report::text,
+    number_text as text,
 };
 
-/// A goal beside what was measured.
+/// A goal, and the corresponding measurement.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Judged {
     pub(crate) what: &'static str,
     pub(crate) goal: &'static str,
     pub(crate) measured: String,
-    /// None: it was not measured.
+    /// Whether the goal is met. `None` if it was not measured.
     pub(crate) met: Option<bool>,
 }
 
-/// The sizes that goals name.
+/// The sizes in the goals, in Services.
 const LARGE: u32 = 10_000;
 const HUGE: u32 = 45_000;
 const OURS: &str = "localnet-nft";
-/// The same subsystem, and what most clusters run.
+/// The mode with the same kernel subsystem, and the one that most clusters use.
 const PEERS: [&str; 2] = ["kube-proxy nftables", "kube-proxy iptables"];
 
 /// All goals.
 pub(crate) fn judge(figures: &Figures) -> Vec<Judged> {
     vec![
         kernel(figures, LARGE, "nft: empty kernel → all rules, from a state in memory, 10000x3", "≤ 100 ms", 100.0),
-        kernel(figures, HUGE, "the same at 45000x2", "≤ 500 ms", 500.0),
+        kernel(figures, HUGE, "nft: the same at 45000x2", "≤ 500 ms", 500.0),
         growth(figures),
         commit(figures),
         change(figures),
@@ -60,7 +60,7 @@ fn kernel(figures: &Figures, services: u32, what: &'static str, goal: &'static s
     judged(what, goal, found.map(|kernel| (text::time(kernel.median), kernel.median <= limit)))
 }
 
-/// "Near linear" is at most half as much again for each element.
+/// "Near linear" means that an element takes at most 1.5 times as long.
 fn growth(figures: &Figures) -> Judged {
     let each = |services| {
         let kernel = figures.kernel.iter().find(|kernel| kernel.services == services)?;
@@ -68,7 +68,7 @@ fn growth(figures: &Figures) -> Judged {
     };
     let factor = each(LARGE).zip(each(HUGE)).map(|(large, huge)| huge / large);
     judged(
-        "its growth: time for each Service and endpoint, 45000x2 against 10000x3",
+        "nft: growth of that time per Service and endpoint, from 10000x3 to 45000x2",
         "near linear: ≤ × 1.5",
         factor.map(|factor| (format!("× {factor:.2}"), factor <= 1.5)),
     )
@@ -78,7 +78,7 @@ fn commit(figures: &Figures) -> Judged {
     let longest = figures.kernel.iter().map(|kernel| kernel.longest).reduce(f64::max);
     let complete = figures.kernel.iter().any(|kernel| kernel.services == HUGE);
     judged(
-        "the longest single commit of it, at any size",
+        "nft: longest single commit of that load, at any size",
         "≤ 250 ms",
         longest.filter(|_| complete).map(|longest| (text::time(longest), longest <= 250.0)),
     )
@@ -99,13 +99,13 @@ fn under_load(figures: &Figures) -> Judged {
     let measured = load.and_then(|load| {
         let change = load.change?;
         let times = change.event;
-        let at = format!("{:.0} changes a second", load.rate);
+        let at = format!("{:.0} changes per second", load.rate);
         let text = format!("p99 {}, p50 {} (n = {}) at {at}", text::time(times.p99), text::time(times.p50), times.n);
-        // An API server that could not take the load has not shown anything.
+        // If the API server could not take the load, the result is not valid.
         let loaded = load.rate >= f64::from(figures.rate) * 0.9;
         Some((text, loaded && times.p99 <= 100.0 && change.lost == 0))
     });
-    judged("the same under 1,000 endpoint changes a second", "p99 ≤ 100 ms", measured)
+    judged("the same, under 1,000 endpoint changes per second", "p99 ≤ 100 ms", measured)
 }
 
 fn repair(figures: &Figures) -> Judged {
@@ -114,7 +114,7 @@ fn repair(figures: &Figures) -> Judged {
         let text = format!("p99 {}, p50 {} (n = {})", text::time(times.p99), text::time(times.p50), times.n);
         (text, times.p99 <= 100.0)
     });
-    judged("flush by another process → packets answered again, 1 table at 10000x3", "p99 ≤ 100 ms", measured)
+    judged("flush by another program → packets answered again, 1 table at 10000x3", "p99 ≤ 100 ms", measured)
 }
 
 fn start(figures: &Figures) -> Judged {
@@ -122,19 +122,19 @@ fn start(figures: &Figures) -> Judged {
     let measured = took(OURS).zip(took(PEERS[0])).map(|(ours, peer)| {
         let mut text = format!("{}, 1/{:.0} of {}", text::time(ours), peer / ours, PEERS[0]);
         if let Some(other) = took(PEERS[1]) {
-            // Writing to a text cannot fail.
+            // Writing to a string cannot fail.
             _ = write!(text, ", 1/{:.1} of {}", other / ours, PEERS[1]);
         }
         (text, ours <= peer / 10.0)
     });
     judged(
-        "start of brain and backend against a live API server → every Service answered, 10000x3",
+        "start of brain and backend against a live API server → every Service answers, 10000x3",
         "≤ 1/10 of kube-proxy's (nftables)",
         measured,
     )
 }
 
-/// The most that was resident, after the start or after the load.
+/// The larger resident memory of those after the start and after the load.
 fn most(run: &Run, process: &str) -> Option<f64> {
     let of = |memory: Option<&Memory>| memory.map(|memory| memory.resident);
     let after_start = of(run.start.as_ref()?.memory.get(process));
@@ -152,7 +152,7 @@ fn memory_of_both(figures: &Figures) -> Judged {
     let peers = PEERS.iter().filter_map(|peer| most(figures.run(peer, LARGE)?, "kube-proxy"));
     let least = peers.reduce(f64::min);
     judged(
-        "brain and nft backend at 45000x2 against kube-proxy at 10000x3",
+        "resident memory of brain and nft backend at 45000x2, compared with kube-proxy at 10000x3",
         "less",
         ours.zip(least)
             .map(|(ours, least)| (format!("{} against {}", text::memory(ours), text::memory(least)), ours < least)),
@@ -173,7 +173,7 @@ fn readers(figures: &Figures) -> Judged {
     });
     judged(
         "256 readers, 32 of them stalled, 10000x3",
-        "memory + ≤ 10 %, the others undisturbed (a change still p99 ≤ 20 ms)",
+        "memory ≤ + 10 %; other readers undisturbed (p99 of a change still ≤ 20 ms)",
         measured,
     )
 }
@@ -182,13 +182,13 @@ fn connections(figures: &Figures) -> Judged {
     let extra = extra(figures);
     let most = extra.iter().map(|(_, extra)| *extra).reduce(f64::max);
     judged(
-        "new connection through the slowest VIP against direct, at every size",
+        "new connection through the slowest VIP, compared with direct, at every size",
         "≤ + 3 µs at the median",
         most.map(|most| (format!("{most:+.1} µs at most"), most <= 3.0)),
     )
 }
 
-/// "Flat" is within 3 µs.
+/// "Flat" means within 3 µs.
 fn flat(figures: &Figures) -> Judged {
     let extra = extra(figures);
     let complete = extra.first().is_some_and(|(services, _)| *services == 10)
@@ -196,7 +196,7 @@ fn flat(figures: &Figures) -> Judged {
     let of = |pick: fn(f64, f64) -> f64| extra.iter().map(|(_, extra)| *extra).reduce(pick);
     let range = of(f64::min).zip(of(f64::max)).filter(|_| complete);
     judged(
-        "the same from 10 to 45,000 Services",
+        "the same, from 10 to 45,000 Services",
         "flat: within 3 µs",
         range.map(|(least, most)| (format!("{least:+.1} to {most:+.1} µs"), most - least <= 3.0)),
     )
@@ -207,7 +207,7 @@ fn extra(figures: &Figures) -> Vec<(u32, f64)> {
     runs.filter_map(|run| Some((run.services, run.connect?.extra_us()))).collect()
 }
 
-/// Of the iptables backend and of its peer, both with the legacy tools.
+/// Values of the iptables backend and of its peer, both with the legacy tools.
 fn iptables(figures: &Figures, of: impl Fn(&Run) -> Option<f64>) -> Option<(f64, f64)> {
     let of = |contestant| figures.run(contestant, LARGE).and_then(&of);
     of(IPTABLES).zip(of(PEERS[1]))
@@ -216,7 +216,7 @@ fn iptables(figures: &Figures, of: impl Fn(&Run) -> Option<f64>) -> Option<(f64,
 fn iptables_start(figures: &Figures) -> Judged {
     let took = iptables(figures, |run| Some(run.start.as_ref()?.took));
     judged(
-        "iptables: start of brain and backend against a live API server → every Service answered, 10000x3",
+        "iptables: start of brain and backend against a live API server → every Service answers, 10000x3",
         "≤ 1/2 of kube-proxy's (iptables)",
         took.map(|(ours, peer)| (format!("{}, 1/{:.1}", text::time(ours), peer / ours), ours <= peer / 2.0)),
     )
@@ -277,7 +277,7 @@ mod tests {
         })
     }
 
-    /// A run in which every goal is just met.
+    /// A run that barely meets every goal.
     fn good() -> Value {
         let ours = [(BRAIN, 64.0), (NFT, 32.0)];
         let mut peer = run(PEERS[1], LARGE, 500.0, &[("kube-proxy", 100.0)]);
@@ -316,12 +316,12 @@ mod tests {
         let large = "/runs/1";
         for (pointer, value, goal) in [
             ("/kernel/0/median".to_owned(), 101.0, "nft: empty kernel → all rules, from a state in memory, 10000x3"),
-            ("/kernel/1/median".to_owned(), 501.0, "the same at 45000x2"),
-            ("/kernel/1/longest".to_owned(), 251.0, "the longest single commit of it, at any size"),
+            ("/kernel/1/median".to_owned(), 501.0, "nft: the same at 45000x2"),
+            ("/kernel/1/longest".to_owned(), 251.0, "nft: longest single commit of that load, at any size"),
             (
                 "/kernel/0/median".to_owned(),
                 60.0,
-                "its growth: time for each Service and endpoint, 45000x2 against 10000x3",
+                "nft: growth of that time per Service and endpoint, from 10000x3 to 45000x2",
             ),
             (
                 format!("{large}/change/event/p99"),
@@ -331,32 +331,32 @@ mod tests {
             (
                 format!("{large}/repair/p99"),
                 101.0,
-                "flush by another process → packets answered again, 1 table at 10000x3",
+                "flush by another program → packets answered again, 1 table at 10000x3",
             ),
-            (format!("{large}/load/change/event/p99"), 101.0, "the same under 1,000 endpoint changes a second"),
-            (format!("{large}/load/rate"), 800.0, "the same under 1,000 endpoint changes a second"),
+            (format!("{large}/load/change/event/p99"), 101.0, "the same, under 1,000 endpoint changes per second"),
+            (format!("{large}/load/rate"), 800.0, "the same, under 1,000 endpoint changes per second"),
             (
                 format!("{large}/start/took"),
                 101.0,
-                "start of brain and backend against a live API server → every Service answered, 10000x3",
+                "start of brain and backend against a live API server → every Service answers, 10000x3",
             ),
             (format!("{large}/start/memory/{BRAIN}/resident"), 65.0, "resident memory of the brain, 10000x3"),
             (format!("{large}/load/memory/{NFT}/resident"), 33.0, "resident memory of the nft backend, 10000x3"),
             (
                 "/runs/2/start/memory/localnet-nft/resident".to_owned(),
                 34.0,
-                "brain and nft backend at 45000x2 against kube-proxy at 10000x3",
+                "resident memory of brain and nft backend at 45000x2, compared with kube-proxy at 10000x3",
             ),
             (format!("{large}/readers/memory/1"), 56.0, "256 readers, 32 of them stalled, 10000x3"),
             (
                 "/runs/2/connect/last_us".to_owned(),
                 23.5,
-                "new connection through the slowest VIP against direct, at every size",
+                "new connection through the slowest VIP, compared with direct, at every size",
             ),
             (
                 "/runs/5/start/took".to_owned(),
                 251.0,
-                "iptables: start of brain and backend against a live API server → every Service answered, 10000x3",
+                "iptables: start of brain and backend against a live API server → every Service answers, 10000x3",
             ),
             (
                 "/runs/5/change/event/p50".to_owned(),

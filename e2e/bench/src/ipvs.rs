@@ -1,11 +1,12 @@
-//! localnet-ipvs beside kube-proxy's ipvs mode: all virtual servers from a cold start, and one endpoint changed.
+//! Compares localnet-ipvs with kube-proxy's ipvs mode: programming all virtual servers from a cold start, and the change of one
+//! endpoint.
 //!
 //! ```text
 //!   this machine: etcd, kube-apiserver with all objects ◀── a guest's card ── guest: network of namespaces, contestant, client
 //! ```
 //!
-//! Each contestant has an API server and a guest of its own, even where this machine's kernel has IPVS. An emulated processor is many times
-//! slower than a real one: what these figures are good for is the comparison.
+//! Each contestant has its own API server and guest, even if this machine's kernel has IPVS. An emulated processor is many times
+//! slower than a real one, so the results are only for comparison.
 
 mod inside;
 mod report;
@@ -36,20 +37,20 @@ use crate::{
 };
 use inside::{Figures, Task};
 
-/// Where the API server is, in a namespace that has nothing else.
+/// The address of the API server, in a namespace without any other program.
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(100, 64, 0, 1));
 /// kube-proxy starts a program for each element of an ipset.
 const LIMIT: Duration = Duration::from_secs(7200);
-/// What a guest may have at most.
+/// The resources of a guest.
 const GUEST: localnet_vm::Options = localnet_vm::Options { memory_mib: 2048, cpus: 1, network: None };
-/// Tells what runs in the guest what to do.
+/// The environment variable with the task for the program in the guest.
 const TASK: &str = "LOCALNET_BENCH_TASK";
 
-/// Measures both, and writes the figures into the page.
+/// Measures both contestants, and writes the figures into the page.
 pub(crate) fn measure(options: &Options, page: &Path) -> anyhow::Result<()> {
     if let Ok(task) = env::var(TASK) {
         let figures = inside::measure(&serde_json::from_str(&task).context("reading a task")?)?;
-        // The last line of what it prints.
+        // The caller reads the last line of the output.
         return Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(&figures)?)?);
     }
     let machine = Machine::of_this()?;
@@ -79,7 +80,7 @@ pub(crate) fn measure(options: &Options, page: &Path) -> anyhow::Result<()> {
     fs::write(page, new).with_context(|| format!("writing {}", page.display()))
 }
 
-/// Those that were asked for; else 10,000 virtual servers, of which an emulated kube-proxy may not make an end, and 1,000.
+/// The requested sizes, or 1,000 and 10,000 virtual servers. An emulated kube-proxy may not finish the latter.
 fn sizes(options: &Options) -> Vec<Size> {
     let usual = |services: &u32| Size { services: *services, endpoints: 3 };
     match (options.size.as_slice(), options.quick) {
@@ -89,7 +90,7 @@ fn sizes(options: &Options) -> Vec<Size> {
     }
 }
 
-/// The figures of one, and on what.
+/// The figures of one contestant, and a description of the kernel.
 fn of(
     runtime: &Runtime,
     (number, contestant): (usize, &Contestant),
@@ -110,7 +111,7 @@ fn of(
         kube_proxy: plane.kube_proxy_kubeconfig().to_owned(),
         server: ADDRESS,
     };
-    let outside = localnet_vm::Network { namespace: network.node().path(), cards: 2 };
+    let outside = localnet_vm::Network { namespace: network.node().path(), nics: 2 };
     let guest = Guest::boot(&localnet_vm::Options { network: Some(outside), ..GUEST })?;
     let mut command = Command::new(env::current_exe().context("finding this program")?);
     command.args(env::args_os().skip(1)).env(TASK, OsString::from(serde_json::to_string(&task)?));

@@ -1,14 +1,16 @@
-//! Where and with what it was measured.
+//! The machine and the versions of the programs.
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context as _, ensure};
 use localnet_controlplane::binary;
 use serde::{Deserialize, Serialize};
 
-use crate::contestants::legacy_tool;
-
-/// Facts that figures depend on.
+/// Facts that affect the results.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Machine {
     pub(crate) date: String,
@@ -48,15 +50,15 @@ impl Machine {
     }
 }
 
-/// The commit; `-dirty` if there is more than that.
+/// The commit, with `-dirty` if there are uncommitted changes.
 fn revision() -> String {
     let mut git = Command::new("git");
     git.args(["describe", "--always", "--dirty", "--abbrev=12"]).current_dir(env!("CARGO_MANIFEST_DIR"));
-    // Sources that were unpacked from an archive have no commit.
+    // Sources from an archive have no commit.
     run(&mut git).unwrap_or_else(|_| "unknown".to_owned())
 }
 
-/// What a program says of itself, in one line.
+/// The version that a program prints, in one line.
 pub(crate) fn version(program: &Path) -> anyhow::Result<String> {
     run(Command::new(program).arg("--version"))
 }
@@ -66,4 +68,11 @@ fn run(command: &mut Command) -> anyhow::Result<String> {
     ensure!(output.status.success(), "{command:?} ended with {}", output.status);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     Ok(text.lines().next().unwrap_or_default().trim().to_owned())
+}
+
+/// The program that contains all legacy iptables tools; its first argument selects one.
+pub(crate) fn legacy_tool() -> anyhow::Result<PathBuf> {
+    let folders = ["/usr/sbin", "/sbin"].map(Path::new);
+    let found = folders.iter().map(|folder| folder.join("xtables-legacy-multi")).find(|path| path.is_file());
+    found.context("the legacy iptables tools are not installed: run e2e/deps.sh")
 }

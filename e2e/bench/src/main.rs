@@ -1,4 +1,4 @@
-//! The benchmark beside kube-proxy: the programs as shipped, a real API server, a real kernel, packets as the only witness.
+//! The benchmark against kube-proxy: the programs as shipped, a real API server, a real kernel, and packets as the only evidence.
 //!
 //! ```text
 //!   options ─▶ for each size, for each contestant:
@@ -9,19 +9,19 @@
 //! | file | step |
 //! |---|---|
 //! | [`cluster`] | the Services and EndpointSlices; pure |
-//! | [`plane`] | a control plane that holds them |
-//! | [`api`] | writes to it, watches it |
-//! | [`contestants`] | who programs the node |
-//! | [`site`] | the place of one contestant |
-//! | [`packets`] | what a client sees |
-//! | [`usage`] | what processes spend |
-//! | [`mod@measure`] | the steps |
-//! | [`steps`] | what criterion measured of steps alone |
-//! | [`etcd`] | what an API server would take too long to write |
-//! | [`figures`] | what came of them |
-//! | [`goals`] | what should have come of them; pure |
-//! | [`report`] | how it is told; pure |
-//! | [`mod@ipvs`] | another one, of two contestants that need a kernel with IPVS: start and change alone |
+//! | [`plane`] | a control plane that contains them |
+//! | [`api`] | writes to the API server and watches it |
+//! | [`contestants`] | the programs that are measured |
+//! | [`site`] | the environment of one contestant |
+//! | [`packets`] | the view of a client |
+//! | [`usage`] | CPU time and memory of processes |
+//! | [`mod@measure`] | the measured steps |
+//! | [`steps`] | criterion's measurements of single steps |
+//! | [`etcd`] | writes many objects faster than through the API server |
+//! | [`figures`] | the results |
+//! | [`goals`] | the goals for the results; pure |
+//! | [`report`] | renders the results; pure |
+//! | [`mod@ipvs`] | a separate benchmark of two contestants that need a kernel with IPVS: only start and change |
 
 mod api;
 mod cluster;
@@ -32,6 +32,7 @@ mod goals;
 mod ipvs;
 mod machine;
 mod measure;
+mod number_text;
 mod options;
 mod packets;
 mod plane;
@@ -61,7 +62,7 @@ use crate::{
     options::{Options, RATE},
 };
 
-/// From this size on a start tells how long that of a larger size would take at least.
+/// From this size on, the duration of a start is a lower bound for those of larger sizes.
 const PREDICTS: u32 = 10_000;
 
 fn main() -> anyhow::Result<()> {
@@ -74,7 +75,7 @@ fn main() -> anyhow::Result<()> {
         None => measure(&options)?,
     };
     report::write(&figures, &options.output)?;
-    // Nobody to read it: it is written down, too.
+    // If no one reads the output, the result is still written to files.
     _ = std::io::stdout().write_all(report::print(&figures).as_bytes());
     Ok(())
 }
@@ -122,7 +123,7 @@ fn measure(options: &Options) -> anyhow::Result<Figures> {
     Ok(figures)
 }
 
-/// Whether a contestant may be complete in time, as far as a smaller size has shown. Its time grows with the size at least.
+/// Whether a contestant may start in time, judged by a smaller size. The duration of a start grows at least linearly.
 fn may_end(runs: &[Run], contestant: &str, size: Size, give_up: Duration) -> bool {
     let smaller = runs.iter().rfind(|run| run.contestant == contestant && run.services >= PREDICTS);
     smaller.is_none_or(|run| {
@@ -136,7 +137,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
     serde_json::from_slice(&text).with_context(|| format!("reading figures from {}", path.display()))
 }
 
-/// The runs of a benchmark that was interrupted, a line for each.
+/// The runs of an interrupted benchmark, one per line.
 fn measured(path: &Path) -> anyhow::Result<Vec<Run>> {
     let text = match fs::read_to_string(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -146,8 +147,8 @@ fn measured(path: &Path) -> anyhow::Result<Vec<Run>> {
     runs.with_context(|| format!("reading runs from {}", path.display()))
 }
 
-/// Tells the person who waits.
+/// Prints progress.
 fn say(line: &str) {
-    // Nobody to read it: that is no reason to fail.
+    // A closed standard error is not a failure.
     _ = writeln!(std::io::stderr(), "{line}");
 }

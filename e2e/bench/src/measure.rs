@@ -1,4 +1,4 @@
-//! What is measured of a contestant, step by step. Each step is the same for all, and looks at packets from outside.
+//! Measures a contestant step by step. The steps are the same for all contestants, and observe packets from outside.
 
 mod change;
 mod connect;
@@ -25,15 +25,15 @@ use crate::{
     usage,
 };
 
-/// From this size on many readers are worth looking at.
+/// The minimum size for measuring many readers.
 const READERS_FROM: u32 = 10_000;
 
-/// Up to this size everything is deleted in the end, and with contestants that no goal of a large size is about up to the other: the
-/// API server alone needs minutes for more.
+/// The maximum sizes for which everything is deleted at the end: for contestants in the goals for large sizes, and for all
+/// others. Above these, the API server alone needs minutes.
 const DELETED_UP_TO: u32 = 10_000;
 const ALL_DELETED_UP_TO: u32 = 1_000;
 
-/// Measures one contestant at one size, in a place of its own.
+/// Measures one contestant at one size, in a new environment.
 pub(crate) fn run(
     runtime: &Handle,
     contestant: &Contestant,
@@ -82,7 +82,7 @@ pub(crate) fn run(
     Ok(run)
 }
 
-/// Of each process.
+/// The memory of each process.
 fn memory(team: &Team) -> anyhow::Result<BTreeMap<String, Memory>> {
     let of = |(name, process): (&str, u32)| {
         let (resident, peak) = usage::memory(process)?;
@@ -91,7 +91,7 @@ fn memory(team: &Team) -> anyhow::Result<BTreeMap<String, Memory>> {
     team.processes().map(of).collect()
 }
 
-/// Processor time that belongs to nobody who is measured here.
+/// CPU time of programs that do not belong to the benchmark.
 struct Others {
     began: Instant,
     busy: Duration,
@@ -103,7 +103,7 @@ impl Others {
         Ok(Self { began: Instant::now(), busy: usage::busy()?, known: surroundings(site)? })
     }
 
-    /// In percent of all processors.
+    /// Returns this time in percent of all processors.
     fn end(self, site: &Site, team: &Team) -> anyhow::Result<f64> {
         let known = surroundings(site)? + team.cpu()? - self.known;
         let others = (usage::busy()? - self.busy).saturating_sub(known);

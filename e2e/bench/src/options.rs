@@ -1,4 +1,4 @@
-//! What is measured, and for how long.
+//! The options: what to measure, and for how long.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -54,7 +54,7 @@ impl Options {
     }
 
     pub(crate) fn lengths(&self, size: Size) -> Lengths {
-        // A handful of Services is there to compare connections with.
+        // A few Services only serve to compare connections.
         if self.quick || size.services < 1_000 {
             Lengths {
                 give_up: Duration::from_secs(60),
@@ -69,7 +69,7 @@ impl Options {
             Lengths {
                 give_up: Duration::from_secs(180),
                 changes: 200,
-                // As many changes as can be told apart from each other in this time; at the size that goals are about, more.
+                // The number of changes that can be distinguished in this time. At the size in the goals, there is time for more.
                 changing: Duration::from_secs(if size.services == 10_000 { 75 } else { 30 }),
                 rate: RATE,
                 load: Duration::from_secs(30),
@@ -80,24 +80,24 @@ impl Options {
     }
 }
 
-/// Changes a second of the load.
+/// Changes per second of the load.
 pub(crate) const RATE: u32 = 1_000;
 
-/// How long, how often.
+/// Durations and counts of the steps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lengths {
-    /// The start, and the end, may take this long.
+    /// Maximum time for the start, and for the end.
     pub(crate) give_up: Duration,
-    /// At most so many lone changes …
+    /// Maximum number of single changes.
     pub(crate) changes: usize,
-    /// … within this time.
+    /// Maximum time for all single changes.
     pub(crate) changing: Duration,
-    /// Changes a second of the load.
+    /// Changes per second of the load.
     pub(crate) rate: u32,
-    /// How long it lasts.
+    /// Duration of the load.
     pub(crate) load: Duration,
-    /// Connections through each VIP.
+    /// The number of connections through each VIP.
     pub(crate) connections: usize,
-    /// Flushes that a backend of ours repairs.
+    /// The number of flushes that our backend repairs.
     pub(crate) repairs: usize,
 }

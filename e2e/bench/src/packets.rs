@@ -1,6 +1,7 @@
-//! What a client sees: new TCP connections from a pod of the node, and the listeners that they reach.
+//! The view of a client: new TCP connections from a pod of the node, and the listeners that they reach.
 //!
-//! Nothing here knows who programs the node. A connection ends with a reset, so that neither side remembers it.
+//! This module does not know which program programs the node. A connection ends with a reset, so that neither side keeps its
+//! state.
 
 use std::{
     net::{Ipv4Addr, SocketAddr, SocketAddrV4},
@@ -25,31 +26,31 @@ use rustix::{
     },
 };
 
-/// How long an answer may take where one is expected.
+/// Maximum time for an expected answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Connections that wait for a listener that has no processor.
+/// The backlog for connections while the listener waits for a processor.
 const BACKLOG: i32 = 4096;
-/// The pause between two connections of an [`Observer`] that waits for something, and of one that does not.
+/// The pause between two connections of an [`Observer`]: while it waits for a change, and otherwise.
 const WATCHFUL: Duration = Duration::from_micros(200);
 const IDLE: Duration = Duration::from_millis(5);
 
-/// What became of a connection.
+/// The outcome of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// It was accepted.
+    /// The connection was accepted.
     Open,
-    /// It was refused, by a reset or an ICMP error.
+    /// The connection was refused by a reset or an ICMP error.
     Refused,
-    /// Nothing came back in time.
+    /// No answer came in time.
     Silent,
 }
 
-/// Connects once, from the namespace of this thread.
+/// Connects once from the namespace of this thread.
 pub(crate) fn ask(to: SocketAddr, patience: Duration) -> anyhow::Result<Answer> {
     let socket = new_socket(SocketFlags::NONBLOCK)?;
     let result = match connect(&socket, &to) {
         Err(Errno::INPROGRESS) => {
-            // An ICMP error that came before `connect` returned wakes nobody, but can be asked for.
+            // An ICMP error that arrives before `connect` returns causes no event, but can be read.
             let soon = socket_error(&socket)?;
             let timeout = Timespec::try_from(patience).context("reading the time to wait")?;
             if soon.is_ok() && poll(&mut [PollFd::new(&socket, PollFlags::OUT)], Some(&timeout))? == 0 {
@@ -69,7 +70,7 @@ pub(crate) fn ask(to: SocketAddr, patience: Duration) -> anyhow::Result<Answer> 
     }
 }
 
-/// How long a new connection takes, from the namespace of this thread.
+/// How long a new connection from the namespace of this thread takes.
 pub(crate) fn time_to_connect(to: SocketAddr) -> anyhow::Result<Duration> {
     let socket = new_socket(SocketFlags::empty())?;
     let started = Instant::now();
@@ -77,7 +78,8 @@ pub(crate) fn time_to_connect(to: SocketAddr) -> anyhow::Result<Duration> {
     Ok(started.elapsed())
 }
 
-/// Waits until all of these are accepted, or until none is; when the last of them was. None: not before the deadline.
+/// Waits until all addresses accept connections or, if not `open`, until none does. Returns when the last of them changed. `None`
+/// if this did not happen before the deadline.
 pub(crate) fn await_all(all: &[SocketAddr], open: bool, deadline: Instant) -> anyhow::Result<Option<Instant>> {
     let mut last = Instant::now();
     for to in all {
@@ -103,7 +105,7 @@ fn new_socket(flags: SocketFlags) -> anyhow::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Accepts every connection to a port until it is dropped.
+/// Accepts every connection to a port, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: Arc<OwnedFd>,
@@ -123,7 +125,7 @@ impl Listener {
         let socket = Arc::new(socket);
         let accepting = Arc::clone(&socket);
         let thread = thread::Builder::new().name("listener".to_owned()).spawn(move || {
-            // A connection that was reset meanwhile is an error of that connection; the end is one of the socket.
+            // A reset of a waiting connection is an error of that connection only. EINVAL means the end of the socket.
             while !matches!(accept(&accepting), Err(Errno::INVAL)) {}
         })?;
         Ok(Self { socket, thread: Some(thread) })
@@ -136,13 +138,13 @@ impl Drop for Listener {
         if shutdown(&*self.socket, Shutdown::Both).is_ok()
             && let Some(thread) = self.thread.take()
         {
-            // It returns nothing, and does not panic.
+            // The thread returns nothing and does not panic.
             _ = thread.join();
         }
     }
 }
 
-/// Connects to one address again and again, and tells each time that the answer is another one.
+/// Connects to one address repeatedly, and reports each change of the answer.
 pub(crate) struct Observer<'scope> {
     watchful: Arc<AtomicBool>,
     changes: Receiver<(Instant, Answer)>,
@@ -160,13 +162,13 @@ impl<'scope> Observer<'scope> {
         Self { watchful, changes, stop, thread }
     }
 
-    /// Looks more often from now on.
+    /// Shortens the pause between connections from now on.
     pub(crate) fn be_watchful(&self) {
         self.watchful.store(true, Ordering::Relaxed);
         while self.changes.try_recv().is_ok() {}
     }
 
-    /// When this answer first came. None: not in time.
+    /// When this answer first came. `None` if it did not come in time.
     pub(crate) fn await_answer(&self, expected: Answer, patience: Duration) -> Option<Instant> {
         let deadline = Instant::now() + patience;
         let seen = loop {
@@ -180,9 +182,9 @@ impl<'scope> Observer<'scope> {
         seen
     }
 
-    /// How many connections were made.
+    /// Stops, and returns the number of connections.
     pub(crate) fn finish(self) -> anyhow::Result<usize> {
-        // One that has failed has stopped by itself.
+        // An observer that has failed has already stopped.
         _ = self.stop.send(());
         self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }

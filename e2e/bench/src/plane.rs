@@ -1,5 +1,6 @@
-//! A control plane with everything in it. It is filled once for each size: the first object of each kind through the API, the others as
-//! copies of it in etcd. Every contestant then gets a fresh one that begins with what etcd held, so that all find the same.
+//! A control plane with all objects. For each size, it is filled once: the first object of each kind through the API, and the
+//! others as copies in etcd. Every contestant then gets a new control plane with this data, so that the conditions are the same
+//! for all.
 
 use std::{
     fs,
@@ -15,14 +16,13 @@ use serde_json::json;
 
 use crate::{
     api::{self, Kind},
-    cluster::{NAMESPACE, SERVICE_CIDRS, Size},
+    cluster::{NAMESPACE, NODE, SERVICE_CIDRS, Size},
     etcd::{self, Entry, like},
     machine::version,
     say,
-    site::NODE,
 };
 
-/// Nothing of the API server's own limits is to be measured.
+/// Disable the API server's own limits, which are not to be measured.
 const ARGUMENTS: [&str; 4] = [
     "--enable-priority-and-fairness=false",
     "--max-requests-inflight=0",
@@ -30,13 +30,13 @@ const ARGUMENTS: [&str; 4] = [
     "--request-timeout=10m",
 ];
 
-/// A control plane that begins with `data`, or with nothing, in a network namespace or in that of the caller.
+/// The options of a control plane that starts with `data`, or empty, in a network namespace or in that of the caller.
 pub(crate) fn options(place: Option<(PathBuf, IpAddr)>, data: Option<PathBuf>) -> Options {
     let mut options = Options {
         service_cidrs: SERVICE_CIDRS.map(str::to_owned).to_vec(),
         apiserver_arguments: ARGUMENTS.map(str::to_owned).to_vec(),
         controllers: false,
-        // What the control plane does with its memory is not measured, and takes processor time from those that are.
+        // The memory of the control plane is not measured, and collecting garbage takes CPU time from the contestants.
         gogc: 2_000,
         data,
         ..Options::default()
@@ -48,7 +48,7 @@ pub(crate) fn options(place: Option<(PathBuf, IpAddr)>, data: Option<PathBuf>) -
     options
 }
 
-/// What etcd holds when all objects of this size are there. From the cache, if it is there.
+/// The data of an etcd with all objects of this size, from the cache if possible.
 pub(crate) async fn filled(size: Size, cache: &Path) -> anyhow::Result<PathBuf> {
     let folder = cache.join(format!("{size}-{:016x}", digest(size)?));
     if folder.is_dir() {
@@ -75,7 +75,7 @@ pub(crate) async fn filled(size: Size, cache: &Path) -> anyhow::Result<PathBuf> 
 /// Writes all objects of a size.
 async fn fill(plane: &ControlPlane, size: Size) -> anyhow::Result<()> {
     let client = plane.client();
-    // The first one and the probe's.
+    // The first Service and the probe's.
     let pair = [0, size.services];
     for kind in [Kind::Services, Kind::EndpointSlices] {
         let bodies = pair.into_iter().filter_map(|number| kind.bodies(size).nth(number as usize));
@@ -96,7 +96,7 @@ async fn fill(plane: &ControlPlane, size: Size) -> anyhow::Result<()> {
             ]
         });
     etcd::put(plane.etcd(), entries.map(|(key, object)| Entry { key, object })).await?;
-    // It takes them for its own.
+    // Verify that the API server accepts the copies as its own.
     let last = size.services - 1;
     let found = api::get(&client, &Kind::Services.item(&size.name(last))).await.context("reading a copy")?;
     let expected = size.vip(last).ip().to_string();
@@ -104,7 +104,7 @@ async fn fill(plane: &ControlPlane, size: Size) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Differs when what would be written differs, or who writes it.
+/// A hash of the objects to write and of the programs that write them.
 fn digest(size: Size) -> anyhow::Result<u64> {
     let mut hasher = DefaultHasher::new();
     for program in ["etcd", "kube-apiserver"] {

@@ -1,10 +1,9 @@
-//! What a person reads: tables on the terminal, a page, plots. All of it is made from [`crate::figures::Figures`] alone.
+//! Renders the report for people: tables on the terminal, a page and plots, only from [`crate::figures::Figures`].
 
 mod chart;
 mod page;
 mod plots;
 mod tables;
-pub(crate) mod text;
 
 use std::{fs, path::Path};
 
@@ -12,10 +11,10 @@ use anyhow::Context as _;
 
 use crate::{figures::Figures, goals};
 
-/// The folder of the plots, beside the page.
+/// The folder of the plots, next to the page.
 const PLOTS: &str = "performance";
 
-/// Prints the tables.
+/// Formats the tables for a terminal.
 pub(crate) fn print(figures: &Figures) -> String {
     let goals = goals::judge(figures);
     let tables = tables::all(figures).into_iter().chain([tables::goals(&goals)]);

@@ -1,4 +1,5 @@
-//! The place of one contestant: a fresh network, a fresh control plane with all objects, listeners, and nobody yet who programs the node.
+//! The environment of one contestant: a new network, a new control plane with all objects, and listeners. No program has
+//! programmed the node yet.
 //!
 //! ```text
 //!   client 203.0.113.2 ── router ── node ──┬── 10.180.0.1: connects
@@ -30,11 +31,9 @@ use crate::{
     plane, usage,
 };
 
-/// The node's name.
-pub(crate) const NODE: &str = "node-a";
 const CONNECTS: &str = "10.180.0.1";
 
-/// Connections that were reset need not be remembered for longer than this, and those that are left unanswered neither.
+/// Short timeouts for reset and unanswered connections, so that the kernel forgets them soon.
 const CONNTRACK: &[(&str, &str)] =
     &[("net/netfilter/nf_conntrack_tcp_timeout_close", "1"), ("net/netfilter/nf_conntrack_tcp_timeout_syn_sent", "5")];
 
@@ -62,7 +61,7 @@ impl Site {
         Ok(Self { size, runtime: runtime.clone(), plane, _listeners: listeners, network, folder })
     }
 
-    /// For writes, and watches.
+    /// A client of the API server.
     pub(crate) fn client(&self) -> Client {
         self.plane.client()
     }
@@ -72,12 +71,12 @@ impl Site {
         self.plane.processes()
     }
 
-    /// Where connections come from.
+    /// The pod that connects.
     pub(crate) fn pod(&self) -> anyhow::Result<&Namespace> {
         self.network.pod(CONNECTS.parse().context("reading the address of a pod")?)
     }
 
-    /// Does something in the pod that connections come from.
+    /// Runs a function in the pod that connects.
     pub(crate) fn inside<T: Send>(&self, work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
         self.pod()?.run(work)
     }
@@ -88,7 +87,7 @@ impl Site {
         Ok(())
     }
 
-    /// All Services, in turn.
+    /// The addresses of all Services, in order.
     pub(crate) fn vips(&self) -> Vec<SocketAddr> {
         (0..self.size.services).map(|number| self.size.vip(number)).collect()
     }
@@ -116,7 +115,7 @@ impl Site {
         Ok(Team { started, running })
     }
 
-    /// The end of what a program has said.
+    /// The end of a program's output.
     pub(crate) fn log(&self, program: &str) -> String {
         let text = std::fs::read_to_string(self.folder.path().join(format!("{program}.log"))).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
@@ -124,7 +123,7 @@ impl Site {
     }
 }
 
-/// The programs of a contestant at work. Dropping it ends them.
+/// The running programs of a contestant. Dropping it ends them.
 pub(crate) struct Team {
     /// When the first one was started.
     pub(crate) started: Instant,
@@ -137,12 +136,12 @@ impl Team {
         self.running.iter().map(|(name, process)| (*name, process.id()))
     }
 
-    /// CPU time of all of them so far.
+    /// The total CPU time of the programs so far.
     pub(crate) fn cpu(&self) -> anyhow::Result<Duration> {
         self.processes().map(|(_, process)| usage::cpu(process)).sum()
     }
 
-    /// None of them may have ended.
+    /// Fails if a program has exited.
     pub(crate) fn check_alive(&mut self, site: &Site) -> anyhow::Result<()> {
         for (name, process) in &mut self.running {
             let ended = process.try_wait().with_context(|| format!("looking after {name}"))?;
@@ -152,7 +151,7 @@ impl Team {
     }
 }
 
-/// Waits until the machine is idle, but not for ever: others may use it as well.
+/// Waits until the machine is idle, up to a time limit, because other programs may use it, too.
 pub(crate) fn settle() -> anyhow::Result<()> {
     const LOOK: Duration = Duration::from_millis(500);
     const IDLE: f64 = 0.1;

@@ -1,13 +1,13 @@
-//! Quantiles of what was measured. Pure.
+//! Quantiles of measurements. Pure.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// What a number of times say together, in milliseconds.
+/// Quantiles of several durations, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Times {
-    /// How many were measured.
+    /// The number of measurements.
     pub(crate) n: usize,
     pub(crate) p50: f64,
     pub(crate) p99: f64,
@@ -15,7 +15,7 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// None if nothing was measured.
+    /// Computes the quantiles. `None` without measurements.
     pub(crate) fn of(mut times: Vec<Duration>) -> Option<Self> {
         times.sort_unstable();
         let max = millis(*times.last()?);
@@ -24,7 +24,7 @@ impl Times {
     }
 }
 
-/// The middle one.
+/// The median.
 pub(crate) fn median(mut times: Vec<Duration>) -> Option<Duration> {
     times.sort_unstable();
     times.get(rank(times.len(), 50)).copied()
@@ -34,7 +34,7 @@ pub(crate) fn millis(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// The smallest one that so many percent are not above.
+/// The smallest rank that includes this percentage of the measurements.
 fn rank(count: usize, percent: usize) -> usize {
     (count * percent).div_ceil(100).saturating_sub(1)
 }

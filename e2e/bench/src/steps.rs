@@ -1,4 +1,4 @@
-//! What `cargo bench -p localnet-bench --bench steps` left: criterion's estimates of each step.
+//! Reads the results of `cargo bench -p localnet-bench --bench steps`: criterion's estimates for each step.
 
 use std::{
     collections::BTreeMap,
@@ -9,13 +9,13 @@ use std::{
 use anyhow::Context as _;
 use serde::Deserialize;
 
-/// Of `benchmark.json`: what was measured.
+/// The part of `benchmark.json` with the name of the benchmark.
 #[derive(Deserialize)]
 struct Benchmark {
     title: String,
 }
 
-/// Of `estimates.json`.
+/// The part of `estimates.json` with the median.
 #[derive(Deserialize)]
 struct Estimates {
     median: Estimate,
@@ -26,7 +26,7 @@ struct Estimate {
     point_estimate: f64,
 }
 
-/// Name → median in nanoseconds, of the newest run.
+/// Name → median in nanoseconds, from the newest run.
 pub(crate) fn read(folder: &Path) -> anyhow::Result<BTreeMap<String, f64>> {
     let mut steps = BTreeMap::new();
     for new in folders(folder, 2)?.into_iter().filter(|folder| folder.ends_with("new")) {
@@ -37,7 +37,7 @@ pub(crate) fn read(folder: &Path) -> anyhow::Result<BTreeMap<String, f64>> {
     Ok(steps)
 }
 
-/// The folders below, down to a depth.
+/// The subfolders, down to a depth.
 fn folders(folder: &Path, depth: usize) -> anyhow::Result<Vec<PathBuf>> {
     let mut all = Vec::new();
     for entry in fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {

@@ -1,10 +1,10 @@
-//! What processes and the machine spend: CPU time and memory, as `/proc` tells.
+//! CPU time and memory of processes and of the machine, from `/proc`.
 
 use std::{fs, time::Duration};
 
 use anyhow::Context as _;
 
-/// CPU time of a process, user and system, with its children: those that it waited for, and those that still run.
+/// CPU time of a process, user and system, including its children, both those that it has waited for and those that still run.
 pub(crate) fn cpu(process: u32) -> anyhow::Result<Duration> {
     let own = stat(process)?;
     let children = processes()?.into_iter().filter_map(|other| stat(other).ok()).filter(|stat| stat.parent == process);
@@ -12,13 +12,14 @@ pub(crate) fn cpu(process: u32) -> anyhow::Result<Duration> {
     Ok(duration(ticks))
 }
 
-/// CPU time of this program, and of children that it waited for. Those that still run are whoever starts them.
+/// CPU time of this program and of the children that it has waited for. Running children are counted by the code that starts
+/// them.
 pub(crate) fn own() -> anyhow::Result<Duration> {
     let own = stat(std::process::id())?;
     Ok(duration(own.ticks + own.ticks_of_children))
 }
 
-/// Memory of a process, in MiB: resident now, and at most so far.
+/// Memory of a process in MiB: the resident memory now, and its peak.
 pub(crate) fn memory(process: u32) -> anyhow::Result<(f64, f64)> {
     let path = format!("/proc/{process}/status");
     let status = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
@@ -30,11 +31,11 @@ pub(crate) fn memory(process: u32) -> anyhow::Result<(f64, f64)> {
     Ok((field("VmRSS:")?, field("VmHWM:")?))
 }
 
-/// Time that all processors of the machine were busy since it started.
+/// Time for which the machine's processors were busy since its start.
 pub(crate) fn busy() -> anyhow::Result<Duration> {
     let text = fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
     let line = text.lines().next().unwrap_or_default();
-    // user nice system idle iowait irq softirq steal; what another machine stole was not idle for us.
+    // user nice system idle iowait irq softirq steal. Time that another machine stole was not idle.
     let fields: Vec<u64> = line.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
     let busy = [0, 1, 2, 5, 6, 7].iter().filter_map(|index| fields.get(*index)).sum();
     Ok(duration(busy))
@@ -53,7 +54,7 @@ fn stat(process: u32) -> anyhow::Result<Stat> {
 }
 
 fn parse(text: &str) -> Option<Stat> {
-    // The name may hold anything, spaces and brackets too. The field after it is the third one.
+    // The name may contain any characters, even spaces and parentheses. The field after it is the third one.
     let (_, rest) = text.rsplit_once(')')?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();

@@ -1,19 +1,22 @@
-//! Where `make controlplane` puts the programs of `go.mod`.
+//! Finds the programs that `make controlplane` builds.
 
 use std::env;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 
-/// The path of a program that `make controlplane` builds: `etcd`, `kube-apiserver`, `kube-controller-manager`, `kube-proxy`
-/// or `grpcurl`. Fails when it is not there, so that a test without it fails and says what to do.
+/// The path of a program that `make controlplane` builds: `etcd`, `kube-apiserver`, `kube-controller-manager`, `kube-proxy` or
+/// `grpcurl`.
+///
+/// # Errors
+/// The program is not built; the error names the command that builds it.
 pub fn binary(name: &str) -> anyhow::Result<PathBuf> {
     let path = cache()?.join("controlplane/bin").join(name);
     ensure!(path.is_file(), "{name} is not built ({} is missing): run `make controlplane`", path.display());
     Ok(path)
 }
 
-/// The folder of `build.sh`: `$LOCALNET_CACHE`, else `.cache` at the root of the repository.
+/// The output folder of `build.sh`: `$LOCALNET_CACHE`, or `.cache` at the root of the repository.
 fn cache() -> anyhow::Result<PathBuf> {
     if let Some(cache) = env::var_os("LOCALNET_CACHE") {
         return Ok(cache.into());

@@ -1,4 +1,4 @@
-//! A Kubernetes client whose connections are made inside the control plane's network namespace.
+//! A Kubernetes client that connects from inside of the control plane's network namespace.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use tower::ServiceBuilder;
 
 use crate::netns;
 
-/// The client of the user in `kubeconfig`, for the API server at `server`.
+/// A client for the API server at `server`, as the user in `kubeconfig`.
 pub(crate) async fn connect(kubeconfig: &Path, server: SocketAddr, netns: Option<PathBuf>) -> anyhow::Result<Client> {
     let context = || format!("making a client from {}", kubeconfig.display());
     let file = Kubeconfig::read_from(kubeconfig).with_context(context)?;

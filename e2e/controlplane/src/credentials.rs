@@ -1,4 +1,4 @@
-//! Who may talk to the API server, and how it is recognised: certificates, tokens, kubeconfigs.
+//! The users of the API server and their credentials: certificates, tokens, kubeconfigs.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose, SanType};
 use serde_json::json;
 
-/// The users of the token file. Their rights come from RBAC's bootstrap roles: `system:masters` may do everything,
+/// The users in the token file. RBAC's bootstrap roles give them rights: `system:masters` may do everything, and
 /// `system:kube-proxy` is bound to `system:node-proxier`.
 const USERS: [User; 2] = [
     User { kubeconfig: "admin", name: "admin", group: "system:masters" },
@@ -21,7 +21,7 @@ struct User {
     group: &'static str,
 }
 
-/// The files in the control plane's folder.
+/// The paths of the credentials in the control plane's folder.
 #[derive(Debug)]
 pub(crate) struct Credentials {
     pub(crate) serving_certificate: PathBuf,
@@ -34,7 +34,7 @@ pub(crate) struct Credentials {
 }
 
 impl Credentials {
-    /// Writes them all to `folder`, for an API server that answers at `server`.
+    /// Writes all credentials to `folder`, for an API server at `server`.
     pub(crate) fn write(folder: &Path, server: SocketAddr) -> anyhow::Result<Credentials> {
         let write = |name: &str, content: String| -> anyhow::Result<PathBuf> {
             let path = folder.join(name);
@@ -76,7 +76,7 @@ fn authority() -> Result<CertifiedIssuer<'static, KeyPair>, rcgen::Error> {
     CertifiedIssuer::self_signed(params, KeyPair::generate()?)
 }
 
-/// Certificate and key, as PEM.
+/// A serving certificate and its key, as PEM.
 fn serving(authority: &CertifiedIssuer<'static, KeyPair>, address: IpAddr) -> Result<(String, String), rcgen::Error> {
     let mut params = CertificateParams::new(["localhost".to_owned()])?;
     params.distinguished_name.push(DnType::CommonName, "kube-apiserver");
@@ -86,7 +86,7 @@ fn serving(authority: &CertifiedIssuer<'static, KeyPair>, address: IpAddr) -> Re
     Ok((params.signed_by(&key, authority)?.pem(), key.serialize_pem()))
 }
 
-/// JSON, which is YAML.
+/// A kubeconfig as JSON, which is valid YAML.
 fn kubeconfig(server: SocketAddr, ca: &Path, user: &str, token: &str) -> String {
     let config = json!({
         "apiVersion": "v1",

@@ -3,12 +3,12 @@
 //! ```text
 //! Options ─▶ ControlPlane::start ─▶ etcd ◀─ kube-apiserver ◀─ kube-controller-manager (endpointslice, namespace)
 //!                                              ▲
-//!              client(), objects(namespace) ───┘    kubeconfigs for whatever else is under test
+//!              client(), objects(namespace) ───┘    kubeconfigs for other programs under test
 //! ```
 //!
-//! It owns the processes, their folder and the few calls that make Nodes, Pods and Services. It starts no brain, no backend and
-//! no kube-proxy, makes no network namespace, and knows nothing of localnet. There is no kubelet and no scheduler: a test says on
-//! which node a Pod is and whether it is ready.
+//! The crate owns the processes, their folder, and the calls that create Nodes, Pods and Services. It starts no brain, backend or
+//! kube-proxy, creates no network namespace, and knows nothing of localnet. There is no kubelet and no scheduler: a test decides
+//! on which node a Pod runs and whether it is ready.
 
 mod binaries;
 mod client;
@@ -35,35 +35,35 @@ pub use objects::{NewNode, NewPod, Objects, Port, ready_addresses};
 use credentials::Credentials;
 use process::Process;
 
-/// How long a start may take. It takes some seconds; a machine that builds at the same time is slow.
+/// The time limit of a start. It takes some seconds, and longer while the machine builds something.
 const READY_WITHIN: Duration = Duration::from_secs(120);
-/// Where etcd keeps what it holds, in the folder of the control plane.
+/// etcd's data folder, below the folder of the control plane.
 const ETCD_DATA: &str = "etcd";
-/// The pause between two questions whether the API server is ready.
+/// The interval between two readiness checks of the API server.
 const READY_POLL: Duration = Duration::from_millis(50);
 
-/// What a test may choose.
+/// The configuration of a control plane.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The network namespace in which everything runs, as a path (`/run/netns/NAME`, `/proc/PID/ns/net`); its `lo` must be up.
-    /// None: the namespace of the caller.
+    /// The path of the network namespace in which everything runs (`/run/netns/NAME`, `/proc/PID/ns/net`). Its `lo` must be up.
+    /// `None`: the caller's namespace.
     pub netns: Option<PathBuf>,
-    /// Where the API server listens; etcd is always on 127.0.0.1. Not an unspecified address: the kubeconfigs name it.
+    /// The address of the API server; etcd always uses 127.0.0.1. It must not be unspecified, because the kubeconfigs contain it.
     pub bind_address: IpAddr,
-    /// One CIDR or two, of different families; the first is the default family of Services.
+    /// The Service CIDRs: one, or two of different families. The first is the default family of Services.
     pub service_cidrs: Vec<String>,
-    /// More arguments for kube-apiserver. They come last and win over ours.
+    /// Further arguments for kube-apiserver, which override ours.
     pub apiserver_arguments: Vec<String>,
-    /// Whether there is somebody who makes EndpointSlices of Services and Pods, and empties Kubernetes namespaces.
+    /// Whether controllers run that create EndpointSlices and empty deleted Kubernetes namespaces.
     pub controllers: bool,
-    /// `GOGC` of all processes, in percent: how much garbage there may be before it is collected.
+    /// `GOGC` of all processes, in percent: how much the heap may grow between garbage collections.
     pub gogc: u32,
-    /// What etcd begins with: a folder that [`ControlPlane::save`] wrote, with the same `service_cidrs`. It is copied.
+    /// The initial data of etcd: a folder that [`ControlPlane::save`] wrote, with the same `service_cidrs`. It is copied.
     pub data: Option<PathBuf>,
 }
 
 impl Default for Options {
-    /// In the caller's namespace, on 127.0.0.1, dual stack with IPv4 first, empty, with controllers.
+    /// In the caller's namespace, on 127.0.0.1, dual stack with IPv4 first, without data, with controllers.
     fn default() -> Options {
         Options {
             netns: None,
@@ -71,22 +71,22 @@ impl Default for Options {
             service_cidrs: vec!["10.96.0.0/16".to_owned(), "fd00:96::/112".to_owned()],
             apiserver_arguments: Vec::new(),
             controllers: true,
-            // There is more memory than time.
+            // Tests have more memory than time.
             gogc: 400,
             data: None,
         }
     }
 }
 
-/// A further API server over the same etcd, as a cluster has several of them. No kubeconfig and no controller knows it. Dropping it
-/// ends it.
+/// A further API server over the same etcd, as in a cluster with several. No kubeconfig and no controller uses it. Dropping it
+/// stops it.
 pub struct ApiServer {
     server: SocketAddr,
     client: Client,
     process: Process,
 }
 
-/// A running control plane. Dropping it ends the processes and removes their folder.
+/// A running control plane. Dropping it stops the processes and removes their folder.
 pub struct ControlPlane {
     options: Options,
     server: SocketAddr,
@@ -96,12 +96,15 @@ pub struct ControlPlane {
     controllers: Option<Process>,
     apiserver: Option<Process>,
     etcd: Process,
-    // Last, so that it goes when nobody writes to it any more.
+    // Last, so that it is removed after the processes that write to it.
     folder: TempDir,
 }
 
 impl ControlPlane {
-    /// Starts all and returns when the API server is ready and Services can be made.
+    /// Starts all processes, and returns when the API server is ready and accepts Services.
+    ///
+    /// # Errors
+    /// A program is not built, a process ends, or the API server is not ready in time.
     pub async fn start(options: Options) -> anyhow::Result<ControlPlane> {
         let netns = options.netns.as_deref();
         let folder = tempfile::Builder::new().prefix("localnet-controlplane-").tempdir()?;
@@ -131,7 +134,10 @@ impl ControlPlane {
         Ok(plane)
     }
 
-    /// Ends all and leaves what etcd holds in the folder `to`, which must not exist. For [`Options::data`].
+    /// Stops all processes and copies etcd's data to the folder `to`, which must not exist, for [`Options::data`].
+    ///
+    /// # Errors
+    /// A process does not stop, or the folder cannot be written.
     pub fn save(mut self, to: &Path) -> anyhow::Result<()> {
         for process in [self.controllers.take(), self.apiserver.take()].into_iter().flatten() {
             process.kill()?;
@@ -140,53 +146,60 @@ impl ControlPlane {
         copy_folder(&self.folder.path().join(ETCD_DATA), to)
     }
 
-    /// The processes, for whoever wants to know what they cost.
+    /// The pids of the processes, for measurements.
     pub fn processes(&self) -> impl Iterator<Item = u32> {
         let others = [&self.controllers, &self.apiserver].into_iter().flatten();
         others.chain([&self.etcd]).map(Process::id)
     }
 
-    /// The kubeconfig of a user who may do everything.
+    /// The path of an administrator's kubeconfig.
     pub fn kubeconfig(&self) -> &Path {
         &self.credentials.admin
     }
 
-    /// The kubeconfig of `system:kube-proxy`: RBAC's `system:node-proxier`, the rights a service proxy has in a real cluster.
+    /// The path of the kubeconfig of `system:kube-proxy`, which has the rights of a service proxy in a real cluster (RBAC's
+    /// `system:node-proxier`).
     pub fn kube_proxy_kubeconfig(&self) -> &Path {
         &self.credentials.kube_proxy
     }
 
-    /// `https://ADDRESS:PORT`, as seen from inside the namespace.
+    /// The URL of the API server inside of the namespace: `https://ADDRESS:PORT`.
     pub fn apiserver_url(&self) -> String {
         format!("https://{}", self.server)
     }
 
-    /// The same as an address.
+    /// The address of the API server inside of the namespace.
     pub fn apiserver_address(&self) -> SocketAddr {
         self.server
     }
 
-    /// A client with all rights. It works from outside the namespace, too, and outlives restarts of the API server.
+    /// An administrator's client. It works from outside of the namespace, too, and survives restarts of the API server.
     pub fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// What a test makes and awaits in one Kubernetes namespace.
+    /// Access to the objects of a Kubernetes namespace.
     pub fn objects(&self, namespace: &str) -> Objects {
         Objects::new(self.client(), namespace)
     }
 
-    /// Where etcd answers, as an URL.
+    /// etcd's client URL.
     pub fn etcd(&self) -> &str {
         &self.etcd_url
     }
 
-    /// Kills the API server; etcd keeps what it holds. Nothing happens if it is not running.
+    /// Kills the API server; etcd keeps its data. Does nothing if it is not running.
+    ///
+    /// # Errors
+    /// The process cannot be killed.
     pub fn stop_apiserver(&mut self) -> anyhow::Result<()> {
         self.apiserver.take().map_or(Ok(()), Process::kill)
     }
 
-    /// Starts the API server, on the port it always had, and returns when it is ready. Nothing happens if it is running.
+    /// Starts the API server on its former port, and returns when it is ready. Does nothing if it is running.
+    ///
+    /// # Errors
+    /// A process ends, or the API server is not ready in time.
     pub async fn start_apiserver(&mut self) -> anyhow::Result<()> {
         let apiserver = match self.apiserver.take() {
             Some(running) => running,
@@ -196,11 +209,11 @@ impl ControlPlane {
         await_ready(&self.client, self.server, &mut [&mut self.etcd, apiserver]).await
     }
 
-    /// Stops API server and etcd, copies what etcd holds to the folder `to`, which must not exist, and starts both again: a
-    /// backup for [`Self::restore`].
+    /// Makes a backup for [`Self::restore`]: stops the API server and etcd, copies etcd's data to the folder `to`, which must not
+    /// exist, and starts both again.
     ///
     /// # Errors
-    /// A process does not end or start, or the folder cannot be written.
+    /// A process does not stop or start, or the folder cannot be written.
     pub async fn back_up(&mut self, to: &Path) -> anyhow::Result<()> {
         self.stop_apiserver()?;
         self.etcd.end()?;
@@ -208,10 +221,10 @@ impl ControlPlane {
         self.restart().await
     }
 
-    /// Stops API server and etcd, and starts both with what [`Self::back_up`] wrote.
+    /// Stops the API server and etcd, and starts both with the data that [`Self::back_up`] wrote.
     ///
     /// # Errors
-    /// A process does not end or start, or the folder cannot be read.
+    /// A process does not stop or start, or the folder cannot be read.
     pub async fn restore(&mut self, from: &Path) -> anyhow::Result<()> {
         self.stop_apiserver()?;
         self.etcd.end()?;
@@ -226,7 +239,10 @@ impl ControlPlane {
         self.start_apiserver().await
     }
 
-    /// Starts a further API server, on a port of its own, and returns when it is ready.
+    /// Starts a further API server on a port of its own, and returns when it is ready.
+    ///
+    /// # Errors
+    /// A process ends, or the API server is not ready in time.
     pub async fn start_another_apiserver(&mut self) -> anyhow::Result<ApiServer> {
         let netns = self.options.netns.as_deref();
         let server = SocketAddr::new(self.server.ip(), netns::free_port(netns, self.server.ip())?);
@@ -236,7 +252,7 @@ impl ControlPlane {
         Ok(ApiServer { server, client, process })
     }
 
-    /// Until the API server has put its own CIDRs into the API it refuses to make Services.
+    /// Waits until the API server has created its own ServiceCIDR; before that it refuses Services.
     async fn await_service_addresses(&self) -> anyhow::Result<()> {
         let cidrs: Api<ServiceCIDR> = Api::all(self.client());
         let ready = |cidr: Option<&ServiceCIDR>| {
@@ -254,9 +270,9 @@ impl ControlPlane {
             format!("--etcd-servers={}", self.etcd_url),
             format!("--bind-address={}", server.ip()),
             format!("--secure-port={}", server.port()),
-            // Otherwise it looks for a default route, which a namespace need not have.
+            // By default it uses the address of the default route, which a namespace need not have.
             format!("--advertise-address={}", server.ip()),
-            // The Service default/kubernetes stays without endpoints: a loopback address would not be valid there.
+            // Leaves default/kubernetes without endpoints, because a loopback address is no valid endpoint.
             "--endpoint-reconciler-type=none".to_owned(),
             format!("--cert-dir={}", self.folder.path().display()),
             format!("--tls-cert-file={}", credentials.serving_certificate.display()),
@@ -266,7 +282,7 @@ impl ControlPlane {
             "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
             format!("--service-account-key-file={}", credentials.service_account_public_key.display()),
             format!("--service-account-signing-key-file={}", credentials.service_account_key.display()),
-            // Pods need no account here; nobody would make one.
+            // Without the plugin, Pods need no service account; no controller here creates one.
             "--disable-admission-plugins=ServiceAccount".to_owned(),
             format!("--service-cluster-ip-range={}", self.options.service_cidrs.join(",")),
             "--allow-privileged=true".to_owned(),
@@ -281,7 +297,7 @@ impl ControlPlane {
             "--controllers=endpointslice-controller,namespace-controller".to_owned(),
             "--leader-elect=false".to_owned(),
             "--secure-port=0".to_owned(),
-            // Tests of churn want the controller to be quicker than its default of 20 requests a second.
+            // The default of 20 requests per second is too slow for tests of churn.
             "--kube-api-qps=2000".to_owned(),
             "--kube-api-burst=4000".to_owned(),
         ];
@@ -294,28 +310,31 @@ impl ControlPlane {
 }
 
 impl ApiServer {
-    /// Where it listens, as seen from inside the namespace.
+    /// The address inside of the namespace.
     pub fn address(&self) -> SocketAddr {
         self.server
     }
 
-    /// A client with all rights; it also works from outside the namespace.
+    /// An administrator's client. It works from outside of the namespace, too.
     pub fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// What a test makes and awaits in one Kubernetes namespace.
+    /// Access to the objects of a Kubernetes namespace.
     pub fn objects(&self, namespace: &str) -> Objects {
         Objects::new(self.client(), namespace)
     }
 
-    /// Kills it; etcd keeps what it holds.
+    /// Kills the API server; etcd keeps its data.
+    ///
+    /// # Errors
+    /// The process cannot be killed.
     pub fn stop(self) -> anyhow::Result<()> {
         self.process.kill()
     }
 }
 
-/// Waits until the API server at `server` is ready, as long as all of `processes` run; it is the last of them.
+/// Waits until the API server at `server`, the last of `processes`, is ready. Fails if one of them ends.
 async fn await_ready(client: &Client, server: SocketAddr, processes: &mut [&mut Process]) -> anyhow::Result<()> {
     let deadline = Instant::now() + READY_WITHIN;
     while !is_ready(client).await {
@@ -336,7 +355,7 @@ async fn is_ready(client: &Client) -> bool {
     client.request_text(request).await.is_ok_and(|answer| answer == "ok")
 }
 
-/// The process and the URL of its clients.
+/// Starts etcd; returns the process and its client URL.
 fn start_etcd(folder: &Path, options: &Options) -> anyhow::Result<(Process, String)> {
     let netns = options.netns.as_deref();
     let local = IpAddr::from(Ipv4Addr::LOCALHOST);
@@ -350,7 +369,7 @@ fn start_etcd(folder: &Path, options: &Options) -> anyhow::Result<(Process, Stri
         format!("--listen-peer-urls={peers}"),
         format!("--initial-advertise-peer-urls={peers}"),
         format!("--initial-cluster=e2e={peers}"),
-        // What it holds need not survive the machine.
+        // The data need not survive a crash of the machine.
         "--unsafe-no-fsync".to_owned(),
         "--log-level=warn".to_owned(),
     ];

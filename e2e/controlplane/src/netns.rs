@@ -1,7 +1,7 @@
-//! Sockets inside a network namespace, for a process that stays outside.
+//! Opens sockets inside of a network namespace, for a process that stays outside.
 //!
-//! A socket belongs for ever to the namespace of the thread that made it. So a short-lived thread enters the namespace, makes the
-//! socket and hands it out; no thread of the caller's changes its namespace.
+//! A socket belongs to the namespace of the thread that opened it. So a short-lived thread enters the namespace, opens the socket and
+//! returns it. The caller's threads never change their namespace.
 
 use std::fs::File;
 use std::io;
@@ -13,19 +13,21 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow, bail};
 use nix::sched::{CloneFlags, setns};
 
-/// Ports below the range from which the kernel takes the source ports of connections: a port of ours that is closed for the
-/// length of a restart is not taken by anybody's connection.
+/// Ports below the kernel's ephemeral range. So no connection takes a server's port while the server restarts.
 const PORTS: std::ops::Range<u16> = 10_000..30_000;
 
-/// How long a connection to a listener of our own may take. Where the interface is down the kernel says nothing, but drops.
+/// The timeout for a connection to our own listener. If the interface is down, the kernel drops packets silently.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
-/// Connects to `address` as seen from inside the namespace.
+/// Connects to `address` from inside of the namespace.
 pub(crate) fn connect(netns: Option<&Path>, address: SocketAddr) -> io::Result<TcpStream> {
     inside(netns, || TcpStream::connect(address))
 }
 
-/// A port on which nobody listens at `ip` in the namespace.
+/// A free port at `ip` in the namespace.
+///
+/// # Errors
+/// The address does not exist there, its interface is down, or no port is free.
 pub(crate) fn free_port(netns: Option<&Path>, ip: IpAddr) -> anyhow::Result<u16> {
     let place = || netns.map_or_else(String::new, |netns| format!(" in namespace {}", netns.display()));
     for _ in 0..100 {

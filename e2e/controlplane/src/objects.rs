@@ -1,6 +1,6 @@
-//! The objects that tests need, made by server-side apply: to ask for the same thing twice changes nothing.
+//! Creates the objects that tests need, by server-side apply, so that a repeated call changes nothing.
 //!
-//! EndpointSlices are not made here: the real controller makes them from Services, Pods and Nodes, and a test awaits them.
+//! It creates no EndpointSlices: the real controller derives them from Services, Pods and Nodes, and a test waits for them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -20,7 +20,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-/// How long the slices of a Service may take to become what a test expects.
+/// The time limit for the slices of a Service to become what a test expects.
 const SLICES_WITHIN: Duration = Duration::from_secs(60);
 
 /// The Nodes of the cluster, and the Pods and Services of one Kubernetes namespace.
@@ -30,44 +30,44 @@ pub struct Objects {
     namespace: String,
 }
 
-/// A Node as a test wants it. It is ready.
+/// A Node to create. It is ready.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NewNode<'a> {
-    /// Its name, also its host name.
+    /// The name, also the host name.
     pub name: &'a str,
-    /// Its internal addresses, the primary one first.
+    /// The internal addresses, the primary one first.
     pub addresses: &'a [IpAddr],
     /// Labels, such as `topology.kubernetes.io/zone`.
     pub labels: &'a [(&'a str, &'a str)],
-    /// One CIDR for each family.
+    /// The pod CIDRs, one for each family.
     pub pod_cidrs: &'a [&'a str],
 }
 
-/// A Pod as a test wants it: running on a node, with or without the condition `Ready`.
+/// A Pod to create. It is running.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NewPod<'a> {
-    /// Its name.
+    /// The name.
     pub name: &'a str,
-    /// The Node it runs on, which must exist: the controller makes no endpoint on a Node it does not know.
+    /// The Node that the Pod runs on. It must exist, because the controller creates no endpoint on an unknown Node.
     pub node: &'a str,
     /// Labels for the selectors of Services.
     pub labels: &'a [(&'a str, &'a str)],
-    /// Its addresses, the primary one first, at most one for each family.
+    /// The addresses, the primary one first, at most one of each family.
     pub ips: &'a [IpAddr],
-    /// The named ports of its container, for Services whose `targetPort` is a name.
+    /// The named ports of the container, for Services whose `targetPort` is a name.
     pub ports: &'a [Port<'a>],
-    /// The condition `Ready`.
+    /// Whether the condition `Ready` is true.
     pub ready: bool,
 }
 
 /// A named container port.
 #[derive(Debug, Clone, Copy)]
 pub struct Port<'a> {
-    /// At most 15 characters.
+    /// The name, at most 15 characters.
     pub name: &'a str,
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: &'a str,
-    /// Where the container listens.
+    /// The port number.
     pub number: u16,
 }
 
@@ -76,14 +76,20 @@ impl Objects {
         Objects { client, namespace: namespace.to_owned() }
     }
 
-    /// Makes the namespace itself.
+    /// Creates the Kubernetes namespace.
+    ///
+    /// # Errors
+    /// The API server refuses it.
     pub async fn ensure_namespace(&self) -> anyhow::Result<()> {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         apply(&namespaces, &self.namespace, json!({})).await?;
         Ok(())
     }
 
-    /// Makes or changes a Node, which belongs to no namespace.
+    /// Creates or changes a Node.
+    ///
+    /// # Errors
+    /// The API server refuses it.
     pub async fn ensure_node(&self, node: NewNode<'_>) -> anyhow::Result<()> {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let spec = json!({ "podCIDR": node.pod_cidrs.first(), "podCIDRs": node.pod_cidrs });
@@ -94,23 +100,35 @@ impl Objects {
         set_status(&nodes, node.name, json!({ "addresses": addresses, "conditions": [ready_condition(true)] })).await
     }
 
-    /// Makes or changes a Service; `spec` is what stands under `spec:` in a manifest. The answer has its addresses and node ports.
+    /// Creates or changes a Service; `spec` is the value of `spec:` in a manifest. The result contains its addresses and NodePorts.
+    ///
+    /// # Errors
+    /// The API server refuses it.
     pub async fn ensure_service(&self, name: &str, spec: Value) -> anyhow::Result<Service> {
         apply(&self.api(), name, json!({ "spec": spec })).await
     }
 
-    /// Plays the cloud: gives a Service of type `LoadBalancer` its addresses.
+    /// Sets the addresses of a Service of type `LoadBalancer`, as a cloud would.
+    ///
+    /// # Errors
+    /// The API server refuses it.
     pub async fn set_load_balancer(&self, service: &str, ips: &[IpAddr]) -> anyhow::Result<()> {
         let ingress: Vec<Value> = ips.iter().map(|ip| json!({ "ip": ip, "ipMode": "VIP" })).collect();
         set_status(&self.api::<Service>(), service, json!({ "loadBalancer": { "ingress": ingress } })).await
     }
 
-    /// Removes a Service.
+    /// Deletes a Service.
+    ///
+    /// # Errors
+    /// The API server refuses it.
     pub async fn remove_service(&self, name: &str) -> anyhow::Result<()> {
         remove(&self.api::<Service>(), name, &DeleteParams::default()).await
     }
 
-    /// Makes a Pod, or changes its labels, addresses and readiness.
+    /// Creates a Pod, or changes its labels, addresses and readiness.
+    ///
+    /// # Errors
+    /// The API server refuses it.
     pub async fn ensure_pod(&self, pod: NewPod<'_>) -> anyhow::Result<()> {
         let port =
             |port: &Port<'_>| json!({ "name": port.name, "protocol": port.protocol, "containerPort": port.number });
@@ -129,21 +147,33 @@ impl Objects {
     }
 
     /// Sets a Pod's condition `Ready`.
+    ///
+    /// # Errors
+    /// The API server refuses it.
     pub async fn set_pod_ready(&self, name: &str, ready: bool) -> anyhow::Result<()> {
         set_status(&self.api::<Pod>(), name, json!({ "conditions": [ready_condition(ready)] })).await
     }
 
-    /// Asks a Pod to end. No kubelet answers: it stays, terminating, until [`Objects::remove_pod`].
+    /// Deletes a Pod gracefully. Without a kubelet it stays terminating until [`Objects::remove_pod`].
+    ///
+    /// # Errors
+    /// The API server refuses it.
     pub async fn terminate_pod(&self, name: &str) -> anyhow::Result<()> {
         remove(&self.api::<Pod>(), name, &DeleteParams::default().grace_period(3600)).await
     }
 
-    /// Removes a Pod at once.
+    /// Deletes a Pod at once.
+    ///
+    /// # Errors
+    /// The API server refuses it.
     pub async fn remove_pod(&self, name: &str) -> anyhow::Result<()> {
         remove(&self.api::<Pod>(), name, &DeleteParams::default().grace_period(0)).await
     }
 
-    /// Returns when the ready addresses of the Service's slices, both families together, are exactly these.
+    /// Waits until the ready addresses in the Service's slices, both families together, are exactly these.
+    ///
+    /// # Errors
+    /// They are not within a minute.
     pub async fn await_ready_addresses(&self, service: &str, expected: &[IpAddr]) -> anyhow::Result<()> {
         let expected: BTreeSet<IpAddr> = expected.iter().copied().collect();
         let what = format!("the ready addresses {expected:?}");
@@ -151,14 +181,21 @@ impl Objects {
         Ok(())
     }
 
-    /// Returns when the Service's slices, both families together, have this number of ready addresses.
+    /// Waits until the Service's slices, both families together, have this number of ready addresses, and returns these.
+    ///
+    /// # Errors
+    /// They do not within a minute.
     pub async fn await_ready_count(&self, service: &str, count: usize) -> anyhow::Result<BTreeSet<IpAddr>> {
         let what = format!("{count} ready addresses");
         let slices = self.await_slices(service, &what, |slices| ready_addresses(slices).len() == count).await?;
         Ok(ready_addresses(&slices))
     }
 
-    /// Watches the slices of a Service until `condition` holds for all of them together; `what` names it when it never does.
+    /// Watches the slices of a Service until `condition` is true for all of them together, and returns them. `what` describes the
+    /// condition in the error.
+    ///
+    /// # Errors
+    /// The condition is not true within a minute.
     pub async fn await_slices(
         &self,
         service: &str,
@@ -210,7 +247,7 @@ impl Objects {
     }
 }
 
-/// The addresses of all ready endpoints in these slices.
+/// The addresses of all ready endpoints in the slices.
 pub fn ready_addresses<'a>(slices: impl IntoIterator<Item = &'a EndpointSlice>) -> BTreeSet<IpAddr> {
     let endpoints = slices.into_iter().flat_map(|slice| slice.endpoints.iter().flatten());
     let ready = endpoints.filter(|endpoint| endpoint.conditions.as_ref().is_some_and(|is| is.ready == Some(true)));

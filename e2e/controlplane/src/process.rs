@@ -1,8 +1,8 @@
-//! One child process: started in a network namespace, logging to a file, never outliving the test.
+//! A child process in a network namespace, which logs to a file and never outlives the test.
 //!
-//! `setpriv --pdeathsig` makes the kernel end the child with its parent, even after a `kill -9`. The kernel takes the *thread*
-//! that forked for the parent, and the threads of an async runtime come and go: so each child has a thread of its own, which does
-//! nothing but fork and then wait for the [`Process`] to be dropped.
+//! `setpriv --pdeathsig` makes the kernel kill the child with its parent, even after a `kill -9`. For the kernel the parent is the
+//! *thread* that forked, and the threads of an async runtime come and go. So each child has a thread of its own, which forks and
+//! then waits until the [`Process`] is dropped.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -18,7 +18,7 @@ use nix::unistd::Pid;
 
 use crate::Options;
 
-/// Lines of the log that a failure shows.
+/// How many lines of the log an error shows.
 const TAIL: usize = 15;
 
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts `program`; its output is appended to `log`.
+    /// Starts `program`, and appends its output to `log`.
     pub(crate) fn spawn(
         program: &Path,
         arguments: &[String],
@@ -52,7 +52,7 @@ impl Process {
             command.arg("nsenter").arg(net);
         }
         command.arg(program).args(arguments);
-        // A proxy or an ETCD_… setting of the caller's must not reach the control plane.
+        // Proxy or ETCD_… settings of the caller must not reach the control plane.
         let path = std::env::var_os("PATH").unwrap_or_default();
         command.env_clear().env("PATH", path);
         command.env("GOGC", options.gogc.to_string());
@@ -69,9 +69,9 @@ impl Process {
         Ok(Process { name, child, log: log.to_owned(), _parent: parent })
     }
 
-    /// Fails when the process has ended, with the end of its log.
+    /// Fails if the process has ended; the error contains the end of its log.
     pub(crate) fn check_alive(&mut self) -> anyhow::Result<()> {
-        if let Some(status) = self.child.try_wait().with_context(|| format!("looking after {}", self.name))? {
+        if let Some(status) = self.child.try_wait().with_context(|| format!("checking {}", self.name))? {
             bail!("{} ended ({status})\n{}", self.name, self.tail());
         }
         Ok(())
@@ -86,19 +86,19 @@ impl Process {
         format!("{} ends with:\n{}", self.log.display(), last.join("\n"))
     }
 
-    /// Its id. What is started is what runs: the programs on the way to it do not stay.
+    /// The pid. It is the program's own, because setpriv and nsenter replace themselves by it.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Asks the process to end and waits until it has. What it wrote is complete then.
+    /// Stops the process with SIGTERM and waits for its end, so that it can complete its writes.
     pub(crate) fn end(&mut self) -> anyhow::Result<()> {
         let process = Pid::from_raw(self.child.id().cast_signed());
-        kill(process, Signal::SIGTERM).with_context(|| format!("ending {}", self.name))?;
+        kill(process, Signal::SIGTERM).with_context(|| format!("stopping {}", self.name))?;
         self.child.wait().map(drop).with_context(|| format!("waiting for {}", self.name))
     }
 
-    /// Ends the process the hard way and waits until it is gone.
+    /// Kills the process and waits for its end.
     pub(crate) fn kill(mut self) -> anyhow::Result<()> {
         self.child.kill().with_context(|| format!("killing {}", self.name))?;
         self.child.wait().map(drop).map_err(|error| anyhow!(error).context(format!("waiting for {}", self.name)))
@@ -107,7 +107,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail only for a child that is gone already.
+        // Both fail only if the child has ended and was waited for.
         self.child.kill().unwrap_or_default();
         self.child.wait().map(drop).unwrap_or_default();
     }

@@ -1,5 +1,5 @@
-//! The control plane itself: Pods become endpoints, a restart of the API server loses nothing, rights are those of a service
-//! proxy, and it can live in a network namespace.
+//! The control plane itself: Pods become endpoints, a restart of the API server loses nothing, a service proxy has exactly the
+//! rights of a real one, and everything can run in a network namespace.
 
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _};
 use std::net::{IpAddr, TcpStream};
@@ -28,7 +28,7 @@ const fn v6(last: u16) -> IpAddr {
     IpAddr::V6(std::net::Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, last))
 }
 
-/// A node, a dual-stack Service and two Pods, one of them ready. The Pods' port `http` has another number on each.
+/// Creates a Node, a dual-stack Service and two Pods, one of them ready. Their ports `http` have different numbers.
 async fn populate(objects: &Objects) -> anyhow::Result<Service> {
     objects.ensure_namespace().await?;
     let zone = [("topology.kubernetes.io/zone", "a")];
@@ -47,7 +47,7 @@ async fn populate(objects: &Objects) -> anyhow::Result<Service> {
 }
 
 #[tokio::test]
-async fn pods_become_endpoints_and_a_restart_keeps_them() -> anyhow::Result<()> {
+async fn pods_become_endpoints_that_survive_a_restart() -> anyhow::Result<()> {
     let mut plane = ControlPlane::start(Options::default()).await?;
     let objects = plane.objects("shop");
     let service = populate(&objects).await?;
@@ -62,8 +62,8 @@ async fn pods_become_endpoints_and_a_restart_keeps_them() -> anyhow::Result<()> 
     assert_ne!(another.address(), plane.apiserver_address());
     plane.stop_apiserver()?;
     let slices: Api<EndpointSlice> = Api::namespaced(plane.client(), "shop");
-    slices.list(&ListParams::default()).await.expect_err("nobody answers while it is stopped");
-    // Without a selector the controller makes no slices for it.
+    slices.list(&ListParams::default()).await.expect_err("a stopped API server must not answer");
+    // The controller creates no slices for a Service without a selector.
     another.objects("shop").ensure_service("meanwhile", json!({ "ports": [{ "port": 80 }] })).await?;
     another.stop()?;
     plane.start_apiserver().await?;
@@ -75,7 +75,7 @@ async fn pods_become_endpoints_and_a_restart_keeps_them() -> anyhow::Result<()> 
         kept.iter().flat_map(|slice| slice.ports.iter().flatten().map(|port| port.port)).collect();
     assert_eq!(ports.len(), 4, "a slice for each family and each number of the named port: {ports:?}");
 
-    // The controller has outlived the restart, too.
+    // The controller survived the restart, too.
     objects.remove_pod("web-1").await?;
     objects.await_ready_addresses("web", &POD_2).await?;
     objects.terminate_pod("web-2").await?;
@@ -88,7 +88,7 @@ async fn pods_become_endpoints_and_a_restart_keeps_them() -> anyhow::Result<()> 
 }
 
 #[tokio::test]
-async fn what_was_saved_is_where_another_one_begins() -> anyhow::Result<()> {
+async fn another_control_plane_starts_with_saved_data() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let saved = folder.path().join("saved");
     let options = || Options { controllers: false, ..Options::default() };
@@ -96,7 +96,7 @@ async fn what_was_saved_is_where_another_one_begins() -> anyhow::Result<()> {
     assert_eq!(plane.processes().count(), 2, "etcd and kube-apiserver");
     let service = populate(&plane.objects("shop")).await?;
     plane.save(&saved)?;
-    // Twice: it is copied, not used up.
+    // Twice, because the data is copied.
     for _ in 0..2 {
         let plane = ControlPlane::start(Options { data: Some(saved.clone()), ..options() }).await?;
         let services: Api<Service> = Api::namespaced(plane.client(), "shop");
@@ -107,7 +107,7 @@ async fn what_was_saved_is_where_another_one_begins() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn a_service_proxy_may_read_services_and_nothing_more() -> anyhow::Result<()> {
+async fn a_service_proxy_may_read_services_and_nothing_else() -> anyhow::Result<()> {
     let plane = ControlPlane::start(Options::default()).await?;
     populate(&plane.objects("shop")).await?;
     let kubeconfig = Kubeconfig::read_from(plane.kube_proxy_kubeconfig())?;
@@ -156,21 +156,21 @@ fn ip(arguments: &[&str]) {
 }
 
 #[tokio::test]
-async fn it_can_live_in_a_network_namespace() -> anyhow::Result<()> {
+async fn a_control_plane_runs_in_a_network_namespace() -> anyhow::Result<()> {
     let netns = Netns::new("localnet-ctl");
     let plane = ControlPlane::start(Options { netns: Some(netns.path()), ..Options::default() }).await?;
     let objects = plane.objects("shop");
     populate(&objects).await?;
     objects.await_ready_addresses("web", &POD_1).await?;
 
-    // It listens there, and not here.
+    // It listens in the namespace only.
     let address = plane.apiserver_address().to_string();
     let inside = Command::new("ip").args(["netns", "exec", &netns.0, "ss", "-Hltn"]).output()?;
     let listening = String::from_utf8(inside.stdout)?;
     assert!(listening.contains(&address), "{address} is missing in:\n{listening}");
-    TcpStream::connect(plane.apiserver_address()).expect_err("nobody listens outside");
+    TcpStream::connect(plane.apiserver_address()).expect_err("it must not listen outside");
 
-    // Everything that runs in the namespace is gone with the control plane.
+    // No process of the control plane is left in the namespace.
     let running = || -> anyhow::Result<String> {
         Ok(String::from_utf8(Command::new("ip").args(["netns", "pids", &netns.0]).output()?.stdout)?)
     };
@@ -181,7 +181,7 @@ async fn it_can_live_in_a_network_namespace() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn a_namespace_without_loopback_is_one_clear_error() {
+async fn a_namespace_without_loopback_is_a_clear_error() {
     let netns = Netns::new("localnet-ctl-down");
     ip(&["-n", &netns.0, "link", "set", "lo", "down"]);
     let started = ControlPlane::start(Options { netns: Some(netns.path()), ..Options::default() }).await;
@@ -190,14 +190,14 @@ async fn a_namespace_without_loopback_is_one_clear_error() {
 }
 
 #[tokio::test]
-async fn an_apiserver_that_ends_at_once_says_why() {
+async fn the_error_for_an_api_server_that_ends_contains_its_log() {
     let options = Options { apiserver_arguments: vec!["--no-such-flag".to_owned()], ..Options::default() };
     let error = ControlPlane::start(options).await.map(drop).expect_err("the flag does not exist");
     let error = format!("{error:#}");
     assert!(error.contains("kube-apiserver ended") && error.contains("unknown flag: --no-such-flag"), "{error}");
 }
 
-/// Set for a copy of this test that is to be killed.
+/// Set in the environment of the copy of this test that is killed.
 const HOLD: &str = "LOCALNET_E2E_HOLD_CONTROL_PLANE";
 
 #[tokio::test]
@@ -212,15 +212,15 @@ async fn a_killed_test_leaves_no_process() -> anyhow::Result<()> {
     let mut copy = Command::new(env::current_exe()?);
     copy.args(["--exact", "a_killed_test_leaves_no_process", "--nocapture"]).env(HOLD, "1");
     let mut copy = copy.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-    let said = BufReader::new(copy.stdout.take().expect("its output is a pipe")).lines().map_while(Result::ok);
-    let held = said.filter_map(|line| line.strip_prefix("held ").map(str::to_owned)).next();
-    let held = held.expect("the copy says where its control plane is");
+    let lines = BufReader::new(copy.stdout.take().expect("its output is a pipe")).lines().map_while(Result::ok);
+    let held = lines.filter_map(|line| line.strip_prefix("held ").map(str::to_owned)).next();
+    let held = held.expect("the copy prints where its control plane is");
     let (address, folder) = held.split_once(' ').expect("an address and a folder");
     let connection = TcpStream::connect(address)?;
 
     copy.kill()?;
     copy.wait()?;
-    // A connection ends with the process at its other end, whose listener may end a moment later: then there is one more.
+    // A connection ends with its process, but the listener may end a moment later and accept one more.
     let mut next = Some(connection);
     let mut ended = 0;
     while let Some(mut connection) = next {
@@ -236,7 +236,7 @@ async fn a_killed_test_leaves_no_process() -> anyhow::Result<()> {
 }
 
 #[test]
-fn every_tool_is_there_and_runs() -> anyhow::Result<()> {
+fn every_tool_is_built_and_runs() -> anyhow::Result<()> {
     for (name, version) in [
         ("etcd", "etcd Version: 3.6."),
         ("kube-apiserver", "Kubernetes v1.36.3"),
@@ -246,9 +246,9 @@ fn every_tool_is_there_and_runs() -> anyhow::Result<()> {
     ] {
         let flag = if name == "grpcurl" { "-version" } else { "--version" };
         let output = Command::new(binary(name)?).arg(flag).output()?;
-        let said = [output.stdout, output.stderr].concat();
-        let said = String::from_utf8_lossy(&said);
-        assert!(said.contains(version), "{name} says {said}");
+        let output = [output.stdout, output.stderr].concat();
+        let output = String::from_utf8_lossy(&output);
+        assert!(output.contains(version), "{name}: {output}");
     }
     Ok(())
 }
@@ -263,8 +263,8 @@ fn a_missing_tool_names_the_remedy() {
 }
 
 #[test]
-fn the_parent_of_a_process_is_no_worker_of_the_runtime() -> anyhow::Result<()> {
-    // A runtime that ends takes its threads with it; the processes must stay.
+fn processes_survive_the_threads_of_their_runtime() -> anyhow::Result<()> {
+    // The threads of a runtime end with it; the processes must keep running.
     let start = || tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let first = start()?;
     let plane = first.block_on(async { tokio::spawn(ControlPlane::start(Options::default())).await })??;

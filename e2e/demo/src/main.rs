@@ -1,15 +1,15 @@
-//! The main job on screen: brain, nft backend and answering pods in a throw-away network namespace.
+//! The demo: brain, nft backend and pods in temporary network namespaces, with live results of real connections.
 //!
 //! ```text
 //! examples/*.yaml ─► localnet-brain ─unix socket─► localnet-nft ─netlink─► node namespace ◄─ real connections ─ table
 //! ```
 //!
-//! The demo itself is one more reader of the brain: what it shows as Services is what the stream says, and what it shows as
-//! answers is what packets found. Edit the YAML while it runs.
+//! The demo is a reader of the brain, too: it shows the Services from the stream, and the endpoints that answered its connections.
+//! You can edit the YAML while it runs.
 
 mod screen;
+mod setup;
 mod targets;
-mod world;
 
 use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
@@ -19,19 +19,19 @@ use localnet_client::{Revision, Snapshot, Source as _, args, grpc::Brain};
 use localnet_proto::Address;
 use tokio::{sync::watch, task::spawn_blocking, time::timeout};
 
-use crate::{screen::Screen, world::World};
+use crate::{screen::Screen, setup::Setup};
 
-/// Connections to each address of a service in a round.
+/// Connections to each address of a Service per round.
 const CONNECTIONS: usize = 30;
 const STARTUP: Duration = Duration::from_secs(20);
 
 #[derive(Parser)]
-#[command(about = "Show Services reached by real connections, in a throw-away network namespace")]
+#[command(about = "Show Services and which endpoints answer real connections, in temporary network namespaces")]
 struct Arguments {
-    /// One round; the exit code is 1 if any connection failed
+    /// Print one round and exit, with code 1 if a connection failed
     #[arg(long)]
     once: bool,
-    /// The Services to show: a file or folder of Kubernetes YAML
+    /// The Services to show: a file or a folder of Kubernetes YAML
     #[arg(long, value_name = "PATH", default_value = "examples")]
     services: PathBuf,
 }
@@ -45,22 +45,22 @@ async fn main() -> ExitCode {
 async fn demo(arguments: &Arguments) -> anyhow::Result<()> {
     let services = arguments.services.canonicalize();
     let services = services.with_context(|| format!("finding {}", arguments.services.display()))?;
-    let world = Arc::new(spawn_blocking(move || World::build(&services)).await??);
+    let setup = Arc::new(spawn_blocking(move || Setup::build(&services)).await??);
     let (sender, mut states) = watch::channel(Snapshot::default());
-    let reader = tokio::spawn(read_states(Brain::new(Address::Unix(world.socket()), None)?, sender));
+    let reader = tokio::spawn(read_states(Brain::new(Address::Unix(setup.socket()), None)?, sender));
     let first = states.wait_for(|state| state.revision.rev > 0);
     timeout(STARTUP, first).await.context("waiting for the brain's first state")?.context("reading the brain")?;
     let mut screen = Screen::new(arguments.once, &arguments.services);
     let result = tokio::select! {
-        result = rounds(arguments.once, &world, &mut states, &mut screen) => result,
+        result = rounds(arguments.once, &setup, &mut states, &mut screen) => result,
         () = args::terminated() => Ok(()),
     };
     reader.abort();
-    drop(Arc::into_inner(world));
+    drop(Arc::into_inner(setup));
     result
 }
 
-/// Keeps the newest state at hand.
+/// Receives states and publishes the newest.
 async fn read_states(brain: Brain, states: watch::Sender<Snapshot>) {
     let mut held = Revision::default();
     loop {
@@ -79,16 +79,16 @@ async fn read_states(brain: Brain, states: watch::Sender<Snapshot>) {
 
 async fn rounds(
     once: bool,
-    world: &Arc<World>,
+    setup: &Arc<Setup>,
     states: &mut watch::Receiver<Snapshot>,
     screen: &mut Screen,
 ) -> anyhow::Result<()> {
     let state = states.borrow_and_update().clone();
-    let programmed = Arc::clone(world);
+    let programmed = Arc::clone(setup);
     spawn_blocking(move || programmed.await_programmed(&state, STARTUP)).await??;
     loop {
         let before = states.borrow_and_update().clone();
-        let (probed, state) = (Arc::clone(world), before.clone());
+        let (probed, state) = (Arc::clone(setup), before.clone());
         let answers = spawn_blocking(move || targets::probe_all(&probed, &state, CONNECTIONS)).await??;
         let after = states.borrow().clone();
         let failed = screen.show(&before, &after, &answers);

@@ -1,4 +1,4 @@
-//! The table.
+//! The output: a table per round.
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,7 @@ use localnet_proto::Snapshot;
 
 use crate::targets::{self, Answers, Kind, Target};
 
-/// Shows rounds: on a terminal each replaces the one before, otherwise they follow each other.
+/// Prints rounds. On a terminal each replaces the previous one.
 #[derive(Debug)]
 pub(crate) struct Screen {
     once: bool,
@@ -24,14 +24,14 @@ pub(crate) struct Screen {
 }
 
 impl Screen {
-    /// Nothing shown yet.
+    /// A screen before the first round.
     pub(crate) fn new(once: bool, services: &Path) -> Self {
         let redraw = !once && io::stdout().is_terminal();
         Self { once, services: services.to_owned(), redraw, rounds: 0, connections: 0, failed: 0 }
     }
 
-    /// Shows a round and returns how many of its connections failed. An outcome is right if it is so in the state before
-    /// the round or in the one after it.
+    /// Prints a round and returns how many of its connections failed. An outcome is right if the state before or after the round
+    /// permits it.
     pub(crate) fn show(&mut self, before: &Snapshot, after: &Snapshot, answers: &[(Target, Answers)]) -> usize {
         let now = targets::of(after);
         let right = |target: &Target, outcome: &Outcome| {
@@ -60,9 +60,9 @@ impl Screen {
             self.failed
         ));
         if !self.once {
-            text.push_str(&format!("edit {} and see where connections go; Ctrl-C ends it\n", self.services.display()));
+            text.push_str(&format!("edit {} to see connections move; press Ctrl-C to exit\n", self.services.display()));
         }
-        // Nobody to show it to is no failure of a connection.
+        // A closed standard output is no failed connection.
         _ = io::stdout().write_all(text.as_bytes());
         failed
     }
@@ -92,15 +92,15 @@ fn heading(state: &Snapshot) -> String {
 fn row(target: &Target, outcomes: &Answers, wrong: usize) -> String {
     let (kind, from) = match target.kind {
         Kind::ClusterIp => ("ClusterIP", "pod 10.180.0.1"),
-        Kind::NodePort => ("NodePort", "client outside"),
-        Kind::LoadBalancer => ("LoadBalancer", "client outside"),
-        Kind::ExternalIp => ("ExternalIP", "client outside"),
+        Kind::NodePort => ("NodePort", "external client"),
+        Kind::LoadBalancer => ("LoadBalancer", "external client"),
+        Kind::ExternalIp => ("ExternalIP", "external client"),
     };
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for (outcome, count) in outcomes {
         let name = match outcome {
             Outcome::Answer { by, .. } => short(*by),
-            Outcome::Rejected if target.endpoints.is_empty() => "refused (no endpoints)".to_owned(),
+            Outcome::Rejected if target.endpoints.is_empty() => "rejected (no endpoints)".to_owned(),
             other => other.to_string(),
         };
         *counts.entry(name).or_default() += count;

@@ -1,4 +1,4 @@
-//! What to connect to: every address and port of every service, from where such traffic comes.
+//! The targets of connections: every address and port of every Service, with the place such traffic comes from.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,49 +8,49 @@ use std::{
 use localnet_lab::{Namespace, Outcome, Probe, Protocol, topology::CLIENT};
 use localnet_proto::{Family, Port, Service, ServiceKey, Snapshot};
 
-use crate::world::World;
+use crate::setup::Setup;
 
-/// One address and port of a service.
+/// An address and port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Target {
-    /// The service.
+    /// The Service.
     pub(crate) service: ServiceKey,
-    /// What kind of address it is.
+    /// The kind of address.
     pub(crate) kind: Kind,
-    /// By which protocol.
+    /// The transport protocol.
     pub(crate) protocol: Protocol,
     /// The address and port.
     pub(crate) to: SocketAddr,
-    /// Who may answer; nobody when it is to be refused.
+    /// The endpoints that may answer. If empty, connections must be rejected.
     pub(crate) endpoints: BTreeSet<SocketAddr>,
 }
 
-/// Kinds of addresses, and so where traffic to them comes from.
+/// The kind of an address, which decides where its traffic comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// Asked by a pod.
+    /// Contacted by a pod.
     ClusterIp,
-    /// Asked by a client outside.
+    /// Contacted by an external client.
     NodePort,
-    /// Asked by a client outside.
+    /// Contacted by an external client.
     LoadBalancer,
-    /// Asked by a client outside.
+    /// Contacted by an external client.
     ExternalIp,
 }
 
-/// What came of the connections to one target: how often each outcome.
+/// How often each outcome occurred for a target.
 pub(crate) type Answers = BTreeMap<Outcome, usize>;
 
 impl Target {
-    /// The namespace that asks.
-    pub(crate) fn from<'a>(&self, world: &'a World) -> anyhow::Result<&'a Namespace> {
+    /// The namespace that the connections come from.
+    pub(crate) fn from<'a>(&self, setup: &'a Setup) -> anyhow::Result<&'a Namespace> {
         match self.kind {
-            Kind::ClusterIp => world.network.pod(IpAddr::from([10, 180, 0, 1])),
-            Kind::NodePort | Kind::LoadBalancer | Kind::ExternalIp => world.network.home(CLIENT[0]),
+            Kind::ClusterIp => setup.network.pod(IpAddr::from([10, 180, 0, 1])),
+            Kind::NodePort | Kind::LoadBalancer | Kind::ExternalIp => setup.network.namespace_of(CLIENT[0]),
         }
     }
 
-    /// Whether an outcome is right for it.
+    /// Whether the outcome is right.
     pub(crate) fn accepts(&self, outcome: &Outcome) -> bool {
         match outcome {
             Outcome::Answer { by, .. } => self.endpoints.contains(by),
@@ -60,7 +60,7 @@ impl Target {
     }
 }
 
-/// The targets of a state. SCTP is left out: most kernels have no sockets for it.
+/// The targets of a state. SCTP is left out, because most kernels have no SCTP sockets.
 pub(crate) fn of(state: &Snapshot) -> Vec<Target> {
     let mut targets = Vec::new();
     for service in state.services.values() {
@@ -104,10 +104,10 @@ fn addresses(state: &Snapshot, service: &Service, port: &Port) -> Vec<(Kind, Soc
 }
 
 /// Makes `connections` connections to each target.
-pub(crate) fn probe_all(world: &World, state: &Snapshot, connections: usize) -> anyhow::Result<Vec<(Target, Answers)>> {
+pub(crate) fn probe_all(setup: &Setup, state: &Snapshot, connections: usize) -> anyhow::Result<Vec<(Target, Answers)>> {
     let probe = |target: Target| {
         let mut answers = Answers::new();
-        target.from(world)?.probe_until(Probe::new(target.protocol, target.to), connections, |outcome| {
+        target.from(setup)?.probe_until(Probe::new(target.protocol, target.to), connections, |outcome| {
             *answers.entry(outcome).or_default() += 1;
             false
         })?;

@@ -1,14 +1,14 @@
-//! Corpora, and what makes more inputs of them: for tests of whatever reads what others wrote.
+//! Fuzz targets that run as ordinary tests, for code that parses foreign input.
 //!
 //! ```no_run
 //! localnet_fuzz::target("numbers", &[b"1 2"], |bytes| format!("{:?}", std::str::from_utf8(bytes).map(str::len)));
 //! ```
-//! A target is an ordinary test. It is put every file of `corpus/NAME` (a case each, with the name of the file), the seeds of
-//! the test, and inputs made of all of them: some hundred in `make test`, and for `FUZZ_SECONDS` in `make fuzz`. It must neither
-//! panic nor take long. An input that breaks it is kept in its corpus: from then on it is a case.
+//! A target runs on every file of `corpus/NAME`, on the seeds of the test, and on mutations of all of these: some hundred in
+//! `make test`, and as many as fit into `FUZZ_SECONDS` in `make fuzz`. It must neither panic nor take long. An input that breaks
+//! it is kept in its corpus, and so becomes a regression test.
 //!
-//! What a target says of an input steers what comes next: an input about which something new is said is worth changing further.
-//! That needs no instrumented build, so it runs with the compiler that builds the rest
+//! A target returns a description of each input. An input with a new description is mutated further, so descriptions serve as
+//! coverage. That needs no instrumented build, so fuzzing uses the compiler of the rest
 //! (docs/decisions, "Fuzzing with the stable compiler").
 
 pub mod mutate;
@@ -24,36 +24,36 @@ use std::{
 
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
-/// So many inputs are made in `make test`.
-const FEW: u64 = 400;
-/// Inputs worth changing further that are kept at a time.
+/// How many mutations `make test` runs.
+const DEFAULT_INPUTS: u64 = 400;
+/// The maximum number of inputs that are mutated further.
 const POOL: usize = 2048;
-/// No input may take longer, on a machine that is busy with other things.
+/// The time limit for one input, with a margin for a busy machine.
 const SLOW: Duration = Duration::from_secs(10);
 
-/// Puts inputs to `judge`, which says in words what it makes of them.
+/// Runs `describe` on inputs; it returns a description of the input.
 ///
 /// # Panics
-/// `judge` panics, or takes too long: the input is then in the corpus.
-pub fn target(name: &str, seeds: &[&[u8]], judge: impl Fn(&[u8]) -> String) {
+/// If `describe` panics or takes too long. The input is then in the corpus.
+pub fn target(name: &str, seeds: &[&[u8]], describe: impl Fn(&[u8]) -> String) {
     let folder = corpus(name);
     let mut pool: Vec<Vec<u8>> = seeds.iter().map(|seed| seed.to_vec()).collect();
     pool.extend(files(&folder).into_iter().map(|path| read(&path)));
-    assert!(!pool.is_empty(), "there is nothing to begin with: no seed, and nothing in {}", folder.display());
+    assert!(!pool.is_empty(), "no inputs to start with: no seeds, and nothing in {}", folder.display());
     let mut known = HashSet::new();
     for input in &pool {
-        known.insert(put(&folder, input, &judge));
+        known.insert(run(&folder, input, &describe));
     }
     let seconds = env::var("FUZZ_SECONDS").ok().and_then(|text| text.parse().ok()).map(Duration::from_secs);
-    // The same inputs each time, unless there is time for more.
+    // A fixed seed, so that `make test` is reproducible.
     let seed = if seconds.is_some() { rand::random() } else { 7 };
     let mut random = StdRng::seed_from_u64(seed);
     let (began, cases) = (Instant::now(), pool.len());
     let mut made = 0_u64;
-    while seconds.map_or(made < FEW, |seconds| began.elapsed() < seconds) {
+    while seconds.map_or(made < DEFAULT_INPUTS, |seconds| began.elapsed() < seconds) {
         let input = mutate::mutated(&pool, &mut random);
         made += 1;
-        if known.insert(put(&folder, &input, &judge)) {
+        if known.insert(run(&folder, &input, &describe)) {
             if pool.len() < POOL {
                 pool.push(input);
             } else {
@@ -63,11 +63,15 @@ pub fn target(name: &str, seeds: &[&[u8]], judge: impl Fn(&[u8]) -> String) {
         }
     }
     if seconds.is_some() {
-        println!("{name}: {cases} cases, {made} inputs in {:?}, {} answers, seed {seed}", began.elapsed(), known.len());
+        println!(
+            "{name}: {cases} cases, {made} inputs in {:?}, {} descriptions, seed {seed}",
+            began.elapsed(),
+            known.len()
+        );
     }
 }
 
-/// The folder of a target's cases.
+/// The folder of a target's corpus.
 pub fn corpus(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name)
 }
@@ -83,20 +87,20 @@ fn read(path: &Path) -> Vec<u8> {
     fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// What is said of an input, in short.
-fn put(folder: &Path, input: &[u8], judge: &impl Fn(&[u8]) -> String) -> u64 {
+/// Runs `describe` on an input, and returns the fingerprint of the description.
+fn run(folder: &Path, input: &[u8], describe: &impl Fn(&[u8]) -> String) -> u64 {
     let began = Instant::now();
-    let said = catch_unwind(AssertUnwindSafe(|| judge(input)));
-    let said = said.unwrap_or_else(|panic| {
+    let described = catch_unwind(AssertUnwindSafe(|| describe(input)));
+    let description = described.unwrap_or_else(|panic| {
         eprintln!("{}", keep(folder, input));
         resume_unwind(panic)
     });
     let took = began.elapsed();
     assert!(took < SLOW, "{took:?} for one input; {}", keep(folder, input));
-    essence(&said)
+    fingerprint(&description)
 }
 
-/// Writes down an input that breaks the target, and says where.
+/// Writes an input that breaks the target to the corpus, and returns a message with its path.
 fn keep(folder: &Path, input: &[u8]) -> String {
     let mut hasher = DefaultHasher::new();
     input.hash(&mut hasher);
@@ -104,15 +108,15 @@ fn keep(folder: &Path, input: &[u8]) -> String {
     let kept = fs::create_dir_all(folder).and_then(|()| fs::write(&path, input));
     match kept {
         Ok(()) => format!("the input is kept in {}", path.display()),
-        Err(error) => format!("the input cannot be kept in {}: {error}; it is {input:?}", path.display()),
+        Err(error) => format!("failed to keep the input in {}: {error}; it is {input:?}", path.display()),
     }
 }
 
-/// What is said, without the numbers and texts of the input that are in it.
-fn essence(said: &str) -> u64 {
+/// The hash of a description, without numbers and quoted texts, which come from the input.
+fn fingerprint(description: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     let mut quoted = false;
-    for character in said.chars().take(2000) {
+    for character in description.chars().take(2000) {
         quoted ^= character == '"';
         if !quoted && !character.is_ascii_digit() {
             character.hash(&mut hasher);
@@ -128,10 +132,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_steers_what_comes_next() {
-        // Reached only byte by byte: at random it would take 2^32 inputs.
+    fn inputs_with_new_descriptions_are_mutated_further() {
+        // Only reachable byte by byte: at random it would take 2^32 inputs.
         let deepest = Cell::new(0);
-        let judge = |bytes: &[u8]| {
+        let describe = |bytes: &[u8]| {
             let depth = bytes.iter().zip(b"kube").take_while(|(one, other)| one == other).count();
             deepest.set(deepest.get().max(depth));
             "abcde"[..=depth].to_owned()
@@ -144,7 +148,7 @@ mod tests {
                 break;
             }
             let input = mutate::mutated(&pool, &mut random);
-            if known.insert(essence(&judge(&input))) {
+            if known.insert(fingerprint(&describe(&input))) {
                 pool.push(input);
             }
         }
@@ -152,15 +156,15 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_texts_are_not_news() {
-        assert_eq!(essence("line 7: \"abc\" is no port"), essence("line 12: \"x\" is no port"));
-        assert_ne!(essence("is no port"), essence("is no address"));
+    fn descriptions_that_differ_in_numbers_or_texts_are_equal() {
+        assert_eq!(fingerprint("line 7: \"abc\" is no port"), fingerprint("line 12: \"x\" is no port"));
+        assert_ne!(fingerprint("is no port"), fingerprint("is no address"));
     }
 
     #[test]
     fn an_input_that_breaks_a_target_is_kept() {
         let folder = env::temp_dir().join(format!("localnet-fuzz-{}", std::process::id()));
-        let broken = catch_unwind(AssertUnwindSafe(|| put(&folder, b"odd", &|_: &[u8]| panic!("on purpose"))));
+        let broken = catch_unwind(AssertUnwindSafe(|| run(&folder, b"odd", &|_: &[u8]| panic!("on purpose"))));
         assert!(broken.is_err());
         let kept = files(&folder);
         assert_eq!(kept.iter().map(|path| read(path)).collect::<Vec<_>>(), [b"odd"]);

@@ -1,13 +1,13 @@
-//! Inputs that are made of others. Pure.
+//! Mutates inputs. Pure.
 
 use rand::{Rng as _, rngs::StdRng, seq::IndexedRandom as _};
 
-/// No input is made longer.
-const LONGEST: usize = 64 << 10;
-/// Numbers at which readers go wrong.
+/// The maximum length of an input, in bytes.
+const MAX_LEN: usize = 64 << 10;
+/// Numbers at the limits of types, which parsers often mishandle.
 const NUMBERS: [u64; 12] = [0, 1, 2, 3, 4, 0x7f, 0x80, 0xff, 0x7fff, 0xffff, 0x7fff_ffff, 0xffff_ffff];
-/// Pieces of text at which readers go wrong.
-const PIECES: [&[u8]; 16] = [
+/// Tokens that parsers often mishandle.
+const TOKENS: [&[u8]; 16] = [
     b"\0",
     b"\n",
     b"---\n",
@@ -26,13 +26,13 @@ const PIECES: [&[u8]; 16] = [
     b"\xf0\x9f\x92\xa5",
 ];
 
-/// One of `pool`, changed in one to six places.
+/// A copy of an input from `pool`, with one to six mutations.
 pub fn mutated(pool: &[Vec<u8>], random: &mut StdRng) -> Vec<u8> {
     let mut bytes = pool.choose(random).cloned().unwrap_or_default();
     for _ in 0..random.random_range(1..=6) {
         change(&mut bytes, pool, random);
     }
-    bytes.truncate(LONGEST);
+    bytes.truncate(MAX_LEN);
     bytes
 }
 
@@ -51,7 +51,7 @@ fn change(bytes: &mut Vec<u8>, pool: &[Vec<u8>], random: &mut StdRng) {
             bytes.splice(to..to, piece);
         }
         5 => {
-            let piece = PIECES.choose(random).copied().unwrap_or_default();
+            let piece = TOKENS.choose(random).copied().unwrap_or_default();
             bytes.splice(at..at, piece.iter().copied());
         }
         6 => {
@@ -65,7 +65,7 @@ fn change(bytes: &mut Vec<u8>, pool: &[Vec<u8>], random: &mut StdRng) {
             bytes.splice(at..end, number);
         }
         7 => {
-            // A piece of another one in the place of a piece of this one.
+            // Replaces a part by a part of another input.
             let other = pool.choose(random).map_or(&[][..], Vec::as_slice);
             let from = random.random_range(0..=other.len());
             let to = random.random_range(from..=other.len().min(from + 256));

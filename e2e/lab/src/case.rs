@@ -1,14 +1,14 @@
-//! The directories under `e2e/cases`: each one scenario, read by every layer of tests.
+//! The folders of `e2e/cases`. Each is one scenario that every layer of tests reads.
 //!
-//! | file | what | written by |
+//! | file | content | written by |
 //! |---|---|---|
 //! | `cluster.yaml` | Services, EndpointSlices, Nodes | hand |
 //! | `flows.yaml` | which packets go where, see [`crate::flow`] | hand |
-//! | `state.yaml` | the expected state of the node | `UPDATE_EXPECT=1`, then read by a human |
-//! | `nft.txt` … | the expected plan of a backend | `UPDATE_EXPECT=1`, then read by a human |
+//! | `state.yaml` | the expected state of the node | `UPDATE_EXPECT=1`, then reviewed |
+//! | `nft.txt` … | the expected plan of a backend | `UPDATE_EXPECT=1`, then reviewed |
 //!
-//! The lab reads the flows, and of the cluster only where endpoints are, so that all of them answer: those too
-//! that must not be chosen.
+//! The lab reads the flows. Of the cluster it reads only the addresses of endpoints, so that servers run at all of them,
+//! including those that a backend must not choose.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -22,32 +22,35 @@ use crate::probe::Protocol;
 use crate::serve::Endpoint;
 use crate::topology::{NODE, Pod};
 
-/// One scenario.
+/// A scenario.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Case {
-    /// The directory's name.
+    /// The name of the folder.
     pub name: String,
-    /// The directory.
+    /// The folder.
     pub dir: PathBuf,
-    /// What must be true of packets.
+    /// The expectations about packets.
     pub flows: Flows,
 }
 
-/// All Cases, by name.
+/// All Cases, sorted by name.
 ///
 /// # Panics
-/// If one of them cannot be read: then every test that reads Cases must fail.
+/// If a Case cannot be read, because then every test that reads Cases must fail.
 pub fn cases() -> Vec<Case> {
     read_cases(&folder()).unwrap_or_else(|error| panic!("{error:#}"))
 }
 
-/// Where the Cases are in the repository that this was built from.
+/// The folder of all Cases, in the repository that this was built from.
 pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("cases")
 }
 
 impl Case {
     /// Reads the Case in `dir`.
+    ///
+    /// # Errors
+    /// `flows.yaml` cannot be read or is invalid.
     pub fn load(dir: &Path) -> anyhow::Result<Self> {
         let name =
             dir.file_name().and_then(|name| name.to_str()).ok_or_else(|| anyhow!("{} has no name", dir.display()))?;
@@ -57,44 +60,50 @@ impl Case {
         Ok(Self { name: name.to_owned(), dir: dir.to_owned(), flows })
     }
 
-    /// The Kubernetes objects.
+    /// The path of the Kubernetes objects.
     pub fn cluster(&self) -> PathBuf {
         self.dir.join("cluster.yaml")
     }
 
-    /// The expected state of the node.
+    /// The path of the expected state of the node.
     pub fn state(&self) -> PathBuf {
         self.dir.join("state.yaml")
     }
 
-    /// What is in [`Self::state`], as a type that holds a state.
+    /// Reads [`Self::state`] into a type for states.
     ///
     /// # Errors
-    /// The file cannot be read, or is something else.
+    /// The file cannot be read, or is no such state.
     pub fn read_state<State: DeserializeOwned>(&self) -> anyhow::Result<State> {
         let path = self.state();
         let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
         serde_saphyr::from_str(&text).with_context(|| path.display().to_string())
     }
 
-    /// The expected plan of the nft backend.
+    /// The path of the expected plan of the nft backend.
     pub fn nft(&self) -> PathBuf {
         self.dir.join("nft.txt")
     }
 
-    /// Another expected file, such as a further backend's plan.
+    /// The path of another file of the Case, such as the expected plan of another backend.
     pub fn file(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 
-    /// What has to answer: every endpoint of a pod or of the node's own network that a slice names, and what the flows name.
+    /// The endpoints at which servers have to run: [`Self::slice_endpoints`], and those that the flows name.
+    ///
+    /// # Errors
+    /// `cluster.yaml` cannot be read or is invalid.
     pub fn endpoints(&self) -> anyhow::Result<BTreeSet<Endpoint>> {
         let mut endpoints = self.slice_endpoints()?;
         endpoints.extend(self.flows.endpoints());
         Ok(endpoints)
     }
 
-    /// Every endpoint of a pod or of the node's own network that a slice names, whether or not it may be chosen.
+    /// Every endpoint in an EndpointSlice that is a pod or uses the node's network, eligible or not.
+    ///
+    /// # Errors
+    /// `cluster.yaml` cannot be read or is invalid.
     pub fn slice_endpoints(&self) -> anyhow::Result<BTreeSet<Endpoint>> {
         let path = self.cluster();
         let objects = read(&path).and_then(|text| Ok(serde_saphyr::from_multiple(&text)?));
@@ -103,10 +112,10 @@ impl Case {
     }
 }
 
-/// The Cases in a folder, by name.
+/// The Cases in a folder, sorted by name.
 ///
 /// # Errors
-/// One of them cannot be read.
+/// The folder or one of the Cases cannot be read.
 pub fn read_cases(root: &Path) -> anyhow::Result<Vec<Case>> {
     let entries = std::fs::read_dir(root).with_context(|| format!("listing {}", root.display()))?;
     let mut dirs = Vec::new();
@@ -124,7 +133,7 @@ fn read(path: &Path) -> anyhow::Result<String> {
     Ok(std::fs::read_to_string(path)?)
 }
 
-/// As much of a Kubernetes object as tells where an endpoint listens.
+/// The part of a Kubernetes object that locates endpoints.
 #[derive(Debug, Deserialize)]
 struct Object {
     kind: String,
@@ -169,8 +178,7 @@ impl Object {
     }
 }
 
-/// The address that the text names, in one of the ways in which Kubernetes lets it be written: with leading zeros, or an IPv4
-/// address as an IPv6 one.
+/// The address in the text, in each notation that Kubernetes accepts: with leading zeros, or an IPv4 address in IPv6 notation.
 fn written_address(text: &str) -> Option<IpAddr> {
     let without_zeros = |octet: &str| match octet.trim_start_matches('0') {
         "" => "0".to_owned(),
@@ -189,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_pod_endpoint_of_every_slice_has_to_answer() {
+    fn servers_run_at_every_pod_endpoint_of_every_slice() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(
             dir.path().join("cluster.yaml"),
@@ -234,7 +242,7 @@ items:
     }
 
     #[test]
-    fn an_unreadable_case_says_which_file_and_where() {
+    fn the_error_for_an_invalid_case_names_file_and_line() {
         let dir = tempfile::tempdir().unwrap();
         let case = dir.path().join("odd");
         std::fs::create_dir(&case).unwrap();

@@ -1,4 +1,4 @@
-//! Flows against real packets, whatever programmed the node.
+//! Checks flows with real packets, whichever program programmed the node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -13,20 +13,22 @@ use crate::case::Case;
 use crate::flow::{Expect, Flow, Flows, Sender, Source};
 use crate::namespace::Namespace;
 use crate::network::Network;
-use crate::probe::{Outcome, Probe, SILENCE};
+use crate::probe::{Outcome, Probe, SILENCE_TIMEOUT};
 use crate::serve::Servers;
 
-/// With fewer probes an endpoint that must not answer could go unnoticed by chance.
+/// The minimum number of probes. With fewer, an endpoint that must not answer could escape by chance.
 const LEAST_PROBES: usize = 16;
-/// All of n endpoints have answered before this many probes for each, or one of them never does: with 20 endpoints the
-/// chance to miss one of them is below 10⁻¹⁶.
+/// The maximum number of probes per endpoint. If each of n endpoints is equally likely, the chance to miss one of 20 endpoints
+/// is below 10⁻¹⁶.
 const MOST_PROBES_PER_ENDPOINT: usize = 40;
 const AT_A_TIME: usize = 6;
 const PROBES_INTO_SILENCE: usize = 3;
 
-/// Builds the network of a Case, serves all its endpoints, lets `program` program the node, and checks every flow.
+/// Builds the network of a Case, starts its servers, lets `program` program the node, and checks every flow. The result of
+/// `program` lives as long as the check, such as a [`crate::Running`] process.
 ///
-/// `program` returns whatever must live as long as the check, such as a [`crate::Running`] process.
+/// # Errors
+/// The network cannot be built, `program` fails, or a flow differs from its expectation.
 pub fn check_case<G>(case: &Case, program: impl FnOnce(&Network) -> anyhow::Result<G>) -> anyhow::Result<()> {
     let checked = || {
         let endpoints = case.endpoints()?;
@@ -37,7 +39,7 @@ pub fn check_case<G>(case: &Case, program: impl FnOnce(&Network) -> anyhow::Resu
     checked().with_context(|| format!("case {} ({})", case.name, case.dir.display()))
 }
 
-/// Checks Cases as [`check_case`] does, several at a time, as they mostly wait. What is wrong, by the order of the Cases.
+/// Checks Cases as [`check_case`] does, several at a time because they mostly wait. Returns the errors in the order of the Cases.
 pub fn check_cases<G>(cases: &[Case], program: impl Fn(&Case, &Network) -> anyhow::Result<G> + Sync) -> Vec<String> {
     let next = AtomicUsize::new(0);
     let work = || {
@@ -59,8 +61,11 @@ pub fn check_cases<G>(cases: &[Case], program: impl Fn(&Case, &Network) -> anyho
     wrong.into_iter().map(|(_, text)| text).collect()
 }
 
-/// Lets `program` program the node, then checks every flow. Endpoints must be served already ([`Flows::endpoints`] names
-/// them). The result is what `program` gave; as long as it is held [`probe_flows`] can check further flows.
+/// Lets `program` program the node, then checks every flow. Servers must already run at [`Flows::endpoints`]. Returns the result
+/// of `program`; while it lives, [`probe_flows`] can check further flows.
+///
+/// # Errors
+/// `program` fails, or a flow differs from its expectation.
 pub fn check_flows<G>(
     network: &Network,
     flows: &Flows,
@@ -71,14 +76,17 @@ pub fn check_flows<G>(
     Ok(guard)
 }
 
-/// Checks flows against the node as it is. The error lists every flow that is wrong, with what was seen instead.
+/// Checks flows without changing the node.
+///
+/// # Errors
+/// At least one flow differs from its expectation; the error lists each with its outcome.
 pub fn probe_flows(network: &Network, flows: &[Flow]) -> anyhow::Result<()> {
     let mut wrong = String::new();
     let mut count = 0;
     for flow in flows {
         if let Err(error) = probe_flow(network, flow) {
             count += 1;
-            let _ = write!(wrong, "\n- {flow}\n    wanted {}\n    got {error:#}", flow.expect);
+            let _ = write!(wrong, "\n- {flow}\n    expected {}\n    got {error:#}", flow.expect);
         }
     }
     if count > 0 {
@@ -98,7 +106,7 @@ fn probe_flow(network: &Network, flow: &Flow) -> anyhow::Result<()> {
         probe = probe.from(address);
     }
     let to = flow.to.ip();
-    // What the node sends to an address of its own comes from that address.
+    // The source of a packet from the node to one of its own addresses is that address.
     let to_itself = flow.from == Sender::Node && (to.is_loopback() || network.topology().node_has(to));
     let own = if to_itself { to } else { flow.from.source(to) };
     match &flow.expect {
@@ -116,7 +124,7 @@ fn probe_flow(network: &Network, flow: &Flow) -> anyhow::Result<()> {
     }
 }
 
-/// Probes until every one of `expected` has answered, and fails at the first thing that is not one of them.
+/// Probes until every endpoint in `expected` has answered. Fails at the first other outcome.
 fn answers(
     sender: &Namespace,
     probe: Probe,
@@ -160,7 +168,7 @@ fn all_are(sender: &Namespace, probe: Probe, expected: Outcome) -> anyhow::Resul
 }
 
 fn silence(sender: &Namespace, probe: Probe) -> anyhow::Result<()> {
-    let probe = probe.timeout(SILENCE);
+    let probe = probe.timeout(SILENCE_TIMEOUT);
     let outcomes: Vec<_> = std::thread::scope(|scope| {
         let probes: Vec<_> = (0..PROBES_INTO_SILENCE).map(|_| scope.spawn(|| sender.probe(probe))).collect();
         probes.into_iter().map(|probe| probe.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()

@@ -1,19 +1,19 @@
-//! What `flows.yaml` can say: which packets go where, in words that no backend owns. Pure.
+//! The format of `flows.yaml`: which packets go where, in terms that belong to no backend. Pure.
 //!
 //! ```yaml
-//! node:                                   # how the node is set up; all optional
-//!   name: node-a                          # whose view of the cluster is tested
+//! node:                                   # the node's configuration; all optional
+//!   name: node-a                          # the node under test
 //!   detect_local: {cluster_cidr: [10.180.0.0/16, fd00:10:180::/48]}
 //!   masquerade_all: false
-//!   node_port_addresses: [192.168.0.0/16] # on its addresses inside of these; absent: on the primary ones
-//!   addresses: [192.168.1.2]              # of the node, beyond the lab's fixed ones
+//!   node_port_addresses: [192.168.0.0/16] # NodePorts are open on the node's addresses in these; default: the primary ones
+//!   addresses: [192.168.1.2]              # addresses of the node beside the lab's fixed ones
 //! flows:
 //!   - {from: pod:10.180.0.2, proto: tcp, to: 172.30.0.41, port: 80, answers: [10.180.0.1:80, 10.180.1.1:80], source: kept}
 //!   - {from: client, proto: udp, to: 172.30.0.41, port: 53, outcome: reject, because: nothing serves it}
 //! ```
-//! `from` is `client` (or `client:ADDRESS`), `node`, `pod:ADDRESS` or `remote-pod:ADDRESS`; a pod may be named by either of its
-//! addresses. A flow has either `answers`, all endpoints that must answer in the course of many probes and the only ones that may,
-//! or an `outcome`: `reject`, `drop`, or `untouched`, which means that the packet arrives where it was sent to, unchanged.
+//! `from` is `client` (or `client:ADDRESS`), `node`, `pod:ADDRESS` or `remote-pod:ADDRESS`, with either address of the pod. A flow
+//! has either `answers` or an `outcome`. `answers` lists the endpoints that must all answer over many probes, and no others. An
+//! outcome is `reject`, `drop` or `untouched`: the packet arrives at its destination unchanged.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -27,30 +27,30 @@ use crate::probe::Protocol;
 use crate::serve::Endpoint;
 use crate::topology::{CLIENT, CLIENT_TWO, LOOPBACK, NODE, NODE_TO_PODS, Place, Pod, Topology, of_family};
 
-/// The contents of a `flows.yaml`.
+/// The content of a `flows.yaml`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Flows {
-    /// How the node is set up.
+    /// The node's configuration.
     #[serde(default)]
     pub node: NodeOptions,
-    /// What must be true of its packets.
+    /// The expectations about packets.
     pub flows: Vec<Flow>,
 }
 
-/// How the node is set up: what a backend is told besides the state it receives.
+/// The node's configuration: what a backend needs to know beside the state that it receives.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NodeOptions {
     /// The node's name in the cluster.
     pub name: String,
-    /// How the node knows its own pods; absent means that it does not.
+    /// How the node detects its own pods; `None` if it does not.
     pub detect_local: Option<DetectLocal>,
-    /// Whether everything sent to a cluster IP is masqueraded.
+    /// Whether all packets to ClusterIPs are masqueraded.
     pub masquerade_all: bool,
-    /// Where NodePorts are open: on its addresses inside of these; absent: on its primary ones.
+    /// NodePorts are open on the node's addresses in these networks; `None`: on its primary addresses.
     pub node_port_addresses: Option<Vec<IpNet>>,
-    /// Addresses of the node beyond the lab's fixed ones.
+    /// Addresses of the node beside the lab's fixed ones.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -66,40 +66,40 @@ impl Default for NodeOptions {
     }
 }
 
-/// How a node knows its own pods.
+/// How a node detects its own pods, as in kube-proxy's `--detect-local-mode`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DetectLocal {
-    /// Their addresses are in these, at most one of each family.
+    /// By source address: in these networks, at most one of each family.
     ClusterCidr(Vec<IpNet>),
-    /// Their addresses are in the pod CIDRs of the Node object.
+    /// By source address: in the pod CIDRs of the Node object.
     NodeCidr,
-    /// They come in by this bridge.
+    /// By input interface: this bridge.
     BridgeInterface(String),
-    /// They come in by an interface whose name begins so. In the lab it is `pod`.
+    /// By input interface: a name with this prefix, which is `pod` in the lab.
     InterfaceNamePrefix(String),
 }
 
-/// One statement about packets.
+/// An expectation about the packets of one sender to one destination.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "Written")]
 pub struct Flow {
-    /// Who sends them.
+    /// The sender.
     pub from: Sender,
-    /// By which protocol.
+    /// The transport protocol.
     pub protocol: Protocol,
-    /// Where to.
+    /// The destination.
     pub to: SocketAddr,
-    /// What must come of it.
+    /// The expected outcome.
     pub expect: Expect,
-    /// Why, if the author said so.
+    /// The reason for the expectation, for error messages.
     pub because: Option<String>,
 }
 
-/// Who sends packets.
+/// A sender of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sender {
-    /// The outside client, from this address or its first one.
+    /// The external client, from this address or from its first one.
     Client(Option<IpAddr>),
     /// The node itself.
     Node,
@@ -107,42 +107,45 @@ pub enum Sender {
     Pod(Pod),
 }
 
-/// What must come of a flow.
+/// The expected outcome of a flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expect {
-    /// These endpoints answer, each of them and no other.
+    /// Each of these endpoints answers, and no other.
     Answers {
-        /// Their addresses.
+        /// The addresses of the endpoints.
         by: BTreeSet<SocketAddr>,
-        /// What they see as the source; absent if it does not matter.
+        /// The source address that the endpoints see; `None` if it does not matter.
         source: Option<Source>,
     },
-    /// Refused at once.
+    /// The packet is rejected at once.
     Reject,
-    /// Nothing ever comes back.
+    /// Nothing comes back.
     Drop,
-    /// Arrives where it was sent to, from whom it was sent.
+    /// The packet arrives at its destination with its source address unchanged.
     Untouched,
 }
 
-/// What an endpoint sees as the source.
+/// The source address that an endpoint sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
-    /// The address it was sent from.
+    /// The sender's address.
     Kept,
-    /// An address of the node. (For packets from the node itself that may be the one they were sent from.)
+    /// An address of the node. For packets from the node itself it may be the sender's address.
     Masqueraded,
 }
 
 impl Flows {
-    /// Reads a `flows.yaml`.
+    /// Parses a `flows.yaml`.
+    ///
+    /// # Errors
+    /// The text is no valid `flows.yaml`; the error names the line.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
         Ok(serde_saphyr::from_str(text)?)
     }
 
-    /// What has to answer so that the flows can be checked: every endpoint they name, and for an outcome the destination itself, a witness
-    /// of packets that get through. Without it a reject would look like a port where nothing listens. (Pods have no witnesses.)
+    /// The endpoints at which servers have to run: every endpoint that a flow names. For an outcome also the destination itself, to
+    /// detect packets that get through; without a server there, a reject would look like a closed port. Pods have no such servers.
     pub fn endpoints(&self) -> BTreeSet<Endpoint> {
         let mut endpoints = BTreeSet::new();
         for flow in &self.flows {
@@ -158,12 +161,12 @@ impl Flows {
         endpoints
     }
 
-    /// The addresses of the node's interfaces, as far as they are of use to anyone.
+    /// The addresses of the node's interfaces, without link-local ones.
     pub fn local_addresses(&self) -> Vec<IpAddr> {
         NODE.into_iter().chain(NODE_TO_PODS).chain(self.node.addresses.iter().copied()).chain(LOOPBACK).collect()
     }
 
-    /// The network that the flows and these endpoints need.
+    /// The network that the flows and the endpoints need.
     pub fn topology(&self, endpoints: &BTreeSet<Endpoint>) -> Topology {
         let senders = self.flows.iter().filter_map(|flow| match flow.from {
             Sender::Pod(pod) => Some(pod),
@@ -175,7 +178,7 @@ impl Flows {
 }
 
 impl Sender {
-    /// The address that a packet to `to` is sent from.
+    /// The source address of a packet to `to`.
     pub fn source(self, to: IpAddr) -> IpAddr {
         match self {
             Self::Client(Some(address)) => address,
@@ -198,7 +201,7 @@ impl Sender {
             ("client", Some(own)) if CLIENT.contains(&own) || CLIENT_TWO.contains(&own) => Ok(Self::Client(Some(own))),
             ("pod" | "remote-pod", Some(address)) => match Pod::at(address) {
                 Some(pod) if (pod.place == Place::Local) == (kind == "pod") => Ok(Self::Pod(pod)),
-                _ => bail!("from: {text} names no {kind} of the lab (10.180.0.N are pods, 10.180.1.N remote pods)"),
+                _ => bail!("from: {text} is no {kind} of the lab (10.180.0.N are pods, 10.180.1.N remote pods)"),
             },
             _ => bail!("from: {text} is none of client, client:ADDRESS, node, pod:ADDRESS, remote-pod:ADDRESS"),
         }
@@ -246,7 +249,7 @@ impl fmt::Display for Expect {
     }
 }
 
-/// A flow as it is written.
+/// A flow as `flows.yaml` contains it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {

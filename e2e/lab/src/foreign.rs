@@ -1,8 +1,8 @@
-//! The node's other rule writers: a CNI plugin's masquerade table and a firewall.
+//! Tables of other programs on the node: a CNI plugin's masquerade table and a firewall.
 //!
-//! They are built with the `nftables` crate and loaded by `nft`, as such programs do. A test installs them, lets a backend
-//! work, and asks whether they are as they were: same text, same handles. None of their rules counts packets, so traffic
-//! alone changes nothing; none concerns the flows of a Case, except that pods talk to the outside world under the node's address.
+//! The `nftables` crate builds them and `nft` loads them, as such programs do. A test installs them, runs a backend, and checks
+//! that they did not change: same text, same handles. No rule counts packets, so traffic changes nothing. No rule affects the
+//! flows of a Case, except that packets of pods to external addresses leave with the node's address.
 
 use std::process::Command;
 
@@ -18,14 +18,17 @@ use crate::namespace::Namespace;
 const CNI: &str = "cni-masquerade";
 const FIREWALL: &str = "firewall";
 
-/// Foreign tables in a namespace, and how they looked when they were installed.
+/// Foreign tables in a namespace, with their listing after the installation.
 #[derive(Debug)]
-pub struct Foreign {
+pub struct ForeignTables {
     listing: String,
 }
 
-impl Foreign {
+impl ForeignTables {
     /// Loads the tables `ip cni-masquerade`, `ip6 cni-masquerade` and `inet firewall`.
+    ///
+    /// # Errors
+    /// `nft` is missing or refuses the tables.
     pub fn install(namespace: &Namespace) -> anyhow::Result<Self> {
         let mut batch = Batch::new();
         cni(&mut batch, NfFamily::IP, "ip", ("10.180.0.0", 24), ("10.180.0.0", 16));
@@ -38,8 +41,11 @@ impl Foreign {
         Ok(Self { listing: listing(namespace)? })
     }
 
-    /// Fails unless the tables are exactly as they were installed.
-    pub fn unchanged(&self, namespace: &Namespace) -> anyhow::Result<()> {
+    /// Checks that the tables are exactly as installed.
+    ///
+    /// # Errors
+    /// They differ; the error shows both listings.
+    pub fn check_unchanged(&self, namespace: &Namespace) -> anyhow::Result<()> {
         let now = listing(namespace)?;
         if now != self.listing {
             bail!("foreign tables were changed; installed:\n{}\nnow:\n{now}", self.listing);
@@ -48,7 +54,7 @@ impl Foreign {
     }
 }
 
-/// The foreign tables with the handles of everything in them.
+/// The foreign tables with all handles.
 fn listing(namespace: &Namespace) -> anyhow::Result<String> {
     let mut text = String::new();
     for (family, table) in [("ip", CNI), ("ip6", CNI), ("inet", FIREWALL)] {
@@ -57,7 +63,7 @@ fn listing(namespace: &Namespace) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// What leaves the cluster from this node's pods leaves under the node's address.
+/// Masquerades packets that leave the cluster from this node's pods.
 fn cni(
     batch: &mut Batch<'_>,
     family: NfFamily,
@@ -86,12 +92,12 @@ fn cni(
             Statement::Masquerade(None),
         ]
         .into(),
-        comment: Some("pods to the outside world".into()),
+        comment: Some("pods to external addresses".into()),
         ..Rule::default()
     }));
 }
 
-/// Lets replies in, keeps a set of blocked clients, drops telnet.
+/// Accepts replies, drops packets of a set of blocked clients, and drops telnet.
 fn firewall(batch: &mut Batch<'_>) {
     let family = NfFamily::INet;
     batch.add(NfListObject::Table(Table { family, name: FIREWALL.into(), handle: None }));

@@ -6,24 +6,25 @@
 //!                           └── remote pod 10.180.1.1
 //! ```
 //!
-//! | file | step |
+//! | file | content |
 //! |---|---|
-//! | [`topology`] | which addresses such a network has; pure |
-//! | [`namespace`] | one network namespace: create, enter, remove |
-//! | [`network`] | a topology made real |
-//! | [`serve`] | answers at endpoints, and says who asked |
-//! | [`probe`] | asks, and says what came of it |
-//! | [`segment`] | TCP segments made by hand |
-//! | [`sctp`] | the few SCTP packets that both need, as bytes; pure |
-//! | [`flow`] | what `flows.yaml` can say; pure |
-//! | [`case`](mod@case) | the directories under `e2e/cases` |
-//! | [`check`] | flows against real packets |
-//! | [`open`] | flows that stay open, asked again and again |
-//! | [`expect`] | expected files: compare, or rewrite |
-//! | [`foreign`] | the node's other rule writers |
+//! | [`topology`] | the addresses of such a network; pure |
+//! | [`namespace`] | a network namespace: create, enter, remove |
+//! | [`network`] | builds a topology |
+//! | [`serve`] | servers at endpoints, which answer with their name and the client's address |
+//! | [`probe`] | sends a single request and reports the outcome |
+//! | [`segment`] | hand-made TCP segments |
+//! | [`sctp`] | the few SCTP packets that servers and probes need, as bytes; pure |
+//! | [`flow`] | the format of `flows.yaml`; pure |
+//! | [`case`](mod@case) | the folders of `e2e/cases` |
+//! | [`check`] | checks flows with real packets |
+//! | [`open`] | flows that stay open for several requests |
+//! | [`expect`] | compares with expected files, or rewrites them |
+//! | [`plan`] | compares plans: what a Case changes in the plan of a node without Services |
+//! | [`foreign`] | tables of other programs on the node |
 //!
-//! The lab knows nothing about any backend: whatever programs the node's namespace is handed to [`check_flows`] as a
-//! closure. It needs root, `ip` (iproute2) and, for [`foreign`], `nft`. It touches nothing outside of namespaces it made.
+//! The lab knows no backend: [`check_flows`] takes a closure that programs the node's namespace. The lab needs root, `ip`
+//! (iproute2) and, for [`foreign`], `nft`. It changes nothing outside of the namespaces that it creates.
 
 pub mod case;
 pub mod check;
@@ -33,6 +34,7 @@ pub mod foreign;
 pub mod namespace;
 pub mod network;
 pub mod open;
+pub mod plan;
 pub mod probe;
 pub mod sctp;
 pub mod segment;
@@ -46,6 +48,7 @@ pub use flow::{DetectLocal, Flow, Flows, NodeOptions, Sender};
 pub use namespace::{Namespace, Running};
 pub use network::Network;
 pub use open::OpenFlow;
+pub use plan::{check_that_mistakes_show, expect_plan};
 pub use probe::{Outcome, Probe, Protocol};
 pub use serve::{Endpoint, Servers};
 pub use topology::{Pod, Topology};

@@ -1,7 +1,7 @@
-//! One network namespace: created by name, entered by a thread of its own, removed when dropped.
+//! A network namespace: created by name, entered by threads, and removed when dropped.
 //!
-//! A name is `lab-PID-N-ROLE`. What a killed process left behind is swept when the next process creates its first
-//! namespaces: the pid in the name says whether the owner still lives. Programs that it started end with it.
+//! Its name is `lab-PID-N-ROLE`. The pid tells whether the owner still runs: before a process creates its first namespaces, it
+//! removes those of dead processes. Programs that a process started in a namespace end with the process.
 
 use std::convert::Infallible;
 use std::ffi::OsStr;
@@ -21,11 +21,11 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 const NAMED: &str = "/run/netns";
 const PREFIX: &str = "lab-";
-// Between the ports of our programs and the NodePorts, and below what the kernel gives to sockets that ask for no port: a flow of a
-// load in the same namespace never has the port of a probe.
+// Above the ports of our programs, below NodePorts and below the kernel's ephemeral ports. So a flow of a load generator in the
+// same namespace never has the port of a probe.
 const FIRST_SOURCE_PORT: u16 = 14_000;
 const LAST_SOURCE_PORT: u16 = 29_999;
-/// Above what the kernel gives.
+/// Above the kernel's ephemeral ports.
 const KEPT_PORTS: [u16; 2] = [61_000, 65_500];
 
 /// A network namespace of the lab.
@@ -59,18 +59,21 @@ impl Namespace {
         Ok(Self { name, handle, next_source_port, next_kept_port })
     }
 
-    /// Its name, as `ip netns` knows it.
+    /// The name, as `ip netns` shows it.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The file to hand to programs that enter a namespace themselves.
+    /// The file through which programs can enter the namespace.
     pub fn path(&self) -> PathBuf {
         Path::new(NAMED).join(&self.name)
     }
 
-    /// Runs `work` on a new thread inside of the namespace, and waits for it. Threads, processes and sockets that `work`
-    /// creates are inside as well. A panic of `work` goes on in the caller.
+    /// Runs `work` on a new thread inside of the namespace and waits for it. Threads, processes and sockets that `work` creates are
+    /// inside as well. A panic of `work` continues in the caller.
+    ///
+    /// # Errors
+    /// The namespace cannot be entered, or `work` fails.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
         let inside = || {
             enter(&self.handle, &self.name)?;
@@ -82,18 +85,27 @@ impl Namespace {
         })
     }
 
-    /// Runs a command to its end inside of the namespace and returns what it printed. A failure shows its standard error.
+    /// Runs a command to its end inside of the namespace and returns its standard output.
+    ///
+    /// # Errors
+    /// The command fails; the error contains its standard error.
     pub fn output(&self, command: &mut Command) -> anyhow::Result<String> {
         self.run(|| output(command, None))
     }
 
     /// As [`Namespace::output`], with `input` on the command's standard input.
+    ///
+    /// # Errors
+    /// As [`Namespace::output`].
     pub fn output_with_input(&self, command: &mut Command, input: &str) -> anyhow::Result<String> {
         self.run(|| output(command, Some(input)))
     }
 
-    /// Starts a program inside of the namespace, with the arguments, environment and streams that `set_up` gives it. It is
-    /// killed when the result is dropped, or when this process ends in whatever way.
+    /// Starts a program inside of the namespace. `set_up` sets its arguments, environment and streams. The program is killed when
+    /// the result is dropped, or when this process ends for any reason.
+    ///
+    /// # Errors
+    /// The program cannot be started.
     pub fn spawn(
         &self,
         program: impl AsRef<OsStr>,
@@ -108,7 +120,7 @@ impl Namespace {
             enter(&handle, &name)?;
             command.spawn().with_context(|| format!("starting {command:?} (setpriv is in util-linux)"))
         };
-        // For the kernel the parent is the thread that starts it, which has to live as long.
+        // The kernel's parent-death signal refers to the thread that started the program, so this thread lives as long.
         let parent = std::thread::Builder::new().name("lab-parent".to_owned()).spawn(move || {
             if sender.send(start()).is_ok() {
                 let Err(mpsc::RecvError) = dropped.recv();
@@ -119,7 +131,10 @@ impl Namespace {
         Ok(Running { child, parent: Some((guard, parent)) })
     }
 
-    /// Writes settings below /proc/sys, of this namespace only: `("net/ipv4/ip_forward", "1")`.
+    /// Writes sysctls of this namespace, by their path below /proc/sys: `("net/ipv4/ip_forward", "1")`.
+    ///
+    /// # Errors
+    /// A setting cannot be written.
     pub fn sysctl(&self, settings: &[(&str, &str)]) -> anyhow::Result<()> {
         self.run(|| {
             for (key, value) in settings {
@@ -131,16 +146,19 @@ impl Namespace {
     }
 
     /// Runs the lines as one `ip -batch` inside of the namespace.
+    ///
+    /// # Errors
+    /// A line fails; the error contains the script.
     pub fn ip(&self, lines: impl IntoIterator<Item = String>) -> anyhow::Result<()> {
         ip_batch(Some(&self.name), lines)
     }
 
-    /// The next port to probe from: no probe shares a conntrack entry with an earlier one.
+    /// The next source port for a probe, so that no probe reuses the conntrack entry of an earlier one.
     pub(crate) fn next_source_port(&self) -> u16 {
         next(&self.next_source_port, [FIRST_SOURCE_PORT, LAST_SOURCE_PORT])
     }
 
-    /// The next port for a flow that stays open, which no probe has meanwhile.
+    /// The next source port for a flow that stays open; no probe uses it.
     pub(crate) fn next_kept_port(&self) -> u16 {
         next(&self.next_kept_port, KEPT_PORTS)
     }
@@ -159,11 +177,11 @@ impl Drop for Namespace {
     }
 }
 
-/// A process in a namespace, killed and waited for when dropped. The kernel kills it when the thread ends that started it.
+/// A process in a namespace, killed and waited for when dropped. The kernel also kills it when the thread that started it ends.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
-    /// That thread, which waits until the sender is dropped.
+    /// The thread that started it, and a sender: the thread ends when the sender is dropped.
     parent: Option<(mpsc::Sender<Infallible>, JoinHandle<()>)>,
 }
 
@@ -183,12 +201,12 @@ impl DerefMut for Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both fail only if it ended and was waited for already.
+        // Both fail only if the process ended and was waited for already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if let Some((guard, parent)) = self.parent.take() {
             drop(guard);
-            // It keeps the namespace alive. It does not panic.
+            // The thread keeps the namespace alive, so wait for its end. It does not panic.
             let _ = parent.join();
         }
     }
@@ -224,21 +242,21 @@ fn output(command: &mut Command, input: Option<&str>) -> anyhow::Result<String> 
         bail!("{command:?} ended with {}: {}", ended.status, String::from_utf8_lossy(&ended.stderr).trim());
     }
     fed.with_context(|| format!("writing to {command:?}"))?;
-    String::from_utf8(ended.stdout).map_err(|_| anyhow!("{command:?} printed something that is not UTF-8"))
+    String::from_utf8(ended.stdout).map_err(|_| anyhow!("the output of {command:?} is not UTF-8"))
 }
 
-/// Removes the namespaces with these names, as far as they exist.
+/// Removes the namespaces with these names, if they exist.
 pub(crate) fn remove(names: &[String]) {
     let exist: Vec<_> = names.iter().filter(|name| Path::new(NAMED).join(name).exists()).collect();
     if exist.is_empty() {
         return;
     }
     if let Err(error) = ip_batch(None, exist.iter().map(|name| format!("netns del {name}"))) {
-        eprintln!("namespaces left behind, the next run sweeps them: {error:#}");
+        eprintln!("failed to remove namespaces; the next run removes them: {error:#}");
     }
 }
 
-/// Removes what dead processes left, and what an earlier process left that had our own pid.
+/// Removes the namespaces of dead processes, and those of an earlier process with our pid.
 fn sweep() {
     let left: Vec<_> = named()
         .filter(|name| match owner_of(name) {
@@ -247,7 +265,7 @@ fn sweep() {
         })
         .collect();
     for name in left {
-        // Another process may be sweeping the same one.
+        // Another process may remove the same one at the same time.
         let _ = ip_batch(None, [format!("netns del {name}")]);
     }
 }
@@ -266,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_tells_its_owner() {
+    fn a_name_contains_its_owner_s_pid() {
         assert_eq!(owner_of("lab-12-0-node"), Some(12));
         assert_eq!(owner_of("lab-12"), None);
         assert_eq!(owner_of("lab-x-0-node"), None);

@@ -1,14 +1,13 @@
-//! A topology made real: namespaces, the links between them, addresses and routes.
+//! Builds a topology: namespaces, links, addresses and routes.
 //!
 //! ```text
 //!  pod 10.180.0.N ── eth0/podN ── node ── uplink/uplink ── router ── client/eth0 ── client
 //!                                  └─ outside/node ── outside   └─── podN/eth0 ──── remote pod 10.180.1.N
 //! ```
 //!
-//! The router sends whatever the client and the remote pods ask for to the node, as a network would that announces
-//! Service addresses there. The outside world has every address that nobody else has: a packet that leaves the node
-//! untouched is answered there, and not merely missed. Answers of remote pods to the client do not pass the node: a backend that
-//! forgets to masquerade is caught as in real life.
+//! The router sends every packet of the client and of remote pods to the node, like a network in which the node announces all
+//! Service addresses. The outside world has every address that nothing else has, so it answers packets that leave the node
+//! untranslated. Replies of remote pods to the client do not pass the node, as in reality; so a missing masquerade is detected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -20,7 +19,7 @@ use anyhow::{Context, anyhow, bail};
 use crate::namespace::{Namespace, ip_batch, remove};
 use crate::topology::{CLIENT, CLIENT_GATEWAY, CLIENT_TWO, NODE, Place, Pod, ROUTER, Topology, of_family};
 
-/// A network that is up. Dropping it removes it.
+/// A running network. Dropping it removes it.
 #[derive(Debug)]
 pub struct Network {
     topology: Topology,
@@ -32,7 +31,10 @@ pub struct Network {
 }
 
 impl Network {
-    /// Builds a network. When this returns its addresses are usable, in both families.
+    /// Builds a network. All addresses are usable when it returns.
+    ///
+    /// # Errors
+    /// The process is not root, `ip` is missing, or the links do not come up.
     pub fn build(topology: Topology) -> anyhow::Result<Self> {
         let network = Self::create(topology)?;
         network.set_sysctls()?;
@@ -52,7 +54,7 @@ impl Network {
         Ok(network)
     }
 
-    /// What it was built from.
+    /// The topology that the network was built from.
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
@@ -62,29 +64,35 @@ impl Network {
         &self.node
     }
 
-    /// The router: what is between the node and the client, and the node of remote pods.
+    /// The router between the node, the client and the remote pods.
     pub fn router(&self) -> &Namespace {
         &self.router
     }
 
-    /// The outside client.
+    /// The external client.
     pub fn client(&self) -> &Namespace {
         &self.client
     }
 
-    /// The rest of the world: it has every address that nobody else has.
+    /// The outside world: it has every address that nothing else has.
     pub fn outside(&self) -> &Namespace {
         &self.outside
     }
 
     /// The pod that has `address`.
+    ///
+    /// # Errors
+    /// No pod of this network has the address.
     pub fn pod(&self, address: IpAddr) -> anyhow::Result<&Namespace> {
         let pod = Pod::at(address).ok_or_else(|| anyhow!("{address} is no pod address of the lab"))?;
         self.pods.get(&pod).ok_or_else(|| anyhow!("this network has no pod {address}: add it to the topology"))
     }
 
-    /// Where something listens that is to be reached at `address`: a pod, the node, or else the outside world.
-    pub fn home(&self, address: IpAddr) -> anyhow::Result<&Namespace> {
+    /// The namespace of a server at `address`: a pod, the node, the client, or else the outside world.
+    ///
+    /// # Errors
+    /// The address belongs to a pod that this network does not have.
+    pub fn namespace_of(&self, address: IpAddr) -> anyhow::Result<&Namespace> {
         if Pod::at(address).is_some() {
             self.pod(address)
         } else if self.topology.node_has(address) || address.is_loopback() {
@@ -106,13 +114,13 @@ impl Network {
         let mut roles = ["node", "router", "outside", "client"].map(str::to_owned).to_vec();
         roles.extend(topology.pods.iter().map(|pod| format!("pod-{}", pod.addresses()[0])));
         let mut created = Namespace::create_all(RUN.fetch_add(1, Ordering::Relaxed), &roles)?.into_iter();
-        let mut next = || created.next().context("fewer namespaces were created than asked for");
+        let mut next = || created.next().context("fewer namespaces were created than requested");
         let (node, router, outside, client) = (next()?, next()?, next()?, next()?);
         let pods = topology.pods.iter().copied().zip(created).collect();
         Ok(Self { topology, node, router, outside, client, pods })
     }
 
-    /// Before there are links: most settings are copied to a link when it appears.
+    /// Sets sysctls before there are links, because a new link copies most of them.
     fn set_sysctls(&self) -> anyhow::Result<()> {
         for namespace in self.namespaces() {
             namespace.sysctl(EVERYWHERE)?;
@@ -122,8 +130,8 @@ impl Network {
         self.outside.sysctl(&[("net/ipv6/ip_nonlocal_bind", "1")])
     }
 
-    /// Every end of a link gets an index of its own: the kernel defers what follows from a link that comes up, by up to a second,
-    /// if both ends have the same.
+    /// The `ip` lines that create the links. Both ends of a link get different interface indexes: with equal ones the kernel delays
+    /// the work after a link comes up by up to a second.
     fn links(&self) -> Vec<String> {
         let (node, router) = (self.node.name(), self.router.name());
         let mut ends = vec![
@@ -153,7 +161,7 @@ impl Network {
         lines.extend(up("uplink"));
         lines.push(format!("addr add {NODE_ON_OUTSIDE}/64 dev outside nodad"));
         lines.extend(up("outside"));
-        // On the link for sure: while the other end is not up yet, IPv6 does not know that.
+        // `onlink`, because the kernel cannot verify the gateway while the other end is down.
         for (router, [client, remote_pods]) in ROUTER.into_iter().zip(BEHIND_ROUTER) {
             lines.push(format!("route add {client} via {router} dev uplink onlink"));
             lines.push(format!("route add {remote_pods} via {router} dev uplink onlink"));
@@ -187,21 +195,21 @@ impl Drop for Network {
     }
 }
 
-/// Link-local addresses on the link between node and outside world, where neither needs another one.
+/// Link-local addresses on the link between node and outside world, which needs no others.
 const NODE_ON_OUTSIDE: &str = "fe80::2";
 const OUTSIDE: &str = "fe80::1";
-/// What it reports errors from.
+/// The addresses from which the outside world sends ICMP errors.
 const OUTSIDE_V4: &str = "192.0.2.1";
 const OUTSIDE_V6: &str = "2001:db8:f::1";
 const BEHIND_ROUTER: [[&str; 2]; 2] = [["203.0.113.0/24", "10.180.1.0/24"], ["2001:db8:2::/64", "fd00:10:180:1::/64"]];
-/// What the outside world reaches through the node.
+/// The networks that the outside world reaches through the node.
 const ELSEWHERE: [&[&str]; 2] =
     [&["192.168.0.0/24", "203.0.113.0/24", "10.180.0.0/16"], &["2001:db8::/64", "2001:db8:2::/64", "fd00:10:180::/48"]];
-const PATIENCE: Duration = Duration::from_secs(60);
+const LINKS_TIMEOUT: Duration = Duration::from_secs(60);
 
 const FORWARDING: &[(&str, &str)] = &[("net/ipv4/ip_forward", "1"), ("net/ipv6/conf/all/forwarding", "1")];
 const EVERYWHERE: &[(&str, &str)] = &[
-    // New namespaces copy some of these from the machine, whatever it has.
+    // A new namespace copies some settings from the machine, so set them explicitly.
     ("net/ipv6/conf/all/disable_ipv6", "0"),
     ("net/ipv6/conf/default/disable_ipv6", "0"),
     ("net/ipv4/conf/all/rp_filter", "0"),
@@ -210,18 +218,18 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("net/ipv4/conf/default/send_redirects", "0"),
     ("net/ipv4/conf/all/accept_redirects", "0"),
     ("net/ipv4/conf/default/accept_redirects", "0"),
-    // Addresses are usable at once.
+    // Makes addresses usable at once.
     ("net/ipv6/conf/all/accept_dad", "0"),
     ("net/ipv6/conf/default/accept_dad", "0"),
     ("net/ipv6/conf/all/accept_ra", "0"),
     ("net/ipv6/conf/default/accept_ra", "0"),
     ("net/ipv6/conf/default/addr_gen_mode", "0"),
-    // Every rejected probe hears of it, not one in a second.
+    // Disables the rate limit of ICMP errors, so that each probe gets its reject.
     ("net/ipv4/icmp_ratemask", "0"),
     ("net/ipv6/icmp/ratemask", "0"),
 ];
 
-/// Everything is a local address here, except what is reached through the node.
+/// The `ip` lines of the outside world: every address is local, except those behind the node.
 fn outside_lines() -> Vec<String> {
     let mut lines = up("lo");
     lines.push(format!("addr add {OUTSIDE_V4}/32 dev node"));
@@ -239,15 +247,15 @@ fn outside_lines() -> Vec<String> {
     lines
 }
 
-/// Waits until the kernel has done what follows from links that come up: each gets a link-local address made from its hardware
-/// address, and there is a route to each address of one's own. Until then packets to an IPv6 address have nowhere to go.
+/// Waits until the kernel finished its work after links came up: each link has a link-local address made from its hardware
+/// address, and each of the namespace's addresses has a route. Before that, packets to an IPv6 address are lost.
 fn await_links(namespace: &Namespace, links: usize) -> anyhow::Result<()> {
     let started = Instant::now();
     namespace.run(|| {
         let devices = std::fs::read_to_string("/proc/thread-self/net/dev").context("reading interfaces")?;
         let names = devices.lines().skip(2).filter_map(|line| Some(line.split_once(':')?.0.trim()));
-        // Many links of many networks: what follows from them waits in one queue of the kernel, for seconds. Who asks for a
-        // link makes it happen now.
+        // The kernel queues this work, which delays it by seconds if there are many links. A query for a link makes it happen at
+        // once.
         namespace.ip(names.map(|name| format!("link show dev {name}")))?;
         loop {
             let addresses = std::fs::read_to_string("/proc/thread-self/net/if_inet6").context("reading addresses")?;
@@ -258,16 +266,16 @@ fn await_links(namespace: &Namespace, links: usize) -> anyhow::Result<()> {
             if addresses.lines().filter(made).count() >= links && addresses.lines().all(is_routed) {
                 return Ok(());
             }
-            if started.elapsed() > PATIENCE {
+            if started.elapsed() > LINKS_TIMEOUT {
                 let name = namespace.name();
-                bail!("the {links} links of {name} are not up after {PATIENCE:?}:\n{addresses}\n{routes}");
+                bail!("the {links} links of {name} are not up after {LINKS_TIMEOUT:?}:\n{addresses}\n{routes}");
             }
             std::thread::sleep(Duration::from_micros(500));
         }
     })
 }
 
-/// The address of one's own that a line of `ipv6_route` leads to, as both files write it.
+/// The local address that a line of `ipv6_route` leads to, in the notation of `if_inet6`; `None` for other routes.
 fn local_address(route: &str) -> Option<&str> {
     const LOCAL: u32 = 1 << 31;
     let words: Vec<&str> = route.split_whitespace().collect();
@@ -278,7 +286,7 @@ fn local_address(route: &str) -> Option<&str> {
 fn client_lines() -> Vec<String> {
     let mut lines = up("lo");
     lines.extend(CLIENT.map(|address| add_address(address, network_length(address), "eth0")));
-    // Not at home in the /24 resp. /64, so that the kernel never picks them as a source by itself.
+    // With the full prefix length, so that the kernel never chooses them as a source address.
     lines.extend(CLIENT_TWO.map(add_unchosen_address));
     lines.extend(up("eth0"));
     lines.extend(CLIENT_GATEWAY.map(|gateway| format!("route add default via {gateway} dev eth0 onlink")));
@@ -297,7 +305,7 @@ fn pod_lines(pod: Pod) -> Vec<String> {
     lines
 }
 
-/// The node's (for a remote pod: the router's) end of a pod's link, as the ptp CNI plugin sets it up.
+/// The `ip` lines for the node's (or router's) end of a pod's link, set up like the ptp CNI plugin does.
 fn link_to_pod(pod: Pod) -> Vec<String> {
     let interface = interface(pod);
     let mut lines: Vec<_> =
@@ -308,7 +316,7 @@ fn link_to_pod(pod: Pod) -> Vec<String> {
     lines
 }
 
-/// The name of the link to a pod on its node: every one begins with `pod`.
+/// The name of a pod's link on its node. All begin with `pod`.
 fn interface(pod: Pod) -> String {
     format!("pod{}", pod.number)
 }
@@ -336,7 +344,7 @@ fn host_length(address: IpAddr) -> u8 {
 }
 
 #[test]
-fn routes_to_ones_own_addresses_are_told_from_others() {
+fn only_routes_to_local_addresses_are_recognized() {
     let own = "fd0000100180000000000000000000fe 80 00000000000000000000000000000000 00 00000000000000000000000000000000 00000000 00000001 00000000 80200001     pod1";
     let other = "fd001000000000000000000000000002 80 00000000000000000000000000000000 00 00000000000000000000000000000000 00000400 00000001 00000000 00000001     pod1";
     assert_eq!(local_address(own), Some("fd0000100180000000000000000000fe"));

@@ -1,18 +1,18 @@
-//! Flows that stay open: one connection (TCP), one pair of ports (UDP) or one association (SCTP), asked again and again.
+//! Flows that stay open for several requests: a connection (TCP), a pair of ports (UDP) or an association (SCTP).
 //!
-//! A flow that is not open, as nobody has answered yet or its connection has ended, is opened by the next question, from the same
-//! port. Connection tracking knows it as one flow, whatever it was translated to.
+//! If a flow is not open, because nothing has answered yet or its connection ended, the next request opens it from the same
+//! port. So connection tracking keeps it as one flow, whatever endpoint it was translated to.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use anyhow::bail;
 use rustix::io::{Errno, retry_on_intr};
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::sockopt::{Timeout, set_socket_linger, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags, SocketType, ipproto, recv, send};
 
 use crate::namespace::Namespace;
-use crate::probe::{Outcome, Probe, Protocol, own_tag, received, said, sent, verdict};
+use crate::probe::{Outcome, Probe, Protocol, outcome_of, own_tag, parse_answer, receive, send_packet};
 use crate::sctp::Chunk;
 
 /// A flow from one port of a namespace to one address and port.
@@ -22,40 +22,40 @@ pub struct OpenFlow {
     port: u16,
     /// The connection (TCP), or the socket that keeps the port (UDP).
     socket: Option<OwnedFd>,
-    /// The tag of the server's side of the association (SCTP).
+    /// The verification tag of the server's side of the association (SCTP).
     association: Option<u32>,
 }
 
 impl OpenFlow {
-    /// A flow that nobody has used yet.
+    /// A flow that has not sent anything yet.
     pub fn new(namespace: &Namespace, probe: Probe) -> Self {
         Self { probe, port: namespace.next_kept_port(), socket: None, association: None }
     }
 
-    /// Its source port.
+    /// The source port.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Sends something and waits so long for the answer; opens the flow if need be.
+    /// Sends a request, after opening the flow if necessary, and waits for the answer up to `timeout`.
     ///
-    /// SCTP only: see [`Namespace::probe`] about rejects.
+    /// About rejects of SCTP, see [`Namespace::probe`].
     ///
     /// # Errors
-    /// Nothing could be sent, or what came is no answer of the lab.
-    pub fn ask(&mut self, namespace: &Namespace, timeout: Duration) -> anyhow::Result<Outcome> {
+    /// The request cannot be sent, or the answer is not from a server of the lab.
+    pub fn exchange(&mut self, namespace: &Namespace, timeout: Duration) -> anyhow::Result<Outcome> {
         self.probe.timeout = timeout;
         if let Some(socket) = &self.socket {
             set_socket_timeout(socket, Timeout::Recv, Some(timeout))?;
         }
         namespace.run(|| match self.probe.protocol {
-            Protocol::Tcp => self.ask_tcp(),
-            Protocol::Udp => self.ask_udp(),
-            Protocol::Sctp => self.ask_sctp(),
+            Protocol::Tcp => self.exchange_tcp(),
+            Protocol::Udp => self.exchange_udp(),
+            Protocol::Sctp => self.exchange_sctp(),
         })
     }
 
-    fn ask_tcp(&mut self) -> anyhow::Result<Outcome> {
+    fn exchange_tcp(&mut self) -> anyhow::Result<Outcome> {
         let socket = match self.socket.take() {
             Some(socket) => match send(&socket, b"?", SendFlags::NOSIGNAL) {
                 Ok(_) => socket,
@@ -66,20 +66,23 @@ impl OpenFlow {
                 Err(outcome) => return Ok(outcome),
             },
         };
+        // Close with RST. After FIN, the kernel keeps a connection until its data is acknowledged, and the next connection from this
+        // port fails (EADDRNOTAVAIL).
+        set_socket_linger(&socket, Some(Duration::ZERO))?;
         let mut line = Vec::new();
         while !line.ends_with(b"\n") {
             let mut buffer = [0; 1024];
-            match received(&socket, &mut buffer) {
+            match receive(&socket, &mut buffer) {
                 Ok(0) => return Ok(Outcome::Rejected),
                 Ok(length) => line.extend(&buffer[..length]),
                 Err(error) => return ended(error),
             }
         }
         self.socket = Some(socket);
-        said(&line)
+        parse_answer(&line)
     }
 
-    fn ask_udp(&mut self) -> anyhow::Result<Outcome> {
+    fn exchange_udp(&mut self) -> anyhow::Result<Outcome> {
         let socket = match self.socket.take() {
             Some(socket) => socket,
             None => match self.probe.connected(SocketType::DGRAM, ipproto::UDP, self.port)? {
@@ -88,23 +91,23 @@ impl OpenFlow {
             },
         };
         let socket = self.socket.insert(socket);
-        // What an earlier question has brought too late.
+        // Discard late answers to earlier requests.
         let mut buffer = [0; 1024];
         while retry_on_intr(|| recv(&*socket, &mut buffer, RecvFlags::DONTWAIT)).err() != Some(Errno::AGAIN) {}
-        if let Some(outcome) = sent(&*socket, b"?")? {
+        if let Some(outcome) = send_packet(&*socket, b"?")? {
             return Ok(outcome);
         }
-        match received(socket, &mut buffer) {
-            Ok(length) => said(&buffer[..length]),
-            Err(error) => verdict(&error.into()),
+        match receive(socket, &mut buffer) {
+            Ok(length) => parse_answer(&buffer[..length]),
+            Err(error) => outcome_of(&error.into()),
         }
     }
 
-    fn ask_sctp(&mut self) -> anyhow::Result<Outcome> {
+    fn exchange_sctp(&mut self) -> anyhow::Result<Outcome> {
         let (probe, port, own) = (self.probe, self.port, own_tag(self.port));
         if let Some(tag) = self.association {
             return Ok(match probe.exchange(port, own, tag, Chunk::Heartbeat)? {
-                Ok(Chunk::HeartbeatAck { info }) => said(&info)?,
+                Ok(Chunk::HeartbeatAck { info }) => parse_answer(&info)?,
                 Ok(other) => bail!("{other:?} is no answer to HEARTBEAT"),
                 Err(outcome) => outcome,
             });
@@ -114,7 +117,7 @@ impl OpenFlow {
             Ok(other) => bail!("{other:?} is no answer to INIT"),
             Err(outcome) => return Ok(outcome),
         };
-        let answer = said(&cookie)?;
+        let answer = parse_answer(&cookie)?;
         match probe.exchange(port, own, tag, Chunk::CookieEcho { cookie })? {
             Ok(Chunk::CookieAck) => self.association = Some(tag),
             Ok(other) => bail!("{other:?} is no answer to COOKIE ECHO"),
@@ -124,10 +127,10 @@ impl OpenFlow {
     }
 }
 
-/// What has become of a connection that was open.
+/// The outcome of a request on a connection that has ended.
 fn ended(error: Errno) -> anyhow::Result<Outcome> {
     match error {
         Errno::CONNRESET | Errno::PIPE => Ok(Outcome::Rejected),
-        _ => verdict(&error.into()),
+        _ => outcome_of(&error.into()),
     }
 }

@@ -1,7 +1,7 @@
-//! Asks one endpoint, once, from inside of a namespace, and says what came of it.
+//! Sends a single request to an address and reports the outcome.
 //!
-//! A probe is one new connection (TCP), one datagram (UDP) or one INIT (SCTP, over a raw socket) from a port that no
-//! earlier probe of the namespace had. The servers of [`crate::serve`] answer with their own name and the peer they saw.
+//! A probe is a new connection (TCP), a datagram (UDP) or an INIT (SCTP, over a raw socket), from a port that no earlier probe
+//! of the namespace used. The servers of [`crate::serve`] answer with their own name and the source address they saw.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -20,11 +20,11 @@ use serde::Deserialize;
 use crate::namespace::Namespace;
 use crate::sctp::{Chunk, Packet};
 
-/// How long a probe waits unless told otherwise: where an answer is expected it comes within milliseconds, and what a loaded
-/// machine delays must not be called dropped.
-pub const PATIENCE: Duration = Duration::from_secs(3);
-/// How long to wait where silence is expected.
-pub const SILENCE: Duration = Duration::from_millis(300);
+/// The default timeout of a probe. Answers take milliseconds; the rest is a margin, so that a delay on a loaded machine does not
+/// count as a drop.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
+/// The timeout if no answer is expected.
+pub const SILENCE_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// A transport protocol of Services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
@@ -51,51 +51,51 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// A question to one address and port.
+/// A request to an address and port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// By which protocol.
+    /// The transport protocol.
     pub protocol: Protocol,
-    /// From which address; the kernel's choice when absent.
+    /// The source address; `None` lets the kernel choose.
     pub from: Option<IpAddr>,
-    /// To which address and port.
+    /// The destination.
     pub to: SocketAddr,
-    /// How long to wait for anything to happen.
+    /// How long to wait for an outcome.
     pub timeout: Duration,
 }
 
 impl Probe {
-    /// From the address that the kernel chooses, with [`PATIENCE`].
+    /// A probe from the address that the kernel chooses, with [`ANSWER_TIMEOUT`].
     pub fn new(protocol: Protocol, to: SocketAddr) -> Self {
-        Self { protocol, from: None, to, timeout: PATIENCE }
+        Self { protocol, from: None, to, timeout: ANSWER_TIMEOUT }
     }
 
-    /// From this address of the namespace.
+    /// The same probe from this address of the namespace.
     pub fn from(self, address: IpAddr) -> Self {
         Self { from: Some(address), ..self }
     }
 
-    /// With another time to wait.
+    /// The same probe with another timeout.
     pub fn timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
 }
 
-/// What came of a probe.
+/// The outcome of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
     /// An endpoint answered.
     Answer {
-        /// The endpoint's own name for itself, whatever address was asked.
+        /// The endpoint's own name, whatever the destination was.
         by: SocketAddr,
-        /// Where the endpoint saw the probe come from.
+        /// The source address that the endpoint saw.
         seen_source: IpAddr,
     },
-    /// Refused at once: a reset, an ICMP error that says unreachable port, or an administrator's prohibition.
+    /// Rejected: a TCP reset, or an ICMP error for an unreachable port or an administrative prohibition.
     Rejected,
-    /// Nothing came back in time.
+    /// No answer before the timeout.
     Dropped,
-    /// No route to the address, here or further on.
+    /// There is no route to the address, on this node or on a later hop.
     NoRoute,
 }
 
@@ -110,24 +110,30 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// So many probes follow each other at once. Where a virtual server takes its endpoints in turn, two senders in lockstep would each meet
-/// the same endpoint again and again: later ones come after pauses of different lengths.
+/// The number of probes without a pause between them. If a virtual server uses its endpoints in turn, two senders in lockstep would
+/// each always get the same endpoint. So random pauses precede the later probes.
 const IN_A_ROW: usize = 20;
 const LONGEST_PAUSE_MS: u64 = 25;
 
-/// Bytes of an answer at most.
+/// The maximum length of an answer in bytes.
 const LONGEST_LINE: u64 = 1024;
 
 impl Namespace {
-    /// Sends one probe. An error means that the probe itself could not be made.
+    /// Sends one probe.
     ///
-    /// SCTP only: two probes at the same time from one namespace to the same address can mistake each other's reject
-    /// for their own, as raw sockets know no ports.
+    /// SCTP only: two simultaneous probes from one namespace to the same address can mistake each other's reject for their own,
+    /// because raw sockets have no ports.
+    ///
+    /// # Errors
+    /// The probe cannot be sent, or its outcome is none of [`Outcome`].
     pub fn probe(&self, probe: Probe) -> anyhow::Result<Outcome> {
         self.run(|| self.probe_from_inside(&probe))
     }
 
-    /// Sends the same probe again and again, up to `limit` times, until `enough` says so; each outcome goes to `enough`.
+    /// Repeats a probe up to `limit` times, until `enough` returns `true` for an outcome.
+    ///
+    /// # Errors
+    /// As [`Self::probe`].
     pub fn probe_until(
         &self,
         probe: Probe,
@@ -168,7 +174,7 @@ impl Probe {
         let mut line = String::new();
         match BufReader::new(TcpStream::from(socket).take(LONGEST_LINE)).read_line(&mut line) {
             Ok(_) => answer(&line),
-            Err(error) => verdict(&error),
+            Err(error) => outcome_of(&error),
         }
     }
 
@@ -177,26 +183,26 @@ impl Probe {
             Ok(socket) => socket,
             Err(outcome) => return Ok(outcome),
         };
-        if let Some(outcome) = sent(&socket, b"?")? {
+        if let Some(outcome) = send_packet(&socket, b"?")? {
             return Ok(outcome);
         }
         let mut buffer = [0; 1024];
-        match received(&socket, &mut buffer) {
-            Ok(length) => said(&buffer[..length]),
-            Err(error) => verdict(&error.into()),
+        match receive(&socket, &mut buffer) {
+            Ok(length) => parse_answer(&buffer[..length]),
+            Err(error) => outcome_of(&error.into()),
         }
     }
 
     fn sctp(&self, port: u16) -> anyhow::Result<Outcome> {
         let tag = own_tag(port);
         Ok(match self.exchange(port, tag, 0, Chunk::Init { tag })? {
-            Ok(Chunk::InitAck { cookie, .. }) => said(&cookie)?,
+            Ok(Chunk::InitAck { cookie, .. }) => parse_answer(&cookie)?,
             Ok(other) => bail!("{other:?} is no answer to INIT"),
             Err(outcome) => outcome,
         })
     }
 
-    /// Sends one chunk with a verification tag; the chunk that comes back with the tag `own`, or what became of it.
+    /// Sends a chunk with a verification tag. Returns the chunk that comes back with the tag `own`, or the outcome.
     pub(crate) fn exchange(
         &self,
         port: u16,
@@ -210,7 +216,7 @@ impl Probe {
         };
         let destination_port = self.to.port();
         let packet = Packet { source_port: port, destination_port, verification_tag, chunk };
-        if let Some(outcome) = sent(&socket, &packet.encode())? {
+        if let Some(outcome) = send_packet(&socket, &packet.encode())? {
             return Ok(Err(outcome));
         }
         let started = Instant::now();
@@ -221,9 +227,9 @@ impl Probe {
                 return Ok(Err(Outcome::Dropped));
             }
             set_socket_timeout(&socket, Timeout::Recv, Some(left.max(Duration::from_micros(1))))?;
-            let length = match received(&socket, &mut buffer) {
+            let length = match receive(&socket, &mut buffer) {
                 Ok(length) => length,
-                Err(error) => return verdict(&error.into()).map(Err),
+                Err(error) => return outcome_of(&error.into()).map(Err),
             };
             let Some(packet) = Packet::decode(transport_part(&buffer[..length], self.to.is_ipv4())) else { continue };
             let ours = packet.source_port == destination_port
@@ -235,7 +241,7 @@ impl Probe {
         }
     }
 
-    /// A socket bound to the source port and connected, or what became of it on the way.
+    /// A connected socket with that source port, or the outcome of the attempt.
     pub(crate) fn connected(
         &self,
         kind: SocketType,
@@ -251,7 +257,7 @@ impl Probe {
         let any = if self.to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let from = SocketAddr::new(self.from.unwrap_or(any), port);
         bind(&socket, &from).with_context(|| format!("binding a socket to {from}"))?;
-        // A raw socket has no port, and IPv6 takes one for the protocol's number.
+        // A raw socket has no port; with IPv6 a port would count as the protocol's number.
         let to = if kind == SocketType::RAW { SocketAddr::new(self.to.ip(), 0) } else { self.to };
         ioctl_fionbio(&socket, true)?;
         let connected = match connect(&socket, &to) {
@@ -261,12 +267,13 @@ impl Probe {
         ioctl_fionbio(&socket, false)?;
         match connected {
             Ok(()) => Ok(Ok(socket)),
-            Err(error) => verdict(&error.into()).map(Err),
+            Err(error) => outcome_of(&error.into()).map(Err),
         }
     }
 
-    /// Between namespaces of one machine an ICMP error may arrive before `connect` has returned. The kernel then keeps it as a
-    /// soft error, which wakes nobody before the SYN is repeated a second later, but can be asked for.
+    /// Waits until a non-blocking `connect` completes. Between namespaces of one machine an ICMP error may arrive before `connect`
+    /// returns. The kernel then stores it as a soft error, which wakes no waiter until the SYN is repeated a second later, but can be
+    /// queried.
     fn wait_until_connected(&self, socket: &OwnedFd) -> anyhow::Result<Result<(), Errno>> {
         let soft = socket_error(socket)?;
         if soft.is_err() {
@@ -280,22 +287,22 @@ impl Probe {
     }
 }
 
-/// The verification tag of an association that begins at a port.
+/// The verification tag of an association from that source port.
 pub(crate) fn own_tag(port: u16) -> u32 {
     u32::from(port) << 16 | u32::from(port)
 }
 
-/// The answer of a server.
-pub(crate) fn said(line: &[u8]) -> anyhow::Result<Outcome> {
+/// Parses the answer of a server.
+pub(crate) fn parse_answer(line: &[u8]) -> anyhow::Result<Outcome> {
     answer(std::str::from_utf8(line).context("reading the answer")?)
 }
 
-/// A process that is stopped and goes on finds its waits interrupted, those with a time limit for good: they begin again.
-pub(crate) fn received(socket: &OwnedFd, buffer: &mut [u8]) -> Result<usize, Errno> {
+/// Receives a message. When a stopped process continues, its system calls with a timeout fail with EINTR, so they are repeated.
+pub(crate) fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Result<usize, Errno> {
     retry_on_intr(|| recv(socket, &mut *buffer, RecvFlags::empty())).map(|(length, _)| length)
 }
 
-/// The part of what a raw socket received that comes after the IP header: IPv4 delivers that too, IPv6 does not.
+/// The received packet without the IP header, which raw IPv4 sockets deliver and raw IPv6 sockets do not.
 pub(crate) fn transport_part(received: &[u8], ipv4: bool) -> &[u8] {
     let header = match received.first() {
         Some(first) if ipv4 => usize::from(first & 0xf) * 4,
@@ -304,22 +311,22 @@ pub(crate) fn transport_part(received: &[u8], ipv4: bool) -> &[u8] {
     received.get(header..).unwrap_or_default()
 }
 
-/// Sends, and says what became of it if that is known already. A packet that the node's own output rules stop gives
-/// "operation not permitted"; whether it was rejected or dropped is known only from what is received.
-pub(crate) fn sent(socket: impl AsFd, packet: &[u8]) -> anyhow::Result<Option<Outcome>> {
+/// Sends a packet, and returns the outcome if that is already known. If the node's output rules stop a packet, `send` returns
+/// EPERM for both a reject and a drop; only a later `recv` distinguishes them.
+pub(crate) fn send_packet(socket: impl AsFd, packet: &[u8]) -> anyhow::Result<Option<Outcome>> {
     match send(socket, packet, SendFlags::empty()) {
         Ok(_) | Err(Errno::PERM) => Ok(None),
-        Err(error) => verdict(&error.into()).map(Some),
+        Err(error) => outcome_of(&error.into()).map(Some),
     }
 }
 
-pub(crate) fn verdict(error: &io::Error) -> anyhow::Result<Outcome> {
+pub(crate) fn outcome_of(error: &io::Error) -> anyhow::Result<Outcome> {
     match Errno::from_io_error(error) {
-        // The last two: nobody speaks the protocol there, says ICMP resp. ICMPv6.
+        // The last two mean "protocol unreachable", in ICMP and in ICMPv6.
         Some(Errno::CONNREFUSED | Errno::ACCESS | Errno::NOPROTOOPT | Errno::PROTO) => Ok(Outcome::Rejected),
         Some(Errno::INPROGRESS | Errno::AGAIN | Errno::TIMEDOUT) => Ok(Outcome::Dropped),
         Some(Errno::NETUNREACH | Errno::HOSTUNREACH) => Ok(Outcome::NoRoute),
-        _ => bail!("something that is neither an answer, a reject nor silence: {error}"),
+        _ => bail!("an error that is neither an answer, a reject nor silence: {error}"),
     }
 }
 
@@ -327,7 +334,7 @@ fn answer(line: &str) -> anyhow::Result<Outcome> {
     let parsed = line.trim_end().split_once(' ').and_then(|(by, seen)| Some((by.parse().ok()?, seen.parse().ok()?)));
     match parsed {
         Some((by, seen_source)) => Ok(Outcome::Answer { by, seen_source }),
-        None => bail!("an answer by something that is no server of the lab: {line:?}"),
+        None => bail!("an answer that is not from a server of the lab: {line:?}"),
     }
 }
 
@@ -336,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_of_the_kernel_have_one_meaning_each() {
+    fn each_error_of_the_kernel_maps_to_an_outcome() {
         for (errno, outcome) in [
             (Errno::CONNREFUSED, Outcome::Rejected),
             (Errno::ACCESS, Outcome::Rejected),
@@ -347,9 +354,9 @@ mod tests {
             (Errno::NETUNREACH, Outcome::NoRoute),
             (Errno::HOSTUNREACH, Outcome::NoRoute),
         ] {
-            assert_eq!(verdict(&errno.into()).unwrap(), outcome, "{errno}");
+            assert_eq!(outcome_of(&errno.into()).unwrap(), outcome, "{errno}");
         }
-        assert!(verdict(&Errno::CONNRESET.into()).is_err());
+        assert!(outcome_of(&Errno::CONNRESET.into()).is_err());
     }
 
     #[test]

@@ -1,8 +1,7 @@
-//! The SCTP packets (RFC 9260) that a probe, an association and their answers need: INIT, COOKIE ECHO, HEARTBEAT and what they
-//! are answered with. Pure.
+//! The SCTP packets (RFC 9260) for probes and associations: INIT, COOKIE ECHO, HEARTBEAT and their answers. Pure.
 //!
-//! Kernels without SCTP sockets still translate and track SCTP, so a raw socket on each side is enough to see who answers. The
-//! answer travels where a server keeps its state: in the cookie.
+//! Kernels without SCTP sockets still translate and track SCTP. So a raw socket on each side suffices to find out which server
+//! answers. A server sends its answer in the cookie, the place for its state.
 
 const HEADER: usize = 12;
 const CHUNK_HEADER: usize = 4;
@@ -13,50 +12,50 @@ const HEARTBEAT: u8 = 4;
 const HEARTBEAT_ACK: u8 = 5;
 const COOKIE_ECHO: u8 = 10;
 const COOKIE_ACK: u8 = 11;
-/// The parameter of HEARTBEAT and of its answer.
+/// The parameter of HEARTBEAT and HEARTBEAT ACK.
 const HEARTBEAT_INFO: u16 = 1;
 const STATE_COOKIE: u16 = 7;
 
 /// A packet with one chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// The port it comes from.
+    /// The source port.
     pub source_port: u16,
-    /// The port it goes to.
+    /// The destination port.
     pub destination_port: u16,
-    /// The tag that its receiver chose; 0 in an INIT.
+    /// The tag that the receiver chose; 0 in an INIT.
     pub verification_tag: u32,
-    /// Its chunk.
+    /// The chunk.
     pub chunk: Chunk,
 }
 
 /// The chunks of the handshake and of the heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Chunk {
-    /// Asks for an association.
+    /// Requests an association.
     Init {
-        /// The verification tag of packets in the other direction.
+        /// The verification tag for packets to the client.
         tag: u32,
     },
-    /// Grants one.
+    /// Accepts the association.
     InitAck {
-        /// The verification tag of packets in the other direction.
+        /// The verification tag for packets to the server.
         tag: u32,
-        /// What the server wants to hear again.
+        /// The server's state, which the client returns.
         cookie: Vec<u8>,
     },
-    /// Opens the association.
+    /// Completes the handshake.
     CookieEcho {
-        /// What the server wanted to hear again.
+        /// The server's state from INIT ACK.
         cookie: Vec<u8>,
     },
-    /// It is open.
+    /// Confirms the association.
     CookieAck,
-    /// Asks whether the association lives.
+    /// Checks that the association is alive.
     Heartbeat,
-    /// It does.
+    /// Confirms that the association is alive.
     HeartbeatAck {
-        /// What the server says with it.
+        /// The answer of the server.
         info: Vec<u8>,
     },
 }
@@ -100,7 +99,7 @@ impl Chunk {
     }
 }
 
-/// What INIT and INIT ACK begin with.
+/// The fixed part of INIT and INIT ACK.
 fn initial(tag: u32) -> Vec<u8> {
     let mut body = Vec::new();
     body.extend(tag.to_be_bytes());
@@ -116,7 +115,7 @@ fn parameter(kind: u16, value: &[u8]) -> Vec<u8> {
 }
 
 impl Packet {
-    /// The bytes after the IP header, checksum included.
+    /// Encodes the packet without the IP header, checksum included.
     pub fn encode(&self) -> Vec<u8> {
         let body = self.chunk.body();
         let mut packet = Vec::with_capacity(HEADER + CHUNK_HEADER + body.len() + 3);
@@ -133,7 +132,7 @@ impl Packet {
         packet
     }
 
-    /// Reads a packet whose first chunk is one of [`Chunk`] and whose checksum is right.
+    /// Decodes a packet; `None` unless its first chunk is a [`Chunk`] and its checksum is right.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let header = bytes.get(..HEADER)?;
         let mut unsigned = bytes.to_vec();
@@ -154,13 +153,13 @@ impl Packet {
     }
 }
 
-/// The value of the first parameter of this kind.
-fn find_parameter(wanted: u16, mut parameters: &[u8]) -> Option<Vec<u8>> {
+/// The value of the first parameter of that kind.
+fn find_parameter(searched: u16, mut parameters: &[u8]) -> Option<Vec<u8>> {
     loop {
         let kind = u16_at(parameters, 0)?;
         let length = usize::from(u16_at(parameters, 2)?);
         let value = parameters.get(CHUNK_HEADER..length)?;
-        if kind == wanted {
+        if kind == searched {
             return Some(value.to_vec());
         }
         parameters = parameters.get(length.next_multiple_of(4)..)?;

@@ -1,4 +1,4 @@
-//! TCP segments of IPv4 made by hand, for what no program's socket would send: one that is outside of its connection's window.
+//! Hand-made TCP segments over IPv4, for what no socket sends: a segment outside of its connection's window.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
@@ -11,22 +11,22 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 
 use crate::namespace::Namespace;
 use crate::network::Network;
-use crate::probe::{PATIENCE, transport_part};
+use crate::probe::{ANSWER_TIMEOUT, transport_part};
 
 const SYN: u8 = 1 << 1;
 const ACK: u8 = 1 << 4;
 const HEADER: usize = 20;
 
-/// A TCP segment: one that begins a connection, or one of a connection.
+/// A TCP segment without data: a SYN, or an ACK.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Who sends.
+    /// The source.
     pub from: SocketAddrV4,
-    /// To whom.
+    /// The destination.
     pub to: SocketAddrV4,
-    /// It asks for a connection; otherwise it acknowledges.
+    /// Whether it is a SYN; otherwise it is an ACK.
     pub syn: bool,
-    /// Its sequence number.
+    /// The sequence number.
     pub sequence: u32,
 }
 
@@ -38,7 +38,7 @@ impl Segment {
         bytes.extend(self.sequence.to_be_bytes());
         bytes.extend(self.sequence.to_be_bytes());
         bytes.extend([(HEADER as u8 / 4) << 4, if self.syn { SYN } else { ACK }]);
-        // The window, the checksum, no urgent data.
+        // Window, checksum, urgent pointer.
         bytes.extend([0xff, 0xff, 0, 0, 0, 0]);
         let mut sum = u32::from(ipproto::TCP.as_raw().get() as u16) + HEADER as u32;
         let addresses = [self.from.ip().octets(), self.to.ip().octets()].concat();
@@ -63,7 +63,7 @@ impl Segment {
     }
 }
 
-/// Sends and hears segments at one address of a namespace, beside the kernel's own TCP.
+/// A raw socket that sends and receives segments at one address of a namespace, beside the kernel's own TCP.
 #[derive(Debug)]
 pub struct Segments {
     socket: OwnedFd,
@@ -71,13 +71,16 @@ pub struct Segments {
 }
 
 impl Namespace {
-    /// Sends and hears TCP segments at `address`, which the namespace has.
+    /// Opens a raw socket at `address`, which the namespace must have.
+    ///
+    /// # Errors
+    /// The process is not root, or the namespace does not have the address.
     pub fn segments(&self, address: Ipv4Addr) -> anyhow::Result<Segments> {
         self.run(|| {
             let flags = SocketFlags::CLOEXEC;
             let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::RAW, flags, Some(ipproto::TCP))
                 .context("opening a raw socket (needs root)")?;
-            set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+            set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
             bind(&socket, &SocketAddrV4::new(address, 0)).with_context(|| format!("binding to {address}"))?;
             Ok(Segments { socket, address })
         })
@@ -85,22 +88,28 @@ impl Namespace {
 }
 
 impl Segments {
-    /// Sends a segment, from the address of these.
+    /// Sends a segment from the socket's address.
+    ///
+    /// # Errors
+    /// The kernel refuses the segment.
     pub fn send(&self, segment: &Segment) -> anyhow::Result<()> {
         let to = SocketAddrV4::new(*segment.to.ip(), 0);
         sendto(&self.socket, &segment.encode(), SendFlags::empty(), &to).context("sending a segment")?;
         Ok(())
     }
 
-    /// All segments that have come, up to and with the first one that `is_last`.
-    pub fn hear_until(&self, is_last: impl Fn(&Segment) -> bool) -> anyhow::Result<Vec<Segment>> {
+    /// Receives segments up to the first for which `is_last` returns `true`, and returns all of them.
+    ///
+    /// # Errors
+    /// That segment does not arrive before the timeout.
+    pub fn receive_until(&self, is_last: impl Fn(&Segment) -> bool) -> anyhow::Result<Vec<Segment>> {
         let mut heard = Vec::new();
         let mut buffer = [0; 2048];
         loop {
             let received = retry_on_intr(|| recvfrom(&self.socket, &mut buffer[..], RecvFlags::empty()));
             let (length, _, from) = received
                 .map_err(io::Error::from)
-                .with_context(|| format!("the last segment did not come within {PATIENCE:?}; heard {heard:?}"))?;
+                .with_context(|| format!("the last segment did not come within {ANSWER_TIMEOUT:?}; heard {heard:?}"))?;
             let Some(Ok(SocketAddr::V4(from))) = from.map(SocketAddr::try_from) else {
                 bail!("a segment from nowhere")
             };
@@ -115,9 +124,14 @@ impl Segments {
     }
 }
 
-/// Connects a pod to `vip`, which must lead to `endpoint` on another pod of the node, and lets that pod send a segment outside of the
-/// connection's window. Connection tracking calls it invalid, and does not translate it back. Whether it is forwarded to the client,
-/// to whom it comes from an address that it never asked.
+/// Whether a segment outside of its connection's window is forwarded to the client.
+///
+/// Connects a pod of the node (`client`) to `vip`, which must lead to `endpoint` on another pod of the node, and lets that pod
+/// send the segment. Connection tracking marks it invalid and does not restore the VIP, so the client would receive it from an
+/// address that it never contacted.
+///
+/// # Errors
+/// The connection fails or is masqueraded, or the segment after the invalid ones does not arrive.
 pub fn invalid_is_forwarded(
     network: &Network,
     client: Ipv4Addr,
@@ -126,19 +140,19 @@ pub fn invalid_is_forwarded(
 ) -> anyhow::Result<bool> {
     let (from, to) = (network.pod(IpAddr::V4(*endpoint.ip()))?, network.pod(IpAddr::V4(client))?);
     let listener = from.run(|| TcpListener::bind(endpoint).context("listening"))?;
-    let connection = to.run(|| TcpStream::connect_timeout(&vip.into(), PATIENCE).context("connecting"))?;
+    let connection = to.run(|| TcpStream::connect_timeout(&vip.into(), ANSWER_TIMEOUT).context("connecting"))?;
     let (_accepted, peer) = listener.accept().context("accepting")?;
     if peer != connection.local_addr()? {
         bail!("{vip} was masqueraded: {endpoint} saw {peer}");
     }
     let SocketAddr::V4(peer) = peer else { bail!("{peer} is not of IPv4") };
     let (sends, hears) = (from.segments(*endpoint.ip())?, to.segments(client)?);
-    // Half of all sequence numbers away from those of the connection, wherever they are: one of the two is outside for sure.
+    // Two sequence numbers half of the number space apart: at least one of them is outside of the window.
     let invalid = [0, 1 << 31].map(|sequence| Segment { from: endpoint, to: peer, syn: false, sequence });
-    // What comes behind them on the same way. It begins a connection, which is no business of any Service.
+    // A SYN from the endpoint itself, which follows the invalid segments on the same path and concerns no Service.
     let last = Segment { from: endpoint, to: SocketAddrV4::new(client, 9), syn: true, sequence: 1 };
     invalid.iter().chain([&last]).try_for_each(|segment| sends.send(segment))?;
-    let heard = hears.hear_until(|segment| *segment == last)?;
+    let heard = hears.receive_until(|segment| *segment == last)?;
     Ok(heard.iter().any(|segment| invalid.contains(segment)))
 }
 
@@ -147,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_segment_is_read_as_it_was_written_and_its_sum_is_right() {
+    fn a_segment_round_trips_and_its_checksum_is_right() {
         let at = |text: &str| text.parse::<SocketAddrV4>().unwrap();
         for syn in [true, false] {
             let segment = Segment { from: at("10.0.0.1:80"), to: at("10.0.0.2:40000"), syn, sequence: 0xdead_beef };

@@ -1,9 +1,9 @@
-//! Answers at endpoints: one line with the endpoint's own name and the source it saw. A TCP connection is closed after it, or, if
-//! the servers keep connections, stays open and gets the line again for whatever it says.
+//! Servers at endpoints. Each answers a request with one line: its own name and the source address that it saw. It then closes a
+//! TCP connection, or keeps it open and answers every further request, if started so.
 //!
-//! Sockets are opened inside of the namespace that has the address and served by one thread, so that many endpoints cost
-//! little. SCTP is a raw socket per address that answers INIT; ports nobody asked for get silence, as several [`Servers`] may share
-//! an address.
+//! Sockets are opened inside of the namespace that has the address. One thread serves all of them, so that many endpoints are
+//! cheap. SCTP uses one raw socket per address, which answers INIT. It ignores ports without a server, because several
+//! [`Servers`] may share an address.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -23,12 +23,12 @@ use crate::network::Network;
 use crate::probe::{Protocol, transport_part};
 use crate::sctp::{Chunk, Packet};
 
-/// Something that answers: a protocol, an address and a port.
+/// The endpoint of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Endpoint {
-    /// By which protocol.
+    /// The transport protocol.
     pub protocol: Protocol,
-    /// Where; also the name that it answers with.
+    /// The address and port, which are also the name in its answers.
     pub address: SocketAddr,
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// Endpoints that answer until this is dropped.
+/// Servers, which run until this is dropped.
 #[derive(Debug)]
 pub struct Servers {
     stop: Arc<OwnedFd>,
@@ -46,20 +46,20 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Starts to answer. Each endpoint listens where its address is at home: a pod, the node, or the outside world
-    /// (see [`Network::home`]). When this returns, all of them answer. Endpoints named twice are served once.
+    /// Starts servers, each in the namespace of its address ([`Network::namespace_of`]). All of them answer when this returns.
+    /// Duplicates are ignored.
     ///
     /// # Errors
-    /// An endpoint has no home, or its address and port are taken.
+    /// An address belongs to a pod that the network does not have, or an address and port are in use.
     pub fn start(network: &Network, endpoints: impl IntoIterator<Item = Endpoint>) -> anyhow::Result<Self> {
         Self::begin(network, endpoints, false)
     }
 
-    /// As [`Servers::start`]; TCP connections stay open until their client closes them.
+    /// As [`Servers::start`], but TCP connections stay open until their client closes them.
     ///
     /// # Errors
-    /// See there.
-    pub fn that_keep_connections(
+    /// As [`Servers::start`].
+    pub fn start_with_open_connections(
         network: &Network,
         endpoints: impl IntoIterator<Item = Endpoint>,
     ) -> anyhow::Result<Self> {
@@ -69,17 +69,18 @@ impl Servers {
     fn begin(
         network: &Network,
         endpoints: impl IntoIterator<Item = Endpoint>,
-        keeps_connections: bool,
+        keep_open: bool,
     ) -> anyhow::Result<Self> {
         let endpoints: BTreeSet<_> = endpoints.into_iter().collect();
-        let mut by_home: BTreeMap<&str, (_, Vec<Endpoint>)> = BTreeMap::new();
+        let mut by_namespace: BTreeMap<&str, (_, Vec<Endpoint>)> = BTreeMap::new();
         for endpoint in endpoints {
-            let home = network.home(endpoint.address.ip()).with_context(|| format!("serving {endpoint}"))?;
-            by_home.entry(home.name()).or_insert_with(|| (home, Vec::new())).1.push(endpoint);
+            let namespace =
+                network.namespace_of(endpoint.address.ip()).with_context(|| format!("serving {endpoint}"))?;
+            by_namespace.entry(namespace.name()).or_insert_with(|| (namespace, Vec::new())).1.push(endpoint);
         }
         let mut sockets = Vec::new();
-        for (home, endpoints) in by_home.values() {
-            sockets.extend(home.run(|| open(endpoints))?);
+        for (namespace, endpoints) in by_namespace.values() {
+            sockets.extend(namespace.run(|| open(endpoints))?);
         }
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).context("creating an eventfd")?);
         let waiting = epoll::create(epoll::CreateFlags::CLOEXEC).context("creating an epoll instance")?;
@@ -94,17 +95,17 @@ impl Servers {
         let thread = std::thread::Builder::new()
             .name("lab-servers".to_owned())
             .spawn(move || {
-                serve(&waiting, &sockets, keeps_connections);
+                serve(&waiting, &sockets, keep_open);
                 sockets.iter().for_each(Socket::stop);
             })
-            .context("starting the thread of servers")?;
+            .context("starting the servers' thread")?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }
 
 impl Drop for Servers {
     fn drop(&mut self) {
-        // An eventfd takes an eight byte number; it cannot be full after one.
+        // A write of an eight-byte number to an eventfd fails only if the counter overflows.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -128,15 +129,16 @@ impl Socket {
         }
     }
 
-    /// Ends to listen at once. Closing may come too late: a program that another test is starting has all descriptors for a moment.
+    /// Stops listening at once. Closing may not suffice, because a program that another test is starting inherits all descriptors
+    /// for a moment.
     fn stop(&self) {
         if let Self::Tcp(listener, _) = self {
-            // It listens, so there is something to shut down.
+            // This cannot fail, because the socket listens.
             let _ = shutdown(listener, Shutdown::Both);
         }
     }
 
-    /// Answers once; the connection, if there is one. What goes wrong concerns the peer that asked, which sees it for itself.
+    /// Answers a request, and returns its connection if it has one. The caller may ignore errors: the client notices them.
     fn answer(&self) -> io::Result<Option<Connection>> {
         match self {
             Self::Tcp(listener, name) => {
@@ -162,7 +164,10 @@ struct Connection {
 }
 
 impl Connection {
-    /// Answers once more; an error when it has ended.
+    /// Answers a further request.
+    ///
+    /// # Errors
+    /// The connection has ended.
     fn answer(&mut self) -> io::Result<()> {
         match self.stream.read(&mut [0; 1024])? {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -204,8 +209,8 @@ fn open(endpoints: &[Endpoint]) -> anyhow::Result<Vec<Socket>> {
     Ok(sockets)
 }
 
-/// Until the event arrives that is numbered after all sockets. Connections are numbered after that.
-fn serve(waiting: &OwnedFd, sockets: &[Socket], keeps_connections: bool) {
+/// Serves until the stop event, whose number follows those of the sockets. Connections have higher numbers.
+fn serve(waiting: &OwnedFd, sockets: &[Socket], keep_open: bool) {
     let stop = sockets.len() as u64;
     let mut last = stop;
     let mut connections = BTreeMap::new();
@@ -228,7 +233,7 @@ fn serve(waiting: &OwnedFd, sockets: &[Socket], keeps_connections: bool) {
                 continue;
             }
             let socket = usize::try_from(number).ok().and_then(|number| sockets.get(number));
-            let Some(Ok(Some(connection))) = socket.map(Socket::answer).filter(|_| keeps_connections) else { continue };
+            let Some(Ok(Some(connection))) = socket.map(Socket::answer).filter(|_| keep_open) else { continue };
             last += 1;
             let data = epoll::EventData::new_u64(last);
             if epoll::add(waiting, &connection.stream, data, epoll::EventFlags::IN).is_ok() {
@@ -246,7 +251,7 @@ fn answer_sctp(socket: &OwnedFd, address: IpAddr, ports: &BTreeSet<u16>) -> io::
     let (Some(peer), Some(packet)) = (peer, packet) else { return Ok(()) };
     let name = SocketAddr::new(address, packet.destination_port);
     let line = || line(name, peer.ip()).into_bytes();
-    // Its own tag is that of the client turned round, so that nothing need be remembered.
+    // The server's tag is the inverted tag of the client, so that the server needs no state.
     let (verification_tag, chunk) = match packet.chunk {
         Chunk::Init { tag } => (tag, Chunk::InitAck { tag: !tag, cookie: line() }),
         Chunk::CookieEcho { .. } => (!packet.verification_tag, Chunk::CookieAck),

@@ -1,14 +1,14 @@
-//! Which addresses a network of the lab has. Fixed, so that a Case can name them.
+//! The addresses of the lab's networks. They are fixed, so that Cases can use them.
 //!
-//! | what | IPv4 | IPv6 |
+//! | owner | IPv4 | IPv6 |
 //! |---|---|---|
 //! | node, its first (uplink) address | 192.168.0.2 | 2001:db8::2 |
-//! | further node addresses | as asked, say 192.168.1.2 | as asked, say 2001:db8:1::2 |
+//! | node, further addresses | as configured, such as 192.168.1.2 | as configured, such as 2001:db8:1::2 |
 //! | pod number N of the node | 10.180.0.N | fd00:10:180::N |
-//! | the node, as these pods see it | 10.180.0.254 | fd00:10:180::fe |
+//! | the node, on the links to these pods | 10.180.0.254 | fd00:10:180::fe |
 //! | pod number N of another node | 10.180.1.N | fd00:10:180:1::N |
 //! | all pods | 10.180.0.0/16 | fd00:10:180::/48 |
-//! | outside client | 203.0.113.2, 203.0.113.130 | 2001:db8:2::2, 2001:db8:2::82 |
+//! | external client | 203.0.113.2, 203.0.113.130 | 2001:db8:2::2, 2001:db8:2::82 |
 //! | Services | 172.30.0.0/16 | fd00:172:30::/112 |
 //! | any other address | the outside world, behind the router | |
 //!
@@ -19,7 +19,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context, bail};
 
-/// The node's first address in each family: where its NodePorts are, and what it masquerades to towards other machines.
+/// The node's first address in each family: for NodePorts, and for masquerading packets to other machines.
 pub const NODE: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 168, 0, 2)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2))];
 /// The node's addresses on the links to its pods.
@@ -27,30 +27,30 @@ pub const NODE_TO_PODS: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(10, 180, 0, GATEWAY_NUMBER)),
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0x10, 0x180, 0, 0, 0, 0, GATEWAY_NUMBER as u16)),
 ];
-/// The node's own addresses of itself.
+/// The loopback addresses.
 pub const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 /// The router's address on the node's side.
 pub const ROUTER: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 168, 0, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
-/// The outside client's first address.
+/// The external client's first address.
 pub const CLIENT: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(203, 0, 113, 2)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 2, 0, 0, 0, 0, 2))];
-/// The outside client's second address, for source ranges that admit the first one only.
+/// The external client's second address, for source ranges that contain only the first one.
 pub const CLIENT_TWO: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(203, 0, 113, 130)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 2, 0, 0, 0, 0, 0x82))];
 /// The router's address on the client's side.
 pub const CLIENT_GATEWAY: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 2, 0, 0, 0, 0, 1))];
-/// The pods of every node.
+/// The pods of all nodes.
 pub const CLUSTER_CIDRS: [&str; 2] = ["10.180.0.0/16", "fd00:10:180::/48"];
-/// The pods of the node.
+/// The pods of the node under test.
 pub const POD_CIDRS: [&str; 2] = ["10.180.0.0/24", "fd00:10:180::/64"];
-/// The cluster IPs of Services.
+/// The ClusterIPs of Services.
 pub const SERVICE_CIDRS: [&str; 2] = ["172.30.0.0/16", "fd00:172:30::/112"];
 
 const GATEWAY_NUMBER: u8 = 254;
 
-/// Which node a pod runs on.
+/// The node that a pod runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
     /// The node under test.
@@ -59,17 +59,17 @@ pub enum Place {
     Remote,
 }
 
-/// A pod, known by where it runs and its number there.
+/// A pod, identified by its node and its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Pod {
-    /// Where it runs.
+    /// The node.
     pub place: Place,
-    /// 1 to 253.
+    /// The number, from 1 to 253.
     pub number: u8,
 }
 
 impl Pod {
-    /// The pod that has `address`, if that is a pod's address.
+    /// The pod that has `address`; `None` if it is no pod's address.
     pub fn at(address: IpAddr) -> Option<Self> {
         let (place, number) = match address {
             IpAddr::V4(address) => match address.octets() {
@@ -87,12 +87,12 @@ impl Pod {
         (1..GATEWAY_NUMBER).contains(&number).then_some(Self { place, number })
     }
 
-    /// Its addresses: IPv4, IPv6.
+    /// The pod's addresses: IPv4, IPv6.
     pub fn addresses(self) -> [IpAddr; 2] {
         Self::subnet_addresses(self.place, self.number)
     }
 
-    /// The addresses of its node (or, for a remote pod, of the router) on the pod's link.
+    /// The addresses of the node (for a remote pod: of the router) on the pod's link.
     pub fn gateways(self) -> [IpAddr; 2] {
         Self::subnet_addresses(self.place, GATEWAY_NUMBER)
     }
@@ -109,7 +109,7 @@ impl Pod {
     }
 }
 
-/// What a network is made of, besides the node, the router and the client that every network has.
+/// The variable part of a network. Every network also has a node, a router, a client and an outside world.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
     /// The pods to create.
@@ -119,7 +119,10 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// A network with these pods, each named by one of its addresses.
+    /// A topology with pods, each given by one of its addresses.
+    ///
+    /// # Errors
+    /// A text is no address of a pod.
     pub fn with_pods<'a>(addresses: impl IntoIterator<Item = &'a str>) -> anyhow::Result<Self> {
         let mut topology = Self::default();
         for text in addresses {
@@ -130,6 +133,9 @@ impl Topology {
     }
 
     /// Adds the pod that has `address`.
+    ///
+    /// # Errors
+    /// The address is no pod's.
     pub fn add_pod(&mut self, address: IpAddr) -> anyhow::Result<()> {
         let Some(pod) = Pod::at(address) else {
             bail!(
@@ -146,7 +152,7 @@ impl Topology {
     }
 }
 
-/// The one of a pair (IPv4, IPv6) that has the family of `like`.
+/// Of a pair (IPv4, IPv6), the address of the same family as `like`.
 pub fn of_family(pair: [IpAddr; 2], like: IpAddr) -> IpAddr {
     if like.is_ipv4() { pair[0] } else { pair[1] }
 }

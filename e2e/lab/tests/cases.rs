@@ -1,4 +1,4 @@
-//! The Cases are sound in themselves, before any backend reads them.
+//! The Cases are consistent in themselves, without any backend.
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ fn case(name: &str) -> Case {
 }
 
 #[test]
-fn cases_have_known_files_only_and_say_why_they_exist() {
+fn cases_contain_only_known_files_and_a_reason() {
     for case in cases() {
         let files: Vec<_> = std::fs::read_dir(&case.dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert!(files.iter().all(|file| FILES.iter().any(|known| file == known)), "{}: {files:?}", case.name);
@@ -31,7 +31,7 @@ fn cases_have_known_files_only_and_say_why_they_exist() {
 }
 
 #[test]
-fn whoever_must_answer_is_in_a_slice_or_is_asked_directly() {
+fn expected_endpoints_are_in_a_slice_or_probed_directly() {
     for case in cases() {
         let known = case.slice_endpoints().unwrap();
         for flow in &case.flows.flows {
@@ -45,7 +45,7 @@ fn whoever_must_answer_is_in_a_slice_or_is_asked_directly() {
 }
 
 #[test]
-fn together_the_cases_cover_what_a_flow_can_be() {
+fn the_cases_cover_every_kind_of_flow() {
     let mut seen = BTreeSet::new();
     for flow in cases().iter().flat_map(|case| &case.flows.flows) {
         let expect = match &flow.expect {
@@ -69,7 +69,7 @@ fn together_the_cases_cover_what_a_flow_can_be() {
 }
 
 #[test]
-fn a_node_that_nobody_programs_passes_what_is_untouched_alone() {
+fn an_unprogrammed_node_passes_only_untouched_flows() {
     check_case(&case("empty"), |_| Ok(())).unwrap();
     for name in ["cluster-ip", "no-endpoints-reject"] {
         let case = case(name);
@@ -85,14 +85,14 @@ fn a_node_that_nobody_programs_passes_what_is_untouched_alone() {
     }
 }
 
-/// The words between backticks in the last column of the tables of `docs/cases.md`, by row.
+/// The texts between backticks in the last column of the tables in `docs/cases.md`, by row.
 fn listed() -> Vec<(String, Vec<String>)> {
     let text = std::fs::read_to_string(root().join("docs/cases.md")).unwrap();
     let rows = text.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
     rows.map(|row| {
         let cells: Vec<_> = row.split(" | ").collect();
-        let words = cells[cells.len() - 1].split('`').skip(1).step_by(2);
-        (cells[0].to_owned(), words.map(str::to_owned).collect())
+        let names = cells[cells.len() - 1].split('`').skip(1).step_by(2);
+        (cells[0].to_owned(), names.map(str::to_owned).collect())
     })
     .collect()
 }
@@ -101,22 +101,22 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
 }
 
-fn rust_sources(dir: &Path, found: &mut Vec<PathBuf>) {
+fn rust_sources(dir: &Path, sources: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap();
         if path.is_dir() && name != "target" && !name.starts_with('.') {
-            rust_sources(&path, found);
+            rust_sources(&path, sources);
         } else if name.ends_with(".rs") {
-            found.push(path);
+            sources.push(path);
         }
     }
 }
 
 #[test]
-fn every_case_is_listed_and_what_is_listed_exists() {
-    let listed: BTreeSet<String> = listed().into_iter().flat_map(|(_, words)| words).collect();
-    let (tests, listed): (BTreeSet<_>, BTreeSet<_>) = listed.into_iter().partition(|word| word.contains("::"));
+fn every_case_is_listed_and_every_listed_case_exists() {
+    let listed: BTreeSet<String> = listed().into_iter().flat_map(|(_, names)| names).collect();
+    let (tests, listed): (BTreeSet<_>, BTreeSet<_>) = listed.into_iter().partition(|name| name.contains("::"));
     let exist: BTreeSet<String> = cases().into_iter().map(|case| case.name).collect();
     let missing: Vec<_> = exist.difference(&listed).collect();
     let absent: Vec<_> = listed.difference(&exist).collect();
@@ -126,20 +126,20 @@ fn every_case_is_listed_and_what_is_listed_exists() {
     rust_sources(&root(), &mut sources);
     for test in tests {
         let (file, function) = test.split_once("::").unwrap();
-        let holds = |path: &PathBuf| {
+        let contains_test = |path: &PathBuf| {
             path.to_str().unwrap().contains(file)
                 && std::fs::read_to_string(path).unwrap().contains(&format!("fn {function}("))
         };
-        assert!(sources.iter().any(holds), "{test}, named in docs/cases.md, does not exist");
+        assert!(sources.iter().any(contains_test), "{test}, named in docs/cases.md, does not exist");
     }
 }
 
 #[test]
-fn no_row_that_a_case_is_to_show_is_missing() {
+fn every_expected_row_is_listed() {
     let listed = listed();
-    let held = |row: &str| listed.iter().any(|(of, words)| of == row && !words.is_empty());
+    let has_entry = |row: &str| listed.iter().any(|(of, names)| of == row && !names.is_empty());
     let endpoints = (1..=21).map(|row| row.to_string());
     let reported = (1..=8).chain(13..=16).chain(30..=40).map(|row| format!("B-{row:02}"));
-    let missing: Vec<_> = endpoints.chain(reported).filter(|row| !held(row)).collect();
+    let missing: Vec<_> = endpoints.chain(reported).filter(|row| !has_entry(row)).collect();
     assert!(missing.is_empty(), "docs/cases.md has nothing for {missing:?}");
 }

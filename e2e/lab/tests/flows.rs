@@ -1,10 +1,10 @@
-//! Flows are checked against rules that were written by hand: the right ones pass, each wrong expectation fails.
+//! Checks of flows with hand-written rules: right expectations pass, and each wrong one fails.
 
 use std::process::Command;
 
 use localnet_lab::{Flows, Network, Servers, check_flows, probe_flows};
 
-/// What a backend would program for one Service with a local and a remote endpoint, and some that nothing serves.
+/// The rules that a backend would program for a Service with a local and a remote endpoint, and for Services without endpoints.
 const RULES: &str = "
 table ip byhand {
     chain prerouting { type nat hook prerouting priority dstnat; jump services; }
@@ -53,7 +53,7 @@ fn program(network: &Network) -> anyhow::Result<()> {
     network.node().output_with_input(Command::new("nft").args(["-f", "-"]), RULES).map(drop)
 }
 
-/// Every combination of protocol and family, from every kind of sender.
+/// Right expectations for every combination of protocol, family and sender.
 fn right() -> String {
     let mut lines = "flows:\n".to_owned();
     let mut flow = |line: String| lines += &format!("- {{{line}}}\n");
@@ -83,8 +83,8 @@ fn right() -> String {
 
 fn served(flows: &Flows) -> (Network, Servers) {
     let endpoints = flows.endpoints();
-    let network = Network::build(flows.topology(&endpoints)).expect("a network can be built");
-    let servers = Servers::start(&network, endpoints).expect("endpoints can be served");
+    let network = Network::build(flows.topology(&endpoints)).expect("the network can be built");
+    let servers = Servers::start(&network, endpoints).expect("the servers can be started");
     (network, servers)
 }
 
@@ -134,7 +134,7 @@ fn every_wrong_expectation_fails_for_its_reason() {
 }
 
 #[test]
-fn without_masquerade_a_remote_endpoint_is_not_reached_from_outside() {
+fn without_masquerade_a_client_does_not_reach_a_remote_endpoint() {
     let text = "flows: [{from: client, proto: tcp, to: 192.168.0.2, port: 30080, answers: ['10.180.1.1:80']}]";
     let flows = Flows::parse(text).unwrap();
     let (network, _servers) = served(&flows);
@@ -148,7 +148,7 @@ fn without_masquerade_a_remote_endpoint_is_not_reached_from_outside() {
 }
 
 #[test]
-fn a_program_that_fails_is_reported_as_such() {
+fn a_failure_of_the_program_is_reported() {
     let flows = Flows::parse("flows: []").unwrap();
     let (network, _servers) = served(&flows);
     let error =

@@ -1,13 +1,13 @@
-//! Commands in the README and in `docs/` do what they say: they are executed as they stand.
+//! Executes the commands in the README and in `docs/` exactly as written.
 //!
-//! Those of one page run one after the other in one shell, as root, at the root of the repository, with the programs as built for tests
-//! and those of `make controlplane` and `make helm` in PATH.
+//! The commands of one page run in sequence in one shell, as root, at the root of the repository. PATH contains the programs that
+//! are built for tests, and those of `make controlplane` and `make helm`.
 //!
 //! | a block begins with | and runs |
 //! |---|---|
 //! | ```` ```sh run ```` | in namespaces of its own (network, mounts, processes) with an empty `/run` |
 //! | ```` ```sh cluster ```` | with a KUBECONFIG of a real API server that has kube-proxy's DaemonSet |
-//! | ```` ```sh ```` | not: [`NOT_RUN`] says why |
+//! | ```` ```sh ```` | not at all; [`NOT_RUN`] gives the reason |
 
 use std::{
     fs::{self, File},
@@ -28,7 +28,7 @@ use localnet_controlplane::{ControlPlane, Options};
 use localnet_e2e::program;
 use serde_json::json;
 
-/// The pages that have such blocks, with what runs before those of a page, which its reader has from another one.
+/// The pages with such blocks, each with commands to run first, which the reader knows from another page.
 const PAGES: [(&str, &str); 5] = [
     ("README.md", ""),
     ("docs/README.md", ""),
@@ -37,7 +37,7 @@ const PAGES: [(&str, &str); 5] = [
     ("docs/migrating.md", ""),
 ];
 
-/// The brain of the README.
+/// Starts the brain of the README.
 const BRAIN: &str = "\
 localnet-brain --source file:examples --node-name demo-node &
 until [ -S /run/localnet/brain.sock ]; do sleep 0.1; done
@@ -46,9 +46,11 @@ until [ -S /run/localnet/brain.sock ]; do sleep 0.1; done
 /// The pages with commands for a cluster.
 const CLUSTER_PAGES: [&str; 2] = ["charts/localnet/README.md", "docs/migrating.md"];
 
-/// Blocks that are not run: page, how the block begins, and why.
-const NOT_RUN: [(&str, &str, &str); 8] = [
+/// Blocks that are not run: the page, the beginning of the block, and the reason.
+const NOT_RUN: [(&str, &str, &str); 10] = [
     ("README.md", "make demo", "CI runs it"),
+    ("README.md", "helm install", "the chart's own page runs it"),
+    ("README.md", "localnet-node", "it needs kube-proxy's file: `system::drop_in` runs it with one"),
     ("README.md", "make test", "it is what runs this"),
     (
         "docs/writing-a-backend.md",
@@ -74,13 +76,14 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The blocks of a page that begin with this.
+/// The blocks of a page with this mark.
 fn blocks<'a>(page: &'a str, mark: &str) -> Vec<&'a str> {
     let mark = format!("\n```sh{mark}\n");
     page.split(&mark).skip(1).filter_map(|rest| rest.split("\n```").next()).collect()
 }
 
-/// Runs commands until one fails; then says which, and what was printed. `wrapped` is what starts the shell.
+/// Runs commands until one fails. The error names that command and contains the output. `wrapped` is the command that starts the
+/// shell.
 fn run(commands: &str, wrapped: &[&str], environment: &[(&str, &Path)]) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let (script, log) = (folder.path().join("script"), folder.path().join("log"));
@@ -112,7 +115,7 @@ fn run(commands: &str, wrapped: &[&str], environment: &[(&str, &Path)]) -> anyho
     Ok(())
 }
 
-/// In namespaces of its own.
+/// Runs commands in separate namespaces.
 fn run_alone(commands: &str) -> anyhow::Result<()> {
     let apart = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"];
     run(&format!("mount -t tmpfs tmpfs /run\n{commands}"), &apart, &[])
@@ -149,7 +152,7 @@ fn backends_do_what_their_pages_say() -> anyhow::Result<()> {
     page("docs/backends/iptables.md")
 }
 
-/// Takes every DaemonSet for rolled out: where there are nodes, their kubelets and a controller say so.
+/// Sets the status of every DaemonSet to rolled out. In a cluster with nodes, kubelets and a controller do so.
 async fn roll_out(client: Client) -> anyhow::Result<()> {
     let sets: Api<DaemonSet> = Api::namespaced(client.clone(), "kube-system");
     let mut changes = watcher(sets.clone(), watcher::Config::default()).default_backoff().applied_objects().boxed();
@@ -168,7 +171,7 @@ async fn roll_out(client: Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// kube-proxy's DaemonSet, as far as anything here looks at it.
+/// Creates kube-proxy's DaemonSet, with the fields that these pages need.
 async fn add_kube_proxy(client: Client) -> anyhow::Result<()> {
     let labels = json!({ "k8s-app": "kube-proxy" });
     let set: DaemonSet = serde_json::from_value(json!({
@@ -201,7 +204,7 @@ async fn commands_for_a_cluster_are_taken_by_one() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The first lines of blocks without a language: commands in them would be overlooked.
+/// The first lines of blocks without a language. Commands in them would not be run.
 fn unnamed(page: &str) -> impl Iterator<Item = &str> {
     let (mut inside, mut found) = (false, Vec::new());
     let mut lines = page.lines().peekable();

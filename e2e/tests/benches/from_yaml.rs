@@ -1,11 +1,11 @@
-//! From a folder of YAML to the kernel, by the programs as they are shipped, in a namespace of their own.
+//! Measures the way from a folder of YAML to the kernel, with the programs as shipped, in a separate namespace.
 //!
 //! ```text
 //! make bench                             # as root; or: SERVICES=1000 cargo bench -p localnet-e2e
 //! ```
 //!
-//! What the programs say in their logs is shown beside what an outsider sees: the kernel's notice of each commit. Peers in
-//! the same run are the same YAML parsed alone, and `nft -f` of the plan that the backend prints.
+//! The programs' logs are shown together with an outside observation: the kernel's notification of each commit. For comparison,
+//! the same run also measures parsing the same YAML alone, and `nft -f` of the plan that the backend prints.
 
 use std::{
     env,
@@ -72,7 +72,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes one file of services; its first service has an endpoint that tells the change.
+/// Writes one file of Services. The first Service has an endpoint that identifies the change.
 fn write(folder: &Path, services: usize, file: usize, change: usize) -> anyhow::Result<()> {
     let mut text = String::new();
     for number in (0..services).filter(|number| number % FILES == file) {
@@ -95,20 +95,20 @@ fn write(folder: &Path, services: usize, file: usize, change: usize) -> anyhow::
     Ok(fs::rename(new, path)?)
 }
 
-/// How long each sync of the backend took, from its log.
+/// The duration of each sync of the backend, from its log.
 fn applied(programs: &Programs) -> Vec<Duration> {
     let log = programs.log("localnet-nft");
     let lines = log.lines().filter(|line| line.contains(" applied revision="));
     lines.filter_map(|line| parse(line.rsplit_once("took_ms=")?.1)).collect()
 }
 
-/// A duration as the log writes it, in milliseconds.
+/// Parses a duration from the log, in milliseconds.
 fn parse(text: &str) -> Option<Duration> {
     let number: f64 = text.split_whitespace().next()?.parse().ok()?;
     Some(Duration::from_secs_f64(number / 1000.0))
 }
 
-/// Loads the tables that the backend has made into another namespace with nft.
+/// Loads the backend's tables into another namespace with nft.
 fn load_as_text(network: &Network, programs: &Programs) -> anyhow::Result<Duration> {
     let cluster = localnet_lab::topology::CLUSTER_CIDRS.join(",");
     let mut dry_run = Command::new(program("localnet-nft")?);
@@ -121,7 +121,7 @@ fn load_as_text(network: &Network, programs: &Programs) -> anyhow::Result<Durati
     Ok(started.elapsed())
 }
 
-/// Resident memory of a process, in MiB.
+/// The resident memory of a process, in MiB.
 fn resident(process: u32) -> anyhow::Result<f64> {
     let status = fs::read_to_string(format!("/proc/{process}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("VmRSS is missing")?;

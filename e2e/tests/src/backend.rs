@@ -1,20 +1,20 @@
-//! The backends that these tests are about: how each is started, what it has written, and who flushes it.
+//! The backends under test: how to start each of them, list its rules and flush them.
 
 use std::process::Command;
 
 use localnet_lab::Namespace;
 
-/// A backend, and the tools that show what it has written.
+/// A backend, and the tools that list its rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
-    /// Own tables, over netlink
+    /// `localnet-nft`: its own tables, over netlink.
     Nft,
-    /// kube-proxy's chains, by the tools that are named so: `legacy` or `nft`
+    /// `localnet-iptables`: kube-proxy's chains, with the tools of this flavour: `legacy` or `nft`.
     Iptables(&'static str),
 }
 
 impl Backend {
-    /// All of them.
+    /// All backends.
     pub const ALL: [Self; 3] = [Self::Nft, Self::Iptables("nft"), Self::Iptables("legacy")];
 
     /// The name of its program.
@@ -25,7 +25,7 @@ impl Backend {
         }
     }
 
-    /// What it is told beside what all backends are told.
+    /// The flags that only this backend needs.
     pub fn flags(self) -> Vec<&'static str> {
         match self {
             Self::Nft => Vec::new(),
@@ -33,14 +33,14 @@ impl Backend {
         }
     }
 
-    /// All rules of the node that are of its kind, in one order, without counters.
+    /// All rules of the node of the backend's kind, in a stable order, without counters.
     ///
     /// # Errors
-    /// The tools do not list them.
+    /// Returns an error if the tools fail.
     pub fn listing(self, node: &Namespace) -> anyhow::Result<Vec<String>> {
         let mut parts = Vec::new();
         match self {
-            // The kernel tells elements in whatever order.
+            // The kernel lists elements in any order.
             Self::Nft => {
                 let listing = node.output(Command::new("nft").args(["list", "ruleset"]))?;
                 parts.extend(listing.split([' ', ',', '\n', '\t']).map(str::to_owned));
@@ -52,7 +52,7 @@ impl Backend {
                     for line in saved.lines().filter(|line| !line.starts_with('#') && *line != "COMMIT") {
                         table = line.strip_prefix('*').unwrap_or(table);
                         let line = line.split(" [").next().unwrap_or(line);
-                        // The kernel's own chains are there once somebody has named them.
+                        // The kernel's own chains exist only after their first use.
                         if line.ends_with(" ACCEPT") && line.starts_with(':') {
                             continue;
                         }
@@ -65,15 +65,15 @@ impl Backend {
         Ok(parts)
     }
 
-    /// The same with what the kernel gives to a rule when it is made: rules that are written anew differ. For ip_tables, which
-    /// gives nothing, with its order.
+    /// The listing with the handles that the kernel assigns to rules, so that rewritten rules differ. ip_tables has no handles,
+    /// so its listing keeps the order of the rules.
     ///
     /// # Errors
-    /// The tools do not list them.
+    /// Returns an error if the tools fail.
     pub fn identity(self, node: &Namespace) -> anyhow::Result<String> {
         let Self::Iptables("legacy") = self else {
             let listing = node.output(Command::new("nft").args(["-a", "-s", "list", "ruleset"]))?;
-            // What is said of rules that nft cannot list as its own.
+            // Skip the comments about rules that nft cannot list.
             let kept = listing.lines().filter(|line| !line.trim_start().starts_with('#'));
             return Ok(kept.flat_map(|line| [line, "\n"]).collect());
         };
@@ -86,10 +86,10 @@ impl Backend {
         Ok(all)
     }
 
-    /// What others do that keep house: all rules are gone.
+    /// Removes all rules, as other programs on a node may do.
     ///
     /// # Errors
-    /// The tools do not flush them.
+    /// Returns an error if the tools fail.
     pub fn flush(self, node: &Namespace) -> anyhow::Result<()> {
         match self {
             Self::Nft => _ = node.output(Command::new("nft").args(["flush", "ruleset"]))?,

@@ -1,4 +1,4 @@
-//! kube-proxy itself, v1.36.3, beside or instead of our programs.
+//! Runs kube-proxy v1.36.3, together with our programs or in place of them.
 
 use std::{env, fs, fs::File, os::unix::fs::symlink, path::Path, process::Stdio};
 
@@ -8,22 +8,22 @@ use localnet_lab::{Namespace, Running};
 
 use crate::Programs;
 
-/// The name of its log among the programs'.
+/// The name of kube-proxy's log.
 pub const KUBE_PROXY: &str = "kube-proxy";
 
-/// Its mode.
+/// A mode of kube-proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// With `nft`.
+    /// nftables, with the tool `nft`.
     Nftables,
-    /// By the tools that are named so: `legacy` or `nft`.
+    /// iptables, with the tools of this flavour: `legacy` or `nft`.
     Iptables(&'static str),
-    /// With ipsets, and the tools of iptables that this machine prefers.
+    /// IPVS, with ipsets and the iptables tools that this machine prefers.
     Ipvs,
 }
 
 impl Mode {
-    /// As the configuration names it.
+    /// The name of the mode in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Nftables => "nftables",
@@ -33,10 +33,10 @@ impl Mode {
     }
 }
 
-/// Starts it for the node of this name, with more lines of its configuration.
+/// Starts kube-proxy for the node of this name, with further lines of configuration.
 ///
 /// # Errors
-/// It is not built, or cannot be started.
+/// Returns an error if kube-proxy is not built or cannot be started.
 pub fn start(
     namespace: &Namespace,
     programs: &Programs,
@@ -77,7 +77,7 @@ oomScoreAdj: 0
     })
 }
 
-/// A `PATH` in which `iptables` and its like are those of one flavour.
+/// A `PATH` in which `iptables` and related tools have this flavour.
 fn tools(folder: &Path, flavour: &str) -> anyhow::Result<std::ffi::OsString> {
     let folder = folder.join(format!("tools-{flavour}"));
     if !folder.exists() {

@@ -1,7 +1,7 @@
-//! Tests of the programs as they are shipped, and of the repository itself: see the `tests` folder of this crate.
+//! Tests of the programs as shipped, and of the repository itself: see the `tests` folder of this crate.
 //!
-//! Here is what these tests share: starting the programs, or [`kube_proxy`], in a lab's node, waiting until packets say something,
-//! [`load`], and [`privileges`].
+//! This library contains what the tests share: it starts the programs, or [`kube_proxy`], on a node of the lab, and waits for the
+//! outcome of packets. It also has [`load`] and [`privileges`].
 
 mod backend;
 pub mod kube_proxy;
@@ -23,18 +23,18 @@ use tempfile::TempDir;
 
 pub use backend::Backend;
 
-/// How long anything that must happen may take on a busy machine.
+/// Maximum time for anything that must happen, even on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The same where this runs: an emulated processor takes many times as long.
+/// The patience on this machine: longer in a guest, because its processor is emulated.
 fn patience() -> Duration {
     if std::env::var_os(localnet_vm::MARKER).is_some() { PATIENCE * 6 } else { PATIENCE }
 }
 
-/// A program of the workspace, as built beside the tests.
+/// The path of a program of the workspace, which is built next to the tests.
 ///
 /// # Errors
-/// It is not built: `make test` builds all of them first.
+/// Returns an error if the program is not built. `make test` builds all programs first.
 pub fn program(name: &str) -> anyhow::Result<PathBuf> {
     let test = std::env::current_exe().context("finding this test")?;
     // target/PROFILE/deps/TEST-HASH
@@ -43,10 +43,10 @@ pub fn program(name: &str) -> anyhow::Result<PathBuf> {
     path.with_context(|| format!("{} is not built: run `make test`", folder.join(name).display()))
 }
 
-/// The interpreter of Python that has grpcio.
+/// The path of a Python interpreter with grpcio.
 ///
 /// # Errors
-/// It is not there: `make python` makes it.
+/// Returns an error if it is missing. `make python` creates it.
 pub fn python() -> anyhow::Result<PathBuf> {
     let cache = std::env::var_os("LOCALNET_CACHE").map(PathBuf::from);
     let cache = cache.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache"));
@@ -55,35 +55,35 @@ pub fn python() -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// The programs of one node, with their sockets and logs in a folder of their own.
+/// The programs of one node, with their sockets and logs in a temporary folder.
 #[derive(Debug)]
 pub struct Programs {
     folder: TempDir,
 }
 
 impl Programs {
-    /// Nothing runs yet.
+    /// Creates the folder. No program runs yet.
     ///
     /// # Errors
-    /// There is no temporary folder.
+    /// Returns an error if the folder cannot be created.
     pub fn new() -> anyhow::Result<Self> {
         Ok(Self { folder: tempfile::tempdir().context("creating a temporary folder")? })
     }
 
-    /// The folder.
+    /// The temporary folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Where the brain listens, in docker's syntax.
+    /// The address of the brain's listener, in Docker's syntax.
     pub fn api(&self) -> String {
         format!("unix://{}", self.folder.path().join("brain.sock").display())
     }
 
-    /// Starts a program in a namespace; its output is appended to a log of its name.
+    /// Starts a program in a namespace. Its output is appended to the log with its name.
     ///
     /// # Errors
-    /// It is not built, or cannot be started.
+    /// Returns an error if the program is not built or cannot be started.
     pub fn start(&self, namespace: &Namespace, name: &str, arguments: &[&str]) -> anyhow::Result<Running> {
         let log = File::options().create(true).append(true).open(self.log_path(name)).context("opening a log")?;
         let output = log.try_clone()?;
@@ -93,7 +93,7 @@ impl Programs {
         })
     }
 
-    /// Starts the brain on a source, for the node `node-a`.
+    /// Starts the brain with a source, for the node `node-a`.
     ///
     /// # Errors
     /// See [`Self::start`].
@@ -121,12 +121,13 @@ impl Programs {
         self.start_backend(namespace, Backend::Nft)
     }
 
-    /// What a program has said so far.
+    /// The output of a program so far.
     pub fn log(&self, name: &str) -> String {
         fs::read_to_string(self.log_path(name)).unwrap_or_default()
     }
 
-    /// How many states a backend, or `localnet-node`, has said to be in the kernel: whole, where transactions and families are parts.
+    /// How many times the log of a backend, or of `localnet-node`, reports a completely applied state. Reports about single
+    /// transactions or families do not count.
     pub fn states_applied(&self, name: &str) -> usize {
         self.log(name).matches(" applied revision=").count()
     }
@@ -135,10 +136,10 @@ impl Programs {
         self.folder.path().join(format!("{name}.log"))
     }
 
-    /// Waits until the answers to a probe come from exactly these endpoints, over some tens of probes.
+    /// Waits until exactly these endpoints answer a probe, in some tens of probes.
     ///
     /// # Errors
-    /// They do not within [`PATIENCE`]; tells what came instead, and what the programs said.
+    /// Returns an error if this takes longer than [`PATIENCE`]. The error contains the actual answers and the programs' output.
     pub fn await_answers(&self, from: &Namespace, probe: Probe, endpoints: &[SocketAddr]) -> anyhow::Result<()> {
         let expected: BTreeSet<_> = endpoints.iter().copied().collect();
         self.await_outcomes(from, probe, endpoints.len() * 12, |outcomes| {
@@ -150,10 +151,10 @@ impl Programs {
         })
     }
 
-    /// Waits until `count` probes in a row have outcomes that are right.
+    /// Waits until `count` probes in a row have the right outcomes.
     ///
     /// # Errors
-    /// They have not within [`PATIENCE`].
+    /// Returns an error if this takes longer than [`PATIENCE`].
     pub fn await_outcomes(
         &self,
         from: &Namespace,
@@ -178,10 +179,10 @@ impl Programs {
     }
 }
 
-/// Waits until something is so, asking again and again.
+/// Waits until a condition is true, by polling it.
 ///
 /// # Errors
-/// It is not within [`PATIENCE`].
+/// Returns an error if this takes longer than [`PATIENCE`].
 pub fn await_condition(what: &str, mut condition: impl FnMut() -> bool) -> anyhow::Result<()> {
     let deadline = Instant::now() + patience();
     while !condition() {

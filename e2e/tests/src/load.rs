@@ -1,8 +1,8 @@
-//! Load while something else happens: new TCP connections at a constant rate, and UDP flows that stay.
+//! Generates load while a test does something else: new TCP connections at a constant rate, and long-lived UDP flows.
 //!
-//! Each load has a thread of its own inside of the sender's namespace, and none waits for an answer before it goes on: the next
-//! connection begins when it is due, also those that were due while the machine was busy with other things. The first
-//! connection that fails, or flow that moves, ends the load.
+//! Each load has its own thread inside the sender's namespace. It never waits for an answer before it continues: each connection
+//! starts when it is due. Connections that were due while the machine was busy start later. A load ends at the first connection
+//! that fails, or at the first flow that changes its endpoint.
 
 use std::{
     collections::BTreeSet,
@@ -24,9 +24,9 @@ use tokio::{
     time::{MissedTickBehavior, interval, timeout},
 };
 
-/// How long an answer may take. A packet that was lost is sent again after one second.
+/// Maximum time for an answer. TCP retransmits a lost packet after one second.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
-/// So many connections at a time have not been answered only if something is wrong.
+/// Maximum number of connections without an answer. More are a sign of a failure.
 const MOST_PENDING: usize = 500;
 
 /// A load that runs until [`Load::finish`].
@@ -36,34 +36,34 @@ pub struct Load<'scope> {
     thread: ScopedJoinHandle<'scope, anyhow::Result<Answered>>,
 }
 
-/// What a load has come to: everything was answered.
+/// The result of a load in which everything was answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Answered {
-    /// How many connections or datagrams.
+    /// The number of connections or datagrams.
     pub count: usize,
-    /// How many of them were due while it went on, and began only at its end.
+    /// The number of those that were due during the load, but started only at its end.
     pub late: usize,
-    /// How long it went on.
+    /// The duration of the load.
     pub took: Duration,
-    /// The longest time that one of them took.
+    /// The longest time for one connection or datagram.
     pub slowest: Duration,
 }
 
-/// New TCP connections: from where, where to, how many.
+/// New TCP connections: their source, destinations and rate.
 #[derive(Clone, Debug)]
 pub struct Connections {
-    /// Their source address; the kernel's choice when absent.
+    /// The source address. If `None`, the kernel chooses it.
     pub source: Option<IpAddr>,
-    /// Where they go, in turn.
+    /// The destinations, which are used in turn.
     pub to: Vec<SocketAddr>,
-    /// Who may answer.
+    /// The endpoints that may answer.
     pub endpoints: BTreeSet<SocketAddr>,
-    /// How many begin in a second.
+    /// The number of new connections per second.
     pub rate: u32,
 }
 
 impl<'scope> Load<'scope> {
-    /// Begins to connect from a namespace.
+    /// Starts to connect from a namespace.
     pub fn connections<'env>(
         scope: &'scope Scope<'scope, 'env>,
         from: &'env Namespace,
@@ -74,11 +74,11 @@ impl<'scope> Load<'scope> {
         Self { stop, thread: scope.spawn(work) }
     }
 
-    /// Opens so many UDP flows from a namespace and sends a datagram over each of them, again and again. Also returns the endpoints
-    /// that they have; each flow must stay with its own.
+    /// Opens `count` UDP flows from a namespace, and sends datagrams on each of them repeatedly. Also returns the endpoints of
+    /// the flows. A flow must keep its endpoint.
     ///
     /// # Errors
-    /// One of them is not answered.
+    /// Returns an error if a flow is not answered.
     pub fn flows<'env>(
         scope: &'scope Scope<'scope, 'env>,
         from: &'env Namespace,
@@ -94,7 +94,7 @@ impl<'scope> Load<'scope> {
                 for _ in 0..count {
                     flows.push(Flow::open(to).await.with_context(|| format!("opening a flow to {to}"))?);
                 }
-                // Nobody listens only if the test has failed meanwhile.
+                // The receiver is dropped only if the test has failed.
                 _ = opened.send(flows.iter().map(|flow| flow.endpoint).collect());
                 keep_asking(&flows, every, stopped).await
             })
@@ -108,24 +108,24 @@ impl<'scope> Load<'scope> {
         }
     }
 
-    /// Ends it.
+    /// Ends the load.
     ///
     /// # Errors
-    /// Something was not answered, or by the wrong endpoint.
+    /// Returns an error if an answer is missing, or if it came from the wrong endpoint.
     pub fn finish(self) -> anyhow::Result<Answered> {
-        // A load that has failed has stopped by itself.
+        // A load that has failed has already stopped.
         _ = self.stop.send(());
         self.thread.join().expect("a load does not panic")
     }
 }
 
 impl Answered {
-    /// How many began in a second, while it went on.
+    /// The number of connections per second that started during the load.
     pub fn rate(&self) -> f64 {
         (self.count - self.late) as f64 / self.took.as_secs_f64()
     }
 
-    /// Of loads that went on at the same time.
+    /// Combines loads that ran at the same time.
     pub fn together(loads: impl IntoIterator<Item = Self>) -> Self {
         let add = |all: Self, one: Self| Self {
             count: all.count + one.count,
@@ -138,7 +138,7 @@ impl Answered {
 }
 
 fn run<T: Send>(from: &Namespace, load: impl Future<Output = anyhow::Result<T>> + Send) -> anyhow::Result<T> {
-    // Sockets are in the namespace of the thread that makes them: a runtime of one thread.
+    // Sockets belong to the namespace of the thread that creates them, so the runtime has only one thread.
     from.run(|| Builder::new_current_thread().enable_all().build()?.block_on(load))
 }
 
@@ -169,7 +169,7 @@ async fn connect_by_schedule(connections: Connections, mut stopped: oneshot::Rec
         }
     }
     answered.took = began.elapsed();
-    // Those that were due while the machine did something else.
+    // Connections that were due while the machine was busy.
     for _ in begun..(answered.took.as_secs_f64() * f64::from(rate)).ceil() as usize {
         begin(&mut pending)?;
         answered.late += 1;
@@ -180,14 +180,14 @@ async fn connect_by_schedule(connections: Connections, mut stopped: oneshot::Rec
     Ok(answered)
 }
 
-/// Who answered, and how long it took.
+/// The endpoint that answered, and how long it took.
 async fn connect(source: Option<IpAddr>, to: SocketAddr) -> anyhow::Result<(SocketAddr, Duration)> {
     let began = Instant::now();
     let (socket, any) = match to {
         SocketAddr::V4(_) => (TcpSocket::new_v4()?, IpAddr::from(Ipv4Addr::UNSPECIFIED)),
         SocketAddr::V6(_) => (TcpSocket::new_v6()?, IpAddr::from(Ipv6Addr::UNSPECIFIED)),
     };
-    // Ports of connections that have ended are used again.
+    // Allow reusing ports of finished connections.
     socket.set_reuseaddr(true)?;
     socket.bind(SocketAddr::new(source.unwrap_or(any), 0))?;
     let from = socket.local_addr()?;
@@ -201,7 +201,7 @@ async fn connect(source: Option<IpAddr>, to: SocketAddr) -> anyhow::Result<(Sock
     Ok((answered.with_context(|| format!("from {from} to {to}"))?, began.elapsed()))
 }
 
-/// A UDP flow, with the endpoint that it was sent to first.
+/// A UDP flow, with the first endpoint that answered.
 struct Flow {
     socket: UdpSocket,
     endpoint: SocketAddr,
@@ -239,7 +239,7 @@ async fn keep_asking(flows: &[Flow], every: Duration, mut stopped: oneshot::Rece
     Ok(answered)
 }
 
-/// A datagram over a flow: the endpoint that answers.
+/// Sends a datagram on a flow, and returns the endpoint that answers.
 async fn ask(socket: &UdpSocket) -> anyhow::Result<SocketAddr> {
     socket.send(b"who is there?").await?;
     let mut answer = [0; 256];
@@ -247,7 +247,7 @@ async fn ask(socket: &UdpSocket) -> anyhow::Result<SocketAddr> {
     name(&String::from_utf8_lossy(&answer[..length]))
 }
 
-/// The name that the lab's servers begin their answer with.
+/// The name at the beginning of an answer of the lab's servers.
 fn name(answer: &str) -> anyhow::Result<SocketAddr> {
     let word = answer.split_whitespace().next();
     word.and_then(|word| word.parse().ok()).with_context(|| format!("a strange answer: {answer:?}"))

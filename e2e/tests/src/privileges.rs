@@ -1,4 +1,4 @@
-//! Programs of ours with few privileges, and what they have and start: for tests of what each needs.
+//! Runs programs with few privileges, and reads which privileges they have and which programs they start.
 
 use std::{
     fs::{self, File, Permissions},
@@ -12,19 +12,19 @@ use localnet_lab::{Namespace, Running};
 
 use crate::{Programs, program};
 
-/// The bit of `CAP_NET_ADMIN`, as `/proc/PID/status` has it.
+/// The bit of `CAP_NET_ADMIN` in `/proc/PID/status`.
 pub const NET_ADMIN: u64 = 1 << 12;
-/// That of `CAP_NET_RAW`.
+/// The bit of `CAP_NET_RAW` in `/proc/PID/status`.
 pub const NET_RAW: u64 = 1 << 13;
-/// A user without any rights.
+/// The ID of a user without privileges.
 pub const NOBODY: u32 = 65_534;
-/// The user with all of them.
+/// The ID of the user with all privileges.
 pub const ROOT: u32 = 0;
 
-/// Starts a program of ours as a user, with those capabilities, as `net_admin`, and no way to more.
+/// Starts a program as a user who has only the given capabilities (such as `net_admin`) and cannot acquire others.
 ///
 /// # Errors
-/// It is not built, or cannot be started.
+/// Returns an error if the program is not built or cannot be started.
 pub fn start(
     programs: &Programs,
     node: &Namespace,
@@ -42,7 +42,7 @@ pub fn start(
     node.spawn("setpriv", |command| {
         let user = user.to_string();
         command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--no-new-privs"]);
-        // What the lab asks for ends with the change of user.
+        // Changing the user clears the parent death signal that the lab sets, so set it again.
         command.args([
             "--pdeathsig",
             "KILL",
@@ -58,7 +58,7 @@ pub fn start(
     })
 }
 
-/// The program where every user can start it, wherever it was built.
+/// A copy of the program that every user can start, wherever it was built.
 fn within_reach(programs: &Programs, name: &str) -> anyhow::Result<PathBuf> {
     let (built, copy) = (program(name)?, programs.path().join(format!("bin-{name}")));
     let is_open = |path: &Path| fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 1 == 1);
@@ -79,10 +79,10 @@ fn status(process: &Running, name: &str) -> anyhow::Result<String> {
     Ok(line.with_context(|| format!("{path} has no {name}"))?.trim().to_owned())
 }
 
-/// Holds that a process runs as that user and has these capabilities alone, and can get no others.
+/// Verifies that a process runs as a user, has only these capabilities, and cannot acquire others.
 ///
 /// # Errors
-/// It has others, or has ended.
+/// Returns an error if the process has other capabilities or has exited.
 pub fn has_only(process: &Running, user: u32, capabilities: u64) -> anyhow::Result<()> {
     for set in ["CapEff", "CapPrm", "CapBnd"] {
         let has = u64::from_str_radix(&status(process, set)?, 16)?;
@@ -93,7 +93,7 @@ pub fn has_only(process: &Running, user: u32, capabilities: u64) -> anyhow::Resu
     Ok(())
 }
 
-/// The programs that a program of ours has started, by name, itself included: strace sees each `execve` of its threads and children.
+/// The names of all programs that a program starts, including itself. strace sees each `execve` of its threads and children.
 #[derive(Debug)]
 pub struct Traced {
     log: PathBuf,
@@ -101,10 +101,10 @@ pub struct Traced {
 }
 
 impl Traced {
-    /// Starts a program of ours so that it is seen.
+    /// Starts a program under strace.
     ///
     /// # Errors
-    /// It is not built, or strace cannot be started.
+    /// Returns an error if the program is not built, or if strace cannot be started.
     pub fn start(programs: &Programs, node: &Namespace, name: &str, arguments: &[&str]) -> anyhow::Result<Self> {
         let trace = programs.path().join(format!("{name}.trace"));
         let log = File::options().create(true).append(true).open(programs.path().join(format!("{name}.log")))?;
@@ -117,7 +117,7 @@ impl Traced {
                 "--trace=execve,execveat",
                 "--signal=none",
             ]);
-            // It ends together with what traces it.
+            // The program exits together with strace.
             command.arg("--output").arg(&trace).args(["setpriv", "--pdeathsig", "KILL"]);
             command.arg(program).args(arguments).env("RUST_LOG", "info");
             command.stdin(Stdio::null()).stdout(output).stderr(log)
@@ -125,14 +125,14 @@ impl Traced {
         Ok(Self { log: trace, _running: running })
     }
 
-    /// The names of the programs that were started until now.
+    /// The names of the programs that were started so far.
     ///
     /// # Errors
-    /// strace says something else.
+    /// Returns an error if strace's output is unexpected.
     pub fn started(&self) -> anyhow::Result<Vec<String>> {
         let log = fs::read_to_string(&self.log).with_context(|| format!("reading {}", self.log.display()))?;
-        // PID execve("/usr/sbin/iptables-nft-save", …) = 0, or unfinished while another thread does something; -1 where a folder of
-        // the PATH has no such program.
+        // A line is `PID execve("/usr/sbin/iptables-nft-save", …) = 0`, or is unfinished because another thread is traced. The
+        // result is -1 for each folder of PATH that lacks the program.
         let started = log.lines().filter(|line| line.contains(" execve") && !line.contains(" = -1 "));
         let name = |line: &str| Some(line.split('"').nth(1)?.rsplit('/').next()?.to_owned());
         let names: Vec<_> = started.filter_map(name).collect();
@@ -141,19 +141,20 @@ impl Traced {
     }
 }
 
-/// Copies the manifests of the examples into the folder of the programs, which then belongs to nobody in particular; says where they are.
+/// Copies the manifests of the examples into the programs' folder, makes `nobody` the owner of that folder, and returns the path
+/// of the copies.
 ///
 /// # Errors
-/// They cannot be read, or the folder cannot be written.
+/// Returns an error if the manifests cannot be read, or if the folder cannot be written.
 pub fn copy_examples(programs: &Programs) -> anyhow::Result<PathBuf> {
     let (from, to) = (Path::new(EXAMPLES), programs.path().join("examples"));
-    // The socket's folder belongs to whoever serves.
+    // The program that serves the socket must own the socket's folder.
     fs::set_permissions(programs.path(), Permissions::from_mode(0o755))?;
     chown(programs.path(), Some(NOBODY), Some(NOBODY))?;
     fs::create_dir(&to)?;
     for entry in fs::read_dir(from).with_context(|| format!("reading {EXAMPLES}"))? {
         let entry = entry?;
-        // Beside them are examples of backends, in folders.
+        // The same folder contains examples of backends, in subfolders.
         if entry.file_type()?.is_file() {
             fs::copy(entry.path(), to.join(entry.file_name()))?;
         }

@@ -1,4 +1,4 @@
-//! Alerts and dashboard: what they ask is PromQL, and is of metrics and labels that there are.
+//! Alerts and dashboard: their expressions are valid PromQL, and use only metrics and labels that exist.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -13,7 +13,7 @@ fn read(name: &str) -> anyhow::Result<String> {
     fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
 }
 
-/// Series and labels of a brain to which a backend reports. What counts health answers has no series before the first one.
+/// The series and labels of a brain with a reporting backend. Counters of health answers have no series before the first answer.
 fn told() -> anyhow::Result<(BTreeSet<String>, BTreeSet<String>)> {
     let (feed, reports) = (Feed::new(7), Reports::default());
     feed.publish(Localized::default()).context("the first state is one")?;
@@ -50,19 +50,19 @@ fn told() -> anyhow::Result<(BTreeSet<String>, BTreeSet<String>)> {
         "localnet_source_heard_timestamp_seconds",
         "localnet_source_held_objects",
         "localnet_source_restored_total",
-        // Prometheus' own.
+        // A series of Prometheus itself.
         "up",
     ];
     series.extend(later.map(str::to_owned));
     for measured in ["localnet_apply_duration_seconds", "kubeproxy_network_programming_duration_seconds"] {
         series.insert(format!("{measured}_bucket"));
     }
-    // That of Prometheus itself, and those of the above.
+    // The labels of Prometheus itself, and of the series above.
     labels.extend(["instance", "job", "code", "of", "le"].map(str::to_owned));
     Ok((series, labels))
 }
 
-/// Functions, operators and words of PromQL that are used.
+/// The functions, operators and keywords of PromQL that are used.
 const WORDS: &[&str] = &[
     "and",
     "by",
@@ -78,7 +78,7 @@ const WORDS: &[&str] = &[
     "unless",
 ];
 
-/// Names, with whether they are followed by an opening parenthesis; and what is wrong with the rest.
+/// The names in an expression, each with whether an opening parenthesis follows. Fails if the rest is invalid.
 fn names(expression: &str) -> anyhow::Result<Vec<(String, bool)>> {
     let (mut names, mut open, mut rest) = (Vec::new(), Vec::new(), expression.chars().peekable());
     while let Some(letter) = rest.next() {
@@ -112,9 +112,9 @@ fn names(expression: &str) -> anyhow::Result<Vec<(String, bool)>> {
     Ok(names)
 }
 
-/// What is wrong with an expression.
+/// Checks an expression.
 fn check(expression: &str) -> anyhow::Result<()> {
-    // A variable of Grafana's that stands for a duration.
+    // A variable of Grafana that stands for a duration.
     let names = names(&expression.replace("$__rate_interval", "5m")).with_context(|| expression.to_owned())?;
     let (series, labels) = told()?;
     let is_known = |(name, called): &(String, bool)| {
@@ -160,7 +160,7 @@ struct Labels {
 struct Annotations {
     summary: String,
     description: String,
-    /// The page and the section that say what to do.
+    /// The page and the section with the instructions for an alert.
     runbook: String,
 }
 

@@ -1,4 +1,4 @@
-//! Anyone who may read the state can see what would be programmed, without any privilege and without touching the kernel.
+//! Everyone who may read the state can print the desired rules, without privileges and without touching the kernel.
 
 use std::process::Command;
 
@@ -23,7 +23,7 @@ fn the_plan_is_printed_without_any_privilege() -> anyhow::Result<()> {
     }
     let rules = network.node().output(Command::new("nft").args(["list", "ruleset"]))?;
     anyhow::ensure!(rules.is_empty(), "the kernel holds rules:\n{rules}");
-    // What is printed is what nft takes.
+    // nft accepts the output.
     network.node().output_with_input(Command::new("nft").args(["-f", "-"]), &plan)?;
     Ok(())
 }

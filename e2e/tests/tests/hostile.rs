@@ -1,7 +1,7 @@
-//! A thousand hostile connections leave the brain's memory, and the latency of those who read, as they were.
+//! A thousand hostile connections affect neither the brain's memory nor the latency of its readers.
 //!
-//! The brain is the program as shipped, on a unix socket and on TCP with TLS. The peers are slow, cut, malformed, oversized, or
-//! show a certificate of nobody's; they come all the time while somebody reads.
+//! The brain is the program as shipped, on a unix socket and on TCP with TLS. The peers are slow, cut off, malformed or
+//! oversized, or use a certificate of an unknown authority. They connect continuously while a reader reads.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -37,23 +37,23 @@ use tokio_rustls::{
 
 const HOSTILE: usize = 1000;
 const READS: usize = 100;
-/// So long each hostile peer takes at least: 64 of them at a time make a thousand in some seconds.
+/// Minimum time of each hostile connection. With 64 at a time, a thousand connections take some seconds.
 const PACE: Duration = Duration::from_millis(300);
 const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// The program; killed when dropped.
+/// The program. Dropping it kills the program.
 struct Program(Child);
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // Both fail only if it has ended.
+        // Both calls fail only if the program has exited.
         _ = self.0.kill();
         _ = self.0.wait();
     }
 }
 
 impl Program {
-    /// Resident memory in KiB.
+    /// The resident memory in KiB.
     fn resident(&self) -> usize {
         let status = fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -61,7 +61,7 @@ impl Program {
     }
 }
 
-/// An authority, and a certificate of its own for `localhost`.
+/// A certificate authority, and a certificate that it issued for `localhost`.
 struct Pki {
     authority: CertifiedIssuer<'static, KeyPair>,
     certificate: String,
@@ -79,7 +79,7 @@ impl Pki {
         Self { authority, certificate, key: key.serialize_pem() }
     }
 
-    /// A client that trusts this authority and shows a certificate of another one.
+    /// A client that trusts this authority, but presents a certificate of another one.
     fn stranger(&self) -> TlsConnector {
         let other = Self::new();
         let mut roots = RootCertStore::empty();
@@ -105,7 +105,7 @@ fn start(folder: &Path, pki: &Pki) -> (Program, PathBuf, SocketAddr) {
     command.args(["--node-name", "node-a", "--source", &format!("file:{}", examples.display())]);
     command.args(["--listen", &format!("unix://{}", file("brain.sock")), "--listen", "tcp://127.0.0.1:0"]);
     command.args(["--tls-cert", &file("tls.crt"), "--tls-key", &file("tls.key"), "--tls-client-ca", &file("ca.crt")]);
-    // Metrics are always told somewhere; this port is free.
+    // The metrics listener cannot be disabled, so it gets a free port.
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     command.args(["--healthz-port", "0", "--metrics-bind-address", &free.to_string()]);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
@@ -117,13 +117,13 @@ fn start(folder: &Path, pki: &Pki) -> (Program, PathBuf, SocketAddr) {
         let port = line.split("127.0.0.1:").nth(1).filter(|_| line.contains("serving") && line.contains("tcp://"));
         tcp = tcp.or(port.map(|port| port.chars().take_while(char::is_ascii_digit).collect::<String>()));
     }
-    // It is never held up by its log.
+    // Read the log to its end, so that logging never blocks the program.
     std::thread::spawn(move || lines.count());
     let tcp = format!("127.0.0.1:{}", tcp.expect("the port is said")).parse().unwrap();
     (Program(child), path("brain.sock"), tcp)
 }
 
-/// Reads the full state over and over; how long each took, sorted.
+/// Reads the full state `count` times. Returns the duration of each read, sorted.
 async fn reads(brain: &Brain, count: usize) -> Vec<Duration> {
     let mut took = Vec::new();
     for _ in 0..count {
@@ -135,14 +135,14 @@ async fn reads(brain: &Brain, count: usize) -> Vec<Duration> {
     took
 }
 
-/// One hostile connection. It is kept for a while, unless the brain ends it.
+/// Opens one hostile connection, and keeps it for a while unless the brain closes it.
 async fn attack(kind: usize, unix: &Path, tcp: SocketAddr, tls: &TlsConnector) {
     let keep = PACE;
     if kind.is_multiple_of(6) {
         let Ok(stream) = TcpStream::connect(tcp).await else { return };
         let tls = timeout(keep, tls.connect("localhost".try_into().unwrap(), stream)).await;
         if let Ok(Ok(mut stream)) = tls {
-            // In TLS 1.3 the client is told of it when it reads.
+            // In TLS 1.3, the client learns of the rejection only when it reads.
             _ = stream.write_all(HELLO).await;
             let answered = timeout(keep, stream.read(&mut [0; 9])).await;
             assert!(!matches!(answered, Ok(Ok(1..))), "a stranger was answered");
@@ -152,18 +152,18 @@ async fn attack(kind: usize, unix: &Path, tcp: SocketAddr, tls: &TlsConnector) {
     let Ok(mut stream) = UnixStream::connect(unix).await else { return };
     let oversized = [&HELLO[..24], b"\xff\xff\xff\x01\x04\0\0\0\x01", &[0; 40_000]].concat();
     let said: &[u8] = match kind % 6 {
-        // Slow: it says a part, or nothing.
+        // Slow: sends a part, or nothing.
         1 => &HELLO[..kind % 24],
         // Malformed.
         2 => b"\x16\x03\x01\xff\xff GET / HTTP/1.1\r\n\r\n",
         // Oversized.
         3 => &oversized,
-        // Cut in the middle.
+        // Cut off in the middle.
         4 => {
             _ = stream.write_all(HELLO).await;
             return;
         }
-        // It greets, and no more.
+        // Sends the preface and nothing else.
         _ => HELLO,
     };
     _ = stream.write_all(said).await;
@@ -214,7 +214,7 @@ async fn a_thousand_hostile_connections_change_neither_memory_nor_latency() {
         figures(&during),
         figures(&after)
     );
-    // Each read was answered. How long one takes beside readers that stall is a row of the benchmark.
+    // Each read was answered. The benchmark measures the latency next to stalled readers.
     assert!(most < memory + memory / 2 + 8 * 1024, "{memory} KiB, {most} KiB meanwhile");
     assert!(left < memory + memory / 10 + 2 * 1024, "{memory} KiB, {left} KiB afterwards");
 }

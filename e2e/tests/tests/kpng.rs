@@ -1,4 +1,4 @@
-//! A client of KPNG's `Watch` in another language follows random changes, and ends with the state that `Next` says.
+//! A client of KPNG's `Watch` in another language follows random changes, and ends with the state that `Next` returns.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -14,7 +14,7 @@ use localnet_brain::{
     feed::Feed,
     localize::Localized,
     pump,
-    serve::{self, Listener, Options, Reports, Told},
+    serve::{self, Listener, Options, Reports, ServerState},
 };
 use localnet_client::{Revision, Source as _, grpc::Brain};
 use localnet_e2e::python;
@@ -81,7 +81,7 @@ fn service() -> impl Strategy<Value = Service> {
     )
 }
 
-/// A service that is set, or gone.
+/// A Service that is set or deleted.
 fn change() -> impl Strategy<Value = Localized> {
     (service(), prop::bool::weighted(0.7)).prop_map(|(service, set)| Localized {
         services: vec![(service.key.clone(), set.then(|| Arc::new(service)))],
@@ -89,7 +89,7 @@ fn change() -> impl Strategy<Value = Localized> {
     })
 }
 
-/// As the client says it.
+/// The snapshot in the format of the client.
 fn said(snapshot: &Snapshot) -> Value {
     let service = |service: &Service| {
         let ports =
@@ -119,7 +119,7 @@ fn endpoint(endpoint: &Endpoint) -> Value {
     json!([[endpoint.address], hostname, u8::from(endpoint.local), ports, scopes])
 }
 
-/// The same in the same order.
+/// The same value in a canonical order.
 fn sorted(mut said: Value) -> Value {
     for service in said.as_object_mut().unwrap().values_mut() {
         service["endpoints"].as_array_mut().unwrap().sort_by_key(ToString::to_string);
@@ -133,7 +133,7 @@ async fn a_client_in_python_follows_a_thousand_changes_and_ends_equal() {
     let address = Address::Unix(folder.path().join("brain.sock"));
     let feed = Feed::new(7);
     let listener = Listener::bind(&address, &Options::default()).await.unwrap();
-    let told = Told { views: feed.clone().into(), reports: Reports::default(), questions: pump::questions().0 };
+    let told = ServerState { views: feed.clone().into(), reports: Reports::default(), questions: pump::questions().0 };
     tokio::spawn(serve::run(vec![listener], told, std::future::pending()));
 
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kpng/watch.py");
@@ -150,7 +150,7 @@ async fn a_client_in_python_follows_a_thousand_changes_and_ends_equal() {
     }
     for _ in 0..CHANGES {
         feed.publish(change().new_tree(&mut runner).unwrap().current());
-        // Others have their turn, so that there are many sets of changes.
+        // Yield to other tasks, so that there are many sets of changes.
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let brain = Brain::new(address, None).unwrap();
@@ -171,7 +171,7 @@ async fn a_client_in_python_follows_a_thousand_changes_and_ends_equal() {
     }
 }
 
-/// The client at work; killed when dropped.
+/// The running client. Dropping it kills the client.
 struct Client {
     child: Child,
     states: mpsc::UnboundedReceiver<Value>,
@@ -199,13 +199,13 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // Both fail only if it has ended.
+        // Both calls fail only if the client has exited.
         _ = self.child.kill();
         _ = self.child.wait();
     }
 }
 
-/// Another one for each run; a failure says which.
+/// A different seed for each run. A failure prints it.
 fn rand_seed() -> [u8; 32] {
     let mut seed = [0; 32];
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos();

@@ -1,6 +1,6 @@
-//! localnet-config beside kube-proxy v1.36.3: what one accepts the other accepts, and they understand the same by it.
+//! Compares localnet-config with kube-proxy v1.36.3: both accept the same configurations, and give them the same meaning.
 //!
-//! `kube-proxy --write-config-to` checks a configuration and writes what it has made of it; no server is started.
+//! `kube-proxy --write-config-to` checks a configuration and writes the resulting one, without starting a server.
 
 use std::{
     collections::BTreeSet,
@@ -31,7 +31,7 @@ impl KubeProxy {
         Ok(Self { program, folder, files: AtomicUsize::new(0) })
     }
 
-    /// What it makes of a file, or why it refuses it.
+    /// The configuration that kube-proxy writes for a file, or its error.
     fn file(&self, text: &str) -> anyhow::Result<Result<String, String>> {
         let path = self.path();
         fs::write(&path, text)?;
@@ -56,7 +56,7 @@ fn ours(text: &str) -> Result<Config, String> {
     READER.read(text).map(|reading| reading.config).map_err(|problems| problems.to_string())
 }
 
-/// Runs a check for each row, several at a time; all that differ are told.
+/// Runs a check for each row, several at a time, and reports all differences.
 fn all<T: Sync>(rows: &[T], check: impl Fn(&T) -> anyhow::Result<Option<String>> + Sync) -> anyhow::Result<()> {
     let (next, threads) = (AtomicUsize::new(0), thread::available_parallelism()?.get());
     let differences = thread::scope(|scope| {
@@ -86,14 +86,15 @@ fn all<T: Sync>(rows: &[T], check: impl Fn(&T) -> anyhow::Result<Option<String>>
     Ok(())
 }
 
-/// `None` when both refuse it, or both understand the same.
+/// `None` if both refuse the configuration, or if both understand the same.
 fn compare(what: &str, ours: Result<Config, String>, theirs: Result<String, String>) -> Option<String> {
     match (ours, theirs) {
         (Err(_), Err(_)) => None,
         (Ok(_), Err(said)) => Some(format!("{what}\n  kube-proxy refuses it: {}", last_line(&said))),
         (Err(said), Ok(_)) => Some(format!("{what}\n  we refuse it: {said}")),
         (Ok(config), Ok(written)) => match self::ours(&written) {
-            // It writes the mode that it chose for an empty one. With ours, nftables then takes the bit of iptables' section.
+            // For an empty mode, kube-proxy writes the mode that it chose. When localnet reads that mode, its nftables section
+            // takes the masquerade bit of the iptables section.
             Ok(theirs) => {
                 let nftables = if config.explicit.mode { &theirs } else { &config }.nftables;
                 let theirs = Config { explicit: config.explicit, nftables, ..theirs };
@@ -319,8 +320,8 @@ struct Program {
     flags: KubeProxyFlags,
 }
 
-/// By flags alone NodePorts are not answered on loopback addresses, unless mode iptables is asked for: the one default that is
-/// ours.
+/// Parses flags alone. Without a configuration file, NodePorts are not answered on loopback addresses unless mode iptables is
+/// configured. This is the only default that differs from kube-proxy's.
 fn our_flags(flags: &[String]) -> Result<Config, String> {
     let theirs = "--iptables-localhost-nodeports=true".to_owned();
     let program = [String::new(), theirs].into_iter().chain(flags.iter().cloned());
@@ -328,7 +329,7 @@ fn our_flags(flags: &[String]) -> Result<Config, String> {
     program.flags.read(READER, None).map(|reading| reading.config).map_err(|problems| problems.to_string())
 }
 
-/// Values for flags of a kind, good and bad ones.
+/// Valid and invalid values for flags of a kind.
 fn values(kind: Kind) -> &'static [&'static str] {
     match kind {
         Kind::Bool => &["true", "false", "1", "T", "yes", ""],
@@ -349,7 +350,7 @@ fn values(kind: Kind) -> &'static [&'static str] {
 
 #[test]
 fn flags_are_understood_as_kube_proxy_understands_them() -> anyhow::Result<()> {
-    // Ports alone count only when a server is started.
+    // kube-proxy checks single ports only when it starts a server.
     let flags = FLAGS
         .iter()
         .filter(|flag| flag.platform.is_none() && !matches!(flag.sets, Sets::Program | Sets::Port(_) | Sets::Nothing));
@@ -378,7 +379,7 @@ fn flags_are_understood_as_kube_proxy_understands_them() -> anyhow::Result<()> {
         &["--source-vip=10.0.0.1"],
     ];
     rows.extend(more.iter().map(|row| row.iter().map(|flag| (*flag).to_owned()).collect()));
-    // What v1alpha1 cannot write: there zero and nothing are the default.
+    // Values that v1alpha1 cannot express: there, zero and empty mean the default.
     let unwritten = [
         "--iptables-min-sync-period=0",
         "--iptables-min-sync-period=0s",
@@ -404,7 +405,7 @@ fn every_flag_of_kube_proxy_is_known() -> anyhow::Result<()> {
     let words = lines.filter_map(|line| line.split_whitespace().find_map(|word| word.strip_prefix("--")));
     let theirs: BTreeSet<_> = words.map(|word| word.split('=').next().unwrap_or(word)).collect();
     assert!(theirs.len() > 50, "{help}");
-    // The deprecated ones are hidden from the help; those of every program are clap's.
+    // Deprecated flags are hidden from the help, and clap provides those that every program has.
     let hidden = ["healthz-port", "metrics-port"];
     let current = |flag: &&localnet_config::flags::Flag| flag.platform.is_none() && flag.sets != Sets::Nothing;
     let ours: BTreeSet<_> = FLAGS.iter().filter(current).map(|flag| flag.name).collect();

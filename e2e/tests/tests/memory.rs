@@ -1,5 +1,5 @@
-//! Services that are renamed and endpoints that change, a great many times, in one process with all that a node runs: memory stays as
-//! it was, and no file is left open. `CHANGES=1000000` for more of them.
+//! Renames Services and changes endpoints very often, in one process with everything that runs on a node: memory does not grow,
+//! and no file stays open. `CHANGES` sets the number of changes, such as 1000000.
 //!
 //! ```text
 //!  events ─► cluster ─► feed ─┬─► localnet-nft's backend, or localnet-iptables' ─► a kernel of its own
@@ -37,20 +37,20 @@ use localnet_proto::Address;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
-/// What the programs have as well: this is about them.
+/// The same allocator as in the programs, because this test is about it.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 const SERVICES: u64 = 2000;
-/// Changes that are handed over together, so that a hundred thousand take seconds.
+/// The number of changes per batch, so that 100,000 changes take only seconds.
 const BATCH: u64 = 100;
-/// So many come first: until then the allocator still finds its shape.
+/// The number of changes before the first measurement. Until then, the allocator's memory still grows.
 const WARMING_UP: u64 = 100_000;
-/// The tools of iptables are run for each batch: fewer of them, of fewer Services.
+/// The iptables tools run for each batch, so there are fewer Services and fewer batches.
 const BY_TOOLS: (u64, (u64, u64)) = (100, (14_000, 6_000));
-/// Resident memory may have grown by so much of itself at the end.
+/// Maximum growth of resident memory, as a fraction.
 const GROWTH: f64 = 0.01;
-/// A full state is read this often, however fast states come: it is all decoded anew.
+/// The interval of reading a full state, which is decoded completely each time.
 const FULL: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -71,7 +71,7 @@ fn so_it_is_with_iptables() -> anyhow::Result<()> {
     in_a_process_of_its_own(|| measure(services, changes, open))
 }
 
-/// Memory is that of a process, and this one runs several tests: each runs in a copy of it.
+/// Runs a test in a copy of this process. Memory is measured per process, and this process runs several tests.
 fn in_a_process_of_its_own(test: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
     const ALONE: &str = "LOCALNET_MEMORY_ALONE";
     let thread = std::thread::current();
@@ -85,14 +85,14 @@ fn in_a_process_of_its_own(test: impl FnOnce() -> anyhow::Result<()>) -> anyhow:
     Ok(())
 }
 
-/// The first changes shape the allocator's memory, the others may not.
+/// Measures after a first part of the changes, in which the allocator's memory may grow. In the second part it may not.
 fn measure<B: Backend + 'static>(
     services: u64,
     changes: (u64, u64),
     open: impl AsyncFnOnce() -> anyhow::Result<B> + Send,
 ) -> anyhow::Result<()> {
     let network = Network::build(Topology::default())?;
-    // One thread: the allocator keeps memory for each.
+    // Use one thread, because the allocator keeps memory for each thread.
     network.node().run(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async { run(services, changes, open().await?).await })
@@ -113,7 +113,7 @@ async fn run(services: u64, (warming_up, changes): (u64, u64), backend: impl Bac
 
     let (questions, asked) = pump::questions();
     tokio::spawn(pump::run(cluster, batches, node_ips, asked, feed.clone()));
-    let told = serve::Told { views: feed.clone().into(), reports: reports.clone(), questions };
+    let told = serve::ServerState { views: feed.clone().into(), reports: reports.clone(), questions };
     tokio::spawn(serve::run(vec![listener], told, std::future::pending()));
     tokio::spawn(localnet_client::run(backend, in_process, Default::default(), std::future::pending()));
     for (fold, read) in [false, true].into_iter().zip(&read) {
@@ -141,7 +141,7 @@ async fn run(services: u64, (warming_up, changes): (u64, u64), backend: impl Bac
         feed.state().revision().rev
     );
     let began = Instant::now();
-    // A tool may be at work, that looks at the tables.
+    // A tool may still be running and reading the tables.
     while open_files()? > open {
         ensure!(began.elapsed() < PATIENCE, "{open} files were open, and now there are {}", open_files()?);
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -150,7 +150,7 @@ async fn run(services: u64, (warming_up, changes): (u64, u64), backend: impl Bac
     Ok(())
 }
 
-/// Reads one state after the other, as a backend would.
+/// Reads one state after the other, like a backend.
 async fn follow(brain: Brain, fold: bool, read: Arc<AtomicU64>) {
     let mut state = Snapshot::default();
     loop {
@@ -163,14 +163,14 @@ async fn follow(brain: Brain, fold: bool, read: Arc<AtomicU64>) {
     }
 }
 
-/// Waits until everybody has the newest state.
+/// Waits until the backend and all readers have the newest state.
 async fn all_have(feed: &Feed, reports: &Reports, backend: &str, read: &[Arc<AtomicU64>]) -> anyhow::Result<()> {
     let began = Instant::now();
     loop {
         let newest = feed.state().revision().rev;
         let applied = reports.last(backend).map_or(0, |received| received.report.rev);
         let slowest = read.iter().map(|read| read.load(Ordering::Relaxed)).chain([applied]).min();
-        // The events may still be on their way to the cluster: a state that stays is the last one.
+        // Events may not have reached the cluster yet. If the state remains the same for a while, it is the last one.
         tokio::time::sleep(Duration::from_millis(50)).await;
         if slowest == Some(newest) && feed.state().revision().rev == newest {
             return Ok(());
@@ -179,7 +179,7 @@ async fn all_have(feed: &Feed, reports: &Reports, backend: &str, read: &[Arc<Ato
     }
 }
 
-/// Resident memory in MiB.
+/// The resident memory in MiB.
 fn resident() -> anyhow::Result<f64> {
     let status = fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("VmRSS")?;
@@ -187,12 +187,12 @@ fn resident() -> anyhow::Result<f64> {
     Ok(kib / 1024.0)
 }
 
-/// Files, sockets and pipes of this process.
+/// The number of open files, sockets and pipes of this process.
 fn open_files() -> anyhow::Result<usize> {
     Ok(fs::read_dir("/proc/self/fd").context("/proc/self/fd")?.count())
 }
 
-/// What changes. Nothing ever has a name or an address that it had before.
+/// The changing objects. No Service ever gets a name or address that was used before.
 struct World {
     services: u64,
     generation: u64,
@@ -214,7 +214,7 @@ impl World {
         ])
     }
 
-    /// The oldest Service is deleted and comes with another name, then the endpoints of another one are others.
+    /// Replaces the oldest Service by one with another name, then replaces the endpoints of another Service.
     fn two_changes(&mut self) -> anyhow::Result<Vec<Event>> {
         let (old, new) = (self.generation - self.services, self.generation);
         self.generation += 1;
@@ -230,7 +230,7 @@ impl World {
     }
 }
 
-/// All are equally long: a longer name would be more to remember.
+/// All names are equally long, because longer names would need more memory.
 fn name(number: u64) -> String {
     format!("service-{number:09}")
 }

@@ -1,7 +1,7 @@
 //! The folder through which host and guest exchange files: `run/PID-N` in the cache, removed when dropped.
 //!
-//! A guest that a whole test program shares is never dropped: what it leaves is swept when the next guest boots, as the process
-//! id in the name says whether the owner still lives.
+//! A guest that a whole test program shares is never dropped. So before a guest boots, the folders of dead processes are removed;
+//! the pid in the name tells whether the owner still runs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,14 +14,14 @@ use anyhow::Context as _;
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    /// Makes one below `cache`.
+    /// Creates a folder below `cache`.
     pub(crate) fn create(cache: &Path) -> anyhow::Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let all = cache.join("run");
         sweep(&all);
         let path = all.join(format!("{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
         fs::create_dir_all(&path).with_context(|| format!("creating {}", path.display()))?;
-        // The guest and QEMU have working directories of their own.
+        // Absolute, because the guest and QEMU have working directories of their own.
         Ok(Self(path.canonicalize().with_context(|| format!("finding {}", path.display()))?))
     }
 
@@ -33,7 +33,7 @@ impl Folder {
         self.0.join(name)
     }
 
-    /// The last lines of a file that the guest or QEMU wrote: enough for a kernel's last words.
+    /// The last 80 lines of a file that the guest or QEMU wrote, which is enough for a kernel panic.
     pub(crate) fn tail(&self, name: &str) -> String {
         const LINES: usize = 80;
         let text = fs::read(self.join(name)).unwrap_or_default();
@@ -45,20 +45,20 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What is left behind is swept later.
+        // A later process removes what this one cannot.
         fs::remove_dir_all(&self.0).unwrap_or_default();
     }
 }
 
-/// Removes what dead processes left, and what an earlier process left that had our own id.
+/// Removes the folders of dead processes, and those of an earlier process with our pid.
 fn sweep(all: &Path) {
     static SWEPT: std::sync::Once = std::sync::Once::new();
     SWEPT.call_once(|| {
         for entry in fs::read_dir(all).into_iter().flatten().flatten() {
             let owner = entry.file_name().to_str().and_then(owner);
-            let gone = |owner: u32| owner == process::id() || !Path::new(&format!("/proc/{owner}")).exists();
-            if owner.is_some_and(gone) {
-                // Another process may be sweeping the same one.
+            let is_dead = |owner: u32| owner == process::id() || !Path::new(&format!("/proc/{owner}")).exists();
+            if owner.is_some_and(is_dead) {
+                // Another process may remove the same one at the same time.
                 fs::remove_dir_all(entry.path()).unwrap_or_default();
             }
         }
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_tells_its_owner() {
+    fn a_name_contains_its_owner_s_pid() {
         assert_eq!(owner("12-0"), Some(12));
         assert_eq!(owner("12"), None);
         assert_eq!(owner("x-0"), None);

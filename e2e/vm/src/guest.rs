@@ -19,55 +19,56 @@ use crate::image::{self, Accelerator, Image};
 use crate::qemu::Qemu;
 use crate::script::script;
 
-/// Set in the environment of whatever runs in a guest.
+/// The environment variable that is set for every program in a guest.
 pub const MARKER: &str = "LOCALNET_GUEST";
-/// Runs in the guest as its first process.
+/// The script that runs commands in the guest.
 const AGENT: &str = include_str!("../guest/agent");
-/// Most memory that a guest may have, in MiB.
+/// The maximum memory of a guest, in MiB.
 const MOST_MEMORY: u32 = 2048;
-/// Most processors that a guest may have.
+/// The maximum number of a guest's processors.
 const MOST_CPUS: u32 = 4;
-/// How long a boot may take. It takes some seconds; a machine that builds at the same time is slow.
+/// The time limit of a boot. It takes some seconds, and longer while the machine builds something.
 const BOOTED_WITHIN: Duration = Duration::from_secs(300);
-/// The same where the processor is shared, so that one that cannot be is found out soon.
+/// The time limit of a boot with KVM. It is short, so that a processor that cannot be shared is detected soon.
 const BOOTED_WITHIN_KVM: Duration = Duration::from_secs(30);
-/// The guest ends programs itself when their time is over; one that does not even do that is lost.
+/// The guest enforces time limits of programs itself. This is how long to wait for that before giving up on the guest.
 const GRACE: Duration = Duration::from_secs(60);
-/// What `timeout` of coreutils answers: when the program obeyed, and when it had to be killed.
+/// The exit codes of coreutils' `timeout`: for a program that ended on SIGTERM, and for one that it had to kill.
 const TIMED_OUT: [i32; 2] = [124, 137];
-/// What the agent answers first is its own start.
+/// The id of the agent's first answer, which reports its start.
 const START: u64 = 0;
 
-/// What a test may choose.
+/// The configuration of a guest.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Memory in MiB, 2048 at most; what the guest writes to files is in it as well.
+    /// Memory in MiB, at most 2048. It also holds the files that the guest writes.
     pub memory_mib: u32,
-    /// Processors, 4 at most.
+    /// The number of processors, at most 4.
     pub cpus: u32,
-    /// What it may reach. Nothing, without.
+    /// What the guest can reach; nothing by default.
     pub network: Option<Network>,
 }
 
-/// The way from the guest to a network namespace of this machine: what connects to an IPv4 address by a card of the guest
-/// ([`crate::card`]) connects to it from that namespace. Nothing comes in.
+/// Connects a guest to a network namespace of this machine. A connection that the guest opens to an IPv4 address through one of
+/// its interfaces ([`crate::nic`]) comes from that namespace. Nothing can connect to the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Network {
-    /// The namespace, as a path (`/run/netns/NAME`).
+    /// The path of the namespace (`/run/netns/NAME`).
     pub namespace: PathBuf,
-    /// The guest's cards, `eth0` and so on, each on a wire of its own: so that several namespaces of the guest may have one.
-    pub cards: usize,
+    /// The number of the guest's interfaces (`eth0` and so on). Each has a wire of its own, so that several namespaces of the guest
+    /// can have one.
+    pub nics: usize,
 }
 
 impl Default for Options {
-    /// 1 GiB, one processor and no network. Of two emulated ones, one may go on executing what the other has replaced: the kernel patches
-    /// itself when hooks come and go, and such a processor is then stuck for good.
+    /// 1 GiB, one processor and no network. With two emulated processors, one may keep executing code that the other has replaced:
+    /// the kernel patches itself when hooks come and go, and that processor then hangs forever.
     fn default() -> Self {
         Self { memory_mib: 1024, cpus: 1, network: None }
     }
 }
 
-/// A running guest. It ends when dropped, and with this process.
+/// A running guest. It stops when dropped, and when this process ends.
 #[derive(Debug)]
 pub struct Guest {
     qemu: Mutex<Qemu>,
@@ -76,12 +77,15 @@ pub struct Guest {
     answers: Arc<Mutex<Answers>>,
     next: AtomicU64,
     booted_in: Duration,
-    // Last, so that it goes when nobody writes to it any more.
+    // Last, so that it is removed after the programs that write to it have ended.
     folder: Folder,
 }
 
 impl Guest {
-    /// Boots a guest and returns when it takes commands.
+    /// Boots a guest, and returns when it accepts commands.
+    ///
+    /// # Errors
+    /// The options are out of range, the guest is not built, or it does not boot.
     pub fn boot(options: &Options) -> anyhow::Result<Self> {
         ensure!(
             (1..=MOST_MEMORY).contains(&options.memory_mib) && (1..=MOST_CPUS).contains(&options.cpus),
@@ -92,12 +96,15 @@ impl Guest {
         for (index, accelerator) in candidates.iter().enumerate() {
             match Self::boot_with(&image, *accelerator, options) {
                 Err(error) if index + 1 < candidates.len() => {
-                    eprintln!("no guest with {} ({error:#}): trying the next", accelerator.as_str());
+                    eprintln!(
+                        "failed to boot a guest with {} ({error:#}); trying the next accelerator",
+                        accelerator.as_str()
+                    );
                 }
                 result => return result.with_context(|| format!("booting a guest with {}", accelerator.as_str())),
             }
         }
-        bail!("no way to run a guest")
+        bail!("this machine has no accelerator for a guest")
     }
 
     fn boot_with(image: &Image, accelerator: Accelerator, options: &Options) -> anyhow::Result<Self> {
@@ -130,44 +137,46 @@ impl Guest {
         self.booted_in
     }
 
-    /// What makes its processor: `kvm` or `tcg`.
+    /// The accelerator: `kvm` or `tcg`.
     pub fn accelerator(&self) -> &'static str {
         self.accelerator.as_str()
     }
 
-    /// Runs a command as root in the guest, for at most `limit`, and returns what came of it. It has this process's environment
-    /// and folder unless it says otherwise, and sees this machine's files; what it writes to them, only the guest sees. Its
-    /// standard input is empty. Several may run at once.
+    /// Runs a command as root in the guest, for at most `limit`, and returns its output. By default it has this process's environment
+    /// and working directory. It sees this machine's files, but only the guest sees its changes. Its standard input is empty. Several
+    /// commands may run at once.
     ///
-    /// The exit code of a program that a signal ended is 128 and the signal's number. An error means that the program
-    /// did not end in time, or that the guest ended under it.
+    /// The exit code of a program that was killed by a signal is 128 plus the signal's number.
+    ///
+    /// # Errors
+    /// The program does not end in time, or the guest stops.
     pub fn run(&self, command: &Command, limit: Duration) -> anyhow::Result<Output> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let folder = env::current_dir().context("finding the current folder")?;
-        // A shell sets these for itself.
+        // The shell sets these itself.
         let own = |name: &str| ["PWD", "OLDPWD", "SHLVL", "_"].contains(&name);
         let environment = env::vars_os().filter(|(name, _)| !name.to_str().is_some_and(own));
         let file = |extension| self.folder.join(format!("{id}.{extension}"));
         fs::write(file("sh"), script(command, &folder, environment, MARKER)).context("writing the guest's script")?;
         let began = Instant::now();
-        let code = self.ask(id, limit);
+        let code = self.execute(id, limit);
         let over = began.elapsed() >= limit;
         let [stdout, stderr] = ["out", "err"].map(|extension| fs::read(file(extension)).unwrap_or_default());
         for extension in ["sh", "out", "err"] {
-            // The folder goes as a whole later on.
+            // A failure does no harm: the whole folder is removed later.
             fs::remove_file(file(extension)).unwrap_or_default();
         }
-        let said = || {
+        let output = || {
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
-            format!("{command:?} in the guest said:\n{}\n{}", text(&stdout), text(&stderr))
+            format!("{command:?} in the guest printed:\n{}\n{}", text(&stdout), text(&stderr))
         };
-        match code.with_context(said)? {
-            code if over && TIMED_OUT.contains(&code) => Err(anyhow!("not ended within {limit:?}").context(said())),
+        match code.with_context(output)? {
+            code if over && TIMED_OUT.contains(&code) => Err(anyhow!("not ended within {limit:?}").context(output())),
             code => Ok(Output { status: ExitStatus::from_raw((code & 0xff) << 8), stdout, stderr }),
         }
     }
 
-    fn ask(&self, id: u64, limit: Duration) -> anyhow::Result<i32> {
+    fn execute(&self, id: u64, limit: Duration) -> anyhow::Result<i32> {
         let answer = lock(&self.answers).expect(id).map_err(|error| self.ended(error))?;
         let seconds = limit.as_secs().max(1);
         writeln!(lock(&self.agent), "{id} {seconds}").map_err(|error| self.ended(error.into()))?;
@@ -178,23 +187,23 @@ impl Guest {
         answer.recv_timeout(limit).map_err(|error| {
             self.ended(match error {
                 mpsc::RecvTimeoutError::Timeout => anyhow!("the guest gave no answer within {limit:?}"),
-                mpsc::RecvTimeoutError::Disconnected => anyhow!("the guest is gone"),
+                mpsc::RecvTimeoutError::Disconnected => anyhow!("the guest has stopped"),
             })
         })
     }
 
-    /// A guest that does not answer is of no more use. Adds what is known of its end.
+    /// Kills the guest, which cannot be used after an error, and adds the end of its logs to the error.
     fn ended(&self, error: anyhow::Error) -> anyhow::Error {
         let status = match lock(&self.qemu).kill() {
             Some(status) => format!("qemu ended ({status})"),
             None => "qemu was running".to_owned(),
         };
         let (log, kernel) = (self.folder.tail("qemu.log"), self.folder.tail("kernel.log"));
-        error.context(format!("{status}, and had said:\n{log}\nThe kernel's log ended with:\n{kernel}"))
+        error.context(format!("{status}; its log ended with:\n{log}\nThe kernel's log ended with:\n{kernel}"))
     }
 }
 
-/// Who waits for which command; none when the guest has ended.
+/// The commands that wait for an answer, by id; `None` after the guest has stopped.
 #[derive(Debug)]
 struct Answers(Option<HashMap<u64, mpsc::Sender<i32>>>);
 
@@ -217,7 +226,7 @@ fn read_answers(output: ChildStdout, answers: &Mutex<Answers>) {
         let Some((id, code)) = parse_answer(&line) else { continue };
         let sender = lock(answers).0.as_mut().and_then(|waiting| waiting.remove(&id));
         if let Some(sender) = sender {
-            // Nobody may be waiting any more.
+            // The caller may have stopped waiting.
             sender.send(code).unwrap_or_default();
         }
     }
@@ -230,7 +239,7 @@ fn parse_answer(line: &str) -> Option<(u64, i32)> {
     Some((id.parse().ok()?, code.parse().ok()?))
 }
 
-/// What is behind these locks is whole whenever they are free.
+/// Locks a mutex. Poisoning does no harm, because no critical section can panic halfway.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -240,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_an_id_and_a_code() {
+    fn answers_consist_of_an_id_and_a_code() {
         assert_eq!(parse_answer("12 0"), Some((12, 0)));
         assert_eq!(parse_answer("12 137\r"), Some((12, 137)));
         assert_eq!(parse_answer("12"), None);
@@ -249,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_has_bounds() {
+    fn memory_and_processors_are_limited() {
         for (memory_mib, cpus) in [(2049, 2), (512, 5)] {
             let error = Guest::boot(&Options { memory_mib, cpus, network: None }).unwrap_err().to_string();
             assert!(error.contains("at most 2048 MiB and 4 processors"), "{error}");

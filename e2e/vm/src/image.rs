@@ -1,4 +1,4 @@
-//! What `build.sh` made, and how this machine can run it.
+//! The files that `build.sh` made, and the accelerators that can run them.
 
 use std::env;
 use std::fs::{self, File};
@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
 
-/// Names the kernel's package, if not the default one.
+/// The environment variable with the name of the kernel's package, if it is not the default one.
 const KERNEL: &str = "LOCALNET_VM_KERNEL";
-/// `kvm` or `tcg`: how the guest's processor is made, if not the best that this machine has.
+/// The environment variable that forces an accelerator: `kvm` or `tcg`.
 const ACCELERATOR: &str = "LOCALNET_VM_ACCEL";
 
 /// The files of a guest.
@@ -21,7 +21,10 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// The guest that `build.sh` made. Fails when there is none, so that a test without it fails and says what to do.
+    /// Finds the guest that `build.sh` made.
+    ///
+    /// # Errors
+    /// It is not built; the error names the command that builds it.
     pub(crate) fn find() -> anyhow::Result<Self> {
         let cache = cache()?;
         let default = cache.join("kernel");
@@ -47,7 +50,7 @@ impl Image {
     }
 }
 
-/// The folder of `build.sh`: in `$LOCALNET_CACHE`, else in `.cache` at the root of the repository.
+/// The output folder of `build.sh`: in `$LOCALNET_CACHE`, or in `.cache` at the root of the repository.
 pub(crate) fn cache() -> anyhow::Result<PathBuf> {
     let cache = match env::var_os("LOCALNET_CACHE") {
         Some(cache) => PathBuf::from(cache),
@@ -59,22 +62,25 @@ pub(crate) fn cache() -> anyhow::Result<PathBuf> {
     Ok(cache.join("vm"))
 }
 
-/// What makes the guest's processor.
+/// What executes the guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Accelerator {
-    /// This machine's processor, shared.
+    /// This machine's processor, by hardware virtualization.
     Kvm,
-    /// A program.
+    /// QEMU's emulator.
     Tcg,
 }
 
 impl Accelerator {
-    /// Those to try, best first.
+    /// The accelerators to try, best first.
+    ///
+    /// # Errors
+    /// The environment variable has another value than `kvm` and `tcg`.
     pub(crate) fn candidates() -> anyhow::Result<Vec<Self>> {
         match env::var(ACCELERATOR).as_deref() {
             Ok("kvm") => return Ok(vec![Self::Kvm]),
             Ok("tcg") => return Ok(vec![Self::Tcg]),
-            Ok(other) => bail!("{ACCELERATOR}={other} means nothing: it is kvm or tcg"),
+            Ok(other) => bail!("{ACCELERATOR}={other} is invalid: set it to kvm or tcg"),
             Err(_) => {}
         }
         let usable = || {
@@ -84,7 +90,7 @@ impl Accelerator {
         Ok(if usable() { vec![Self::Kvm, Self::Tcg] } else { vec![Self::Tcg] })
     }
 
-    /// As QEMU names it.
+    /// QEMU's name.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Kvm => "kvm",
@@ -92,7 +98,7 @@ impl Accelerator {
         }
     }
 
-    /// The processor to show to the guest.
+    /// The processor model of the guest, as a value of `-cpu`.
     pub(crate) fn processor(self) -> &'static str {
         match self {
             Self::Kvm => "host",
@@ -101,8 +107,8 @@ impl Accelerator {
     }
 }
 
-/// Whether the processor of this `/proc/cpuinfo` helps with guests. Where it does not, `/dev/kvm` may be there all the same
-/// (paravirtual hosts have one of their own), but no stock kernel gets through its boot on it.
+/// Whether the processor in this `/proc/cpuinfo` supports virtualization. `/dev/kvm` may exist without (on paravirtual hosts), but no
+/// stock kernel boots with it.
 fn can_be_shared(cpuinfo: &str) -> bool {
     let flags = cpuinfo.lines().filter_map(|line| line.strip_prefix("flags")).filter_map(|line| line.split_once(':'));
     flags.flat_map(|(_, flags)| flags.split_whitespace()).any(|flag| matches!(flag, "vmx" | "svm"))
@@ -113,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_processor_that_helps_with_guests_says_so() {
+    fn virtualization_is_detected_by_the_processor_s_flags() {
         for (cpuinfo, expected) in [
             ("processor\t: 0\nflags\t\t: fpu vme vmx sse2\nbugs\t\t: none\n", true),
             ("processor\t: 0\nflags\t\t: fpu svm\n", true),

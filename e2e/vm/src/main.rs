@@ -1,4 +1,4 @@
-//! Runs one command in a guest, for people.
+//! Runs one command in a guest.
 
 use std::io::Write as _;
 use std::process::{Command, ExitCode};
@@ -10,16 +10,16 @@ use localnet_vm::{Guest, Options};
 #[derive(Parser)]
 #[command(about = "Run a command in a guest whose kernel has IPVS; the exit code is the command's")]
 struct Arguments {
-    /// Memory in MiB
+    /// Memory of the guest in MiB
     #[arg(long, default_value_t = Options::default().memory_mib)]
     memory: u32,
-    /// Processors
+    /// Processors of the guest
     #[arg(long, default_value_t = Options::default().cpus)]
     cpus: u32,
-    /// Seconds that the command may take
+    /// Time limit for the command in seconds
     #[arg(long, default_value_t = 300)]
     timeout: u64,
-    /// The command; it sees this machine's files and writes only to the guest's memory
+    /// The command. It sees this machine's files; its changes stay in the guest's memory
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<String>,
 }

@@ -1,7 +1,7 @@
-//! The process of a guest. It ends when dropped, and with the process that started it, however that ends.
+//! The process of a guest. It ends when dropped, and when the process that started it ends for any reason.
 //!
-//! `setpriv --pdeathsig` makes the kernel end it with its parent, and takes the *thread* that forked for the parent: so that is a
-//! thread of its own, which does nothing but fork and then wait for the [`Qemu`] to be dropped.
+//! `setpriv --pdeathsig` makes the kernel kill it with its parent. For the kernel the parent is the *thread* that forked. So a
+//! thread of its own forks, and then waits until the [`Qemu`] is dropped.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -17,11 +17,11 @@ use crate::folder::Folder;
 use crate::guest::Options;
 use crate::image::{Accelerator, Image};
 
-/// What the guest's kernel is told. Its log goes to the second serial line; the first is for the agent. A kernel that panics
-/// ends the guest. The rest makes it boot faster on an emulated processor.
-/// `norandmaps`: QEMU translates a program for the addresses that it is at, so one that is always at the same is translated once, and
-/// starts four times as fast.
-/// `no_timer_check`: on a busy machine the emulated timer is late, and the kernel would give up for it.
+/// The kernel's command line. The log goes to the second serial line; the first is for the agent. A panic stops the guest. The
+/// other arguments make it boot faster on an emulated processor.
+/// `norandmaps`: QEMU translates a program for its addresses, so a program that always has the same addresses is translated only
+/// once and starts four times as fast.
+/// `no_timer_check`: on a busy machine the emulated timer is late, and the kernel would panic.
 const KERNEL_ARGUMENTS: &str =
     "console=ttyS1 panic=-1 mitigations=off random.trust_cpu=on tsc=reliable no_timer_check norandmaps";
 
@@ -32,7 +32,7 @@ pub(crate) struct Qemu {
 }
 
 impl Qemu {
-    /// Starts the guest; `folder` has the agent in it. Returns the two ends of the serial line to the agent as well.
+    /// Starts the guest; `folder` contains the agent. Also returns both ends of the serial line to the agent.
     pub(crate) fn start(
         image: &Image,
         folder: &Folder,
@@ -42,7 +42,7 @@ impl Qemu {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL"]);
         if let Some(network) = &options.network {
-            // It becomes QEMU, as setpriv becomes it.
+            // nsenter replaces itself by QEMU, as setpriv replaces itself by nsenter.
             let mut namespace = OsString::from("--net=");
             namespace.push(&network.namespace);
             command.arg("nsenter").arg(namespace);
@@ -66,10 +66,10 @@ impl Qemu {
         Ok((Self { child, _parent: parent }, ends.0, ends.1))
     }
 
-    /// Ends it the hard way: it has nothing to lose. Returns how it ended if it had ended before.
+    /// Kills the guest. Returns its exit status if it had ended before.
     pub(crate) fn kill(&mut self) -> Option<ExitStatus> {
         let ended = self.child.try_wait().ok().flatten();
-        // Both fail only for a child that is gone already.
+        // Both fail only if the child has ended and was waited for.
         self.child.kill().unwrap_or_default();
         self.child.wait().map(drop).unwrap_or_default();
         ended
@@ -105,16 +105,16 @@ fn arguments(
     for (option, path) in [("-kernel", &image.kernel), ("-initrd", &image.initramfs)] {
         arguments.extend([option.into(), path.into()]);
     }
-    for card in 0..options.network.as_ref().map_or(0, |network| network.cards) {
-        // Without a program to boot from.
-        let [wire, card] = [format!("user,id=wire{card}"), format!("virtio-net-pci,netdev=wire{card},romfile=")];
-        arguments.extend(["-netdev".into(), wire.into(), "-device".into(), card.into()]);
+    for nic in 0..options.network.as_ref().map_or(0, |network| network.nics) {
+        // An empty `romfile`, because the guest does not boot from the network.
+        let [wire, device] = [format!("user,id=wire{nic}"), format!("virtio-net-pci,netdev=wire{nic},romfile=")];
+        arguments.extend(["-netdev".into(), wire.into(), "-device".into(), device.into()]);
     }
     let mut log = OsString::from("file:");
     log.push(within_an_option(&folder.join("kernel.log"))?);
     arguments.extend(["-serial".into(), log]);
     for (tag, path, access) in [
-        // Files of several file systems have numbers of their own.
+        // The files come from several file systems, so their inode numbers must be remapped.
         ("root", Path::new("/"), ",readonly=on,multidevs=remap"),
         ("modules", &image.modules, ",readonly=on"),
         ("control", folder, ""),
@@ -126,8 +126,8 @@ fn arguments(
     Ok(arguments)
 }
 
-/// QEMU's options are lists with commas.
+/// Checks that a path contains no comma, which separates QEMU's suboptions.
 fn within_an_option(path: &Path) -> anyhow::Result<&Path> {
-    ensure!(!path.as_os_str().as_encoded_bytes().contains(&b','), "{} has a comma in it", path.display());
+    ensure!(!path.as_os_str().as_encoded_bytes().contains(&b','), "{} contains a comma", path.display());
     Ok(path)
 }

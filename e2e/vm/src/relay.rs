@@ -1,4 +1,4 @@
-//! A test's body here, or the same test in a guest.
+//! Runs the body of a test here, or the same test in a guest.
 
 use std::any::type_name;
 use std::env;
@@ -12,23 +12,24 @@ use anyhow::{Context as _, ensure};
 
 use crate::guest::{Guest, MARKER, Network, Options};
 
-/// `guest`: a guest even where this machine's kernel has IPVS.
+/// The environment variable that forces a guest (`guest`) even if this machine's kernel has IPVS.
 const WHERE: &str = "LOCALNET_VM";
-/// How long one test may take in the guest.
+/// The time limit of a test in the guest.
 const LIMIT: Duration = Duration::from_secs(1200);
-/// The memory of a guest for programs that talk to something outside.
+/// The memory of a guest whose test has a host side, in MiB.
 const BESIDE_MIB: u32 = 2048;
 
-/// One body at a time.
+/// Serializes the bodies.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// Runs the body of a test on a kernel that has IPVS. Where this machine's kernel has it, that is all. Otherwise a guest boots, once for
-/// the whole test program, and runs this one test of the same program; what it prints is printed here, and it fails if that fails.
+/// Runs the body of a test on a kernel that has IPVS. If this machine's kernel has it, the body simply runs. Otherwise a guest boots,
+/// once per test program, and runs this one test of the same program. Its output is printed here, and its failure is a failure
+/// here.
 ///
-/// One body runs at a time: the kernel lists virtual servers by positions in which those of all namespaces count, so one test would
+/// One body runs at a time. The kernel lists virtual servers by positions that count those of all namespaces, so one test would
 /// disturb the lists of another.
 ///
-/// The body must be a closure in the function of the test itself: that is where the test's name comes from.
+/// The body must be a closure in the test function itself, because the closure's type contains the test's name.
 ///
 /// ```no_run
 /// #[test]
@@ -42,58 +43,63 @@ static ONE: Mutex<()> = Mutex::new(());
 #[track_caller]
 pub fn on_ipvs<Body: FnOnce()>(body: Body) {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    if is_inside() || has_ipvs() {
+    if is_guest() || has_ipvs() {
         return body();
     }
     match shared().and_then(|guest| relay(guest, test_name(type_name::<Body>()), &[], LIMIT)) {
-        Ok(said) => print!("{said}"),
+        Ok(output) => print!("{output}"),
         Err(error) => panic!("{error:#}"),
     }
 }
 
-/// What a test needs beside the kernel with IPVS, and has on this machine while the test runs in a guest.
+/// The part of a test that runs on this machine while the test runs in a guest.
 #[derive(Clone, Debug)]
-pub struct Outside {
-    /// How the test reaches it.
+pub struct HostSide {
+    /// The connection between guest and host side.
     pub network: Network,
-    /// What the test finds in its environment, and does not find where there is no guest.
+    /// Environment variables of the test in the guest. The test does not find them if it runs without a guest.
     pub variables: Vec<(&'static str, OsString)>,
-    /// How long the test may take.
+    /// The time limit of the test.
     pub limit: Duration,
 }
 
-/// As [`on_ipvs`], with something beside it that need not be on that kernel, and would take long on an emulated processor: if there is to
-/// be a guest, `outside` makes it, and what else it returns is dropped when the test has ended. The guest is the test's own.
+/// As [`on_ipvs`], for a test that also needs programs which can run on any kernel and would be slow on an emulated processor. If the
+/// test runs in a guest, `host_side` starts them first, and the second part of its result is dropped when the test has ended. Each
+/// such test has a guest of its own.
 ///
 /// # Panics
 /// If the test fails, or no guest can run it.
+/// If the test fails, or no guest can run it.
 #[track_caller]
-pub fn on_ipvs_beside<Kept, Body: FnOnce()>(outside: impl FnOnce() -> anyhow::Result<(Outside, Kept)>, body: Body) {
+pub fn on_ipvs_with_host_side<Kept, Body: FnOnce()>(
+    host_side: impl FnOnce() -> anyhow::Result<(HostSide, Kept)>,
+    body: Body,
+) {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    if is_inside() || has_ipvs() {
+    if is_guest() || has_ipvs() {
         return body();
     }
     let relayed = || {
-        let (Outside { network, variables, limit }, _kept) = outside().context("making what is beside the guest")?;
+        let (HostSide { network, variables, limit }, _kept) = host_side().context("starting the host side")?;
         let guest = Guest::boot(&Options { memory_mib: BESIDE_MIB, network: Some(network), ..Options::default() })?;
         relay(&guest, test_name(type_name::<Body>()), &variables, limit)
     };
     match relayed() {
-        Ok(said) => print!("{said}"),
+        Ok(output) => print!("{output}"),
         Err(error) => panic!("{error:#}"),
     }
 }
 
 /// Whether this process runs in a guest.
-pub fn is_inside() -> bool {
+pub fn is_guest() -> bool {
     env::var_os(MARKER).is_some()
 }
 
-/// Whether this kernel has IPVS, in itself or as a module that it may load.
+/// Whether this kernel has IPVS, built in or as a module that can be loaded.
 fn has_ipvs() -> bool {
-    static FOUND: OnceLock<bool> = OnceLock::new();
-    *FOUND.get_or_init(|| {
-        if env::var_os(WHERE).is_some_and(|wanted| wanted == "guest") {
+    static HAS_IPVS: OnceLock<bool> = OnceLock::new();
+    *HAS_IPVS.get_or_init(|| {
+        if env::var_os(WHERE).is_some_and(|place| place == "guest") {
             return false;
         }
         let loadable = || {
@@ -105,26 +111,26 @@ fn has_ipvs() -> bool {
     })
 }
 
-/// The guest of this process.
+/// The guest that all tests of this process share.
 fn shared() -> anyhow::Result<&'static Guest> {
     static GUEST: OnceLock<Result<Guest, String>> = OnceLock::new();
     let guest = GUEST.get_or_init(|| Guest::boot(&Options::default()).map_err(|error| format!("{error:#}")));
     guest.as_ref().map_err(|error| anyhow::Error::msg(error.clone()))
 }
 
-/// Runs the test of that name in a guest and returns what it printed.
+/// Runs the test with that name in a guest and returns its output.
 fn relay(guest: &Guest, name: &str, variables: &[(&str, OsString)], limit: Duration) -> anyhow::Result<String> {
     let program = env::current_exe().context("finding this test program")?;
     let mut command = Command::new(program);
     command.args([name, "--exact", "--nocapture", "--test-threads=1"]).envs(variables.iter().map(|(k, v)| (k, v)));
     let output = guest.run(&command, limit).with_context(|| format!("running {name} in the guest"))?;
-    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let passed = output.status.success() && said.contains("test result: ok. 1 passed");
-    ensure!(passed, "{name} failed in the guest ({}):\n{said}", output.status);
-    Ok(said)
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let passed = output.status.success() && text.contains("test result: ok. 1 passed");
+    ensure!(passed, "{name} failed in the guest ({}):\n{text}", output.status);
+    Ok(text)
 }
 
-/// The name of a test as its harness knows it, from the type of a closure in it: `program::module::test::{{closure}}`.
+/// The name of a test in its harness, from the type of a closure in it: `program::module::test::{{closure}}`.
 fn test_name(closure: &str) -> &str {
     let path = closure.split_once("::").map_or(closure, |(_, path)| path);
     path.trim_end_matches("::{{closure}}")

@@ -1,4 +1,4 @@
-//! A command as a shell script, so that it can be run where only files arrive.
+//! Renders a command as a shell script, for a place that only files can reach.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::Command;
 
-/// Runs `command` as it would run here: in its folder, or else `folder`, with its environment on top of `environment`, and with nothing
-/// else. `marker` is one more variable, set to 1.
+/// A script that runs `command` as it would run here: in its working directory (by default `folder`), and with exactly its environment
+/// on top of `environment`, plus the variable `marker`, set to 1.
 pub(crate) fn script(
     command: &Command,
     folder: &Path,
@@ -41,7 +41,7 @@ pub(crate) fn script(
     script
 }
 
-/// One word of the shell: nothing within single quotes means anything but a single quote.
+/// Appends a word in single quotes, within which the shell interprets only the closing quote.
 fn quote(script: &mut Vec<u8>, word: &OsStr) {
     script.push(b'\'');
     for byte in word.as_bytes() {
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn words_arrive_as_they_are() {
+    fn arguments_arrive_unchanged() {
         let words = ["plain", "two words", "it's", "$HOME `id` \\ \"", "", "*", "a\nb", "ü"];
         let mut command = Command::new("printf");
         command.arg("%s|").args(words);
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_is_the_commands_own() {
+    fn the_environment_is_exactly_the_command_s() {
         let mut command = Command::new("env");
         command.env("ADDED", "it's new").env("CHANGED", "to this").env_remove("REMOVED");
         let environment = [("PATH", "/usr/bin:/bin"), ("CHANGED", "from that"), ("REMOVED", "1"), ("KEPT", "2")];
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_folder_is_the_commands_own_or_the_callers() {
+    fn the_working_directory_is_the_command_s_or_the_default() {
         let environment = [("PATH", "/usr/bin:/bin")];
         assert_eq!(run(&Command::new("pwd"), &environment), "/\n");
         assert_eq!(run(Command::new("pwd").current_dir("/tmp"), &environment), "/tmp\n");

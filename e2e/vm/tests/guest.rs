@@ -1,4 +1,4 @@
-//! The guest itself. Needs `make vm`.
+//! The guest itself. These tests need `make vm`.
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -19,19 +19,19 @@ static GUEST: LazyLock<Guest> = LazyLock::new(|| {
     guest
 });
 
-/// What a shell in the guest prints; it must succeed.
+/// Runs a shell script in the guest, which must succeed, and returns its output.
 #[track_caller]
 fn shell(script: &str) -> String {
     let output = GUEST.run(Command::new("sh").args(["-ec", script]), LIMIT).unwrap();
-    let (said, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{script}\n{} {said}{error}", output.status);
-    said.trim_end().to_owned()
+    let (text, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{script}\n{} {text}{error}", output.status);
+    text.trim_end().to_owned()
 }
 
 #[test]
-fn its_kernel_has_what_this_one_may_lack() {
+fn its_kernel_has_the_features_that_this_one_may_lack() {
     shell("ip link add kube-ipvs0 type dummy");
-    // Nothing is loaded by hand: the kernel finds its modules when they are asked for.
+    // The kernel loads its modules by itself.
     shell("ipvsadm -A -t 192.0.2.1:80 -s mh");
     assert!(shell("ipvsadm -Ln").contains("TCP  192.0.2.1:80 mh"));
     shell("nft add table inet t; nft add chain inet t c '{ type nat hook postrouting priority 100; }'");
@@ -43,7 +43,7 @@ fn its_kernel_has_what_this_one_may_lack() {
 }
 
 #[test]
-fn programs_give_back_output_and_exit_code() {
+fn a_program_s_output_and_exit_code_are_returned() {
     for (script, code, stdout, stderr) in [
         ("echo out; echo err >&2", 0, "out\n", "err\n"),
         ("printf 'no newline'; exit 7", 7, "no newline", ""),
@@ -60,7 +60,7 @@ fn programs_give_back_output_and_exit_code() {
 }
 
 #[test]
-fn programs_see_the_callers_folder_environment_and_files() {
+fn a_program_sees_the_caller_s_folder_environment_and_files() {
     let here = std::env::current_dir().unwrap();
     assert_eq!(shell("pwd"), here.display().to_string());
     assert!(shell("cat Cargo.toml").contains("name = \"localnet-vm\""));
@@ -72,7 +72,7 @@ fn programs_see_the_callers_folder_environment_and_files() {
 }
 
 #[test]
-fn what_programs_write_stays_in_the_guest() {
+fn changes_of_files_stay_in_the_guest() {
     let file = format!("{}/written-in-the-guest", env!("CARGO_TARGET_TMPDIR"));
     assert_eq!(shell(&format!("echo text >{file}; cat {file}")), "text");
     assert_eq!(shell(&format!("cat {file}")), "text");
@@ -80,8 +80,8 @@ fn what_programs_write_stays_in_the_guest() {
 }
 
 #[test]
-fn programs_run_beside_each_other() {
-    // Each waits for the other.
+fn programs_run_concurrently() {
+    // Each program waits for the other.
     let meet = |own: &str, other: &str| {
         let (own, other) = (format!("/run/{own}"), format!("/run/{other}"));
         let script = format!("mkfifo {own} 2>/dev/null; mkfifo {other} 2>/dev/null; echo here >{own} & cat {other}");
@@ -95,7 +95,7 @@ fn programs_run_beside_each_other() {
 }
 
 #[test]
-fn a_program_that_does_not_end_is_ended() {
+fn a_program_that_exceeds_its_time_limit_is_killed() {
     let began = Instant::now();
     let mut command = Command::new("sh");
     command.args(["-c", "echo begun; exec sleep 1000"]);
@@ -106,7 +106,7 @@ fn a_program_that_does_not_end_is_ended() {
 }
 
 #[test]
-fn a_guest_that_dies_says_what_its_kernel_said() {
+fn the_error_for_a_dead_guest_contains_its_kernel_s_log() {
     let guest = Guest::boot(&Options { memory_mib: 512, cpus: 1, network: None }).unwrap();
     let mut panic = Command::new("sh");
     panic.args(["-c", "echo c >/proc/sysrq-trigger"]);
@@ -132,21 +132,21 @@ fn network_namespaces_have_an_ipvs_of_their_own() {
 }
 
 #[test]
-fn what_it_connects_to_is_in_the_network_that_it_was_given() {
+fn a_guest_s_connections_come_from_its_network_s_namespace() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let answers = std::thread::spawn(move || {
         listener.incoming().take(2).for_each(|stream| stream.unwrap().write_all(b"here\n").unwrap());
     });
-    // That of this test. QEMU's gateway is the loopback address there.
-    let network = Network { namespace: "/proc/self/ns/net".into(), cards: 2 };
+    // The namespace of this test. QEMU's gateway is its loopback address.
+    let network = Network { namespace: "/proc/self/ns/net".into(), nics: 2 };
     let guest = Guest::boot(&Options { memory_mib: 512, cpus: 1, network: Some(network) }).unwrap();
-    let card = |number| {
+    let nic = |number| {
         format!(
             "ip address add 10.0.2.15/24 dev eth{number}; ip link set eth{number} up; exec bash -c 'cat </dev/tcp/10.0.2.2/{port}'"
         )
     };
-    let (one, other) = (card(0), card(1));
+    let (one, other) = (nic(0), nic(1));
     let scripts = [
         format!("modprobe virtio_net; {one}"),
         format!("ip netns add other; ip link set eth1 netns other; exec ip netns exec other sh -ec \"{other}\""),

@@ -1,4 +1,4 @@
-//! Tests that need IPVS, as other crates write them: each runs natively where the kernel can, else in the guest.
+//! Tests that need IPVS, as other crates write them. Each runs natively if the kernel has IPVS, otherwise in the guest.
 #![cfg(target_arch = "x86_64")]
 
 use std::fs;
@@ -7,13 +7,13 @@ use std::process::Command;
 
 use localnet_vm::on_ipvs;
 
-/// Says which kernel this is.
+/// The release of the running kernel.
 fn kernel() -> String {
     fs::read_to_string("/proc/sys/kernel/osrelease").expect("proc is mounted").trim().to_owned()
 }
 
 #[test]
-fn the_body_runs_where_ipvs_is() {
+fn the_body_runs_on_a_kernel_with_ipvs() {
     on_ipvs(|| {
         Command::new("modprobe").arg("ip_vs").status().unwrap();
         assert!(Path::new("/proc/net/ip_vs").exists(), "on {}", kernel());
@@ -24,12 +24,12 @@ mod in_a_module {
     use super::*;
 
     #[test]
-    fn names_have_paths() {
+    fn test_names_may_contain_modules() {
         on_ipvs(|| println!("ran on {}", kernel()));
     }
 }
 
-/// Asks the two tests below to fail.
+/// The environment variable that makes the next two tests fail.
 const FAIL: &str = "FAIL_ON_PURPOSE";
 
 #[test]
@@ -38,22 +38,22 @@ fn a_test_that_can_fail() {
 }
 
 #[test]
-fn a_test_whose_body_is_elsewhere() {
+fn a_test_whose_body_is_another_function() {
     fn body() {}
     if std::env::var_os(FAIL).is_some() {
-        // This has a name of its own, which is no test's.
+        // This closure is in another function, so its type does not contain the name of a test.
         on_ipvs(body);
     }
 }
 
 #[test]
-fn tests_that_fail_or_are_not_found_in_the_guest_fail_here() {
+fn failing_and_missing_tests_in_the_guest_fail_here() {
     let mut program = Command::new(std::env::current_exe().unwrap());
-    program.args(["a_test_that_can_fail", "a_test_whose_body_is_elsewhere", "--exact"]);
+    program.args(["a_test_that_can_fail", "a_test_whose_body_is_another_function", "--exact"]);
     let output = program.env("LOCALNET_VM", "guest").env(FAIL, "1").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(output.status.code(), Some(101), "{said}");
-    assert!(said.contains("0 passed; 2 failed"), "{said}");
-    assert!(said.contains("a_test_that_can_fail failed in the guest") && said.contains("failed on purpose"), "{said}");
-    assert!(said.contains("body failed in the guest") && said.contains("running 0 tests"), "{said}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(101), "{text}");
+    assert!(text.contains("0 passed; 2 failed"), "{text}");
+    assert!(text.contains("a_test_that_can_fail failed in the guest") && text.contains("failed on purpose"), "{text}");
+    assert!(text.contains("body failed in the guest") && text.contains("running 0 tests"), "{text}");
 }

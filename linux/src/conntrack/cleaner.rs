@@ -1,12 +1,11 @@
-//! Flows that stick to endpoints which no longer serve: ended after each commit, on a thread of its own, so that
-//! programming never waits for it.
+//! Deletes stale flows after each commit, on a thread of its own, so that programming rules never waits for conntrack.
 //!
 //! ```text
-//!  backend ─ Commit ─▶ Inbox: all that waits, joined ─▶ Cleaner's thread: Reconciler ─▶ Conntrack
+//!  backend ─ Commit ─▶ Inbox: pending commits, merged ─▶ Cleaner's thread: Reconciler ─▶ Conntrack
 //! ```
 //!
-//! What fails stays due and is tried again, with growing delays; it is said once, and so is its end. A panic is a failure like
-//! others: the thread outlives it.
+//! A run that fails stays due and is retried with backoff. The log has one line when failures begin and one when they end. A
+//! panic counts as a failure; the thread survives it.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -23,22 +22,23 @@ use super::{Conntrack, Due, Endpoints, Error, Frontend, Kernel, Reconciler, Repo
 /// What a commit changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Commit {
-    /// Frontends whose endpoints changed, and the endpoints that may answer now; none if it is no frontend any more.
+    /// Frontends whose endpoints changed, with their eligible endpoints; `None` for a deleted frontend.
     pub frontends: Vec<(Frontend, Option<Endpoints>)>,
-    /// Frontends that the kernel held before this process.
+    /// Frontends that the kernel held before this process started.
     pub remembered: Vec<Frontend>,
-    /// Rules were missing or wrong for a while: any flow may have gone astray.
+    /// Whether all flows have to be checked, because rules were missing or wrong.
     pub recheck: bool,
 }
 
-/// A thread that ends stale flows. Dropping it waits for a run that is under way or due, and for no other.
+/// A thread that deletes stale flows. Dropping it waits for a run that is in progress or due now, but not for follow-ups.
 #[derive(Debug)]
 pub struct Cleaner {
     inbox: Arc<Inbox>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the thread has not taken yet. However long it is busy, this holds each frontend once, as it is now.
+/// The commits that the thread has not processed. It holds each frontend once, with its newest endpoints, however long the
+/// thread is busy.
 #[derive(Debug, Default)]
 struct Inbox {
     waiting: Mutex<Waiting>,
@@ -50,22 +50,22 @@ struct Waiting {
     frontends: HashMap<Frontend, Option<Endpoints>>,
     remembered: BTreeSet<Frontend>,
     recheck: bool,
-    /// Nothing more comes.
+    /// Whether the cleaner is being dropped, so that no more commits come.
     ended: bool,
 }
 
 impl Inbox {
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        // Nothing in it is half done when a panic leaves it.
+        // No panic can leave it inconsistent: each change of it is complete before the next call that may panic.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn put(&self, commit: Commit) {
         let mut waiting = self.waiting();
         for (frontend, now) in commit.frontends {
-            // What was in force for a moment is joined with what came after it, and its flows would never be looked for.
+            // Merging hides endpoints that were in force between two commits, so their flows have to be checked explicitly.
             let before = waiting.frontends.get(&frontend).and_then(Option::as_ref);
-            if before.is_some_and(|before| before.loses(now.as_ref())) {
+            if before.is_some_and(|before| before.any_missing_from(now.as_ref())) {
                 waiting.remembered.insert(frontend);
             }
             waiting.frontends.insert(frontend, now);
@@ -81,7 +81,7 @@ impl Inbox {
         self.woken.notify_one();
     }
 
-    /// All that waits, as soon as anything does; nothing when that instant has come before.
+    /// Waits for pending commits and takes all of them. Returns `None` if `until` passes first.
     fn take(&self, until: Option<Instant>) -> Option<Waiting> {
         let mut waiting = self.waiting();
         while waiting.is_empty() {
@@ -107,27 +107,28 @@ impl Waiting {
 }
 
 impl Cleaner {
-    /// Starts it for the flows of this thread's network namespace. It tells of each look, by family, IPv4 first: how long it took and how
-    /// many flows it ended, or none where no flows were looked at. Without room for one more thread there is none, which is said.
-    pub fn telling(mut told: impl FnMut([Option<(Duration, usize)>; 2]) + Send + 'static) -> Option<Self> {
-        let told = move |run: &Report| told(run.families.map(|of| of.map(|of| (of.took, of.deleted))));
-        let started = Self::with(Kernel::open, told, Timing::default());
-        started.inspect_err(|error| warn!(%error, "stale flows are not ended")).ok()
+    /// Starts the thread for the flows of the calling thread's network namespace. After each run it calls `on_run` with the
+    /// duration and the number of deleted flows of each family, IPv4 first; `None` for a family of which no flows were read.
+    /// If the system refuses another thread, this logs a warning and returns `None`.
+    pub fn start(mut on_run: impl FnMut([Option<(Duration, usize)>; 2]) + Send + 'static) -> Option<Self> {
+        let on_run = move |run: &Report| on_run(run.families.map(|family| family.map(|of| (of.took, of.deleted))));
+        let started = Self::with(Kernel::open, on_run, Timing::default());
+        started.inspect_err(|error| warn!(%error, "failed to start the thread that deletes stale flows")).ok()
     }
 
     fn with<C: Conntrack>(
         open: impl FnMut() -> Result<C, Error> + Send + 'static,
-        told: impl FnMut(&Report) + Send + 'static,
+        on_run: impl FnMut(&Report) + Send + 'static,
         timing: Timing,
     ) -> std::io::Result<Self> {
         let inbox = Arc::new(Inbox::default());
         let taken = Arc::clone(&inbox);
-        let work = move || Worker::new(open, told, timing).run(&taken);
+        let work = move || Worker::new(open, on_run, timing).run(&taken);
         let thread = std::thread::Builder::new().name("conntrack".to_owned()).spawn(work)?;
         Ok(Self { inbox, thread: Some(thread) })
     }
 
-    /// Tells of a commit that is in force.
+    /// Queues a commit whose rules are in force.
     pub fn committed(&self, commit: Commit) {
         if commit != Commit::default() {
             self.inbox.put(commit);
@@ -139,17 +140,17 @@ impl Drop for Cleaner {
     fn drop(&mut self) {
         self.inbox.end();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            warn!("the thread that ends stale flows has panicked");
+            warn!("the thread that deletes stale flows has panicked");
         }
     }
 }
 
-/// How long the worker waits for what.
+/// The worker's delays.
 #[derive(Clone, Copy, Debug)]
 struct Timing {
-    /// From a look to the second look.
-    second_look: Duration,
-    /// From a failure to the next attempt; doubled each time.
+    /// From a run to its follow-up.
+    follow_up: Duration,
+    /// From a failure to the first retry; doubled for each further one.
     first_retry: Duration,
     longest_retry: Duration,
 }
@@ -157,19 +158,19 @@ struct Timing {
 impl Default for Timing {
     fn default() -> Self {
         Self {
-            second_look: Duration::from_secs(1),
+            follow_up: Duration::from_secs(1),
             first_retry: Duration::from_millis(200),
             longest_retry: Duration::from_secs(30),
         }
     }
 }
 
-/// Reading a big table over and over takes at most this share of one processor: a quarter.
+/// The rest after a run, as a multiple of its duration: 3 limits reading a large table to a quarter of one processor.
 const REST: u32 = 3;
 
 struct Worker<C, O, T> {
     open: O,
-    told: T,
+    on_run: T,
     conntrack: Option<C>,
     reconciler: Reconciler,
     timing: Timing,
@@ -181,47 +182,45 @@ struct Worker<C, O, T> {
 }
 
 impl<C: Conntrack, O: FnMut() -> Result<C, Error>, T: FnMut(&Report)> Worker<C, O, T> {
-    fn new(open: O, told: T, timing: Timing) -> Self {
+    fn new(open: O, on_run: T, timing: Timing) -> Self {
         let (ended, rest) = (Instant::now(), Duration::ZERO);
-        Self { open, told, conntrack: None, reconciler: Reconciler::new(), timing, failures: 0, ended, rest }
+        Self { open, on_run, conntrack: None, reconciler: Reconciler::new(), timing, failures: 0, ended, rest }
     }
 
-    /// Until nothing more comes.
+    /// Processes commits until the cleaner is dropped.
     fn run(&mut self, inbox: &Inbox) {
         loop {
-            // All that is waiting is taken before the next run.
+            // Merge all pending commits before the next run.
             let Some(waiting) = inbox.take(self.next_run()) else {
-                self.unpanicking(Self::clean);
+                self.catching_panics(Self::clean);
                 continue;
             };
             let ended = waiting.ended;
-            self.unpanicking(|worker| worker.take(waiting));
+            self.catching_panics(|worker| worker.take(waiting));
             if ended {
                 if self.reconciler.is_due() {
-                    self.unpanicking(Self::clean);
+                    self.catching_panics(Self::clean);
                 }
                 return;
             }
         }
     }
 
-    /// Without this thread no stale flow would be ended, and nothing would say so: what panics has failed, and is tried again.
-    fn unpanicking(&mut self, step: impl FnOnce(&mut Self)) {
-        // What may be half done: the connection, which is made anew, and what is to be looked at, which is all.
+    /// Runs `step` and turns a panic into a failure with a retry. If the thread ended, stale flows would stay without notice.
+    fn catching_panics(&mut self, step: impl FnOnce(&mut Self)) {
+        // A panic may leave the connection and the list of pending checks incomplete: reconnect, and check all flows.
         if catch_unwind(AssertUnwindSafe(|| step(self))).is_err() {
             self.conntrack = None;
             self.reconciler.recheck();
             self.ended = Instant::now();
             if self.failures == 0 {
-                error!(
-                    "ending stale flows has panicked: some may stick to endpoints that are gone; will be tried again"
-                );
+                error!("deleting stale flows panicked; flows may stay pinned to dead endpoints until a retry succeeds");
             }
-            self.put_off();
+            self.back_off();
         }
     }
 
-    fn put_off(&mut self) {
+    fn back_off(&mut self) {
         self.rest = self.timing.first_retry.saturating_mul(1 << self.failures.min(16));
         self.rest = self.rest.min(self.timing.longest_retry);
         self.failures = self.failures.saturating_add(1);
@@ -230,7 +229,7 @@ impl<C: Conntrack, O: FnMut() -> Result<C, Error>, T: FnMut(&Report)> Worker<C, 
     fn next_run(&self) -> Option<Instant> {
         match self.reconciler.due() {
             Due::Nothing => None,
-            Due::Later => Some(self.ended + self.rest.max(self.timing.second_look)),
+            Due::Later => Some(self.ended + self.rest.max(self.timing.follow_up)),
             Due::Now => Some(self.ended + self.rest),
         }
     }
@@ -240,8 +239,8 @@ impl<C: Conntrack, O: FnMut() -> Result<C, Error>, T: FnMut(&Report)> Worker<C, 
             self.reconciler.remember(frontend);
         }
         for (frontend, endpoints) in waiting.frontends {
-            // No run has looked at what was in force until now.
-            if self.reconciler.forgets(&frontend, endpoints.as_ref()) {
+            // No run has checked the flows to the endpoints that were in force until now.
+            if self.reconciler.overwrites_unchecked(&frontend, endpoints.as_ref()) {
                 self.reconciler.remember(frontend);
             }
             match endpoints {
@@ -261,29 +260,25 @@ impl<C: Conntrack, O: FnMut() -> Result<C, Error>, T: FnMut(&Report)> Worker<C, 
         match result {
             Ok(report) => {
                 if self.failures > 0 {
-                    info!("stale flows are ended again");
+                    info!("deleting stale flows works again");
                 }
                 self.failures = 0;
                 self.rest = (self.ended - began) * REST;
-                (self.told)(&report);
+                (self.on_run)(&report);
+                let took_ms = report.took.as_secs_f64() * 1000.0;
                 if report.deleted > 0 {
-                    info!(
-                        ended = report.deleted,
-                        of = report.dumped,
-                        took_ms = report.took.as_secs_f64() * 1000.0,
-                        "stale flows ended"
-                    );
+                    info!(deleted = report.deleted, checked = report.dumped, took_ms, "deleted stale flows");
                 } else {
-                    debug!(of = report.dumped, took = ?report.took, "no stale flows");
+                    debug!(checked = report.dumped, took_ms, "no stale flows");
                 }
             }
             Err(error) => {
                 if self.failures == 0 {
-                    warn!(%error, "stale flows cannot be ended: some may stick to endpoints that are gone; will be tried again");
+                    warn!(%error, "failed to delete stale flows; flows may stay pinned to dead endpoints until a retry succeeds");
                 } else {
-                    debug!(%error, "stale flows still cannot be ended");
+                    debug!(%error, "still failing to delete stale flows");
                 }
-                self.put_off();
+                self.back_off();
             }
         }
     }
@@ -304,7 +299,7 @@ mod tests {
     use super::*;
     use crate::conntrack::{Family, Flow, Protocol, Selection};
 
-    /// Tells each dump; the first ones fail, by a panic if so.
+    /// Records each dump. The first `failures - 1` dumps fail, with a panic if `panics` is set.
     struct Table {
         failures: usize,
         panics: bool,
@@ -315,7 +310,7 @@ mod tests {
         fn dump(&mut self, selection: Selection, _visit: &mut dyn FnMut(&Flow)) -> Result<(), Error> {
             self.dumps.send((selection, Instant::now())).unwrap();
             self.failures = self.failures.saturating_sub(1);
-            assert!(self.failures == 0 || !self.panics, "out of luck");
+            assert!(self.failures == 0 || !self.panics, "a panic on purpose");
             if self.failures > 0 { Err(Error::Interrupted) } else { Ok(()) }
         }
 
@@ -336,7 +331,7 @@ mod tests {
         Commit { frontends: vec![(frontend(), Some(endpoints))], ..Commit::default() }
     }
 
-    /// The thread, and what it reads. It cannot be opened at first, and then cannot be read.
+    /// A cleaner and the channel of its dumps. Opening the table fails at first, and then reading it does.
     fn cleaner(mut not_opened: usize, failures: usize, timing: Timing) -> (Cleaner, Receiver<(Selection, Instant)>) {
         let (dumps, read) = channel();
         let open = move || {
@@ -351,7 +346,7 @@ mod tests {
     }
 
     fn fast() -> Timing {
-        Timing { first_retry: Duration::from_millis(1), second_look: Duration::from_millis(1), ..Timing::default() }
+        Timing { first_retry: Duration::from_millis(1), follow_up: Duration::from_millis(1), ..Timing::default() }
     }
 
     fn dumps(read: &Receiver<(Selection, Instant)>, count: usize) {
@@ -361,23 +356,22 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_is_tried_again_without_another_commit() {
+    fn a_failed_run_is_retried_without_another_commit() {
         for (not_opened, failures) in [(0, 0), (3, 0), (0, 4), (3, 4)] {
             let (cleaner, read) = cleaner(not_opened, failures, fast());
             cleaner.committed(served_by(&[]));
-            // The attempts that fail, the one that succeeds, and the second look.
+            // The attempts that fail, the one that succeeds, and its follow-up.
             dumps(&read, failures.saturating_sub(1) + 2);
             drop(cleaner);
-            assert!(read.try_recv().is_err(), "done is done");
+            assert!(read.try_recv().is_err(), "nothing is due any more");
         }
     }
 
-    /// Without its thread no stale flow is ended.
     #[test]
-    fn a_panic_is_a_failure_like_others() {
+    fn the_thread_survives_a_panic_and_retries() {
         let (dumps, read) = channel();
         let mut lives = [2, 0].into_iter();
-        // The connection is made anew, and then it goes well.
+        // The second connection works.
         let open = move || Ok(Table { failures: lives.next().unwrap_or(0), panics: true, dumps: dumps.clone() });
         let cleaner = Cleaner::with(open, |_| {}, fast()).unwrap();
         cleaner.committed(served_by(&["10.244.0.2:53"]));
@@ -385,11 +379,11 @@ mod tests {
         cleaner.committed(served_by(&[]));
         self::dumps(&read, 2);
         drop(cleaner);
-        assert!(read.try_recv().is_err(), "done is done");
+        assert!(read.try_recv().is_err(), "nothing is due any more");
     }
 
     #[test]
-    fn what_waits_for_long_is_each_frontend_once_as_it_is_now() {
+    fn pending_commits_merge_to_one_entry_per_frontend() {
         let inbox = Inbox::default();
         for count in 0..10_000 {
             inbox.put(served_by(if count % 2 == 0 { &["10.244.0.2:53"] } else { &[] }));
@@ -403,18 +397,18 @@ mod tests {
         assert!(inbox.take(None).is_some_and(|waiting| waiting.ended));
     }
 
-    /// Two commits, of which the second takes away what the first one gave, come before there was a look: flows that began in between
-    /// go to an endpoint that serves no longer.
+    /// Two commits arrive before a run, and the second one removes endpoints that the first one added. Flows that began in
+    /// between go to these endpoints.
     #[test]
-    fn a_state_that_was_soon_replaced_is_looked_at() {
+    fn flows_of_a_replaced_state_are_checked() {
         const A: &str = "10.244.0.2:53";
         const B: &str = "10.244.0.3:53";
-        let gone = || Commit { frontends: vec![(frontend(), None)], ..Commit::default() };
+        let removed = || Commit { frontends: vec![(frontend(), None)], ..Commit::default() };
         for (commits, expected) in [
             ([served_by(&[A]), served_by(&[])], Due::Now),
             ([served_by(&[A]), served_by(&[B])], Due::Now),
-            ([served_by(&[A]), gone()], Due::Now),
-            ([gone(), served_by(&[])], Due::Nothing),
+            ([served_by(&[A]), removed()], Due::Now),
+            ([removed(), served_by(&[])], Due::Nothing),
             ([served_by(&[]), served_by(&[])], Due::Nothing),
         ] {
             for joined in [true, false] {
@@ -444,17 +438,17 @@ mod tests {
     }
 
     #[test]
-    fn the_second_look_comes_a_moment_after_the_first() {
-        let second_look = Duration::from_millis(50);
-        let (cleaner, read) = cleaner(0, 0, Timing { second_look, ..Timing::default() });
+    fn a_follow_up_waits_for_its_delay() {
+        let follow_up = Duration::from_millis(50);
+        let (cleaner, read) = cleaner(0, 0, Timing { follow_up, ..Timing::default() });
         cleaner.committed(served_by(&[]));
         let [(_, first), (_, second)] = std::array::from_fn(|_| read.recv_timeout(PATIENCE).unwrap());
-        assert!(second - first >= second_look);
+        assert!(second - first >= follow_up);
         drop(cleaner);
     }
 
     #[test]
-    fn only_changes_that_matter_read_the_table() {
+    fn only_changes_that_can_make_flows_stale_read_the_table() {
         let (cleaner, read) = cleaner(0, 0, fast());
         let (a, b) = ("10.244.0.2:53", "10.244.0.3:53");
         cleaner.committed(served_by(&[a]));
@@ -472,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recheck_reads_whatever_did_not_change() {
+    fn a_recheck_reads_the_table_without_a_change() {
         let (cleaner, read) = cleaner(0, 0, fast());
         cleaner.committed(served_by(&["10.244.0.2:53"]));
         dumps(&read, 2);
@@ -482,20 +476,20 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_told_by_family() {
-        let (tell, told) = channel();
+    fn runs_are_reported_by_family() {
+        let (report_to, reports) = channel();
         let (dumps, _read) = channel();
         let open = move || Ok(Table { failures: 0, panics: false, dumps: dumps.clone() });
         let cleaner =
-            Cleaner::with(open, move |report| tell.send(report.families.map(|of| of.is_some())).unwrap(), fast());
+            Cleaner::with(open, move |report| report_to.send(report.families.map(|of| of.is_some())).unwrap(), fast());
         let cleaner = cleaner.unwrap();
         cleaner.committed(served_by(&[]));
-        assert_eq!(told.recv_timeout(PATIENCE).unwrap(), [true, false]);
+        assert_eq!(reports.recv_timeout(PATIENCE).unwrap(), [true, false]);
         drop(cleaner);
     }
 
     #[test]
-    fn the_end_waits_for_what_is_due() {
+    fn dropping_the_cleaner_waits_for_a_run_that_is_due() {
         let (cleaner, read) = cleaner(0, 0, Timing::default());
         cleaner.committed(served_by(&[]));
         drop(cleaner);

@@ -1,18 +1,18 @@
-//! A table of flows in memory, and flows to put in it.
+//! A conntrack table in memory for tests, and flows to fill it with.
 
 use std::net::{IpAddr, SocketAddr};
 
 use super::{Conntrack, Endpoints, Error, Flow, Frontend, Protocol, Selection, Status, TcpState, Tuple, Zone};
 
-/// The kernel's table, with faults to order.
+/// The kernel's table, with faults on demand.
 #[derive(Debug, Default)]
 pub(super) struct Fake {
     pub(super) flows: Vec<Flow>,
-    /// What was dumped, in order.
+    /// The selections that were dumped, in order.
     pub(super) dumps: Vec<Selection>,
     pub(super) dump_fails: bool,
     pub(super) delete_fails: bool,
-    /// Flows are shown again after the first pass, as when the kernel interrupts a dump.
+    /// Whether a dump shows each flow twice, as when the kernel interrupts it.
     pub(super) shows_twice: bool,
 }
 
@@ -36,12 +36,12 @@ impl Conntrack for Fake {
             return Err(Error::Unanswered);
         }
         let before = self.flows.len();
-        self.flows.retain(|flow| !flows.iter().any(|named| named.id == flow.id && named.reply == flow.reply));
+        self.flows.retain(|flow| !flows.iter().any(|deleted| deleted.id == flow.id && deleted.reply == flow.reply));
         Ok(before - self.flows.len())
     }
 }
 
-/// How far a flow has come.
+/// Whether a flow has seen packets in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Unanswered,
@@ -60,7 +60,7 @@ pub(super) fn endpoints(all: &[&str]) -> Endpoints {
     all.iter().map(|text| address(text)).collect()
 }
 
-/// A flow to `destination` that ends at `endpoint`, as the kernel would have it after our rules rewrote it.
+/// A flow to `destination` that ends at `endpoint`, as the kernel records it after the rules translated it.
 pub(super) fn flow(protocol: Protocol, stage: Stage, destination: SocketAddr, endpoint: SocketAddr) -> Flow {
     let client: IpAddr =
         if destination.is_ipv4() { [10, 0, 0, 9].into() } else { [0xfd00, 0, 0, 0, 0, 0, 0, 9].into() };
@@ -88,7 +88,7 @@ pub(super) fn flow(protocol: Protocol, stage: Stage, destination: SocketAddr, en
 }
 
 impl Flow {
-    /// The same packets, entered by the first that came back.
+    /// The same flow, entered by a packet of the reply direction.
     pub(super) fn reversed(self) -> Self {
         Self { original: self.reply, reply: self.original, ..self }
     }

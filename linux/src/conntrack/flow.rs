@@ -1,6 +1,6 @@
-//! One flow as the kernel tracks it, read from and named in ctnetlink's messages.
+//! A tracked flow, parsed from and identified in ctnetlink messages.
 //!
-//! Reading is total: what is not a flow of TCP, UDP or SCTP, or is cut off, is none.
+//! Parsing accepts any bytes. A message that is cut off, or whose protocol is not TCP, UDP or SCTP, yields `None`.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use super::{Family, Protocol};
 use crate::netlink::{Attributes, Writer, array};
 
-/// `enum ctattr_type` and what nests in it, `linux/netfilter/nfnetlink_conntrack.h`.
+/// `enum ctattr_type` and the nested enums of `linux/netfilter/nfnetlink_conntrack.h`.
 pub(super) mod attribute {
     pub(crate) const TUPLE_ORIGINAL: u16 = 1;
     pub(crate) const TUPLE_REPLY: u16 = 2;
@@ -41,31 +41,31 @@ pub(super) mod attribute {
     pub(crate) const COUNTER_BYTES: u16 = 2;
 
     pub(crate) const FILTER_ORIGINAL: u16 = 1;
-    /// Bit of `CTA_FILTER_ORIG_FLAGS`: compare the protocol's number.
+    /// The bit of `CTA_FILTER_ORIG_FLAGS` that makes the kernel compare the protocol.
     pub(crate) const FILTER_PROTOCOL_NUMBER: u32 = 1 << 3;
 }
 
 /// A tracked flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flow {
-    /// Its protocol.
+    /// The transport protocol.
     pub protocol: Protocol,
-    /// Its first packet, before any translation.
+    /// The original direction: the first packet before any translation.
     pub original: Tuple,
-    /// What an answer looks like: its source is where the flow really goes.
+    /// The reply direction; its source is where translation really sends the flow.
     pub reply: Tuple,
-    /// What the kernel knows of it.
+    /// The kernel's status bits.
     pub status: Status,
-    /// The state of a TCP connection.
+    /// The state of a TCP connection; `None` for other protocols.
     pub tcp_state: Option<TcpState>,
-    /// The zone in which its tuples are unique.
+    /// The zone in which the tuples are unique.
     pub zone: Zone,
-    /// The kernel's number of the entry.
+    /// The kernel's id of the entry.
     pub id: u32,
 }
 
 impl Flow {
-    /// Reads the attributes of a message; none if it is no flow that a service could have.
+    /// Parses the attributes of a message; `None` unless they describe a TCP, UDP or SCTP flow.
     pub(crate) fn parse(attributes: Attributes<'_>) -> Option<Self> {
         let (protocol, original, original_zone) = parse_tuple(attributes.nested(attribute::TUPLE_ORIGINAL))?;
         let (_, reply, reply_zone) = parse_tuple(attributes.nested(attribute::TUPLE_REPLY))?;
@@ -90,14 +90,14 @@ impl Flow {
         })
     }
 
-    /// Its family.
+    /// The address family.
     pub fn family(&self) -> Family {
         Family::of(&self.original.destination.ip())
     }
 
-    /// Writes what names this entry and no other. The kernel makes the id from the original tuple and the entry's place
-    /// in memory, which the next flow of a client soon gets again: so it is the reply tuple that tells apart a flow
-    /// that went to another endpoint since.
+    /// Writes the attributes that identify this entry and no other. The kernel derives the id from the original tuple and the
+    /// entry's address in memory, and a client's next flow often gets both again. Only the reply tuple then distinguishes a flow
+    /// that went to another endpoint.
     pub(crate) fn write_name(&self, writer: &mut Writer) {
         writer.nest(attribute::TUPLE_REPLY, |writer| {
             write_tuple(writer, self.protocol, &self.reply);
@@ -120,17 +120,17 @@ impl fmt::Display for Flow {
     }
 }
 
-/// What went both ways since the flow began.
+/// Traffic of a flow since it began, both directions together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Packets.
+    /// The number of packets.
     pub packets: u64,
-    /// Their bytes, with the headers of IP.
+    /// Their size in bytes, IP headers included.
     pub bytes: u64,
 }
 
 impl Counters {
-    /// Reads the attributes of a message; none if the kernel did not count when the flow began (`nf_conntrack_acct`).
+    /// Parses the attributes of a message; `None` if accounting (`nf_conntrack_acct`) was off when the flow began.
     pub(crate) fn parse(attributes: Attributes<'_>) -> Option<Self> {
         let direction = |kind| {
             let counters = attributes.nested(kind);
@@ -142,25 +142,25 @@ impl Counters {
     }
 }
 
-/// Source and destination of one direction.
+/// Source and destination of one direction of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tuple {
-    /// Who sends.
+    /// The sender.
     pub source: SocketAddr,
-    /// To whom.
+    /// The receiver.
     pub destination: SocketAddr,
 }
 
-/// `enum ip_conntrack_status`
+/// `enum ip_conntrack_status`: a bit field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Status(pub u32);
 
 impl Status {
-    /// `IPS_SEEN_REPLY`: packets went both ways.
+    /// `IPS_SEEN_REPLY`: packets went in both directions.
     pub const SEEN_REPLY: Self = Self(1 << 1);
-    /// `IPS_ASSURED`: the kernel does not drop it early.
+    /// `IPS_ASSURED`: the kernel does not drop the entry early when the table is full.
     pub const ASSURED: Self = Self(1 << 2);
-    /// `IPS_DST_NAT`: its destination was rewritten.
+    /// `IPS_DST_NAT`: the destination was translated.
     pub const DESTINATION_NAT: Self = Self(1 << 5);
 
     /// Whether all of these bits are set.
@@ -174,48 +174,48 @@ impl Status {
 pub struct TcpState(pub u8);
 
 impl TcpState {
-    /// `TCP_CONNTRACK_SYN_SENT`: a connection was asked for.
+    /// `TCP_CONNTRACK_SYN_SENT`: the client sent a SYN that was not answered yet.
     pub const SYN_SENT: Self = Self(1);
     /// `TCP_CONNTRACK_ESTABLISHED`
     pub const ESTABLISHED: Self = Self(3);
 }
 
-/// The zone of a flow, and the directions in which it counts.
+/// The zone of a flow, and the directions that it applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Zone {
-    /// Both directions; 0 is what everything has that no rule put elsewhere.
+    /// Both directions. 0 is the default, where no rule chose a zone.
     Both(u16),
-    /// The original direction only; replies are in zone 0.
+    /// The original direction; the reply direction is in zone 0.
     Original(u16),
-    /// Replies only.
+    /// The reply direction; the original direction is in zone 0.
     Reply(u16),
 }
 
 impl Zone {
-    /// Whether nobody chose a zone for the flow.
+    /// Whether the flow is in zone 0 in both directions, because no rule chose another.
     pub fn is_default(self) -> bool {
         self == Self::Both(0)
     }
 }
 
-/// The flows that a dump is about. TCP means connections that were never answered: no other can be stale.
+/// The flows that a dump covers: one family and protocol. For TCP only unanswered connections, because no other can be stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Selection {
-    /// The family.
+    /// The address family.
     pub family: Family,
-    /// The protocol.
+    /// The transport protocol.
     pub protocol: Protocol,
 }
 
 impl Selection {
-    /// Whether a flow is one of them.
+    /// Whether the selection covers the flow.
     pub fn admits(self, flow: &Flow) -> bool {
         let answered = flow.status.has(Status::SEEN_REPLY);
         flow.family() == self.family && flow.protocol == self.protocol && !(self.protocol == Protocol::Tcp && answered)
     }
 
-    /// Writes the same for the kernel. `CTA_FILTER` is known since Linux 5.8 and the status since 5.13; an older
-    /// kernel passes over either and shows more.
+    /// Writes the selection as a filter for the kernel. The kernel knows `CTA_FILTER` since Linux 5.8 and the status filter since
+    /// 5.13. An older kernel ignores them and dumps more flows.
     pub(crate) fn write_filter(self, writer: &mut Writer) {
         writer.nest(attribute::TUPLE_ORIGINAL, |writer| {
             writer.nest(attribute::TUPLE_PROTOCOL, |writer| {
@@ -304,7 +304,7 @@ mod tests {
         )
     }
 
-    /// A flow as the kernel shows it.
+    /// Writes a flow as the kernel dumps it.
     fn write(flow: &Flow, writer: &mut Writer) {
         for (kind, tuple, zone) in [
             (attribute::TUPLE_ORIGINAL, flow.original, matches!(flow.zone, Zone::Original(_))),
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn a_deletion_always_names_one_entry() {
-        // The kernel takes a deletion without a tuple as the wish to delete everything.
+        // The kernel takes a deletion without a tuple as a flush.
         let mut writer = Writer::default();
         let flow = Flow {
             protocol: Protocol::Udp,
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selection_is_of_one_family_and_protocol_and_of_tcp_what_was_not_answered() {
+    fn a_selection_covers_one_family_and_protocol_and_only_unanswered_tcp() {
         use super::super::fake::{Stage, address, flow};
         let at = [(Family::V4, "10.0.0.1:1"), (Family::V6, "[fd00::1]:1")];
         let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
@@ -385,7 +385,7 @@ mod tests {
                 let (protocol, tuple, zone) = parse_tuple(attributes.nested(kind))?;
                 Some((protocol, tuple.source.is_ipv4(), zone))
             };
-            // What of it is read, also where the whole is not.
+            // Parts of the message, which may parse even if the whole does not.
             let (original, reply) = (tuple(attribute::TUPLE_ORIGINAL), tuple(attribute::TUPLE_REPLY));
             let has = |kind| attributes.u32(kind).is_some();
             let flow = Flow::parse(attributes).map(|flow| (flow.protocol, flow.tcp_state, flow.zone));
@@ -395,14 +395,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_the_kernel_shows_is_read(flow in flows()) {
+        fn dumped_flows_parse(flow in flows()) {
             let mut writer = Writer::default();
             write(&flow, &mut writer);
             prop_assert_eq!(Flow::parse(Attributes(&writer.bytes)), Some(flow));
         }
 
         #[test]
-        fn a_name_holds_the_reply_tuple_its_zone_and_the_id(flow in flows()) {
+        fn a_name_consists_of_reply_tuple_zone_and_id(flow in flows()) {
             let mut writer = Writer::default();
             flow.write_name(&mut writer);
             let written = Attributes(&writer.bytes);
@@ -418,27 +418,27 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_can_be_read(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            reads_as_it_is_written(&bytes)?;
+        fn any_bytes_can_be_parsed(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            round_trips(&bytes)?;
         }
 
         #[test]
-        fn a_flow_that_is_damaged_or_cut_off_can_be_read(
+        fn damaged_and_truncated_flows_can_be_parsed(
             flow in flows(), at in any::<prop::sample::Index>(), byte in any::<u8>(), len in any::<prop::sample::Index>(),
         ) {
             let mut writer = Writer::default();
             write(&flow, &mut writer);
             let mut bytes = writer.bytes;
-            // The id comes last: a flow that is cut off has none.
+            // The id comes last, so a truncated flow has none.
             prop_assert_eq!(Flow::parse(Attributes(&bytes[..len.index(bytes.len())])), None);
             let at = at.index(bytes.len());
             bytes[at] = byte;
-            reads_as_it_is_written(&bytes)?;
+            round_trips(&bytes)?;
         }
     }
 
-    /// Whatever is read as a flow is one.
-    fn reads_as_it_is_written(bytes: &[u8]) -> Result<(), TestCaseError> {
+    /// Checks that any bytes that parse as a flow survive encoding and parsing.
+    fn round_trips(bytes: &[u8]) -> Result<(), TestCaseError> {
         if let Some(flow) = Flow::parse(Attributes(bytes)) {
             let mut writer = Writer::default();
             write(&flow, &mut writer);

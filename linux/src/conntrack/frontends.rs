@@ -1,4 +1,4 @@
-//! Which destinations are ours, and who may answer for each.
+//! The destinations that a backend serves (frontends), and the eligible endpoints of each.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -7,22 +7,22 @@ use std::sync::Arc;
 
 use super::{Family, Protocol, Selection};
 
-/// A destination that clients send to: a virtual address, or one of the node's with a node port.
+/// A destination that clients send to: a virtual address, or an address of the node with a NodePort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Frontend {
-    /// The protocol.
+    /// The transport protocol.
     pub protocol: Protocol,
-    /// Address and port.
+    /// The address and port.
     pub address: SocketAddr,
 }
 
 impl Frontend {
-    /// A frontend.
+    /// Combines a protocol and an address.
     pub fn new(protocol: Protocol, address: SocketAddr) -> Self {
         Self { protocol, address }
     }
 
-    /// The flows among which those to it are.
+    /// The smallest selection that covers all flows to the frontend.
     pub fn selection(&self) -> Selection {
         Selection { family: Family::of(&self.address.ip()), protocol: self.protocol }
     }
@@ -34,35 +34,35 @@ impl fmt::Display for Frontend {
     }
 }
 
-/// The endpoints that may answer, of all scopes together: local and cluster-wide, ready and, where they still serve,
-/// terminating. Cheap to clone: the frontends of one service share theirs.
+/// The eligible endpoints of a frontend, of all scopes together: local and cluster-wide, ready, and terminating where those
+/// still serve. Cloning is cheap, and the frontends of one Service share one list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoints(Arc<[SocketAddr]>);
 
 impl Endpoints {
-    /// Whether it is one of them.
+    /// Whether `endpoint` is one of them.
     pub fn contains(&self, endpoint: &SocketAddr) -> bool {
         self.0.binary_search(endpoint).is_ok()
     }
 
-    /// Whether nothing serves.
+    /// Whether there are no endpoints.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether some of these are not among those that answer now; none if it is no frontend any more.
-    pub fn loses(&self, now: Option<&Self>) -> bool {
-        !self.is_empty() && !now.is_some_and(|now| self.is_subset(now))
+    /// Whether any of these endpoints is missing from `next`. `None` means that the frontend no longer exists.
+    pub fn any_missing_from(&self, next: Option<&Self>) -> bool {
+        !self.is_empty() && !next.is_some_and(|next| self.is_subset(next))
     }
 
-    /// Whether all of these are among `others`.
+    /// Whether `others` contains all of these endpoints.
     pub fn is_subset(&self, others: &Self) -> bool {
         Arc::ptr_eq(&self.0, &others.0) || self.0.iter().all(|endpoint| others.contains(endpoint))
     }
 }
 
 impl From<Arc<[SocketAddr]>> for Endpoints {
-    /// Shares them if they are sorted and without duplicates.
+    /// Shares the list if it is sorted and without duplicates, and copies it otherwise.
     fn from(endpoints: Arc<[SocketAddr]>) -> Self {
         if endpoints.is_sorted_by(|a, b| a < b) { Self(endpoints) } else { endpoints.iter().copied().collect() }
     }
@@ -77,30 +77,30 @@ impl FromIterator<SocketAddr> for Endpoints {
     }
 }
 
-/// All frontends that are ours, and those that were until lately.
+/// All frontends of the backend, and those that it served until recently.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Frontends {
     current: HashMap<Frontend, Endpoints>,
     former: HashSet<Frontend>,
 }
 
-/// What a frontend is to us.
+/// Whether the backend serves a frontend, or served it before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Serving<'a> {
-    /// These answer for it; if there are none, nothing does.
+    /// The backend serves it with these endpoints. If there are none, no flow to it is legitimate.
     Now(&'a Endpoints),
-    /// It was ours: nothing of ours answers for it any more, somebody else may.
+    /// The backend served it before. Another program may serve it now.
     Formerly,
 }
 
 impl Frontends {
-    /// Makes `endpoints` the ones that answer; returns those that did.
+    /// Sets the endpoints of a frontend and returns the previous ones.
     pub fn set(&mut self, frontend: Frontend, endpoints: Endpoints) -> Option<Endpoints> {
         self.former.remove(&frontend);
         self.current.insert(frontend, endpoints)
     }
 
-    /// Makes it a former frontend; returns the endpoints that answered.
+    /// Makes the frontend a former one and returns its endpoints.
     pub fn retire(&mut self, frontend: &Frontend) -> Option<Endpoints> {
         self.former.insert(*frontend);
         self.current.remove(frontend)
@@ -111,7 +111,7 @@ impl Frontends {
         self.former.remove(frontend);
     }
 
-    /// What the destination is to us; none if it is foreign.
+    /// The status of a frontend; `None` if it is foreign.
     pub fn find(&self, frontend: &Frontend) -> Option<Serving<'_>> {
         match self.current.get(frontend) {
             Some(endpoints) => Some(Serving::Now(endpoints)),
@@ -119,22 +119,22 @@ impl Frontends {
         }
     }
 
-    /// The endpoints of a frontend that is ours now.
+    /// The endpoints of a current frontend; `None` for former and foreign ones.
     pub fn endpoints(&self, frontend: &Frontend) -> Option<&Endpoints> {
         self.current.get(frontend)
     }
 
-    /// The frontends that are ours now, in no order.
+    /// The current frontends, in no order.
     pub fn current(&self) -> impl Iterator<Item = &Frontend> {
         self.current.keys()
     }
 
-    /// The frontends that were ours, in no order.
+    /// The former frontends, in no order.
     pub fn former(&self) -> impl Iterator<Item = &Frontend> {
         self.former.iter()
     }
 
-    /// Whether no frontend is known.
+    /// Whether there are no current and no former frontends.
     pub fn is_empty(&self) -> bool {
         self.current.is_empty() && self.former.is_empty()
     }

@@ -1,6 +1,6 @@
-//! The kernel's table of flows, over ctnetlink: shows flows and deletes one at a time.
+//! The kernel's conntrack table over ctnetlink: dumps flows and deletes single entries.
 //!
-//! The only file here that does I/O. Knows nothing of frontends.
+//! This is the only file of the module that does I/O. It knows nothing of frontends.
 
 use std::io;
 
@@ -17,71 +17,80 @@ const SUBSYSTEM: u16 = 1;
 const GET: u16 = 1;
 /// `IPCTNL_MSG_CT_DELETE`
 const DELETE: u16 = 2;
-/// How often a dump that the kernel calls inconsistent is begun again.
+/// How often a dump is repeated that the kernel marks as inconsistent.
 const ATTEMPTS: usize = 5;
-/// Deletions sent at once: as many as have room for their answers in a receive buffer of the default size.
+/// How many deletions are sent at a time. Their answers fit into a receive buffer of the default size.
 const WINDOW: usize = 64;
-/// The kernel fills at most 32 KiB.
+/// The size of the receive buffer in bytes. The kernel fills at most 32 KiB at a time.
 const RECEIVE: usize = 64 << 10;
 
-/// A table of tracked flows.
+/// A conntrack table.
 pub trait Conntrack {
-    /// Shows each flow of the selection, and no other; one that lives meanwhile may be shown twice.
+    /// Calls `visit` for each flow of the selection, and for no other. It may show a flow twice if the table changes meanwhile.
+    ///
+    /// # Errors
+    /// The table cannot be read, or changed during every attempt.
     fn dump(&mut self, selection: Selection, visit: &mut dyn FnMut(&Flow)) -> Result<(), Error>;
 
-    /// Deletes these very entries and returns how many there were. One that is gone, or whose place was taken by a flow
-    /// to another endpoint, is passed over.
+    /// Deletes exactly these entries and returns how many existed. It skips an entry that no longer exists, or whose place a flow to
+    /// another endpoint took.
+    ///
+    /// # Errors
+    /// The kernel refuses a deletion, or its answer is lost.
     fn delete(&mut self, flows: &[Flow]) -> Result<usize, Error>;
 }
 
 /// Why the table could not be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The process may not.
+    /// The process lacks `CAP_NET_ADMIN`. Holds the denied action: `show` or `delete`.
     #[error("no permission to {0} tracked flows: CAP_NET_ADMIN is needed")]
     NotPermitted(&'static str),
     /// The kernel has no ctnetlink.
-    #[error("the kernel does not show tracked flows: load the module nf_conntrack_netlink")]
+    #[error("the kernel has no ctnetlink: load the module nf_conntrack_netlink")]
     Unsupported,
-    /// The kernel refused.
+    /// The kernel refused the request for another reason.
     #[error("the kernel refused to {action} tracked flows: {errno}")]
     Refused {
-        /// What was asked for.
+        /// The action: `show` or `delete`.
         action: &'static str,
-        /// Its answer.
+        /// The kernel's error.
         errno: io::Error,
     },
-    /// The table changed under every attempt to read it.
-    #[error("the table of tracked flows changed during every attempt to read it; trying again later helps")]
+    /// The table changed during every attempt to read it.
+    #[error("the conntrack table changed during every attempt to read it: try again later")]
     Interrupted,
-    /// The kernel's answer was lost.
-    #[error("the kernel's answer about tracked flows was lost, for want of memory; trying again later helps")]
+    /// The kernel's answer was lost for lack of memory.
+    #[error("the kernel's answer about tracked flows was lost for lack of memory: try again later")]
     Unanswered,
     /// The socket failed.
     #[error("netlink socket for tracked flows: {0}")]
     Io(#[from] io::Error),
 }
 
-/// The flows of a network namespace. Calls block, for as long as the kernel works on them.
+/// The conntrack table of a network namespace. Calls block while the kernel works.
 #[derive(Debug)]
 pub struct Kernel {
-    /// None after an exchange that did not end, whose rest would disturb the next.
+    /// `None` after an exchange that failed, because leftover answers would disturb the next one.
     netlink: Option<Netlink>,
     sequence: u32,
-    /// Whether the kernel is asked to leave out what is not selected.
+    /// Whether dumps carry a filter, so that the kernel leaves out other flows.
     filters: bool,
     buffer: Vec<u8>,
 }
 
 impl Kernel {
-    /// Connects to the network namespace of this thread. An error later on is followed by a new connection, so use
-    /// it in that namespace.
+    /// Connects to the table of the calling thread's network namespace. Use it only from threads in that namespace, because it
+    /// reconnects after an error.
+    ///
+    /// # Errors
+    /// The kernel has no ctnetlink, or the socket fails.
     pub fn open() -> Result<Self, Error> {
         Ok(Self { netlink: Some(connect()?), sequence: 0, filters: true, buffer: vec![0; RECEIVE] })
     }
 
-    /// Sends messages, and hands what comes back to `each` until that breaks off. Nothing waits: the kernel answers
-    /// while it is sent to, and goes on with a dump while it is read from.
+    /// Sends a request and calls `each` for every message of the answer, until that returns `false`. Nothing blocks: the kernel
+    /// answers within `send`, and continues a dump within `recv`.
     fn exchange(&mut self, request: &[u8], mut each: impl FnMut(&Message<'_>) -> bool) -> Result<(), Error> {
         let netlink = match self.netlink.take() {
             Some(netlink) => netlink,
@@ -100,7 +109,8 @@ impl Kernel {
         }
     }
 
-    /// Shows every flow of a family, whatever its protocol and state; one that lives meanwhile may be shown twice.
+    /// Calls `visit` for every flow of a family, whatever its protocol and state. It may show a flow twice if the table changes
+    /// meanwhile.
     ///
     /// # Errors
     /// As [`Conntrack::dump`].
@@ -108,7 +118,7 @@ impl Kernel {
         self.counted(family, &mut |flow, _| visit(flow))
     }
 
-    /// The same, each with what went through it, if the kernel counts that.
+    /// As [`Self::all`], with the traffic of each flow if the kernel counts it (`nf_conntrack_acct`).
     ///
     /// # Errors
     /// As [`Conntrack::dump`].
@@ -174,7 +184,7 @@ impl Conntrack for Kernel {
             match self.dump_once(selection, visit)? {
                 Dumped::Complete => return Ok(()),
                 Dumped::Interrupted => {}
-                // A kernel that knows filters, but not this one.
+                // This kernel supports filters, but not this one: read without it.
                 Dumped::Refused(Errno::INVAL | Errno::OPNOTSUPP) if self.filters => self.filters = false,
                 Dumped::Refused(Errno::INVAL | Errno::OPNOTSUPP) => {
                     self.filters = true;
@@ -216,7 +226,7 @@ impl Conntrack for Kernel {
     }
 }
 
-/// How a dump ended.
+/// The outcome of a dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dumped {
     Complete,
@@ -273,7 +283,7 @@ mod tests {
     }
 
     impl Kernel {
-        /// The flows of a selection, and how many the kernel sent.
+        /// The flows of a selection, and the number of flows that the kernel sent.
         fn selected(&mut self, selection: Selection) -> (Vec<Flow>, usize) {
             let mut flows = Vec::new();
             self.dump(selection, &mut |flow| flows.push(*flow)).unwrap();
@@ -293,7 +303,7 @@ mod tests {
         }
     }
 
-    /// Runs `test` in a network namespace of its own in which flows are tracked.
+    /// Runs `test` in a network namespace of its own with connection tracking.
     fn isolated(test: impl FnOnce() + Send + 'static) {
         let inside = || {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
@@ -307,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_filters_as_we_do() {
+    fn the_kernel_filters_like_selection_admits() {
         isolated(|| {
             let at_v4 = UdpSocket::bind("127.0.0.1:0").unwrap();
             let at_v6 = UdpSocket::bind("[::1]:0").unwrap();
@@ -335,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_through_a_flow_is_counted_where_the_kernel_counts() {
+    fn traffic_is_counted_where_accounting_is_on() {
         isolated(|| {
             let mut kernel = Kernel::open().unwrap();
             let mut counted = || {
@@ -352,14 +362,14 @@ mod tests {
             assert_eq!(counted(), [None]);
             std::fs::write("/proc/sys/net/netfilter/nf_conntrack_acct", "1").unwrap();
             send();
-            let found: Vec<_> = counted().into_iter().flatten().collect();
-            // The headers of IP and UDP are 28 bytes.
-            assert_eq!(found, [Counters { packets: 1, bytes: 32 }]);
+            let counters: Vec<_> = counted().into_iter().flatten().collect();
+            // IP and UDP headers add 28 bytes.
+            assert_eq!(counters, [Counters { packets: 1, bytes: 32 }]);
         });
     }
 
     #[test]
-    fn answers_that_are_lost_are_an_error_and_disturb_nothing_later() {
+    fn a_lost_answer_is_an_error_and_does_not_disturb_later_requests() {
         isolated(|| {
             let client = UdpSocket::bind("127.0.0.1:0").unwrap();
             for port in 1..=WINDOW as u16 {

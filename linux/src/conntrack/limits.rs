@@ -1,42 +1,42 @@
-//! How many connections the kernel tracks, and for how long: sysctls under `net.netfilter`. As kube-proxy sets them.
+//! Limits of connection tracking, with the values that kube-proxy sets: sysctls under `net.netfilter`.
 
 use std::time::Duration;
 
 use crate::sysctl::{Error, Set, Settings};
 
-/// What is asked for; `None` and `false` leave a setting as it is.
+/// The limits to set. `None`, and `false` for a switch, leave the kernel's value unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections for each processor.
+    /// The maximum number of connections per processor core.
     pub max_per_core: Option<u32>,
-    /// But at least so many, if there is a number for each processor.
+    /// The lower bound for the product of `max_per_core` and the number of cores.
     pub min: u32,
-    /// Of an established TCP connection that is idle.
+    /// The timeout of an idle, established TCP connection.
     pub tcp_established_timeout: Option<Duration>,
-    /// Of a TCP connection that one side has closed.
+    /// The timeout of a TCP connection in CLOSE_WAIT.
     pub tcp_close_wait_timeout: Option<Duration>,
-    /// Whether TCP packets outside of the window are tracked like others.
+    /// Whether TCP packets outside of the window are tracked instead of marked invalid.
     pub tcp_be_liberal: bool,
-    /// Of UDP without an answer.
+    /// The timeout of a UDP flow without an answer.
     pub udp_timeout: Option<Duration>,
-    /// Of UDP with an answer.
+    /// The timeout of an answered UDP flow.
     pub udp_stream_timeout: Option<Duration>,
 }
 
-/// No more connections than this are asked for by their number for each processor: each costs memory.
-const MOST: u64 = 1 << 20;
+/// The upper bound for the product of `max_per_core` and the number of cores, because each connection costs memory.
+const MAX_CONNECTIONS: u64 = 1 << 20;
 
 const HASHSIZE: &str = "sys/module/nf_conntrack/parameters/hashsize";
 
-/// A setting and its value.
+/// The path of a setting and its value.
 type Setting = (String, i64);
 
 impl Limits {
-    /// The number of connections on a machine with so many processors.
+    /// The maximum number of connections on a machine with `processors` cores.
     fn max(&self, processors: u32) -> Option<u64> {
         let scaled = u64::from(self.max_per_core.filter(|max| *max > 0)?) * u64::from(processors);
-        // kube-proxy's order: the cap wins over the minimum.
-        Some(if scaled > MOST { MOST } else { scaled.max(self.min.into()) })
+        // As in kube-proxy, the upper bound takes precedence over the minimum.
+        Some(if scaled > MAX_CONNECTIONS { MAX_CONNECTIONS } else { scaled.max(self.min.into()) })
     }
 
     fn settings(&self, processors: u32) -> Vec<Setting> {
@@ -54,8 +54,8 @@ impl Limits {
         rows.into_iter().filter_map(|(name, value)| Some((format!("proc/sys/net/netfilter/{name}"), value?))).collect()
     }
 
-    /// Sets what is asked for, as far as it is allowed; what became of each setting. Those of the network are those of the
-    /// network namespace of the calling thread.
+    /// Applies the limits, and returns the outcome for each setting with its path. A failure does not stop the others. The
+    /// settings belong to the network namespace of the calling thread, except for the hash size.
     pub fn apply(&self, settings: &Settings) -> Vec<Result<(String, Set), Error>> {
         let processors = settings.processors();
         let mut done: Vec<_> = self
@@ -64,7 +64,7 @@ impl Limits {
             .map(|(name, value)| settings.ensure(&name, value).map(|set| (name, set)))
             .collect();
         if let Some(max) = self.max(processors) {
-            // Longer chains than four connections are slow to search.
+            // One bucket for four connections, as in kube-proxy.
             let buckets = i64::try_from(max / 4).unwrap_or(i64::MAX);
             done.push(settings.ensure_at_least(HASHSIZE, buckets).map(|set| (HASHSIZE.to_owned(), set)));
         }
@@ -81,7 +81,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn the_number_of_connections_is_that_of_kube_proxy() {
+    fn the_maximum_is_calculated_as_in_kube_proxy() {
         for (max_per_core, min, processors, expected) in [
             (None, 131_072, 4, None),
             (Some(0), 7, 4, None),
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_asked_for_is_set() {
+    fn only_requested_limits_are_set() {
         assert_eq!(Limits { min: 7, ..Limits::default() }.settings(4), []);
         let all = Limits {
             max_per_core: Some(1_000),
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_allowed_keeps_nothing_else_from_being_set() {
+    fn a_failed_setting_does_not_stop_the_others() {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("proc/sys/net/netfilter");
         fs::create_dir_all(&folder).unwrap();
@@ -138,10 +138,10 @@ mod tests {
             ..Limits::default()
         };
         let done = limits.apply(&Settings::at(root.path()));
-        let said: Vec<_> = done.iter().map(|done| done.as_ref().map_err(ToString::to_string).cloned()).collect();
+        let outcomes: Vec<_> = done.iter().map(|done| done.as_ref().map_err(ToString::to_string).cloned()).collect();
         let netfilter = |name: &str| format!("proc/sys/net/netfilter/{name}");
         assert_eq!(
-            said,
+            outcomes,
             [
                 Err("failed to read net.netfilter.nf_conntrack_max: No such file or directory (os error 2): load the module \
                      nf_conntrack (modprobe nf_conntrack)"

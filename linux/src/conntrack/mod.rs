@@ -1,16 +1,16 @@
-//! Connection tracking after a change of endpoints: deletes the entries that would keep a flow at an endpoint that
-//! no longer serves.
+//! Connection tracking after endpoints change: deletes the entries that would keep a flow at an endpoint that is no longer
+//! eligible.
 //!
-//! A packet of a tracked flow never reaches the NAT rules again, so a new rule alone does not move it. UDP and SCTP
-//! clients may send for hours without an answer, and a TCP connection attempt that is repeated from the same port
-//! sticks as well.
+//! Packets of a tracked flow do not pass the NAT rules again, so a new rule alone does not move the flow. UDP and SCTP clients
+//! may keep sending for hours without an answer. A TCP client that repeats an unanswered SYN from the same port keeps its
+//! entry, too.
 //!
 //! ```text
 //!  backend ─ Commit ─▶ Cleaner (a thread) ─ set, remove ─▶ Reconciler ─ run ─▶ Conntrack::dump ─▶ is_stale (pure) ─▶ Conntrack::delete
 //! ```
 //!
-//! Refuses to flush: each deletion names one entry, by its reply tuple and the kernel's id of it. An entry whose
-//! destination is no known frontend is never touched, an established TCP connection neither.
+//! The module never flushes the table. Each deletion names one entry by its reply tuple and the kernel's id. It never deletes
+//! an established TCP connection, nor an entry whose destination is not one of the backend's frontends.
 
 mod cleaner;
 #[cfg(test)]
@@ -18,12 +18,12 @@ mod fake;
 mod flow;
 mod frontends;
 mod kernel;
-#[cfg(test)]
-mod laws;
 mod limits;
+#[cfg(test)]
+mod properties;
 mod recheck;
-mod reconcile;
 mod reconciler;
+mod stale;
 
 pub use cleaner::{Cleaner, Commit};
 pub use flow::{Counters, Flow, Selection, Status, TcpState, Tuple, Zone};
@@ -31,7 +31,7 @@ pub use frontends::{Endpoints, Frontend, Frontends, Serving};
 pub use kernel::{Conntrack, Error, Kernel};
 pub use limits::Limits;
 pub use recheck::Recheck;
-pub use reconcile::is_stale;
-pub use reconciler::{Due, OfFamily, Reconciler, Report};
+pub use reconciler::{Due, FamilyReport, Reconciler, Report};
+pub use stale::is_stale;
 
 pub use crate::nft::{Family, Protocol};

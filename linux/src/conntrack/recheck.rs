@@ -1,29 +1,30 @@
-//! When it is not enough to look at the flows of what a commit changed.
+//! Decides when all flows have to be checked, instead of those that a commit changed.
 
 use super::Commit;
 
-/// Remembers across syncs that flows may have gone astray. Rules that someone else has changed may have sent any flow anywhere; and
-/// a family that could not be written kept its old rules, by which new flows went, while what changed was told with the commit that failed.
+/// Remembers between syncs why any flow may be stale. Rules that another program changed may have sent a flow anywhere. A
+/// family whose sync failed kept its old rules, and these sent new flows to endpoints whose removal the failed commit had
+/// already announced.
 #[derive(Debug, Default)]
 pub struct Recheck {
-    /// Rules were missing or wrong since the last sync.
+    /// Whether rules were missing or wrong since the last sync.
     disturbed: bool,
-    /// A family has not had what was last told.
+    /// Whether the last sync failed for a family.
     failed: bool,
 }
 
 impl Recheck {
-    /// The rules may have been changed: they are repaired with the next sync.
-    pub fn disturbed(&mut self) {
+    /// Records that rules may have been changed. The next sync repairs them.
+    pub fn rules_changed(&mut self) {
         self.disturbed = true;
     }
 
-    /// A sync is in force, `failed`: but not in every family; says what of flows is to be looked at.
-    pub fn after(&mut self, failed: bool, commit: Commit) -> Commit {
+    /// Completes the `commit` of a sync with the decision. `failed`: whether the sync failed for a family.
+    pub fn after_sync(&mut self, failed: bool, commit: Commit) -> Commit {
         let disturbed = std::mem::take(&mut self.disturbed);
-        // What one family could not be given is looked at once it is.
-        let mended = std::mem::replace(&mut self.failed, failed) && !failed;
-        Commit { recheck: commit.recheck || disturbed || mended, ..commit }
+        // A family that recovered has now removed the endpoints that earlier commits announced.
+        let recovered = std::mem::replace(&mut self.failed, failed) && !failed;
+        Commit { recheck: commit.recheck || disturbed || recovered, ..commit }
     }
 }
 
@@ -31,23 +32,23 @@ impl Recheck {
 mod tests {
     use super::*;
 
-    /// Syncs, each of which may have failed and may be a repair, and after which of them all flows are looked at.
+    /// `syncs`: for each sync, whether it is a repair and whether it failed. `expected`: after which of them all flows are checked.
     #[track_caller]
     fn check(syncs: &[(bool, bool)], expected: &[bool]) {
         let mut recheck = Recheck::default();
         let sync = |(repairs, failed): &(bool, bool)| {
             if *repairs {
-                recheck.disturbed();
+                recheck.rules_changed();
             }
-            recheck.after(*failed, Commit::default()).recheck
+            recheck.after_sync(*failed, Commit::default()).recheck
         };
         assert_eq!(syncs.iter().map(sync).collect::<Vec<_>>(), expected);
     }
 
     #[test]
-    fn all_flows_are_looked_at_after_a_repair_and_when_a_family_is_well_again() {
+    fn all_flows_are_checked_after_a_repair_and_after_a_recovery() {
         check(&[(false, false), (true, false), (false, false)], &[false, true, false]);
-        // One family is repaired, the other one later: what is refused again and again costs no look at all flows each time.
+        // One family is repaired at once, the other one later. Repeated failures alone do not check all flows.
         check(&[(true, true), (false, true), (false, false), (false, false)], &[true, false, true, false]);
         check(&[(false, true), (false, true), (false, false), (false, false)], &[false, false, true, false]);
     }

@@ -1,76 +1,76 @@
-//! Drives the clean-up: knows what changed since the last time, reads the table only if that can have made a flow
-//! stale, and keeps at it until it is done.
+//! Drives the clean-up: remembers what changed since the last run, reads the table only if that can have made a flow stale,
+//! and repeats until nothing is left to do.
 //!
-//! It never acts on an event. What changed only says whether to look; a look compares every flow with everything
-//! that is known. So whatever failed, or was lost, or happened while no backend ran, the next look makes up for.
+//! It never acts on a change directly. A change only decides whether to read the table; a run then compares every flow with
+//! all frontends. So the next run makes up for anything that failed, was lost, or happened while no backend ran.
 //!
-//! A backend calls `set` and `remove`, commits its rules, and calls `run` after every commit, which is free if nothing
-//! is due; again after a while if that failed; and once more, a second after, if that is wanted `Later`.
+//! A backend calls `set` and `remove`, commits its rules, and calls `run` after every commit. `run` is free if nothing is due.
+//! If it fails, the backend calls it again later. If a follow-up is due ([`Due::Later`]), it calls it once more after a second.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::{Conntrack, Endpoints, Error, Family, Flow, Frontend, Frontends, Protocol, Selection, is_stale};
 
-/// Stale flows that are held in memory before they are deleted.
-const AT_ONCE: usize = 16_384;
-/// How often the same flows are read in one run, if new stale ones keep turning up by the thousand.
-const PASSES: usize = 64;
+/// How many stale flows are held in memory before they are deleted.
+const BATCH: usize = 16_384;
+/// How often one run reads the same flows, if it finds more stale ones than fit into a batch.
+const MAX_PASSES: usize = 64;
 
-/// A client that asks and is answered without a pause nearly always has a packet under way, which enters its flow again as soon as the
-/// entry is deleted, backwards if it is the answer. So later looks go on while they find something, but not for ever: another
-/// program's flow may look the same.
-const LATER_LOOKS: u32 = 10;
+/// A client that sends and receives without a pause nearly always has a packet in flight. That packet enters the flow again as
+/// soon as the entry is deleted; backwards, if it is a reply. So follow-ups continue while they find stale flows, but not
+/// forever, because a flow of another program may look the same.
+const MAX_FOLLOW_UPS: u32 = 10;
 
 /// The state of one backend's clean-up.
 #[derive(Clone, Debug)]
 pub struct Reconciler {
     frontends: Frontends,
-    /// What changed since the last run, and how it was then.
+    /// The frontends that changed since the last run, with their endpoints at that time.
     changed: HashMap<Frontend, Before>,
-    /// What a run that failed was to look at.
+    /// The selections that a failed run did not finish.
     pending: BTreeSet<Selection>,
-    /// All flows are to be compared, whatever changed.
+    /// Whether the next run checks all flows, whatever changed.
     everything: bool,
-    /// What the last run looked at and the second look is still to look at; then what the last look found something in.
-    second_look: BTreeSet<Selection>,
-    /// How many later looks there were since the last first one.
-    later_looks: u32,
-    /// Former frontends that the last run looked at.
-    looked_at: HashSet<Frontend>,
+    /// The selections of the next follow-up: those of the last run, then those in which the last follow-up found stale flows.
+    follow_up: BTreeSet<Selection>,
+    /// The number of follow-ups since the last run that was due now.
+    follow_ups: u32,
+    /// Former frontends whose flows the last run checked.
+    checked_former: HashSet<Frontend>,
 }
 
-/// How much a run is wanted.
+/// How urgent a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// No flow can be stale.
+    /// No run is due, because no flow can be stale.
     Nothing,
-    /// A second look, a moment after the first (a second is plenty): a packet that was under way while the rules
-    /// changed may have been entered behind the first one's back. And more of them while they find something.
+    /// A follow-up is due, a moment after the last run (a second is enough). A packet that was in flight while the rules
+    /// changed may have entered a flow after that run read the table. Further follow-ups are due while they find stale flows.
     Later,
-    /// Something changed, or the last run failed.
+    /// A run is due now: something changed, or the last run failed.
     Now,
 }
 
-/// What a run did.
+/// The outcome of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Flows that were looked at.
+    /// How many flows were read.
     pub dumped: usize,
-    /// Flows that were deleted.
+    /// How many flows were deleted.
     pub deleted: usize,
-    /// How long it took.
+    /// The duration of the run.
     pub took: Duration,
-    /// The same by family, IPv4 first: none for one of which no flows were looked at.
-    pub families: [Option<OfFamily>; 2],
+    /// The outcome by family, IPv4 first; `None` for a family of which no flows were read.
+    pub families: [Option<FamilyReport>; 2],
 }
 
-/// What a run did in one family.
+/// The outcome of a run for one family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OfFamily {
-    /// Flows that were deleted.
+pub struct FamilyReport {
+    /// How many flows were deleted.
     pub deleted: usize,
-    /// How long it took.
+    /// How long the family took.
     pub took: Duration,
 }
 
@@ -90,7 +90,7 @@ impl Report {
 enum Before {
     Absent,
     Endpoints(Endpoints),
-    /// It was somebody's before us, whose endpoints are not known.
+    /// It existed before this process, with unknown endpoints.
     Unknown,
 }
 
@@ -101,32 +101,32 @@ impl Default for Reconciler {
 }
 
 impl Reconciler {
-    /// Knows no frontends. The first run compares all flows: who ran before may not have ended his.
+    /// A reconciler without frontends. The first run checks all flows, because an earlier process may have left stale ones.
     pub fn new() -> Self {
         Self {
             frontends: Frontends::default(),
             changed: HashMap::new(),
             pending: BTreeSet::new(),
             everything: true,
-            second_look: BTreeSet::new(),
-            later_looks: 0,
-            looked_at: HashSet::new(),
+            follow_up: BTreeSet::new(),
+            follow_ups: 0,
+            checked_former: HashSet::new(),
         }
     }
 
-    /// Makes these all the frontends that there are.
-    pub fn desired(&mut self, frontends: impl IntoIterator<Item = (Frontend, Endpoints)>) {
-        let mut gone: HashSet<_> = self.frontends.current().copied().collect();
+    /// Replaces all frontends.
+    pub fn set_all(&mut self, frontends: impl IntoIterator<Item = (Frontend, Endpoints)>) {
+        let mut removed: HashSet<_> = self.frontends.current().copied().collect();
         for (frontend, endpoints) in frontends {
-            gone.remove(&frontend);
+            removed.remove(&frontend);
             self.set(frontend, endpoints);
         }
-        for frontend in &gone {
+        for frontend in &removed {
             self.remove(frontend);
         }
     }
 
-    /// Adds a frontend or changes its endpoints. With none, nothing may answer for it.
+    /// Adds a frontend or changes its endpoints. With no endpoints, every flow to it is stale.
     pub fn set(&mut self, frontend: Frontend, endpoints: Endpoints) {
         if self.frontends.endpoints(&frontend) == Some(&endpoints) {
             return;
@@ -135,109 +135,112 @@ impl Reconciler {
         self.changed.entry(frontend).or_insert(before.map_or(Before::Absent, Before::Endpoints));
     }
 
-    /// Removes a frontend: its service, its address or its port is gone.
+    /// Removes a frontend, because its Service, address or port was deleted.
     pub fn remove(&mut self, frontend: &Frontend) {
         if self.frontends.endpoints(frontend).is_some()
             && let Some(before) = self.frontends.retire(frontend)
         {
-            self.looked_at.remove(frontend);
+            self.checked_former.remove(frontend);
             self.changed.entry(*frontend).or_insert(Before::Endpoints(before));
         }
     }
 
-    /// Tells of a frontend that the kernel held before this process. If it is not desired, its flows are stale.
+    /// Records a frontend that the kernel held before this process started. If it is not desired, its flows are stale.
     pub fn remember(&mut self, frontend: Frontend) {
         self.changed.insert(frontend, Before::Unknown);
         if self.frontends.endpoints(&frontend).is_none() {
             self.frontends.retire(&frontend);
-            self.looked_at.remove(&frontend);
+            self.checked_former.remove(&frontend);
         }
     }
 
-    /// Whether a change to these endpoints makes the next run forget those that were in force since the last one.
-    pub fn forgets(&self, frontend: &Frontend, next: Option<&Endpoints>) -> bool {
+    /// Whether setting `next` would discard endpoints that were in force since the last run and whose flows no run has checked.
+    pub fn overwrites_unchecked(&self, frontend: &Frontend, next: Option<&Endpoints>) -> bool {
         let now = self.frontends.endpoints(frontend).filter(|_| self.changed.contains_key(frontend));
-        now.is_some_and(|now| now.loses(next))
+        now.is_some_and(|now| now.any_missing_from(next))
     }
 
-    /// Makes the next run compare all flows.
+    /// Makes the next run check all flows.
     pub fn recheck(&mut self) {
         self.everything = true;
     }
 
-    /// Whether a run is wanted.
+    /// Whether a run is due, and how soon.
     pub fn due(&self) -> Due {
-        if !self.first_look().is_empty() {
+        if !self.initial_checks().is_empty() {
             Due::Now
-        } else if !self.second_look.is_empty() {
+        } else if !self.follow_up.is_empty() {
             Due::Later
         } else {
             Due::Nothing
         }
     }
 
-    /// What is ours, and was until the last look.
+    /// The current frontends, and the former ones that are still checked.
     pub fn frontends(&self) -> &Frontends {
         &self.frontends
     }
 
-    /// Whether a run is wanted at once.
+    /// Whether a run is due now.
     pub fn is_due(&self) -> bool {
         self.due() == Due::Now
     }
 
-    /// Compares the flows that can be stale, and deletes those that are. Call it after each commit, with the rules for
-    /// what is desired in force: a flow that is deleted earlier comes back as it was. Costs nothing if nothing is due;
-    /// after an error it is as due as before. Blocks while the kernel works.
+    /// Reads the flows that can be stale and deletes those that are. Costs nothing if nothing is due; blocks while the kernel
+    /// works. Call it after each commit, when the rules for the desired state are in force: a flow that is deleted earlier
+    /// comes back unchanged.
+    ///
+    /// # Errors
+    /// The table cannot be read or changed. The run stays due.
     pub fn run(&mut self, conntrack: &mut impl Conntrack) -> Result<Report, Error> {
-        // From here on it does not matter how it was before: flows of each state that was in force may exist.
-        self.pending = self.first_look();
+        // The endpoints before the changes no longer matter: a run compares flows with the current ones.
+        self.pending = self.initial_checks();
         self.changed = HashMap::new();
-        let selections: BTreeSet<_> = self.pending.union(&self.second_look).copied().collect();
+        let selections: BTreeSet<_> = self.pending.union(&self.follow_up).copied().collect();
         if selections.is_empty() {
-            self.looked(BTreeSet::new());
+            self.finish_run(BTreeSet::new());
             return Ok(Report::default());
         }
         let started = Instant::now();
         let mut report = Report::default();
-        let mut found = BTreeSet::new();
+        let mut with_stale = BTreeSet::new();
         for selection in selections {
             let (began, before) = (Instant::now(), report.deleted);
             self.clean(conntrack, selection, &mut report)?;
             let deleted = report.deleted - before;
             if deleted > 0 {
-                found.insert(selection);
+                with_stale.insert(selection);
             }
             report.add(selection.family, deleted, began.elapsed());
         }
         report.took = started.elapsed();
-        self.looked(found);
+        self.finish_run(with_stale);
         Ok(report)
     }
 
-    /// A look succeeded, and found stale flows among these.
-    fn looked(&mut self, found: BTreeSet<Selection>) {
-        // Before the first frontend is known nothing was compared.
+    /// Records a run that succeeded and with_stale stale flows in the selections `with_stale`.
+    fn finish_run(&mut self, with_stale: BTreeSet<Selection>) {
+        // Without frontends nothing was compared, so the first check of everything is still to come.
         self.everything &= self.frontends.is_empty();
-        for frontend in self.looked_at.drain() {
+        for frontend in self.checked_former.drain() {
             self.frontends.forget(&frontend);
         }
-        self.looked_at.extend(self.frontends.former());
-        self.later_looks = if self.pending.is_empty() { self.later_looks + 1 } else { 0 };
-        self.second_look = std::mem::take(&mut self.pending);
-        if self.later_looks < LATER_LOOKS {
-            self.second_look.extend(found);
+        self.checked_former.extend(self.frontends.former());
+        self.follow_ups = if self.pending.is_empty() { self.follow_ups + 1 } else { 0 };
+        self.follow_up = std::mem::take(&mut self.pending);
+        if self.follow_ups < MAX_FOLLOW_UPS {
+            self.follow_up.extend(with_stale);
         }
     }
 
     fn clean(&self, conntrack: &mut impl Conntrack, selection: Selection, report: &mut Report) -> Result<(), Error> {
-        for _ in 0..PASSES {
+        for _ in 0..MAX_PASSES {
             let mut stale: Vec<Flow> = Vec::new();
             let mut more = false;
             conntrack.dump(selection, &mut |flow| {
                 report.dumped += 1;
                 if is_stale(flow, &self.frontends) {
-                    more |= stale.len() == AT_ONCE;
+                    more |= stale.len() == BATCH;
                     if !more {
                         stale.push(*flow);
                     }
@@ -254,8 +257,8 @@ impl Reconciler {
         Err(Error::Interrupted)
     }
 
-    /// The flows among which some may have become stale since the last run that succeeded.
-    fn first_look(&self) -> BTreeSet<Selection> {
+    /// The selections in which flows may have become stale since the last successful run.
+    fn initial_checks(&self) -> BTreeSet<Selection> {
         if self.everything {
             return self.frontends.current().chain(self.frontends.former()).map(Frontend::selection).collect();
         }
@@ -273,8 +276,8 @@ impl Reconciler {
     }
 }
 
-/// Whether rules look at the packets of a frontend that passed by before. A TCP client that asks again does so for a
-/// minute at most; that is not worth reading the table each time a service is created.
+/// Whether the frontend began to have rules, so that flows that passed untranslated before are stale. TCP does not count: a
+/// client repeats its SYN for a minute at most, which is not worth reading the table whenever a Service is created.
 fn gained(before: &Before, after: Option<&Endpoints>) -> bool {
     match (before, after) {
         (Before::Absent, Some(_)) => true,
@@ -308,7 +311,7 @@ mod tests {
         flow(protocol, stage, address(destination), address(endpoint))
     }
 
-    /// A reconciler for which everything is done.
+    /// A reconciler for which nothing is due.
     fn settled(protocol: Protocol, all: &[&str]) -> Reconciler {
         let mut reconciler = Reconciler::new();
         reconciler.set(frontend(protocol, VIP), endpoints(all));
@@ -324,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_compares_and_keeps_what_is_right() {
+    fn the_first_run_deletes_stale_flows_and_keeps_others() {
         let mut kernel = Fake::new(numbered([
             to(Udp, Stage::Answered, VIP, A),
             to(Udp, Stage::Answered, VIP, B),
@@ -333,25 +336,25 @@ mod tests {
             to(Udp, Stage::Answered, "198.51.100.9:53", "198.51.100.9:53"),
         ]));
         let mut reconciler = Reconciler::new();
-        reconciler.desired([Udp, Tcp].map(|protocol| (frontend(protocol, VIP), endpoints(&[A]))));
+        reconciler.set_all([Udp, Tcp].map(|protocol| (frontend(protocol, VIP), endpoints(&[A]))));
         let report = reconciler.run(&mut kernel).unwrap();
         assert_eq!((report.dumped, report.deleted), (4, 2));
         assert_eq!(ids(&kernel), [1, 3, 5]);
     }
 
     #[test]
-    fn a_run_before_the_first_state_is_no_start() {
+    fn a_run_before_the_first_state_does_not_count_as_the_first() {
         let mut kernel = Fake::new([to(Tcp, Stage::Unanswered, VIP, B)]);
         let mut reconciler = Reconciler::new();
         assert_eq!(reconciler.run(&mut kernel).unwrap(), Report::default());
-        reconciler.desired([(frontend(Tcp, VIP), endpoints(&[A]))]);
+        reconciler.set_all([(frontend(Tcp, VIP), endpoints(&[A]))]);
         assert_eq!(reconciler.run(&mut kernel).unwrap().deleted, 1);
     }
 
     #[test]
     fn only_a_change_that_can_make_flows_stale_reads_the_table() {
         let none: &[&str] = &[];
-        // protocol, endpoints before and after (none: no such frontend), whether to look
+        // protocol, endpoints before and after (`None`: no frontend), whether a run is due
         for (protocol, before, after, expected) in [
             (Udp, Some(&[A][..]), Some(&[A][..]), false),
             (Udp, Some(&[A]), Some(&[A, B]), false),
@@ -393,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_out_and_put_back_is_no_change() {
+    fn a_change_that_is_reverted_makes_no_run_due() {
         for all in [&[A][..], &[]] {
             let mut reconciler = settled(Udp, all);
             reconciler.set(frontend(Udp, VIP), endpoints(&[B]));
@@ -405,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn work_that_failed_stays_due() {
+    fn a_failed_run_stays_due() {
         let flows = numbered([to(Udp, Stage::Answered, VIP, A), to(Udp, Stage::Answered, NODE_PORT, A)]);
         for (dump_fails, delete_fails) in [(true, false), (false, true)] {
             let mut reconciler = settled(Udp, &[A]);
@@ -423,8 +426,8 @@ mod tests {
     }
 
     #[test]
-    fn flows_of_a_state_that_lasted_from_one_commit_to_the_next_are_found() {
-        // The run after the commit of B failed; of what was added, was not wanted.
+    fn flows_of_a_state_between_two_commits_are_deleted() {
+        // The run after the commit of B failed. In the second row B was added and never checked, as additions need no run.
         for (between, fails) in [(&[B][..], true), (&[A, B], false)] {
             let mut reconciler = settled(Udp, &[A]);
             reconciler.set(frontend(Udp, VIP), endpoints(between));
@@ -444,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_look_finds_what_came_behind_the_first() {
+    fn a_follow_up_deletes_flows_that_the_run_missed() {
         let mut reconciler = settled(Udp, &[A]);
         reconciler.remove(&frontend(Udp, VIP));
         let mut kernel = Fake::default();
@@ -452,19 +455,19 @@ mod tests {
         assert_eq!(reconciler.due(), Due::Later);
         kernel.flows.push(to(Udp, Stage::Answered, VIP, A));
         assert_eq!(reconciler.run(&mut kernel).unwrap().deleted, 1);
-        assert_eq!(reconciler.due(), Due::Later, "there may be more");
+        assert_eq!(reconciler.due(), Due::Later, "it found a stale flow");
         assert_eq!(reconciler.run(&mut kernel).unwrap().deleted, 0);
         assert_eq!(reconciler.due(), Due::Nothing);
         kernel.flows.push(to(Udp, Stage::Answered, VIP, A));
         reconciler.recheck();
         reconciler.run(&mut kernel).unwrap();
-        assert_eq!(ids(&kernel), [1], "whoever has the address now is not our business");
+        assert_eq!(ids(&kernel), [1], "the frontend is foreign by now");
     }
 
-    /// A client that is answered without a pause: whenever its entry is deleted, an answer is under way.
+    /// A client that receives answers without a pause: whenever its entry is deleted, a reply is in flight.
     #[test]
-    fn looks_go_on_while_they_find_something_but_not_for_ever() {
-        for (returns, looks) in [(0, 1), (3, 4), (LATER_LOOKS, LATER_LOOKS), (u32::MAX, LATER_LOOKS)] {
+    fn follow_ups_continue_while_they_find_stale_flows_up_to_a_limit() {
+        for (returns, follow_ups) in [(0, 1), (3, 4), (MAX_FOLLOW_UPS, MAX_FOLLOW_UPS), (u32::MAX, MAX_FOLLOW_UPS)] {
             let mut reconciler = settled(Udp, &[]);
             let backwards = to(Udp, Stage::Answered, VIP, VIP).reversed();
             reconciler.set(frontend(Udp, VIP), endpoints(&[A]));
@@ -476,12 +479,12 @@ mod tests {
                 reconciler.run(&mut kernel).unwrap();
                 later += 1;
             }
-            assert_eq!((reconciler.due(), later), (Due::Nothing, looks), "{returns}");
+            assert_eq!((reconciler.due(), later), (Due::Nothing, follow_ups), "{returns}");
         }
     }
 
     #[test]
-    fn a_frontend_that_went_twice_gets_two_looks_each_time() {
+    fn each_removal_of_a_frontend_gets_a_follow_up() {
         let mut reconciler = settled(Udp, &[A]);
         for _ in 0..2 {
             reconciler.set(frontend(Udp, VIP), endpoints(&[A]));
@@ -501,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn former_frontends_are_forgotten_while_others_keep_changing() {
+    fn former_frontends_are_forgotten_while_others_change() {
         let mut reconciler = settled(Udp, &[A]);
         for port in 1..100 {
             let fleeting = Frontend::new(Udp, SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port));
@@ -514,11 +517,11 @@ mod tests {
     }
 
     #[test]
-    fn a_frontend_that_the_kernel_held_before_us_is_cleaned_up() {
+    fn flows_to_a_remembered_frontend_are_deleted_unless_it_is_desired() {
         let flows = [to(Udp, Stage::Answered, NODE_PORT, A), to(Udp, Stage::Answered, VIP, A)];
         let mut reconciler = Reconciler::new();
         reconciler.remember(frontend(Udp, NODE_PORT));
-        reconciler.desired([(frontend(Sctp, VIP), endpoints(&[A]))]);
+        reconciler.set_all([(frontend(Sctp, VIP), endpoints(&[A]))]);
         assert_eq!(reconciler.run(&mut Fake::new(numbered(flows))).unwrap().deleted, 1);
 
         let mut reconciler = settled(Udp, &[A]);
@@ -527,11 +530,11 @@ mod tests {
         assert!(reconciler.is_due());
         let mut kernel = Fake::new(numbered(flows));
         assert_eq!(reconciler.run(&mut kernel).unwrap().deleted, 1);
-        assert_eq!(ids(&kernel), [2], "what is desired stays");
+        assert_eq!(ids(&kernel), [2], "the desired frontend keeps its flow");
     }
 
     #[test]
-    fn flows_that_are_shown_twice_count_once() {
+    fn a_flow_that_is_dumped_twice_counts_once() {
         let mut kernel = Fake { shows_twice: true, ..Fake::new([to(Udp, Stage::Answered, VIP, A)]) };
         let mut reconciler = Reconciler::new();
         reconciler.set(frontend(Udp, VIP), endpoints(&[]));
@@ -539,13 +542,13 @@ mod tests {
     }
 
     #[test]
-    fn more_stale_flows_than_are_held_at_once_are_all_deleted() {
-        let many = (0..AT_ONCE + 10).map(|_| to(Udp, Stage::Answered, VIP, B));
+    fn more_stale_flows_than_one_batch_are_all_deleted() {
+        let many = (0..BATCH + 10).map(|_| to(Udp, Stage::Answered, VIP, B));
         let mut reconciler = settled(Udp, &[A, B]);
         reconciler.set(frontend(Udp, VIP), endpoints(&[A]));
-        // All of one name: the fake deletes by comparing each with each.
+        // All entries have one name, because the fake compares each with each.
         let mut kernel = Fake::new(many);
-        assert_eq!(reconciler.run(&mut kernel).unwrap().deleted, AT_ONCE + 10);
+        assert_eq!(reconciler.run(&mut kernel).unwrap().deleted, BATCH + 10);
         assert_eq!(kernel.dumps.len(), 2);
     }
 }

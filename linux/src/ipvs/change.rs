@@ -1,4 +1,4 @@
-//! Changes, and what the kernel says to one that it refuses.
+//! Changes, and the kernel's refusals.
 
 use std::fmt;
 use std::io;
@@ -9,25 +9,25 @@ use rustix::io::Errno;
 use super::{Destination, Frontend, VirtualServer};
 use crate::shortage::is_shortage;
 
-/// One change.
+/// A change of a virtual server or of a destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A new virtual server, without destinations.
+    /// Adds a virtual server without destinations.
     AddServer(VirtualServer),
-    /// Another scheduler, flags or persistence for a virtual server; connections stay.
+    /// Changes the scheduler, flags or persistence of a virtual server; connections stay.
     UpdateServer(VirtualServer),
-    /// Removes a virtual server with its destinations.
+    /// Deletes a virtual server with its destinations.
     DeleteServer(Frontend),
-    /// A new destination of a virtual server.
+    /// Adds a destination to a virtual server.
     AddDestination(Frontend, Destination),
-    /// Another weight, forwarding or thresholds for a destination; connections stay.
+    /// Changes the weight, forwarding or thresholds of a destination; connections stay.
     UpdateDestination(Frontend, Destination),
-    /// Removes a destination.
+    /// Deletes a destination.
     DeleteDestination(Frontend, SocketAddr),
 }
 
 impl Change {
-    /// The virtual server that it is about.
+    /// The frontend of the virtual server.
     pub fn frontend(&self) -> &Frontend {
         match self {
             Self::AddServer(server) | Self::UpdateServer(server) => &server.frontend,
@@ -40,7 +40,7 @@ impl Change {
 }
 
 impl fmt::Display for Change {
-    /// In words, to follow `failed to`.
+    /// A description that follows `failed to`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let frontend = self.frontend();
         match self {
@@ -60,11 +60,11 @@ impl fmt::Display for Change {
     }
 }
 
-/// A change that the kernel refused; those around it were made.
+/// A change that the kernel refused. The changes before and after it are not affected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("failed to {what}: {reason}")]
 pub struct Refused {
-    /// Index into the changes.
+    /// The index into the changes.
     pub change: usize,
     /// The kernel's error number.
     pub errno: i32,
@@ -73,19 +73,19 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// The refusal of a change, by its index and the kernel's error number.
+    /// The refusal of the change with that index, with the kernel's error number.
     pub fn new(index: usize, change: &Change, errno: i32) -> Self {
         let errno = Errno::from_raw_os_error(errno);
         Self { change: index, errno: errno.raw_os_error(), what: change.to_string(), reason: reason(change, errno) }
     }
 
-    /// The kernel is short of something: what was to be changed is not to blame.
+    /// Whether the kernel was short of a resource, so that a retry can succeed.
     pub fn is_shortage(&self) -> bool {
         is_shortage(self.errno)
     }
 }
 
-/// Why, and what helps. The kernel has few numbers to say it with, and what one means depends on the change.
+/// The cause and the remedy. The kernel has few error numbers, and their meaning depends on the change.
 fn reason(change: &Change, errno: Errno) -> String {
     let text = match (change, errno) {
         (Change::AddServer(server) | Change::UpdateServer(server), Errno::NOENT) => {
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_name_the_virtual_server_and_what_helps() {
+    fn refusals_name_the_virtual_server_and_the_remedy() {
         let frontend = Frontend::new(Protocol::Tcp, "10.96.0.1:80".parse().unwrap());
         let server = VirtualServer::new(frontend, "mh".parse().unwrap());
         let endpoint: SocketAddr = "10.244.0.255:8080".parse().unwrap();

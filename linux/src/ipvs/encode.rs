@@ -1,17 +1,17 @@
-//! Changes and questions as messages of generic netlink. Pure.
+//! Encodes changes and queries as messages of generic netlink. Pure.
 
 use std::net::IpAddr;
 
-use super::kernel::{self, attribute, command, control, destination, service};
 use super::server::full_prefix;
+use super::uapi::{self, attribute, command, control, destination, service};
 use super::{Change, Destination, Family, Frontend, Timeouts, VirtualServer};
 use crate::netlink::{self, Command, Writer};
 
 fn head(family: u16, command: u8, flags: u16, sequence: u32) -> Command {
-    Command { kind: family, flags: netlink::REQUEST | flags, sequence, command, version: kernel::VERSION }
+    Command { kind: family, flags: netlink::REQUEST | flags, sequence, command, version: uapi::VERSION }
 }
 
-/// Asks which number the family of that name has.
+/// Queries the number of the generic netlink family with that name.
 pub(super) fn family_request(writer: &mut Writer, sequence: u32, name: &str) {
     let command = Command {
         kind: control::FAMILY,
@@ -23,7 +23,7 @@ pub(super) fn family_request(writer: &mut Writer, sequence: u32, name: &str) {
     writer.command(command, |writer| writer.string(control::FAMILY_NAME, name));
 }
 
-/// One change. `flags` are those beyond the request's own.
+/// Encodes a change. `flags` are added to `NLM_F_REQUEST`.
 pub(super) fn change(writer: &mut Writer, family: u16, flags: u16, sequence: u32, change: &Change) {
     let number = match change {
         Change::AddServer(_) => command::NEW_SERVICE,
@@ -51,29 +51,29 @@ pub(super) fn change(writer: &mut Writer, family: u16, flags: u16, sequence: u32
     });
 }
 
-/// Asks for all virtual servers.
+/// Queries all virtual servers.
 pub(super) fn servers_request(writer: &mut Writer, family: u16, sequence: u32) {
     writer.command(head(family, command::GET_SERVICE, netlink::DUMP, sequence), |_| ());
 }
 
-/// Asks for one virtual server.
+/// Queries one virtual server.
 pub(super) fn server_request(writer: &mut Writer, family: u16, sequence: u32, frontend: &Frontend) {
     let head = head(family, command::GET_SERVICE, netlink::ACK, sequence);
     writer.command(head, |writer| write_frontend(writer, frontend));
 }
 
-/// Asks for all destinations of a virtual server.
+/// Queries the destinations of a virtual server.
 pub(super) fn destinations_request(writer: &mut Writer, family: u16, sequence: u32, frontend: &Frontend) {
     let head = head(family, command::GET_DESTINATION, netlink::DUMP, sequence);
     writer.command(head, |writer| write_frontend(writer, frontend));
 }
 
-/// Asks for the timeouts.
+/// Queries the timeouts.
 pub(super) fn timeouts_request(writer: &mut Writer, family: u16, sequence: u32) {
     writer.command(head(family, command::GET_CONFIG, netlink::ACK, sequence), |_| ());
 }
 
-/// Sets the timeouts that are not 0.
+/// Sets the timeouts. The kernel ignores those that are 0.
 pub(super) fn set_timeouts(writer: &mut Writer, family: u16, sequence: u32, timeouts: &Timeouts) {
     writer.command(head(family, command::SET_CONFIG, netlink::ACK, sequence), |writer| {
         writer.host_u32(attribute::TIMEOUT_TCP, timeouts.tcp);
@@ -82,7 +82,7 @@ pub(super) fn set_timeouts(writer: &mut Writer, family: u16, sequence: u32, time
     });
 }
 
-/// What names a virtual server.
+/// Writes the attribute that identifies a virtual server.
 fn write_frontend(writer: &mut Writer, frontend: &Frontend) {
     writer.nest(attribute::SERVICE, |writer| write_name(writer, frontend));
 }
@@ -104,14 +104,14 @@ fn write_server(writer: &mut Writer, server: &VirtualServer) {
     writer.nest(attribute::SERVICE, |writer| {
         write_name(writer, &server.frontend);
         writer.string(service::SCHEDULER, server.scheduler.as_str());
-        // All flags are set to what is said here, and none keeps its former value: that is what the mask says.
+        // The mask is all ones, so that the kernel replaces all flags and keeps no former one.
         let mut flags = [0; 8];
         flags[..4].copy_from_slice(&(server.flags.bits() | persistent).to_ne_bytes());
         flags[4..].copy_from_slice(&u32::MAX.to_ne_bytes());
         writer.bytes(service::FLAGS, &flags);
         writer.host_u32(service::TIMEOUT, timeout);
         match family {
-            // A mask as in an IPv4 address, a length for IPv6.
+            // The kernel expects a mask for IPv4 and a length for IPv6.
             Family::V4 => writer.bytes(service::NETMASK, &mask(prefix_len).to_be_bytes()),
             Family::V6 => writer.host_u32(service::NETMASK, prefix_len.into()),
         }
@@ -145,7 +145,7 @@ pub(super) fn number_of(family: Family) -> u16 {
     }
 }
 
-/// The mask of that many bits; all of them from 32 on.
+/// The mask of a prefix; all bits from a length of 32 on.
 pub(super) fn mask(prefix_len: u8) -> u32 {
     u32::MAX.checked_shl(u32::from(32_u8.saturating_sub(prefix_len))).unwrap_or(0)
 }
@@ -155,13 +155,13 @@ mod tests {
     use super::super::{Flags, Forwarding, Persistence, Protocol};
     use super::*;
 
-    /// The change, of family 0x20, as message number 7.
+    /// Checks the encoding of a change, for family 0x20 and sequence number 7.
     #[track_caller]
     fn check_change(change: &Change, expected: &[&str]) {
         check(|writer| super::change(writer, 0x20, 0, 7, change), expected);
     }
 
-    /// Bytes as hexadecimal digits, for little-endian machines.
+    /// Compares with hexadecimal digits, as a little-endian machine encodes them.
     #[track_caller]
     fn check(write: impl FnOnce(&mut Writer), expected: &[&str]) {
         let mut writer = Writer::default();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_family_is_asked_for_by_name() {
+    fn the_family_is_queried_by_name() {
         check(
             |writer| family_request(writer, 3, "IPVS"),
             &[
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_virtual_server_is_added_with_all_that_it_has() {
+    fn a_virtual_server_is_added_with_all_its_properties() {
         let server = VirtualServer {
             flags: Flags::SCHEDULER_2,
             persistence: Some(Persistence { timeout: 10800, prefix_len: 24 }),
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv6_virtual_server_has_a_length_for_a_mask() {
+    fn the_mask_of_an_ipv6_virtual_server_is_a_length() {
         let server = VirtualServer {
             flags: Flags::ONE_PACKET,
             ..VirtualServer::new(frontend(Protocol::Udp, "[fd00:96::a]:53"), "rr".parse().unwrap())

@@ -1,10 +1,10 @@
-//! Lists virtual servers and destinations: at the start, to adopt what is there, to notice what others changed, and to
-//! see whether a destination is drained.
+//! Lists virtual servers and destinations: at the start to adopt them, later to find what other programs changed, and to see
+//! whether a destination is drained.
 //!
-//! The kernel hands a long list out in parts, by position, and does not say when something came or went in between, so that an entry
-//! may be left out or told twice. Virtual servers of *other* namespaces count in these positions, so this happens without anybody
-//! at work in ours. A list that came in parts is therefore read until two readings in a row agree. (Changes that keep step with
-//! both readings could still hide an entry: who adds one that is missing may learn that it exists already.)
+//! The kernel sends a long list in parts, by position, and does not report changes between the parts. So an entry may be missing
+//! or appear twice. Virtual servers of *other* namespaces count in these positions, so this also happens while nothing changes
+//! in ours. A list that came in parts is therefore read until two readings in a row agree. Changes in step with both readings can
+//! still hide an entry; a program that then adds it learns from the kernel that it exists.
 
 use std::collections::BTreeMap;
 
@@ -16,30 +16,33 @@ use super::socket::{Error, Socket, refused};
 use super::{Connections, Destination, Family, Frontend, VirtualServer};
 use crate::netlink::{self, Attributes, Writer};
 
-/// A virtual server as the kernel has it.
+/// The live state of a virtual server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerState {
-    /// The virtual server itself.
+    /// The virtual server.
     pub server: VirtualServer,
-    /// Its destinations, in the kernel's order.
+    /// The destinations, in the kernel's order.
     pub destinations: Vec<DestinationState>,
 }
 
-/// A destination as the kernel has it.
+/// The live state of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DestinationState {
-    /// The destination itself.
+    /// The destination.
     pub destination: Destination,
-    /// What it has to do.
+    /// The number of its connections.
     pub connections: Connections,
 }
 
-/// How often a list that changed meanwhile is read.
+/// How often a list that changes meanwhile is read.
 const ATTEMPTS: usize = 20;
 
 impl Socket {
-    /// All virtual servers with their destinations, sorted; without those that go by marks of packets. What this costs
-    /// grows with their number.
+    /// Lists all virtual servers with their destinations, sorted. Virtual servers of firewall marks are left out. The cost is
+    /// proportional to the number of virtual servers.
+    ///
+    /// # Errors
+    /// The process lacks the capability, the kernel refuses, or the virtual servers changed during every attempt.
     pub fn list(&mut self) -> Result<Vec<ServerState>, Error> {
         let mut servers = self.servers()?;
         for _ in 0..ATTEMPTS {
@@ -48,7 +51,7 @@ impl Socket {
                 let destinations = self.destinations(&server.frontend)?;
                 states.push(ServerState { server: server.clone(), destinations });
             }
-            // A virtual server that is gone has no destinations: so those that there were must still be there.
+            // Compare again: the destinations of a virtual server that was deleted meanwhile read as an empty list.
             let after = self.servers()?;
             if after == servers {
                 return Ok(states);
@@ -58,33 +61,42 @@ impl Socket {
         Err(Error::Changing)
     }
 
-    /// All virtual servers, sorted; without those that go by marks of packets.
+    /// Lists all virtual servers, sorted. Virtual servers of firewall marks are left out.
+    ///
+    /// # Errors
+    /// As [`Self::list`].
     pub fn servers(&mut self) -> Result<Vec<VirtualServer>, Error> {
         let read = || {
             let Reading { entries, parts, mut interrupted } =
                 self.read("list virtual servers", encode::servers_request, parse::server)?;
-            let told = entries.len();
+            let count = entries.len();
             let servers: BTreeMap<_, _> = entries.into_iter().map(|server| (server.frontend, server)).collect();
-            // One was told twice.
-            interrupted |= servers.len() != told;
+            // An entry that appears twice means that the list changed.
+            interrupted |= servers.len() != count;
             Ok(Reading { entries: servers, parts, interrupted })
         };
         Ok(agreed(read, BTreeMap::eq)?.into_values().collect())
     }
 
-    /// One virtual server, if it exists.
+    /// Reads one virtual server; `None` if it does not exist.
+    ///
+    /// # Errors
+    /// The process lacks the capability, or the kernel refuses.
     pub fn server(&mut self, frontend: &Frontend) -> Result<Option<VirtualServer>, Error> {
-        let mut found = None;
+        let mut server = None;
         let request =
             |writer: &mut Writer, family, sequence| encode::server_request(writer, family, sequence, frontend);
-        match self.ask(request, |_, message| found = parse::server(message.attributes()))? {
-            None => Ok(found),
+        match self.query(request, |_, message| server = parse::server(message.attributes()))? {
+            None => Ok(server),
             Some(Errno::SRCH) => Ok(None),
-            Some(errno) => Err(refused("look for a virtual server", errno)),
+            Some(errno) => Err(refused("read a virtual server", errno)),
         }
     }
 
-    /// The destinations of a virtual server, in the kernel's order; none if there is no such virtual server.
+    /// Lists the destinations of a virtual server, in the kernel's order; empty if there is no such virtual server.
+    ///
+    /// # Errors
+    /// As [`Self::list`].
     pub fn destinations(&mut self, frontend: &Frontend) -> Result<Vec<DestinationState>, Error> {
         let family = Family::of(&frontend.address.ip());
         let read = || {
@@ -93,7 +105,7 @@ impl Socket {
             self.read("list destinations", request, |attributes| parse::destination(attributes, family))
         };
         agreed(read, |one, other| {
-            // Connections come and go all the time.
+            // Only the destinations have to agree, because the number of connections changes all the time.
             let destination = |state: &DestinationState| state.destination;
             one.iter().map(destination).eq(other.iter().map(destination))
         })
@@ -106,7 +118,7 @@ impl Socket {
         parse: impl Fn(Attributes<'_>) -> Option<T>,
     ) -> Result<Reading<Vec<T>>, Error> {
         let mut reading = Reading { entries: Vec::new(), parts: 0, interrupted: false };
-        let errno = self.ask(request, |part, message| {
+        let errno = self.query(request, |part, message| {
             reading.interrupted |= message.flags & netlink::DUMP_INTERRUPTED != 0;
             reading.entries.extend(parse(message.attributes()));
             reading.parts = part + 1;
@@ -118,16 +130,16 @@ impl Socket {
     }
 }
 
-/// What was read, and in how many parts.
+/// One reading of a list.
 #[derive(Clone, Debug)]
 struct Reading<T> {
     entries: T,
     parts: usize,
-    /// Something changed meanwhile for certain.
+    /// Whether the list certainly changed during the reading.
     interrupted: bool,
 }
 
-/// Reads until what came is of one moment: a single part, or twice the same.
+/// Reads until the result is consistent: a single part, or two equal readings in a row.
 fn agreed<T>(mut read: impl FnMut() -> Result<Reading<T>, Error>, same: impl Fn(&T, &T) -> bool) -> Result<T, Error> {
     let mut former: Option<T> = None;
     for _ in 0..ATTEMPTS {
@@ -147,8 +159,8 @@ fn agreed<T>(mut read: impl FnMut() -> Result<Reading<T>, Error>, same: impl Fn(
 mod tests {
     use super::*;
 
-    /// Readings as words, in one part or in several; `!` marks one that was interrupted. Returns what was agreed on, and after
-    /// how many.
+    /// Simulates readings: their text and the number of their parts; `!` marks one that was interrupted. Returns the result and
+    /// the number of readings.
     #[track_caller]
     fn check(readings: &[(&'static str, usize)]) -> (&'static str, usize) {
         let mut count = 0;
@@ -161,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_one_part_or_read_twice_the_same() {
+    fn a_list_needs_one_part_or_two_equal_readings() {
         assert_eq!(check(&[("", 0)]), ("", 1));
         assert_eq!(check(&[("ab", 1)]), ("ab", 1));
         assert_eq!(check(&[("ab", 2), ("ab", 2)]), ("ab", 2));
@@ -171,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_never_agrees_is_given_up() {
+    fn a_list_that_keeps_changing_is_an_error() {
         let mut count = 0;
         let read = || {
             count += 1;

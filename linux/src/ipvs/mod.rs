@@ -6,21 +6,21 @@
 //!                                   server ◀─ parse ◀───────────┘
 //! ```
 //!
-//! A virtual server (the kernel calls it a service) is an address, a protocol and a port that clients send to; its
-//! destinations (real servers) are where its scheduler sends each connection. Each network namespace has its own.
+//! A virtual server (the kernel calls it a service) is an address, a protocol and a port that clients send to. Its scheduler
+//! distributes new connections over its destinations (real servers). Each network namespace has virtual servers of its own.
 //!
-//! IPVS has no transactions: each change succeeds or fails by itself, in the order in which they are given. Many of them
-//! travel in one conversation. There are no notifications either: who wants to know what others changed must look.
+//! IPVS has no transactions: the kernel applies changes in order, and each succeeds or fails by itself. One batch carries many.
+//! IPVS sends no notifications either, so a program that wants to see the changes of others has to poll.
 
 mod change;
 mod encode;
-mod kernel;
 mod list;
 mod parse;
 mod server;
 mod settings;
 mod socket;
 mod text;
+mod uapi;
 
 pub use change::{Change, Refused};
 pub use list::{DestinationState, ServerState};

@@ -1,21 +1,21 @@
-//! What the kernel answers, as plain values. Total: what cannot be said with them is none.
+//! Parses the kernel's answers into plain values. Anything that these cannot represent yields `None`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::encode::number_of;
-use super::kernel::{attribute, control, destination, service};
+use super::uapi::{attribute, control, destination, service};
 use super::{
     Connections, Destination, DestinationState, Family, Flags, Forwarding, Frontend, Persistence, Protocol, Timeouts,
     VirtualServer,
 };
 use crate::netlink::{Attributes, array};
 
-/// The number of a family of generic netlink.
+/// The number of a generic netlink family.
 pub(super) fn family_id(attributes: Attributes<'_>) -> Option<u16> {
     attributes.host_u16(control::FAMILY_ID)
 }
 
-/// A virtual server; none if it goes by marks of packets instead of an address, as ours never do.
+/// A virtual server; `None` for one of a firewall mark instead of an address, which localnet never adds.
 pub(super) fn server(attributes: Attributes<'_>) -> Option<VirtualServer> {
     let attributes = attributes.nested(attribute::SERVICE);
     if attributes.find(service::FIREWALL_MARK).is_some() {
@@ -43,10 +43,10 @@ fn persistence(attributes: Attributes<'_>, family: Family) -> Option<Persistence
     Some(Persistence { timeout: attributes.host_u32(service::TIMEOUT)?, prefix_len: u8::try_from(prefix_len).ok()? })
 }
 
-/// A destination of a virtual server of that family. A virtual server that tunnels may have some of the other one.
+/// A destination of a virtual server of family `of`. A tunneling virtual server may have destinations of the other family.
 pub(super) fn destination(attributes: Attributes<'_>, of: Family) -> Option<DestinationState> {
     let attributes = attributes.nested(attribute::DESTINATION);
-    // Kernels before 3.18 do not say it, and have no mixed ones.
+    // Kernels before 3.18 do not send the family and have no mixed destinations.
     let family = attributes.host_u16(destination::FAMILY).map_or(Some(of), family)?;
     let ip = address(attributes, destination::ADDRESS, family)?;
     let count = |kind| attributes.host_u32(kind).unwrap_or_default();
@@ -66,7 +66,7 @@ pub(super) fn destination(attributes: Attributes<'_>, of: Family) -> Option<Dest
     })
 }
 
-/// The timeouts. A protocol that the kernel was built without has none: 0.
+/// The timeouts; 0 for a protocol that the kernel was built without.
 pub(super) fn timeouts(attributes: Attributes<'_>) -> Timeouts {
     let seconds = |kind| attributes.host_u32(kind).unwrap_or_default();
     Timeouts {
@@ -80,7 +80,7 @@ fn family(number: u16) -> Option<Family> {
     Family::ALL.into_iter().find(|family| number_of(*family) == number)
 }
 
-/// The kernel sends room for an IPv6 address whatever the family.
+/// An address. The kernel sends 16 bytes whatever the family.
 fn address(attributes: Attributes<'_>, kind: u16, family: Family) -> Option<IpAddr> {
     let bytes = attributes.find(kind)?;
     Some(match family {
@@ -101,8 +101,8 @@ mod tests {
     use super::*;
     use crate::netlink::{Writer, messages};
 
-    /// What Linux 6.1 answers to a dump of virtual servers, captured on a netlink monitor interface: an IPv4 one (mh-port, persistent
-    /// for 10800 seconds, mask of 24 bits), an IPv6 one (rr, one packet, persistent for 300, 64), and one of mark 7. The
+    /// A dump of Linux 6.1, captured on a netlink monitor interface: an IPv4 virtual server (mh-port, persistent for 10800 seconds,
+    /// a mask of 24 bits), an IPv6 one (rr, one packet, persistent for 300 seconds, 64 bits), and one of firewall mark 7. The
     /// counters of the last two are cut out.
     const SERVERS: &str = "
         40010000 20000200 7e2c026b 9c00c046 01010000 2c010100 06000100 02000000 06000200 06000000 14000300 0a600001
@@ -119,7 +119,7 @@ mod tests {
         0c000700 02000000 ffffffff 08000800 00000000 08000900 ffffffff
         14000000 03000200 7e2c026b 9c00c046 00000000";
 
-    /// The same of two destinations, without their counters.
+    /// A dump of two destinations, without their counters.
     const DESTINATIONS: &str = "
         8c000000 20000200 7e2c026b 9c008069 05010000 78000200 14000100 0af40102 00000000 00000000 00000000 06000200
         1f900000 08000300 00000000 08000400 03000000 05000d00 00000000 06000e00 00000000 06000f00 00000000 08000500
@@ -128,7 +128,7 @@ mod tests {
         14e90000 08000300 00000000 08000400 01000000 05000d00 00000000 06000e00 00000000 06000f00 00000000 08000500
         00000000 08000600 00000000 08000700 00000000 08000800 00000000 08000900 00000000 06000b00 0a000000";
 
-    /// What ipvsadm 1.31 sends to add the first virtual server, and to add a destination to it.
+    /// What ipvsadm 1.31 sends to add the first virtual server and a destination.
     const FROM_IPVSADM: &str = "
         68000000 20000500 682c026b 85008039 01010000 54000180 06000100 02000000 06000200 06000000 14000300 0a600001
         00000000 00000000 00000000 06000400 00500000 07000600 6d680000 0c000700 11000000 ffffffff 08000800 302a0000
@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn destinations_of_a_kernel() {
         let bytes = bytes(DESTINATIONS);
-        // What a destination says of its family counts.
+        // The family attribute of the destination decides, not that of the virtual server.
         let parsed: Vec<_> = messages(&bytes).map(|message| destination(message.attributes(), Family::V4)).collect();
         let second = Destination::masqueraded("[fd00:10::2]:5353".parse().unwrap(), 1);
         let connections = Connections { active: 5, inactive: 7, persistent: 1 };
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_ipvsadm_mean_the_same_as_ours() {
+    fn requests_of_ipvsadm_parse_to_the_same_values_as_ours() {
         let bytes = bytes(FROM_IPVSADM);
         let messages: Vec<_> = messages(&bytes).collect();
         assert_eq!(server(messages[0].attributes()), Some(mh()));
@@ -243,22 +243,22 @@ mod tests {
     fn fuzz_a_dump_of_ipvs() {
         let seeds = [SERVERS, DESTINATIONS].map(bytes);
         localnet_fuzz::target("ipvs-dump", &[&seeds[0], &seeds[1]], |bytes| {
-            let mut said = String::new();
+            let mut text = String::new();
             for message in messages(bytes).map(|message| message.attributes()).chain([Attributes(bytes)]) {
                 for family in [Family::V4, Family::V6] {
-                    said += &format!("{:?}", destination(message, family).map(|state| state.destination.forwarding));
+                    text += &format!("{:?}", destination(message, family).map(|state| state.destination.forwarding));
                 }
-                said += &format!("{:?}", server(message).map(|server| server.frontend.protocol));
+                text += &format!("{:?}", server(message).map(|server| server.frontend.protocol));
                 timeouts(message);
                 family_id(message);
             }
-            said
+            text
         });
     }
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(expected in any_server(), of_it in any_destination()) {
+        fn virtual_servers_and_destinations_round_trip(expected in any_server(), of_it in any_destination()) {
             let mut writer = Writer::default();
             encode::change(&mut writer, 33, 0, 1, &Change::AddServer(expected.clone()));
             encode::change(&mut writer, 33, 0, 2, &Change::AddDestination(expected.frontend, of_it));

@@ -10,29 +10,29 @@ use super::{Family, Frontend};
 /// A virtual server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct VirtualServer {
-    /// What clients send to. There is one virtual server at most for each.
+    /// The address, protocol and port that clients send to; unique among virtual servers.
     pub frontend: Frontend,
-    /// Who chooses the destination of a new connection.
+    /// The algorithm that chooses the destination of a new connection.
     pub scheduler: Scheduler,
-    /// How.
+    /// Options of the virtual server and its scheduler.
     pub flags: Flags,
-    /// Whether the connections of a client go to one destination.
+    /// The persistence; `None` if the connections of a client may go to different destinations.
     pub persistence: Option<Persistence>,
 }
 
 impl VirtualServer {
-    /// One without flags and persistence.
+    /// A virtual server without flags and persistence.
     pub fn new(frontend: Frontend, scheduler: Scheduler) -> Self {
         Self { frontend, scheduler, flags: Flags::default(), persistence: None }
     }
 }
 
-/// The name of a scheduler, such as `rr`; the module `ip_vs_NAME` has it.
+/// The name of a scheduler, such as `rr`. The kernel module `ip_vs_NAME` implements it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Scheduler(Arc<str>);
 
 impl Scheduler {
-    /// `IP_VS_SCHEDNAME_MAXLEN` without the zero byte at the end.
+    /// `IP_VS_SCHEDNAME_MAXLEN` without the terminating zero.
     const LONGEST: usize = 15;
 
     /// The name.
@@ -40,14 +40,14 @@ impl Scheduler {
         &self.0
     }
 
-    /// The module of the kernel that has it.
+    /// The name of the kernel module.
     pub fn module(&self) -> String {
         format!("ip_vs_{}", self.0)
     }
 }
 
 impl Default for Scheduler {
-    /// `rr`: one after the other.
+    /// `rr`: round robin.
     fn default() -> Self {
         Self("rr".into())
     }
@@ -56,8 +56,7 @@ impl Default for Scheduler {
 impl FromStr for Scheduler {
     type Err = InvalidScheduler;
 
-    /// The kernel takes any name, asks for the module of that name, and says that it found none: a name that
-    /// no module can have is refused here.
+    /// Checks the name. The kernel would accept any name, and then report that no module of that name exists.
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         let known = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
         if name.is_empty() || name.len() > Self::LONGEST || !name.bytes().all(known) {
@@ -73,7 +72,7 @@ impl fmt::Display for Scheduler {
     }
 }
 
-/// No scheduler has such a name.
+/// A name that no scheduler can have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is no name of an IPVS scheduler: use one of rr, wrr, lc, wlc, lblc, lblcr, dh, sh, sed, nq, fo, ovf, mh, or that of \
@@ -81,35 +80,34 @@ impl fmt::Display for Scheduler {
 )]
 pub struct InvalidScheduler(String);
 
-/// Flags of a virtual server: bits of `IP_VS_SVC_F_*`, without those that say that it is persistent ([`Persistence`]) and
-/// hashed (the kernel's own).
+/// Flags of a virtual server: `IP_VS_SVC_F_*`, without those for persistence ([`Persistence`]) and for the kernel's internal use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Flags(u32);
 
 impl Flags {
-    /// Each datagram is scheduled by itself.
+    /// `IP_VS_SVC_F_ONEPACKET`: schedules each datagram by itself.
     pub const ONE_PACKET: Self = Self(0x4);
-    /// The first flag of the scheduler. `sh`, `mh`: another destination where the chosen one has weight 0.
+    /// The first flag of the scheduler. `sh`, `mh`: fall back to another destination if the chosen one has weight 0.
     pub const SCHEDULER_1: Self = Self(0x8);
-    /// The second flag of the scheduler. `sh`, `mh`: the client's port counts as well as its address.
+    /// The second flag of the scheduler. `sh`, `mh`: hash the client's port beside its address.
     pub const SCHEDULER_2: Self = Self(0x10);
     /// The third flag of the scheduler.
     pub const SCHEDULER_3: Self = Self(0x20);
 
     const ALL: u32 = 0x3c;
 
-    /// Whether all of these are set.
+    /// Whether all of `flags` are set.
     pub fn has(self, flags: Self) -> bool {
         self.0 & flags.0 == flags.0
     }
 
-    /// These and those.
+    /// The union of both.
     #[must_use]
     pub fn with(self, flags: Self) -> Self {
         Self(self.0 | flags.0)
     }
 
-    /// As the kernel has them, others left out.
+    /// The kernel's bits, without those that are not in [`Flags`].
     pub(super) fn from_bits(bits: u32) -> Self {
         Self(bits & Self::ALL)
     }
@@ -119,23 +117,23 @@ impl Flags {
     }
 }
 
-/// All connections of a client go to one destination.
+/// Sends all connections of a client to one destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Persistence {
-    /// For how many seconds after the last of them ended.
+    /// How long the binding lasts after the client's last connection ended, in seconds.
     pub timeout: u32,
-    /// Clients whose addresses have that many first bits in common are one client.
+    /// The length of the prefix that defines a client: addresses with an equal prefix are one client.
     pub prefix_len: u8,
 }
 
 impl Persistence {
-    /// Each address is a client.
+    /// Persistence for single addresses; `timeout` is in seconds.
     pub fn of_addresses(family: Family, timeout: u32) -> Self {
         Self { timeout, prefix_len: full_prefix(family) }
     }
 }
 
-/// The length of a prefix that is one address.
+/// The prefix length of a single address.
 pub(super) fn full_prefix(family: Family) -> u8 {
     match family {
         Family::V4 => 32,
@@ -146,64 +144,65 @@ pub(super) fn full_prefix(family: Family) -> u8 {
 /// A destination of a virtual server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Destination {
-    /// Where it is. A virtual server has one destination at most for each.
+    /// The address and port; unique within the virtual server.
     pub address: SocketAddr,
-    /// Its share of new connections, for schedulers that weigh; 0: no new ones, those that there are stay. At most 2³¹-1.
+    /// The share of new connections, for weighted schedulers, at most 2³¹-1. With 0 it gets no new connections and keeps the
+    /// existing ones.
     pub weight: u32,
-    /// How packets get there.
+    /// How packets are forwarded.
     pub forwarding: Forwarding,
-    /// No new connections from that many on; 0: any number.
+    /// The number of connections from which on it gets no new ones; 0 for no limit.
     pub upper_threshold: u32,
-    /// New ones again when fewer than that many are left; not above the upper one.
+    /// The number of connections below which it gets new ones again; at most the upper threshold.
     pub lower_threshold: u32,
 }
 
 impl Destination {
-    /// One whose connections are translated, with any number of them.
+    /// A destination with masquerading and without thresholds.
     pub fn masqueraded(address: SocketAddr, weight: u32) -> Self {
         Self { address, weight, forwarding: Forwarding::MASQUERADE, upper_threshold: 0, lower_threshold: 0 }
     }
 }
 
-/// `IP_VS_CONN_F_*`, as far as they say how packets are forwarded.
+/// The forwarding method: part of `IP_VS_CONN_F_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Forwarding(pub(super) u32);
 
 impl Forwarding {
-    /// Destination and port are rewritten, and back in replies.
+    /// `MASQ`: rewrites destination and port, and restores them in replies.
     pub const MASQUERADE: Self = Self(0);
-    /// Delivered on this node, unchanged.
+    /// `LOCALNODE`: delivers packets to this node unchanged.
     pub const LOCAL: Self = Self(1);
-    /// Wrapped into packets to the destination.
+    /// `TUNNEL`: encapsulates packets to the destination.
     pub const TUNNEL: Self = Self(2);
-    /// Sent on unchanged: the destination has the virtual address itself.
+    /// `DROUTE`: forwards packets unchanged to a destination that has the virtual address itself.
     pub const ROUTE: Self = Self(3);
 }
 
-/// What a destination has to do.
+/// The number of a destination's connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Connections {
     /// Established connections.
     pub active: u32,
-    /// Others that are still remembered: closing ones, and flows of datagrams.
+    /// Connections that are closing, and flows of datagrams.
     pub inactive: u32,
-    /// Clients that are bound to it.
+    /// Clients that are bound to the destination by persistence.
     pub persistent: u32,
 }
 
 impl Connections {
-    /// Whether no connection is left. A client that is bound to it is none.
+    /// Whether no connection is left. Persistent clients do not count.
     pub fn is_drained(self) -> bool {
         self.active == 0 && self.inactive == 0
     }
 }
 
-/// After how many seconds without a packet IPVS forgets a connection; 0 in a change leaves the kernel's as it is.
+/// Idle timeouts of connections, in seconds. In a change, 0 keeps the kernel's value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Timeouts {
     /// An established TCP connection.
     pub tcp: u32,
-    /// A TCP connection of which one side has closed.
+    /// A TCP connection that one side has closed.
     pub tcp_fin: u32,
     /// A flow of UDP datagrams.
     pub udp: u32,
@@ -214,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn schedulers_have_names_that_modules_can_have() {
+    fn scheduler_names_are_valid_module_names() {
         for name in ["rr", "mh", "lblcr", "my_own-1", "fifteen_letters"] {
             assert_eq!(name.parse::<Scheduler>().unwrap().module(), format!("ip_vs_{name}"));
         }
@@ -225,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_add_up() {
+    fn flags_combine() {
         let flags = Flags::ONE_PACKET.with(Flags::SCHEDULER_2);
         assert!(flags.has(Flags::SCHEDULER_2) && !flags.has(Flags::SCHEDULER_1));
         assert!(!flags.has(Flags::SCHEDULER_1.with(Flags::SCHEDULER_2)));

@@ -1,37 +1,38 @@
-//! The kernel's settings that IPVS needs for a node's virtual servers, each with the reason.
+//! The kernel settings that IPVS needs for virtual servers of a node, each with its reason.
 
 use crate::sysctl::{Error, Set, Settings};
 
-/// Makes these settings, as far as that is allowed; what became of each. Those of the network are those of the network namespace of
-/// the calling thread. `strict_arp`: answer for an address only at the interface that has it, for networks in which a load
-/// balancer elsewhere announces virtual addresses. Those of IPVS hold for IPv6 as well.
+/// Applies the settings, and returns the outcome of each with its path. A failure does not stop the others. Settings under
+/// `net` belong to the network namespace of the calling thread; those of IPVS apply to IPv6, too. `strict_arp`: whether to
+/// answer ARP for an address only on the interface that has it, for networks where an external load balancer announces the
+/// virtual addresses.
 pub fn apply_settings(settings: &Settings, strict_arp: bool) -> Vec<Result<(&'static str, Set), Error>> {
-    // A kernel that does not say its release is taken for a new one.
+    // An unreadable release counts as a new kernel.
     let release = settings.release().unwrap_or_default();
-    let wanted = wanted(&release, strict_arp);
-    wanted.into_iter().map(|(name, value)| settings.ensure(name, value).map(|set| (name, set))).collect()
+    let pairs = settings_for(&release, strict_arp);
+    pairs.into_iter().map(|(name, value)| settings.ensure(name, value).map(|set| (name, set))).collect()
 }
 
-fn wanted(release: &str, strict_arp: bool) -> Vec<(&'static str, i64)> {
-    // Connection tracking sees the connections, so that nf_tables can masquerade and filter them.
-    let mut wanted = vec![("proc/sys/net/ipv4/vs/conntrack", 1)];
-    // With 1, older kernels hold a connection that reuses a client's port back for a second: kube-proxy's issue 81775,
-    // mended in Linux 5.9. Before 4.1 there was no such setting.
+fn settings_for(release: &str, strict_arp: bool) -> Vec<(&'static str, i64)> {
+    // Makes connection tracking see IPVS connections, so that nf_tables can masquerade and filter them.
+    let mut pairs = vec![("proc/sys/net/ipv4/vs/conntrack", 1)];
+    // With 1, older kernels delay a connection that reuses a client's port by a second (kubernetes/kubernetes#81775, fixed in
+    // Linux 5.9). Before 4.1 the setting did not exist.
     if ((4, 1)..(5, 9)).contains(&version(release)) {
-        wanted.push(("proc/sys/net/ipv4/vs/conn_reuse_mode", 0));
+        pairs.push(("proc/sys/net/ipv4/vs/conn_reuse_mode", 0));
     }
-    // Packets of a connection whose destination is gone end it, instead of being dropped in silence.
-    wanted.push(("proc/sys/net/ipv4/vs/expire_nodest_conn", 1));
-    // A persistent client whose destination drains gets another one.
-    wanted.push(("proc/sys/net/ipv4/vs/expire_quiescent_template", 1));
+    // A packet of a connection whose destination was deleted ends the connection instead of being dropped silently.
+    pairs.push(("proc/sys/net/ipv4/vs/expire_nodest_conn", 1));
+    // A persistent client whose destination drains gets another destination.
+    pairs.push(("proc/sys/net/ipv4/vs/expire_quiescent_template", 1));
     if strict_arp {
-        wanted.push(("proc/sys/net/ipv4/conf/all/arp_ignore", 1));
-        wanted.push(("proc/sys/net/ipv4/conf/all/arp_announce", 2));
+        pairs.push(("proc/sys/net/ipv4/conf/all/arp_ignore", 1));
+        pairs.push(("proc/sys/net/ipv4/conf/all/arp_announce", 2));
     }
-    wanted
+    pairs
 }
 
-/// The first two numbers of a release; what does not look like one counts as new.
+/// The first two numbers of a release. A string that is no release counts as a new kernel.
 fn version(release: &str) -> (u32, u32) {
     let mut numbers = release.split(|char: char| !char.is_ascii_digit()).map(str::parse);
     match (numbers.next(), numbers.next()) {
@@ -45,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernels_between_get_one_more() {
+    fn only_kernels_from_4_1_to_5_8_get_conn_reuse_mode() {
         for (release, expected) in [
             ("3.10.0-1160.el7.x86_64", false),
             ("4.0.9", false),
@@ -58,14 +59,14 @@ mod tests {
             ("", false),
             ("new", false),
         ] {
-            let reuse = wanted(release, false).iter().any(|(name, _)| name.ends_with("/conn_reuse_mode"));
+            let reuse = settings_for(release, false).iter().any(|(name, _)| name.ends_with("/conn_reuse_mode"));
             assert_eq!(reuse, expected, "{release}");
         }
     }
 
     #[test]
-    fn strict_arp_is_asked_for() {
-        let arp = |strict| wanted("6.1.0", strict).iter().filter(|(name, _)| name.contains("/arp_")).count();
+    fn arp_settings_are_applied_only_with_strict_arp() {
+        let arp = |strict| settings_for("6.1.0", strict).iter().filter(|(name, _)| name.contains("/arp_")).count();
         assert_eq!((arp(false), arp(true)), (0, 2));
     }
 }

@@ -1,7 +1,7 @@
-//! The conversation with the kernel.
+//! The generic netlink socket of IPVS.
 //!
-//! The kernel works on messages while they are sent, so when `send` returns all answers are in the receive buffer, and the
-//! next part of a dump is there as soon as one was taken: nothing here waits.
+//! Nothing here blocks. The kernel processes messages within `send`, so all answers are in the receive buffer when it returns;
+//! the next part of a dump is available as soon as the previous one was read.
 
 use std::io;
 
@@ -9,43 +9,45 @@ use netlink_sys::{Socket as Netlink, SocketAddr, protocols::NETLINK_GENERIC};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, sockopt};
 
-use super::kernel::NAME;
+use super::uapi::NAME;
 use super::{Change, Refused, Timeouts, encode, parse};
 use crate::netlink::{self, Message, Writer, messages};
 
-/// Room for the answers to changes that are all refused.
+/// The receive buffer in bytes, with room for the answers if all changes of a batch are refused.
 const RECEIVE_BUFFER: usize = 4 << 20;
-/// The room that an answer takes in it, at most.
+/// The maximum size of an answer in that buffer, in bytes.
 const ANSWER: usize = 2048;
-/// Most changes sent at once. Each is some hundred bytes, and all of them far below what a socket may send by default.
+/// The maximum number of changes in a batch. Each takes some hundred bytes, so a batch fits into the default send buffer.
 const WINDOW: usize = 512;
-/// The kernel fills at most 32 KiB.
+/// The size of one read in bytes. The kernel fills at most 32 KiB.
 const RECEIVE: usize = 64 << 10;
 
 /// Why IPVS could not be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The process may not.
-    #[error("not permitted: IPVS needs CAP_NET_ADMIN in the first user namespace; run as root or grant the capability")]
+    /// The process lacks `CAP_NET_ADMIN` in the initial user namespace.
+    #[error(
+        "not permitted: IPVS needs CAP_NET_ADMIN in the initial user namespace; run as root or grant the capability"
+    )]
     NotPermitted,
     /// The kernel has no IPVS.
     #[error("this kernel has no IPVS: load the module ip_vs (modprobe ip_vs), or use another backend")]
     Unsupported,
-    /// The kernel refused.
+    /// The kernel refused a request.
     #[error("the kernel refused to {action}: {errno}")]
     Refused {
-        /// What was asked for.
+        /// The request, to follow "refused to".
         action: &'static str,
-        /// Its answer.
+        /// The kernel's error.
         errno: io::Error,
     },
-    /// Virtual servers came and went during every attempt to list them.
+    /// Virtual servers changed during every attempt to list them.
     #[error("virtual servers keep changing while they are read: try again later")]
     Changing,
-    /// An answer was lost: which changes were made is not known.
-    #[error("the kernel's answer was lost: list the virtual servers before going on")]
+    /// An answer was lost, so it is unknown which changes succeeded.
+    #[error("the kernel's answer was lost: list the virtual servers before the next change")]
     Unanswered,
-    /// The socket failed.
+    /// The netlink socket failed.
     #[error("netlink socket for IPVS: {0}")]
     Io(#[from] io::Error),
 }
@@ -54,34 +56,37 @@ pub enum Error {
 #[derive(Debug)]
 pub struct Socket {
     netlink: Netlink,
-    /// The number of the family IPVS.
+    /// The number of the generic netlink family of IPVS.
     family: u16,
     sequence: u32,
-    /// Changes sent at once; even if all of them are refused, the answers fit into the receive buffer.
+    /// The maximum number of changes in a batch, so that the answers fit into the receive buffer even if all are refused.
     window: usize,
     buffer: Vec<u8>,
 }
 
-/// What became of changes.
+/// The outcome of [`Socket::apply`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use = "the kernel may have refused some of the changes"]
 pub struct Applied {
-    /// Changes that were sent.
+    /// How many changes were sent.
     pub changes: usize,
-    /// Times that the kernel was talked to.
-    pub conversations: usize,
-    /// Those that it refused, in order.
+    /// How many batches they took.
+    pub batches: usize,
+    /// The changes that the kernel refused, in order.
     pub refused: Vec<Refused>,
 }
 
 impl Socket {
-    /// Opens a connection to the IPVS of this thread's network namespace. The kernel loads its module for this if it may.
+    /// Connects to the IPVS of the calling thread's network namespace. The kernel loads its module if it can.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the kernel has no IPVS, [`Error::Io`] if the socket fails.
     pub fn open() -> Result<Self, Error> {
         let mut netlink = Netlink::new(NETLINK_GENERIC)?;
         netlink.bind_auto()?;
         netlink.connect(&SocketAddr::new(0, 0))?;
         netlink.set_cap_ack(true)?;
-        // Without the privilege to force it the limit of the system applies, and fewer changes are sent at once.
+        // Without CAP_NET_ADMIN the system's limit applies, and batches are smaller.
         if sockopt::set_socket_recv_buffer_size_force(&netlink, RECEIVE_BUFFER).is_err() {
             sockopt::set_socket_recv_buffer_size(&netlink, RECEIVE_BUFFER).map_err(io::Error::from)?;
         }
@@ -92,18 +97,21 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Makes the changes one after the other, and tells which of them the kernel refused.
+    /// Applies the changes in order. Refused changes are listed in the result and do not stop the others.
+    ///
+    /// # Errors
+    /// The process lacks the capability, an answer is lost, or the socket fails.
     pub fn apply(&mut self, changes: &[Change]) -> Result<Applied, Error> {
         let mut applied = Applied::default();
         for window in changes.chunks(self.window) {
             self.apply_window(applied.changes, window, &mut applied.refused)?;
             applied.changes += window.len();
-            applied.conversations += 1;
+            applied.batches += 1;
         }
         Ok(applied)
     }
 
-    /// Only the last change asks for an answer: those that are refused get one anyway.
+    /// Applies one batch. Only the last change requests an acknowledgement, because the kernel reports refusals without a request.
     fn apply_window(&mut self, index: usize, changes: &[Change], refused: &mut Vec<Refused>) -> Result<(), Error> {
         let mut writer = Writer::default();
         let first = self.sequence.wrapping_add(1);
@@ -127,38 +135,44 @@ impl Socket {
         if permitted { Ok(()) } else { Err(Error::NotPermitted) }
     }
 
-    /// The timeouts.
+    /// The timeouts of IPVS.
+    ///
+    /// # Errors
+    /// The process lacks the capability, or an answer is lost.
     pub fn timeouts(&mut self) -> Result<Timeouts, Error> {
-        let mut found = None;
-        let each = |_, message: &Message<'_>| found = Some(parse::timeouts(message.attributes()));
-        match self.ask(encode::timeouts_request, each)? {
-            None => found.ok_or(Error::Unanswered),
-            Some(errno) => Err(refused("tell the timeouts of IPVS", errno)),
+        let mut timeouts = None;
+        let each = |_, message: &Message<'_>| timeouts = Some(parse::timeouts(message.attributes()));
+        match self.query(encode::timeouts_request, each)? {
+            None => timeouts.ok_or(Error::Unanswered),
+            Some(errno) => Err(refused("read the timeouts of IPVS", errno)),
         }
     }
 
-    /// Sets the timeouts that are not 0, for connections to come and for packets of those that there are.
+    /// Sets the timeouts that are not 0, for new connections and for the next packets of existing ones.
+    ///
+    /// # Errors
+    /// The process lacks the capability, or the kernel refuses.
     pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<(), Error> {
         let request = |writer: &mut Writer, family, sequence| encode::set_timeouts(writer, family, sequence, timeouts);
-        match self.ask(request, |_, _| ())? {
+        match self.query(request, |_, _| ())? {
             None => Ok(()),
             Some(errno) => Err(refused("set the timeouts of IPVS", errno)),
         }
     }
 
     fn find_family(&mut self, name: &str) -> Result<u16, Error> {
-        let mut found = None;
+        let mut id = None;
         let request = |writer: &mut Writer, _, sequence| encode::family_request(writer, sequence, name);
-        match self.ask(request, |_, message| found = parse::family_id(message.attributes()))? {
-            None => found.ok_or(Error::Unanswered),
+        match self.query(request, |_, message| id = parse::family_id(message.attributes()))? {
+            None => id.ok_or(Error::Unanswered),
             Some(Errno::NOENT) => Err(Error::Unsupported),
-            Some(errno) => Err(refused("say where IPVS is", errno)),
+            Some(errno) => Err(refused("find the generic netlink family of IPVS", errno)),
         }
     }
 
-    /// One question. Hands each message of the answer to `each`, with the number of the part that it came in, and returns the
-    /// error at its end.
-    pub(super) fn ask(
+    /// Sends one query. Calls `each` for every message of the answer, with the number of the part that it came in. Returns the
+    /// error at the end of the answer.
+    pub(super) fn query(
         &mut self,
         request: impl FnOnce(&mut Writer, u16, u32),
         mut each: impl FnMut(usize, &Message<'_>),
@@ -183,7 +197,8 @@ impl Socket {
         Ok(errno)
     }
 
-    /// Sends messages, and hands what comes back to `each`, with the number of the part that it came in, until that breaks off.
+    /// Sends messages and calls `each` for every message of the answer, with the number of the part that it came in, until it
+    /// returns `false`.
     fn exchange(&mut self, request: &[u8], mut each: impl FnMut(usize, &Message<'_>) -> bool) -> Result<(), Error> {
         netlink::discard(&self.netlink, &mut self.buffer)?;
         rustix::io::retry_on_intr(|| rustix::net::send(&self.netlink, request, SendFlags::empty()))
@@ -212,15 +227,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernel_without_the_family_is_told_from_one_that_has_it() {
-        // Any kernel has the family that tells about families.
+    fn a_missing_family_is_reported_as_unsupported() {
+        // Every kernel has the family that looks up families.
         let netlink = Netlink::new(NETLINK_GENERIC).unwrap();
         netlink.connect(&SocketAddr::new(0, 0)).unwrap();
         let mut socket = Socket { netlink, family: 0, sequence: 0, window: 1, buffer: vec![0; RECEIVE] };
         assert_eq!(socket.find_family("nlctrl").unwrap(), 0x10);
         let error = socket.find_family("NO_SUCH").unwrap_err();
         assert!(matches!(error, Error::Unsupported) && error.to_string().contains("modprobe ip_vs"), "{error}");
-        // One failure disturbs nothing later.
+        // A failure does not disturb later queries.
         assert_eq!(socket.find_family("nlctrl").unwrap(), 0x10);
     }
 }

@@ -1,4 +1,4 @@
-//! What the kernel says to a batch: which change it refused, and why.
+//! The kernel's answer to a batch: which change it refused, and why.
 
 use std::io;
 
@@ -6,65 +6,65 @@ use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
 
 use super::encode::Batch;
-use super::kernel::element;
 use super::text::rule_text;
 use super::text_value::key_text;
+use super::uapi::element;
 use super::wire::{self, Attributes, Message};
 use super::{Change, Transaction};
 use crate::shortage::is_shortage;
 
-/// Why nothing of a transaction was applied, or why reading failed.
+/// Why a transaction was not applied, or a read failed. A transaction that fails changes nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The kernel refused one change, and with it all others.
+    /// The kernel refused one change, and with it the whole transaction.
     #[error("change {change} ({what}) refused by the kernel: {}{}", errno_text(*errno), note(message))]
     Refused {
-        /// Index into the transaction's changes.
+        /// The index into the transaction's changes.
         change: usize,
-        /// Index into the change's elements, where the kernel named one.
+        /// The index into the change's elements, if the kernel named one.
         element: Option<usize>,
-        /// The change in words.
+        /// A description of the change.
         what: String,
-        /// The kernel's error.
+        /// The kernel's error number.
         errno: i32,
-        /// The kernel's own explanation.
+        /// The kernel's own explanation, if it gave one.
         message: Option<String>,
     },
-    /// The kernel refused the batch as a whole.
+    /// The kernel refused the batch without naming a change.
     #[error("transaction refused by the kernel: {}{}", errno_text(*errno), note(message))]
-    RefusedWhole {
-        /// The kernel's error.
+    TransactionRefused {
+        /// The kernel's error number.
         errno: i32,
-        /// The kernel's own explanation.
+        /// The kernel's own explanation, if it gave one.
         message: Option<String>,
     },
-    /// The process may not do this.
+    /// The process lacks `CAP_NET_ADMIN`.
     #[error("not permitted: nf_tables needs CAP_NET_ADMIN; run as root or grant the capability")]
     NotPermitted,
-    /// The process has the capability, and may not change this table all the same.
+    /// Another process owns the table (`flags owner`), so that no other may change it.
     #[error(
-        "another process owns the table and nobody else may change it: end that process (nft list tables shows \"flags owner\")"
+        "another process owns the table and no other may change it: end that process (nft list tables shows \"flags owner\")"
     )]
     Owned,
     /// The kernel has no nf_tables.
     #[error("this kernel has no nf_tables: load the module nf_tables or use another backend")]
     Unsupported,
-    /// The kernel gave no answer to the transaction: what became of it is not known.
-    #[error("the kernel did not answer the transaction: read the table back before going on")]
+    /// The kernel did not answer the transaction, so its outcome is unknown.
+    #[error("the kernel did not answer the transaction: read the table back before the next one")]
     Unanswered,
-    /// The kernel's answer to a question was lost.
-    #[error("the kernel's answer about nf_tables was lost, for want of memory: try again later")]
+    /// The kernel's answer to a read was lost.
+    #[error("the kernel's answer about nf_tables was lost for lack of memory: try again later")]
     Lost,
-    /// A dump was interrupted by changes again and again.
+    /// Changes interrupted every attempt to read.
     #[error("tables keep changing while they are read: try again later")]
     Changing,
-    /// The socket failed.
+    /// The netlink socket failed.
     #[error("netlink socket: {0}")]
     Io(#[from] io::Error),
 }
 
 impl Error {
-    /// The index of the change that was refused, if it was one.
+    /// The index of the refused change, if the kernel named one.
     pub fn change(&self) -> Option<usize> {
         match self {
             Error::Refused { change, .. } => Some(*change),
@@ -72,15 +72,15 @@ impl Error {
         }
     }
 
-    /// Whether the kernel is short of something, so that what was sent is not to blame.
+    /// Whether the kernel was short of a resource, so that a retry can succeed.
     pub fn is_shortage(&self) -> bool {
         self.errno().is_some_and(is_shortage)
     }
 
-    /// The kernel's error number, if it gave one.
+    /// The kernel's error number, if there is one.
     pub fn errno(&self) -> Option<i32> {
         match self {
-            Error::Refused { errno, .. } | Error::RefusedWhole { errno, .. } => Some(*errno),
+            Error::Refused { errno, .. } | Error::TransactionRefused { errno, .. } => Some(*errno),
             Error::NotPermitted | Error::Owned => Some(Errno::PERM.raw_os_error()),
             Error::Io(error) => error.raw_os_error(),
             Error::Unsupported | Error::Unanswered | Error::Lost | Error::Changing => None,
@@ -88,8 +88,8 @@ impl Error {
     }
 }
 
-/// What `EPERM` as the answer to a change means: the kernel gives it to whoever lacks the privilege, and for a table that belongs
-/// to another process.
+/// The meaning of `EPERM`. The kernel answers it to a process without the capability, and for a table that another process
+/// owns.
 fn not_permitted() -> Error {
     let has = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::NET_ADMIN));
     if has { Error::Owned } else { Error::NotPermitted }
@@ -103,12 +103,12 @@ fn note(message: &Option<String>) -> String {
     message.as_ref().map(|message| format!(" ({message})")).unwrap_or_default()
 }
 
-/// An error message of the kernel, or its acknowledgement.
+/// An error message or acknowledgement of the kernel.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) errno: i32,
     message: Option<String>,
-    /// Of the attribute that is to blame, from the start of the message that was sent.
+    /// The offset of the attribute that caused the error, from the start of the request.
     offset: Option<usize>,
 }
 
@@ -119,7 +119,7 @@ impl Answer {
         const OFFSET: u16 = 2;
         let errno = wire::array(message.payload).map(i32::from_ne_bytes).map_or(0, i32::wrapping_neg);
         let with_text = message.flags & wire::ACK_TLVS != 0;
-        // The message that was sent follows: its header alone if capped.
+        // The request follows: only its header if the kernel capped it.
         let sent = wire::array(message.payload.get(4..).unwrap_or_default()).map_or(0, u32::from_ne_bytes) as usize;
         let skip = if message.flags & wire::CAPPED != 0 { wire::HEADER } else { sent.max(wire::HEADER) };
         let attributes = message.payload.get(skip.saturating_add(4)..).filter(|_| with_text).unwrap_or_default();
@@ -131,7 +131,7 @@ impl Answer {
         }
     }
 
-    /// The error, with the change and element that it is about; `at` counts messages, the begin of the batch is 0.
+    /// The error with its change and element. `at` is the index of the message in the batch, whose begin message is 0.
     pub(super) fn error(self, at: u32, batch: &Batch, transaction: &Transaction) -> Error {
         let (errno, message) = (self.errno, self.message);
         if errno == Errno::PERM.raw_os_error() {
@@ -139,9 +139,13 @@ impl Answer {
         }
         let origin = (at as usize).checked_sub(1).and_then(|index| batch.messages.get(index));
         let Some(origin) = origin else {
-            // Frames fail where nfnetlink is there but nf_tables is not.
+            // The kernel refuses the begin and end messages if it has nfnetlink, but not nf_tables.
             let missing = [Errno::OPNOTSUPP, Errno::PROTONOSUPPORT].map(Errno::raw_os_error);
-            return if missing.contains(&errno) { Error::Unsupported } else { Error::RefusedWhole { errno, message } };
+            return if missing.contains(&errno) {
+                Error::Unsupported
+            } else {
+                Error::TransactionRefused { errno, message }
+            };
         };
         let change = &transaction.changes()[origin.change];
         let element = self.offset.and_then(|offset| blamed_element(batch, origin.start, offset, change));
@@ -149,7 +153,7 @@ impl Answer {
     }
 }
 
-/// The element whose attribute the kernel pointed at, found by its key.
+/// The element whose attribute caused the error, found by its key.
 fn blamed_element(batch: &Batch, start: usize, offset: usize, change: &Change) -> Option<usize> {
     let (Change::AddElements(_, _, elements) | Change::DeleteElements(_, _, elements)) = change else {
         return None;
@@ -162,7 +166,7 @@ fn blamed_element(batch: &Batch, start: usize, offset: usize, change: &Change) -
     })
 }
 
-/// The change in words, for an error message.
+/// A description of the change for an error message.
 fn describe(change: &Change, element: Option<usize>) -> String {
     match change {
         Change::AddTable(table) => format!("add table {}", table.name),

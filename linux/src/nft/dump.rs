@@ -1,6 +1,6 @@
-//! Reads tables back: at the start, to adopt what is there, and to notice what others changed.
+//! Reads tables back: at the start to adopt them, and later to find what other programs changed.
 //!
-//! Never part of a normal sync. Each answer is one state of the table: a read that raced with a change is repeated.
+//! A normal sync reads nothing. Each result is a consistent state of the table: a read that raced with a change is repeated.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,52 +8,52 @@ use std::sync::Arc;
 use super::answer::Error;
 use super::encode::write_key;
 use super::expression::number;
-use super::kernel::{self, chain, element, generation, msg, rule, set, table};
 use super::parse::{ChainDump, Elements, parse_chain, parse_rule, parse_set};
 use super::socket::{Dumped, Socket};
+use super::uapi::{self, chain, element, generation, msg, rule, set, table};
 use super::wire::{self, Head, Message, Writer};
 use super::{Element, Family, Name, Set, Table, Tuple};
 
-/// A table as the kernel has it.
+/// The live state of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableDump {
-    /// Its chains with their rules.
+    /// The chains with their rules.
     pub chains: Vec<ChainDump>,
-    /// Its sets and maps with their elements.
+    /// The sets and maps with their elements.
     pub sets: Vec<SetDump>,
-    /// The number of the ruleset's generation that was read.
+    /// The ruleset's generation that was read.
     pub generation: u32,
 }
 
 impl TableDump {
-    /// The chain of that name.
+    /// The chain with that name.
     pub fn chain(&self, name: &str) -> Option<&ChainDump> {
         self.chains.iter().find(|chain| &*chain.name == name)
     }
 
-    /// The set of that name.
+    /// The set with that name.
     pub fn set(&self, name: &str) -> Option<&SetDump> {
         self.sets.iter().find(|set| &*set.name == name)
     }
 }
 
-/// A set or map as the kernel has it.
+/// The live state of a set or map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetDump {
-    /// Its name.
+    /// The name.
     pub name: Name,
-    /// Its declaration; none if it has a type or flag that the plain values cannot say: none of ours.
+    /// The declaration; `None` if it has a type or flag that [`Set`] cannot represent. None of ours does.
     pub set: Option<Arc<Set>>,
-    /// Its elements, in the kernel's order; none are read of a set that cannot be said.
+    /// The elements, in the kernel's order. Empty if there is no declaration.
     pub elements: Vec<Element>,
 }
 
-/// What the kernel does with a table.
+/// Whether a table exists and is active.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
     Absent,
     Active,
-    /// Somebody has set `flags dormant`: it is there, and nothing enters its chains.
+    /// The table has `flags dormant`: it exists, but the kernel enters none of its chains.
     Dormant,
 }
 
@@ -68,12 +68,18 @@ impl Standing {
 const ATTEMPTS: usize = 50;
 
 impl Socket {
-    /// The table with all that is in it, if it exists.
+    /// Reads a table with all of its content; `None` if there is no such table.
+    ///
+    /// # Errors
+    /// The process lacks the capability, or the table changed during every attempt.
     pub fn table(&mut self, table: &Table) -> Result<Option<TableDump>, Error> {
         self.in_one_generation(|socket, generation| socket.read_table(table, generation))
     }
 
-    /// The table with all that is in it but the elements of its sets, if it exists.
+    /// Reads a table without the elements of its sets; `None` if there is no such table.
+    ///
+    /// # Errors
+    /// As [`Self::table`].
     pub fn outline(&mut self, table: &Table) -> Result<Option<TableDump>, Error> {
         self.in_one_generation(|socket, generation| socket.read_outline(table, generation))
     }
@@ -94,6 +100,9 @@ impl Socket {
     }
 
     /// Whether the table exists.
+    ///
+    /// # Errors
+    /// The process lacks the capability, or the socket fails.
     pub fn has_table(&mut self, table: &Table) -> Result<bool, Error> {
         Ok(self.standing(table)? != Standing::Absent)
     }
@@ -111,7 +120,10 @@ impl Socket {
         })
     }
 
-    /// The elements of a set, if it exists.
+    /// Reads the elements of a set; `None` if there is no such set.
+    ///
+    /// # Errors
+    /// As [`Self::table`].
     pub fn elements(&mut self, table: &Table, set: &Set) -> Result<Option<Vec<Element>>, Error> {
         for _ in 0..ATTEMPTS {
             match self.read_elements(table, set)? {
@@ -123,8 +135,11 @@ impl Socket {
         Err(Error::Changing)
     }
 
-    /// One element of a set, if it is there: the one with that key, or in a set of ranges the one around it. Costs the same
-    /// however many elements there are.
+    /// Reads one element of a set: the one with that key, or in an interval set the one that contains it. `None` if there is
+    /// none. The cost does not depend on the size of the set.
+    ///
+    /// # Errors
+    /// The process lacks the capability, or the socket fails.
     pub fn element(&mut self, table: &Table, set: &Set, key: &Tuple) -> Result<Option<Element>, Error> {
         let mut elements = Elements::new(set);
         let fill = |w: &mut Writer| {
@@ -140,7 +155,10 @@ impl Socket {
         Ok(if read == Dumped::Complete { elements.first() } else { None })
     }
 
-    /// The chains of a table with their rules, without its sets; none if there is no such table.
+    /// Reads the chains of a table with their rules, but no sets; `None` if there is no such table.
+    ///
+    /// # Errors
+    /// As [`Self::table`].
     pub fn chains(&mut self, table: &Table) -> Result<Option<Vec<ChainDump>>, Error> {
         for _ in 0..ATTEMPTS {
             let standing = self.standing(table)?;
@@ -159,19 +177,22 @@ impl Socket {
         Err(Error::Changing)
     }
 
-    /// The number of the ruleset's generation; each commit of anyone makes a new one.
+    /// The generation of the ruleset. Every commit of any process increases it.
+    ///
+    /// # Errors
+    /// The process lacks the capability, or the socket fails.
     pub fn generation(&mut self) -> Result<u32, Error> {
-        let mut found = None;
+        let mut current = None;
         self.request(
             Family::V4,
             msg::GET_GENERATION,
             wire::ACK,
             |_| (),
             |message| {
-                found = message.attributes().u32(generation::ID);
+                current = message.attributes().u32(generation::ID);
             },
         )?;
-        found.ok_or(Error::Unanswered)
+        current.ok_or(Error::Unanswered)
     }
 
     fn read_table(&mut self, table: &Table, generation: u32) -> Result<Read<TableDump>, Error> {
@@ -179,10 +200,10 @@ impl Socket {
             Read::Found(outline) => outline,
             other => return Ok(other),
         };
-        for found in &mut dump.sets {
-            let Some(set) = &found.set else { continue };
+        for dumped in &mut dump.sets {
+            let Some(set) = &dumped.set else { continue };
             let Read::Found(elements) = self.read_elements(table, set)? else { return Ok(Read::Interrupted) };
-            found.elements = elements;
+            dumped.elements = elements;
         }
         Ok(Read::Found(dump))
     }
@@ -203,8 +224,8 @@ impl Socket {
         let mut sets = Vec::new();
         let set_table = |w: &mut Writer| w.string(set::TABLE, &table.name);
         let read = self.request(table.family, msg::GET_SET, wire::DUMP, set_table, |message| {
-            let found = parse_set(message.attributes(), &table.name);
-            sets.extend(found.map(|(name, set)| SetDump { name, set: set.map(Arc::new), elements: Vec::new() }));
+            let parsed = parse_set(message.attributes(), &table.name);
+            sets.extend(parsed.map(|(name, set)| SetDump { name, set: set.map(Arc::new), elements: Vec::new() }));
         })?;
         if read != Dumped::Complete || !self.read_rules(table, &mut chains)? {
             return Ok(Read::Interrupted);
@@ -252,7 +273,7 @@ impl Socket {
         self.request_of(number(family), kind, flags, fill, each)
     }
 
-    /// The same for any family of netfilter's, by its number.
+    /// As `request`, for any netfilter family by its number.
     pub(super) fn request_of(
         &mut self,
         family: u8,
@@ -263,7 +284,7 @@ impl Socket {
     ) -> Result<Dumped, Error> {
         let sequence = self.next_sequence();
         let head =
-            Head { kind: kernel::SUBSYSTEM << 8 | kind, flags: wire::REQUEST | flags, sequence, family, resource: 0 };
+            Head { kind: uapi::SUBSYSTEM << 8 | kind, flags: wire::REQUEST | flags, sequence, family, resource: 0 };
         let mut writer = Writer::default();
         writer.message(head, fill);
         self.dump(&writer.bytes, sequence, each)

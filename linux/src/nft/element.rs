@@ -1,7 +1,7 @@
-//! Elements of sets and maps, kept small: there are tens of thousands.
+//! Elements of sets and maps, kept small because there are tens of thousands.
 //!
-//! Keys and values are the bytes that the kernel holds in its registers, so that encoding copies them and comparing
-//! with a dump needs no conversion.
+//! Keys and values are the bytes that the kernel holds in its registers. So encoding copies them, and comparing them with a
+//! dump needs no conversion.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -13,8 +13,8 @@ use ipnet::IpNet;
 use super::userdata;
 use super::{Name, Protocol, Verdict};
 
-/// A concatenation of values in the kernel's register layout: each field in network byte order (an index or mark in
-/// the machine's), padded with zeros to a multiple of four bytes.
+/// A concatenation of values in the kernel's register layout. Each field is in network byte order (an index or mark in the
+/// machine's) and padded with zeros to a multiple of four bytes.
 #[derive(Clone)]
 pub struct Tuple(Bytes);
 
@@ -28,12 +28,12 @@ enum Bytes {
 const INLINE: usize = 22;
 
 impl Tuple {
-    /// No fields yet.
+    /// A tuple without fields.
     pub const fn new() -> Self {
         Tuple(Bytes::Inline { len: 0, bytes: [0; INLINE] })
     }
 
-    /// Takes bytes that are in register layout already.
+    /// Copies bytes that are already in register layout.
     pub fn from_bytes(bytes: &[u8]) -> Self {
         let mut inline = [0; INLINE];
         match inline.get_mut(..bytes.len()) {
@@ -71,7 +71,7 @@ impl Tuple {
         self.append(&port.to_be_bytes())
     }
 
-    /// Appends an index as a number generator yields it.
+    /// Appends an index, as a number generator yields it.
     pub fn index(self, index: u32) -> Self {
         self.append(&index.to_ne_bytes())
     }
@@ -86,7 +86,7 @@ impl Tuple {
         self.append(&priority.to_ne_bytes())
     }
 
-    /// Appends the name of an interface; what exceeds the kernel's 15 bytes is cut off.
+    /// Appends the name of an interface. Bytes beyond the kernel's limit of 15 are cut off.
     pub fn interface(self, name: &str) -> Self {
         let mut bytes = [0; 16];
         let len = name.len().min(15);
@@ -155,7 +155,7 @@ impl Hash for Tuple {
     }
 }
 
-/// The key of an element: one tuple, or in an interval set all from one tuple to another.
+/// The key of an element: one tuple, or in an interval set all tuples from one to another.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ElementKey {
     start: Tuple,
@@ -164,7 +164,7 @@ pub struct ElementKey {
 }
 
 impl ElementKey {
-    /// All from `start` to `end`, both included. In a concatenation each field is a range of its own.
+    /// All keys from `start` to `end`, both included. In a concatenation each field is a range of its own.
     pub fn range(start: Tuple, end: Tuple) -> Self {
         if start == end { start.into() } else { Self { start, end: Some(Box::new(end)) } }
     }
@@ -191,26 +191,26 @@ impl From<Tuple> for ElementKey {
     }
 }
 
-/// What an element maps to.
+/// The data of an element.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ElementData {
-    /// Nothing: an element of a plain set.
+    /// None: an element of a plain set.
     None,
-    /// An element of a verdict map.
+    /// The verdict of an element in a verdict map.
     Verdict(Verdict),
-    /// An element of a map to values.
+    /// The value of an element in a map.
     Value(Tuple),
-    /// An element of a plain set that disappears, as packets add them.
+    /// The expiry of an element in a plain set with timeouts, as packets add them.
     Expires(Expiry),
 }
 
-/// When an element disappears.
+/// When an element expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Expiry {
-    /// The time that it was given when it was added, in milliseconds. Kernels before 6.12 keep that one when a packet begins the
-    /// time anew with another.
+    /// The timeout that the element was added with, in milliseconds. Kernels before 6.12 keep it even when a packet restarts the
+    /// element with another timeout.
     pub timeout: u64,
-    /// What is left of it, in milliseconds.
+    /// The remaining time, in milliseconds.
     pub left: u64,
 }
 
@@ -219,9 +219,9 @@ pub struct Expiry {
 pub struct Element {
     /// Unique within the set.
     pub key: ElementKey,
-    /// What it maps to.
+    /// The data.
     pub data: ElementData,
-    /// Shown by `nft list`.
+    /// The comment, which `nft list` shows.
     pub comment: Option<Name>,
 }
 
@@ -241,7 +241,7 @@ impl Element {
         Self { key: key.into(), data: ElementData::Value(value), comment: None }
     }
 
-    /// An element of a plain set that disappears.
+    /// An element of a plain set that expires.
     pub fn expiring(key: impl Into<ElementKey>, expiry: Expiry) -> Self {
         Self { key: key.into(), data: ElementData::Expires(expiry), comment: None }
     }

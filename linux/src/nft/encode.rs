@@ -1,7 +1,7 @@
-//! A transaction as one batch of netlink messages, and back from a message to the change it came from.
+//! Encodes a transaction as one batch of netlink messages, and maps each message to the change that it came from.
 
 use super::expression::{number, write as write_expressions, write_verdict};
-use super::kernel::{self, chain, data, element, msg, rule, set, table, userdata as tag};
+use super::uapi::{self, chain, data, element, msg, rule, set, table, userdata as tag};
 use super::userdata;
 use super::wire::{self, Head, Writer};
 use super::{
@@ -12,23 +12,23 @@ use super::{
 /// A list of elements is one attribute, whose length has 16 bits.
 const LIST_LIMIT: usize = 60_000;
 
-/// The bytes of a transaction, ready to be sent.
+/// The encoded transaction, ready to be sent.
 #[derive(Debug)]
 pub(super) struct Batch {
-    /// Begin, messages, end.
+    /// The begin message, the changes, and the end message.
     pub(super) bytes: Vec<u8>,
-    /// Where each message starts and which change it belongs to; message `n` has the sequence number `first + 1 + n`.
+    /// The origin of each message; message `n` has the sequence number `first + 1 + n`.
     pub(super) messages: Vec<Origin>,
-    /// Elements added and deleted.
+    /// How many elements are added and deleted.
     pub(super) elements: usize,
 }
 
-/// Where a message comes from.
+/// The origin of a message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Origin {
-    /// Index into the transaction's changes.
+    /// The index into the transaction's changes.
     pub(super) change: usize,
-    /// Of its first byte in the batch.
+    /// The offset of the message in the batch.
     pub(super) start: usize,
 }
 
@@ -41,13 +41,13 @@ pub(super) fn encode(transaction: &Transaction, first: u32) -> Batch {
         sequence: first,
         change: 0,
     };
-    encoder.frame(kernel::BATCH_BEGIN);
+    encoder.frame(uapi::BATCH_BEGIN);
     for (index, change) in transaction.changes().iter().enumerate() {
         encoder.change = index;
         encoder.change(change);
     }
     encoder.acknowledge_last();
-    encoder.frame(kernel::BATCH_END);
+    encoder.frame(uapi::BATCH_END);
     Batch { bytes: encoder.writer.bytes, messages: encoder.messages, elements: encoder.elements }
 }
 
@@ -61,7 +61,7 @@ struct Encoder {
 
 impl Encoder {
     fn frame(&mut self, kind: u16) {
-        let head = Head { kind, flags: wire::REQUEST, sequence: self.sequence, family: 0, resource: kernel::SUBSYSTEM };
+        let head = Head { kind, flags: wire::REQUEST, sequence: self.sequence, family: 0, resource: uapi::SUBSYSTEM };
         self.sequence = self.sequence.wrapping_add(1);
         self.writer.message(head, |_| ());
     }
@@ -69,7 +69,7 @@ impl Encoder {
     fn message(&mut self, table: &Table, kind: u16, flags: u16, fill: impl FnOnce(&mut Writer)) {
         self.messages.push(Origin { change: self.change, start: self.writer.bytes.len() });
         let head = Head {
-            kind: kernel::SUBSYSTEM << 8 | kind,
+            kind: uapi::SUBSYSTEM << 8 | kind,
             flags: wire::REQUEST | flags,
             sequence: self.sequence,
             family: number(table.family),
@@ -79,7 +79,7 @@ impl Encoder {
         self.writer.message(head, fill);
     }
 
-    /// One acknowledgement for the batch: the last message's. Errors come back without having been asked for.
+    /// Requests one acknowledgement, for the last message. The kernel sends errors without a request.
     fn acknowledge_last(&mut self) {
         if let Some(last) = self.messages.last() {
             let at = last.start + 6;
@@ -226,7 +226,7 @@ fn name_set(w: &mut Writer, table: &Table, set: &Set) {
     w.string(element::LIST_SET, &set.name);
 }
 
-/// A single field is not padded, a concatenation is.
+/// The size of the fields in registers, in bytes. A single field is not padded, a concatenation is.
 pub(super) fn register_len(fields: &[FieldType]) -> u32 {
     match fields {
         [field] => field.byte_len() as u32,

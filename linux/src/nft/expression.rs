@@ -1,14 +1,14 @@
-//! Statements as the kernel's expressions: small instructions over sixteen registers of four bytes.
+//! Encodes statements as the kernel's expressions: small instructions over sixteen registers of four bytes.
 //!
-//! Writes what nft 1.0.6 would write for the same text, so that `nft list` finds its own patterns again.
+//! The result equals that of nft 1.0.6 for the same text, so that `nft list` recognizes its own patterns.
 
 use std::net::IpAddr;
 
-use super::kernel::data;
+use super::uapi::data;
 use super::wire::Writer;
 use super::{AddressField, Family, Field, Generator, InterfacePattern, Op, Protocol, Rule, Statement, Verdict};
 
-/// The list of a rule's expressions, as the value of `NFTA_RULE_EXPRESSIONS`.
+/// Writes the expressions of a rule, as the value of `NFTA_RULE_EXPRESSIONS`.
 pub(super) fn write(writer: &mut Writer, family: Family, rule: &Rule) {
     let mut expressions = Expressions { writer, family };
     for statement in &rule.statements {
@@ -29,7 +29,7 @@ const CMP_NEQ: u32 = 1;
 /// `NFT_PAYLOAD_NETWORK_HEADER`, `NFT_PAYLOAD_TRANSPORT_HEADER`
 const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
-/// Where flags are in the TCP header, and some of them.
+/// The offset of the flags in the TCP header, and some flags.
 const TCP_FLAGS: u32 = 13;
 const SYN: u8 = 0x02;
 const FIN_SYN_RST_ACK: u8 = 0x17;
@@ -49,7 +49,7 @@ const CT_DST_IP6: u32 = 22;
 const STATE_NEW: u32 = 1 << 3;
 const STATUS_DNAT: u32 = 1 << 5;
 
-/// The register that starts at that word: the sixteen-byte ones have names of their own, and the kernel prefers them.
+/// The register that starts at that 4-byte word. Where a 16-byte register starts, its name is used, as the kernel does.
 fn register(word: usize) -> u32 {
     let word = word as u32;
     if word.is_multiple_of(4) { 1 + word / 4 } else { 8 + word }
@@ -195,7 +195,7 @@ impl Expressions<'_> {
         });
     }
 
-    /// A prefix of whole bytes is a shorter load; others need a mask.
+    /// Compares a prefix. A prefix of whole bytes needs only a shorter load, others a mask.
     fn prefix(&mut self, field: AddressField, op: Op, network: IpAddr, bits: u8) {
         let octets = match network {
             IpAddr::V4(address) => address.octets().to_vec(),
@@ -229,7 +229,7 @@ impl Expressions<'_> {
         self.cmp(op, &2u32.to_ne_bytes());
     }
 
-    /// Loads the fields side by side, from the first register on.
+    /// Loads the fields side by side, starting with the first register.
     fn load(&mut self, fields: &[Field]) {
         let mut word = 0;
         for field in fields {
@@ -285,7 +285,7 @@ impl Expressions<'_> {
         });
     }
 
-    /// The lookup left the address and, behind it, the port.
+    /// Translates to the address and port that the lookup left in the registers.
     fn dnat(&mut self) {
         let port = self.family.address_type().padded_len() / 4;
         let family = number(self.family);
@@ -304,7 +304,7 @@ impl Expressions<'_> {
         self.set_meta(META_MARK);
     }
 
-    /// What is in the first register becomes the packet's.
+    /// Sets packet metadata to the value of the first register.
     fn set_meta(&mut self, key: u32) {
         self.expression("meta", |w| {
             w.u32(2, key);
@@ -333,7 +333,7 @@ pub(super) fn number(family: Family) -> u8 {
     }
 }
 
-/// A verdict, as the value of an immediate or of an element.
+/// Writes a verdict, as the value of an immediate or of an element.
 pub(super) fn write_verdict(writer: &mut Writer, verdict: &Verdict) {
     let (code, chain) = match verdict {
         Verdict::Accept => (data::ACCEPT, None),
@@ -350,7 +350,7 @@ pub(super) fn write_verdict(writer: &mut Writer, verdict: &Verdict) {
     writer.close(nest);
 }
 
-/// Where the address is in the IP header.
+/// The offset of an address in the IP header.
 fn address_offset(family: Family, field: AddressField) -> u32 {
     match (family, field) {
         (Family::V4, AddressField::Source) => 12,

@@ -1,31 +1,31 @@
-//! nf_tables without the `nft` program.
+//! nf_tables over netlink, without the `nft` program.
 //!
 //! ```text
 //!  planner ──▶ ruleset, statement, element (plain values) ──▶ transaction ──┬─▶ text    (dry run, golden files, `nft -f`)
 //!                                                                           └─▶ encode ─▶ socket ─▶ kernel
 //! ```
 //!
-//! The plain values are the only form in which rules exist in this project. Both renderers read the same
-//! transaction, and a test loads each into a kernel and compares the listings.
+//! The plain values are the only representation of rules in this project. Both renderers read the same transaction, and a test
+//! loads the output of each into a kernel and compares the listings.
 
 mod answer;
 mod dump;
 mod element;
 mod encode;
 mod expression;
-mod follow;
+pub mod foreign;
 mod kernel;
 mod monitor;
-pub mod others;
 mod parse;
 mod ruleset;
 mod socket;
 pub mod spread;
 mod statement;
-mod tables;
+mod subscription;
 mod text;
 mod text_value;
 mod transaction;
+mod uapi;
 mod userdata;
 
 use crate::netlink as wire;
@@ -33,14 +33,14 @@ use crate::netlink as wire;
 pub use answer::Error;
 pub use dump::{SetDump, TableDump};
 pub use element::{Element, ElementData, ElementKey, Expiry, Tuple};
-pub use follow::Follow;
+pub use kernel::{ChainMatch, Kernel, LiveTable, Netlink};
 pub use monitor::{Commit, Event, Monitor};
 pub use parse::{ChainDump, RuleDump};
 pub use ruleset::{
     Chain, ChainKind, Family, FieldType, Hook, HookPoint, Name, Set, SetData, SetFlags, Table, TableContent,
 };
-pub use socket::{Sent, Socket};
+pub use socket::{Socket, TransactionSize};
 pub use statement::{AddressField, Field, Generator, InterfacePattern, Op, Protocol, Rule, Statement, Verdict};
-pub use tables::{Found, Kernel, Likeness, Netlink};
+pub use subscription::Subscription;
 pub use text::{element_line, listing, rule_line, script};
 pub use transaction::{Change, Transaction};

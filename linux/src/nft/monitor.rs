@@ -1,8 +1,8 @@
-//! Notices what other processes do to nf_tables.
+//! [`Monitor`]: notices what other processes do to nf_tables.
 //!
-//! The kernel tells each change of a commit, then that a new generation of the ruleset began and who began it. What
-//! this process's own sockets do is left out. When changes come faster than they are read some are lost: that is
-//! told too, and means "read everything back".
+//! For each commit the kernel sends one notification per change, and one for the new generation of the ruleset, which names
+//! the process. The monitor skips the commits of this process. If notifications come faster than they are read, the kernel
+//! drops some; the monitor then reports [`Event::Lost`], and the caller has to read everything back.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
@@ -14,36 +14,36 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 
 use super::answer::Error;
-use super::kernel::{self, generation, msg, table};
+use super::uapi::{self, generation, msg, table};
 use super::wire::{Message, messages};
 use super::{Family, Table};
 
 /// Room for the notifications of a commit of some ten thousand elements.
 const RECEIVE_BUFFER: usize = 8 << 20;
 
-/// What happened.
+/// A change of the ruleset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Another process committed.
+    /// Another process committed a transaction.
     Committed(Commit),
-    /// Some notifications were lost: anything may have changed.
+    /// Notifications were lost, so anything may have changed.
     Lost,
 }
 
-/// One commit of another process.
+/// A commit of another process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Commit {
-    /// The generation that it began.
+    /// The generation that the commit began.
     pub generation: u32,
-    /// The process, as far as the kernel told.
+    /// The id of the process, if the kernel sent it.
     pub process_id: Option<u32>,
-    /// Its name.
+    /// The name of the process, if the kernel sent it.
     pub process_name: Option<String>,
-    /// The tables in which anything changed; of families `ip` and `ip6` only.
+    /// The tables with changes, of the families `ip` and `ip6` only.
     pub tables: BTreeSet<Table>,
 }
 
-/// A subscription to the changes of this network namespace's nf_tables.
+/// A subscription to the nf_tables changes of a network namespace.
 pub struct Monitor {
     netlink: TokioSocket,
     buffer: Vec<u8>,
@@ -59,8 +59,11 @@ impl fmt::Debug for Monitor {
 }
 
 impl Monitor {
-    /// Subscribes; must be called within a tokio runtime. Commits through sockets of these netlink ports
-    /// ([`super::Socket::port`]) are not told.
+    /// Subscribes to the changes in the calling thread's network namespace. `own` are netlink ports ([`super::Socket::port`])
+    /// whose commits are skipped. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// The process lacks `CAP_NET_ADMIN`, or the socket fails.
     pub fn subscribe(own: Vec<u32>) -> Result<Self, Error> {
         let mut netlink = TokioSocket::new(NETLINK_NETFILTER)?;
         netlink.socket_mut().bind(&SocketAddr::new(0, 0))?;
@@ -68,7 +71,7 @@ impl Monitor {
         if sockopt::set_socket_recv_buffer_size_force(socket, RECEIVE_BUFFER).is_err() {
             sockopt::set_socket_recv_buffer_size(socket, RECEIVE_BUFFER).map_err(io::Error::from)?;
         }
-        socket.add_membership(kernel::MULTICAST_GROUP).map_err(|error| match errno(&error) {
+        socket.add_membership(uapi::MULTICAST_GROUP).map_err(|error| match errno(&error) {
             Some(Errno::PERM) => Error::NotPermitted,
             _ => Error::Io(error),
         })?;
@@ -81,7 +84,10 @@ impl Monitor {
         })
     }
 
-    /// The next event. Nothing is lost when the future is dropped.
+    /// Waits for the next event. Cancel-safe.
+    ///
+    /// # Errors
+    /// The socket fails; subscribe again.
     pub async fn next(&mut self) -> Result<Event, Error> {
         loop {
             if let Some(event) = self.pending.pop_front() {
@@ -111,23 +117,23 @@ fn errno(error: &io::Error) -> Option<Errno> {
     error.raw_os_error().map(Errno::from_raw_os_error)
 }
 
-/// Puts the notifications of one commit together.
+/// Collects the notifications of a commit.
 #[derive(Debug, Default)]
 struct Commits {
     tables: BTreeSet<Table>,
 }
 
 impl Commits {
-    /// The commit that ends with this message, if it does and was another's.
+    /// Processes a notification. Returns the commit that it completes, unless it is our own.
     fn message(&mut self, message: &Message<'_>, own: &[u32]) -> Option<Commit> {
         let attributes = message.attributes();
-        if message.kind != kernel::SUBSYSTEM << 8 | msg::NEW_GENERATION {
+        if message.kind != uapi::SUBSYSTEM << 8 | msg::NEW_GENERATION {
             let family = match message.family() {
                 Some(2) => Family::V4,
                 Some(10) => Family::V6,
                 _ => return None,
             };
-            // The table's name has the same number in every kind of message.
+            // The table's name has the same attribute number in every kind of message.
             if let Some(name) = attributes.string(table::NAME)
                 && !own.contains(&message.port)
                 && !self.tables.iter().any(|table| table.family == family && &*table.name == name)

@@ -1,10 +1,10 @@
-//! What the kernel's dumps say, as plain values. Total: any bytes parse to something, or to nothing.
+//! Parses the kernel's dumps into plain values. Any bytes parse to a value or to `None`.
 
 use std::collections::HashSet;
 
 use super::encode::register_len;
 use super::expression;
-use super::kernel::{chain, data, element, rule, set};
+use super::uapi::{chain, data, element, rule, set};
 use super::userdata;
 use super::wire::{Attributes, Writer};
 use super::{
@@ -12,46 +12,46 @@ use super::{
     SetFlags, Tuple, Verdict,
 };
 
-/// A chain as the kernel has it.
+/// The live state of a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChainDump {
-    /// Its name.
+    /// The name.
     pub name: Name,
-    /// Where the kernel enters it: nowhere, if its table is dormant.
+    /// The hook; `None` for a chain that is only jumped to, and for every chain of a dormant table.
     pub hook: Option<Hook>,
-    /// It is entered from a hook, or has a policy, that the plain values cannot say: none of ours.
+    /// Whether the hook or policy cannot be represented by [`Hook`]. None of ours is such a chain.
     pub foreign: bool,
-    /// Its comment.
+    /// The comment.
     pub comment: Option<Name>,
-    /// Its rules, in order.
+    /// The rules, in order.
     pub rules: Vec<RuleDump>,
 }
 
 impl ChainDump {
-    /// Whether it is exactly that chain, rules included.
+    /// Whether it equals `chain`, rules included.
     pub fn is(&self, family: Family, chain: &Chain) -> bool {
-        let same_rules = || self.rules.iter().zip(&chain.rules).all(|(found, wanted)| found.is(family, wanted));
+        let same_rules = || self.rules.iter().zip(&chain.rules).all(|(live, desired)| live.is(family, desired));
         self.is_declared(chain) && self.rules.len() == chain.rules.len() && same_rules()
     }
 
-    /// Whether name, hook and comment are those of that chain.
+    /// Whether its name, hook and comment equal those of `chain`.
     pub fn is_declared(&self, chain: &Chain) -> bool {
         !self.foreign && self.name == chain.name && self.hook == chain.hook && self.comment == chain.comment
     }
 }
 
-/// A rule as the kernel has it.
+/// The live state of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleDump {
-    /// The kernel's number of the rule.
+    /// The kernel's handle of the rule.
     pub handle: u64,
-    /// Its comment.
+    /// The comment.
     pub comment: Option<Name>,
     pub(super) expressions: Vec<Expression>,
 }
 
 impl RuleDump {
-    /// Whether it is exactly that rule.
+    /// Whether it equals `rule`.
     pub fn is(&self, family: Family, rule: &Rule) -> bool {
         let mut writer = Writer::default();
         expression::write(&mut writer, family, rule);
@@ -59,7 +59,7 @@ impl RuleDump {
     }
 }
 
-/// An expression without what the kernel adds or leaves out when it prints one: order, zeros, repeated registers.
+/// A normalized expression, without what the kernel adds or omits in a dump: order, zeros and repeated registers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Expression {
     pub(super) name: String,
@@ -82,28 +82,28 @@ fn expressions(list: Attributes<'_>) -> Vec<Expression> {
 }
 
 impl Expression {
-    /// The value of an attribute, if it is there; numbers that are zero are not.
+    /// The value of an attribute; `None` if it is absent. Zero numbers are always absent.
     pub(super) fn attribute(&self, kind: u16) -> Option<&[u8]> {
-        self.attributes.iter().find(|(found, _)| *found == kind).map(|(_, value)| value.as_slice())
+        self.attributes.iter().find(|(candidate, _)| *candidate == kind).map(|(_, value)| value.as_slice())
     }
 
-    /// A number of 32 bits; one that is not there is zero.
+    /// A 32-bit number; 0 if the attribute is absent.
     pub(super) fn number(&self, kind: u16) -> u32 {
         self.attribute(kind).and_then(crate::netlink::array).map_or(0, u32::from_be_bytes)
     }
 
-    /// nft swaps the one byte of a protocol before it looks it up among ranges: that does nothing.
+    /// Whether the expression does nothing: nft swaps the single byte of a protocol before it looks it up in an interval set.
     fn is_idle(&self) -> bool {
         self.name == "byteorder" && self.attributes.contains(&(4, 1u32.to_be_bytes().to_vec()))
     }
 }
 
-/// Comparisons, masks and verdicts are nested; the kernel does not always mark them as such.
+/// Whether the attribute is nested: comparisons, masks and verdicts. The kernel does not always set the nested flag.
 fn is_nested(name: &str, kind: u16) -> bool {
     matches!((name, kind), ("cmp", 3) | ("bitwise", 4 | 5) | ("immediate", 2))
 }
 
-/// A value, or a verdict's parts, without headers.
+/// The concatenated values of a nested attribute, without headers.
 fn flat(nested: &[u8]) -> Vec<u8> {
     let parts = Attributes(nested).map(|(kind, value)| match kind {
         data::VERDICT => Attributes(value).flat_map(|(_, part)| part.to_vec()).collect(),
@@ -112,7 +112,7 @@ fn flat(nested: &[u8]) -> Vec<u8> {
     parts.collect::<Vec<Vec<u8>>>().concat()
 }
 
-/// A zero is what an absent number means; a translation's last register is its first one unless another is given.
+/// Whether the attribute has its default: zero for a number, and the first register for the last register of a translation.
 fn is_implied(name: &str, kind: u16, value: &[u8], all: Attributes<'_>) -> bool {
     let zero = matches!(value.len(), 4 | 8) && value.iter().all(|byte| *byte == 0) && !is_nested(name, kind);
     let nat = name == "nat"
@@ -126,7 +126,7 @@ fn is_implied(name: &str, kind: u16, value: &[u8], all: Attributes<'_>) -> bool 
     zero || nat
 }
 
-/// A chain of that table, without its rules.
+/// Parses a chain of that table, without its rules.
 pub(super) fn parse_chain(attributes: Attributes<'_>, table: &str) -> Option<ChainDump> {
     if attributes.string(chain::TABLE)? != table {
         return None;
@@ -161,7 +161,7 @@ pub(super) fn parse_chain(attributes: Attributes<'_>, table: &str) -> Option<Cha
     })
 }
 
-/// A rule, and the name of its chain.
+/// Parses a rule, and the name of its chain.
 pub(super) fn parse_rule<'a>(attributes: Attributes<'a>, table: &str) -> Option<(&'a str, RuleDump)> {
     if attributes.string(rule::TABLE)? != table {
         return None;
@@ -178,7 +178,7 @@ fn comment(userdata: Option<&[u8]>) -> Option<Name> {
     userdata.and_then(userdata::read_comment).map(Name::from)
 }
 
-/// A set of that table: its name, and its declaration if the plain values can say it.
+/// Parses a set of that table: its name, and its declaration if [`Set`] can represent it.
 pub(super) fn parse_set(attributes: Attributes<'_>, table: &str) -> Option<(Name, Option<Set>)> {
     if attributes.string(set::TABLE)? != table {
         return None;
@@ -214,14 +214,14 @@ fn declaration(attributes: Attributes<'_>, name: Name) -> Option<Set> {
     })
 }
 
-/// Collects the elements of one set from the messages of its dump.
+/// Collects the elements of a set from the messages of a dump.
 #[derive(Debug)]
 pub(super) struct Elements<'a> {
     set: &'a Set,
-    /// Comments and chains repeat: each is kept once.
+    /// Comments and chain names, each stored once because they repeat.
     names: HashSet<Name>,
     elements: Vec<Element>,
-    /// Of a set of single-field ranges: the keys at which ranges end, excluded.
+    /// In a set of single-field ranges: the keys at which ranges end, excluded.
     ends: Vec<Tuple>,
 }
 
@@ -230,7 +230,7 @@ impl<'a> Elements<'a> {
         Self { set, names: HashSet::new(), elements: Vec::new(), ends: Vec::new() }
     }
 
-    /// The elements of one message.
+    /// Adds the elements of one message.
     pub(super) fn message(&mut self, attributes: Attributes<'_>) {
         for (_, item) in attributes.nested(element::LIST_ELEMENTS) {
             self.item(Attributes(item));
@@ -259,19 +259,20 @@ impl<'a> Elements<'a> {
         self.elements.push(Element { key, data, comment });
     }
 
-    /// Times that are the set's own are not told with each element.
+    /// The expiry of an element. The kernel omits a timeout that equals the set's default.
     fn expiry(&self, item: Attributes<'_>) -> Option<Expiry> {
         let left = item.u64(element::EXPIRATION)?;
         let of_set = || self.set.timeout.map(|seconds| u64::from(seconds) * 1000);
         Some(Expiry { timeout: item.u64(element::TIMEOUT).or_else(of_set)?, left })
     }
 
-    /// What cannot be said reads as no data, which equals nothing that anyone wants of a map.
-    fn data(&mut self, found: Attributes<'_>) -> ElementData {
-        if let Some(value) = found.find(data::VALUE) {
+    /// The data of an element. Data that [`ElementData`] cannot represent becomes `None`, which differs from any desired data of
+    /// a map.
+    fn data(&mut self, attributes: Attributes<'_>) -> ElementData {
+        if let Some(value) = attributes.find(data::VALUE) {
             return ElementData::Value(padded(value));
         }
-        let verdict = found.nested(data::VERDICT);
+        let verdict = attributes.nested(data::VERDICT);
         let chain = verdict.string(data::VERDICT_CHAIN).map(|chain| self.name(chain));
         match (verdict.u32(data::VERDICT_CODE).map(u32::cast_signed), chain) {
             (Some(data::DROP), None) => ElementData::Verdict(Verdict::Drop),
@@ -292,12 +293,12 @@ impl<'a> Elements<'a> {
         name
     }
 
-    /// The first element, as it was sent.
+    /// The first element, as the kernel sent it.
     pub(super) fn first(self) -> Option<Element> {
         self.elements.into_iter().next()
     }
 
-    /// All elements, ranges put together again.
+    /// All elements, with ranges reassembled from their start and end.
     pub(super) fn finish(mut self) -> Vec<Element> {
         if !self.set.flags.interval || self.set.key.len() != 1 {
             return self.elements;
@@ -311,7 +312,7 @@ impl<'a> Elements<'a> {
         for element in &mut self.elements {
             let start = element.key.start().clone();
             while ends.next_if(|end| **end <= start).is_some() {}
-            // A range goes on to its end, to where the next one begins, or to the last key of all.
+            // A range extends to its end element, to the start of the next range, or to the last possible key.
             let after = [ends.peek().map(|end| (*end).clone()), starts.next()].into_iter().flatten().min();
             element.key = ElementKey::range(start, last_before(after.as_ref(), len));
         }
@@ -319,7 +320,7 @@ impl<'a> Elements<'a> {
     }
 }
 
-/// The key before that one; before none, the last of all.
+/// The key before `after`, or the last possible key if `after` is `None`.
 fn last_before(after: Option<&Tuple>, len: usize) -> Tuple {
     let mut bytes = after.map_or_else(|| vec![0; len], |after| after.as_bytes().to_vec());
     bytes.truncate(len);
@@ -332,7 +333,7 @@ fn last_before(after: Option<&Tuple>, len: usize) -> Tuple {
     padded(&bytes)
 }
 
-/// The kernel does not pad a single field, a tuple does.
+/// Pads to a multiple of four bytes. The kernel does not pad single fields.
 fn padded(bytes: &[u8]) -> Tuple {
     if bytes.len().is_multiple_of(4) {
         return Tuple::from_bytes(bytes);
@@ -357,7 +358,7 @@ mod tests {
         [ranges, map, Set::verdict_map("v", [FieldType::InetProto])]
     }
 
-    /// What is found, in words.
+    /// A textual form of everything that parses.
     fn parse_all(bytes: &[u8]) -> String {
         let all = messages(bytes).map(|message| {
             let attributes = message.attributes();
@@ -396,10 +397,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_encoded_is_parsed() {
-        let found = parse_all(&a_batch());
+    fn encoded_values_parse() {
+        let text = parse_all(&a_batch());
         for (what, least) in [("ChainDump", 1), ("RuleDump", 1), ("Set {", 3), ("Element {", 3)] {
-            assert!(found.matches(what).count() >= least, "{what} in {found}");
+            assert!(text.matches(what).count() >= least, "{what} in {text}");
         }
     }
 

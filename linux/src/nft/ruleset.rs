@@ -44,17 +44,17 @@ impl Family {
     }
 }
 
-/// Names a table.
+/// Identifies a table.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Table {
-    /// `ip` or `ip6`.
+    /// The family: `ip` or `ip6`.
     pub family: Family,
-    /// Its name, unique within the family.
+    /// The name, unique within the family.
     pub name: Name,
 }
 
 impl Table {
-    /// A table of that family and name.
+    /// Combines a family and a name.
     pub fn new(family: Family, name: impl Into<Name>) -> Self {
         Self { family, name: name.into() }
     }
@@ -63,13 +63,13 @@ impl Table {
 /// A chain and its rules, in order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Chain {
-    /// Its name, unique within the table.
+    /// The name, unique within the table.
     pub name: Name,
-    /// Where the kernel enters it; none for a chain that is only jumped to.
+    /// The hook of a base chain; `None` for a chain that is only jumped to.
     pub hook: Option<Hook>,
-    /// Shown by `nft list`.
+    /// The comment, which `nft list` shows.
     pub comment: Option<Name>,
-    /// Its rules, in order.
+    /// The rules, in order.
     pub rules: Vec<Rule>,
 }
 
@@ -79,7 +79,7 @@ impl Chain {
         Self { name: name.into(), hook: None, comment: None, rules: Vec::new() }
     }
 
-    /// An empty chain that the kernel enters; its policy is accept.
+    /// An empty base chain with the policy accept.
     pub fn base(name: impl Into<Name>, kind: ChainKind, point: HookPoint, priority: i32) -> Self {
         Self { hook: Some(Hook { kind, point, priority }), ..Self::new(name) }
     }
@@ -97,14 +97,14 @@ impl Chain {
     }
 }
 
-/// Where a base chain sits. Its policy is always accept.
+/// Where the kernel enters a base chain. The policy is always accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Hook {
-    /// What its rules may do.
+    /// The chain's type.
     pub kind: ChainKind,
-    /// Where on a packet's way it is.
+    /// The hook.
     pub point: HookPoint,
-    /// Its place among the chains of the same point; lower is earlier.
+    /// The priority among the chains of the same hook; lower runs earlier.
     pub priority: i32,
 }
 
@@ -120,35 +120,35 @@ pub enum ChainKind {
 /// The hook of a base chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HookPoint {
-    /// Came in, not routed yet.
+    /// `prerouting`: received, not routed yet.
     Prerouting,
-    /// For this node.
+    /// `input`: for this node.
     Input,
-    /// Passing through.
+    /// `forward`: routed to another machine or namespace.
     Forward,
-    /// From this node.
+    /// `output`: sent by this node.
     Output,
-    /// About to leave.
+    /// `postrouting`: about to leave.
     Postrouting,
 }
 
 /// The declaration of a set, or of a map (a set with data).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Set {
-    /// Its name, unique within the table.
+    /// The name, unique within the table.
     pub name: Name,
     /// The fields of the key, concatenated.
     pub key: Vec<FieldType>,
-    /// What an element maps to.
+    /// The type of the elements' data.
     pub data: SetData,
-    /// Its flags.
+    /// The flags.
     pub flags: SetFlags,
-    /// Default time after which an element disappears, in seconds.
+    /// The default timeout of elements, in seconds.
     pub timeout: Option<u32>,
-    /// The most elements it can hold. The kernel allocates for that many at once, which makes a full load three times
-    /// faster; one element more is refused with ENFILE.
+    /// The maximum number of elements. The kernel allocates for that many at once, which makes a full load three times faster.
+    /// It refuses one element more with ENFILE.
     pub size: Option<u32>,
-    /// Shown by `nft list`.
+    /// The comment, which `nft list` shows.
     pub comment: Option<Name>,
 }
 
@@ -156,11 +156,11 @@ pub struct Set {
 const MIN_SIZE: u32 = 4096;
 
 impl Set {
-    /// The size to declare for a set of so many elements: room to double, and never so little that a small cluster's growth
-    /// replaces tables. The kernel allocates its buckets at once, a few bytes for each.
+    /// The size to declare for a set with that many elements: twice as many, and at least 4096, so that the growth of a small
+    /// cluster does not replace tables. The kernel allocates a few bytes per declared element.
     pub fn size_for(elements: usize) -> u32 {
-        let wanted = u32::try_from(elements.saturating_mul(2)).unwrap_or(1 << 31);
-        wanted.clamp(MIN_SIZE, 1 << 31).next_power_of_two()
+        let doubled = u32::try_from(elements.saturating_mul(2)).unwrap_or(1 << 31);
+        doubled.clamp(MIN_SIZE, 1 << 31).next_power_of_two()
     }
 
     /// A plain set.
@@ -192,7 +192,7 @@ impl Set {
         self
     }
 
-    /// The same set, filled by packets, its elements gone after `seconds`.
+    /// The same set with elements that packets add and that expire; by default after `seconds`.
     pub fn dynamic(mut self, seconds: Option<u32>) -> Self {
         self.flags.dynamic = true;
         self.flags.timeout = true;
@@ -212,21 +212,21 @@ impl Set {
         self
     }
 
-    /// Whether it is a map.
+    /// Whether it is a map, so that elements have data.
     pub fn is_map(&self) -> bool {
         self.data != SetData::None
     }
 
-    /// Bytes of a key in the kernel's registers.
+    /// The size of a key in the kernel's registers, in bytes.
     pub fn key_len(&self) -> usize {
         self.key.iter().map(|field| field.padded_len()).sum()
     }
 }
 
-/// What the elements of a set map to.
+/// The data type of a set's elements.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SetData {
-    /// Nothing: a plain set.
+    /// None: a plain set.
     None,
     /// A verdict: `vmap`.
     Verdict,
@@ -237,11 +237,11 @@ pub enum SetData {
 /// The flags of a set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SetFlags {
-    /// Elements may be ranges.
+    /// `interval`: elements may be ranges.
     pub interval: bool,
-    /// Packets add elements.
+    /// `dynamic`: packets add elements.
     pub dynamic: bool,
-    /// Elements may have a timeout.
+    /// `timeout`: elements may expire.
     pub timeout: bool,
 }
 
@@ -267,7 +267,7 @@ pub enum FieldType {
 }
 
 impl FieldType {
-    /// Bytes of a value, without padding.
+    /// The size of a value in bytes, without padding.
     pub fn byte_len(self) -> usize {
         match self {
             FieldType::InetProto => 1,
@@ -277,20 +277,20 @@ impl FieldType {
         }
     }
 
-    /// Bytes that it takes in a concatenation: fields start at multiples of four.
+    /// The size in a concatenation in bytes: fields start at multiples of four.
     pub fn padded_len(self) -> usize {
         self.byte_len().next_multiple_of(4)
     }
 }
 
-/// Everything in a table: what a planner wants, what a listing shows, what a dump found.
+/// The content of a table: desired, listed or dumped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableContent {
-    /// Which table.
+    /// The table.
     pub table: Table,
-    /// Its sets and maps with their elements.
+    /// The sets and maps with their elements.
     pub sets: Vec<(Arc<Set>, Vec<Element>)>,
-    /// Its chains with their rules.
+    /// The chains with their rules.
     pub chains: Vec<Chain>,
 }
 

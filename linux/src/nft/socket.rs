@@ -1,7 +1,7 @@
-//! The netlink socket: sends a transaction as one batch and says which change the kernel refused.
+//! The netlink socket of nf_tables: sends a transaction as one batch, and reports which change the kernel refused.
 //!
-//! The kernel works on a batch while it is sent, so when `send` returns all answers are already in the receive
-//! buffer, and the next part of a dump is there as soon as one was taken; nothing here waits.
+//! Nothing here blocks. The kernel processes a batch within `send`, so all answers are in the receive buffer when it returns;
+//! the next part of a dump is available as soon as the previous one was read.
 
 use std::io;
 
@@ -14,9 +14,9 @@ use super::answer::{Answer, Error};
 use super::encode::{Batch, encode};
 use super::wire::{self, Message, messages};
 
-/// Room for the answers to a batch in which many changes are refused.
+/// The receive buffer in bytes, with room for the answers if many changes are refused.
 const RECEIVE_BUFFER: usize = 4 << 20;
-/// What the kernel keeps of the send buffer for itself.
+/// The part of the send buffer that the kernel keeps for itself, in bytes.
 const SEND_OVERHEAD: usize = 64 << 10;
 
 /// A connection to nf_tables in the network namespace of the thread that opened it.
@@ -29,41 +29,47 @@ pub struct Socket {
     buffer: Vec<u8>,
 }
 
-/// What a transaction cost.
+/// The size of a transaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sent {
-    /// Netlink messages, not counting the two that frame the batch.
+pub struct TransactionSize {
+    /// Netlink messages, without the two that frame the batch.
     pub messages: usize,
-    /// Bytes, all messages together.
+    /// The total size of the messages in bytes.
     pub bytes: usize,
-    /// Elements added and deleted.
+    /// Elements that were added or deleted.
     pub elements: usize,
 }
 
 impl Socket {
-    /// Opens a connection to the nf_tables of this thread's network namespace.
+    /// Connects to the nf_tables of the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the kernel has no nf_tables, [`Error::Io`] if the socket fails.
     pub fn open() -> Result<Self, Error> {
         let mut netlink = Netlink::new(NETLINK_NETFILTER).map_err(unsupported)?;
         let port = netlink.bind_auto()?.port_number();
         netlink.connect(&SocketAddr::new(0, 0))?;
         netlink.set_ext_ack(true)?;
         netlink.set_cap_ack(true)?;
-        // Without the privilege to force it the limit of the system applies, which is enough for small batches.
+        // Without CAP_NET_ADMIN the system's limit applies, which is enough for small batches.
         if sockopt::set_socket_recv_buffer_size_force(&netlink, RECEIVE_BUFFER).is_err() {
             sockopt::set_socket_recv_buffer_size(&netlink, RECEIVE_BUFFER).map_err(io::Error::from)?;
         }
         Ok(Self { netlink, port, sequence: 0, send_buffer: 0, buffer: vec![0; 256 << 10] })
     }
 
-    /// The netlink port, by which others see whose change it was.
+    /// The netlink port, by which notifications identify this socket's commits.
     pub fn port(&self) -> u32 {
         self.port
     }
 
-    /// Makes all changes at once, or none of them. An empty transaction costs nothing.
-    pub fn commit(&mut self, transaction: &Transaction) -> Result<Sent, Error> {
+    /// Applies all changes at once, or none of them. An empty transaction costs nothing.
+    ///
+    /// # Errors
+    /// The kernel refuses a change or does not answer. After [`Error::Unanswered`] the outcome is unknown.
+    pub fn commit(&mut self, transaction: &Transaction) -> Result<TransactionSize, Error> {
         if transaction.is_empty() {
-            return Ok(Sent::default());
+            return Ok(TransactionSize::default());
         }
         let first = self.sequence.wrapping_add(1);
         let batch = encode(transaction, first);
@@ -71,10 +77,10 @@ impl Socket {
         wire::discard(&self.netlink, &mut self.buffer)?;
         self.send(&batch.bytes)?;
         self.read_answers(&batch, first, transaction)?;
-        Ok(Sent { messages: batch.messages.len(), bytes: batch.bytes.len(), elements: batch.elements })
+        Ok(TransactionSize { messages: batch.messages.len(), bytes: batch.bytes.len(), elements: batch.elements })
     }
 
-    /// Sends a request and hands each message of the answer to `each`.
+    /// Sends a request and calls `each` for every message of the answer.
     pub(super) fn dump(&mut self, request: &[u8], sequence: u32, mut each: impl FnMut(&Message<'_>)) -> DumpResult {
         wire::discard(&self.netlink, &mut self.buffer)?;
         self.send(request)?;
@@ -93,9 +99,9 @@ impl Socket {
                         errno if errno == Errno::NOENT.raw_os_error() => return Ok(Dumped::Absent),
                         errno if errno == Errno::INTR.raw_os_error() => return Ok(Dumped::Interrupted),
                         errno if errno == Errno::PERM.raw_os_error() => return Err(Error::NotPermitted),
-                        // The requests are well formed: so says nfnetlink when it knows no nf_tables.
+                        // Our requests are well formed, so nfnetlink answers this only without nf_tables.
                         errno if errno == Errno::INVAL.raw_os_error() => return Err(Error::Unsupported),
-                        errno => return Err(Error::RefusedWhole { errno, message: None }),
+                        errno => return Err(Error::TransactionRefused { errno, message: None }),
                     },
                     _ => each(&message),
                 }
@@ -110,11 +116,11 @@ impl Socket {
     }
 
     fn send(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        let wanted = bytes.len() + SEND_OVERHEAD;
-        if wanted > self.send_buffer && bytes.len() > SEND_OVERHEAD {
-            // Without the privilege the send below fails with EMSGSIZE, or EPERM, and says so.
-            if sockopt::set_socket_send_buffer_size_force(&self.netlink, wanted).is_ok() {
-                self.send_buffer = wanted;
+        let needed = bytes.len() + SEND_OVERHEAD;
+        if needed > self.send_buffer && bytes.len() > SEND_OVERHEAD {
+            // If this fails, the send below reports EMSGSIZE or EPERM.
+            if sockopt::set_socket_send_buffer_size_force(&self.netlink, needed).is_ok() {
+                self.send_buffer = needed;
             }
         }
         let sent = rustix::io::retry_on_intr(|| rustix::net::send(&self.netlink, bytes, SendFlags::empty()));
@@ -132,7 +138,7 @@ impl Socket {
         loop {
             let len = match wire::receive(&self.netlink, &mut self.buffer) {
                 Ok(len) => len,
-                // More answers than room: those that did arrive are read, the first of them is what counts.
+                // More answers than room. The first refusal counts, and it is among those that arrived.
                 Err(Errno::NOBUFS) => {
                     overflowed = true;
                     continue;
@@ -160,14 +166,14 @@ impl Socket {
     }
 }
 
-/// How a dump ended.
+/// The outcome of a dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dumped {
-    /// All was read.
+    /// Everything was read.
     Complete,
-    /// What was asked for does not exist.
+    /// The requested object does not exist.
     Absent,
-    /// Something changed meanwhile: what was read is not one state.
+    /// The ruleset changed during the dump, so that the result is inconsistent.
     Interrupted,
 }
 
@@ -185,9 +191,9 @@ mod tests {
     use super::*;
     use wire::{Head, Writer};
 
-    /// What is no request the kernel does not answer: so it is when an answer is lost.
+    /// The kernel does not answer a message that is no request. This simulates a lost answer.
     #[test]
-    fn a_dump_that_is_not_answered_is_an_error_and_no_wait() {
+    fn a_dump_without_an_answer_fails_and_does_not_block() {
         let mut socket = Socket::open().unwrap();
         let sequence = socket.next_sequence();
         let head = Head { kind: wire::DONE, flags: 0, sequence, family: 0, resource: 0 };

@@ -1,22 +1,22 @@
-//! Picking one of several by chance: they have numbered slots in a map, and a chain looks a random one up.
+//! Random choice among endpoints: a map numbers them by slots, and a chain looks up a random slot.
 
 use super::{Chain, Field, Generator, Name, Statement};
 
-/// Up to here a size has exactly as many slots as endpoints.
+/// Up to this number of endpoints, there are exactly as many slots.
 pub const EXACT_SLOTS: u32 = 16;
-/// Looked up so often a size that is filled at least by half misses once in 256 times at most, and then takes slot 0.
+/// The lookups if slots may be empty: with at least half of them filled, all eight miss once in 256 times; then slot 0 is used.
 const TRIES_OF_SPARSE: usize = 8;
-/// A packet may find its chain before a change and its endpoint after it: where slots are all filled, one more try.
+/// The lookups if all slots are filled. A packet may enter its chain before a change and look up its endpoint after it.
 const TRIES_OF_EXACT: usize = 2;
 
-/// How many slots hold so many endpoints: exactly as many up to 16, beyond that the next power of two, so that at
-/// least half of the slots are filled and few sizes exist.
+/// The number of slots for that many endpoints: exactly as many up to 16, and the next power of two above. So at least half of
+/// the slots are filled, and there are few distinct sizes.
 pub fn slots(endpoints: usize) -> u32 {
     let endpoints = u32::try_from(endpoints).unwrap_or(u32::MAX >> 1);
     if endpoints <= EXACT_SLOTS { endpoints } else { endpoints.next_power_of_two() }
 }
 
-/// How often to look up one of so many slots before slot 0 is taken.
+/// How many random lookups to make before slot 0 is used.
 pub fn tries(slots: u32) -> usize {
     match slots {
         0 | 1 => 0,
@@ -25,8 +25,8 @@ pub fn tries(slots: u32) -> usize {
     }
 }
 
-/// The chain of that name that sends a packet to the endpoint in one of so many slots; `map` leads there from `key` and the
-/// number of the slot. Slot 0 is always filled.
+/// A chain that sends a packet to the endpoint in a random slot. `map` translates `key` and the number of the slot to the
+/// endpoint. Slot 0 must be filled.
 pub fn picking(name: Name, key: &[Field], map: &str, slots: u32) -> Chain {
     let pick = |modulus| Statement::dnat([key, &[Field::Index(Generator::Random(modulus))]].concat(), map);
     (0..tries(slots)).fold(Chain::new(name), |chain, _| chain.rule(pick(slots))).rule(pick(1))

@@ -10,9 +10,9 @@ use super::{Family, FieldType, Name};
 /// One rule: statements from left to right.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Rule {
-    /// Matches first, then what is done.
+    /// Matches first, then the action.
     pub statements: Vec<Statement>,
-    /// Shown by `nft list`.
+    /// The comment, which `nft list` shows.
     pub comment: Option<Name>,
 }
 
@@ -41,7 +41,7 @@ impl<const N: usize> From<[Statement; N]> for Rule {
     }
 }
 
-/// One match or action. What concerns addresses means those of the table's family.
+/// One match or action. Addresses are those of the table's family.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Statement {
     /// `ct state new`
@@ -60,10 +60,10 @@ pub enum Statement {
     TcpOpens,
     /// `ip daddr . th dport @set`
     Lookup(Vec<Field>, Op, Name),
-    /// `ip daddr . th dport vmap @map`; continues with the next rule when there is no such element.
+    /// `ip daddr . th dport vmap @map`; the next rule follows if there is no such element.
     VerdictMap(Vec<Field>, Name),
-    /// `dnat ip addr . port to ip daddr . th dport . numgen random mod 4 map @map`; continues with the next rule when
-    /// there is no such element.
+    /// `dnat ip addr . port to ip daddr . th dport . numgen random mod 4 map @map`; the next rule follows if there is no such
+    /// element.
     DnatMap(Vec<Field>, Name),
     /// `meta mark & BITS == BITS`, or `!=`
     MarkHas(Op, u32),
@@ -71,7 +71,7 @@ pub enum Statement {
     MarkOr(u32),
     /// `meta mark set meta mark ^ BITS`
     MarkXor(u32),
-    /// `meta priority set ip daddr . th dport map @map`; continues with the next rule when there is no such element.
+    /// `meta priority set ip daddr . th dport map @map`; the next rule follows if there is no such element.
     PriorityMap(Vec<Field>, Name),
     /// `meta priority set none`
     PriorityNone,
@@ -127,16 +127,16 @@ impl Statement {
     }
 }
 
-/// How a packet's value is compared.
+/// A comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
-    /// Equal, or contained.
+    /// Equal, or contained in the set.
     Eq,
-    /// Not equal, or not contained.
+    /// Not equal, or not contained in the set.
     Ne,
 }
 
-/// Which address of a packet.
+/// One of a packet's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AddressField {
     /// `saddr`
@@ -145,7 +145,7 @@ pub enum AddressField {
     Destination,
 }
 
-/// A part of a packet, or a number, that can be looked up in a set.
+/// A property of a packet, or a number, that can be looked up in a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Field {
     /// `ip saddr`
@@ -164,9 +164,9 @@ pub enum Field {
     Priority,
     /// `iifname`
     InputInterface,
-    /// `ct original ip daddr`: where the connection's first packet was sent to, whatever became of it since.
+    /// `ct original ip daddr`: the destination of the connection's first packet before translation.
     OriginalDestinationAddress,
-    /// `ct original proto-dst`; nft up to 1.0.6 prints it, but cannot read it again where it is looked up.
+    /// `ct original proto-dst`. Up to version 1.0.6, nft prints it in lookups, but cannot parse it there.
     OriginalDestinationPort,
     /// `numgen …`
     Index(Generator),
@@ -189,21 +189,21 @@ impl Field {
     }
 }
 
-/// What yields the index of a lookup.
+/// The source of an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Generator {
-    /// `numgen random mod N`: each number below N alike.
+    /// `numgen random mod N`: each number below N with equal probability.
     Random(u32),
     /// `numgen inc mod 1 offset K`: always K.
     Constant(u32),
 }
 
-/// Names of interfaces.
+/// Matches the names of interfaces.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum InterfacePattern {
-    /// This one.
+    /// The interface with this name.
     Exact(Name),
-    /// All whose name starts so; given without the `*`.
+    /// Every interface whose name has this prefix; without the `*`.
     Prefix(Name),
 }
 
@@ -228,7 +228,7 @@ impl Protocol {
         }
     }
 
-    /// The protocol of that number, if it is one that can be proxied.
+    /// The protocol with that number, if localnet proxies it.
     pub fn from_number(number: u8) -> Option<Self> {
         match number {
             6 => Some(Protocol::Tcp),
@@ -238,7 +238,7 @@ impl Protocol {
         }
     }
 
-    /// As nft prints it.
+    /// The name that nft uses.
     pub fn as_str(self) -> &'static str {
         match self {
             Protocol::Tcp => "tcp",
@@ -248,17 +248,17 @@ impl Protocol {
     }
 }
 
-/// What becomes of a packet, in a rule or in an element of a verdict map.
+/// The decision of a rule, or of an element in a verdict map.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Verdict {
-    /// This base chain lets it pass.
+    /// The base chain accepts the packet.
     Accept,
-    /// It is gone.
+    /// The packet is dropped.
     Drop,
-    /// Back to where the last jump came from.
+    /// The evaluation returns to the rule after the last jump.
     Return,
-    /// On in that chain, and back here at its end.
+    /// The evaluation continues in that chain and returns at its end.
     Jump(Name),
-    /// On in that chain, and not back here.
+    /// The evaluation continues in that chain and does not return.
     Goto(Name),
 }

@@ -1,6 +1,6 @@
-//! nft's own syntax: a transaction as a script for `nft -f`, a table as `nft list table` of 1.0.6 prints it.
+//! nft's syntax: a transaction as a script for `nft -f`, and a table as `nft list table` of version 1.0.6 prints it.
 //!
-//! One function per kind of thing, used by both; the script differs from the listing only in its verbs.
+//! Both share one function per kind of object, because the script differs from the listing only in its verbs.
 
 use ipnet::IpNet;
 
@@ -12,7 +12,7 @@ use super::{
     Set, SetData, Statement, Table, TableContent, Transaction,
 };
 
-/// The transaction as a script for `nft -f`, one change per line and one element per line.
+/// Renders the transaction as a script for `nft -f`, with one change and one element per line.
 pub fn script(transaction: &Transaction) -> String {
     let mut out = String::new();
     for change in transaction.changes() {
@@ -22,7 +22,7 @@ pub fn script(transaction: &Transaction) -> String {
     out
 }
 
-/// The table as `nft list table` prints it.
+/// Renders the table as `nft list table` prints it.
 pub fn listing(content: &TableContent) -> String {
     let family = content.table.family;
     let mut blocks = Vec::new();
@@ -50,12 +50,12 @@ pub fn listing(content: &TableContent) -> String {
     format!("table {} {{\n{}}}\n", table_text(&content.table), blocks.join("\n"))
 }
 
-/// A rule on one line, as `nft list` prints it.
+/// Renders a rule on one line, as `nft list` prints it.
 pub fn rule_line(rule: &Rule, family: Family) -> String {
     rule_text(rule, family)
 }
 
-/// An element of a set on one line, as `nft list` prints it.
+/// Renders an element of a set on one line, as `nft list` prints it.
 pub fn element_line(set: &Set, element: &Element) -> String {
     element_text(set, element)
 }
@@ -150,7 +150,7 @@ fn type_line(set: &Set, family: Family) -> String {
     }
 }
 
-/// nft's name of a type. An index has none; its set is declared by examples.
+/// nft's name of a type. An index has no name, so its set is declared with `typeof` and example expressions.
 fn type_name(field: FieldType) -> String {
     match field {
         FieldType::Ipv4Addr => "ipv4_addr",
@@ -165,7 +165,7 @@ fn type_name(field: FieldType) -> String {
     .to_owned()
 }
 
-/// An expression of that type; `userdata.rs` stores the same ones.
+/// An example expression of that type; `userdata.rs` stores the same one.
 fn example(field: FieldType, family: Family) -> String {
     match field {
         FieldType::Ipv4Addr => "ip daddr".to_owned(),
@@ -192,7 +192,7 @@ fn hook_text(hook: Hook) -> String {
     format!("type {} hook {point} priority {priority}; policy accept;", chain_kind(hook.kind))
 }
 
-/// nft names a priority after a standard one that is at most ten away.
+/// nft's name of a priority: relative to a standard priority that is at most ten away.
 fn priority_text(priority: i32, point: HookPoint) -> String {
     const STANDARD: [(&str, i32, Option<HookPoint>); 6] = [
         ("raw", -300, None),
@@ -213,7 +213,7 @@ fn priority_text(priority: i32, point: HookPoint) -> String {
     }
 }
 
-/// The rule on one line.
+/// Renders the rule on one line.
 pub(super) fn rule_text(rule: &Rule, family: Family) -> String {
     let mut words: Vec<String> = rule.statements.iter().map(|statement| statement_text(statement, family)).collect();
     words.extend(rule.comment.as_deref().map(comment_text));
@@ -302,7 +302,7 @@ fn field_text(field: Field, family: Family) -> String {
     }
 }
 
-/// nft puts five short numbers, two IPv4 addresses or one of anything else on a line.
+/// Renders elements with nft's line breaks: five short numbers, two IPv4 addresses, or one of anything else per line.
 fn listed_elements(set: &Set, elements: &[Element]) -> String {
     let per_line = match set.key.as_slice() {
         [FieldType::Ipv4Addr] => 2,
@@ -325,7 +325,7 @@ mod tests {
     use crate::nft::{Chain, Protocol, Tuple, Verdict};
 
     #[test]
-    fn priorities_near_a_standard_one_are_named_after_it() {
+    fn priorities_near_a_standard_priority_use_its_name() {
         #[track_caller]
         fn check(priority: i32, point: HookPoint, expected: &str) {
             assert_eq!(priority_text(priority, point), expected);
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_script_is_one_change_per_line() {
+    fn a_script_has_one_change_per_line() {
         let table = Table::new(Family::V6, "t");
         let set = Set::verdict_map("m", [FieldType::Ipv6Addr, FieldType::InetProto]).size(9).comment("a\"b");
         let set = std::sync::Arc::new(set);

@@ -1,4 +1,4 @@
-//! Values in nft's syntax: addresses, ports, marks, verdicts, and elements made of them.
+//! Values in nft's syntax: addresses, ports, marks, verdicts, and elements.
 
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -27,12 +27,12 @@ pub(super) fn element_text(set: &Set, element: &Element) -> String {
     text
 }
 
-/// The key as nft writes it.
+/// Renders the key as nft does.
 pub(super) fn key_text(set: &Set, key: &ElementKey) -> String {
     tuple_text(&set.key, key.start(), key.end().unwrap_or(key.start()))
 }
 
-/// Each field is a range from `start` to `end`, in most cases of one value.
+/// Renders each field as a range from `start` to `end`, or as a value if both are equal.
 fn tuple_text(fields: &[FieldType], start: &Tuple, end: &Tuple) -> String {
     let mut text = String::new();
     let mut at = 0;
@@ -65,7 +65,7 @@ fn write_range(out: &mut String, field: FieldType, start: &[u8; 16], end: &[u8; 
     done.expect("a string can always be written to");
 }
 
-/// The length of the prefix that covers exactly this range of addresses.
+/// The length of the prefix that covers exactly this range of addresses; `None` if there is none.
 fn prefix_len(field: FieldType, start: &[u8; 16], end: &[u8; 16]) -> Option<u8> {
     let bits = match field {
         FieldType::Ipv4Addr => 32,
@@ -111,7 +111,7 @@ fn millis_text(millis: u64) -> String {
     }
 }
 
-/// `0:2a`: two numbers of 16 bits each, as traffic control names its classes. Two values have names.
+/// `0:2a`: two 16-bit numbers, as traffic control names its classes. Two values have names.
 fn priority_text(priority: u32) -> String {
     match priority {
         0 => "none".to_owned(),
@@ -150,13 +150,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_leave_out_zeros() {
+    fn durations_omit_zero_units() {
         let texts = [0, 1, 59, 60, 90, 3600, 10_800, 90_061].map(duration);
         assert_eq!(texts, ["0s", "1s", "59s", "1m", "1m30s", "1h", "3h", "1d1h1m1s"]);
     }
 
     #[test]
-    fn ranges_are_prefixes_where_they_can_be() {
+    fn ranges_that_match_a_prefix_are_printed_as_one() {
         #[track_caller]
         fn check(start: &str, end: &str, expected: &str) {
             let ends = [start, end].map(|address| Tuple::new().address(address.parse().unwrap()));

@@ -1,15 +1,15 @@
-//! A list of changes that the kernel makes all at once, or not at all.
+//! A list of changes that the kernel applies atomically.
 
 use std::sync::Arc;
 
 use super::{Chain, Element, Name, Rule, Set, Table, TableContent};
 
-/// One change to the kernel's tables.
+/// A change to the kernel's tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Creates a table; nothing happens if it exists.
     AddTable(Table),
-    /// Deletes a table and all that is in it; an error if there is none.
+    /// Deletes a table with its content; an error if there is none.
     DeleteTable(Table),
     /// Creates a chain without its rules; nothing happens if it exists with the same hook.
     AddChain(Table, Arc<Chain>),
@@ -31,24 +31,35 @@ pub enum Change {
     DeleteElements(Table, Arc<Set>, Vec<Element>),
 }
 
-/// Changes in the order in which they are made.
+/// Changes, in the order in which the kernel applies them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Transaction {
     changes: Vec<Change>,
 }
 
+impl From<Vec<Change>> for Transaction {
+    fn from(changes: Vec<Change>) -> Self {
+        Self { changes }
+    }
+}
+
 impl Transaction {
-    /// No changes yet.
+    /// An empty transaction.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The changes in order; errors of the kernel name one by its index here.
+    /// The changes, in order. Errors of the kernel name a change by its index here.
     pub fn changes(&self) -> &[Change] {
         &self.changes
     }
 
-    /// Whether there is nothing to do.
+    /// The changes in order.
+    pub fn into_changes(self) -> Vec<Change> {
+        self.changes
+    }
+
+    /// Whether there are no changes.
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty()
     }
@@ -64,13 +75,13 @@ impl Transaction {
         self.push(Change::AddTable(table.clone()))
     }
 
-    /// Deletes a table with all that is in it. Add it first if it may be absent.
+    /// Deletes a table with its content. Add it first if it may be missing.
     pub fn delete_table(&mut self, table: &Table) -> &mut Self {
         self.push(Change::DeleteTable(table.clone()))
     }
 
-    /// Creates a chain unless it exists, and appends its rules. Create all chains that its rules name before:
-    /// `declare_chain`.
+    /// Creates a chain unless it exists, and appends its rules. Chains that the rules refer to must exist: see
+    /// [`Self::declare_chain`].
     pub fn add_chain(&mut self, table: &Table, chain: &Arc<Chain>) -> &mut Self {
         self.declare_chain(table, chain).add_rules(table, chain)
     }
@@ -98,7 +109,7 @@ impl Transaction {
         self.push(Change::FlushChain(table.clone(), chain.clone()))
     }
 
-    /// Deletes a chain that nothing refers to any more.
+    /// Deletes a chain that no rule or element refers to.
     pub fn delete_chain(&mut self, table: &Table, chain: &Name) -> &mut Self {
         self.push(Change::DeleteChain(table.clone(), chain.clone()))
     }
@@ -113,12 +124,12 @@ impl Transaction {
         self.push(Change::FlushSet(table.clone(), set.clone()))
     }
 
-    /// Deletes a set that no rule refers to any more.
+    /// Deletes a set that no rule refers to.
     pub fn delete_set(&mut self, table: &Table, set: &Name) -> &mut Self {
         self.push(Change::DeleteSet(table.clone(), set.clone()))
     }
 
-    /// Adds elements to a set; none given, none sent.
+    /// Adds elements to a set. Without elements it adds no change.
     pub fn add_elements(&mut self, table: &Table, set: &Arc<Set>, elements: Vec<Element>) -> &mut Self {
         if elements.is_empty() {
             return self;
@@ -126,7 +137,7 @@ impl Transaction {
         self.push(Change::AddElements(table.clone(), set.clone(), elements))
     }
 
-    /// Deletes elements from a set; only their keys matter.
+    /// Deletes elements from a set, by their keys. Without elements it adds no change.
     pub fn delete_elements(&mut self, table: &Table, set: &Arc<Set>, elements: Vec<Element>) -> &mut Self {
         if elements.is_empty() {
             return self;
@@ -134,7 +145,7 @@ impl Transaction {
         self.push(Change::DeleteElements(table.clone(), set.clone(), elements))
     }
 
-    /// Creates a whole table: chains first, then sets with their elements, then rules.
+    /// Creates a whole table: its chains, then its sets with their elements, then the rules.
     pub fn add_content(&mut self, content: TableContent) -> &mut Self {
         self.add_table(&content.table);
         for chain in &content.chains {

@@ -1,17 +1,17 @@
-//! What nft 1.0.6 keeps in userdata so that it can print a set's declaration and a comment, and read its own print.
+//! The userdata of nft 1.0.6: what it needs to print a set's declaration and comments in a form that it can load.
 //!
-//! Without it the kernel works all the same, but `nft list ruleset` shows keys as raw numbers that it cannot load.
+//! The kernel does not need it, but without it `nft list ruleset` prints keys as raw numbers that nft cannot load.
 
 use std::borrow::Cow;
 
-use super::kernel::userdata as tag;
+use super::uapi::userdata as tag;
 use super::wire::string;
 use super::{Family, FieldType, Name, Set, SetData};
 
-/// nft refuses to read longer ones.
+/// The maximum length of a comment that nft can read, in bytes.
 const COMMENT_MAX: usize = 128;
 
-/// A comment as nft can print and read it: no quotes, no control characters, at most 128 bytes.
+/// The comment in a form that nft can print and read: without quotes and control characters, at most 128 bytes.
 pub(super) fn printable(comment: &str) -> Cow<'_, str> {
     let odd = |c: char| c == '"' || c.is_control();
     if comment.len() <= COMMENT_MAX && !comment.contains(odd) {
@@ -26,7 +26,7 @@ pub(super) fn printable(comment: &str) -> Cow<'_, str> {
     Cow::Owned(clean)
 }
 
-/// The same, to keep.
+/// As [`printable`], for an owned name.
 pub(super) fn comment_name(comment: Name) -> Name {
     match printable(&comment) {
         Cow::Borrowed(_) => comment,
@@ -34,7 +34,7 @@ pub(super) fn comment_name(comment: Name) -> Name {
     }
 }
 
-/// A comment of a rule, a chain or an element.
+/// The userdata of a rule, a chain or an element with that comment.
 pub(super) fn comment(comment: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(comment.len() + 3);
     text(&mut bytes, tag::COMMENT, &printable(comment));
@@ -53,9 +53,9 @@ pub(super) fn read_set_comment(userdata: &[u8]) -> Option<&str> {
 
 /// The value of the first entry of that kind.
 fn find(mut userdata: &[u8], kind: u8) -> Option<&[u8]> {
-    while let [found, len, rest @ ..] = userdata {
+    while let [entry_kind, len, rest @ ..] = userdata {
         let value = rest.get(..usize::from(*len))?;
-        if *found == kind {
+        if *entry_kind == kind {
             return Some(value);
         }
         userdata = &rest[value.len()..];
@@ -97,23 +97,24 @@ pub(super) fn set(set: &Set, family: Family) -> Vec<u8> {
     bytes
 }
 
-/// An index has no name among nft's types, so such a set is declared by examples: `typeof ip daddr . numgen …`.
+/// Whether the set must be declared by example expressions (`typeof ip daddr . numgen …`), because nft has no name for the
+/// type of an index.
 pub(super) fn needs_typeof(set: &Set) -> bool {
     let in_data = matches!(&set.data, SetData::Values(fields) if fields.contains(&FieldType::Index));
     in_data || set.key.contains(&FieldType::Index)
 }
 
-// Kinds of expressions as nft numbers them in userdata.
+// The kinds of expressions, as nft numbers them in userdata.
 const KIND_VERDICT: u32 = 1;
 const KIND_PAYLOAD: u32 = 7;
 const KIND_META: u32 = 9;
 const KIND_CONCAT: u32 = 13;
 const KIND_NUMGEN: u32 = 23;
-/// An expression is its kind and its data.
+/// The entries of an expression: its kind and its data.
 const EXPRESSION_KIND: u8 = 0;
 const EXPRESSION_DATA: u8 = 1;
 
-/// A declared concatenation is stored even if it was declared by type names; then it has no data.
+/// Writes the type of a key or value. nft stores a concatenation even if it was declared by type names; then it has no data.
 fn type_of(bytes: &mut Vec<u8>, kind: u8, fields: &[FieldType], family: Family, by_example: bool) {
     match (fields, by_example) {
         ([_], false) | ([], _) => {}
@@ -133,9 +134,9 @@ fn type_of(bytes: &mut Vec<u8>, kind: u8, fields: &[FieldType], family: Family, 
     }
 }
 
-/// An expression of the type; `text.rs` prints the same ones.
+/// Writes an example expression of the type; `text.rs` prints the same one.
 fn example(bytes: &mut Vec<u8>, field: FieldType, family: Family) {
-    // Protocol headers, fields and meta keys as nft numbers them.
+    // Protocol headers, fields and meta keys, as nft numbers them.
     const PROTO_TRANSPORT: u32 = 11;
     const PROTO_IP: u32 = 12;
     const PROTO_IP6: u32 = 13;
@@ -176,10 +177,10 @@ fn example(bytes: &mut Vec<u8>, field: FieldType, family: Family) {
     }
 }
 
-/// `numgen random mod 2` stands for an index in a declaration.
+/// `numgen random mod 2` represents an index in a declaration.
 pub(super) const INDEX_EXAMPLE_MODULUS: u32 = 2;
 
-/// nft's byte orders: 1 the machine's, 2 the network's, 0 for what has none or many.
+/// nft's byte orders: 1 is the machine's, 2 the network's, and 0 means none or several.
 fn byte_order(fields: &[FieldType]) -> u32 {
     match fields {
         [FieldType::Index | FieldType::Mark | FieldType::Priority | FieldType::Ifname] => 1,
@@ -189,7 +190,7 @@ fn byte_order(fields: &[FieldType]) -> u32 {
     }
 }
 
-/// nft's number of a type; `linux/netfilter/nf_tables.h` leaves them to nft.
+/// nft's number of a type. `linux/netfilter/nf_tables.h` does not define them.
 pub(super) fn type_number(field: FieldType) -> u32 {
     match field {
         FieldType::Index => 4,
@@ -203,12 +204,12 @@ pub(super) fn type_number(field: FieldType) -> u32 {
     }
 }
 
-/// The type of a whole key: six bits for each field. Five fields fill the kernel's 32 bits.
+/// The number of a key's type: six bits per field. Five fields fill the kernel's 32 bits.
 pub(super) fn types_number(fields: &[FieldType]) -> u32 {
     fields.iter().fold(0, |sum, field| sum << 6 | type_number(*field))
 }
 
-/// The fields of a type, if they are all ours.
+/// The fields of a type; `None` if one of them is not in [`FieldType`].
 pub(super) fn types_of_number(mut number: u32) -> Option<Vec<FieldType>> {
     const ALL: [FieldType; 8] = [
         FieldType::Index,
@@ -258,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comments_are_cleaned_and_cut_where_nft_would_refuse_them() {
+    fn comments_that_nft_would_refuse_are_cleaned_and_truncated() {
         assert_eq!(printable("default/web:http"), "default/web:http");
         assert_eq!(printable("say \"hi\"\n"), "say 'hi''");
         assert_eq!(printable(&"x".repeat(200)), "x".repeat(128));
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comment_that_no_longer_fits_is_left_out() {
+    fn a_set_comment_that_does_not_fit_is_omitted() {
         use FieldType::{Index, InetProto, InetService, Ipv6Addr};
         let map = Set::map("m", [Ipv6Addr, InetProto, InetService, Index], [Ipv6Addr, InetService]);
         let short = set(&map.clone().comment("short"), Family::V6);
@@ -277,19 +278,19 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_a_type_names_its_fields() {
+    fn a_type_number_round_trips() {
         use FieldType::{Ifname, Index, InetProto, InetService, Ipv4Addr, Ipv6Addr, Mark, Priority};
         for fields in [&[Ipv4Addr, InetProto, InetService, Index][..], &[Ipv6Addr], &[Mark, Ifname], &[Priority]] {
             assert_eq!(types_of_number(types_number(fields)).as_deref(), Some(fields));
         }
-        // ether_addr, and no type at all.
+        // ether_addr, and a number without a type.
         assert_eq!(types_of_number(9), None);
         assert_eq!(types_of_number(0), None);
     }
 
     proptest! {
         #[test]
-        fn any_comment_can_be_stored_and_read(text in ".{0,200}") {
+        fn any_comment_round_trips(text in ".{0,200}") {
             let clean = printable(&text).into_owned();
             prop_assert_eq!(&printable(&clean), &clean);
             let stored = comment(&text);

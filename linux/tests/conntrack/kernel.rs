@@ -1,11 +1,11 @@
-//! What is read from the kernel's table, and what is deleted in it.
+//! Dumping and deleting flows in the kernel's table.
 
 use std::net::{TcpListener, TcpStream};
 
 use localnet_linux::conntrack::{Conntrack, Error, Family, Kernel, Protocol, Selection, Zone};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
-use crate::world::{address, dump, exchange, isolated, lines, listed, redirect, run, udp};
+use crate::namespace::{address, dump, exchange, isolated, lines, listed, redirect, run, udp};
 
 const SELECTIONS: [(Family, Protocol); 6] = [
     (Family::V4, Protocol::Tcp),
@@ -17,7 +17,7 @@ const SELECTIONS: [(Family, Protocol); 6] = [
 ];
 
 #[test]
-fn flows_are_shown_as_conntrack_shows_them() {
+fn a_dump_equals_the_listing_of_conntrack() {
     isolated(|| {
         redirect(&[
             (Protocol::Udp, "10.96.0.10:53", "10.244.0.2:5353"),
@@ -33,7 +33,7 @@ fn flows_are_shown_as_conntrack_shows_them() {
         client_v4.send_to(b"lost", "10.96.0.77:53").unwrap();
         let connected = ["10.244.0.2:8080", "[fd00:10::2]:8080"].map(|at| TcpListener::bind(at).unwrap());
         let clients = ["10.96.0.10:80", "[fd00:96::10]:80"].map(|to| TcpStream::connect(to).unwrap());
-        let asking = ask("10.96.0.11:80");
+        let asking = connect_unanswered("10.96.0.11:80");
         insert(&["-p", "sctp", "--state", "ESTABLISHED", "-s", "10.0.0.9", "-d", "10.96.0.10"], "10.244.0.2");
         insert(&["-p", "sctp", "--state", "ESTABLISHED", "-s", "fd00::9", "-d", "fd00:96::10"], "fd00:10::2");
         insert(&["-p", "udp", "-w", "7", "-s", "10.0.0.9", "-d", "10.96.0.12"], "10.244.0.2");
@@ -83,7 +83,7 @@ fn one_entry_is_deleted_in_each_kind_of_zone() {
 }
 
 #[test]
-fn an_entry_that_replaced_the_one_that_was_seen_stays() {
+fn an_entry_that_replaced_the_dumped_one_is_not_deleted() {
     isolated(|| {
         let (a, b, client) = (udp("10.244.0.2:5353"), udp("10.244.0.3:5353"), udp("10.0.0.9:0"));
         let mut kernel = Kernel::open().unwrap();
@@ -105,7 +105,7 @@ fn an_entry_that_replaced_the_one_that_was_seen_stays() {
 }
 
 #[test]
-fn without_the_capability_the_error_says_which() {
+fn without_the_capability_the_error_names_it() {
     isolated(|| {
         let none = CapabilitySet::empty();
         let mut kernel = Kernel::open().unwrap();
@@ -121,8 +121,8 @@ fn without_the_capability_the_error_says_which() {
     });
 }
 
-/// Asks for a connection that nobody answers, until the process that asks is killed.
-fn ask(to: &str) -> impl Sized {
+/// Attempts a connection that gets no answer, until the process is killed.
+fn connect_unanswered(to: &str) -> impl Sized {
     let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
     rustix::io::ioctl_fionbio(&socket, true).unwrap();
     let asked = rustix::net::connect(&socket, &address(to));
@@ -130,7 +130,7 @@ fn ask(to: &str) -> impl Sized {
     socket
 }
 
-/// Puts an entry into the table, translated to `endpoint`. The protocol comes first.
+/// Inserts an entry that is translated to `endpoint`. `flow` starts with the protocol.
 fn insert(flow: &[&str], endpoint: &str) {
     let source = flow[flow.iter().position(|word| *word == "-s").unwrap() + 1];
     let tags: &[&str] = if flow.contains(&"sctp") { &["--orig-vtag", "1", "--reply-vtag", "2"] } else { &[] };

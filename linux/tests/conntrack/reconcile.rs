@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 
 use localnet_linux::conntrack::{Due, Endpoints, Family, Frontend, Kernel, Protocol, Reconciler};
 
-use crate::world::{address, exchange, isolated, listed, redirect, run, udp};
+use crate::namespace::{address, exchange, isolated, listed, redirect, run, udp};
 
 use Protocol::{Sctp, Tcp, Udp};
 
@@ -59,7 +59,7 @@ fn a_client_that_keeps_its_port_reaches_the_next_endpoint() {
 }
 
 #[test]
-fn a_flow_that_passed_by_before_the_service_existed_reaches_it() {
+fn a_flow_that_began_before_the_service_existed_reaches_it() {
     isolated(|| {
         let (server, client) = (udp("10.244.0.2:5353"), udp("10.0.0.9:0"));
         redirect(&[]);
@@ -73,11 +73,11 @@ fn a_flow_that_passed_by_before_the_service_existed_reaches_it() {
     });
 }
 
-/// The frontend's address exists, and somebody there answers clients while no rule leads to the Service. The entry of such a
-/// flow is deleted, an answer on its way enters the flow backwards, and what the client sends is taken for a reply. kube-proxy
-/// leaves that client astray for as long as it sends.
+/// A host with the frontend's address answers clients while no rule leads to the Service. When the entry of such a flow is
+/// deleted, a reply in flight enters the flow backwards, and the client's packets count as replies. kube-proxy does not
+/// recover that client while it keeps sending.
 #[test]
-fn a_client_is_not_lost_to_a_reply_that_was_on_its_way() {
+fn a_client_whose_flow_was_entered_backwards_reaches_the_service() {
     isolated(|| {
         let vip = "10.244.7.7:53";
         let (astray, server, client) = (udp(vip), udp("10.244.0.2:5353"), udp("10.0.0.9:0"));
@@ -92,7 +92,7 @@ fn a_client_is_not_lost_to_a_reply_that_was_on_its_way() {
 
         astray.send_to(b"answer", from).unwrap();
         assert_eq!(client.recv_from(&mut [0; 16]).unwrap().1, address(vip));
-        // Without the second look the client would stay here.
+        // Without the follow-up the client's packets would keep arriving here.
         client.send_to(b"astray", vip).unwrap();
         astray.recv_from(&mut [0; 16]).unwrap();
         assert_eq!(reconciler.due(), Due::Later);
@@ -103,7 +103,7 @@ fn a_client_is_not_lost_to_a_reply_that_was_on_its_way() {
 }
 
 #[test]
-fn exactly_the_stale_flows_are_deleted_at_a_start() {
+fn the_first_run_deletes_exactly_the_stale_flows() {
     isolated(|| {
         let vips = ["10.96.0.10:53", "10.96.0.11:53", "10.96.0.12:53", "10.96.0.13:53", "192.168.0.2:30053"];
         let ends = ["10.244.0.2:53", "10.244.0.3:53", "10.244.0.4:53", "10.244.0.5:53", "10.244.0.6:53"];
@@ -130,17 +130,17 @@ fn exactly_the_stale_flows_are_deleted_at_a_start() {
 
         let before = all_listed();
         let mut reconciler = Reconciler::new();
-        // What the former process had in the kernel, and is no more.
+        // The earlier process had served this frontend.
         reconciler.remember(frontend(Udp, "10.96.0.12:53"));
-        reconciler.desired([
-            // As it was.
+        reconciler.set_all([
+            // An eligible endpoint.
             (frontend(Udp, "10.96.0.10:53"), endpoints(&["10.244.0.2:53"])),
-            // Another endpoint, and none at all.
+            // An endpoint that is not eligible, and no endpoint.
             (frontend(Udp, "10.96.0.11:53"), endpoints(&["10.244.0.2:53"])),
             (frontend(Udp, "10.96.0.13:53"), endpoints(&[])),
-            // A node port that moved to another service.
+            // A NodePort that moved to another Service.
             (frontend(Udp, "192.168.0.2:30053"), endpoints(&["10.244.0.7:53"])),
-            // An established connection to an endpoint that is gone.
+            // An established connection to an endpoint that was deleted.
             (frontend(Tcp, "10.96.0.10:80"), endpoints(&["10.244.0.3:80"])),
             (frontend(Sctp, "10.96.0.10:53"), endpoints(&["10.244.0.2:53"])),
         ]);
@@ -172,12 +172,12 @@ fn exactly_the_stale_flows_are_deleted_at_a_start() {
     });
 }
 
-/// kubernetes/kubernetes#101607: a client that asks again from the same port is stuck with an endpoint that is gone.
+/// kubernetes/kubernetes#101607: a client that repeats its SYN from the same port stays pinned to a deleted endpoint.
 #[test]
-fn a_connection_that_is_being_asked_for_reaches_the_next_endpoint() {
+fn an_unanswered_connection_attempt_reaches_the_next_endpoint() {
     isolated(|| {
         let vip = "10.96.0.10:80";
-        // Nobody answers at the first.
+        // The first endpoint does not answer.
         redirect(&[(Tcp, vip, "10.99.0.1:80")]);
         let mut reconciler = Reconciler::new();
         let mut kernel = Kernel::open().unwrap();

@@ -1,15 +1,15 @@
-//! Many flows.
+//! The clean-up with 50,000 flows.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Instant;
 
 use localnet_linux::conntrack::{Endpoints, Family, Frontend, Kernel, Protocol, Reconciler};
 
-use crate::world::{dump, isolated, run, udp};
+use crate::namespace::{dump, isolated, run, udp};
 
 const FLOWS: u32 = 50_000;
 
-/// The rules move each address of the first network to the same one of the second.
+/// The rules translate each address of the first network to the corresponding one of the second.
 const RULES: &str = "
 add table ip test
 add chain ip test output { type nat hook output priority -100; }
@@ -26,7 +26,7 @@ fn fifty_thousand_flows_are_read_and_the_stale_half_is_deleted() {
     isolated(|| {
         run("nft", &["-f", "-"], RULES);
         let client = udp("10.0.0.9:0");
-        // What arrives is left to overflow.
+        // Nothing reads the socket; its buffer may overflow.
         let server = udp("0.0.0.0:53");
         for index in 0..FLOWS {
             client.send_to(b"x", at([10, 96], index)).unwrap();
@@ -39,7 +39,7 @@ fn fifty_thousand_flows_are_read_and_the_stale_half_is_deleted() {
         let mut reconciler = Reconciler::new();
         let frontend = |index| Frontend::new(Protocol::Udp, at([10, 96], index));
         let serving = |index| Endpoints::from_iter([at([10, 244], index)]);
-        reconciler.desired((0..FLOWS).map(|index| (frontend(index), serving(index))));
+        reconciler.set_all((0..FLOWS).map(|index| (frontend(index), serving(index))));
         let report = reconciler.run(&mut kernel).unwrap();
         assert_eq!((report.dumped, report.deleted), (FLOWS as usize, 0));
         println!("nothing stale: {:?}", report.took);

@@ -1,4 +1,4 @@
-//! What we change is what `ipvsadm` sees, and what it changes from our text is the same.
+//! Changes over netlink equal those that `ipvsadm` makes from our text.
 
 use localnet_linux::ipvs::{
     Change, Destination, Family, Flags, Forwarding, Persistence, Protocol, Socket, Timeouts, VirtualServer, listing,
@@ -6,9 +6,9 @@ use localnet_linux::ipvs::{
 };
 use localnet_vm::on_ipvs;
 
-use crate::world::{apply, destination, frontend, ipvsadm, isolated, run, server, sorted};
+use crate::namespace::{apply, destination, frontend, ipvsadm, isolated, run, server, sorted};
 
-/// Virtual servers of all kinds, with destinations of all kinds.
+/// Virtual servers and destinations of all kinds.
 fn additions() -> Vec<Change> {
     let persistent = |server: VirtualServer, timeout, prefix_len| VirtualServer {
         persistence: Some(Persistence { timeout, prefix_len }),
@@ -47,7 +47,7 @@ fn additions() -> Vec<Change> {
 }
 
 #[test]
-fn ipvsadm_sees_what_was_added_and_adds_the_same_from_our_text() {
+fn ipvsadm_lists_our_additions_and_adds_the_same_from_our_text() {
     on_ipvs(|| {
         let ours = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
         let seen = ours.clone();
@@ -55,7 +55,7 @@ fn ipvsadm_sees_what_was_added_and_adds_the_same_from_our_text() {
             let mut socket = Socket::open().unwrap();
             apply(&mut socket, &additions());
             *seen.lock().unwrap() = ipvsadm();
-            // Our own listing is theirs, but for the thresholds, which they do not print.
+            // Our listing equals that of ipvsadm, except for thresholds, which ipvsadm does not print.
             let listed = listing(&socket.list().unwrap());
             assert_eq!(sorted(&listed.replace(" -x 100 -y 50", "")), ipvsadm());
             assert!(listed.contains("-r 10.244.0.3:8080 -m -w 2147483647 -x 100 -y 50"), "{listed}");
@@ -68,7 +68,7 @@ fn ipvsadm_sees_what_was_added_and_adds_the_same_from_our_text() {
 }
 
 #[test]
-fn each_change_is_what_ipvsadm_makes_of_its_text() {
+fn each_change_equals_ipvsadm_s_change_from_our_text() {
     let http = || server(Protocol::Tcp, "10.96.0.1:80", "rr");
     let dns = frontend(Protocol::Udp, "10.96.0.3:53");
     let changed_server = VirtualServer {
@@ -78,7 +78,7 @@ fn each_change_is_what_ipvsadm_makes_of_its_text() {
     };
     let steps = vec![
         vec![Change::UpdateServer(changed_server)],
-        // Flags, scheduler and persistence go back to what they were: nothing sticks.
+        // Flags, scheduler and persistence return to their former values.
         vec![Change::UpdateServer(http())],
         vec![
             Change::UpdateDestination(http().frontend, destination("10.244.0.1:8080", 0)),
@@ -110,7 +110,7 @@ fn each_change_is_what_ipvsadm_makes_of_its_text() {
 }
 
 #[test]
-fn timeouts_are_those_of_the_namespace_and_zero_leaves_one_as_it_is() {
+fn timeouts_are_set_per_namespace_and_zero_keeps_one() {
     on_ipvs(|| {
         isolated(|| {
             let mut socket = Socket::open().unwrap();
@@ -118,8 +118,8 @@ fn timeouts_are_those_of_the_namespace_and_zero_leaves_one_as_it_is() {
             assert_eq!(socket.timeouts().unwrap(), of_the_kernel);
             socket.set_timeouts(&Timeouts { tcp: 7200, tcp_fin: 0, udp: 30 }).unwrap();
             assert_eq!(socket.timeouts().unwrap(), Timeouts { tcp: 7200, tcp_fin: 120, udp: 30 });
-            let said = run("ipvsadm", &["-L", "--timeout"], "");
-            assert_eq!(said.trim(), "Timeout (tcp tcpfin udp): 7200 120 30");
+            let listed = run("ipvsadm", &["-L", "--timeout"], "");
+            assert_eq!(listed.trim(), "Timeout (tcp tcpfin udp): 7200 120 30");
             socket.set_timeouts(&Timeouts::default()).unwrap();
             assert_eq!(socket.timeouts().unwrap(), Timeouts { tcp: 7200, tcp_fin: 120, udp: 30 });
             let error = socket.set_timeouts(&Timeouts { tcp: u32::MAX, ..Timeouts::default() }).unwrap_err();
@@ -132,7 +132,7 @@ fn timeouts_are_those_of_the_namespace_and_zero_leaves_one_as_it_is() {
 }
 
 #[test]
-fn a_socket_is_of_the_namespace_in_which_it_was_opened() {
+fn a_socket_belongs_to_the_namespace_where_it_was_opened() {
     on_ipvs(|| {
         isolated(|| {
             let mut outside = Socket::open().unwrap();

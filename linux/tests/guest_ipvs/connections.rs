@@ -1,4 +1,4 @@
-//! Connections through virtual servers, as the kernel counts them: what draining goes by.
+//! The kernel's counts of connections through virtual servers, which decide when a destination is drained.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use localnet_linux::ipvs::{Change, Connections, Family, Persistence, Protocol, Socket, VirtualServer};
 use localnet_vm::on_ipvs;
 
-use crate::world::{apply, destination, frontend, isolated, run, server};
+use crate::namespace::{apply, destination, frontend, isolated, run, server};
 
-/// Longer than any of this takes.
+/// A timeout that no step reaches.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Addresses of virtual servers and destinations, all here.
+/// Addresses of virtual servers and destinations, all in this namespace.
 const NETWORK: &str = "
 addr add 10.96.0.1/32 dev lo
 addr add 10.244.0.1/32 dev lo
@@ -25,13 +25,13 @@ addr add fd00:10::2/128 dev lo nodad
 /// The connections of the destinations, by address.
 fn connections(socket: &mut Socket, protocol: Protocol, at: &str) -> Vec<(SocketAddr, u32, Connections)> {
     let states = socket.destinations(&frontend(protocol, at)).unwrap();
-    let mut found: Vec<_> =
+    let mut counts: Vec<_> =
         states.iter().map(|state| (state.destination.address, state.destination.weight, state.connections)).collect();
-    found.sort_by_key(|(address, ..)| *address);
-    found
+    counts.sort_by_key(|(address, ..)| *address);
+    counts
 }
 
-/// Asks until the answer is this one: the kernel counts a closed connection a moment after its last packet.
+/// Waits for these counts. The kernel counts a closed connection a moment after its last packet.
 #[track_caller]
 fn await_connections(socket: &mut Socket, at: &str, expected: &[(&str, u32, [u32; 3])]) {
     let expected: Vec<_> = expected
@@ -43,11 +43,11 @@ fn await_connections(socket: &mut Socket, at: &str, expected: &[(&str, u32, [u32
         .collect();
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let found = connections(socket, Protocol::Tcp, at);
-        if found == expected {
+        let counts = connections(socket, Protocol::Tcp, at);
+        if counts == expected {
             return;
         }
-        assert!(Instant::now() < deadline, "{found:?} instead of {expected:?}");
+        assert!(Instant::now() < deadline, "{counts:?} instead of {expected:?}");
         std::thread::yield_now();
     }
 }
@@ -61,7 +61,7 @@ fn exchange(client: &mut TcpStream, server: &mut TcpStream) {
 }
 
 #[test]
-fn a_destination_drains_with_weight_zero_and_its_connections_stay() {
+fn a_destination_with_weight_zero_keeps_its_connections_and_drains() {
     on_ipvs(|| {
         isolated(|| {
             run("ip", &["-batch", "-"], NETWORK);
@@ -89,7 +89,7 @@ fn a_destination_drains_with_weight_zero_and_its_connections_stay() {
                     Change::AddDestination(of, destination(two, 1)),
                 ];
                 apply(&mut socket, &changes);
-                // The old connection goes on where it is, a new one goes elsewhere.
+                // The old connection stays, and a new one goes to the other destination.
                 exchange(&mut client, &mut served);
                 let mut other = TcpStream::connect(vip).unwrap();
                 let (mut elsewhere, _) = second.accept().unwrap();
@@ -99,7 +99,7 @@ fn a_destination_drains_with_weight_zero_and_its_connections_stay() {
                 drop((client, served));
                 await_connections(&mut socket, vip, &[(one, 0, [0, 1, 0]), (two, 1, [1, 0, 0])]);
                 let drained = connections(&mut socket, Protocol::Tcp, vip)[0].2;
-                assert!(!drained.is_drained(), "the kernel still remembers the closed connection");
+                assert!(!drained.is_drained(), "the kernel still counts the closed connection");
                 apply(&mut socket, &[Change::DeleteDestination(of, one.parse().unwrap())]);
                 exchange(&mut other, &mut elsewhere);
             }
@@ -108,7 +108,7 @@ fn a_destination_drains_with_weight_zero_and_its_connections_stay() {
 }
 
 #[test]
-fn datagrams_count_as_inactive_and_persistent_clients_as_such() {
+fn datagrams_count_as_inactive_and_bound_clients_as_persistent() {
     on_ipvs(|| {
         isolated(|| {
             run("ip", &["-batch", "-"], NETWORK);
@@ -129,7 +129,7 @@ fn datagrams_count_as_inactive_and_persistent_clients_as_such() {
                 server.set_nonblocking(true).unwrap();
             }
             for _ in 0..5 {
-                // All of one client: they stay together.
+                // All datagrams of one client go to one destination.
                 UdpSocket::bind("10.244.0.1:0").unwrap().send_to(b"x", "10.96.0.1:53").unwrap();
             }
             let counts: Vec<_> = connections(&mut socket, Protocol::Udp, "10.96.0.1:53");

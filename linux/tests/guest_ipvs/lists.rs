@@ -1,4 +1,4 @@
-//! What is there is listed, however much it is and whoever made it.
+//! Lists of virtual servers are complete, whatever their size and whichever program added them.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -9,7 +9,7 @@ use localnet_linux::ipvs::{
 };
 use localnet_vm::on_ipvs;
 
-use crate::world::{apply, destination, frontend, ipvsadm, isolated, run, server};
+use crate::namespace::{apply, destination, frontend, ipvsadm, isolated, run, server};
 
 const SERVERS: u32 = 300;
 const DESTINATIONS: u32 = 3;
@@ -29,7 +29,7 @@ fn many() -> Vec<Change> {
 }
 
 #[test]
-fn many_changes_travel_in_few_conversations_and_are_listed_as_they_are() {
+fn many_changes_take_few_batches_and_are_listed_completely() {
     on_ipvs(|| {
         isolated(|| {
             let mut socket = Socket::open().unwrap();
@@ -38,8 +38,8 @@ fn many_changes_travel_in_few_conversations_and_are_listed_as_they_are() {
             let applied = socket.apply(&changes).unwrap();
             let took = started.elapsed();
             assert_eq!(applied.refused, []);
-            assert_eq!(applied.conversations, changes.len().div_ceil(512));
-            println!("{} changes: {took:?}, {} conversations", applied.changes, applied.conversations);
+            assert_eq!(applied.batches, changes.len().div_ceil(512));
+            println!("{} changes: {took:?}, {} batches", applied.changes, applied.batches);
 
             let started = Instant::now();
             let listed = socket.list().unwrap();
@@ -64,7 +64,7 @@ fn many_changes_travel_in_few_conversations_and_are_listed_as_they_are() {
                 assert_eq!(destinations, expected, "{frontend}");
             }
 
-            // All of it again: all refused, each told, and nothing lost on the way.
+            // All additions again: the kernel refuses each, and no answer is lost.
             let applied = socket.apply(&changes).unwrap();
             let refused: Vec<_> = applied.refused.iter().map(|refused| refused.change).collect();
             assert_eq!(refused, (0..changes.len()).collect::<Vec<_>>());
@@ -99,7 +99,7 @@ fn one_virtual_server_with_many_destinations_is_listed_in_parts() {
 }
 
 #[test]
-fn what_others_made_is_listed_and_marks_are_passed_over() {
+fn foreign_virtual_servers_are_listed_except_those_of_firewall_marks() {
     on_ipvs(|| {
         isolated(|| {
             run(
@@ -120,7 +120,7 @@ fn what_others_made_is_listed_and_marks_are_passed_over() {
             assert_eq!(listed[0].server, foreign);
             let tunnel = Destination { forwarding: Forwarding::TUNNEL, ..destination("10.0.0.1:80", 5) };
             assert_eq!(listed[0].destinations[0].destination, tunnel);
-            // Ours beside them change nothing of theirs.
+            // Our changes leave them unchanged.
             let before = ipvsadm();
             let ours = server(Protocol::Tcp, "10.96.0.1:80", "rr");
             apply(&mut socket, &[Change::AddServer(ours.clone()), Change::DeleteServer(ours.frontend)]);

@@ -1,10 +1,10 @@
-//! IPVS of a real kernel, each test in a network namespace of its own: this machine's if its kernel has IPVS, else a guest's.
+//! IPVS of a real kernel, each test in a temporary network namespace: on this machine if its kernel has IPVS, otherwise in a guest.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
 mod changes;
 mod connections;
 mod lists;
+mod namespace;
 mod refusals;
 mod settings;
-mod world;

@@ -1,13 +1,13 @@
-//! What the kernel refuses is told one by one, and stops nothing else.
+//! Refused changes are reported one by one and do not stop the others.
 
 use localnet_linux::ipvs::{Change, Destination, Error, Protocol, Socket};
 use localnet_vm::on_ipvs;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-use crate::world::{apply, destination, frontend, ipvsadm, isolated, run, server};
+use crate::namespace::{apply, destination, frontend, ipvsadm, isolated, run, server};
 
 #[test]
-fn refusals_name_the_object_and_the_remedy_and_the_rest_is_done() {
+fn refusals_name_object_and_remedy_and_do_not_stop_other_changes() {
     let http = frontend(Protocol::Tcp, "10.96.0.1:80");
     let absent = frontend(Protocol::Udp, "10.96.0.9:53");
     let v6 = frontend(Protocol::Tcp, "[fd00:96::1]:80");
@@ -104,11 +104,11 @@ fn refusals_name_the_object_and_the_remedy_and_the_rest_is_done() {
 }
 
 #[test]
-fn without_the_privilege_everything_says_so() {
+fn without_the_capability_every_call_reports_it() {
     on_ipvs(|| {
         isolated(|| {
             apply(&mut Socket::open().unwrap(), &[Change::AddServer(server(Protocol::Tcp, "10.96.0.1:80", "rr"))]);
-            // Of this thread alone.
+            // Drops the capability of this thread alone.
             let none = CapabilitySet::empty();
             let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
             rustix::thread::set_capabilities(None, sets).unwrap();
@@ -124,7 +124,7 @@ fn without_the_privilege_everything_says_so() {
             ] {
                 assert!(matches!(result, Err(Error::NotPermitted)), "{result:?}");
             }
-            assert_eq!(socket.apply(&[]).unwrap().conversations, 0);
+            assert_eq!(socket.apply(&[]).unwrap().batches, 0);
         });
     });
 }

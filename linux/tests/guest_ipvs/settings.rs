@@ -1,4 +1,4 @@
-//! Settings of IPVS, in a network namespace of the test's own.
+//! Settings of IPVS, in a temporary network namespace.
 
 use std::fs;
 
@@ -6,18 +6,18 @@ use localnet_linux::ipvs::{Socket, apply_settings};
 use localnet_linux::sysctl::{Set, Settings};
 use localnet_vm::on_ipvs;
 
-use crate::world::isolated;
+use crate::namespace::isolated;
 
 #[test]
-fn those_that_virtual_servers_need_can_be_made() {
+fn all_settings_can_be_applied() {
     on_ipvs(|| {
         isolated(|| {
-            // Loads the module, and its settings with it.
+            // Loads the module, which adds the settings.
             Socket::open().unwrap();
             let read = |name: &str| fs::read_to_string(format!("/{name}")).unwrap().trim().to_owned();
             let first = apply_settings(&Settings::default(), true);
             let made: Vec<_> = first.into_iter().map(Result::unwrap).collect();
-            // Some kernels get one more, which is told by the table beside the code.
+            // Some kernels get one more setting; the unit test checks which.
             let of_all = made.iter().filter(|(name, _)| !name.ends_with("/conn_reuse_mode"));
             let shown: Vec<_> = of_all.map(|(name, set)| (*name, *set, read(name))).collect();
             let expected = [
@@ -30,7 +30,7 @@ fn those_that_virtual_servers_need_can_be_made() {
             assert_eq!(shown, expected.map(|(name, value)| (name, Set::From(0), value.to_owned())));
             let again = apply_settings(&Settings::default(), true);
             assert!(again.into_iter().all(|result| result.unwrap().1 == Set::Already));
-            // Another namespace has its own.
+            // Another namespace has settings of its own.
             isolated(|| {
                 let there = apply_settings(&Settings::default(), false);
                 assert!(there.into_iter().all(|result| result.unwrap().1 == Set::From(0)));

@@ -1,4 +1,4 @@
-//! What is read back is what was loaded.
+//! A dump equals the loaded ruleset.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use localnet_linux::nft::{
 use crate::namespace::{isolated, nft};
 use crate::ruleset::{everything, load};
 
-/// nft 1.0.6 knows no type of `ct original proto-dst` that it could look up, so there is no text to compare this with.
+/// nft 1.0.6 has no type for a lookup of `ct original proto-dst`, so there is no listing to compare with.
 #[test]
-fn ports_that_were_asked_for_are_read_back() {
+fn lookups_of_original_ports_are_read_back() {
     isolated(|| {
         for family in Family::ALL {
             let key = [Field::OriginalDestinationAddress, Field::Protocol, Field::OriginalDestinationPort];
@@ -35,7 +35,7 @@ fn ports_that_were_asked_for_are_read_back() {
 }
 
 #[test]
-fn times_that_are_left_are_written_and_read_back() {
+fn remaining_times_of_elements_are_written_and_read_back() {
     isolated(|| {
         for family in Family::ALL {
             let table = Table::new(family, "expiring");
@@ -55,11 +55,11 @@ fn times_that_are_left_are_written_and_read_back() {
                 let mut transaction = Transaction::new();
                 transaction.add_elements(&table, set, elements.collect());
                 socket.commit(&transaction).unwrap();
-                let mut found = socket.elements(&table, set).unwrap().expect("the set exists");
-                found.sort_unstable_by(|one, other| one.key.cmp(&other.key));
-                assert_eq!(found.len(), given.len());
-                for (found, given) in found.iter().zip(given) {
-                    let ElementData::Expires(expiry) = found.data else { panic!("{found:?}") };
+                let mut live = socket.elements(&table, set).unwrap().expect("the set exists");
+                live.sort_unstable_by(|one, other| one.key.cmp(&other.key));
+                assert_eq!(live.len(), given.len());
+                for (live, given) in live.iter().zip(given) {
+                    let ElementData::Expires(expiry) = live.data else { panic!("{live:?}") };
                     assert_eq!(expiry.timeout, given.timeout, "{}", set.name);
                     assert!((given.left - 20_000..=given.left).contains(&expiry.left), "{expiry:?}");
                 }
@@ -68,27 +68,27 @@ fn times_that_are_left_are_written_and_read_back() {
     });
 }
 
-fn dump_is_what_was_loaded(family: Family) {
+fn dump_equals_the_loaded_table(family: Family) {
     let content = everything(family);
     let mut socket = load(&content);
     let check = |socket: &mut Socket| {
         let dump = socket.table(&content.table).unwrap().expect("the table exists");
         assert_eq!(dump.chains.len(), content.chains.len());
-        for (found, wanted) in dump.chains.iter().zip(&content.chains) {
-            for (found, wanted) in found.rules.iter().zip(&wanted.rules) {
-                assert!(found.is(family, wanted), "found {found:#?}\nwanted {wanted:#?}");
+        for (live, desired) in dump.chains.iter().zip(&content.chains) {
+            for (live, desired) in live.rules.iter().zip(&desired.rules) {
+                assert!(live.is(family, desired), "live {live:#?}\nwanted {desired:#?}");
             }
-            assert!(found.is(family, wanted), "{}", wanted.name);
+            assert!(live.is(family, desired), "{}", desired.name);
         }
         assert_eq!(dump.sets.len(), content.sets.len());
-        for (found, (set, elements)) in dump.sets.iter().zip(&content.sets) {
-            assert_eq!(found.set.as_deref(), Some(&**set));
+        for (live, (set, elements)) in dump.sets.iter().zip(&content.sets) {
+            assert_eq!(live.set.as_deref(), Some(&**set));
             let order = |elements: &[Element]| {
                 let mut elements = elements.to_vec();
                 elements.sort_by(|a, b| a.key.cmp(&b.key));
                 elements
             };
-            assert_eq!(order(&found.elements), order(elements), "{}", set.name);
+            assert_eq!(order(&live.elements), order(elements), "{}", set.name);
         }
     };
     check(&mut socket);
@@ -105,13 +105,13 @@ fn dump_is_what_was_loaded(family: Family) {
 }
 
 #[test]
-fn dump_is_what_was_loaded_v4() {
-    isolated(|| dump_is_what_was_loaded(Family::V4));
+fn dump_equals_the_loaded_table_v4() {
+    isolated(|| dump_equals_the_loaded_table(Family::V4));
 }
 
 #[test]
-fn dump_is_what_was_loaded_v6() {
-    isolated(|| dump_is_what_was_loaded(Family::V6));
+fn dump_equals_the_loaded_table_v6() {
+    isolated(|| dump_equals_the_loaded_table(Family::V6));
 }
 
 #[test]
@@ -120,18 +120,18 @@ fn each_rule_differs_from_every_other() {
         let content = everything(Family::V4);
         let mut socket = load(&content);
         let dump = socket.table(&content.table).unwrap().unwrap();
-        let wanted: Vec<&Rule> = content.chains.iter().flat_map(|chain| &chain.rules).collect();
-        let found: Vec<_> = dump.chains.iter().flat_map(|chain| &chain.rules).collect();
-        for (at, found) in found.iter().enumerate() {
-            for (other, wanted) in wanted.iter().enumerate() {
-                assert_eq!(found.is(Family::V4, wanted), at == other, "{found:?} {wanted:?}");
+        let desired: Vec<&Rule> = content.chains.iter().flat_map(|chain| &chain.rules).collect();
+        let live: Vec<_> = dump.chains.iter().flat_map(|chain| &chain.rules).collect();
+        for (at, live) in live.iter().enumerate() {
+            for (other, desired) in desired.iter().enumerate() {
+                assert_eq!(live.is(Family::V4, desired), at == other, "{live:?} {desired:?}");
             }
         }
     });
 }
 
 #[test]
-fn what_others_changed_shows() {
+fn changes_by_other_programs_show_in_a_dump() {
     isolated(|| {
         let content = everything(Family::V4);
         let mut socket = load(&content);
@@ -165,23 +165,23 @@ fn forty_thousand_elements_are_read_back() {
             Element::value(key, Tuple::new().address(pod).port(8080))
                 .comment(format!("default/web-{}:http", number / 4))
         };
-        let wanted: Vec<Element> = (0..40_000).map(element).collect();
+        let desired: Vec<Element> = (0..40_000).map(element).collect();
         let mut transaction = Transaction::new();
-        transaction.add_table(&table).add_set(&table, &set).add_elements(&table, &set, wanted.clone());
+        transaction.add_table(&table).add_set(&table, &set).add_elements(&table, &set, desired.clone());
         let mut socket = Socket::open().unwrap();
         let start = std::time::Instant::now();
         socket.commit(&transaction).unwrap();
         println!("loaded 40000 elements in {:?}", start.elapsed());
         let start = std::time::Instant::now();
-        let mut found = socket.elements(&table, &set).unwrap().unwrap();
+        let mut live = socket.elements(&table, &set).unwrap().unwrap();
         println!("read 40000 elements in {:?}", start.elapsed());
-        found.sort_by(|a, b| a.key.cmp(&b.key));
-        assert!(found == wanted, "{} elements", found.len());
+        live.sort_by(|a, b| a.key.cmp(&b.key));
+        assert!(live == desired, "{} elements", live.len());
     });
 }
 
 #[test]
-fn a_table_that_changes_meanwhile_is_read_as_one_state() {
+fn a_table_that_changes_meanwhile_is_read_consistently() {
     isolated(|| {
         let table = Table::new(Family::V4, "t");
         let set = Arc::new(Set::verdict_map("all", [FieldType::Ipv4Addr]));
@@ -207,12 +207,12 @@ fn a_table_that_changes_meanwhile_is_read_as_one_state() {
                 }
             });
             while !written.is_finished() {
-                let found = reader.table(&table).unwrap().unwrap().sets.remove(0).elements;
-                let drops = found.iter().filter(|element| element.data == states[0][0].data).count();
+                let live = reader.table(&table).unwrap().unwrap().sets.remove(0).elements;
+                let drops = live.iter().filter(|element| element.data == states[0][0].data).count();
                 assert!(
-                    [0, 5_000].contains(&found.len()) && [0, found.len()].contains(&drops),
+                    [0, 5_000].contains(&live.len()) && [0, live.len()].contains(&drops),
                     "{drops} of {}",
-                    found.len()
+                    live.len()
                 );
             }
         });
@@ -220,7 +220,7 @@ fn a_table_that_changes_meanwhile_is_read_as_one_state() {
 }
 
 #[test]
-fn statements_without_effect_on_a_dump_are_not_confused() {
+fn rules_that_differ_only_in_the_comment_differ() {
     isolated(|| {
         let content = everything(Family::V4);
         let mut socket = load(&content);

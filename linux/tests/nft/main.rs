@@ -1,10 +1,10 @@
-//! nf_tables against the running kernel, each test in a network namespace of its own.
+//! nf_tables of the running kernel, each test in a temporary network namespace.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
 mod dump;
+mod foreign;
 mod monitor;
 mod namespace;
-mod others;
 mod ruleset;
 mod transaction;

@@ -1,4 +1,4 @@
-//! Other processes' commits are noticed, our own are not.
+//! The monitor reports commits of other processes and skips our own.
 
 use localnet_linux::nft::{Chain, Event, Family, Monitor, Socket, Table, Transaction};
 
@@ -10,7 +10,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 #[test]
-fn commits_of_others_are_told_with_their_tables() {
+fn commits_of_other_processes_are_reported_with_their_tables() {
     isolated(|| {
         let runtime = runtime();
         let _entered = runtime.enter();
@@ -23,25 +23,27 @@ fn commits_of_others_are_told_with_their_tables() {
         nft(&["delete", "element", "ip", "everything", "plain", "{ 10.96.0.1 }"], "");
         nft(&["-f", "-"], "add table ip6 another\nflush chain ip6 everything output\n");
         nft(&["add", "table", "inet", "elsewhere"], "");
-        let mut told = Vec::new();
+        let mut commits = Vec::new();
         for _ in 0..3 {
             match runtime.block_on(monitor.next()).unwrap() {
-                Event::Committed(commit) => told.push(commit),
+                Event::Committed(commit) => commits.push(commit),
                 Event::Lost => panic!("nothing was lost"),
             }
         }
         let everything = |family| Table::new(family, "everything");
-        let tables: Vec<Vec<Table>> = told.iter().map(|commit| commit.tables.iter().cloned().collect()).collect();
+        let tables: Vec<Vec<Table>> = commits.iter().map(|commit| commit.tables.iter().cloned().collect()).collect();
         assert_eq!(tables[0], [everything(Family::V4)]);
         assert_eq!(tables[1], [Table::new(Family::V6, "another"), everything(Family::V6)]);
         assert_eq!(tables[2], []);
-        assert!(told.iter().all(|commit| commit.process_name.as_deref() == Some("nft") && commit.process_id.is_some()));
-        assert_eq!(told[2].generation, socket.generation().unwrap());
+        assert!(
+            commits.iter().all(|commit| commit.process_name.as_deref() == Some("nft") && commit.process_id.is_some())
+        );
+        assert_eq!(commits[2].generation, socket.generation().unwrap());
     });
 }
 
 #[test]
-fn what_comes_too_fast_is_told_as_lost() {
+fn notifications_beyond_the_buffer_are_reported_as_lost() {
     isolated(|| {
         let runtime = runtime();
         let _entered = runtime.enter();

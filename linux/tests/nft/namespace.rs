@@ -1,4 +1,4 @@
-//! A throw-away network namespace, and `nft` in it.
+//! A temporary network namespace, and `nft` in it.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -15,7 +15,7 @@ pub(crate) fn isolated(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Runs `nft` with these arguments and that input; returns what it printed.
+/// Runs `nft` with these arguments and that input, and returns its output.
 #[track_caller]
 pub(crate) fn nft(arguments: &[&str], input: &str) -> String {
     let mut child = Command::new("nft")
@@ -32,7 +32,7 @@ pub(crate) fn nft(arguments: &[&str], input: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Elements of hash sets are listed in an order of the kernel's own: sorts them, one per line.
+/// Sorts the elements in a listing, one per line, because the kernel lists those of hash sets in no stable order.
 pub(crate) fn sorted(listing: &str) -> String {
     let mut out = String::new();
     let mut rest = listing;
@@ -52,7 +52,7 @@ pub(crate) fn sorted(listing: &str) -> String {
     out + rest
 }
 
-/// Says which lines differ.
+/// Panics with the lines that differ.
 #[track_caller]
 pub(crate) fn assert_same(left: &str, right: &str, what: &str) {
     let (left, right) = (sorted(left), sorted(right));

@@ -1,4 +1,4 @@
-//! A ruleset with every statement, field and kind of set: what nft makes of it, and of our netlink messages.
+//! A ruleset with every statement, field and kind of set: nft's text and our netlink messages have the same effect.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use localnet_linux::nft::{
 
 use crate::namespace::{assert_same, isolated, nft};
 
-/// Everything that the plain values can say, in a table of that family.
+/// A table of that family with everything that the plain values can represent.
 pub(crate) fn everything(family: Family) -> TableContent {
     let address = |v4: &str, v6: &str| match family {
         Family::V4 => v4.parse().unwrap(),
@@ -252,13 +252,13 @@ fn netlink_lists_like_text(family: Family) {
     transaction.add_content(content.clone());
     nft(&["-f", "-"], &script(&transaction));
     let by_text = nft(&LIST, "");
-    assert_same(&by_netlink, &by_text, "netlink and text make the same");
+    assert_same(&by_netlink, &by_text, "netlink and text have the same effect");
 
     nft(&["flush", "ruleset"], "");
     nft(&["-f", "-"], &by_netlink);
-    assert_same(&nft(&LIST, ""), &by_netlink, "the listing of what netlink made reloads");
+    assert_same(&nft(&LIST, ""), &by_netlink, "the listing of the netlink ruleset reloads");
 
-    assert_same(&listing(&content), &by_netlink, "our own listing is nft's");
+    assert_same(&listing(&content), &by_netlink, "our listing equals nft's");
 }
 
 #[test]
@@ -271,7 +271,7 @@ fn netlink_lists_like_text_v6() {
     isolated(|| netlink_lists_like_text(Family::V6));
 }
 
-/// Transactions that undo parts of `everything` and do them again, with every kind of change.
+/// Transactions that remove parts of `everything` and add them again, with every kind of change.
 fn churn(content: &TableContent) -> Vec<Transaction> {
     let table = &content.table;
     let (mut delete, mut add, mut replace, mut rules) =
@@ -281,7 +281,7 @@ fn churn(content: &TableContent) -> Vec<Transaction> {
         add.add_elements(table, set, elements.clone());
         replace.flush_set(table, set).add_elements(table, set, elements.clone());
     }
-    // nft 1.0.6 takes a rule with `dnat … map` only together with the map: "conflicting protocols: ip vs. th".
+    // nft 1.0.6 accepts a rule with `dnat … map` only together with the map: "conflicting protocols: ip vs. th".
     for chain in content.chains.iter().filter(|chain| &*chain.name != "lb-2") {
         rules.flush_chain(table, &chain.name).add_rules(table, chain);
     }
@@ -296,7 +296,7 @@ fn churn(content: &TableContent) -> Vec<Transaction> {
     vec![delete, add, replace, rules, undo]
 }
 
-fn every_change_does_the_same_in_both_ways(family: Family) {
+fn every_change_has_the_same_effect_by_netlink_and_text(family: Family) {
     let content = everything(family);
     let mut socket = load(&content);
     let whole = nft(&LIST, "");
@@ -308,11 +308,11 @@ fn every_change_does_the_same_in_both_ways(family: Family) {
             nft(&LIST, "")
         })
         .collect();
-    assert!(!by_netlink[0].contains("elements ="), "all are deleted: {}", by_netlink[0]);
-    assert_same(&by_netlink[4], &whole, "netlink changed and changed back");
+    assert!(!by_netlink[0].contains("elements ="), "all elements are deleted: {}", by_netlink[0]);
+    assert_same(&by_netlink[4], &whole, "netlink restores the table");
     for (step, listed) in steps.iter().zip(&by_netlink) {
         nft(&["-f", "-"], &script(step));
-        assert_same(&nft(&LIST, ""), listed, "text does what netlink does");
+        assert_same(&nft(&LIST, ""), listed, "text and netlink have the same effect");
     }
     let all_at_once = steps[..3].iter().flat_map(Transaction::changes).fold(Transaction::new(), |mut all, change| {
         all.push(change.clone());
@@ -323,16 +323,16 @@ fn every_change_does_the_same_in_both_ways(family: Family) {
 }
 
 #[test]
-fn every_change_does_the_same_in_both_ways_v4() {
-    isolated(|| every_change_does_the_same_in_both_ways(Family::V4));
+fn every_change_has_the_same_effect_by_netlink_and_text_v4() {
+    isolated(|| every_change_has_the_same_effect_by_netlink_and_text(Family::V4));
 }
 
 #[test]
-fn every_change_does_the_same_in_both_ways_v6() {
-    isolated(|| every_change_does_the_same_in_both_ways(Family::V6));
+fn every_change_has_the_same_effect_by_netlink_and_text_v6() {
+    isolated(|| every_change_has_the_same_effect_by_netlink_and_text(Family::V6));
 }
 
-/// A rule and a range for each length of a prefix.
+/// A table with a rule and a range for each prefix length.
 fn every_prefix(family: Family) -> TableContent {
     let address: std::net::IpAddr = match family {
         Family::V4 => "213.170.85.171".parse().unwrap(),
@@ -356,10 +356,10 @@ fn every_prefix(family: Family) -> TableContent {
     TableContent { table: Table::new(family, "prefixes"), sets, chains: vec![chain] }
 }
 
-fn every_length_of_a_prefix_works(family: Family) {
+fn every_prefix_length_is_listed_and_dumped(family: Family) {
     let content = every_prefix(family);
     let mut socket = load(&content);
-    assert_same(&nft(&LIST, ""), &listing(&content), "nft lists what was meant");
+    assert_same(&nft(&LIST, ""), &listing(&content), "nft lists the same prefixes");
     let dump = socket.table(&content.table).unwrap().unwrap();
     assert!(dump.chains[0].is(family, &content.chains[0]));
     for (found, (set, elements)) in dump.sets.iter().zip(&content.sets) {
@@ -368,11 +368,11 @@ fn every_length_of_a_prefix_works(family: Family) {
 }
 
 #[test]
-fn every_length_of_a_prefix_works_v4() {
-    isolated(|| every_length_of_a_prefix_works(Family::V4));
+fn every_prefix_length_is_listed_and_dumped_v4() {
+    isolated(|| every_prefix_length_is_listed_and_dumped(Family::V4));
 }
 
 #[test]
-fn every_length_of_a_prefix_works_v6() {
-    isolated(|| every_length_of_a_prefix_works(Family::V6));
+fn every_prefix_length_is_listed_and_dumped_v6() {
+    isolated(|| every_prefix_length_is_listed_and_dumped(Family::V6));
 }

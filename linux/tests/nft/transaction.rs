@@ -1,4 +1,4 @@
-//! Transactions: all or nothing, errors that name the change, sizes.
+//! Transactions are atomic, and errors name the refused change.
 
 use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
@@ -72,7 +72,7 @@ fn the_refused_element_is_named() {
 }
 
 #[test]
-fn many_errors_still_name_the_first() {
+fn of_many_errors_the_first_is_named() {
     isolated(|| {
         let mut socket = Socket::open().unwrap();
         let mut transaction = Transaction::new();
@@ -101,11 +101,11 @@ fn a_full_set_is_refused() {
 }
 
 #[test]
-fn without_the_privilege_the_error_says_what_to_do() {
+fn without_the_capability_the_error_names_the_remedy() {
     isolated(|| {
         let mut socket = Socket::open().unwrap();
         let nobody = nix::unistd::Uid::from_raw(65_534);
-        // Of this thread alone, as the raw system call has it.
+        // The raw system call affects this thread alone.
         rustix::thread::set_thread_res_uid(rustix_uid(nobody), rustix_uid(nobody), rustix_uid(nobody)).unwrap();
         let mut transaction = Transaction::new();
         transaction.add_table(&table());
@@ -116,9 +116,9 @@ fn without_the_privilege_the_error_says_what_to_do() {
     });
 }
 
-/// A table with an owner was first called a missing capability.
+/// An earlier version reported a table with an owner as a missing capability.
 #[test]
-fn a_table_that_another_process_owns_is_told_from_a_missing_privilege() {
+fn a_table_of_another_owner_differs_from_a_missing_capability() {
     isolated(|| {
         let mut owner = Command::new("nft").arg("-i").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let mut stdin = owner.stdin.take().unwrap();
@@ -134,7 +134,7 @@ fn a_table_that_another_process_owns_is_told_from_a_missing_privilege() {
         owner.wait().unwrap();
         assert!(matches!(error, Error::Owned), "{error}");
         assert!(!error.to_string().contains("CAP_NET_ADMIN"), "{error}");
-        // It went with its owner.
+        // The kernel deleted the table with its owner.
         socket.commit(&transaction).unwrap();
     });
 }

@@ -1,4 +1,4 @@
-//! Session affinity: who keeps their endpoint, told by running the rules that the fake kernel holds.
+//! Session affinity: verifies which clients keep their endpoint, by running the rules in the fake kernel.
 
 use localnet_client::route::{self, Origin, Outcome, Packet, Rules};
 use localnet_linux::nft::{
@@ -19,11 +19,11 @@ const VIPS: [(&str, u16); 6] = [
     ("192.168.0.2", 30_001),
 ];
 
-/// A process, the kernel, and the time as its sets of clients see it.
+/// A process, the kernel, and the time that its sets of clients use.
 struct World {
     backend: NftBackend<FakeKernel>,
     now: u64,
-    /// Of the packet under way.
+    /// The priority of the packet in progress.
     priority: u32,
     random: u64,
 }
@@ -60,7 +60,7 @@ impl World {
         }
     }
 
-    /// Where the first packet of a connection is translated to.
+    /// The destination after translation of a connection's first packet.
     fn connect(&mut self, client: &str, vip: (&str, u16)) -> Option<std::net::SocketAddr> {
         let packet = packet(client, vip);
         let table = plan::table(Family::of(&packet.source));
@@ -183,7 +183,7 @@ fn endpoint_of(value: &Tuple) -> std::net::SocketAddr {
     (address, u16::from_be_bytes([port[0], port[1]])).into()
 }
 
-/// Where a packet may go.
+/// The endpoints to which a packet may go.
 fn choices(state: &Snapshot, packet: &Packet) -> (BTreeSet<std::net::SocketAddr>, Option<u32>) {
     let rules =
         Rules { detects_pods: true, node_port_addresses: node().addresses.into_iter().collect(), ..Rules::default() };
@@ -203,7 +203,7 @@ fn web(endpoints: &[&str]) -> Snapshot {
 
 const FOUR: [&str; 4] = ["10.180.1.2", "10.180.1.4", "10.180.1.6", "10.180.1.8"];
 
-/// Where so many clients are sent.
+/// The endpoints of that many clients.
 fn crowd(world: &mut World, clients: u8) -> Vec<IpAddr> {
     let connect = |client| world.connect(&format!("10.180.7.{client}"), VIPS[0]).unwrap().ip();
     (0..clients).map(connect).collect()
@@ -234,7 +234,8 @@ fn clients_stay_whatever_happens_to_other_endpoints() {
     assert_eq!(moved.count(), 0, "whose endpoint stayed, stays");
 }
 
-/// kube-proxy remembers a client for each port of a Service, so it has one endpoint by all addresses of the port.
+/// kube-proxy remembers a client for each port of a Service, so the client has one endpoint for all addresses of the
+/// port.
 #[test]
 fn a_client_has_one_endpoint_by_all_addresses_of_a_port() {
     let mut world = World::new();
@@ -264,8 +265,9 @@ fn a_client_has_one_endpoint_by_all_addresses_of_a_port() {
     }
 }
 
-/// The issue was that clients of a timeout of hours stayed for hours after it was made seconds. kube-proxy: in iptables mode the new
-/// timeout counts from the client's last connection; in nftables mode, as here before, only from its next one.
+/// Regression: after a timeout of hours was changed to seconds, its clients stayed for hours. In kube-proxy's iptables
+/// mode the new timeout counts from the client's last connection. In its nftables mode, and formerly here, it counts
+/// from the next one.
 #[test]
 fn another_timeout_counts_from_the_last_connection() {
     let with = |seconds| {
@@ -291,7 +293,7 @@ fn another_timeout_counts_from_the_last_connection() {
     world.backend.kernel.blind = true;
     world.apply(&with(100));
     world.backend.kernel.blind = false;
-    // The process ends before it comes to it.
+    // The process ends before it changes the clients.
     world.restart();
     world.apply(&with(100));
     assert_eq!(world.backend.desired.chores(), vec![]);
@@ -470,7 +472,7 @@ fn a_slot_whose_clients_cannot_be_forgotten_stays_empty_until_they_are() {
         clients(&world, "affinity-3") > 0 && clients(&world, "affinity-4") > 0,
         "the other one has a slot of its own"
     );
-    // The process ends before it comes to it.
+    // The process ends before it changes the clients.
     world.restart();
     world.backend.kernel.blind = false;
     world.apply(&with_other);
@@ -510,17 +512,17 @@ fn a_service_with_affinity_that_the_kernel_refuses_is_left_out_alone() {
     }
 }
 
-/// Of each service: whether external traffic goes to local endpoints, affinity, and endpoints.
+/// For each service: whether external traffic goes to local endpoints, the affinity, and the endpoints.
 type ServiceParts = (bool, Option<u32>, Vec<(u8, Scopes)>);
 type Services = Vec<ServiceParts>;
 
-/// What happens next.
+/// One step of a history.
 #[derive(Clone, Debug)]
 enum Step {
     State(Services),
     Denied(Services),
     Restart,
-    /// While no process runs, services change.
+    /// Services change while no process runs.
     RestartWith(Services),
     Wait(u64),
     Connect(usize, usize),
@@ -566,14 +568,14 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The ports of Services to which the VIPs belong: clients are remembered by port and family, as kube-proxy does it.
+/// The service port of each VIP. Clients are remembered by port and family, as in kube-proxy.
 const PORTS: [usize; 6] = [0, 1, 0, 1, 2, 0];
 
-/// Endpoints of a client at a port, and when it was last sent there.
+/// The endpoints of each client at each port, and when the client was last sent there.
 type Remembered = BTreeMap<(usize, usize), BTreeMap<std::net::SocketAddr, u64>>;
 
-/// Endpoints that no longer serve any VIP of a port, or without affinity, lose their clients; and clients are forgotten after the
-/// timeout, whatever it was when they were sent there.
+/// Removes clients that must be forgotten: those of endpoints that no VIP of the port uses any more or that lost
+/// affinity, and those whose timeout has passed. The present timeout counts, whatever it was when they connected.
 fn retain_known(remembered: &mut Remembered, state: &Snapshot, now: u64) {
     for ((_, port), ends) in remembered.iter_mut() {
         let service = state.services.get(&ServiceKey::new("default", if *port == 1 { "s2" } else { "s1" }));
@@ -654,7 +656,8 @@ proptest! {
                 }
             }
         }
-        // Whichever slots endpoints have had: the same serve, and slots without one have no clients.
+        // The slots of endpoints may differ, but the same endpoints are served, and slots without an endpoint have no
+        // clients.
         let mut fresh = backend();
         world.apply(&applied);
         fresh.apply(&applied, &Changes::everything()).unwrap().whole().unwrap();

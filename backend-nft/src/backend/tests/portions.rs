@@ -1,4 +1,4 @@
-//! What is too much for one commit: whatever is sent in between, each VIP is as it was before or as it is to be.
+//! Changes that are too large for one commit: after each portion, each VIP has either its old or its new content.
 
 use localnet_linux::nft::ElementKey;
 
@@ -7,7 +7,7 @@ use super::*;
 /// The elements of a VIP, by set.
 type Programmed = BTreeMap<(nft::Name, ElementKey), Element>;
 
-/// What packets of a family meet: the VIPs of each table that they enter.
+/// What packets of a family are matched against: the VIPs of each table that they enter.
 fn met(kernel: &FakeKernel, family: Family) -> Vec<BTreeMap<VipKey, Programmed>> {
     let of_family = kernel.tables.iter().filter(|(name, _)| name.family == family);
     let entered = of_family.filter(|(_, table)| table.chains.values().any(|chain| chain.hook.is_some()));
@@ -17,7 +17,7 @@ fn met(kernel: &FakeKernel, family: Family) -> Vec<BTreeMap<VipKey, Programmed>>
             for (key, element) in elements {
                 let length = if family == Family::V4 { 12 } else { 24 };
                 let vip = key.start().as_bytes().get(..length).map(Tuple::from_bytes);
-                // Neither ClusterIPs nor hairpins, whose keys are others.
+                // Skips ClusterIPs and hairpins, which have other keys.
                 if let Some(vip) = vip.and_then(|vip| elements::read_vip(&vip)) {
                     vips.entry(vip).or_default().insert((name.clone(), key.clone()), element.clone());
                 }
@@ -28,8 +28,8 @@ fn met(kernel: &FakeKernel, family: Family) -> Vec<BTreeMap<VipKey, Programmed>>
     entered.map(|(_, table)| vips(&table.sets)).collect()
 }
 
-/// Applies what was sent since `before`, one transaction after the other: no VIP is ever anything but what it was or will be, in
-/// that order, and packets enter one table.
+/// Applies the transactions since `before` one by one. After each, every VIP has its old or its new content, never
+/// returns to the old one, and packets enter exactly one table.
 fn check_on_the_way(before: &FakeKernel, after: &FakeKernel) {
     let mut kernel = before.clone();
     let ends = Family::ALL.map(|family| met(after, family).remove(0));
@@ -70,7 +70,7 @@ proptest! {
                 backend = restarted(&backend);
                 changes = Changes::everything();
             }
-            backend.portion = portion;
+            backend.limits = Limits { entered: portion, filled: portion };
             changes.merge(difference(&before, state));
             apply(&mut backend, state, &changes);
             changes = Changes::default();
@@ -83,28 +83,56 @@ fn many(count: u8) -> Snapshot {
     state((0..count).map(|i| service(&format!("s{i}"), &format!("172.30.0.{i}"), &["10.180.1.2", "10.180.1.4"])))
 }
 
-/// Three elements for each service, a ClusterIP among them.
+/// The elements of each service: three for its VIP, and one for its ClusterIP.
 const EACH: usize = 4;
 
 #[test]
 fn a_big_table_is_replaced_by_way_of_another() {
     let mut backend = backend();
-    backend.portion = 10 * EACH;
+    backend.limits = Limits { entered: 10 * EACH, filled: 10 * EACH };
     let state = many(100);
     assert_eq!(apply(&mut backend, &state, &Changes::everything()), 10 + 1, "ten portions, and IPv6");
     for table in backend.kernel.tables.values_mut() {
         table.chains.values_mut().for_each(|chain| chain.comment = Some("of another version".into()));
     }
     let mut next = restarted(&backend);
-    next.portion = backend.portion;
+    next.limits = backend.limits;
     assert_eq!(apply(&mut next, &state, &Changes::everything()), 10 + 10 + 1, "there and back, and IPv6");
+    assert_eq!(normal(&next.kernel), planned(&next));
+}
+
+/// Regression: a first load needed memory for all elements twice.
+#[test]
+fn a_first_load_comes_in_small_portions_and_a_table_that_packets_enter_changes_at_once() {
+    let mut backend = backend();
+    backend.limits = Limits { entered: 200 * EACH, filled: 10 * EACH };
+    let state = many(100);
+    assert_eq!(apply(&mut backend, &state, &Changes::everything()), 10 + 1, "ten portions, and IPv6");
+    let sent = |transaction: &Transaction| -> usize {
+        let elements = transaction.changes().iter().filter_map(|change| match change {
+            Change::AddElements(_, _, elements) => Some(elements.len()),
+            _ => None,
+        });
+        elements.sum()
+    };
+    assert!(backend.kernel.log.iter().all(|transaction| sent(transaction) <= 10 * EACH));
+    for table in backend.kernel.tables.values_mut() {
+        table.chains.values_mut().for_each(|chain| chain.comment = Some("of another version".into()));
+    }
+    let mut next = restarted(&backend);
+    next.limits = backend.limits;
+    assert_eq!(apply(&mut next, &state, &Changes::everything()), 1 + 1, "each family at once");
+    let renamed = self::state(
+        (0..100).map(|i| service(&format!("r{i}"), &format!("172.30.0.{i}"), &["10.180.1.2", "10.180.1.4"])),
+    );
+    assert_eq!(apply(&mut next, &renamed, &difference(&state, &renamed)), 1, "all names at once");
     assert_eq!(normal(&next.kernel), planned(&next));
 }
 
 #[test]
 fn a_replacement_that_broke_off_is_finished_by_the_next_start() {
     let mut backend = backend();
-    backend.portion = 10 * EACH;
+    backend.limits = Limits { entered: 10 * EACH, filled: 10 * EACH };
     let state = many(100);
     apply(&mut backend, &state, &Changes::everything());
     for table in backend.kernel.tables.values_mut() {
@@ -113,15 +141,15 @@ fn a_replacement_that_broke_off_is_finished_by_the_next_start() {
     let mut left_substitutes = 0;
     for transactions in 0..20 {
         let mut broken = restarted(&backend);
-        broken.portion = backend.portion;
+        broken.limits = backend.limits;
         broken.kernel.denied_after = Some(transactions);
         assert!(broken.apply(&state, &Changes::everything()).is_err() || transactions > 19);
         broken.kernel.denied_after = None;
         let substitute = plan::substitute(Family::V4);
         left_substitutes += usize::from(broken.kernel.tables.contains_key(&substitute));
-        // Killed there.
+        // The process is killed at this point.
         let mut next = restarted(&broken);
-        next.portion = backend.portion;
+        next.limits = backend.limits;
         next.apply(&state, &Changes::everything()).unwrap().whole().unwrap();
         assert_eq!(normal(&next.kernel), planned(&next), "{transactions}");
     }

@@ -1,4 +1,4 @@
-//! `HostComputeLoadBalancer`
+//! The document `HostComputeLoadBalancer`.
 
 use std::{
     net::IpAddr,
@@ -9,20 +9,20 @@ use serde::{Deserialize, Serialize};
 
 use super::{Guid, SchemaVersion, address, addresses, id, is_default, or_default};
 
-/// A load balancer: what is sent to its frontends goes to one of its endpoints.
+/// A load balancer, which distributes the packets to its frontends among its endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct LoadBalancer {
-    /// Its identifier; none in a document that is to make it.
+    /// Its identifier; `None` in a document that creates it.
     #[serde(rename = "ID", deserialize_with = "id", skip_serializing_if = "Option::is_none")]
     pub id: Option<Guid>,
     /// Its endpoints.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub host_compute_endpoints: Vec<Guid>,
-    /// The address that its packets to remote endpoints come from.
+    /// The source address of its packets to remote endpoints.
     #[serde(rename = "SourceVIP", deserialize_with = "address", skip_serializing_if = "Option::is_none")]
     pub source_vip: Option<IpAddr>,
-    /// Its addresses. Without any it answers on those of the node.
+    /// Its addresses. If empty, it answers on the addresses of the node.
     #[serde(rename = "FrontendVIPs", deserialize_with = "addresses", skip_serializing_if = "Vec::is_empty")]
     pub frontend_vips: Vec<IpAddr>,
     /// Its ports.
@@ -31,7 +31,7 @@ pub struct LoadBalancer {
     /// Always 2.0.
     #[serde(skip_deserializing)]
     pub schema_version: SchemaVersion,
-    /// Bits.
+    /// The flags.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "is_default")]
     pub flags: LoadBalancerFlags,
 }
@@ -40,24 +40,24 @@ pub struct LoadBalancer {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct PortMapping {
-    /// The number in the IP header.
+    /// The protocol number in the IP header.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "is_default")]
     pub protocol: u32,
-    /// The port on endpoints.
+    /// The port of the endpoints.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "is_default")]
     pub internal_port: u16,
-    /// The port on its addresses.
+    /// The port of its addresses.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "is_default")]
     pub external_port: u16,
-    /// What of a packet says where it goes.
+    /// The values of a packet that select the endpoint.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "is_default")]
     pub distribution_type: Distribution,
-    /// Bits.
+    /// The flags.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "is_default")]
     pub flags: PortMappingFlags,
 }
 
-/// What of a packet says to which endpoint it goes.
+/// The values of a packet that select the endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Distribution(pub u32);
@@ -79,18 +79,18 @@ macro_rules! flags {
         impl $name {
             $($(#[$about])* pub const $constant: Self = Self($value);)+
 
-            /// Without bits that have no name here.
+            /// Returns the flags without unknown bits.
             #[must_use]
             pub fn known(self) -> Self {
                 Self(self.0 & (0 $(| $value)+))
             }
 
-            /// Whether all of those are set.
+            /// Whether all of these flags are set.
             pub fn contains(self, other: Self) -> bool {
                 self.0 & other.0 == other.0
             }
 
-            /// These, or none.
+            /// Returns these flags if the condition is true, else no flags.
             #[must_use]
             pub fn when(self, condition: bool) -> Self {
                 if condition { self } else { Self::default() }
@@ -116,7 +116,7 @@ macro_rules! flags {
 flags! {
     /// The flags of a load balancer.
     LoadBalancerFlags {
-        /// Answers go to the client without passing the load balancer again: direct server return.
+        /// Replies go to the client directly and bypass the load balancer: direct server return.
         DSR = 1,
         /// It is for IPv6.
         IPV6 = 2,
@@ -126,15 +126,15 @@ flags! {
 flags! {
     /// The flags of a port.
     PortMappingFlags {
-        /// It balances within the node. Nobody sets it; what has it is not what is wanted.
+        /// Internal load balancing within the node. We never set it, so a load balancer with it differs from the plan.
         ILB = 1,
-        /// Its addresses are reached from the node itself.
+        /// Its addresses can be reached from the node itself.
         LOCAL_ROUTED_VIP = 2,
-        /// Answers to what came to a node's address go directly.
+        /// Replies to packets for an address of the node go to the client directly.
         USE_MUX = 4,
-        /// The packet keeps the destination that its sender gave it.
+        /// The packet keeps its original destination.
         PRESERVE_DIP = 8,
-        /// Its addresses are reached from outside the cluster. Microsoft's library does not name it; kube-proxy does.
+        /// Its addresses can be reached from outside the cluster. kube-proxy defines the flag; Microsoft's library does not.
         VIP_EXTERNAL_IP = 16,
     }
 }

@@ -1,7 +1,7 @@
-//! HCN's documents, schema version 2.0: the fields that a backend writes and reads, by their exact names.
+//! The documents of HCN, schema version 2.0: the fields that a backend writes and reads, by their exact names.
 //!
-//! Fields that are empty or zero are left out, as Microsoft's library does it. What HNS writes is read with patience: an unknown field is
-//! ignored, `null` is as good as absent. What cannot be understood at all is an [`Odd`] document, never a panic.
+//! Empty and zero fields are omitted, as in Microsoft's library. The documents of HNS are read leniently: unknown fields are
+//! ignored, and `null` counts as missing. A document that cannot be parsed is an [`Odd`] error, never a panic.
 
 mod endpoint;
 mod load_balancer;
@@ -23,46 +23,46 @@ use super::{Guid, Version};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct SchemaVersion {
-    /// The first number.
+    /// The major number.
     pub major: u32,
-    /// The second number.
+    /// The minor number.
     pub minor: u32,
 }
 
 impl Default for SchemaVersion {
-    /// That of all documents here.
+    /// The version of all documents in this module.
     fn default() -> Self {
         Self { major: 2, minor: 0 }
     }
 }
 
-/// A policy of a network or endpoint: what its settings are depends on its type.
+/// A policy of a network or endpoint. Its type determines its settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct Policy {
-    /// What kind it is.
+    /// The type.
     #[serde(deserialize_with = "or_default")]
     pub r#type: String,
-    /// Anything.
+    /// The settings, of any shape.
     pub settings: serde_json::Value,
 }
 
-/// A document that cannot be understood.
+/// The error for a document that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("HNS says what is no {what}: {why}")]
 pub struct Odd {
-    /// What was expected.
+    /// The expected kind of document.
     pub what: &'static str,
-    /// Why it is none.
+    /// Why it cannot be parsed.
     pub why: String,
 }
 
-/// Reads a document.
+/// Parses a document.
 ///
 /// # Errors
-/// It cannot be understood.
+/// Returns an error if the text is not such a document.
 pub fn read<T: DeserializeOwned>(what: &'static str, json: &str) -> Result<T, Odd> {
-    // A list would be taken for the fields of a document, one after the other.
+    // serde would accept a list and take its items as the fields in order.
     if json.trim_start().starts_with('[') {
         return Err(Odd { what, why: "it is a list".to_owned() });
     }
@@ -73,11 +73,11 @@ fn parse<T: DeserializeOwned>(what: &'static str, json: &str) -> Result<T, Odd> 
     serde_json::from_str(json).map_err(|error| Odd { what, why: error.to_string() })
 }
 
-/// Reads a list of identifiers, as `enumerate` answers. What in it is no identifier is no object, and left out; an empty answer is an
-/// empty list.
+/// Parses a list of identifiers, the answer to `enumerate`. Items that are not identifiers are skipped, and an empty answer is
+/// an empty list.
 ///
 /// # Errors
-/// It is no list.
+/// Returns an error if the text is not a list.
 pub fn read_ids(json: &str) -> Result<Vec<Guid>, Odd> {
     if json.trim().is_empty() {
         return Ok(Vec::new());
@@ -87,25 +87,25 @@ pub fn read_ids(json: &str) -> Result<Vec<Guid>, Odd> {
     Ok(ids.iter().filter_map(|id| id.as_str()?.parse().ok()).collect())
 }
 
-/// Reads the version of HNS.
+/// Parses the version of HNS.
 ///
 /// # Errors
-/// It is none.
+/// Returns an error if the text is not a version.
 pub fn read_version(json: &str) -> Result<Version, Odd> {
     read("version", json)
 }
 
-/// Writes a document.
+/// Serializes a document.
 pub fn write(document: &impl Serialize) -> String {
     serde_json::to_string(document).expect("documents have texts for keys, and nothing else fails")
 }
 
-/// A field that may be `null`.
+/// Reads a field that may be `null`.
 fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> Result<T, D::Error> {
     Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// An address; an empty text is none.
+/// Reads an address. An empty text means none.
 fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<IpAddr>, D::Error> {
     match Option::<String>::deserialize(deserializer)?.as_deref() {
         None | Some("") => Ok(None),
@@ -113,7 +113,7 @@ fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<IpAddr>,
     }
 }
 
-/// Addresses.
+/// Reads a list of addresses.
 fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpAddr>, D::Error> {
     #[derive(Deserialize)]
     struct One(#[serde(deserialize_with = "address")] Option<IpAddr>);
@@ -121,7 +121,7 @@ fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpAddr>, 
     Ok(all.into_iter().filter_map(|one| one.0).collect())
 }
 
-/// A text; anything else is an empty one.
+/// Reads a text. Any other value counts as an empty text.
 fn text_or_nothing<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     Ok(match serde_json::Value::deserialize(deserializer)? {
         serde_json::Value::String(text) => text,
@@ -129,7 +129,7 @@ fn text_or_nothing<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String,
     })
 }
 
-/// An identifier; anything else is none.
+/// Reads an identifier. Any other value counts as none.
 fn id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Guid>, D::Error> {
     Ok(text_or_nothing(deserializer)?.parse().ok())
 }

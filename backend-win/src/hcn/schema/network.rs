@@ -1,4 +1,4 @@
-//! `HostComputeNetwork`, as far as it is read: networks are made by the CNI plugin.
+//! The document `HostComputeNetwork`, as far as it is read. The CNI plugin creates networks.
 
 use std::net::IpAddr;
 
@@ -17,22 +17,22 @@ pub struct Network {
     /// Its name.
     #[serde(deserialize_with = "text_or_nothing")]
     pub name: String,
-    /// `L2Bridge`, `Overlay` and so on, as HNS writes it.
+    /// The type, such as `L2Bridge` or `Overlay`, as HNS writes it.
     #[serde(deserialize_with = "text_or_nothing")]
     pub r#type: String,
-    /// What else is said of it.
+    /// Further settings.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub policies: Vec<Policy>,
-    /// Where its addresses come from.
+    /// The sources of its addresses.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub ipams: Vec<Ipam>,
 }
 
-/// Where addresses come from.
+/// A source of addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct Ipam {
-    /// Their subnets.
+    /// The subnets of the addresses.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub subnets: Vec<Subnet>,
 }
@@ -41,41 +41,41 @@ pub struct Ipam {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct Subnet {
-    /// Its addresses, as HNS writes them.
+    /// The prefix, as HNS writes it.
     #[serde(deserialize_with = "text_or_nothing")]
     pub ip_address_prefix: String,
 }
 
-/// How a network carries packets to other nodes.
+/// How a network transports packets to other nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkType {
-    /// In packets of the nodes: it has to be said which node an endpoint is on.
+    /// Encapsulated in packets between nodes. HNS must know the node of each endpoint.
     Overlay,
-    /// As they are: L2Bridge, L2Tunnel and whatever else there is.
+    /// Without encapsulation: L2Bridge, L2Tunnel and all other types.
     Flat,
 }
 
-/// A subnet on another node.
+/// A subnet of another node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RemoteSubnet {
-    /// Its addresses.
+    /// The prefix of the subnet.
     pub prefix: IpNet,
-    /// The address of its node.
+    /// The address of the node.
     pub provider: IpAddr,
 }
 
 impl Network {
-    /// How it carries packets.
+    /// The type of the network.
     pub fn kind(&self) -> NetworkType {
         if self.r#type.eq_ignore_ascii_case("Overlay") { NetworkType::Overlay } else { NetworkType::Flat }
     }
 
-    /// Whether pods may be on it.
+    /// Whether the network can have pods.
     pub fn is_for_pods(&self) -> bool {
         ["Overlay", "L2Bridge", "L2Tunnel"].iter().any(|kind| self.r#type.eq_ignore_ascii_case(kind))
     }
 
-    /// The subnets on other nodes, sorted; what is none is left out.
+    /// Returns the subnets of other nodes, sorted. Invalid ones are skipped.
     pub fn remote_subnets(&self) -> Vec<RemoteSubnet> {
         let routes = self.policies.iter().filter(|policy| policy.r#type == "RemoteSubnetRoute");
         let subnet = |policy: &Policy| {

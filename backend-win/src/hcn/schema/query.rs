@@ -1,10 +1,10 @@
-//! What is asked for.
+//! Queries to HNS.
 
 use serde::{Serialize, Serializer, ser};
 
 use super::{Guid, SchemaVersion};
 
-/// A query: `HostComputeQuery`. Its filter is a document within a text.
+/// A query: the document `HostComputeQuery`. Its filter is a document within a string.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct Query {
@@ -29,17 +29,17 @@ impl Filter {
 }
 
 impl Query {
-    /// Everything there is.
+    /// Matches all objects.
     pub fn all() -> Self {
         Self::default()
     }
 
-    /// What has that name.
+    /// Matches the objects with this name.
     pub fn named(name: &str) -> Self {
         Self { filter: Filter { name: Some(name.to_owned()), ..Filter::default() }, ..Self::default() }
     }
 
-    /// The endpoints of a network.
+    /// Matches the endpoints of a network.
     pub fn of_network(network: Guid) -> Self {
         Self { filter: Filter { virtual_network: Some(network), ..Filter::default() }, ..Self::default() }
     }

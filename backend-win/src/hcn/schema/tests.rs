@@ -1,4 +1,4 @@
-//! The documents beside those that are known to be taken by HNS, and garbage.
+//! Compares the documents with those that HNS is known to accept, and parses garbage.
 
 use proptest::{collection::vec, prelude::*};
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ fn value(document: &impl Serialize) -> Value {
     serde_json::from_str(&write(document)).unwrap()
 }
 
-/// What HNS answers is a document or none, and what was read is written and read as the same.
+/// An answer of HNS either fails to parse or survives writing and reading unchanged.
 #[test]
 fn fuzz_documents_of_hcn() {
     let seeds = [
@@ -35,7 +35,7 @@ fn fuzz_documents_of_hcn() {
     });
 }
 
-/// What kube-proxy v1.36 sends, as its own types write it; fields may be in any order.
+/// The documents of kube-proxy v1.36, as its own types write them. The order of fields may differ.
 #[test]
 fn documents_are_those_that_kube_proxy_sends() {
     let mapping = PortMapping { protocol: 6, internal_port: 8080, external_port: 80, ..PortMapping::default() };
@@ -144,7 +144,7 @@ fn odd_documents_are_understood_as_far_as_they_can_be() {
     ] {
         assert_eq!(balancer(json), Ok(empty.clone()), "{json}");
     }
-    // A load balancer whose address is not understood must not look like one that has none, which answers on all of the node's.
+    // A load balancer with an invalid address must not look like one without any, which answers on all addresses of the node.
     for json in [
         r#"{"FrontendVIPs":["10.0.0"]}"#,
         r#"{"FrontendVIPs":"10.0.0.1"}"#,
@@ -169,7 +169,7 @@ fn odd_documents_are_understood_as_far_as_they_can_be() {
     assert!(read_version(r#"{"Major":"15"}"#).is_err());
 }
 
-/// Any JSON, with the names of fields among its keys.
+/// Generates JSON whose keys include the names of fields.
 pub(crate) fn any_json() -> impl Strategy<Value = Value> {
     const NAMES: [&str; 14] = [
         "ID",
@@ -223,7 +223,7 @@ fn read_all(text: &str) {
     _ = failure.reason();
 }
 
-/// What once was, or well could be, too much for a reader.
+/// Inputs that once caused a panic or may cause one.
 #[test]
 fn known_garbage_is_read_without_a_panic() {
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));

@@ -1,4 +1,4 @@
-//! One service in many shapes, on a node with an L2Bridge or overlay network: which load balancers and endpoints come of it.
+//! One Service in many shapes, on a node with an L2Bridge or overlay network, and the resulting load balancers and endpoints.
 
 use localnet_client::vips::Config;
 use localnet_proto::{Changes, Scopes, Service, Snapshot};
@@ -9,7 +9,7 @@ use crate::{
     hcn::{Kind, Version, fake::FakeHcn},
 };
 
-/// `SERVICE` is a service; pod 10.0.0.1 is on this node, 10.0.1.1 on another.
+/// The node with `SERVICE`. Pod 10.0.0.1 is on this node, 10.0.1.1 on another.
 struct Node {
     network: &'static str,
     version: Version,
@@ -32,7 +32,7 @@ fn node() -> Node {
     }
 }
 
-/// Under external traffic policy Local, as the brain tells it.
+/// Sets external traffic policy Local, as the brain expresses it.
 fn local(mut node: Node) -> Node {
     node.service.external_traffic_to_local = true;
     node.service.endpoints[0].scopes.short_circuit = true;
@@ -63,7 +63,7 @@ impl Node {
         plan(desired.wants(), &surroundings)
     }
 
-    /// Each load balancer in a few words: frontend, endpoints (L local, R remote, G the way to the node), port, flags.
+    /// Returns each load balancer in short: frontend, endpoints (L local, R remote, G the way to the node), port, flags.
     fn balancers(&self) -> Vec<String> {
         let plan = self.plan();
         let line = |(frontend, planned): (&Frontend, &Planned)| {
@@ -94,7 +94,7 @@ impl Node {
     }
 
     fn skipped(&self) -> Vec<String> {
-        self.plan().skipped.into_iter().map(|skipped| skipped.reason).collect()
+        self.plan().skipped.into_iter().map(|skipped| skipped.problem).collect()
     }
 }
 
@@ -154,7 +154,7 @@ fn load_balancers_may_ask_the_node_for_its_health() {
     asked.options.forward_health_check_vip = true;
     let check = |node: &Node| node.balancers().into_iter().filter(|line| line.contains(" G ")).collect::<Vec<_>>();
     assert_eq!(check(&asked), ["5.5.5.5:10256/tcp G 10256 lb0 port0"]);
-    // Once, however many ports there are, and by TCP.
+    // There is one health check, however many ports the Service has, and it is TCP.
     asked.service.ports.push(localnet_proto::Port {
         name: "dns".into(),
         protocol: Protocol::Udp,
@@ -219,7 +219,7 @@ fn in_an_overlay_network_services_and_the_source_vip_are_endpoints() {
     let source = endpoint(Guid::of_source_vip([10, 0, 0, 250].into()));
     assert_eq!((source.is_remote(), &*source.mac_address), (false, "00-15-5d-00-00-02"));
     assert_eq!(plan.endpoints.len(), 3);
-    // What is on no subnet of the network sees the node's own address.
+    // An endpoint on no subnet of the network sees the node's own address.
     node.service.endpoints[1].address = [11, 0, 0, 1].into();
     assert!(node.balancers().iter().all(|line| line.ends_with(" from 192.168.0.2")));
 }

@@ -1,12 +1,12 @@
-//! How health follows what backends report, minute by minute.
+//! Tests of the health that follows from a sequence of revisions and reports.
 
 use super::*;
 use localnet_proto::wire::FamilyReport;
 
-/// Of kube-proxy's tests.
+/// The timeout in kube-proxy's tests.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A brain and what happens to it.
+/// A brain at a point in time.
 struct Story {
     progress: Progress,
     rev: u64,
@@ -56,7 +56,7 @@ impl Story {
         self.report(backend, 7, &[(V4, v4, ""), (V6, v6, "")]);
     }
 
-    /// Families, seconds of their last update since the start, and who is late.
+    /// Compares the health: family, seconds from the start to its last update, and its late backends.
     #[track_caller]
     fn check(&self, expected: &[(Family, u64, &[&str])]) {
         let health = self.progress.health(self.now.at);
@@ -71,9 +71,9 @@ impl Story {
     }
 }
 
-/// The first half of kube-proxy's `TestHealthzServer` and `TestLivezServer`: `testProxyHealthUpdater`, step by step.
+/// Follows `testProxyHealthUpdater` of kube-proxy, the first half of `TestHealthzServer` and `TestLivezServer`.
 #[test]
-fn families_are_late_each_for_itself() {
+fn each_family_is_late_independently() {
     let mut story = Story::new();
     story.check(&[]);
     story.applied("nft", 1, 1);
@@ -96,11 +96,11 @@ fn families_are_late_each_for_itself() {
     story.applied("nft", 3, 3);
     story.step(5);
     story.check(&[(V4, 80, &[]), (V6, 80, &[])]);
-    // Both are.
+    // Both are late.
     story.publish();
     story.step(25);
     story.check(&[(V4, 80, &["nft"]), (V6, 80, &["nft"])]);
-    // One does not cure the other.
+    // A success in one family does not help the other.
     story.report("nft", 7, &[(V4, 4, ""), (V6, 3, "busy")]);
     story.check(&[(V4, 110, &[]), (V6, 80, &["nft"])]);
     story.applied("nft", 4, 4);
@@ -108,7 +108,7 @@ fn families_are_late_each_for_itself() {
 }
 
 #[test]
-fn late_is_from_the_timeout_on() {
+fn a_backend_is_late_from_the_timeout_on() {
     let mut story = Story::new();
     story.applied("nft", 1, 1);
     story.publish();
@@ -119,7 +119,7 @@ fn late_is_from_the_timeout_on() {
 }
 
 #[test]
-fn the_oldest_revision_that_waits_counts() {
+fn the_oldest_pending_revision_counts() {
     let mut story = Story::new();
     story.applied("nft", 1, 1);
     for _ in 0..5 {
@@ -127,7 +127,7 @@ fn the_oldest_revision_that_waits_counts() {
         story.step(2);
     }
     story.check(&[(V4, 0, &["nft"]), (V6, 0, &["nft"])]);
-    // It comes along, and what waits now has waited for 6 seconds.
+    // The backend makes progress. The oldest pending revision is now 6 seconds old.
     story.applied("nft", 3, 3);
     story.check(&[(V4, 10, &[]), (V6, 10, &[])]);
     story.step(4);
@@ -135,7 +135,7 @@ fn the_oldest_revision_that_waits_counts() {
 }
 
 #[test]
-fn a_backend_that_follows_a_flood_is_healthy_and_memory_is_bounded() {
+fn a_backend_that_keeps_up_with_a_flood_is_healthy_and_memory_is_bounded() {
     let mut story = Story::new();
     for _ in 0..20_000 {
         story.publish();
@@ -144,11 +144,15 @@ fn a_backend_that_follows_a_flood_is_healthy_and_memory_is_bounded() {
         story.applied("nft", applied, applied);
     }
     assert!(story.progress.health(story.now.at).is_healthy());
-    assert!(story.progress.published.0.len() <= 2 + GONE.as_secs() as usize, "{}", story.progress.published.0.len());
+    assert!(
+        story.progress.published.0.len() <= 2 + REPLACED.as_secs() as usize,
+        "{}",
+        story.progress.published.0.len()
+    );
 }
 
 #[test]
-fn only_families_that_were_reported_count() {
+fn only_reported_families_have_health() {
     let mut story = Story::new();
     story.report("nft", 7, &[(V4, 1, "")]);
     story.check(&[(V4, 0, &[])]);
@@ -170,7 +174,7 @@ fn the_slowest_backend_counts() {
 }
 
 #[test]
-fn a_silent_backend_is_gone_when_another_keeps_up() {
+fn a_silent_backend_counts_as_replaced_if_another_keeps_up() {
     let mut story = Story::new();
     story.applied("ipvs", 1, 1);
     story.applied("nft", 1, 1);
@@ -181,7 +185,7 @@ fn a_silent_backend_is_gone_when_another_keeps_up() {
     story.check(&[(V4, 0, &["ipvs"]), (V6, 0, &["ipvs"])]);
     story.step(1);
     story.check(&[(V4, 3600, &[]), (V6, 3600, &[])]);
-    // It speaks again.
+    // It reports again.
     story.report("ipvs", 7, &[(V4, 1, "x"), (V6, 1, "x")]);
     story.check(&[(V4, 0, &["ipvs"]), (V6, 0, &["ipvs"])]);
     story.step(599);
@@ -189,7 +193,7 @@ fn a_silent_backend_is_gone_when_another_keeps_up() {
 }
 
 #[test]
-fn a_flood_does_not_hide_who_is_gone() {
+fn a_flood_of_revisions_does_not_reset_the_age_of_a_late_backend() {
     let mut story = Story::new();
     story.applied("ipvs", 1, 1);
     for _ in 0..1300 {
@@ -201,7 +205,7 @@ fn a_flood_does_not_hide_who_is_gone() {
 }
 
 #[test]
-fn the_only_backend_is_never_taken_to_be_gone() {
+fn the_only_backend_never_counts_as_replaced() {
     let mut story = Story::new();
     story.applied("nft", 1, 1);
     story.publish();
@@ -223,7 +227,7 @@ fn a_new_backend_has_the_whole_timeout() {
 }
 
 #[test]
-fn a_backend_that_lost_its_state_has_it_again() {
+fn a_restarted_backend_has_the_whole_timeout_again() {
     let mut story = Story::new();
     story.applied("nft", 1, 1);
     story.step(1000);
@@ -234,7 +238,7 @@ fn a_backend_that_lost_its_state_has_it_again() {
 }
 
 #[test]
-fn the_state_of_a_former_brain_is_none_of_this_one() {
+fn revisions_of_a_former_brain_do_not_count() {
     let mut story = Story::new();
     story.report("nft", 6, &[(V4, 100, "")]);
     story.check(&[(V4, 0, &[])]);
@@ -248,7 +252,7 @@ fn the_state_of_a_former_brain_is_none_of_this_one() {
 }
 
 #[test]
-fn a_report_may_come_before_the_notice_of_its_revision() {
+fn a_report_may_arrive_before_its_revision_is_recorded() {
     let mut story = Story::new();
     story.applied("nft", 2, 2);
     story.publish();

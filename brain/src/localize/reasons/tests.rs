@@ -1,4 +1,4 @@
-//! For each rule a row; and whatever the objects are, an endpoint either serves or it is said why it does not.
+//! One row for each rule, and a property: each endpoint is either eligible or explained.
 
 use std::net::IpAddr;
 
@@ -20,7 +20,7 @@ fn explained(object: &ServiceObject, slices: &[SliceObject], here: &Here) -> Rea
     reasons(object, slices, here, &[], None)
 }
 
-/// `last octet: rule (scopes) field`
+/// Formats an exclusion: `last octet: rule (scopes) field`
 fn said(left_out: &LeftOut) -> String {
     let Scopes { internal, external, short_circuit, .. } = left_out.from;
     let scopes: String = [(internal, 'i'), (external, 'e'), (short_circuit, 's')]
@@ -32,7 +32,7 @@ fn said(left_out: &LeftOut) -> String {
     format!("{last}: {:?} {scopes} {}", left_out.rule, left_out.field)
 }
 
-/// One row: the node, the policy, the endpoints, and what is left out.
+/// Checks one row: the node, the policy and the endpoints, and the exclusions.
 #[track_caller]
 fn check(here: &Here, policy: Policy, endpoints: &[(u8, &str)], expected: &[&str]) {
     let slices = [slice("web-1", &[("p80", 80)], endpoints.iter().map(|(last, words)| row(*last, words)).collect())];
@@ -89,7 +89,7 @@ fn each_condition_hint_and_policy_is_a_rule() {
     check(a, ExternalLocal, &[(1, "L"), (2, "NR")], &["2: NotReady ies endpoints[1].conditions.ready"]);
 }
 
-/// What is left out of `default/web` with a TCP port p80, when its slice is changed.
+/// Checks the exclusion from `default/web`, which has a TCP port p80, after a change of its slice.
 #[track_caller]
 fn check_slice(change: impl FnOnce(&mut SliceObject), rule: Rule, field: &str, problem: &str) {
     let mut one = slice("web-1", &[("p80", 8080)], vec![endpoint("10.1.2.1")]);
@@ -216,7 +216,7 @@ proptest! {
                 }
             }
         }
-        // And nothing is left out of all its entries that serves.
+        // No excluded address is eligible through another of its entries.
         for out in &found.left_out {
             let entries = slices.iter().flat_map(|slice| &slice.endpoints).filter(|of| {
                 matches!(&of.address, Some(Parsed::Good(address)) if *address.to_string() == *out.address)

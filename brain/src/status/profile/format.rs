@@ -1,11 +1,11 @@
-//! Go's format for profiles: `profile.proto` of github.com/google/pprof, as far as a profile of processor time needs it. Pure.
+//! The subset of pprof's `profile.proto` (github.com/google/pprof) that a CPU profile needs. Pure.
 
 use std::{
     collections::{BTreeMap, HashMap},
     time::{Duration, SystemTime},
 };
 
-/// A profile. Strings are places in `string_table`, whose first is empty; ids begin at 1.
+/// A profile. Strings are indexes into `string_table`, whose first entry is empty. IDs start at 1.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Profile {
     #[prost(message, repeated, tag = "1")]
@@ -28,7 +28,7 @@ pub(super) struct Profile {
     pub(super) period: i64,
 }
 
-/// What a value counts.
+/// The type and the unit of a value.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub(super) struct ValueType {
     #[prost(int64, tag = "1")]
@@ -37,7 +37,7 @@ pub(super) struct ValueType {
     pub(super) unit: i64,
 }
 
-/// How often a stack was seen, the innermost location first.
+/// A stack, innermost location first, and its values.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Sample {
     #[prost(uint64, repeated, tag = "1")]
@@ -74,18 +74,19 @@ pub(super) struct Function {
     pub(super) filename: i64,
 }
 
-/// A place in the program.
+/// A position in the source code.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Place {
     /// Name of the function.
     pub(super) function: String,
-    /// Its source file.
+    /// The source file.
     pub(super) file: String,
-    /// The line in it.
+    /// The line number.
     pub(super) line: u32,
 }
 
-/// Stacks, the innermost place first, and how often each was seen: `rate` times in a second of processor time.
+/// Encodes `stacks`, which maps each stack (innermost place first) to the number of its samples. `rate` is the number of
+/// samples per second of CPU time.
 pub(super) fn profile(stacks: &BTreeMap<Vec<Place>, i64>, rate: i64, began: SystemTime, took: Duration) -> Profile {
     let nanos = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
     let mut profile = Profile {
@@ -137,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_and_texts_are_told_once() {
+    fn locations_functions_and_strings_are_deduplicated() {
         let place = |function: &str, line| Place { function: function.to_owned(), file: "a.rs".to_owned(), line };
         let stacks = BTreeMap::from([
             (vec![place("inner", 7), place("outer", 1)], 3),

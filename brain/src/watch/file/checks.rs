@@ -1,33 +1,25 @@
-//! What an API server would have refused, and the types let pass. In a file nobody else looks at it.
+//! Checks values that the types accept and an API server would refuse. Objects from a file do not pass through an API server.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Service;
+use localnet_core::{Code, Diagnostic, Subject};
 
-use super::problem;
 use crate::cluster::{NodeObject, Object, Parsed, ServiceCidrObject, ServiceObject, SliceObject};
 
-/// The list of ClusterIPs; a file may say only [`CLUSTER_IP`] instead.
+/// The list of ClusterIPs. A file may contain only [`CLUSTER_IP`] instead.
 pub(super) const CLUSTER_IPS: &str = "clusterIPs";
-/// The one ClusterIP.
+/// The single ClusterIP.
 pub(super) const CLUSTER_IP: &str = "clusterIP";
 
-/// A field that is wrong.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Wrong {
-    pub(super) field: String,
-    pub(super) problem: String,
-    pub(super) remedy: &'static str,
+/// The name of the object in messages: `Service default/web`.
+pub(super) fn named(object: &Object) -> localnet_core::Object {
+    localnet_core::Object::new(object.kind().as_str(), object.namespace(), object.name())
 }
 
-/// The object as it is spoken of: `Service default/web`.
-pub(super) fn spoken(object: &Object) -> String {
-    problem::spoken(object.kind(), object.namespace(), object.name())
-}
-
-/// All that is wrong with an object.
-pub(super) fn check(object: &Object) -> Vec<Wrong> {
+/// All problems of an object.
+pub(super) fn check(object: &Object) -> Vec<Diagnostic> {
     let mut list = List::default();
     list.names(object);
     match object {
@@ -39,8 +31,8 @@ pub(super) fn check(object: &Object) -> Vec<Wrong> {
     list.0
 }
 
-/// What is wrong with the words of a Service that stand for a choice; afterwards they are only what they mean.
-pub(super) fn choices(service: &Service) -> Vec<Wrong> {
+/// Problems with the enumerated values of a Service. The reduced object no longer contains their text.
+pub(super) fn choices(service: &Service) -> Vec<Diagnostic> {
     let mut list = List::default();
     let Some(spec) = &service.spec else { return list.0 };
     let policies = ["Cluster", "Local"];
@@ -58,7 +50,7 @@ pub(super) fn choices(service: &Service) -> Vec<Wrong> {
     for (field, said, known, remedy) in rows {
         let said = said.as_deref().filter(|said| !said.is_empty() && !known.contains(said));
         if let Some(said) = said {
-            list.push(field, format!("{said:?} is not known"), remedy);
+            list.push(Code::ValueUnsupported, field, format!("{said:?} is not known"), remedy);
         }
     }
     list.0
@@ -67,12 +59,12 @@ pub(super) fn choices(service: &Service) -> Vec<Wrong> {
 const LABEL: &str = "use at most 63 lower case letters, digits and '-', and a letter or digit at each end";
 const SUBDOMAIN: &str = "use at most 253 lower case letters, digits, '-' and '.', and a letter or digit at each end";
 
-/// A label of DNS (RFC 1123), as Kubernetes has it.
+/// Whether the text is a DNS label (RFC 1123), as Kubernetes defines it.
 fn is_label(text: &str) -> bool {
     text.len() <= 63 && is_part(text)
 }
 
-/// Labels with dots between them.
+/// Whether the text consists of DNS labels, separated by dots.
 fn is_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_part)
 }
@@ -83,7 +75,7 @@ fn is_part(text: &str) -> bool {
     text.bytes().all(|byte| plain(byte) || byte == b'-') && ends.iter().all(|end| end.is_some_and(plain))
 }
 
-/// The value of a label of an object; may be empty.
+/// Whether the text is a valid value of an object's label. May be empty.
 fn is_label_value(text: &str) -> bool {
     let ends = [text.bytes().next(), text.bytes().last()];
     text.len() <= 63
@@ -92,11 +84,12 @@ fn is_label_value(text: &str) -> bool {
 }
 
 #[derive(Default)]
-struct List(Vec<Wrong>);
+struct List(Vec<Diagnostic>);
 
 impl List {
-    fn push(&mut self, field: impl Into<String>, problem: impl Into<String>, remedy: &'static str) {
-        self.0.push(Wrong { field: field.into(), problem: problem.into(), remedy });
+    /// Adds a problem. The caller adds the position of the object.
+    fn push(&mut self, code: Code, field: impl Into<String>, problem: impl Into<String>, remedy: &'static str) {
+        self.0.push(Diagnostic::new(code, Subject::text(0), problem).field(field).remedy(remedy));
     }
 
     fn names(&mut self, object: &Object) {
@@ -105,8 +98,10 @@ impl List {
             _ => (is_subdomain, SUBDOMAIN),
         };
         match object.name() {
-            "" => self.push("metadata.name", "is missing", "every object has a name"),
-            name if !is_name(name) => self.push("metadata.name", format!("{name:?} is not a name"), remedy),
+            "" => self.push(Code::FieldMissing, "metadata.name", "is missing", "every object has a name"),
+            name if !is_name(name) => {
+                self.push(Code::NameInvalid, "metadata.name", format!("{name:?} is not a name"), remedy);
+            }
             _ => {}
         }
         if !object.namespace().is_empty() {
@@ -116,7 +111,7 @@ impl List {
 
     fn label(&mut self, field: impl Into<String>, text: &str) {
         if !is_label(text) {
-            self.push(field, format!("{text:?} is not a name"), LABEL);
+            self.push(Code::NameInvalid, field, format!("{text:?} is not a name"), LABEL);
         }
     }
 
@@ -124,7 +119,7 @@ impl List {
         for (position, address) in addresses.iter().enumerate() {
             if let Parsed::Bad(text) = address {
                 let problem = format!("{text:?} is not an IP address");
-                self.push(field(position), problem, "write it like 10.0.0.1 or 2001:db8::1");
+                self.push(Code::AddressInvalid, field(position), problem, "write it like 10.0.0.1 or 2001:db8::1");
             }
         }
     }
@@ -133,7 +128,12 @@ impl List {
         for (position, cidr) in cidrs.iter().enumerate() {
             if let Parsed::Bad(text) = cidr {
                 let problem = format!("{text:?} is not a CIDR");
-                self.push(format!("{field}[{position}]"), problem, "write it like 10.0.0.0/8 or 2001:db8::/32");
+                self.push(
+                    Code::CidrInvalid,
+                    format!("{field}[{position}]"),
+                    problem,
+                    "write it like 10.0.0.0/8 or 2001:db8::/32",
+                );
             }
         }
     }
@@ -152,7 +152,12 @@ impl List {
             let protocol = match &port.protocol {
                 Parsed::Good(protocol) => *protocol,
                 Parsed::Bad(text) => {
-                    self.push(field("protocol"), format!("{text:?} is not a protocol"), "use TCP, UDP or SCTP");
+                    self.push(
+                        Code::ProtocolInvalid,
+                        field("protocol"),
+                        format!("{text:?} is not a protocol"),
+                        "use TCP, UDP or SCTP",
+                    );
                     continue;
                 }
             };
@@ -165,15 +170,15 @@ impl List {
             }
             if !names.insert(&port.name) {
                 let problem = format!("the name {:?} is used twice", port.name);
-                self.push(field("name"), problem, "give each port a name of its own");
+                self.push(Code::PortTwice, field("name"), problem, "give each port a name of its own");
             }
             if !numbers.insert((protocol, port.port)) {
                 let problem = format!("{}/{protocol} is used twice", port.port);
-                self.push(field("port"), problem, "give each port a number of its own");
+                self.push(Code::PortTwice, field("port"), problem, "give each port a number of its own");
             }
             if port.node_port != 0 && !node_ports.insert((protocol, port.node_port)) {
                 let problem = format!("{}/{protocol} is used twice", port.node_port);
-                self.push(field("nodePort"), problem, "give each port a nodePort of its own");
+                self.push(Code::PortTwice, field("nodePort"), problem, "give each port a nodePort of its own");
             }
         }
     }
@@ -182,17 +187,22 @@ impl List {
         if u16::try_from(number).is_ok_and(|number| number > 0) {
             return;
         }
-        self.push(field, format!("{number} is not a port"), "use a number from 1 to 65535");
+        self.push(Code::PortInvalid, field, format!("{number} is not a port"), "use a number from 1 to 65535");
     }
 
     fn slice(&mut self, slice: &SliceObject) {
         if matches!(&slice.family, Parsed::Bad(text) if &**text != "FQDN") {
-            self.push("addressType", "is not an address type", "use IPv4 or IPv6");
+            self.push(Code::ValueUnsupported, "addressType", "is not an address type", "use IPv4 or IPv6");
         }
         for (position, port) in slice.ports.iter().enumerate() {
             if let Parsed::Bad(text) = &port.protocol {
                 let problem = format!("{text:?} is not a protocol");
-                self.push(format!("ports[{position}].protocol"), problem, "use TCP, UDP or SCTP");
+                self.push(
+                    Code::ProtocolInvalid,
+                    format!("ports[{position}].protocol"),
+                    problem,
+                    "use TCP, UDP or SCTP",
+                );
             }
             if let Some(name) = port.name.as_deref().filter(|name| !name.is_empty()) {
                 self.label(format!("ports[{position}].name"), name);
@@ -205,10 +215,15 @@ impl List {
             if let Some(hostname) = &endpoint.hostname {
                 self.label(format!("endpoints[{position}].hostname"), hostname);
             }
-            // It is compared with names of Nodes, so it may be none; it must not outgrow a message.
+            // It is compared with the names of Nodes, so it need not be a valid name. But it must fit into a message.
             let odd = |node: &&str| node.len() > 253 || node.contains(char::is_control);
             if let Some(node) = endpoint.node.as_deref().filter(odd) {
-                self.push(format!("endpoints[{position}].nodeName"), format!("{node:?} is not a name"), SUBDOMAIN);
+                self.push(
+                    Code::NameInvalid,
+                    format!("endpoints[{position}].nodeName"),
+                    format!("{node:?} is not a name"),
+                    SUBDOMAIN,
+                );
             }
         }
         let is_fqdn = matches!(slice.family, Parsed::Bad(_));
@@ -221,7 +236,12 @@ impl List {
     fn node(&mut self, node: &NodeObject) {
         if !is_label_value(&node.zone) {
             let remedy = "use at most 63 letters, digits, '-', '_' and '.', and a letter or digit at each end";
-            self.push("metadata.labels", format!("{:?} is not the name of a zone", node.zone), remedy);
+            self.push(
+                Code::NameInvalid,
+                "metadata.labels",
+                format!("{:?} is not the name of a zone", node.zone),
+                remedy,
+            );
         }
         self.addresses(|_| "status.addresses".to_owned(), &node.addresses);
         self.cidrs("spec.podCIDRs", &node.pod_cidrs);

@@ -1,37 +1,37 @@
-//! Which files there are to read, and what is said of those that cannot be.
+//! Finds the files to read, and describes files that cannot be read.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    sync::Arc,
     thread::JoinHandle,
     time::SystemTime,
 };
 
+use localnet_core::{Code, Diagnostic, Subject};
+
 use super::{
     known::Known,
     open::{self, Entry, Refused},
-    problem::Problem,
     thread,
 };
 use crate::cluster::Event;
 
-/// Names of files that are read from a folder end in one of these.
+/// Extensions of the files that are read from a folder.
 pub(super) const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
-/// What the files say.
+/// The content of the files.
 #[derive(Debug, Default, PartialEq)]
 pub struct Loaded {
     /// One batch: a complete list of each kind.
     pub events: Vec<Event>,
-    /// What means nothing here: objects of other kinds (the first of each), slices that belong to no Service, Services
-    /// without a ClusterIP.
-    pub ignored: Vec<Problem>,
+    /// Objects without effect: objects of other kinds (the first one of each), slices without a Service, and Services without a
+    /// ClusterIP.
+    pub ignored: Vec<Diagnostic>,
 }
 
-/// Reads a file, or all `.yaml`, `.yml` and `.json` files of a folder (not of the folders in it). If anything cannot be
-/// read, nothing is.
-pub fn load(path: &Path) -> Result<Loaded, Vec<Problem>> {
+/// Reads a file, or all `.yaml`, `.yml` and `.json` files of a folder, but not of its subfolders. If any file cannot be read,
+/// returns the problems of all files.
+pub fn load(path: &Path) -> Result<Loaded, Vec<Diagnostic>> {
     let of = path.to_owned();
     match thread::start(move || Known::default().read(&of, SystemTime::now())).map(JoinHandle::join) {
         Ok(Ok(read)) => read.map(|news| {
@@ -44,58 +44,50 @@ pub fn load(path: &Path) -> Result<Loaded, Vec<Problem>> {
     }
 }
 
-/// What is said when reading has crashed: the parser is not ours.
-pub(super) fn crashed(path: &Path) -> Problem {
-    whole_file(
-        &Arc::new(path.to_owned()),
-        "cannot be read: the parser has crashed".to_owned(),
-        "simplify what changed last",
-    )
+/// The diagnostic for a panic of the parser, which is a foreign crate.
+pub(super) fn crashed(path: &Path) -> Diagnostic {
+    whole_file(Code::ParserCrashed, path, "cannot be read: the parser has crashed", "simplify what changed last")
 }
 
-pub(super) fn refused_file(file: &Path, refused: &Refused) -> Problem {
+pub(super) fn refused_file(file: &Path, refused: &Refused) -> Diagnostic {
     match refused {
         Refused::Failed(error) => unreadable(file, error),
-        Refused::Odd(problem, remedy) => whole_file(&Arc::new(file.to_owned()), problem.clone(), remedy),
+        Refused::Odd(problem, remedy) => whole_file(Code::FileUnsuitable, file, problem, remedy),
     }
 }
 
-pub(super) fn unreadable(path: &Path, error: &io::Error) -> Problem {
+pub(super) fn unreadable(path: &Path, error: &io::Error) -> Diagnostic {
     let remedy = match error.kind() {
         io::ErrorKind::NotFound => "give the path of a file or folder of Kubernetes YAML",
         io::ErrorKind::PermissionDenied => "let the user that this runs as read it",
         _ => "",
     };
-    whole_file(&Arc::new(path.to_owned()), format!("cannot be read: {error}"), remedy)
+    whole_file(Code::FileUnreadable, path, &format!("cannot be read: {error}"), remedy)
 }
 
-/// A writer may have emptied it, and not yet written what is to be in it.
-pub(super) fn emptied(file: &Path) -> Problem {
+/// The diagnostic for an emptied file. A writer may have truncated the file without writing its new content yet.
+pub(super) fn emptied(file: &Path) -> Diagnostic {
     let remedy = "write it, or delete it if its objects are to go (or write a List with items: [])";
-    whole_file(&Arc::new(file.to_owned()), "is empty now, and had objects before".to_owned(), remedy)
+    whole_file(Code::FileEmptied, file, "is empty now, and had objects before", remedy)
 }
 
-/// What was mounted there is gone, and the folder below it has no files.
-pub(super) fn unmounted(folder: &Path) -> Problem {
+/// The diagnostic for a folder whose mount has disappeared, so that an empty folder is visible below.
+pub(super) fn unmounted(folder: &Path) -> Diagnostic {
+    let problem = "is another, empty file system now, and had objects before";
     let remedy = "mount it again, or write a file with a List of items: [] if all objects are to go";
-    whole_file(
-        &Arc::new(folder.to_owned()),
-        "is another, empty file system now, and had objects before".to_owned(),
-        remedy,
-    )
+    whole_file(Code::FolderUnmounted, folder, problem, remedy)
 }
 
-pub(super) fn not_text(file: &Path) -> Problem {
-    whole_file(&Arc::new(file.to_owned()), "is not UTF-8 text".to_owned(), "save it as UTF-8")
+pub(super) fn not_text(file: &Path) -> Diagnostic {
+    whole_file(Code::FileNotText, file, "is not UTF-8 text", "save it as UTF-8")
 }
 
-fn whole_file(file: &Arc<PathBuf>, problem: String, remedy: &str) -> Problem {
-    let (object, field) = (String::new(), String::new());
-    Problem { file: Arc::clone(file), line: 0, object, field, problem, remedy: remedy.to_owned() }
+fn whole_file(code: Code, file: &Path, problem: &str, remedy: &str) -> Diagnostic {
+    Diagnostic::new(code, Subject::in_file_of(file.into(), 0, None), problem).remedy(remedy)
 }
 
 /// The files to read, sorted.
-pub(super) fn files(path: &Path, problems: &mut Vec<Problem>) -> io::Result<Vec<PathBuf>> {
+pub(super) fn files(path: &Path, problems: &mut Vec<Diagnostic>) -> io::Result<Vec<PathBuf>> {
     if !fs::metadata(path)?.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
@@ -115,7 +107,7 @@ pub(super) fn files(path: &Path, problems: &mut Vec<Problem>) -> io::Result<Vec<
     Ok(files)
 }
 
-/// Whether a folder's file is read, by its name. Editors' and ConfigMaps' own files begin with a dot.
+/// Whether a file in a folder is read, judged by its name. The private files of editors and ConfigMaps begin with a dot.
 pub(super) fn is_named_like_one(file: &Path) -> bool {
     let hidden = file.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
     let extension = file.extension().and_then(|extension| extension.to_str());

@@ -1,8 +1,10 @@
-//! Whatever a file says, it is objects or problems.
+//! Whatever the content of a file, reading it gives objects or problems.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::Path, sync::Arc};
 
-use super::{document::split, reading, tests::WEB};
+use localnet_core::yaml;
+
+use super::{reading, tests::WEB};
 use crate::cluster::{Cluster, Event, Kind, Options};
 
 const MORE: &str = "
@@ -23,10 +25,10 @@ items:
 - { apiVersion: v1, kind: Service, metadata: { name: db }, spec: { clusterIPs: [10.96.0.2], type: LoadBalancer, ports: [{ port: 1 }] } }
 ";
 
-/// What is read is also localized: the odd parts of objects are found there.
+/// The objects are localized, too, because invalid parts of objects are found there.
 #[test]
 fn fuzz_yaml() {
-    let file = Arc::new(PathBuf::from("cluster.yaml"));
+    let file = Arc::<Path>::from(Path::new("cluster.yaml"));
     localnet_fuzz::target("yaml", &[WEB.as_bytes(), MORE.as_bytes()], |bytes| {
         let Ok(text) = std::str::from_utf8(bytes) else { return "not a text".to_owned() };
         let mut said = String::new();
@@ -34,7 +36,7 @@ fn fuzz_yaml() {
         for kind in Kind::ALL {
             cluster.handle(Event::Replace { kind, objects: Vec::new() });
         }
-        for document in split(text) {
+        for document in yaml::documents(text) {
             let reading = reading::read(document, &file);
             said += &format!("{} {:?}", reading.found.len(), reading.problems);
             for found in reading.found {
@@ -42,7 +44,7 @@ fn fuzz_yaml() {
             }
         }
         let localized = cluster.localize().expect("all kinds are listed");
-        let skipped = localized.skipped.iter().map(|skipped| format!("{}: {}", skipped.field, skipped.problem));
+        let skipped = localized.skipped.iter().map(|(_, skipped)| format!("{}: {}", skipped.field, skipped.problem));
         said + &skipped.collect::<Vec<_>>().join("; ")
     });
 }

@@ -1,12 +1,11 @@
-//! What the files said when they were last read, so that only what has changed since is read again.
+//! The content of the files at the last read, so that only changes are read again.
 //!
 //! ```text
 //! folder ─► each file: another stamp?  ─► its documents: another text?  ─► reading ─► News ─► events
 //! ```
 //!
-//! No object is kept: the cluster holds those. What is kept of each is its name and line, to tell what is gone and what is
-//! there twice. News that nobody takes changes nothing: whatever is wrong somewhere, the next attempt begins with the last
-//! good state.
+//! No object is stored, because the cluster stores them. The name and line of each object are stored, to detect deleted objects
+//! and duplicates. News that is not taken changes nothing: after a problem, the next attempt starts from the last good state.
 
 #[cfg(test)]
 mod tests;
@@ -22,30 +21,31 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use localnet_proto::ServiceKey;
+use localnet_core::{
+    Code, Diagnostic, ServiceKey, Severity, Subject,
+    yaml::{self, Document},
+};
 
 use super::{
-    document::{self, Document},
     folder,
     look::Stamp,
     open::{self, Refused},
-    problem::{self, Problem},
     reading,
 };
 use crate::cluster::{Event, Kind, Object, ServiceType};
 
-/// A file may change twice between two ticks of the clock that stamps it: one that was changed so shortly before it was
-/// read is read again, whatever its stamp.
+/// A file may change twice between two ticks of the clock that stamps it. So a file that changed this shortly before it was read
+/// is read again, whatever its stamp.
 const TICKS: Duration = Duration::from_secs(2);
 
-/// What the files said when they were last read without a problem.
+/// The content of the files at the last read without a problem.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Known {
-    files: BTreeMap<Arc<PathBuf>, File>,
+    files: BTreeMap<Arc<Path>, File>,
     hashes: RandomState,
-    /// The first list was taken; what follows are changes.
+    /// Whether the first list was taken. Later events are changes.
     listed: bool,
-    /// Where the path is.
+    /// The device of the path.
     device: Option<u64>,
 }
 
@@ -53,20 +53,20 @@ pub(super) struct Known {
 #[derive(Clone, Debug)]
 struct File {
     stamp: Stamp,
-    /// Another content would have another stamp.
+    /// Whether any other content would have another stamp.
     settled: bool,
     texts: Vec<Text>,
-    ignored: Vec<Problem>,
+    ignored: Vec<Diagnostic>,
 }
 
 /// A document of a file.
 #[derive(Clone, Debug)]
 struct Text {
-    /// Of its text, with the `---` before it.
+    /// The hash of the text, including the `---` before it.
     hash: u64,
     lines_before: u64,
     objects: Box<[Named]>,
-    /// Kinds that mean nothing here, with the line in the document.
+    /// Kinds that the brain does not use, with the line in the document.
     ignored: Box<[(u64, String)]>,
 }
 
@@ -74,14 +74,14 @@ struct Text {
 #[derive(Clone, Debug)]
 struct Named {
     name: ServiceKey,
-    /// In the document.
+    /// The line in the document.
     line: u32,
     kind: Kind,
     odd: Option<Odd>,
     has_node_port: bool,
 }
 
-/// Why an object means nothing here.
+/// Why an object has no effect.
 #[derive(Clone, Copy, Debug)]
 enum Odd {
     SliceOfNone,
@@ -115,7 +115,7 @@ impl Odd {
     fn of(object: &Object) -> Option<Self> {
         match object {
             Object::Slice(slice) if slice.owner().is_none() => Some(Self::SliceOfNone),
-            // An API server would have chosen one.
+            // An API server would have allocated a ClusterIP.
             Object::Service(service)
                 if service.cluster_ips.is_empty() && !service.headless && service.kind != ServiceType::ExternalName =>
             {
@@ -125,30 +125,31 @@ impl Odd {
         }
     }
 
-    fn words(self) -> (&'static str, &'static str) {
+    fn about(self, subject: Subject) -> Diagnostic {
         match self {
-            Self::SliceOfNone => {
-                ("belongs to no Service", "name its Service with the label kubernetes.io/service-name")
+            Self::SliceOfNone => Diagnostic::new(Code::SliceWithoutService, subject, "belongs to no Service")
+                .remedy("name its Service with the label kubernetes.io/service-name"),
+            Self::WithoutClusterIp => {
+                Diagnostic::new(Code::ServiceWithoutAddress, subject, "has no ClusterIP and is not proxied")
+                    .remedy("set spec.clusterIP: none is invented")
+                    .severity(Severity::Warning)
             }
-            Self::WithoutClusterIp => ("has no ClusterIP and is not proxied", "set spec.clusterIP: none is invented"),
         }
     }
 }
 
 impl File {
-    fn new(path: &Arc<PathBuf>, stamp: Stamp, settled: bool, texts: Vec<Text>) -> Self {
+    fn new(path: &Arc<Path>, stamp: Stamp, settled: bool, texts: Vec<Text>) -> Self {
         let mut ignored = Vec::new();
-        let mut push = |line, object: String, (problem, remedy): (&str, &str)| {
-            let (field, problem, remedy) = (String::new(), problem.to_owned(), remedy.to_owned());
-            ignored.push(Problem { file: Arc::clone(path), line, object, field, problem, remedy });
-        };
+        let at = |line, object| Subject::in_file_of(Arc::clone(path), line, Some(object));
         for text in &texts {
             for (line, kind) in &text.ignored {
-                push(text.lines_before + line, kind.clone(), (IGNORED, ""));
+                let subject = at(text.lines_before + line, localnet_core::Object::new(kind.clone(), "", ""));
+                ignored.push(Diagnostic::new(Code::KindIgnored, subject, "objects of this kind are ignored"));
             }
             for named in &text.objects {
                 if let Some(odd) = named.odd {
-                    push(text.lines_before + u64::from(named.line), spoken(named.id()), odd.words());
+                    ignored.push(odd.about(at(text.lines_before + u64::from(named.line), spoken(named.id()))));
                 }
             }
         }
@@ -163,7 +164,7 @@ impl File {
         self.texts.iter().flat_map(|text| &text.objects)
     }
 
-    /// The objects, and the lines they begin on.
+    /// The objects, and their first lines.
     fn places(&self) -> impl Iterator<Item = (Id<'_>, u64)> {
         self.texts
             .iter()
@@ -176,27 +177,25 @@ fn device(path: &Path) -> Option<u64> {
     fs::metadata(path).ok().map(|metadata| metadata.dev())
 }
 
-const IGNORED: &str = "objects of this kind are ignored";
-
-fn spoken((kind, name): Id<'_>) -> String {
-    problem::spoken(kind, &name.namespace, &name.name)
+fn spoken((kind, name): Id<'_>) -> localnet_core::Object {
+    localnet_core::Object::new(kind.as_str(), Arc::clone(&name.namespace), Arc::clone(&name.name))
 }
 
-/// What is different from what is known.
+/// The changes since the last read.
 #[derive(Debug, Default)]
 pub(super) struct News {
-    /// The files that were read, as they are now; `None` for those that are gone.
-    files: BTreeMap<Arc<PathBuf>, Option<File>>,
-    /// What the documents say that have another text.
+    /// The files that were read. `None` for deleted files.
+    files: BTreeMap<Arc<Path>, Option<File>>,
+    /// The objects of documents whose text has changed.
     objects: Vec<Object>,
     gone: Vec<(Kind, ServiceKey)>,
     device: Option<u64>,
-    /// How many documents were parsed.
+    /// The number of documents that were parsed.
     pub(super) parsed: usize,
 }
 
 impl News {
-    /// How many files were read.
+    /// The number of files that were read.
     #[cfg(test)]
     pub(super) fn files(&self) -> usize {
         self.files.values().flatten().count()
@@ -204,8 +203,9 @@ impl News {
 }
 
 impl Known {
-    /// Reads what is not known; on a thread that has the stack for it. If anything cannot be read, nothing is news.
-    pub(super) fn read(&self, path: &Path, now: SystemTime) -> Result<News, Vec<Problem>> {
+    /// Reads the changes. The calling thread must have the stack of `super::thread`. If any file cannot be read, there is no
+    /// news.
+    pub(super) fn read(&self, path: &Path, now: SystemTime) -> Result<News, Vec<Diagnostic>> {
         let (mut news, mut problems) = (News::default(), Vec::new());
         let paths = folder::files(path, &mut problems).map_err(|error| vec![folder::unreadable(path, &error)])?;
         news.device = device(path);
@@ -213,17 +213,17 @@ impl Known {
             problems.push(folder::unmounted(path));
         }
         let there: HashSet<&Path> = paths.iter().map(PathBuf::as_path).collect();
-        let gone = self.files.keys().filter(|file| !there.contains(file.as_path()));
+        let gone = self.files.keys().filter(|file| !there.contains(&***file));
         news.files.extend(gone.map(|file| (Arc::clone(file), None)));
         for file in &paths {
-            let known = self.files.get(file);
+            let known = self.files.get(file.as_path());
             if known.is_some_and(|known| known.settled && Stamp::of(file).is_ok_and(|stamp| stamp == known.stamp)) {
                 continue;
             }
-            let file = Arc::new(file.clone());
+            let file: Arc<Path> = file.as_path().into();
             match open::read(&file) {
                 Ok((bytes, stamp)) => match String::from_utf8(bytes) {
-                    Ok(text) if known.is_some_and(File::has_objects) && document::split(&text).is_empty() => {
+                    Ok(text) if known.is_some_and(File::has_objects) && yaml::documents(&text).next().is_none() => {
                         problems.push(folder::emptied(&file));
                     }
                     Ok(text) => {
@@ -233,8 +233,8 @@ impl Known {
                     }
                     Err(_) => problems.push(folder::not_text(&file)),
                 },
-                // It is gone again; what is there now is read next, when the watch tells.
-                Err(Refused::Failed(error)) if error.kind() == io::ErrorKind::NotFound && **file != *path => {
+                // The file was deleted after it was listed. The watch reports its successor.
+                Err(Refused::Failed(error)) if error.kind() == io::ErrorKind::NotFound && *file != *path => {
                     if known.is_some() {
                         news.files.insert(file, None);
                     }
@@ -248,26 +248,25 @@ impl Known {
             news.gone = self.gone(&news);
             Ok(news)
         } else {
-            problems.sort_by(|a, b| (&a.file, a.line).cmp(&(&b.file, b.line)));
+            problems.sort();
             Err(problems)
         }
     }
 
-    /// The documents of a file. Those whose text is known are not parsed again.
+    /// The documents of a file. Documents with a known text are not parsed again.
     fn texts(
         &self,
-        file: &Arc<PathBuf>,
+        file: &Arc<Path>,
         text: &str,
         known: Option<&File>,
         news: &mut News,
-        problems: &mut Vec<Problem>,
+        problems: &mut Vec<Diagnostic>,
     ) -> Vec<Text> {
         let known: HashMap<u64, &Text> =
             known.iter().flat_map(|file| &file.texts).map(|text| (text.hash, text)).collect();
-        let documents = document::split(text).into_iter();
-        documents
+        yaml::documents(text)
             .map(|document| {
-                let Document { text, lines_before } = document;
+                let Document { text, lines_before, .. } = document;
                 let hash = self.hashes.hash_one(text);
                 if let Some(known) = known.get(&hash) {
                     return Text { lines_before, ..(*known).clone() };
@@ -284,20 +283,20 @@ impl Known {
             .collect()
     }
 
-    /// The files that stay as they are.
-    fn unchanged<'a>(&'a self, news: &'a News) -> impl Iterator<Item = (&'a Arc<PathBuf>, &'a File)> {
+    /// The files without changes.
+    fn unchanged<'a>(&'a self, news: &'a News) -> impl Iterator<Item = (&'a Arc<Path>, &'a File)> {
         self.files.iter().filter(|(file, _)| !news.files.contains_key(*file))
     }
 
-    /// Objects that are there twice: in what was read, or there and in what is known.
-    fn twice(&self, news: &News) -> Vec<Problem> {
-        let mut first: HashMap<Id<'_>, (&Arc<PathBuf>, u64)> = HashMap::new();
+    /// Objects that occur twice: both in the news, or one in the news and one in an unchanged file.
+    fn twice(&self, news: &News) -> Vec<Diagnostic> {
+        let mut first: HashMap<Id<'_>, (&Arc<Path>, u64)> = HashMap::new();
         let mut problems = Vec::new();
-        let mut found = |id, place, first: (&Arc<PathBuf>, u64)| {
+        let mut found = |id, place, first: (&Arc<Path>, u64)| {
             let ((first, first_line), (file, line)) = if first <= place { (first, place) } else { (place, first) };
             let problem = format!("is there twice, first in {}:{first_line}", first.display());
-            let (object, field, remedy) = (spoken(id), String::new(), "remove one of them".to_owned());
-            problems.push(Problem { file: Arc::clone(file), line, object, field, problem, remedy });
+            let subject = Subject::in_file_of(Arc::clone(file), line, Some(spoken(id)));
+            problems.push(Diagnostic::new(Code::ObjectTwice, subject, problem).remedy("remove one of them"));
         };
         for (path, file) in &news.files {
             for (id, line) in file.iter().flat_map(File::places) {
@@ -319,14 +318,14 @@ impl Known {
         problems
     }
 
-    /// Objects that are not where they were, nor anywhere else.
+    /// Objects that have disappeared from their file and are not in any other.
     fn gone(&self, news: &News) -> Vec<(Kind, ServiceKey)> {
         let now: HashSet<Id<'_>> = news.files.values().flatten().flat_map(File::objects).map(Named::id).collect();
         let were = news.files.keys().filter_map(|file| self.files.get(file)).flat_map(File::objects).map(Named::id);
         were.filter(|id| !now.contains(id)).map(|(kind, name)| (kind, name.clone())).collect()
     }
 
-    /// Makes the news what is known, and events of them: at first a complete list of each kind, later changes.
+    /// Applies the news, and returns its events: first a complete list of each kind, later changes.
     pub(super) fn take(&mut self, news: News) -> Vec<Event> {
         self.device = news.device;
         for (path, file) in news.files {
@@ -354,14 +353,14 @@ impl Known {
         Kind::ALL.map(|kind| Event::Replace { kind, objects: objects.remove(&kind).unwrap_or_default() }).into()
     }
 
-    /// What means nothing here; of kinds that do the first object.
-    pub(super) fn ignored(&self) -> Vec<&Problem> {
+    /// The ignored objects, and the first object of each ignored kind.
+    pub(super) fn ignored(&self) -> Vec<&Diagnostic> {
         let mut kinds = BTreeSet::new();
         let ignored = self.files.values().flat_map(|file| &file.ignored);
-        ignored.filter(|ignored| ignored.problem != IGNORED || kinds.insert(&ignored.object)).collect()
+        ignored.filter(|of| of.code != Code::KindIgnored || kinds.insert(of.subject.object())).collect()
     }
 
-    /// Whether there are node ports, and no Node of this name that would say where they are.
+    /// Whether there are NodePorts, but no Node object of this name with their addresses.
     pub(super) fn lacks_node(&self, name: &str) -> bool {
         let objects = || self.files.values().flat_map(File::objects);
         let is_node = |named: &Named| named.kind == Kind::Node && *named.name.name == *name;

@@ -1,4 +1,4 @@
-//! A look at files from outside: whether they are the same ones, not what they say.
+//! Detects changes of files from their metadata, without reading them.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use std::{
 
 use super::folder::is_named_like_one;
 
-/// A number that changes whenever a file that is read changes, comes or goes, wherever links lead.
+/// A fingerprint of the files that are read, wherever links lead. It changes when one of them changes, appears or disappears.
 pub(super) fn look(path: &Path) -> u64 {
     let mut hasher = DefaultHasher::new();
     one(path, &mut hasher);
@@ -34,7 +34,7 @@ fn one(path: &Path, hasher: &mut DefaultHasher) {
     }
 }
 
-/// What of a file changes with its content.
+/// The metadata of a file that change with its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Stamp {
     device: u64,
@@ -46,12 +46,12 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    /// That of the file that the path leads to.
+    /// The stamp of the file that the path resolves to.
     pub(super) fn of(path: &Path) -> io::Result<Self> {
         fs::metadata(path).map(|file| Self::from(&file))
     }
 
-    /// Whether the last change was long before `now`. One that lies in the future was not.
+    /// Whether the last change was at least `age` before `now`. A change in the future was not.
     pub(super) fn is_older_than(&self, now: SystemTime, age: Duration) -> bool {
         let Ok(since_1970) = now.duration_since(SystemTime::UNIX_EPOCH) else { return false };
         let Some(before) = since_1970.checked_sub(age) else { return false };

@@ -1,10 +1,9 @@
-//! `file:PATH`: ordinary Kubernetes YAML or JSON, a file or a folder of them, served without any cluster.
+//! `file:PATH`: Kubernetes objects in YAML or JSON, from a file or a folder, without a cluster.
 //!
-//! The path is watched; on a change the documents that have changed are read again, and all of it is swapped in at once. If
-//! anything cannot be read, all of it is refused and reported, and the last good state stays.
+//! The source watches the path. After a change, it reads the changed documents again and applies all changes at once. If any
+//! document is invalid, the source reports this and keeps the previous state.
 
 mod checks;
-mod document;
 mod folder;
 #[cfg(test)]
 mod fuzz;
@@ -14,7 +13,6 @@ mod known;
 mod limits;
 mod look;
 mod open;
-mod problem;
 mod reading;
 #[cfg(test)]
 mod tests;
@@ -24,6 +22,5 @@ mod watcher;
 mod words;
 
 pub use folder::{Loaded, load};
-pub use problem::Problem;
 pub(crate) use tree::Tree;
 pub use watcher::run;

@@ -1,4 +1,4 @@
-//! Opens files and nothing else: whatever the path leads to, nobody waits for it.
+//! Opens regular files and nothing else, so that reading never blocks, whatever the path resolves to.
 
 use std::{
     fs::{self, File, FileType, Metadata, OpenOptions},
@@ -9,14 +9,14 @@ use std::{
 
 use super::look::Stamp;
 
-/// A file may have so many MiB: reading one costs up to eight times its size.
+/// Maximum size of a file in MiB. Reading a file needs up to eight times its size in memory.
 const LARGEST_MIB: u64 = 32;
 
 /// Why a file is not read.
 pub(super) enum Refused {
-    /// It cannot be, for now.
+    /// Opening or reading failed, possibly only for now.
     Failed(io::Error),
-    /// It is not what it should be: what is wrong, and what helps.
+    /// The file is of an unsuitable kind or size: the problem and its remedy.
     Odd(String, &'static str),
 }
 
@@ -28,11 +28,11 @@ impl From<io::Error> for Refused {
 
 /// The content of a regular file, and the stamp that it had before it was read.
 pub(super) fn read(path: &Path) -> Result<(Vec<u8>, Stamp), Refused> {
-    // To open a device may already do something.
+    // Opening a device may already have an effect, so check the file first.
     check(&fs::metadata(path)?)?;
     let without_waiting = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or_default();
     let file = OpenOptions::new().read(true).custom_flags(without_waiting).open(path)?;
-    // Another one may have taken its place.
+    // Another file may have replaced it since the check.
     let metadata = file.metadata()?;
     check(&metadata)?;
     let mut bytes = Vec::with_capacity(usize::try_from(metadata.len()).unwrap_or_default());
@@ -64,15 +64,15 @@ fn kind(file_type: FileType) -> &'static str {
     }
 }
 
-/// What a name in a folder stands for.
+/// The meaning of a name in a folder.
 pub(super) enum Entry {
-    /// What may be read.
+    /// A file to read.
     File,
-    /// A folder, or nothing any more.
+    /// A folder, or a name that no longer exists.
     Nothing,
 }
 
-/// Looks at a name in a folder.
+/// Checks a name in a folder.
 pub(super) fn entry(path: &Path) -> Result<Entry, Refused> {
     match fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => Ok(Entry::Nothing),

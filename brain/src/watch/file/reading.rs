@@ -1,11 +1,15 @@
-//! Reads the objects of one document. A typed reading that fails is looked at again as a tree, to name line and field.
+//! Reads the objects of one document. If typed reading fails, the document is parsed again as a tree, to name the line and field.
 
-use std::{cell::RefCell, fmt, sync::Arc};
+use std::{cell::RefCell, fmt, path::Path, sync::Arc};
 
 use k8s_openapi::api::{
     core::v1::{Node, Service},
     discovery::v1::EndpointSlice,
     networking::v1::ServiceCIDR,
+};
+use localnet_core::{
+    Code, Diagnostic, Object as Named, Subject,
+    yaml::{self, Document},
 };
 use serde::{
     Deserialize, Deserializer,
@@ -13,55 +17,66 @@ use serde::{
 };
 use serde_saphyr::Spanned;
 
-use super::{checks, document::Document, limits::options, problem::Problem, tree::Tree, words::words};
+use super::{
+    checks,
+    limits::options,
+    tree::Tree,
+    words::{Words, words},
+};
 use crate::cluster::{Kind, Object};
 
-/// Documents that are larger than this are not read a second time to name the field at fault.
+/// Documents above this size, in bytes, are not parsed again to name the field at fault.
 const LARGEST_TREE: usize = 8 << 20;
 
-/// An object, and the line it begins on.
+/// An object, and its first line.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) line: u64,
     pub(super) object: Object,
 }
 
-/// What a document says.
+/// The content of a document.
 #[derive(Debug, Default)]
 pub(super) struct Reading {
     pub(super) found: Vec<Found>,
-    /// Kinds that mean nothing here, with the line.
+    /// Kinds that the brain does not use, with their lines.
     pub(super) ignored: Vec<(u64, String)>,
-    pub(super) problems: Vec<Problem>,
+    pub(super) problems: Vec<Diagnostic>,
 }
 
-/// What every object says about itself.
+impl From<Diagnostic> for Reading {
+    fn from(problem: Diagnostic) -> Self {
+        Self { problems: vec![problem], ..Self::default() }
+    }
+}
+
+/// The header of an object.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Header {
     api_version: Option<String>,
     kind: Option<String>,
-    metadata: Option<Named>,
+    metadata: Option<Metadata>,
     items: Option<Vec<Spanned<Item>>>,
 }
 
-/// What an item of a list says about itself. A list in a list means nothing, so its own items are not looked at.
+/// The header of an item of a list. A list inside a list is ignored, so its items are not read.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Item {
     api_version: Option<String>,
     kind: Option<String>,
-    metadata: Option<Named>,
+    metadata: Option<Metadata>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-struct Named {
+struct Metadata {
     namespace: Option<String>,
     name: Option<String>,
 }
 
-/// What is to be made of an object.
+/// How to treat an object.
 #[derive(Clone, Debug)]
 enum Meaning {
     Object(Kind),
@@ -75,7 +90,7 @@ impl Header {
         meaning(self.api_version.as_deref(), self.kind.as_deref())
     }
 
-    fn object(&self) -> String {
+    fn object(&self) -> Named {
         spoken(&self.meaning(), self.kind.as_deref(), self.metadata.as_ref())
     }
 }
@@ -85,7 +100,7 @@ impl Item {
         meaning(self.api_version.as_deref(), self.kind.as_deref())
     }
 
-    fn object(&self) -> String {
+    fn object(&self) -> Named {
         spoken(&self.meaning(), self.kind.as_deref(), self.metadata.as_ref())
     }
 }
@@ -105,27 +120,27 @@ fn meaning(version: Option<&str>, kind: Option<&str>) -> Meaning {
     }
 }
 
-/// An object as it is spoken of: `Service default/web`.
-fn spoken(meaning: &Meaning, kind: Option<&str>, named: Option<&Named>) -> String {
-    let kind = kind.unwrap_or("object");
-    let named = named.cloned().unwrap_or_default();
-    let name = named.name.as_deref().unwrap_or("without a name");
+/// The name of an object in messages: `Service default/web`.
+fn spoken(meaning: &Meaning, kind: Option<&str>, metadata: Option<&Metadata>) -> Named {
+    let kind = kind.unwrap_or("object").to_owned();
+    let metadata = metadata.cloned().unwrap_or_default();
+    let name = metadata.name.as_deref().unwrap_or("without a name");
     match meaning {
         Meaning::Object(Kind::Service | Kind::Slice) => {
-            format!("{kind} {}/{name}", named.namespace.as_deref().unwrap_or("default"))
+            Named::new(kind, metadata.namespace.as_deref().unwrap_or("default"), name)
         }
-        Meaning::Object(_) => format!("{kind} {name}"),
-        _ => kind.to_owned(),
+        Meaning::Object(_) => Named::new(kind, "", name),
+        _ => Named::new(kind, "", ""),
     }
 }
 
 /// Reads the objects of a document.
-pub(super) fn read(document: Document<'_>, file: &Arc<std::path::PathBuf>) -> Reading {
+pub(super) fn read(document: Document<'_>, file: &Arc<Path>) -> Reading {
     let reader = Reader { document, file };
-    // The items of a list of many kinds are read in a second pass, when their kinds are known.
+    // The items of a list with several kinds are read in a second pass, once their kinds are known.
     match quick_meaning(document.text) {
         Some(Meaning::Object(kind)) => reader.single(kind),
-        // What is ignored is not even read.
+        // Ignored documents are not read.
         Some(Meaning::Ignored(what)) => reader.ignored(what),
         _ => reader.with_header(),
     }
@@ -133,7 +148,7 @@ pub(super) fn read(document: Document<'_>, file: &Arc<std::path::PathBuf>) -> Re
 
 struct Reader<'a> {
     document: Document<'a>,
-    file: &'a Arc<std::path::PathBuf>,
+    file: &'a Arc<Path>,
 }
 
 impl Reader<'_> {
@@ -157,13 +172,10 @@ impl Reader<'_> {
             Meaning::Object(kind) => self.single(kind),
             Meaning::List => self.list(header.items.as_deref().unwrap_or_default()),
             Meaning::Ignored(what) => self.ignored(what),
-            Meaning::Nothing => self.one_problem(
-                line,
-                header.object(),
-                "kind",
-                "is missing".to_owned(),
-                "every document is a Kubernetes object with apiVersion and kind",
-            ),
+            Meaning::Nothing => Diagnostic::new(Code::FieldMissing, self.at(line, Some(header.object())), "is missing")
+                .field("kind")
+                .remedy("every document is a Kubernetes object with apiVersion and kind")
+                .into(),
         }
     }
 
@@ -182,8 +194,9 @@ impl Reader<'_> {
                     None
                 }
                 Meaning::List | Meaning::Nothing => {
-                    let problem = "an item of a list is an object with apiVersion and kind".to_owned();
-                    return self.one_problem(line, item.value.object(), &format!("items[{position}]"), problem, "");
+                    let problem = "an item of a list is an object with apiVersion and kind";
+                    let at = self.at(line, Some(item.value.object()));
+                    return Diagnostic::new(Code::KindUnknown, at, problem).field(format!("items[{position}]")).into();
                 }
             });
         }
@@ -200,22 +213,24 @@ impl Reader<'_> {
         self.checked(objects, ignored)
     }
 
-    /// Looks at what the types let pass.
+    /// Checks the values that the types accept.
     fn checked(&self, objects: Vec<(String, u64, Read)>, ignored: Vec<(u64, String)>) -> Reading {
         let mut reading = Reading { ignored, ..Reading::default() };
         let tree = RefCell::new(None);
         for (prefix, line, Read { object, wrong }) in objects {
-            for checks::Wrong { field, problem, remedy } in wrong.into_iter().chain(checks::check(&object)) {
+            for mut wrong in wrong.into_iter().chain(checks::check(&object)) {
                 let mut tree = tree.borrow_mut();
                 let tree = tree.get_or_insert_with(|| self.tree());
                 let said = |field: &str| tree.as_ref().is_some_and(|tree| tree.has(&format!("{prefix}{field}")));
                 let first_ip = format!("spec.{}[0]", checks::CLUSTER_IPS);
                 let one_ip = format!("spec.{}", checks::CLUSTER_IP);
-                let field = if field == first_ip && !said(&field) && said(&one_ip) { one_ip } else { field };
-                let line = tree.as_ref().map_or(line, |tree| self.line(tree.line(&format!("{prefix}{field}"))));
-                let (file, object) = (Arc::clone(self.file), checks::spoken(&object));
-                let remedy = remedy.to_owned();
-                reading.problems.push(Problem { file, line, object, field, problem, remedy });
+                if wrong.field == first_ip && !said(&first_ip) && said(&one_ip) {
+                    wrong.field = one_ip;
+                }
+                let field = format!("{prefix}{}", wrong.field);
+                let line = tree.as_ref().map_or(line, |tree| self.line(tree.line(&field)));
+                wrong.subject = self.at(line, Some(checks::named(&object)));
+                reading.problems.push(wrong);
             }
             reading.found.push(Found { line, object });
         }
@@ -225,21 +240,26 @@ impl Reader<'_> {
     fn failed(&self, error: &serde_saphyr::Error) -> Reading {
         let place = error.location().map_or((1, 1), |place| (place.line().max(1), place.column()));
         let line = self.line(place.0);
-        // A large document is not read again.
+        // A large document is not parsed again.
         let named = self.tree().and_then(|tree| Some(self.named(&tree.field(place), &self.header().ok()?)));
-        let (object, field) = named.unwrap_or_default();
+        let (object, field) = named.unzip();
         let options = serde_saphyr::render_options! { snippets: serde_saphyr::SnippetMode::Off };
-        let (problem, remedy) = match mistyped(error) {
+        let (code, problem, remedy) = match mistyped(error) {
             Some(Mistyped::Number) => no_number(self.scalar(place)),
-            Some(Mistyped::Truth) => {
-                (format!("{:?} is neither true nor false", self.scalar(place)), "write true or false")
-            }
-            None => words(error).unwrap_or_else(|| (without_place(&error.render_with_options(options)), "")),
+            Some(Mistyped::Truth) => (
+                Code::FieldMistyped,
+                format!("{:?} is neither true nor false", self.scalar(place)),
+                "write true or false",
+            ),
+            None => words(error).unwrap_or_else(|| {
+                let rendered = error.render_with_options(options);
+                (Code::YamlInvalid, yaml::without_place(&rendered).to_owned(), "")
+            }),
         };
-        self.one_problem(line, object, &field, problem, remedy)
+        Diagnostic::new(code, self.at(line, object), problem).field(field.unwrap_or_default()).remedy(remedy).into()
     }
 
-    /// The scalar that stands at a place, as it is written there.
+    /// The scalar at a position, as it is written in the document.
     fn scalar(&self, (line, column): (u64, u64)) -> &str {
         let at = |number: u64| usize::try_from(number.saturating_sub(1)).unwrap_or(usize::MAX);
         let line = self.document.text.lines().nth(at(line)).unwrap_or_default();
@@ -253,8 +273,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Object and field, seen from the document: those of an item of a list are its own.
-    fn named(&self, field: &str, header: &Header) -> (String, String) {
+    /// The object and its field, from a field of the document. A field in an item of a list belongs to that item.
+    fn named(&self, field: &str, header: &Header) -> (Named, String) {
         let in_list = field.strip_prefix("items[").and_then(|rest| rest.split_once(']'));
         let item = in_list.and_then(|(position, rest)| {
             let item = header.items.as_ref()?.get(position.parse::<usize>().ok()?)?;
@@ -263,9 +283,9 @@ impl Reader<'_> {
         item.unwrap_or_else(|| (header.object(), field.to_owned()))
     }
 
-    fn one_problem(&self, line: u64, object: String, field: &str, problem: String, remedy: &str) -> Reading {
-        let (file, field, remedy) = (Arc::clone(self.file), field.to_owned(), remedy.to_owned());
-        Reading { problems: vec![Problem { file, line, object, field, problem, remedy }], ..Reading::default() }
+    /// A position in the file.
+    fn at(&self, line: u64, object: Option<Named>) -> Subject {
+        Subject::in_file_of(Arc::clone(self.file), line, object)
     }
 
     fn header(&self) -> Result<Header, serde_saphyr::Error> {
@@ -289,7 +309,7 @@ fn with_text<'de, T>(
     serde_saphyr::with_deserializer_from_str_with_options(text, options(text.len()), read)
 }
 
-/// The meaning of a document that says it in plain lines of its own, as nearly all do; it spares a pass over the text.
+/// The meaning of a document whose kind is on a plain line, as in nearly all documents. This saves a pass over the text.
 fn quick_meaning(text: &str) -> Option<Meaning> {
     let plain = |name: &str| {
         let mut lines = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
@@ -298,13 +318,13 @@ fn quick_meaning(text: &str) -> Option<Meaning> {
     Some(meaning(Some(plain("apiVersion")?), Some(plain("kind")?)))
 }
 
-/// Whether a text means itself in YAML, without quotes or a comment.
+/// Whether a word is a plain YAML scalar, without quotes or a comment.
 fn is_plain(word: &str) -> bool {
     word.starts_with(|first: char| first.is_ascii_alphabetic())
         && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"./-".contains(&byte))
 }
 
-/// What a scalar should have been.
+/// The type that a scalar should have.
 enum Mistyped {
     Number,
     Truth,
@@ -318,42 +338,32 @@ fn mistyped(error: &serde_saphyr::Error) -> Option<Mistyped> {
     }
 }
 
-/// What is wrong with a text that should be a whole number, and what helps.
-fn no_number(text: &str) -> (String, &'static str) {
+/// The problem with a text that should be an integer, and its remedy.
+fn no_number(text: &str) -> Words {
     match text.parse::<f64>() {
         Ok(number) if number.is_finite() && number.fract() == 0.0 => {
-            (format!("{text} is out of range"), "use a smaller number")
+            (Code::ValueInvalid, format!("{text} is out of range"), "use a smaller number")
         }
-        Ok(number) if number.is_finite() => (format!("{text} is not a whole number"), "leave out the fraction"),
-        _ => (format!("{text:?} is not a number"), "write it in digits"),
+        Ok(number) if number.is_finite() => {
+            (Code::FieldMistyped, format!("{text} is not a whole number"), "leave out the fraction")
+        }
+        _ => (Code::FieldMistyped, format!("{text:?} is not a number"), "write it in digits"),
     }
 }
 
-/// The first line that says something.
+/// The first line with content.
 fn first_line(text: &str) -> u64 {
     let empty = |line: &&str| line.trim().is_empty() || line.starts_with(['#', '%', '-']);
     text.lines().take_while(empty).count() as u64 + 1
 }
 
-/// The place is said before the message; once is enough.
-fn without_place(message: &str) -> String {
-    let message = message.lines().next().unwrap_or_default();
-    let end = message.rfind(" at line ").filter(|end| !message[*end..].contains(':'));
-    let message = end.map_or(message, |end| &message[..end]);
-    let rest = message.strip_prefix("error: ").unwrap_or(message);
-    match rest.strip_prefix("line ").and_then(|rest| rest.split_once(": ")) {
-        Some((place, rest)) if place.chars().all(|c| c.is_ascii_digit() || " column".contains(c)) => rest.to_owned(),
-        _ => rest.to_owned(),
-    }
-}
-
-/// An object, and what was wrong with what it no longer says.
+/// An object, and problems with values that the object no longer contains.
 struct Read {
     object: Object,
-    wrong: Vec<checks::Wrong>,
+    wrong: Vec<Diagnostic>,
 }
 
-/// Reads an object of a kind; `None` for what is ignored.
+/// Reads an object of a kind. `None` for ignored objects.
 struct ObjectSeed(Option<Kind>);
 
 impl<'de> DeserializeSeed<'de> for ObjectSeed {
@@ -385,7 +395,7 @@ fn default_namespace(namespace: &mut Option<String>) {
     namespace.get_or_insert_with(|| "default".to_owned());
 }
 
-/// Reads the items of a list, each as what it is.
+/// Reads the items of a list, each by its kind.
 struct ListSeed<'a>(&'a [Option<Kind>]);
 
 impl<'de> DeserializeSeed<'de> for ListSeed<'_> {

@@ -1,4 +1,4 @@
-//! What a file may say, what is wrong with it and where, and how changes arrive.
+//! Tests the content of files, the problems with their positions, and how changes arrive.
 
 use std::{
     collections::BTreeMap,
@@ -8,6 +8,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use localnet_core::{Code, Severity};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -47,7 +48,7 @@ endpoints:
 - addresses: [10.1.0.1]
 ";
 
-/// Names of the objects of each kind that a text says.
+/// The names of the objects of each kind in a text.
 #[track_caller]
 pub(super) fn names(loaded: &Loaded) -> Vec<String> {
     let mut names = Vec::new();
@@ -73,7 +74,7 @@ pub(super) fn loaded(name: &str, text: &str) -> Result<Loaded, Vec<String>> {
     })
 }
 
-/// A text and the problems with it.
+/// Checks the problems of a text.
 #[track_caller]
 pub(super) fn check_problems(text: &str, expected: &[&str]) {
     assert_eq!(loaded("a.yaml", text).unwrap_err(), expected);
@@ -87,7 +88,7 @@ fn documents_lists_and_json_are_read() {
     let list = "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Node\n  metadata: {name: n1}\n- kind: Pod\n  apiVersion: v1\n  metadata: {name: p}\n- metadata: {name: kubernetes}\n  spec: {cidrs: [10.96.0.0/16]}\n  kind: ServiceCIDR\n  apiVersion: networking.k8s.io/v1\n";
     let list = loaded("a.yml", list).unwrap();
     assert_eq!(names(&list), ["Node n1", "ServiceCIDR kubernetes"]);
-    assert_eq!(list.ignored.iter().map(|ignored| &*ignored.object).collect::<Vec<_>>(), ["v1 Pod"]);
+    assert_eq!(list.ignored[0].subject.to_string().rsplit(": ").next(), Some("v1 Pod"));
 
     let json = "{\n\t\"kind\": \"Service\",\n\t\"apiVersion\": \"v1\",\n\t\"metadata\": {\"name\": \"web\", \"namespace\": \"shop\"},\n\t\"spec\": {\"clusterIP\": \"10.96.0.1\", \"ports\": [{\"port\": 80}]}\n}\n";
     assert_eq!(names(&loaded("a.json", json).unwrap()), ["Service web"]);
@@ -99,10 +100,9 @@ fn documents_lists_and_json_are_read() {
 #[test]
 fn a_slice_of_no_service_is_said_to_mean_nothing() {
     let orphan = loaded("a.yaml", &SLICE.replace("  labels: {kubernetes.io/service-name: web}\n", "")).unwrap();
-    assert_eq!(
-        orphan.ignored.iter().map(|ignored| (ignored.line, &*ignored.object)).collect::<Vec<_>>(),
-        [(1, "EndpointSlice default/web-1")]
-    );
+    let [orphan] = orphan.ignored.as_slice() else { panic!("{orphan:?}") };
+    assert!(orphan.subject.to_string().ends_with("a.yaml:1: EndpointSlice default/web-1"), "{orphan}");
+    assert_eq!((orphan.code, orphan.severity), (Code::SliceWithoutService, Severity::Warning));
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn a_problem_names_file_line_object_and_field() {
     );
 }
 
-/// What is no number or truth is named as it stands in the text.
+/// A scalar that is not a number or a Boolean is quoted as it is written.
 #[test]
 fn a_scalar_of_another_type_is_quoted() {
     let port = |text: &str| WEB.replace("port: 80", &format!("port: {text}"));
@@ -253,7 +253,7 @@ fn a_path_that_cannot_be_read_says_so() {
     assert!(problem.starts_with("/nonexistent/x.yaml: cannot be read: "), "{problem}");
 }
 
-/// The objects that events have left.
+/// The objects that result from events.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct World(pub(super) BTreeMap<(Kind, String, String), Object>);
 
@@ -293,7 +293,7 @@ impl World {
     }
 }
 
-/// A source at work on a path.
+/// A source that watches a path.
 struct Source {
     world: World,
     batches: mpsc::Receiver<Batch>,
@@ -313,7 +313,7 @@ impl Source {
         Self { world: World::default(), batches, troubles, stop, task }
     }
 
-    /// One that does not wait for seconds before it looks by itself.
+    /// A source that checks the files without waiting for seconds.
     fn hasty(path: &Path) -> Self {
         let (sender, batches) = mpsc::channel(4);
         let (stop, troubles) = (CancellationToken::new(), Troubles::default());
@@ -332,14 +332,14 @@ impl Source {
         self.world.cluster_ips()
     }
 
-    /// Waits until something cannot be read; says why.
+    /// Waits until something cannot be read, and returns the reason.
     async fn trouble(&self) -> String {
         let mut troubles = self.troubles.subscribe();
         let told = tokio::time::timeout(Duration::from_secs(20), troubles.wait_for(|all| !all.is_empty()));
-        told.await.expect("no trouble was told").unwrap()["files"].problem.clone()
+        told.await.expect("no trouble was reported").unwrap()["files"].diagnostic.to_string()
     }
 
-    /// Waits for a state of one ClusterIP; the one before it may come again.
+    /// Waits for a state with one ClusterIP. The previous state may come again before it.
     async fn until(&mut self, last: u8) {
         while self.next().await != [format!("10.96.0.{last}")] {}
     }
@@ -382,7 +382,7 @@ async fn files_of_a_folder_come_and_go() {
     assert_eq!(source.next().await, ["10.96.0.1", "10.96.0.2"]);
     fs::remove_file(folder.join("a.yaml")).unwrap();
     assert_eq!(source.next().await, ["10.96.0.2"]);
-    // The folder as a whole is replaced by another one, and that one is watched from then on.
+    // Another folder replaces the folder, and is watched from then on.
     let other = parent.path().join("other");
     fs::create_dir(&other).unwrap();
     fs::write(other.join("c.yaml"), web(3)).unwrap();
@@ -400,13 +400,13 @@ async fn a_file_that_comes_as_a_whole_is_read() {
     let (a, outside) = (folder.path().join("a.yaml"), elsewhere.path().join("a"));
     let mut source = Source::start(folder.path());
     assert_eq!(source.next().await, [""; 0]);
-    // A second name of a file, which nobody writes to any more.
+    // A second name of a file that is complete.
     fs::write(&outside, web(1)).unwrap();
     fs::hard_link(&outside, &a).unwrap();
     assert_eq!(source.next().await, ["10.96.0.1"]);
     fs::remove_file(&a).unwrap();
     assert_eq!(source.next().await, [""; 0]);
-    // A file that was made elsewhere.
+    // A file that was written in another folder.
     fs::write(&outside, web(2)).unwrap();
     fs::rename(&outside, &a).unwrap();
     assert_eq!(source.next().await, ["10.96.0.2"]);
@@ -504,7 +504,7 @@ async fn a_file_behind_a_link_of_the_folder_is_read_again() {
     assert_eq!(source.next().await, ["10.96.0.1"]);
     fs::write(&file, web(2)).unwrap();
     source.until(2).await;
-    // Nothing is there for a while: that takes nothing away.
+    // While the path is missing, no object is removed.
     fs::remove_file(&file).unwrap();
     fs::write(elsewhere.path().join("new"), web(3)).unwrap();
     fs::rename(elsewhere.path().join("new"), &file).unwrap();
@@ -538,13 +538,13 @@ async fn the_last_good_state_stays_while_a_file_is_bad() {
     assert_eq!(source.next().await, ["10.96.0.1"]);
     fs::write(&file, "kind: [").unwrap();
     fs::write(folder.path().join("b.yaml"), web(2).replace("name: web", "name: b")).unwrap();
-    // Whatever was read in between: the next good state is the next that is sent.
+    // Whatever was read in between, the next state that is sent is the next good one.
     fs::write(&file, web(3)).unwrap();
     assert_eq!(source.next().await, ["10.96.0.2", "10.96.0.3"]);
     source.stop().await;
 }
 
-/// A shell empties the file that a command is to write, and another file changes before it does.
+/// A shell truncates the file before a command writes to it, and another file changes in between.
 #[tokio::test]
 async fn a_file_that_was_emptied_takes_no_objects_away() {
     let folder = tempfile::tempdir().unwrap();
@@ -559,13 +559,13 @@ async fn a_file_that_was_emptied_takes_no_objects_away() {
     drop(writer);
     fs::write(&a, web(4)).unwrap();
     assert_eq!(source.next().await, ["10.96.0.3", "10.96.0.4"]);
-    // One that is gone does.
+    // Deleting the file does remove its objects.
     fs::remove_file(&a).unwrap();
     assert_eq!(source.next().await, ["10.96.0.3"]);
     source.stop().await;
 }
 
-/// A file with nothing but a line break or a comment took 200 Services away.
+/// Regression: a file with only a line break or a comment removed 200 Services.
 #[tokio::test]
 async fn a_file_that_lost_all_of_its_documents_takes_no_objects_away() {
     let folder = tempfile::tempdir().unwrap();
@@ -580,13 +580,13 @@ async fn a_file_that_lost_all_of_its_documents_takes_no_objects_away() {
         fs::write(&file, web(number)).unwrap();
         assert_eq!(source.next().await, [format!("10.96.0.{number}")]);
     }
-    // Whoever means it says so.
+    // An explicit empty List removes the objects.
     fs::write(&file, "apiVersion: v1\nkind: List\nitems: []\n").unwrap();
     assert!(source.next().await.is_empty());
     source.stop().await;
 }
 
-/// What was mounted over a folder is gone, and so were 200 Services.
+/// Regression: unmounting a folder removed 200 Services.
 #[tokio::test]
 async fn a_folder_that_is_suddenly_another_empty_file_system_takes_no_objects_away() {
     let folder = tempfile::tempdir().unwrap();
@@ -604,7 +604,7 @@ async fn a_folder_that_is_suddenly_another_empty_file_system_takes_no_objects_aw
     lead(other.path());
     let said = source.trouble().await;
     assert!(said.contains("path: is another, empty file system now, and had objects before; mount it again"), "{said}");
-    // One with files is read.
+    // A folder with files is read.
     fs::write(other.path().join("web.yaml"), web(2)).unwrap();
     assert_eq!(source.next().await, ["10.96.0.2"]);
     source.stop().await;
@@ -629,7 +629,7 @@ mod any_text {
     use proptest::prelude::*;
 
     proptest! {
-        /// Whatever a file says, it is read or refused with the line at fault.
+        /// Every file is read, or refused with the line at fault.
         #[test]
         fn is_read_or_refused(lines in prop::collection::vec(line(), 0..12)) {
             let text = lines.join("\n");

@@ -1,4 +1,4 @@
-//! A YAML document as a tree that knows the line of every field. Made only to say where a problem is.
+//! A YAML document as a tree with the line of every field. It is built only to locate a problem.
 
 use std::fmt;
 
@@ -10,10 +10,10 @@ use serde_saphyr::Spanned;
 
 use super::limits::options;
 
-/// Where something is in a text: line and column, from 1.
+/// A position in a text: line and column, from 1.
 type Place = (u64, u64);
 
-/// A node of the tree, and where it begins.
+/// A node of the tree, and its position.
 #[derive(Debug)]
 pub(crate) struct Tree(Box<Spanned<Inner>>);
 
@@ -83,7 +83,7 @@ impl<'de> Visitor<'de> for InnerVisitor {
 }
 
 impl Tree {
-    /// The tree of a JSON text, if it is one.
+    /// Parses a JSON text. Returns `None` if it is invalid.
     pub(crate) fn of_json(text: &str) -> Option<Self> {
         serde_saphyr::from_str_with_options(text, options(text.len())).ok()
     }
@@ -92,17 +92,17 @@ impl Tree {
         (self.0.referenced.line(), self.0.referenced.column())
     }
 
-    /// The line of a field: `spec.ports[1].port`, or of the nearest thing around it that is there.
+    /// The line of a field such as `spec.ports[1].port`. If the field is missing, the line of the nearest existing parent.
     pub(super) fn line(&self, field: &str) -> u64 {
         self.find(field).0.place().0
     }
 
-    /// Whether the field is there.
+    /// Whether the field exists.
     pub(super) fn has(&self, field: &str) -> bool {
         self.find(field).1
     }
 
-    /// The node of a field and true, or the last one on the way to it and false.
+    /// The node of a field and true, or the last existing node on its path and false.
     fn find(&self, field: &str) -> (&Self, bool) {
         let mut node = self;
         for step in field.split(['.', '[', ']']).filter(|step| !step.is_empty()) {
@@ -117,7 +117,7 @@ impl Tree {
         (node, true)
     }
 
-    /// The field that stands at a place, or the last one before it.
+    /// The field at a position, or the last one before it.
     pub(crate) fn field(&self, at: Place) -> String {
         let mut found = (self.place(), String::new());
         self.search(at, &mut String::new(), &mut found);

@@ -1,7 +1,7 @@
-//! Watches the path and sends what it says, each time that it changes.
+//! Watches the path, and sends its content after each change.
 //!
-//! Folders are watched, never files: a file that is replaced, as editors and ConfigMaps do it, is another file under the
-//! same name. After an event there is a short wait for the others that belong to it.
+//! The source watches folders, never files: an editor or a ConfigMap replaces a file by a new one with the same name. After an
+//! event, it waits a short time for further events of the same change.
 
 use std::{
     collections::BTreeSet,
@@ -14,6 +14,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use localnet_core::{Code, Diagnostic, Object, Subject};
 use notify::{
     EventKind, RecursiveMode, Watcher as _,
     event::{AccessKind, AccessMode, CreateKind, ModifyKind},
@@ -27,9 +28,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     folder,
     known::{Known, News},
-    look,
-    problem::Problem,
-    thread,
+    look, thread,
 };
 use crate::{
     cluster::Event,
@@ -37,31 +36,31 @@ use crate::{
     pump::{Batch, Origin},
 };
 
-/// Events that come closer together than this belong together.
+/// Events with shorter pauses belong to the same change.
 const SETTLE: Duration = Duration::from_millis(5);
-/// But changes are never held back for longer than this.
+/// Maximum time for which a change waits for further events.
 const SETTLE_AT_MOST: Duration = Duration::from_millis(50);
-/// What cannot be read, as [`Troubles`] name it.
+/// The label of files in [`Troubles`].
 const OF: &str = "files";
-/// So many problems are reported one by one.
+/// Maximum number of problems that are reported one by one.
 const REPORTED: usize = 10;
 
-/// How often the files are looked at without being told of a change.
+/// How often the files are checked without an event.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
-    /// So often.
+    /// The interval of the checks.
     pub(super) look: Duration,
-    /// What changed is read when it has not changed further for so long.
+    /// How long a file must be unchanged before it is read.
     pub(super) quiet: Duration,
 }
 
-/// A watch sees no change behind a link, nor above the path; there is time for those.
+/// A watch reports no change behind a link or above the path. The checks find these changes later.
 const PACE: Pace = Pace { look: Duration::from_secs(10), quiet: Duration::from_secs(1) };
-/// What could not be read is tried again after this, then after twice as long, and so on.
+/// The first delay before a failed read is retried. It doubles with each failure.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Sends what the path says, then again after each change, until `shutdown`. What cannot be read is an error at first; later
-/// it is a trouble, said in the log too, and the last good state stays.
+/// Sends the content of the path, at first and after each change, until `shutdown`. If the first read fails, this returns an
+/// error. If a later one fails, the failure is logged and becomes a trouble, and the previous state remains.
 pub async fn run(
     path: PathBuf,
     node_name: &str,
@@ -78,7 +77,7 @@ pub(super) async fn run_at(
     told: (mpsc::Sender<Batch>, Troubles),
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    // Whatever it waits for, the end is not held up.
+    // Shutdown must not wait for a read.
     tokio::select! {
         () = shutdown.cancelled() => Ok(()),
         ended = follow(pace, path, node_name, told) => ended,
@@ -93,7 +92,7 @@ async fn follow(
 ) -> anyhow::Result<()> {
     let path = std::path::absolute(&path).with_context(|| format!("{}: cannot be found", path.display()))?;
     let changed = Arc::new(Notify::new());
-    // Watching begins before reading, so that no change falls between the two.
+    // Watching starts before reading, so that no change is missed between the two.
     let mut watch = Watch::new(&path, Arc::clone(&changed))?;
     watch.arm();
     let mut known = Arc::new(Known::default());
@@ -101,7 +100,7 @@ async fn follow(
     let mut said = Said::default();
     let events = match read {
         Ok(news) => said.take(Arc::make_mut(&mut known), news, node_name),
-        Err(problems) => bail!("{}", first_of(&problems)),
+        Err(problems) => bail!("{}", first_of(&problems).map(|first| first.to_string()).unwrap_or_default()),
     };
     if sender.send(reread(events)).await.is_err() {
         return Ok(());
@@ -143,22 +142,22 @@ fn reread(events: Vec<Event>) -> Batch {
     Batch { events, since: Instant::now(), origin: Origin::Reread }
 }
 
-/// What was said of what is known.
+/// The warnings that have been logged.
 #[derive(Default)]
 struct Said {
-    /// Each object or kind that is ignored, and why.
-    ignored: BTreeSet<(String, String)>,
+    /// The ignored objects and kinds, with the reasons.
+    ignored: BTreeSet<(Option<Object>, Code)>,
     lacks_node: bool,
 }
 
 impl Said {
-    /// Makes the news what is known, and says what is new about that.
+    /// Applies the news to what is known, and logs new warnings.
     fn take(&mut self, known: &mut Known, news: News, node_name: &str) -> Vec<Event> {
         tracing::debug!(documents = news.parsed, "files were read");
         let events = known.take(news);
         let mut ignored = BTreeSet::new();
         for problem in known.ignored() {
-            let about = (problem.object.clone(), problem.problem.clone());
+            let about = (problem.subject.object().cloned(), problem.code);
             if !self.ignored.contains(&about) && !ignored.contains(&about) {
                 tracing::warn!("{problem}");
             }
@@ -180,19 +179,21 @@ impl Said {
 /// Why the files cannot be read at the moment.
 struct Trouble {
     told: Troubles,
-    problems: Vec<Problem>,
-    /// When to try again; what is wrong with a text waits until it is another one.
+    problems: Vec<Diagnostic>,
+    /// When to retry. `None` for invalid content, which stays invalid until the file changes.
     retry: Option<Duration>,
 }
 
 impl Trouble {
-    /// Says what is wrong: after each change, but not after each attempt.
-    fn is(&mut self, problems: Vec<Problem>, told: bool) {
+    /// Reports the problems after each change, but not after each retry.
+    fn is(&mut self, problems: Vec<Diagnostic>, told: bool) {
         if told || problems != self.problems {
             report(&problems);
         }
-        self.told.is(OF, first_of(&problems));
-        let may_mend_itself = problems.iter().any(|problem| problem.line == 0);
+        if let Some(first) = first_of(&problems) {
+            self.told.is(OF, first);
+        }
+        let may_mend_itself = problems.iter().any(|of| matches!(of.subject, Subject::Text { line: 0, .. }));
         self.retry = may_mend_itself.then(|| self.retry.map_or(RETRY, |before| (before * 2).min(PACE.look)));
         self.problems = problems;
     }
@@ -207,7 +208,7 @@ impl Trouble {
     }
 }
 
-/// Looks at the files, and again: one that is being written is not read.
+/// Whether the files have changed. Waits until they are stable, so that a file is not read while it is being written.
 async fn has_changed(path: &Path, seen: u64, quiet: Duration) -> bool {
     let mut now = look(path).await;
     if now == seen {
@@ -224,16 +225,16 @@ async fn has_changed(path: &Path, seen: u64, quiet: Duration) -> bool {
 
 async fn look(path: &Path) -> u64 {
     let of = path.to_owned();
-    // What cannot be looked at is read, and that says why.
+    // If the check fails, the files are read, and the read reports the reason.
     on_thread(move || look::look(&of)).await.ok().flatten().unwrap_or_default()
 }
 
-/// How the files look, and what is new in them from then on.
-async fn read(path: &Path, known: &Arc<Known>) -> (u64, Result<News, Vec<Problem>>) {
+/// A fingerprint of the files, and the changes since the previous read.
+async fn read(path: &Path, known: &Arc<Known>) -> (u64, Result<News, Vec<Diagnostic>>) {
     let (of, known) = (path.to_owned(), Arc::clone(known));
     let work = move || {
         let read = (look::look(&of), known.read(&of, SystemTime::now()));
-        // Before anybody changes it.
+        // Drop this reference before the caller changes the value.
         drop(known);
         read
     };
@@ -244,11 +245,11 @@ async fn read(path: &Path, known: &Arc<Known>) -> (u64, Result<News, Vec<Problem
     }
 }
 
-/// `None` when the work has crashed.
+/// Returns `None` if the work has panicked.
 async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<Option<T>> {
     let (done, result) = oneshot::channel();
     let work = move || {
-        // Nobody may be waiting any more.
+        // This fails if the caller has stopped waiting.
         _ = done.send(work());
     };
     thread::start(work)?;
@@ -260,15 +261,16 @@ async fn settle(changed: &Notify) {
     let _ = tokio::time::timeout(SETTLE_AT_MOST, quiet).await;
 }
 
-fn first_of(problems: &[Problem]) -> String {
-    let first = problems.first().map(ToString::to_string).unwrap_or_default();
-    match problems.len() {
-        0 | 1 => first,
-        many => format!("{first} (and {} more)", many - 1),
+/// The first problem, with the number of further problems.
+fn first_of(problems: &[Diagnostic]) -> Option<Diagnostic> {
+    let mut first = problems.first()?.clone();
+    if problems.len() > 1 {
+        first.problem += &format!(" (and {} more)", problems.len() - 1);
     }
+    Some(first)
 }
 
-fn report(problems: &[Problem]) {
+fn report(problems: &[Diagnostic]) {
     for problem in problems.iter().take(REPORTED) {
         tracing::error!("{problem}; the last good state stays");
     }
@@ -277,12 +279,12 @@ fn report(problems: &[Problem]) {
     }
 }
 
-/// What is watched: the folder (when the path is one), the folder that the path is in, and that which it really is in.
+/// The watched folders: the path if it is a folder, its parent folder, and the folder that it resolves to.
 struct Watch {
     path: PathBuf,
     watcher: notify::RecommendedWatcher,
     armed: Vec<PathBuf>,
-    /// Those of which it was said that they cannot be watched.
+    /// Folders for which a failed watch has been logged.
     unwatched: BTreeSet<PathBuf>,
 }
 
@@ -290,7 +292,7 @@ impl Watch {
     fn new(path: &Path, changed: Arc<Notify>) -> anyhow::Result<Self> {
         let of = path.to_owned();
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // A watch that fails has missed something: read again.
+            // A watch that fails may have missed a change, so read again.
             if event.map_or(true, |event| is_change(&event, &of)) {
                 changed.notify_one();
             }
@@ -299,10 +301,10 @@ impl Watch {
         Ok(Self { path: path.to_owned(), watcher, armed: Vec::new(), unwatched: BTreeSet::new() })
     }
 
-    /// Watches what the path is now: a folder may have been replaced by another one, a link may lead elsewhere.
+    /// Watches the current target of the path. A folder may have been replaced, or a link may have changed.
     fn arm(&mut self) {
         for old in std::mem::take(&mut self.armed) {
-            // The watch of a folder that is gone is gone too.
+            // If the folder was deleted, its watch has already ended.
             let _ = self.watcher.unwatch(&old);
         }
         let real = fs::canonicalize(&self.path).ok();
@@ -326,8 +328,9 @@ impl Watch {
     }
 }
 
-/// Whether a file that is new under its name was made before: a link to one, symbolic or hard. Nobody will be done with
-/// writing it. One that is being written has one name, and was changed when it was last written.
+/// Whether a file with a new name was complete before it got that name: a symbolic or hard link to an existing file. For such a
+/// file, there is no event of a finished write. A file that is still being written has one name, and its last change is its last
+/// write.
 fn came_as_a_whole(file: &Path) -> bool {
     let changed = |metadata: &Metadata| (metadata.ctime(), metadata.ctime_nsec());
     let written = |metadata: &Metadata| (metadata.mtime(), metadata.mtime_nsec());
@@ -336,16 +339,16 @@ fn came_as_a_whole(file: &Path) -> bool {
     })
 }
 
-/// Whether an event may change what the path says.
+/// Whether an event may change the content of the path.
 fn is_change(event: &notify::Event, path: &Path) -> bool {
     let matters = match event.kind {
-        // A file is read when its writer is done with it, not while it is being written.
+        // A file is read after its writer has closed it, not while it is being written.
         EventKind::Access(AccessKind::Close(AccessMode::Write)) => true,
         EventKind::Access(_) | EventKind::Modify(ModifyKind::Data(_)) => false,
         EventKind::Create(CreateKind::File) => event.paths.iter().any(|path| came_as_a_whole(path)),
         _ => true,
     };
-    // ConfigMaps are swapped by renaming a link whose name begins with two dots.
+    // ConfigMaps are replaced by renaming a link whose name begins with two dots.
     let swap = |file: &Path| file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".."));
     let named = |file: &Path| {
         let same_name = file.file_name() == path.file_name();

@@ -1,40 +1,49 @@
-//! What the parser says, in words for whoever wrote the file.
+//! Rewrites messages of the parser for the author of the file.
 
+use localnet_core::Code;
 use serde_saphyr::{Error, budget::BudgetBreach};
 
-/// What is wrong and what helps; `None` for what the parser says well enough.
-pub(super) fn words(error: &Error) -> Option<(String, &'static str)> {
-    let say = |problem: &str, remedy| Some((problem.to_owned(), remedy));
+/// The code, the problem and the remedy.
+pub(super) type Words = (Code, String, &'static str);
+
+/// The code, problem and remedy for a parser error. `None` if the parser's own message is clear enough.
+pub(super) fn words(error: &Error) -> Option<Words> {
+    let invalid = |problem: &str, remedy| Some((Code::YamlInvalid, problem.to_owned(), remedy));
+    let mistyped = |problem: &str, remedy| Some((Code::FieldMistyped, problem.to_owned(), remedy));
     match error.without_snippet() {
         Error::AliasError { error, .. } => words(error),
         Error::Budget { breach, .. } => breached(breach),
-        Error::ExternalMessage { msg, .. } if msg.contains("recursion limit") => say(TOO_DEEP, FLATTEN),
+        Error::ExternalMessage { msg, .. } if msg.contains("recursion limit") => invalid(TOO_DEEP, FLATTEN),
         Error::AliasReplayLimitExceeded { .. }
         | Error::AliasExpansionLimitExceeded { .. }
         | Error::AliasReplayStackDepthExceeded { .. }
-        | Error::AliasReplayCounterOverflow { .. } => say(TOO_MUCH, WRITE_OUT),
-        Error::UnknownAnchor { .. } => say("an alias (*name) stands for nothing", "define it before with &name"),
+        | Error::AliasReplayCounterOverflow { .. } => invalid(TOO_MUCH, WRITE_OUT),
+        Error::UnknownAnchor { .. } => invalid("an alias (*name) stands for nothing", "define it before with &name"),
         Error::RecursiveReferencesRequireWeakTypes { .. } => {
-            say("an alias (*name) stands for something that it is part of", WRITE_OUT)
+            invalid("an alias (*name) stands for something that it is part of", WRITE_OUT)
         }
         Error::MultipleDocuments { .. } => {
-            say("another document begins in the middle of this one", "put a line with --- before it")
+            invalid("another document begins in the middle of this one", "put a line with --- before it")
         }
         Error::DuplicateMappingKey { key: Some(key), .. } => {
-            Some((format!("the field {key:?} is there twice"), "remove one of them"))
+            Some((Code::FieldTwice, format!("the field {key:?} is there twice"), "remove one of them"))
         }
-        Error::DuplicateMappingKey { .. } => say("a field is there twice", "remove one of them"),
-        Error::NullIntoString { .. } => say("has no value", "write a value or leave the field out"),
+        Error::DuplicateMappingKey { .. } => {
+            Some((Code::FieldTwice, "a field is there twice".to_owned(), "remove one of them"))
+        }
+        Error::NullIntoString { .. } => mistyped("has no value", "write a value or leave the field out"),
         Error::Unexpected { expected, .. } => unexpected(expected),
-        Error::SerdeMissingField { field, .. } => Some((format!("the field {field:?} is missing"), "add it")),
+        Error::SerdeMissingField { field, .. } => {
+            Some((Code::FieldMissing, format!("the field {field:?} is missing"), "add it"))
+        }
         Error::SerdeInvalidType { unexpected, expected, .. }
         | Error::SerdeInvalidValue { unexpected, expected, .. } => {
-            Some((format!("is {unexpected}, not {expected}"), "correct it"))
+            mistyped(&format!("is {unexpected}, not {expected}"), "correct it")
         }
         Error::TaggedScalarCannotDeserializeIntoString { .. } | Error::BytesNotSupportedMissingBinaryTag { .. } => {
-            say("is not a text", "leave out the tag (!…)")
+            mistyped("is not a text", "leave out the tag (!…)")
         }
-        Error::Eof { .. } => say("ends too early", "complete it, or remove what was begun"),
+        Error::Eof { .. } => invalid("ends too early", "complete it, or remove what was begun"),
         _ => None,
     }
 }
@@ -44,7 +53,7 @@ const FLATTEN: &str = "nest at most 128 levels";
 const TOO_MUCH: &str = "its aliases (*name) stand for too much";
 const WRITE_OUT: &str = "write out what they stand for";
 
-fn breached(breach: &BudgetBreach) -> Option<(String, &'static str)> {
+fn breached(breach: &BudgetBreach) -> Option<Words> {
     let (problem, remedy) = match breach {
         BudgetBreach::Depth { .. } => (TOO_DEEP, FLATTEN),
         BudgetBreach::Nodes { .. } | BudgetBreach::Events { .. } => {
@@ -59,15 +68,15 @@ fn breached(breach: &BudgetBreach) -> Option<(String, &'static str)> {
         | BudgetBreach::AliasAnchorRatio { .. } => (TOO_MUCH, WRITE_OUT),
         _ => ("is more than can be read", "split it into several documents with lines of ---"),
     };
-    Some((problem.to_owned(), remedy))
+    Some((Code::YamlInvalid, problem.to_owned(), remedy))
 }
 
-fn unexpected(expected: &str) -> Option<(String, &'static str)> {
+fn unexpected(expected: &str) -> Option<Words> {
     let (problem, remedy) = match expected {
         "mapping start" => ("is not a map of fields", "write its fields as name: value, indented below it"),
         "sequence start" => ("is not a list", "begin each of its items with '- '"),
         "string scalar" | "scalar" => ("is not a single value", "write one text or number"),
         _ => return None,
     };
-    Some((problem.to_owned(), remedy))
+    Some((Code::FieldMistyped, problem.to_owned(), remedy))
 }

@@ -1,4 +1,4 @@
-//! An API server that can be asked, and who is told of its answers.
+//! The API server: its configuration, its connection, and the metrics of its requests.
 
 use std::{
     fmt,
@@ -23,17 +23,17 @@ use super::{
 };
 use crate::metrics::{Metrics, Requests, Troubles};
 
-/// How long the API server may take to begin an answer.
+/// How long the API server may take to send the headers of an answer.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// An API server that can be asked.
+/// An API server. Clones share its connection and its state.
 #[derive(Clone)]
 pub struct ApiServer {
     url: watch::Receiver<String>,
     service: Connection,
-    /// How many watches cannot reach it.
-    lost: Arc<AtomicUsize>,
-    /// Tells of every answer, whatever it says.
+    /// The number of watches that cannot reach it.
+    unreachable: Arc<AtomicUsize>,
+    /// Notified of every answer, whatever its status.
     reached: watch::Sender<()>,
     requests: Requests,
     troubles: Troubles,
@@ -46,21 +46,21 @@ impl fmt::Debug for ApiServer {
 }
 
 impl ApiServer {
-    /// Reads the configuration: `kubeconfig`, or else the usual places (`KUBECONFIG`, `~/.kube/config`, the service account of
-    /// a pod). Nothing is sent yet, so an API server that is away does not matter. Credentials may change at any time: what
-    /// the files say is looked at before each request.
+    /// Reads the configuration from `kubeconfig`, or else from the default places (`KUBECONFIG`, `~/.kube/config`, the service
+    /// account of a pod). This sends no request, so the API server may be unavailable. The files are checked again before each
+    /// request, because credentials may change at any time.
     ///
     /// # Errors
-    /// There is no configuration, or it cannot be used.
+    /// Returns an error if there is no configuration, or if it is invalid.
     pub async fn from_kubeconfig(kubeconfig: Option<&Path>, keep_alive: KeepAlive) -> anyhow::Result<Self> {
         Self::at_server(kubeconfig, None, keep_alive).await
     }
 
-    /// The same, with another URL than the configuration says: kube-proxy's `--master`. With one, there may be no
-    /// configuration at all.
+    /// The same, with a URL that overrides that of the configuration, as with kube-proxy's `--master`. If there is a URL, the
+    /// configuration is optional.
     ///
     /// # Errors
-    /// There is no configuration and no URL, or the configuration cannot be used.
+    /// Returns an error if there is neither a configuration nor a URL, or if the configuration is invalid.
     pub async fn at_server(
         kubeconfig: Option<&Path>,
         server: Option<http::Uri>,
@@ -68,10 +68,10 @@ impl ApiServer {
     ) -> anyhow::Result<Self> {
         let configured = Configured::read(kubeconfig, server, keep_alive).await?;
         let url = configured.url();
-        Ok(Self::at(url, service_fn(move |request| configured.clone().ask(request))))
+        Ok(Self::at(url, service_fn(move |request| configured.clone().send(request))))
     }
 
-    /// An API server at the other end of `service`, which `url` names in the log.
+    /// An API server behind `service`. `url` is for the log.
     pub fn new<S, B>(url: impl Into<String>, service: S) -> Self
     where
         S: Service<http::Request<Body>, Response = http::Response<B>> + Clone + Send + 'static,
@@ -94,67 +94,67 @@ impl ApiServer {
         Self {
             url,
             service: boxed(service),
-            lost: Arc::default(),
+            unreachable: Arc::default(),
             reached: watch::Sender::default(),
             requests: Requests::default(),
             troubles: Troubles::default(),
         }
     }
 
-    /// The same, whose requests are counted, and whose troubles are known.
+    /// Exports requests and troubles to `metrics`.
     #[must_use]
-    pub fn told_to(mut self, metrics: &Metrics) -> Self {
+    pub fn with_metrics(mut self, metrics: &Metrics) -> Self {
         (self.requests, self.troubles) = (metrics.requests(), metrics.troubles());
         self
     }
 
-    /// What keeps watches from telling what is new.
+    /// The troubles of all watches.
     pub(super) fn troubles(&self) -> &Troubles {
         &self.troubles
     }
 
-    /// Host and port, as requests are counted.
+    /// Host and port, for the label of request metrics.
     fn host(&self) -> String {
         let uri = self.url().parse::<http::Uri>().unwrap_or_default();
         uri.authority().map(ToString::to_string).unwrap_or_default()
     }
 
-    /// Where it is.
+    /// The current URL.
     pub(super) fn url(&self) -> String {
         self.url.borrow().clone()
     }
 
-    /// Tells of every answer to any of the watches.
+    /// A receiver that is notified of every answer to any request.
     pub(super) fn reached(&self) -> watch::Receiver<()> {
         self.reached.subscribe()
     }
 
-    /// A watch cannot reach it; whether it is the first one.
-    pub(super) fn lost(&self) -> bool {
-        self.lost.fetch_add(1, Ordering::Relaxed) == 0
+    /// Records that a watch cannot reach the server. Returns whether it is the first such watch.
+    pub(super) fn set_unreachable(&self) -> bool {
+        self.unreachable.fetch_add(1, Ordering::Relaxed) == 0
     }
 
-    /// A watch reaches it again; whether it is the last one.
-    pub(super) fn found(&self) -> bool {
-        self.lost.fetch_sub(1, Ordering::Relaxed) == 1
+    /// Records that a watch can reach the server again. Returns whether all watches can.
+    pub(super) fn set_reachable(&self) -> bool {
+        self.unreachable.fetch_sub(1, Ordering::Relaxed) == 1
     }
 
-    /// A client for whatever is asked.
+    /// A client whose requests are counted.
     pub(crate) fn client(&self) -> Client {
         let this = self.clone();
         let observed = service_fn(move |request: http::Request<Body>| {
             let (service, reached) = (this.service.clone(), this.reached.clone());
             let bytes = http_body::Body::size_hint(request.body()).exact();
             let watch = request.uri().query().is_some_and(|query| query.split('&').any(|part| part == "watch=true"));
-            let mut asked = this.requests.ask(this.host(), request.method(), bytes, watch);
+            let mut request_metrics = this.requests.ask(this.host(), request.method(), bytes, watch);
             async move {
                 let answer = time::timeout(ANSWER, service.oneshot(request)).await;
                 let answer =
                     answer.map_err(|_| BoxError::from(format!("no answer within {} s", ANSWER.as_secs())))??;
                 reached.send_replace(());
-                asked.answered(answer.status());
+                request_metrics.answered(answer.status());
                 let counted = move |frame: Frame<Bytes>| {
-                    asked.received(frame.data_ref().map_or(0, Bytes::len));
+                    request_metrics.received(frame.data_ref().map_or(0, Bytes::len));
                     frame
                 };
                 Ok::<_, BoxError>(answer.map(|body| body.map_frame(counted)))

@@ -1,17 +1,20 @@
-//! How long to wait before the next attempt.
+//! Exponential backoff with jitter.
 
 use std::time::Duration;
 
+/// The maximum delay after the first failure.
 const FIRST: Duration = Duration::from_millis(250);
+/// The maximum delay after any failure.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// Doubles from attempt to attempt, and spreads the attempts of many nodes: each waits between half of it and all of it.
+/// A delay that doubles with each attempt. A random part of up to one half spreads the attempts of many nodes.
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
     attempts: u32,
 }
 
 impl Backoff {
+    /// Whether there was an attempt since the last reset.
     pub(super) fn is_running(&self) -> bool {
         self.attempts > 0
     }
@@ -20,6 +23,7 @@ impl Backoff {
         self.attempts = 0;
     }
 
+    /// The delay before the next attempt.
     pub(super) fn next(&mut self) -> Duration {
         let longest = FIRST.saturating_mul(1 << self.attempts.min(16)).min(LONGEST);
         self.attempts = self.attempts.saturating_add(1);
@@ -32,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_grow_up_to_a_limit_and_start_anew() {
+    fn delays_grow_to_a_limit_and_restart_after_a_reset() {
         let mut backoff = Backoff::default();
         for attempt in 0..100 {
             let longest = FIRST.saturating_mul(1 << attempt.min(10)).min(LONGEST);

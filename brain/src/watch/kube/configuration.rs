@@ -1,16 +1,16 @@
-//! The configuration of the API server, for as long as it is asked: its files are looked at before each request.
+//! The configuration of the API server. Its files are checked before each request.
 //!
 //! ```text
-//! kubeconfig, certificates ─► another content? ─► a new client, with a connection of its own
+//! kubeconfig, certificates ─► content has changed? ─► a new client, with its own connection
 //! token file               ─► the token of this request
 //! ```
 //!
-//! Requests are rare, since a watch lasts for minutes, and the files are small. Watches that are under way keep the
-//! connection they have: the API server looks at credentials when a request begins. Files that cannot be used, for instance
-//! half written ones, change nothing.
+//! This is cheap: a watch lasts for minutes, so requests are rare, and the files are small. Watches in progress keep their
+//! connection, because the API server checks credentials only at the start of a request. If the files are invalid, for
+//! instance half written, the previous configuration stays in use.
 //!
-//! A program that a kubeconfig names under `exec` is run for the first request, not at the start: one that fails is run again,
-//! and the requests fail until it succeeds.
+//! A credential plugin (`exec` in a kubeconfig) runs for the first request instead of at the start. If it fails, requests
+//! fail, and the brain runs it again until it succeeds.
 
 use std::{
     fs,
@@ -41,22 +41,22 @@ use super::{
     trouble,
 };
 
-/// Where the configuration is.
+/// Where the configuration comes from.
 #[derive(Clone, Debug)]
-struct Place {
+struct Location {
     files: Files,
-    /// The API server is there, whatever the files say.
+    /// The URL of the API server, which overrides that of the files.
     server: Option<http::Uri>,
 }
 
 #[derive(Clone, Debug)]
 enum Files {
     Kubeconfig(PathBuf),
-    /// `KUBECONFIG`, `~/.kube/config`, the service account of a pod.
-    Usual,
+    /// `KUBECONFIG`, `~/.kube/config`, or the service account of a pod.
+    Default,
 }
 
-impl Place {
+impl Location {
     async fn read(&self) -> anyhow::Result<Config> {
         let config = self.files.read().await;
         let Some(server) = self.server.clone() else { return config };
@@ -65,8 +65,8 @@ impl Place {
                 config.cluster_url = server;
                 Ok(config)
             }
-            // No credentials are needed where there are none.
-            (Err(_), Files::Usual) => Ok(Config::new(server)),
+            // A URL alone is enough for an API server without authentication.
+            (Err(_), Files::Default) => Ok(Config::new(server)),
             (Err(error), Files::Kubeconfig(_)) => Err(error),
         }
     }
@@ -83,20 +83,20 @@ impl Files {
                 let config = read(path).await.map_err(|error| anyhow::anyhow!(trouble::cause(&error)));
                 config.with_context(|| format!("failed to use kubeconfig {}", path.display()))
             }
-            Self::Usual => Config::infer().await.map_err(|error| {
+            Self::Default => Config::infer().await.map_err(|error| {
                 anyhow::anyhow!(
-                    "failed to find an API server: {}; name a kubeconfig with --source kube:PATH",
+                    "failed to find an API server: {}; pass a kubeconfig with --source kube:PATH",
                     trouble::cause(&error)
                 )
             }),
         }
     }
 
-    /// The files that the configuration is made of, in so far as kube does not look after them itself.
+    /// The files of the configuration, except for those that kube reloads itself.
     fn files(&self) -> Vec<PathBuf> {
         let mut files = match self {
             Self::Kubeconfig(path) => vec![path.clone()],
-            Self::Usual => match std::env::var_os("KUBECONFIG") {
+            Self::Default => match std::env::var_os("KUBECONFIG") {
                 Some(paths) => std::env::split_paths(&paths).collect(),
                 None => std::env::home_dir().into_iter().map(|home| home.join(".kube/config")).collect(),
             },
@@ -115,17 +115,20 @@ async fn read(kubeconfig: &Path) -> Result<Config, KubeconfigError> {
     Config::from_custom_kubeconfig(Kubeconfig::read_from(kubeconfig)?, &KubeConfigOptions::default()).await
 }
 
-/// A token that is read from a file for each request.
+/// A bearer token in a file, which is read for each request.
 #[derive(Clone, Debug)]
 struct Token {
     file: PathBuf,
     header: HeaderValue,
-    /// Why it is still this one.
+    /// Why the file could not be read the last time. The log repeats no equal error.
     trouble: Option<String>,
 }
 
 impl Token {
-    /// Takes the token file out of the credentials, if that is what counts. In the order of kube, which is client-go's.
+    /// Takes the token file out of the credentials, if no other credentials precede it. The order is that of kube and client-go.
+    ///
+    /// # Errors
+    /// Returns an error if the file counts and cannot be read.
     fn take(user: &mut AuthInfo) -> anyhow::Result<Option<Self>> {
         let password = user.username.is_some() && user.password.is_some();
         if user.auth_provider.is_some() || password || user.token.is_some() {
@@ -139,7 +142,7 @@ impl Token {
 
     fn read(file: &Path) -> Result<HeaderValue, String> {
         let text = fs::read_to_string(file).map_err(|error| format!("token file {}: {error}", file.display()))?;
-        // Whoever writes one by hand ends it with a line break.
+        // A file that was written by hand ends with a line break.
         let token = Some(text.trim()).filter(|token| !token.is_empty());
         let header = token.and_then(|token| HeaderValue::try_from(format!("Bearer {token}")).ok());
         let mut header = header.ok_or_else(|| format!("token file {}: holds no token", file.display()))?;
@@ -147,13 +150,14 @@ impl Token {
         Ok(header)
     }
 
-    /// What cannot be read leaves the last token: some files are removed once they were read.
+    /// Reads the token again. If that fails, the previous token stays in use, because some programs delete the file after it was
+    /// read.
     fn refresh(&mut self) {
         match Self::read(&self.file) {
             Ok(header) => (self.header, self.trouble) = (header, None),
             Err(problem) => {
                 if self.trouble.as_ref() != Some(&problem) {
-                    warn!(problem, "the token cannot be read again; the former one stays in use");
+                    warn!(problem, "cannot read the token again; keeping the previous one");
                 }
                 self.trouble = Some(problem);
             }
@@ -161,81 +165,88 @@ impl Token {
     }
 }
 
-/// Connects as the files say.
+/// A connection that follows its configuration. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct Configured {
-    place: Place,
+    location: Location,
     keep_alive: KeepAlive,
     hashes: RandomState,
-    now: Arc<Mutex<Now>>,
+    current: Arc<Mutex<Current>>,
     url: watch::Sender<String>,
 }
 
-/// What the files last said.
+/// The configuration that was read last.
 #[derive(Debug)]
-struct Now {
-    /// `None` before they were looked at.
+struct Current {
+    /// A hash of the files. `None` before they were read for a request.
     fingerprint: Option<u64>,
-    /// `None` while a credential plugin has not succeeded yet.
+    /// `None` until a credential plugin has succeeded.
     connection: Option<Connection>,
     token: Option<Token>,
-    /// The credential plugin has failed.
+    /// The failure of the credential plugin, if its last run failed.
     failed: Option<Failed>,
 }
 
-/// Why there are no new credentials, and since when.
+/// Why there are no new credentials.
 #[derive(Debug)]
 struct Failed {
     at: Instant,
     why: String,
 }
 
-/// How long a credential plugin that has failed is left alone: four watches ask at once.
+/// Minimum time between two runs of a failing credential plugin, which four watches request at once.
 const PLUGIN_PAUSE: Duration = Duration::from_secs(1);
 
 impl Configured {
-    /// Reads the configuration: `kubeconfig`, or else the usual places. Nothing is sent yet, and no credential plugin is run.
+    /// Reads the configuration. This neither sends a request nor runs a credential plugin.
+    ///
+    /// # Errors
+    /// Returns an error if there is no configuration, or if it is invalid.
     pub(super) async fn read(
         kubeconfig: Option<&Path>,
         server: Option<http::Uri>,
         keep_alive: KeepAlive,
     ) -> anyhow::Result<Self> {
-        let files = kubeconfig.map_or(Files::Usual, |path| Files::Kubeconfig(path.to_owned()));
-        let place = Place { files, server };
+        let files = kubeconfig.map_or(Files::Default, |path| Files::Kubeconfig(path.to_owned()));
+        let location = Location { files, server };
         let hashes = RandomState::new();
-        let fingerprint = fingerprint(&hashes, &place);
-        let mut read = Read::of(&place).await?;
+        let fingerprint = fingerprint(&hashes, &location);
+        let mut read = Read::of(&location).await?;
         let url = read.config.cluster_url.to_string();
-        let now = if read.config.auth_info.exec.take().is_some() {
-            // Everything else has to be usable.
+        let current = if read.config.auth_info.exec.take().is_some() {
+            // Check everything except for the plugin.
             read.connect(keep_alive)?;
-            Now { fingerprint: None, connection: None, token: None, failed: None }
+            Current { fingerprint: None, connection: None, token: None, failed: None }
         } else {
             let connection = Some(read.connect(keep_alive)?);
-            Now { fingerprint: Some(fingerprint), connection, token: read.token, failed: None }
+            Current { fingerprint: Some(fingerprint), connection, token: read.token, failed: None }
         };
-        Ok(Self { place, keep_alive, hashes, now: Arc::new(Mutex::new(now)), url: watch::Sender::new(url) })
+        Ok(Self { location, keep_alive, hashes, current: Arc::new(Mutex::new(current)), url: watch::Sender::new(url) })
     }
 
-    /// Where the API server is.
+    /// The URL of the API server.
     pub(super) fn url(&self) -> watch::Receiver<String> {
         self.url.subscribe()
     }
 
-    pub(super) async fn ask(self, mut request: http::Request<Body>) -> Result<http::Response<AnyBody>, BoxError> {
-        let (connection, token) = self.look().await??;
+    /// Sends a request with the current configuration.
+    ///
+    /// # Errors
+    /// Returns [`NoCredentials`] if a credential plugin fails, or the error of the connection.
+    pub(super) async fn send(self, mut request: http::Request<Body>) -> Result<http::Response<AnyBody>, BoxError> {
+        let (connection, token) = self.refresh().await??;
         if let Some(token) = token {
             request.headers_mut().insert(AUTHORIZATION, token);
         }
         connection.oneshot(request).await
     }
 
-    /// What the files say now.
-    async fn look(&self) -> Result<Result<(Connection, Option<HeaderValue>), NoCredentials>, task::JoinError> {
-        let (this, mut now) = (self.clone(), Arc::clone(&self.now).lock_owned().await);
-        // Files may be on a server that is away, and a plugin may take its time.
-        let looked = task::spawn_blocking(move || {
-            let fingerprint = fingerprint(&this.hashes, &this.place);
+    /// Reads the files, and reconnects if they have changed.
+    async fn refresh(&self) -> Result<Result<(Connection, Option<HeaderValue>), NoCredentials>, task::JoinError> {
+        let (this, mut now) = (self.clone(), Arc::clone(&self.current).lock_owned().await);
+        // Reading may block on a network file system, and a plugin may take long.
+        let refreshed = task::spawn_blocking(move || {
+            let fingerprint = fingerprint(&this.hashes, &this.location);
             let changed = now.fingerprint != Some(fingerprint);
             let again = now.failed.as_ref().is_some_and(|failed| failed.at.elapsed() >= PLUGIN_PAUSE);
             if changed || again {
@@ -250,16 +261,16 @@ impl Configured {
                 (None, None) => Err(NoCredentials("its configuration has not been read yet".to_owned())),
             }
         });
-        looked.await
+        refreshed.await
     }
 
-    /// Connects as the files say now. What cannot be used leaves the former connection.
-    fn open(&self, now: &mut Now, fingerprint: u64) {
+    /// Connects with the current files. If they are invalid, the previous connection stays in use.
+    fn open(&self, now: &mut Current, fingerprint: u64) {
         let is_first = now.fingerprint.is_none();
         now.fingerprint = Some(fingerprint);
-        let (place, keep_alive) = (&self.place, self.keep_alive);
+        let (location, keep_alive) = (&self.location, self.keep_alive);
         let opened = Handle::current().block_on(async {
-            let read = Read::of(place).await.map_err(|error| (error, false))?;
+            let read = Read::of(location).await.map_err(|error| (error, false))?;
             let plugin = read.config.auth_info.exec.is_some();
             let connection = read.connect(keep_alive).map_err(|error| (error, plugin))?;
             Ok((read.config.cluster_url.to_string(), connection, read.token))
@@ -267,7 +278,7 @@ impl Configured {
         match opened {
             Ok((url, connection, token)) => {
                 if !is_first && now.failed.is_none() {
-                    info!(url, "the configuration of the API server has changed, and is used from now on");
+                    info!(url, "reloaded the configuration of the API server");
                 }
                 (now.connection, now.token, now.failed) = (Some(connection), token, None);
                 self.url.send_replace(url);
@@ -275,37 +286,37 @@ impl Configured {
             Err((error, plugin)) => {
                 let why = format!("{error:#}");
                 let is_news = now.failed.as_ref().is_none_or(|failed| failed.why != why);
-                // Requests that fail for it say so.
+                // Without a connection, the failing requests log the reason.
                 if is_news && now.connection.is_some() {
                     warn!(
                         error = why,
-                        "the changed configuration of the API server cannot be used; the former one stays in use"
+                        "cannot use the changed configuration of the API server; keeping the previous one"
                     );
                 }
-                // A plugin may succeed the next time; files are looked at again when they change.
+                // Run a plugin again after a pause. Invalid files need no retry until they change.
                 now.failed = (plugin || now.connection.is_none()).then(|| Failed { at: Instant::now(), why });
             }
         }
     }
 }
 
-/// The credentials of a request cannot be had.
+/// There are no credentials for a request.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct NoCredentials(String);
 
-/// A configuration that was read; its `exec` is left only if a plugin is to be run.
+/// A parsed configuration. It has `exec` only if the plugin has to run.
 struct Read {
     config: Config,
     token: Option<Token>,
 }
 
 impl Read {
-    async fn of(place: &Place) -> anyhow::Result<Self> {
-        let mut config = place.read().await?;
+    async fn of(location: &Location) -> anyhow::Result<Self> {
+        let mut config = location.read().await?;
         let user = &mut config.auth_info;
         let token = Token::take(user).context(UNUSABLE)?;
-        // In the order of kube, which is client-go's.
+        // The order is that of kube and client-go.
         let password = user.username.is_some() && user.password.is_some();
         if user.auth_provider.is_some() || password || user.token.is_some() {
             user.exec = None;
@@ -328,8 +339,8 @@ impl Read {
 
 const UNUSABLE: &str = "failed to use the configuration of the API server";
 
-/// A number that changes with the content of the files.
-fn fingerprint(hashes: &RandomState, place: &Place) -> u64 {
+/// A hash of the content of the files.
+fn fingerprint(hashes: &RandomState, location: &Location) -> u64 {
     let content = |file: &PathBuf| fs::read(file).map_err(|error: io::Error| error.kind());
-    hashes.hash_one(place.files().iter().map(content).collect::<Vec<_>>())
+    hashes.hash_one(location.files().iter().map(content).collect::<Vec<_>>())
 }

@@ -1,7 +1,7 @@
-//! Connections to the API server.
+//! The connection to the API server.
 //!
-//! One HTTP/2 connection for all watches. A watch may be silent for minutes, so its silence says nothing: pings find out
-//! whether the peer still lives, and TCP keep-alive does the same where HTTP/2 is not spoken.
+//! All watches share one HTTP/2 connection. A watch may be silent for minutes, so pings detect a dead peer. Without HTTP/2,
+//! TCP keep-alive does the same.
 
 use std::time::Duration;
 
@@ -19,12 +19,12 @@ use kube::{
 };
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt as _, util::BoxCloneService};
 
-/// When a silent connection is asked whether it still lives, and how long it has to answer.
+/// When to ping the peer of a silent connection, and how long it has to answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepAlive {
-    /// Silence before the question.
+    /// Time without data before a ping.
     pub idle: Duration,
-    /// Time to answer it.
+    /// Time to answer the ping.
     pub answer: Duration,
 }
 
@@ -37,10 +37,10 @@ impl Default for KeepAlive {
 /// The body of an answer.
 pub(super) type AnyBody = UnsyncBoxBody<Bytes, BoxError>;
 
-/// Whoever answers requests to the API server.
+/// A service that sends requests to the API server.
 pub(super) type Connection = BoxCloneService<http::Request<Body>, http::Response<AnyBody>, BoxError>;
 
-/// A service in the clothes of a connection.
+/// Erases the types of a service.
 pub(super) fn boxed<S, B>(service: S) -> Connection
 where
     S: Service<http::Request<Body>, Response = http::Response<B>> + Clone + Send + 'static,
@@ -55,10 +55,13 @@ where
     BoxCloneService::new(service)
 }
 
-/// Connects as the configuration says, when there is a request.
+/// A connection with this configuration. It is established by the first request.
+///
+/// # Errors
+/// Returns an error if the configuration has a proxy, or if its certificates or credentials are invalid.
 pub(super) fn connect(config: &Config, keep_alive: KeepAlive) -> anyhow::Result<Connection> {
     if let Some(proxy) = &config.proxy_url {
-        bail!("proxy-url {proxy} is not supported; remove it and let the API server be reached directly");
+        bail!("proxy-url {proxy} is not supported; remove it, and connect to the API server directly");
     }
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
@@ -71,7 +74,7 @@ pub(super) fn connect(config: &Config, keep_alive: KeepAlive) -> anyhow::Result<
 
     let mut https = HttpsConnectorBuilder::new().with_tls_config(config.rustls_client_config()?).https_or_http();
     if let Some(name) = &config.tls_server_name {
-        let name = name.clone().try_into().with_context(|| format!("tls-server-name {name:?} is no name"))?;
+        let name = name.clone().try_into().with_context(|| format!("tls-server-name {name:?} is not a DNS name"))?;
         https = https.with_server_name_resolver(FixedServerNameResolver::new(name));
     }
     let client = legacy::Client::builder(TokioExecutor::new())

@@ -1,6 +1,6 @@
-//! Reads what the API server sends, object by object: one that cannot be read stops no other.
+//! Decodes the answers of the API server. An object that cannot be decoded does not affect the others.
 //!
-//! The common case is one pass over the text. Only where that fails are the objects looked at one by one.
+//! In the common case the whole text is decoded in one pass. Only if that fails, the objects are decoded one by one.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::{
@@ -12,18 +12,18 @@ use serde_json::Value;
 
 use crate::watch::file::Tree;
 
-/// An object that cannot be read.
+/// An object that cannot be decoded, because one of its fields has another type than the API prescribes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unreadable {
-    /// Empty for the kinds that have none.
+    /// The namespace. Empty for kinds without namespaces.
     pub(super) namespace: String,
     pub(super) name: String,
-    /// `spec.ports[1].port`; empty when it is about the object as a whole.
+    /// The path of the field, for instance `spec.ports[1].port`. Empty if the problem concerns the object as a whole.
     pub(super) field: String,
     pub(super) problem: String,
 }
 
-/// An object of a list.
+/// An object of a list or of a change.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Item<K> {
     Read(K),
@@ -34,26 +34,26 @@ pub(super) enum Item<K> {
 #[derive(Debug)]
 pub(super) struct Page<K> {
     pub(super) items: Vec<Item<K>>,
-    /// The state that the list is of; empty on some pages that are not the last.
+    /// The `resourceVersion` of the list. It may be empty on all pages except for the last.
     pub(super) version: String,
-    /// How to ask for the next page; `None` on the last one.
+    /// The `continue` token of the next page. `None` on the last page.
     pub(super) more: Option<String>,
 }
 
-/// A line of a watch.
+/// A decoded line of a watch.
 #[derive(Debug)]
 pub(super) enum Change<K> {
-    /// The object is new, or now like this.
+    /// The object was added or modified.
     Applied(Item<K>, String),
-    /// The object is gone.
+    /// The object was deleted.
     Deleted { namespace: String, name: String, version: String },
-    /// Nothing has changed up to this state.
+    /// The watch has delivered all changes up to this `resourceVersion`.
     Bookmark(String),
-    /// The API server ends the watch, and says why.
+    /// The API server ends the watch with this status.
     Refused(Box<Status>),
 }
 
-/// A list as it is written. One without `items` is no list, so it is not an empty one either.
+/// A list in JSON. A document without `items` is an error instead of an empty list.
 #[derive(Deserialize)]
 struct Listed<K> {
     #[serde(default)]
@@ -62,15 +62,15 @@ struct Listed<K> {
     items: Vec<K>,
 }
 
-/// Go writes an empty list as `null`, too.
+/// Reads `null` as an empty list, because Go may write it so.
 fn items<'de, K: Deserialize<'de>, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<K>, D::Error> {
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// Reads a page of a list.
+/// Decodes a page of a list.
 ///
 /// # Errors
-/// The text is no list, or one of its items has no name.
+/// Returns an error if the text is not a list, or if an item cannot be decoded and has no name.
 pub(super) fn page<K: DeserializeOwned>(text: &str) -> Result<Page<K>, serde_json::Error> {
     let (metadata, items) = match serde_json::from_str::<Listed<K>>(text) {
         Ok(Listed { metadata, items }) => (metadata, items.into_iter().map(Item::Read).collect()),
@@ -87,10 +87,10 @@ pub(super) fn page<K: DeserializeOwned>(text: &str) -> Result<Page<K>, serde_jso
     })
 }
 
-/// Reads a line of a watch.
+/// Decodes a line of a watch.
 ///
 /// # Errors
-/// The line tells of no change.
+/// Returns an error if the line is not a change.
 pub(super) fn change<K>(line: &str) -> Result<Change<K>, serde_json::Error>
 where
     K: Resource + DeserializeOwned,
@@ -113,7 +113,7 @@ where
     }
 }
 
-/// A change of an object that cannot be read.
+/// Decodes a change whose object cannot be decoded.
 fn unreadable<K: DeserializeOwned>(line: &str) -> Option<Change<K>> {
     let (object, deleted) = match serde_json::from_str(line).ok()? {
         WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, false),
@@ -128,15 +128,15 @@ fn unreadable<K: DeserializeOwned>(line: &str) -> Option<Change<K>> {
     Some(Change::Applied(item(&object)?, version))
 }
 
-/// Some refusals come without an envelope.
+/// Decodes a status without the envelope of a change, which some servers send.
 fn refused<K>(line: &str) -> Option<Change<K>> {
     let status: Status = serde_json::from_str(line).ok()?;
     (status.code != 0).then(|| Change::Refused(status.boxed()))
 }
 
-/// `None` if it is no object with a name.
+/// Decodes one object. `None` if that fails and the object has no name.
 fn item<K: DeserializeOwned>(object: &Value) -> Option<Item<K>> {
-    // Written anew on one line: from there a column leads to a field.
+    // Write the object on one line again, so that the column of an error leads to the field.
     let text = object.to_string();
     let error = match serde_json::from_str(&text) {
         Ok(object) => return Some(Item::Read(object)),
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_cannot_be_read_is_named_and_stops_no_other() {
+    fn an_undecodable_object_is_named_and_does_not_affect_the_others() {
         let text = format!(r#"{{"metadata":{{"resourceVersion":"9","continue":""}},"items":[{GOOD},{BAD},{GOOD}]}}"#);
         let page: Page<Service> = page(&text).unwrap();
         assert_eq!((page.version.as_str(), page.more), ("9", None));
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_not_an_empty_one() {
+    fn a_document_that_is_not_a_list_is_an_error() {
         for text in
             ["", "<html>", "{}", "[]", r#"{"items":[1]}"#, r#"{"items":[{"spec":{"ports":1}}]}"#, r#"{"items":{}}"#]
         {
@@ -204,11 +204,11 @@ mod tests {
     }
 
     #[test]
-    fn each_line_of_a_watch_is_read() {
+    fn lines_of_a_watch_are_decoded() {
         let line = |kind: &str, object: &str| change::<Service>(&format!(r#"{{"type":"{kind}","object":{object}}}"#));
         assert!(matches!(line("ADDED", GOOD), Ok(Change::Applied(Item::Read(_), version)) if version == "4"));
         assert!(
-            matches!(line("MODIFIED", BAD), Ok(Change::Applied(Item::Unreadable(found), version)) if found == bad() && version == "5")
+            matches!(line("MODIFIED", BAD), Ok(Change::Applied(Item::Unreadable(unreadable), version)) if unreadable == bad() && version == "5")
         );
         for object in [GOOD, BAD] {
             assert!(matches!(line("DELETED", object), Ok(Change::Deleted { namespace, .. }) if namespace == "shop"));

@@ -1,9 +1,10 @@
-//! Follows the objects of one kind: list, changes, and everything that can go wrong with either.
+//! Follows the objects of one kind: list, changes, and the failures of both.
 
 use std::{collections::BTreeMap, fmt::Debug, future::pending, pin::pin, sync::Arc, time::Duration};
 
 use futures::{FutureExt as _, StreamExt as _};
 use kube::Resource;
+use localnet_core::{Code, Diagnostic, Subject};
 use localnet_proto::ServiceKey;
 use serde::de::DeserializeOwned;
 use tokio::{
@@ -15,32 +16,32 @@ use tracing::{error, info, warn};
 use super::{
     api_server::ApiServer,
     decode::{Item, Unreadable},
-    standing::{NOT_AT_ITS_WORD, Standing},
-    steps::{Place, Selectors, Step, steps},
+    steps::{Query, Selectors, Step, steps},
     trouble::{Trouble, resource, unreadable},
+    watch_health::{TRANSIENT, WatchHealth},
 };
 use crate::{
     cluster::{Event, Kind, Object},
     pump::{Batch, Origin},
 };
 
-/// Events that are handed on at once.
+/// Maximum number of events in one batch, except for lists.
 const BATCH: usize = 256;
-/// How long the Node is waited for, as kube-proxy does.
-const AWAIT: Duration = Duration::from_secs(30);
-/// When to look again for a kind that the API server does not have.
-const LOOK_AGAIN: Duration = Duration::from_secs(60);
-/// So many objects that cannot be read are named one by one.
-const NAMED: usize = 10;
+/// How long to wait for the Node to exist, as in kube-proxy.
+const NODE_TIMEOUT: Duration = Duration::from_secs(30);
+/// When to retry a kind that the API server does not have.
+const UNKNOWN_KIND_RETRY: Duration = Duration::from_secs(60);
+/// Maximum number of undecodable objects to log one by one.
+const MAX_NAMED: usize = 10;
 
-/// What it means that there are no objects of a kind.
+/// The meaning of an empty list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Absent {
-    /// There are none.
+    /// There are no objects.
     Empty,
-    /// The one object of that name may not be there yet: it is waited for, but not for ever.
+    /// The only object has this name, and may not exist yet. The watch waits for it, for [`NODE_TIMEOUT`] at most.
     Awaited { name: String },
-    /// There are none; nor are there if the API server does not have the kind, or does not show it.
+    /// There are no objects. The same holds if the API server does not have the kind, or forbids to list it.
     Tolerated,
 }
 
@@ -54,19 +55,19 @@ pub(super) struct Follow {
 }
 
 impl Follow {
-    /// Follows until nobody takes the events. Objects are reduced the moment they arrive.
+    /// Follows until the receiver of the events is dropped. Objects are reduced as soon as they arrive, to save memory.
     pub(super) async fn run<K>(self, reduce: fn(K) -> Object)
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
     {
         let relist = Arc::new(Notify::new());
-        let place = Place::new::<K>(self.api.client(), self.selectors, Arc::clone(&relist));
+        let query = Query::new::<K>(self.api.client(), self.selectors, Arc::clone(&relist));
         let mut intake = Intake::new(self.kind, self.absent, self.api.clone());
         let mut reached = self.api.reached();
-        let mut standing = Standing::new(self.kind, self.api.clone());
+        let mut health = WatchHealth::new(self.kind, self.api.clone());
         self.api.troubles().is_over(resource(self.kind));
         let mut pause = Instant::now();
-        let mut steps = pin!(steps::<K>(place));
+        let mut steps = pin!(steps::<K>(query));
         loop {
             let next = async {
                 time::sleep_until(pause).await;
@@ -74,18 +75,18 @@ impl Follow {
             };
             let mut next = tokio::select! {
                 next = next => next,
-                () = until(standing.due()) => {
-                    standing.recovered();
+                () = until(health.due()) => {
+                    health.recovered();
                     continue;
                 }
-                // Another watch has an answer: no need to wait any longer.
-                Ok(()) = reached.changed(), if standing.may_be_woken() => {
-                    standing.woken();
+                // Another watch has got an answer, so the API server is reachable again.
+                Ok(()) = reached.changed(), if health.may_be_woken() => {
+                    health.woken();
                     pause = Instant::now();
                     continue;
                 }
                 () = until(intake.awaited_until) => {
-                    if self.events.send(vec![intake.wait_no_longer()].into()).await.is_err() {
+                    if self.events.send(vec![intake.stop_waiting()].into()).await.is_err() {
                         return;
                     }
                     continue;
@@ -95,7 +96,7 @@ impl Follow {
             let failed = loop {
                 match next {
                     Some(Ok(step)) => {
-                        let failed = standing.take(&step);
+                        let failed = health.take(&step);
                         batch.extend(intake.take(step, reduce));
                         if failed.is_some() || batch.len() >= BATCH {
                             break failed;
@@ -110,7 +111,7 @@ impl Follow {
                 }
             };
             if let Some(trouble) = &failed {
-                batch.extend(intake.tolerate(trouble, standing.times(trouble)));
+                batch.extend(intake.tolerate(trouble, health.times(trouble)));
             }
             if !batch.is_empty() {
                 let origin = Origin::ApiServer { relist: Arc::clone(&relist), unreadable: intake.unreadable() };
@@ -120,9 +121,9 @@ impl Follow {
                 }
             }
             let Some(trouble) = failed else { continue };
-            let wait = intake.look_again(&trouble);
+            let wait = intake.fixed_delay(&trouble);
             let tolerable = intake.is_tolerable(&trouble);
-            let backoff = standing.shaken(trouble, intake.synced, tolerable);
+            let backoff = health.failed(trouble, intake.synced, tolerable);
             pause = Instant::now() + wait.unwrap_or(backoff);
         }
     }
@@ -135,18 +136,19 @@ async fn until(deadline: Option<Instant>) {
     }
 }
 
-/// From steps to events: lists are complete, or not seen at all.
+/// Turns steps into events. A list becomes one event once it is complete.
 struct Intake {
     kind: Kind,
     absent: Absent,
     api: ApiServer,
     listed: Vec<Object>,
-    /// Those that cannot be read, of what was taken over.
+    /// The undecodable objects.
     unreadable: BTreeMap<ServiceKey, Unreadable>,
-    /// Those of the list that is not complete yet.
+    /// The undecodable objects of the incomplete list.
     unreadable_listed: Vec<Unreadable>,
-    /// A complete list was sent.
+    /// Whether a complete list has been sent.
     synced: bool,
+    /// The end of the wait for the Node.
     awaited_until: Option<Instant>,
 }
 
@@ -172,8 +174,8 @@ impl Intake {
                 if !last {
                     return None;
                 }
-                let found = std::mem::take(&mut self.unreadable_listed);
-                self.set_unreadable(found.into_iter().map(|unreadable| (key(&unreadable), unreadable)).collect());
+                let listed = std::mem::take(&mut self.unreadable_listed);
+                self.set_unreadable(listed.into_iter().map(|unreadable| (key(&unreadable), unreadable)).collect());
                 self.complete()
             }
             Step::Applied(object) => {
@@ -202,7 +204,7 @@ impl Intake {
                     of = resource(self.kind),
                     was,
                     is,
-                    "the API server at {url} has gone back in time, as after a restore of etcd; what it has now was listed anew"
+                    "the API server at {url} has gone back in time, as after a restore of etcd; listed all objects again"
                 );
                 None
             }
@@ -210,7 +212,7 @@ impl Intake {
         }
     }
 
-    /// The names of what cannot be read: what is known of those stays.
+    /// The keys of the undecodable objects, whose previous versions are kept.
     fn unreadable(&self) -> Vec<ServiceKey> {
         self.unreadable.keys().cloned().collect()
     }
@@ -224,20 +226,22 @@ impl Intake {
         }
     }
 
-    /// Says what cannot be read, and is new.
+    /// Replaces the undecodable objects, and logs the new ones.
     fn set_unreadable(&mut self, all: BTreeMap<ServiceKey, Unreadable>) {
         let troubles = self.api.troubles();
         let news: Vec<_> = all.values().filter(|one| self.unreadable.get(&key(one)) != Some(one)).collect();
-        for one in news.iter().take(NAMED) {
+        for one in news.iter().take(MAX_NAMED) {
             warn!("{}", self.describe(one));
         }
-        if news.len() > NAMED {
-            warn!("{} more objects of kind {} cannot be read", news.len() - NAMED, self.kind.as_str());
+        if news.len() > MAX_NAMED {
+            warn!("{} more objects of kind {} cannot be read", news.len() - MAX_NAMED, self.kind.as_str());
         }
         match all.values().next() {
             Some(first) => {
                 let more = if all.len() > 1 { format!(" (and {} more)", all.len() - 1) } else { String::new() };
-                troubles.is(unreadable(self.kind), format!("{}{more}", self.describe(first)));
+                let problem = format!("{}{more}", self.describe(first));
+                let diagnostic = Diagnostic::new(Code::ObjectUnreadable, Subject::Program, problem);
+                troubles.is(unreadable(self.kind), diagnostic);
             }
             None if !self.unreadable.is_empty() => troubles.is_over(unreadable(self.kind)),
             None => {}
@@ -250,7 +254,7 @@ impl Intake {
         let object = if namespace.is_empty() { name.clone() } else { format!("{namespace}/{name}") };
         let field = if field.is_empty() { String::new() } else { format!(": {field}") };
         format!(
-            "{kind} {object}{field}: {problem}; skipped, and what was known of it stays; correct the field, or find out which webhook or proxy changes it"
+            "{kind} {object}{field}: {problem}; skipped, keeping its previous version; correct the field, or find the webhook or proxy that changes it"
         )
     }
 
@@ -260,8 +264,8 @@ impl Intake {
             && objects.is_empty()
             && !self.synced
         {
-            info!(node = %name, "the Node does not exist yet; waiting {} s for it", AWAIT.as_secs());
-            self.awaited_until.get_or_insert_with(|| Instant::now() + AWAIT);
+            info!(node = %name, "the Node does not exist yet; waiting {} s for it", NODE_TIMEOUT.as_secs());
+            self.awaited_until.get_or_insert_with(|| Instant::now() + NODE_TIMEOUT);
             return None;
         }
         info!(kind = self.kind.as_str(), objects = objects.len(), "listed");
@@ -274,32 +278,36 @@ impl Intake {
         Event::Replace { kind: self.kind, objects }
     }
 
-    /// Goes on without the object that was waited for.
-    fn wait_no_longer(&mut self) -> Event {
+    /// Ends the wait for the Node, and continues without it.
+    fn stop_waiting(&mut self) -> Event {
         if let Absent::Awaited { name } = &self.absent {
-            error!(node = %name, "the Node still does not exist; going on without its addresses and its zone; check --node-name, and that the kubelet has registered");
+            error!(node = %name, "the Node still does not exist; continuing without its addresses and its zone; check --node-name, and that the kubelet has registered");
         }
         self.replace(Vec::new())
     }
 
-    /// Whether `trouble` means that there are no objects of the kind.
+    /// Whether `trouble` means that the kind has no objects.
     fn is_tolerable(&self, trouble: &Trouble) -> bool {
         self.absent == Absent::Tolerated && matches!(trouble, Trouble::Unknown | Trouble::Forbidden { .. })
     }
 
-    /// `times`: how often the trouble was met without a break. A list that is known already stays.
+    /// Returns an empty list if `trouble` means that the kind has no objects. `times` is the number of its occurrences in a row. A
+    /// list that was sent already stays.
     fn tolerate(&mut self, trouble: &Trouble, times: u32) -> Option<Event> {
-        let premature = matches!(trouble, Trouble::Forbidden { .. }) && times < NOT_AT_ITS_WORD;
+        let premature = matches!(trouble, Trouble::Forbidden { .. }) && times < TRANSIENT;
         if self.synced || premature || !self.is_tolerable(trouble) {
             return None;
         }
-        warn!("going on without {}: backends then cannot reject traffic to unallocated addresses", resource(self.kind));
+        warn!(
+            "continuing without {}: backends then cannot reject traffic to unallocated addresses",
+            resource(self.kind)
+        );
         Some(self.replace(Vec::new()))
     }
 
-    /// A kind that the API server does not have comes with an upgrade, not within seconds.
-    fn look_again(&self, trouble: &Trouble) -> Option<Duration> {
-        (self.absent == Absent::Tolerated && *trouble == Trouble::Unknown).then_some(LOOK_AGAIN)
+    /// The delay before the next attempt, if it does not depend on the backoff: an API server gets a new kind by an upgrade.
+    fn fixed_delay(&self, trouble: &Trouble) -> Option<Duration> {
+        (self.absent == Absent::Tolerated && *trouble == Trouble::Unknown).then_some(UNKNOWN_KIND_RETRY)
     }
 }
 

@@ -1,10 +1,10 @@
-//! Watches a Kubernetes API server.
+//! The `kube` source: watches a Kubernetes API server.
 //!
-//! Four watches, one for each kind, run side by side over one connection. Each lists, then follows the changes; a list goes to
-//! a buffer and is sent as one `Replace`, so nobody ever sees half of it. While the API server is away nothing is sent, and
-//! everything that was stays.
+//! Four watches, one for each kind, run concurrently over one connection. Each lists its objects and then follows the changes.
+//! A list is collected in a buffer and sent as one `Replace`, so the cluster never contains a part of a list. While the API
+//! server is unavailable, the source sends nothing, and the cluster keeps its objects.
 //!
-//! The selectors are kube-proxy's: what this node must not serve, and what is of no use to it, is not even sent.
+//! The selectors are those of kube-proxy. They exclude the objects that this node must not serve or does not need.
 
 mod api_server;
 mod backoff;
@@ -12,9 +12,9 @@ mod configuration;
 mod connection;
 mod decode;
 mod follow;
-mod standing;
 mod steps;
 mod trouble;
+mod watch_health;
 
 use anyhow::Context as _;
 use k8s_openapi::api::{
@@ -38,7 +38,7 @@ use crate::{
     pump::Batch,
 };
 
-/// Services of this proxy that are not headless.
+/// Selects the Services of this proxy that are not headless.
 fn services(options: &Options) -> Selectors {
     let proxy = match &options.service_proxy_name {
         Some(name) => format!("{SERVICE_PROXY_NAME}={name}"),
@@ -55,10 +55,10 @@ fn node(options: &Options) -> Selectors {
     Selectors { labels: None, fields: Some(format!("metadata.name={}", options.node_name)) }
 }
 
-/// Watches until `cancel`, or until nobody takes the events.
+/// Watches until `cancel`, or until the receiver of `events` is dropped.
 ///
 /// # Errors
-/// A watch has crashed. Whatever the API server does is not an error: it is said in the log and waited out.
+/// Returns an error if a watch has panicked. Failures of the API server are no errors: the watches log them and retry.
 pub async fn run(
     api: ApiServer,
     options: Options,

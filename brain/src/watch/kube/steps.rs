@@ -1,13 +1,13 @@
-//! Lists the objects of a kind and follows their changes, one step after the other.
+//! A stream of steps that lists the objects of a kind and follows their changes.
 //!
 //! ```text
-//! list ─► watch ─► it ends ─► check ─► watch      the server is still the one that was listed
-//!   ▲                           └────► list       it has gone back: it was restored from a backup
-//!   └── 410, a second silence, somebody asks ◄── watch
+//! list ─► watch ─► end ─► check ─► watch      the server is at least at the listed version
+//!   ▲                       └────► list       the server has gone back: it was restored from a backup
+//!   └── 410, a second silence, or `relist` ◄── watch
 //! ```
 //!
-//! kube's watcher does this too, but it tells neither of bookmarks nor that a watch has begun or ended, and one object that
-//! cannot be read ends all of it.
+//! kube's watcher is similar, but it hides bookmarks and the start and the end of a watch, and it fails at the first object that
+//! cannot be decoded.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -26,55 +26,55 @@ use super::{
     trouble::{Trouble, cause},
 };
 
-/// Objects of a page, as client-go asks for them.
+/// Number of objects of a page, as in client-go.
 const PAGE: u32 = 500;
-/// How long a page may take.
+/// How long the API server may take to send a page.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// An API server sends a bookmark about once a minute: a watch that has been silent for so long is begun anew.
+/// A watch that has been silent for this time is reopened. An API server sends a bookmark about once a minute.
 pub(super) const SILENCE: Duration = Duration::from_secs(150);
 
-/// Which objects of a kind are asked for.
+/// The label and field selectors of a request.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selectors {
     pub(super) labels: Option<String>,
     pub(super) fields: Option<String>,
 }
 
-/// What has happened.
+/// One step.
 #[derive(Debug)]
 pub(super) enum Step<K> {
-    /// A part of a list.
+    /// The API server has sent a page of a list.
     Page { items: Vec<Item<K>>, first: bool, last: bool },
-    /// A watch has begun.
+    /// A watch was opened.
     Opened,
-    /// An object is new, or now like this.
+    /// An object was added or modified.
     Applied(K),
-    /// An object is new or has changed, and cannot be read.
+    /// An object was added or modified, and cannot be decoded.
     Unreadable(Unreadable),
-    /// An object is gone.
+    /// An object was deleted.
     Deleted { namespace: String, name: String },
-    /// Nothing else has changed until now.
+    /// The watch has delivered all changes up to now.
     Bookmark,
-    /// The watch has ended without an error, as watches do after some minutes.
+    /// The watch has ended without an error, as it does after some minutes.
     Closed,
-    /// The watch has said nothing for long.
+    /// The watch has been silent for [`SILENCE`].
     Silent,
-    /// The object had changed before the watch fell silent, and only the list told.
+    /// This object had changed while the watch was silent: the list has the change, the watch did not deliver it.
     Missed(String),
-    /// The list is of an older state than the one that was known.
+    /// The version of the list is older than the last known one.
     Restored { was: u64, is: u64 },
 }
 
-/// Where the objects are.
-pub(super) struct Place {
+/// The requests for the objects of a kind.
+pub(super) struct Query {
     client: Client,
     request: Request,
     selectors: Selectors,
     relist: Arc<Notify>,
 }
 
-impl Place {
-    /// The objects of kind `K` that `selectors` name. Whoever notifies `relist` wants them listed again.
+impl Query {
+    /// Requests the objects of kind `K` that match `selectors`. A notification of `relist` makes the stream list them again.
     pub(super) fn new<K: Resource<DynamicType = ()>>(
         client: Client,
         selectors: Selectors,
@@ -103,12 +103,12 @@ impl Place {
         decode::page(&text).map_err(|error| Trouble::Failing(format!("its answer is no list: {}", cause(&error))))
     }
 
-    async fn watch(&self, version: &str) -> Result<Texts, Trouble> {
+    async fn watch(&self, version: &str) -> Result<TextLines, Trouble> {
         let Selectors { labels, fields } = self.selectors.clone();
         let parameters = WatchParams { label_selector: labels, field_selector: fields, ..WatchParams::default() };
         let request = self.request.watch(&parameters, version);
         let mut request = request.map_err(|error| Trouble::Failing(cause(&error)))?;
-        // Some API servers compress each event for itself, and nobody here undoes that.
+        // Some API servers compress each event separately, which kube does not decompress.
         request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         let body = self.client.request_stream(request).await.map_err(|error| Trouble::of_request("watch", &error))?;
         let body: Body = Box::pin(body);
@@ -117,56 +117,58 @@ impl Place {
 }
 
 type Body = Pin<Box<dyn AsyncBufRead + Send>>;
-type Texts = Lines<Body>;
+type TextLines = Lines<Body>;
 
-/// What comes next.
+/// The next request, or the open watch.
 enum State {
-    /// A page; with what asks for it, unless it is the first.
+    /// Request a page, with its `continue` token unless it is the first.
     List(Option<String>),
-    /// Whether the API server is where it was.
+    /// Check that the API server has not gone back to an older version.
     Check,
+    /// Open a watch.
     Open,
-    Watch(Texts),
+    Watch(TextLines),
 }
 
-/// How far it is.
-struct Walk {
-    place: Place,
+/// The state of the stream.
+struct ListWatch {
+    query: Query,
     state: State,
-    /// The state that is known.
+    /// The last known `resourceVersion`.
     version: String,
-    /// Watches that fell silent, one after the other.
+    /// The number of silent watches in a row.
     silences: u32,
     /// The version at which the watch fell silent before this list.
     silent_at: Option<u64>,
+    /// The name of an object whose change the silent watch did not deliver.
     missed: Option<String>,
-    /// The versions before this list and in it, if the API server has gone back.
+    /// The versions before and in the last list, if the API server has gone back.
     restored: Option<(u64, u64)>,
 }
 
-/// The steps, without an end. After an error the next step is another attempt; whoever reads says when.
-pub(super) fn steps<K>(place: Place) -> impl Stream<Item = Result<Step<K>, Trouble>> + Send
+/// The endless stream of steps. After an error, the next step is another attempt, so the caller decides on the delay.
+pub(super) fn steps<K>(query: Query) -> impl Stream<Item = Result<Step<K>, Trouble>> + Send
 where
     K: Resource + DeserializeOwned + Send + 'static,
 {
     let state = State::List(None);
-    let walk =
-        Walk { place, state, version: String::new(), silences: 0, silent_at: None, missed: None, restored: None };
-    stream::unfold(walk, |mut walk| async {
+    let list_watch =
+        ListWatch { query, state, version: String::new(), silences: 0, silent_at: None, missed: None, restored: None };
+    stream::unfold(list_watch, |mut list_watch| async {
         loop {
-            if let Some(step) = walk.step().await.transpose() {
-                return Some((step, walk));
+            if let Some(step) = list_watch.step().await.transpose() {
+                return Some((step, list_watch));
             }
         }
     })
 }
 
-/// Versions are revisions of etcd: numbers that grow. What is no number is not compared.
+/// Parses a `resourceVersion`, which is an increasing revision of etcd. A version that is not a number is never compared.
 fn number(version: &str) -> Option<u64> {
     version.parse().ok()
 }
 
-impl Walk {
+impl ListWatch {
     async fn step<K>(&mut self) -> Result<Option<Step<K>>, Trouble>
     where
         K: Resource + DeserializeOwned + Send + 'static,
@@ -185,14 +187,14 @@ impl Walk {
                 self.list(more).await
             }
             State::Check => {
-                let page: Page<serde_json::Value> = self.place.page(1, None).await?;
+                let page: Page<serde_json::Value> = self.query.page(1, None).await?;
                 let older = self.older(&page.version).is_some();
                 self.state = if older { State::List(None) } else { State::Open };
                 Ok(None)
             }
             State::Open => {
-                self.state = match self.place.watch(&self.version).await {
-                    Ok(texts) => State::Watch(texts),
+                self.state = match self.query.watch(&self.version).await {
+                    Ok(lines) => State::Watch(lines),
                     Err(trouble) => {
                         self.state = if trouble == Trouble::Outdated { State::List(None) } else { State::Check };
                         return Err(trouble);
@@ -200,10 +202,10 @@ impl Walk {
                 };
                 Ok(Some(Step::Opened))
             }
-            State::Watch(texts) => {
+            State::Watch(lines) => {
                 let next = tokio::select! {
-                    next = time::timeout(SILENCE, texts.next()) => next,
-                    () = self.place.relist.notified() => {
+                    next = time::timeout(SILENCE, lines.next()) => next,
+                    () = self.query.relist.notified() => {
                         self.state = State::List(None);
                         return Ok(None);
                     }
@@ -222,7 +224,7 @@ impl Walk {
                         self.silences += 1;
                         self.state = State::Check;
                         if self.silences > 1 {
-                            // Whatever it keeps silent, a list tells.
+                            // A list contains the changes that the watches did not deliver.
                             (self.silences, self.silent_at) = (0, number(&self.version));
                             self.state = State::List(None);
                         }
@@ -238,8 +240,8 @@ impl Walk {
         K: Resource + DeserializeOwned + Send + 'static,
     {
         let first = more.is_none();
-        // If this fails, the list is begun anew.
-        let page: Page<K> = self.place.page(PAGE, more).await?;
+        // If this fails, the next step starts a new list.
+        let page: Page<K> = self.query.page(PAGE, more).await?;
         let last = page.more.is_none();
         if last && page.version.is_empty() {
             return Err(Trouble::Failing("its list has no resourceVersion".to_owned()));
@@ -264,7 +266,7 @@ impl Walk {
         Ok(Some(step))
     }
 
-    /// The version that is known and `version`, if that is an older one.
+    /// The last known version and `version`, if the latter is older.
     fn older(&self, version: &str) -> Option<(u64, u64)> {
         let (was, is) = (number(&self.version)?, number(version)?);
         (is < was).then_some((was, is))
@@ -289,7 +291,7 @@ impl Walk {
             }
             Err(error) => {
                 self.state = State::Check;
-                // The connection was cut within the last line.
+                // The connection broke in the middle of the last line.
                 let cut = error.is_eof();
                 return if cut { Ok(Some(Step::Closed)) } else { Err(Trouble::Interrupted(no_change(&error))) };
             }
@@ -305,5 +307,5 @@ impl Walk {
 }
 
 fn no_change(error: &serde_json::Error) -> String {
-    format!("what it sends is no change of an object: {}", cause(error))
+    format!("the stream contains a line that is not a change: {}", cause(error))
 }

@@ -1,8 +1,9 @@
-//! What keeps a watch from the API server, and what an operator can do about it.
+//! The failures of a watch, and their remedies.
 
 use std::error::Error;
 
 use kube::{client::AuthError, core::Status};
+use localnet_core::Code;
 
 use super::configuration::NoCredentials;
 use crate::cluster::Kind;
@@ -10,23 +11,23 @@ use crate::cluster::Kind;
 /// A reason why a kind cannot be watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Trouble {
-    /// No answer comes.
+    /// The API server does not answer.
     Unreachable(String),
-    /// There are no credentials to ask with.
+    /// There are no credentials for the request.
     NoCredentials(String),
-    /// The API server does not know who asks.
+    /// The API server does not accept the credentials (401).
     Unauthorized,
-    /// It knows, and says no.
+    /// The API server does not allow the request (403).
     Forbidden { verb: &'static str },
-    /// It has no such kind.
+    /// The API server does not have the kind (404).
     Unknown,
-    /// Its history does not reach as far back as what was seen last: list again.
+    /// The history of the API server does not contain the last known version (410). The kind has to be listed again.
     Outdated,
-    /// It says that it cannot.
+    /// The API server answers with another error, or with an invalid document.
     Failing(String),
-    /// The stream of changes has broken off, as it does now and then.
+    /// The stream of changes has broken off.
     Interrupted(String),
-    /// The stream of changes is open, and did not tell of a change of this object.
+    /// The stream of changes is open, but did not deliver a change of the object of this name.
     Silent(String),
 }
 
@@ -51,62 +52,75 @@ impl Trouble {
             403 => Self::Forbidden { verb },
             404 => Self::Unknown,
             410 => Self::Outdated,
-            // The server was restored from a backup: what was seen last has not happened yet.
+            // The server was restored from a backup, and has not reached the last known version again.
             504 if status.message.contains("Too large resource version") => Self::Outdated,
             code => Self::Failing(one_line(&format!("{} ({code})", status.message))),
         }
     }
 
-    /// It keeps every kind from being watched.
+    /// The code of the trouble.
+    pub(super) fn code(&self) -> Code {
+        match self {
+            Self::Unreachable(_) => Code::ApiUnreachable,
+            Self::NoCredentials(_) => Code::ApiCredentialsMissing,
+            Self::Unauthorized => Code::ApiUnauthorized,
+            Self::Forbidden { .. } => Code::ApiForbidden,
+            Self::Unknown => Code::ApiResourceUnknown,
+            Self::Failing(_) => Code::ApiFails,
+            Self::Outdated | Self::Interrupted(_) | Self::Silent(_) => Code::WatchFails,
+        }
+    }
+
+    /// Whether the trouble affects the watches of all kinds.
     pub(super) fn is_of_all_kinds(&self) -> bool {
         matches!(self, Self::Unreachable(_) | Self::NoCredentials(_))
     }
 
-    /// One line for the log: what, where, remedy.
+    /// One line for the log, with the problem, the URL and the remedy.
     pub(super) fn describe(&self, kind: Kind, url: &str) -> String {
         let resource = resource(kind);
         match self {
             Self::Unreachable(why) => {
                 format!(
-                    "the API server at {url} cannot be reached: {why}; check that it runs and that its address is right"
+                    "the API server at {url} cannot be reached: {why}; check that it runs and that its address is correct"
                 )
             }
             Self::NoCredentials(why) => format!(
-                "there are no credentials for the API server at {url}: {why}; mend the program that the kubeconfig names under exec, or give the kubeconfig another user"
+                "there are no credentials for the API server at {url}: {why}; repair the program that the kubeconfig names under exec, or give the kubeconfig another user"
             ),
             Self::Unauthorized => {
                 format!("the API server at {url} does not accept the credentials; renew the token or the certificate")
             }
             Self::Forbidden { verb } => format!(
-                "the API server at {url} does not allow to {verb} {resource}; grant the verbs list and watch on {resource} (ClusterRole system:node-proxier has all that is needed)"
+                "the API server at {url} does not allow to {verb} {resource}; grant the verbs list and watch on {resource} (the ClusterRole system:node-proxier has all required rules)"
             ),
             Self::Unknown => format!("the API server at {url} has no {resource}; use a server that has them"),
             Self::Outdated => format!(
-                "the API server at {url} has forgotten the {resource} that it has just listed (410); look into its log and etcd's: the history may be compacted too often"
+                "the API server at {url} has forgotten the {resource} that it has just listed (410); check its log and that of etcd: the history may be compacted too often"
             ),
             Self::Failing(why) => {
-                format!("the API server at {url} fails to serve {resource}: {why}; look into its log")
+                format!("the API server at {url} fails to serve {resource}: {why}; check its log")
             }
             Self::Interrupted(why) => format!(
-                "the API server at {url} ends each watch of {resource} at once: {why}; look at proxies and load balancers on the way, and into its log"
+                "the API server at {url} ends each watch of {resource} at once: {why}; check proxies and load balancers on the way, and its log"
             ),
             Self::Silent(name) => format!(
-                "the API server at {url} does not tell of changes of {resource} (of {name}, for one); they are listed every few minutes instead; look at proxies and load balancers on the way, and into its log"
+                "the API server at {url} does not deliver changes of {resource} (for instance of {name}), so they are listed every few minutes; check proxies and load balancers on the way, and its log"
             ),
         }
     }
 }
 
-/// Why a program that a kubeconfig names under `exec` gives no credentials. kube's own words show all that the program has written,
-/// which may be a secret.
+/// Describes the failure of a credential plugin. The error text of kube contains the whole output of the plugin, which may be
+/// secret; this one contains the first line of its standard error at most.
 pub(super) fn plugin(error: &AuthError) -> String {
     match error {
         AuthError::AuthExecRun { out, .. } => {
-            let said = String::from_utf8_lossy(&out.stderr);
-            let said = said.trim();
-            match said {
+            let stderr = String::from_utf8_lossy(&out.stderr);
+            let stderr = stderr.trim();
+            match stderr {
                 "" => format!("it ended with {}", out.status),
-                said => format!("it ended with {}: {}", out.status, one_line(said)),
+                stderr => format!("it ended with {}: {}", out.status, one_line(stderr)),
             }
         }
         AuthError::AuthExecStart(error) => format!("it cannot be started: {error}"),
@@ -116,7 +130,7 @@ pub(super) fn plugin(error: &AuthError) -> String {
     }
 }
 
-/// As RBAC rules and `kubectl` write it.
+/// The name of a kind in RBAC rules and in `kubectl`.
 pub(super) fn resource(kind: Kind) -> &'static str {
     match kind {
         Kind::Service => "services",
@@ -126,7 +140,7 @@ pub(super) fn resource(kind: Kind) -> &'static str {
     }
 }
 
-/// Those that cannot be read, as troubles are named.
+/// The label of a kind's undecodable objects in [`Troubles`](crate::metrics::Troubles).
 pub(super) fn unreadable(kind: Kind) -> &'static str {
     match kind {
         Kind::Service => "unreadable services",
@@ -136,7 +150,7 @@ pub(super) fn unreadable(kind: Kind) -> &'static str {
     }
 }
 
-/// The error and what caused it, each said once, in one line.
+/// The error and its sources on one line, without repetitions.
 pub(super) fn cause(error: &dyn Error) -> String {
     let mut text = one_line(&error.to_string());
     let mut source = error.source();
@@ -177,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn each_error_says_what_is_wrong_where_and_what_helps() {
+    fn each_description_has_the_problem_the_url_and_the_remedy() {
         let refused = Trouble::of_request("list", &kube::Error::Service("connection refused\nand more".into()));
         let interrupted = Trouble::Interrupted("reset".to_owned());
         let rows = [
@@ -190,7 +204,7 @@ mod tests {
             (request("watch", 403, "no"), Trouble::Forbidden { verb: "watch" }, ["allow to watch", "grant", "https"]),
             (request("list", 404, ""), Trouble::Unknown, ["has no endpointslices", "https", "use"]),
             (request("watch", 410, ""), Trouble::Outdated, ["has forgotten", "https", "compacted"]),
-            (request("watch", 504, "Too large resource version: 9"), Trouble::Outdated, ["410", "look", "log"]),
+            (request("watch", 504, "Too large resource version: 9"), Trouble::Outdated, ["410", "check", "log"]),
             (
                 request("list", 500, "etcd\nis away"),
                 Trouble::Failing("etcd\nis away (500)".lines().next().unwrap().to_owned()),
@@ -205,7 +219,7 @@ mod tests {
             (
                 Trouble::Silent("web".to_owned()),
                 Trouble::Silent("web".to_owned()),
-                ["(of web", "https", "load balancers"],
+                ["instance of web", "https", "load balancers"],
             ),
         ];
         for (trouble, expected, words) in rows {

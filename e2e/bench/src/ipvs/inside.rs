@@ -1,4 +1,4 @@
-//! One contestant, in the guest.
+//! Measures one contestant in the guest.
 
 use std::{
     fs::{self, File},
@@ -15,7 +15,7 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 use localnet_lab::{Namespace, Network, Running, Topology};
-use localnet_vm::card;
+use localnet_vm::nic;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Runtime;
 
@@ -27,40 +27,40 @@ use crate::{
     statistics::{Times, millis},
 };
 
-/// What to measure, and where the API server is.
+/// The contestant to measure, and how to reach the API server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Task {
-    /// Which one of [`WITH_IPVS`].
+    /// An index of [`WITH_IPVS`].
     pub(super) contestant: usize,
     pub(super) services: u32,
     pub(super) endpoints: u32,
     pub(super) quick: bool,
-    /// Kubeconfigs.
+    /// Paths of kubeconfigs.
     pub(super) admin: PathBuf,
     pub(super) kube_proxy: PathBuf,
     pub(super) server: IpAddr,
 }
 
-/// What came of it, in milliseconds.
+/// The results, in milliseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Figures {
-    /// Until a sample of all virtual servers answers, and all are there with their destinations.
+    /// Until a sample of the virtual servers answers, and all of them exist with their destinations.
     pub(super) answered: f64,
-    /// Until it says that its first sync has ended; none if that has taken longer than [`START`].
+    /// Until the contestant reports that its first sync has ended. `None` if that took longer than [`START`].
     pub(super) ended: Option<f64>,
-    /// From the write of a change until packets go elsewhere; none if the first sync has not ended.
+    /// From the write of a change until packets go to another endpoint. `None` if the first sync has not ended.
     pub(super) change: Option<Times>,
 }
 
-/// The start may take this long.
+/// Maximum time for the start.
 pub(super) const START: Duration = Duration::from_secs(3600);
-/// A change that takes longer is an error.
+/// Maximum time for a change. A slower change is an error.
 const CHANGE: Duration = Duration::from_secs(900);
-/// At most so many changes, at least so many, and no more once they have taken this long together.
+/// Maximum and minimum number of changes. After this total time, no further change starts.
 const MOST: usize = 30;
 const LEAST: usize = 3;
 const CHANGING: Duration = Duration::from_secs(600);
-/// The pause between two looks at a start: the processors are for those who are measured.
+/// The interval of polling during a start, which leaves the processors to the contestant.
 const LOOK: Duration = Duration::from_millis(20);
 const CONNECTS: &str = "10.180.0.1";
 
@@ -69,9 +69,9 @@ pub(super) fn measure(task: &Task) -> anyhow::Result<Figures> {
     let contestant = WITH_IPVS.get(task.contestant).context("there is no such contestant")?;
     let pods = [Probe::Open, Probe::Closed].map(|probe| probe.address().to_string());
     let network = Network::build(Topology::with_pods([CONNECTS, &pods[0], &pods[1]])?)?;
-    // The ways to the API server, of this program and of the node.
-    card::connect(0, None, &[task.server])?;
-    card::connect(1, Some(network.node().name()), &[task.server])?;
+    // The routes of this program and of the node to the API server.
+    nic::connect(0, None, &[task.server])?;
+    nic::connect(1, Some(network.node().name()), &[task.server])?;
     let pod = network.pod(Probe::Open.address().into())?;
     let _listeners = [Listener::start(network.outside(), TARGET_PORT)?, Listener::start(pod, TARGET_PORT)?];
     let runtime = Runtime::new()?;
@@ -115,7 +115,7 @@ impl Site<'_> {
         programs.iter().map(start).collect()
     }
 
-    /// The ends of what the programs have said.
+    /// The ends of the programs' outputs.
     fn logs(&self) -> String {
         let logs = fs::read_dir(self.folder).into_iter().flatten().flatten().map(|entry| entry.path());
         let logs = logs.filter(|path| path.extension().is_some_and(|extension| extension == "log"));
@@ -131,7 +131,7 @@ impl Site<'_> {
         self.network.pod(CONNECTS.parse().context("reading the address of a pod")?)
     }
 
-    /// Waits until a sample answers, then until all virtual servers have all destinations. When it was so.
+    /// Waits until a sample answers, and then until all virtual servers have all destinations. Returns when both was true.
     fn await_all(&self, size: Size, started: Instant) -> anyhow::Result<Duration> {
         for to in size.sample() {
             self.pod()?.run(|| {
@@ -156,7 +156,7 @@ impl Site<'_> {
         }
     }
 
-    /// Waits until it says that the first sync is over. When it was so.
+    /// Waits until the contestant reports the end of its first sync. Returns when it did.
     fn await_end(&self, contestant: &Contestant, started: Instant) -> anyhow::Result<Option<Duration>> {
         while !self.has_synced(contestant)? {
             if started.elapsed() > START {
@@ -193,7 +193,7 @@ impl Site<'_> {
             let mut now = Probe::Open;
             let mut all = Vec::new();
             let mut once = || -> anyhow::Result<Duration> {
-                // A lone change, not in step with any timer of the contestant's.
+                // Each change is separate, and not synchronous with any timer of the contestant.
                 thread::sleep(contestant.rest.mul_f64(rand::random_range(1.0..1.2)));
                 now = now.other();
                 observer.be_watchful();
@@ -214,7 +214,7 @@ impl Site<'_> {
     }
 }
 
-/// The body of an HTTP answer; nothing while nobody listens.
+/// The body of an HTTP answer. Empty while no server listens.
 fn get(at: &str, path: &str) -> anyhow::Result<String> {
     use std::io::{Read as _, Write as _};
     let to: SocketAddr = at.parse().context("reading an address")?;

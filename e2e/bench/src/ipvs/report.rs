@@ -1,4 +1,4 @@
-//! The figures as they stand in the page of the ipvs backend. Pure.
+//! Renders the figures for the page of the ipvs backend. Pure.
 
 use anyhow::Context as _;
 
@@ -6,15 +6,15 @@ use super::inside::{Figures, START};
 use crate::{
     cluster::Size,
     machine::Machine,
-    report::text::{ratio, time},
+    number_text::{ratio, time},
     statistics::millis,
 };
 
-/// What is between these lines of the page is written here.
+/// The lines of the page that enclose the figures.
 const BEGIN: &str = "<!-- figures: make bench-ipvs -->";
 const END: &str = "<!-- end of figures -->";
 
-/// The figures and how they were made. `place`: on what kernel. Ours is the first of the runs.
+/// The figures and how they were measured. `place` describes the kernel. The first of the runs is ours.
 pub(super) fn text(size: Size, runs: &[(&str, Figures)], machine: &Machine, place: &str) -> String {
     let version = machine.versions.iter().find(|(name, _)| name == "kube-proxy").map_or("", |(_, version)| version);
     let mut text = format!(
@@ -53,7 +53,7 @@ pub(super) fn text(size: Size, runs: &[(&str, Figures)], machine: &Machine, plac
     text
 }
 
-/// The page with this between its two lines.
+/// The page with this text between the two lines.
 pub(super) fn put(page: &str, text: &str) -> anyhow::Result<String> {
     let (before, rest) = page.split_once(BEGIN).with_context(|| format!("there is no line {BEGIN}"))?;
     let (_, after) = rest.split_once(END).with_context(|| format!("there is no line {END}"))?;

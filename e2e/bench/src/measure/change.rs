@@ -1,4 +1,4 @@
-//! One endpoint changed, until a packet is seen to go elsewhere.
+//! Measures the change of one endpoint, until a packet goes to another endpoint.
 //!
 //! ```text
 //!   write ──► API server ──► event, or answer to the write ──► contestant ──► kernel ──► another answer to a connection
@@ -25,15 +25,15 @@ use crate::{
     statistics::Times,
 };
 
-/// A change that takes longer is not waited for.
+/// Maximum time to wait for a change.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Changes that come one at a time, with nothing else going on. None if not one of them arrived.
+/// Measures single changes without other activity. `None` if no change arrived.
 pub(super) fn measure(site: &Site, rest: Duration, lengths: &Lengths) -> anyhow::Result<Option<Change>> {
     Prober::with(site, |prober| {
         let started = Instant::now();
         while prober.count() < lengths.changes && started.elapsed() < lengths.changing {
-            // Not in step with any timer of the contestant's.
+            // Do not synchronize with any timer of the contestant.
             thread::sleep(rest.mul_f64(rand::random_range(1.0..1.2)));
             prober.change()?;
         }
@@ -42,7 +42,7 @@ pub(super) fn measure(site: &Site, rest: Duration, lengths: &Lengths) -> anyhow:
     .map(|(change, ())| change)
 }
 
-/// Changes the probe's endpoint, and sees how long it takes.
+/// Changes the probe's endpoint, and measures how long it takes.
 pub(super) struct Prober<'a, 'scope> {
     site: &'a Site,
     observer: Observer<'scope>,
@@ -54,7 +54,7 @@ pub(super) struct Prober<'a, 'scope> {
 }
 
 impl Prober<'_, '_> {
-    /// Measures with a prober; says what came of its changes.
+    /// Runs `work` with a prober. Returns the results of its changes.
     pub(super) fn with<T>(
         site: &Site,
         work: impl FnOnce(&mut Prober<'_, '_>) -> anyhow::Result<T>,
@@ -84,12 +84,12 @@ impl Prober<'_, '_> {
         })
     }
 
-    /// How many changes there were.
+    /// The number of changes.
     pub(super) fn count(&self) -> usize {
         self.event.len() + self.lost
     }
 
-    /// Changes the endpoint, and waits until connections show it.
+    /// Changes the endpoint, and waits until connections show the change.
     pub(super) fn change(&mut self) -> anyhow::Result<()> {
         let next = self.now.other();
         self.observer.be_watchful();
@@ -120,7 +120,7 @@ impl Prober<'_, '_> {
     }
 }
 
-/// A task that ends with its owner.
+/// A task that ends when its owner is dropped.
 struct Watch(JoinHandle<anyhow::Result<()>>);
 
 impl Drop for Watch {

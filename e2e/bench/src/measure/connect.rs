@@ -1,16 +1,17 @@
-//! New TCP connections: through the first, the middle and the last VIP, and directly to an endpoint.
+//! Measures new TCP connections: through the first, the middle and the last VIP, and directly to an endpoint.
 
 use std::{net::SocketAddr, time::Duration};
 
 use crate::{figures::Connect, packets::time_to_connect, site::Site, statistics::median};
 
-/// Directly, while nobody programs the node; median of so many, in microseconds.
+/// The median of `connections` direct connections in microseconds, before the node is programmed.
 pub(super) fn bare(site: &Site, connections: usize) -> anyhow::Result<f64> {
     let [bare] = medians(site, [site.size.direct()], connections)?;
     Ok(bare)
 }
 
-/// Medians of so many connections each. The four take turns: what else happens on the machine hits all alike.
+/// The medians of `connections` connections each. The four destinations take turns, so that other activity on the machine affects
+/// them equally.
 pub(super) fn measure(site: &Site, bare_us: f64, connections: usize) -> anyhow::Result<Connect> {
     let size = site.size;
     let targets = [size.direct(), size.vip(0), size.vip(size.services / 2), size.vip(size.services - 1)];

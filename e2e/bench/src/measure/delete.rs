@@ -1,4 +1,4 @@
-//! Everything deleted, until nothing is answered any more.
+//! Deletes everything, and measures the time until no VIP answers.
 
 use std::{
     thread,
@@ -15,7 +15,7 @@ use crate::{
     statistics::millis,
 };
 
-/// How long the API server may take.
+/// Maximum time for the API server.
 const API: Duration = Duration::from_secs(600);
 
 pub(super) fn measure(site: &Site, team: &Team, give_up: Duration) -> anyhow::Result<Delete> {

@@ -1,4 +1,4 @@
-//! One endpoint changed while many other Services change.
+//! Measures the change of one endpoint while many other Services change.
 
 use std::{
     thread,
@@ -15,7 +15,7 @@ use crate::{
     site::{Site, Team},
 };
 
-/// The load runs so long before the first change is measured.
+/// How long the load runs before the first measured change.
 const WARM: Duration = Duration::from_secs(1);
 /// The pause between two measured changes.
 const PAUSE: Duration = Duration::from_millis(250);

@@ -1,7 +1,7 @@
-//! Many readers of the brain that the contestant runs, some of which stall: what they cost it, and what they do to the others.
+//! Adds many readers to the contestant's brain, some of which stall, and measures their cost and their effect on other readers.
 //!
-//! Readers are as a backend is: each has a connection of its own and asks for changes. One that stalls asks for the full state,
-//! through windows that are small, and takes only its beginning.
+//! A reader is like a backend: it has its own connection and requests changes. A stalled reader requests the full state through
+//! small windows, and reads only its beginning.
 
 use std::{
     sync::{
@@ -29,12 +29,12 @@ use crate::{
 
 const READERS: usize = 256;
 const STALLED: usize = 32;
-/// All of them have to have the first state within this time.
+/// Maximum time until all readers have the first state.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// So many begin at a time: the decoding of their first states is this program's work, not the brain's.
+/// The number of readers that start at a time. Decoding their first states costs this program's time, not the brain's.
 const BEGINNING: usize = 8;
 
-/// `without`: what one change costs when nobody else reads.
+/// Measures with the readers. `without` contains the changes without further readers.
 pub(super) fn measure(site: &Site, team: &Team, without: &Change, lengths: &Lengths) -> anyhow::Result<Readers> {
     let brain = team.processes().find(|(name, _)| *name == BRAIN).context("the contestant runs no brain")?.1;
     let address: Address = api(&site.place()).parse().context("reading the brain's address")?;
@@ -75,7 +75,7 @@ async fn connect(address: &Address, seen: &Arc<Seen>) -> anyhow::Result<JoinSet<
     Ok(tasks)
 }
 
-/// Reads every change; keeps nothing but when it came.
+/// Reads every change, and records only when it arrived.
 async fn read(brain: &Brain, seen: &Seen, ready: &AtomicUsize) {
     let mut have = Revision::default();
     while let Ok(update) = brain.next(have, true).await {
@@ -88,7 +88,7 @@ async fn read(brain: &Brain, seen: &Seen, ready: &AtomicUsize) {
     }
 }
 
-/// Asks for the full state again and again, and never reads more than its first item.
+/// Requests the full state repeatedly, and never reads more than its first item.
 async fn stall(address: Address) {
     const WINDOW: u32 = 65_535;
     let Address::Unix(path) = address else { return };
@@ -109,7 +109,7 @@ async fn stall(address: Address) {
             return;
         }
         held.push(answer);
-        // The brain cuts it one day; then it begins anew.
+        // The brain disconnects the reader at some time. Then it starts again.
         tokio::time::sleep(PATIENCE).await;
         held.clear();
     }
@@ -126,7 +126,7 @@ impl Seen {
         (*last, *count) = (now, *count + 1);
     }
 
-    /// From the first reader to the last one, of revisions that all have seen.
+    /// From the first reader to the last one, for revisions that all readers have seen.
     fn spread(&self) -> Option<Times> {
         let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let complete = seen.values().filter(|(_, _, count)| *count == READERS - STALLED);

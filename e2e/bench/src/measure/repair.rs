@@ -1,4 +1,4 @@
-//! Another process deletes what a backend has programmed, again and again: how long until packets are answered as before.
+//! Another program repeatedly deletes the rules of a backend. Measures the time until packets are answered as before.
 
 use std::{
     process::Command,
@@ -10,12 +10,12 @@ use anyhow::Context as _;
 
 use crate::{contestants::Contestant, packets::await_all, site::Site, statistics::Times};
 
-/// A backend slows its repairs down when it sees this many of them without a pause of [`CALM`]. Fewer come in a row here, since a
-/// lone flush is what happens to a node.
+/// The number of flushes before a pause of [`CALM`]. A backend slows its repairs down after more of them without a pause. The
+/// benchmark avoids this, because a single flush is the realistic case.
 const IN_A_ROW: usize = 40;
 const CALM: Duration = Duration::from_secs(11);
 
-/// From the end of each flush until the first and the last of the Services are answered again. None: one was not in time.
+/// From the end of each flush until the first and the last Service answer again. `None` if one did not in time.
 pub(super) fn measure(
     site: &Site,
     contestant: &Contestant,

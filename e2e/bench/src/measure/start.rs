@@ -1,4 +1,4 @@
-//! From the start of the programs until every Service is answered.
+//! Measures the time from the start of the programs until every Service answers.
 
 use std::{
     thread,
@@ -12,7 +12,7 @@ use crate::{
     statistics::millis,
 };
 
-/// None: not all were answered before it was given up.
+/// `None` if a Service did not answer before the time limit.
 pub(super) fn measure(site: &Site, team: &mut Team, give_up: Duration) -> anyhow::Result<Option<Start>> {
     let deadline = team.started + give_up;
     let sample = site.size.sample();
@@ -21,7 +21,7 @@ pub(super) fn measure(site: &Site, team: &mut Team, give_up: Duration) -> anyhow
         return Ok(None);
     };
     let cpu = team.cpu()?;
-    // To look at all of them takes longer than some contestants do: so it counts only if one of them was really missing.
+    // Connecting to all VIPs takes longer than some contestants need. So this time counts only if a VIP did not answer at once.
     let all = site.vips();
     let looked = Instant::now();
     let missing = site.inside(|| all_open(&all, deadline))?;
@@ -29,13 +29,13 @@ pub(super) fn measure(site: &Site, team: &mut Team, give_up: Duration) -> anyhow
         let Some(late) = late else { return Ok(None) };
         complete = late.max(looked);
     }
-    // What was only needed for the start is given back, or is not.
+    // Wait for the release of memory that only the start needed.
     thread::sleep(Duration::from_secs(1));
     let memory = super::memory(team)?;
     Ok(Some(Start { took: millis(complete - team.started), cpu: millis(cpu), memory }))
 }
 
-/// None: all are answered at once. Otherwise when the last one of those that were not was.
+/// `None` if all VIPs answer at once. Otherwise, when the last of the late ones did.
 fn all_open(all: &[std::net::SocketAddr], deadline: Instant) -> anyhow::Result<Option<Option<Instant>>> {
     let mut late = None;
     for to in all {

@@ -1,7 +1,7 @@
-//! A chart of lines, as SVG. Pure.
+//! A line chart as SVG. Pure.
 //!
-//! Both axes can be logarithmic; each line has its name at its end, so that no legend has to be looked up and colour is not all
-//! that tells lines apart.
+//! Both axes can be logarithmic. Each line has its name at its end, so that the reader needs no legend and colour is not the only
+//! distinction.
 
 use std::fmt::Write as _;
 
@@ -11,16 +11,16 @@ const LEFT: f64 = 78.0;
 const RIGHT: f64 = 200.0;
 const TOP: f64 = 48.0;
 const BOTTOM: f64 = 56.0;
-/// Names of lines are not closer to each other than this.
+/// Minimum distance of the names of lines.
 const LINE_HEIGHT: f64 = 16.0;
-/// Told apart by people who do not see all colours (Okabe and Ito).
+/// Colours that people with colour blindness can distinguish (Okabe and Ito).
 const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 
-/// How values become positions.
+/// The mapping of values to positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scale {
     Linear,
-    /// Values have to be above zero.
+    /// Values must be positive.
     Logarithmic,
 }
 
@@ -29,7 +29,7 @@ pub(crate) enum Scale {
 pub(crate) struct Axis {
     pub(crate) name: &'static str,
     pub(crate) scale: Scale,
-    /// How a value is written beside it.
+    /// Formats the label of a value.
     pub(crate) label: fn(f64) -> String,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Chart {
 }
 
 impl Chart {
-    /// The picture. Lines without points are left out.
+    /// The chart as SVG. Lines without points are omitted.
     pub(crate) fn svg(&self) -> String {
         let lines: Vec<&Line> = self.lines.iter().filter(|line| !line.points.is_empty()).collect();
         let all = || lines.iter().flat_map(|line| &line.points);
@@ -139,7 +139,8 @@ fn draw(svg: &mut String, line: &Line, points: &[(f64, f64)]) {
     }
 }
 
-/// At the ends of the lines, pushed down where they would overlap; a name that is not beside its line's end is led to it.
+/// Writes the names at the ends of the lines, and moves names down that would overlap. A thin line connects a moved name with the
+/// end of its line.
 fn write_names(svg: &mut String, mut names: Vec<((f64, f64), &Line)>) {
     names.sort_by(|left, right| left.0.1.total_cmp(&right.0.1));
     let mut places: Vec<f64> = Vec::new();
@@ -147,7 +148,7 @@ fn write_names(svg: &mut String, mut names: Vec<((f64, f64), &Line)>) {
         let free = places.last().map_or(f64::MIN, |last| last + LINE_HEIGHT);
         places.push(y.max(free));
     }
-    // Those that were pushed out of the picture push the others up again.
+    // Names that were moved out of the picture push the others up again.
     let mut limit = HEIGHT - BOTTOM;
     for place in places.iter_mut().rev() {
         *place = place.min(limit);
@@ -174,7 +175,7 @@ fn colour(line: &Line) -> &'static str {
     COLOURS[line.group % COLOURS.len()]
 }
 
-/// Values → positions between two ends.
+/// Maps values to positions between two ends.
 struct Positions {
     scale: Scale,
     from: f64,
@@ -196,7 +197,7 @@ impl Positions {
                 (from, to) = ((from / step).floor() * step, (to / step).ceil() * step);
             }
             Scale::Logarithmic => {
-                // A little room, so that no point is on the frame.
+                // Leave a margin, so that no point is on the frame.
                 (from, to) = (from.max(1e-9) / 1.25, to.max(1e-9) * 1.25);
             }
         }
@@ -228,7 +229,7 @@ impl Positions {
                     let decades = (low..=high).map(|decade| 10f64.powi(decade));
                     decades.flat_map(move |decade| digits.iter().map(move |digit| digit * decade)).filter(within)
                 };
-                // Few decades need more ticks than their beginnings.
+                // With few decades, ticks at their beginnings are not enough.
                 let decades: Vec<f64> = with(&[1.0]).collect();
                 if decades.len() >= 3 { decades } else { with(&[1.0, 2.0, 5.0]).collect() }
             }
@@ -236,7 +237,7 @@ impl Positions {
     }
 }
 
-/// 1, 2 or 5 times a power of ten, so that there are about five of them.
+/// The step between ticks: 1, 2 or 5 times a power of ten, for about five ticks.
 fn step(range: f64) -> f64 {
     let rough = (range / 5.0).max(1e-9);
     let decade = 10f64.powf(rough.log10().floor());
@@ -249,7 +250,7 @@ fn escape(text: &str) -> String {
 }
 
 fn push(svg: &mut String, text: std::fmt::Arguments<'_>) {
-    // Writing to a text cannot fail.
+    // Writing to a string cannot fail.
     _ = svg.write_fmt(text);
 }
 

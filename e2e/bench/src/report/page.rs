@@ -1,30 +1,32 @@
-//! `docs/PERFORMANCE.md`. Pure.
+//! Renders `docs/PERFORMANCE.md`. Pure.
 
 use std::fmt::Write as _;
 
 use super::{PLOTS, tables};
 use crate::{contestants::ALL, figures::Figures, goals::Judged};
 
-/// The page. `plots`: the names of the pictures beside it.
+/// The page. `plots` contains the file names of the plots.
 pub(crate) fn page(figures: &Figures, goals: &[Judged], plots: &[&str]) -> String {
     let machine = &figures.machine;
     let mut page = String::from(
         "# Performance\n\n\
-         Written by `make bench`, together with [performance.json](performance.json) and the plots: no figure here is typed by hand. \
-         To have it anew: `make bench` as root (`QUICK=1` only shows that all works, and writes to `target/bench`).\n\n",
+         `make bench` writes this page, [performance.json](performance.json) and the plots; no figure is typed by hand. \
+         To reproduce it, run `make bench` as root. `QUICK=1` only checks that the benchmark works, and writes to \
+         `target/bench`.\n\n",
     );
-    // Writing to a text cannot fail, here and below.
+    // Writing to a string cannot fail, here and below.
     _ = write!(
         page,
         "## What is measured\n\n\
-         The programs as shipped (release build), one after the other, each in a fresh network namespace and against a fresh etcd and \
-         kube-apiserver that hold the same Services and EndpointSlices: {}. kube-proxy has its defaults. Its iptables mode and \
-         localnet-iptables use the legacy tools: with the nf_tables flavour kube-proxy does not end in time. A contestant is left out of a size at which it would not be complete \
-         within three minutes, as its start at a smaller one shows.\n\n\
-         A contestant is only seen by packets: new TCP connections from a pod of the node, every 0.2 ms while a change is awaited. For changes \
-         a Service moves between two pods, of which one listens and one does not. Nothing that a contestant says of itself is used, except for \
-         CPU time and memory, which the kernel tells.\n\n\
-         Each table says what its columns mean. p99 of fewer than 100 values is their greatest.\n\n",
+         The benchmark runs the programs as shipped (release build), one after the other. Each gets a fresh network \
+         namespace, and a fresh etcd and kube-apiserver with the same Services and EndpointSlices. The contestants are {}. \
+         kube-proxy has its default configuration. Its iptables mode and localnet-iptables use the legacy tools, because kube-proxy does not finish in time with \
+         the nf_tables flavour. The benchmark skips a contestant at sizes where, judging by its start at a smaller \
+         size, it would need more than three minutes.\n\n\
+         Only packets count: new TCP connections from a pod of the node, one every 0.2 ms while a change is pending. \
+         To measure a change, the benchmark moves a Service between two pods; one of them listens, the other does not. \
+         CPU time and memory come from the kernel. Reports of the contestants themselves are not used.\n\n\
+         Sizes are Services × endpoints of each. With fewer than 100 values, p99 is the maximum.\n\n",
         ALL.iter().map(|contestant| contestant.name).collect::<Vec<_>>().join(", "),
     );
     page += "## Machine\n\n| | |\n|---|---|\n";
@@ -36,9 +38,9 @@ pub(crate) fn page(figures: &Figures, goals: &[Judged], plots: &[&str]) -> Strin
     for (name, version) in &machine.versions {
         row(name, version);
     }
-    row("used by others meanwhile", &others(figures));
-    page += "\nOther machines give other times: compare within one run.\n\n";
-    _ = write!(page, "## Figures to reach\n\n{}\n", tables::goals(goals).markdown());
+    row("CPU used by other programs during the runs", &others(figures));
+    page += "\nTimes depend on the machine: compare only within one run.\n\n";
+    _ = write!(page, "## Goals\n\n{}\n", tables::goals(goals).markdown());
     for name in plots {
         _ = writeln!(page, "![{name}]({PLOTS}/{name}.svg)");
     }
@@ -52,13 +54,13 @@ pub(crate) fn page(figures: &Figures, goals: &[Judged], plots: &[&str]) -> Strin
     page
 }
 
-/// What else the machine did.
+/// The share of other programs in the machine's CPU time.
 fn others(figures: &Figures) -> String {
     let shares = || figures.runs.iter().map(|run| run.others_percent);
     let (least, most) = (shares().fold(f64::MAX, f64::min), shares().fold(0.0, f64::max));
     if figures.runs.is_empty() {
         return "–".to_owned();
     }
-    let busy = if most > 10.0 { ": **the machine was not idle, times are too long**" } else { "" };
-    format!("{least:.0} to {most:.0} % of all processors, by run{busy}")
+    let busy = if most > 10.0 { ": **the machine was not idle, so times are too long**" } else { "" };
+    format!("{least:.0} to {most:.0} % of all processors, depending on the run{busy}")
 }

@@ -1,24 +1,22 @@
-//! Which charts there are. Pure.
+//! The charts of the report. Pure.
 
-use super::{
-    chart::{Axis, Chart, Line, Scale},
-    text::time,
-};
+use super::chart::{Axis, Chart, Line, Scale};
 use crate::{
     contestants::ALL,
     figures::{Change, Figures, Run},
+    number_text::time,
 };
 
 const SERVICES: Axis = Axis { name: "Services", scale: Scale::Logarithmic, label: thousands };
 const TIME: Axis = Axis { name: "time", scale: Scale::Logarithmic, label: round_time };
 
-/// The charts and their names, without those that would be empty.
+/// The charts with their names. Empty charts are omitted.
 pub(crate) fn all(figures: &Figures) -> Vec<(&'static str, Chart)> {
     let charts = [
         (
             "start",
             Chart {
-                title: "Start → every Service is answered",
+                title: "Start → every Service answers",
                 x: SERVICES,
                 y: TIME,
                 lines: lines(figures, "", false, |run| Some(run.start.as_ref()?.took)),
@@ -78,7 +76,7 @@ fn thousands(value: f64) -> String {
     text
 }
 
-/// A tick has no digits after the point, unless it is below one millisecond.
+/// The label of a tick. Only labels below 1 ms have decimals.
 fn round_time(millis: f64) -> String {
     match millis {
         m if m < 1.0 => time(m),

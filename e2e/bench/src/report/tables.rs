@@ -2,17 +2,17 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-use super::text::{memory, or_dash, ratio, time};
 use crate::{
     contestants::{ALL, Role},
     figures::{Change, Figures, Memory, Run},
     goals::Judged,
+    number_text::{memory, or_dash, ratio, time},
 };
 
-/// Rows under a head.
+/// A table with a head.
 pub(crate) struct Table {
     pub(crate) title: &'static str,
-    /// What has to be known to read it.
+    /// What the reader needs to know to understand the table.
     pub(crate) note: &'static str,
     head: Vec<&'static str>,
     rows: Vec<Vec<String>>,
@@ -23,7 +23,7 @@ impl Table {
         Self { title, note, head: head.to_vec(), rows: Vec::new() }
     }
 
-    /// For a terminal.
+    /// The table as plain text, for a terminal.
     pub(crate) fn plain(&self) -> String {
         let width = |column: usize| {
             let cells = self.rows.iter().map(|row| row[column].chars().count());
@@ -42,20 +42,20 @@ impl Table {
         text
     }
 
-    /// For a page.
+    /// The table in Markdown, for a page.
     pub(crate) fn markdown(&self) -> String {
         let mut text = format!("| {} |\n|{}\n", self.head.join(" | "), "---|".repeat(self.head.len()));
         for row in &self.rows {
-            // Writing to a text cannot fail.
+            // Writing to a string cannot fail.
             _ = writeln!(text, "| {} |", row.join(" | "));
         }
         text
     }
 }
 
-/// The goals, and what was measured.
+/// The table of goals and measurements.
 pub(crate) fn goals(goals: &[Judged]) -> Table {
-    let mut table = Table::new("Figures to reach", "", &["what", "goal", "measured", ""]);
+    let mut table = Table::new("Goals", "", &["what", "goal", "measured", ""]);
     for goal in goals {
         let verdict = match goal.met {
             Some(true) => "met",
@@ -67,7 +67,7 @@ pub(crate) fn goals(goals: &[Judged]) -> Table {
     table
 }
 
-/// All others. Those with nothing in them are left out.
+/// All other tables. Empty ones are omitted.
 pub(crate) fn all(figures: &Figures) -> Vec<Table> {
     let tables = [
         start(figures),
@@ -84,7 +84,7 @@ pub(crate) fn all(figures: &Figures) -> Vec<Table> {
     tables.into_iter().filter(|table| !table.rows.is_empty()).collect()
 }
 
-/// One row for each run; in front of it the size and the contestant. `ours` is the run that it is compared with.
+/// Adds one row for each run, preceded by the size and the contestant. The second argument of `row` is our run of the same size.
 fn each(figures: &Figures, mut table: Table, row: impl Fn(&Run, Option<&Run>) -> Option<Vec<String>>) -> Table {
     for (services, endpoints) in figures.sizes() {
         let ours = ALL.iter().find(|one| one.role == Role::Ours).and_then(|one| figures.run(one.name, services));
@@ -100,10 +100,11 @@ fn each(figures: &Figures, mut table: Table, row: impl Fn(&Run, Option<&Run>) ->
 
 fn start(figures: &Figures) -> Table {
     let table = Table::new(
-        "Start → every Service is answered",
-        "From the start of the programs against a live API server that has all objects, until a packet to each of 33 Services from the \
-         first to the last one is answered; all others are looked at afterwards, and count if one is missing.",
-        &["size", "contestant", "time", "against localnet-nft", "CPU time"],
+        "Start → every Service answers",
+        "From the start of the programs, against a live API server that has all objects, until 33 Services, from the \
+         first to the last, each answer a packet. All others are checked afterwards; if one is missing, \
+         the time extends until it answers.",
+        &["size", "contestant", "time", "relative to localnet-nft", "CPU time"],
     );
     each(figures, table, |run, ours| {
         let ours = ours.and_then(|ours| ours.start.as_ref());
@@ -118,9 +119,9 @@ fn start(figures: &Figures) -> Table {
 
 fn repair(figures: &Figures) -> Table {
     let table = Table::new(
-        "Flush by another process → repaired",
-        "From the end of a command that deletes the rules (`nft delete table ip localnet`, `iptables-legacy -t nat -F`) until packets to the \
-         first and to the last Service are answered again.",
+        "Flush by another program → repaired",
+        "From the end of a command that deletes the rules (`nft delete table ip localnet`, `iptables-legacy -t nat \
+         -F`) until the first and the last Service answer again.",
         &["size", "contestant", "flushes", "p50", "p99", "longest"],
     );
     each(figures, table, |run, _| {
@@ -144,9 +145,17 @@ fn quantiles(change: &Change) -> [String; 5] {
 fn change(figures: &Figures) -> Table {
     let table = Table::new(
         "One endpoint changed → packets go elsewhere",
-        "Nothing else changes. “Event”: since the API server told the change, by its answer to the write or by its event to a third \
-         party, whichever was first. “Write”: since the write was sent.",
-        &["size", "contestant", "event p50 / p99", "write p50 / p99", "event max", "n", "against localnet-nft (p50)"],
+        "Nothing else changes. “Event” counts from the API server's first word of the change: its answer to the write, \
+         or its watch event to a third client. “Write” counts from the request to the API server.",
+        &[
+            "size",
+            "contestant",
+            "event p50 / p99",
+            "write p50 / p99",
+            "event max",
+            "n",
+            "relative to localnet-nft (p50)",
+        ],
     );
     each(figures, table, |run, ours| {
         let change = run.change.as_ref()?;
@@ -159,10 +168,11 @@ fn change(figures: &Figures) -> Table {
 
 fn load(figures: &Figures) -> Table {
     let table = Table::new(
-        "The same while many other Services change",
-        "Each change replaces one endpoint of another Service, by a write to the API server; “rate” is what the API server took in a second. \
-         CPU is that of the contestant, its children included, and beside it that of what it shares the processors with, the control plane and \
-         the benchmark itself; 100 % is one processor.",
+        "One endpoint changed while many other Services change",
+        "Each of the other changes is a write to the API server that replaces one endpoint of another Service. “Rate” \
+         is the number of writes that the API server accepted per second. “CPU” is that of the contestant with its \
+         child processes, beside that of the control plane and the benchmark on the same processors; 100 % is one \
+         processor.",
         &[
             "size",
             "contestant",
@@ -172,7 +182,7 @@ fn load(figures: &Figures) -> Table {
             "event max",
             "n",
             "CPU",
-            "against localnet-nft (p50)",
+            "relative to localnet-nft (p50)",
         ],
     );
     each(figures, table, |run, ours| {
@@ -191,8 +201,8 @@ fn load(figures: &Figures) -> Table {
 fn resident(figures: &Figures) -> Table {
     let table = Table::new(
         "Memory",
-        "Resident memory of each process after the start and after the load, and the most that it ever was. Programs that are called \
-         for iptables, and what the kernel itself needs, are not in it.",
+        "Resident memory of each process after the start, after the load, and at its peak. The iptables tools and the \
+         kernel's own memory are not included.",
         &["size", "contestant", "process", "after start", "after load", "peak"],
     );
     let mut table = table;
@@ -220,9 +230,10 @@ fn resident(figures: &Figures) -> Table {
 fn connect(figures: &Figures) -> Table {
     let table = Table::new(
         "A new TCP connection",
-        "From a pod of the node to an endpoint elsewhere, medians. “Bare”: directly, before the contestant was started. “Direct”: the same with \
-         its rules, in turn with three VIPs. First, middle and last are by address: kube-proxy's iptables rules are a list with an order of its \
-         own, another one after each full sync, which a connection that goes directly has to pass as well.",
+        "From a pod of the node to an endpoint on another node; medians. “Bare” connects directly, before the \
+         contestant is started. “Direct” does so with the contestant's rules, alternating with three VIPs. “First”, \
+         “middle” and “last” are VIPs in the order of their addresses. kube-proxy's iptables rules are a list in \
+         another order, which changes with each full sync; direct connections pass the list as well.",
         &["size", "contestant", "bare", "direct", "first", "middle", "last", "slowest − direct", "slowest − bare"],
     );
     each(figures, table, |run, _| {
@@ -237,8 +248,9 @@ fn connect(figures: &Figures) -> Table {
 
 fn delete(figures: &Figures) -> Table {
     let table = Table::new(
-        "Everything deleted → nothing is answered",
-        "All Services and EndpointSlices by one request each. “After” counts from the API server's last answer.",
+        "Everything deleted → nothing answers",
+        "The benchmark deletes all Services and all EndpointSlices with one request each. “After” counts from the API \
+         server's last answer.",
         &["size", "contestant", "API server", "after", "CPU time"],
     );
     each(figures, table, |run, _| {
@@ -251,7 +263,8 @@ fn delete(figures: &Figures) -> Table {
 fn readers(figures: &Figures) -> Table {
     let table = Table::new(
         "Many readers",
-        "All read the same brain as the backend does. Stalled ones begin to read a full state and stop.",
+        "All readers read from the backend's brain. A stalled reader starts to read a full state and then stops \
+         reading.",
         &[
             "size",
             "contestant",
@@ -278,8 +291,8 @@ fn readers(figures: &Figures) -> Table {
 fn kernel(figures: &Figures) -> Table {
     let mut table = Table::new(
         "nft: empty kernel → all rules, from a state in memory",
-        "In one process, without brain and API server. Beside it `nft -f` of the same tables as text.",
-        &["size", "median", "longest commit", "nft -f", "against ours"],
+        "In one process, without brain and API server. For comparison, `nft -f` loads the same tables as text.",
+        &["size", "median", "longest commit", "nft -f", "relative to localnet"],
     );
     for kernel in &figures.kernel {
         table.rows.push(vec![
@@ -294,7 +307,7 @@ fn kernel(figures: &Figures) -> Table {
 }
 
 fn steps(figures: &Figures) -> Table {
-    let mut table = Table::new("Steps alone", "In memory, by criterion.", &["step", "time"]);
+    let mut table = Table::new("Single steps", "In memory, measured with criterion.", &["step", "time"]);
     for (name, nanoseconds) in &figures.steps {
         table.rows.push(vec![name.clone(), time(nanoseconds / 1e6)]);
     }

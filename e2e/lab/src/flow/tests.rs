@@ -1,4 +1,4 @@
-//! What a flow can say, and what it cannot.
+//! Valid and invalid flows.
 
 use super::*;
 
@@ -15,7 +15,7 @@ flows:
 ";
 
 #[test]
-fn everything_that_can_be_written_is_read() {
+fn every_field_is_parsed() {
     let flows = Flows::parse(EXAMPLE).unwrap();
     assert_eq!(flows.node.name, "node-b");
     let cidrs = ["10.180.0.0/16", "fd00:10:180::/48"].map(|cidr| cidr.parse().unwrap()).to_vec();
@@ -29,7 +29,7 @@ fn everything_that_can_be_written_is_read() {
 }
 
 #[test]
-fn the_network_has_what_the_flows_name() {
+fn the_topology_contains_the_pods_and_addresses_of_the_flows() {
     let flows = Flows::parse(EXAMPLE).unwrap();
     let endpoints = flows.endpoints();
     let named: Vec<_> = endpoints.iter().map(ToString::to_string).collect();
@@ -43,7 +43,7 @@ fn the_network_has_what_the_flows_name() {
 }
 
 #[test]
-fn ways_to_detect_local_pods() {
+fn each_detection_mode_is_parsed() {
     for (text, expected) in [
         ("node_cidr", DetectLocal::NodeCidr),
         ("{bridge_interface: br0}", DetectLocal::BridgeInterface("br0".to_owned())),
@@ -56,7 +56,7 @@ fn ways_to_detect_local_pods() {
 }
 
 #[test]
-fn nonsense_is_refused_with_its_reason() {
+fn invalid_flows_are_refused_with_the_reason() {
     for (flow, reason) in [
         ("{from: client, proto: tcp, to: 1.2.3.4, port: 1}", "either answers"),
         ("{from: client, proto: tcp, to: 1.2.3.4, port: 1, answers: []}", "either answers"),
@@ -64,8 +64,8 @@ fn nonsense_is_refused_with_its_reason() {
         ("{from: client, proto: tcp, to: 1.2.3.4, port: 1, outcome: lost}", "lost"),
         ("{from: client, proto: icmp, to: 1.2.3.4, port: 1, outcome: drop}", "icmp"),
         ("{from: client, proto: tcp, to: 1.2.3.4, port: 1, outcome: drop, times: 3}", "times"),
-        ("{from: 'pod:10.180.1.1', proto: tcp, to: 1.2.3.4, port: 1, outcome: drop}", "names no pod"),
-        ("{from: 'remote-pod:10.180.0.1', proto: tcp, to: 1.2.3.4, port: 1, outcome: drop}", "names no remote-pod"),
+        ("{from: 'pod:10.180.1.1', proto: tcp, to: 1.2.3.4, port: 1, outcome: drop}", "is no pod"),
+        ("{from: 'remote-pod:10.180.0.1', proto: tcp, to: 1.2.3.4, port: 1, outcome: drop}", "is no remote-pod"),
         ("{from: 'client:1.1.1.1', proto: tcp, to: 1.2.3.4, port: 1, outcome: drop}", "none of client"),
         ("{from: 'pod:x', proto: tcp, to: 1.2.3.4, port: 1, outcome: drop}", "reading the address"),
         ("{from: 'client:203.0.113.2', proto: tcp, to: '::1', port: 1, outcome: drop}", "mixes address families"),

@@ -1,4 +1,5 @@
-//! The chart and a real API server: it takes all manifests by server-side apply, and helm installs, upgrades, takes back and removes.
+//! The chart on a real API server: server-side apply accepts all manifests, and helm installs, upgrades, rolls back and
+//! uninstalls it.
 
 use std::time::Duration;
 
@@ -18,11 +19,11 @@ use tokio::time::{sleep, timeout};
 
 use crate::{VALUES, chart, documents, helm, template};
 
-/// The pause between two questions whether a kind is served.
+/// The interval of checking whether a kind is served.
 const POLL: Duration = Duration::from_millis(50);
-/// Where the release is.
+/// The namespace of the release.
 pub(crate) const NAMESPACE: &str = "kube-system";
-/// Kinds that the chart makes, and those in which helm keeps releases.
+/// The kinds of the chart's objects, and of those in which helm stores releases.
 const KINDS: [(&str, &str, &str); 9] = [
     ("", "v1", "ServiceAccount"),
     ("", "v1", "ConfigMap"),
@@ -35,7 +36,7 @@ const KINDS: [(&str, &str, &str); 9] = [
     ("monitoring.coreos.com", "v1", "PrometheusRule"),
 ];
 
-/// A control plane that knows the names of the Prometheus operator's kinds; what is in them it does not look at.
+/// A control plane with the kinds of the Prometheus operator, without schemas.
 async fn plane() -> anyhow::Result<ControlPlane> {
     let plane = ControlPlane::start(Options { controllers: false, ..Options::default() }).await?;
     let definitions: Api<CustomResourceDefinition> = Api::all(plane.client());
@@ -69,7 +70,7 @@ async fn plane() -> anyhow::Result<ControlPlane> {
     Ok(plane)
 }
 
-/// Objects of a kind, which is group, version and name.
+/// Objects of a kind, which consists of group, version and name.
 pub(crate) fn api(client: &Client, (group, version, kind): (&str, &str, &str)) -> Api<DynamicObject> {
     let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
     if kind.starts_with("ClusterRole") {
@@ -79,7 +80,7 @@ pub(crate) fn api(client: &Client, (group, version, kind): (&str, &str, &str)) -
     }
 }
 
-/// Kind and name of all that belongs to the release, or to helm's memory of it.
+/// Kind and name of all objects of the release, including those in which helm stores it.
 async fn there(client: &Client) -> anyhow::Result<Vec<String>> {
     let mut names = Vec::new();
     for kind in KINDS {
@@ -94,7 +95,7 @@ async fn there(client: &Client) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Containers of the DaemonSet, the first ones before the others.
+/// The containers of the DaemonSet, with the init containers first.
 async fn containers(client: &Client) -> anyhow::Result<Vec<String>> {
     let daemon_set = api(client, ("apps", "v1", "DaemonSet")).get("localnet").await?;
     let pod = &daemon_set.data["spec"]["template"]["spec"];
@@ -160,7 +161,7 @@ async fn upgrade_rollback_and_uninstall_leave_nothing_behind() -> anyhow::Result
     );
     assert_eq!(containers(&client).await?, ["init", "brain", "nft"]);
 
-    // To each of the others, with everything on the way, and back.
+    // Upgrades to each of the other backends, with every intermediate step, and back.
     for (values, expected) in [
         ("iptables", &["init", "cleanup-nft", "brain", "iptables"][..]),
         ("everything", &["init", "cleanup-ipvs", "cleanup-kube-proxy-nftables", "brain", "nft"]),

@@ -1,8 +1,8 @@
-//! What a kubelet does with a pod of the chart, on a node of the lab: volumes, then containers with the user, capabilities, mounts and
-//! environment of their manifest, each in a root of its own.
+//! A stand-in for a kubelet, for a pod of the chart on a node of the lab. It creates the volumes, then starts the containers with
+//! the user, capabilities, mounts and environment of their manifest, each in its own root.
 //!
-//! A container's root is what its image has: the program, and for iptables the tools. Programs as built for tests need the system's
-//! libraries as well. `seccompProfile` is not applied.
+//! A container's root has the content of its image: the program and, for iptables, the tools. Programs that are built for tests
+//! also need the system's libraries. `seccompProfile` is not applied.
 
 use std::{
     collections::BTreeMap,
@@ -30,12 +30,12 @@ use nix::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The pause between two looks.
+/// The interval of polling.
 const POLL: Duration = Duration::from_millis(20);
-/// How long a probe may take.
+/// Timeout of a probe.
 const PROBE: Duration = Duration::from_secs(1);
 
-/// The kubelet of one node. Its containers end when it is dropped.
+/// The kubelet of one node. Dropping it ends its containers.
 pub(crate) struct Kubelet<'a> {
     pub(crate) node: &'a Namespace,
     pub(crate) name: &'static str,
@@ -43,31 +43,31 @@ pub(crate) struct Kubelet<'a> {
     client: Client,
     namespace: &'static str,
     pod: Vec<Container>,
-    /// The host's files, volumes, roots and logs.
+    /// Contains the host's files, volumes, roots and logs.
     folder: TempDir,
     started: usize,
 }
 
-/// A container that was started.
+/// A started container.
 struct Container {
     name: String,
     running: Running,
 }
 
 impl<'a> Kubelet<'a> {
-    /// No pod runs yet.
+    /// Creates a kubelet without a pod.
     pub(crate) fn new(
         (node, name, ip): (&'a Namespace, &'static str, IpAddr),
         client: Client,
         namespace: &'static str,
     ) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
-        // Containers of other users reach their volumes.
+        // Containers with other users must reach their volumes.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
         Ok(Self { node, name, ip, client, namespace, pod: Vec::new(), folder, started: 0 })
     }
 
-    /// Ends the pod that is there, as a DaemonSet's rollout does, starts one of this template, and waits until it is ready.
+    /// Ends the current pod, as the rollout of a DaemonSet does, starts one from this template, and waits until it is ready.
     pub(crate) async fn replace(&mut self, template: &Value) -> anyhow::Result<()> {
         self.stop()?;
         self.started += 1;
@@ -107,7 +107,7 @@ impl<'a> Kubelet<'a> {
         Ok(())
     }
 
-    /// Each volume's place on the host.
+    /// The path of each volume on the host.
     async fn volumes(&self, spec: &Value) -> anyhow::Result<BTreeMap<String, PathBuf>> {
         let mut places = BTreeMap::new();
         for volume in list(&spec["volumes"]) {
@@ -129,7 +129,7 @@ impl<'a> Kubelet<'a> {
                 self.project(spec, source, &place).await?;
             }
             if volume["emptyDir"].is_object() {
-                // Its group is the pod's, and what is made in it has that group.
+                // The volume and all new files in it belong to the pod's group.
                 let group = spec["securityContext"]["fsGroup"].as_u64().map(u32::try_from).transpose()?;
                 chown(&place, None, group)?;
                 fs::set_permissions(&place, fs::Permissions::from_mode(0o2777))?;
@@ -209,7 +209,7 @@ impl<'a> Kubelet<'a> {
         list(&container["env"]).map(|variable| Ok((text(&variable["name"]).to_owned(), value(variable)?))).collect()
     }
 
-    /// Asks until the answer is a good one.
+    /// Repeats a probe until it succeeds.
     fn await_probe(&self, probe: &Value) -> anyhow::Result<()> {
         let Some(get) = probe["httpGet"].as_object() else { return Ok(()) };
         let host = get.get("host").and_then(Value::as_str).map_or(Ok(self.ip), str::parse)?;
@@ -234,13 +234,13 @@ impl<'a> Kubelet<'a> {
         fs::read_to_string(self.log_path(container)).unwrap_or_default()
     }
 
-    /// What all containers have said.
+    /// The output of all containers.
     pub(crate) fn logs(&self) -> String {
         self.pod.iter().map(|container| format!("\n{}:\n{}", container.name, self.log(&container.name))).collect()
     }
 }
 
-/// The first line of an answer.
+/// The first line of an HTTP answer.
 fn ask(at: SocketAddr, path: &str) -> anyhow::Result<String> {
     let mut stream = TcpStream::connect_timeout(&at, PROBE)?;
     stream.set_read_timeout(Some(PROBE))?;
@@ -250,7 +250,7 @@ fn ask(at: SocketAddr, path: &str) -> anyhow::Result<String> {
     Ok(answer.lines().next().unwrap_or_default().to_owned())
 }
 
-/// A shell's way into the container; the command comes as its arguments.
+/// A shell script that enters the container. The command follows as its arguments.
 fn script(
     container: &Value,
     volumes: &BTreeMap<String, PathBuf>,
@@ -266,7 +266,7 @@ fn script(
         format!("mount -t tmpfs -o mode=755 tmpfs {root}"),
         format!("mkdir -p {root}/usr/bin {root}/usr/lib {root}/proc"),
         format!("ln -s usr/lib {root}/lib"),
-        // The dynamic loader of this machine, and what puts the program into its place.
+        // The dynamic loader of this machine, and the mount of the program.
         format!(
             "if [ -d /usr/lib64 ]; then mkdir {root}/usr/lib64; mount --bind /usr/lib64 {root}/usr/lib64; ln -s usr/lib64 {root}/lib64; fi"
         ),
@@ -276,7 +276,7 @@ fn script(
         format!("mount --bind /usr/bin/setpriv {root}/usr/bin/setpriv"),
         format!("mount --bind {} {root}{path}", program(name)?.display()),
         format!("mount --bind /proc {root}/proc"),
-        // Those that every container has.
+        // Mounts that every container has.
         format!("mkdir {root}/dev"),
         format!(
             "for name in null zero full random urandom; do touch {root}/dev/$name; mount --bind /dev/$name {root}/dev/$name; done"
@@ -317,7 +317,7 @@ fn rights(may: &Value, privileged: bool, group: Option<u64>) -> String {
     let user = may["runAsUser"].as_u64().unwrap_or_default();
     let main = may["runAsGroup"].as_u64().unwrap_or_default();
     let groups = group.map_or_else(|| "--clear-groups".to_owned(), |group| format!("--groups {group}"));
-    // What the lab asks for ends with the change of user.
+    // Changing the user clears the parent death signal that the lab sets, so set it again.
     let mut flags = vec![format!("--reuid {user} --regid {main} {groups} --pdeathsig KILL")];
     if !privileged {
         let added = list(&may["capabilities"]["add"]).map(|name| format!(",+{}", text(name).to_lowercase()));

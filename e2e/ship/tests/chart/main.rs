@@ -1,4 +1,5 @@
-//! The chart: what it renders, that a real API server takes it, that nothing is left when it goes, and that its pages are true.
+//! Tests the chart: its manifests, that a real API server accepts them, that uninstalling leaves nothing, and that its pages are
+//! right.
 //!
 //! ```text
 //! values.yaml ─┬─► readme   the table of charts/localnet/README.md
@@ -24,7 +25,7 @@ use std::{
 use anyhow::Context as _;
 use serde_json::Value;
 
-/// The chart's values of `tests/values`, each with a golden file of its own.
+/// The values files in `tests/values`. Each has a golden file.
 const VALUES: [&str; 4] = ["nft", "iptables", "ipvs", "everything"];
 
 fn root() -> PathBuf {
@@ -39,7 +40,7 @@ fn read(path: &Path) -> anyhow::Result<String> {
     fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
 }
 
-/// What helm prints; fails with what it complains of.
+/// The output of helm. If helm fails, the error contains its messages.
 fn helm(arguments: &[&str]) -> anyhow::Result<String> {
     helm_in(arguments, |command| {
         let run = command.output()?;
@@ -49,12 +50,12 @@ fn helm(arguments: &[&str]) -> anyhow::Result<String> {
     })
 }
 
-/// The same, with who runs it.
+/// The output of helm, with a function that runs the command.
 fn helm_in(arguments: &[&str], run: impl FnOnce(&mut Command) -> anyhow::Result<String>) -> anyhow::Result<String> {
     let cache = env::var_os("LOCALNET_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from);
     let program = cache.join("helm/bin/helm");
     anyhow::ensure!(program.is_file(), "{} is missing: run `make chart`", program.display());
-    // Nothing of the user's own.
+    // Isolate helm from the user's own configuration.
     let home = tempfile::tempdir()?;
     let mut command = Command::new(program);
     command.args(arguments).env("HOME", home.path()).env_remove("KUBECONFIG").env("HELM_NO_PLUGINS", "1");
@@ -65,7 +66,7 @@ fn helm_in(arguments: &[&str], run: impl FnOnce(&mut Command) -> anyhow::Result<
     run(&mut command)
 }
 
-/// The manifests of a release `localnet` in `kube-system`, with a file of `tests/values` and more arguments.
+/// The manifests of a release `localnet` in `kube-system`, with a file of `tests/values` and further arguments.
 fn template(values: &str, more: &[&str]) -> anyhow::Result<String> {
     let (chart, values) = (chart(""), chart(&format!("tests/values/{values}.yaml")));
     let (chart, values) = (chart.to_str().unwrap(), values.to_str().unwrap());
@@ -84,7 +85,7 @@ fn template(values: &str, more: &[&str]) -> anyhow::Result<String> {
     helm(&arguments)
 }
 
-/// The documents of a YAML file. Those with nothing but comments are left out.
+/// The documents of a YAML file, without those that contain only comments.
 fn documents(text: &str) -> anyhow::Result<Vec<Value>> {
     let documents = format!("\n{text}");
     let documents = documents.split("\n---\n").map(|document| document.trim_start_matches("---\n"));
@@ -92,13 +93,13 @@ fn documents(text: &str) -> anyhow::Result<Vec<Value>> {
     Ok(parsed?.into_iter().filter(|document| !document.is_null()).collect())
 }
 
-/// The one document of a kind and name.
+/// The only document of this kind and name.
 fn find<'a>(documents: &'a [Value], kind: &str, name: &str) -> anyhow::Result<&'a Value> {
     let wanted = |document: &&Value| document["kind"] == kind && document["metadata"]["name"] == name;
     documents.iter().find(wanted).with_context(|| format!("there is no {kind} {name}"))
 }
 
-/// Compares a file with what it should be; rewrites it with `UPDATE_EXPECT=1`.
+/// Compares a file with its expected content. `UPDATE_EXPECT=1` rewrites the file.
 fn expect(path: &Path, expected: &str) -> anyhow::Result<()> {
     if env::var_os("UPDATE_EXPECT").is_some() {
         return fs::write(path, expected).with_context(|| format!("writing {}", path.display()));

@@ -1,5 +1,5 @@
-//! The chart's pods as a kubelet starts them, on two nodes: from the API server's DaemonSet to a packet, and from one backend to another
-//! with connections running.
+//! Runs the chart's pods on two nodes as a kubelet starts them: from the API server's DaemonSet to a packet, and from one backend
+//! to another under continuous connections.
 
 use std::{
     fs,
@@ -28,7 +28,7 @@ use crate::{
     kubelet::Kubelet,
 };
 
-/// One pod on each node that serves, one that asks.
+/// On each node, one pod that serves, and one that is a client.
 const SERVING: [&str; 2] = ["10.180.0.1", "10.180.1.1"];
 const ASKING: [&str; 2] = ["10.180.0.2", "10.180.1.2"];
 const OTHER_POD_CIDRS: [&str; 2] = ["10.180.1.0/24", "fd00:10:180:1::/64"];
@@ -62,7 +62,7 @@ impl World {
             [endpoint(Protocol::Tcp, HTTP), endpoint(Protocol::Udp, DNS)]
         };
         let servers = Servers::start(&network, SERVING.iter().flat_map(|name| addresses(name)).flat_map(at))?;
-        // Both nodes reach it, and neither is it on.
+        // Both nodes reach the control plane, which runs on neither.
         let plane = ControlPlane::start(Options {
             netns: Some(network.client().path()),
             bind_address: CLIENT[0],
@@ -97,7 +97,7 @@ impl World {
         Ok(Self { programs: Programs::new()?, plane, _servers: servers, network, cluster_ips })
     }
 
-    /// helm, where the API server is reached.
+    /// Runs helm in a namespace that reaches the API server.
     fn helm(&self, verb: &[&str], values: &[&str]) -> anyhow::Result<()> {
         let kubeconfig = self.plane.kubeconfig().display().to_string();
         let mut arguments = verb.to_vec();
@@ -110,7 +110,7 @@ impl World {
         self.helm(&["upgrade", "localnet", &chart("").display().to_string(), "--reuse-values"], values)
     }
 
-    /// What the controller of DaemonSets does: the pods of one node after the other are replaced.
+    /// Replaces the pods of one node after the other, as the DaemonSet controller does.
     async fn roll_out(&self, kubelets: &mut [Kubelet<'_>]) -> anyhow::Result<()> {
         let daemon_set = api(&self.plane.client(), ("apps", "v1", "DaemonSet")).get("localnet").await?;
         for kubelet in kubelets {
@@ -119,7 +119,7 @@ impl World {
         Ok(())
     }
 
-    /// Who asks, and where: ClusterIPs from a pod of each node, NodePorts of both nodes from outside.
+    /// The clients and their destinations: ClusterIPs from a pod of each node, NodePorts of both nodes from outside.
     fn targets(&self, port: u16, node_port: u16) -> anyhow::Result<Vec<(&Namespace, SocketAddr)>> {
         let mut targets = Vec::new();
         for pod in ASKING {
@@ -131,14 +131,14 @@ impl World {
         Ok(targets)
     }
 
-    /// What the kernels of both nodes hold of a kind of rules.
+    /// The output of a program that lists rules, on both nodes.
     fn rules(&self, program: &str, arguments: &[&str]) -> anyhow::Result<[String; 2]> {
         let of = |node: &Namespace| node.output(Command::new(program).args(arguments));
         Ok([of(self.network.node())?, of(self.network.router())?])
     }
 }
 
-/// What the controller manager puts into each namespace: whom to trust as the API server.
+/// Creates the ConfigMap with the API server's certificate authority, which the controller manager adds to each namespace.
 async fn trust(plane: &ControlPlane) -> anyhow::Result<()> {
     let kubeconfig = Kubeconfig::read_from(plane.kubeconfig())?;
     let cluster = kubeconfig.clusters.into_iter().find_map(|cluster| cluster.cluster);
@@ -163,7 +163,7 @@ async fn pods_serve_and_hand_over_to_another_backend_and_back() -> anyhow::Resul
     let world = World::build().await?;
     let server = world.plane.apiserver_address();
     let (host, port) = (format!("apiServer.host={}", server.ip()), format!("apiServer.port={}", server.port()));
-    // What only the host's own network namespace has.
+    // These settings exist only in the host's network namespace.
     let limits = ["config.linux.conntrack.maxPerCore=0", "config.linux.conntrack.min=0"];
     let values = [&[host.as_str(), &port, "iptables.flavour=legacy"][..], &limits].concat();
     world.helm(&["install", "localnet", &chart("").display().to_string()], &values)?;
@@ -204,12 +204,12 @@ async fn pods_serve_and_hand_over_to_another_backend_and_back() -> anyhow::Resul
     Ok(())
 }
 
-/// The steps of the chart's page, "Another backend".
+/// Executes the steps of the chart's page, "Switch to another backend".
 async fn there_and_back(world: &World, kubelets: &mut [Kubelet<'_>]) -> anyhow::Result<()> {
     let nft = || world.rules("nft", &["list", "tables"]);
     let iptables = || world.rules("iptables-legacy-save", &["-t", "nat"]);
     let has = |rules: &[String; 2], what: &str| rules.iter().filter(|rules| rules.contains(what)).count();
-    // Over the first step there is a way back at any time.
+    // The first step can be rolled back.
     world.upgrade(&["backend=iptables"])?;
     world.roll_out(kubelets).await?;
     world.helm(&["rollback", "localnet", "1"], &[])?;
@@ -220,7 +220,7 @@ async fn there_and_back(world: &World, kubelets: &mut [Kubelet<'_>]) -> anyhow::
     world.upgrade(&["cleanup={nft}"])?;
     world.roll_out(kubelets).await?;
     anyhow::ensure!(has(&nft()?, "localnet") == 0, "nft's rules are there still: {:?}", nft()?);
-    // And over the second one alone.
+    // The second step can be rolled back alone.
     world.helm(&["rollback", "localnet"], &[])?;
     world.roll_out(kubelets).await?;
     anyhow::ensure!(has(&iptables()?, "KUBE-SVC-") == 2, "those of iptables stay");

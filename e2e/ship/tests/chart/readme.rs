@@ -1,4 +1,4 @@
-//! The table of values in the chart's README is made of `values.yaml`: a comment stands above each key.
+//! The table of values in the chart's README is generated from `values.yaml`, in which a comment precedes each key.
 
 use anyhow::Context as _;
 
@@ -6,7 +6,7 @@ use crate::{chart, expect, read};
 
 const TITLE: &str = "## Values\n";
 
-/// A row for each key of `values.yaml` that has a value on its line.
+/// The table, with a row for each key of `values.yaml` that has a value on the same line.
 fn table(values: &str) -> anyhow::Result<String> {
     let (mut path, mut comment, mut rows) = (Vec::<String>::new(), Vec::new(), Vec::new());
     for line in values.lines() {
@@ -27,7 +27,7 @@ fn table(values: &str) -> anyhow::Result<String> {
             comment.clear();
         }
     }
-    Ok(format!("| value | default | what |\n|---|---|---|\n{}", rows.concat()))
+    Ok(format!("| value | default | description |\n|---|---|---|\n{}", rows.concat()))
 }
 
 #[test]

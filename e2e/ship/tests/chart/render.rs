@@ -1,4 +1,4 @@
-//! What the chart renders.
+//! Tests the manifests that the chart renders.
 
 use std::collections::BTreeSet;
 
@@ -64,14 +64,14 @@ fn the_configuration_is_one_that_the_programs_take() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Containers of Linux pods, the first ones included.
+/// The containers of Linux pods, including the init containers.
 fn containers(rendered: &[Value]) -> anyhow::Result<Vec<Value>> {
     let pod = &find(rendered, "DaemonSet", "localnet")?["spec"]["template"]["spec"];
     let all = ["initContainers", "containers"].map(|kind| pod[kind].as_array().cloned().unwrap_or_default());
     Ok(all.concat())
 }
 
-/// A command line as flags alone, which the program's own `--help` must know.
+/// Verifies that the program's own `--help` contains each flag of the command line.
 fn check_command(container: &Value) -> anyhow::Result<()> {
     let words: Vec<_> = container["command"]
         .as_array()
@@ -104,7 +104,7 @@ fn command_lines_are_those_of_the_programs() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// docs/operations.md, "What it needs".
+/// See "Privileges" in docs/operations.md.
 #[test]
 fn containers_may_do_what_they_need_and_no_more() -> anyhow::Result<()> {
     for values in VALUES {

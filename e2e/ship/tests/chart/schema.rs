@@ -1,14 +1,14 @@
-//! `values.schema.json` knows what there is, and refuses the rest.
+//! `values.schema.json` accepts exactly the existing values.
 
 use anyhow::Context as _;
 use serde_json::Value;
 
 use crate::{chart, read, root, template};
 
-/// What the chart says itself.
+/// Fields that the chart itself sets.
 const OF_THE_CHART: [&str; 4] = ["apiVersion", "kind", "mode", "hostnameOverride"];
 
-/// Names of all fields below a value, with dots between them.
+/// Collects the names of all fields below a value, joined by dots.
 fn fields(value: &Value, path: &str, into: &mut Vec<String>) {
     for (name, value) in value.as_object().into_iter().flatten() {
         let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
@@ -19,7 +19,7 @@ fn fields(value: &Value, path: &str, into: &mut Vec<String>) {
     }
 }
 
-/// The same of what a schema allows.
+/// Collects the names of all fields that a schema allows.
 fn allowed(schema: &Value, path: &str, into: &mut Vec<String>) {
     for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
         let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
@@ -51,7 +51,7 @@ fn every_value_is_in_the_schema() -> anyhow::Result<()> {
     let (mut there, mut known) = (Vec::new(), Vec::new());
     fields(&values, "", &mut there);
     allowed(&schema, "", &mut known);
-    // Objects of Kubernetes, and fields of the configuration that have no value here.
+    // Kubernetes objects, and fields of the configuration without a value in the chart.
     let is_in = |field: &String, all: &[String]| {
         all.iter().any(|other| {
             other == field || field.starts_with(&format!("{other}.")) || other.starts_with(&format!("{field}."))
@@ -82,7 +82,7 @@ fn what_is_wrong_is_refused() {
         ("cleanup={nft}", "its rules would be removed at each start"),
         ("podMonitor.enabled=true", "an address of loopback"),
         ("resources.brain.memory=1Mi", "memory"),
-        // Nothing would be logged, not even the start.
+        // With these levels, nothing would be logged, not even the start.
         ("log.level=verbose", "level"),
         ("log.level=warning", "level"),
     ] {

@@ -1,4 +1,4 @@
-//! The package of `packaging/deb.sh`: what is in it, and what it does to a system when it comes, is upgraded and goes.
+//! The package of `packaging/deb.sh`: its content, and what installing, upgrading and removing it does to a system.
 
 use std::{
     collections::BTreeSet,
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::{arch, folder, output, put_programs, put_stand_ins, root};
 
-/// A package of the programs in a folder, made in another one.
+/// Builds a package from the programs in a folder. Returns the folder and the path of the package.
 fn make(programs: &Path, umask: &str) -> anyhow::Result<(TempDir, PathBuf)> {
     let made = folder()?;
     let manual = made.path().join("manual");
@@ -70,7 +70,7 @@ fn the_package_has_what_belongs_to_each_program() -> anyhow::Result<()> {
             _ => "-rw-r--r--",
         };
         assert_eq!(rights, right, "{line}");
-        // Manuals of subcommands, licences and examples are there besides.
+        // The package also has manuals of subcommands, licences and examples.
         let subcommand = path.starts_with("usr/share/man/man8/") && !expected.contains(path);
         if !rights.starts_with('d') && !path.starts_with("usr/share/doc/localnet/") && !subcommand {
             seen.insert(path.to_owned());
@@ -84,7 +84,8 @@ fn the_package_has_what_belongs_to_each_program() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is done to a system like this one: `systemctl` writes down what it is asked for, where systemd is said to run.
+/// The life cycle of the package on a copy of this system, where systemd appears to run. A stand-in for `systemctl` records its
+/// arguments.
 const LIFE: &str = r#"
 asked=/run/asked
 asked_for() {
@@ -141,7 +142,7 @@ dpkg --purge localnet
 [ ! -e /etc/localnet ]
 "#;
 
-/// A system like this one that is gone afterwards, with namespaces of its own; `$3` is where it is made.
+/// A temporary copy of this system with its own namespaces. `$3` is the folder to create it in.
 const SYSTEM: &str = r#"
 mount -t tmpfs tmpfs "$3"
 mkdir "$3/upper" "$3/work" "$3/root"

@@ -1,4 +1,4 @@
-//! The OCI layout of `packaging/images.sh`, read as an engine does.
+//! The OCI layout of `packaging/images.sh`, read as a container engine does.
 
 use std::{
     collections::BTreeMap,
@@ -13,14 +13,14 @@ use serde_json::{Value, json};
 
 use crate::{arch, folder, output, put_programs, put_stand_ins, script};
 
-/// What the brain runs as, and the group of the socket.
+/// The user of the brain, and the group of the socket.
 const BRAIN_USER: &str = "65532:65532";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// An image of a layout.
 struct Image {
     config: Value,
-    /// From the bottom.
+    /// From the lowest to the highest.
     layers: Vec<PathBuf>,
 }
 
@@ -37,7 +37,7 @@ fn read(path: &Path) -> anyhow::Result<Value> {
     Ok(serde_json::from_str(&text)?)
 }
 
-/// The images by the names that they have, and their processors.
+/// The images, by name and processor architecture.
 fn images(layout: &Path) -> anyhow::Result<BTreeMap<(String, String), Image>> {
     let mut images = BTreeMap::new();
     for index in read(&layout.join("index.json"))?["manifests"].as_array().context("an index lists")? {
@@ -58,7 +58,7 @@ fn images(layout: &Path) -> anyhow::Result<BTreeMap<(String, String), Image>> {
 }
 
 impl Image {
-    /// Owner, rights and name of all that is in it and is no folder.
+    /// Owner, mode and name of everything in the image except folders.
     fn files(&self) -> anyhow::Result<Vec<String>> {
         let mut files = Vec::new();
         for layer in &self.layers {
@@ -80,8 +80,8 @@ impl Image {
         Ok(())
     }
 
-    /// Starts its entrypoint, as its user, in a namespace; its root is made in a folder, in which `run` and `etc` are what all
-    /// containers of a pod have of them. Programs as built for tests need this machine's libraries, too.
+    /// Starts the entrypoint as the image's user in a namespace. The root is created in a folder. Its `run` and `etc` contain the
+    /// files that all containers of a pod share. Programs that are built for tests also need this machine's libraries.
     fn start(&self, pod: &Pod<'_>, program: &str, arguments: &[&str]) -> anyhow::Result<Running> {
         let root = pod.folder.join(program.trim_start_matches('/').replace('/', "-"));
         if !root.exists() {
@@ -119,7 +119,7 @@ impl Image {
     }
 }
 
-/// What containers of a pod have together.
+/// The common environment of a pod's containers.
 struct Pod<'a> {
     node: &'a Namespace,
     folder: &'a Path,
@@ -134,7 +134,7 @@ impl Pod<'_> {
         fs::read_to_string(self.log(program)).unwrap_or_default()
     }
 
-    /// Runs a program of an image to its end; what it has said.
+    /// Runs a program of an image to its end. Returns its output.
     fn run(&self, image: &Image, program: &str, arguments: &[&str]) -> anyhow::Result<String> {
         let status = image.start(self, program, arguments)?.wait()?;
         anyhow::ensure!(status.success(), "{program} {arguments:?}: {status}: {}", self.said(program));
@@ -148,7 +148,7 @@ fn images_made_twice_are_the_same() -> anyhow::Result<()> {
     let mut seen = Vec::new();
     for umask in ["022", "077"] {
         let made = folder()?;
-        // Nothing of an image is run: stand-ins are good for any processor.
+        // The images are not run, so stand-ins work for any processor.
         for arch in ["amd64", "arm64"] {
             put_stand_ins(&names, &made.path().join("programs").join(arch).join("bin"))?;
         }
@@ -214,7 +214,7 @@ fn a_service_answers_by_what_is_in_the_images() -> anyhow::Result<()> {
             .with_context(|| pod.said("localnet-brain"))?;
         let cluster = format!("--cluster-cidr={}", CLUSTER_CIDRS.join(","));
         pod.run(nft, nft.entrypoint()?, &["--once", &cluster])?;
-        // As `kubectl exec` starts it in the backend's container.
+        // `kubectl exec` starts it like this in the backend's container.
         let services = pod.run(nft, "/usr/bin/localnet", &["get", "services"])?;
         anyhow::ensure!(services.contains("172.30.0.41"), "{services}");
         pod.run(nft, "/usr/bin/localnet", &["diff", &cluster])?;

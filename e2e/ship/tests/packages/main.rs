@@ -1,7 +1,7 @@
-//! Images and the Debian package, made of the programs as built for tests: what is in them, that two makings are the same, and that
-//! programs start from them.
+//! Tests the images and the Debian package, made of the programs that are built for tests: their content, that builds are
+//! reproducible, and that programs start from them.
 //!
-//! That the programs of a release are static, small and the same when they are built again is looked at by `make images`.
+//! `make images` verifies that the programs of a release are static, small and reproducible.
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 mod debian;
@@ -21,7 +21,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
 }
 
-/// What a command prints; fails with what it complains of.
+/// The output of a command. If the command fails, the error contains its messages.
 fn output(command: &mut Command) -> anyhow::Result<String> {
     let run = command.output().with_context(|| format!("starting {command:?}"))?;
     let (said, wrong) = (String::from_utf8(run.stdout)?, String::from_utf8_lossy(&run.stderr).into_owned());
@@ -29,26 +29,26 @@ fn output(command: &mut Command) -> anyhow::Result<String> {
     Ok(said)
 }
 
-/// A script of `packaging/`, at the root of the repository.
+/// A script of `packaging/`, to be run at the root of the repository.
 fn script(name: &str) -> Command {
     let mut command = Command::new(root().join("packaging").join(name));
     command.current_dir(root());
     command
 }
 
-/// A folder that all may enter.
+/// A folder that every user can enter.
 fn folder() -> anyhow::Result<TempDir> {
     let folder = tempfile::tempdir()?;
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
     Ok(folder)
 }
 
-/// Debian's name of this machine's processor.
+/// Debian's name of this machine's processor architecture.
 fn arch() -> anyhow::Result<String> {
     Ok(output(Command::new("dpkg").arg("--print-architecture"))?.trim().to_owned())
 }
 
-/// Programs of the workspace in a folder, without what debuggers need: that is four fifths of them.
+/// Copies programs of the workspace into a folder, without debug information, which is four fifths of their size.
 fn put_programs(names: &[&str], into: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(into)?;
     for name in names {
@@ -58,7 +58,7 @@ fn put_programs(names: &[&str], into: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Programs that do nothing, quick to pack.
+/// Creates programs that do nothing and are quick to pack.
 fn put_stand_ins(names: &[&str], into: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(into)?;
     for name in names {

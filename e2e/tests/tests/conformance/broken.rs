@@ -1,6 +1,6 @@
-//! A backend that is broken in one way fails the checks that name its fault; the sound one passes all of them.
+//! A backend with one fault fails the checks that name the fault. A backend without faults passes all of them.
 //!
-//! Each fault is given only the checks that it takes.
+//! For each fault, only the necessary checks run.
 
 use std::{process::Command, thread, time::Duration};
 
@@ -16,32 +16,32 @@ use crate::{levels, passes, program};
 /// A fault, and the checks that name it.
 type Fault = (&'static str, &'static [&'static str]);
 
-/// Seen in a dump, and in what the backend asks.
+/// Faults that are visible in a dump and in the backend's requests.
 const OF_THE_STREAM: &[Fault] = &[
-    ("keeps-deleted", &["wire/another-brain-with-less", "wire/full-state-where-changes-were-asked-for"]),
+    ("keeps-deleted", &["wire/another-brain-with-less", "wire/full-state-instead-of-a-delta"]),
     ("ignores-removed", &["wire/everything-removed", "wire/one-removed-of-many", "wire/service-renamed"]),
     ("applies-cut", &["wire/connection-lost-in-an-answer", "wire/cut-after-the-last-item", "wire/cut-in-the-middle"]),
     ("merges-endpoints", &["wire/endpoint-removed", "wire/endpoint-replaced", "wire/last-endpoint-removed"]),
-    ("forgets-the-token", &["wire/goes-on-with-the-token-of-the-last-answer"]),
+    ("forgets-the-token", &["wire/continues-with-the-token-of-the-last-answer"]),
     ("forgets-the-instance", &["wire/another-brain-with-less", "wire/another-brain-with-nothing"]),
     ("dies-on-unknown-items", &["wire/unknown-items"]),
     ("keeps-old-vips", &["wire/address-changed"]),
-    ("leaks-connections", &["wire/connections-do-not-pile-up"]),
-    ("ends-without-a-brain", &["life/brain-away-and-back", "life/starts-without-a-brain"]),
-    ("ends-with-an-error", &["life/ends-when-asked", "life/ends-when-asked-without-a-brain"]),
-    ("token-before-apply", &["life/goes-on-after-an-apply-that-failed"]),
-    ("reports-before-apply", &["life/goes-on-after-an-apply-that-failed"]),
+    ("leaks-connections", &["wire/connections-do-not-accumulate"]),
+    ("ends-without-a-brain", &["life/brain-unavailable-and-back", "life/starts-without-a-brain"]),
+    ("ends-with-an-error", &["life/exits-on-signal", "life/exits-on-signal-without-a-brain"]),
+    ("token-before-apply", &["life/continues-after-an-apply-that-failed"]),
+    ("reports-before-apply", &["life/continues-after-an-apply-that-failed"]),
 ];
 
-/// Seen by packets alone: these backends say nothing but that everything is applied.
+/// Faults that only packets reveal: these backends report only that everything is applied.
 const OF_PACKETS: &[Fault] = &[
-    ("liar", &["packets/dual-stack", "life/killed-and-started-again", "life/stalled"]),
+    ("liar", &["packets/dual-stack", "life/killed-and-restarted", "life/stalled"]),
     ("flushes-at-start", &["life/restarted-with-half-an-answer"]),
-    ("flushes-at-end", &["life/end-keeps-everything"]),
+    ("flushes-at-end", &["life/exit-keeps-everything"]),
     ("flushes-at-each-change", &["life/changes-interrupt-nothing"]),
-    ("ignores-a-flush", &["life/flushed-by-others"]),
+    ("ignores-a-flush", &["life/flushed-by-another-program"]),
     ("leaves-a-table", &["life/cleaned-up"]),
-    ("one-endpoint", &["life/killed-and-started-again"]),
+    ("one-endpoint", &["life/killed-and-restarted"]),
     ("no-affinity", &["life/affinity-with-several-endpoints"]),
     ("no-masquerade", &["packets/hairpin-everywhere"]),
     ("drops-instead-of-rejecting", &["packets/no-endpoints-reject"]),
@@ -49,13 +49,13 @@ const OF_PACKETS: &[Fault] = &[
     ("leaves-udp-flows", &["life/stale-udp-flows-end"]),
 ];
 
-/// What has nothing to do with any of the faults.
+/// Checks that no fault affects.
 const NO_FAULT: [&str; 3] = ["wire/first-state", "wire/node-changed", "wire/service-added"];
 
 fn of_the_stream(fault: &str) -> Options {
     let backend = format!("{} --fault {fault} --api {{api}} --dump {{dump}}", program("broken"));
     Options {
-        // What it writes first is then a folder.
+        // This creates a folder at the path that the backend writes to first.
         obstruct: Some("mkdir {folder}/dump.new".to_owned()),
         clear: Some("rmdir {folder}/dump.new".to_owned()),
         ..levels(backend, &[Level::Wire, Level::State, Level::Life])
@@ -74,16 +74,16 @@ fn of_packets(fault: &str) -> Options {
     }
 }
 
-/// These checks alone. What never comes is not waited for long.
+/// Runs only these checks, with a short timeout for events that never happen.
 fn only(options: Options, checks: impl IntoIterator<Item = &'static str>, seconds: u64) -> Outcomes {
     let only = checks.into_iter().map(str::to_owned).collect();
     run(&Options { only, patience: Duration::from_secs(seconds), ..options }, |_| {}).unwrap()
 }
 
-/// Faults that are looked for at a time: most of it is waiting.
+/// The number of faults to test at a time. They spend most of the time waiting.
 const AT_A_TIME: usize = 4;
 
-/// The checks that name the fault fail. Others whose names begin so may.
+/// Verifies that the checks that name a fault fail. Other checks with the same prefix may fail, too.
 #[track_caller]
 fn are_found(faults: &[Fault], options: fn(&str) -> Options) {
     let is_found = |(fault, checks): &Fault| {
@@ -141,32 +141,32 @@ fn every_fault_is_tried_and_spoils_nothing_else() {
     }
 }
 
-/// A backend that throws every state away and reports that it is applied passed nearly everything once. Where nobody shows what it holds
-/// nothing is said about that.
+/// Regression: a backend that discarded every state and reported it as applied passed nearly all checks. Without a dump, the kit
+/// must not pass any claim about contents.
 #[test]
 fn a_liar_passes_nothing_about_contents() {
     let backend = format!("{} --fault liar --api {{api}}", program("broken"));
     let checks =
-        ["wire/service", "wire/endpoint", "wire/unknown", "state/cluster-ip", "life/killed", "life/brain-away"];
+        ["wire/service", "wire/endpoint", "wire/unknown", "state/cluster-ip", "life/killed", "life/brain-unavailable"];
     let outcomes = only(levels(backend, &[Level::Wire, Level::State, Level::Life]), checks, 20);
     let passed: Vec<_> = outcomes.0.iter().filter(|outcome| outcome.verdict == Verdict::Passed).collect();
     assert!(passed.is_empty() && outcomes.0.len() > 20, "{}", outcomes.table(true));
-    assert!(outcomes.table(true).contains("nobody has shown what it holds"), "{}", outcomes.table(true));
+    assert!(outcomes.table(true).contains("nothing shows its state"), "{}", outcomes.table(true));
 }
 
-/// `life` looks at packets by itself, whatever other levels are asked for.
+/// `life` also sends packets, whatever other levels are selected.
 #[test]
 fn a_liar_is_found_by_its_life_alone() {
     let options = Options { levels: vec![Level::Life], claims: Claims::default(), ..of_packets("liar") };
-    let outcomes = only(options, ["life/brain-away-keeps-everything"], 3);
-    assert_eq!(outcomes.failed().collect::<Vec<_>>(), ["life/brain-away-keeps-everything"]);
+    let outcomes = only(options, ["life/brain-unavailable-keeps-everything"], 3);
+    assert_eq!(outcomes.failed().collect::<Vec<_>>(), ["life/brain-unavailable-keeps-everything"]);
 }
 
 #[test]
 fn a_backend_that_is_none_fails_everything() {
     let outcomes = only(Options { levels: vec![Level::Wire], ..Options::of("true") }, ["wire/service-added"], 2);
     assert_eq!(outcomes.failed().collect::<Vec<_>>(), ["wire/service-added"]);
-    assert!(outcomes.table(false).contains("the backend has ended with exit code 0"), "{}", outcomes.table(false));
+    assert!(outcomes.table(false).contains("the backend exited with exit code 0"), "{}", outcomes.table(false));
     let state =
         only(Options { levels: vec![Level::State], ..of_the_stream("ignores-removed") }, ["state/cluster-ip"], 2);
     assert!(!state.passed(), "what is left of one Case is seen in the next one");

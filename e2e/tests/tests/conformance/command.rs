@@ -40,7 +40,7 @@ fn what_fails_is_exit_code_1_and_what_cannot_be_checked_is_2() {
 #[test]
 fn a_backend_may_ask_for_tcp_and_for_another_signal() {
     let backend = format!("{} --api tcp://{{tcp}} --dump {{dump}}", program("incremental"));
-    let only = "wire/another-brain,wire/connection-lost,life/ends-when-asked,life/starts-without-a-brain";
+    let only = "wire/another-brain,wire/connection-lost,life/exits-on-signal,life/starts-without-a-brain";
     let levels = ["--levels", "wire,life", "--claims", "none", "--only", only, "--stop", "INT", "--at-a-time", "2"];
     let (code, table, said) = kit(&[&["--backend", &backend][..], &levels].concat());
     assert_eq!(code, Some(0), "{table}{said}");
@@ -51,12 +51,12 @@ fn a_backend_may_ask_for_tcp_and_for_another_signal() {
     assert_eq!(kit(&["--backend", "true", "--stop", "KILL"]).0, Some(2));
 }
 
-/// What the backend has written is its dump here, which it does not put back.
+/// In this test, the dump of the backend is the listing. The backend does not repair it.
 #[test]
 fn a_listing_shows_what_packets_do_not() {
     let backend = format!("{} --fault none --api {{api}} --dump {{dump}}", program("broken"));
     let life = |more: &[&str]| {
-        let only = "life/killed-and-started-again,keeps-everything,life/flushed,life/cleaned";
+        let only = "life/killed-and-restarted,keeps-everything,life/flushed,life/cleaned";
         let arguments =
             ["--backend", &backend, "--levels", "life", "--claims", "none", "--only", only, "--patience", "3"];
         kit(&[&arguments, more].concat())
@@ -67,7 +67,10 @@ fn a_listing_shows_what_packets_do_not() {
     assert!(table.contains("life             4       0            2"), "{table}");
     let (code, table, _) = life(&[flush, listing, ["--cleanup", "true"]].concat());
     assert_eq!(code, Some(1), "{table}");
-    assert!(table.contains("FAILED  life/flushed-by-others") && table.contains("FAILED  life/cleaned-up"), "{table}");
+    assert!(
+        table.contains("FAILED  life/flushed-by-another-program") && table.contains("FAILED  life/cleaned-up"),
+        "{table}"
+    );
     assert!(table.contains("life             4       2            0"), "{table}");
     let (code, table, _) = life(&[listing, ["--cleanup", "rm {folder}/dump"]].concat());
     assert_eq!(code, Some(0), "{table}");

@@ -1,4 +1,4 @@
-//! The examples in other languages pass the levels that they claim, and are as short as is said.
+//! The examples in other languages pass the levels that they claim, and are as short as documented.
 
 use std::{
     fs,
@@ -21,11 +21,11 @@ fn example(path: &str) -> String {
     path.display().to_string()
 }
 
-/// What a proxy in user space can do.
+/// The claims of a proxy in user space.
 const PROXIES: [Claim; 7] =
     [Claim::Tcp, Claim::Udp, Claim::Ipv4, Claim::Ipv6, Claim::ClusterIp, Claim::Answers, Claim::Reject];
 
-/// One check of each kind, for programs that take long to start. `localnet-conformance` without `--only` does them all.
+/// One check of each kind, for programs that start slowly. `localnet-conformance` without `--only` runs all checks.
 fn each_kind(options: Options) -> Options {
     let few = [
         "wire/another-brain",
@@ -36,9 +36,9 @@ fn each_kind(options: Options) -> Options {
         "wire/unknown-",
         "state/policy-internal",
         "state/terminating",
-        "life/brain-away-and-back",
-        "life/ends-when-asked",
-        "life/killed-and-started-again",
+        "life/brain-unavailable-and-back",
+        "life/exits-on-signal",
+        "life/killed-and-restarted",
         "life/starts-without-a-brain",
         "packets/cluster-ip",
         "packets/dual-stack",

@@ -1,8 +1,8 @@
-//! The conformance kit: our backends pass it, so do the examples in other languages what they claim, and what is broken is found.
+//! The conformance kit: our backends pass it, the examples in other languages pass their claims, and broken backends fail.
 //!
-//! | file | what it shows |
+//! | file | what it verifies |
 //! |---|---|
-//! | `broken` | each way to be broken fails the checks that name it |
+//! | `broken` | each kind of fault fails the checks that name it |
 //! | `command` | the kit as a program: table, JUnit, exit codes |
 //! | `examples` | Go, Python, shell, Rust |
 //! | `ours` | localnet-nft, localnet-iptables |
@@ -16,7 +16,7 @@ mod ours;
 
 use localnet_conformance::{Level, Options, Outcomes, claims::Claims, run};
 
-/// The outcomes; what failed is said in words.
+/// Verifies that all checks pass, and prints the failures. Returns the outcomes.
 #[track_caller]
 fn passes(options: &Options) -> Outcomes {
     let outcomes = run(options, |_| {}).unwrap();
@@ -25,12 +25,12 @@ fn passes(options: &Options) -> Outcomes {
     outcomes
 }
 
-/// A program of the workspace.
+/// The path of a program of the workspace.
 fn program(name: &str) -> String {
     localnet_e2e::program(name).unwrap().display().to_string()
 }
 
-/// All levels. Of packets one Case of each kind: where those of all Cases go with our backends is `cases`.
+/// All levels, with the packets of only one Case of each kind. Other tests of our backends send those of all Cases.
 fn all_levels(backend: String) -> Options {
     let cases = [
         "cluster-ip",
@@ -53,7 +53,7 @@ fn all_levels(backend: String) -> Options {
     Options { only, ..Options::of(backend) }
 }
 
-/// These levels; of packets nothing is claimed.
+/// These levels, without claims about packets.
 fn levels(backend: String, levels: &[Level]) -> Options {
     Options { levels: levels.to_vec(), claims: Claims::none(), ..Options::of(backend) }
 }

@@ -1,4 +1,4 @@
-//! Our backends, at all levels. localnet-ipvs needs a kernel that has IPVS: its packets are looked at in `ipvs`.
+//! Our backends, at all levels. localnet-ipvs is tested elsewhere, because it needs a kernel with IPVS.
 
 use localnet_conformance::Options;
 

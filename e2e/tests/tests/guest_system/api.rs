@@ -1,6 +1,6 @@
-//! An API server, and what a Case's `cluster.yaml` says in it, in place of what the Case before it said.
+//! An API server, and a writer that replaces the objects of one Case's `cluster.yaml` by those of the next.
 //!
-//! A test in a guest reaches the API server of the machine outside, where processors are not emulated.
+//! In a guest, a test uses the API server of the host, whose processors are not emulated.
 
 use std::{
     collections::BTreeSet,
@@ -22,58 +22,58 @@ use localnet_lab::{
     Case, Endpoint, Network, Protocol, Topology,
     topology::{CLIENT, NODE, POD_CIDRS, SERVICE_CIDRS},
 };
-use localnet_vm::{Outside, card};
+use localnet_vm::{HostSide, nic};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 /// The only node.
 pub(crate) const NODE_NAME: &str = "node-a";
-/// Where it is in the namespace that belongs to a guest.
+/// The address of the API server in the namespace that belongs to a guest.
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(100, 64, 0, 1));
-/// The kubeconfigs of the one outside: who may do everything, and kube-proxy.
+/// Environment variables with the kubeconfigs of the host's API server, for an administrator and for kube-proxy.
 const ADMIN: &str = "LOCALNET_TEST_ADMIN";
 const KUBE_PROXY: &str = "LOCALNET_TEST_KUBE_PROXY";
 
-/// What stays on the machine outside while a test runs in a guest: it ends when dropped.
+/// What runs on the host while a test runs in a guest. Dropping it ends it.
 pub(crate) struct Kept {
     _plane: ControlPlane,
     _network: Network,
     _runtime: Runtime,
 }
 
-/// Starts one for a guest.
-pub(crate) fn outside(limit: Duration) -> anyhow::Result<(Outside, Kept)> {
+/// Starts an API server for a guest.
+pub(crate) fn outside(limit: Duration) -> anyhow::Result<(HostSide, Kept)> {
     let runtime = Runtime::new()?;
     let network = Network::build(Topology::default())?;
     network.node().ip([format!("address add {ADDRESS}/32 dev lo")])?;
     let plane = runtime.block_on(start(network.node().path(), ADDRESS))?;
     let variable = |name, path: &std::path::Path| (name, OsString::from(path));
-    let outside = Outside {
-        network: localnet_vm::Network { namespace: network.node().path(), cards: 2 },
+    let outside = HostSide {
+        network: localnet_vm::Network { namespace: network.node().path(), nics: 2 },
         variables: vec![variable(ADMIN, plane.kubeconfig()), variable(KUBE_PROXY, plane.kube_proxy_kubeconfig())],
         limit,
     };
     Ok((outside, Kept { _plane: plane, _network: network, _runtime: runtime }))
 }
 
-/// The way to it from where the test runs.
+/// Access to the API server from the place where the test runs.
 pub(crate) struct Api {
     pub(crate) client: Client,
     pub(crate) kube_proxy: PathBuf,
-    /// Where there is no guest.
+    /// `None` in a guest.
     _plane: Option<ControlPlane>,
 }
 
 impl Api {
-    /// Finds the one outside, or starts one; the node of the network reaches it.
+    /// Finds the host's API server, or starts one that the node of the network can reach.
     pub(crate) async fn reach(network: &Network) -> anyhow::Result<Self> {
         let (Some(admin), Some(kube_proxy)) = (env::var_os(ADMIN), env::var_os(KUBE_PROXY)) else {
             let plane = start(network.client().path(), CLIENT[0]).await?;
             let kube_proxy = plane.kube_proxy_kubeconfig().to_owned();
             return Ok(Self { client: plane.client(), kube_proxy, _plane: Some(plane) });
         };
-        card::connect(0, None, &[ADDRESS])?;
-        card::connect(1, Some(network.node().name()), &[ADDRESS])?;
+        nic::connect(0, None, &[ADDRESS])?;
+        nic::connect(1, Some(network.node().name()), &[ADDRESS])?;
         let file = Kubeconfig::read_from(admin)?;
         let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
         Ok(Self { client: Client::try_from(config)?, kube_proxy: kube_proxy.into(), _plane: None })
@@ -95,14 +95,14 @@ async fn start(netns: PathBuf, bind_address: IpAddr) -> anyhow::Result<ControlPl
     Ok(plane)
 }
 
-/// Service, slices and namespace that tell how far a proxy has come.
+/// The Service, slices and namespace that show the progress of a proxy.
 const SENTINEL: &str = "sentinel";
 const SENTINEL_IPS: [&str; 2] = ["172.30.255.250", "fd00:172:30::fffa"];
 const SENTINEL_PORT: u16 = 8999;
 /// A pod of the node for each of two rounds.
 const SENTINEL_PODS: [[&str; 2]; 2] = [["10.180.0.3", "fd00:10:180::3"], ["10.180.0.4", "fd00:10:180::4"]];
 
-/// Everything that a sentinel may lead to.
+/// All endpoints that a sentinel may have.
 pub(crate) fn sentinel_endpoints() -> impl Iterator<Item = Endpoint> {
     let pods = SENTINEL_PODS.into_iter().flatten();
     pods.map(|pod| Endpoint { protocol: Protocol::Tcp, address: at(pod, SENTINEL_PORT) })
@@ -112,7 +112,8 @@ fn at(ip: &str, port: u16) -> SocketAddr {
     SocketAddr::new(ip.parse().expect("an address of this file"), port)
 }
 
-/// Where a sentinel is asked, and who answers, in each family. It is written last: who has it has all that was written before.
+/// The addresses of a sentinel and the endpoints that answer, in each family. It is written last, so a proxy that has it has
+/// everything that was written earlier.
 pub(crate) struct Sentinel {
     pub(crate) paths: [(SocketAddr, SocketAddr); 2],
 }
@@ -125,12 +126,12 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// Nothing is written yet.
+    /// A writer that has not written anything yet.
     pub(crate) fn new(client: Client) -> Self {
         Self { client, namespaces: BTreeSet::new(), round: 0 }
     }
 
-    /// Writes a Case's Services and slices; what was there goes.
+    /// Writes a Case's Services and slices, and removes all others.
     pub(crate) async fn write(&mut self, case: &Case) -> anyhow::Result<()> {
         let text = std::fs::read_to_string(case.cluster())?;
         let objects: Vec<Value> = serde_saphyr::from_multiple(&text)?;
@@ -139,7 +140,7 @@ impl Writer {
                 self.send("DELETE", &path(kind, namespace), Value::Null).await?;
             }
         }
-        // The endpoints of a Service come with it, or after it.
+        // Write the Services before their endpoints.
         for wanted in ["Service", "EndpointSlice"] {
             for object in objects.iter().filter(|object| object["kind"] == wanted) {
                 self.create(wanted, object).await.with_context(|| format!("making {}", object["metadata"]))?;
@@ -156,7 +157,7 @@ impl Writer {
         }
         let path = path(kind, namespace);
         let mut sent = object.clone();
-        // The files leave it to the API server, which takes one family for granted.
+        // The files omit the policy, and the API server defaults to one family.
         if kind == "Service" && object["spec"]["clusterIPs"].as_array().is_some_and(|all| all.len() > 1) {
             sent["spec"]["ipFamilyPolicy"] = "RequireDualStack".into();
         }

@@ -1,5 +1,5 @@
-//! kube-proxy's ipvs mode beside the Cases: each flow that it does otherwise is listed in `differences.yaml`, under the number of an
-//! entry of `docs/differences.md`; anything else fails, and so does one that is listed and does not differ any more.
+//! Compares kube-proxy's ipvs mode with the Cases. `differences.yaml` lists each flow that differs, under the number of an entry
+//! of `docs/differences.md`. Any other difference fails the test, and so does a listed flow that no longer differs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,16 +19,16 @@ use localnet_e2e::{
 use localnet_lab::{
     Case, Flow, Flows, Network, Outcome, Probe, Protocol, Servers, probe_flows, topology::CLUSTER_CIDRS,
 };
-use localnet_vm::on_ipvs_beside;
+use localnet_vm::on_ipvs_with_host_side;
 use tokio::runtime::Runtime;
 
 use crate::api::{self, Api, NODE_NAME, Sentinel, Writer};
 
-/// How long all of it may take.
+/// Maximum time for the whole test.
 const LIMIT: Duration = Duration::from_secs(1800);
-/// How long kube-proxy may take to start and to sync, on an emulated processor.
+/// Maximum time for kube-proxy to start and to sync, on an emulated processor.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// So many flows at a time: they mostly wait.
+/// The number of flows at a time. They spend most of the time waiting.
 const AT_A_TIME: usize = 4;
 
 /// Case → entry of `docs/differences.md` → flows.
@@ -36,7 +36,7 @@ type Listed = BTreeMap<String, BTreeMap<usize, BTreeSet<String>>>;
 
 #[test]
 fn what_kube_proxy_does_otherwise_is_listed() {
-    on_ipvs_beside(|| api::outside(LIMIT), || compare().unwrap_or_else(|error| panic!("{error:#}")));
+    on_ipvs_with_host_side(|| api::outside(LIMIT), || compare().unwrap_or_else(|error| panic!("{error:#}")));
 }
 
 fn compare() -> anyhow::Result<()> {
@@ -82,7 +82,7 @@ fn load(name: &str) -> anyhow::Result<Case> {
 /// One network for all Cases, with kube-proxy on its node.
 struct World<'a> {
     runtime: &'a Runtime,
-    // Fields are dropped in this order: first what runs in the network.
+    // Fields are dropped in this order: first the programs that run in the network.
     _kube_proxy: localnet_lab::Running,
     writer: Writer,
     _api: Api,
@@ -115,10 +115,10 @@ impl<'a> World<'a> {
         Ok(Self { runtime, _kube_proxy: kube_proxy, writer, _api: api, programs, _servers: servers, network })
     }
 
-    /// Makes kube-proxy hold a Case.
+    /// Writes a Case, and waits until kube-proxy has programmed it.
     fn enter(&mut self, case: &Case) -> anyhow::Result<()> {
         self.runtime.block_on(self.writer.write(case))?;
-        // A virtual server answers in the middle of a sync. The next sync begins when that one has ended.
+        // A virtual server answers while a sync is still running. The next sync starts only after that one has ended.
         for _ in 0..2 {
             let sentinel = self.runtime.block_on(self.writer.write_sentinel())?;
             self.await_sentinel(&sentinel)?;
@@ -136,14 +136,14 @@ impl<'a> World<'a> {
                     break;
                 }
                 anyhow::ensure!(Instant::now() < deadline, "{to} is not answered by {endpoint}: {outcome}");
-                // Refusals come at once: leave the processors to those who are waited for.
+                // Rejects come at once. Leave the processors to kube-proxy.
                 thread::park_timeout(Duration::from_millis(50));
             }
         }
         Ok(())
     }
 
-    /// The flows that are otherwise than their Case says, and how.
+    /// The flows that differ from the expectations of their Case, with the differences.
     fn differing(&self, flows: &[Flow]) -> Vec<(String, String)> {
         let one = |flow: &Flow| {
             let error = probe_flows(&self.network, slice::from_ref(flow)).err()?;
@@ -161,9 +161,9 @@ impl<'a> World<'a> {
     }
 }
 
-/// Prints at once, also when the test passes.
+/// Prints at once, even if the test passes.
 fn say(line: &str) {
-    // A closed standard error is no reason to fail.
+    // A closed standard error is not a failure.
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 

@@ -1,12 +1,12 @@
 //! The ipvs backend as shipped, and kube-proxy's ipvs mode, on a kernel that has IPVS: this machine's, or a guest's.
 //!
-//! | file | what it shows |
+//! | file | what it verifies |
 //! |---|---|
 //! | `api` | an API server for a guest, and the objects of Cases in it |
-//! | `conformance` | the kit for all backends |
-//! | `kube_proxy` | where kube-proxy's ipvs mode differs from what a Case says, by entries of `docs/differences.md` |
-//! | `privileges` | one capability is enough, and no program is started |
-//! | `restarts` | programs that are killed, endpoints that go, and `ipvsadm -C`, with connections all the time |
+//! | `conformance` | the backend passes the conformance kit |
+//! | `kube_proxy` | where kube-proxy's ipvs mode differs from the Cases, by entry of `docs/differences.md` |
+//! | `privileges` | one capability is enough, and the backend starts no program |
+//! | `restarts` | connections survive killed programs, terminating endpoints, and `ipvsadm -C` |
 
 mod api;
 mod conformance;

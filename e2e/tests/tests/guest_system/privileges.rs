@@ -1,4 +1,4 @@
-//! Least privilege: the ipvs backend is nobody with one capability, and starts no program.
+//! Least privilege: the ipvs backend runs as `nobody` with one capability, and starts no program.
 
 use std::net::SocketAddr;
 
@@ -11,7 +11,7 @@ use localnet_lab::{Endpoint, Network, Probe, Protocol, Servers, Topology, topolo
 use localnet_vm::on_ipvs;
 
 const BACKEND: &str = "localnet-ipvs";
-/// The pods of the examples, and where they are reached.
+/// The pods of the examples, and the VIP that they are behind.
 const PODS: [&str; 3] = ["10.180.0.1", "10.180.0.2", "10.180.0.3"];
 const WEB: &str = "172.30.0.10:80";
 

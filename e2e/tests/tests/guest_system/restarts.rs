@@ -1,5 +1,5 @@
-//! What interrupts nothing, with the programs as shipped: kill -9 under load, endpoints that go while they have connections, and
-//! somebody's `ipvsadm -C`.
+//! Events that interrupt no connection, with the programs as shipped: kill -9 under load, endpoints that terminate while they
+//! have connections, and `ipvsadm -C` by another program.
 
 use std::{
     fs,
@@ -23,14 +23,14 @@ use localnet_vm::on_ipvs;
 
 const BACKEND: &str = "localnet-ipvs";
 const PODS: [&str; 3] = ["10.180.0.1", "10.180.0.2", "10.180.1.3"];
-/// A pod that only asks.
+/// A pod that is only a client.
 const ASKING: &str = "10.180.0.4";
 const WEB: &str = "172.30.0.10:80";
 const CHAT: &str = "172.30.0.10:7";
 const DNS: &str = "172.30.0.10:53";
 const RESTARTS: usize = 3;
 const FLOWS: usize = 4;
-/// How long anything that must happen may take on an emulated processor.
+/// Maximum time for anything that must happen, on an emulated processor.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 struct World {
@@ -57,7 +57,7 @@ impl World {
         self.programs.path().join("cluster")
     }
 
-    /// Says which pods are endpoints.
+    /// Writes a cluster with these pods as endpoints.
     fn write(&self, pods: &[&str]) -> anyhow::Result<()> {
         let node: Vec<String> = NODE.iter().map(|ip| format!("{{type: InternalIP, address: \"{ip}\"}}")).collect();
         let endpoints: Vec<String> =
@@ -90,7 +90,7 @@ endpoints: [{}]
             node.join(", "),
             endpoints.join(", ")
         );
-        // At once, as an editor does.
+        // Replaces the file in one step, as an editor does.
         let new = self.programs.path().join("new");
         fs::write(&new, text)?;
         Ok(fs::rename(new, self.cluster().join("all.yaml"))?)
@@ -100,7 +100,7 @@ endpoints: [{}]
         self.programs.start_brain(self.network.node(), &format!("file:{}", self.cluster().display()))
     }
 
-    /// Starts it and waits until it holds a state.
+    /// Starts the backend, and waits until it has applied a state.
     fn start_backend(&self) -> anyhow::Result<Running> {
         let applied = || self.programs.states_applied(BACKEND);
         let before = applied();
@@ -133,7 +133,7 @@ endpoints: [{}]
         self.network.node().output(Command::new(program).args(arguments))
     }
 
-    /// Virtual servers and destinations, sorted.
+    /// The virtual servers and destinations, sorted.
     fn servers(&self) -> anyhow::Result<Vec<String>> {
         let mut lines: Vec<_> =
             self.run("ipvsadm", &["-S", "-n"])?.lines().map(|line| line.trim_end().to_owned()).collect();
@@ -141,7 +141,7 @@ endpoints: [{}]
         Ok(lines)
     }
 
-    /// All that the backend has written; what is written anew differs.
+    /// Everything that the backend has programmed. Rewritten rules differ.
     fn identity(&self) -> anyhow::Result<String> {
         let mut all = self.servers()?;
         all.push(self.run("ip", &["-o", "address", "show", "dev", "kube-ipvs0"])?);
@@ -152,12 +152,12 @@ endpoints: [{}]
     }
 }
 
-/// Where a pod is.
+/// The node of a pod.
 fn home(pod: &str) -> &'static str {
     if pod.starts_with("10.180.0.") { "node-a" } else { "node-b" }
 }
 
-/// What answers at a port of all pods.
+/// The servers at a port of all pods.
 fn endpoints(port: u16) -> impl Iterator<Item = Endpoint> {
     let protocol = if port == 53 { Protocol::Udp } else { Protocol::Tcp };
     PODS.iter().map(move |pod| Endpoint { protocol, address: SocketAddr::new(ip(pod), port) })
@@ -167,7 +167,7 @@ fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address of this test")
 }
 
-/// Says the last byte of the pod's address to whoever connects, and then whatever it is sent.
+/// Sends the last byte of the pod's address to each client, and then echoes.
 fn chat(network: &Network, pod: &str) -> anyhow::Result<()> {
     let IpAddr::V4(address) = ip(pod) else { anyhow::bail!("{pod} is of the other family") };
     let listener = network.pod(ip(pod))?.run(|| Ok(TcpListener::bind((address, 7))?))?;
@@ -182,7 +182,7 @@ fn chat(network: &Network, pod: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A connection that stays, and whose it is.
+/// A long-lived connection, and its endpoint.
 struct Chat {
     stream: TcpStream,
     pod: &'static str,
@@ -208,7 +208,7 @@ impl Chat {
     }
 }
 
-/// A UDP flow, and whose it is.
+/// A UDP flow, and its endpoint.
 struct Flow {
     socket: UdpSocket,
     endpoint: String,
@@ -225,7 +225,7 @@ impl Flow {
         Ok(flow)
     }
 
-    /// The endpoint that answers.
+    /// Sends a datagram, and returns the endpoint that answers.
     fn ask(&self) -> anyhow::Result<String> {
         self.socket.send(b"who is there?")?;
         let mut answer = [0; 256];
@@ -257,7 +257,7 @@ fn kill_and_restart() -> anyhow::Result<()> {
     let before = world.identity()?;
     let senders = [world.network.client(), world.network.pod(ip(ASKING))?, world.network.node()];
     let stop = AtomicBool::new(false);
-    // Each asks again as soon as it was answered, as often as an emulated processor can.
+    // Each client repeats as soon as it gets an answer, as often as an emulated processor allows.
     let repeat = |once: &dyn Fn() -> anyhow::Result<()>| {
         let mut count = 0;
         while !stop.load(Ordering::Relaxed) {
@@ -320,7 +320,8 @@ fn outlive() -> anyhow::Result<()> {
     brain.wait()?;
     long.say()?;
     anyhow::ensure!(has("0"), "the endpoint is gone, and has a connection");
-    // It ends with a reset, as the pod has more to say: IPVS forgets that in ten seconds, and an orderly end in two minutes.
+    // The connection ends with a reset, because the pod has more data to send. IPVS forgets a reset connection after ten seconds,
+    // and an orderly closed one after two minutes.
     long.stream.write_all(&[1])?;
     long.stream.peek(&mut [0])?;
     drop(long);
@@ -330,7 +331,7 @@ fn outlive() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Connects to `web`, and says how long it took.
+/// Connects to `web`, and returns how long it took.
 fn connect(from: &Namespace) -> anyhow::Result<Duration> {
     let (to, began) = (WEB.parse()?, Instant::now());
     let mut answer = String::new();
@@ -348,7 +349,7 @@ fn cleared() -> anyhow::Result<()> {
     let _programs = world.start()?;
     let before = world.identity()?;
     let is_as_before = || world.identity().is_ok_and(|now| now == before);
-    // IPVS ends the connections of what is deleted, and not those of a destination that gets no new ones.
+    // IPVS ends the connections of deleted servers, but not those of a destination that gets no new ones.
     let disturbances: [&[&str]; 3] = [
         &["-C"],
         &["-d", "-t", CHAT, "-r", "10.180.0.1:7"],
@@ -359,7 +360,7 @@ fn cleared() -> anyhow::Result<()> {
         let mut chats = (0..4).map(|_| Chat::open(&world)).collect::<anyhow::Result<Vec<_>>>()?;
         world.run("ipvsadm", arguments)?;
         anyhow::ensure!(!is_as_before(), "{arguments:?} changed nothing");
-        // Who connects meanwhile may have to ask again, and is answered.
+        // Clients that connect during this time may have to retry, but get an answer.
         let (took, slowest) = thread::scope(|scope| {
             let connecting = senders.map(|from| scope.spawn(move || connect(from)));
             let took = world.wait_until("all is back", is_as_before);

@@ -1,6 +1,7 @@
-//! An API server that is away for a minute changes nothing in the kernel; what changed meanwhile arrives when it is back.
+//! If the API server is unavailable for a minute, nothing changes in the kernel. Changes made during this time arrive once it is
+//! back.
 //!
-//! The changes are made through a second API server over the same etcd, which brain and controllers do not know.
+//! A second API server over the same etcd makes these changes. The brain and the controllers do not know it.
 
 use std::{
     collections::BTreeSet,
@@ -39,7 +40,7 @@ const CONNECTIONS_OF_EACH: u32 = 20;
 const UDP_FLOWS: usize = 10;
 const SEND_EVERY: Duration = Duration::from_millis(100);
 
-/// A Service and its slice as they are written: the cluster IP's last byte, the port, the endpoints' port and pods.
+/// A Service and its slice: the last byte of the ClusterIP, the port, the endpoints' port, and the pods.
 struct Front {
     name: &'static str,
     number: u8,
@@ -116,7 +117,7 @@ where
 
 /// The node without its control plane.
 struct World {
-    // Fields are dropped in this order: first what runs in the network.
+    // Fields are dropped in this order: first the programs that run in the network.
     _backend: Running,
     _brain: Running,
     programs: Programs,
@@ -169,7 +170,7 @@ impl World {
         self.network.node().output(Command::new("nft").args(arguments))
     }
 
-    /// Begins to connect to `web` in all ways.
+    /// Starts to connect to `web` through all its VIPs.
     fn connect<'scope, 'env>(&'env self, scope: &'scope Scope<'scope, 'env>) -> anyhow::Result<Vec<Load<'scope>>> {
         let node_port = SocketAddr::new(NODE[0], NODE_PORT);
         let pod = self.network.pod(ip(PODS[2]))?;
@@ -185,7 +186,7 @@ impl World {
         Ok(senders.into_iter().map(begin).collect())
     }
 
-    /// The minute, and what comes after it.
+    /// The minute without an API server, and the checks after it.
     fn outage(&self, plane: &mut ControlPlane, chat: &Chat, runtime: &Runtime) -> anyhow::Result<()> {
         let another = runtime.block_on(plane.start_another_apiserver())?;
         let ruleset = ["-a", "list", "ruleset"];
@@ -198,7 +199,7 @@ impl World {
         plane.stop_apiserver()?;
         let stopped = Instant::now();
         await_condition("the brain says that the API server is away", || {
-            self.programs.log("localnet-brain").contains("what was last seen stays in use")
+            self.programs.log("localnet-brain").contains("keeping the last objects")
         })?;
         runtime.block_on(async {
             let client = another.client();
@@ -211,14 +212,14 @@ impl World {
         anyhow::ensure!(changed.is_err(), "the ruleset changed: {changed:?}");
         anyhow::ensure!(self.nft(&ruleset)? == before, "the kernel holds something else");
         chat.say()?;
-        // A change would have been heard: so is the first thing that somebody else does.
+        // An event from the kernel arrives for every change. To verify this, another change must be the first event.
         let witness = Table::new(Family::V4, "witness");
         self.nft(&["add", "table", "ip", "witness"])?;
         let heard = runtime.block_on(monitor.next())?;
         let is_witness = matches!(&heard, Event::Committed(commit) if commit.tables == BTreeSet::from([witness]));
         anyhow::ensure!(is_witness, "the ruleset changed: {heard:?}");
 
-        // What was written through the other one is in etcd.
+        // The changes made through the second API server are in etcd.
         drop(another);
         runtime.block_on(plane.start_apiserver())?;
         self.await_pods(&NEW, &PODS[2..])?;
@@ -234,7 +235,7 @@ impl World {
     }
 }
 
-/// A TCP connection that stays, at both of its ends.
+/// Both ends of a long-lived TCP connection.
 struct Chat {
     client: TcpStream,
     server: TcpStream,

@@ -1,4 +1,4 @@
-//! What an operator gets wrong: one clear line each (what, where, what to do), the right exit code, and nothing is lost.
+//! Errors of an operator: each gives one clear line (what, where, remedy) and the right exit code, and nothing is lost.
 
 use std::{
     fs,
@@ -29,7 +29,7 @@ ports: [{name: http, port: 80}]
 endpoints: [{addresses: [10.180.0.1], nodeName: node-a}]
 ";
 
-/// Runs a program to its end in a namespace; `timeout` ends one that should have ended by itself.
+/// Runs a program to its end in a namespace. `timeout` ends a program that should have exited.
 fn run(namespace: &Namespace, name: &str, arguments: &[&str], wrapper: &[&str]) -> anyhow::Result<Output> {
     let mut command = Command::new("timeout");
     command.arg(PATIENCE.as_secs().to_string()).args(wrapper).arg(program(name)?).args(arguments);
@@ -37,7 +37,7 @@ fn run(namespace: &Namespace, name: &str, arguments: &[&str], wrapper: &[&str]) 
     namespace.run(|| Ok(command.output()?))
 }
 
-/// The program ends with `code` and says one line of error, which has each of `words`.
+/// Verifies that the program exits with `code` and prints one error line with each of `words`.
 #[track_caller]
 fn refused(output: &Output, code: i32, words: &[&str]) {
     let said = String::from_utf8_lossy(&output.stderr);
@@ -74,7 +74,7 @@ fn a_bad_file_is_refused_at_the_start_by_line_object_and_field() -> anyhow::Resu
         refused(&run(network.node(), "localnet-brain", &arguments, &[])?, 1, words);
         assert!(!programs.path().join("brain.sock").exists(), "a socket is left behind");
         let check = ["check", "--source", &source, "--node-name", "node-a"];
-        // 1 would mean that some Services behave differently.
+        // Exit code 1 would mean that some Services behave differently.
         refused(&run(network.node(), "localnet-brain", &check, &[])?, 2, words);
     }
     Ok(())
@@ -129,7 +129,7 @@ fn a_file_that_goes_bad_changes_nothing_until_it_is_mended() -> anyhow::Result<(
     let probe = Probe::new(Protocol::Tcp, "172.30.0.10:80".parse()?);
     let asks = |pod: &str| programs.await_answers(network.client(), probe, &[endpoint(pod).address]);
     asks(pods[0])?;
-    // One family may answer while the other one is still written.
+    // One family may answer while the other is still being programmed.
     await_condition("the state is applied", || programs.states_applied("localnet-nft") > 0)?;
 
     let list = || network.node().output(Command::new("nft").args(["-a", "list", "ruleset"]));
@@ -172,7 +172,7 @@ fn a_log_that_cannot_be_written_ends_nothing() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As editors do it: a new file takes the place of the old one.
+/// Replaces the file by a new one, as editors do.
 fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
     let beside = path.with_extension("new");
     fs::write(&beside, text)?;

@@ -1,4 +1,4 @@
-//! From a live API server to a packet: real etcd, kube-apiserver and endpointslice controller, brain, nft backend.
+//! From a real API server to a packet: etcd, kube-apiserver, endpointslice controller, brain and nft backend.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -32,13 +32,13 @@ fn endpoints(pods: &[&str], to: IpAddr) -> Vec<SocketAddr> {
     pods.iter().filter_map(of_family).map(|address| SocketAddr::new(address, HTTP)).collect()
 }
 
-/// The control plane runs inside of the node, so that brain and API server meet on its loopback.
+/// The control plane runs on the node, so the brain reaches the API server on loopback.
 struct World {
     programs: Programs,
     plane: ControlPlane,
     network: Network,
     _servers: Servers,
-    /// Addresses and ports of the service, with where they are asked from.
+    /// The addresses and ports of the Service, each with whether a pod is the client.
     targets: Vec<(bool, SocketAddr)>,
 }
 
@@ -58,7 +58,7 @@ impl World {
         Ok(world)
     }
 
-    /// A node, a load balancer service of both families, and two ready pods, one of them on another node.
+    /// Creates a Node, a dual-stack Service of type LoadBalancer, and two ready pods, one of them on another node.
     async fn fill(&mut self) -> anyhow::Result<()> {
         let shop = self.plane.objects("shop");
         shop.ensure_namespace().await?;
@@ -101,7 +101,7 @@ impl World {
         self.programs.start_brain(self.network.node(), &source)
     }
 
-    /// Waits until every address of the service, in both families, is answered by exactly these pods.
+    /// Waits until exactly these pods answer at every address of the Service, in both families.
     fn await_pods(&self, pods: &[&str]) -> anyhow::Result<()> {
         for (inside, to) in &self.targets {
             let from = if *inside { self.network.pod(ip(PODS[1]))? } else { self.network.client() };
@@ -110,7 +110,7 @@ impl World {
         Ok(())
     }
 
-    /// Connects to every address again and again until `done`; every connection must be answered.
+    /// Connects to every address in turn until `done`. Every connection must be answered.
     fn keep_connecting(&self, done: &AtomicBool) -> anyhow::Result<usize> {
         let mut connections = 0;
         while !done.load(Ordering::Relaxed) {
@@ -132,7 +132,7 @@ async fn a_service_of_a_live_cluster_is_reached_by_packets() -> anyhow::Result<(
     let mut backend = world.programs.start_nft(world.network.node())?;
     world.await_pods(&[PODS[0], PODS[2]])?;
 
-    // A rolling change: a pod comes, another one goes; not one connection fails meanwhile.
+    // A rolling change: one pod is added and another removed, and no connection fails.
     let done = AtomicBool::new(false);
     let connections = std::thread::scope(|scope| {
         let connecting = scope.spawn(|| world.keep_connecting(&done));
@@ -150,7 +150,7 @@ async fn a_service_of_a_live_cluster_is_reached_by_packets() -> anyhow::Result<(
     })?;
     anyhow::ensure!(connections >= 12, "only {connections} connections were made during the change");
 
-    // Without an API server all stays as it is, whatever restarts; what changed meanwhile arrives afterwards.
+    // Without an API server, restarts change nothing. Changes made during this time arrive afterwards.
     let ruleset = |world: &World| {
         let mut list = std::process::Command::new("nft");
         world.network.node().output(list.args(["-a", "list", "ruleset"]))
@@ -170,7 +170,7 @@ async fn a_service_of_a_live_cluster_is_reached_by_packets() -> anyhow::Result<(
     world.plane.objects("shop").set_pod_ready("web-1", true).await?;
     world.await_pods(&PODS)?;
 
-    // A service that goes is gone from the kernel; cleanup leaves nothing.
+    // A deleted Service disappears from the kernel, and cleanup removes everything.
     world.plane.objects("shop").remove_service("web").await?;
     let (_, to) = world.targets[4];
     world.programs.await_outcomes(world.network.client(), Probe::new(Protocol::Tcp, to), 1, |outcomes| {

@@ -1,4 +1,4 @@
-//! Anyone can read the state of a node with nothing but grpcurl: reflection says how.
+//! grpcurl alone is enough to read the state of a node, by gRPC reflection.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! The load of other tests keeps its rate, and says what fails.
+//! The load for other tests keeps its rate and reports what fails.
 
 use std::{collections::BTreeSet, net::SocketAddr, thread::scope, time::Duration};
 

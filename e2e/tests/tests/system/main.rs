@@ -1,17 +1,18 @@
-//! The programs as shipped, in networks of their own: one binary, so that tests that wait run beside tests that work.
+//! Tests of the programs as shipped, each in separate networks. They form one binary, so that waiting tests run next to busy
+//! ones.
 //!
-//! | file | what it shows |
+//! | file | what it verifies |
 //! |---|---|
-//! | `api_server` | an API server that is away for a minute changes nothing. It comes first by name: it is the longest |
-//! | `bad_input` | wrong files and full disks |
-//! | `cluster` | from a live API server to a packet |
+//! | `api_server` | an unavailable API server changes nothing. It is first by name, because it takes the longest |
+//! | `bad_input` | invalid files and full disks |
+//! | `cluster` | from a real API server to a packet |
 //! | `differential` | the oracle, the backends and kube-proxy agree |
 //! | `drop_in` | in place of kube-proxy: its configuration, its pages, its connections |
-//! | `grpcurl` | the state of a node is readable by anyone |
-//! | `load` | the load of other tests keeps its rate |
-//! | `privileges` | what each program needs is all that it has |
-//! | `rbac` | what the brain may ask of the API server is what it asks |
-//! | `repair` | what others do to the tables is put right |
+//! | `grpcurl` | everyone can read the state of a node |
+//! | `load` | the load for other tests keeps its rate |
+//! | `privileges` | each program has exactly the privileges that it needs |
+//! | `rbac` | the brain's permissions are exactly those that it uses |
+//! | `repair` | changes by other programs are repaired |
 //! | `restarts` | restarts interrupt no packet |
 //! | `takeover` | from kube-proxy to localnet and back, no connection fails |
 

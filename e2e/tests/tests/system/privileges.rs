@@ -1,4 +1,4 @@
-//! Least privilege: what docs/operations.md says that each program needs is enough, and is all that it has.
+//! Least privilege: each program needs all the privileges in docs/operations.md, and has no others.
 
 use std::{
     fs::{self, Permissions},
@@ -15,7 +15,7 @@ use localnet_e2e::{
 };
 use localnet_lab::{Endpoint, Network, Probe, Protocol, Running, Servers, Topology};
 
-/// A node with the pods of the examples, and a folder of programs that belongs to nobody in particular.
+/// A node with the pods of the examples, and a folder of the programs whose owner is `nobody`.
 struct World {
     programs: Programs,
     _servers: Servers,
@@ -67,7 +67,7 @@ fn neither_brain_nor_nft_backend_needs_root() -> anyhow::Result<()> {
     has_only(&brain, NOBODY, 0)?;
     has_only(&backend, NOBODY, NET_ADMIN)?;
 
-    // Without it nothing is programmed, and the message says what is missing.
+    // Without the capability, nothing is programmed, and the message names it.
     let mut without = world.start(("localnet-nft", NOBODY), &[], &["--api", &api, "--once"])?;
     anyhow::ensure!(!without.wait()?.success(), "rules were programmed without any privilege");
     let log = || world.programs.log("localnet-nft");
@@ -89,9 +89,9 @@ fn the_iptables_backend_is_root_with_two_capabilities() -> anyhow::Result<()> {
     for flavour in ["nft", "legacy"] {
         let world = World::build()?;
         let (_brain, api) = (world.start_brain()?, world.programs.api());
-        // Its socket is nobody's, and root without further capabilities is somebody else.
+        // The socket belongs to `nobody`, and root without further capabilities is not allowed to use it.
         let socket = world.programs.path().join("brain.sock");
-        // When it says so it has set the socket's mode itself.
+        // The log line comes after the brain has set the mode of the socket.
         await_condition("the brain serves", || world.programs.log("localnet-brain").contains(" serving address="))?;
         fs::set_permissions(&socket, Permissions::from_mode(0o666))?;
         let arguments = ["--api", &api, "--iptables-flavour", flavour];
@@ -102,8 +102,8 @@ fn the_iptables_backend_is_root_with_two_capabilities() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A brain and a backend live through a start, a change and a flush by others; says what each started until it had programmed the first
-/// state, and in all.
+/// Runs a brain and a backend through a start, a change and a flush by another program. Returns the programs that each of them
+/// started: the brain's in all, and the backend's until the first state was applied and in all.
 fn programs_started_by(backend: Backend) -> anyhow::Result<(Vec<String>, [Vec<String>; 2])> {
     const POD: &str = "10.180.0.1";
     let network = Network::build(Topology::with_pods([POD])?)?;
@@ -180,7 +180,7 @@ fn what_sets_the_kernel_up_is_a_program_run_of_its_own() -> anyhow::Result<()> {
     node.sysctl(&[("net/netfilter/nf_conntrack_udp_timeout", "30")])?;
     init(&["--init-only"])?;
     assert_eq!(read("nf_conntrack_udp_timeout")?, "41");
-    // It programs nothing.
+    // The program has programmed nothing.
     let tables = node.output(Command::new("nft").args(["list", "tables"]))?;
     anyhow::ensure!(!tables.contains("localnet"), "{tables}");
     Ok(())

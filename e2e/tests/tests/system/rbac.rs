@@ -1,4 +1,4 @@
-//! `deploy/rbac.yaml` allows what the brain asks of the API, and nothing more: what it asks is read from the API server's audit log.
+//! `deploy/rbac.yaml` allows exactly the API requests of the brain, as read from the API server's audit log.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -12,7 +12,7 @@ use localnet_lab::{
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Asked for when an event repeats, which nothing does here.
+/// Needed only if an event repeats, which does not happen in this test.
 const ONLY_NOW_AND_THEN: [&str; 3] = ["events.k8s.io", "events", "patch"];
 
 type Right = [String; 3];
@@ -30,7 +30,7 @@ struct Rule {
     verbs: Vec<String>,
 }
 
-/// Group, resource and verb of all that the file allows.
+/// Group, resource and verb of everything that the file allows.
 fn allowed() -> anyhow::Result<BTreeSet<Right>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/rbac.yaml");
     let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
@@ -47,7 +47,7 @@ fn allowed() -> anyhow::Result<BTreeSet<Right>> {
     Ok(rights)
 }
 
-/// The same of all that a user has asked for. Lines that are not written to their end are left out.
+/// Group, resource and verb of all requests of a user. Incomplete lines are skipped.
 fn asked(log: &Path, user: &str) -> BTreeSet<Right> {
     let lines = fs::read_to_string(log).unwrap_or_default();
     let events = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());

@@ -1,4 +1,4 @@
-//! What others do to the tables is put right by the programs as shipped, with or without a brain.
+//! The programs as shipped repair changes that other programs make to the tables, with or without a brain.
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
@@ -7,7 +7,7 @@ use localnet_e2e::{Backend, Programs, await_condition};
 use localnet_lab::{Endpoint, Network, Probe, Protocol, Running, Servers, Topology};
 
 const PODS: [&str; 3] = ["10.180.0.1", "10.180.0.2", "10.180.0.3"];
-/// The cluster IP of `web` in the examples.
+/// The ClusterIP of `web` in the examples.
 const WEB: &str = "172.30.0.10:80";
 const ROUNDS: usize = 5;
 
@@ -22,7 +22,7 @@ struct World {
 }
 
 impl World {
-    /// The examples are programmed.
+    /// A node on which the examples are programmed.
     fn build(kind: Backend) -> anyhow::Result<Self> {
         let network = Network::build(Topology::with_pods(PODS)?)?;
         let pods = PODS.iter().map(|pod| format!("{pod}:8080").parse()).collect::<Result<Vec<SocketAddr>, _>>()?;
@@ -34,7 +34,7 @@ impl World {
         let _backend = programs.start_backend(network.node(), kind)?;
         let world = Self { kind, programs, pods, brain, _backend, _servers, network };
         world.await_answers()?;
-        // One family may answer before the other one is written.
+        // One family may answer before the other is programmed.
         world.await_said(" applied revision=")?;
         Ok(world)
     }
@@ -79,7 +79,7 @@ fn come_back_while_the_brain_is_away(kind: Backend) -> anyhow::Result<()> {
     let log = world.programs.log(kind.program());
     let (text, most) = match kind {
         Backend::Nft => ("the tables were changed by someone else", ROUNDS),
-        // A flush by its tools is one for each table of each family.
+        // The tools flush each table of each family separately.
         Backend::Iptables(_) => ("the chains of Services were changed by someone else", 4 * ROUNDS),
     };
     let said: BTreeSet<_> = log.lines().filter(|line| line.contains(text)).collect();
@@ -88,7 +88,8 @@ fn come_back_while_the_brain_is_away(kind: Backend) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Each puts right what the other wrote: neither may keep the node busy with it, and an operator must be told.
+/// If two backends run on one node, each repairs the changes of the other. They must not keep the node busy, and must report this
+/// to the operator.
 #[test]
 fn two_backends_of_one_node_say_so_and_fight_ever_more_slowly() -> anyhow::Result<()> {
     let world = World::build(Backend::Nft)?;

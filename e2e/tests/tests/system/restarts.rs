@@ -1,6 +1,6 @@
-//! Restarting brain or backend interrupts no packet (invariant 10): kill -9 under load, again and again.
+//! Restarting the brain or a backend interrupts no packet (invariant 10): repeated kill -9 under load.
 //!
-//! `RESTARTS=100 cargo test -p localnet-e2e --test system restarts` kills each of them a hundred times instead of ten.
+//! `RESTARTS=100 cargo test -p localnet-e2e --test system restarts` kills each of them 100 times instead of 10.
 
 use std::{collections::BTreeSet, env, net::SocketAddr, thread::scope, time::Duration};
 
@@ -15,12 +15,13 @@ use localnet_lab::{
 };
 
 const PODS: [&str; 3] = ["10.180.0.1", "10.180.0.2", "10.180.0.3"];
-/// Pods that only ask.
+/// Pods that are only clients.
 const ASKING: [&str; 2] = ["10.180.0.4", "10.180.0.5"];
-/// The cluster IP of `web` in the examples, and that of `dns`.
+/// The ClusterIPs of `web` and of `dns` in the examples.
 const WEB: &str = "172.30.0.10:80";
 const DNS: &str = "172.30.0.53:53";
-/// New TCP connections a second: what must begin while programs are killed, and what each of the five senders begins.
+/// New TCP connections per second: the minimum for all senders while programs are killed, and the rate of each of the five
+/// senders.
 const CONNECTIONS: f64 = 500.0;
 const CONNECTIONS_OF_EACH: u32 = 120;
 const UDP_FLOWS: usize = 50;
@@ -53,7 +54,7 @@ impl World {
         self.programs.start_brain(self.network.node(), examples)
     }
 
-    /// How often the backend has said that a state is applied.
+    /// The number of applied states in the backend's log.
     fn applied(&self) -> usize {
         self.programs.states_applied(self.backend.program())
     }
@@ -62,7 +63,7 @@ impl World {
         self.programs.start_backend(self.network.node(), self.backend)
     }
 
-    /// Kills a program and starts it again, and waits until the backend holds a state again.
+    /// Kills a program, starts it again, and waits until the backend has applied a state again.
     fn restart(&self, program: &mut Running, start: impl FnOnce() -> anyhow::Result<Running>) -> anyhow::Result<()> {
         let before = self.applied();
         program.kill()?;
@@ -96,7 +97,7 @@ fn kill_and_restart_under_load(backend: Backend, restarts: usize) -> anyhow::Res
     let pods = PODS.iter().map(|pod| format!("{pod}:8080").parse()).collect::<Result<BTreeSet<_>, _>>()?;
     let all: Vec<_> = pods.iter().copied().collect();
     world.programs.await_answers(client, Probe::new(Protocol::Tcp, web), &all)?;
-    // Those from outside are masqueraded, the pods' are not, the node's go through other hooks.
+    // Connections from outside are masqueraded, those of pods are not, and those of the node pass other hooks.
     let senders = [
         (client, Some(CLIENT[0])),
         (client, Some(CLIENT_TWO[0])),
@@ -105,7 +106,7 @@ fn kill_and_restart_under_load(backend: Backend, restarts: usize) -> anyhow::Res
         (node, None),
     ];
 
-    // One family may answer before the other one is written.
+    // One family may answer before the other is programmed.
     await_condition("the backend applies the state", || world.applied() > 0)?;
     let before = world.backend.identity(node)?;
     let (connections, datagrams) = scope(|scope| {

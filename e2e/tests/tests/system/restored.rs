@@ -1,4 +1,4 @@
-//! A restore of etcd from a backup takes the API server back in time, and the brain with it.
+//! Restoring etcd from a backup takes the API server back in time, and the brain follows.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use localnet_e2e::PATIENCE;
 use serde_json::json;
 use tokio::{sync::watch, time::timeout};
 
-/// Changes after the backup: many more than an API server makes by itself while it starts.
+/// The number of changes after the backup: many more than an API server itself makes while it starts.
 const CHANGES: usize = 400;
 
 async fn create(services: &Api<Service>, name: &str) -> anyhow::Result<()> {
@@ -47,9 +47,9 @@ async fn await_names(feed: &localnet_brain::feed::Feed, names: &BTreeSet<String>
     timeout(PATIENCE, equal).await.with_context(|| format!("the brain has {:?}, expected {names:?}", names_in(feed)))?
 }
 
-/// The brain went on with its watch from a version that the server had not reached yet: it kept 31 Services where the server
-/// had 9, silently and for good. kube-proxy does the same on the same server: 31 against 9, and 32 against 10 once the
-/// server's versions have passed the old ones. client-go has no look at versions that go back.
+/// Regression: the brain continued its watch from a version that the server had not reached yet. It silently kept 31 Services
+/// where the server had 9, and never corrected this. kube-proxy does the same on the same server: 31 instead of 9, and 32 instead
+/// of 10 once the server's versions have passed the old ones. client-go does not detect versions that go back.
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_restore_of_etcd_the_brain_has_what_the_server_has() -> anyhow::Result<()> {
     let mut plane = ControlPlane::start(Options { controllers: false, ..Options::default() }).await?;
@@ -57,7 +57,7 @@ async fn after_a_restore_of_etcd_the_brain_has_what_the_server_has() -> anyhow::
     objects.ensure_namespace().await?;
     let addresses = ["192.0.2.1".parse()?];
     objects.ensure_node(NewNode { name: "node-a", addresses: &addresses, labels: &[], pod_cidrs: &[] }).await?;
-    // The API server makes this one by itself, a while after it is ready.
+    // The API server creates this Service some time after it is ready.
     let own = await_condition(Api::namespaced(plane.client(), "default"), "kubernetes", |service: Option<&Service>| {
         service.is_some()
     });
@@ -93,7 +93,7 @@ async fn after_a_restore_of_etcd_the_brain_has_what_the_server_has() -> anyhow::
     let metrics = brain.feed().metrics().text(&brain.feed().state(), &localnet_brain::serve::Reports::default().all());
     anyhow::ensure!(metrics.contains("localnet_source_restored_total{of=\"services\"} 1"), "{metrics}");
 
-    // And from there on it follows what happens.
+    // After that, the brain follows further changes.
     create(&services, "newest").await?;
     await_names(brain.feed(), &names_at_the_server(&plane).await?).await
 }

@@ -1,5 +1,5 @@
-//! kube-proxy's iptables mode → localnet-iptables → kube-proxy, with connections running all the time: none fails, no flow moves.
-//! Then a cleanup leaves nothing of either.
+//! kube-proxy's iptables mode → localnet-iptables → kube-proxy, under continuous connections: no connection fails, and no flow
+//! changes its endpoint. Afterwards, cleanup removes the rules of both.
 
 use std::{
     collections::BTreeSet,
@@ -39,7 +39,7 @@ struct World {
     network: Network,
     _servers: Servers,
     cluster_ips: Vec<IpAddr>,
-    /// Of the tools.
+    /// The flavour of the iptables tools.
     flavour: &'static str,
 }
 
@@ -90,7 +90,7 @@ impl World {
         kube_proxy::start(self.network.node(), &self.programs, Mode::Iptables(self.flavour), whose, &lines)
     }
 
-    /// Both families' tables.
+    /// The tables of both families.
     fn saved(&self) -> anyhow::Result<String> {
         let save = |tables| self.network.node().output(&mut Command::new(format!("{tables}-{}-save", self.flavour)));
         Ok(save("iptables")? + &save("ip6tables")?)
@@ -104,11 +104,13 @@ impl World {
         Ok(names.filter(|name| of_services.iter().any(|start| name.starts_with(start))).map(str::to_owned).collect())
     }
 
-    /// Waits until both families have a rule, and none has the other.
-    fn await_rules_of(&self, program: &str, rule: &str, other: Option<&str>) -> anyhow::Result<()> {
-        let has_no_other = |saved: &str| other.is_none_or(|other| !saved.contains(other));
-        let are_there = || self.saved().is_ok_and(|saved| saved.matches(rule).count() >= 2 && has_no_other(&saved));
-        await_condition(rule, are_there).with_context(|| format!("{program}: {}", self.programs.log(program)))
+    /// Waits until both families have the rule that only one of the programs writes, and neither has that of the other program.
+    fn await_rules_of(&self, program: &str, rule: &str, other: &str) -> anyhow::Result<()> {
+        let are_alone = || self.saved().is_ok_and(|saved| saved.matches(rule).count() >= 2 && !saved.contains(other));
+        await_condition(rule, are_alone).with_context(|| {
+            let saved = self.saved().unwrap_or_else(|error| format!("{error:#}"));
+            format!("{program}, without {other}: {}\n{saved}", self.programs.log(program))
+        })
     }
 }
 
@@ -117,9 +119,9 @@ fn addresses(pod: &str) -> [IpAddr; 2] {
     Pod::at(ip).expect("a pod of the lab").addresses()
 }
 
-/// Of both: they drop what connection tracking cannot place.
-const THEIRS: &str = "-A KUBE-FORWARD -m conntrack --ctstate INVALID";
-/// Of localnet alone: it refuses unused ports.
+/// Only kube-proxy writes this rule: NodePorts on all local addresses. localnet writes one rule for each address.
+const THEIRS: &str = "--dst-type LOCAL -j KUBE-NODEPORTS";
+/// Only localnet writes this rule: it rejects unused ports of ClusterIPs.
 const OURS: &str = "-j KUBE-CLUSTER-IPS";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -169,18 +171,18 @@ fn there_and_back(world: &World) -> anyhow::Result<()> {
             kube_proxy.wait()?;
             let source = format!("kube:{}", world.plane.kube_proxy_kubeconfig().display());
             let mut brain = world.programs.start_brain(node, &source)?;
-            // It is not told which tools kube-proxy used.
+            // localnet must find out by itself which tools kube-proxy used.
             let (api, cluster) = (world.programs.api(), CLUSTER_CIDRS.join(","));
             let mut ours =
                 world.programs.start(node, "localnet-iptables", &["--api", &api, "--cluster-cidr", &cluster])?;
-            world.await_rules_of("localnet-iptables", OURS, None)?;
+            world.await_rules_of("localnet-iptables", OURS, THEIRS)?;
             anyhow::ensure!(world.chains()? == chains, "chains have other names than kube-proxy's");
             ours.kill()?;
             ours.wait()?;
             brain.kill()?;
             brain.wait()?;
             kube_proxy = world.start_kube_proxy()?;
-            world.await_rules_of(KUBE_PROXY, THEIRS, Some(OURS))?;
+            world.await_rules_of(KUBE_PROXY, THEIRS, OURS)?;
             anyhow::ensure!(world.chains()? == chains, "kube-proxy has found other chains than its own");
             kube_proxy.kill()?;
             kube_proxy.wait()?;
@@ -198,7 +200,7 @@ fn there_and_back(world: &World) -> anyhow::Result<()> {
     let mut cleanup = world.programs.start(node, "localnet-iptables", &["cleanup"])?;
     anyhow::ensure!(cleanup.wait()?.success(), "{}", world.programs.log("localnet-iptables"));
     let left = Backend::Iptables(world.flavour).listing(node)?;
-    // The kubelet's, which kube-proxy makes for it.
+    // Chains of the kubelet, which kube-proxy creates.
     let left: Vec<_> = left.iter().filter(|line| line.contains("KUBE-") && !line.contains("KUBE-FIREWALL")).collect();
     anyhow::ensure!(left.is_empty(), "cleanup left {left:?}");
     Ok(())

@@ -1,4 +1,4 @@
-//! Every command on a live node: formats, exit codes, a saved state, the plugin's name.
+//! Every command of `localnet` on a live node: formats, exit codes, a saved state, and the name as a plugin.
 
 use std::{os::unix::fs::symlink, process::Command};
 
@@ -51,13 +51,14 @@ fn a_node_that_is_well_is_told_so_by_every_command() {
     assert!(versions.starts_with("localnet 0.") && versions.contains("\nlocalnet-brain 0."), "{versions}");
 }
 
-/// The backend alone has flags; every command answers with its configuration, and names it. Without it a healthy node failed each of them.
+/// Regression: only the backend has flags, and without its configuration each command failed on a healthy node. Every command
+/// uses the configuration that the backend has reported, and names it.
 #[test]
 fn every_command_answers_with_the_configuration_of_the_backend() {
     let node = well();
     let as_reported = "configuration: as the nft backend reports it\n";
     for (arguments, expected) in [
-        // A pod of the cluster is told from a stranger by the configuration alone.
+        // Only the configuration distinguishes a pod of the cluster from other clients.
         (&["explain", "--from", "pod", "--to", "shop/web:http"][..], "source   kept"),
         (&["explain", "--from", "10.180.1.9", "--to", "shop/web:http"], "10.180.1.9 (pod)"),
         (&["explain", "--why-not", "shop/web:http"], "nothing is wrong with it here"),
@@ -77,7 +78,7 @@ fn every_command_answers_with_the_configuration_of_the_backend() {
     assert!(doctor.out.contains(&pods), "{}", doctor.out);
 }
 
-/// The programs besides `localnet-nft`, each with its own way to a brain.
+/// The programs other than `localnet-nft`, each of which connects to a brain in its own way.
 #[test]
 fn other_programs_report_their_configuration_too() {
     let configuration = |node: &Scenario| -> Option<serde_json::Value> {
@@ -108,7 +109,7 @@ fn other_programs_report_their_configuration_too() {
     }
 }
 
-/// Those that are not ready are listed, too, with their conditions in Kubernetes' words.
+/// Endpoints that are not ready are listed, too, with their conditions in Kubernetes' terms.
 #[test]
 fn endpoints_that_are_not_ready_are_listed() {
     for (fault, expected) in [
@@ -122,7 +123,7 @@ fn endpoints_that_are_not_ready_are_listed() {
     }
 }
 
-/// Where the kernel counts them, bytes are shown, and from the second look on rates.
+/// If the kernel counts bytes, they are shown, and rates from the second update on.
 #[test]
 fn top_goes_on_and_shows_rates() {
     let node = Scenario::build(&named("stale-udp-flow"), &["backend".to_owned()]).unwrap();
@@ -137,7 +138,7 @@ fn top_goes_on_and_shows_rates() {
     assert!(said.out.contains("shop/dns:dns"), "{}", said.out);
 }
 
-/// It has applied all that there is, and nobody will apply what comes.
+/// A backend that has applied everything and exited is unhealthy, because no program would apply the next change.
 #[test]
 fn a_backend_that_is_gone_is_not_well() {
     let steps = ["backend", "kill backend"].map(str::to_owned);

@@ -1,4 +1,4 @@
-//! `docs/debugging.md` is true: each of its commands runs on a node where the trouble is, and prints what the page shows.
+//! Verifies `docs/debugging.md`: each of its commands runs on a node with the described problem, and prints what the page shows.
 //! `UPDATE_EXPECT=1` rewrites the page.
 
 use std::{fs, path::Path};
@@ -7,11 +7,11 @@ use localnet_lab::expect_file;
 
 use crate::scenario::{self, Scenario, named};
 
-/// The line before a trouble's first command: which fault of `e2e/faults` it is, or which Case of `e2e/cases`.
+/// The line before the first command about a problem. It names a fault of `e2e/faults` or a Case of `e2e/cases`.
 const FAULT: &str = "<!-- fault: ";
 const CASE: &str = "<!-- case: ";
 
-/// Numbers that the kernel gives, and ages: they differ from run to run.
+/// Replaces numbers from the kernel, and ages, which differ between runs.
 fn steady(text: &str) -> String {
     let mut out = String::new();
     for line in text.lines() {
@@ -32,7 +32,7 @@ fn steady(text: &str) -> String {
     out
 }
 
-/// The page with what the commands print now.
+/// The page with the current output of the commands.
 fn played(page: &str) -> String {
     let mut out = String::new();
     let mut scenario: Option<Scenario> = None;
@@ -41,7 +41,7 @@ fn played(page: &str) -> String {
         let fault = line.strip_prefix(FAULT).map(|name| named(name.trim_end_matches(" -->")));
         let case = line.strip_prefix(CASE).map(|name| scenario::case(name.trim_end_matches(" -->")));
         if let Some(folder) = fault.or(case) {
-            // The one before is taken down first.
+            // Remove the previous scenario first.
             drop(scenario.take());
             scenario = Some(Scenario::build(&folder, &scenario::steps(&folder)).unwrap());
         }

@@ -1,14 +1,14 @@
-//! Every fault of `e2e/faults`: `--why-not` names its cause first, in all but a twentieth of them at the most.
+//! Runs every fault of `e2e/faults`: `--why-not` names its cause first, with exceptions for at most 1 in 20 faults.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::scenario::{self, Scenario};
 
-/// What is asked for: 38 of 40.
+/// The required ratio: 38 of 40.
 const RIGHT_OF_TWENTY: usize = 19;
 const AT_A_TIME: usize = 4;
 
-/// The causes that are named, the first one first.
+/// The causes that `--why-not` names, in order.
 fn named(folder: &std::path::Path) -> anyhow::Result<(String, Vec<String>)> {
     let fault = scenario::read(folder)?;
     let scenario = Scenario::build(folder, &fault.steps)?;

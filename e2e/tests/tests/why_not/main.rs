@@ -1,5 +1,5 @@
-//! `localnet` on nodes where something is wrong: the faults of `e2e/faults`, and the troubles of `docs/debugging.md`, each in a
-//! network of namespaces with the programs as they are shipped.
+//! Runs `localnet` on nodes with problems: the faults of `e2e/faults` and the problems of `docs/debugging.md`, each in separate
+//! network namespaces with the programs as shipped.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 

@@ -1,4 +1,4 @@
-//! One fault of `e2e/faults`, made real.
+//! One fault of `e2e/faults`, reproduced on a node.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use localnet_e2e::{Programs, await_condition, program};
 use localnet_lab::{Namespace, Network, Running, Topology, topology::CLUSTER_CIDRS};
 use serde::Deserialize;
 
-/// What is wrong, and how it is asked for.
+/// A fault, and the command to diagnose it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Fault {
@@ -39,21 +39,21 @@ pub(crate) fn all() -> Vec<PathBuf> {
     found
 }
 
-/// A directory of that name.
+/// The directory of a fault.
 pub(crate) fn named(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("faults").join(name);
     assert!(path.is_dir(), "e2e/faults has no {name}");
     path
 }
 
-/// A Case of that name.
+/// The directory of a Case.
 pub(crate) fn case(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("cases").join(name);
     assert!(path.is_dir(), "e2e/cases has no {name}");
     path
 }
 
-/// What happens on the node: a Case has no steps of its own.
+/// The steps on the node. A Case has no steps of its own.
 pub(crate) fn steps(folder: &Path) -> Vec<String> {
     if folder.join("fault.yaml").exists() { read(folder).unwrap().steps } else { backend_alone() }
 }
@@ -64,7 +64,7 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Fault> {
     serde_saphyr::from_str(&text).with_context(|| format!("reading {}", file.display()))
 }
 
-/// What the command printed, and how it ended.
+/// The output of a command, and its exit code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Said {
     pub(crate) out: String,
@@ -72,7 +72,7 @@ pub(crate) struct Said {
     pub(crate) code: i32,
 }
 
-/// A node on which the steps of a fault were taken.
+/// A node on which the steps of a fault were executed.
 pub(crate) struct Scenario {
     pub(crate) network: Network,
     pub(crate) programs: Programs,
@@ -82,7 +82,7 @@ pub(crate) struct Scenario {
 }
 
 impl Scenario {
-    /// Takes the steps.
+    /// Executes the steps.
     pub(crate) fn build(folder: &Path, steps: &[String]) -> anyhow::Result<Self> {
         let mut topology = Topology::with_pods(["10.180.0.1", "10.180.0.2", "10.180.0.3", "10.180.1.1"])?;
         topology.node_addresses.clear();
@@ -144,7 +144,7 @@ impl Scenario {
         }
     }
 
-    /// The file is replaced as a whole at once, as editors and ConfigMaps do it.
+    /// Replaces the file in one step, as editors and ConfigMaps do.
     fn becomes_later(&self) -> anyhow::Result<()> {
         let beside = self.programs.path().join("later.tmp");
         fs::copy(self.folder.join("later.yaml"), &beside).context("copying later.yaml")?;

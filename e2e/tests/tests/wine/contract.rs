@@ -1,4 +1,4 @@
-//! The suite that every HNS has to pass, through `computenetwork.dll`.
+//! Runs the suite that every HNS must pass, through `computenetwork.dll`.
 
 use localnet_lab::{Network, Topology};
 

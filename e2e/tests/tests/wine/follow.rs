@@ -1,4 +1,4 @@
-//! The program beside a brain on Linux: changes, restarts, what others do, and the end.
+//! The program with a brain on Linux: changes, restarts, changes by other programs, and the exit.
 
 use std::{fs, path::Path};
 
@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::windows::{Windows, is_possible};
 
-/// The cluster: a node, and a Service with a pod on this node and pods on another one.
+/// A cluster: a Node, and a Service with a pod on this node and pods on another one.
 pub(super) fn cluster(remote_pods: &[u8]) -> String {
     let endpoint = |address: String, node: &str| {
         format!("- {{addresses: [{address}], nodeName: {node}, conditions: {{ready: true}}}}\n")
@@ -32,7 +32,7 @@ pub(super) fn write(file: &Path, text: &str) {
 }
 
 pub(super) const API: &str = "tcp://127.0.0.1:12090";
-/// The end of the identifier of the pod's endpoint.
+/// The last digits of the identifier of the pod's endpoint.
 pub(super) const POD: &str = "00000000";
 
 pub(super) fn brain(programs: &Programs, node: &Namespace, file: &Path) -> Running {
@@ -40,7 +40,7 @@ pub(super) fn brain(programs: &Programs, node: &Namespace, file: &Path) -> Runni
     programs.start(node, "localnet-brain", &["--source", &source, "--node-name", "node-a", "--listen", API]).unwrap()
 }
 
-/// As Ctrl-C.
+/// Sends the signal that stands for Ctrl-C.
 fn interrupt(running: &Running) {
     kill_process(Pid::from_child(running), Signal::INT).unwrap();
 }
@@ -71,7 +71,8 @@ fn the_program_follows_a_brain_through_changes_and_restarts() {
     both(&[POD, "0ab40102"]);
     await_condition("the endpoint that nobody uses is gone", || windows.objects().len() == empty.len() + 3).unwrap();
 
-    // Others take a load balancer away; the brain ends; a change comes with its next life. Nothing is removed meanwhile.
+    // Another program removes a load balancer, the brain exits, and a change comes with the next brain. Nothing is removed in
+    // between.
     let mut objects = windows.objects();
     objects.retain(|(kind, _), json| kind != "balancer" || !json.contains("172.30.0.41"));
     windows.set_objects(&objects).unwrap();
@@ -84,7 +85,7 @@ fn the_program_follows_a_brain_through_changes_and_restarts() {
     both(&[POD, "0ab40103"]);
     await_condition("the endpoint that nobody uses is gone", || windows.objects().len() == empty.len() + 3).unwrap();
 
-    // A pod's endpoint that the CNI plugin makes anew has another identifier.
+    // If the CNI plugin recreates a pod's endpoint, it gets another identifier.
     let mut objects = windows.objects();
     let pod = ("endpoint".to_owned(), "00000000-0000-0000-0000-000000000000".to_owned());
     let document = objects.remove(&pod).unwrap().replace(&pod.1, "00000000-0000-0000-0000-000000000077");
@@ -95,7 +96,7 @@ fn the_program_follows_a_brain_through_changes_and_restarts() {
     interrupt(&program);
     assert!(windows.ended(&mut program).unwrap().success(), "{}", windows.said());
     both(&["00000077", "0ab40103"]);
-    // The next one finds all as it should be.
+    // The next run finds nothing to change.
     let before = windows.log();
     windows.run(node, &["--once", "--api", API, "--network-name", "pods"]).unwrap();
     let written = windows.log()[before.len()..].lines().filter(|line| line.starts_with("Hcn")).count();

@@ -1,12 +1,13 @@
-//! `localnet-win` as a Windows program, run by Wine, on an HNS that lives in a file (`e2e/wine/dll/computenetwork.c`).
+//! `localnet-win` as a Windows program, run by Wine, with an HNS that stores its objects in a file
+//! (`e2e/wine/dll/computenetwork.c`).
 //!
-//! | file | what it shows |
+//! | file | what it verifies |
 //! |---|---|
-//! | `conformance` | the program passes the kit for all backends |
-//! | `contract` | the library is called as its header says: the suite of every implementor, and nothing leaks |
-//! | `follow` | the program follows a brain on Linux, and what others do to HNS is put right |
+//! | `conformance` | the program passes the conformance kit |
+//! | `contract` | the library is called as its header requires (the suite of every implementor), and nothing leaks |
+//! | `follow` | the program follows a brain on Linux, and repairs changes that other programs make to HNS |
 //! | `service` | the program as a Windows service, and a brain on a named pipe |
-//! | `windows` | the program, a prefix of Wine's, and the file of the HNS |
+//! | `windows` | the program, a Wine prefix, and the file of the HNS |
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 

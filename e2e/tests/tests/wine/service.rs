@@ -1,4 +1,4 @@
-//! The program as Windows starts it by itself, and a brain that is served as Windows serves.
+//! The program as a Windows service, and a brain on a named pipe.
 
 use std::fs;
 
@@ -26,7 +26,7 @@ fn the_service_control_manager_starts_and_ends_it() {
     write(&file, &cluster(&[1]));
     write(&configuration, CONFIGURATION);
     let _brain = brain(&programs, node, &file);
-    // Wine ends a Windows with its last program that is no service.
+    // Wine shuts Windows down when the last program that is not a service exits.
     let _session = windows.start_pipe(node, "session", 12_090).unwrap();
     let (config, log_file) = (windows_path(&configuration), windows_path(&log));
     windows.install(node, &["--config", &config, "--api", API, "--log-file", &log_file]).unwrap();
@@ -46,7 +46,7 @@ fn the_service_control_manager_starts_and_ends_it() {
     windows.tool(node, "sc", &["query", SERVICE]).unwrap();
     let state = windows.said().split_off(said);
     assert!(state.contains("STOPPED") && state.contains("WIN32_EXIT_CODE    : 0 "), "{state}");
-    // What it programmed is there until somebody removes it.
+    // The programmed load balancers remain until they are removed explicitly.
     windows.await_balancers(&[("172.30.0.41:80", endpoints), ("node:30080", endpoints)]).unwrap();
     windows.leaks_nothing().unwrap();
     let log = fs::read_to_string(log).unwrap();
@@ -72,7 +72,7 @@ fn a_brain_on_a_named_pipe_is_followed() {
     both(&[POD, "0ab40101"]);
     write(&file, &cluster(&[1, 2]));
     both(&[POD, "0ab40101", "0ab40102"]);
-    // The connection breaks, and another one is made.
+    // The connection breaks, and the program connects again.
     drop(first_brain);
     await_condition("the program notices", || windows.said().contains("no state from the brain")).unwrap();
     write(&file, &cluster(&[3]));

@@ -1,4 +1,4 @@
-//! A Windows of its own for each test: its own Wine prefix, server and HNS. The files of the system are shared and only read.
+//! A separate Windows for each test, with its own Wine prefix, server and HNS. Only the read-only files of the system are shared.
 
 use std::{
     collections::BTreeMap,
@@ -25,11 +25,11 @@ fn cache() -> PathBuf {
     env::var_os("LOCALNET_CACHE").map_or_else(|| repository().join(".cache"), PathBuf::from).join("wine")
 }
 
-/// Whether this machine can run Windows programs at all. One that cannot says so where everybody sees it, and fails in CI.
+/// Whether this machine can run Windows programs. If it cannot, this prints a visible message, and fails in CI.
 pub(crate) fn is_possible() -> bool {
     let possible = cfg!(target_arch = "x86_64");
     if !possible {
-        // Past what the test harness keeps to itself.
+        // Bypass the output capture of the test harness.
         _ = io::stderr()
             .write_all(b"SKIPPED: LOCALNET-WIN IS NOT TESTED AS A WINDOWS PROGRAM, THIS MACHINE IS NO X86_64\n");
         assert!(env::var_os("CI").is_none(), "CI has to test localnet-win as a Windows program");
@@ -37,7 +37,7 @@ pub(crate) fn is_possible() -> bool {
     possible
 }
 
-/// The program, built from what is here now.
+/// The program, built from the current sources.
 pub(crate) fn program() -> &'static Path {
     static PROGRAM: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     PROGRAM.get_or_init(|| build().map_err(|error| format!("{error:#}"))).as_deref().unwrap()
@@ -48,7 +48,7 @@ fn build() -> anyhow::Result<PathBuf> {
     ensure!(ready.exists(), "Wine is not set up ({} is missing): run `make wine`", ready.display());
     let mut cargo = Command::new(repository().join("e2e/wine/cargo"));
     let built = cargo.args(["build", "--locked", "-p", "localnet-win"]).current_dir(repository()).output()?;
-    // What only Windows has is seen by no other compiler: its warnings count here.
+    // No other compilation sees the code that is only for Windows, so its warnings count here.
     let said = String::from_utf8_lossy(&built.stderr);
     ensure!(
         built.status.success() && !said.contains("warning: "),
@@ -60,12 +60,12 @@ fn build() -> anyhow::Result<PathBuf> {
     Ok(target.join("wine/x86_64-pc-windows-gnu/debug/localnet-win.exe"))
 }
 
-/// How Windows names a file of this system.
+/// The name of a Linux file in Windows.
 pub(crate) fn windows_path(path: &Path) -> String {
     format!("Z:{}", path.display()).replace('/', "\\")
 }
 
-/// The service that [`Windows::install`] makes.
+/// The service that [`Windows::install`] creates.
 pub(crate) const SERVICE: &str = "localnet-win";
 
 /// A Windows with an HNS.
@@ -75,18 +75,19 @@ pub(crate) struct Windows {
     version: String,
 }
 
-/// An object of the HNS: its kind, and its identifier.
+/// An object of the HNS: its kind and its identifier.
 pub(crate) type Object = (String, String);
 
 impl Windows {
-    /// With an HNS of that version that has a network `pods`, and endpoints of pods with these addresses on it.
+    /// Creates a Windows whose HNS has this version, a network `pods`, and endpoints of pods with these addresses.
     pub(crate) fn new(version: &str, network_type: &str, pods: &[&str]) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let windows = Self { folder, version: version.to_owned() };
         let prefix = windows.path("prefix");
         let made = Command::new(repository().join("e2e/wine/prefix")).arg(&prefix).status()?;
         ensure!(made.success(), "e2e/wine/prefix has ended with {made}");
-        // A service has the environment of the system, which is read when that starts, and not that of who starts the service.
+        // A service has the environment of the system, which is read when Windows starts. It does not inherit the environment of
+        // the program that starts it.
         let key = r"[System\\CurrentControlSet\\Control\\Session Manager\\Environment]";
         let values = windows.environment().map(|(name, value)| format!("{name:?}={value:?}\n"));
         let mut registry = fs::File::options().append(true).open(prefix.join("system.reg"))?;
@@ -112,7 +113,7 @@ impl Windows {
         self.folder.path().join(name)
     }
 
-    /// What the HNS holds, as it was written.
+    /// The objects of the HNS, as they were written.
     pub(crate) fn objects(&self) -> BTreeMap<Object, String> {
         let text = fs::read_to_string(self.path("hns")).unwrap_or_default();
         let object = |line: &str| {
@@ -122,14 +123,14 @@ impl Windows {
         text.lines().filter_map(object).collect()
     }
 
-    /// What the HNS is to hold, behind the back of whoever uses it.
+    /// Replaces the objects of the HNS without notifying its users.
     pub(crate) fn set_objects(&self, objects: &BTreeMap<Object, String>) -> anyhow::Result<()> {
         let lines: Vec<String> = objects.iter().map(|((kind, id), json)| format!("{kind}\t{id}\t{json}\n")).collect();
         fs::write(self.path("hns.test"), lines.concat())?;
         Ok(fs::rename(self.path("hns.test"), self.path("hns"))?)
     }
 
-    /// The load balancers: address and port, and the last digits of its endpoints' identifiers.
+    /// The load balancers: address and port, and the last digits of the identifiers of their endpoints.
     pub(crate) fn balancers(&self) -> BTreeMap<String, Vec<String>> {
         let of = |json: &String| {
             let document: Value = serde_json::from_str(json).unwrap_or_else(|error| panic!("{json}: {error}"));
@@ -145,7 +146,7 @@ impl Windows {
         self.objects().iter().filter(|((kind, _), _)| kind == "balancer").map(|(_, json)| of(json)).collect()
     }
 
-    /// Waits until the load balancers are these.
+    /// Waits for exactly these load balancers.
     pub(crate) fn await_balancers(&self, expected: &[(&str, &[&str])]) -> anyhow::Result<()> {
         let owned = |(name, endpoints): &(&str, &[&str])| {
             ((*name).to_owned(), endpoints.iter().map(|&id| id.to_owned()).collect::<Vec<_>>())
@@ -155,7 +156,7 @@ impl Windows {
             .with_context(|| format!("expected {expected:?}, there are {:?}; {}", self.balancers(), self.said()))
     }
 
-    /// What the stand-in for HNS is told by its environment.
+    /// The environment variables that configure the stand-in for HNS.
     fn environment(&self) -> [(&'static str, String); 3] {
         [
             ("LOCALNET_HNS", windows_path(&self.path("hns"))),
@@ -170,7 +171,7 @@ impl Windows {
     }
 
     fn start_other(&self, namespace: &Namespace, program: &OsStr, arguments: &[&str]) -> anyhow::Result<Running> {
-        // Others of Wine's processes inherit the output and outlive the program: a pipe would not end with it.
+        // Other processes of Wine inherit the output and outlive the program, so a pipe would not end with the program.
         let output = fs::File::options().create(true).append(true).open(self.path("said"))?;
         let other = output.try_clone()?;
         namespace.spawn(repository().join("e2e/wine/run"), |command| {
@@ -181,7 +182,7 @@ impl Windows {
         })
     }
 
-    /// Starts a server on a named pipe, which passes all to a TCP port of the namespace, and waits until it is there.
+    /// Starts a server on a named pipe that forwards to a TCP port of the namespace, and waits until it runs.
     pub(crate) fn start_pipe(&self, namespace: &Namespace, name: &str, port: u16) -> anyhow::Result<Running> {
         let running = self.start_other(namespace, cache().join("pipe.exe").as_os_str(), &[name, &port.to_string()])?;
         await_condition("the named pipe", || self.said().contains("listening"))?;
@@ -194,7 +195,7 @@ impl Windows {
         self.succeeded(running, arguments)
     }
 
-    /// Runs a tool of Windows to its end. What it says is among what the program said.
+    /// Runs a tool of Windows to its end. Its output is appended to that of the program.
     pub(crate) fn tool(&self, namespace: &Namespace, tool: &str, arguments: &[&str]) -> anyhow::Result<()> {
         let running = self.start_other(namespace, OsStr::new(tool), arguments)?;
         self.succeeded(running, arguments).context(tool.to_owned())
@@ -206,13 +207,13 @@ impl Windows {
         Ok(())
     }
 
-    /// Makes the program a service of this Windows, with these arguments.
+    /// Installs the program as a service of this Windows, with these arguments.
     pub(crate) fn install(&self, namespace: &Namespace, arguments: &[&str]) -> anyhow::Result<()> {
         let command = format!("{} {}", windows_path(program()), arguments.join(" "));
         self.tool(namespace, "sc", &["create", SERVICE, "binpath=", &command])
     }
 
-    /// Waits for the end of the program.
+    /// Waits until the program exits.
     pub(crate) fn ended(&self, running: &mut Running) -> anyhow::Result<ExitStatus> {
         let mut status = None;
         await_condition("the end of the program", || {
@@ -223,17 +224,17 @@ impl Windows {
         status.context("no status")
     }
 
-    /// What the program said.
+    /// The output of the program.
     pub(crate) fn said(&self) -> String {
         fs::read_to_string(self.path("said")).unwrap_or_default()
     }
 
-    /// What the HNS was asked to change, or refused.
+    /// The changes that were requested from the HNS, and its refusals.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 
-    /// Fails if a handle is open, or a string was not freed, at the end of a process.
+    /// Fails if a process has exited with an open handle or a string that was not freed.
     pub(crate) fn leaks_nothing(&self) -> anyhow::Result<()> {
         let log = self.log();
         let ends: Vec<&str> = log.lines().filter(|line| line.starts_with("unloaded")).collect();
@@ -253,7 +254,7 @@ impl Windows {
 
 impl Drop for Windows {
     fn drop(&mut self) {
-        // What Wine has started for this prefix, and nothing else.
+        // Ends only the processes that Wine has started for this prefix.
         let mut server = Command::new("/usr/lib/wine/wineserver64");
         _ = server.arg("-k").env("WINEPREFIX", self.path("prefix")).env("TMPDIR", self.path("prefix")).status();
     }

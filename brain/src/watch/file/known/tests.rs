@@ -1,4 +1,4 @@
-//! Only what has changed is read again, and the end is the same as that of reading everything.
+//! Only changes are read again, and the result is the same as that of reading everything.
 
 use std::{
     fs,
@@ -9,18 +9,18 @@ use std::{
 use super::Known;
 use crate::watch::file::{load, tests::World};
 
-/// A Service that is recognised by its ClusterIP.
+/// A Service that is recognized by its ClusterIP.
 fn service(name: &str, last: u8) -> String {
     let spec = format!("  clusterIP: 10.96.0.{last}\n  ports:\n  - port: 80\n");
     format!("---\napiVersion: v1\nkind: Service\nmetadata:\n  name: {name}\nspec:\n{spec}")
 }
 
-/// All that is written by now was written long before.
+/// A time long after all writes of the test.
 fn later() -> SystemTime {
     SystemTime::now() + Duration::from_secs(3600)
 }
 
-/// How many files were read and documents parsed; `None` when something was wrong.
+/// The number of files read and of documents parsed. `None` if there was a problem.
 fn read(known: &mut Known, world: &mut World, folder: &Path, now: SystemTime) -> Option<(usize, usize)> {
     let news = known.read(folder, now).ok()?;
     let read = (news.files(), news.parsed);
@@ -28,7 +28,7 @@ fn read(known: &mut Known, world: &mut World, folder: &Path, now: SystemTime) ->
     Some(read)
 }
 
-/// What a reader finds that knows nothing.
+/// The objects that a new reader finds.
 fn anew(folder: &Path) -> World {
     let mut world = World::default();
     world.fold(load(folder).unwrap().events);
@@ -70,8 +70,8 @@ fn only_what_has_changed_is_read_again() {
     check((1, 0), "another file with the same content");
 }
 
-/// The clock that stamps files ticks every few milliseconds: of a file that was just written, the same stamp may be that of
-/// another content.
+/// The clock that stamps files ticks every few milliseconds. So a file that was just written can get new content with the same
+/// stamp.
 #[test]
 fn a_file_that_was_just_written_is_read_again_whatever_its_stamp() {
     let folder = tempfile::tempdir().unwrap();
@@ -84,7 +84,7 @@ fn a_file_that_was_just_written_is_read_again_whatever_its_stamp() {
     assert_eq!(read(&mut known, &mut world, folder.path(), now), Some((0, 0)));
 }
 
-/// A good file that changed beside a bad one is not forgotten.
+/// Regression: a valid file that changed together with an invalid one must be read again.
 #[test]
 fn what_nobody_took_is_news_again() {
     let folder = tempfile::tempdir().unwrap();
@@ -130,7 +130,7 @@ mod any_history {
 
     use super::*;
 
-    /// Some files, each with a few documents: the object of a name with an address, something that is ignored, or nonsense.
+    /// A line of a file: an object with an address, an ignored object, or an invalid one.
     #[derive(Clone, Debug)]
     enum Line {
         Service(u8, u8),
@@ -158,8 +158,8 @@ mod any_history {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Whatever is written, removed and read in between, good or bad: what is known is what a new reader would find, or
-        /// what was found last.
+        /// Whatever is written, deleted and read, valid or invalid: the known objects are those that a new reader would find, or
+        /// those of the last successful read.
         #[test]
         fn ends_as_if_read_anew(history in prop::collection::vec((0..3u8, prop::option::of(prop::collection::vec(line(), 0..4)), any::<bool>()), 1..12)) {
             let folder = tempfile::tempdir().unwrap();
@@ -167,7 +167,7 @@ mod any_history {
             for (file, lines, settled) in history {
                 let path = folder.path().join(format!("{file}.yaml"));
                 match lines {
-                    // A file without any document would be one that is being written.
+                    // A file without documents would count as one that is being written.
                     Some(lines) => fs::write(&path, format!("apiVersion: v1\nkind: List\n{}", text(&lines))).unwrap(),
                     None => _ = fs::remove_file(&path),
                 }

@@ -1,5 +1,5 @@
-//! What each Service would be were there no other one: where several claim one address the brain gives it to the oldest, and
-//! kube-proxy, port by port, to whichever it happens to see last. Pure.
+//! The state of each Service as if it were the only one. If several Services claim one address, the brain gives it to the oldest,
+//! whereas kube-proxy gives each port to whichever Service it processes last. Pure.
 
 use std::net::IpAddr;
 
@@ -47,7 +47,7 @@ pub(crate) fn alone(service: &Service, facts: &NodeFacts, node: &NodeState) -> a
     Ok(Snapshot { node: node.clone(), services: services.collect(), ..Snapshot::default() })
 }
 
-/// For each Service that claims `address` from outside of the cluster, the state were it alone.
+/// For each Service that claims `address` as an external address, the state with that Service alone.
 pub(crate) fn claimants(cluster: &Cluster, address: IpAddr, node: &NodeState) -> Vec<Snapshot> {
     let names = |service: &&Service| {
         let external = service.external_ips.iter().copied();

@@ -1,4 +1,4 @@
-//! Sends packets, and says what came of them. Knows nothing of what is right; how often to ask follows from what is expected.
+//! Sends packets and records their outcomes. It does not judge them, but the expected outcome decides how many packets it sends.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,23 +13,23 @@ use localnet_lab::{Network, Probe, probe};
 use super::question::Question;
 
 const CONNECTIONS: usize = 3;
-/// With n endpoints, the chance that one of them is missed in n times as many connections is below 10⁻¹⁴.
+/// With n endpoints and this many connections per endpoint, the chance of missing one endpoint is below 10⁻¹⁴.
 const MOST_CONNECTIONS_PER_ENDPOINT: usize = 40;
 
-/// All of them together take a second, unless packets are lost …
+/// Maximum time for all connections of a question. Without packet loss, they take a second.
 const LONGEST: Duration = Duration::from_secs(10);
-/// … and longer where many endpoints must be seen.
+/// Additional time for each endpoint, if many must be seen.
 const LONGEST_PER_ENDPOINT: Duration = Duration::from_secs(1);
 
-/// What came of a question on one side.
+/// The outcomes of a question on one side.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Seen {
-    /// Who answered, which source they saw, and how often.
+    /// The number of answers by each endpoint and the source address that it saw.
     pub(crate) answers: BTreeMap<(SocketAddr, IpAddr), usize>,
-    /// What else came of it: a reject, silence, no route.
+    /// Other outcomes: a reject, silence or no route.
     pub(crate) others: BTreeSet<probe::Outcome>,
     pub(crate) connections: usize,
-    /// When it was asked.
+    /// When the packets were sent.
     pub(crate) span: Option<Span>,
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for Seen {
     }
 }
 
-/// A question, what is expected of it, and whether all endpoints must be seen.
+/// A question, its expected outcome, and whether all endpoints must be seen.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
     pub(crate) question: Question,
@@ -57,7 +57,7 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    /// Sends it.
+    /// Sends the packets.
     pub(crate) fn ask(&self, network: &Network) -> anyhow::Result<Seen> {
         let question = &self.question;
         let probe = Probe::new(question.protocol, question.to).from(question.source());
@@ -68,7 +68,7 @@ impl Asked {
             Outcome::Endpoints { affinity: Some(_), .. } => (probe, CONNECTIONS + 1, usize::MAX),
             Outcome::Endpoints { .. } => (probe, CONNECTIONS, usize::MAX),
             Outcome::Reject | Outcome::NotOurs => (probe, 2, usize::MAX),
-            Outcome::Drop => (probe.timeout(probe::SILENCE), 1, usize::MAX),
+            Outcome::Drop => (probe.timeout(probe::SILENCE_TIMEOUT), 1, usize::MAX),
         };
         let to_be_seen = if choices == usize::MAX { 0 } else { u32::try_from(choices).unwrap_or(u32::MAX) };
         let longest = LONGEST + LONGEST_PER_ENDPOINT * to_be_seen;
@@ -84,7 +84,8 @@ impl Asked {
                     seen.others.insert(other);
                 }
             }
-            // Silence takes long, and is wrong or expected; so does a connection that is answered only when it is asked for again.
+            // Stop after silence, which takes long, whether expected or not. A connection that is answered only after a
+            // retransmission takes as long.
             let is_silent = seen.others.contains(&probe::Outcome::Dropped) || began.elapsed() > longest;
             is_silent || seen.answers.len() >= choices
         })?;

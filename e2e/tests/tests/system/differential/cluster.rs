@@ -1,4 +1,4 @@
-//! A cluster as the generator thinks of it, and the Kubernetes objects that it stands for.
+//! A cluster as the generator represents it, and the Kubernetes objects that it stands for.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -8,7 +8,7 @@ use localnet_lab::{
 };
 use serde_json::{Value, json};
 
-/// The Services of a cluster, by slot, what its Node says, and the CIDRs of the ServiceCIDR beside the default one.
+/// The Services of a cluster by slot, the facts of its Node, and the CIDRs of the ServiceCIDR in addition to the default one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Cluster {
     pub(crate) services: BTreeMap<u8, Service>,
@@ -16,7 +16,7 @@ pub(crate) struct Cluster {
     pub(crate) more_service_cidrs: &'static [&'static str],
 }
 
-/// What the Node object says of the node whose rules are compared.
+/// The facts in the Node object of the node whose rules are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NodeFacts {
     pub(crate) zone: Option<&'static str>,
@@ -45,7 +45,7 @@ impl NodeFacts {
     }
 }
 
-/// What kind of Service; ExternalName and headless ones are nothing to a service proxy.
+/// The type of a Service. A service proxy ignores ExternalName and headless Services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     ClusterIp,
@@ -59,7 +59,7 @@ pub(crate) enum Kind {
 pub(crate) struct Service {
     pub(crate) name: String,
     pub(crate) kind: Kind,
-    /// One of each family, the first one's family first.
+    /// One address of each family, in the order of the Service's families.
     pub(crate) cluster_ips: Vec<IpAddr>,
     pub(crate) ports: Vec<Port>,
     pub(crate) external_ips: Vec<IpAddr>,
@@ -72,8 +72,8 @@ pub(crate) struct Service {
     pub(crate) allocate_node_ports: bool,
     pub(crate) health_port: u16,
     pub(crate) distribution: Option<&'static str>,
-    /// What the API server does not change directly is changed by way of type ExternalName, which keeps the object. Otherwise
-    /// the Service is removed and created.
+    /// Whether a change that the API server refuses is made by changing to type ExternalName first, which keeps the object.
+    /// Otherwise, the Service is deleted and created again.
     pub(crate) keeps_object: bool,
     pub(crate) slices: Vec<Slice>,
 }
@@ -83,7 +83,7 @@ pub(crate) struct Port {
     pub(crate) name: &'static str,
     pub(crate) protocol: Protocol,
     pub(crate) number: u16,
-    /// Used when the kind has NodePorts.
+    /// Used if the type has NodePorts.
     pub(crate) node_port: u16,
 }
 
@@ -124,13 +124,13 @@ impl Service {
         self.kind == Kind::NodePort || self.kind == Kind::LoadBalancer && self.allocate_node_ports
     }
 
-    /// The ports at which the nodes serve it.
+    /// The NodePorts.
     pub(crate) fn node_ports(&self) -> impl Iterator<Item = (Protocol, u16)> + '_ {
         let ports = self.has_node_ports().then_some(&self.ports);
         ports.into_iter().flatten().map(|port| (port.protocol, port.node_port))
     }
 
-    /// The load balancer addresses that the API shows.
+    /// The load balancer addresses in the status.
     pub(crate) fn ingress(&self) -> &[Ingress] {
         if self.kind == Kind::LoadBalancer { &self.ingress } else { &[] }
     }
@@ -202,7 +202,7 @@ impl Service {
         self.ports.iter().map(object).collect()
     }
 
-    /// What the status of the object becomes.
+    /// The status of the object.
     pub(crate) fn status(&self) -> Value {
         let entry = |ingress: &Ingress| match ingress.mode {
             Some(mode) => json!({ "ip": ingress.ip, "ipMode": mode }),
@@ -256,7 +256,7 @@ impl SliceEndpoint {
     }
 }
 
-/// As Kubernetes writes it.
+/// The name of the protocol in Kubernetes.
 pub(crate) fn upper(protocol: Protocol) -> String {
     protocol.to_string().to_uppercase()
 }

@@ -1,4 +1,4 @@
-//! A difference in words: the packet, the three outcomes, and the objects of the Services that it concerns.
+//! Describes a difference: the packet, the three outcomes, and the objects of the Services involved.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! What `localnet explain` says of the packets that are sent, asked on our node as a person would.
+//! Runs `localnet explain` on our node for the packets that are sent.
 
 use std::{collections::BTreeSet, fs, net::SocketAddr, process::Command};
 
@@ -14,7 +14,7 @@ use super::{
     world::{Side, World},
 };
 
-/// As much of an answer as an outcome is made of.
+/// The fields of an answer that determine the outcome.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Answer {
@@ -44,7 +44,7 @@ fn line(question: &Question) -> String {
     format!("{} {}/{}\n", question.source(), question.to, question.protocol)
 }
 
-/// The outcome of each packet, as the command tells it with the flags that the backend has.
+/// The outcome of each packet according to the command, with the backend's flags.
 pub(crate) fn outcomes(world: &World, setup: &Setup, asked: &[Asked]) -> anyhow::Result<Vec<Outcome>> {
     let file = world.folder().join("packets.txt");
     fs::write(&file, asked.iter().map(|asked| line(&asked.question)).collect::<String>())?;

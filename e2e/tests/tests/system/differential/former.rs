@@ -1,7 +1,7 @@
-//! What kube-proxy still holds of slices that have gone to another Service. Pure.
+//! The slices that kube-proxy still uses after they moved to another Service. Pure.
 //!
-//! It files a slice under the Service that its label names, and looks at the new label only when that changes: the former owner
-//! keeps the slice as it was. Entry 14 of `docs/differences.md`.
+//! kube-proxy stores a slice under the Service that its label names. When the label changes, it only updates the new Service, so
+//! the former owner keeps the old slice. This is entry 14 of `docs/differences.md`.
 
 use std::collections::BTreeMap;
 
@@ -13,17 +13,17 @@ use super::{
     run::Scene,
 };
 
-/// Slices that have left their Service, by the Service's name and theirs.
+/// Slices that have left their Service, by the names of the Service and of the slice.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Former(BTreeMap<String, BTreeMap<String, Slice>>);
 
 impl Former {
-    /// A kube-proxy that starts holds what the API server shows.
+    /// Clears the slices. When kube-proxy starts, it has exactly the slices of the API server.
     pub(crate) fn clear(&mut self) {
         self.0.clear();
     }
 
-    /// Follows a change of the cluster.
+    /// Applies a change of the cluster.
     pub(crate) fn follow(&mut self, old: &Cluster, new: &Cluster) {
         let (old, new) = (owners(old), owners(new));
         for (name, (owner, slice)) in &old {
@@ -44,25 +44,25 @@ impl Former {
         }
     }
 
-    /// The state that these slices would still make, if there are any: endpoints and verdicts are as if nobody had left.
-    pub(crate) fn state(&self, scene: &Scene<'_>) -> Option<Snapshot> {
-        let mut state = scene.state.clone();
+    /// The cluster with these slices, if there are any, and the state that would result. Endpoints and verdicts are as if no
+    /// slice had moved.
+    pub(crate) fn held(&self, scene: &Scene<'_>) -> Option<(Cluster, Snapshot)> {
+        let (mut cluster, mut state) = (scene.cluster.clone(), scene.state.clone());
         let mut differs = false;
-        for service in scene.cluster.services.values() {
+        for service in cluster.services.values_mut() {
             let Some(slices) = self.0.get(&service.name).filter(|slices| !slices.is_empty()) else { continue };
-            let slices = service.slices.iter().chain(slices.values()).cloned().collect();
-            let before = Service { slices, ..service.clone() };
-            let Ok(before) = alone(&before, &scene.cluster.node, &state.node) else { continue };
+            service.slices.extend(slices.values().cloned());
+            differs = true;
+            let Ok(before) = alone(service, &cluster.node, &state.node) else { continue };
             for (key, before) in before.services {
                 if let Some(now) = state.services.get_mut(&key) {
                     let now = std::sync::Arc::make_mut(now);
                     now.endpoints.clone_from(&before.endpoints);
                     now.ports.clone_from(&before.ports);
-                    differs = true;
                 }
             }
         }
-        differs.then_some(state)
+        differs.then_some((cluster, state))
     }
 }
 

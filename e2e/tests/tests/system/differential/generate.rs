@@ -1,4 +1,4 @@
-//! Random clusters from a seed, and random changes to them. Pure: the same seed gives the same clusters.
+//! Random clusters from a seed, and random changes of them. Pure: the same seed gives the same clusters.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -29,7 +29,7 @@ const SOURCE_RANGES: [&str; 10] = [
 ];
 
 impl Cluster {
-    /// A new cluster.
+    /// Creates a random cluster.
     pub(crate) fn random(random: &mut Random) -> Self {
         let mut cluster = Self::default();
         cluster.node.zone = zone(random);
@@ -39,8 +39,8 @@ impl Cluster {
         cluster
     }
 
-    /// Some Services come, go and change; most stay. Sometimes the Node says something else of itself, or a ServiceCIDR comes, goes or
-    /// changes.
+    /// Adds, removes and changes some Services, and keeps most. Sometimes changes the Node's facts, or adds, removes or changes a
+    /// ServiceCIDR.
     pub(crate) fn change(&mut self, random: &mut Random) {
         if random.percent(20) {
             self.node.zone = zone(random);
@@ -83,7 +83,7 @@ impl Cluster {
         self.rename_slices();
     }
 
-    /// Slices go from one Service to another: what changes is their label.
+    /// Moves slices from one Service to another by changing their label.
     fn give_slices(&mut self, from: &mut Service, random: &mut Random) {
         let others: Vec<u8> = self.services.keys().copied().collect();
         if others.is_empty() {
@@ -101,7 +101,7 @@ impl Cluster {
         agree_on_duplicates(&mut to.slices);
     }
 
-    /// A slice that is about to come has the name of one that another Service was given: it gets another name.
+    /// Renames new slices whose names another Service's slices already have.
     fn rename_slices(&mut self) {
         let mut taken = BTreeSet::new();
         for slice in self.services.values_mut().flat_map(|service| &mut service.slices) {
@@ -127,7 +127,7 @@ impl Cluster {
         ]);
         let [v4, v6] = pools::cluster_ips(slot, *random.pick(&pools::CLUSTER_IPS_OF_SLOT));
         let ports = ports(slot, random);
-        // Some do not ask what others have claimed.
+        // Some Services ignore the claims of others.
         let taken = if random.percent(20) { BTreeSet::new() } else { self.taken_beside(slot) };
         let free = |pool: Vec<IpAddr>| -> Vec<IpAddr> {
             let is_free = |ip: &IpAddr| ports.iter().all(|port| !taken.contains(&(*ip, port.protocol, port.number)));
@@ -138,7 +138,7 @@ impl Cluster {
             true => random.some(&free(pools::external_ips()), 1..4),
             false => Vec::new(),
         };
-        // The same address twice, which source ranges may protect in one of its roles only.
+        // The same address twice. Source ranges may protect only one of its roles.
         if random.percent(12) {
             external_ips.extend(ingress.first());
         }
@@ -167,7 +167,7 @@ impl Cluster {
         }
     }
 
-    /// Addresses outside of the cluster that the Services of other slots claim, with protocols and ports.
+    /// External addresses that the Services of other slots claim, with protocols and ports.
     fn taken_beside(&self, slot: u8) -> BTreeSet<(IpAddr, Protocol, u16)> {
         let others = self.services.iter().filter(|(other, _)| **other != slot).map(|(_, service)| service);
         others.flat_map(claims).collect()
@@ -182,7 +182,7 @@ fn slots() -> Vec<u8> {
     (0..pools::SLOTS).collect()
 }
 
-/// What a Service claims outside of the cluster.
+/// The external addresses that a Service claims, with protocols and ports.
 fn claims(service: &Service) -> impl Iterator<Item = (IpAddr, Protocol, u16)> + '_ {
     let addresses = service.ingress.iter().map(|ingress| ingress.ip).chain(service.external_ips.iter().copied());
     addresses.flat_map(|ip| service.ports.iter().map(move |port| (ip, port.protocol, port.number)))
@@ -199,7 +199,7 @@ fn ports(slot: u8, random: &mut Random) -> Vec<Port> {
     for (name, node_port) in names.into_iter().zip(node_ports) {
         let name = if unnamed { "" } else { name };
         let (mut number, mut node_port, own) = (*random.pick(&pools::SERVICE_PORTS), node_port, protocol(random));
-        // The same numbers by another protocol are another port.
+        // The same number with another protocol is another port.
         if let Some(first) = ports.first()
             && first.protocol != own
             && random.percent(60)
@@ -214,7 +214,7 @@ fn ports(slot: u8, random: &mut Random) -> Vec<Port> {
     ports
 }
 
-/// How the endpoints of a slice are hinted.
+/// The hints of the endpoints of a slice.
 #[derive(Clone, Copy)]
 enum Hints {
     None,
@@ -229,7 +229,7 @@ fn slices(service: &str, ports: &[Port], random: &mut Random) -> Vec<Slice> {
     for v4 in [true, false] {
         let hints =
             random.weighted(&[(55, Hints::None), (20, Hints::Zones), (15, Hints::ZonesAndNodes), (10, Hints::Any)]);
-        // How likely an endpoint is as it should be: most Services work, some have nothing that is ready.
+        // The percentage of healthy endpoints. Most Services work, and some have no ready endpoint.
         let healthy = random.weighted(&[(6, 85), (2, 40), (2, 0)]);
         let of_family = slices.len();
         let usual = *random.pick(&pools::ENDPOINT_PORTS);
@@ -250,7 +250,7 @@ fn slices(service: &str, ports: &[Port], random: &mut Random) -> Vec<Slice> {
     slices
 }
 
-/// Addresses of endpoints, with the node that they may be said to be on: a pod on its own, others anywhere or nowhere.
+/// Addresses of endpoints, each with a node for its `nodeName`: a pod's own node, and any node or none for others.
 fn endpoints(v4: bool, foreign: u8) -> Vec<(IpAddr, Option<&'static str>)> {
     let of_family = |pair: [IpAddr; 2]| if v4 { pair[0] } else { pair[1] };
     let mut endpoints = Vec::new();
@@ -326,8 +326,9 @@ fn slice_ports(ports: &[Port], usual: u16, random: &mut Random) -> Vec<SlicePort
     of_slice
 }
 
-/// Of two endpoints that say different things about one address, kube-proxy takes whichever its map yields last, unless
-/// exactly one of them is terminating. Only what it decides can be compared.
+/// Removes contradictions that kube-proxy resolves at random. If two slices give one address different conditions, kube-proxy
+/// uses whichever endpoint its map yields last, unless exactly one of them is terminating. Only deterministic decisions can be
+/// compared.
 fn settle_duplicates(slices: &mut [Slice], random: &mut Random) {
     let mut seen: Vec<SliceEndpoint> = Vec::new();
     for endpoint in slices.iter_mut().flat_map(|slice| &mut slice.endpoints) {
@@ -344,7 +345,7 @@ fn settle_duplicates(slices: &mut [Slice], random: &mut Random) {
     }
 }
 
-/// All slices say the same about an address.
+/// Makes all slices agree about each address.
 fn agree_on_duplicates(slices: &mut [Slice]) {
     let mut seen: Vec<SliceEndpoint> = Vec::new();
     for endpoint in slices.iter_mut().flat_map(|slice| &mut slice.endpoints) {
@@ -355,7 +356,7 @@ fn agree_on_duplicates(slices: &mut [Slice]) {
     }
 }
 
-/// What a rolling update, a scaling or a probe does: only slices change.
+/// Changes only slices, as a rolling update, scaling or a probe does.
 fn endpoints_change(service: &mut Service, random: &mut Random) {
     match random.below(5) {
         0 => service.slices.clear(),
@@ -374,13 +375,13 @@ fn endpoints_change(service: &mut Service, random: &mut Random) {
     }
 }
 
-/// Takes over some of what another Service in the same slot is like.
+/// Copies some properties of another Service in the same slot.
 fn mix(service: &mut Service, other: Service, slot: u8, random: &mut Random) {
     service.keeps_object = other.keeps_object;
     match random.below(12) {
         0 => service.kind = other.kind,
         9 => service.kind = if service.kind == Kind::Headless { Kind::ClusterIp } else { Kind::Headless },
-        // The families: one more, or one less.
+        // Adds or removes a family.
         10 if service.cluster_ips.len() == 2 => service.cluster_ips.truncate(1),
         10 => service.cluster_ips = both_families(service.cluster_ips[0], slot),
         11 => {
@@ -395,7 +396,7 @@ fn mix(service: &mut Service, other: Service, slot: u8, random: &mut Random) {
         4 => service.other_proxy = !service.other_proxy,
         5 => service.cluster_ips = other.cluster_ips,
         6 => service.allocate_node_ports = !service.allocate_node_ports,
-        // What is claimed goes together: others may have taken the rest meanwhile.
+        // Copy all claims together, because other Services may have claimed the rest since.
         7 => {
             service.ports = other.ports;
             service.external_ips = other.external_ips;
@@ -405,7 +406,7 @@ fn mix(service: &mut Service, other: Service, slot: u8, random: &mut Random) {
     }
 }
 
-/// The pair of a slot's addresses that begins with this one.
+/// The pair of a slot's addresses that begins with this address.
 fn both_families(first: IpAddr, slot: u8) -> Vec<IpAddr> {
     let pairs = pools::CLUSTER_IPS_OF_SLOT.map(|pair| pools::cluster_ips(slot, pair));
     let pair = pairs.into_iter().find(|pair| pair.contains(&first)).unwrap_or([first; 2]);

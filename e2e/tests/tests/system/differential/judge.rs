@@ -1,4 +1,4 @@
-//! Whether what was seen is what the oracle says. Pure.
+//! Compares the observed outcomes with those of the oracle. Pure.
 
 use std::{
     collections::BTreeSet,
@@ -13,7 +13,7 @@ use super::{
     question::Sender,
 };
 
-/// What is wrong with it, if anything.
+/// The contradiction, if there is one.
 pub(crate) fn judge(asked: &Asked, seen: &Seen, topology: &Topology) -> Option<String> {
     let only = |outcome| seen.answers.is_empty() && seen.others == BTreeSet::from([outcome]);
     match &asked.expected {
@@ -50,7 +50,7 @@ pub(crate) fn judge(asked: &Asked, seen: &Seen, topology: &Topology) -> Option<S
 
 fn source_is_right(asked: &Asked, topology: &Topology, by: SocketAddr, seen: IpAddr) -> bool {
     let Outcome::Endpoints { masquerade, hairpin, .. } = &asked.expected else { return true };
-    // What comes in and stays on the node never passes the hook that masquerades.
+    // A packet that arrives and stays on the node does not pass the hook that masquerades.
     let leaves = asked.question.sender == Sender::Node || !topology.node_has(by.ip());
     if leaves && (*masquerade || hairpin.contains(&by)) {
         topology.node_has(seen)

@@ -1,8 +1,8 @@
-//! Flows that stay open while the cluster changes: each is asked again after every change.
+//! Keeps flows open while the cluster changes, and sends on each of them after every change.
 //!
-//! What must become of them is [`route::fate`]: one whose endpoint serves on goes on, to the same endpoint and from the same source;
-//! another one is routed anew. Stale entries of connection tracking are removed a moment after the rules have changed: whoever
-//! still has the former endpoint then is asked until that has happened.
+//! [`route::fate`] gives the expected outcome. A flow whose endpoint still serves continues with the same endpoint and source
+//! address. Any other flow is routed anew. Stale flows are removed a moment after the rules have changed, so a flow that still
+//! has its former endpoint is polled until this has happened.
 
 use std::{
     collections::BTreeMap,
@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::Context as _;
 use localnet_client::{
     Snapshot,
     route::{self, Fate, Outcome, Packet},
@@ -29,15 +30,15 @@ use super::{
     write::must_move,
 };
 
-/// So many are opened in each state …
+/// The number of flows that are opened in each state.
 const OPENED: usize = 8;
-/// … and the oldest are given up when there are more.
+/// The maximum number of open flows. Beyond it, the oldest are closed.
 const MOST: usize = 48;
-/// How long stale entries may take to go.
+/// Maximum time for the removal of stale flows.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Who answers a flow, and the source that it sees.
+/// The endpoint that answers a flow, and the source address that it sees.
 type Carried = (SocketAddr, IpAddr);
 
 /// A flow on both sides.
@@ -51,52 +52,52 @@ struct Open {
 struct Held {
     flow: OpenFlow,
     carried: Option<Carried>,
-    /// The backend has been started since the flow was last routed. What it served before is unknown to it.
+    /// Whether the backend was started after the flow was last routed. A started backend does not know the previous endpoints.
     restarted: bool,
 }
 
-/// One side of a flow, and what it asks.
+/// One side of a flow, and its question.
 type Asking<'a> = (&'a Question, &'a mut Held);
 
-/// All of them.
+/// All open flows.
 #[derive(Debug, Default)]
 pub(crate) struct OpenFlows(Vec<Open>);
 
-/// What became of a flow on one side.
+/// The outcome of a flow on one side.
 #[derive(Debug)]
 pub(crate) struct Followed {
     pub(crate) side: Side,
-    /// As the first packet of a new flow from there.
+    /// The question as the first packet of a new flow from the same sender.
     pub(crate) asked: Asked,
     pub(crate) seen: Seen,
     pub(crate) became: Became,
-    /// Who answered before, in words.
+    /// The previous and the current endpoint, for messages.
     pub(crate) before: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Became {
-    /// It went on, rightly.
+    /// The flow continued, as expected.
     WentOn,
-    /// It was not open, or went elsewhere, rightly.
+    /// The flow was not open or was routed anew, as expected.
     Anew,
-    /// It went on although its endpoint does not serve any more, or ended although it is ready, as kube-proxy does it.
+    /// The flow continued although its endpoint no longer serves, or ended although its endpoint is ready. kube-proxy does both.
     Kept,
     Wrong,
 }
 
 impl OpenFlows {
-    /// A cluster has gone.
+    /// Closes all flows, because the cluster ends.
     pub(crate) fn close(&mut self) {
         self.0.clear();
     }
 
-    /// The programs have been started again.
+    /// Records that the programs were started again.
     pub(crate) fn restarted(&mut self) {
         self.0.iter_mut().flat_map(|open| &mut open.sides).for_each(|held| held.restarted = true);
     }
 
-    /// Asks all that are open, then opens some, and asks these twice.
+    /// Sends on all open flows, then opens new ones and sends twice on these.
     pub(crate) fn follow(
         &mut self,
         world: &World,
@@ -131,11 +132,11 @@ impl OpenFlows {
     }
 }
 
-/// Flows of one sender are asked one after the other, for the sake of SCTP's rejects.
+/// Sends on the flows. Those of one sender are handled in sequence, because of SCTP's rejects.
 fn ask(world: &World, scene: &Scene<'_>, open: &mut [Open]) -> anyhow::Result<Vec<Followed>> {
     let mut lanes: BTreeMap<(Side, Sender, usize), Vec<Asking<'_>>> = BTreeMap::new();
     for (number, Open { question, sides }) in open.iter_mut().enumerate() {
-        // Silence is waited for all at once.
+        // Flows with expected silence wait in parallel.
         let is_silent = expected(scene.state, scene, question) == Outcome::Drop && question.protocol != Protocol::Sctp;
         let number = if is_silent { number + 1 } else { 0 };
         let home = if question.sender == Sender::SecondClient { Sender::Client } else { question.sender };
@@ -180,13 +181,19 @@ impl Held {
             Side::KubeProxy => kube_proxy_keeps(scene, &packet, by),
         });
         let timeout = match asked.expected {
-            Outcome::Drop if !goes_on => probe::SILENCE,
-            _ => probe::PATIENCE,
+            Outcome::Drop if !goes_on => probe::SILENCE_TIMEOUT,
+            _ => probe::ANSWER_TIMEOUT,
         };
-        let deadline = Instant::now() + PATIENCE;
+        let (began, mut history, mut was_same) = (Instant::now(), String::new(), false);
+        let deadline = began + PATIENCE;
         let (seen, became) = loop {
             let seen = self.ask(question, network, timeout)?;
             let same = before.is_some() && self.carried == before;
+            if !same || !was_same {
+                history = format!("{history}; after {:.1?} {seen}", began.elapsed());
+            }
+            // An answer is lost if it is in transit when its flow is removed. Waiting for it may use up the remaining time.
+            let is_lost = std::mem::replace(&mut was_same, same) && is_silent(&seen);
             let is_new = judge(&asked, &seen, network.topology()).is_none();
             let became = match (goes_on, same) {
                 (true, true) => Became::WentOn,
@@ -204,7 +211,7 @@ impl Held {
                         Became::Kept
                     }
                 }
-                // An answer that is under way when its entry goes is lost.
+                (false, _) if is_lost => continue,
                 (false, _) if (same || before.is_some() && is_silent(&seen)) && Instant::now() < deadline => {
                     thread::park_timeout(PAUSE);
                     continue;
@@ -214,13 +221,16 @@ impl Held {
             break (seen, became);
         };
         let before = before.map_or_else(|| "nobody".to_owned(), |(by, source)| format!("{by}, which saw {source}"));
+        let before = before + &history;
         self.restarted &= became == Became::WentOn;
         Ok(Followed { side, asked, seen, became, before })
     }
 
     fn ask(&mut self, question: &Question, network: &Network, timeout: Duration) -> anyhow::Result<Seen> {
         let began = Instant::now();
-        let outcome = self.flow.ask(question.home(network)?, timeout)?;
+        let outcome = self.flow.exchange(question.home(network)?, timeout);
+        let outcome =
+            outcome.with_context(|| format!("asking {question} again, last answered by {:?}", self.carried))?;
         let mut seen = Seen { connections: 1, span: Some(Span { began, ended: Instant::now() }), ..Seen::default() };
         self.carried = match outcome {
             probe::Outcome::Answer { by, seen_source } => {
@@ -237,8 +247,8 @@ impl Held {
 }
 
 impl Scene<'_> {
-    /// Whether the endpoint served in every moment of the last change, which is many writes: its slice was not written, nor were the
-    /// ports of the Service, and the Service was there all the time.
+    /// Whether the endpoint served throughout the last change, which consists of many writes: neither its slice nor the ports of
+    /// the Service were written, and the Service always existed.
     fn serves_throughout(&self, packet: &Packet, by: SocketAddr) -> bool {
         let rules = self.setup.rules(packet.destination);
         let Some(found) = route::target(self.state, &rules, packet) else { return true };
@@ -248,15 +258,15 @@ impl Scene<'_> {
         let (Some(old), Some(new)) = (named(self.before), named(self.cluster)) else { return false };
         let has = |slice: &&Slice| slice.endpoints.iter().any(|endpoint| endpoint.address == by.ip());
         let kept = new.slices.iter().filter(has).any(|slice| old.slices.contains(slice));
-        // Of two slices with one endpoint, the other one may say for a moment that it does not serve.
+        // If two slices contain the endpoint, a write of the other one may briefly remove its serving condition.
         let others = |slices: &[Slice]| slices.iter().filter(has).cloned().collect::<Vec<_>>();
         kept && others(&old.slices) == others(&new.slices) && old.ports == new.ports && !must_move(&old, &new)
     }
 }
 
 impl Scene<'_> {
-    /// The endpoint is said to be ready and not to serve, as with `publishNotReadyAddresses`. kube-proxy sends new flows there, and
-    /// ends those of UDP with each sync.
+    /// Whether the endpoint is ready but not serving, as with `publishNotReadyAddresses`. kube-proxy sends new flows to it, and
+    /// ends its UDP flows with each sync.
     fn is_ready_only(&self, packet: &Packet, before: Option<Carried>) -> bool {
         let rules = self.setup.rules(packet.destination);
         let (Some(found), Some((by, _))) = (route::target(self.state, &rules, packet), before) else { return false };
@@ -276,21 +286,21 @@ fn expected(state: &Snapshot, scene: &Scene<'_>, question: &Question) -> Outcome
     route::route(state, &scene.setup.rules(packet.destination), &packet)
 }
 
-/// kube-proxy ends flows of UDP only, of Services that somebody serves, and knows endpoints by their address alone
-/// (`CleanStaleEntries` in `pkg/proxy/conntrack/cleanup.go`).
+/// Whether kube-proxy keeps a flow. It ends only UDP flows of Services that have serving endpoints, and identifies endpoints only
+/// by address (`CleanStaleEntries` in `pkg/proxy/conntrack/cleanup.go`).
 fn kube_proxy_keeps(scene: &Scene<'_>, packet: &Packet, by: SocketAddr) -> bool {
     let keeps = |state: &Snapshot| {
         let rules = scene.setup.rules(packet.destination);
         let Some(found) = route::target(state, &rules, packet) else { return true };
         let family = Family::of(packet.destination);
         let serving = found.service.endpoints_of(found.port, family, |scopes| scopes.established);
-        // To kube-proxy one that is ready and says that it does not serve is none of them.
+        // To kube-proxy, an endpoint that is ready but not serving is not one of the serving endpoints.
         let is_serving = |endpoint: &SocketAddr| !scene.is_ready_only(packet, Some((*endpoint, endpoint.ip())));
         let serving: Vec<IpAddr> = serving.filter(is_serving).map(|endpoint| endpoint.ip()).collect();
         serving.is_empty() || serving.contains(&by.ip())
     };
     packet.protocol == localnet_proto::Protocol::Sctp
         || keeps(scene.state)
-        || scene.former.is_some_and(keeps)
+        || scene.former.is_some_and(|(_, state)| keeps(state))
         || scene.claimants(packet.destination).len() >= 2
 }

@@ -1,4 +1,4 @@
-//! Who is compared with whom: a backend of ours, and kube-proxy in one of its modes.
+//! The pairs to compare: one of our backends, and kube-proxy in one of its modes.
 
 use localnet_e2e::Backend;
 
@@ -13,7 +13,7 @@ pub(crate) struct Pair {
 
 impl Pair {
     pub(crate) const NFT: Self = Self { backend: Backend::Nft, mode: Mode::Nftables };
-    /// Both by both flavours of the tools.
+    /// Each program uses each flavour of the tools in one of the pairs.
     pub(crate) const IPTABLES: [Self; 2] = [
         Self { backend: Backend::Iptables("nft"), mode: Mode::Iptables("legacy") },
         Self { backend: Backend::Iptables("legacy"), mode: Mode::Iptables("nft") },

@@ -1,7 +1,7 @@
-//! What random clusters are made of: the addresses and ports of the lab that Services, endpoints and packets may name.
+//! The material of random clusters: the addresses and ports of the lab that Services, endpoints and packets may use.
 //!
-//! Every address that a packet could reach untouched has something that answers there, so that "untouched" is seen and not
-//! merely missed.
+//! A server answers at every address that an untranslated packet could reach. So a missing translation is visible as an answer,
+//! not just as silence.
 
 use std::{
     collections::BTreeSet,
@@ -13,10 +13,10 @@ use localnet_lab::{
     topology::{CLUSTER_CIDRS, NODE, NODE_TO_PODS, POD_CIDRS, Place},
 };
 
-/// How many Services a cluster has at most. A slot has its own ClusterIPs, NodePorts and health check port, which go from one
-/// Service to the next one in the slot.
+/// Maximum number of Services in a cluster. Each slot has its own ClusterIPs, NodePorts and health check port. The next Service
+/// in a slot reuses them.
 pub(crate) const SLOTS: u8 = 22;
-/// Pods of the node, and as many of another node.
+/// The pods of the node. Another node has as many.
 pub(crate) const PODS: [u8; 3] = [1, 2, 3];
 pub(crate) const SERVICE_PORTS: [u16; 4] = [80, 443, 53, 8080];
 pub(crate) const ENDPOINT_PORTS: [u16; 3] = [8080, 8081, 9000];
@@ -29,30 +29,31 @@ const FIRST_HEALTH_PORT: u16 = 30_200;
 pub(crate) const SECOND: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 168, 1, 2)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 2))];
 
-/// A link-local address of the node. In the lab it is reached as any other one.
+/// A link-local address of the node. In the lab, it is reachable like any other address.
 pub(crate) const LINK_LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 1, 2));
 
-/// All addresses of the node that are of use to others.
+/// All addresses of the node that other hosts can reach.
 pub(crate) fn addresses_of_node() -> impl Iterator<Item = IpAddr> {
     [NODE, SECOND, NODE_TO_PODS].into_iter().flatten().chain([LINK_LOCAL])
 }
 
-/// What the Node may say: its addresses, and the CIDRs of its pods. The pods are on the first of these, on another node, or on either.
+/// The addresses and pod CIDRs that the Node object may have. The CIDRs contain the pods of this node, of another node, or of
+/// both.
 pub(crate) const NODE_ADDRESSES: [[IpAddr; 2]; 4] = [NODE, SECOND, [NODE[0], SECOND[1]], [SECOND[0], NODE[1]]];
 pub(crate) const NODE_POD_CIDRS: [[&str; 2]; 3] =
     [POD_CIDRS, ["10.180.1.0/24", "fd00:10:180:1::/64"], [CLUSTER_CIDRS[0], CLUSTER_CIDRS[1]]];
 
-/// What a ServiceCIDR beside the default one may say.
+/// The CIDRs that a further ServiceCIDR may have.
 pub(crate) const MORE_SERVICE_CIDRS: [&[&str]; 4] =
     [&[], &["172.31.0.0/24"], &["fd00:172:31::/112"], &["172.31.0.0/24", "fd00:172:31::/112"]];
-/// Addresses in there that no Service has.
+/// Addresses in these CIDRs that no Service has.
 pub(crate) const IN_MORE_SERVICE_CIDRS: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(172, 31, 0, 5)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0x172, 0x31, 0, 0, 0, 0, 5))];
 
-/// Zones of nodes.
+/// The zones of nodes.
 pub(crate) const ZONES: [&str; 2] = ["zone-a", "zone-b"];
 
-/// A slot has so many pairs of ClusterIPs, of which its Service has one at a time.
+/// The pairs of ClusterIPs of each slot. Its Service has one pair at a time.
 pub(crate) const CLUSTER_IPS_OF_SLOT: [u8; 2] = [1, 2];
 
 /// The addresses of a slot's Service, from one of the slot's pairs: IPv4, IPv6.
@@ -69,7 +70,7 @@ pub(crate) fn health_port(slot: u8) -> u16 {
     FIRST_HEALTH_PORT + u16::from(slot)
 }
 
-/// What `spec.externalIPs` may name: addresses of the outside world, and of the node.
+/// The addresses that `spec.externalIPs` may contain: addresses outside the cluster and of the node.
 pub(crate) fn external_ips() -> Vec<IpAddr> {
     let mut addresses: Vec<IpAddr> = (1..=5).map(|n| Ipv4Addr::new(198, 51, 100, n).into()).collect();
     addresses.extend((1..=5).map(|n| IpAddr::from(Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, n))));
@@ -78,19 +79,19 @@ pub(crate) fn external_ips() -> Vec<IpAddr> {
     addresses
 }
 
-/// What a load balancer may have.
+/// The addresses that a load balancer may have.
 pub(crate) fn load_balancer_ips() -> Vec<IpAddr> {
     let v6 = |n| IpAddr::from(Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 1, 0, 0, 0, n));
     (1..=5).map(|n| Ipv4Addr::new(198, 51, 101, n).into()).chain((1..=5).map(v6)).collect()
 }
 
-/// How many endpoints that are no pods: with the pods and the node, 64 in each family.
+/// The number of endpoints that are not pods. With the pods and the node, there are 64 endpoints in each family.
 pub(crate) const FOREIGN: u8 = 57;
-/// Most Services have only the first ones.
+/// Most Services use only this many of them.
 pub(crate) const USUAL_FOREIGN: u8 = 2;
 
-/// An endpoint that is no pod: IPv4, IPv6. The longest prefix that it shares with an address of the node is that of the node's
-/// first address, so this is what the node masquerades to.
+/// An endpoint that is not a pod: IPv4, IPv6. Of the node's addresses, the first one shares the longest prefix with it, so the
+/// node masquerades to that address.
 pub(crate) fn foreign(number: u8) -> [IpAddr; 2] {
     [
         Ipv4Addr::new(198, 18, 0, number + 1).into(),
@@ -107,7 +108,7 @@ pub(crate) fn topology() -> Topology {
     Topology { pods: pods.collect(), node_addresses: [&SECOND[..], &[LINK_LOCAL]].concat() }
 }
 
-/// Everything that answers.
+/// All servers.
 pub(crate) fn servers() -> BTreeSet<Endpoint> {
     let pods = topology().pods.into_iter().flat_map(Pod::addresses);
     let behind = pods.chain(NODE).chain((0..FOREIGN).flat_map(foreign)).map(|address| (address, &ENDPOINT_PORTS[..]));

@@ -1,4 +1,4 @@
-//! Random packets: who sends what where. Pure.
+//! Random packets: senders and destinations. Pure.
 
 use std::{
     fmt,
@@ -18,7 +18,7 @@ use super::{
     setup::Setup,
 };
 
-/// Who sends.
+/// The sender of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Sender {
     Pod(Pod),
@@ -38,13 +38,13 @@ impl fmt::Display for Sender {
     }
 }
 
-/// A packet, and what it was meant to try.
+/// A packet, and the purpose that it was made for.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Question {
     pub(crate) sender: Sender,
     pub(crate) protocol: Protocol,
     pub(crate) to: SocketAddr,
-    /// Name of the Service that it was made for.
+    /// The name of the Service that it was made for.
     pub(crate) about: String,
 }
 
@@ -64,7 +64,7 @@ impl Question {
         Self { sender: sender(random), protocol, to, about: services[at].name.clone() }
     }
 
-    /// The address it is sent from.
+    /// The source address of the packet.
     pub(crate) fn source(&self) -> IpAddr {
         let pair = match self.sender {
             Sender::Pod(pod) => pod.addresses(),
@@ -75,7 +75,7 @@ impl Question {
         of_family(pair, self.to.ip())
     }
 
-    /// Where it is sent from.
+    /// The namespace of the sender.
     pub(crate) fn home<'a>(&self, network: &'a Network) -> anyhow::Result<&'a Namespace> {
         match self.sender {
             Sender::Pod(pod) => network.pod(pod.addresses()[0]),
@@ -84,7 +84,7 @@ impl Question {
         }
     }
 
-    /// As the oracle sees it, on a node that is set up so.
+    /// The packet as the oracle sees it, on a node with this setup.
     pub(crate) fn packet(&self, setup: &Setup) -> Packet {
         let protocol = match self.protocol {
             Protocol::Tcp => localnet_proto::Protocol::Tcp,
@@ -159,7 +159,7 @@ fn destination(service: &Service, slot: u8, random: &mut Random) -> (Protocol, S
         }
         Aim::OtherPort => (own, *random.pick(&any), other_port),
         Aim::OtherProtocol => (other_protocol, *random.pick(&any), number),
-        // Of a slot beyond the last one; or of this slot, whose Service has it, had it before, or never did.
+        // An address of a slot beyond the last one, or of this slot, whose Service has it, had it before, or never had it.
         Aim::Unallocated => {
             let pair = *random.pick(&pools::CLUSTER_IPS_OF_SLOT);
             let slot = *random.pick(&[slot, slot + pools::SLOTS]);

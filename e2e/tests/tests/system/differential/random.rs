@@ -1,4 +1,4 @@
-//! Random numbers that are the same for the same seed, on every machine and with every version of every crate (SplitMix64).
+//! Random numbers that depend only on the seed, on every machine and with every version of every crate (SplitMix64).
 
 use std::ops::Range;
 
@@ -19,23 +19,23 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// From 0 up to, but not including, `end`.
+    /// A number from 0 to `end`, exclusive.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         let end = u64::try_from(end.max(1)).expect("a count fits");
         usize::try_from(self.number() % end).expect("it is below a count")
     }
 
-    /// True in so many of a hundred.
+    /// Whether an event with this probability, in percent, occurs.
     pub(crate) fn percent(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
 
-    /// One of them.
+    /// One of the values.
     pub(crate) fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
         &of[self.below(of.len())]
     }
 
-    /// One of them, each as likely as its weight says.
+    /// One of the values, with a probability proportional to its weight.
     pub(crate) fn weighted<T: Copy>(&mut self, of: &[(usize, T)]) -> T {
         let mut left = self.below(of.iter().map(|(weight, _)| weight).sum());
         for (weight, value) in of {
@@ -47,7 +47,7 @@ impl Random {
         of[of.len() - 1].1
     }
 
-    /// So many of them, or all if there are fewer, in random order.
+    /// A number of values within `count`, or all if there are fewer, in random order.
     pub(crate) fn some<T: Copy>(&mut self, of: &[T], count: Range<usize>) -> Vec<T> {
         let mut rest = of.to_vec();
         let count = (count.start + self.below(count.len())).min(of.len());

@@ -1,12 +1,12 @@
-//! What a run has come to: counts by kind.
+//! The result of a run: counts by kind.
 
 use std::{collections::BTreeMap, fmt};
 
 use localnet_client::route::Outcome;
 
-use super::{ask::Asked, sticky::Returned};
+use super::{ask::Asked, disturb::Disturbance, sticky::Returned};
 
-/// Counts of a run.
+/// The counts of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) clusters: usize,
@@ -14,16 +14,15 @@ pub(crate) struct Report {
     pub(crate) packets: usize,
     pub(crate) connections: usize,
     pub(crate) unexplained: usize,
-    /// How many of them are about what kube-proxy did.
-    pub(crate) of_kube_proxy: usize,
-    /// Packets of which `localnet explain` said what came of them.
+    /// The number of packets whose outcome `localnet explain` predicted.
     pub(crate) told: usize,
     pub(crate) returned: Returned,
-    /// Open flows that were asked again: so many went on, so many were routed anew.
+    /// How many open flows continued, and how many were routed anew.
     open: [usize; 2],
     expected: BTreeMap<&'static str, usize>,
     protocols: BTreeMap<String, usize>,
     explained: BTreeMap<usize, usize>,
+    disturbances: BTreeMap<String, usize>,
 }
 
 impl Report {
@@ -43,12 +42,17 @@ impl Report {
         *self.protocols.entry(family.to_owned()).or_default() += 1;
     }
 
-    /// A flow was asked that was to stay open.
+    /// Counts a datagram or segment on an open flow.
     pub(crate) fn followed(&mut self, went_on: bool) {
         self.open[usize::from(!went_on)] += 1;
     }
 
-    /// An intended difference.
+    /// Counts a disturbance after which the packets of a state were sent again.
+    pub(crate) fn disturbed(&mut self, disturbance: Disturbance) {
+        *self.disturbances.entry(disturbance.to_string()).or_default() += 1;
+    }
+
+    /// Counts an intended difference.
     pub(crate) fn explained(&mut self, entry: usize) {
         *self.explained.entry(entry).or_default() += 1;
     }
@@ -68,6 +72,8 @@ impl fmt::Display for Report {
         )?;
         let [went_on, anew] = self.open;
         write!(f, "of open flows {went_on} went on and {anew} were routed anew; ")?;
+        let disturbances = self.disturbances.iter().map(|(kind, count)| format!("{count} {kind}"));
+        write!(f, "sent again after {}; ", disturbances.collect::<Vec<_>>().join(", "))?;
         for (entry, count) in &self.explained {
             write!(f, "{count} as entry {entry} of docs/differences.md, ")?;
         }

@@ -1,4 +1,4 @@
-//! One run: clusters from a seed, steps of each, packets after each step, on both sides.
+//! One run: clusters from a seed, the steps of each, and packets on both sides after each step.
 
 use std::{collections::BTreeMap, net::IpAddr, thread};
 
@@ -13,6 +13,7 @@ use super::{
     ask::{Asked, Seen},
     cluster::Cluster,
     differences::{Difference, explain},
+    disturb::Disturbance,
     explained,
     former::Former,
     judge::judge,
@@ -28,23 +29,23 @@ use super::{
 };
 
 const STATES_PER_CLUSTER: usize = 8;
-/// In the second half of them the programs have other flags.
+/// The number of a cluster's states before the programs get other flags.
 const USUAL_STATES: usize = 4;
 const PACKETS_PER_STATE: usize = 63;
 /// The entry of `docs/differences.md` about a kube-proxy that does not know the zone of its Node.
 const ZONE_UNKNOWN: usize = 6;
 /// The entry about flows that kube-proxy keeps.
 const FLOW_KEPT: usize = 15;
-/// One question in so many goes on until every endpoint has answered.
+/// One in this many questions is repeated until every endpoint has answered.
 const COVERED: usize = 5;
-/// So many endpoints take hundreds of connections …
+/// The number of endpoints from which this takes hundreds of connections.
 const MANY: usize = 12;
-/// … so fewer questions go on.
+/// The ratio for that many endpoints: one in this many questions.
 const COVERED_OF_MANY: usize = 20;
-/// Questions that no endpoint is expected to answer are drawn again so often in a hundred: there are enough of them.
+/// The percentage of questions that are drawn again if they expect no answer, because there are enough of them.
 const REDRAWN: usize = 50;
 
-/// Runs in a world, one after the other.
+/// Consecutive runs in one world.
 pub(crate) struct Runs {
     world: World,
     writer: Writer,
@@ -54,19 +55,19 @@ pub(crate) struct Runs {
     pub(crate) report: Report,
 }
 
-/// A cluster in one of its states, as both sides hold it.
+/// A cluster in one of its states, as both sides have it.
 pub(crate) struct Scene<'a> {
-    /// The cluster is the first one of a run with this seed …
+    /// The seed of a run whose first cluster is this one.
     pub(crate) seed: u64,
-    /// … and this is the state after so many changes.
+    /// The number of changes from that cluster to this state.
     pub(crate) changes: usize,
     pub(crate) cluster: &'a Cluster,
-    /// What it was before the last change.
+    /// The cluster before the last change.
     pub(crate) before: &'a Cluster,
     pub(crate) state: &'a Snapshot,
     pub(crate) setup: &'a Setup,
-    /// What the state would be if slices that have changed their owner were still with the former one, too.
-    pub(crate) former: Option<&'a Snapshot>,
+    /// The cluster and state that would result if moved slices still belonged to their former owners, too.
+    pub(crate) former: Option<(&'a Cluster, &'a Snapshot)>,
 }
 
 impl Runs {
@@ -76,7 +77,7 @@ impl Runs {
         Self { world, writer, memory, former: Former::default(), open: OpenFlows::default(), report: Report::default() }
     }
 
-    /// Sends at least so many packets.
+    /// Sends at least this many packets.
     pub(crate) fn run(&mut self, seed: u64, packets: usize) -> anyhow::Result<()> {
         let enough = self.report.packets + packets;
         let mut seed = seed;
@@ -93,42 +94,42 @@ impl Runs {
                 if started {
                     self.open.restarted();
                 } else if other_node {
-                    self.world.restart_kube_proxy()?;
-                }
-                if started || other_node {
-                    self.former.clear();
+                    self.world.stop_kube_proxy();
                 }
                 let before = self.writer.written().clone();
                 self.former.follow(&before, &cluster);
                 let sentinel = self.world.block_on(self.writer.write(&cluster))?;
+                if self.world.run_kube_proxy()? {
+                    self.former.clear();
+                }
                 let (state, told_again) = self.world.settle(&self.writer, sentinel)?;
                 (0..told_again).for_each(|_| self.report.explained(ZONE_UNKNOWN));
                 let (before, cluster_now) = (&before, &cluster);
                 let scene =
                     Scene { seed, changes, cluster: cluster_now, before, state: &state, setup: &setup, former: None };
-                let former = self.former.state(&scene);
-                let scene = Scene { former: former.as_ref(), ..scene };
+                let former = self.former.held(&scene);
+                let former = former.as_ref().map(|(cluster, state)| (cluster, state));
+                let scene = Scene { former, ..scene };
                 self.compare(&scene, &mut random)?;
                 cluster.change(&mut random);
             }
             self.report.returned = self.memory.returned;
-            // Each cluster has a seed of its own, with which it is the first one of a run.
+            // Each cluster has its own seed. A run with this seed begins with the cluster.
             seed = Random::new(seed).number() >> 32;
         }
         Ok(())
     }
 
     fn follow_open(&mut self, scene: &Scene<'_>, random: &mut Random) -> anyhow::Result<()> {
-        let mode = self.world.pair.mode;
         for followed in self.open.follow(&self.world, scene, random)? {
             let Followed { side, asked, seen, became, before } = &followed;
-            let (side, topology) = (*side, self.world.network(*side).topology());
-            // A flow that goes on says nothing of where its client is sent now.
+            let side = *side;
+            // A flow that continues does not show where new flows of its client go.
             let left = match became {
                 Became::WentOn => None,
                 Became::Anew | Became::Kept | Became::Wrong => self.memory.check(side, asked, seen, scene),
             };
-            // What kube-proxy leaves of flows that are no connections depends on what it synced in between, which nobody sees.
+            // For flows without a connection, kube-proxy's result depends on its intermediate syncs, which are not visible.
             let left_alone = side == Side::KubeProxy && *became == Became::Wrong;
             if left_alone && asked.question.protocol != Protocol::Tcp {
                 self.report.explained(FLOW_KEPT);
@@ -146,16 +147,9 @@ impl Runs {
                     left
                 }
             };
-            match explain(&Difference { mode, side, asked, seen, scene, topology }) {
-                Some(entry) => self.report.explained(entry),
-                None => {
-                    self.report.unexplained += 1;
-                    self.report.of_kube_proxy += usize::from(side == Side::KubeProxy);
-                    let nothing = Seen::default();
-                    let both = if side == Side::Ours { [seen, &nothing] } else { [&nothing, seen] };
-                    say(&format!("\ndifference: {side:?}: {wrong}\n{}", scene.describe(asked, both)));
-                }
-            }
+            let nothing = Seen::default();
+            let both = if side == Side::Ours { [seen, &nothing] } else { [&nothing, seen] };
+            self.differs(side, asked, both, scene, &wrong);
         }
         Ok(())
     }
@@ -165,8 +159,7 @@ impl Runs {
         self.follow_open(scene, random)?;
         let asked: Vec<Asked> = (0..PACKETS_PER_STATE).map(|_| scene.draw(random)).collect();
         let told = explained::outcomes(&self.world, scene.setup, &asked)?;
-        let seen = ask_all(&self.world, &asked)?;
-        let mode = self.world.pair.mode;
+        let seen = ask_all(&self.world, &Side::BOTH, &asked)?;
         self.report.states += 1;
         for (number, asked) in asked.iter().enumerate() {
             self.report.count(asked);
@@ -180,21 +173,52 @@ impl Runs {
             }
             for (side, seen) in Side::BOTH.into_iter().zip(both) {
                 self.report.connections += seen.connections;
-                let wrong = judge(asked, seen, self.world.network(side).topology());
-                let left = self.memory.check(side, asked, seen, scene);
-                let Some(wrong) = wrong.or(left) else { continue };
-                let topology = self.world.network(side).topology();
-                match explain(&Difference { mode, side, asked, seen, scene, topology }) {
-                    Some(entry) => self.report.explained(entry),
-                    None => {
-                        self.report.unexplained += 1;
-                        self.report.of_kube_proxy += usize::from(side == Side::KubeProxy);
-                        say(&format!("\ndifference: {side:?}: {wrong}\n{}", scene.describe(asked, both)));
-                    }
+                if let Some(wrong) = self.wrong(side, asked, seen, scene) {
+                    self.differs(side, asked, both, scene, &wrong);
                 }
             }
         }
+        self.disturb(scene, &asked)
+    }
+
+    /// The error in the outcome of a question, if there is one.
+    fn wrong(&mut self, side: Side, asked: &Asked, seen: &Seen, scene: &Scene<'_>) -> Option<String> {
+        let left = self.memory.check(side, asked, seen, scene);
+        judge(asked, seen, self.world.network(side).topology()).or(left)
+    }
+
+    /// Usually disturbs our side, and sends the same packets again. The disturbance is drawn independently of the cluster and its
+    /// packets.
+    fn disturb(&mut self, scene: &Scene<'_>, asked: &[Asked]) -> anyhow::Result<()> {
+        let mut random = Random::new(scene.seed.rotate_left(32) ^ scene.changes as u64);
+        let Some(disturbance) = Disturbance::random(&mut random) else { return Ok(()) };
+        let (edited, forgets) = self.world.disturb(disturbance, scene.state, &mut random)?;
+        if forgets {
+            self.memory.forget(Side::Ours);
+        }
+        self.report.disturbed(disturbance);
+        let (side, nothing) = (Side::Ours, Seen::default());
+        for ((_, number), seen) in ask_all(&self.world, &[side], asked)? {
+            self.report.connections += seen.connections;
+            if let Some(wrong) = self.wrong(side, &asked[number], &seen, scene) {
+                let wrong = format!("{wrong}, after {disturbance}: {edited}");
+                self.differs(side, &asked[number], [&seen, &nothing], scene, &wrong);
+            }
+        }
         Ok(())
+    }
+
+    /// Records a difference from the expected outcome on one side.
+    fn differs(&mut self, side: Side, asked: &Asked, both: [&Seen; 2], scene: &Scene<'_>, wrong: &str) {
+        let (mode, topology) = (self.world.pair.mode, self.world.network(side).topology());
+        let seen = if side == Side::Ours { both[0] } else { both[1] };
+        match explain(&Difference { mode, side, asked, seen, scene, topology }) {
+            Some(entry) => self.report.explained(entry),
+            None => {
+                self.report.unexplained += 1;
+                say(&format!("\ndifference: {side:?}: {wrong}\n{}", scene.describe(asked, both)));
+            }
+        }
     }
 }
 
@@ -204,7 +228,7 @@ impl Scene<'_> {
         alone::claimants(self.cluster, address, &self.state.node)
     }
 
-    /// Those that also claim protocol and port.
+    /// The claimants that also claim the protocol and port.
     pub(crate) fn claims_of_port<'a>(
         &self,
         claimants: &'a [Snapshot],
@@ -218,7 +242,7 @@ impl Scene<'_> {
         claimants.iter().filter(claims)
     }
 
-    /// A question that an answer can come back to.
+    /// Draws a question whose answer can reach the sender.
     pub(crate) fn draw(&self, random: &mut Random) -> Asked {
         loop {
             let question = Question::random(self.cluster, random);
@@ -235,9 +259,9 @@ impl Scene<'_> {
     }
 }
 
-/// What is not masqueraded and goes to a remote pod is answered past the node, to somebody beyond the router who has asked another
-/// address. A pod that is sent to itself must be masqueraded, which a node does for its own pods only: not where the pods of this node
-/// are said to be on the other one.
+/// Whether an answer cannot reach the sender. If a packet to a remote pod is not masqueraded, the answer bypasses the node. A
+/// sender beyond the router, which has sent to another address, does not accept it. A pod that connects to itself must be
+/// masqueraded. A node does so only for its own pods, which fails if the pods of this node have the other node's name.
 pub(crate) fn cannot_return(expected: &Outcome, question: &Question) -> bool {
     let is_remote = |ip: IpAddr| Pod::at(ip).is_some_and(|pod| pod.place == Place::Remote);
     let past_the_node = match expected {
@@ -260,11 +284,11 @@ pub(crate) fn cannot_return(expected: &Outcome, question: &Question) -> bool {
     to_itself && question.sender != Sender::Node || past_the_node && beyond_the_router
 }
 
-/// Questions of one sender are asked one after the other: which endpoint a client stays with, and which SCTP packet is answered
-/// by an ICMP error, would be mixed up otherwise. Silence is waited for all at once.
-fn ask_all(world: &World, asked: &[Asked]) -> anyhow::Result<BTreeMap<(Side, usize), Seen>> {
+/// Sends all questions. Those of one sender are sent in sequence. Otherwise the endpoints of sticky clients, or the SCTP packets
+/// that ICMP errors belong to, would be confused. Questions with expected silence wait in parallel.
+fn ask_all(world: &World, sides: &[Side], asked: &[Asked]) -> anyhow::Result<BTreeMap<(Side, usize), Seen>> {
     let mut lanes: BTreeMap<(Side, usize, Option<Sender>), Vec<usize>> = BTreeMap::new();
-    for side in Side::BOTH {
+    for &side in sides {
         for (number, Asked { question, expected, .. }) in asked.iter().enumerate() {
             let alone = *expected == Outcome::Drop && question.protocol != Protocol::Sctp;
             let home = if question.sender == Sender::SecondClient { Sender::Client } else { question.sender };

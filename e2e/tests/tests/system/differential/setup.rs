@@ -1,4 +1,4 @@
-//! How the node is set up: what both programs are told besides the cluster, and what follows from it for packets. Pure.
+//! The configuration of both programs besides the cluster, and its consequences for packets. Pure.
 
 use std::{collections::BTreeSet, fmt, net::IpAddr};
 
@@ -8,30 +8,30 @@ use localnet_lab::topology::{CLUSTER_CIDRS, NODE, POD_CIDRS, Place, of_family};
 
 use super::{cluster::NodeFacts, pools, question::Sender, random::Random, write::NODE_NAMES};
 
-/// How the node knows its own pods.
+/// The method by which the node detects local pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Detector {
-    /// By the CIDRs of the cluster, of one family, both or none.
+    /// The CIDRs of the cluster, of one family, both or none.
     ClusterCidr(&'static [&'static str]),
-    /// By the pod CIDRs of the Node object.
+    /// The pod CIDRs of the Node object.
     NodeCidr,
-    /// By the "bridge" through which they come. The lab has none: the link to one pod plays it.
+    /// The "bridge" through which pods send. The lab has no bridge, so the link to one pod stands for it.
     BridgeInterface,
-    /// By the names of their interfaces.
+    /// The names of the pods' interfaces.
     InterfaceNamePrefix,
 }
 
-/// The pod that is behind the "bridge".
+/// The pod behind the "bridge".
 const POD_OF_BRIDGE: u8 = pools::PODS[0];
 const BRIDGE: &str = "pod1";
 const PREFIX: &str = "pod";
 
-/// What an operator chooses.
+/// The choices of an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Setup {
-    /// Which node of the cluster it is.
+    /// The name of the node.
     pub(crate) node: &'static str,
-    /// What the Node says. The programs follow it without being told.
+    /// The facts in the Node object. The programs follow them without flags.
     pub(crate) facts: NodeFacts,
     pub(crate) detector: Detector,
     pub(crate) node_port_addresses: &'static [&'static str],
@@ -41,7 +41,7 @@ pub(crate) struct Setup {
 const PRIMARY: &[&str] = &["primary"];
 
 impl Setup {
-    /// Most clusters are like this.
+    /// The setup of most clusters.
     pub(crate) const USUAL: Self = Self {
         node: NODE_NAMES[0],
         facts: NodeFacts { zone: None, addresses: NODE, pod_cidrs: POD_CIDRS },
@@ -50,20 +50,20 @@ impl Setup {
         masquerade_all: false,
     };
 
-    /// The same on a Node that says this.
+    /// The same setup with other facts in the Node object.
     pub(crate) fn on(self, facts: NodeFacts) -> Self {
         Self { facts, ..self }
     }
 
-    /// The programs need not be started again.
+    /// Whether both setups have the same flags, so that the programs need not be started again.
     pub(crate) fn has_flags_of(&self, other: &Self) -> bool {
         self.on(other.facts) == *other
     }
 
-    /// One that is drawn from all.
+    /// A random setup.
     pub(crate) fn random(random: &mut Random) -> Self {
         Self {
-            // Pods of the other node are then said to be on this one: its endpoints are local.
+            // With the second name, the pods of the other node count as this node's, so their endpoints are local.
             node: random.weighted(&[(3, NODE_NAMES[0]), (2, NODE_NAMES[1])]),
             facts: Self::USUAL.facts,
             detector: random.weighted(&[
@@ -137,7 +137,7 @@ nftables: {{minSyncPeriod: 50ms, syncPeriod: 30s, masqueradeAll: {masquerade_all
         }
     }
 
-    /// What the oracle must know of it, for packets to an address.
+    /// The rules that the oracle needs, for packets to an address.
     pub(crate) fn rules(&self, to: IpAddr) -> Rules {
         Rules {
             masquerade_all: self.masquerade_all,
@@ -149,7 +149,7 @@ nftables: {{minSyncPeriod: 50ms, syncPeriod: 30s, masqueradeAll: {masquerade_all
         }
     }
 
-    /// Where packets of a sender come from, as the node sees it.
+    /// The origin of a sender's packets, as the node sees it.
     pub(crate) fn origin(&self, sender: Sender, to: IpAddr) -> Origin {
         let pod = match sender {
             Sender::Pod(pod) => pod,
@@ -182,7 +182,7 @@ nftables: {{minSyncPeriod: 50ms, syncPeriod: 30s, masqueradeAll: {masquerade_all
         pools::addresses_of_node().filter(answers).collect()
     }
 
-    /// Not all of the node's addresses in the family of `like` answer NodePorts.
+    /// Whether some of the node's addresses in the family of `like` do not answer NodePorts.
     pub(crate) fn is_restricted(&self, like: IpAddr) -> bool {
         let mut cidrs = self.node_port_cidrs(like).peekable();
         self.node_port_addresses == PRIMARY || cidrs.peek().is_some() && cidrs.all(|cidr| cidr.prefix_len() > 0)

@@ -1,8 +1,8 @@
-//! Session affinity from one question to the next: a client stays with its endpoint whichever address of the Service it asks,
-//! and whatever happens to other Services, as long as the endpoint serves what it asks for. One that has got another endpoint
-//! from where the first does not serve, under a policy Local, has two of them to return to.
+//! Checks session affinity across questions. A client keeps its endpoint for all addresses of the Service, and whatever happens
+//! to other Services, as long as the endpoint is eligible for the question. Under a policy Local, a client may get a second
+//! endpoint from a place where the first is not eligible. It may then return to either of them.
 //!
-//! Where affinity ends within the run, a client stays for so long, and afterwards is sent anywhere.
+//! If the affinity timeout ends within the run, a client keeps its endpoint for that time. Afterwards, any endpoint is right.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,34 +23,34 @@ use super::{
 
 /// A client of a Service's port.
 type Client = (Side, IpAddr, PortKey);
-/// Names of a Service and of its port.
+/// The names of a Service and of its port.
 type PortKey = (String, String);
 
-/// Affinity that lasts as long does not end within a run.
+/// A timeout in seconds that does not end within a run.
 const LONG: u32 = 60;
-/// A client that comes back after so long a part of its time stays for certain.
+/// Within this fraction of the timeout, a returning client must keep its endpoint.
 const SURELY_WITHIN: f64 = 0.8;
-/// The kernel's clock is not ours.
+/// A tolerance for the difference between the kernel's clock and ours.
 const SURELY_AFTER: Duration = Duration::from_millis(200);
 
-/// Where clients have been sent since their Service was as it is.
+/// The endpoints of clients since the last change of their Service.
 #[derive(Debug)]
 pub(crate) struct Memory {
     clients: BTreeMap<Client, (Known, BTreeSet<SocketAddr>)>,
-    /// Each time that a client was sent somewhere.
+    /// Each answer to a client, for short timeouts.
     short: BTreeMap<Client, (Known, Vec<(SocketAddr, Span)>)>,
     pub(crate) returned: Returned,
 }
 
-/// Clients of our backend that came back after their time was over, to one of several endpoints.
+/// Clients of our backend that returned after their timeout to a port with several endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Returned {
     pub(crate) count: usize,
-    /// So many of them were sent to another endpoint than before.
+    /// The number of clients that got another endpoint than before.
     pub(crate) elsewhere: usize,
 }
 
-/// A Service, and what the brain made of it.
+/// A Service, and its state.
 #[derive(Clone, Debug, PartialEq)]
 struct Known {
     service: Service,
@@ -58,22 +58,28 @@ struct Known {
 }
 
 impl Memory {
-    /// Of nobody yet.
+    /// A memory without clients.
     pub(crate) fn new() -> Self {
         Self { clients: BTreeMap::new(), short: BTreeMap::new(), returned: Returned::default() }
     }
 
-    /// Forgets the clients of Services that are not what they were: endpoints may have gone and come back between two questions.
+    /// Forgets the clients of Services that have changed, because endpoints may have been removed and added in between.
     pub(crate) fn enter(&mut self, scene: &Scene<'_>) {
         let stays = |known: &Known| Known::find(scene, &known.service.name).as_ref() == Some(known);
         self.clients.retain(|_, (known, _)| stays(known));
         self.short.retain(|_, (known, _)| stays(known));
     }
 
-    /// What is wrong with an answer that is right for itself.
+    /// Forgets the clients of a side whose rules have lost them.
+    pub(crate) fn forget(&mut self, side: Side) {
+        self.clients.retain(|(of, ..), _| *of != side);
+        self.short.retain(|(of, ..), _| *of != side);
+    }
+
+    /// The error in an answer that is right apart from affinity, if there is one.
     pub(crate) fn check(&mut self, side: Side, asked: &Asked, seen: &Seen, scene: &Scene<'_>) -> Option<String> {
         let Outcome::Endpoints { choices, affinity: Some(seconds), .. } = &asked.expected else { return None };
-        // kube-proxy may have sent it to any of several Services.
+        // kube-proxy may have used any of several Services.
         if side == Side::KubeProxy && scene.claims_of_port(&scene.claimants(asked.question.to.ip()), asked).count() > 1
         {
             return None;
@@ -89,11 +95,12 @@ impl Memory {
         let client = (side, asked.question.source(), port);
         let (_, endpoints) = self.clients.entry(client).or_insert_with(|| (known, BTreeSet::new()));
         let left: Vec<_> = endpoints.intersection(choices).copied().collect();
-        // A client may return to an endpoint that it has by another address, under another policy.
+        // A client may return to an endpoint that it got through another address, under another policy.
         (endpoints.insert(by) && !left.is_empty()).then(|| format!("{by} is new to a client of {left:?}"))
     }
 
-    /// All addresses together. Each of several endpoints that a client has from different policies lasts for itself.
+    /// Checks all addresses of a Service together. If a client has several endpoints from different policies, each has its own
+    /// timeout.
     fn check_short(
         &mut self,
         client: Client,
@@ -128,12 +135,12 @@ impl Memory {
     }
 }
 
-/// A client that was seen then has certainly been forgotten now.
+/// Whether the timeout has certainly ended.
 fn is_over(before: Span, now: Span, time: Duration) -> bool {
     now.began.duration_since(before.ended) > time + SURELY_AFTER
 }
 
-/// It certainly has not.
+/// Whether the timeout has certainly not ended.
 fn still_lasts(before: Span, now: Span, time: Duration) -> bool {
     now.ended.duration_since(before.began) < time.mul_f64(SURELY_WITHIN)
 }
@@ -146,7 +153,7 @@ impl Known {
     }
 }
 
-/// Whose the packet is.
+/// The port that the packet belongs to.
 fn port(scene: &Scene<'_>, asked: &Asked) -> Option<PortKey> {
     let packet = asked.question.packet(scene.setup);
     let to = packet.destination;

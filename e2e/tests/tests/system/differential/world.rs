@@ -1,4 +1,4 @@
-//! Two networks with the same addresses, one control plane for both: in one our programs, in the other kube-proxy.
+//! Two networks with the same addresses and one control plane: our programs run in one, kube-proxy in the other.
 //!
 //! ```text
 //!   network A                                  network B
@@ -17,29 +17,31 @@ use localnet_client::{Snapshot, Source as _, grpc::Brain};
 use localnet_controlplane::{ControlPlane, Options};
 use localnet_e2e::{PATIENCE, Programs, await_condition};
 use localnet_lab::{Network, Outcome, Probe, Protocol, Running, Servers, topology::SERVICE_CIDRS};
-use localnet_proto::{Revision, Update};
+use localnet_proto::{Revision, Update, wire::BackendReport};
 use tokio::{runtime::Runtime, time::timeout};
 
 use crate::kube_proxy::{self, KUBE_PROXY};
 
 use super::{
+    disturb::Disturbance,
     pair::Pair,
     pools,
+    random::Random,
     setup::Setup,
     write::{NAMESPACE, Sentinel, Writer},
 };
 
 const LINK: [&str; 2] = ["100.64.0.1", "100.64.0.2"];
-/// The chance that so many connections miss one of two endpoints is below 10⁻¹¹.
+/// With this many connections, the chance of missing one of two endpoints is below 10⁻¹¹.
 const ENOUGH: usize = 40;
-/// A kube-proxy that has started programs the zone of its Node at once, or never.
+/// A started kube-proxy programs the zone of its Node within this time, or never.
 const KNOWS_ZONE_WITHIN: Duration = Duration::from_secs(3);
 const MOST_TOLD_AGAIN: usize = 5;
 
 /// Everything that runs.
 pub(crate) struct World {
     pub(crate) pair: Pair,
-    // Fields are dropped in this order: first what runs in a network.
+    // Fields are dropped in this order: first the programs that run in a network.
     proxies: Option<Proxies>,
     running_brain: Option<(&'static str, Running)>,
     plane: ControlPlane,
@@ -48,18 +50,20 @@ pub(crate) struct World {
     _servers: Vec<Servers>,
     sides: [Network; 2],
     runtime: Runtime,
-    /// The zone that both proxies know to be the Node's.
+    /// The zone of the Node that both proxies have programmed.
     zone: Option<&'static str>,
 }
 
-/// What programs the nodes, with the same flags.
+/// The proxies of both nodes, with the same flags.
 struct Proxies {
     setup: Setup,
     backend: Running,
-    kube_proxy: Running,
+    kube_proxy: Option<Running>,
+    /// The number of repairs by the backend.
+    repairs: u64,
 }
 
-/// Who programs the node.
+/// The proxy that programs the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Side {
     Ours,
@@ -76,9 +80,9 @@ impl World {
         let sides = [Network::build(pools::topology())?, Network::build(pools::topology())?];
         link(&sides)?;
         for network in &sides {
-            // Thousands of short connections need not be remembered for minutes.
+            // Forget closed short connections soon, because there are thousands.
             let short = [("net/netfilter/nf_conntrack_tcp_timeout_time_wait", "2")];
-            // Flows that stay open are asked once in each state.
+            // Keep open flows, which are used only once in each state.
             let long = [
                 "net/netfilter/nf_conntrack_udp_timeout",
                 "net/netfilter/nf_conntrack_udp_timeout_stream",
@@ -87,7 +91,7 @@ impl World {
             let long = long.map(|setting| (setting, "600"));
             network.node().sysctl(&short.into_iter().chain(long).collect::<Vec<_>>())?;
         }
-        let servers = sides.iter().map(|network| Servers::that_keep_connections(network, pools::servers()));
+        let servers = sides.iter().map(|network| Servers::start_with_open_connections(network, pools::servers()));
         let servers = servers.collect::<Result<_, _>>()?;
         let programs = Programs::new()?;
         let options = Options {
@@ -119,8 +123,8 @@ impl World {
         })
     }
 
-    /// Starts both proxies with these flags, if they run with others or not at all; whether they were started. Until they have settled, what the former ones
-    /// programmed is still there.
+    /// Ensures that our programs run with these flags. If they do not run or have other flags, starts them and ends kube-proxy.
+    /// Returns whether they were started. Until both sides have settled, the previous rules remain.
     pub(crate) fn set_up(&mut self, setup: &Setup) -> anyhow::Result<bool> {
         if self.proxies.as_ref().is_some_and(|proxies| proxies.setup.has_flags_of(setup)) {
             return Ok(false);
@@ -131,23 +135,63 @@ impl World {
             self.running_brain = Some((setup.node, self.start_brain(setup.node)?));
         }
         self.await_brain()?;
-        self.proxies = Some(Proxies {
-            setup: *setup,
-            backend: self.start_backend(setup)?,
-            kube_proxy: self.start_kube_proxy(setup)?,
-        });
+        let backend = self.start_backend(setup)?;
+        self.proxies = Some(Proxies { setup: *setup, backend, kube_proxy: None, repairs: 0 });
+        Ok(true)
+    }
+
+    /// Ends kube-proxy. kube-proxy itself exits when the Node's addresses or pod CIDRs differ from those at its start, and its
+    /// supervisor starts it again.
+    pub(crate) fn stop_kube_proxy(&mut self) {
+        if let Some(proxies) = &mut self.proxies {
+            proxies.kube_proxy = None;
+        }
+    }
+
+    /// Starts kube-proxy if it does not run. Returns whether it was started. It has exactly the objects that were written
+    /// earlier. It may or may not have objects that change while it starts.
+    pub(crate) fn run_kube_proxy(&mut self) -> anyhow::Result<bool> {
+        let Some(Proxies { setup, kube_proxy: None, .. }) = &self.proxies else { return Ok(false) };
+        let started = self.start_kube_proxy(setup)?;
+        if let Some(proxies) = &mut self.proxies {
+            proxies.kube_proxy = Some(started);
+        }
         self.zone = None;
         Ok(true)
     }
 
-    /// kube-proxy ends when the Node's addresses, or the CIDRs of its pods, are not what it started with, and whoever supervises it
-    /// starts it again. This does not wait for that.
-    pub(crate) fn restart_kube_proxy(&mut self) -> anyhow::Result<()> {
-        let Some(Proxies { setup, backend, kube_proxy }) = self.proxies.take() else { return Ok(()) };
-        drop(kube_proxy);
-        self.proxies = Some(Proxies { setup, backend, kube_proxy: self.start_kube_proxy(&setup)? });
-        self.zone = None;
-        Ok(())
+    /// Disturbs our side and waits until the backend has repaired it. Returns the edit, and whether it may have removed the
+    /// clients of session affinity.
+    pub(crate) fn disturb(
+        &mut self,
+        Disturbance { kill, edit }: Disturbance,
+        state: &Snapshot,
+        random: &mut Random,
+    ) -> anyhow::Result<(String, bool)> {
+        let repairs = self.proxies.as_ref().context("nothing runs")?.repairs;
+        self.await_report(state, |number| number == repairs)?;
+        let proxies = self.proxies.as_mut().context("nothing runs")?;
+        if kill {
+            proxies.backend.kill()?;
+            proxies.backend.wait()?;
+        }
+        let from = self.programs.log(self.pair.backend.program()).len();
+        let edited = match edit {
+            Some(edit) => edit.make(self.pair.backend, self.sides[0].node(), random)?,
+            None => Default::default(),
+        };
+        let repairs = if kill {
+            let setup = proxies.setup;
+            let backend = self.start_backend(&setup)?;
+            self.proxies.as_mut().context("nothing runs")?.backend = backend;
+            self.await_applied(state, from).with_context(|| edited.0.clone())?;
+            // Until the new backend reports, the report of its predecessor remains.
+            self.await_report(state, |number| number == 0)?
+        } else {
+            self.await_report(state, |number| number > repairs).with_context(|| edited.0.clone())?
+        };
+        self.proxies.as_mut().context("nothing runs")?.repairs = repairs;
+        Ok(edited)
     }
 
     /// Waits until the brain answers.
@@ -181,7 +225,7 @@ impl World {
         kube_proxy::start(self.sides[1].node(), &self.programs, self.pair.mode, whose, &setup.kube_proxy_lines())
     }
 
-    /// Where the brain is served.
+    /// The address of the brain's listener.
     pub(crate) fn api(&self) -> String {
         self.programs.api()
     }
@@ -206,15 +250,15 @@ impl World {
         self.runtime.block_on(future)
     }
 
-    /// Waits until brain, backend and kube-proxy have come as far as the sentinel; the brain's state, and how often kube-proxy had
-    /// to be told the zone again.
+    /// Waits until brain, backend and kube-proxy have reached the sentinel. Returns the brain's state, and how many times the
+    /// zone was written again for kube-proxy.
     pub(crate) fn settle(&mut self, writer: &Writer, sentinel: Sentinel) -> anyhow::Result<(Snapshot, usize)> {
         for told_again in 0..=MOST_TOLD_AGAIN {
             let state = self.await_state(&format!("{sentinel:?}"), |state| sentinel.has_come(state))?;
-            self.await_applied(&state)?;
+            self.await_applied(&state, 0)?;
             for side in Side::BOTH {
                 for (to, endpoint) in sentinel.paths() {
-                    // Until it is programmed it may be silent.
+                    // Until it is programmed, probes may be silent.
                     let probe = Probe::new(Protocol::Tcp, to).timeout(Duration::from_millis(200));
                     self.await_answers(side, probe, 1, &BTreeSet::from([endpoint]), PATIENCE)?;
                 }
@@ -250,7 +294,7 @@ impl World {
         self.block_on(writer.set_zone(node, Some(sentinel.zone()).filter(|zone| !zone.is_empty())))
     }
 
-    /// The newest state of the brain that is as it must be.
+    /// Waits for a state of the brain that satisfies `is_right`.
     fn await_state(&mut self, what: &str, is_right: impl Fn(&Snapshot) -> bool) -> anyhow::Result<Snapshot> {
         let brain = &mut self.brain;
         let newest = async {
@@ -269,23 +313,47 @@ impl World {
         })
     }
 
-    /// Waits until the backend says that it has written this state or a later one.
-    fn await_applied(&self, state: &Snapshot) -> anyhow::Result<()> {
+    /// Waits until the backend logs, after this many bytes of its log, that it has applied this state or a later one.
+    fn await_applied(&self, state: &Snapshot, from: usize) -> anyhow::Result<()> {
         let Revision { instance, rev } = state.revision;
         let program = self.pair.backend.program();
         let applied = |log: &str| {
-            // "applied revision=…", or, where several follow each other closely, "applied so far revision=…".
+            // "applied revision=…", or "applied so far revision=…" if several states follow in quick succession.
             let lines = log.lines().rev().filter(|line| line.contains(" applied "));
             let revisions = lines.filter_map(|line| line.split_once(" revision=")?.1.split(' ').next());
             let mut numbers = revisions.filter_map(|revision| revision.split_once(':'));
             numbers
                 .any(|(of, number)| of.parse() == Ok(instance) && number.parse().is_ok_and(|number: u64| number >= rev))
         };
-        await_condition("the backend has applied the state", || applied(&self.programs.log(program)))
-            .with_context(|| tail(&self.programs.log(program)))
+        await_condition("the backend has applied the state", || {
+            applied(self.programs.log(program).get(from..).unwrap_or_default())
+        })
+        .with_context(|| tail(&self.programs.log(program)))
     }
 
-    /// Waits until so many connections in a row are answered by exactly these endpoints.
+    /// Waits until the backend has reported that it has applied this state, with a number of repairs that satisfies `is_right`.
+    fn await_report(&self, state: &Snapshot, is_right: impl Fn(u64) -> bool) -> anyhow::Result<u64> {
+        let Revision { instance, rev } = state.revision;
+        let repairs = || -> anyhow::Result<Option<u64>> {
+            let status = self.runtime.block_on(async { timeout(PATIENCE, self.brain.status()).await })??;
+            let mut reports = status.backends.into_iter().filter_map(|received| received.report);
+            let holds = |report: &BackendReport| {
+                report.instance_id == instance && report.families.iter().all(|family| family.applied_rev >= rev)
+            };
+            let report = reports.find(|report| self.pair.backend.program().ends_with(&report.backend));
+            Ok(report.filter(holds).map(|report| report.repairs))
+        };
+        let mut reported = Ok(None);
+        let is_reported = await_condition("the backend has reported that the rules are as they must be", || {
+            reported = repairs();
+            matches!(reported, Ok(Some(number)) if is_right(number))
+        });
+        let said = || format!("{reported:?}\n{}", tail(&self.programs.log(self.pair.backend.program())));
+        is_reported.with_context(said)?;
+        reported?.context("nothing is reported")
+    }
+
+    /// Waits until exactly these endpoints answer `count` connections in a row.
     fn await_answers(
         &self,
         side: Side,
@@ -319,7 +387,7 @@ impl World {
                 probe.to,
                 tail(&log())
             );
-            // Refusals come at once: leave the processors to those who are waited for.
+            // Rejects come at once. Leave the processors to the proxies.
             std::thread::park_timeout(Duration::from_millis(5));
         }
     }

@@ -1,8 +1,8 @@
-//! Writes clusters to the API server: what differs from the cluster before, then the sentinel.
+//! Writes clusters to the API server: the differences from the previous cluster, then the sentinel.
 //!
-//! The sentinel is a Service with one slice in each family. Its port and its endpoints change in every round, as the last of
-//! the Services and the last of the slices: whoever sends packets where the sentinel says has seen everything before it. The Node
-//! is watched apart from them: another Service has an endpoint in each zone, and shows which of them the Node is in.
+//! The sentinel is a Service with one slice in each family. Its port and endpoints change in every round, after all other
+//! Services and slices. So a proxy that sends packets as the sentinel demands has seen all earlier writes. Another Service shows
+//! the state of the Node, which proxies watch separately: it has an endpoint in each zone, so its answers show the Node's zone.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,9 +39,9 @@ use super::{
 };
 
 pub(crate) const NODE_NAMES: [&str; 2] = ["node-a", "node-b"];
-/// A ServiceCIDR beside the one that the API server makes.
+/// A ServiceCIDR in addition to the one that the API server creates.
 const MORE_SERVICE_CIDRS: &str = "more";
-/// The Kubernetes namespace of everything.
+/// The Kubernetes namespace of all objects.
 pub(crate) const NAMESPACE: &str = "diff";
 const SENTINEL: &str = "sentinel";
 const SENTINEL_IPS: [IpAddr; 2] =
@@ -51,7 +51,7 @@ const ZONES_IPS: [IpAddr; 2] =
 const ZONES_PORT: u16 = 80;
 const WRITES_AT_ONCE: usize = 8;
 
-/// The way to the API server, and what is there.
+/// Writes to the API server, and remembers its objects.
 pub(crate) struct Writer {
     services: Api<v1::Service>,
     slices: Api<EndpointSlice>,
@@ -62,7 +62,7 @@ pub(crate) struct Writer {
     round: u16,
 }
 
-/// Where the sentinels of a round lead.
+/// The sentinels of a round.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Sentinel {
     round: u16,
@@ -76,7 +76,7 @@ impl Sentinel {
         10_000 + self.round
     }
 
-    /// In each family: the address to ask, and the endpoint that must answer.
+    /// For each family, the address to probe and the endpoint that must answer.
     pub(crate) fn paths(self) -> [(SocketAddr, SocketAddr); 2] {
         let number = pools::PODS[usize::from(self.round) % pools::PODS.len()];
         let pods = pools::pod(Place::Local, number).addresses();
@@ -86,16 +86,16 @@ impl Sentinel {
         })
     }
 
-    /// The zone that the Node says it is in.
+    /// The zone of the Node.
     pub(crate) fn zone(self) -> &'static str {
         self.node.zone.unwrap_or_default()
     }
 
-    /// In each family: the address that shows the zone, and all endpoints that must answer there.
+    /// For each family, the address that shows the zone and all endpoints that must answer there.
     pub(crate) fn zones(self) -> [(SocketAddr, BTreeSet<SocketAddr>); 2] {
         let endpoints = zone_endpoints();
         let mut here = endpoints.iter().filter(|(zone, _)| self.node.zone == Some(zone)).peekable();
-        // Where no endpoint is, hints are not followed.
+        // If the zone has no endpoint, hints do not apply.
         let pods: Vec<_> = match here.peek() {
             Some(_) => here.map(|(_, pod)| *pod).collect(),
             None => endpoints.iter().map(|(_, pod)| *pod).collect(),
@@ -106,7 +106,7 @@ impl Sentinel {
         })
     }
 
-    /// Whether a state has its port and endpoints, all that the Node says, and the ServiceCIDRs.
+    /// Whether a state has the sentinel's port and endpoints, the facts of the Node, and the ServiceCIDRs.
     pub(crate) fn has_come(self, state: &Snapshot) -> bool {
         let key = ServiceKey::new(NAMESPACE, SENTINEL);
         let parsed = |cidrs: &[&str]| cidrs.iter().filter_map(|cidr| cidr.parse().ok()).collect::<BTreeSet<IpNet>>();
@@ -134,7 +134,7 @@ impl Sentinel {
     }
 }
 
-/// Pods that stand for the zones.
+/// The pods that stand for the zones.
 fn zone_endpoints() -> [(&'static str, [IpAddr; 2]); 2] {
     [0, 1].map(|number| (pools::ZONES[number], pools::pod(Place::Local, pools::PODS[number]).addresses()))
 }
@@ -190,18 +190,18 @@ impl Writer {
         }
     }
 
-    /// What the API server holds.
+    /// The cluster in the API server.
     pub(crate) fn written(&self) -> &Cluster {
         &self.written
     }
 
-    /// Makes the API server hold `cluster`.
+    /// Changes the API server's objects to those of `cluster`.
     pub(crate) async fn write(&mut self, cluster: &Cluster) -> anyhow::Result<Sentinel> {
         let by_name = |cluster: &Cluster| -> BTreeMap<String, Service> {
             cluster.services.values().map(|service| (service.name.clone(), service.clone())).collect()
         };
         let (old, new) = (by_name(&self.written), by_name(cluster));
-        // What goes makes room for what comes: addresses, node ports.
+        // Delete first, to free addresses and NodePorts.
         let mut kept: BTreeMap<String, Service> = BTreeMap::new();
         for (name, service) in &old {
             match new.get(name) {
@@ -214,7 +214,7 @@ impl Writer {
                 _ => remove(&self.services, name).await?,
             }
         }
-        // One by one: the API server sometimes forgets to release a NodePort when several Services change at once.
+        // Write one by one: the API server sometimes fails to release a NodePort if several Services change at once.
         for (name, service) in &new {
             self.put(kept.get(name), service).await?;
         }
@@ -232,7 +232,7 @@ impl Writer {
             self.put_slices(None, &zones()).await?;
         }
         if cluster.more_service_cidrs != self.written.more_service_cidrs {
-            // They cannot be changed.
+            // A ServiceCIDR cannot be changed.
             if !self.written.more_service_cidrs.is_empty() {
                 remove(&self.service_cidrs, MORE_SERVICE_CIDRS).await?;
             }
@@ -258,7 +258,7 @@ impl Writer {
 
     async fn put(&self, old: Option<&Service>, new: &Service) -> anyhow::Result<()> {
         let (name, object) = (&new.name, new.object());
-        // Addresses of a load balancer are gone before the Service is of another type.
+        // Remove the load balancer addresses before the type changes.
         if let Some(old) = old
             && !old.ingress().is_empty()
             && new.ingress().is_empty()
@@ -290,7 +290,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes a Node say this; whether more than its zone has changed.
+    /// Writes these facts to a Node. Returns whether more than its zone has changed.
     pub(crate) async fn write_node(&mut self, name: &'static str, facts: NodeFacts) -> anyhow::Result<bool> {
         let old = self.written_nodes.insert(name, facts);
         let object = || serde_json::from_value::<Node>(facts.object(name)).context("reading a Node");
@@ -307,7 +307,7 @@ impl Writer {
                 let set = self.nodes.patch_status(name, &PatchParams::default(), &status).await;
                 set.with_context(|| format!("setting the addresses {:?}", facts.addresses))?;
             }
-            // The API server keeps the CIDRs of a Node's pods for as long as the Node.
+            // The pod CIDRs of a Node cannot be changed.
             old => {
                 if old.is_some() {
                     remove(&self.nodes, name).await?;
@@ -318,7 +318,7 @@ impl Writer {
         Ok(true)
     }
 
-    /// Makes a Node say that it is in this zone.
+    /// Writes this zone to a Node.
     pub(crate) async fn set_zone(&self, name: &str, zone: Option<&str>) -> anyhow::Result<()> {
         let change = Patch::Merge(json!({ "metadata": { "labels": { "topology.kubernetes.io/zone": zone } } }));
         let set = self.nodes.patch(name, &PatchParams::default(), &change).await;
@@ -332,8 +332,9 @@ impl Writer {
     }
 }
 
-/// Whether the API server does not turn one into the other. The first ClusterIP stays, as does having none; a NodePort that
-/// goes from one protocol to another is taken, by the Service itself; and a load balancer keeps the NodePorts that it has.
+/// Whether the API server refuses to change one Service into the other. The first ClusterIP cannot change, and neither can having
+/// none. A NodePort that moves from one protocol to another counts as taken by the Service itself. A load balancer keeps its
+/// existing NodePorts.
 pub(crate) fn must_move(old: &Service, new: &Service) -> bool {
     let addresses = |service: &Service| match service.kind {
         Kind::Headless | Kind::ExternalName => Vec::new(),
@@ -341,7 +342,7 @@ pub(crate) fn must_move(old: &Service, new: &Service) -> bool {
     };
     let node_ports = |service: &Service| service.node_ports().collect::<BTreeSet<_>>();
     let (had, has) = (node_ports(old), node_ports(new));
-    // Numbers that stay are of the same protocols, and nothing is left that the API server would keep.
+    // Remaining numbers have the same protocols, and there is nothing that the API server would keep.
     let stays = |number: u16| had.iter().filter(move |(_, had)| *had == number);
     let taken = has.iter().any(|port| stays(port.1).next().is_some() && !had.contains(port));
     let kept = !had.is_empty() && has.is_empty() && new.kind == Kind::LoadBalancer;
@@ -366,7 +367,7 @@ where
             false => api.create(&params, &object).await,
         };
         match &written {
-            // What a removed Service had is not always free at once.
+            // The addresses and ports of a deleted Service are not always free at once.
             Err(kube::Error::Api(status)) if status.message.contains("already allocated") => {
                 if Instant::now() > deadline {
                     break written;

@@ -1,4 +1,4 @@
-//! `localnet-brain check` names the Services that would behave differently, and no others.
+//! `localnet-brain check` names exactly the Services that would behave differently.
 
 use std::process::Command;
 
@@ -23,7 +23,7 @@ async fn services_that_would_behave_differently_are_named() -> anyhow::Result<()
         "type": "NodePort", "selector": { "app": "all" }, "ports": port, "externalTrafficPolicy": "Local",
     });
     objects.ensure_service("local", local).await?;
-    // One address belongs to the older one, the other is the node's own.
+    // An older Service owns one address, and the other one is the node's own.
     let taken =
         json!({ "selector": { "app": "none" }, "ports": port, "externalIPs": ["198.51.100.1", NODE[0].to_string()] });
     objects.ensure_service("taken", taken).await?;
@@ -34,7 +34,7 @@ async fn services_that_would_behave_differently_are_named() -> anyhow::Result<()
     // Entries of docs/differences.md, by Service.
     for (mode, expected) in [
         ("nftables", vec![("taken", 3)]),
-        // kube-proxy's empty mode.
+        // The empty mode of kube-proxy.
         ("\"\"", vec![("nobody", 8), ("taken", 3), ("taken", 8)]),
         ("ipvs", vec![("local", 11), ("taken", 3)]),
     ] {

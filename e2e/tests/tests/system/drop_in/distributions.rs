@@ -1,5 +1,5 @@
-//! With what kubeadm, k3s and EKS give kube-proxy, unmodified, NodePorts answer on the addresses on which kube-proxy answered:
-//! on all of the node, as its mode iptables does, whatever programs them now.
+//! With the unmodified kube-proxy configurations of kubeadm, k3s and EKS, NodePorts answer on the same addresses as with
+//! kube-proxy: on all addresses of the node, as in its iptables mode, whichever backend programs them.
 
 use std::fs;
 
@@ -17,7 +17,7 @@ const KUBEADM: &str = include_str!("../../../../../config/tests/golden/kubeadm.y
 const EKS: &str = include_str!("../../../../../config/tests/golden/eks.yaml");
 const K3S: &str = include_str!("../../../../../config/tests/golden/k3s.args");
 
-/// The arguments of kube-proxy with a file of a ConfigMap, whose text `change` may change.
+/// The arguments of kube-proxy with a file from a ConfigMap. `change` may edit its text.
 fn with_file(
     alone: &Alone,
     config_map: &str,
@@ -46,7 +46,7 @@ fn node_ports_answer_where_kube_proxy_answered() -> anyhow::Result<()> {
     let kubeadm = |change: fn(&str) -> String| with_file(&alone, KUBEADM, "config.conf", change);
     let k3s: Vec<_> = K3S.lines().map(str::to_owned).collect();
     let eks = || with_file(&alone, EKS, "config", str::to_owned);
-    // An empty mode is nft to localnet, and iptables to kube-proxy. Only a mode that is nftables by name is `primary`.
+    // To localnet, an empty mode means nft; to kube-proxy, iptables. Only an explicit nftables mode is `primary`.
     type Arguments<'a> = &'a dyn Fn() -> anyhow::Result<Vec<String>>;
     let rows: [(&str, Option<&str>, Arguments<'_>, bool); 6] = [
         ("kubeadm", None, &|| kubeadm(str::to_owned), true),
@@ -66,7 +66,7 @@ fn node_ports_answer_where_kube_proxy_answered() -> anyhow::Result<()> {
         .with_context(|| format!("{whose} {backend:?}: {answered:?}\n{}", alone.log()))?;
         running.kill()?;
         running.wait()?;
-        // What the killed one has left would answer for the next one.
+        // The rules of a killed backend would answer in place of the next one.
         let cleanup = start(&alone, backend, &[arguments()?, vec!["--cleanup".to_owned()]].concat())?.wait()?;
         anyhow::ensure!(cleanup.success(), "{whose} {backend:?}: {}", alone.log());
     }

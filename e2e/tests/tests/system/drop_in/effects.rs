@@ -1,5 +1,5 @@
-//! What the configuration says of the node is what packets see: `nodeIPOverride`, `ipFamilyPolicy`, `detectLocal`, sync periods. A
-//! file tells of the node and its Service.
+//! Packets show the effect of the configuration: `nodeIPOverride`, `ipFamilyPolicy`, `detectLocal` and sync periods. A file
+//! contains the Node and its Service.
 
 use std::{fs, net::IpAddr, process::Command};
 
@@ -14,13 +14,13 @@ use localnet_lab::{
 use super::{HTTP, NODE_PORT, PODS, WEB, get, ip};
 
 const WEB_V6: &str = "fd00:172:30::10";
-/// The endpoint: the other pod is a client.
+/// The pod that is the endpoint. The other pod is a client.
 const SERVING: [&str; 2] = [PODS[1], "fd00:10:180::2"];
 /// Further addresses of the node.
 pub(super) const SECOND: [&str; 2] = ["192.168.1.2", "2001:db8:1::2"];
 pub(super) const PROGRAM: &str = "localnet-node";
 
-/// A node without a cluster.
+/// A node without an API server.
 pub(super) struct Alone {
     pub(super) programs: Programs,
     _servers: Servers,
@@ -59,7 +59,7 @@ impl Alone {
         )
     }
 
-    /// A Service of both families, at a port.
+    /// Writes a dual-stack Service with this port.
     fn write_web(&self, port: u16) -> anyhow::Result<()> {
         let slice = |family: &str, address: &str| {
             format!(
@@ -78,7 +78,7 @@ impl Alone {
         self.write("web.yaml", &[service, slice("IPv4", SERVING[0]), slice("IPv6", SERVING[1])].concat())
     }
 
-    /// A configuration with these lines, which leaves the machine as it is.
+    /// Writes a configuration with these lines, which changes no settings of the machine.
     fn write_config(&self, lines: &str) -> anyhow::Result<String> {
         let path = self.programs.path().join("config.yaml");
         let limits = "{maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}";
@@ -102,7 +102,7 @@ impl Alone {
         self.programs.start(self.network.node(), PROGRAM, &arguments)
     }
 
-    /// Which source the endpoint sees; none if it does not answer.
+    /// The source address that the endpoint sees. `None` if the endpoint does not answer.
     pub(super) fn seen(&self, from: &Namespace, to: (IpAddr, u16)) -> Option<IpAddr> {
         match from.probe(Probe::new(Protocol::Tcp, to.into())) {
             Ok(Outcome::Answer { seen_source, .. }) => Some(seen_source),
@@ -119,7 +119,7 @@ impl Alone {
 fn the_nodes_addresses_are_those_that_are_chosen() -> anyhow::Result<()> {
     let alone = Alone::build()?;
     let addresses = [NODE[0], ip(SECOND[0]), NODE[1], ip(SECOND[1])];
-    // Where NodePorts are answered: at the primary addresses, or at all of a family of which there is none.
+    // NodePorts answer at the primary addresses. In a family without a primary address, they answer at all addresses.
     for (lines, expected) in [
         ("", [true, false, true, false]),
         ("nodeIPOverride: [192.168.1.2]", [false, true, true, false]),
@@ -138,7 +138,7 @@ fn the_nodes_addresses_are_those_that_are_chosen() -> anyhow::Result<()> {
         running.kill()?;
         running.wait()?;
     }
-    // A node that cannot be as it is required is not programmed in half.
+    // A node that lacks a required family is not programmed at all.
     alone.write_node(&[NODE[0]])?;
     let mut running = alone.start("ipFamilyPolicy: RequireDualStack")?;
     anyhow::ensure!(!running.wait()?.success(), "a node of one family is none of two: {}", alone.log());
@@ -150,7 +150,7 @@ fn the_nodes_addresses_are_those_that_are_chosen() -> anyhow::Result<()> {
 fn pods_are_told_from_others_as_configured() -> anyhow::Result<()> {
     let alone = Alone::build()?;
     let (pod, client) = (alone.network.pod(ip(PODS[0]))?, alone.network.client());
-    // Whose address the endpoint sees: the pod's, the client's.
+    // The source address that the endpoint sees is the pod's or the client's.
     for (lines, expected) in [
         ("", [true, true]),
         ("detectLocalMode: ClusterCIDR\ndetectLocal: {clusterCIDRs: [10.180.0.0/16]}", [true, false]),
@@ -180,7 +180,7 @@ fn pods_are_told_from_others_as_configured() -> anyhow::Result<()> {
 fn node_ports_answer_on_localhost_where_they_are_to() -> anyhow::Result<()> {
     let alone = Alone::build()?;
     let node = alone.network.node();
-    // Of both families, as the node is.
+    // CIDRs of both families, because the node is dual-stack.
     let (all, loopback) = ("0.0.0.0/0, \"::/0\"", "127.0.0.0/8, \"::1/128\"");
     for (answers, addresses) in [(true, all), (false, all), (true, loopback), (false, loopback)] {
         let lines =
@@ -200,7 +200,7 @@ fn node_ports_answer_on_localhost_where_they_are_to() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// When states were applied, by the log.
+/// The times at which states were applied, from the log.
 fn applied(log: &str) -> Vec<Timestamp> {
     let lines = log.lines().filter(|line| line.contains(" applied revision="));
     lines.filter_map(|line| line.split_whitespace().next()?.parse().ok()).collect()
@@ -219,7 +219,7 @@ fn there_is_a_least_time_between_two_syncs() -> anyhow::Result<()> {
         alone.write_web(port)?;
         await_applied(port)?;
     }
-    // It is said after packets have seen it.
+    // The log line follows the first packets.
     await_condition("each sync is said", || applied(&alone.log()).len() >= 4).with_context(|| alone.log())?;
     for pair in applied(&alone.log()).windows(2) {
         let between = pair[1].duration_since(pair[0]);
@@ -238,7 +238,7 @@ fn health_answers_wait_for_two_sync_periods() -> anyhow::Result<()> {
     let _brain = alone.programs.start(node, "localnet-brain", &arguments)?;
     let backend = alone.programs.start(node, "localnet-nft", &["--api", &api, "--config", &config])?;
     let logs = || ["localnet-brain", "localnet-nft"].map(|name| alone.programs.log(name)).concat();
-    // Until a backend has reported, nothing is said of its families, and nothing is waited for.
+    // Until a backend has reported, the health answer contains no families and waits for nothing.
     let is = |status: u16| {
         move || {
             get(node, "127.0.0.1:10256", "/healthz")
@@ -253,7 +253,7 @@ fn health_answers_wait_for_two_sync_periods() -> anyhow::Result<()> {
     await_condition("the node is well", is(200)).with_context(logs)?;
     signal("-STOP")?;
     alone.write_web(81)?;
-    // Without the configuration it would take a minute, which is longer than this waits.
+    // Without the configuration, this would take a minute, which exceeds the timeout of this test.
     await_condition("a state waits for too long", is(503)).with_context(logs)?;
     signal("-CONT")?;
     await_condition("the node is well again", is(200)).with_context(logs)?;

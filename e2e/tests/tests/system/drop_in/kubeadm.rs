@@ -1,4 +1,4 @@
-//! The ConfigMap that kubeadm makes for kube-proxy, unmodified, as the kubelet mounts it, with kubeadm's command line.
+//! Runs with the unmodified ConfigMap and command line that kubeadm creates for kube-proxy, mounted as the kubelet does it.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use super::{HTTP, NODE_PORT, PODS, WEB, World, ip};
 
 const CONFIG_MAP: &str = include_str!("../../../../../config/tests/golden/kubeadm.yaml");
 
-/// A volume of a ConfigMap: `config.conf` → `..data/config.conf`, and `..data` → a folder with a name of its own each time.
+/// A volume of a ConfigMap: `config.conf` → `..data/config.conf`, and `..data` → a folder with a new name after each change.
 struct Volume {
     folder: PathBuf,
     written: u32,
@@ -49,14 +49,14 @@ async fn a_config_map_of_kubeadm_starts_ours_and_is_followed() -> anyhow::Result
     let world = World::build().await?;
     let config_map: serde_json::Value = serde_saphyr::from_str(CONFIG_MAP)?;
     let config = config_map["data"]["config.conf"].as_str().context("the ConfigMap has a configuration")?;
-    // Which API server there is, is said by each cluster.
+    // Each cluster has its own API server address.
     let kubeconfig = fs::read_to_string(world.plane.kube_proxy_kubeconfig())?;
     let mut volume = Volume { folder: world.programs.path().join("volume"), written: 0 };
     let mut write = |config: &str| volume.write(&[("config.conf", config), ("kubeconfig.conf", &kubeconfig)]);
     write(config)?;
     let folder = world.programs.path().join("volume").display().to_string();
     let node = program("localnet-node")?.display().to_string();
-    // In a mount namespace of its own: the folder is where the ConfigMap is mounted in a pod.
+    // Use a separate mount namespace, with the folder at the mount point of the ConfigMap.
     let script = format!(
         "mount -t tmpfs none /var/lib && mkdir /var/lib/kube-proxy && mount --bind {folder} /var/lib/kube-proxy && \
          exec {node} --config=/var/lib/kube-proxy/config.conf --hostname-override=node-a"
@@ -77,12 +77,12 @@ async fn a_config_map_of_kubeadm_starts_ours_and_is_followed() -> anyhow::Result
         let path = format!("/proc/sys/net/netfilter/{name}");
         world.network.node().run(|| Ok(fs::read_to_string(path)?.trim().to_owned()))
     };
-    // What its defaults say of the node and the process.
+    // The defaults concern the node and the process.
     assert_eq!(sysctl("nf_conntrack_tcp_timeout_established")?, "86400");
     assert_eq!(sysctl("nf_conntrack_tcp_timeout_close_wait")?, "3600");
     let oom_score =
         || anyhow::Ok(fs::read_to_string(format!("/proc/{}/oom_score_adj", running.id()))?.trim().to_owned());
-    // It takes CAP_SYS_RESOURCE, which a container may not have.
+    // This needs CAP_SYS_RESOURCE, which a container may lack.
     let lowered = Command::new("sh").args(["-c", "echo -999 > /proc/self/oom_score_adj"]).output()?.status.success();
     if lowered {
         assert_eq!(oom_score()?, "-999");
@@ -92,7 +92,7 @@ async fn a_config_map_of_kubeadm_starts_ours_and_is_followed() -> anyhow::Result
     assert_eq!(world.get("127.0.0.1:10256", "/healthz")?.status, 200);
     assert_eq!(world.get("127.0.0.1:10249", "/proxyMode")?.body, "nftables");
 
-    // What is invalid is reported, and changes nothing.
+    // An invalid configuration is reported and changes nothing.
     let invalid = config.replace("clusterCIDR: 10.244.0.0/16", "clusterCIDR: 10.244.0.0/33");
     anyhow::ensure!(invalid != config, "the ConfigMap has a clusterCIDR");
     write(&invalid)?;
@@ -104,7 +104,7 @@ async fn a_config_map_of_kubeadm_starts_ours_and_is_followed() -> anyhow::Result
     assert_eq!(sysctl("nf_conntrack_tcp_timeout_close_wait")?, "3600");
     answers(node_port(0))?;
 
-    // What is valid is applied.
+    // A valid configuration is applied.
     let changed = config
         .replace("tcpCloseWaitTimeout: null", "tcpCloseWaitTimeout: 30m")
         .replace("oomScoreAdj: null", "oomScoreAdj: 500")

@@ -1,13 +1,13 @@
-//! In place of kube-proxy: with its configuration, beside it, before and after it, and asked what it is asked.
+//! Runs localnet in place of kube-proxy: with its configuration, next to it, before and after it, and with the same requests.
 //!
-//! | file | what it shows |
+//! | file | what it verifies |
 //! |---|---|
-//! | `check` | who would behave differently is told beforehand |
-//! | `distributions` | NodePorts answer where they did, with what kubeadm, k3s and EKS give kube-proxy |
-//! | `effects` | what the configuration says of the node is what packets see |
-//! | `kubeadm` | the ConfigMap that kubeadm makes starts ours, and is followed |
-//! | `pages` | each page of kube-proxy's two servers, asked of both |
-//! | `takeover` | kube-proxy, ours, kube-proxy: no connection fails |
+//! | `check` | `check` names in advance the Services that would behave differently |
+//! | `distributions` | NodePorts answer where they did, with the configurations of kubeadm, k3s and EKS |
+//! | `effects` | packets show the effect of the configuration |
+//! | `kubeadm` | localnet starts with kubeadm's ConfigMap, and follows its changes |
+//! | `pages` | each page of kube-proxy's two servers, requested from both |
+//! | `takeover` | kube-proxy, localnet, kube-proxy: no connection fails |
 
 mod check;
 mod distributions;
@@ -47,7 +47,7 @@ fn ip(text: &str) -> IpAddr {
 
 /// A node, with a control plane on its loopback.
 struct World {
-    // Fields are dropped in this order: first what runs in the network.
+    // Fields are dropped in this order: first the programs that run in the network.
     plane: ControlPlane,
     programs: Programs,
     _servers: Servers,
@@ -55,7 +55,7 @@ struct World {
 }
 
 impl World {
-    /// A Service `web` with a NodePort, and `dns`, both with two pods on this node.
+    /// Creates a Service `web` with a NodePort and a Service `dns`, each with two pods on this node.
     async fn build() -> anyhow::Result<Self> {
         let network = Network::build(Topology::with_pods(PODS)?)?;
         let at = |protocol, pod: &str, port| Endpoint { protocol, address: SocketAddr::new(ip(pod), port) };
@@ -98,7 +98,7 @@ impl World {
         self.plane.objects(NAMESPACE).ensure_pod(pod).await
     }
 
-    /// Writes a configuration that both proxies read: v1alpha1, that of this node, which leaves the machine as it is.
+    /// Writes a v1alpha1 configuration of this node that both proxies read, and that changes no settings of the machine.
     fn write_config(&self, name: &str, lines: &str) -> anyhow::Result<String> {
         let path = self.programs.path().join(name);
         let text = format!(
@@ -122,7 +122,7 @@ oomScoreAdj: 0
         self.start(&binary("kube-proxy")?, &["--config", config])
     }
 
-    /// Starts a program of others, with a log of its name.
+    /// Starts any program, with a log of its name.
     fn start(&self, program: &Path, arguments: &[&str]) -> anyhow::Result<Running> {
         let name = program.file_name().context("a program has a name")?.to_string_lossy().into_owned();
         let log = self.programs.path().join(format!("{name}.log"));
@@ -138,13 +138,13 @@ oomScoreAdj: 0
         ["localnet-node", "unshare", "kube-proxy"].map(log).concat()
     }
 
-    /// A page of a server in the node.
+    /// Requests a page from a server on this node.
     fn get(&self, at: &str, path: &str) -> anyhow::Result<Page> {
         get(self.network.node(), at, path)
     }
 }
 
-/// A page of a server in a node.
+/// Requests a page from a server on a node.
 fn get(node: &Namespace, at: &str, path: &str) -> anyhow::Result<Page> {
     let at: SocketAddr = at.parse()?;
     node.run(|| {
@@ -161,7 +161,7 @@ fn get(node: &Namespace, at: &str, path: &str) -> anyhow::Result<Page> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Page {
     status: u16,
-    /// Content type, and whether browsers may guess another.
+    /// The content type, and whether browsers may guess another one.
     kind: String,
     sniff: Option<String>,
     body: String,
@@ -169,7 +169,7 @@ struct Page {
 
 impl Page {
     fn read(answer: &[u8]) -> anyhow::Result<Self> {
-        // Of what is no text the head is enough.
+        // For a binary answer, the head is enough.
         let answer = String::from_utf8_lossy(answer);
         let (head, body) = answer.split_once("\r\n\r\n").with_context(|| format!("no answer: {answer:?}"))?;
         let header = |name: &str| {
@@ -187,7 +187,7 @@ impl Page {
     }
 }
 
-/// The chunks of a body, one after the other.
+/// Joins the chunks of a body.
 fn joined(mut chunks: &str) -> anyhow::Result<String> {
     let mut body = String::new();
     loop {

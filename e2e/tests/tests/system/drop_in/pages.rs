@@ -1,4 +1,5 @@
-//! Each page of kube-proxy's two servers, asked of kube-proxy and of ours with the same configuration on the same node.
+//! Requests each page of kube-proxy's two servers from kube-proxy and from localnet, with the same configuration on the same
+//! node.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,13 +23,13 @@ use super::{HTTP, NAMESPACE, PODS, Page, WEB, World, ip};
 
 const HEALTH: &str = "127.0.0.1:10256";
 const METRICS: &str = "127.0.0.1:10249";
-/// The slice that comes and goes.
+/// The slice that is created and deleted.
 const CHANGE: &str = "change";
 
-/// What is written about metrics.
+/// The page about metrics.
 const DOCUMENT: &str = include_str!("../../../../../docs/operations/metrics.md");
 
-/// Metrics of kube-proxy of which there is no such quantity here. The document says why.
+/// Metrics of kube-proxy without a counterpart in localnet. The page gives the reasons.
 const ABSENT: &[&str] = &[
     "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
     "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
@@ -54,7 +55,7 @@ struct Metric {
     limits: Vec<String>,
 }
 
-/// The metrics of a page by their names.
+/// The metrics of a page, by name.
 fn metrics(page: &str) -> BTreeMap<String, Metric> {
     let mut metrics: BTreeMap<String, Metric> = BTreeMap::new();
     for line in page.lines() {
@@ -70,7 +71,7 @@ fn metrics(page: &str) -> BTreeMap<String, Metric> {
         for (label, value) in labels.trim_end_matches('}').split(',').filter_map(|label| label.split_once('=')) {
             let value = value.trim_matches('"').to_owned();
             match label {
-                // As numbers: one writes 1, the other 1.0 or 1e0.
+                // Compare numbers: one server writes 1, the other 1.0 or 1e0.
                 "le" => {
                     let limit = value.parse::<f64>().map_or(value, |limit| limit.to_string());
                     if !metric.limits.contains(&limit) {
@@ -86,7 +87,7 @@ fn metrics(page: &str) -> BTreeMap<String, Metric> {
     metrics
 }
 
-/// What Go writes as nothing at all: no list, an empty one; no text, an empty one.
+/// Normalizes values that Go encodes differently: a missing list and an empty one, a missing text and an empty one.
 fn plain(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
@@ -96,7 +97,7 @@ fn plain(value: &Value) -> Value {
         }
         Value::Array(items) if items.is_empty() => Value::Null,
         Value::Number(number) if number.as_f64() == Some(0.0) => Value::Null,
-        // One writes 100, the other 100.0.
+        // One server writes 100, the other 100.0.
         Value::Number(number) => number.as_f64().into(),
         Value::String(text) if text.is_empty() || text == "0" || text == "0s" => Value::Null,
         Value::Bool(false) => Value::Null,
@@ -104,17 +105,17 @@ fn plain(value: &Value) -> Value {
     }
 }
 
-/// All that is asked.
+/// All requested pages.
 struct Pages(BTreeMap<(&'static str, &'static str), Page>);
 
 impl Pages {
-    /// Asks when the Service is answered and what has been counted by then is told.
+    /// Requests the pages after the Service answers and the metrics contain its changes.
     async fn of(world: &World) -> anyhow::Result<Self> {
         let endpoints = PODS.map(|pod| (ip(pod), HTTP).into());
         let web = Probe::new(Protocol::Tcp, (ip(WEB), 80).into());
         let answered = world.programs.await_answers(world.network.client(), web, &endpoints);
         answered.with_context(|| world.logs())?;
-        // A change whose time is told.
+        // A change whose trigger time is measured.
         let slices: Api<EndpointSlice> = Api::namespaced(world.plane.client(), NAMESPACE);
         let changed = serde_json::from_value(json!({
             "metadata": {
@@ -172,7 +173,7 @@ async fn each_page_is_answered_as_kube_proxy_does_in_mode_iptables() -> anyhow::
     compare("iptables", true).await
 }
 
-/// The reasons of events about the node that were posted by somebody.
+/// The reasons of the events about the node from this reporter.
 async fn events(world: &World, by: &str) -> anyhow::Result<BTreeSet<String>> {
     let events: Api<Event> = Api::default_namespaced(world.plane.client());
     let posted = events.list(&ListParams::default()).await?.items.into_iter();
@@ -186,7 +187,7 @@ async fn compare(mode: &str, profiling: bool) -> anyhow::Result<()> {
     let config = world.write_config("config.yaml", &lines)?;
     let mut kube_proxy = world.start_kube_proxy(&config)?;
     let theirs = Pages::of(&world).await?;
-    // Beside it there is no room yet: that is told, too.
+    // The ports are still in use by kube-proxy, which is reported by events, too.
     let _ours = world.programs.start(world.network.node(), "localnet-node", &["--config", &config])?;
     let expected = ["FailedToStartMetricServer", "FailedToStartProxierHealthcheck", "Starting"].map(str::to_owned);
     let deadline = Instant::now() + PATIENCE;
@@ -217,12 +218,12 @@ async fn compare(mode: &str, profiling: bool) -> anyhow::Result<()> {
         let ours = &ours.0[asked];
         let kind = |page: &Page| (page.status, page.kind.clone(), page.sniff.clone());
         match asked {
-            // Prometheus tells its client what escaping it has.
+            // Prometheus negotiates an escaping scheme with its client.
             (_, "/metrics" | "/metrics/slis") if theirs.status == 200 => {
                 assert_eq!(ours.status, 200, "{asked:?}");
                 assert!(theirs.kind.starts_with(&ours.kind), "{asked:?}: {} {}", ours.kind, theirs.kind);
             }
-            // For people, or about the program: in words of one's own.
+            // These pages are for people or describe the program, so their texts differ.
             (_, "/debug/pprof/" | "/debug/pprof/cmdline") => assert_eq!(kind(ours), kind(theirs), "{asked:?}"),
             (_, "/statusz" | "/flagz") => {
                 assert_eq!((ours.status, theirs.status), (200, 200), "{asked:?}");
@@ -271,7 +272,7 @@ async fn compare(mode: &str, profiling: bool) -> anyhow::Result<()> {
     for (name, theirs) in &of_theirs {
         let Some(ours) = of_ours.get(name) else { continue };
         assert_eq!(ours.kind, theirs.kind, "{name}");
-        // A family without any series yet has no labels.
+        // A family without series has no labels yet.
         if !theirs.labels.is_empty() && !ours.labels.is_empty() {
             assert_eq!(ours.labels, theirs.labels, "{name}");
         }

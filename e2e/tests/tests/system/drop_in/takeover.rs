@@ -1,5 +1,5 @@
-//! kube-proxy, ours beside it, ours alone, kube-proxy beside it, kube-proxy alone: all the while connections begin, and flows
-//! stay. None fails, none moves.
+//! kube-proxy, localnet next to it, localnet alone, kube-proxy next to it, kube-proxy alone: all under continuous new connections
+//! and long-lived flows. No connection fails, and no flow changes its endpoint.
 
 use std::{collections::BTreeSet, net::SocketAddr, process::Command, thread::scope, time::Duration};
 
@@ -21,7 +21,7 @@ const UDP_FLOWS: usize = 20;
 const SEND_EVERY: Duration = Duration::from_millis(50);
 
 fn end(program: &mut Running) -> anyhow::Result<()> {
-    // As the kubelet ends it: with SIGTERM.
+    // The kubelet also ends a program by SIGTERM.
     let ended = Command::new("kill").args(["-TERM", &program.id().to_string()]).status()?;
     anyhow::ensure!(ended.success(), "kill failed");
     program.wait()?;
@@ -33,7 +33,7 @@ fn ours(world: &World, name: &str, arguments: &[&str]) -> anyhow::Result<String>
 }
 
 fn take_over_and_give_back(world: &World, mode: &str) -> anyhow::Result<()> {
-    // Each has ports of its own: they run beside each other.
+    // The programs use different ports for their servers, so that they can run at the same time.
     let of_kube_proxy = world.write_config("kube-proxy.yaml", &format!("mode: {mode}"))?;
     let of_ours = world.write_config(
         "ours.yaml",
@@ -41,8 +41,13 @@ fn take_over_and_give_back(world: &World, mode: &str) -> anyhow::Result<()> {
     )?;
     let node = world.network.node();
     let ruleset = || -> anyhow::Result<String> { node.output(Command::new("nft").args(["list", "ruleset"])) };
-    // What only kube-proxy writes.
-    let mark = if mode == "nftables" { "table ip kube-proxy" } else { "chain KUBE-SERVICES" };
+    // Only kube-proxy writes these. In mode iptables, localnet has a separate table in addition to its chains.
+    let marks: &[&str] = match mode {
+        "nftables" => &["table ip kube-proxy", "table ip6 kube-proxy"],
+        _ => {
+            &["chain KUBE-SERVICES", "chain KUBE-NODEPORTS", "chain KUBE-SVC-", "chain KUBE-SEP-", "chain KUBE-FORWARD"]
+        }
+    };
     let synced = |what: &str| {
         let count = "kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}";
         let counted = |line: &str| line.starts_with(count) && !line.ends_with(" 0");
@@ -83,8 +88,11 @@ fn take_over_and_give_back(world: &World, mode: &str) -> anyhow::Result<()> {
                 ours(world, "localnet-iptables", &["cleanup"])?;
             }
             let rules = ruleset()?;
-            anyhow::ensure!(!rules.contains(mark), "{mark} is left:\n{rules}");
-            anyhow::ensure!(rules.contains("table ip localnet"), "ours are gone:\n{rules}");
+            let left: Vec<_> = marks.iter().filter(|mark| rules.contains(**mark)).collect();
+            anyhow::ensure!(left.is_empty(), "kube-proxy's {left:?} are left:\n{rules}");
+            for ours in ["table ip localnet", "table ip6 localnet"] {
+                anyhow::ensure!(rules.contains(ours), "{ours} is missing:\n{rules}");
+            }
             answered_anew(world, web, &pods)?;
             kube_proxy = world.start_kube_proxy(&of_kube_proxy)?;
             synced("kube-proxy syncs again")?;
@@ -105,7 +113,7 @@ fn take_over_and_give_back(world: &World, mode: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Both endpoints answer new connections.
+/// Verifies that both endpoints answer new connections.
 fn answered_anew(world: &World, web: SocketAddr, pods: &BTreeSet<SocketAddr>) -> anyhow::Result<()> {
     let pods: Vec<_> = pods.iter().copied().collect();
     world

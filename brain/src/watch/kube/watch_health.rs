@@ -1,0 +1,199 @@
+//! The health of one watch. Logs each change of it once.
+//!
+//! A watch has recovered once a list was complete and the following watch has been open for some seconds. A mere answer is
+//! no recovery: it may be truncated, or the watch may end at once, again and again.
+
+use std::{
+    collections::HashMap,
+    mem::{Discriminant, discriminant},
+    time::Duration,
+};
+
+use localnet_core::{Diagnostic, Subject};
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+use super::{
+    api_server::ApiServer,
+    backoff::Backoff,
+    steps::Step,
+    trouble::{Trouble, resource},
+};
+use crate::cluster::Kind;
+
+/// A trouble counts from this occurrence on. An API server that has just started refuses requests until it has loaded its RBAC
+/// rules.
+pub(super) const TRANSIENT: u32 = 3;
+/// A watch that has been open for this time is healthy.
+const STABLE: Duration = Duration::from_secs(5);
+
+/// The health of one watch.
+pub(super) struct WatchHealth {
+    kind: Kind,
+    api: ApiServer,
+    /// The last trouble since the watch was healthy.
+    trouble: Option<Trouble>,
+    /// The number of its occurrences in a row.
+    in_a_row: u32,
+    /// The number of occurrences of each trouble since the watch was healthy.
+    occurrences: HashMap<Discriminant<Trouble>, u32>,
+    /// Whether one of them was logged as a warning.
+    logged: bool,
+    /// Whether [`ApiServer`] counts this watch as unreachable.
+    unreachable: bool,
+    /// Whether the backoff was reset because the server became reachable again.
+    backoff_reset: bool,
+    /// Whether the watch retried early because another watch had got an answer.
+    woken: bool,
+    backoff: Backoff,
+    /// When the open watch was opened.
+    opened: Option<Instant>,
+    /// Whether the open watch has delivered anything.
+    delivered: bool,
+}
+
+impl WatchHealth {
+    pub(super) fn new(kind: Kind, api: ApiServer) -> Self {
+        Self {
+            kind,
+            api,
+            trouble: None,
+            in_a_row: 0,
+            occurrences: HashMap::new(),
+            logged: false,
+            unreachable: false,
+            backoff_reset: false,
+            woken: false,
+            backoff: Backoff::default(),
+            opened: None,
+            delivered: false,
+        }
+    }
+
+    /// Records a step. Returns a trouble if the step is one.
+    pub(super) fn take<K>(&mut self, step: &Step<K>) -> Option<Trouble> {
+        match step {
+            Step::Page { last, .. } => {
+                if *last {
+                    self.api.troubles().heard(resource(self.kind));
+                }
+                None
+            }
+            Step::Opened => {
+                (self.opened, self.delivered) = (Some(Instant::now()), false);
+                None
+            }
+            Step::Applied(_) | Step::Unreadable(_) | Step::Deleted { .. } | Step::Bookmark => {
+                self.delivered = true;
+                self.api.troubles().heard(resource(self.kind));
+                None
+            }
+            Step::Closed if !self.is_stable() => Some(Trouble::Interrupted("the stream is closed".to_owned())),
+            Step::Closed | Step::Silent => {
+                self.opened = None;
+                None
+            }
+            Step::Missed(name) => Some(Trouble::Silent(name.clone())),
+            Step::Restored { .. } => None,
+        }
+    }
+
+    /// When the watch will have recovered, if it stays open until then.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let silent = matches!(self.trouble, Some(Trouble::Silent(_))) && !self.delivered;
+        let failed = self.trouble.is_some() || self.backoff.is_running();
+        self.opened.filter(|_| failed && !silent).map(|opened| opened + STABLE)
+    }
+
+    fn is_stable(&self) -> bool {
+        self.opened.is_some_and(|opened| opened.elapsed() >= STABLE)
+    }
+
+    /// Whether the last trouble is that the API server is unreachable.
+    fn is_cut_off(&self) -> bool {
+        self.trouble.as_ref().is_some_and(Trouble::is_of_all_kinds)
+    }
+
+    /// Whether an answer to another watch ends the backoff of this one. It does so once, because the other watch may lose the server
+    /// again.
+    pub(super) fn may_be_woken(&self) -> bool {
+        self.is_cut_off() && !self.woken
+    }
+
+    /// Records that the watch retries early.
+    pub(super) fn woken(&mut self) {
+        self.woken = true;
+    }
+
+    /// The number of occurrences of `trouble` in a row, including this one.
+    pub(super) fn times(&self, trouble: &Trouble) -> u32 {
+        let same = self.trouble.as_ref().is_some_and(|last| discriminant(last) == discriminant(trouble));
+        if same { self.in_a_row + 1 } else { 1 }
+    }
+
+    /// Records `trouble`. Returns the delay before the next attempt.
+    pub(super) fn failed(&mut self, trouble: Trouble, synced: bool, tolerable: bool) -> Duration {
+        if self.due().is_some_and(|due| due <= Instant::now()) {
+            self.recovered();
+        }
+        self.opened = None;
+        if self.is_cut_off() && !trouble.is_of_all_kinds() {
+            self.set_reachable();
+            // A server that has just started may soon stop to refuse requests.
+            if !std::mem::replace(&mut self.backoff_reset, true) {
+                self.backoff.reset();
+            }
+        }
+        self.in_a_row = self.times(&trouble);
+        let occurrences = self.occurrences.entry(discriminant(&trouble)).or_default();
+        *occurrences += 1;
+        let occurrences = *occurrences;
+        let text = trouble.describe(self.kind, &self.api.url());
+        if self.is_news(&trouble, occurrences) {
+            self.logged = true;
+            let effect = if synced { "keeping the last objects" } else { "nothing is served until then" };
+            warn!("{text}; retrying; {effect}");
+        } else {
+            debug!(kind = self.kind.as_str(), occurrences, "{text}");
+        }
+        // Other troubles are often transient.
+        let is_certain = trouble.is_of_all_kinds() || matches!(trouble, Trouble::Silent(_));
+        if !tolerable && (is_certain || occurrences >= TRANSIENT) {
+            let diagnostic = Diagnostic::new(trouble.code(), Subject::Program, text);
+            self.api.troubles().is(resource(self.kind), diagnostic);
+        }
+        self.trouble = Some(trouble);
+        self.backoff.next()
+    }
+
+    /// Whether to log the trouble as a warning. If the API server is unreachable, only one of the watches logs it.
+    fn is_news(&mut self, trouble: &Trouble, occurrences: u32) -> bool {
+        match trouble {
+            Trouble::Unreachable(_) | Trouble::NoCredentials(_) => {
+                !std::mem::replace(&mut self.unreachable, true) && self.api.set_unreachable() && occurrences == 1
+            }
+            Trouble::Unknown | Trouble::Silent(_) => occurrences == 1,
+            _ => occurrences == TRANSIENT,
+        }
+    }
+
+    /// Records that the API server is reachable. Returns whether this watch was the last one that could not reach it.
+    fn set_reachable(&mut self) -> bool {
+        std::mem::take(&mut self.unreachable) && self.api.set_reachable()
+    }
+
+    /// Records that the watch is healthy.
+    pub(super) fn recovered(&mut self) {
+        self.backoff.reset();
+        let cut_off = self.is_cut_off();
+        let last = self.set_reachable();
+        let logged = std::mem::take(&mut self.logged);
+        self.trouble = None;
+        self.occurrences.clear();
+        (self.backoff_reset, self.woken) = (false, false);
+        self.api.troubles().is_over(resource(self.kind));
+        if if cut_off { last } else { logged } {
+            info!(kind = self.kind.as_str(), "the API server answers again");
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! The types that every crate shares. They do no I/O and know neither the wire, nor Kubernetes, nor a kernel.
+//!
+//! - [`diagnostic`]: a problem with its code, subject, field and remedy. One type serves all programs, from the parser of a file
+//!   to the command that explains a Service.
+//! - [`ServiceKey`]: the name of a Service.
+//! - [`yaml`]: the documents of a YAML text.
+
+pub mod diagnostic;
+mod service_key;
+pub mod yaml;
+
+pub use diagnostic::{Code, Diagnostic, Object, Severity, Subject};
+pub use service_key::{InvalidServiceKey, ServiceKey};

@@ -1,0 +1,138 @@
+//! Disturbs our backend between two states: `kill -9`, and edits of the kernel's rules by another program. Then the packets of
+//! the state are sent again, and their outcomes must be the same.
+
+use std::{fmt, process::Command};
+
+use anyhow::Context as _;
+use localnet_e2e::Backend;
+use localnet_lab::Namespace;
+use serde_json::{Value, json};
+
+use super::random::Random;
+
+/// A disturbance. If the backend is killed, the edit happens before it is started again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Disturbance {
+    pub(crate) kill: bool,
+    pub(crate) edit: Option<Edit>,
+}
+
+/// An edit of the rules by another program, in one transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Edit {
+    /// Deletes an element of a set or map. iptables has none, so it deletes a rule.
+    Element,
+    Rule,
+    /// Deletes all rules of a table.
+    Flush,
+    /// Deletes the table with everything that it has stored. iptables needs its tables, so it flushes one.
+    Table,
+}
+
+/// The percentage of states without a disturbance.
+const QUIET: usize = 40;
+
+impl Disturbance {
+    pub(crate) fn random(random: &mut Random) -> Option<Self> {
+        if random.percent(QUIET) {
+            return None;
+        }
+        let edit = random.weighted(&[
+            (2, None),
+            (2, Some(Edit::Element)),
+            (2, Some(Edit::Rule)),
+            (1, Some(Edit::Flush)),
+            (1, Some(Edit::Table)),
+        ]);
+        Some(Self { kill: edit.is_none() || random.percent(40), edit })
+    }
+}
+
+impl fmt::Display for Disturbance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kill, edit } = self;
+        match (kill, edit) {
+            (true, Some(edit)) => write!(f, "{edit:?} while killed"),
+            (false, Some(edit)) => write!(f, "{edit:?}"),
+            (_, None) => f.write_str("Killed"),
+        }
+    }
+}
+
+impl Edit {
+    /// Makes the edit at a place that `random` selects. Returns the edit, and whether it may have removed the clients of
+    /// session affinity.
+    pub(crate) fn make(
+        self,
+        backend: Backend,
+        node: &Namespace,
+        random: &mut Random,
+    ) -> anyhow::Result<(String, bool)> {
+        match backend {
+            Backend::Nft => self.by_nft(node, random),
+            Backend::Iptables(flavour) => self.by_iptables(flavour, node, random),
+        }
+    }
+
+    fn by_nft(self, node: &Namespace, random: &mut Random) -> anyhow::Result<(String, bool)> {
+        let listing: Value = serde_json::from_str(&node.output(Command::new("nft").args(["-j", "list", "ruleset"]))?)?;
+        let of_kinds = |kinds: &'static [&'static str]| {
+            let objects = listing["nftables"].as_array().into_iter().flatten();
+            let all = objects.flat_map(move |object| kinds.iter().filter_map(|kind| object.get(kind)));
+            all.filter(|object| object["table"] == "localnet" || object["name"] == "localnet")
+        };
+        let (kind, mut all): (_, Vec<Value>) = match self {
+            Self::Element => ("element", of_kinds(&["set", "map"]).flat_map(elements).collect()),
+            Self::Rule => ("rule", of_kinds(&["rule"]).map(|rule| only(rule, "chain", "handle")).collect()),
+            Self::Flush | Self::Table => {
+                ("table", of_kinds(&["table"]).map(|table| only(table, "name", "name")).collect())
+            }
+        };
+        // The kernel lists elements in any order.
+        all.sort_by_cached_key(Value::to_string);
+        anyhow::ensure!(!all.is_empty(), "there is no {kind} to edit: {listing}");
+        let (does, object) = (if self == Self::Flush { "flush" } else { "delete" }, random.pick(&all));
+        let command = json!({ "nftables": [{ does: { kind: object } }] }).to_string();
+        node.output_with_input(Command::new("nft").args(["-j", "-f", "-"]), &command)?;
+        let is_memory = object["name"].as_str().is_some_and(|name| name.starts_with("affinity"));
+        Ok((command, self == Self::Table || self == Self::Element && is_memory))
+    }
+
+    fn by_iptables(self, flavour: &str, node: &Namespace, random: &mut Random) -> anyhow::Result<(String, bool)> {
+        let (tools, table) = (*random.pick(&["iptables", "ip6tables"]), *random.pick(&["nat", "filter"]));
+        let mut command = Command::new(format!("{tools}-{flavour}"));
+        command.args(["-w", "-t", table]);
+        let is_flush = matches!(self, Self::Flush | Self::Table);
+        if is_flush {
+            command.arg("-F");
+        } else {
+            let saved = node.output(Command::new(format!("{tools}-{flavour}-save")).args(["-t", table]))?;
+            let rules = saved.lines().filter_map(|line| line.strip_prefix("-A ")?.split(' ').next());
+            let chains: Vec<&str> = rules.collect();
+            let at = random.below(chains.len());
+            let chain = *chains.get(at).with_context(|| format!("there is no rule to delete: {saved}"))?;
+            let number = chains[..=at].iter().filter(|other| **other == chain).count();
+            command.args(["-D", chain, &number.to_string()]);
+        }
+        node.output(&mut command)?;
+        // A list of clients is deleted with the last rule that refers to it.
+        Ok((format!("{command:?}"), is_flush && table == "nat"))
+    }
+}
+
+/// The elements of a set or map, as objects for a command.
+fn elements(set: &Value) -> impl Iterator<Item = Value> {
+    let elements = set["elem"].as_array().into_iter().flatten();
+    elements.map(
+        |element| json!({ "family": set["family"], "table": set["table"], "name": set["name"], "elem": [element] }),
+    )
+}
+
+/// The fields of an object that a command needs.
+fn only(object: &Value, one: &str, other: &str) -> Value {
+    let mut named = json!({ "family": object["family"], one: object[one], other: object[other] });
+    if let Some(table) = object.get("table") {
+        named["table"] = table.clone();
+    }
+    named
+}

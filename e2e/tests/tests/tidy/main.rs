@@ -1,0 +1,363 @@
+//! Rules about the repository's own code: which crates may depend on which, and what no file may contain.
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+mod modules;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use serde_json::Value;
+use spdx::{Expression, Licensee, ParseMode};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
+}
+
+/// Our crates, each with its dependencies except those of its tests.
+fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
+    let cargo = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(cargo.status.success(), "{}", String::from_utf8_lossy(&cargo.stderr));
+    let metadata: Value = serde_json::from_slice(&cargo.stdout).unwrap();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let packages = metadata["packages"].as_array().unwrap();
+    let normal = |package: &Value| {
+        let all = package["dependencies"].as_array().unwrap().iter();
+        all.filter(|dependency| dependency["kind"] != "dev").map(|dependency| text(&dependency["name"])).collect()
+    };
+    packages.iter().map(|package| (text(&package["name"]), normal(package))).collect()
+}
+
+/// The crates of ours that each crate may use. A crate that is missing here does not exist yet.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("localnet-core", &[]),
+    ("localnet-proto", &["localnet-core"]),
+    ("localnet-linux", &["localnet-core", "localnet-config"]),
+    ("localnet-config", &["localnet-core"]),
+    ("localnet-config-file", &["localnet-core", "localnet-config"]),
+    ("localnet-client", &["localnet-core", "localnet-proto", "localnet-config", "localnet-config-file"]),
+    ("localnet-brain", &["localnet-core", "localnet-proto", "localnet-config", "localnet-config-file"]),
+    ("localnet-nft", &["localnet-core", "localnet-proto", "localnet-client", "localnet-config", "localnet-linux"]),
+    ("localnet-iptables", &["localnet-core", "localnet-proto", "localnet-client", "localnet-config", "localnet-linux"]),
+    ("localnet-ipvs", &["localnet-core", "localnet-proto", "localnet-client", "localnet-config", "localnet-linux"]),
+    ("localnet-win", &["localnet-core", "localnet-proto", "localnet-client", "localnet-config", "localnet-hcn"]),
+    ("localnet-hcn", &[]),
+    (
+        "localnet-node",
+        &[
+            "localnet-core",
+            "localnet-proto",
+            "localnet-client",
+            "localnet-brain",
+            "localnet-config",
+            "localnet-config-file",
+            "localnet-nft",
+            "localnet-iptables",
+            "localnet-ipvs",
+        ],
+    ),
+    (
+        "localnet-packaging",
+        &["localnet", "localnet-brain", "localnet-node", "localnet-nft", "localnet-iptables", "localnet-ipvs"],
+    ),
+    (
+        "localnet",
+        &["localnet-core", "localnet-proto", "localnet-client", "localnet-config", "localnet-linux", "localnet-nft"],
+    ),
+    ("localnet-conformance", &["localnet-proto", "localnet-brain", "localnet-client", "localnet-lab"]),
+    ("localnet-lab", &["localnet-proto"]),
+    ("localnet-controlplane", &[]),
+    ("localnet-vm", &[]),
+    ("localnet-fuzz", &[]),
+    ("localnet-demo", &["localnet-lab", "localnet-proto", "localnet-client"]),
+    ("localnet-bench", &["localnet-lab", "localnet-controlplane", "localnet-vm", "localnet-proto", "localnet-client"]),
+    ("localnet-e2e", &["localnet-lab", "localnet-controlplane", "localnet-vm"]),
+    ("localnet-ship", &[]),
+];
+
+/// Foreign crates that some of our crates must not use.
+const NEVER: &[(&str, &[&str])] = &[
+    // This crate is pure.
+    ("localnet-core", &["tokio", "tracing", "anyhow", "kube", "tonic", "prost", "clap"]),
+    ("localnet-proto", &["kube", "k8s-openapi", "tokio"]),
+    ("localnet-client", &["kube", "k8s-openapi", "tonic-reflection", "tonic-health"]),
+    ("localnet-linux", &["kube", "k8s-openapi", "tonic", "prost"]),
+    // This crate is pure.
+    ("localnet-config", &["tokio", "notify", "tracing", "kube", "tonic"]),
+    ("localnet-nft", &["kube", "k8s-openapi", "tonic", "prost", "nftables"]),
+    ("localnet-ipvs", &["kube", "k8s-openapi", "tonic", "prost", "rtnetlink", "netlink-sys", "nftables"]),
+    ("localnet-iptables", &["kube", "k8s-openapi", "tonic", "prost", "nftables"]),
+    ("localnet-win", &["kube", "k8s-openapi", "tonic", "prost", "rtnetlink", "nftables"]),
+    ("localnet-brain", &["rtnetlink", "netlink-sys", "nftables"]),
+    ("localnet", &["kube", "k8s-openapi", "tonic", "prost", "rtnetlink", "netlink-sys", "nftables"]),
+];
+
+#[test]
+fn dependencies_point_one_way() {
+    let dependencies = dependencies();
+    let listed: BTreeSet<_> = MAY_USE.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let ours: BTreeSet<_> = dependencies.keys().cloned().collect();
+    assert_eq!(ours, listed, "the crates of the workspace, and those whose place is decided here");
+    for (name, allowed) in MAY_USE {
+        let allowed: BTreeSet<_> = allowed.iter().map(|name| (*name).to_owned()).collect();
+        let used: BTreeSet<_> = dependencies[*name].intersection(&ours).cloned().collect();
+        let wrong: Vec<_> = used.difference(&allowed).collect();
+        assert!(wrong.is_empty(), "{name} must not depend on {wrong:?}");
+    }
+    for (name, never) in NEVER {
+        let wrong: Vec<_> = never.iter().filter(|other| dependencies[*name].contains(**other)).collect();
+        assert!(wrong.is_empty(), "{name} must not depend on {wrong:?}");
+    }
+}
+
+fn sources() -> Vec<PathBuf> {
+    let listed = Command::new("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(listed.status.success(), "{}", String::from_utf8_lossy(&listed.stderr));
+    let files = String::from_utf8(listed.stdout).unwrap();
+    files.lines().map(|line| root().join(line)).filter(|path| path.is_file()).collect()
+}
+
+fn rust_sources() -> Vec<(PathBuf, String)> {
+    let rust = sources().into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    rust.map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
+}
+
+fn name(path: &Path) -> String {
+    path.strip_prefix(root()).unwrap().display().to_string()
+}
+
+#[test]
+fn a_file_is_a_step() {
+    const LIMIT: usize = 800;
+    let code = |text: &str| text.lines().take_while(|line| line.trim() != "#[cfg(test)]").count();
+    let in_tests = |path: &Path| path.components().any(|part| part.as_os_str() == "tests");
+    let long: Vec<_> = rust_sources()
+        .into_iter()
+        .filter(|(path, text)| !in_tests(path) && code(text) > LIMIT)
+        .map(|(path, text)| format!("{} has {} lines", name(&path), code(&text)))
+        .collect();
+    assert!(long.is_empty(), "more than {LIMIT} lines before its tests: {long:#?}");
+}
+
+#[test]
+fn every_source_file_is_compiled() {
+    let sources = rust_sources();
+    let mut lost = Vec::new();
+    for (path, _) in &sources {
+        let stem = path.file_stem().unwrap().to_str().unwrap();
+        let folder = path.parent().unwrap();
+        let is_root = ["lib", "main", "build"].contains(&stem)
+            || ["tests", "benches", "examples", "bin"].iter().any(|kind| folder.ends_with(kind));
+        if is_root {
+            continue;
+        }
+        // The parent of `a/b/mod.rs` is a file in `a`. Any other file is declared in the `mod.rs` or `lib.rs` of its folder, or
+        // in `a.rs`.
+        let (module, home) = match stem {
+            "mod" => (folder.file_name().unwrap().to_str().unwrap(), folder.parent().unwrap()),
+            _ => (stem, folder),
+        };
+        let parents = sources
+            .iter()
+            .filter(|(other, _)| other.parent() == Some(home) && other != path || home.with_extension("rs") == *other);
+        let declared = |text: &str| {
+            text.lines().any(|line| {
+                let line = line.trim().trim_end_matches('{').trim_end_matches(';').trim();
+                line.strip_suffix(module).is_some_and(|head| head == "mod " || head.ends_with(" mod "))
+            })
+        };
+        if !parents.into_iter().any(|(_, text)| declared(text)) {
+            lost.push(name(path));
+        }
+    }
+    assert!(lost.is_empty(), "no `mod` names these files: {lost:#?}");
+}
+
+#[test]
+fn nothing_is_left_undone_or_switched_off() {
+    // Written in two parts, so that this file does not match itself.
+    let words = [
+        ("TO", "DO"),
+        ("FIX", "ME"),
+        ("#[ig", "nore"),
+        ("#[al", "low("),
+        ("#![al", "low("),
+        ("should_", "panic"),
+        ("std::env::set_", "var"),
+    ];
+    let mut found = Vec::new();
+    for (path, text) in rust_sources() {
+        for (number, line) in text.lines().enumerate() {
+            for (head, tail) in words {
+                if line.contains(&format!("{head}{tail}")) {
+                    found.push(format!("{}:{}: {head}{tail}", name(&path), number + 1));
+                }
+            }
+        }
+    }
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+/// docs/operations.md names the programs that start others. Their dependencies must not start programs, either.
+#[test]
+fn only_the_iptables_backend_starts_programs() {
+    const FOLDERS: [&str; 8] = ["proto", "config", "client", "linux", "brain", "backend-nft", "backend-ipvs", "node"];
+    let mut found = Vec::new();
+    for (path, text) in rust_sources() {
+        let name = name(&path);
+        let (folder, rest) = name.split_once('/').unwrap();
+        let is_shipped = FOLDERS.contains(&folder) && rest.contains("src/") && !rest.ends_with("tests.rs");
+        let code = text.lines().take_while(|line| line.trim() != "#[cfg(test)]");
+        let starts = |line: &&str| {
+            ["process::Command", "Command::new(", "tokio::process"].iter().any(|word| line.contains(word))
+        };
+        found.extend(code.filter(|_| is_shipped).filter(starts).map(|line| format!("{name}: {line}")));
+    }
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+#[test]
+fn every_module_says_what_it_is() {
+    let bare: Vec<_> =
+        rust_sources().into_iter().filter(|(_, text)| !text.starts_with("//!")).map(|(path, _)| name(&path)).collect();
+    assert!(bare.is_empty(), "without a header: {bare:#?}");
+}
+
+/// The only crate with its own lints: it may have unsafe code, in one file.
+const UNSAFE: (&str, &str) = ("backend-win/ffi/Cargo.toml", "backend-win/ffi/src/dll.rs");
+
+/// The lines of a table of a manifest.
+fn table(manifest: &str, name: &str) -> BTreeSet<String> {
+    let after = manifest.split_once(&format!("[{name}]\n")).map_or("", |(_, after)| after);
+    let lines = after.lines().take_while(|line| !line.starts_with('['));
+    lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned).collect()
+}
+
+#[test]
+fn unsafe_code_is_in_one_file_of_one_crate_that_else_has_the_same_lints() {
+    let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
+    let (workspace, own) = (read("Cargo.toml"), read(UNSAFE.0));
+    for lints in ["rust", "clippy"] {
+        let general = table(&workspace, &format!("workspace.lints.{lints}"));
+        let missing: Vec<_> = general.difference(&table(&own, &format!("lints.{lints}"))).cloned().collect();
+        let expected: &[&str] = if lints == "rust" { &["unsafe_code = \"forbid\""] } else { &[] };
+        assert_eq!(missing, expected, "{} lacks lints of the workspace", UNSAFE.0);
+    }
+    assert!(table(&own, "lints.rust").contains("unsafe_code = \"deny\""));
+    let (word, expects) = (concat!("unsa", "fe "), concat!("expect(unsafe", "_code"));
+    let has = |text: &str| {
+        text.lines().any(|line| {
+            !line.trim_start().starts_with("//")
+                && (line.contains(word) && line.contains('{') || line.contains(expects))
+        })
+    };
+    let found: Vec<_> = rust_sources().into_iter().filter(|(_, text)| has(text)).map(|(path, _)| name(&path)).collect();
+    assert_eq!(found, [UNSAFE.1]);
+}
+
+/// `e2e/test.sh` runs the test programs whose names begin with `guest` in parallel with the others. No other name may begin with
+/// `gu`.
+#[test]
+fn tests_that_may_need_a_guest_are_named_so() {
+    let calls = [concat!("on_", "ipvs("), concat!("on_", "ipvs_beside("), concat!("Guest::", "boot(")];
+    let mut wrong = Vec::new();
+    for (path, text) in rust_sources() {
+        let name = name(&path);
+        let Some((_, test)) = name.split_once("/tests/") else { continue };
+        let test = test.trim_start_matches("tests/");
+        let needs = calls.iter().any(|call| text.contains(call));
+        if (needs || test.starts_with("gu")) && !test.starts_with("guest") {
+            wrong.push(name);
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Checks licences and sources like `cargo deny`, and from the same list, but in one second.
+#[test]
+fn licences_and_sources_are_those_that_deny_toml_allows() {
+    let deny = fs::read_to_string(root().join("deny.toml")).unwrap();
+    let list = deny.split("allow = [").nth(1).unwrap().split(']').next().unwrap();
+    let allowed: Vec<_> = list.split('"').skip(1).step_by(2).map(|name| Licensee::parse(name).unwrap()).collect();
+    let cargo =
+        Command::new(env!("CARGO")).args(["metadata", "--format-version=1", "--locked"]).current_dir(root()).output();
+    let metadata: Value = serde_json::from_slice(&cargo.unwrap().stdout).unwrap();
+    let packages = metadata["packages"].as_array().unwrap();
+    assert!(packages.len() > 100 && allowed.len() > 5);
+    let mut refused = Vec::new();
+    // Our own packages have no source.
+    for package in packages.iter().filter(|package| !package["source"].is_null()) {
+        let (name, source) = (&package["name"], &package["source"]);
+        if source != "registry+https://github.com/rust-lang/crates.io-index" {
+            refused.push(format!("{name} comes from {source}"));
+        }
+        let licence = package["license"].as_str().unwrap_or_default();
+        let allows =
+            |expression: Expression| expression.evaluate(|one| allowed.iter().any(|licensee| licensee.satisfies(one)));
+        if !Expression::parse_mode(licence, ParseMode::LAX).is_ok_and(allows) {
+            refused.push(format!("{name} has the licence {licence:?}"));
+        }
+    }
+    assert!(refused.is_empty(), "{refused:#?}");
+}
+
+#[test]
+fn every_crate_has_the_workspace_lints() {
+    let manifests: Vec<_> = sources().into_iter().filter(|path| path.ends_with("Cargo.toml")).collect();
+    let bare: Vec<_> = manifests
+        .iter()
+        .filter(|path| {
+            **path != root().join("Cargo.toml")
+                && **path != root().join(UNSAFE.0)
+                && !fs::read_to_string(path).unwrap().contains("[lints]\nworkspace = true")
+        })
+        .map(|path| name(path))
+        .collect();
+    assert!(manifests.len() > 5 && bare.is_empty(), "without `[lints] workspace = true`: {bare:?}");
+}
+
+#[test]
+fn links_between_documents_lead_somewhere() {
+    let mut broken = Vec::new();
+    for path in sources().into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "md")) {
+        let text = fs::read_to_string(&path).unwrap();
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let file = target.split('#').next().unwrap();
+            let outside = file.is_empty() || file.contains("://") || file.contains(char::is_whitespace);
+            if !outside && !path.parent().unwrap().join(file).exists() {
+                broken.push(format!("{}: {target}", name(&path)));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+#[test]
+fn every_invariant_names_a_test_that_exists() {
+    let architecture = fs::read_to_string(root().join("docs/ARCHITECTURE.md")).unwrap();
+    let section = architecture.split("## Invariants").nth(1).unwrap().split("\n## ").next().unwrap();
+    let sources = rust_sources();
+    let rows: Vec<_> = section.lines().filter(|line| line.starts_with("| ") && !line.contains("---")).skip(1).collect();
+    assert_eq!(rows.len(), 10, "one row for each invariant");
+    for row in rows {
+        let tests: Vec<_> = row.split('`').skip(1).step_by(2).filter(|word| word.contains("::")).collect();
+        assert!(!tests.is_empty(), "no test is named in: {row}");
+        for test in tests {
+            let function = format!("fn {}(", test.rsplit("::").next().unwrap());
+            let file = test.split("::").next().unwrap();
+            let there = sources.iter().any(|(path, text)| name(path).contains(file) && text.contains(&function));
+            assert!(there, "{test}, named in docs/ARCHITECTURE.md, does not exist");
+        }
+    }
+}

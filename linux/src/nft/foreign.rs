@@ -1,0 +1,230 @@
+//! The rules of other programs, and which of them stop a packet.
+//!
+//! ```text
+//!  kernel ──dump──► ForeignRules (chains with a hook, rules) ──stops(packet)──► Stop: table, chain, handle; certain or possible
+//! ```
+//!
+//! This is for diagnosis and never part of a sync. It reads all tables of the families `ip`, `ip6` and `inet`, except those
+//! that the caller excludes. It does not see `bridge` and `netdev` tables, nor the rules of ip_tables (iptables-legacy). A rule
+//! may compare something that is unknown here, such as a mark, an interface or a limit. Then its match, and so its effect, is
+//! possible and not certain.
+
+mod evaluate;
+
+use std::net::IpAddr;
+
+use super::parse::{RuleDump, parse_rule};
+use super::uapi::{chain, msg, rule};
+use super::wire::{self, Writer};
+use super::{Error, HookPoint, Name, Protocol, Socket};
+use evaluate::Evaluation;
+
+/// `NFPROTO_INET`, `NFPROTO_IPV4`, `NFPROTO_IPV6`
+const INET: u8 = 1;
+const IPV4: u8 = 2;
+const IPV6: u8 = 10;
+/// `NF_DROP`
+const DROP: u32 = 0;
+
+/// The chains of other programs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ForeignRules {
+    chains: Vec<ForeignChain>,
+}
+
+/// A chain of another program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ForeignChain {
+    family: u8,
+    table: Name,
+    name: Name,
+    /// The hook's number and the priority; `None` for a chain that is only jumped to.
+    hook: Option<(u32, i32)>,
+    /// Whether the policy drops packets.
+    drops: bool,
+    rules: Vec<RuleDump>,
+}
+
+/// The first packet of a flow, at one hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// The hook.
+    pub point: HookPoint,
+    /// The source address, if it is known.
+    pub source: Option<IpAddr>,
+    /// The destination address.
+    pub destination: IpAddr,
+    /// The transport protocol.
+    pub protocol: Protocol,
+    /// The destination port.
+    pub port: u16,
+}
+
+/// How a packet is stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fate {
+    /// Dropped silently.
+    Dropped,
+    /// Rejected with an answer to the sender.
+    Rejected,
+}
+
+/// A rule or a chain's policy of another program that stops a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stop {
+    /// The family of the table: `ip`, `ip6` or `inet`.
+    pub family: &'static str,
+    /// The table.
+    pub table: Name,
+    /// The chain of the rule or policy.
+    pub chain: Name,
+    /// The handle of the rule; `None` for a policy.
+    pub handle: Option<u64>,
+    /// The comment of the rule.
+    pub comment: Option<Name>,
+    /// How the packet is stopped.
+    pub fate: Fate,
+    /// Whether the rule matches for certain. Otherwise that depends on something unknown here.
+    pub certain: bool,
+}
+
+impl Socket {
+    /// Reads all chains, except those in tables with the names `except`.
+    ///
+    /// # Errors
+    /// The process lacks the capability, or the socket fails.
+    pub fn foreign_rules(&mut self, except: &[&str]) -> Result<ForeignRules, Error> {
+        let mut chains: Vec<ForeignChain> = Vec::new();
+        self.request_of(
+            0,
+            msg::GET_CHAIN,
+            wire::DUMP,
+            |_| (),
+            |message| {
+                let (attributes, family) = (message.attributes(), message.family().unwrap_or_default());
+                let (Some(table), Some(name)) = (attributes.string(chain::TABLE), attributes.string(chain::NAME))
+                else {
+                    return;
+                };
+                if except.contains(&table) || ![INET, IPV4, IPV6].contains(&family) {
+                    return;
+                }
+                let hook = attributes.find(chain::HOOK).map(wire::Attributes);
+                let hook = hook.and_then(|hook| {
+                    Some((
+                        hook.u32(chain::HOOK_POINT).unwrap_or_default(),
+                        hook.u32(chain::HOOK_PRIORITY)?.cast_signed(),
+                    ))
+                });
+                let drops = hook.is_some() && attributes.u32(chain::POLICY) == Some(DROP);
+                let (table, name) = (table.into(), name.into());
+                chains.push(ForeignChain { family, table, name, hook, drops, rules: Vec::new() });
+            },
+        )?;
+        let fill = |_: &mut Writer| ();
+        self.request_of(0, msg::GET_RULE, wire::DUMP, fill, |message| {
+            let (attributes, family) = (message.attributes(), message.family().unwrap_or_default());
+            let Some(table) = attributes.string(rule::TABLE) else { return };
+            let Some((name, dump)) = parse_rule(attributes, table) else { return };
+            let mut of = chains.iter_mut();
+            let chain = of.find(|of| of.family == family && *of.table == *table && *of.name == *name);
+            chain.into_iter().for_each(|chain| chain.rules.push(dump.clone()));
+        })?;
+        chains.sort_by_key(|chain| chain.hook.map(|(_, priority)| priority));
+        Ok(ForeignRules { chains })
+    }
+
+    /// Looks up an element in a set of another program.
+    fn find(&mut self, family: u8, table: &str, set: &str, key: &[u8]) -> Result<Option<Member>, Error> {
+        use super::uapi::{data, element};
+        let fill = |w: &mut Writer| {
+            w.string(element::LIST_TABLE, table);
+            w.string(element::LIST_SET, set);
+            w.nest(element::LIST_ELEMENTS, |w| {
+                w.nest(element::LIST_ITEM, |w| w.nest(element::KEY, |w| w.bytes(data::VALUE, key)));
+            });
+        };
+        let mut member = None;
+        self.request_of(family, msg::GET_ELEMENTS, wire::ACK, fill, |message| {
+            for (_, item) in message.attributes().nested(element::LIST_ELEMENTS) {
+                let verdict = wire::Attributes(item).nested(element::DATA).nested(data::VERDICT);
+                let verdict = verdict.u32(data::VERDICT_CODE).map(|code| {
+                    (code.cast_signed(), verdict.string(data::VERDICT_CHAIN).unwrap_or_default().to_owned())
+                });
+                member = Some(Member { verdict });
+            }
+        })?;
+        Ok(member)
+    }
+
+    /// The foreign rules that stop a packet, the certain ones first.
+    pub fn stops(&mut self, rules: &ForeignRules, packet: &Packet) -> Vec<Stop> {
+        rules.stops(packet, &mut |family, table, set, key| {
+            // The kernel refuses a key whose length is not the set's. Single fields may be shorter than a register.
+            let lengths = (1..=key.len() / 4).rev().map(|words| 4 * words).chain([2, 1]);
+            let mut answers = lengths.filter_map(|len| self.find(family, table, set, &key[..len.min(key.len())]).ok());
+            answers.next().map_or(Lookup::Unknown, Lookup::Known)
+        })
+    }
+}
+
+/// An element of a foreign set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Member {
+    /// The verdict's number and its chain, in a verdict map.
+    verdict: Option<(i32, String)>,
+}
+
+/// The result of a lookup.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Lookup {
+    Known(Option<Member>),
+    Unknown,
+}
+
+/// Looks up an element by family, table, set and key.
+type Find<'a> = dyn FnMut(u8, &str, &str, &[u8]) -> Lookup + 'a;
+
+impl ForeignRules {
+    /// The names of the tables with their family, sorted and without duplicates: `inet firewall`.
+    pub fn tables(&self) -> Vec<String> {
+        let mut tables: Vec<String> =
+            self.chains.iter().map(|chain| format!("{} {}", family_name(chain.family), chain.table)).collect();
+        tables.sort_unstable();
+        tables.dedup();
+        tables
+    }
+
+    fn stops(&self, packet: &Packet, find: &mut Find<'_>) -> Vec<Stop> {
+        let family = if packet.destination.is_ipv4() { IPV4 } else { IPV6 };
+        let point = match packet.point {
+            HookPoint::Prerouting => 0,
+            HookPoint::Input => 1,
+            HookPoint::Forward => 2,
+            HookPoint::Output => 3,
+            HookPoint::Postrouting => 4,
+        };
+        let mut stops = Vec::new();
+        for chain in &self.chains {
+            let is_entered = chain.hook.is_some_and(|(of, _)| of == point);
+            if is_entered && (chain.family == family || chain.family == INET) {
+                let mut evaluation = Evaluation { rules: self, packet, find: &mut *find, stops: &mut stops };
+                evaluation.base(chain);
+            }
+        }
+        stops.sort_by_key(|stop| !stop.certain);
+        stops
+    }
+
+    fn chain(&self, of: &ForeignChain, name: &str) -> Option<&ForeignChain> {
+        self.chains.iter().find(|chain| chain.family == of.family && chain.table == of.table && *chain.name == *name)
+    }
+}
+
+fn family_name(family: u8) -> &'static str {
+    match family {
+        IPV4 => "ip",
+        IPV6 => "ip6",
+        _ => "inet",
+    }
+}

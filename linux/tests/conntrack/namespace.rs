@@ -1,0 +1,145 @@
+//! A temporary network namespace with clients, virtual addresses and endpoints on its loopback interface.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::net::{SocketAddr, UdpSocket};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use localnet_linux::conntrack::{Conntrack, Family, Flow, Kernel, Protocol, Selection, Status};
+
+/// A timeout that no step reaches.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Addresses of clients and endpoints, and routes to addresses that no host has. The kernel adds the route to an IPv6 address of
+/// its own some time after the address, so packets could arrive before it.
+const NETWORK: &str = "
+link set lo up
+addr add 10.0.0.9/32 dev lo
+addr add fd00::9/128 dev lo nodad
+addr add 192.168.0.2/32 dev lo
+route add local 10.244.0.0/16 dev lo
+addr add fd00:10::2/128 dev lo nodad
+addr add fd00:10::3/128 dev lo nodad
+route add local fd00::9 dev lo table local
+route add local fd00:10::2 dev lo table local
+route add local fd00:10::3 dev lo table local
+route add 10.96.0.0/16 dev lo src 10.0.0.9
+route add 10.99.0.0/16 dev lo src 10.0.0.9
+route add fd00:96::/64 dev lo
+";
+
+/// Runs `test` in a new network namespace, which ends with the thread.
+pub(crate) fn isolated(test: impl FnOnce() + Send + 'static) {
+    let thread = thread::spawn(move || {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("these tests need root");
+        run("ip", &["-batch", "-"], NETWORK);
+        test();
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Replaces the rules: packets to the first address of each pair go to the second.
+pub(crate) fn redirect(rules: &[(Protocol, &str, &str)]) {
+    let mut text = "add table inet test\nflush table inet test\n".to_owned();
+    text += "add chain inet test output { type nat hook output priority -100; }\n";
+    // The kernel tracks flows once a rule needs it.
+    text += "add rule inet test output ct state new\n";
+    for (protocol, from, to) in rules {
+        let (from, family) = (address(from), if address(from).is_ipv4() { "ip" } else { "ip6" });
+        let (ip, port, protocol) = (from.ip(), from.port(), protocol.as_str());
+        text +=
+            &format!("add rule inet test output {family} daddr {ip} {protocol} dport {port} dnat {family} to {to}\n");
+    }
+    run("nft", &["-f", "-"], &text);
+}
+
+/// Runs a program with that input and returns its output.
+#[track_caller]
+pub(crate) fn run(program: &str, arguments: &[&str], input: &str) -> String {
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("failed to run {program}: {error}"));
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments:?}: {error}\n{input}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+pub(crate) fn address(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+/// The socket of an endpoint or a client.
+pub(crate) fn udp(at: &str) -> UdpSocket {
+    let socket = UdpSocket::bind(at).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+}
+
+/// Sends from `client` to `destination`. The packet must arrive at `endpoint`, and the answer at the client.
+#[track_caller]
+pub(crate) fn exchange(client: &UdpSocket, destination: &str, endpoint: &UdpSocket) {
+    client.send_to(b"question", destination).unwrap();
+    let mut buffer = [0; 16];
+    let (_, from) = endpoint.recv_from(&mut buffer).expect("the request arrives");
+    endpoint.send_to(b"answer", from).unwrap();
+    let (_, from) = client.recv_from(&mut buffer).expect("the answer arrives");
+    assert_eq!(from, address(destination));
+}
+
+/// All flows of a family and protocol.
+pub(crate) fn dump(kernel: &mut Kernel, family: Family, protocol: Protocol) -> Vec<Flow> {
+    let mut flows = Vec::new();
+    kernel.dump(Selection { family, protocol }, &mut |flow| flows.push(*flow)).unwrap();
+    flows
+}
+
+/// One line per flow, with the properties that `conntrack -L` prints.
+pub(crate) fn lines(flows: &[Flow]) -> BTreeSet<String> {
+    let line = |flow: &Flow| {
+        let unreplied = if flow.status.has(Status::SEEN_REPLY) { "" } else { "[UNREPLIED] " };
+        let (original, reply) = (flow.original, flow.reply);
+        let tuple = |tuple: localnet_linux::conntrack::Tuple| {
+            let (source, destination) = (tuple.source, tuple.destination);
+            let (from, to) = (source.ip(), destination.ip());
+            format!("src={from} dst={to} sport={} dport={}", source.port(), destination.port())
+        };
+        let zone = match flow.zone {
+            localnet_linux::conntrack::Zone::Both(0) => String::new(),
+            other => format!(" {other:?}"),
+        };
+        format!("{} {} {unreplied}{} id={}{zone}", flow.protocol.as_str(), tuple(original), tuple(reply), flow.id)
+    };
+    flows.iter().map(line).collect()
+}
+
+/// The same lines from the output of `conntrack -L`.
+pub(crate) fn listed(family: Family, protocol: Protocol) -> BTreeSet<String> {
+    let family = if family == Family::V4 { "ipv4" } else { "ipv6" };
+    let listing = run("conntrack", &["-L", "-f", family, "-p", protocol.as_str(), "-o", "id"], "");
+    let line = |line: &str| {
+        let mut words = vec![protocol.as_str().to_owned()];
+        let mut zone = String::new();
+        for word in line.split_whitespace() {
+            match word.split_once('=') {
+                Some(("src" | "dst" | "sport" | "dport" | "id", _)) => words.push(word.to_owned()),
+                Some(("zone", id)) => zone = format!(" Both({id})"),
+                Some(("zone-orig", id)) => zone = format!(" Original({id})"),
+                Some(("zone-reply", id)) => zone = format!(" Reply({id})"),
+                _ if word == "[UNREPLIED]" => words.push(word.to_owned()),
+                _ => {}
+            }
+        }
+        words.join(" ") + &zone
+    };
+    listing.lines().map(line).collect()
+}
