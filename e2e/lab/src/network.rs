@@ -218,6 +218,10 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("net/ipv4/conf/default/send_redirects", "0"),
     ("net/ipv4/conf/all/accept_redirects", "0"),
     ("net/ipv4/conf/default/accept_redirects", "0"),
+    // Rejects every packet. By default, the kernel sends a host six ICMP errors at once and then one per second, so a further
+    // reject would look like silence.
+    ("net/ipv4/icmp_ratelimit", "0"),
+    ("net/ipv6/icmp/ratelimit", "0"),
     // Makes addresses usable at once.
     ("net/ipv6/conf/all/accept_dad", "0"),
     ("net/ipv6/conf/default/accept_dad", "0"),

@@ -51,6 +51,21 @@ fn pods_reach_each_other_in_both_families_at_once() {
 }
 
 #[test]
+fn every_packet_to_a_closed_port_is_rejected() {
+    let network = network(&["10.180.0.1", "10.180.0.2"]);
+    let sender = network.pod("10.180.0.2".parse().unwrap()).unwrap();
+    for closed in ["10.180.0.1:9", "[fd00:10:180::1]:9", "192.168.0.2:9", "[2001:db8::2]:9"].map(at) {
+        let probe = Probe::new(Protocol::Udp, closed).timeout(SILENCE_TIMEOUT);
+        sender
+            .probe_until(probe, 20, |outcome| {
+                assert_eq!(outcome, Outcome::Rejected, "{closed}");
+                false
+            })
+            .unwrap();
+    }
+}
+
+#[test]
 fn client_node_and_outside_world_reach_the_expected_addresses() {
     let network = network(&["10.180.0.1"]);
     let served = [

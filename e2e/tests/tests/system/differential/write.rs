@@ -17,7 +17,7 @@ use ipnet::IpNet;
 use k8s_openapi::api::{
     core::v1::{self, Node},
     discovery::v1::EndpointSlice,
-    networking::v1::ServiceCIDR,
+    networking::v1::{IPAddress, ServiceCIDR},
 };
 use kube::{
     Api, Client, Resource,
@@ -35,7 +35,7 @@ use serde_json::{Value, json};
 
 use super::{
     cluster::{Cluster, Kind, NodeFacts, Port, Service, Slice, SliceEndpoint, SlicePort},
-    former, pools,
+    former, pools, say,
 };
 
 pub(crate) const NODE_NAMES: [&str; 2] = ["node-a", "node-b"];
@@ -57,6 +57,7 @@ pub(crate) struct Writer {
     slices: Api<EndpointSlice>,
     nodes: Api<Node>,
     service_cidrs: Api<ServiceCIDR>,
+    ip_addresses: Api<IPAddress>,
     written: Cluster,
     written_nodes: BTreeMap<&'static str, NodeFacts>,
     round: u16,
@@ -184,6 +185,7 @@ impl Writer {
             slices: Api::namespaced(client.clone(), NAMESPACE),
             nodes: Api::all(client.clone()),
             service_cidrs: Api::all(client.clone()),
+            ip_addresses: Api::all(client.clone()),
             written: Cluster::default(),
             written_nodes: BTreeMap::new(),
             round: 0,
@@ -266,10 +268,32 @@ impl Writer {
             self.set_ingress(new).await?;
         }
         if old.is_none_or(|old| old.object() != object) {
+            self.remove_leaked_addresses(new).await?;
             put(&self.services, name, object, old.is_some()).await?;
         }
         if !new.ingress().is_empty() && old.is_none_or(|old| old.status() != new.status()) {
             self.set_ingress(new).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes the IPAddress objects of the Service's addresses that their own Service no longer has. The API server leaves such an
+    /// object if it no longer knows the ServiceCIDR when it releases the address, and refuses the address until its next repair,
+    /// up to three minutes later.
+    async fn remove_leaked_addresses(&self, service: &Service) -> anyhow::Result<()> {
+        for address in service.cluster_ips.iter().map(ToString::to_string) {
+            let object = self.ip_addresses.get_opt(&address).await;
+            let object = object.with_context(|| format!("reading the IPAddress {address}"))?;
+            let Some(owner) = object.map(|object| object.spec.parent_ref.name) else { continue };
+            let has_address = |owner: &v1::Service| {
+                let addresses = owner.spec.as_ref().and_then(|spec| spec.cluster_ips.as_ref());
+                addresses.is_some_and(|addresses| addresses.contains(&address))
+            };
+            let found = self.services.get_opt(&owner).await.with_context(|| format!("reading {owner}"))?;
+            if !found.as_ref().is_some_and(has_address) {
+                say(&format!("differential: removing the IPAddress {address} of {owner}, which no longer has it"));
+                remove(&self.ip_addresses, &address).await?;
+            }
         }
         Ok(())
     }
