@@ -87,7 +87,7 @@ deny: ## Licences, sources and advisories of what we depend on, by cargo-deny (t
 	else echo "advisories were NOT checked: their database (github.com/rustsec/advisory-db) cannot be fetched from here"; fi
 
 mutants: ## Turn round each decision of the brain: a test must notice (an hour or two; FILE=brain/src/… for one file)
-	@$(CARGO) mutants --version >/dev/null 2>&1 || $(CARGO) install --locked --root .cache/cargo-mutants cargo-mutants
+	@$(CARGO) mutants --version >/dev/null 2>&1 || $(CARGO) install --quiet --locked --debug --root .cache/cargo-mutants cargo-mutants
 	PATH="$(CURDIR)/.cache/cargo-mutants/bin:$$PATH" $(CARGO) mutants --package localnet-brain $(if $(FILE),--file $(FILE)) || case $$? in 2|3) ;; *) exit 1;; esac
 	@cd target/mutants.out && cat missed.txt timeout.txt && wc -l caught.txt missed.txt timeout.txt unviable.txt | awk \
 		'/txt$$/ { n[$$2] = $$1; printf "%s %s, ", $$1, substr($$2, 1, length($$2) - 4) } \
