@@ -1,12 +1,12 @@
 //! [`Backend`]: the full-state model.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use localnet_core::Diagnostic;
 use localnet_proto::{Changes, Family, ServiceKey, Snapshot};
 use tokio::sync::watch;
 
-use crate::{source::Attempts, vips::Effective};
+use crate::{counts::Counts, vips::Effective};
 
 /// Makes a kernel subsystem hold the state of the node.
 pub trait Backend: Send {
@@ -87,56 +87,4 @@ impl Synced {
     pub fn whole(self) -> anyhow::Result<()> {
         self.failed.into_iter().next().map_or(Ok(()), |(family, error)| Err(error.context(family)))
     }
-}
-
-/// A backend's counters besides those of its syncs, since its start. The arrays are indexed by family, IPv4 first.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// The checks for stale flows.
-    pub looks: [Looks; 2],
-    /// The rules in the backend's kernel tables. Empty if the backend uses no rules.
-    pub rules: [Vec<RuleCount>; 2],
-    /// The number of repairs, of both families together. A repair is a sync that changed something after another process
-    /// had modified the kernel's state.
-    pub repairs: u64,
-}
-
-impl Counts {
-    /// Adds one check for stale flows. Each family that was checked has the duration and the number of deleted flows;
-    /// the other families are `None`.
-    pub fn looked(&mut self, families: [Option<(Duration, usize)>; 2]) {
-        for (looks, of_family) in self.looks.iter_mut().zip(families) {
-            let Some((took, ended)) = of_family else { continue };
-            looks.took.add(took);
-            looks.ended += u64::try_from(ended).unwrap_or(u64::MAX);
-        }
-    }
-}
-
-/// The index of a family in an array of both.
-pub(crate) fn index(family: Family) -> usize {
-    match family {
-        Family::V4 => 0,
-        Family::V6 => 1,
-    }
-}
-
-/// The checks for stale flows, which are flows to endpoints that are no longer eligible.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Looks {
-    /// The durations of the checks.
-    pub took: Attempts,
-    /// How many flows the checks deleted.
-    pub ended: u64,
-}
-
-/// The number of rules of a backend in one table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RuleCount {
-    /// The name of the table.
-    pub table: &'static str,
-    /// The number of rules.
-    pub total: u64,
-    /// How many of these rules the last attempt wrote.
-    pub last: u64,
 }

@@ -30,7 +30,8 @@ use tracing::{debug, info, warn};
 
 use self::applied::Applied;
 use crate::{
-    backend::{Backend, Counts, Synced, index},
+    backend::{Backend, Synced},
+    counts::{Counts, index},
     retry::{Backoff, Refusals},
     source::{Outcome, Report, Source, SourceError},
 };

@@ -11,7 +11,8 @@ use localnet_proto::{Changes, Node, Protocol, Revision, Scopes, Service, Service
 use tokio::sync::watch;
 
 use crate::{
-    backend::{Backend, Counts, Synced},
+    backend::{Backend, Synced},
+    counts::Counts,
     vips::Effective,
 };
 

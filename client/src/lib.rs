@@ -12,6 +12,7 @@
 
 pub mod args;
 mod backend;
+mod counts;
 mod diff_store;
 mod drive;
 pub mod grpc;
@@ -24,7 +25,8 @@ mod source;
 pub mod telemetry;
 pub mod vips;
 
-pub use backend::{Backend, Counts, Looks, RuleCount, Synced};
+pub use backend::{Backend, Synced};
+pub use counts::{Attempts, Counts, Looks, RuleCount};
 pub use diff_store::{Diff, DiffStore, Difference, KeyRange, Set};
 pub use drive::{Options, run};
 pub use localnet_core::{Code, Diagnostic, Severity, Subject};
@@ -32,4 +34,4 @@ pub use localnet_proto::{
     Changes, Endpoint, EndpointPort, Family, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, Snapshot,
     SourceFilter, Verdict, WhenEmpty,
 };
-pub use source::{Attempts, Outcome, Report, Source, SourceError};
+pub use source::{Outcome, Report, Source, SourceError};

@@ -1,12 +1,10 @@
 //! [`Source`]: delivers the state of the node.
 
-use std::time::Duration;
-
 use localnet_core::{Code, Diagnostic};
 use localnet_proto::{Family, Revision, ServiceKey, Update, wire};
 
 use crate::{
-    backend::{Looks, RuleCount},
+    counts::{Attempts, Looks, RuleCount},
     vips::Effective,
 };
 
@@ -87,34 +85,6 @@ pub struct Outcome {
     pub rules: Vec<RuleCount>,
 }
 
-/// A histogram of the durations of attempts.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Attempts {
-    /// The counts of attempts that took at most 1 ms, 2 ms, 4 ms and so on up to 16.384 s. The last count is of longer
-    /// ones.
-    counts: [u64; Self::LIMITS + 1],
-    sum: Duration,
-}
-
-impl Attempts {
-    const LIMITS: usize = 15;
-
-    /// Adds one attempt.
-    pub fn add(&mut self, took: Duration) {
-        let limit = |place: usize| Duration::from_millis(1 << place);
-        let place = (0..Self::LIMITS).find(|place| took <= limit(*place)).unwrap_or(Self::LIMITS);
-        self.counts[place] += 1;
-        self.sum += took;
-    }
-}
-
-impl From<&Attempts> for wire::Attempts {
-    fn from(attempts: &Attempts) -> Self {
-        let Attempts { counts, sum } = attempts;
-        Self { counts: counts.to_vec(), sum_micros: sum.as_micros().try_into().unwrap_or(u64::MAX) }
-    }
-}
-
 /// How many skipped services a report lists. It only counts the others.
 const MAX_SKIPPED: usize = 256;
 
@@ -192,22 +162,5 @@ impl From<&Report> for wire::BackendReport {
             configuration: report.configuration.as_ref().map(Into::into),
             repairs: report.repairs,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn attempts_are_counted_by_limits_that_double() {
-        let mut attempts = Attempts::default();
-        for micros in [1, 1_000, 1_001, 2_000, 16_384_000, 16_384_001, 60_000_000] {
-            attempts.add(Duration::from_micros(micros));
-        }
-        let mut counts = vec![0; 16];
-        counts[..2].copy_from_slice(&[2, 2]);
-        counts[14..].copy_from_slice(&[1, 2]);
-        assert_eq!(wire::Attempts::from(&attempts), wire::Attempts { counts, sum_micros: 92_772_003 });
     }
 }

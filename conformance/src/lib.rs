@@ -22,6 +22,7 @@
 //! | [`brain`] | the other end of the stream |
 //! | `connections` | the brain's listener, which counts or refuses connections |
 //! | [`backend`] | the running COMMAND, and its state |
+//! | [`level`] | the levels of checks; pure |
 //! | [`levels`] | the checks |
 //! | [`outcome`] | their results, as a table and as JUnit XML; pure |
 
@@ -30,8 +31,10 @@ pub mod brain;
 pub mod claims;
 mod connections;
 pub mod dump;
+pub mod level;
 pub mod levels;
 pub mod outcome;
 
-pub use levels::{Level, Options, run};
+pub use level::Level;
+pub use levels::{Options, run};
 pub use outcome::{Outcome, Outcomes};

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, time::Duration};
 
-use crate::levels::Level;
+use crate::level::Level;
 
 /// The result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use localnet_proto::wire::NextFilter;
 
-use super::life::{Life, command, serving};
+use super::fixture::{Life, command, serving};
 use crate::outcome::Verdict;
 
 /// A backend that sends the token of a state has applied it, or keeps it to retry.

@@ -1,17 +1,15 @@
 //! The level `life`: failures that a backend must survive. If it claims packets, they are checked, too.
 
-use std::{collections::BTreeSet, time::Instant};
-
 use anyhow::Context as _;
-use localnet_lab::{Endpoint, Flow, Flows, Network, Servers, Topology, check::probe_flows, probe::Protocol};
-use localnet_proto::{Service, Snapshot};
 use rustix::process::Signal;
 
 use super::{
     Level, Options, applied,
     bench::{Bench, Node},
-    check, run_concurrently,
-    states::{endpoint, service, state},
+    check,
+    fixture::{Life, PodNetwork, command, serving},
+    run_concurrently,
+    states::{service, state},
     traffic,
 };
 use crate::{
@@ -19,10 +17,7 @@ use crate::{
     outcome::{Outcome, Verdict},
 };
 
-/// The pods of these checks.
-pub(super) const PODS: [&str; 2] = ["10.180.0.1", "10.180.0.2"];
-
-pub(super) type Check = fn(&mut Life<'_>) -> anyhow::Result<Verdict>;
+type Check = fn(&mut Life<'_>) -> anyhow::Result<Verdict>;
 
 const CHECKS: &[(&str, Check)] = &[
     ("starts-without-a-brain", starts_without_a_brain),
@@ -58,121 +53,6 @@ pub(super) fn run(options: &Options, report: &(impl Fn(&Outcome) + Sync)) -> any
         })
     };
     Ok(run_concurrently(options, &asked, outcome))
-}
-
-/// A network with two pods that answer.
-pub(super) struct PodNetwork {
-    pub(super) network: Network,
-    _servers: Servers,
-}
-
-impl PodNetwork {
-    /// `None` if the kit does not run as root.
-    fn build() -> anyhow::Result<Option<Self>> {
-        if !rustix::process::geteuid().is_root() {
-            return Ok(None);
-        }
-        let network = Network::build(Topology::with_pods(PODS)?)?;
-        let endpoints: BTreeSet<Endpoint> = PODS
-            .iter()
-            .flat_map(|pod| [Protocol::Tcp, Protocol::Udp].map(|protocol| (pod, protocol)))
-            .map(|(pod, protocol)| Ok(Endpoint { protocol, address: format!("{pod}:8080").parse()? }))
-            .collect::<anyhow::Result<_>>()?;
-        let servers = Servers::start(&network, endpoints)?;
-        Ok(Some(Self { network, _servers: servers }))
-    }
-}
-
-pub(super) struct Life<'a> {
-    pub(super) bench: Bench<'a>,
-    lab: Option<&'a PodNetwork>,
-}
-
-/// The state of these checks: one service with that many of the pods, which are on its node.
-pub(super) fn serving(pods: usize) -> Snapshot {
-    state([web(1, pods)])
-}
-
-/// The service with that number, with that many of the pods.
-pub(super) fn web(number: u16, pods: usize) -> Service {
-    let addresses = PODS.iter().take(pods).filter_map(|pod| pod.parse().ok());
-    let endpoints = addresses.map(|address| endpoint(address, "http", 8080)).collect();
-    Service { endpoints, ..service(number, 0) }
-}
-
-impl<'a> Life<'a> {
-    pub(super) fn start(&mut self) -> anyhow::Result<()> {
-        self.bench.start_brain()?;
-        self.bench.start_backend()
-    }
-
-    /// The network, if all of `needed` is claimed.
-    pub(super) fn claimed(&self, needed: &[Claim]) -> Option<&'a PodNetwork> {
-        let claims = &self.bench.options.claims;
-        self.lab.filter(|_| needed.iter().all(|claim| claims.has(*claim)))
-    }
-
-    fn claims_packets(&self, pods: usize) -> Option<&'a PodNetwork> {
-        let outcome = if pods == 0 { Claim::Reject } else { Claim::Answers };
-        self.claimed(&[Claim::Tcp, Claim::Ipv4, Claim::ClusterIp, outcome])
-    }
-
-    /// Checks by packets that the state with that many pods is in force, if packets are claimed.
-    fn packets(&mut self, pods: usize) -> anyhow::Result<()> {
-        let Some(lab) = self.claims_packets(pods) else { return Ok(()) };
-        probe_flows(&lab.network, &[flow(pods)?])?;
-        self.bench.shown = true;
-        Ok(())
-    }
-
-    /// Waits until packets show the state with that many pods.
-    pub(super) fn await_packets(&mut self, pods: usize) -> anyhow::Result<()> {
-        self.eventually(|life| life.packets(pods))
-    }
-
-    pub(super) fn eventually(&mut self, so: impl Fn(&mut Self) -> anyhow::Result<()>) -> anyhow::Result<()> {
-        let deadline = Instant::now() + self.bench.options.patience;
-        loop {
-            match so(self) {
-                Err(error) if Instant::now() > deadline => return Err(error),
-                Err(_) => {}
-                Ok(()) => return Ok(()),
-            }
-        }
-    }
-
-    /// The output of `--listing`; empty without that command.
-    fn listing(&self) -> anyhow::Result<Vec<String>> {
-        let Some(listing) = &self.bench.options.listing else { return Ok(Vec::new()) };
-        self.bench.command.with_text(listing).output_lines(self.bench.namespace()).context("--listing")
-    }
-
-    /// Checks that nothing has changed: packets, the kernel's state, and the listing.
-    fn is_unchanged(&mut self, pods: usize, written: &[String]) -> anyhow::Result<()> {
-        self.packets(pods)?;
-        if self.bench.options.read_back.is_some() {
-            self.bench.await_kernel_state(&serving(pods))?;
-        }
-        let now = self.listing()?;
-        self.bench.shown |= self.bench.options.listing.is_some();
-        anyhow::ensure!(now == written, "the listing was {written:#?}, and is now {now:#?}");
-        Ok(())
-    }
-
-    /// The reason why the state cannot be checked while the backend does not run; `None` if it can.
-    fn cannot_observe(&self) -> Option<Verdict> {
-        let options = &self.bench.options;
-        let sees = self.claims_packets(2).is_some() || options.listing.is_some() || options.read_back.is_some();
-        let reason = "neither packets, nor --listing, nor --read-back show the state";
-        (!sees).then(|| Verdict::NotClaimed(reason.to_owned()))
-    }
-}
-
-fn flow(pods: usize) -> anyhow::Result<Flow> {
-    let to = "from: client, proto: tcp, to: 172.30.0.1, port: 80";
-    let answers: Vec<String> = PODS.iter().take(pods).map(|pod| format!("{pod}:8080")).collect();
-    let expected = if pods == 0 { "outcome: reject".to_owned() } else { format!("answers: [{}]", answers.join(", ")) };
-    Flows::parse(&format!("flows: [{{{to}, {expected}}}]"))?.flows.pop().context("a flow")
 }
 
 /// Waits until the backend has repeatedly tried to reach a brain that refuses its connections.
@@ -395,8 +275,4 @@ fn cleaned_up(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let left = life.listing()?;
     anyhow::ensure!(left == before, "the listing was {before:#?} at first, and is {left:#?} after --cleanup");
     Ok(life.bench.verdict())
-}
-
-pub(super) fn command(life: &Life<'_>, text: &str) -> anyhow::Result<()> {
-    life.bench.command.with_text(text).run(life.bench.namespace(), &[], life.bench.options.patience)
 }

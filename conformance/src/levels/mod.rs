@@ -2,6 +2,7 @@
 
 mod applied;
 mod bench;
+mod fixture;
 mod life;
 mod packets;
 mod state;
@@ -10,10 +11,8 @@ mod traffic;
 mod wire;
 
 use std::{
-    fmt,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     path::PathBuf,
-    str::FromStr,
     sync::atomic::{AtomicUsize, Ordering},
     thread,
     time::{Duration, Instant},
@@ -24,57 +23,9 @@ use rustix::process::Signal;
 
 use crate::{
     claims::Claims,
+    level::Level,
     outcome::{Outcome, Outcomes, Verdict},
 };
-
-/// A level of checks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
-    /// How the backend reads streams.
-    Wire,
-    /// Which state the backend holds.
-    State,
-    /// Where packets go.
-    Packets,
-    /// How the backend survives failures.
-    Life,
-}
-
-impl Level {
-    /// All levels, in the order in which they run.
-    pub const ALL: [Self; 4] = [Self::Wire, Self::State, Self::Packets, Self::Life];
-}
-
-impl fmt::Display for Level {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Wire => "wire",
-            Self::State => "state",
-            Self::Packets => "packets",
-            Self::Life => "life",
-        })
-    }
-}
-
-/// A text that is no [`Level`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BadLevel;
-
-impl std::error::Error for BadLevel {}
-
-impl fmt::Display for BadLevel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("expected wire, state, packets or life")
-    }
-}
-
-impl FromStr for Level {
-    type Err = BadLevel;
-
-    fn from_str(text: &str) -> Result<Self, BadLevel> {
-        Self::ALL.into_iter().find(|level| level.to_string() == text).ok_or(BadLevel)
-    }
-}
 
 /// What to check, and how.
 #[derive(Clone, Debug)]

@@ -14,7 +14,7 @@ use localnet_proto::{Protocol, Service, Snapshot};
 use rustix::process::Signal;
 
 use super::{
-    life::{Life, PODS, PodNetwork, web},
+    fixture::{Life, PODS, PodNetwork, web},
     states::{endpoint, state, vip},
 };
 use crate::{brain::Fault, claims::Claim, outcome::Verdict};

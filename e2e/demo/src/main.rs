@@ -89,7 +89,7 @@ async fn rounds(
     loop {
         let before = states.borrow_and_update().clone();
         let (probed, state) = (Arc::clone(setup), before.clone());
-        let answers = spawn_blocking(move || targets::probe_all(&probed, &state, CONNECTIONS)).await??;
+        let answers = spawn_blocking(move || targets::probe_all(&probed.network, &state, CONNECTIONS)).await??;
         let after = states.borrow().clone();
         let failed = screen.show(&before, &after, &answers);
         if once {

@@ -63,7 +63,7 @@ impl Setup {
         let deadline = Instant::now() + patience;
         for target in targets::of(state).into_iter().filter(|target| !target.endpoints.is_empty()) {
             let probe = Probe::new(target.protocol, target.to).timeout(Duration::from_millis(100));
-            while !matches!(target.from(self)?.probe(probe)?, localnet_lab::Outcome::Answer { .. }) {
+            while !matches!(target.from(&self.network)?.probe(probe)?, localnet_lab::Outcome::Answer { .. }) {
                 anyhow::ensure!(
                     Instant::now() < deadline,
                     "{} at {} does not answer; the log of the programs:\n{}",

@@ -5,10 +5,8 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use localnet_lab::{Namespace, Outcome, Probe, Protocol, topology::CLIENT};
+use localnet_lab::{Namespace, Network, Outcome, Probe, Protocol, topology::CLIENT};
 use localnet_proto::{Family, Port, Service, ServiceKey, Snapshot};
-
-use crate::setup::Setup;
 
 /// An address and port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,10 +41,10 @@ pub(crate) type Answers = BTreeMap<Outcome, usize>;
 
 impl Target {
     /// The namespace that the connections come from.
-    pub(crate) fn from<'a>(&self, setup: &'a Setup) -> anyhow::Result<&'a Namespace> {
+    pub(crate) fn from<'a>(&self, network: &'a Network) -> anyhow::Result<&'a Namespace> {
         match self.kind {
-            Kind::ClusterIp => setup.network.pod(IpAddr::from([10, 180, 0, 1])),
-            Kind::NodePort | Kind::LoadBalancer | Kind::ExternalIp => setup.network.namespace_of(CLIENT[0]),
+            Kind::ClusterIp => network.pod(IpAddr::from([10, 180, 0, 1])),
+            Kind::NodePort | Kind::LoadBalancer | Kind::ExternalIp => network.namespace_of(CLIENT[0]),
         }
     }
 
@@ -104,10 +102,14 @@ fn addresses(state: &Snapshot, service: &Service, port: &Port) -> Vec<(Kind, Soc
 }
 
 /// Makes `connections` connections to each target.
-pub(crate) fn probe_all(setup: &Setup, state: &Snapshot, connections: usize) -> anyhow::Result<Vec<(Target, Answers)>> {
+pub(crate) fn probe_all(
+    network: &Network,
+    state: &Snapshot,
+    connections: usize,
+) -> anyhow::Result<Vec<(Target, Answers)>> {
     let probe = |target: Target| {
         let mut answers = Answers::new();
-        target.from(setup)?.probe_until(Probe::new(target.protocol, target.to), connections, |outcome| {
+        target.from(network)?.probe_until(Probe::new(target.protocol, target.to), connections, |outcome| {
             *answers.entry(outcome).or_default() += 1;
             false
         })?;

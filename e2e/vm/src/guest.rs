@@ -5,7 +5,6 @@ use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader, Write as _};
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
 use std::process::{ChildStdin, ChildStdout, Command, ExitStatus, Output};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -16,6 +15,7 @@ use anyhow::{Context as _, anyhow, bail, ensure};
 
 use crate::folder::Folder;
 use crate::image::{self, Accelerator, Image};
+use crate::options::Options;
 use crate::qemu::Qemu;
 use crate::script::script;
 
@@ -37,36 +37,6 @@ const GRACE: Duration = Duration::from_secs(60);
 const TIMED_OUT: [i32; 2] = [124, 137];
 /// The id of the agent's first answer, which reports its start.
 const START: u64 = 0;
-
-/// The configuration of a guest.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Memory in MiB, at most 2048. It also holds the files that the guest writes.
-    pub memory_mib: u32,
-    /// The number of processors, at most 4.
-    pub cpus: u32,
-    /// What the guest can reach; nothing by default.
-    pub network: Option<Network>,
-}
-
-/// Connects a guest to a network namespace of this machine. A connection that the guest opens to an IPv4 address through one of
-/// its interfaces ([`crate::nic`]) comes from that namespace. Nothing can connect to the guest.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Network {
-    /// The path of the namespace (`/run/netns/NAME`).
-    pub namespace: PathBuf,
-    /// The number of the guest's interfaces (`eth0` and so on). Each has a wire of its own, so that several namespaces of the guest
-    /// can have one.
-    pub nics: usize,
-}
-
-impl Default for Options {
-    /// 1 GiB, one processor and no network. With two emulated processors, one may keep executing code that the other has replaced:
-    /// the kernel patches itself when hooks come and go, and that processor then hangs forever.
-    fn default() -> Self {
-        Self { memory_mib: 1024, cpus: 1, network: None }
-    }
-}
 
 /// A running guest. It stops when dropped, and when this process ends.
 #[derive(Debug)]

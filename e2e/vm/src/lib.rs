@@ -10,6 +10,7 @@
 //! | [`relay`] | runs a test here, or the same test in the guest |
 //! | [`guest`] | a running guest: boot, run programs, stop |
 //! | [`nic`] | the guest's network interfaces, for programs in the guest |
+//! | `options` | a guest's configuration |
 //! | `qemu` | the guest's process and its command line |
 //! | `image` | the files that `build.sh` made, and the choice between KVM and emulation |
 //! | `folder` | the folder through which host and guest exchange files |
@@ -24,8 +25,10 @@ pub mod relay;
 
 mod folder;
 mod image;
+mod options;
 mod qemu;
 mod script;
 
-pub use guest::{Guest, MARKER, Network, Options};
+pub use guest::{Guest, MARKER};
+pub use options::{Network, Options};
 pub use relay::{HostSide, on_ipvs, on_ipvs_with_host_side};

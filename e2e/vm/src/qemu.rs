@@ -14,8 +14,8 @@ use std::thread;
 use anyhow::{Context as _, ensure};
 
 use crate::folder::Folder;
-use crate::guest::Options;
 use crate::image::{Accelerator, Image};
+use crate::options::Options;
 
 /// The kernel's command line. The log goes to the second serial line; the first is for the agent. A panic stops the guest. The
 /// other arguments make it boot faster on an emulated processor.

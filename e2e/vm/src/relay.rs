@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
-use crate::guest::{Guest, MARKER, Network, Options};
+use crate::guest::{Guest, MARKER};
+use crate::options::{Network, Options};
 
 /// The environment variable that forces a guest (`guest`) even if this machine's kernel has IPVS.
 const WHERE: &str = "LOCALNET_VM";

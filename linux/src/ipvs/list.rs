@@ -13,26 +13,8 @@ use rustix::io::Errno;
 use super::encode;
 use super::parse;
 use super::socket::{Error, Socket, refused};
-use super::{Connections, Destination, Family, Frontend, VirtualServer};
+use super::{DestinationState, Family, Frontend, ServerState, VirtualServer};
 use crate::netlink::{self, Attributes, Writer};
-
-/// The live state of a virtual server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServerState {
-    /// The virtual server.
-    pub server: VirtualServer,
-    /// The destinations, in the kernel's order.
-    pub destinations: Vec<DestinationState>,
-}
-
-/// The live state of a destination.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DestinationState {
-    /// The destination.
-    pub destination: Destination,
-    /// The number of its connections.
-    pub connections: Connections,
-}
 
 /// How often a list that changes meanwhile is read.
 const ATTEMPTS: usize = 20;

@@ -23,9 +23,9 @@ mod text;
 mod uapi;
 
 pub use change::{Change, Refused};
-pub use list::{DestinationState, ServerState};
 pub use server::{
-    Connections, Destination, Flags, Forwarding, InvalidScheduler, Persistence, Scheduler, Timeouts, VirtualServer,
+    Connections, Destination, DestinationState, Flags, Forwarding, InvalidScheduler, Persistence, Scheduler,
+    ServerState, Timeouts, VirtualServer,
 };
 pub use settings::apply_settings;
 pub use socket::{Applied, Error, Socket};

@@ -197,6 +197,24 @@ impl Connections {
     }
 }
 
+/// The live state of a virtual server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerState {
+    /// The virtual server.
+    pub server: VirtualServer,
+    /// The destinations, in the kernel's order.
+    pub destinations: Vec<DestinationState>,
+}
+
+/// The live state of a destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DestinationState {
+    /// The destination.
+    pub destination: Destination,
+    /// The number of its connections.
+    pub connections: Connections,
+}
+
 /// Idle timeouts of connections, in seconds. In a change, 0 keeps the kernel's value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Timeouts {

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::userdata;
+use super::comment::printable_name;
 use super::{Name, Protocol, Verdict};
 
 /// A concatenation of values in the kernel's register layout. Each field is in network byte order (an index or mark in the
@@ -248,7 +248,7 @@ impl Element {
 
     /// The same element with a comment.
     pub fn comment(mut self, comment: impl Into<Name>) -> Self {
-        self.comment = Some(userdata::comment_name(comment.into()));
+        self.comment = Some(printable_name(comment.into()));
         self
     }
 }

@@ -1,5 +1,6 @@
 //! Encodes a transaction as one batch of netlink messages, and maps each message to the change that it came from.
 
+use super::comment::printable;
 use super::expression::{number, write as write_expressions, write_verdict};
 use super::uapi::{self, chain, data, element, msg, rule, set, table, userdata as tag};
 use super::userdata;
@@ -265,7 +266,7 @@ fn write_element(w: &mut Writer, set: &Set, element: &Element, with_data: bool) 
             }
         }
         if let Some(comment) = &element.comment {
-            let comment = userdata::printable(comment);
+            let comment = printable(comment);
             let start = w.open_bytes(element::USERDATA);
             w.bytes.extend_from_slice(&[tag::COMMENT, (comment.len() + 1) as u8]);
             w.bytes.extend_from_slice(comment.as_bytes());

@@ -9,6 +9,7 @@
 //! loads the output of each into a kernel and compares the listings.
 
 mod answer;
+mod comment;
 mod dump;
 mod element;
 mod encode;
@@ -25,6 +26,7 @@ mod subscription;
 mod text;
 mod text_value;
 mod transaction;
+mod types;
 mod uapi;
 mod userdata;
 
@@ -36,11 +38,10 @@ pub use element::{Element, ElementData, ElementKey, Expiry, Tuple};
 pub use kernel::{ChainMatch, Kernel, LiveTable, Netlink};
 pub use monitor::{Commit, Event, Monitor};
 pub use parse::{ChainDump, RuleDump};
-pub use ruleset::{
-    Chain, ChainKind, Family, FieldType, Hook, HookPoint, Name, Set, SetData, SetFlags, Table, TableContent,
-};
+pub use ruleset::{Chain, ChainKind, Hook, HookPoint, Set, SetData, SetFlags, Table, TableContent};
 pub use socket::{Socket, TransactionSize};
-pub use statement::{AddressField, Field, Generator, InterfacePattern, Op, Protocol, Rule, Statement, Verdict};
+pub use statement::{AddressField, Field, Generator, InterfacePattern, Op, Rule, Statement, Verdict};
 pub use subscription::Subscription;
 pub use text::{element_line, listing, rule_line, script};
 pub use transaction::{Change, Transaction};
+pub use types::{Family, FieldType, Name, Protocol};

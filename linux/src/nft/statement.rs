@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::userdata;
-use super::{Family, FieldType, Name};
+use super::comment::printable_name;
+use super::{Family, FieldType, Name, Protocol};
 
 /// One rule: statements from left to right.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -24,7 +24,7 @@ impl Rule {
 
     /// The same rule with a comment.
     pub fn comment(mut self, comment: impl Into<Name>) -> Self {
-        self.comment = Some(userdata::comment_name(comment.into()));
+        self.comment = Some(printable_name(comment.into()));
         self
     }
 }
@@ -205,47 +205,6 @@ pub enum InterfacePattern {
     Exact(Name),
     /// Every interface whose name has this prefix; without the `*`.
     Prefix(Name),
-}
-
-/// A transport protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Protocol {
-    /// 6
-    Tcp,
-    /// 17
-    Udp,
-    /// 132
-    Sctp,
-}
-
-impl Protocol {
-    /// The number in the IP header.
-    pub fn number(self) -> u8 {
-        match self {
-            Protocol::Tcp => 6,
-            Protocol::Udp => 17,
-            Protocol::Sctp => 132,
-        }
-    }
-
-    /// The protocol with that number, if localnet proxies it.
-    pub fn from_number(number: u8) -> Option<Self> {
-        match number {
-            6 => Some(Protocol::Tcp),
-            17 => Some(Protocol::Udp),
-            132 => Some(Protocol::Sctp),
-            _ => None,
-        }
-    }
-
-    /// The name that nft uses.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Protocol::Tcp => "tcp",
-            Protocol::Udp => "udp",
-            Protocol::Sctp => "sctp",
-        }
-    }
 }
 
 /// The decision of a rule, or of an element in a verdict map.

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::userdata::printable;
+use super::comment::printable;
 use super::{Element, ElementData, ElementKey, FieldType, Name, Protocol, Set, SetData, Tuple, Verdict};
 use crate::netlink::{array, string};
 

@@ -1,0 +1,102 @@
+//! What a backend counts: its attempts, checks for stale flows, rules and repairs.
+
+use std::time::Duration;
+
+use localnet_proto::{Family, wire};
+
+/// A backend's counters besides those of its syncs, since its start. The arrays are indexed by family, IPv4 first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// The checks for stale flows.
+    pub looks: [Looks; 2],
+    /// The rules in the backend's kernel tables. Empty if the backend uses no rules.
+    pub rules: [Vec<RuleCount>; 2],
+    /// The number of repairs, of both families together. A repair is a sync that changed something after another process
+    /// had modified the kernel's state.
+    pub repairs: u64,
+}
+
+impl Counts {
+    /// Adds one check for stale flows. Each family that was checked has the duration and the number of deleted flows;
+    /// the other families are `None`.
+    pub fn looked(&mut self, families: [Option<(Duration, usize)>; 2]) {
+        for (looks, of_family) in self.looks.iter_mut().zip(families) {
+            let Some((took, ended)) = of_family else { continue };
+            looks.took.add(took);
+            looks.ended += u64::try_from(ended).unwrap_or(u64::MAX);
+        }
+    }
+}
+
+/// The index of a family in an array of both.
+pub(crate) fn index(family: Family) -> usize {
+    match family {
+        Family::V4 => 0,
+        Family::V6 => 1,
+    }
+}
+
+/// The checks for stale flows, which are flows to endpoints that are no longer eligible.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Looks {
+    /// The durations of the checks.
+    pub took: Attempts,
+    /// How many flows the checks deleted.
+    pub ended: u64,
+}
+
+/// The number of rules of a backend in one table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RuleCount {
+    /// The name of the table.
+    pub table: &'static str,
+    /// The number of rules.
+    pub total: u64,
+    /// How many of these rules the last attempt wrote.
+    pub last: u64,
+}
+
+/// A histogram of the durations of attempts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Attempts {
+    /// The counts of attempts that took at most 1 ms, 2 ms, 4 ms and so on up to 16.384 s. The last count is of longer
+    /// ones.
+    counts: [u64; Self::LIMITS + 1],
+    sum: Duration,
+}
+
+impl Attempts {
+    const LIMITS: usize = 15;
+
+    /// Adds one attempt.
+    pub fn add(&mut self, took: Duration) {
+        let limit = |place: usize| Duration::from_millis(1 << place);
+        let place = (0..Self::LIMITS).find(|place| took <= limit(*place)).unwrap_or(Self::LIMITS);
+        self.counts[place] += 1;
+        self.sum += took;
+    }
+}
+
+impl From<&Attempts> for wire::Attempts {
+    fn from(attempts: &Attempts) -> Self {
+        let Attempts { counts, sum } = attempts;
+        Self { counts: counts.to_vec(), sum_micros: sum.as_micros().try_into().unwrap_or(u64::MAX) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempts_are_counted_by_limits_that_double() {
+        let mut attempts = Attempts::default();
+        for micros in [1, 1_000, 1_001, 2_000, 16_384_000, 16_384_001, 60_000_000] {
+            attempts.add(Duration::from_micros(micros));
+        }
+        let mut counts = vec![0; 16];
+        counts[..2].copy_from_slice(&[2, 2]);
+        counts[14..].copy_from_slice(&[1, 2]);
+        assert_eq!(wire::Attempts::from(&attempts), wire::Attempts { counts, sum_micros: 92_772_003 });
+    }
+}
