@@ -13,6 +13,7 @@ use clap::{Arg, ArgAction, Args, CommandFactory as _, FromArgMatches as _, Parse
 
 use crate::{
     configuration::ConfigurationArgs,
+    failure::Failure,
     get::Kind,
     output::{self, Format},
     question::{From as Sender, To},
@@ -229,30 +230,6 @@ struct Doctor {
     output: Output,
     #[command(flatten)]
     node: OfNode,
-}
-
-/// Why there is no answer.
-#[derive(Debug, thiserror::Error)]
-pub enum Failure {
-    /// The arguments are invalid or contradict each other.
-    #[error("{0}")]
-    Usage(String),
-    /// The brain, the file or the kernel cannot be read.
-    #[error("{0:#}")]
-    Unreadable(#[from] anyhow::Error),
-    /// The requested object does not exist.
-    #[error("{0}")]
-    Missing(String),
-}
-
-impl Failure {
-    fn code(&self) -> u8 {
-        match self {
-            Self::Usage(_) => 2,
-            Self::Unreadable(_) => 3,
-            Self::Missing(_) => 4,
-        }
-    }
 }
 
 /// Whether something is wrong, which decides the exit code.

@@ -17,10 +17,11 @@ use localnet_proto::{Family, Scopes, wire::Rule};
 use serde::Serialize;
 
 use crate::{
-    configuration::Origin,
     explain::{FlowRow, PathRow},
-    output::{Show, Style, Tone},
+    origin::Origin,
+    output::Show,
     reasons::{LeftOut, Standing, Status, Why},
+    style::{Style, Tone},
 };
 
 /// The evidence about a port of a Service.

@@ -9,16 +9,18 @@
 //! | some flags, and no backend reports | the flags, and the defaults for the rest |
 //! | nothing, and no backend reports | the defaults |
 
-use std::{fmt, net::IpAddr};
+use std::net::IpAddr;
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, value_parser};
-use ipnet::IpNet;
-use localnet_client::vips::{Config, Detector, Facts, NodePortAddresses, flags::ConfigArgs};
+use localnet_client::vips::{Config, Facts, flags::ConfigArgs};
 use localnet_config::{KubeProxyFlags, Mode};
 use localnet_proto::Node;
-use serde::Serialize;
 
-use crate::{args::Failure, reasons::Status};
+use crate::{
+    failure::Failure,
+    origin::{Origin, Values},
+    reasons::Status,
+};
 
 /// The flags of kube-proxy that affect the outcome for a packet.
 const FLAGS: [&str; 7] = [
@@ -77,35 +79,6 @@ pub struct Configuration {
     reported_addresses: Option<Vec<IpAddr>>,
     /// The origin of the configuration.
     pub origin: Origin,
-}
-
-/// The origin and the values of a configuration, as answers show them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Origin {
-    /// Where it comes from: `reported`, `commandLine` or `defaults`.
-    pub source: &'static str,
-    /// The backend that reports the configuration.
-    pub backend: Option<String>,
-    /// The origin in words.
-    pub text: String,
-    /// The configuration's values.
-    #[serde(flatten)]
-    pub values: Values,
-}
-
-/// The values of a configuration, as answers show them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Values {
-    /// How pods are recognized, in words.
-    pub pods: String,
-    /// The addresses that answer NodePorts, in words.
-    pub node_ports: String,
-    /// Whether all traffic to ClusterIPs is masqueraded.
-    pub masquerade_all: bool,
-    /// The bit of the packet mark that requests masquerading, 0–31.
-    pub masquerade_bit: u8,
 }
 
 impl Configuration {
@@ -214,48 +187,10 @@ fn mode(backend: &str) -> Mode {
     }
 }
 
-impl Values {
-    /// Returns the values of a configuration.
-    pub fn of(config: &Config) -> Self {
-        let Config { masquerade_all, masquerade_bit, detector, node_port_addresses } = config;
-        let list = |cidrs: &[IpNet]| cidrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-        Self {
-            pods: match detector {
-                Detector::None => "not recognized".to_owned(),
-                Detector::ClusterCidr(cidrs) => format!("ClusterCIDR {}", list(cidrs)),
-                Detector::NodeCidr => "NodeCIDR".to_owned(),
-                Detector::BridgeInterface(name) => format!("BridgeInterface {name}"),
-                Detector::InterfaceNamePrefix(prefix) => format!("InterfaceNamePrefix {prefix}"),
-            },
-            node_ports: match node_port_addresses {
-                NodePortAddresses::Primary => "primary".to_owned(),
-                NodePortAddresses::Cidrs(cidrs) if cidrs.is_empty() => "all addresses".to_owned(),
-                NodePortAddresses::Cidrs(cidrs) => list(cidrs),
-            },
-            masquerade_all: *masquerade_all,
-            masquerade_bit: *masquerade_bit,
-        }
-    }
-}
-
-impl fmt::Display for Values {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let all = if self.masquerade_all { "; all traffic to ClusterIPs is masqueraded" } else { "" };
-        write!(f, "pods: {}; NodePorts: {}{all}", self.pods, self.node_ports)
-    }
-}
-
-impl Origin {
-    /// Returns the line for the end of an answer.
-    pub fn line(&self) -> String {
-        format!("configuration: {}\n", self.text)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use localnet_client::vips::{Effective, Unreadable};
+    use localnet_client::vips::{Detector, Effective, NodePortAddresses, Unreadable};
 
     use super::*;
     use crate::reasons::Backend;

@@ -21,9 +21,10 @@ use serde::Serialize;
 pub use self::held::Reading;
 use self::held::{Held, HeldTable};
 use crate::{
-    configuration::Origin,
     kernel,
-    output::{Show, Style, Tone},
+    origin::Origin,
+    output::Show,
+    style::{Style, Tone},
 };
 
 /// The differences between plan and kernel, in nft's words.

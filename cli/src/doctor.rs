@@ -7,10 +7,12 @@ use serde::Serialize;
 
 use crate::{
     causes::{differs_remedy, is_guessed},
-    configuration::Origin,
     kernel::Kernel,
-    output::{Show, Style, Table, Tone},
+    origin::Origin,
+    output::Show,
     reasons::Status,
+    style::{Style, Tone},
+    table::Table,
 };
 
 /// The results of all checks.

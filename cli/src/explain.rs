@@ -27,12 +27,15 @@ use localnet_proto::{Family, Protocol, Scopes, ServiceKey};
 use serde::Serialize;
 
 use crate::{
-    configuration::{Configuration, Origin as Configured},
+    configuration::Configuration,
     kernel::{self, Held, Kernel},
-    output::{Show, Style, Table, Tone},
+    origin::Origin as Configured,
+    output::Show,
     path::{self, Path, Step},
     question,
     reasons::{Hints, LeftOut, Why},
+    style::{Style, Tone},
+    table::Table,
 };
 
 /// The evidence for an answer: the state, the node's configuration, and the kernel if it can be read.

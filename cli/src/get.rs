@@ -13,10 +13,12 @@ use localnet_proto::{Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Servi
 use serde::{Serialize, Serializer};
 
 use crate::{
-    configuration::Values,
     list,
-    output::{Format, NONE, Print, Row, Show, Style, Table, Tone},
+    origin::Values,
+    output::{Format, Print, Show},
     reasons::{Status, Versions, Why},
+    style::{NONE, Style, Tone},
+    table::{Row, Table},
 };
 
 /// What is listed.

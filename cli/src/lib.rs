@@ -9,10 +9,13 @@
 //!
 //! | file | purpose |
 //! |---|---|
-//! | [`args`] | the command line and the exit codes |
+//! | [`args`] | the command line |
+//! | [`failure`] | why a command has no answer, and its exit code |
 //! | [`source`] | reads the state from a brain or a file |
 //! | [`configuration`] | selects the configuration that answers are computed with |
-//! | [`output`], [`table`], [`json`], [`yaml`] | print tables, JSON, YAML and names |
+//! | [`origin`] | where that configuration comes from and its values, as answers show them; pure |
+//! | [`output`], [`json`], [`yaml`] | print tables, JSON, YAML and names |
+//! | [`table`], [`style`] | lay out tables; pure |
 //! | [`time`] | formats points in time |
 //! | [`list`], [`pieces`] | print long lists with several threads |
 //! | [`get`], [`watch`] | print the state and its changes |
@@ -33,16 +36,19 @@ pub mod configuration;
 pub mod diff;
 pub mod doctor;
 pub mod explain;
+pub mod failure;
 pub mod get;
 pub mod json;
 pub mod kernel;
 pub mod list;
+pub mod origin;
 pub mod output;
 pub mod path;
 pub mod pieces;
 pub mod question;
 pub mod reasons;
 pub mod source;
+pub mod style;
 pub mod table;
 pub mod time;
 pub mod top;

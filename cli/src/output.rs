@@ -6,9 +6,11 @@ use anyhow::Context as _;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use crate::{json, yaml};
-
-pub use crate::table::{Row, Table};
+use crate::{
+    json,
+    style::{COLOURS, Style},
+    yaml,
+};
 
 /// How the answer is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -26,9 +28,6 @@ pub enum Format {
     Name,
 }
 
-/// Stands for an empty value in tables.
-pub const NONE: &str = "-";
-
 /// When to use colour.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Colour {
@@ -39,45 +38,6 @@ pub enum Colour {
     Always,
     /// Never
     Never,
-}
-
-/// How to print for people.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Style {
-    /// Whether tables have more columns.
-    pub wide: bool,
-    /// Whether to use colour.
-    pub colour: bool,
-    /// The terminal's width in columns, which no row of a table exceeds. `None` means unlimited.
-    pub width: Option<usize>,
-    /// Whether tables have no headings.
-    pub no_headings: bool,
-}
-
-/// How good or bad a text is, which decides its colour.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tone {
-    /// Correct.
-    Good,
-    /// Unusual; may be a problem.
-    Odd,
-    /// Wrong.
-    Bad,
-    /// Unimportant.
-    Dim,
-}
-
-impl Style {
-    /// Returns a text in the colour of its tone.
-    pub fn paint(self, tone: Tone, text: &str) -> String {
-        let code = match tone {
-            Tone::Good => "32",
-            Tone::Odd => "33",
-            Tone::Bad => "31",
-            Tone::Dim => "2",
-        };
-        if self.colour && !text.is_empty() { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
-    }
 }
 
 /// An answer that can be printed in every format. Its serialized fields are stable: fields are only added.
@@ -231,9 +191,6 @@ pub fn harmless(text: &str) -> String {
     out
 }
 
-/// The sequences that [`Style::paint`] writes.
-const COLOURS: [&str; 5] = ["\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[2m", "\x1b[0m"];
-
 #[derive(Debug)]
 struct UntilClosed<W> {
     to: W,
@@ -273,6 +230,7 @@ impl<W: io::Write> io::Write for UntilClosed<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::style::Tone;
 
     #[test]
     fn nothing_that_is_printed_commands_a_terminal() {

@@ -7,7 +7,7 @@ use localnet_core::Code;
 use localnet_proto::{Family, Revision, Scopes, wire};
 use serde::{Serialize, Serializer};
 
-use crate::configuration::Values;
+use crate::origin::Values;
 
 /// The brain's reasons about a Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

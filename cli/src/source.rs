@@ -11,7 +11,7 @@ use localnet_client::{
 use localnet_proto::{Address, DEFAULT_ADDRESS, Revision};
 use tokio::time::timeout;
 
-use crate::{args::Failure, output::Colour, reasons::Status};
+use crate::{failure::Failure, output::Colour, reasons::Status};
 
 /// Where the state comes from, and how answers look. Flattened into every command.
 #[derive(Args, Clone, Debug)]

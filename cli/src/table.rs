@@ -8,8 +8,8 @@ use std::{
 };
 
 use crate::{
-    output::{NONE, Style, Tone},
     pieces,
+    style::{NONE, Style, Tone},
 };
 
 /// How many rows one thread builds at a time.

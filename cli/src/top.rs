@@ -16,9 +16,11 @@ use localnet_nft::plan::protocol_of;
 use serde::Serialize;
 
 use crate::{
-    configuration::Origin,
     explain::FlowRow,
-    output::{NONE, Show, Style, Table, Tone},
+    origin::Origin,
+    output::Show,
+    style::{NONE, Style, Tone},
+    table::Table,
 };
 
 /// What flows are counted by.

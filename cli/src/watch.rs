@@ -12,11 +12,13 @@ use localnet_proto::{Revision, Service, ServiceKey};
 use serde::Serialize;
 
 use crate::{
-    args::Failure,
+    failure::Failure,
     get::{Filter, SERVICE_HEADINGS, service_row},
     list,
-    output::{self, Format, Style, Table, Tone},
+    output::{self, Format},
     source::Global,
+    style::{Style, Tone},
+    table::Table,
     time::utc,
     yaml,
 };

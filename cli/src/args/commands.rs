@@ -10,20 +10,22 @@ use std::{
 use localnet_client::{Snapshot, grpc::Brain};
 use localnet_proto::{Family, Service, ServiceKey};
 
-use super::{Answered, Diff, Doctor, Explain, Failure, Get, OfNode, Output, Top, Watch, When};
+use super::{Answered, Diff, Doctor, Explain, Get, OfNode, Output, Top, Watch, When};
 use crate::{
     causes::{Answer, Evidence},
     configuration::{Configuration, ConfigurationArgs},
     diff::{self, Reading},
     doctor::{self, Findings, Known},
     explain::{self, Many, World},
+    failure::Failure,
     get::{Endpoints, Filter, Kind, NodeFacts, Services, State},
     kernel::{self, Kernel},
-    output::{self, Format, Print, Style},
+    output::{self, Format, Print},
     path::{self, Path as Way},
     question::{self, From as Sender, To},
     reasons::{Status, Versions, Why},
     source::Global,
+    style::Style,
     time::utc,
     top::{self, Sample},
     watch, why_not,

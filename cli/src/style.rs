@@ -1,0 +1,46 @@
+//! How tables look: their colours, their width, and what stands for an empty value.
+
+/// Stands for an empty value in tables.
+pub const NONE: &str = "-";
+
+/// How to print for people.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Style {
+    /// Whether tables have more columns.
+    pub wide: bool,
+    /// Whether to use colour.
+    pub colour: bool,
+    /// The terminal's width in columns, which no row of a table exceeds. `None` means unlimited.
+    pub width: Option<usize>,
+    /// Whether tables have no headings.
+    pub no_headings: bool,
+}
+
+/// How good or bad a text is, which decides its colour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tone {
+    /// Correct.
+    Good,
+    /// Unusual; may be a problem.
+    Odd,
+    /// Wrong.
+    Bad,
+    /// Unimportant.
+    Dim,
+}
+
+impl Style {
+    /// Returns a text in the colour of its tone.
+    pub fn paint(self, tone: Tone, text: &str) -> String {
+        let code = match tone {
+            Tone::Good => "32",
+            Tone::Odd => "33",
+            Tone::Bad => "31",
+            Tone::Dim => "2",
+        };
+        if self.colour && !text.is_empty() { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+/// The sequences that [`Style::paint`] writes.
+pub(crate) const COLOURS: [&str; 5] = ["\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[2m", "\x1b[0m"];
