@@ -15,7 +15,7 @@
 //!
 //! Each run uses a new seed and prints it first. `SEED` repeats a run, and `N` is the minimum number of packets. For each packet,
 //! `localnet explain` must report the oracle's outcome. Each difference must match an entry of `docs/differences.md`; any other
-//! fails the test.
+//! fails the test. `PAUSE` waits for this many seconds at each such difference, so that the node can be inspected.
 
 mod alone;
 mod ask;
@@ -39,7 +39,11 @@ mod sticky;
 mod world;
 mod write;
 
-use std::{env, io::Write as _, time::Instant};
+use std::{
+    env,
+    io::Write as _,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context as _;
 
@@ -70,7 +74,8 @@ fn agree(pair: Pair, parts: usize) -> anyhow::Result<()> {
     let seed = setting("SEED")?.map_or_else(new_seed, Ok)?;
     // Print this first, so that the run can be repeated whatever happens.
     say(&format!("{who}: {packets} packets from SEED={seed}"));
-    let mut runs = run::Runs::new(world::World::build(pair)?);
+    let pause = Duration::from_secs(setting("PAUSE")?.unwrap_or_default());
+    let mut runs = run::Runs::new(world::World::build(pair)?, pause);
     say(&format!("{who}: both sides run after {:.1?}", started.elapsed()));
     runs.run(seed, packets)?;
     let report = &runs.report;

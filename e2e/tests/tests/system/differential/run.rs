@@ -1,6 +1,6 @@
 //! One run: clusters from a seed, the steps of each, and packets on both sides after each step.
 
-use std::{collections::BTreeMap, net::IpAddr, thread};
+use std::{collections::BTreeMap, net::IpAddr, thread, time::Duration};
 
 use localnet_client::{
     Snapshot,
@@ -52,6 +52,8 @@ pub(crate) struct Runs {
     memory: Memory,
     former: Former,
     open: OpenFlows,
+    /// How long to wait at an unexplained difference.
+    pause: Duration,
     pub(crate) report: Report,
 }
 
@@ -71,10 +73,11 @@ pub(crate) struct Scene<'a> {
 }
 
 impl Runs {
-    pub(crate) fn new(world: World) -> Self {
+    pub(crate) fn new(world: World, pause: Duration) -> Self {
         let writer = world.writer();
         let memory = Memory::new();
-        Self { world, writer, memory, former: Former::default(), open: OpenFlows::default(), report: Report::default() }
+        let (former, open, report) = (Former::default(), OpenFlows::default(), Report::default());
+        Self { world, writer, memory, former, open, pause, report }
     }
 
     /// Sends at least this many packets.
@@ -208,6 +211,18 @@ impl Runs {
         Ok(())
     }
 
+    /// Waits, so that the node's rules and flows can be inspected.
+    fn pause(&self, side: Side) {
+        if !self.pause.is_zero() {
+            say(&format!(
+                "the node is the namespace {}; next packets in {:?}",
+                self.world.network(side).node().name(),
+                self.pause
+            ));
+            thread::sleep(self.pause);
+        }
+    }
+
     /// Records a difference from the expected outcome on one side.
     fn differs(&mut self, side: Side, asked: &Asked, both: [&Seen; 2], scene: &Scene<'_>, wrong: &str) {
         let (mode, topology) = (self.world.pair.mode, self.world.network(side).topology());
@@ -217,6 +232,7 @@ impl Runs {
             None => {
                 self.report.unexplained += 1;
                 say(&format!("\ndifference: {side:?}: {wrong}\n{}", scene.describe(asked, both)));
+                self.pause(side);
             }
         }
     }
