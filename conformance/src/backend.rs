@@ -166,10 +166,7 @@ impl Backend {
     /// # Errors
     /// It has exited; the error contains the end of its log.
     pub fn is_alive(&mut self) -> anyhow::Result<()> {
-        match self.process.child().try_wait().context("checking the backend")? {
-            None => Ok(()),
-            Some(ended) => bail!("the backend exited with {}{}", described(ended), self.log_tail()),
-        }
+        is_alive(&mut self.process, &self.log)
     }
 
     /// Waits until the backend exits.
@@ -239,32 +236,46 @@ impl Backend {
     fn await_report(&mut self, brain: &Brain, revision: Revision, patience: Duration) -> anyhow::Result<()> {
         let what = format!("a report that {revision} is applied (or a dump of the state)");
         let mut error = None;
-        let reported = brain.wait(patience, &what, |log| {
-            let of = |report: &&localnet_proto::wire::BackendReport| {
-                report.instance_id == revision.instance && report.rev == revision.rev
-            };
-            let report = log.reports.iter().rev().find(of)?;
-            error = report.families.iter().map(|family| family.error.clone()).find(|error| !error.is_empty());
-            let applied = report.families.iter().all(|family| family.applied_rev == revision.rev);
-            (applied && error.is_none() && !report.families.is_empty()).then_some(())
-        });
+        let (process, log) = (&mut self.process, &self.log);
+        let reported = brain.wait_while(
+            patience,
+            &what,
+            || is_alive(process, log),
+            |log| {
+                let of = |report: &&localnet_proto::wire::BackendReport| {
+                    report.instance_id == revision.instance && report.rev == revision.rev
+                };
+                let report = log.reports.iter().rev().find(of)?;
+                error = report.families.iter().map(|family| family.error.clone()).find(|error| !error.is_empty());
+                let applied = report.families.iter().all(|family| family.applied_rev == revision.rev);
+                (applied && error.is_none() && !report.families.is_empty()).then_some(())
+            },
+        );
         match (reported, error) {
             (Ok(()), _) => Ok(()),
             (Err(_), Some(error)) => bail!("it reports that it cannot apply {revision}: {error}{}", self.log_tail()),
-            (Err(missing), None) => {
-                self.is_alive()?;
-                Err(missing.context(self.log_tail()))
-            }
+            (Err(missing), None) => Err(missing.context(self.log_tail())),
         }
     }
 
     /// The last lines of the backend's log, each on a line of its own.
     pub fn log_tail(&self) -> String {
-        let text = fs::read(&self.log).unwrap_or_default();
-        let text = String::from_utf8_lossy(&text);
-        let lines: Vec<&str> = text.lines().collect();
-        let last = &lines[lines.len().saturating_sub(TAIL)..];
-        last.iter().map(|line| format!("\n  | {line}")).collect()
+        log_tail(&self.log)
+    }
+}
+
+fn log_tail(log: &Path) -> String {
+    let text = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    let last = &lines[lines.len().saturating_sub(TAIL)..];
+    last.iter().map(|line| format!("\n  | {line}")).collect()
+}
+
+fn is_alive(process: &mut Process, log: &Path) -> anyhow::Result<()> {
+    match process.child().try_wait().context("checking the backend")? {
+        None => Ok(()),
+        Some(ended) => bail!("the backend exited with {}{}", described(ended), log_tail(log)),
     }
 }
 

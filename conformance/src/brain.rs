@@ -32,6 +32,9 @@ use service::{Endpoints, Reports};
 
 use crate::connections::{self, Listener};
 
+/// The interval between two checks while waiting for a condition.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
 /// A brain for one backend.
 pub struct Brain {
     address: Address,
@@ -156,6 +159,20 @@ impl Brain {
         &self,
         patience: Duration,
         what: &str,
+        condition: impl FnMut(&Log) -> Option<T>,
+    ) -> anyhow::Result<T> {
+        self.wait_while(patience, what, || Ok(()), condition)
+    }
+
+    /// As [`Self::wait`], but ends with the error of `check` as soon as that fails.
+    ///
+    /// # Errors
+    /// The condition does not hold within `patience`, or `check` fails.
+    pub fn wait_while<T>(
+        &self,
+        patience: Duration,
+        what: &str,
+        mut check: impl FnMut() -> anyhow::Result<()>,
         mut condition: impl FnMut(&Log) -> Option<T>,
     ) -> anyhow::Result<T> {
         let deadline = Instant::now() + patience;
@@ -164,6 +181,7 @@ impl Brain {
             if let Some(value) = condition(&log) {
                 return Ok(value);
             }
+            check()?;
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let calls = log.calls.len();
@@ -172,7 +190,8 @@ impl Brain {
                     log.calls.last()
                 );
             }
-            log = self.shared.changed.wait_timeout(log, left).unwrap_or_else(PoisonError::into_inner).0;
+            let until_check = left.min(CHECK_INTERVAL);
+            log = self.shared.changed.wait_timeout(log, until_check).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
