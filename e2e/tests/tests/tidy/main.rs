@@ -78,7 +78,17 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("localnet-fuzz", &[]),
     ("localnet-demo", &["localnet-lab", "localnet-proto", "localnet-client"]),
     ("localnet-bench", &["localnet-lab", "localnet-controlplane", "localnet-vm", "localnet-proto", "localnet-client"]),
-    ("localnet-e2e", &["localnet-lab", "localnet-controlplane", "localnet-vm"]),
+    (
+        "localnet-e2e",
+        &[
+            "localnet-lab",
+            "localnet-controlplane",
+            "localnet-vm",
+            "localnet-proto",
+            "localnet-client",
+            "localnet-brain",
+        ],
+    ),
     ("localnet-ship", &[]),
 ];
 

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::{
     ask::{Asked, Seen},
     cluster::Service,
-    run::Scene,
+    scene::Scene,
 };
 
 impl Scene<'_> {

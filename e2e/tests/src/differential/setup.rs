@@ -3,10 +3,18 @@
 use std::{collections::BTreeSet, fmt, net::IpAddr};
 
 use ipnet::IpNet;
-use localnet_client::route::{Origin, Rules};
-use localnet_lab::topology::{CLUSTER_CIDRS, NODE, POD_CIDRS, Place, of_family};
+use localnet_client::route::{Origin, Packet, Rules};
+use localnet_lab::{
+    Protocol,
+    topology::{CLUSTER_CIDRS, NODE, POD_CIDRS, Place, of_family},
+};
 
-use super::{cluster::NodeFacts, pools, question::Sender, random::Random, write::NODE_NAMES};
+use super::{
+    cluster::{NODE_NAMES, NodeFacts},
+    pools,
+    question::{Question, Sender},
+    random::Random,
+};
 
 /// The method by which the node detects local pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,8 +157,20 @@ nftables: {{minSyncPeriod: 50ms, syncPeriod: 30s, masqueradeAll: {masquerade_all
         }
     }
 
+    /// The packet of a question as the oracle sees it, on a node with this setup.
+    pub(crate) fn packet(&self, question: &Question) -> Packet {
+        let Question { sender, protocol, to, .. } = question;
+        let protocol = match protocol {
+            Protocol::Tcp => localnet_proto::Protocol::Tcp,
+            Protocol::Udp => localnet_proto::Protocol::Udp,
+            Protocol::Sctp => localnet_proto::Protocol::Sctp,
+        };
+        let origin = self.origin(*sender, to.ip());
+        Packet { source: question.source(), destination: to.ip(), protocol, port: to.port(), origin }
+    }
+
     /// The origin of a sender's packets, as the node sees it.
-    pub(crate) fn origin(&self, sender: Sender, to: IpAddr) -> Origin {
+    fn origin(&self, sender: Sender, to: IpAddr) -> Origin {
         let pod = match sender {
             Sender::Pod(pod) => pod,
             Sender::Node => return Origin::Node,

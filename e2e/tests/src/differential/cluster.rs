@@ -8,6 +8,11 @@ use localnet_lab::{
 };
 use serde_json::{Value, json};
 
+/// The names of the nodes.
+pub(crate) const NODE_NAMES: [&str; 2] = ["node-a", "node-b"];
+/// The Kubernetes namespace of all objects.
+pub(crate) const NAMESPACE: &str = "diff";
+
 /// The Services of a cluster by slot, the facts of its Node, and the CIDRs of the ServiceCIDR in addition to the default one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Cluster {

@@ -12,10 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::{PATIENCE, Programs, await_condition};
 use anyhow::Context as _;
 use localnet_client::{Snapshot, Source as _, grpc::Brain};
 use localnet_controlplane::{ControlPlane, Options};
-use localnet_e2e::{PATIENCE, Programs, await_condition};
 use localnet_lab::{Network, Outcome, Probe, Protocol, Running, Servers, topology::SERVICE_CIDRS};
 use localnet_proto::{Revision, Update, wire::BackendReport};
 use tokio::{runtime::Runtime, time::timeout};
@@ -23,12 +23,13 @@ use tokio::{runtime::Runtime, time::timeout};
 use crate::kube_proxy::{self, KUBE_PROXY};
 
 use super::{
+    cluster::NAMESPACE,
     disturb::Disturbance,
     pair::Pair,
     pools,
     random::Random,
     setup::Setup,
-    write::{NAMESPACE, Sentinel, Writer},
+    write::{Sentinel, Writer},
 };
 
 const LINK: [&str; 2] = ["100.64.0.1", "100.64.0.2"];

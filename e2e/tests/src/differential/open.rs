@@ -25,7 +25,7 @@ use super::{
     judge::judge,
     question::{Question, Sender},
     random::Random,
-    run::{Scene, cannot_return},
+    scene::{Scene, cannot_return},
     world::{Side, World},
     write::must_move,
 };
@@ -168,7 +168,7 @@ impl Held {
     ) -> anyhow::Result<Followed> {
         let asked =
             Asked { question: question.clone(), expected: expected(scene.state, scene, question), cover: false };
-        let packet = question.packet(scene.setup);
+        let packet = scene.setup.packet(question);
         let before = self.carried;
         let rules = scene.setup.rules(packet.destination);
         let goes_on = before.is_some_and(|(by, _)| route::fate(scene.state, &rules, &packet, by) == Fate::GoesOn);
@@ -282,7 +282,7 @@ fn is_silent(seen: &Seen) -> bool {
 }
 
 fn expected(state: &Snapshot, scene: &Scene<'_>, question: &Question) -> Outcome {
-    let packet = question.packet(scene.setup);
+    let packet = scene.setup.packet(question);
     route::route(state, &scene.setup.rules(packet.destination), &packet)
 }
 

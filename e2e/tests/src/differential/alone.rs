@@ -13,10 +13,7 @@ use localnet_client::Snapshot;
 use localnet_proto::{Node as NodeState, Service as Localized};
 use serde_json::Value;
 
-use super::{
-    cluster::{Cluster, NodeFacts, Service},
-    write::NAMESPACE,
-};
+use super::cluster::{Cluster, NAMESPACE, NodeFacts, Service};
 
 /// The state of a node in a cluster that has only this Service.
 pub(crate) fn alone(service: &Service, facts: &NodeFacts, node: &NodeState) -> anyhow::Result<Snapshot> {

@@ -3,8 +3,8 @@
 
 use std::{fmt, process::Command};
 
+use crate::Backend;
 use anyhow::Context as _;
-use localnet_e2e::Backend;
 use localnet_lab::Namespace;
 use serde_json::{Value, json};
 

@@ -16,7 +16,7 @@ use super::{
     judge::judge,
     pools,
     question::Sender,
-    run::{Scene, cannot_return},
+    scene::{Scene, cannot_return},
     world::Side,
 };
 
@@ -61,7 +61,7 @@ pub(crate) fn explain(difference: &Difference<'_>) -> Option<usize> {
 fn former_owner_keeps_its_slices(difference: &Difference<'_>, matches: impl Fn(&Difference<'_>) -> bool) -> bool {
     let Difference { mode, side: Side::KubeProxy, asked, seen, scene, topology } = *difference else { return false };
     let Some((cluster, state)) = scene.former else { return false };
-    let packet = asked.question.packet(scene.setup);
+    let packet = scene.setup.packet(&asked.question);
     let expected = route::route(state, &scene.setup.rules(packet.destination), &packet);
     // The original expectation determined the number of packets, so not every endpoint must be seen.
     let asked = &Asked { expected, cover: false, ..asked.clone() };
@@ -89,7 +89,7 @@ fn translated_packet_meets_another_service(difference: &Difference<'_>) -> bool 
     let Outcome::Endpoints { choices, .. } = &asked.expected else { return false };
     let answered = |choice: &SocketAddr| seen.answers.keys().any(|(by, _)| by == choice);
     let meets_in = |state: &Snapshot, choice: &SocketAddr| {
-        let asked_for = asked.question.packet(scene.setup);
+        let asked_for = scene.setup.packet(&asked.question);
         // The other Service's policy would forward packets of some senders, after another translation.
         [asked_for.origin, Origin::Outside].into_iter().any(|origin| {
             let packet = Packet { destination: choice.ip(), port: choice.port(), origin, ..asked_for };
@@ -116,7 +116,7 @@ fn claimant_has_it(difference: &Difference<'_>, is_number: fn(usize) -> bool) ->
     let to = asked.question.to.ip();
     let claimants = scene.claimants(to);
     let states: Vec<&Snapshot> = scene.claims_of_port(&claimants, asked).collect();
-    let (rules, packet) = (scene.setup.rules(to), asked.question.packet(scene.setup));
+    let (rules, packet) = (scene.setup.rules(to), scene.setup.packet(&asked.question));
     let alone = states.iter().map(|state| route::route(state, &rules, &packet));
     // The difference may match entry 10 or 12 as well.
     let ignores_sources = matches!(mode, Mode::Iptables(_));
@@ -139,7 +139,7 @@ fn node_port_of_link_local_address(difference: &Difference<'_>) -> bool {
         return false;
     }
     // The original expectation determined the number of packets, so not every endpoint must be seen.
-    let expected = route::route(scene.state, &rules, &asked.question.packet(scene.setup));
+    let expected = route::route(scene.state, &rules, &scene.setup.packet(&asked.question));
     judge(&Asked { expected, cover: false, ..(*asked).clone() }, seen, topology).is_none()
 }
 
@@ -177,7 +177,7 @@ fn node_port_is_refused_elsewhere(difference: &Difference<'_>) -> bool {
     let to = asked.question.to.ip();
     let mut rules = scene.setup.rules(to);
     let answers_elsewhere = topology.node_has(to) && rules.node_port_addresses.insert(to);
-    let asked_for = asked.question.packet(scene.setup);
+    let asked_for = scene.setup.packet(&asked.question);
     // The verdict for the address applies to all senders. A policy would forward some senders' packets to remote endpoints.
     let is_unserved = [asked_for.origin, Origin::Outside].into_iter().any(|origin| {
         let expected = route::route(scene.state, &rules, &Packet { origin, ..asked_for });
@@ -193,7 +193,7 @@ fn source_ranges_are_ignored(difference: &Difference<'_>) -> bool {
     else {
         return false;
     };
-    let packet = asked.question.packet(scene.setup);
+    let packet = scene.setup.packet(&asked.question);
     let unserved = without_sources(scene.state, &scene.setup.rules(packet.destination), &packet);
     unserved.is_some_and(|expected| judge(&Asked { expected, ..(*asked).clone() }, seen, topology).is_none())
 }
@@ -212,7 +212,7 @@ fn external_ip_passes_source_ranges(difference: &Difference<'_>) -> bool {
     else {
         return false;
     };
-    let packet = asked.question.packet(scene.setup);
+    let packet = scene.setup.packet(&asked.question);
     let passes = past_sources(scene.state, &scene.setup.rules(packet.destination), &packet);
     // The original expectation determined the number of packets, so not every endpoint must be seen.
     let is_right =

@@ -1,5 +1,5 @@
 //! The differential test: random clusters and random packets, for which the oracle, our backend and kube-proxy v1.36.3 in the
-//! same mode must agree. There is one test for each [`Pair`].
+//! same mode must agree. [`agree`] runs it for one [`Pair`].
 //!
 //! ```text
 //!   seed ─▶ generate ─▶ write ─▶ API server ─┬─▶ brain ─▶ backend in network A ─▶ packets ─────┐
@@ -10,8 +10,8 @@
 //! A cluster changes in steps: Services are added, changed and removed, slices move to other Services, the Node gets another
 //! zone, addresses or pod CIDRs, and ServiceCIDRs are added and removed. Half-way, both proxies start again with other flags,
 //! sometimes as the other node of the cluster. After each step, once both sides have reached the same state, the same random
-//! packets are sent in both networks, and datagrams are sent on flows from earlier states ([`open`]). After most states, our
-//! backend is killed or another program edits its rules, and the same packets are sent once more ([`disturb`]).
+//! packets are sent in both networks, and datagrams are sent on flows from earlier states (`open`). After most states, our
+//! backend is killed or another program edits its rules, and the same packets are sent once more (`disturb`).
 //!
 //! Each run uses a new seed and prints it first. `SEED` repeats a run, and `N` is the minimum number of packets. For each packet,
 //! `localnet explain` must report the oracle's outcome. Each difference must match an entry of `docs/differences.md`; any other
@@ -34,6 +34,7 @@ mod question;
 mod random;
 mod report;
 mod run;
+mod scene;
 mod setup;
 mod sticky;
 mod world;
@@ -47,7 +48,7 @@ use std::{
 
 use anyhow::Context as _;
 
-use pair::Pair;
+pub use pair::Pair;
 
 /// With this many returning clients, the chance that all of them get their previous endpoint again, out of several, is below
 /// 10⁻¹².
@@ -55,18 +56,11 @@ const ENOUGH_RETURNED: usize = 40;
 /// The default number of packets of a run.
 const PACKETS: usize = 2000;
 
-#[test]
-fn oracle_nft_backend_and_kube_proxy_agree() -> anyhow::Result<()> {
-    agree(Pair::NFT, 1)
-}
-
-#[test]
-fn oracle_iptables_backend_and_kube_proxy_agree() -> anyhow::Result<()> {
-    Pair::IPTABLES.into_iter().try_for_each(|pair| agree(pair, Pair::IPTABLES.len()))
-}
-
 /// Runs one pair, which sends its part of all packets of a run.
-fn agree(pair: Pair, parts: usize) -> anyhow::Result<()> {
+///
+/// # Errors
+/// Returns an error if there is an unexplained difference, or if a program does not start or does not reach a state.
+pub fn agree(pair: Pair, parts: usize) -> anyhow::Result<()> {
     let who = format!("differential: {:?} and kube-proxy {:?}", pair.backend, pair.mode);
     let started = Instant::now();
     let packets = setting("N")?.map_or(PACKETS, |packets| usize::try_from(packets).unwrap_or(usize::MAX));

@@ -17,7 +17,7 @@ use localnet_proto::Service as Localized;
 use super::{
     ask::{Asked, Seen, Span},
     cluster::Service,
-    run::Scene,
+    scene::Scene,
     world::Side,
 };
 
@@ -155,7 +155,7 @@ impl Known {
 
 /// The port that the packet belongs to.
 fn port(scene: &Scene<'_>, asked: &Asked) -> Option<PortKey> {
-    let packet = asked.question.packet(scene.setup);
+    let packet = scene.setup.packet(&asked.question);
     let to = packet.destination;
     let node_port_addresses = scene.setup.rules(to).node_port_addresses;
     scene.state.services.values().find_map(|service| {

@@ -5,7 +5,6 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use localnet_client::route::Packet;
 use localnet_lab::{
     Namespace, Network, Pod, Protocol,
     topology::{CLIENT, CLIENT_TWO, NODE, NODE_TO_PODS, Place, of_family},
@@ -15,7 +14,6 @@ use super::{
     cluster::{Cluster, Service},
     pools,
     random::Random,
-    setup::Setup,
 };
 
 /// The sender of a packet.
@@ -82,17 +80,6 @@ impl Question {
             Sender::Node => Ok(network.node()),
             Sender::Client | Sender::SecondClient => Ok(network.client()),
         }
-    }
-
-    /// The packet as the oracle sees it, on a node with this setup.
-    pub(crate) fn packet(&self, setup: &Setup) -> Packet {
-        let protocol = match self.protocol {
-            Protocol::Tcp => localnet_proto::Protocol::Tcp,
-            Protocol::Udp => localnet_proto::Protocol::Udp,
-            Protocol::Sctp => localnet_proto::Protocol::Sctp,
-        };
-        let origin = setup.origin(self.sender, self.to.ip());
-        Packet { source: self.source(), destination: self.to.ip(), protocol, port: self.to.port(), origin }
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeSet, fs, net::SocketAddr, process::Command};
 
+use crate::program;
 use anyhow::Context as _;
 use localnet_client::route::Outcome;
-use localnet_e2e::program;
 use serde::Deserialize;
 
 use super::{

@@ -9,8 +9,8 @@ use localnet_client::Snapshot;
 
 use super::{
     alone::alone,
-    cluster::{Cluster, Service, Slice},
-    run::Scene,
+    cluster::{Cluster, Slice},
+    scene::Scene,
 };
 
 /// Slices that have left their Service, by the names of the Service and of the slice.
@@ -85,7 +85,7 @@ fn a_slice_stays_with_its_former_owner_until_it_comes_back_or_goes_from_there() 
         for (slot, slices) in [of_one, of_two].into_iter().enumerate() {
             let slices = slices.iter().map(|name| slice(name)).collect();
             let name = format!("svc-{slot}");
-            let service = Service { name, slices, ..services.next().unwrap() };
+            let service = super::cluster::Service { name, slices, ..services.next().unwrap() };
             cluster.services.insert(u8::try_from(slot).unwrap(), service);
         }
         cluster

@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::PATIENCE;
 use anyhow::Context as _;
 use futures::{TryStreamExt as _, stream};
 use ipnet::IpNet;
@@ -24,7 +25,6 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams, PostParams},
 };
 use localnet_client::Snapshot;
-use localnet_e2e::PATIENCE;
 use localnet_lab::{
     Protocol,
     topology::{Place, SERVICE_CIDRS},
@@ -34,15 +34,12 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use super::{
-    cluster::{Cluster, Kind, NodeFacts, Port, Service, Slice, SliceEndpoint, SlicePort},
+    cluster::{Cluster, Kind, NAMESPACE, NodeFacts, Port, Service, Slice, SliceEndpoint, SlicePort},
     former, pools, say,
 };
 
-pub(crate) const NODE_NAMES: [&str; 2] = ["node-a", "node-b"];
 /// A ServiceCIDR in addition to the one that the API server creates.
 const MORE_SERVICE_CIDRS: &str = "more";
-/// The Kubernetes namespace of all objects.
-pub(crate) const NAMESPACE: &str = "diff";
 const SENTINEL: &str = "sentinel";
 const SENTINEL_IPS: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(172, 30, 0, 250)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0x172, 0x30, 0, 0, 0, 0, 0xfa))];

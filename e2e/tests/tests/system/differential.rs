@@ -1,0 +1,13 @@
+//! The oracle, a backend and kube-proxy agree about random clusters and packets.
+
+use localnet_e2e::differential::{Pair, agree};
+
+#[test]
+fn oracle_nft_backend_and_kube_proxy_agree() -> anyhow::Result<()> {
+    agree(Pair::NFT, 1)
+}
+
+#[test]
+fn oracle_iptables_backend_and_kube_proxy_agree() -> anyhow::Result<()> {
+    Pair::IPTABLES.into_iter().try_for_each(|pair| agree(pair, Pair::IPTABLES.len()))
+}
