@@ -12,7 +12,7 @@ use std::{
 use localnet_proto::ServiceKey;
 use tokio::{sync::Notify, time::Instant};
 
-use crate::cluster::Kind;
+use crate::objects::Kind;
 
 /// The default of `--shrink-hold`: how long missing objects are held.
 pub const HOLD: Duration = Duration::from_secs(300);

@@ -10,9 +10,10 @@ use tokio::{
 };
 
 use crate::{
-    cluster::{Cluster, Event, Kind, Object},
+    cluster::Cluster,
     guard::Guard,
     metrics::Troubles,
+    objects::{Event, Kind, Object},
     pump::{Batch, Origin},
 };
 

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Only [`watch`], `serve`, `health`, `status`, [`events`], [`configured`] and the program do I/O. [`cluster`] and [`localize`] are
-//! synchronous and pure: they return diagnostics, which [`pump`] logs. [`guard`] decides which removals wait, and reads no clock.
+//! synchronous and pure: they return diagnostics, which [`pump`] logs. [`objects`] has the Kubernetes objects that all steps use.
+//! [`guard`] decides which removals wait, and reads no clock.
 
 pub mod args;
 pub mod check;
@@ -21,6 +22,7 @@ pub mod journal;
 pub mod kpng;
 pub mod localize;
 pub mod metrics;
+pub mod objects;
 pub mod pump;
 pub mod run;
 pub mod serve;

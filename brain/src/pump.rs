@@ -17,10 +17,11 @@ use tokio::{
 };
 
 use crate::{
-    cluster::{Cluster, Event},
+    cluster::Cluster,
     feed::Feed,
     intake::Intake,
     localize::{Localized, NodeIps, Reasons},
+    objects::Event,
 };
 
 /// Maximum time for which a change waits to be joined with others. The remaining 10 ms of the target of 20 ms are for
@@ -198,8 +199,9 @@ impl Report {
 mod tests {
     use super::*;
     use crate::{
-        cluster::{Kind, Object, Options},
+        cluster::Options,
         localize::fixtures::service,
+        objects::{Kind, Object},
     };
 
     fn lists(ip: &str) -> Vec<Event> {

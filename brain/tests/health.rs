@@ -11,7 +11,7 @@ use std::{
 };
 
 use localnet_brain::{
-    cluster::{Cluster, Event, Kind, Object, Options as ClusterOptions},
+    cluster::{Cluster, Options as ClusterOptions},
     feed::Feed,
     health::{
         self, HealthzAddress, Options, Servers,
@@ -20,6 +20,7 @@ use localnet_brain::{
         port::{Listening, Port, Status},
     },
     localize::{HealthCheck, Localized},
+    objects::{Event, Kind, Object},
     serve::Reports,
 };
 use localnet_proto::{

@@ -14,8 +14,10 @@ use std::{
 
 use localnet_proto::{Family, Protocol, ServiceKey};
 
-use super::object::{Parsed, ServiceObject};
-use crate::localize::{self, Lost};
+use crate::{
+    localize::{self, Lost},
+    objects::{Parsed, ServiceObject, ServicePort},
+};
 
 /// An address, protocol and port on which packets arrive. NodePorts and ports for health checks have the unspecified address of
 /// their family.
@@ -199,10 +201,7 @@ fn fronts(service: &ServiceObject) -> impl Iterator<Item = (Front, &'static str)
     on_addresses.chain(on_node)
 }
 
-fn ports(
-    service: &ServiceObject,
-    number: fn(&super::ServicePort) -> i32,
-) -> impl Iterator<Item = (Protocol, u16)> + '_ {
+fn ports(service: &ServiceObject, number: fn(&ServicePort) -> i32) -> impl Iterator<Item = (Protocol, u16)> + '_ {
     service.ports.iter().filter_map(move |port| {
         let Parsed::Good(protocol) = port.protocol else { return None };
         Some((protocol, u16::try_from(number(port)).ok().filter(|number| *number != 0)?))

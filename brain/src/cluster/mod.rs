@@ -3,11 +3,7 @@
 //! [`Cluster::handle`] applies an event and marks only the Services that it affects. Once every kind has been listed completely,
 //! [`Cluster::localize`] localizes the marked Services. The cluster stores no results: [`crate::feed`] stores and compares them.
 
-mod address;
 mod claims;
-mod event;
-mod object;
-pub mod reduce;
 #[cfg(test)]
 mod tests;
 
@@ -25,13 +21,9 @@ use localnet_proto::ServiceKey;
 use crate::{
     guard::{self, Lack},
     localize::{self, Here, Localized, NodeIps, ObjectChanges},
+    objects::{Event, Kind, NodeObject, Object, Parsed, ServiceCidrObject, ServiceObject, SliceObject},
 };
 use claims::Claims;
-pub use event::{Event, Kind, Object};
-pub use object::{
-    Conditions, NodeObject, Parsed, ServiceCidrObject, ServiceObject, ServicePort, ServiceType, SliceEndpoint,
-    SliceObject, SlicePort,
-};
 
 /// The configuration of a brain for one node.
 #[derive(Clone, Debug)]

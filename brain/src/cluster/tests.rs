@@ -6,7 +6,10 @@ use localnet_core::Severity;
 use localnet_proto::{Family, Protocol, Service, ServiceKey};
 
 use super::*;
-use crate::localize::fixtures::{addresses, endpoint, service as web, slice};
+use crate::{
+    localize::fixtures::{addresses, endpoint, service as web, slice},
+    objects::{ServiceType, reduce},
+};
 
 fn cluster() -> Cluster {
     Cluster::new(Options::of_node("node-1"))
@@ -179,7 +182,7 @@ fn it_can_be_asked_why_endpoints_are_left_out() {
     let asked = |name: &str| cluster.reasons(&ServiceKey::new("default", name));
     let web = asked("web");
     assert_eq!((web.standing, web.left_out_count, web.slices), (Standing::Served, 1, 1));
-    assert_eq!(web.left_out[0].rule, localize::reasons::Rule::NotServing);
+    assert_eq!(web.left_out[0].rule, localize::Rule::NotServing);
     assert_eq!(asked("other").standing, Standing::OfAnotherProxy);
     assert_eq!(asked("unknown"), localize::Reasons::default());
 }

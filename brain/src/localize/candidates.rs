@@ -23,7 +23,7 @@ use localnet_core::Code;
 use localnet_proto::{Family, Port};
 
 use super::{Here, Skips, special};
-use crate::cluster::{Conditions, Parsed, SliceEndpoint, SliceObject};
+use crate::objects::{Conditions, Parsed, SliceEndpoint, SliceObject};
 
 /// An endpoint of one port.
 #[derive(Clone, Debug, PartialEq)]

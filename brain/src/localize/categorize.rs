@@ -10,10 +10,10 @@ use localnet_proto::{Scopes, Verdict, WhenEmpty};
 use super::{
     Here,
     candidates::Candidate,
-    reasons::Rule,
+    rule::Rule,
     topology::{self, Mode},
 };
-use crate::cluster::{ServiceObject, ServiceType};
+use crate::objects::{ServiceObject, ServiceType};
 
 /// The traffic policies of a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

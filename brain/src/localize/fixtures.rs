@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use localnet_proto::{Family, Protocol};
 
-use crate::cluster::{
+use crate::objects::{
     Conditions, Parsed, ServiceObject, ServicePort, ServiceType, SliceEndpoint, SliceObject, SlicePort,
 };
 

@@ -8,7 +8,7 @@ use localnet_core::Code;
 use localnet_proto::{Family, SourceFilter};
 
 use super::{Here, Lost, Skips, source_ranges, special};
-use crate::cluster::{Parsed, ServiceObject};
+use crate::objects::{Parsed, ServiceObject};
 
 const CLUSTER_IPS: &str = "spec.clusterIPs";
 const EXTERNAL_IPS: &str = "spec.externalIPs";

@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use localnet_proto::{Family, Service};
 
 use super::{Here, Skips, candidates};
-use crate::cluster::{NodeObject, ServiceObject, ServiceType, SliceObject};
+use crate::objects::{NodeObject, ServiceObject, ServiceType, SliceObject};
 
 /// The taint that the autoscaler puts on a Node before it deletes it.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
@@ -85,11 +85,11 @@ pub fn is_eligible(node: &NodeObject) -> bool {
 mod tests {
     use super::*;
     use crate::{
-        cluster::{Conditions, Parsed, SliceEndpoint},
         localize::{
             fixtures::{addresses, endpoint, service, slice},
             service as localize,
         },
+        objects::{Conditions, Parsed, SliceEndpoint},
     };
     use k8s_openapi::api::core::v1::Node;
 

@@ -20,6 +20,7 @@ mod node;
 mod ports;
 mod proxied;
 pub mod reasons;
+mod rule;
 mod source_ranges;
 mod special;
 #[cfg(test)]
@@ -31,7 +32,7 @@ use std::{net::IpAddr, sync::Arc};
 use localnet_core::{Code, Diagnostic, Object, Subject};
 use localnet_proto::{Family, Node, Protocol, Service, ServiceKey, encode};
 
-use crate::cluster::{ServiceObject, SliceObject};
+use crate::objects::{ServiceObject, SliceObject};
 use categorize::Policy;
 pub use front::wanted;
 pub use health::{HEALTH_CHECK_NODE_PORT, HealthCheck, health_check, health_check_port, is_eligible};
@@ -39,6 +40,7 @@ pub use node::{Here, NodeIps, node, node_is_gone};
 pub use ports::NODE_PORTS;
 pub use proxied::is_proxied;
 pub use reasons::{Reasons, Standing};
+pub use rule::Rule;
 pub use topology::{Mode, Reason, Topology};
 
 /// The changes on this node.

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use localnet_core::{Code, Diagnostic, Object, Subject};
 use localnet_proto::{Family, Node};
 
-use crate::cluster::{NodeObject, Parsed, ServiceCidrObject};
+use crate::objects::{NodeObject, Parsed, ServiceCidrObject};
 
 /// Maximum length of each list. Readers limit the size of a message, and no real node needs more.
 const MOST: usize = 1000;
@@ -144,8 +144,8 @@ fn addresses(node: Option<&NodeObject>, chosen: &NodeIps) -> Vec<IpAddr> {
 mod tests {
     use super::*;
     use crate::{
-        cluster::reduce::parsed_cidr,
         localize::fixtures::{addresses, ips},
+        objects::reduce::parsed_cidr,
     };
 
     #[test]

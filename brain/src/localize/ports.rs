@@ -6,7 +6,7 @@ use localnet_core::Code;
 use localnet_proto::{Port, Protocol, WhenEmpty};
 
 use super::{Lost, Skips};
-use crate::cluster::{Parsed, ServiceObject, ServicePort};
+use crate::objects::{Parsed, ServiceObject, ServicePort};
 
 /// The field that names NodePorts, for [`Lost`].
 pub const NODE_PORTS: &str = "spec.ports[].nodePort";

@@ -1,6 +1,6 @@
 //! Decides which Services a node serves: those that have a ClusterIP and belong to this proxy.
 
-use crate::cluster::{ServiceObject, ServiceType};
+use crate::objects::{ServiceObject, ServiceType};
 
 /// Whether the Service is served at all.
 ///

@@ -13,9 +13,11 @@ use super::{
     candidates::{self, Candidates},
     categorize::{self, Policy, Usage},
     front::{self, Front},
-    ports, proxied, special,
+    ports, proxied,
+    rule::Rule,
+    special,
 };
-use crate::cluster::{Conditions, Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject};
+use crate::objects::{Conditions, Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject};
 
 /// Maximum number of ineligible endpoints that are listed. Any further ones are only counted.
 const MOST: usize = 1000;
@@ -86,43 +88,6 @@ pub struct LeftOut {
     pub problem: String,
     /// The remedy.
     pub remedy: &'static str,
-}
-
-/// The reason why an endpoint is not eligible; see `Rule` in `localnetv1.proto`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Rule {
-    /// The endpoint is not ready, and other endpoints are.
-    NotReady,
-    /// The endpoint is terminating, and other endpoints are ready.
-    Terminating,
-    /// No endpoint is ready, and this one is not serving, either.
-    NotServing,
-    /// Its hints name other nodes.
-    OtherNode,
-    /// Its hints name other zones.
-    OtherZone,
-    /// The internal traffic policy is Local, and the endpoint is remote.
-    InternalLocal,
-    /// The external traffic policy is Local, and the endpoint is remote.
-    ExternalLocal,
-    /// The Service does not have the endpoint's family.
-    Family,
-    /// The slice has no port of that name.
-    PortName,
-    /// The slice's port has another protocol.
-    PortProtocol,
-    /// The slice's port has no valid number.
-    PortNumber,
-    /// The slice's address type is neither IPv4 nor IPv6.
-    AddressType,
-    /// The endpoint has no valid address.
-    Address,
-    /// The address is reserved: no endpoint may have it.
-    Reserved,
-    /// Another slice contains the same endpoint.
-    Duplicate,
-    /// The slice belongs to a headless Service.
-    HeadlessSlice,
 }
 
 /// Explains the meaning of a Service on this node. `proxy_name` is the name of this proxy, if it has one.

@@ -10,7 +10,7 @@ use localnet_core::Code;
 use localnet_proto::{Family, SourceFilter};
 
 use super::{Here, Skips};
-use crate::cluster::{Parsed, ServiceObject};
+use crate::objects::{Parsed, ServiceObject};
 
 /// The source filters for the load balancer addresses of a Service.
 pub(super) fn filters(
@@ -56,8 +56,8 @@ fn filter(family: Family, ranges: &[IpNet], load_balancer_ips: &[IpAddr], here: 
 mod tests {
     use super::*;
     use crate::{
-        cluster::reduce::parsed_cidr,
         localize::fixtures::{ips, service},
+        objects::reduce::parsed_cidr,
     };
 
     /// Checks which ranges may connect to which addresses. Arguments: load balancer addresses, source ranges, and the node's

@@ -10,7 +10,7 @@ use super::{
     fixtures::{addresses, endpoint, service as object, slice},
     service, topology,
 };
-use crate::cluster::{Conditions, Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject};
+use crate::objects::{Conditions, Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject};
 
 /// An endpoint in the notation of the tables: the last octet, zone hints and flags. `L`: on this node, `NR`: not ready, `ST`:
 /// serving while terminating, `S`: only serving, `T`: only terminating, `nN`: hinted for a node.
@@ -527,7 +527,7 @@ mod any_object {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::cluster::{ServicePort, SlicePort};
+    use crate::objects::{ServicePort, SlicePort};
 
     fn address() -> impl Strategy<Value = Parsed<IpAddr>> {
         let near = (0u8..4).prop_map(|last| Parsed::Good(IpAddr::from([10, 0, 0, last])));
@@ -570,7 +570,7 @@ mod any_object {
             ServiceObject {
                 cluster_ips, external_ips, load_balancer_ips, ports, internal_local, external_local, kind, health_check_node_port,
                 families: if named { families } else { [].into() },
-                source_ranges: ["10.0.0.0/30", "x", "::/0"].map(crate::cluster::reduce::parsed_cidr).into(),
+                source_ranges: ["10.0.0.0/30", "x", "::/0"].map(crate::objects::reduce::parsed_cidr).into(),
                 ..object("10.96.0.1", &[])
             }
         }

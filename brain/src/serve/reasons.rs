@@ -14,11 +14,8 @@ use tonic::{Request, Response, Status};
 
 use super::ServerState;
 use crate::{
-    cluster::Conditions,
-    localize::{
-        Mode, Reasons, Standing, Topology,
-        reasons::{LeftOut, Rule},
-    },
+    localize::{Mode, Reasons, Rule, Standing, Topology, reasons::LeftOut},
+    objects::Conditions,
 };
 
 /// The handler of `Reasons`.

@@ -14,8 +14,9 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use localnet_brain::{
-    cluster::{Kind, Options},
+    cluster::Options,
     metrics::{Metrics, Trouble},
+    objects::Kind,
     watch::kube::{self as watch, ApiServer, KeepAlive},
 };
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, KeyUsagePurpose};

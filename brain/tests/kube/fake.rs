@@ -15,9 +15,10 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use kube::client::Body;
 use localnet_brain::{
-    cluster::{Event, Kind, Object, Options},
+    cluster::Options,
     feed::Feed,
     metrics::{Metrics, Troubles},
+    objects::{Event, Kind, Object},
     pump::Batch,
     serve::Reports,
     watch::kube::{self as watch, ApiServer},

@@ -11,7 +11,8 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use localnet_brain::{
-    cluster::{Kind, Options},
+    cluster::Options,
+    objects::Kind,
     watch::kube::{self as watch, ApiServer, KeepAlive},
 };
 use rcgen::{CertificateParams, KeyPair};

@@ -1,8 +1,9 @@
 //! Tests of `Reasons`: explanations of Services, and the status of the brain.
 
 use localnet_brain::{
-    cluster::{Cluster, Event, Kind, NodeObject, Object, Options, ServiceObject, SliceObject},
+    cluster::{Cluster, Options},
     localize::NodeIps,
+    objects::{Event, Kind, NodeObject, Object, ServiceObject, SliceObject},
     pump,
 };
 use localnet_proto::wire::{

@@ -15,9 +15,10 @@ use std::{
 use criterion::{BatchSize, Criterion};
 use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
 use localnet_brain::{
-    cluster::{Cluster, Event, Kind, Object, Options},
+    cluster::{Cluster, Options},
     feed::Feed,
     localize::Localized,
+    objects::{Event, Kind, Object},
 };
 use localnet_client::vips::{Config, Detector, NodePortAddresses};
 use localnet_lab::{Network, Topology};

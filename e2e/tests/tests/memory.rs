@@ -22,9 +22,10 @@ use k8s_openapi::{
     api::discovery::v1::EndpointSlice,
 };
 use localnet_brain::{
-    cluster::{Cluster, Event, Kind, Object, Options},
+    cluster::{Cluster, Options},
     feed::Feed,
     localize::NodeIps,
+    objects::{Event, Kind, Object},
     pump,
     serve::{self, Listener, Reports},
 };

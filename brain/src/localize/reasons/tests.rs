@@ -7,13 +7,13 @@ use proptest::prelude::*;
 
 use super::{LeftOut, Reasons, Rule, Standing, reasons};
 use crate::{
-    cluster::{Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject},
     localize::{
         Here, Lost,
         fixtures::{addresses, endpoint, service as object, slice},
         service,
         tests::{Policy, here, row, with_policy},
     },
+    objects::{Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject},
 };
 
 fn explained(object: &ServiceObject, slices: &[SliceObject], here: &Here) -> Reasons {

@@ -5,7 +5,8 @@ use std::{path::Path, sync::Arc};
 use localnet_core::yaml;
 
 use super::{reading, tests::WEB};
-use crate::cluster::{Cluster, Event, Kind, Options};
+use crate::cluster::{Cluster, Options};
+use crate::objects::{Event, Kind};
 
 const MORE: &str = "
 apiVersion: discovery.k8s.io/v1

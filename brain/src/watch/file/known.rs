@@ -28,11 +28,11 @@ use localnet_core::{
 
 use super::{
     folder,
-    look::Stamp,
     open::{self, Refused},
-    reading,
+    problems, reading,
+    stamp::Stamp,
 };
-use crate::cluster::{Event, Kind, Object, ServiceType};
+use crate::objects::{Event, Kind, Object, ServiceType};
 
 /// A file may change twice between two ticks of the clock that stamps it. So a file that changed this shortly before it was read
 /// is read again, whatever its stamp.
@@ -207,10 +207,10 @@ impl Known {
     /// news.
     pub(super) fn read(&self, path: &Path, now: SystemTime) -> Result<News, Vec<Diagnostic>> {
         let (mut news, mut problems) = (News::default(), Vec::new());
-        let paths = folder::files(path, &mut problems).map_err(|error| vec![folder::unreadable(path, &error)])?;
+        let paths = folder::files(path, &mut problems).map_err(|error| vec![problems::unreadable(path, &error)])?;
         news.device = device(path);
         if paths.is_empty() && news.device != self.device && self.files.values().any(File::has_objects) {
-            problems.push(folder::unmounted(path));
+            problems.push(problems::unmounted(path));
         }
         let there: HashSet<&Path> = paths.iter().map(PathBuf::as_path).collect();
         let gone = self.files.keys().filter(|file| !there.contains(&***file));
@@ -224,14 +224,14 @@ impl Known {
             match open::read(&file) {
                 Ok((bytes, stamp)) => match String::from_utf8(bytes) {
                     Ok(text) if known.is_some_and(File::has_objects) && yaml::documents(&text).next().is_none() => {
-                        problems.push(folder::emptied(&file));
+                        problems.push(problems::emptied(&file));
                     }
                     Ok(text) => {
                         let texts = self.texts(&file, &text, known, &mut news, &mut problems);
                         let settled = stamp.is_older_than(now, TICKS);
                         news.files.insert(Arc::clone(&file), Some(File::new(&file, stamp, settled, texts)));
                     }
-                    Err(_) => problems.push(folder::not_text(&file)),
+                    Err(_) => problems.push(problems::not_text(&file)),
                 },
                 // The file was deleted after it was listed. The watch reports its successor.
                 Err(Refused::Failed(error)) if error.kind() == io::ErrorKind::NotFound && *file != *path => {
@@ -239,7 +239,7 @@ impl Known {
                         news.files.insert(file, None);
                     }
                 }
-                Err(refused) => problems.push(folder::refused_file(&file, &refused)),
+                Err(refused) => problems.push(problems::refused(&file, &refused)),
             }
         }
         let twice = self.twice(&news);

@@ -11,9 +11,12 @@ mod fuzz;
 mod hostile;
 mod known;
 mod limits;
+mod load;
 mod look;
 mod open;
+mod problems;
 mod reading;
+mod stamp;
 #[cfg(test)]
 mod tests;
 mod thread;
@@ -21,6 +24,6 @@ mod tree;
 mod watcher;
 mod words;
 
-pub use folder::{Loaded, load};
+pub use load::{Loaded, load};
 pub(crate) use tree::Tree;
 pub use watcher::run;

@@ -19,8 +19,8 @@ use super::{
     watcher::{Pace, run_at},
 };
 use crate::{
-    cluster::{Event, Kind, Object, Parsed},
     metrics::Troubles,
+    objects::{Event, Kind, Object, Parsed},
     pump::Batch,
 };
 

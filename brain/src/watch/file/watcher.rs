@@ -28,11 +28,11 @@ use tokio_util::sync::CancellationToken;
 use super::{
     folder,
     known::{Known, News},
-    look, thread,
+    look, problems, thread,
 };
 use crate::{
-    cluster::Event,
     metrics::Troubles,
+    objects::Event,
     pump::{Batch, Origin},
 };
 
@@ -240,8 +240,8 @@ async fn read(path: &Path, known: &Arc<Known>) -> (u64, Result<News, Vec<Diagnos
     };
     match on_thread(work).await {
         Ok(Some(read)) => read,
-        Ok(None) => (0, Err(vec![folder::crashed(path)])),
-        Err(error) => (0, Err(vec![folder::unreadable(path, &error)])),
+        Ok(None) => (0, Err(vec![problems::crashed(path)])),
+        Err(error) => (0, Err(vec![problems::unreadable(path, &error)])),
     }
 }
 

@@ -38,7 +38,7 @@ use tracing::{info, warn};
 
 use super::{
     connection::{AnyBody, Connection, KeepAlive, connect},
-    trouble,
+    trouble::{self, NoCredentials},
 };
 
 /// Where the configuration comes from.
@@ -299,11 +299,6 @@ impl Configured {
         }
     }
 }
-
-/// There are no credentials for a request.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct NoCredentials(String);
 
 /// A parsed configuration. It has `exec` only if the plugin has to run.
 struct Read {

@@ -21,7 +21,7 @@ use super::{
     watch_health::{TRANSIENT, WatchHealth},
 };
 use crate::{
-    cluster::{Event, Kind, Object},
+    objects::{Event, Kind, Object},
     pump::{Batch, Origin},
 };
 

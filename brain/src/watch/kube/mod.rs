@@ -31,8 +31,9 @@ use self::{
     steps::Selectors,
 };
 use crate::{
-    cluster::{
-        Kind, Object, Options,
+    cluster::Options,
+    objects::{
+        Kind, Object,
         reduce::{HEADLESS, SERVICE_PROXY_NAME},
     },
     pump::Batch,

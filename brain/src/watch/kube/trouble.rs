@@ -5,8 +5,7 @@ use std::error::Error;
 use kube::{client::AuthError, core::Status};
 use localnet_core::Code;
 
-use super::configuration::NoCredentials;
-use crate::cluster::Kind;
+use crate::objects::Kind;
 
 /// A reason why a kind cannot be watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +29,11 @@ pub(super) enum Trouble {
     /// The stream of changes is open, but did not deliver a change of the object of this name.
     Silent(String),
 }
+
+/// There are no credentials for a request.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct NoCredentials(pub(super) String);
 
 impl Trouble {
     pub(super) fn of_request(verb: &'static str, error: &kube::Error) -> Self {

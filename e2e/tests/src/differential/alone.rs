@@ -8,7 +8,8 @@ use k8s_openapi::api::{
     core::v1::{self, Node},
     discovery::v1::EndpointSlice,
 };
-use localnet_brain::cluster::{self, Event, Kind, Object};
+use localnet_brain::cluster;
+use localnet_brain::objects::{Event, Kind, Object};
 use localnet_client::Snapshot;
 use localnet_proto::{Node as NodeState, Service as Localized};
 use serde_json::Value;

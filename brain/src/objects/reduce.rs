@@ -20,11 +20,8 @@ use k8s_openapi::{
 use localnet_proto::{Family, Protocol};
 
 use super::{
-    address,
-    object::{
-        Conditions, NodeObject, Parsed, ServiceCidrObject, ServiceObject, ServicePort, ServiceType, SliceEndpoint,
-        SliceObject, SlicePort,
-    },
+    Conditions, NodeObject, Parsed, ServiceCidrObject, ServiceObject, ServicePort, ServiceType, SliceEndpoint,
+    SliceObject, SlicePort, address,
 };
 
 /// Label of a Service that excludes it from the ordinary service proxy. Its value names the proxy that serves it.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::cluster::object::{NodeObject, ServiceCidrObject, ServiceObject, SliceObject};
+use super::{NodeObject, ServiceCidrObject, ServiceObject, SliceObject};
 
 /// A kind of object that the cluster consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

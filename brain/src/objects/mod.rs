@@ -1,13 +1,19 @@
 //! Kubernetes objects, reduced to the fields that the brain needs.
 //!
-//! [`super::reduce`] reduces an object as soon as it arrives, and the brain keeps nothing else of it. This saves memory, and a
+//! [`reduce`] reduces an object as soon as it arrives, and the brain keeps nothing else of it. This saves memory, and a
 //! change of any other field is not a change. Text that is not a valid address is kept unchanged, so that the code that would use
 //! it can report it.
+
+mod address;
+mod event;
+pub mod reduce;
 
 use std::{net::IpAddr, num::NonZeroI64, sync::Arc};
 
 use ipnet::IpNet;
 use localnet_proto::{Family, ServiceKey};
+
+pub use event::{Event, Kind, Object};
 
 /// A parsed value, or the text that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]

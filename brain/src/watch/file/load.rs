@@ -1,0 +1,33 @@
+//! Reads all files once.
+
+use std::{path::Path, thread::JoinHandle, time::SystemTime};
+
+use localnet_core::Diagnostic;
+
+use super::{known::Known, problems, thread};
+use crate::objects::Event;
+
+/// The content of the files.
+#[derive(Debug, Default, PartialEq)]
+pub struct Loaded {
+    /// One batch: a complete list of each kind.
+    pub events: Vec<Event>,
+    /// Objects without effect: objects of other kinds (the first one of each), slices without a Service, and Services without a
+    /// ClusterIP.
+    pub ignored: Vec<Diagnostic>,
+}
+
+/// Reads a file, or all `.yaml`, `.yml` and `.json` files of a folder, but not of its subfolders. If any file cannot be read,
+/// returns the problems of all files.
+pub fn load(path: &Path) -> Result<Loaded, Vec<Diagnostic>> {
+    let of = path.to_owned();
+    match thread::start(move || Known::default().read(&of, SystemTime::now())).map(JoinHandle::join) {
+        Ok(Ok(read)) => read.map(|news| {
+            let mut known = Known::default();
+            let events = known.take(news);
+            Loaded { events, ignored: known.ignored().into_iter().cloned().collect() }
+        }),
+        Ok(Err(_panic)) => Err(vec![problems::crashed(path)]),
+        Err(error) => Err(vec![problems::unreadable(path, &error)]),
+    }
+}

@@ -1,0 +1,40 @@
+//! The metadata of a file that change with its content.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt as _,
+    path::Path,
+    time::{Duration, SystemTime},
+};
+
+/// The metadata of a file that change with its content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Stamp {
+    device: u64,
+    inode: u64,
+    mode: u32,
+    size: u64,
+    /// Seconds and nanoseconds since 1970.
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    /// The stamp of the file that the path resolves to.
+    pub(super) fn of(path: &Path) -> io::Result<Self> {
+        fs::metadata(path).map(|file| Self::from(&file))
+    }
+
+    /// Whether the last change was at least `age` before `now`. A change in the future was not.
+    pub(super) fn is_older_than(&self, now: SystemTime, age: Duration) -> bool {
+        let Ok(since_1970) = now.duration_since(SystemTime::UNIX_EPOCH) else { return false };
+        let Some(before) = since_1970.checked_sub(age) else { return false };
+        i64::try_from(before.as_secs()).is_ok_and(|before| self.changed.0 < before)
+    }
+}
+
+impl From<&fs::Metadata> for Stamp {
+    fn from(file: &fs::Metadata) -> Self {
+        let changed = (file.ctime(), file.ctime_nsec());
+        Self { device: file.dev(), inode: file.ino(), mode: file.mode(), size: file.size(), changed }
+    }
+}
