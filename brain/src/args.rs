@@ -8,6 +8,7 @@ use localnet_proto::{Address, DEFAULT_ADDRESS};
 
 use crate::{
     cluster,
+    objects::node_name,
     serve::{self, TlsFiles},
     telemetry::{self, LogFormat},
 };
@@ -275,12 +276,6 @@ impl LogArgs {
         let level = self.log_level.as_deref().filter(|level| !level.is_empty()).unwrap_or(config.logging.level());
         telemetry::init(self.log_format.unwrap_or(configured), level)
     }
-}
-
-pub(crate) fn node_name(text: &str) -> Result<String, &'static str> {
-    let name = text.trim().to_lowercase();
-    let good = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
-    if good { Ok(name) } else { Err("not the name of a Node: letters, digits, '-', '.'") }
 }
 
 /// Parses the name of a Node, or `*`.

@@ -14,7 +14,6 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::{
-    Brain,
     events::{Events, NodeEvent},
     feed::Feed,
     health::{
@@ -24,7 +23,7 @@ use crate::{
         port::{Listening, Port, Status},
     },
     localize::NodeIps,
-    serve::Reports,
+    reports::Reports,
     status,
 };
 
@@ -73,11 +72,10 @@ impl Configured {
         current: Current,
         chosen: bool,
         node_ips: watch::Sender<NodeIps>,
-        brain: &Brain,
+        (feed, events): (&Feed, &Events),
         reports: &Reports,
     ) -> anyhow::Result<Self> {
         let config = current.now();
-        let (feed, events) = (brain.feed(), brain.events().clone());
         events.post(NodeEvent::Starting);
         let options = health(&config);
         if config.bind_address_hard_fail {
@@ -87,7 +85,7 @@ impl Configured {
         let servers = Some(health::start(&options, feed, reports, Clock::System));
         let metrics_at = config.metrics_bind_address;
         let status = Some(status::start(metrics_at, current.clone(), feed, reports));
-        let (feed, reports) = (feed.clone(), reports.clone());
+        let (feed, events, reports) = (feed.clone(), events.clone(), reports.clone());
         let complaints = Vec::new();
         Ok(Self { current, node_ips, feed, events, reports, options, servers, metrics_at, status, chosen, complaints })
     }

@@ -10,11 +10,11 @@ use tokio::{
 };
 
 use crate::{
+    batch::{Batch, Origin},
     cluster::Cluster,
     guard::Guard,
     metrics::Troubles,
     objects::{Event, Kind, Object},
-    pump::{Batch, Origin},
 };
 
 /// The label of held removals in [`Troubles`].

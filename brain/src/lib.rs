@@ -8,12 +8,17 @@
 //! Only [`watch`], `serve`, `health`, `status`, [`events`], [`configured`] and the program do I/O. [`cluster`] and [`localize`] are
 //! synchronous and pure: they return diagnostics, which [`pump`] logs. [`objects`] has the Kubernetes objects that all steps use.
 //! [`guard`] decides which removals wait, and reads no clock.
+//!
+//! Modules use each other in one direction. [`run`] is at the top: it connects all of them. [`batch`], [`metrics`] and [`reports`]
+//! are near the bottom, because several modules fill or read them.
 
 pub mod args;
+pub mod batch;
 pub mod check;
 pub mod cluster;
 pub mod configured;
 pub mod events;
+pub mod exposition;
 pub mod feed;
 pub mod guard;
 pub mod health;
@@ -24,6 +29,7 @@ pub mod localize;
 pub mod metrics;
 pub mod objects;
 pub mod pump;
+pub mod reports;
 pub mod run;
 pub mod serve;
 pub mod status;

@@ -5,23 +5,22 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    sync::Arc,
     time::Duration,
 };
 
 use localnet_core::{Diagnostic, Severity};
 use localnet_proto::{Revision, ServiceKey};
 use tokio::{
-    sync::{Notify, mpsc, oneshot, watch},
+    sync::{mpsc, oneshot, watch},
     time::Instant,
 };
 
 use crate::{
+    batch::Batch,
     cluster::Cluster,
     feed::Feed,
     intake::Intake,
     localize::{Localized, NodeIps, Reasons},
-    objects::Event,
 };
 
 /// Maximum time for which a change waits to be joined with others. The remaining 10 ms of the target of 20 ms are for
@@ -30,39 +29,6 @@ const JOIN: Duration = Duration::from_millis(10);
 
 /// Maximum number of queued questions. Each costs as much as localizing its Service again.
 const QUESTIONS: usize = 16;
-
-/// Events that take effect together.
-#[derive(Debug)]
-pub struct Batch {
-    /// The events.
-    pub events: Vec<Event>,
-    /// When the source received the events. Latency metrics count from this time.
-    pub since: Instant,
-    /// How the source learned of the events.
-    pub origin: Origin,
-}
-
-/// How a source learned of the events of a batch.
-#[derive(Clone, Debug)]
-pub enum Origin {
-    /// It received each change by itself.
-    Changes,
-    /// It has read files again. Deletions are objects that the files no longer contain.
-    Reread,
-    /// Lists and watches of an API server.
-    ApiServer {
-        /// Requests another list of this kind.
-        relist: Arc<Notify>,
-        /// Objects of the list that cannot be decoded. The cluster keeps their previous versions.
-        unreadable: Vec<ServiceKey>,
-    },
-}
-
-impl From<Vec<Event>> for Batch {
-    fn from(events: Vec<Event>) -> Self {
-        Self { events, since: Instant::now(), origin: Origin::Changes }
-    }
-}
 
 /// A question about a Service, and the sender of its answer.
 #[derive(Debug)]
@@ -201,7 +167,7 @@ mod tests {
     use crate::{
         cluster::Options,
         localize::fixtures::service,
-        objects::{Kind, Object},
+        objects::{Event, Kind, Object},
     };
 
     fn lists(ip: &str) -> Vec<Event> {

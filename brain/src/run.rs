@@ -13,6 +13,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
     args::{Arguments, Source},
+    batch::Batch,
     cluster::{self, Cluster},
     configured::{self, Configured},
     events::Events,
@@ -20,9 +21,10 @@ use crate::{
     journal,
     localize::NodeIps,
     metrics::Metrics,
-    pump::{self, Batch, Questions},
-    serve::{self, Listener, Reports},
-    views::{Allowed, Views},
+    pump::{self, Questions},
+    reports::Reports,
+    serve::{self, Listener},
+    views::{Allowed, Started, Views},
     watch::{file, kube},
 };
 
@@ -69,6 +71,12 @@ impl Brain {
     /// Resolves when the source has failed permanently. Sources retry most failures, so this is rare.
     pub async fn failed(&mut self) -> anyhow::Error {
         failed(&mut self.work).await
+    }
+}
+
+impl From<Brain> for Started {
+    fn from(mut brain: Brain) -> Self {
+        Self { feed: brain.feed.clone(), failed: Box::pin(async move { brain.failed().await }) }
     }
 }
 
@@ -160,7 +168,7 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     brain.post_warnings(&reports);
     let chosen = running.has_file();
     let (current, mut following) = running.follow();
-    let mut configured = Configured::start(current, chosen, node_ips, &brain, &reports)?;
+    let mut configured = Configured::start(current, chosen, node_ips, (brain.feed(), brain.events()), &reports)?;
     let stop = CancellationToken::new();
     let state = serve::ServerState { views, reports, questions: brain.questions().clone() };
     let served = serve::run(listeners, state, stop.clone().cancelled_owned());
@@ -183,7 +191,7 @@ fn views(own: Feed, allowed: &[String], source: Source, options: cluster::Option
         let (source, options) = (Arc::clone(&source), cluster::Options { node_name, ..options.clone() });
         // The configuration selects addresses of this node only.
         let (_, node_ips) = watch::channel(NodeIps::default());
-        Box::pin(async move { start(&source, options, node_ips).await })
+        Box::pin(async move { start(&source, options, node_ips).await.map(Started::from) })
     })
 }
 

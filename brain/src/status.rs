@@ -2,7 +2,7 @@
 //!
 //! | path | content |
 //! |---|---|
-//! | `/metrics` | [`crate::metrics`] |
+//! | `/metrics` | [`crate::exposition`] |
 //! | `/metrics/slis` | the number and the result of requests to `/healthz` on this server |
 //! | `/healthz` | `ok`, because the process answers; the health of the node is at `healthzBindAddress` |
 //! | `/proxyMode` | the mode of the backend that reports, or the configured mode if none does |
@@ -29,14 +29,14 @@ use localnet_config_file::Current;
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
+    exposition,
     feed::Feed,
     health::{
         answer::{self, Answer},
         crashed,
         port::{self, Port, Retry},
     },
-    metrics,
-    serve::Reports,
+    reports::Reports,
 };
 
 /// The key of the configuration in `/configz`: its API group.
@@ -124,10 +124,10 @@ impl Pages {
     fn answer(&self, path: &str) -> Answer {
         match path {
             "/metrics" => answer::of_type(
-                metrics::CONTENT_TYPE,
-                self.feed.metrics().text(&self.feed.state(), &self.reports.all()),
+                exposition::CONTENT_TYPE,
+                exposition::text(self.feed.metrics(), &self.feed.state(), &self.reports.all()),
             ),
-            "/metrics/slis" => answer::of_type(metrics::CONTENT_TYPE, self.slis()),
+            "/metrics/slis" => answer::of_type(exposition::CONTENT_TYPE, self.slis()),
             "/healthz" | "/healthz/ping" => {
                 self.checks.fetch_add(1, Ordering::Relaxed);
                 answer::unsniffed(TEXT, "ok")

@@ -16,13 +16,21 @@ use tokio::{sync::Mutex, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::{args::node_name, feed::Feed, run::Brain};
+use crate::{feed::Feed, objects::node_name};
 
 /// Maximum number of open views of other nodes. Each costs as much as a brain.
 const MAX_OTHERS: usize = 64;
 
+/// A brain of another node.
+pub struct Started {
+    /// The feed of the node.
+    pub feed: Feed,
+    /// Resolves when the brain has failed. Dropping it stops the brain.
+    pub failed: BoxFuture<'static, anyhow::Error>,
+}
+
 /// Starts a brain for a node.
-type Open = Box<dyn Fn(String) -> BoxFuture<'static, anyhow::Result<Brain>> + Send + Sync>;
+type Open = Box<dyn Fn(String) -> BoxFuture<'static, anyhow::Result<Started>> + Send + Sync>;
 
 /// The views. Clones share them.
 #[derive(Clone)]
@@ -86,7 +94,7 @@ impl Views {
     pub fn with_others(
         own: Feed,
         allowed: Allowed,
-        open: impl Fn(String) -> BoxFuture<'static, anyhow::Result<Brain>> + Send + Sync + 'static,
+        open: impl Fn(String) -> BoxFuture<'static, anyhow::Result<Started>> + Send + Sync + 'static,
     ) -> Self {
         Self(Arc::new(Inner { own, allowed, open: Some(Box::new(open)), opened: Mutex::default() }))
     }
@@ -142,11 +150,11 @@ struct Opened {
 }
 
 impl Opened {
-    fn of(mut brain: Brain, node: String) -> Self {
-        let (feed, failed) = (brain.feed().clone(), CancellationToken::new());
+    fn of(brain: Started, node: String) -> Self {
+        let (Started { feed, failed: failing }, failed) = (brain, CancellationToken::new());
         let ended = failed.clone();
         let task = tokio::spawn(async move {
-            let error = brain.failed().await;
+            let error = failing.await;
             warn!(node, error = format!("{error:#}"), "the view of another node has failed");
             ended.cancel();
         });

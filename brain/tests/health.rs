@@ -21,7 +21,7 @@ use localnet_brain::{
     },
     localize::{HealthCheck, Localized},
     objects::{Event, Kind, Object},
-    serve::Reports,
+    reports::Reports,
 };
 use localnet_proto::{
     ServiceKey,

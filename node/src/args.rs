@@ -7,8 +7,9 @@ use clap::{Parser, ValueEnum};
 use localnet_brain::{
     args::{LogArgs, SourceArgs},
     configured::{self, Configured},
+    reports::Reports,
     run::start,
-    serve::{self, Listener, Reports},
+    serve::{self, Listener},
 };
 use localnet_client::{Backend, Options, args::terminated, program, vips::flags::ConfigArgs};
 use localnet_config::{Config, Mode};
@@ -149,7 +150,8 @@ async fn run_with<B: Backend>(
     brain.post_warnings(&reports);
     let chosen = running.has_file();
     let (current, mut following) = running.follow();
-    let mut configured = Configured::start(current.clone(), chosen, node_ips, &brain, &reports)?;
+    let mut configured =
+        Configured::start(current.clone(), chosen, node_ips, (brain.feed(), brain.events()), &reports)?;
     let stop = CancellationToken::new();
     let state = serve::ServerState {
         views: brain.feed().clone().into(),

@@ -1,6 +1,6 @@
 //! `FeedSource`: the feed of a brain in the same process, as a [`Source`].
 
-use localnet_brain::{feed::Feed, serve::Reports};
+use localnet_brain::{feed::Feed, reports::Reports};
 use localnet_client::{Report, Revision, Source, SourceError};
 use localnet_proto::Update;
 

@@ -13,7 +13,7 @@ use localnet_proto::ServiceKey;
 use tokio::{sync::mpsc, task::JoinSet, time};
 use tracing::{debug, warn};
 
-use crate::{serve::Reports, watch::kube::ApiServer};
+use crate::{reports::Reports, watch::kube::ApiServer};
 
 /// Maximum number of events that wait to be posted.
 const QUEUE: usize = 64;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tokio::sync::watch;
 
 use super::{Events, NodeEvent};
-use crate::serve::Received;
+use crate::reports::Received;
 
 /// Maximum number of different warnings. Backends have a handful.
 const MAX_WARNINGS: usize = 64;

@@ -44,7 +44,7 @@ use self::{
 use crate::{
     feed::{Feed, HealthFacts},
     metrics::Metrics,
-    serve::{Received, Reports},
+    reports::{Received, Reports},
 };
 
 /// The default port of `/healthz`, as in kube-proxy.

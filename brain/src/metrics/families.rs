@@ -1,12 +1,9 @@
-//! Metrics that are computed for each scrape, from the newest state and the latest report of each backend.
+//! Families of metrics that are computed for each scrape.
 
-use std::collections::BTreeMap;
+use localnet_proto::Family;
+use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 
-use localnet_proto::{Family, wire::Attempts};
-use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
-
-use super::{family, name};
-use crate::{feed::State, serve::Received};
+use super::name;
 
 /// `kubeproxy_sync_proxy_rules_…_changes_pending`.
 pub(super) fn pending(services: u64, slices: u64) -> [MetricFamily; 2] {
@@ -24,40 +21,6 @@ pub(super) fn pending(services: u64, slices: u64) -> [MetricFamily; 2] {
     ]
 }
 
-/// The metrics of the newest state.
-pub(super) fn of_state(state: &State) -> Vec<MetricFamily> {
-    let counts = state.counts();
-    let without = [("external", counts.without_external), ("internal", counts.without_internal)];
-    let without = without.iter().flat_map(|(policy, counts)| {
-        Family::BOTH.into_iter().zip(counts).map(move |(family, count)| {
-            (vec![("ip_family", name(family)), ("traffic_policy", *policy)], f64::from(*count))
-        })
-    });
-    vec![
-        gauge(
-            "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
-            "Service ports with traffic policy Local that have endpoints, but none on this node.",
-            without.collect(),
-        ),
-        gauge(
-            "localnet_revision",
-            "Newest revision of the state that the brain serves.",
-            vec![(vec![], state.revision().rev as f64)],
-        ),
-        gauge("localnet_services", "Services that this node serves.", vec![(vec![], state.len() as f64)]),
-        gauge(
-            "localnet_endpoints",
-            "Endpoints of the Services that this node serves.",
-            vec![(vec![], f64::from(counts.endpoints))],
-        ),
-        gauge(
-            "localnet_build_info",
-            "Always 1; the label names the version of the brain.",
-            vec![(vec![("version", env!("CARGO_PKG_VERSION"))], 1.0)],
-        ),
-    ]
-}
-
 /// The lag of each backend, in seconds.
 pub(super) fn behind<'a>(parts: impl Iterator<Item = (&'a str, Family, f64)>) -> MetricFamily {
     let values = parts.map(|(backend, family, age)| (vec![("backend", backend), ("ip_family", name(family))], age));
@@ -68,151 +31,11 @@ pub(super) fn behind<'a>(parts: impl Iterator<Item = (&'a str, Family, f64)>) ->
     )
 }
 
-/// The metrics of the backends' reports.
-pub(super) fn of_reports(reports: &BTreeMap<String, Received>) -> Vec<MetricFamily> {
-    let (mut full, mut partial) = ([Total::default(), Total::default()], [Total::default(), Total::default()]);
-    let (mut revisions, mut failures, mut skipped) = (Vec::new(), Vec::new(), Vec::new());
-    let mut repairs = Vec::new();
-    let (mut nftables, mut iptables, mut partly) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut looks, mut ended) = ([Total::default(), Total::default()], [None; 2]);
-    let (mut rules, mut written) = (Vec::new(), Vec::new());
-    for (backend, Received { report, .. }) in reports {
-        repairs.push((vec![("backend", backend.as_str())], report.repairs as f64));
-        skipped.push((vec![("backend", backend.as_str())], f64::from(report.skipped_count)));
-        for said in &report.families {
-            let Some(family) = family(said.family()) else { continue };
-            let place = usize::from(family == Family::V6);
-            full[place].add(said.full.as_ref());
-            partial[place].add(said.partial.as_ref());
-            let labels = vec![("backend", backend.as_str()), ("ip_family", name(family))];
-            revisions.push((labels.clone(), said.applied_rev as f64));
-            failures.push((labels, said.failures as f64));
-            // The metric has the name that kube-proxy's modes use.
-            let of_mode = (vec![("ip_family", name(family))], said.failures as f64);
-            match backend.as_str() {
-                "nft" => nftables.push(of_mode),
-                "iptables" => {
-                    iptables.push(of_mode);
-                    partly.push((vec![("ip_family", name(family))], said.partial_failures as f64));
-                }
-                _ => {}
-            }
-            if let Some(flows) = &said.flows {
-                looks[place].add(flows.took.as_ref());
-                *ended[place].get_or_insert(0) += flows.ended;
-            }
-            for count in &said.rules {
-                let labels = vec![("ip_family", name(family)), ("table", count.table.as_str())];
-                rules.push((labels.clone(), count.total as f64));
-                written.push((labels, count.last as f64));
-            }
-        }
-    }
-    let both = [0, 1].map(|place| full[place].and(&partial[place]));
-    let ended = Family::BOTH.into_iter().zip(ended);
-    let ended = ended.filter_map(|(family, ended)| Some((vec![("ip_family", name(family))], ended? as f64)));
-    let mut families = vec![
-        histogram(
-            "kubeproxy_sync_proxy_rules_duration_seconds",
-            "Seconds that backends took for each attempt to apply a revision.",
-            &both,
-        ),
-        histogram(
-            "kubeproxy_sync_full_proxy_rules_duration_seconds",
-            "Seconds that backends took for each attempt to apply the full state.",
-            &full,
-        ),
-        histogram(
-            "kubeproxy_sync_partial_proxy_rules_duration_seconds",
-            "Seconds that backends took for each attempt to apply only the changes.",
-            &partial,
-        ),
-        gauge("localnet_backend_revision", "Newest revision that the backend has applied.", revisions),
-        counter(
-            "localnet_backend_failures_total",
-            "Failed attempts of the backend to apply a revision; it retries each.",
-            failures,
-        ),
-        counter(
-            "localnet_backend_repairs_total",
-            "Repairs by the backend, each after another process changed or deleted what it had programmed.",
-            repairs,
-        ),
-        gauge(
-            "localnet_backend_skipped",
-            "Parts of Services that the backend does not program; its log names them.",
-            skipped,
-        ),
-        counter(
-            "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
-            "Failed attempts to apply a revision to nf_tables.",
-            nftables,
-        ),
-        counter(
-            "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
-            "Failed runs of iptables-restore.",
-            iptables,
-        ),
-        counter(
-            "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total",
-            "Failed runs of iptables-restore that wrote only the changes.",
-            partly,
-        ),
-        gauge("kubeproxy_sync_proxy_rules_iptables_total", "Rules that the iptables backend has in the table.", rules),
-        gauge(
-            "kubeproxy_sync_proxy_rules_iptables_last",
-            "Rules that the last run of iptables-restore wrote.",
-            written,
-        ),
-        histogram(
-            "kubeproxy_conntrack_reconciler_sync_duration_seconds",
-            "Seconds that backends took for each search for stale flows, which are pinned to endpoints that no longer serve.",
-            &looks,
-        ),
-        counter(
-            "kubeproxy_conntrack_reconciler_deleted_entries_total",
-            "Stale flows that backends have deleted from connection tracking.",
-            ended.collect(),
-        ),
-    ];
-    families.retain(|family| !family.get_metric().is_empty());
-    families
-}
+/// Labels and their values.
+pub(crate) type Labels<'a> = Vec<(&'static str, &'a str)>;
 
-/// The upper limits of the buckets of `Attempts`, in seconds.
-fn limits() -> impl Iterator<Item = f64> {
-    (0..LIMITS).map(|place| f64::from(1_u32 << place) / 1000.0)
-}
-
-const LIMITS: usize = 15;
-
-/// The sum of the attempts of all backends.
-#[derive(Clone, Debug, Default)]
-struct Total {
-    counts: [u64; LIMITS + 1],
-    micros: u64,
-    reported: bool,
-}
-
-impl Total {
-    fn add(&mut self, attempts: Option<&Attempts>) {
-        let Some(Attempts { counts, sum_micros }) = attempts else { return };
-        for (total, count) in self.counts.iter_mut().zip(counts) {
-            *total = total.saturating_add(*count);
-        }
-        self.micros = self.micros.saturating_add(*sum_micros);
-        self.reported = true;
-    }
-
-    fn and(&self, other: &Self) -> Self {
-        let counts = std::array::from_fn(|place| self.counts[place].saturating_add(other.counts[place]));
-        Self { counts, micros: self.micros.saturating_add(other.micros), reported: self.reported || other.reported }
-    }
-}
-
-type Labels<'a> = Vec<(&'static str, &'a str)>;
-
-fn labels(labels: Labels<'_>) -> Vec<LabelPair> {
+/// The labels as Prometheus has them.
+pub(crate) fn labels(labels: Labels<'_>) -> Vec<LabelPair> {
     let pair = |(name, value): (&str, &str)| {
         let mut pair = LabelPair::default();
         pair.set_name(name.to_owned());
@@ -222,7 +45,8 @@ fn labels(labels: Labels<'_>) -> Vec<LabelPair> {
     labels.into_iter().map(pair).collect()
 }
 
-fn of_type(kind: MetricType, name: &str, help: &str, metrics: Vec<Metric>) -> MetricFamily {
+/// A family of any type.
+pub(crate) fn of_type(kind: MetricType, name: &str, help: &str, metrics: Vec<Metric>) -> MetricFamily {
     let mut family = MetricFamily::default();
     family.set_name(name.to_owned());
     family.set_help(help.to_owned());
@@ -232,7 +56,7 @@ fn of_type(kind: MetricType, name: &str, help: &str, metrics: Vec<Metric>) -> Me
 }
 
 /// A family of gauges.
-pub(super) fn gauge(name: &str, help: &str, values: Vec<(Labels<'_>, f64)>) -> MetricFamily {
+pub(crate) fn gauge(name: &str, help: &str, values: Vec<(Labels<'_>, f64)>) -> MetricFamily {
     let metric = |(of, value)| {
         let mut gauge = Gauge::default();
         gauge.set_value(value);
@@ -244,7 +68,7 @@ pub(super) fn gauge(name: &str, help: &str, values: Vec<(Labels<'_>, f64)>) -> M
 }
 
 /// A family of counters.
-pub(super) fn counter(name: &str, help: &str, values: Vec<(Labels<'_>, f64)>) -> MetricFamily {
+pub(crate) fn counter(name: &str, help: &str, values: Vec<(Labels<'_>, f64)>) -> MetricFamily {
     let metric = |(of, value)| {
         let mut counter = Counter::default();
         counter.set_value(value);
@@ -253,26 +77,4 @@ pub(super) fn counter(name: &str, help: &str, values: Vec<(Labels<'_>, f64)>) ->
         metric
     };
     of_type(MetricType::COUNTER, name, help, values.into_iter().map(metric).collect())
-}
-
-fn histogram(of: &str, help: &str, totals: &[Total; 2]) -> MetricFamily {
-    let reported = Family::BOTH.into_iter().zip(totals).filter(|(_, total)| total.reported);
-    let metric = |(family, total): (Family, &Total)| {
-        let mut sum = 0;
-        let buckets = limits().zip(total.counts).map(|(limit, count)| {
-            sum += count;
-            let mut bucket = Bucket::default();
-            bucket.set_upper_bound(limit);
-            bucket.set_cumulative_count(sum);
-            bucket
-        });
-        let mut histogram = Histogram::default();
-        histogram.set_bucket(buckets.collect());
-        histogram.set_sample_count(total.counts.iter().sum());
-        histogram.set_sample_sum(std::time::Duration::from_micros(total.micros).as_secs_f64());
-        let mut metric = Metric::from_label(labels(vec![("ip_family", name(family))]));
-        metric.set_histogram(histogram);
-        metric
-    };
-    of_type(MetricType::HISTOGRAM, of, help, reported.map(metric).collect())
 }

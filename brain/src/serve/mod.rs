@@ -43,10 +43,9 @@ use self::{connection::Refusals, quota::Peers, routes::Routes, stall::Stalls};
 pub use self::{
     listen::{Listener, Options},
     names::{BadName, Name},
-    reports::{Received, Reports},
     tls::TlsFiles,
 };
-use crate::{feed::Feed, pump::Questions, throttle::Throttle, views::Views};
+use crate::{feed::Feed, pump::Questions, reports::Reports, throttle::Throttle, views::Views};
 
 /// Pause after a failed accept, for instance when the process has no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

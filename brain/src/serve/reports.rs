@@ -1,91 +1,9 @@
-//! The `Backends` service: keeps the latest report of each backend in memory.
-
-use std::{collections::BTreeMap, sync::Arc};
+//! The `Backends` service: records the reports of backends.
 
 use localnet_proto::wire::{BackendReport, BackendReportReply, backends_server::Backends};
-use tokio::{sync::watch, time::Instant};
 use tonic::{Request, Response, Status};
 
-use crate::throttle::Throttle;
-
-/// Maximum number of backends to remember. A node has a handful; more names than this are a fault or an attack, which must
-/// not lock out the real backends.
-const MAX_BACKENDS: usize = 64;
-/// Maximum length of a backend's name, in bytes.
-const MAX_NAME: usize = 253;
-
-/// A report and the time at which it was received.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Received {
-    /// The report.
-    pub report: BackendReport,
-    /// When the brain received it.
-    pub at: Instant,
-}
-
-/// The latest report of each backend, by name. Clones share the reports.
-#[derive(Clone, Debug)]
-pub struct Reports {
-    received: Arc<watch::Sender<BTreeMap<String, Received>>>,
-    evictions: Throttle,
-}
-
-impl Default for Reports {
-    fn default() -> Self {
-        Self { received: Arc::new(watch::Sender::default()), evictions: Throttle::default() }
-    }
-}
-
-/// Why a report was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadReport {
-    /// The name of the backend is missing or invalid.
-    #[error("Backend is empty, longer than {MAX_NAME} bytes, or contains control characters")]
-    Name,
-}
-
-impl Reports {
-    /// Stores `report` in place of the backend's previous one. If there are too many backends, the one whose report is oldest
-    /// is forgotten.
-    ///
-    /// # Errors
-    /// Returns an error if the report's name is invalid.
-    pub fn record(&self, report: BackendReport) -> Result<(), BadReport> {
-        let name = report.backend.clone();
-        if name.is_empty() || name.len() > MAX_NAME || name.contains(char::is_control) {
-            return Err(BadReport::Name);
-        }
-        self.received.send_modify(|reports| {
-            let oldest = reports.iter().min_by_key(|(_, received)| received.at).map(|(name, _)| name.clone());
-            if let Some(oldest) = oldest.filter(|_| reports.len() >= MAX_BACKENDS && !reports.contains_key(&name)) {
-                if let Some(others) = self.evictions.pass() {
-                    tracing::warn!(
-                        backend = %oldest, by = %name, others,
-                        "more than {MAX_BACKENDS} backends have reported; forgetting the one with the oldest report: give a backend the same name each time"
-                    );
-                }
-                reports.remove(&oldest);
-            }
-            reports.insert(name, Received { report, at: Instant::now() });
-        });
-        Ok(())
-    }
-
-    /// The latest report of each backend, by name.
-    pub fn all(&self) -> BTreeMap<String, Received> {
-        self.received.borrow().clone()
-    }
-
-    /// The latest report of one backend.
-    pub fn last(&self, backend: &str) -> Option<Received> {
-        self.received.borrow().get(backend).cloned()
-    }
-
-    /// The latest report of each backend, by name. The receiver is notified of each new report.
-    pub fn subscribe(&self) -> watch::Receiver<BTreeMap<String, Received>> {
-        self.received.subscribe()
-    }
-}
+use crate::reports::{BadReport, Reports};
 
 #[tonic::async_trait]
 impl Backends for Reports {
@@ -94,44 +12,5 @@ impl Backends for Reports {
             Ok(()) => Ok(Response::new(BackendReportReply {})),
             Err(bad @ BadReport::Name) => Err(Status::invalid_argument(bad.to_string())),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn report(backend: &str, rev: u64) -> BackendReport {
-        BackendReport { backend: backend.to_owned(), rev, ..BackendReport::default() }
-    }
-
-    #[tokio::test]
-    async fn the_latest_report_of_each_backend_is_kept() {
-        let reports = Reports::default();
-        let mut notices = reports.subscribe();
-        for (backend, rev) in [("nft", 1), ("ipvs", 1), ("nft", 2)] {
-            reports.record(report(backend, rev)).unwrap();
-        }
-        assert!(notices.has_changed().unwrap());
-        assert_eq!(notices.borrow_and_update()["nft"].report, report("nft", 2));
-        assert_eq!(reports.last("ipvs").unwrap().report, report("ipvs", 1));
-        assert_eq!(reports.last("iptables"), None);
-        assert_eq!(reports.all().into_keys().collect::<Vec<_>>(), ["ipvs", "nft"]);
-    }
-
-    #[tokio::test]
-    async fn memory_for_reports_is_bounded() {
-        let reports = Reports::default();
-        assert_eq!(reports.record(report("", 1)), Err(BadReport::Name));
-        assert_eq!(reports.record(report(&"x".repeat(MAX_NAME + 1), 1)), Err(BadReport::Name));
-        for number in 0..MAX_BACKENDS {
-            reports.record(report(&number.to_string(), 1)).unwrap();
-        }
-        // A peer that reports under new names evicts silent backends only.
-        reports.record(report("0", 2)).unwrap();
-        reports.record(report("one more", 1)).unwrap();
-        assert_eq!((reports.all().len(), reports.last("1")), (MAX_BACKENDS, None));
-        assert_eq!(reports.last("0").unwrap().report, report("0", 2));
-        assert_eq!(reports.record(report("\x1b[2J", 1)), Err(BadReport::Name));
     }
 }

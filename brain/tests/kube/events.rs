@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use kube::client::Body;
-use localnet_brain::{events::Events, serve::Reports, watch::kube::ApiServer};
+use localnet_brain::{events::Events, reports::Reports, watch::kube::ApiServer};
 use localnet_proto::wire::{BackendReport, BackendWarning};
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, task::JoinSet};

@@ -15,12 +15,13 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use kube::client::Body;
 use localnet_brain::{
+    batch::Batch,
     cluster::Options,
+    exposition::text,
     feed::Feed,
     metrics::{Metrics, Troubles},
     objects::{Event, Kind, Object},
-    pump::Batch,
-    serve::Reports,
+    reports::Reports,
     watch::kube::{self as watch, ApiServer},
 };
 use serde_json::{Value, json};
@@ -238,7 +239,7 @@ impl Fake {
 
     /// The value of a metric.
     pub(crate) fn metric(&self, series: &str) -> Option<f64> {
-        let text = self.metrics.text(&Feed::new(1).state(), &Reports::default().all());
+        let text = text(&self.metrics, &Feed::new(1).state(), &Reports::default().all());
         text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
     }
 

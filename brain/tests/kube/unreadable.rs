@@ -27,7 +27,7 @@ async fn an_undecodable_object_of_a_list_is_named_and_the_others_are_applied() {
     fake.request(Kind::Service).await.list(&[service("a", "1"), unreadable("b", "2"), service("c", "3")], "5");
     let batch = soon(fake.events.recv()).await.unwrap();
     assert_eq!(batch.events.iter().map(brief).collect::<Vec<_>>(), ["=a,c"]);
-    let localnet_brain::pump::Origin::ApiServer { unreadable, .. } = batch.origin else { panic!("{batch:?}") };
+    let localnet_brain::batch::Origin::ApiServer { unreadable, .. } = batch.origin else { panic!("{batch:?}") };
     assert_eq!(unreadable, [localnet_proto::ServiceKey::new("default", "b")]);
     let words = ["Service default/b: spec.ports[0].port: ", "expected i32; skipped", "correct the field"];
     let problem = fake.trouble(OF).unwrap();

@@ -7,7 +7,8 @@ use localnet_brain::{
     feed::Feed,
     localize::Localized,
     pump::{self, Asked},
-    serve::{self, Listener, Options, Reports, ServerState},
+    reports::Reports,
+    serve::{self, Listener, Options, ServerState},
 };
 use localnet_proto::{
     Address, Node, Port, Protocol, Revision, Service, ServiceKey, Update, WhenEmpty,

@@ -3,7 +3,10 @@
 use std::{fs, path::PathBuf, sync::Arc};
 
 use hyper_util::rt::TokioIo;
-use localnet_brain::serve::{Listener, Options, TlsFiles};
+use localnet_brain::{
+    exposition,
+    serve::{Listener, Options, TlsFiles},
+};
 use localnet_proto::{
     Address, Revision,
     wire::{NextFilter, endpoints_client::EndpointsClient},
@@ -253,7 +256,7 @@ async fn errors_name_the_unusable_file() {
 async fn a_metric_has_the_expiry_of_the_certificate() {
     let pki = Pki::new();
     let server = Server::tcp(&pki.options()).await;
-    let text = || server.feed.metrics().text(&server.feed.state(), &server.reports.all());
+    let text = || exposition::text(server.feed.metrics(), &server.feed.state(), &server.reports.all());
     // rcgen's default expiry: 1 January 4096.
     let metric = "localnet_server_certificate_expiration_timestamp_seconds";
     let expected = format!("{metric} 67090118400\n");
@@ -264,5 +267,5 @@ async fn a_metric_has_the_expiry_of_the_certificate() {
     })
     .await;
     let without = Server::unix().await;
-    assert!(!without.feed.metrics().text(&without.feed.state(), &without.reports.all()).contains(metric));
+    assert!(!exposition::text(without.feed.metrics(), &without.feed.state(), &without.reports.all()).contains(metric));
 }

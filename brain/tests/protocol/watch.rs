@@ -2,14 +2,15 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use futures::FutureExt as _;
+use futures::{FutureExt as _, TryFutureExt as _};
 use localnet_brain::{
     cluster::Options,
     localize::{Localized, NodeIps},
     pump,
-    serve::{self, Listener, Reports, ServerState},
+    reports::Reports,
+    serve::{self, Listener, ServerState},
     start,
-    views::{Allowed, Views},
+    views::{Allowed, Started, Views},
 };
 use localnet_proto::{
     Address,
@@ -244,7 +245,9 @@ async fn of_two_nodes(allowed: &[&str]) -> (Channel, Arc<TempDir>) {
     };
     let own = open("node-a".to_owned()).await.unwrap();
     let allowed: Vec<String> = allowed.iter().map(ToString::to_string).collect();
-    let views = Views::with_others(own.feed().clone(), Allowed::new(&allowed), move |name| open(name).boxed());
+    let views = Views::with_others(own.feed().clone(), Allowed::new(&allowed), move |name| {
+        open(name).map_ok(Started::from).boxed()
+    });
     let address = Address::Unix(folder.path().join("brain.sock"));
     let listener = Listener::bind(&address, &Default::default()).await.unwrap();
     tokio::spawn(async move {

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use anyhow::Context as _;
-use localnet_brain::{feed::Feed, localize::Localized, serve::Reports};
+use localnet_brain::{exposition::text, feed::Feed, localize::Localized, reports::Reports};
 use localnet_proto::wire::{Attempts, BackendReport, FamilyReport, IpFamily};
 use serde::Deserialize;
 use serde_json::Value;
@@ -33,7 +33,7 @@ fn told() -> anyhow::Result<(BTreeSet<String>, BTreeSet<String>)> {
     };
     reports.record(report)?;
     let (mut series, mut labels) = (BTreeSet::new(), BTreeSet::new());
-    for line in feed.metrics().text(&feed.state(), &reports.all()).lines().filter(|line| !line.starts_with('#')) {
+    for line in text(feed.metrics(), &feed.state(), &reports.all()).lines().filter(|line| !line.starts_with('#')) {
         let (name, _) = line.rsplit_once(' ').with_context(|| format!("no sample: {line}"))?;
         let (name, of) = name.split_once('{').unwrap_or((name, ""));
         series.insert(name.to_owned());

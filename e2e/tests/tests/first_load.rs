@@ -18,7 +18,8 @@ use localnet_brain::{
     feed::Feed,
     localize::Localized,
     pump,
-    serve::{self, Listener, Reports},
+    reports::Reports,
+    serve::{self, Listener},
 };
 use localnet_e2e::program;
 use localnet_lab::{Network, Topology};

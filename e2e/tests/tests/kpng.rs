@@ -14,7 +14,8 @@ use localnet_brain::{
     feed::Feed,
     localize::Localized,
     pump,
-    serve::{self, Listener, Options, Reports, ServerState},
+    reports::Reports,
+    serve::{self, Listener, Options, ServerState},
 };
 use localnet_client::{Revision, Source as _, grpc::Brain};
 use localnet_e2e::python;

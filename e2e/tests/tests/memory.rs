@@ -27,7 +27,8 @@ use localnet_brain::{
     localize::NodeIps,
     objects::{Event, Kind, Object},
     pump,
-    serve::{self, Listener, Reports},
+    reports::Reports,
+    serve::{self, Listener},
 };
 use localnet_client::{Backend, Revision, Snapshot, Source as _, grpc::Brain, incremental::Adapter, vips::Config};
 use localnet_iptables::{Flavour, Tools};

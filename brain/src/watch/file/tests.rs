@@ -19,9 +19,9 @@ use super::{
     watcher::{Pace, run_at},
 };
 use crate::{
+    batch::Batch,
     metrics::Troubles,
     objects::{Event, Kind, Object, Parsed},
-    pump::Batch,
 };
 
 pub(super) const WEB: &str = "apiVersion: v1

@@ -31,9 +31,9 @@ use super::{
     look, problems, thread,
 };
 use crate::{
+    batch::{Batch, Origin},
     metrics::Troubles,
     objects::Event,
-    pump::{Batch, Origin},
 };
 
 /// Events with shorter pauses belong to the same change.

@@ -21,8 +21,8 @@ use super::{
     watch_health::{TRANSIENT, WatchHealth},
 };
 use crate::{
+    batch::{Batch, Origin},
     objects::{Event, Kind, Object},
-    pump::{Batch, Origin},
 };
 
 /// Maximum number of events in one batch, except for lists.

@@ -31,12 +31,12 @@ use self::{
     steps::Selectors,
 };
 use crate::{
+    batch::Batch,
     cluster::Options,
     objects::{
         Kind, Object,
         reduce::{HEADLESS, SERVICE_PROXY_NAME},
     },
-    pump::Batch,
 };
 
 /// Selects the Services of this proxy that are not headless.

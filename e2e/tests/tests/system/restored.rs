@@ -9,7 +9,7 @@ use kube::{
     api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams},
     runtime::wait::await_condition,
 };
-use localnet_brain::{args::Source, cluster, localize::NodeIps};
+use localnet_brain::{args::Source, cluster, exposition, localize::NodeIps, reports::Reports};
 use localnet_controlplane::{ControlPlane, NewNode, Options};
 use localnet_e2e::PATIENCE;
 use serde_json::json;
@@ -90,7 +90,7 @@ async fn after_a_restore_of_etcd_the_brain_has_what_the_server_has() -> anyhow::
     let restored = names_at_the_server(&plane).await?;
     anyhow::ensure!(restored == before, "the server has {restored:?}, and had {before:?}");
     await_names(brain.feed(), &before).await?;
-    let metrics = brain.feed().metrics().text(&brain.feed().state(), &localnet_brain::serve::Reports::default().all());
+    let metrics = exposition::text(brain.feed().metrics(), &brain.feed().state(), &Reports::default().all());
     anyhow::ensure!(metrics.contains("localnet_source_restored_total{of=\"services\"} 1"), "{metrics}");
 
     // After that, the brain follows further changes.

@@ -238,6 +238,7 @@ const CHECKED: &[&str] = &[
     "backend-nft",
     "backend-win",
     "backend-win/ffi",
+    "brain",
     "cli",
     "client",
     "config",

@@ -4,7 +4,7 @@ use std::fs;
 
 use prometheus::proto::MetricFamily;
 
-use super::families::{counter, gauge};
+use crate::metrics::families::{counter, gauge};
 
 /// The metrics of the brain's network namespace. Empty if the kernel does not track connections there.
 pub(super) fn families() -> Vec<MetricFamily> {

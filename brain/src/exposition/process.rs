@@ -3,7 +3,7 @@
 use procfs::{WithCurrentSystemInfo as _, process::Process};
 use prometheus::proto::MetricFamily;
 
-use super::families::{counter, gauge};
+use crate::metrics::families::{counter, gauge};
 
 /// The metrics of this process, as far as `/proc` has them.
 pub(super) fn families() -> Vec<MetricFamily> {

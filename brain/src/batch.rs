@@ -1,0 +1,41 @@
+//! Batches: what a source hands to the pump.
+
+use std::sync::Arc;
+
+use localnet_proto::ServiceKey;
+use tokio::{sync::Notify, time::Instant};
+
+use crate::objects::Event;
+
+/// Events that take effect together.
+#[derive(Debug)]
+pub struct Batch {
+    /// The events.
+    pub events: Vec<Event>,
+    /// When the source received the events. Latency metrics count from this time.
+    pub since: Instant,
+    /// How the source learned of the events.
+    pub origin: Origin,
+}
+
+/// How a source learned of the events of a batch.
+#[derive(Clone, Debug)]
+pub enum Origin {
+    /// It received each change by itself.
+    Changes,
+    /// It has read files again. Deletions are objects that the files no longer contain.
+    Reread,
+    /// Lists and watches of an API server.
+    ApiServer {
+        /// Requests another list of this kind.
+        relist: Arc<Notify>,
+        /// Objects of the list that cannot be decoded. The cluster keeps their previous versions.
+        unreadable: Vec<ServiceKey>,
+    },
+}
+
+impl From<Vec<Event>> for Batch {
+    fn from(events: Vec<Event>) -> Self {
+        Self { events, since: Instant::now(), origin: Origin::Changes }
+    }
+}

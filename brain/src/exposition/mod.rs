@@ -1,0 +1,172 @@
+//! The page of metrics, in the text format of Prometheus.
+//!
+//! ```text
+//! Metrics, counted as things happen      ─┐
+//! feed: the newest state                 ─┼─► text ─► /metrics
+//! reports of backends, process, conntrack ┘
+//! ```
+
+mod conntrack;
+mod families;
+mod process;
+
+use std::collections::BTreeMap;
+
+use prometheus::{Encoder as _, TextEncoder};
+
+use crate::{feed::State, metrics::Metrics, reports::Received};
+
+/// The content type of [`text`].
+pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
+
+/// All metrics of a brain, of its newest state and of the latest report of each backend.
+pub fn text(metrics: &Metrics, state: &State, reports: &BTreeMap<String, Received>) -> String {
+    let mut families = metrics.gather();
+    families.extend(families::of_state(state));
+    families.extend(families::of_reports(reports));
+    families.extend(conntrack::families());
+    families.extend(process::families());
+    families.retain(|family| !family.get_metric().is_empty());
+    families.sort_by(|one, other| one.name().cmp(other.name()));
+    let mut text = Vec::new();
+    // This fails only for an empty family. The registry skips those, and a line above removes the others.
+    if let Err(error) = TextEncoder::new().encode(&families, &mut text) {
+        tracing::warn!(%error, "failed to write metrics");
+    }
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Instant, SystemTime};
+
+    use localnet_proto::wire::{Attempts, BackendReport, FamilyReport, FlowLooks, IpFamily, RuleCount};
+
+    use super::*;
+    use crate::{
+        feed::Feed,
+        localize::{Localized, ObjectChanges},
+        reports::Reports,
+    };
+
+    fn lines(text: &str, prefix: &str) -> Vec<String> {
+        text.lines().filter(|line| line.starts_with(prefix)).map(str::to_owned).collect()
+    }
+
+    fn report(rev: u64, error: &str, counts: Vec<u64>) -> BackendReport {
+        let family = FamilyReport {
+            family: IpFamily::IPv4.into(),
+            applied_rev: rev,
+            error: error.to_owned(),
+            full: Some(Attempts { counts: vec![0, 1], sum_micros: 2_000 }),
+            partial: Some(Attempts { counts, sum_micros: 500_000 }),
+            failures: 3,
+            partial_failures: 2,
+            flows: Some(FlowLooks { took: Some(Attempts { counts: vec![0, 0, 1], sum_micros: 3_000 }), ended: 5 }),
+            rules: vec![RuleCount { table: "nat".to_owned(), total: 70, last: 7 }],
+        };
+        BackendReport { backend: "nft".to_owned(), instance_id: 7, rev, families: vec![family], ..Default::default() }
+    }
+
+    fn micros_now() -> i64 {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        now.as_micros().try_into().unwrap()
+    }
+
+    #[tokio::test]
+    async fn changes_are_pending_until_a_backend_reports_them() {
+        let (feed, reports) = (Feed::new(7), Reports::default());
+        let metrics = feed.metrics().clone();
+        let triggered = vec![1, micros_now() + 3_600_000_000];
+        let changes = ObjectChanges { services: 2, slices: 3, triggered };
+        feed.publish(Localized { changes, ..Localized::default() }).unwrap();
+        let text = || text(&metrics, &feed.state(), &reports.all());
+        let pending = |text: &str| {
+            lines(text, "kubeproxy_sync_proxy_rules_service_changes_pending")
+                .into_iter()
+                .chain(lines(text, "kubeproxy_sync_proxy_rules_endpoint_changes_pending"))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            pending(&text()),
+            [
+                "kubeproxy_sync_proxy_rules_service_changes_pending 2",
+                "kubeproxy_sync_proxy_rules_endpoint_changes_pending 3",
+            ]
+        );
+        assert_eq!(lines(&text(), "kubeproxy_network_programming_duration_seconds_count"), [""; 0]);
+        let report = report(1, "", vec![0, 0, 4]);
+        reports.record(report.clone()).unwrap();
+        metrics.reported(&report, Instant::now());
+        metrics.reported(&report, Instant::now());
+        let text = text();
+        assert_eq!(
+            pending(&text),
+            [
+                "kubeproxy_sync_proxy_rules_service_changes_pending 0",
+                "kubeproxy_sync_proxy_rules_endpoint_changes_pending 0",
+            ]
+        );
+        for line in [
+            // A trigger from before the start of the brain does not count, and one from the future counts as 0 s.
+            "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"} 1",
+            "kubeproxy_network_programming_duration_seconds_sum{ip_family=\"IPv4\"} 0",
+            "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.25\"} 1",
+            "localnet_apply_duration_seconds_count{ip_family=\"IPv4\"} 1",
+            "kubeproxy_sync_proxy_rules_service_changes_total 2",
+            "kubeproxy_sync_proxy_rules_endpoint_changes_total 3",
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.002\"} 1",
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.004\"} 5",
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv4\",le=\"16.384\"} 5",
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv4\",le=\"+Inf\"} 5",
+            "kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family=\"IPv4\"} 0.502",
+            "kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"} 1",
+            "kubeproxy_sync_partial_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"} 4",
+            "kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family=\"IPv4\"} 3",
+            "localnet_backend_revision{backend=\"nft\",ip_family=\"IPv4\"} 1",
+            "localnet_revision 1",
+            "localnet_services 0",
+        ] {
+            assert!(text.lines().any(|is| is == line), "{line} is not in\n{text}");
+        }
+        for line in [
+            "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"} 1",
+            "process_resident_memory_bytes ",
+        ] {
+            assert!(!lines(&text, line).is_empty(), "{line} is not in\n{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_report_without_a_new_attempt_does_not_change_the_timestamp() {
+        let (feed, metrics) = (Feed::new(7), Metrics::default());
+        let last = || {
+            let text = text(&metrics, &feed.state(), &BTreeMap::new());
+            lines(&text, "kubeproxy_sync_proxy_rules_last_timestamp_seconds{")
+        };
+        metrics.reported(&report(1, "", vec![0, 0, 4]), Instant::now());
+        let first = last();
+        assert_eq!(first.len(), 1);
+        metrics.reported(&report(1, "", vec![0, 0, 4]), Instant::now());
+        assert_eq!(last(), first);
+        metrics.reported(&report(1, "", vec![0, 0, 5]), Instant::now());
+        assert_ne!(last(), first);
+    }
+
+    #[tokio::test]
+    async fn totals_of_backends_have_the_names_of_kube_proxy() {
+        let (feed, reports) = (Feed::new(7), Reports::default());
+        reports.record(BackendReport { backend: "iptables".to_owned(), ..report(1, "", vec![]) }).unwrap();
+        let text = text(feed.metrics(), &feed.state(), &reports.all());
+        for line in [
+            "kubeproxy_sync_proxy_rules_iptables_restore_failures_total{ip_family=\"IPv4\"} 3",
+            "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total{ip_family=\"IPv4\"} 2",
+            "kubeproxy_sync_proxy_rules_iptables_total{ip_family=\"IPv4\",table=\"nat\"} 70",
+            "kubeproxy_sync_proxy_rules_iptables_last{ip_family=\"IPv4\",table=\"nat\"} 7",
+            "kubeproxy_conntrack_reconciler_sync_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.004\"} 1",
+            "kubeproxy_conntrack_reconciler_deleted_entries_total{ip_family=\"IPv4\"} 5",
+        ] {
+            assert!(text.lines().any(|is| is == line), "{line} is not in\n{text}");
+        }
+    }
+}
