@@ -33,13 +33,31 @@ const SURELY_WITHIN: f64 = 0.8;
 /// A tolerance for the difference between the kernel's clock and ours.
 const SURELY_AFTER: Duration = Duration::from_millis(200);
 
-/// The endpoints of clients since the last change of their Service.
+/// The endpoints of clients.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    clients: BTreeMap<Client, (Known, BTreeSet<SocketAddr>)>,
+    clients: BTreeMap<Client, (Known, Endpoints)>,
     /// Each answer to a client, for short timeouts.
-    short: BTreeMap<Client, (Known, Vec<(SocketAddr, Span)>)>,
+    short: BTreeMap<Client, (Known, Vec<Short>)>,
     pub(crate) returned: Returned,
+}
+
+/// The endpoints of a client.
+#[derive(Debug, Default)]
+struct Endpoints {
+    /// Those that have answered since the last change of the Service.
+    certain: BTreeSet<SocketAddr>,
+    /// Those that answered earlier. The kernel may remember them, unless they were removed and added in between.
+    possible: BTreeSet<SocketAddr>,
+}
+
+/// An answer to a client of a Service with a short timeout.
+#[derive(Clone, Copy, Debug)]
+struct Short {
+    by: SocketAddr,
+    span: Span,
+    /// Whether the Service has not changed since.
+    certain: bool,
 }
 
 /// Clients of our backend that returned after their timeout to a port with several endpoints.
@@ -63,11 +81,12 @@ impl Memory {
         Self { clients: BTreeMap::new(), short: BTreeMap::new(), returned: Returned::default() }
     }
 
-    /// Forgets the clients of Services that have changed, because endpoints may have been removed and added in between.
+    /// Adopts the Services of a new state. If a Service has changed, its endpoints may have been removed and added in between, so
+    /// the kernel may or may not remember its clients.
     pub(crate) fn enter(&mut self, scene: &Scene<'_>) {
-        let stays = |known: &Known| Known::find(scene, &known.service.name).as_ref() == Some(known);
-        self.clients.retain(|_, (known, _)| stays(known));
-        self.short.retain(|_, (known, _)| stays(known));
+        self.clients.retain(|_, (known, endpoints)| known.follow(scene, || endpoints.service_changed()));
+        let changed = |answers: &mut Vec<Short>| answers.iter_mut().for_each(|answer| answer.certain = false);
+        self.short.retain(|_, (known, answers)| known.follow(scene, || changed(answers)));
     }
 
     /// Forgets the clients of a side whose rules have lost them.
@@ -93,10 +112,7 @@ impl Memory {
             return self.check_short(client, choices, (by, seen.span?), known, time);
         }
         let client = (side, asked.question.source(), port);
-        let (_, endpoints) = self.clients.entry(client).or_insert_with(|| (known, BTreeSet::new()));
-        let left: Vec<_> = endpoints.intersection(choices).copied().collect();
-        // A client may return to an endpoint that it got through another address, under another policy.
-        (endpoints.insert(by) && !left.is_empty()).then(|| format!("{by} is new to a client of {left:?}"))
+        self.clients.entry(client).or_insert_with(|| (known, Endpoints::default())).1.answer(by, choices)
     }
 
     /// Checks all addresses of a Service together. If a client has several endpoints from different policies, each has its own
@@ -111,16 +127,16 @@ impl Memory {
     ) -> Option<String> {
         let side = client.0;
         let (_, had) = self.short.entry(client).or_insert_with(|| (known, Vec::new()));
-        let last = had.last().map(|(endpoint, _)| *endpoint);
-        had.retain(|(_, before)| !is_over(*before, span, time));
+        let last = had.last().map(|answer| answer.by);
+        had.retain(|answer| !is_over(answer.span, span, time));
         let over = last.filter(|_| had.is_empty() && choices.len() > 1);
         let lasting: Vec<_> = had
             .iter()
-            .filter(|(endpoint, before)| choices.contains(endpoint) && still_lasts(*before, span, time))
-            .map(|(endpoint, _)| *endpoint)
+            .filter(|answer| answer.certain && choices.contains(&answer.by) && still_lasts(answer.span, span, time))
+            .map(|answer| answer.by)
             .collect();
-        let is_new = !had.iter().any(|(endpoint, _)| *endpoint == by);
-        had.push((by, span));
+        let is_new = !had.iter().any(|answer| answer.by == by);
+        had.push(Short { by, span, certain: true });
         if let Some(last) = over {
             self.count(side, last != by);
         }
@@ -135,6 +151,20 @@ impl Memory {
     }
 }
 
+impl Endpoints {
+    /// Records an answer. Returns the error if the client has another endpoint that is eligible.
+    fn answer(&mut self, by: SocketAddr, choices: &BTreeSet<SocketAddr>) -> Option<String> {
+        let left: Vec<_> = self.certain.intersection(choices).copied().collect();
+        // A client may return to an endpoint that it got through another address, under another policy.
+        let is_new = self.certain.insert(by) && !self.possible.contains(&by);
+        (is_new && !left.is_empty()).then(|| format!("{by} is new to a client of {left:?}"))
+    }
+
+    fn service_changed(&mut self) {
+        self.possible.append(&mut self.certain);
+    }
+}
+
 /// Whether the timeout has certainly ended.
 fn is_over(before: Span, now: Span, time: Duration) -> bool {
     now.began.duration_since(before.ended) > time + SURELY_AFTER
@@ -146,6 +176,16 @@ fn still_lasts(before: Span, now: Span, time: Duration) -> bool {
 }
 
 impl Known {
+    /// Adopts the state of the Service, and calls `changed` if it differs. Returns `false` if there is no such Service any more.
+    fn follow(&mut self, scene: &Scene<'_>, changed: impl FnOnce()) -> bool {
+        let Some(found) = Self::find(scene, &self.service.name) else { return false };
+        if found != *self {
+            *self = found;
+            changed();
+        }
+        true
+    }
+
     fn find(scene: &Scene<'_>, name: &str) -> Option<Self> {
         let service = scene.cluster.services.values().find(|service| service.name == name)?;
         let localized = scene.state.services.values().find(|localized| *localized.key.name == *name)?;
@@ -168,4 +208,23 @@ fn port(scene: &Scene<'_>, asked: &Asked) -> Option<PortKey> {
         })?;
         Some((service.key.name.to_string(), port.name.to_string()))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Seed 1529470374: a client had endpoint 1 before a change, got endpoint 2 through an address that has no other, and then
+    /// returned to endpoint 1 through a third address.
+    #[test]
+    fn a_client_may_return_to_an_endpoint_from_before_a_change() {
+        let [one, two, three] = [1, 2, 3].map(|host| SocketAddr::from(([10, 0, 0, host], 80)));
+        let (all, local) = (BTreeSet::from([one, two, three]), BTreeSet::from([two]));
+        let mut endpoints = Endpoints::default();
+        assert_eq!(endpoints.answer(one, &all), None);
+        endpoints.service_changed();
+        assert_eq!(endpoints.answer(two, &local), None);
+        assert_eq!(endpoints.answer(one, &all), None);
+        assert!(endpoints.answer(three, &all).is_some());
+    }
 }
