@@ -52,6 +52,8 @@ struct Open {
 struct Held {
     flow: OpenFlow,
     carried: Option<Carried>,
+    /// Whether the last request met silence.
+    unanswered: bool,
     /// Whether the backend was started after the flow was last routed. A started backend does not know the previous endpoints.
     restarted: bool,
 }
@@ -81,7 +83,8 @@ pub(crate) enum Became {
     WentOn,
     /// The flow was not open or was routed anew, as expected.
     Anew,
-    /// The flow continued although its endpoint no longer serves, or ended although its endpoint is ready. kube-proxy does both.
+    /// The flow continued although its endpoint no longer serves, or ended although its endpoint is ready, or a connection that met
+    /// silence still does although the Service has endpoints now. kube-proxy does all three.
     Kept,
     Wrong,
 }
@@ -117,7 +120,7 @@ impl OpenFlows {
             let probe = Probe::new(question.protocol, question.to).from(question.source());
             let held = |side| {
                 let flow = OpenFlow::new(question.home(world.network(side))?, probe);
-                anyhow::Ok(Held { flow, carried: None, restarted: false })
+                anyhow::Ok(Held { flow, carried: None, unanswered: false, restarted: false })
             };
             let sides = [held(Side::Ours)?, held(Side::KubeProxy)?];
             new.push(Open { question, sides });
@@ -169,7 +172,7 @@ impl Held {
         let asked =
             Asked { question: question.clone(), expected: expected(scene.state, scene, question), cover: false };
         let packet = scene.setup.packet(question);
-        let before = self.carried;
+        let (before, was_unanswered) = (self.carried, self.unanswered);
         let rules = scene.setup.rules(packet.destination);
         let goes_on = before.is_some_and(|(by, _)| route::fate(scene.state, &rules, &packet, by) == Fate::GoesOn);
         let is_certain = match before {
@@ -211,6 +214,7 @@ impl Held {
                         Became::Kept
                     }
                 }
+                (false, false) if side == Side::KubeProxy && was_unanswered && is_silent(&seen) => Became::Kept,
                 (false, _) if is_lost => continue,
                 (false, _) if (same || before.is_some() && is_silent(&seen)) && Instant::now() < deadline => {
                     thread::park_timeout(PAUSE);
@@ -223,6 +227,7 @@ impl Held {
         let before = before.map_or_else(|| "nobody".to_owned(), |(by, source)| format!("{by}, which saw {source}"));
         let before = before + &history;
         self.restarted &= became == Became::WentOn;
+        self.unanswered = is_silent(&seen);
         Ok(Followed { side, asked, seen, became, before })
     }
 
