@@ -30,7 +30,7 @@ pub struct Arguments {
     #[command(flatten)]
     client: ClientArgs,
     #[command(flatten)]
-    config: ConfigArgs,
+    flags: ConfigArgs,
     /// Which of the host's tools to use; by default those whose rules the host has
     #[arg(long, value_enum, global = true)]
     iptables_flavour: Option<Flavour>,
@@ -55,8 +55,8 @@ enum Command {
 /// A flag or the configuration is invalid, or iptables cannot be programmed at all. With `--once`, any other failure is an error,
 /// too.
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
-    let Arguments { command, client, config, iptables_flavour, dry_run } = arguments;
-    let (config, only_init) = match command {
+    let Arguments { command, client, flags, iptables_flavour, dry_run } = arguments;
+    let (flags, only_init) = match command {
         Some(Command::Cleanup) => {
             telemetry::init(LogFormat::Text, "info")?;
             return cleanup(iptables_flavour);
@@ -69,26 +69,26 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
             let flavour = iptables_flavour.unwrap_or_else(Flavour::of_host);
             return print(&served::read(&mut Tools::find(flavour)?)?);
         }
-        None => (config, false),
+        None => (flags, false),
     };
-    let to_do = config.to_do(dry_run)?;
+    let to_do = flags.to_do(dry_run)?;
     if to_do.cleanup {
         telemetry::init(LogFormat::Text, "info")?;
         return cleanup(iptables_flavour);
     }
     let only_init = only_init || to_do.init_only;
-    let Some(running) = config.begin(Mode::Iptables)? else { return Ok(()) };
+    let Some(running) = flags.begin(Mode::Iptables)? else { return Ok(()) };
     client.start_log(running.config())?;
     running.say();
     if only_init {
         return init(running.config());
     }
-    config.say_of_brain();
+    flags.say_of_brain();
     ConfigArgs::say_mode(running.config(), Mode::Iptables);
     let source = client.source()?;
     if dry_run {
         let localhost = wants_localhost(running.config());
-        let config = config.config(running.config());
+        let config = flags.config(running.config());
         let options = Options { once: true, dry_run: true, ..client.options() };
         let dry_run = DryRun::new(config).with_addresses(NodeAddresses::default().list().await?);
         let dry_run = if localhost { dry_run.with_localhost_node_ports() } else { dry_run };
@@ -97,8 +97,9 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         return args::run(Adapter::new(dry_run), source, options).await;
     }
     let open =
-        async |said: &Config| Ok((open(&config, said, iptables_flavour).await?, client.configured_options(said)));
-    let concerns = |said: &Config| (config.concerns(said), wants_localhost(said), said.linux.conntrack.tcp_be_liberal);
+        async |config: &Config| Ok((open(&flags, config, iptables_flavour).await?, client.configured_options(config)));
+    let concerns =
+        |config: &Config| (flags.concerns(config), wants_localhost(config), config.linux.conntrack.tcp_be_liberal);
     program::follow(*running, concerns, open, source, terminated()).await
 }
 
@@ -107,17 +108,21 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// iptables cannot be programmed at all.
-pub async fn open(args: &ConfigArgs, said: &Config, flavour: Option<Flavour>) -> anyhow::Result<Adapter<LiveBackend>> {
+pub async fn open(
+    args: &ConfigArgs,
+    config: &Config,
+    flavour: Option<Flavour>,
+) -> anyhow::Result<Adapter<LiveBackend>> {
     let chosen = flavour.is_some();
     let flavour = flavour.unwrap_or_else(Flavour::of_host);
     info!(?flavour, chosen, "using the tools");
-    let localhost = wants_localhost(said) && route_localhost(&Settings::default());
-    let backend = LiveBackend::open(args.config(said), localhost, Tools::find(flavour)?).await?;
+    let localhost = wants_localhost(config) && route_localhost(&Settings::default());
+    let backend = LiveBackend::open(args.config(config), localhost, Tools::find(flavour)?).await?;
     if args.kube_proxy.configures_node() {
-        Setup::from_config(&said.linux).at_start(&Settings::default());
+        Setup::from_config(&config.linux).at_start(&Settings::default());
     }
     // Read only once, after the configured value is set. kube-proxy does the same.
-    let liberal = is_liberal(said, &Settings::default());
+    let liberal = is_liberal(config, &Settings::default());
     if liberal {
         info!(
             "net.netfilter.nf_conntrack_tcp_be_liberal is set: packets that connection tracking calls invalid are forwarded"
@@ -128,18 +133,18 @@ pub async fn open(args: &ConfigArgs, said: &Config, flavour: Option<Flavour>) ->
 
 /// Whether connection tracking accepts TCP packets outside of their window. The packets that it then still calls invalid mostly
 /// belong to connections of which this node sees only one direction, and have to be forwarded.
-fn is_liberal(said: &Config, settings: &Settings) -> bool {
-    said.linux.conntrack.tcp_be_liberal || settings.get(TCP_BE_LIBERAL).is_ok_and(|value| value != 0)
+fn is_liberal(config: &Config, settings: &Settings) -> bool {
+    config.linux.conntrack.tcp_be_liberal || settings.get(TCP_BE_LIBERAL).is_ok_and(|value| value != 0)
 }
 
 const TCP_BE_LIBERAL: &str = "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 
 /// Whether NodePorts answer on 127.0.0.1. As in kube-proxy, this requires that they answer on all addresses, or that a configured
 /// network contains loopback addresses.
-pub fn wants_localhost(said: &Config) -> bool {
+pub fn wants_localhost(config: &Config) -> bool {
     let named = |cidr: &IpNet| matches!(cidr, IpNet::V4(cidr) if cidr.prefix_len() == 0 || cidr.addr().is_loopback());
-    said.iptables.localhost_node_ports
-        && match &said.node_port_addresses {
+    config.iptables.localhost_node_ports
+        && match &config.node_port_addresses {
             NodePortAddresses::All => true,
             NodePortAddresses::Primary => false,
             NodePortAddresses::Cidrs(cidrs) => cidrs.iter().any(named),
@@ -184,14 +189,14 @@ pub fn cleanup(flavour: Option<Flavour>) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// A setting could not be applied.
-pub fn init(said: &Config) -> anyhow::Result<()> {
-    init_in(said, &Settings::default())
+pub fn init(config: &Config) -> anyhow::Result<()> {
+    init_in(config, &Settings::default())
 }
 
 /// Applies the settings under a root folder. A setting that fails does not stop the others.
-fn init_in(said: &Config, settings: &Settings) -> anyhow::Result<()> {
-    let localhost = if wants_localhost(said) { settings.ensure(ROUTE_LOCALNET, 1).map(drop) } else { Ok(()) };
-    let limits = Setup::from_config(&said.linux).init(settings);
+fn init_in(config: &Config, settings: &Settings) -> anyhow::Result<()> {
+    let localhost = if wants_localhost(config) { settings.ensure(ROUTE_LOCALNET, 1).map(drop) } else { Ok(()) };
+    let limits = Setup::from_config(&config.linux).init(settings);
     localhost?;
     limits
 }

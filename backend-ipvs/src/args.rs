@@ -36,7 +36,7 @@ pub struct Arguments {
     #[command(flatten)]
     client: ClientArgs,
     #[command(flatten)]
-    config: ConfigArgs,
+    flags: ConfigArgs,
     #[command(flatten)]
     ipvs: IpvsArgs,
     /// Print the virtual servers, addresses and tables that the present state gives, and change nothing; needs no privileges
@@ -76,22 +76,22 @@ impl IpvsArgs {
     ///
     /// # Errors
     /// The configured scheduler has an invalid name.
-    pub fn options(&self, said: &localnet_config::Ipvs) -> anyhow::Result<Options> {
-        let configured = || said.scheduler.as_deref().map(scheduler).transpose().context("ipvs.scheduler");
-        let seconds = |flag: Option<u32>, said: Option<Duration>| {
+    pub fn options(&self, config: &localnet_config::Ipvs) -> anyhow::Result<Options> {
+        let configured = || config.scheduler.as_deref().map(scheduler).transpose().context("ipvs.scheduler");
+        let seconds = |flag: Option<u32>, configured: Option<Duration>| {
             // The kernel counts whole seconds, and leaves a timeout of 0 unchanged.
-            let said = || said.map_or(0, |said| u32::try_from(said.as_secs().max(1)).unwrap_or(u32::MAX));
-            flag.unwrap_or_else(said)
+            let configured = || configured.map_or(0, |time| u32::try_from(time.as_secs().max(1)).unwrap_or(u32::MAX));
+            flag.unwrap_or_else(configured)
         };
         Ok(Options {
             scheduler: self.scheduler.clone().map_or_else(configured, |flag| Ok(Some(flag)))?.unwrap_or_default(),
-            exclude_cidrs: self.exclude_cidrs.clone().unwrap_or_else(|| said.exclude_cidrs.clone()),
-            strict_arp: self.strict_arp || said.strict_arp,
+            exclude_cidrs: self.exclude_cidrs.clone().unwrap_or_else(|| config.exclude_cidrs.clone()),
+            strict_arp: self.strict_arp || config.strict_arp,
             drain_limit: self.drain_limit.map(|seconds| Duration::from_secs(seconds.get())),
             timeouts: Timeouts {
-                tcp: seconds(self.tcp_timeout, said.tcp_timeout),
-                tcp_fin: seconds(self.tcp_fin_timeout, said.tcp_fin_timeout),
-                udp: seconds(self.udp_timeout, said.udp_timeout),
+                tcp: seconds(self.tcp_timeout, config.tcp_timeout),
+                tcp_fin: seconds(self.tcp_fin_timeout, config.tcp_fin_timeout),
+                udp: seconds(self.udp_timeout, config.udp_timeout),
             },
         })
     }
@@ -117,8 +117,8 @@ enum Command {
 /// A flag or the configuration is invalid, or IPVS cannot be programmed at all. With `--once`, any other failure is an error,
 /// too.
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
-    let Arguments { command, client, config, ipvs, dry_run } = arguments;
-    let (config, only_init) = match command {
+    let Arguments { command, client, flags, ipvs, dry_run } = arguments;
+    let (flags, only_init) = match command {
         Some(Command::Cleanup { exclude_cidrs }) => {
             telemetry::init(LogFormat::Text, "info")?;
             return cleanup(exclude_cidrs).await;
@@ -128,32 +128,32 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
             (init, true)
         }
         Some(Command::Dump) => return print(&served::read().await?),
-        None => (config, false),
+        None => (flags, false),
     };
-    let to_do = config.to_do(dry_run)?;
+    let to_do = flags.to_do(dry_run)?;
     let only_init = only_init || to_do.init_only;
-    let Some(running) = config.begin(Mode::Ipvs)? else { return Ok(()) };
-    let said = running.config();
+    let Some(running) = flags.begin(Mode::Ipvs)? else { return Ok(()) };
+    let config = running.config();
     if to_do.cleanup {
         telemetry::init(LogFormat::Text, "info")?;
-        return cleanup(ipvs.options(&said.ipvs)?.exclude_cidrs).await;
+        return cleanup(ipvs.options(&config.ipvs)?.exclude_cidrs).await;
     }
-    client.start_log(said)?;
+    client.start_log(config)?;
     running.say();
     if only_init {
-        return init(said);
+        return init(config);
     }
-    config.say_of_brain();
-    ConfigArgs::say_mode(said, Mode::Ipvs);
+    flags.say_of_brain();
+    ConfigArgs::say_mode(config, Mode::Ipvs);
     let source = client.source()?;
     if dry_run {
-        let (config, ipvs) = (config.config(said), ipvs.options(&said.ipvs)?);
+        let (vips, ipvs) = (flags.config(config), ipvs.options(&config.ipvs)?);
         let options = localnet_client::Options { once: true, dry_run: true, ..client.options() };
         let addresses = NodeAddresses::except(INTERFACE).list().await?;
-        return args::run(DryRun::new(config, ipvs).with_addresses(addresses), source, options).await;
+        return args::run(DryRun::new(vips, ipvs).with_addresses(addresses), source, options).await;
     }
-    let open = async |said: &Config| Ok((open(&config, &ipvs, said).await?, client.configured_options(said)));
-    let concerns = |said: &Config| (config.concerns(said), said.ipvs.clone());
+    let open = async |config: &Config| Ok((open(&flags, &ipvs, config).await?, client.configured_options(config)));
+    let concerns = |config: &Config| (flags.concerns(config), config.ipvs.clone());
     program::follow(*running, concerns, open, source, terminated()).await
 }
 
@@ -162,10 +162,10 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// IPVS cannot be programmed at all.
-pub async fn open(args: &ConfigArgs, ipvs: &IpvsArgs, said: &Config) -> anyhow::Result<LiveBackend> {
-    let backend = LiveBackend::open(args.config(said), ipvs.options(&said.ipvs)?).await?;
+pub async fn open(args: &ConfigArgs, ipvs: &IpvsArgs, config: &Config) -> anyhow::Result<LiveBackend> {
+    let backend = LiveBackend::open(args.config(config), ipvs.options(&config.ipvs)?).await?;
     if args.kube_proxy.configures_node() {
-        Setup::from_config(&said.linux).at_start(&Settings::default());
+        Setup::from_config(&config.linux).at_start(&Settings::default());
     }
     Ok(backend)
 }
@@ -184,8 +184,8 @@ pub async fn cleanup(exclude_cidrs: Vec<IpNet>) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// A setting could not be applied.
-pub fn init(said: &Config) -> anyhow::Result<()> {
-    Setup::from_config(&said.linux).init(&Settings::default())
+pub fn init(config: &Config) -> anyhow::Result<()> {
+    Setup::from_config(&config.linux).init(&Settings::default())
 }
 
 #[cfg(test)]
@@ -195,14 +195,14 @@ mod tests {
     #[derive(Debug, Parser)]
     struct Both {
         #[command(flatten)]
-        config: ConfigArgs,
+        flags: ConfigArgs,
         #[command(flatten)]
         ipvs: IpvsArgs,
     }
 
     fn options(flags: &[&str]) -> Result<Options, String> {
         let parsed = Both::try_parse_from([&["backend"], flags].concat()).map_err(|error| error.to_string())?;
-        let running = parsed.config.begin(Mode::Ipvs).map_err(|error| error.to_string())?;
+        let running = parsed.flags.begin(Mode::Ipvs).map_err(|error| error.to_string())?;
         let running = running.ok_or("nothing is left to do")?;
         parsed.ipvs.options(&running.config().ipvs).map_err(|error| format!("{error:#}"))
     }

@@ -29,7 +29,7 @@ pub struct Arguments {
     #[command(flatten)]
     client: ClientArgs,
     #[command(flatten)]
-    config: ConfigArgs,
+    flags: ConfigArgs,
     /// Print the tables that the present state gives, as nft text, and change nothing; needs no privileges
     #[arg(long)]
     dry_run: bool,
@@ -57,11 +57,11 @@ async fn local_addresses() -> anyhow::Result<Vec<IpAddr>> {
 ///
 /// # Errors
 /// Returns an error if nf_tables cannot be used at all, for instance without privileges.
-pub async fn open(args: &ConfigArgs, said: &Config) -> anyhow::Result<LiveBackend> {
-    let backend = LiveBackend::open(args.config(said)).await?.looking_every(said.sync_period);
+pub async fn open(args: &ConfigArgs, config: &Config) -> anyhow::Result<LiveBackend> {
+    let backend = LiveBackend::open(args.config(config)).await?.looking_every(config.sync_period);
     // After the backend, because its use of nf_tables makes the kernel load connection tracking.
     if args.kube_proxy.configures_node() {
-        Setup::from_config(&said.linux).at_start(&Settings::default());
+        Setup::from_config(&config.linux).at_start(&Settings::default());
     }
     Ok(backend)
 }
@@ -72,8 +72,8 @@ pub async fn open(args: &ConfigArgs, said: &Config) -> anyhow::Result<LiveBacken
 /// Returns an error if the flags or the configuration are invalid, if the kernel cannot be programmed at all, or, with
 /// `--once`, if anything failed.
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
-    let Arguments { command, client, config, dry_run } = arguments;
-    let (config, only_init) = match command {
+    let Arguments { command, client, flags, dry_run } = arguments;
+    let (flags, only_init) = match command {
         Some(Command::Cleanup { kube_proxy }) => {
             telemetry::init(LogFormat::Text, "info")?;
             return if kube_proxy { kube_proxy::remove() } else { cleanup() };
@@ -83,31 +83,31 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
             (init, true)
         }
         Some(Command::Dump) => return print(&served::read()?),
-        None => (config, false),
+        None => (flags, false),
     };
-    let to_do = config.to_do(dry_run)?;
+    let to_do = flags.to_do(dry_run)?;
     if to_do.cleanup {
         telemetry::init(LogFormat::Text, "info")?;
         return cleanup();
     }
     let only_init = only_init || to_do.init_only;
-    let Some(running) = config.begin(Mode::Nftables)? else { return Ok(()) };
+    let Some(running) = flags.begin(Mode::Nftables)? else { return Ok(()) };
     client.start_log(running.config())?;
     running.say();
     if only_init {
         return init(running.config());
     }
-    config.say_of_brain();
+    flags.say_of_brain();
     ConfigArgs::say_mode(running.config(), Mode::Nftables);
     let source = client.source()?;
     if dry_run {
-        let config = config.config(running.config());
+        let config = flags.config(running.config());
         let options = localnet_client::Options { once: true, dry_run: true, ..client.options() };
         let backend = DryRun::new(config).with_addresses(local_addresses().await?);
         return localnet_client::args::run(backend, source, options).await;
     }
-    let open = async |said: &Config| Ok((open(&config, said).await?, client.configured_options(said)));
-    program::follow(*running, |said| config.concerns(said), open, source, terminated()).await
+    let open = async |config: &Config| Ok((open(&flags, config).await?, client.configured_options(config)));
+    program::follow(*running, |config| flags.concerns(config), open, source, terminated()).await
 }
 
 /// Removes everything that this backend ever wrote.
@@ -124,6 +124,6 @@ pub fn cleanup() -> anyhow::Result<()> {
 ///
 /// # Errors
 /// Returns an error if a setting could not be applied.
-pub fn init(said: &Config) -> anyhow::Result<()> {
-    Setup::from_config(&said.linux).init(&Settings::default())
+pub fn init(config: &Config) -> anyhow::Result<()> {
+    Setup::from_config(&config.linux).init(&Settings::default())
 }

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Receives the elements.
-pub trait Hears {
+pub trait ElementSink {
     /// Adds an element. May be called again for the same key with another value.
     fn set(&mut self, family: Family, set: SetId, element: Element);
     /// Removes an element that was added before.
@@ -45,16 +45,16 @@ pub fn is_history(set: SetId) -> bool {
     matches!(set, SetId::AffinityVips | SetId::AffinityEndpoints)
 }
 
-/// Delivers all elements to `hears`.
+/// Delivers all elements to `sink`.
 ///
 /// The slots of session affinity depend on history, so they follow the sets in `history`. Those are the kernel's sets
 /// of each family that [`is_history`] names.
-pub fn tell(
+pub fn deliver(
     state: &Snapshot,
     config: Config,
     local_addresses: Vec<IpAddr>,
     history: &History,
-    hears: &mut impl Hears,
+    sink: &mut impl ElementSink,
 ) -> Whole {
     let mut affinity = Affinity::default();
     for (family, sets) in Family::ALL.into_iter().zip(history) {
@@ -63,9 +63,9 @@ pub fn tell(
     let mut vips = Vips::new(config);
     vips.set_local_addresses(local_addresses);
     let names = ChainNames::default();
-    let mut told = Told { names: &names, pools: Family::ALL.map(|_| Pools::default()), affinity, hears };
-    vips.update(state, &Changes::everything(), &mut told);
-    let Told { pools, affinity, .. } = told;
+    let mut delivery = Delivery { names: &names, pools: Family::ALL.map(|_| Pools::default()), affinity, sink };
+    vips.update(state, &Changes::everything(), &mut delivery);
+    let Delivery { pools, affinity, .. } = delivery;
     let table = |facts, family: Family| table(facts, family, &affinity.shape(family), &pools[family as usize], &names);
     let tables = vips.facts().map(|facts| Family::ALL.map(|family| table(facts, family)).into()).unwrap_or_default();
     Whole { tables, _vips: vips }
@@ -85,33 +85,33 @@ fn table(facts: &Facts, family: Family, affinity: &Shape, pools: &Pools, names: 
     }
 }
 
-struct Told<'a, H> {
+struct Delivery<'a, H> {
     names: &'a ChainNames,
     pools: [Pools; 2],
     affinity: Affinity,
-    hears: &'a mut H,
+    sink: &'a mut H,
 }
 
-impl<H: Hears> Told<'_, H> {
+impl<H: ElementSink> Delivery<'_, H> {
     fn member(&mut self, set: SetId, address: IpAddr, element: Element, present: bool) {
         let family = Family::of(&address);
-        if present { self.hears.set(family, set, element) } else { self.hears.remove(family, set, &element.key) }
+        if present { self.sink.set(family, set, element) } else { self.sink.remove(family, set, &element.key) }
     }
 }
 
-impl<H: Hears> Program for Told<'_, H> {
+impl<H: ElementSink> Program for Delivery<'_, H> {
     fn program(&mut self, key: &VipKey, vip: &Vip) {
         self.affinity.program(key, vip);
         let family = family_of(key.family());
         let slots = self.affinity.slots(key, vip);
-        elements::of_vip(key, vip, slots, self.names, |set, element| self.hears.set(family, set, element));
+        elements::of_vip(key, vip, slots, self.names, |set, element| self.sink.set(family, set, element));
         self.pools[family as usize].add(vip);
     }
 
     fn unprogram(&mut self, key: &VipKey, vip: &Vip) {
         let family = family_of(key.family());
         let slots = self.affinity.slots(key, vip);
-        elements::of_vip(key, vip, slots, self.names, |set, element| self.hears.remove(family, set, &element.key));
+        elements::of_vip(key, vip, slots, self.names, |set, element| self.sink.remove(family, set, &element.key));
         self.affinity.unprogram(key, vip);
         self.pools[family as usize].remove(vip);
     }

@@ -10,7 +10,7 @@ use localnet_nft::{
     desired::Desired,
     dry_run::DryRun,
     plan::sets::SetId,
-    whole::{self, Hears},
+    whole::{self, ElementSink},
 };
 use localnet_proto::{Changes, Snapshot};
 
@@ -50,9 +50,9 @@ fn a_mistake_in_any_line_of_a_plan_is_found() {
 
 /// The elements that `whole` delivers.
 #[derive(Default)]
-struct Heard(BTreeMap<(Family, SetId, ElementKey), Element>);
+struct Collected(BTreeMap<(Family, SetId, ElementKey), Element>);
 
-impl Hears for Heard {
+impl ElementSink for Collected {
     fn set(&mut self, family: Family, set: SetId, element: Element) {
         self.0.insert((family, set, element.key.clone()), element);
     }
@@ -67,26 +67,28 @@ fn what_is_told_at_once_is_what_would_be_kept() {
     for case in cases() {
         let state: Snapshot = case.read_state().unwrap();
         let (config, addresses) = (config(&case.flows), case.flows.local_addresses());
-        let mut heard = Heard::default();
-        let mut told = whole::tell(&state, config.clone(), addresses.clone(), &Default::default(), &mut heard).tables;
-        for table in &mut told {
+        let mut collected = Collected::default();
+        let mut planned =
+            whole::deliver(&state, config.clone(), addresses.clone(), &Default::default(), &mut collected).tables;
+        for table in &mut planned {
             for (set, elements) in &mut table.sets {
                 let Some(id) = SetId::of_name(&set.name) else { continue };
-                let of_set = heard.0.iter().filter(|((family, set, _), _)| (*family, *set) == (table.table.family, id));
+                let of_set =
+                    collected.0.iter().filter(|((family, set, _), _)| (*family, *set) == (table.table.family, id));
                 *elements = of_set.map(|(_, element)| element.clone()).collect();
             }
         }
         let mut desired = Desired::new(config);
         desired.set_local_addresses(addresses);
         desired.update(&state, &Changes::everything());
-        for (told, kept) in told.iter().zip(desired.content()) {
+        for (planned, kept) in planned.iter().zip(desired.content()) {
             let named = |sets: &[(Arc<Set>, Vec<Element>)]| {
                 sets.iter().map(|(set, elements)| (set.name.clone(), elements.clone())).collect::<Vec<_>>()
             };
-            assert_eq!(named(&told.sets), named(&kept.sets), "{}", case.name);
-            assert_eq!((&told.table, &told.chains), (&kept.table, &kept.chains), "{}", case.name);
+            assert_eq!(named(&planned.sets), named(&kept.sets), "{}", case.name);
+            assert_eq!((&planned.table, &planned.chains), (&kept.table, &kept.chains), "{}", case.name);
         }
-        assert_eq!(told.len(), 2);
+        assert_eq!(planned.len(), 2);
     }
 }
 

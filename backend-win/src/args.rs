@@ -14,7 +14,7 @@ use localnet_client::{
     program,
     served::print,
     telemetry::{self, LogFormat},
-    vips::{self, flags::ConfigArgs},
+    vips::flags::ConfigArgs,
 };
 use localnet_config::{Config, Mode};
 
@@ -34,7 +34,7 @@ pub struct Arguments {
     #[command(flatten)]
     client: ClientArgs,
     #[command(flatten)]
-    config: ConfigArgs,
+    flags: ConfigArgs,
     /// Print the load balancers and endpoints that the present state gives, and change nothing
     #[arg(long)]
     dry_run: bool,
@@ -48,7 +48,7 @@ enum Command {
     /// Remove the load balancers and endpoints that have identifiers of localnet's
     Cleanup {
         #[command(flatten)]
-        config: Box<ConfigArgs>,
+        flags: Box<ConfigArgs>,
         /// Remove all load balancers of this host, whoever made them: what kube-proxy does at its start
         #[arg(long)]
         everything: bool,
@@ -68,14 +68,14 @@ impl Arguments {
         if self.command.is_some() {
             return Ok(false);
         }
-        Ok(self.config.begin(Mode::Kernelspace)?.is_some_and(|running| running.config().windows.run_as_service))
+        Ok(self.flags.begin(Mode::Kernelspace)?.is_some_and(|running| running.config().windows.run_as_service))
     }
 }
 
 /// Returns the options of a configuration. `environment` is the value of `KUBE_NETWORK`, which names the network if nothing
 /// else does.
-pub fn options(said: &Config, environment: Option<String>) -> Options {
-    let winkernel = said.winkernel.clone();
+pub fn options(config: &Config, environment: Option<String>) -> Options {
+    let winkernel = config.winkernel.clone();
     let defaults = Options::default();
     Options {
         network: winkernel.network_name.or(environment).filter(|name| !name.is_empty()),
@@ -83,12 +83,12 @@ pub fn options(said: &Config, environment: Option<String>) -> Options {
         dsr: winkernel.enable_dsr,
         forward_health_check_vip: winkernel.forward_health_check_vip,
         root_endpoint: winkernel.root_hns_endpoint_name.unwrap_or(defaults.root_endpoint),
-        health_port: said.healthz_bind_address.as_ref().map_or(defaults.health_port, SocketAddr::port),
+        health_port: config.healthz_bind_address.as_ref().map_or(defaults.health_port, SocketAddr::port),
     }
 }
 
-fn configured(said: &Config) -> Options {
-    options(said, std::env::var("KUBE_NETWORK").ok())
+fn configured(config: &Config) -> Options {
+    options(config, std::env::var("KUBE_NETWORK").ok())
 }
 
 /// Runs the program until `shutdown`, with the kernel that `open` returns. Requires a tokio runtime.
@@ -100,55 +100,55 @@ pub async fn run<K: Kernel>(
     mut open: impl FnMut() -> anyhow::Result<K>,
     shutdown: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
-    let Arguments { command, client, config, dry_run, log_file } = arguments;
+    let Arguments { command, client, flags, dry_run, log_file } = arguments;
     match command {
-        Some(Command::Cleanup { config, everything }) => {
-            config.only("cleanup")?;
+        Some(Command::Cleanup { flags, everything }) => {
+            flags.only("cleanup")?;
             telemetry::init(LogFormat::Text, "info")?;
-            let Some(running) = config.begin(Mode::Kernelspace)? else { return Ok(()) };
-            return backend(&config, running.config(), open()?).remove_all(everything);
+            let Some(running) = flags.begin(Mode::Kernelspace)? else { return Ok(()) };
+            return backend(&flags, running.config(), open()?).remove_all(everything);
         }
-        Some(Command::Check(config)) => {
-            config.only("check")?;
+        Some(Command::Check(flags)) => {
+            flags.only("check")?;
             telemetry::init(LogFormat::Text, "info")?;
-            let Some(running) = config.begin(Mode::Kernelspace)? else { return Ok(()) };
+            let Some(running) = flags.begin(Mode::Kernelspace)? else { return Ok(()) };
             return check(&configured(running.config()), &mut open()?);
         }
         Some(Command::Dump) => return print(&served::read(&mut open()?)?),
         None => {}
     }
-    let to_do = config.to_do(dry_run)?;
-    let Some(running) = config.begin(Mode::Kernelspace)? else { return Ok(()) };
-    let said = running.config();
+    let to_do = flags.to_do(dry_run)?;
+    let Some(running) = flags.begin(Mode::Kernelspace)? else { return Ok(()) };
+    let config = running.config();
     if to_do.init_only {
         bail!("--init-only: there is nothing on Windows that needs more privileges than the rest");
     }
     if to_do.cleanup {
         telemetry::init(LogFormat::Text, "info")?;
-        return backend(&config, said, open()?).remove_all(false);
+        return backend(&flags, config, open()?).remove_all(false);
     }
     match log_file {
         Some(path) => {
             let file = fs::File::options().append(true).create(true).open(&path);
-            client.start_log_file(said, file.with_context(|| format!("opening --log-file {}", path.display()))?)?;
+            client.start_log_file(config, file.with_context(|| format!("opening --log-file {}", path.display()))?)?;
         }
-        None => client.start_log(said)?,
+        None => client.start_log(config)?,
     }
     running.say();
-    ConfigArgs::say_mode(said, Mode::Kernelspace);
+    ConfigArgs::say_mode(config, Mode::Kernelspace);
     let source = client.source()?;
     if dry_run {
         let options = localnet_client::Options { once: true, dry_run: true, ..client.options() };
-        return args::run(DryRun::new(backend(&config, said, open()?)), source, options).await;
+        return args::run(DryRun::new(backend(&flags, config, open()?)), source, options).await;
     }
-    let open = async |said: &Config| Ok((backend(&config, said, open()?), client.configured_options(said)));
-    let concerns = |said: &Config| (config.concerns(said), configured(said));
+    let open = async |config: &Config| Ok((backend(&flags, config, open()?), client.configured_options(config)));
+    let concerns = |config: &Config| (flags.concerns(config), configured(config));
     program::follow(*running, concerns, open, source, shutdown).await
 }
 
-fn backend<K: Kernel>(args: &ConfigArgs, said: &Config, kernel: K) -> WinBackend<K> {
-    let config: vips::Config = args.config(said);
-    WinBackend::new(config, configured(said), kernel)
+fn backend<K: Kernel>(args: &ConfigArgs, config: &Config, kernel: K) -> WinBackend<K> {
+    let vips = args.config(config);
+    WinBackend::new(vips, configured(config), kernel)
 }
 
 /// Runs the test suite on this HNS and prints the observations.
@@ -169,9 +169,9 @@ mod tests {
     use super::*;
     use crate::hcn::{Kind, fake::FakeHcn};
 
-    fn said(flags: &[&str]) -> Options {
+    fn options_of(flags: &[&str]) -> Options {
         let arguments = Arguments::try_parse_from([&["localnet-win"], flags].concat()).unwrap();
-        let running = arguments.config.begin(Mode::Kernelspace).unwrap().unwrap();
+        let running = arguments.flags.begin(Mode::Kernelspace).unwrap().unwrap();
         options(running.config(), Some("from-environment".to_owned()))
     }
 
@@ -202,7 +202,7 @@ mod tests {
                 },
             ),
         ] {
-            assert_eq!(said(flags), expected, "{flags:?}");
+            assert_eq!(options_of(flags), expected, "{flags:?}");
         }
     }
 
@@ -237,7 +237,7 @@ mod tests {
         let file = file.to_str().unwrap();
         let options = options(
             Arguments::parse_from(["localnet-win", "--config", file])
-                .config
+                .flags
                 .begin(Mode::Kernelspace)
                 .unwrap()
                 .unwrap()

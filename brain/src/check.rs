@@ -355,7 +355,7 @@ mod tests {
     fn an_address_of_another_service_is_a_difference_of_its_own() {
         for (code, entry) in [(Code::AddressTaken, Some(3)), (Code::PortInvalid, None)] {
             let key = ServiceKey::new("shop", "web");
-            let skipped = Diagnostic::new(code, Subject::service(&key), "in words of any kind");
+            let skipped = Diagnostic::new(code, Subject::service(&key), "any text");
             let localized = Localized { skipped: vec![(Some(key), skipped)], ..Localized::default() };
             let found = differences(&localized, &said(Mode::Nftables), Mode::Nftables);
             assert_eq!(found.iter().map(|found| found.entry).collect::<Vec<_>>(), [entry], "{found:?}");

@@ -19,7 +19,7 @@ use localnet::{
     causes::Answer,
     configuration::Configuration,
     diff::{self, Reading},
-    doctor::{self, Findings, Known},
+    doctor::{self, Evidence, Findings},
     explain::{self, World},
     get::{Endpoints, Filter, Services, State},
     kernel::{self, Kernel},
@@ -29,7 +29,7 @@ use localnet::{
     style::Style,
     top::{self, By},
     watch,
-    why_not::{self, Asked, Told},
+    why_not::{self, Asked, Replies},
 };
 use localnet_client::{
     Snapshot,
@@ -229,14 +229,14 @@ fn measure(services: usize) -> anyhow::Result<()> {
             question::destination(&to()?, None, &asked_world.state).map_err(|no| anyhow::anyhow!("{no}"))?;
         let from = From::Address(Ipv4Addr::new(10, 9, 9, 9).into());
         let packet = question::packet(from, destination, &asked_world.state, &asked_world.facts, Here::default());
-        let told = runtime.block_on(explain::explain(&mut asked_world, None, packet, true));
-        anyhow::ensure!(told.arrives() && told.endpoints.len() == 2, "{told:?}");
-        show(&told, Format::Table)
+        let explanation = runtime.block_on(explain::explain(&mut asked_world, None, packet, true));
+        anyhow::ensure!(explanation.arrives() && explanation.endpoints.len() == 2, "{explanation:?}");
+        show(&explanation, Format::Table)
     })?;
     rows.add_all("explain --why-not", || {
         asked_world.kernel = Ok(Kernel::open()?);
         let asked = Asked::new(to()?, None, None).map_err(anyhow::Error::msg)?;
-        let evidence = runtime.block_on(why_not::gather(&mut asked_world, &asked, Told::default()));
+        let evidence = runtime.block_on(why_not::gather(&mut asked_world, &asked, Replies::default()));
         let answer = Answer::of(&evidence);
         // The namespace has no route to pods, and nothing else is wrong.
         anyhow::ensure!(
@@ -260,14 +260,14 @@ fn measure(services: usize) -> anyhow::Result<()> {
     })?;
     rows.add_all("doctor", || {
         let mut kernel = Ok(Kernel::open()?);
-        let mut known = Known { state: Some(Ok(doctor::count(&state))), ..Known::default() };
+        let mut evidence = Evidence { state: Some(Ok(doctor::count(&state))), ..Evidence::default() };
         let facts = &asked_world.facts;
         let chains = |family: Family| {
             let family = localnet_nft::plan::model_family(family);
             Path::new(facts, family, path::has_affinity(&state, facts, family)).chains().to_vec()
         };
-        doctor::look(&mut kernel, &mut known, chains);
-        let findings = Findings::of(&known);
+        doctor::read_kernel(&mut kernel, &mut evidence, chains);
+        let findings = Findings::of(&evidence);
         anyhow::ensure!(!findings.checks.is_empty());
         show(&findings, Format::Table)
     })?;

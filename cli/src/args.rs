@@ -23,14 +23,14 @@ use crate::{
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0  done; nothing is wrong
-  1  something is wrong: explain: the packet reaches no endpoint; --why-not: there is a cause; diff: the kernel differs;
-     doctor: something fails; status: a backend or the brain's source fails, or a backend is behind
-  2  the command line is wrong
-  3  brain, file or kernel cannot be read
-  4  what was asked for does not exist";
+  0  success; no problem was found
+  1  a problem was found: explain: the packet reaches no endpoint; --why-not: there is a cause; diff: the kernel differs;
+     doctor: a check fails; status: a backend or the brain's source fails, or a backend lags
+  2  the command line is invalid
+  3  the brain, the file or the kernel cannot be read
+  4  the requested object does not exist";
 
-/// Ask a node about its Services
+/// Inspect the Services of a node
 #[derive(Debug, Parser)]
 #[command(name = "localnet", version, after_help = EXIT_CODES)]
 pub struct Arguments {
@@ -42,7 +42,7 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// List what the state of the node says
+    /// List the Services, endpoints or facts in the state of the node
     #[command(after_help = "Examples:
   localnet get services
   localnet get endpoints web -n shop -o wide
@@ -50,12 +50,12 @@ enum Command {
   localnet get state -o yaml > state.yaml        # and later: localnet --state state.yaml explain …
   localnet --api tcp://10.0.0.7:12090 get node")]
     Get(Get),
-    /// Show the changes of Services as they come
+    /// Print changes of Services as they happen
     #[command(after_help = "Examples:
   localnet watch -n shop
   localnet watch -o json | jq -c '[.type, .service.service]'")]
     Watch(Watch),
-    /// Say what becomes of a packet, and why: brain, rules in the kernel, flows; or why a Service does not answer
+    /// Explain what happens to a packet and why, or why a Service does not answer
     #[command(after_help = "Examples:
   localnet explain --from 10.244.0.7 --to shop/web:http
   localnet explain --from outside:203.0.113.9 --to 192.0.2.10:443
@@ -64,9 +64,9 @@ enum Command {
   localnet explain --why-not shop/web:80 --from outside:203.0.113.9 --to 192.0.2.10:443
 
 --from: an address, pod, pod:ADDRESS, node, outside or outside:ADDRESS
---to:   ADDRESS:PORT or NAMESPACE/SERVICE:PORT, each with /tcp, /udp or /sctp behind it if it is not TCP")]
+--to:   ADDRESS:PORT or NAMESPACE/SERVICE:PORT, each followed by /udp or /sctp if it is not TCP")]
     Explain(Explain),
-    /// Compare what the nft backend plans with what the kernel holds
+    /// Compare the nft backend's plan with the live state of the kernel
     #[command(after_help = "Examples:
   localnet diff
   localnet diff --all -o json
@@ -78,12 +78,12 @@ enum Command {
   localnet top --by endpoint --most 5
   localnet top --interval 2")]
     Top(Top),
-    /// Look whether the node as a whole is well
+    /// Check the health of the whole node
     #[command(after_help = "Examples:
   localnet doctor
   localnet doctor -o json")]
     Doctor(Doctor),
-    /// Say how far brain and backends are, and how the backends are configured
+    /// Show the revisions of the brain and its backends, and the configuration of each backend
     #[command(after_help = "Examples:
   localnet status
   localnet status -o json")]
@@ -104,24 +104,24 @@ enum Command {
   localnet completion bash > /etc/bash_completion.d/localnet
   localnet completion zsh > \"${fpath[1]}/_localnet\"")]
     Completion {
-        /// For which shell
+        /// Shell to print the script for
         shell: clap_complete::Shell,
     },
 }
 
 #[derive(Debug, Args)]
 struct Output {
-    /// How the answer is printed
+    /// Output format
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
     output: Format,
-    /// Leave out the headings of tables
+    /// Omit the headings of tables
     #[arg(long)]
     no_headers: bool,
 }
 
 #[derive(Debug, Args)]
 struct Get {
-    /// What to list
+    /// Kind of object to list
     kind: Kind,
     /// Only these Services: NAME or NAMESPACE/NAME
     names: Vec<String>,
@@ -145,17 +145,17 @@ struct Watch {
     /// Services of all namespaces, as without --namespace
     #[arg(short = 'A', long, conflicts_with = "namespace")]
     all_namespaces: bool,
-    /// End after so many states
+    /// Exit after this many states
     #[arg(long, value_name = "NUMBER")]
     count: Option<u64>,
     #[command(flatten)]
     output: Output,
 }
 
-/// Whether to look at the kernel.
+/// When to read the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum When {
-    /// If the state comes over a unix socket, and so is of this node
+    /// If the state comes from a unix socket, and therefore describes this node
     #[default]
     Auto,
     /// Always
@@ -166,7 +166,7 @@ enum When {
 
 #[derive(Debug, Args)]
 struct OfNode {
-    /// Whether to look at the kernel of this machine
+    /// When to read the kernel of this machine
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     kernel: When,
     #[command(flatten)]
@@ -175,16 +175,16 @@ struct OfNode {
 
 #[derive(Debug, Args)]
 struct Explain {
-    /// Who sends [default: a pod of this node to ClusterIPs, somebody outside to other addresses]
+    /// Sender of the packet [default: a pod of this node for ClusterIPs, an outside client for other addresses]
     #[arg(long, value_name = "SENDER", required_unless_present_any = ["why_not", "packets"])]
     from: Option<Sender>,
-    /// Where to
+    /// Destination of the packet
     #[arg(long, value_name = "DESTINATION", required_unless_present_any = ["why_not", "packets"])]
     to: Option<To>,
-    /// Say why this port of a Service does not answer: the causes, the likeliest first
+    /// Explain why this port of a Service does not answer, likeliest cause first
     #[arg(long, value_name = "SERVICE:PORT", conflicts_with = "packets")]
     why_not: Option<To>,
-    /// Say what becomes of each packet of a file, by the state alone: lines of SENDER and DESTINATION; - is standard input
+    /// Explain each packet of a file from the state alone; each line is SENDER DESTINATION; - reads standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["from", "to"])]
     packets: Option<PathBuf>,
     #[command(flatten)]
@@ -195,7 +195,7 @@ struct Explain {
 
 #[derive(Debug, Args)]
 struct Diff {
-    /// Name every difference, however many there are
+    /// List all differences, however many
     #[arg(long)]
     all: bool,
     #[command(flatten)]
@@ -206,16 +206,16 @@ struct Diff {
 
 #[derive(Debug, Args)]
 struct Top {
-    /// What flows are counted by
+    /// Object to count flows by
     #[arg(long, value_enum, default_value_t)]
     by: By,
-    /// How many rows
+    /// Maximum number of rows
     #[arg(long, default_value_t = 20, value_name = "NUMBER")]
     most: usize,
-    /// Look again every so many seconds, and show rates, until Ctrl-C
+    /// Repeat every so many seconds and show rates, until Ctrl-C
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     interval: Option<u64>,
-    /// End after so many looks, one second apart unless --interval says otherwise
+    /// Exit after this many samples, one second apart unless --interval is given
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     #[command(flatten)]
@@ -272,11 +272,11 @@ fn with_short_help(command: clap::Command) -> clap::Command {
 }
 
 async fn run(arguments: Arguments) -> Answered {
-    let Arguments { global, command: asked } = arguments;
-    match asked {
+    let Arguments { global, command } = arguments;
+    match command {
         Command::Completion { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut command(None), "localnet", &mut script);
+            clap_complete::generate(shell, &mut self::command(None), "localnet", &mut script);
             output::print(|out| Ok(out.write_all(&script)?))?;
             Ok(false)
         }

@@ -145,7 +145,7 @@ impl Ranking {
         let mut causes: Vec<Cause> = Vec::new();
         for (_, cause) in self.found {
             // The same cause at another address is listed once.
-            if !causes.iter().any(|known| known.id == cause.id && known.problem == cause.problem) {
+            if !causes.iter().any(|other| other.id == cause.id && other.problem == cause.problem) {
                 causes.push(cause);
             }
         }
@@ -161,8 +161,8 @@ fn cause(id: Code, problem: impl Into<String>, remedy: impl Into<String>) -> Cau
 pub fn rank(evidence: &Evidence) -> Vec<Cause> {
     let mut ranking = Ranking { found: Vec::new() };
     if let Some(no_state) = &evidence.no_state {
-        let remedy = "start localnet-brain, or say where it serves with --api; the kernel stays as it was meanwhile";
-        ranking.add(0, 1, cause(Code::BrainUnreachable, format!("the brain gives no state: {no_state}"), remedy));
+        let remedy = "start localnet-brain, or give its address with --api; the kernel stays unchanged until then";
+        ranking.add(0, 1, cause(Code::BrainUnreachable, format!("the brain sends no state: {no_state}"), remedy));
     }
     of_source(evidence, &mut ranking);
     of_service(evidence, &mut ranking);
@@ -190,8 +190,9 @@ fn of_source(evidence: &Evidence, ranking: &mut Ranking) {
     let arrives = is_served && after > 0 && evidence.fronts.iter().all(|front| front.outcome == "endpoints");
     let (front, layer) = if arrives { (after, 29) } else { (0, 0) };
     for trouble in evidence.status.iter().flat_map(|status| &status.troubles) {
-        let problem = format!("the brain does not know what is new: {}", trouble.line());
-        let remedy = "what it says; the state stays as it was meanwhile, whatever the cluster says now";
+        let problem = format!("the brain cannot see changes of the cluster: {}", trouble.line());
+        let remedy =
+            "correct what the message names; the state stays unchanged until then, whatever changes in the cluster";
         ranking.add(front, layer, cause(Code::SourceFails, problem, remedy));
     }
 }
@@ -200,11 +201,7 @@ fn of_source(evidence: &Evidence, ranking: &mut Ranking) {
 fn of_service(evidence: &Evidence, ranking: &mut Ranking) {
     let service = &evidence.service;
     if let Some(not_its) = &evidence.not_its_address {
-        ranking.add(
-            0,
-            16,
-            cause(Code::NotItsAddress, not_its.clone(), "ask for one of the addresses that the Service has"),
-        );
+        ranking.add(0, 16, cause(Code::NotItsAddress, not_its.clone(), "use one of the addresses of the Service"));
     }
     if let Some(family) = evidence.lacks_family {
         let problem = format!("Service {service} has no {family} ClusterIP, so it does not exist in {family}");
@@ -222,31 +219,31 @@ fn of_service(evidence: &Evidence, ranking: &mut Ranking) {
         None | Some(Standing::Absent) => {
             let mut problem = format!("the cluster has no Service {service}");
             if !evidence.namesakes.is_empty() {
-                _ = write!(problem, "; there is {}", evidence.namesakes.join(", "));
+                _ = write!(problem, "; did you mean {}", evidence.namesakes.join(", "));
             }
             cause(Code::ServiceAbsent, problem, "check name and namespace: kubectl get services -A")
         }
         Some(Standing::Headless) => cause(
             Code::ServiceHeadless,
-            format!("Service {service} is headless (clusterIP: None): no proxy serves it, clients ask its endpoints"),
-            "look at DNS and the pods themselves, or give the Service a ClusterIP",
+            format!(
+                "Service {service} is headless (clusterIP: None): no proxy handles it, clients connect to its endpoints"
+            ),
+            "check DNS and the pods, or give the Service a ClusterIP",
         ),
         Some(Standing::ExternalName) => cause(
             Code::ServiceExternalName,
-            format!("Service {service} is of type ExternalName: a DNS name, which no proxy serves"),
-            "look at DNS: the name must resolve to something that answers",
+            format!("Service {service} is of type ExternalName: a DNS name, which no proxy handles"),
+            "check DNS: the name must resolve to an address that answers",
         ),
         Some(Standing::WithoutClusterIp) => cause(
             Code::ServiceWithoutAddress,
             format!("Service {service} has no ClusterIP"),
-            "an API server gives it one; a file must name it: spec.clusterIP",
+            "an API server assigns one; in a file, set spec.clusterIP",
         ),
         Some(Standing::OfAnotherProxy) => cause(
             Code::ServiceOfAnotherProxy,
-            format!(
-                "the label service.kubernetes.io/service-proxy-name of Service {service} gives it to another proxy"
-            ),
-            "remove the label, or look at the proxy that it names",
+            format!("the label service.kubernetes.io/service-proxy-name assigns Service {service} to another proxy"),
+            "remove the label, or check the proxy that it names",
         ),
         Some(Standing::Unusable | Standing::Served | Standing::Unknown) => {
             let findings = evidence.why.iter().flat_map(|why| &why.findings).filter(|finding| finding.left_out);
@@ -255,9 +252,9 @@ fn of_service(evidence: &Evidence, ranking: &mut Ranking) {
                 Some(finding) => (Code::AddressTaken, Some(finding)),
                 None => (Code::ServiceUnusable, findings.clone().next()),
             };
-            let said = finding.map(|of| format!(": {} {}: {}", of.object, of.field, of.problem)).unwrap_or_default();
-            let remedy = finding.map_or_else(|| "give it ports".to_owned(), |of| of.remedy.clone());
-            cause(id, format!("nothing of Service {service} can be served{said}"), remedy)
+            let reason = finding.map(|of| format!(": {} {}: {}", of.object, of.field, of.problem)).unwrap_or_default();
+            let remedy = finding.map_or_else(|| "add ports to the Service".to_owned(), |of| of.remedy.clone());
+            cause(id, format!("every port of Service {service} is skipped{reason}"), remedy)
         }
     };
     ranking.add(0, 10, found);
@@ -269,7 +266,7 @@ fn port_missing(evidence: &Evidence, ports: &[String]) -> Cause {
     let left_out = findings.find(|finding| finding.left_out && finding.field.starts_with("spec.ports["));
     match left_out {
         Some(finding) => {
-            let problem = format!("a port of Service {service} was left out: {}: {}", finding.field, finding.problem);
+            let problem = format!("a port of Service {service} is skipped: {}: {}", finding.field, finding.problem);
             cause(Code::PortLeftOut, problem, finding.remedy.clone())
         }
         None => cause(
@@ -279,7 +276,7 @@ fn port_missing(evidence: &Evidence, ports: &[String]) -> Cause {
                 evidence.asked.rsplit(':').next().unwrap_or_default(),
                 ports.join(", ")
             ),
-            "ask for one of these; targetPort and nodePort are other numbers than port",
+            "use one of these; port is neither targetPort nor nodePort",
         ),
     }
 }
@@ -288,7 +285,7 @@ fn port_missing(evidence: &Evidence, ports: &[String]) -> Cause {
 fn of_outcome(evidence: &Evidence, front: &Front) -> Cause {
     if let Some(other) = &front.taken_by {
         let problem = format!("{} belongs to Service {other}, which is older or sorts first", front.to);
-        return cause(Code::AddressTaken, problem, "give one of the two another address or port");
+        return cause(Code::AddressTaken, problem, "change the address or port of one of the two");
     }
     if let Some(filtered) = &front.filtered {
         let remedy = "add the sender to spec.loadBalancerSourceRanges";
@@ -296,15 +293,13 @@ fn of_outcome(evidence: &Evidence, front: &Front) -> Cause {
     }
     let service = &evidence.service;
     let Some(why) = &evidence.why else {
-        let remedy = "ask a brain for its reasons: localnet explain with --api";
+        let remedy = "query a brain for its reasons: localnet explain with --api";
         return cause(Code::NoEndpointServes, front.because.clone(), remedy);
     };
     if why.endpoints == 0 {
         let problem = match why.slices {
             // The brain does not read headless EndpointSlices.
-            0 => format!(
-                "Service {service} has no EndpointSlice, or none but with the label service.kubernetes.io/headless"
-            ),
+            0 => format!("Service {service} has no EndpointSlice without the label service.kubernetes.io/headless"),
             _ => format!("the EndpointSlices of Service {service} are empty"),
         };
         return cause(
@@ -379,7 +374,7 @@ fn of_routes(evidence: &Evidence, ranking: &mut Ranking) {
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         let plural = if addresses.len() == 1 { "" } else { "s" };
         let problem = format!("there is no route to the endpoint{plural} {}{more}: {why}", named.join(", "));
-        let remedy = "look at the CNI plugin: ip route get, and whether the pod's node is reachable";
+        let remedy = "check the CNI plugin with ip route get, and check that the pod's node is reachable";
         let at = Some(evidence.fronts[number].to.clone());
         ranking.add(number, 53, Cause { at, ..cause(Code::NoRoute, problem, remedy) });
     }
@@ -403,13 +398,13 @@ fn of_node(evidence: &Evidence, number: usize, front: &Front, ranking: &mut Rank
         add(40, Cause { certain, ..cause });
     }
     if front.no_table {
-        let problem = "the kernel has no table localnet: it was deleted or flushed, or never written";
+        let problem = "the kernel has no table localnet: it was deleted, or never created";
         add(
             41,
             cause(
                 Code::TableMissing,
                 problem,
-                "is a backend running? It repairs this within a second; who flushed it is in its log",
+                "start the backend: it repairs this within a second; its log names the program that deleted the table",
             ),
         );
     } else {
@@ -417,7 +412,7 @@ fn of_node(evidence: &Evidence, number: usize, front: &Front, ranking: &mut Rank
             let more = front.damaged.len() - 1;
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             let problem =
-                format!("the chain {chain}{more} of table localnet is missing, or its rules are others than planned");
+                format!("the chain {chain}{more} of table localnet is missing, or its rules differ from the plan");
             let remedy = differs_remedy(evidence.configuration.as_ref());
             add(42, Cause { certain: !guessed, ..cause(Code::RulesDiffer, problem, remedy) });
         }
@@ -426,7 +421,14 @@ fn of_node(evidence: &Evidence, number: usize, front: &Front, ranking: &mut Rank
             let found = row.found.as_ref().map(|found| format!("; it has {found} instead")).unwrap_or_default();
             let problem = format!("the kernel lacks {} {}{found}", row.place, row.text);
             let id = if row.found.is_some() { Code::ElementsDiffer } else { Code::ElementsMissing };
-            add(43, cause(id, problem, "start the backend: it repairs this within a second; localnet diff shows all"));
+            add(
+                43,
+                cause(
+                    id,
+                    problem,
+                    "start the backend: it repairs this within a second; localnet diff lists all differences",
+                ),
+            );
         }
     }
     if evidence.tracking_is_full {
@@ -444,12 +446,12 @@ fn of_node(evidence: &Evidence, number: usize, front: &Front, ranking: &mut Rank
         add(51, of_others(whither, stop));
     }
     if front.does_not_forward {
-        let problem = "the kernel does not pass packets on between interfaces";
+        let problem = "the kernel does not forward packets between interfaces";
         add(52, cause(Code::ForwardingOff, problem, "set net.ipv4.ip_forward and net.ipv6.conf.all.forwarding to 1"));
     }
     if let Some(flow) = front.stale.first() {
         let problem = format!(
-            "{} flow(s) stick to what serves no more, such as {} at {}",
+            "{} stale flow(s) go to endpoints that are no longer eligible, such as {} at {}",
             front.stale.len(),
             flow.from,
             flow.endpoint
@@ -459,12 +461,12 @@ fn of_node(evidence: &Evidence, number: usize, front: &Front, ranking: &mut Rank
             cause(
                 Code::StaleFlow,
                 problem,
-                "the backend ends these after each change; by hand: conntrack -D --orig-src …",
+                "the backend deletes these after each change; to delete one yourself, run conntrack -D --orig-src …",
             ),
         );
     }
     if let Some(filtered) = &front.filtered {
-        let remedy = "say who sends with --from; its address must be in spec.loadBalancerSourceRanges";
+        let remedy = "name the sender with --from; its address must be in spec.loadBalancerSourceRanges";
         add(60, Cause { certain: false, ..cause(Code::SourceRanges, filtered.clone(), remedy) });
     }
 }
@@ -473,9 +475,9 @@ fn of_node(evidence: &Evidence, number: usize, front: &Front, ranking: &mut Rank
 pub fn differs_remedy(configuration: Option<&Origin>) -> &'static str {
     match is_guessed(configuration) {
         true => {
-            "give this command the backend's configuration (--config or --cluster-cidr): no backend reports it; localnet diff shows all"
+            "no backend reports its configuration: pass it with --config or --cluster-cidr; localnet diff lists all differences"
         }
-        false => "start the backend: it repairs this within a second; localnet diff shows all",
+        false => "start the backend: it repairs this within a second; localnet diff lists all differences",
     }
 }
 
@@ -487,7 +489,7 @@ pub fn is_guessed(configuration: Option<&Origin>) -> bool {
 fn of_backend(evidence: &Evidence, family: Option<Family>) -> Option<Cause> {
     let status = evidence.status.as_ref()?;
     let Some(backend) = status.newest() else {
-        let remedy = "start localnet-nft, or another backend; one of KPNG's never reports";
+        let remedy = "start localnet-nft or another backend; backends of KPNG never report";
         return Some(cause(
             Code::BackendMissing,
             "no backend has reported to the brain: nothing programs the node",
@@ -496,13 +498,17 @@ fn of_backend(evidence: &Evidence, family: Option<Family>) -> Option<Cause> {
     };
     let name = &backend.name;
     if let Some((_, reason)) = backend.skipped.iter().find(|(service, _)| *service == evidence.service) {
-        let problem = format!("the backend {name} leaves out of this Service: {reason}");
-        return Some(cause(Code::BackendSkips, problem, "change the Service as the reason says"));
+        let problem = format!("the backend {name} skips a part of this Service: {reason}");
+        return Some(cause(Code::BackendSkips, problem, "change the Service as the reason suggests"));
     }
     let of = backend.family(family?)?;
     if !of.error.is_empty() {
         let problem = format!("the backend {name} cannot apply revision {}: {}", status.revision, of.error);
-        return Some(cause(Code::BackendFails, problem, "what the error says; it is tried again by itself"));
+        return Some(cause(
+            Code::BackendFails,
+            problem,
+            "correct what the error names; the backend retries with backoff",
+        ));
     }
     if of.behind > 0 {
         let problem = format!(
@@ -511,7 +517,11 @@ fn of_backend(evidence: &Evidence, family: Option<Family>) -> Option<Cause> {
             status.revision,
             backend.age_millis / 1000
         );
-        return Some(cause(Code::BackendBehind, problem, "is it running, and does it reach the brain? Its log says"));
+        return Some(cause(
+            Code::BackendBehind,
+            problem,
+            "check that it runs and reaches the brain; its log has the error",
+        ));
     }
     None
 }
@@ -528,8 +538,8 @@ fn of_others(whither: &str, stop: &Stop) -> Cause {
         "{may}{what} packets {whither}: table {} {} chain {}, {handle}{comment}",
         stop.family, stop.table, stop.chain
     );
-    let remedy = format!("look at it: nft -a list chain {} {} {}", stop.family, stop.table, stop.chain);
-    Cause { certain: stop.certain, ..cause(Code::ForeignRule, format!("a rule of another's {problem}"), remedy) }
+    let remedy = format!("check the chain: nft -a list chain {} {} {}", stop.family, stop.table, stop.chain);
+    Cause { certain: stop.certain, ..cause(Code::ForeignRule, format!("a rule of another program {problem}"), remedy) }
 }
 
 impl Answer {
@@ -537,7 +547,7 @@ impl Answer {
     pub fn of(evidence: &Evidence) -> Self {
         let looked_at = |front: &Front| format!("{} {}: {}", front.kind, front.to, front.outcome);
         let unanswered = evidence.unanswered_node_port.map(|number| {
-            format!("NodePort {number}: it is answered at no address of this node, by the Node's addresses and nodePortAddresses")
+            format!("NodePort {number}: no address of this node answers it, according to the Node's addresses and nodePortAddresses")
         });
         let kernel = evidence.kernel_unknown.iter().map(|why| format!("the kernel: {why}"));
         Self {
@@ -563,17 +573,17 @@ impl Show for Answer {
             _ = writeln!(text, "   {} {}", style.paint(Tone::Dim, "remedy:"), cause.remedy);
         }
         if self.causes.is_empty() {
-            _ = writeln!(text, "{}", style.paint(Tone::Good, "nothing is wrong with it here"));
+            _ = writeln!(text, "{}", style.paint(Tone::Good, "no problem found on this node"));
             _ = writeln!(
                 text,
-                "   what is left: the endpoints themselves, network policies beyond this node, the way back"
+                "   what remains to check: the endpoints, network policies beyond this node, the way back"
             );
         }
         for looked_at in self.looked_at.iter().filter(|_| style.wide || self.causes.is_empty()) {
-            _ = writeln!(text, "   looked at {looked_at}");
+            _ = writeln!(text, "   checked {looked_at}");
         }
         for not in &self.not_looked_at {
-            _ = writeln!(text, "   not looked at {not}");
+            _ = writeln!(text, "   not checked {not}");
         }
         text.extend(self.configuration.iter().map(Origin::line));
         text

@@ -33,7 +33,7 @@ const FLAGS: [&str; 7] = [
     "pod-interface-name-prefix",
 ];
 const MASQUERADE_BIT: &str = "masquerade-bit";
-const HEADING: &str = "Configuration [default: as the backend reports it]";
+const HEADING: &str = "Configuration [default: that of the backend]";
 
 /// The flags that override the reported configuration.
 #[derive(Clone, Debug, Default)]
@@ -47,7 +47,7 @@ impl Args for ConfigurationArgs {
         let bit = Arg::new(MASQUERADE_BIT)
             .long(MASQUERADE_BIT)
             .value_name("BIT")
-            .help("bit of the packet mark that asks for masquerading")
+            .help("bit of the packet mark that requests masquerading")
             .value_parser(value_parser!(u8).range(0..32));
         let args = KubeProxyFlags::some_args(&FLAGS).chain([bit]);
         command.args(args.map(|arg| arg.help_heading(HEADING).hide_short_help(false)))
@@ -109,10 +109,10 @@ impl Configuration {
                     reported_addresses: Some(effective.node_port_addresses.clone()),
                     origin: Origin::default(),
                 };
-                let mut text = format!("as the {name} backend reports it");
+                let mut text = format!("reported by the {name} backend");
                 if !given.is_empty() {
                     used.replace(&given, from_command_line()?);
-                    text.push_str(&format!(", but for --{}", given.join(", --")));
+                    text.push_str(&format!(", except --{}", given.join(", --")));
                 }
                 let values = Values::of(&used.config);
                 used.origin = Origin { source: "reported", backend: Some(name.clone()), text, values };
@@ -122,9 +122,9 @@ impl Configuration {
             unusable => {
                 let why = match (unusable, backend, status) {
                     (Some((backend, Err(unreadable))), ..) => {
-                        format!("what the {} backend reports cannot be read: {unreadable}", backend.name)
+                        format!("cannot read the report of the {} backend: {unreadable}", backend.name)
                     }
-                    (_, Some(backend), _) => format!("the {} backend does not report its own", backend.name),
+                    (_, Some(backend), _) => format!("the {} backend does not report its configuration", backend.name),
                     (_, None, Ok(_)) => "no backend has reported".to_owned(),
                     (_, None, Err(why)) => why.to_owned(),
                 };
@@ -218,17 +218,17 @@ mod tests {
     }
 
     #[test]
-    fn what_the_backend_reports_is_used_unless_a_flag_replaces_it() {
+    fn flags_override_the_reported_configuration() {
         let status = status("iptables", Some(Ok(reported())));
         let used = |flags: &[&str]| Configuration::of(&args(flags), Ok(&status)).unwrap();
         let plain = used(&[]);
         assert_eq!(plain.config, reported().config);
-        assert_eq!(plain.origin.line(), "configuration: as the iptables backend reports it\n");
+        assert_eq!(plain.origin.line(), "configuration: reported by the iptables backend\n");
         assert_eq!(plain.origin.values.to_string(), "pods: ClusterCIDR 10.244.0.0/16; NodePorts: all addresses");
         let other = used(&["--cluster-cidr", "10.0.0.0/8", "--masquerade-all"]);
         let detector = Detector::ClusterCidr(vec!["10.0.0.0/8".parse().unwrap()]);
         assert_eq!(other.config, Config { detector, masquerade_all: true, ..reported().config });
-        assert_eq!(other.origin.text, "as the iptables backend reports it, but for --cluster-cidr, --masquerade-all");
+        assert_eq!(other.origin.text, "reported by the iptables backend, except --cluster-cidr, --masquerade-all");
         let bit = used(&["--masquerade-bit", "3", "--detect-local-mode", "NodeCIDR"]).config;
         assert_eq!(bit, Config { masquerade_bit: 3, detector: Detector::NodeCidr, ..reported().config });
         let primary = used(&["--nodeport-addresses", "primary"]).config;
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_report_it_is_the_command_line_or_the_defaults() {
+    fn without_a_report_flags_or_defaults_apply() {
         let used = |flags: &[&str], status: Result<&Status, &str>| {
             let used = Configuration::of(&args(flags), status).unwrap();
             (used.config, used.origin.text)
@@ -245,17 +245,17 @@ mod tests {
         let defaults = |why: &str| (plain.clone(), format!("defaults: {why}"));
         assert_eq!(used(&[], Ok(&Status::default())), defaults("no backend has reported"));
         assert_eq!(used(&[], Err("a saved state has none")), defaults("a saved state has none"));
-        assert_eq!(used(&[], Ok(&status("nft", None))), defaults("the nft backend does not report its own"));
+        assert_eq!(used(&[], Ok(&status("nft", None))), defaults("the nft backend does not report its configuration"));
         let unreadable = Unreadable { field: "DetectLocal", value: "9".to_owned() };
         let (_, text) = used(&[], Ok(&status("nft", Some(Err(unreadable)))));
-        assert!(text.contains("what the nft backend reports cannot be read: DetectLocal is \"9\""), "{text}");
+        assert!(text.contains("cannot read the report of the nft backend: DetectLocal is \"9\""), "{text}");
         let node_cidr = Config { detector: Detector::NodeCidr, ..plain.clone() };
-        let said = (node_cidr, "from the command line".to_owned());
-        assert_eq!(used(&["--detect-local-mode", "NodeCIDR"], Ok(&Status::default())), said);
+        let chosen = (node_cidr, "from the command line".to_owned());
+        assert_eq!(used(&["--detect-local-mode", "NodeCIDR"], Ok(&Status::default())), chosen);
     }
 
     #[test]
-    fn a_file_replaces_all_that_is_reported() {
+    fn a_file_replaces_the_reported_configuration() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("config.yaml");
         let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\nclusterCIDR: 10.9.0.0/16\n";
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn node_ports_answer_where_the_backend_of_another_node_says() {
+    fn node_ports_answer_on_the_addresses_that_the_backend_reports() {
         let status = status("iptables", Some(Ok(reported())));
         let used = Configuration::of(&args(&[]), Ok(&status)).unwrap();
         let node = Node { addresses: vec!["192.168.0.2".parse().unwrap()], ..Node::default() };

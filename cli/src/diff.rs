@@ -14,7 +14,7 @@ use localnet_client::{Snapshot, vips::Config};
 use localnet_linux::nft::{self, Element, ElementKey, TableContent, element_line, rule_line};
 use localnet_nft::{
     plan::sets::SetId,
-    whole::{self, Hears},
+    whole::{self, ElementSink},
 };
 use serde::Serialize;
 
@@ -62,7 +62,7 @@ pub const MOST: usize = 200;
 
 /// A change of the plan to an element of a set.
 #[derive(Debug)]
-enum Said {
+enum PlanChange {
     Set(Element),
     Removed(ElementKey),
 }
@@ -70,36 +70,36 @@ enum Said {
 /// How many planned elements are sent at a time.
 const AT_A_TIME: usize = 4096;
 
-type Part = Vec<(nft::Family, SetId, Said)>;
+type Part = Vec<(nft::Family, SetId, PlanChange)>;
 
 /// Sends the planned elements to the comparing thread.
-struct Teller {
+struct ElementSender {
     part: Part,
     to: Sender<Part>,
 }
 
-impl Teller {
-    fn say(&mut self, family: nft::Family, set: SetId, said: Said) {
-        self.part.push((family, set, said));
+impl ElementSender {
+    fn push(&mut self, family: nft::Family, set: SetId, change: PlanChange) {
+        self.part.push((family, set, change));
         if self.part.len() == AT_A_TIME {
-            self.pass_on();
+            self.send();
         }
     }
 
-    fn pass_on(&mut self) {
+    fn send(&mut self) {
         let part = std::mem::replace(&mut self.part, Vec::with_capacity(AT_A_TIME));
         // If the kernel could not be read, there is no receiver.
         _ = self.to.send(part);
     }
 }
 
-impl Hears for Teller {
+impl ElementSink for ElementSender {
     fn set(&mut self, family: nft::Family, set: SetId, element: Element) {
-        self.say(family, set, Said::Set(element));
+        self.push(family, set, PlanChange::Set(element));
     }
 
     fn remove(&mut self, family: nft::Family, set: SetId, key: &ElementKey) {
-        self.say(family, set, Said::Removed(key.clone()));
+        self.push(family, set, PlanChange::Removed(key.clone()));
     }
 }
 
@@ -108,7 +108,7 @@ impl Hears for Teller {
 pub struct Rest {
     held: Held,
     _whole: whole::Whole,
-    _told: Vec<Part>,
+    _changes: Vec<Part>,
 }
 
 impl Rest {
@@ -135,7 +135,7 @@ pub fn differences(
 ) -> Result<(Differences, Rest), nft::Error> {
     for _ in 0..ATTEMPTS {
         let found = compare_once(state, config, local, reading, most)?;
-        if found.1.held.as_told {
+        if found.1.held.is_current {
             return Ok(found);
         }
         reading = Reading::start();
@@ -154,27 +154,27 @@ fn compare_once(
     let (to, parts) = mpsc::channel::<Part>();
     let compare = move |parts: Receiver<Part>| -> Result<_, nft::Error> {
         let mut held = reading.finish()?;
-        let mut told = Vec::new();
+        let mut changes = Vec::new();
         for part in parts {
-            for (family, set, said) in &part {
+            for (family, set, change) in &part {
                 if let Some(set) = held.set(*family, *set) {
-                    set.hear(said);
+                    set.compare(change);
                 }
             }
-            told.push(part);
+            changes.push(part);
         }
-        Ok((held, told))
+        Ok((held, changes))
     };
     let (whole, compared) = thread::scope(|scope| {
         let comparing = scope.spawn(move || compare(parts));
-        let mut teller = Teller { part: Vec::with_capacity(AT_A_TIME), to };
+        let mut sender = ElementSender { part: Vec::with_capacity(AT_A_TIME), to };
         // The backend itself reports what it does not program.
-        let whole = whole::tell(state, config.clone(), local.to_vec(), &history, &mut teller);
-        teller.pass_on();
-        drop(teller);
+        let whole = whole::deliver(state, config.clone(), local.to_vec(), &history, &mut sender);
+        sender.send();
+        drop(sender);
         (whole, comparing.join().unwrap_or_else(|panic| resume_unwind(panic)))
     });
-    let (held, told) = compared?;
+    let (held, changes) = compared?;
     let sets = || held.tables.iter().flatten().flat_map(|table| &table.sets);
     let mut differences = Differences { compared: sets().map(|set| set.compared).sum(), ..Differences::default() };
     for planned in &whole.tables {
@@ -185,7 +185,7 @@ fn compare_once(
             differences.compare(planned, found.as_ref(), most);
         }
     }
-    Ok((differences, Rest { held, _whole: whole, _told: told }))
+    Ok((differences, Rest { held, _whole: whole, _changes: changes }))
 }
 
 impl Differences {
@@ -245,19 +245,19 @@ impl Differences {
             if dump.is(family, chain) {
                 continue;
             }
-            let mut said = false;
+            let mut found_rule = false;
             for rule in chain.rules.iter().filter(|rule| !dump.rules.iter().any(|found| found.is(family, rule))) {
-                said = true;
+                found_rule = true;
                 self.push(most, || difference(&chain.name, "missing", rule_line(rule, family)));
             }
             for rule in dump.rules.iter().filter(|found| !chain.rules.iter().any(|rule| found.is(family, rule))) {
-                said = true;
+                found_rule = true;
                 let comment = rule.comment.as_ref().map(|comment| format!(" {comment:?}")).unwrap_or_default();
                 self.push(most, || {
                     difference(&chain.name, "unplanned", format!("rule # handle {}{comment}", rule.handle))
                 });
             }
-            if !said {
+            if !found_rule {
                 self.push(most, || difference(&chain.name, "differs", "order of rules, or declaration".to_owned()));
             }
         }
@@ -273,7 +273,7 @@ impl Show for Differences {
         if self.count == 0 {
             return format!(
                 "{} ({} elements compared)\n{}",
-                style.paint(Tone::Good, "the kernel holds what is planned"),
+                style.paint(Tone::Good, "the kernel matches the plan"),
                 self.compared,
                 self.configuration.line()
             );
@@ -305,7 +305,8 @@ impl Show for Differences {
         if more > 0 {
             text.push_str(&format!("and {more} more (--all)\n"));
         }
-        text + "- is in the kernel and not planned, + is planned and not in the kernel\n" + &self.configuration.line()
+        text + "- is in the kernel but not in the plan, + is in the plan but not in the kernel\n"
+            + &self.configuration.line()
     }
 
     fn names(&self) -> Vec<String> {
@@ -362,7 +363,7 @@ services:
     }
 
     #[test]
-    fn elements_that_differ_are_named() {
+    fn differing_elements_are_listed() {
         let (state, mut dump) = (state(), planned());
         let found = |dump: &TableDump| found(&state, dump);
         assert!(found(&dump).is_empty());
@@ -378,12 +379,12 @@ services:
         dump.sets[services].elements[0] = kept;
         let cluster_ips = of(&dump, "cluster-ips");
         for address in ["10.96.0.9", "10.96.0.7"] {
-            let element = Element::new(Tuple::new().address(address.parse().unwrap())).comment("whose");
+            let element = Element::new(Tuple::new().address(address.parse().unwrap())).comment("foreign");
             dump.sets[cluster_ips].elements.push(element);
         }
         assert_eq!(
             found(&dump),
-            ["7", "9"].map(|last| format!("cluster-ips unplanned 10.96.0.{last} comment \"whose\""))
+            ["7", "9"].map(|last| format!("cluster-ips unplanned 10.96.0.{last} comment \"foreign\""))
         );
         dump.sets.retain(|set| *set.name != *"hairpin");
         assert_eq!(found(&dump).len(), 3);
@@ -410,7 +411,7 @@ services:
 
     /// The kernel keeps the slots that endpoints have. A new plan would assign other slots.
     #[test]
-    fn slots_are_compared_as_the_kernel_has_them() {
+    fn affinity_slots_are_compared_with_those_of_the_kernel() {
         let mut desired = Desired::new(Config::default());
         for hosts in [&[1, 2, 3][..], &[2, 3, 4], &[4, 5]] {
             desired.update(&sticky(hosts), &Changes::everything());
@@ -433,16 +434,16 @@ services:
 
     /// If a Service loses a VIP to another one, the VIP is compared with the plan of its new owner.
     #[test]
-    fn what_is_said_and_taken_back_is_no_difference() {
+    fn an_element_that_is_added_and_removed_again_is_no_difference() {
         let element = planned().sets.iter().find(|set| *set.name == *"services").unwrap().elements[0].clone();
-        let other = Said::Set(Element { data: ElementData::Verdict(Verdict::Drop), ..element.clone() });
+        let other = PlanChange::Set(Element { data: ElementData::Verdict(Verdict::Drop), ..element.clone() });
         let absent = Element::new(Tuple::new().port(1));
-        let (gone, absent_gone) = (Said::Removed(element.key.clone()), Said::Removed(absent.key.clone()));
-        let (element, absent) = (Said::Set(element), Said::Set(absent));
-        let compared = |said: &[&Said]| {
+        let (gone, absent_gone) = (PlanChange::Removed(element.key.clone()), PlanChange::Removed(absent.key.clone()));
+        let (element, absent) = (PlanChange::Set(element), PlanChange::Set(absent));
+        let compared = |changes: &[&PlanChange]| {
             let mut held = Reading::of(1, [Some(planned()), None]).finish().unwrap();
             let set = held.set(Family::V4, SetId::Services).unwrap();
-            said.iter().for_each(|said| set.hear(said));
+            changes.iter().for_each(|change| set.compare(change));
             (set.off.len(), set.compared, set.planned)
         };
         assert_eq!(compared(&[&other, &absent]), (2, 2, 1));
@@ -453,7 +454,7 @@ services:
 
     /// As in `kubectl diff`, `-` marks the live state and `+` the desired state.
     #[test]
-    fn signs_go_from_what_is_live_to_what_is_wanted() {
+    fn minus_is_live_and_plus_is_planned() {
         let of = |what, text: &str, live: Option<&str>| Difference {
             table: "ip localnet".to_owned(),
             place: "services".to_owned(),
@@ -474,7 +475,7 @@ services:
     }
 
     #[test]
-    fn what_is_too_much_is_counted() {
+    fn differences_beyond_the_limit_are_counted() {
         let mut differences = Differences::default();
         for number in 0..5 {
             differences.push(3, || Difference {

@@ -31,7 +31,7 @@ pub struct Check {
     pub is: Is,
     /// The observed facts.
     pub seen: String,
-    /// How to correct it; empty if all is well.
+    /// How to correct it; empty if the check passes.
     pub remedy: String,
 }
 
@@ -39,7 +39,7 @@ pub struct Check {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Is {
-    /// All is well.
+    /// The check passes.
     Ok,
     /// Unusual; may be a problem.
     Warning,
@@ -54,7 +54,7 @@ pub type OwnTable = (Family, bool, Vec<String>);
 
 /// The evidence about the node.
 #[derive(Debug, Default)]
-pub struct Known {
+pub struct Evidence {
     /// The address of the brain.
     pub api: String,
     /// The status of the brain and its backends, or why it is unknown.
@@ -79,56 +79,58 @@ pub struct Known {
 
 impl Findings {
     /// Judges the evidence.
-    pub fn of(known: &Known) -> Self {
+    pub fn of(evidence: &Evidence) -> Self {
         let mut checks = Vec::new();
         let mut add =
             |id, is, seen: String, remedy: &str| checks.push(Check { id, is, seen, remedy: remedy.to_owned() });
-        match &known.state {
+        match &evidence.state {
             None => {}
             Some(Ok((services, 0))) => {
-                add("state", Is::Ok, format!("{services} Services, each with an endpoint that serves"), "");
+                add("state", Is::Ok, format!("{services} Services, each with an eligible endpoint"), "");
             }
             Some(Ok((services, bare))) => add(
                 "state",
                 Is::Warning,
-                format!("{services} Services, {bare} of them without any endpoint that serves"),
-                "localnet get services shows which; localnet explain --why-not says why",
+                format!("{services} Services, {bare} of them without an eligible endpoint"),
+                "localnet get services lists them; localnet explain --why-not shows the cause",
             ),
             Some(Err(error)) => add(
                 "state",
                 Is::Failing,
                 error.clone(),
-                "start localnet-brain, or say where it serves with --api; the kernel stays as it was meanwhile",
+                "start localnet-brain, or give its address with --api; the kernel stays unchanged until then",
             ),
         }
-        match &known.status {
+        match &evidence.status {
             None => {}
-            Some(Err(error)) => add("backends", Is::Unknown, error.clone(), "a brain of this version tells"),
+            Some(Err(error)) => {
+                add("backends", Is::Unknown, error.clone(), "upgrade localnet-brain to the version of this command");
+            }
             Some(Ok(status)) => {
                 for trouble in &status.troubles {
-                    let remedy = "what it says; it is tried again by itself, and the state stays as it was meanwhile";
+                    let remedy = "correct what the message names; the brain retries with backoff, and the state stays unchanged until then";
                     add("source", Is::Failing, trouble.line(), remedy);
                 }
                 // Without a state, backends have nothing to report.
-                if !matches!(known.state, Some(Err(_))) {
+                if !matches!(evidence.state, Some(Err(_))) {
                     of_backends(status, &mut add);
                 }
             }
         }
-        if let Some(origin) = &known.configuration {
+        if let Some(origin) = &evidence.configuration {
             let seen = format!("{}: {}", origin.text, origin.values);
             match origin.source {
                 "defaults" => add(
                     "configuration",
                     Is::Unknown,
                     seen,
-                    "what follows is judged by it: give --config or --cluster-cidr if the backend has another",
+                    "the checks below use it; pass --config or --cluster-cidr if the backend's differs",
                 ),
                 _ => add("configuration", Is::Ok, seen, ""),
             }
         }
-        of_tables(known, &mut add);
-        for (family, forwards) in Family::ALL.into_iter().zip(known.forwards) {
+        of_tables(evidence, &mut add);
+        for (family, forwards) in Family::ALL.into_iter().zip(evidence.forwards) {
             let seen = format!(
                 "{} packets are {}passed on",
                 family.as_str(),
@@ -146,17 +148,17 @@ impl Findings {
                 None => {}
             }
         }
-        if known.route_localnet.is_some_and(|value| value != 0) {
-            let seen =
-                "route_localnet is on: neighbours may reach what listens on 127.0.0.1 (CVE-2020-8558)".to_owned();
+        if evidence.route_localnet.is_some_and(|value| value != 0) {
+            let seen = "route_localnet is on: neighbours may reach programs that listen on 127.0.0.1 (CVE-2020-8558)"
+                .to_owned();
             add(
                 "route-localnet",
                 Is::Warning,
                 seen,
-                "localnet needs it for NodePorts on localhost alone; else set it to 0",
+                "localnet needs it only for NodePorts on localhost; otherwise set it to 0",
             );
         }
-        if let Some((count, max)) = known.tracked.filter(|(_, max)| *max > 0) {
+        if let Some((count, max)) = evidence.tracked.filter(|(_, max)| *max > 0) {
             let seen = format!("{count} of {max} tracked flows");
             let remedy = "raise net.netfilter.nf_conntrack_max: localnet-nft init, conntrack.maxPerCore";
             match count * 100 / max {
@@ -188,28 +190,33 @@ fn of_backends(status: &Status, add: &mut impl FnMut(&'static str, Is, String, &
                 ("", 0) if status.unread => add(
                     "backends",
                     Is::Failing,
-                    format!("{name} {family}: it reported {age} s ago, and no backend waits for what is new"),
-                    "is it running, and does it reach the brain? Its log says",
+                    format!("{name} {family}: it last reported {age} s ago, and no backend waits for the next state"),
+                    "check that it runs and reaches the brain; its log has the error",
                 ),
                 ("", 0) => add("backends", Is::Ok, format!("{name} {family}: revision {} is applied", of.applied), ""),
                 ("", behind) => add(
                     "backends",
                     Is::Failing,
-                    format!("{name} {family}: {behind} revisions behind; it reported {age} s ago"),
-                    "is it running, and does it reach the brain? Its log says",
+                    format!("{name} {family}: {behind} revisions behind; it last reported {age} s ago"),
+                    "check that it runs and reaches the brain; its log has the error",
                 ),
                 (error, _) => add(
                     "backends",
                     Is::Failing,
                     format!("{name} {family}: {error}"),
-                    "what the error says; it is tried again by itself",
+                    "correct what the error names; the backend retries with backoff",
                 ),
             }
         }
         if backend.skipped_count > 0 {
             let first = backend.skipped.first().map(|(of, why)| format!(", such as {of}: {why}")).unwrap_or_default();
-            let seen = format!("{name} leaves out {} things of Services{first}", backend.skipped_count);
-            add("skipped", Is::Warning, seen, "change the Services as the reasons say: localnet get revision -o wide");
+            let seen = format!("{name} skips {} parts of Services{first}", backend.skipped_count);
+            add(
+                "skipped",
+                Is::Warning,
+                seen,
+                "change the Services as the reasons suggest: localnet get revision -o wide",
+            );
         }
         for warning in &backend.warnings {
             add("warnings", Is::Warning, format!("{name}: {warning}"), "");
@@ -217,8 +224,8 @@ fn of_backends(status: &Status, add: &mut impl FnMut(&'static str, Is, String, &
     }
 }
 
-fn of_tables(known: &Known, add: &mut impl FnMut(&'static str, Is, String, &str)) {
-    match &known.tables {
+fn of_tables(evidence: &Evidence, add: &mut impl FnMut(&'static str, Is, String, &str)) {
+    match &evidence.tables {
         None => {}
         // The reason may name a further remedy.
         Some(Err(unread)) => {
@@ -232,61 +239,66 @@ fn of_tables(known: &Known, add: &mut impl FnMut(&'static str, Is, String, &str)
                     (true, []) => add("tables", Is::Ok, format!("{table} has its chains"), ""),
                     (true, damaged) => add(
                         "tables",
-                        if is_guessed(known.configuration.as_ref()) { Is::Warning } else { Is::Failing },
+                        if is_guessed(evidence.configuration.as_ref()) { Is::Warning } else { Is::Failing },
                         format!("{table}: not as planned: {}", damaged.join(", ")),
-                        differs_remedy(known.configuration.as_ref()),
+                        differs_remedy(evidence.configuration.as_ref()),
                     ),
                     (false, _) => {
                         add(
                             "tables",
                             Is::Failing,
-                            format!("{table} is not there"),
-                            "start the backend: it writes it within a second",
+                            format!("{table} does not exist"),
+                            "start the backend: it creates the table within a second",
                         );
                     }
                 }
             }
         }
     }
-    for other in known.others.iter().filter(|table| table.ends_with(" kube-proxy")) {
+    for other in evidence.others.iter().filter(|table| table.ends_with(" kube-proxy")) {
         let remedy = "stop kube-proxy, then localnet-nft cleanup --kube-proxy";
-        add("other-proxy", Is::Warning, format!("table {other} is kube-proxy's: whoever is first translates"), remedy);
+        add(
+            "other-proxy",
+            Is::Warning,
+            format!("table {other} is kube-proxy's: the first rule that matches translates a packet"),
+            remedy,
+        );
     }
-    if known.legacy {
-        let seen = "ip_tables (iptables-legacy) has rules, which this command does not see".to_owned();
-        add("legacy", Is::Warning, seen, "iptables-legacy-save shows them");
+    if evidence.legacy {
+        let seen = "ip_tables (iptables-legacy) has rules, which this command does not read".to_owned();
+        add("legacy", Is::Warning, seen, "list them with iptables-legacy-save");
     }
 }
 
 /// Reads the evidence from the kernel.
-pub fn look(
+pub fn read_kernel(
     kernel: &mut Result<Kernel, Diagnostic>,
-    known: &mut Known,
-    wanted: impl Fn(Family) -> Vec<std::sync::Arc<localnet_linux::nft::Chain>>,
+    evidence: &mut Evidence,
+    planned: impl Fn(Family) -> Vec<std::sync::Arc<localnet_linux::nft::Chain>>,
 ) {
     let kernel = match kernel {
         Ok(kernel) => kernel,
         Err(error) => {
-            known.tables = Some(Err(error.clone()));
+            evidence.tables = Some(Err(error.clone()));
             return;
         }
     };
     let mut tables = Vec::new();
     for family in Family::ALL {
         let is_there = matches!(kernel.chains(family), Ok(Some(_)));
-        let damaged = kernel.damaged(family, &wanted(family)).unwrap_or_default();
+        let damaged = kernel.damaged(family, &planned(family)).unwrap_or_default();
         // A host without IPv6 has no table for it.
         if family == Family::V4 || is_there || crate::kernel::forwards(family).is_some() {
             tables.push((family, is_there, if is_there { damaged } else { Vec::new() }));
         }
     }
-    known.tables = Some(Ok(tables));
-    known.others = kernel.other_tables().unwrap_or_default();
-    known.forwards = Family::ALL.map(crate::kernel::forwards);
-    known.route_localnet = crate::kernel::setting("proc/sys/net/ipv4/conf/all/route_localnet");
+    evidence.tables = Some(Ok(tables));
+    evidence.others = kernel.other_tables().unwrap_or_default();
+    evidence.forwards = Family::ALL.map(crate::kernel::forwards);
+    evidence.route_localnet = crate::kernel::setting("proc/sys/net/ipv4/conf/all/route_localnet");
     let tracked = |name: &str| crate::kernel::setting(&format!("proc/sys/net/netfilter/nf_conntrack_{name}"));
-    known.tracked = tracked("count").zip(tracked("max"));
-    known.legacy = std::fs::read_to_string("/proc/net/ip_tables_names").is_ok_and(|names| !names.trim().is_empty());
+    evidence.tracked = tracked("count").zip(tracked("max"));
+    evidence.legacy = std::fs::read_to_string("/proc/net/ip_tables_names").is_ok_and(|names| !names.trim().is_empty());
 }
 
 /// Returns the number of Services in a state, and of those without an eligible endpoint.
@@ -332,32 +344,32 @@ mod tests {
     use super::*;
     use crate::reasons::{Backend, FamilyStatus, Trouble};
 
-    fn well() -> Known {
+    fn healthy() -> Evidence {
         let family = FamilyStatus { family: localnet_proto::Family::V4, applied: 9, behind: 0, error: String::new() };
         let backend = Backend { name: "nft".to_owned(), families: vec![family], ..Backend::default() };
-        Known {
+        Evidence {
             status: Some(Ok(Status { revision: 9, backends: vec![backend], ..Status::default() })),
             state: Some(Ok((3, 0))),
             tables: Some(Ok(vec![(Family::V4, true, vec![])])),
             forwards: [Some(true), None],
             tracked: Some((1, 100)),
-            ..Known::default()
+            ..Evidence::default()
         }
     }
 
     #[track_caller]
-    fn check(change: impl FnOnce(&mut Known), id: &str, is: Is) {
-        let mut known = well();
-        change(&mut known);
-        let findings = Findings::of(&known);
+    fn check(change: impl FnOnce(&mut Evidence), id: &str, is: Is) {
+        let mut evidence = healthy();
+        change(&mut evidence);
+        let findings = Findings::of(&evidence);
         let found = findings.checks.iter().find(|check| check.id == id && check.is != Is::Ok);
         assert_eq!(found.map(|check| check.is), Some(is), "{findings:?}");
         assert_eq!(findings.fail(), is == Is::Failing);
     }
 
     #[test]
-    fn a_node_that_is_well_has_nothing_but_ok() {
-        let findings = Findings::of(&well());
+    fn all_checks_of_a_healthy_node_are_ok() {
+        let findings = Findings::of(&healthy());
         assert!(findings.checks.iter().all(|check| check.is == Is::Ok && check.remedy.is_empty()), "{findings:?}");
         assert_eq!(findings.checks.len(), 5);
         assert!(!findings.fail());
@@ -365,13 +377,13 @@ mod tests {
 
     /// The remedy must name the setting of the affected family, not that of the other one.
     #[test]
-    fn forwarding_is_mended_by_the_setting_of_its_family() {
+    fn the_remedy_for_forwarding_names_the_setting_of_its_family() {
         let settings = ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"];
         for (position, setting) in settings.iter().enumerate() {
-            let mut known = well();
-            known.forwards = [Some(true); 2];
-            known.forwards[position] = Some(false);
-            let findings = Findings::of(&known);
+            let mut evidence = healthy();
+            evidence.forwards = [Some(true); 2];
+            evidence.forwards[position] = Some(false);
+            let findings = Findings::of(&evidence);
             let remedies: Vec<_> =
                 findings.checks.iter().filter(|check| check.is != Is::Ok).map(|check| check.remedy.as_str()).collect();
             assert_eq!(remedies, [format!("set {setting} to 1")]);
@@ -379,53 +391,53 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_weight() {
-        check(|known| known.state = Some(Err("refused".to_owned())), "state", Is::Failing);
-        check(|known| known.state = Some(Ok((3, 1))), "state", Is::Warning);
-        check(|known| known.status = Some(Ok(Status::default())), "backends", Is::Failing);
-        check(|known| known.status = Some(Err("old".to_owned())), "backends", Is::Unknown);
-        let troubled = |known: &mut Known| {
-            let Some(Ok(status)) = &mut known.status else { panic!("a node that is well has a status") };
+    fn each_problem_has_its_severity() {
+        check(|evidence| evidence.state = Some(Err("refused".to_owned())), "state", Is::Failing);
+        check(|evidence| evidence.state = Some(Ok((3, 1))), "state", Is::Warning);
+        check(|evidence| evidence.status = Some(Ok(Status::default())), "backends", Is::Failing);
+        check(|evidence| evidence.status = Some(Err("old".to_owned())), "backends", Is::Unknown);
+        let troubled = |evidence: &mut Evidence| {
+            let Some(Ok(status)) = &mut evidence.status else { panic!("a node that is healthy has a status") };
             status.troubles.push(Trouble::default());
         };
         check(troubled, "source", Is::Failing);
-        let no_state_yet = |known: &mut Known| {
-            troubled(known);
-            known.state = Some(Err("it does not answer".to_owned()));
+        let no_state_yet = |evidence: &mut Evidence| {
+            troubled(evidence);
+            evidence.state = Some(Err("it does not answer".to_owned()));
         };
         check(no_state_yet, "source", Is::Failing);
-        let unread = |known: &mut Known| {
-            let Some(Ok(status)) = &mut known.status else { panic!("a node that is well has a status") };
+        let unread = |evidence: &mut Evidence| {
+            let Some(Ok(status)) = &mut evidence.status else { panic!("a node that is healthy has a status") };
             status.unread = true;
         };
         check(unread, "backends", Is::Failing);
-        check(|known| known.tables = Some(Ok(vec![(Family::V4, false, vec![])])), "tables", Is::Failing);
+        check(|evidence| evidence.tables = Some(Ok(vec![(Family::V4, false, vec![])])), "tables", Is::Failing);
         check(
-            |known| known.tables = Some(Ok(vec![(Family::V4, true, vec!["services".to_owned()])])),
+            |evidence| evidence.tables = Some(Ok(vec![(Family::V4, true, vec!["services".to_owned()])])),
             "tables",
             Is::Failing,
         );
-        let guessed = |known: &mut Known| {
-            known.tables = Some(Ok(vec![(Family::V4, true, vec!["services".to_owned()])]));
-            known.configuration = Some(Origin { source: "defaults", ..Origin::default() });
+        let guessed = |evidence: &mut Evidence| {
+            evidence.tables = Some(Ok(vec![(Family::V4, true, vec!["services".to_owned()])]));
+            evidence.configuration = Some(Origin { source: "defaults", ..Origin::default() });
         };
         check(guessed, "tables", Is::Warning);
         for (code, remedy) in [(Code::KernelDenied, "run it as root, on the node"), (Code::KernelNotRead, "")] {
-            let unread = |known: &mut Known| {
-                known.tables = Some(Err(Diagnostic::new(code, Subject::Program, "in words of any kind")));
+            let unread = |evidence: &mut Evidence| {
+                evidence.tables = Some(Err(Diagnostic::new(code, Subject::Program, "any text")));
             };
             check(unread, "tables", Is::Unknown);
-            let mut known = well();
-            unread(&mut known);
-            let checks = Findings::of(&known).checks;
+            let mut evidence = healthy();
+            unread(&mut evidence);
+            let checks = Findings::of(&evidence).checks;
             let tables = checks.iter().find(|check| check.id == "tables").unwrap();
-            assert_eq!((tables.seen.as_str(), tables.remedy.as_str()), ("in words of any kind", remedy));
+            assert_eq!((tables.seen.as_str(), tables.remedy.as_str()), ("any text", remedy));
         }
-        check(|known| known.others = vec!["ip kube-proxy".to_owned()], "other-proxy", Is::Warning);
-        check(|known| known.forwards = [Some(false), None], "forwarding", Is::Warning);
-        check(|known| known.route_localnet = Some(1), "route-localnet", Is::Warning);
-        check(|known| known.tracked = Some((100, 100)), "tracking", Is::Failing);
-        check(|known| known.tracked = Some((85, 100)), "tracking", Is::Warning);
-        check(|known| known.legacy = true, "legacy", Is::Warning);
+        check(|evidence| evidence.others = vec!["ip kube-proxy".to_owned()], "other-proxy", Is::Warning);
+        check(|evidence| evidence.forwards = [Some(false), None], "forwarding", Is::Warning);
+        check(|evidence| evidence.route_localnet = Some(1), "route-localnet", Is::Warning);
+        check(|evidence| evidence.tracked = Some((100, 100)), "tracking", Is::Failing);
+        check(|evidence| evidence.tracked = Some((85, 100)), "tracking", Is::Warning);
+        check(|evidence| evidence.legacy = true, "legacy", Is::Warning);
     }
 }

@@ -264,9 +264,9 @@ pub fn origin_name(origin: Origin) -> &'static str {
 }
 
 /// Returns the answer that follows from the state alone, without the kernel and the brain's reasons.
-pub fn told(world: &World, judged: &Judged<'_>) -> Explanation {
+pub fn from_state(world: &World, judged: &Judged<'_>) -> Explanation {
     let packet = &judged.packet;
-    let mut told = Explanation {
+    let mut explanation = Explanation {
         from: if packet.source.is_unspecified() { String::new() } else { packet.source.to_string() },
         origin: origin_name(packet.origin),
         to: SocketAddr::new(packet.destination, packet.port).to_string(),
@@ -284,11 +284,11 @@ pub fn told(world: &World, judged: &Judged<'_>) -> Explanation {
         ..Explanation::default()
     };
     if let Outcome::Endpoints { choices, masquerade, hairpin, affinity } = &judged.outcome {
-        told.endpoints.clone_from(choices);
-        told.hairpin.clone_from(hairpin);
-        (told.masquerade, told.affinity_seconds) = (*masquerade, *affinity);
+        explanation.endpoints.clone_from(choices);
+        explanation.hairpin.clone_from(hairpin);
+        (explanation.masquerade, explanation.affinity_seconds) = (*masquerade, *affinity);
     }
-    told
+    explanation
 }
 
 fn port_name(target: &Target<'_>) -> String {
@@ -300,9 +300,9 @@ fn why(world: &World, judged: &Judged<'_>) -> String {
     let Some(target) = &judged.target else {
         return match judged.outcome {
             Outcome::Reject => format!("{to} is a ClusterIP, and its Service has no such port"),
-            Outcome::Drop => format!("{to} is in a range of ClusterIPs, and no Service has it"),
-            _ if world.has(to) => format!("{to} is the node's own, and no NodePort is answered there on this port"),
-            _ => format!("no Service on this node has {to} with this port"),
+            Outcome::Drop => format!("{to} is in the range of ClusterIPs, but no Service has it"),
+            _ if world.has(to) => format!("{to} is an address of the node, but no NodePort answers there on this port"),
+            _ => format!("no Service of this node has {to} with this port"),
         };
     };
     let key = &target.service.key;
@@ -314,29 +314,31 @@ fn why(world: &World, judged: &Judged<'_>) -> String {
     };
     match &judged.outcome {
         Outcome::Endpoints { masquerade: true, .. } if !target.internal => {
-            format!("an address of Service {key} for traffic from outside; what comes in there is masqueraded")
+            format!("an address of Service {key} for external traffic, which is masqueraded")
         }
         Outcome::Endpoints { masquerade: true, .. } => {
-            format!("a ClusterIP of Service {key}; the sender is no pod of this node, so it is masqueraded")
+            format!("a ClusterIP of Service {key}; the sender is not a pod of this node, so its address is masqueraded")
         }
         Outcome::Endpoints { .. } => format!("an address of Service {key}; the source address is kept"),
         Outcome::Drop if judged.is_filtered() => {
             format!("spec.loadBalancerSourceRanges of Service {key} does not admit {}", judged.packet.source)
         }
-        Outcome::Drop if local => format!("{policy} of Service {key} is Local, and no endpoint on this node serves"),
-        Outcome::Drop => format!("endpoints of Service {key} exist, but none that may serve this traffic here"),
-        Outcome::Reject => format!("no endpoint serves this port of Service {key}"),
+        Outcome::Drop if local => {
+            format!("{policy} of Service {key} is Local, and no endpoint on this node is eligible")
+        }
+        Outcome::Drop => format!("Service {key} has endpoints, but none is eligible for this traffic on this node"),
+        Outcome::Reject => format!("no endpoint of Service {key} is eligible for this port"),
         Outcome::NotOurs => String::new(),
     }
 }
 
 /// Returns the complete answer about a packet.
-pub async fn explain(world: &mut World, brain: Option<&Brain>, packet: Packet, known_source: bool) -> Explanation {
+pub async fn explain(world: &mut World, brain: Option<&Brain>, packet: Packet, has_source: bool) -> Explanation {
     let judged = world.judge(packet);
-    let mut told = told(world, &judged);
-    told.configuration = Some(world.configuration.origin.clone());
-    if !known_source {
-        told.from = String::new();
+    let mut explanation = from_state(world, &judged);
+    explanation.configuration = Some(world.configuration.origin.clone());
+    if !has_source {
+        explanation.from = String::new();
     }
     let (steps, scope) = (judged.steps(world), judged.scope());
     let family = Family::of(packet.destination);
@@ -347,31 +349,31 @@ pub async fn explain(world: &mut World, brain: Option<&Brain>, packet: Packet, k
     if let Some((key, port)) = &key {
         match reasons(brain, key).await {
             Ok(why) => {
-                told.left_out_count = why.left_out_count;
+                explanation.left_out_count = why.left_out_count;
                 let of_port = |of: &LeftOut| *of.port_name == **port && of.is_of(family) && scope(&of.from);
-                told.left_out = why.left_out.into_iter().filter(of_port).collect();
+                explanation.left_out = why.left_out.into_iter().filter(of_port).collect();
                 let of_port = |of: &Hints| *of.port_name == **port && of.family == family;
-                told.hints = why.hints.into_iter().filter(of_port).collect();
+                explanation.hints = why.hints.into_iter().filter(of_port).collect();
             }
-            Err(unknown) => told.reasons_unknown = Some(unknown),
+            Err(unknown) => explanation.reasons_unknown = Some(unknown),
         }
     }
-    (told.path, told.kernel_unknown) = in_kernel(world, family, &steps);
+    (explanation.path, explanation.kernel_unknown) = in_kernel(world, family, &steps);
     if has_affinity && let Ok(kernel) = &mut world.kernel {
         let key = VipKey { address: packet.destination, protocol: packet.protocol, port: packet.port };
-        told.path.extend(affinity_rows(kernel, family, &key));
+        explanation.path.extend(affinity_rows(kernel, family, &key));
     }
     if world.kernel.is_ok() {
-        let source = known_source.then_some(packet.source);
+        let source = has_source.then_some(packet.source);
         match flows(&packet, source, &serving) {
             Ok(flows) => {
-                told.flows_count = flows.len();
-                told.flows = flows.into_iter().take(MOST_FLOWS).collect();
+                explanation.flows_count = flows.len();
+                explanation.flows = flows.into_iter().take(MOST_FLOWS).collect();
             }
-            Err(unknown) => told.flows_unknown = Some(unknown),
+            Err(unknown) => explanation.flows_unknown = Some(unknown),
         }
     }
-    told
+    explanation
 }
 
 /// Returns the brain's reasons about a Service.
@@ -379,7 +381,7 @@ pub async fn explain(world: &mut World, brain: Option<&Brain>, packet: Packet, k
 /// # Errors
 /// Returns the cause in words if there is no brain or it does not answer.
 pub async fn reasons(brain: Option<&Brain>, key: &ServiceKey) -> Result<Why, String> {
-    let Some(brain) = brain else { return Err("a saved state has no reasons: ask a brain (--api)".to_owned()) };
+    let Some(brain) = brain else { return Err("a saved state has no reasons; query a brain with --api".to_owned()) };
     brain.why(key).await.map(Why::from).map_err(|error| error.to_string())
 }
 
@@ -457,8 +459,8 @@ impl Explanation {
                 if more > 0 { format!("{shown} and {more} more") } else { shown }
             }
             "reject" => "rejected: connection refused".to_owned(),
-            "drop" => "dropped: no answer at all".to_owned(),
-            _ => "none of ours: it goes where it was sent to".to_owned(),
+            "drop" => "dropped: no answer".to_owned(),
+            _ => "no Service: the packet goes to its original destination".to_owned(),
         };
         let from =
             if self.from.is_empty() { self.origin.to_owned() } else { format!("{} ({})", self.from, self.origin) };
@@ -473,7 +475,7 @@ impl Explanation {
             let source = match (self.masquerade, self.hairpin.is_empty()) {
                 (true, _) => "replaced by the node's address".to_owned(),
                 (false, true) => "kept".to_owned(),
-                (false, false) => "kept, but replaced on the way back to the sender itself".to_owned(),
+                (false, false) => "kept, but replaced if the endpoint is the sender itself".to_owned(),
             };
             facts.row(["source", &source]);
         }
@@ -487,17 +489,17 @@ impl Explanation {
     fn reasons(&self, style: Style) -> String {
         let mut text = String::new();
         for hints in self.hints.iter().filter(|_| self.outcome == "endpoints" || !self.left_out.is_empty()) {
-            let said = match hints.nearness {
+            let line = match hints.nearness {
                 "everywhere" if hints.not_same_zone == "no endpoint has a hint" => continue,
-                "everywhere" => format!("hints are not followed: {}", hints.not_same_zone),
-                "sameNode" => "hints are followed: only endpoints for this node".to_owned(),
-                _ => "hints are followed: only endpoints for this zone".to_owned(),
+                "everywhere" => format!("topology hints are ignored: {}", hints.not_same_zone),
+                "sameNode" => "topology hints apply: only endpoints for this node are eligible".to_owned(),
+                _ => "topology hints apply: only endpoints for this zone are eligible".to_owned(),
             };
             // Writing to a string cannot fail.
-            _ = writeln!(text, "  {said}");
+            _ = writeln!(text, "  {line}");
         }
         if !self.left_out.is_empty() {
-            text.push_str("left out\n");
+            text.push_str("not eligible\n");
             let mut table = Table::bare();
             for of in &self.left_out {
                 let at = if of.number == 0 { of.address.clone() } else { format!("{}:{}", of.address, of.number) };
@@ -510,7 +512,7 @@ impl Explanation {
             text.push_str(&table.text(style, 2));
         }
         if let Some(unknown) = &self.reasons_unknown {
-            _ = writeln!(text, "left out: not known: {unknown}");
+            _ = writeln!(text, "not eligible: unknown: {unknown}");
         }
         text
     }
@@ -539,14 +541,14 @@ impl Explanation {
             text.push_str(&table.text(style, 2));
         }
         if let Some(unknown) = &self.kernel_unknown {
-            _ = writeln!(text, "kernel: not asked: {unknown}");
+            _ = writeln!(text, "kernel: not read: {unknown}");
         }
         if !self.flows.is_empty() {
             _ = writeln!(text, "flows ({} in all)", self.flows_count);
             let mut table = Table::bare();
             for flow in &self.flows {
                 let state = if flow.answered { "answered" } else { "unanswered" };
-                let stale = if flow.stale { "STALE: it goes to what serves no more" } else { "" };
+                let stale = if flow.stale { "STALE: the endpoint is no longer eligible" } else { "" };
                 table.toned([
                     (flow.from.to_string(), None),
                     (format!("at {}", flow.endpoint), None),
@@ -556,7 +558,7 @@ impl Explanation {
             }
             text.push_str(&table.text(style, 2));
         } else if let Some(unknown) = &self.flows_unknown {
-            _ = writeln!(text, "flows: not known: {unknown}");
+            _ = writeln!(text, "flows: unknown: {unknown}");
         }
         text
     }

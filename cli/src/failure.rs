@@ -1,6 +1,6 @@
 //! Why a command has no answer.
 
-/// Why there is no answer.
+/// The reason why a command has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The arguments are invalid or contradict each other.

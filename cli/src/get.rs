@@ -21,22 +21,22 @@ use crate::{
     table::{Row, Table},
 };
 
-/// What is listed.
+/// The kind of objects to list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
-    /// The Services that this node serves
+    /// The Services of the state
     #[value(alias = "service", alias = "svc")]
     Services,
     /// Their endpoints, one line for each address and port
     #[value(alias = "endpoint", alias = "ep")]
     Endpoints,
-    /// The node's facts
+    /// The node's name, zone and addresses
     #[value(alias = "nodes")]
     Node,
-    /// Which state it is, and how far the backends are
+    /// The revision of the state, and those of the backends
     #[value(alias = "status", alias = "backends")]
     Revision,
-    /// All of it, to be saved: `-o yaml` or `-o json`, read again with --state
+    /// The whole state; save it with `-o yaml` and read it with --state
     State,
 }
 
@@ -178,7 +178,7 @@ pub struct EndpointRow<'a> {
     at: SocketAddr,
     local: bool,
     scopes: Scopes,
-    /// Its conditions in words; `None` if the brain was not asked.
+    /// Its conditions in words; `None` if the brain was not queried.
     state: Option<&'static str>,
 }
 
@@ -199,10 +199,10 @@ struct EndpointFields<'a> {
 impl<'a> Endpoints<'a> {
     /// Lists the endpoints of some Services. The brain's reasons add the conditions, and the endpoints that the state does not
     /// contain.
-    pub fn of(services: impl Iterator<Item = &'a Service>, told: &'a BTreeMap<ServiceKey, Why>) -> Self {
+    pub fn of(services: impl Iterator<Item = &'a Service>, reasons: &'a BTreeMap<ServiceKey, Why>) -> Self {
         let mut endpoints = Vec::new();
         for service in services {
-            let why = told.get(&service.key);
+            let why = reasons.get(&service.key);
             let conditions: BTreeMap<&str, &'static str> =
                 why.iter().flat_map(|why| &why.unready).map(|of| (of.address.as_str(), of.words())).collect();
             let state = |address: &str| why.map(|_| conditions.get(address).copied().unwrap_or("Ready"));
@@ -339,13 +339,15 @@ impl Show for Status {
                 Some(Ok(effective)) => {
                     text.push_str(&format!("{} is configured with {}\n", backend.name, Values::of(&effective.config)));
                 }
-                Some(Err(error)) => text.push_str(&format!("{} is configured: {error}\n", backend.name)),
+                Some(Err(error)) => {
+                    text.push_str(&format!("{} reports an unreadable configuration: {error}\n", backend.name));
+                }
                 None => {}
             }
         }
         for backend in self.backends.iter().filter(|_| style.wide) {
             for (service, reason) in &backend.skipped {
-                text.push_str(&format!("{} leaves out of {service}: {reason}\n", backend.name));
+                text.push_str(&format!("{} skips a part of {service}: {reason}\n", backend.name));
             }
             for warning in &backend.warnings {
                 text.push_str(&format!("{} warns: {warning}\n", backend.name));
@@ -472,7 +474,7 @@ services:
 
     /// As in `kubectl get endpointslices`, the list includes endpoints that are not ready.
     #[test]
-    fn endpoints_have_their_conditions_and_those_that_are_left_out_are_listed() {
+    fn endpoints_that_are_not_ready_are_listed_with_their_conditions() {
         let state = state();
         let conditions = |address: &str, serving, terminating| wire::EndpointConditions {
             address: address.to_owned(),
@@ -491,8 +493,8 @@ services:
             left_out: vec![left_out("10.0.0.7"), left_out("10.0.0.7"), left_out("10.0.1.1")],
             ..wire::ServiceReasons::default()
         };
-        let told = BTreeMap::from([(ServiceKey::new("shop", "web"), Why::from(why))]);
-        let endpoints = Endpoints::of(Filter::default().services(&state), &told);
+        let reasons = BTreeMap::from([(ServiceKey::new("shop", "web"), Why::from(why))]);
+        let endpoints = Endpoints::of(Filter::default().services(&state), &reasons);
         check(
             &endpoints,
             Format::Table,
@@ -504,7 +506,7 @@ services:
     }
 
     #[test]
-    fn the_node_and_the_whole_state_are_told() {
+    fn the_node_and_the_whole_state_are_printed() {
         let state = state();
         check(
             &NodeFacts(&state.node),

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_is_what_serde_json_calls_pretty() {
+    fn json_equals_the_pretty_json_of_serde_json() {
         let deep =
             (0..20).fold(serde_json::json!("end"), |inner, depth| serde_json::json!({ depth.to_string(): [inner] }));
         for value in [

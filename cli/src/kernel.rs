@@ -120,7 +120,7 @@ impl Kernel {
                 None => Held::No,
                 Some(found) if found.is(family, chain) => Held::Yes(found.rules.first().map(|rule| rule.handle)),
                 Some(found) => Held::Other(format!(
-                    "{} rules, {} of them as planned",
+                    "{} rules, of which {} match the plan",
                     found.rules.len(),
                     alike(family, found, chain)
                 )),
@@ -174,7 +174,7 @@ impl Kernel {
         let Some(found) = self.chains(family)? else {
             return Ok(wanted.iter().map(|chain| chain.name.to_string()).collect());
         };
-        let is_there = |chain: &Chain| found.iter().any(|known| known.is(family, chain));
+        let is_there = |chain: &Chain| found.iter().any(|dump| dump.is(family, chain));
         Ok(wanted.iter().filter(|chain| !is_there(chain)).map(|chain| chain.name.to_string()).collect())
     }
 

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_is_what_it_is_when_written_at_once() {
+    fn a_document_equals_one_that_is_written_at_once() {
         for count in [0, 1, PIECE, PIECE + 1, 10 * PIECE + 3] {
             let items = items(count);
             let before = || vec!["x", "y"];
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_come_in_order_and_an_error_ends_them() {
+    fn lines_arrive_in_order_and_an_error_ends_them() {
         let items = items(5 * PIECE);
         let number = |text: &mut Vec<u8>, item: &Item| Ok(writeln!(text, "{}", item.number)?);
         let mut written = Vec::new();

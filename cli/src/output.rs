@@ -12,19 +12,19 @@ use crate::{
     yaml,
 };
 
-/// How the answer is printed.
+/// The output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// Aligned columns, for people
+    /// Aligned columns
     #[default]
     Table,
-    /// The same with more columns
+    /// Aligned columns, and more of them
     Wide,
     /// One JSON document
     Json,
     /// One YAML document
     Yaml,
-    /// Names alone, one on a line
+    /// Names only, one per line
     Name,
 }
 
@@ -233,13 +233,13 @@ mod tests {
     use crate::style::Tone;
 
     #[test]
-    fn nothing_that_is_printed_commands_a_terminal() {
+    fn printed_text_cannot_control_the_terminal() {
         let style = Style { colour: true, ..Style::default() };
         for tone in [Tone::Good, Tone::Odd, Tone::Bad, Tone::Dim] {
             let painted = style.paint(tone, "web");
             assert_eq!(harmless(&painted), painted);
         }
-        for (said, expected) in [
+        for (text, expected) in [
             ("a\tb\nc é", "a\tb\nc é"),
             ("\x1b]0;title\x07", r"\u{1b}]0;title\u{7}"),
             ("\x1b[2Jcleared\r", r"\u{1b}[2Jcleared\r"),
@@ -247,7 +247,7 @@ mod tests {
         ] {
             let mut written = Vec::new();
             let mut out = Out::new(&mut written);
-            write!(out, "{said}").unwrap();
+            write!(out, "{text}").unwrap();
             out.flush().unwrap();
             drop(out);
             assert_eq!(String::from_utf8(written).unwrap(), expected);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_has_seen_enough_is_no_error() {
+    fn a_closed_pipe_is_no_error() {
         let (reader, writer) = io::pipe().unwrap();
         drop(reader);
         let mut out = Out::new(writer);

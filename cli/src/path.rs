@@ -48,7 +48,7 @@ pub enum Thing {
 
 /// Returns the plan of a Service for one of its VIPs on this node.
 pub fn vip(service: &Service, facts: &Facts, key: &VipKey) -> Option<Vip> {
-    service::plan(service, facts).vips.into_iter().find(|(known, _)| known == key).map(|(_, vip)| vip)
+    service::plan(service, facts).vips.into_iter().find(|(vip, _)| vip == key).map(|(_, vip)| vip)
 }
 
 /// Whether any Service of a family has session affinity. If so, the tables have more chains.
@@ -242,18 +242,18 @@ impl<'a> Path<'a> {
 
     /// Adds the rule of a chain that looks up a set.
     fn lookup(&mut self, chain: &str, set: SetId) {
-        let looks = |statement: &Statement| match statement {
+        let reads = |statement: &Statement| match statement {
             Statement::Lookup(_, _, name) | Statement::VerdictMap(_, name) | Statement::PriorityMap(_, name) => {
                 **name == *set.name()
             }
             _ => false,
         };
-        self.rule(chain, looks);
+        self.rule(chain, reads);
     }
 
     /// Adds the first rule of a chain that has a statement which `has` accepts.
     fn rule(&mut self, chain: &str, has: impl Fn(&Statement) -> bool) {
-        let Some(chain) = self.chains.iter().find(|known| *known.name == *chain) else { return };
+        let Some(chain) = self.chains.iter().find(|planned| *planned.name == *chain) else { return };
         let Some(index) = chain.rules.iter().position(|rule| rule.statements.iter().any(&has)) else { return };
         let text = rule_line(&chain.rules[index], self.family);
         self.steps.push(Step { place: chain.name.to_string(), thing: Thing::Rule(chain.clone(), index), text });

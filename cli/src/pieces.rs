@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_come_in_order_and_all_of_them() {
+    fn all_pieces_arrive_in_order() {
         for length in [0, 1, 3, 4, 200] {
             let items: Vec<usize> = (0..length).collect();
             let mut seen = Vec::new();

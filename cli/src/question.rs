@@ -44,7 +44,7 @@ impl FromStr for From {
         let address = |text: &str| {
             text.trim_matches(['[', ']'])
                 .parse::<IpAddr>()
-                .map_err(|_| format!("{text:?} is no address: write pod, node, outside, or an IP address"))
+                .map_err(|_| format!("{text:?} is not a sender: use pod, node, outside or an IP address"))
         };
         match text.split_once(':') {
             _ if text == "node" => Ok(Self::Node),
@@ -99,7 +99,7 @@ impl FromStr for To {
         }
         let wrong = || {
             format!(
-                "{text:?} is neither ADDRESS:PORT nor NAMESPACE/SERVICE:PORT, each with /tcp, /udp or /sctp behind it"
+                "{text:?} is not a destination: use ADDRESS:PORT or NAMESPACE/SERVICE:PORT, each followed by /udp or /sctp if it is not TCP"
             )
         };
         let (service, port) = rest.rsplit_once(':').ok_or_else(wrong)?;
@@ -305,7 +305,7 @@ services:
     }
 
     #[test]
-    fn a_service_is_asked_at_its_cluster_ip() {
+    fn a_packet_to_a_service_goes_to_its_cluster_ip() {
         let to =
             |text: &str, family| destination(&text.parse().unwrap(), family, &state()).map_err(|no| no.to_string());
         let web = |port: u16, protocol| Ok((SocketAddr::new(ip("10.96.0.1"), port), protocol));
@@ -321,8 +321,8 @@ services:
     }
 
     #[test]
-    fn the_detector_says_who_is_a_pod() {
-        let told = |detector, from: &str, interface: Option<&str>| {
+    fn the_detector_recognizes_pods() {
+        let origin_on = |detector, from: &str, interface: Option<&str>| {
             let config = Config { detector, ..Config::default() };
             let facts = Facts::new(&config, &state().node, &[]);
             let to = (SocketAddr::new(ip("10.96.0.1"), 80), Protocol::Tcp);
@@ -330,7 +330,7 @@ services:
             let packet = packet(from.parse().unwrap(), to, &state(), &facts, here);
             (packet.origin, packet.source.to_string())
         };
-        let origin = |detector, from: &str| told(detector, from, None);
+        let origin = |detector, from: &str| origin_on(detector, from, None);
         let cidr = || Detector::ClusterCidr(vec!["10.0.0.0/8".parse().unwrap()]);
         let is = |origin, source: &str| (origin, source.to_owned());
         assert_eq!(origin(cidr(), "10.1.2.3"), is(Origin::Pod, "10.1.2.3"));
@@ -342,14 +342,14 @@ services:
         let bridge = || Detector::BridgeInterface("cni0".into());
         assert_eq!(origin(bridge(), "10.0.0.9"), is(Origin::Pod, "10.0.0.9"));
         assert_eq!(origin(bridge(), "10.0.1.9"), is(Origin::Outside, "10.0.1.9"));
-        assert_eq!(told(bridge(), "10.0.0.9", Some("eth0")), is(Origin::Outside, "10.0.0.9"));
-        assert_eq!(told(bridge(), "10.0.1.9", Some("cni0")), is(Origin::Pod, "10.0.1.9"));
+        assert_eq!(origin_on(bridge(), "10.0.0.9", Some("eth0")), is(Origin::Outside, "10.0.0.9"));
+        assert_eq!(origin_on(bridge(), "10.0.1.9", Some("cni0")), is(Origin::Pod, "10.0.1.9"));
         let prefix = || Detector::InterfaceNamePrefix("veth".into());
-        assert_eq!(told(prefix(), "10.0.1.9", Some("veth7")), is(Origin::Pod, "10.0.1.9"));
+        assert_eq!(origin_on(prefix(), "10.0.1.9", Some("veth7")), is(Origin::Pod, "10.0.1.9"));
     }
 
     #[test]
-    fn a_source_that_is_not_said_passes_filters() {
+    fn an_unknown_source_passes_filters() {
         let facts = Facts::new(&Config::default(), &state().node, &[]);
         let to = (SocketAddr::new(ip("192.0.2.1"), 80), Protocol::Tcp);
         assert_eq!(packet(From::Outside(None), to, &state(), &facts, Here::default()).source, ip("203.0.113.0"));

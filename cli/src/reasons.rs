@@ -374,10 +374,10 @@ impl From<wire::BrainStatus> for Status {
 fn troubles(all: Vec<wire::SourceTrouble>) -> Vec<Trouble> {
     let mut troubles: Vec<Trouble> = Vec::new();
     for wire::SourceTrouble { of, problem, age_millis, code } in all {
-        match troubles.iter_mut().find(|known| known.problem == problem) {
-            Some(known) => {
-                known.of.push(of);
-                known.age_millis = known.age_millis.max(age_millis);
+        match troubles.iter_mut().find(|trouble| trouble.problem == problem) {
+            Some(trouble) => {
+                trouble.of.push(of);
+                trouble.age_millis = trouble.age_millis.max(age_millis);
             }
             None => troubles.push(Trouble { code, of: vec![of], problem, age_millis }),
         }
@@ -431,7 +431,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_backend_of_another_brain_has_applied_nothing_of_this_one() {
+    fn a_revision_of_another_brain_instance_does_not_count_as_applied() {
         let report = |instance_id, applied_rev| wire::BackendReport {
             backend: "nft".to_owned(),
             instance_id,
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn troubles_of_one_reason_are_one() {
+    fn problems_with_the_same_cause_are_merged() {
         let trouble = |of: &str, problem: &str, age_millis| wire::SourceTrouble {
             of: of.to_owned(),
             problem: problem.to_owned(),

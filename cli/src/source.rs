@@ -13,28 +13,28 @@ use tokio::time::timeout;
 
 use crate::{failure::Failure, output::Colour, reasons::Status};
 
-/// Where the state comes from, and how answers look. Flattened into every command.
+/// The source of the state and the style of the output. Flattened into every command.
 #[derive(Args, Clone, Debug)]
 pub struct Global {
-    /// Where the brain is served: unix:///path or tcp://host:port
+    /// Address of the brain: unix:///path or tcp://host:port
     #[arg(long, global = true, value_name = "ADDR", env = "LOCALNET_API", default_value = DEFAULT_ADDRESS, help_heading = "State")]
     pub api: Address,
-    /// Read a state that `localnet get state -o yaml` has saved, instead of asking a brain; - is standard input
+    /// Read a state saved by `localnet get state -o yaml` instead of querying a brain; - reads standard input
     #[arg(long, global = true, value_name = "FILE", help_heading = "State")]
     pub state: Option<PathBuf>,
-    /// Certificates of the authorities that the brain's TLS certificate may come from
+    /// CA certificates that verify the brain's TLS certificate
     #[arg(long, global = true, value_name = "FILE", help_heading = "State")]
     pub tls_ca: Option<PathBuf>,
-    /// Own TLS certificate
+    /// Client TLS certificate
     #[arg(long, global = true, value_name = "FILE", requires = "tls_key", help_heading = "State")]
     pub tls_cert: Option<PathBuf>,
-    /// Key of the own TLS certificate
+    /// Private key of the client TLS certificate
     #[arg(long, global = true, value_name = "FILE", requires = "tls_cert", help_heading = "State")]
     pub tls_key: Option<PathBuf>,
     /// Seconds to wait for the brain's first state
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 5, help_heading = "State")]
     pub timeout: u64,
-    /// Colours in tables
+    /// When to colour tables
     #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
     pub colour: Colour,
 }
@@ -98,13 +98,13 @@ impl Global {
     {
         let answered = timeout(self.patience(), answer).await.with_context(|| {
             let Self { api, timeout, .. } = self;
-            format!("{api} does not answer within {timeout} s: it is stopped or busy, or has not read the cluster yet")
+            format!("{api} does not answer within {timeout} s: the brain is not running, is busy, or has not read the cluster yet")
         })?;
         answered.with_context(|| self.api.to_string())
     }
 
     fn saved(&self) -> anyhow::Result<Snapshot> {
-        let path = self.state.as_deref().context("no file is named")?;
+        let path = self.state.as_deref().context("--state names no file")?;
         let shown = path.display();
         let mut text = String::new();
         if path.as_os_str() == "-" {
@@ -112,7 +112,7 @@ impl Global {
         } else {
             text = std::fs::read_to_string(path).with_context(|| format!("reading {shown}"))?;
         }
-        read(&text).with_context(|| format!("{shown} is no state that `localnet get state` has saved"))
+        read(&text).with_context(|| format!("{shown} is not a state saved by `localnet get state -o yaml`"))
     }
 }
 

@@ -364,16 +364,16 @@ mod tests {
             text.lines().nth(1),
             Some("kube-syst…  kube-dns  LoadBalan…  10.96.0.1…  192.0.2.1…  53/UDP,53…  2/3")
         );
-        assert_eq!(table.text(on_terminal(200), 0), table.text(Style::default(), 0), "with room for all");
+        assert_eq!(table.text(on_terminal(200), 0), table.text(Style::default(), 0), "if everything fits");
         assert_eq!(
             table.text(on_terminal(20), 0).lines().next(),
             Some("NAMESPA…  NAME"),
-            "what has no room is left out"
+            "columns that do not fit are cut"
         );
     }
 
     #[test]
-    fn prose_goes_on_below_where_it_began() {
+    fn prose_wraps_within_its_column() {
         let mut table = Table::of_prose();
         table.row(["ok", "state", "3 Services, each with an endpoint"]);
         let text = table.text(on_terminal(30), 0);
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn headings_are_left_out_if_they_are_not_wanted() {
+    fn headings_can_be_omitted() {
         let mut table = Table::new(["NAME"]);
         table.row(["web"]);
         let style = Style { no_headings: true, ..Style::default() };
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_several_threads_are_those_of_one() {
+    fn several_threads_give_the_same_rows_as_one() {
         let numbers: Vec<usize> = (0..5 * BLOCK + 3).map(|number| number * number).collect();
         let fill = |row: &mut Row<'_>, number: &usize| _ = row.cell(number).list([number % 7, 1]).cell("end");
         let (mut one, mut several) = (Table::new(["SQUARE"]), Table::new(["SQUARE"]));

@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_as_date_writes_them() {
+    fn times_equal_those_of_date() {
         // The output of `date --utc --date=@SECONDS +%FT%TZ`.
         for (seconds, expected) in [
             (0, "1970-01-01T00:00:00Z"),

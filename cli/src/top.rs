@@ -23,7 +23,7 @@ use crate::{
     table::Table,
 };
 
-/// What flows are counted by.
+/// The object to count flows by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum By {
     /// The Service and port
@@ -31,7 +31,7 @@ pub enum By {
     Service,
     /// The endpoint
     Endpoint,
-    /// Who sends
+    /// The client
     Client,
 }
 
@@ -93,7 +93,7 @@ pub fn count(state: &Snapshot, facts: &Facts, sample: &Sample, before: Option<&S
     let wanted: std::collections::HashSet<SocketAddr> =
         sample.flows.iter().map(|(flow, _)| flow.original.destination).collect();
     let owners = owners(state, facts, |to| wanted.contains(to));
-    let known: Option<(f64, Before)> = before.map(|before| {
+    let previous: Option<(f64, Before)> = before.map(|before| {
         let flows = before.flows.iter().map(|(flow, counters)| ((flow.protocol, flow.original, flow.id), *counters));
         (sample.at.duration_since(before.at).as_secs_f64().max(0.001), flows.collect())
     });
@@ -102,21 +102,21 @@ pub fn count(state: &Snapshot, facts: &Facts, sample: &Sample, before: Option<&S
     for (flow, counters) in &sample.flows {
         let Some((service, serving)) = owners.get(&(flow.protocol, flow.original.destination)) else { continue };
         counted += 1;
-        let told = FlowRow::of(flow, serving);
+        let flow_row = FlowRow::of(flow, serving);
         let name = match by {
             By::Service => service.clone(),
-            By::Endpoint => told.endpoint.to_string(),
-            By::Client => told.from.ip().to_string(),
+            By::Endpoint => flow_row.endpoint.to_string(),
+            By::Client => flow_row.from.ip().to_string(),
         };
         let row = rows.entry(name.clone()).or_insert_with(|| Row { name, ..Row::default() });
         row.flows += 1;
-        row.unanswered += usize::from(!told.answered);
-        row.stale += usize::from(told.stale);
+        row.unanswered += usize::from(!flow_row.answered);
+        row.stale += usize::from(flow_row.stale);
         if let Some(counters) = counters {
             row.bytes = Some(row.bytes.unwrap_or_default().saturating_add(counters.bytes));
         }
-        let Some((seconds, known)) = &known else { continue };
-        let former = known.get(&(flow.protocol, flow.original, flow.id));
+        let Some((seconds, previous)) = &previous else { continue };
+        let former = previous.get(&(flow.protocol, flow.original, flow.id));
         let new = if former.is_none() { 1.0 } else { 0.0 };
         row.new_per_second = Some(row.new_per_second.unwrap_or_default() + new / seconds);
         if let Some(counters) = counters {
@@ -195,7 +195,7 @@ impl Show for Top {
         let mut text = table.text(style, 0) + &format!("{} flows to Services, {} others\n", self.flows, self.others);
         if !self.counts_bytes {
             text.push_str(
-                "bytes are not counted: sysctl -w net.netfilter.nf_conntrack_acct=1 counts those of new flows\n",
+                "bytes are unknown: run sysctl -w net.netfilter.nf_conntrack_acct=1 to count those of new flows\n",
             );
         }
         text + &self.configuration.line()
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_are_counted_by_whom_they_concern() {
+    fn flows_are_counted_by_service_endpoint_or_client() {
         let state = crate::source::read(
             "node: {name: n, addresses: [192.168.0.2]}
 services:

@@ -68,7 +68,7 @@ pub fn differences<'a>(
         match before.get(key) {
             None => found.push((What::Added, &**service)),
             // Both states share the Services that did not change.
-            Some(known) if Arc::ptr_eq(known, service) || known == service => {}
+            Some(old) if Arc::ptr_eq(old, service) || old == service => {}
             Some(_) => found.push((What::Changed, &**service)),
         }
     }
@@ -89,7 +89,9 @@ pub async fn run(global: &Global, brain: &Brain, options: &Options) -> Result<()
         let update = match seen {
             0 => global.in_time(answer).await?,
             _ => answer.await.map_err(|error| match error {
-                SourceError::Unreachable(_) => Failure::Unreadable(anyhow::anyhow!("the brain has gone away: {error}")),
+                SourceError::Unreachable(_) => {
+                    Failure::Unreadable(anyhow::anyhow!("the brain is unavailable: {error}"))
+                }
                 _ => Failure::Unreadable(anyhow::anyhow!("{}: {error}", brain.describe())),
             })?,
         };
@@ -189,8 +191,8 @@ mod tests {
     fn changes_are_told_once() {
         let (before, after) = (services(&[("a", 1), ("b", 1), ("c", 1)]), services(&[("b", 1), ("c", 2), ("d", 1)]));
         let found = differences(&before, &after);
-        let said: Vec<_> = found.iter().map(|(what, service)| (*what, &*service.key.name)).collect();
-        assert_eq!(said, [(What::Changed, "c"), (What::Added, "d"), (What::Removed, "a")]);
+        let changes: Vec<_> = found.iter().map(|(what, service)| (*what, &*service.key.name)).collect();
+        assert_eq!(changes, [(What::Changed, "c"), (What::Added, "d"), (What::Removed, "a")]);
         let json = lines(&found, 7, &options(Format::Json), true);
         let first: serde_json::Value = serde_json::from_str(json.lines().next().unwrap()).unwrap();
         assert_eq!(

@@ -54,11 +54,13 @@ impl Asked {
     /// Returns an error if the text names no port of a Service.
     pub fn new(why_not: To, from: Option<From>, to: Option<&To>) -> Result<Self, String> {
         let At::Service(service, port) = why_not.at else {
-            return Err("--why-not wants a port of a Service, as in shop/web:80".to_owned());
+            return Err("--why-not needs a port of a Service, such as shop/web:80".to_owned());
         };
         let at = match to.map(|to| &to.at) {
             Some(At::Address(address)) => Some(address.ip()),
-            Some(At::Service(..)) => return Err("with --why-not, --to names an address of the Service".to_owned()),
+            Some(At::Service(..)) => {
+                return Err("with --why-not, --to must be an address and port of the Service".to_owned());
+            }
             None => None,
         };
         Ok(Self { service, port, protocol: why_not.protocol, from, at })
@@ -67,7 +69,7 @@ impl Asked {
 
 /// The brain's answers besides its state.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct Replies {
     /// The brain's reasons about the Service.
     pub why: Option<Why>,
     /// The status of the brain and the backends.
@@ -75,19 +77,19 @@ pub struct Told {
 }
 
 /// Requests the reasons and the status from the brain.
-pub async fn ask(brain: Option<&Brain>, service: &ServiceKey, status: Option<Status>) -> Told {
-    let Some(brain) = brain else { return Told::default() };
+pub async fn ask(brain: Option<&Brain>, service: &ServiceKey, status: Option<Status>) -> Replies {
+    let Some(brain) = brain else { return Replies::default() };
     let why = timeout(PATIENCE, brain.why(service)).await.ok().and_then(Result::ok).map(Why::from);
-    Told { why, status }
+    Replies { why, status }
 }
 
 /// Gathers the evidence about a port of a Service.
-pub async fn gather(world: &mut World, asked: &Asked, told: Told) -> Evidence {
+pub async fn gather(world: &mut World, asked: &Asked, replies: Replies) -> Evidence {
     let mut evidence = Evidence {
         asked: format!("{}:{}", asked.service, asked.port),
         service: asked.service.to_string(),
-        why: told.why,
-        status: told.status,
+        why: replies.why,
+        status: replies.status,
         configuration: Some(world.configuration.origin.clone()),
         kernel_unknown: world.kernel.as_ref().err().map(ToString::to_string),
         ..Evidence::default()
@@ -125,7 +127,7 @@ pub async fn gather(world: &mut World, asked: &Asked, told: Told) -> Evidence {
     evidence.tracking_is_full =
         world.kernel.is_ok() && matches!(tracked, (Some(count), Some(max)) if max > 0 && count >= max);
     for destination in destinations {
-        let front = look_at(world, asked, &service, port, destination).await;
+        let front = check(world, asked, &service, port, destination).await;
         evidence.fronts.push(front);
     }
     evidence
@@ -149,33 +151,35 @@ fn not_its(world: &World, service: &Service, port: &Port, at: IpAddr) -> String 
     match port.node_port {
         Some(number) if world.has(at) => {
             let addresses: Vec<String> = world.facts.node_port_addresses.iter().map(ToString::to_string).collect();
-            format!("NodePort {number} of Service {key} is not answered on {at}, only on {}", addresses.join(", "))
+            format!("NodePort {number} of Service {key} answers on {}, and not on {at}", addresses.join(", "))
         }
-        None if world.has(at) => format!("Service {key} has no NodePort for this port, and {at} is the node's"),
+        None if world.has(at) => {
+            format!("Service {key} has no NodePort for this port, and {at} is an address of the node")
+        }
         _ => format!("Service {key} does not have the address {at}"),
     }
 }
 
 /// Determines what happens to a packet at one address, in the state and in the kernel.
-async fn look_at(world: &mut World, asked: &Asked, service: &Service, port: &Port, to: (IpAddr, u16)) -> Front {
+async fn check(world: &mut World, asked: &Asked, service: &Service, port: &Port, to: (IpAddr, u16)) -> Front {
     let internal = service.cluster_ips.contains(&to.0);
     let from = asked.from.unwrap_or(if internal { From::Pod(None) } else { From::Outside(None) });
-    let known_source = from.address().is_some() || from == From::Node;
+    let has_source = from.address().is_some() || from == From::Node;
     let socket = SocketAddr::new(to.0, to.1);
     let packet = world.packet(from, (socket, port.protocol)).await;
     let judged = world.judge(packet);
     let family = Family::of(to.0);
     let ours = judged.service() == Some(&service.key);
-    let told = explain::told(world, &judged);
+    let explained = explain::from_state(world, &judged);
     let mut front = Front {
         to: shown(to.0, to.1),
-        kind: told.destination,
+        kind: explained.destination,
         family: Some(family),
         port_name: port.name.to_string(),
         scope: scope_of(judged.scope()),
         outcome: if ours { outcome_name(&judged.outcome) } else { "notOurs" },
-        because: told.why,
-        filtered: filtered(&judged, known_source),
+        because: explained.why,
+        filtered: filtered(&judged, has_source),
         taken_by: judged.service().filter(|_| !ours).map(ToString::to_string),
         ..Front::default()
     };
@@ -196,7 +200,7 @@ async fn look_at(world: &mut World, asked: &Asked, service: &Service, port: &Por
     front.no_table = matches!(kernel.chains(of_kernel), Ok(None));
     front.missing = rows.into_iter().filter(|row| matches!(row.held, "no" | "other")).collect();
     front.damaged = kernel.damaged(of_kernel, &chains).unwrap_or_default();
-    front.stops = stops(world, &packet, known_source, &choices);
+    front.stops = stops(world, &packet, has_source, &choices);
     let leaves = choices.iter().any(|endpoint| !world.has(endpoint.ip()));
     front.does_not_forward = packet.origin != Origin::Node && leaves && kernel::forwards(of_kernel) == Some(false);
     if let Ok(routes) = kernel::routes(choices.iter().map(SocketAddr::ip).collect::<BTreeSet<_>>()).await {
@@ -206,23 +210,23 @@ async fn look_at(world: &mut World, asked: &Asked, service: &Service, port: &Por
         });
         front.no_routes = none.collect();
     }
-    let source = known_source.then_some(packet.source);
+    let source = has_source.then_some(packet.source);
     let flows = explain::flows(&packet, source, &serving).unwrap_or_default();
     front.stale = flows.into_iter().filter(|flow| flow.stale).collect();
     front
 }
 
 /// Describes which senders the source ranges exclude.
-fn filtered(judged: &Judged<'_>, known_source: bool) -> Option<String> {
+fn filtered(judged: &Judged<'_>, has_source: bool) -> Option<String> {
     let target = judged.target.as_ref()?;
     let to = judged.packet.destination;
     let mut filters = target.service.source_filters.iter().filter(|filter| filter.targets.contains(&to));
     let ranges: Vec<String> = filters.next()?.source_ranges.iter().map(ToString::to_string).collect();
     let key = &target.service.key;
-    match known_source {
+    match has_source {
         true if !judged.is_filtered() => None,
         true => Some(format!(
-            "spec.loadBalancerSourceRanges of Service {key} admits only {} to {to}, and not {}",
+            "spec.loadBalancerSourceRanges of Service {key} admits only {} to {to}, but not {}",
             ranges.join(", "),
             judged.packet.source
         )),
@@ -236,18 +240,18 @@ fn filtered(judged: &Judged<'_>, known_source: bool) -> Option<String> {
 fn stops(
     world: &mut World,
     packet: &Packet,
-    known_source: bool,
+    has_source: bool,
     endpoints: &[SocketAddr],
 ) -> Vec<(String, foreign::Stop)> {
-    let source = known_source.then_some(packet.source);
+    let source = has_source.then_some(packet.source);
     let protocol = path::protocol(packet);
-    let asked = SocketAddr::new(packet.destination, packet.port);
+    let vip = SocketAddr::new(packet.destination, packet.port);
     let at = |point, to: SocketAddr| foreign::Packet { point, source, destination: to.ip(), protocol, port: to.port() };
     let mut ways = Vec::new();
     if packet.origin == Origin::Node {
         ways.extend(endpoints.iter().map(|endpoint| at(HookPoint::Output, *endpoint)));
     } else {
-        ways.push(at(HookPoint::Prerouting, asked));
+        ways.push(at(HookPoint::Prerouting, vip));
         for endpoint in endpoints {
             let point = if world.has(endpoint.ip()) { HookPoint::Input } else { HookPoint::Forward };
             ways.push(at(point, *endpoint));
@@ -259,10 +263,10 @@ fn stops(
         let to = SocketAddr::new(way.destination, way.port);
         for stop in kernel.stops(&way).unwrap_or_default() {
             // The rule that stops packets to another endpoint is reported only once.
-            let same = |known: &foreign::Stop| {
-                (&known.table, &known.chain, known.handle) == (&stop.table, &stop.chain, stop.handle)
+            let same = |other: &foreign::Stop| {
+                (&other.table, &other.chain, other.handle) == (&stop.table, &stop.chain, stop.handle)
             };
-            if !found.iter().any(|(_, known)| same(known)) {
+            if !found.iter().any(|(_, other)| same(other)) {
                 found.push((format!("to {to}"), stop));
             }
         }

@@ -304,7 +304,7 @@ d:
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_again(value in value()) {
+        fn written_values_parse_to_the_same_values(value in value()) {
             let text = written(&value);
             let read: Value = serde_saphyr::from_str(&text).map_err(|error| TestCaseError::fail(format!("{error}: {text:?}")))?;
             prop_assert_eq!(read, value, "{}", text);

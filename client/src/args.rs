@@ -24,7 +24,7 @@ use crate::{
 /// Where the state comes from, and how the loop runs. Flatten it into the backend's own arguments.
 #[derive(Args, Clone, Debug)]
 pub struct ClientArgs {
-    #[cfg_attr(not(windows), doc = "Where the brain is served: unix:///path or tcp://host:port")]
+    #[cfg_attr(not(windows), doc = "Address of the brain: unix:///path or tcp://host:port")]
     #[cfg_attr(windows, doc = "Where the brain is served: tcp://host:port or npipe:////./pipe/name")]
     #[arg(long, value_name = "ADDR", default_value = DEFAULT_ADDRESS)]
     pub api: Address,
@@ -37,13 +37,13 @@ pub struct ClientArgs {
     /// The revision that was seen last: wait for another one
     #[arg(long, value_name = "NUMBER", default_value_t = 0, requires = "instance_id")]
     pub rev: u64,
-    /// Certificates of the authorities that the brain's TLS certificate may come from
+    /// CA certificates that verify the brain's TLS certificate
     #[arg(long, value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
-    /// Own TLS certificate
+    /// Client TLS certificate
     #[arg(long, value_name = "FILE", requires = "tls_ca", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
-    /// Key of the own TLS certificate
+    /// Private key of the client TLS certificate
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
     /// Shortest time between two syncs, in milliseconds; changes in between are joined [default: 0, or as configured]

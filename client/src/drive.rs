@@ -98,7 +98,7 @@ pub async fn run(
         skipped: Vec::new(),
         log: Applied::default(),
         refusals: Refusals::default(),
-        said: None,
+        logged_error: None,
         of_node: None,
         backoff: Backoff::new(options.max_backoff),
         retry_at: None,
@@ -142,9 +142,9 @@ async fn read(source: &impl Source, updates: &mpsc::Sender<Update>, options: &Op
             Err(error) => {
                 let source = source.describe();
                 if std::mem::replace(&mut failing, true) {
-                    debug!(source, %error, "still no state");
+                    debug!(source, %error, "still cannot get the state");
                 } else {
-                    warn!(source, %error, "no state from the brain; the kernel stays as it is, retrying");
+                    warn!(source, %error, "cannot get the state from the brain; the kernel stays unchanged; retrying with backoff");
                 }
                 time::sleep(backoff.next()).await;
             }
@@ -156,7 +156,7 @@ async fn read(source: &impl Source, updates: &mpsc::Sender<Update>, options: &Op
 /// long time, because the next one follows only after a change, and the brain's health answers wait for it.
 async fn report(source: &impl Source, mut reports: watch::Receiver<Option<Report>>, options: &Options) -> Infallible {
     let mut backoff = Backoff::new(options.max_backoff);
-    let mut said: Option<SourceError> = None;
+    let mut logged: Option<SourceError> = None;
     loop {
         let newest = reports.borrow_and_update().clone();
         let delivered = match &newest {
@@ -165,8 +165,8 @@ async fn report(source: &impl Source, mut reports: watch::Receiver<Option<Report
         };
         match delivered {
             Ok(()) => {
-                if said.take().is_some() {
-                    info!("the brain takes reports again");
+                if logged.take().is_some() {
+                    info!("the brain accepts reports again");
                 }
                 backoff.reset();
                 if reports.changed().await.is_err() {
@@ -175,13 +175,13 @@ async fn report(source: &impl Source, mut reports: watch::Receiver<Option<Report
             }
             Err(error) => {
                 // `read` already logs an unavailable brain. A brain that runs but refuses reports needs its own warning.
-                let is_news =
-                    matches!(error, SourceError::Refused(_) | SourceError::Invalid(_)) && said.as_ref() != Some(&error);
+                let is_news = matches!(error, SourceError::Refused(_) | SourceError::Invalid(_))
+                    && logged.as_ref() != Some(&error);
                 if is_news {
-                    warn!(%error, "the brain does not take this backend's reports: it cannot tell that this node is healthy");
-                    said = Some(error);
+                    warn!(%error, "the brain refuses this backend's reports, so its health checks cannot see that this node is programmed");
+                    logged = Some(error);
                 } else {
-                    debug!(%error, "the brain did not take the report");
+                    debug!(%error, "the brain did not accept the report");
                 }
                 time::sleep(backoff.next()).await;
             }
@@ -217,7 +217,7 @@ struct Sync<B> {
     /// The warning about the Node, if there is one.
     of_node: Option<Diagnostic>,
     /// The error of the last sync, if it was logged.
-    said: Option<String>,
+    logged_error: Option<String>,
     backoff: Backoff,
     /// After a failure: when to retry, even without a newer state.
     retry_at: Option<Instant>,
@@ -233,7 +233,7 @@ impl<B: Backend> Sync<B> {
                 () = shutdown.as_mut() => return Ok(()),
                 // These branches come before the inbox. A new state may arrive at each turn; it is then synced together with
                 // them.
-                () = self.backend.disturbed(), if received => info!("the kernel is to be looked at again"),
+                () = self.backend.disturbed(), if received => info!("resyncing: the kernel may differ from the applied state"),
                 () = at(self.refusals.due()), if received => self.retry_refused(),
                 update = self.inbox.recv() => match update {
                     Some(update) => self.fold(update),
@@ -257,7 +257,7 @@ impl<B: Backend> Sync<B> {
             while let Ok(update) = self.inbox.try_recv() {
                 self.fold(update);
             }
-            self.look_at_node();
+            self.check_node();
             let result = self.sync().await;
             self.retry_at = result.is_err().then(|| Instant::now() + self.backoff.next());
             if self.options.once {
@@ -282,7 +282,7 @@ impl<B: Backend> Sync<B> {
     }
 
     /// Warns once about a Node without `spec.podCIDRs` if the configuration needs them.
-    fn look_at_node(&mut self) {
+    fn check_node(&mut self) {
         let node = &self.state.node;
         let missing = self.options.needs_pod_cidrs && node.pod_cidrs.is_empty();
         let warning = missing.then(|| no_pod_cidrs(&node.name));
@@ -337,18 +337,18 @@ impl<B: Backend> Sync<B> {
                     self.log.add(revision, changed, services, started.elapsed(), Instant::now());
                 }
                 self.changes = Changes::default();
-                self.said = None;
+                self.logged_error = None;
                 self.backoff.reset();
             }
             Err(error) => {
                 let error = format!("{error:#}");
                 // The error is logged once, because attempts continue for as long as it lasts.
-                if self.said.as_ref() == Some(&error) {
-                    debug!(%revision, error, "still not applied");
+                if self.logged_error.as_ref() == Some(&error) {
+                    debug!(%revision, error, "still cannot apply the state");
                 } else {
-                    warn!(%revision, error, "not applied, will be tried again");
+                    warn!(%revision, error, "cannot apply the state; retrying with backoff");
                 }
-                self.said = Some(error);
+                self.logged_error = Some(error);
             }
         }
         self.report();
@@ -356,7 +356,7 @@ impl<B: Backend> Sync<B> {
     }
 
     fn retry_refused(&mut self) {
-        info!(services = self.refusals.count(), "what the kernel refused of services is tried again");
+        info!(services = self.refusals.count(), "retrying the Services that the kernel refused");
         self.refusals.tried();
         self.backend.retry_refused();
     }
@@ -392,7 +392,7 @@ impl<B: Backend> Sync<B> {
 /// The diagnostic for a Node without `spec.podCIDRs`. kube-proxy waits five minutes for them and then exits. localnet
 /// programs the node without them, and uses them as soon as the Node has them.
 fn no_pod_cidrs(node: &str) -> Diagnostic {
-    let problem = "has no spec.podCIDRs, by which detectLocalMode NodeCIDR recognizes this node's pods: nothing that is sent to a ClusterIP is masqueraded";
+    let problem = "has no spec.podCIDRs, by which detectLocalMode NodeCIDR recognizes this node's pods: no traffic to ClusterIPs is masqueraded";
     let remedy = "let kube-controller-manager allocate them (--allocate-node-cidrs), or configure detectLocalMode ClusterCIDR with detectLocal.clusterCIDRs";
     Diagnostic::new(Code::PodCidrsMissing, Subject::node(node), problem).remedy(remedy)
 }
@@ -403,11 +403,11 @@ const COUNTS_PAUSE: Duration = Duration::from_secs(1);
 /// Resolves when a counter has changed. Never resolves if there are no counters, or if the backend no longer updates
 /// them.
 async fn changed(counts: &mut Option<watch::Receiver<Counts>>) {
-    let told = match counts {
+    let has_changed = match counts {
         Some(counts) => counts.changed().await.is_ok(),
         None => false,
     };
-    if !told {
+    if !has_changed {
         std::future::pending::<()>().await;
     }
 }

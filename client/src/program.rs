@@ -14,12 +14,12 @@ use crate::{Options, backend::Backend, source::Source};
 impl Options {
     /// These options with the configuration's values for the loop. The longest retry delay is at most `syncPeriod`.
     #[must_use]
-    pub fn configured(self, said: &Config) -> Self {
-        let max_backoff = self.max_backoff.min(said.sync_period);
-        let node_cidr = said.detect_local.mode == DetectLocalMode::NodeCidr;
+    pub fn configured(self, config: &Config) -> Self {
+        let max_backoff = self.max_backoff.min(config.sync_period);
+        let node_cidr = config.detect_local.mode == DetectLocalMode::NodeCidr;
         // On Windows the backend knows its pods' addresses without the Node's `spec.podCIDRs`.
-        let needs_pod_cidrs = node_cidr && said.mode != Mode::Kernelspace;
-        Self { min_interval: said.min_interval(), max_backoff, needs_pod_cidrs, ..self }
+        let needs_pod_cidrs = node_cidr && config.mode != Mode::Kernelspace;
+        Self { min_interval: config.min_interval(), max_backoff, needs_pod_cidrs, ..self }
     }
 }
 
@@ -78,7 +78,7 @@ where
     let mut usable: Option<Arc<Config>> = None;
     loop {
         let config = current.now();
-        let known = concerns(&config);
+        let used = concerns(&config);
         let (backend, options) = match (open(&config).await, &usable) {
             (Ok(opened), _) => {
                 usable = Some(config);
@@ -86,26 +86,26 @@ where
             }
             (Err(error), None) => return Err(error),
             (Err(error), Some(usable)) => {
-                warn!("the new configuration is of no use here, the one before stays: {error:#}");
+                warn!("cannot apply the new configuration; keeping the previous one: {error:#}");
                 open(usable).await?
             }
         };
-        let mut begin_again = false;
+        let mut restart = false;
         let ended = async {
             tokio::select! {
                 () = shutdown.as_mut() => {}
-                () = other(&mut current, &concerns, &known) => begin_again = true,
+                () = config_changed(&mut current, &concerns, &used) => restart = true,
             }
         };
         crate::run(backend, source.clone(), options, ended).await?;
-        if !begin_again {
+        if !restart {
             return Ok(());
         }
-        info!("the configuration has changed: beginning again with it");
+        info!("the configuration changed; restarting the backend with it");
     }
 }
 
 /// Resolves when the part of the configuration that the backend uses has changed.
-async fn other<K: PartialEq>(current: &mut Current, concerns: &impl Fn(&Config) -> K, known: &K) {
-    while concerns(current.changed().await.as_ref()) == *known {}
+async fn config_changed<K: PartialEq>(current: &mut Current, concerns: &impl Fn(&Config) -> K, used: &K) {
+    while concerns(current.changed().await.as_ref()) == *used {}
 }

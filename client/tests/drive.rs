@@ -460,7 +460,7 @@ impl std::io::Write for Lines {
 
 #[tokio::test(start_paused = true)]
 async fn a_report_that_the_brain_refuses_is_said_once_and_that_it_is_away_is_not() {
-    let refused = "the brain does not take this backend's reports";
+    let refused = "the brain refuses this backend's reports";
     for (why, said) in [
         (SourceError::Refused("InvalidArgument: no name".to_owned()), 1),
         (SourceError::Unreachable("not now".to_owned()), 0),
@@ -481,7 +481,7 @@ async fn a_report_that_the_brain_refuses_is_said_once_and_that_it_is_away_is_not
         run(backend, source, Options::default(), taken).await.unwrap();
         let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
         assert_eq!(lines.matches(refused).count(), said, "{lines}");
-        assert_eq!(lines.matches("the brain takes reports again").count(), said, "{lines}");
+        assert_eq!(lines.matches("the brain accepts reports again").count(), said, "{lines}");
     }
 }
 

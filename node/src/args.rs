@@ -23,24 +23,24 @@ use tracing::warn;
 
 use crate::FeedSource;
 
-/// Brain and one backend in one process: reads Services and programs them into this node's kernel
+/// Run the brain and one backend in one process: read Services and program them into this node's kernel
 #[derive(Clone, Debug, Parser)]
 #[command(name = "localnet-node", version)]
 pub struct Arguments {
     #[command(flatten)]
     source: SourceArgs,
-    /// What programs the kernel [default: what the configured mode says, nft if it says nothing]
+    /// Backend to run [default: that of the configured mode; nft if the configuration names no mode]
     #[arg(long, value_enum)]
     backend: Option<BackendName>,
     #[command(flatten)]
     config: ConfigArgs,
-    /// Which of the host's tools --backend iptables uses; by default those whose rules the host has
+    /// Variant of iptables for --backend iptables [default: the variant that already has rules on this host]
     #[arg(long, value_enum)]
     iptables_flavour: Option<Flavour>,
     /// Apply one state, print how to resume, and exit
     #[arg(long)]
     once: bool,
-    /// Serve the state to others as well: unix:///path or tcp://host:port of loopback; may be given several times
+    /// Also serve the state at this address: unix:///path or tcp://host:port of loopback; repeat for more addresses
     #[arg(long, value_name = "ADDR")]
     listen: Vec<Address>,
     #[command(flatten)]
@@ -50,11 +50,11 @@ pub struct Arguments {
 /// A backend that can run in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum BackendName {
-    /// nf_tables, over netlink
+    /// nf_tables, through netlink
     Nft,
-    /// iptables, by its tools
+    /// iptables, through its commands
     Iptables,
-    /// IPVS, over netlink; deprecated
+    /// IPVS, through netlink; deprecated
     Ipvs,
 }
 
@@ -86,48 +86,48 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     if let (Some(backend), Some(_)) = (arguments.backend, arguments.iptables_flavour) {
         ensure!(
             backend == BackendName::Iptables,
-            "--iptables-flavour is about --backend iptables; choose that one, or leave --iptables-flavour out"
+            "--iptables-flavour needs --backend iptables; choose that backend or remove --iptables-flavour"
         );
     }
     // The backend that an empty mode selects.
     let preferred = arguments.backend.unwrap_or(BackendName::Nft);
     let Some(running) = arguments.config.begin(preferred.mode())? else { return Ok(()) };
-    let said = running.config();
-    arguments.log.start(said)?;
+    let config = running.config();
+    arguments.log.start(config)?;
     running.say();
-    let backend = arguments.backend.unwrap_or(BackendName::of(said.mode));
-    if arguments.backend.is_none() && backend.mode() != said.mode {
-        warn!(mode = said.mode.as_str(), "this program has no backend for that mode: nf_tables is programmed");
+    let backend = arguments.backend.unwrap_or(BackendName::of(config.mode));
+    if arguments.backend.is_none() && backend.mode() != config.mode {
+        warn!(mode = config.mode.as_str(), "localnet-node has no backend for this mode; using nft");
     } else {
-        ConfigArgs::say_mode(said, backend.mode());
+        ConfigArgs::say_mode(config, backend.mode());
     }
-    let (flavour, config) = (arguments.iptables_flavour, arguments.config.clone());
-    let to_do = config.kube_proxy.to_do()?;
+    let (flavour, flags) = (arguments.iptables_flavour, arguments.config.clone());
+    let to_do = flags.kube_proxy.to_do()?;
     if to_do.cleanup {
         return match backend {
             BackendName::Nft => localnet_nft::args::cleanup(),
             BackendName::Iptables => localnet_iptables::args::cleanup(flavour),
-            BackendName::Ipvs => localnet_ipvs::args::cleanup(said.ipvs.exclude_cidrs.clone()).await,
+            BackendName::Ipvs => localnet_ipvs::args::cleanup(config.ipvs.exclude_cidrs.clone()).await,
         };
     }
     if to_do.init_only {
         return match backend {
-            BackendName::Iptables => localnet_iptables::args::init(said),
-            BackendName::Nft | BackendName::Ipvs => localnet_nft::args::init(said),
+            BackendName::Iptables => localnet_iptables::args::init(config),
+            BackendName::Nft | BackendName::Ipvs => localnet_nft::args::init(config),
         };
     }
     match backend {
         BackendName::Nft => {
-            let open = async |said: &Config| localnet_nft::args::open(&config, said).await;
+            let open = async |config: &Config| localnet_nft::args::open(&flags, config).await;
             run_with(arguments, *running, open).await
         }
         BackendName::Iptables => {
-            let open = async |said: &Config| localnet_iptables::args::open(&config, said, flavour).await;
+            let open = async |config: &Config| localnet_iptables::args::open(&flags, config, flavour).await;
             run_with(arguments, *running, open).await
         }
         BackendName::Ipvs => {
             let ipvs = IpvsArgs::default();
-            let open = async |said: &Config| localnet_ipvs::args::open(&config, &ipvs, said).await;
+            let open = async |config: &Config| localnet_ipvs::args::open(&flags, &ipvs, config).await;
             run_with(arguments, *running, open).await
         }
     }
@@ -138,12 +138,12 @@ async fn run_with<B: Backend>(
     running: Running,
     open: impl AsyncFn(&Config) -> anyhow::Result<B>,
 ) -> anyhow::Result<()> {
-    let said = running.config();
+    let config = running.config();
     let listeners = Listener::bind_all(&arguments.listen, &serve::Options::default()).await?;
-    let source = arguments.source.source(said, arguments.config.kube_proxy.to_do()?.master)?;
-    let options = arguments.source.cluster(said)?;
+    let source = arguments.source.source(config, arguments.config.kube_proxy.to_do()?.master)?;
+    let options = arguments.source.cluster(config)?;
     running.log_start("localnet-node", Some(&options.node_name), &source);
-    let (node_ips, chosen_ips) = watch::channel(configured::node_ips(said));
+    let (node_ips, chosen_ips) = watch::channel(configured::node_ips(config));
     let mut brain = start(&source, options, chosen_ips).await?;
     brain.log_changes();
     let reports = Reports::default();
@@ -161,10 +161,10 @@ async fn run_with<B: Backend>(
     let mut served = pin!(serve::run(listeners, state, stop.clone().cancelled_owned()));
     let source = FeedSource::new(brain.feed().clone(), reports);
     let options = Options { once: arguments.once, ..Options::default() };
-    let open = async |said: &Config| Ok((open(said).await?, options.clone().configured(said)));
+    let open = async |config: &Config| Ok((open(config).await?, options.clone().configured(config)));
     let serving = !arguments.listen.is_empty();
     let result = tokio::select! {
-        result = program::run(current, |said| (arguments.config.concerns(said), said.ipvs.clone(), said.iptables), open, source, terminated()) => result,
+        result = program::run(current, |config| (arguments.config.concerns(config), config.ipvs.clone(), config.iptables), open, source, terminated()) => result,
         error = brain.failed() => Err(error),
         error = configured.failed() => Err(error),
         error = following.failed() => Err(error),

@@ -133,9 +133,9 @@ fn planned(backend: &NftBackend<FakeKernel>) -> BTreeMap<Table, crate::fake::Fak
 
 /// The elements that `whole` delivers for a state.
 #[derive(Default)]
-struct Heard(BTreeMap<(Family, SetId, nft::ElementKey), Element>);
+struct Collected(BTreeMap<(Family, SetId, nft::ElementKey), Element>);
 
-impl whole::Hears for Heard {
+impl whole::ElementSink for Collected {
     fn set(&mut self, family: Family, set: SetId, element: Element) {
         self.0.insert((family, set, element.key.clone()), element);
     }
@@ -148,25 +148,26 @@ impl whole::Hears for Heard {
 /// Checks that the kernel holds exactly what `whole` delivers for the state and the kernel's history, so that
 /// `localnet diff` reports nothing.
 #[track_caller]
-fn assert_as_told(state: &Snapshot, kernel: &FakeKernel) {
+fn assert_delivered_equals_kernel(state: &Snapshot, kernel: &FakeKernel) {
     let is_history = |name: &str| SetId::of_name(name).is_some_and(whole::is_history);
     let history = Family::ALL.map(|family| {
         let sets = kernel.tables[&plan::table(family)].sets.values();
         let sets = sets.filter(|(set, _)| is_history(&set.name));
         sets.map(|(set, elements)| (set.clone(), elements.values().cloned().collect())).collect()
     });
-    let mut heard = Heard::default();
-    for told in whole::tell(state, config(), vec![], &history, &mut heard).tables {
-        let held = &kernel.tables[&told.table];
-        let chains: BTreeMap<_, _> = told.chains.into_iter().map(|chain| (chain.name.clone(), chain)).collect();
+    let mut collected = Collected::default();
+    for planned in whole::deliver(state, config(), vec![], &history, &mut collected).tables {
+        let held = &kernel.tables[&planned.table];
+        let chains: BTreeMap<_, _> = planned.chains.into_iter().map(|chain| (chain.name.clone(), chain)).collect();
         assert_eq!(chains, held.chains);
-        let names: BTreeSet<_> = told.sets.iter().map(|(set, _)| &set.name).collect();
+        let names: BTreeSet<_> = planned.sets.iter().map(|(set, _)| &set.name).collect();
         assert_eq!(names, held.sets.keys().collect());
         for (name, (_, elements)) in &held.sets {
             let Some(id) = SetId::of_name(name) else { continue };
-            let of_set = heard.0.iter().filter(|((family, set, _), _)| (*family, *set) == (told.table.family, id));
-            let told: BTreeMap<_, _> = of_set.map(|((.., key), element)| (key.clone(), element.clone())).collect();
-            assert_eq!(told, *elements, "{name}");
+            let of_set =
+                collected.0.iter().filter(|((family, set, _), _)| (*family, *set) == (planned.table.family, id));
+            let planned: BTreeMap<_, _> = of_set.map(|((.., key), element)| (key.clone(), element.clone())).collect();
+            assert_eq!(planned, *elements, "{name}");
         }
     }
 }
@@ -513,7 +514,7 @@ fn what_flows_are_about_is_told_once_and_only_of_what_changed() {
     let web =
         |endpoints: &[&str]| state([service("web", "172.30.0.41", endpoints), service("other", "172.30.0.42", &[])]);
     let vip = |text: &str| Frontend::new(localnet_linux::nft::Protocol::Tcp, text.parse().unwrap());
-    let told = |backend: &mut NftBackend<FakeKernel>, state: &Snapshot, changes: &Changes| {
+    let planned = |backend: &mut NftBackend<FakeKernel>, state: &Snapshot, changes: &Changes| {
         backend.apply(state, changes).unwrap().whole().unwrap();
         let mut commit = backend.take_commit();
         commit.frontends.sort_by_key(|(frontend, _)| *frontend);
@@ -521,10 +522,10 @@ fn what_flows_are_about_is_told_once_and_only_of_what_changed() {
     };
     let endpoints = |texts: &[&str]| Some(texts.iter().map(|text| text.parse().unwrap()).collect());
     let first = vec![(vip("172.30.0.41:80"), endpoints(&["10.180.1.2:8080"])), (vip("172.30.0.42:80"), endpoints(&[]))];
-    assert_eq!(told(&mut backend, &web(&["10.180.1.2"]), &Changes::everything()), (first.clone(), vec![]));
-    assert_eq!(told(&mut backend, &web(&["10.180.1.2"]), &Changes::default()), (vec![], vec![]));
+    assert_eq!(planned(&mut backend, &web(&["10.180.1.2"]), &Changes::everything()), (first.clone(), vec![]));
+    assert_eq!(planned(&mut backend, &web(&["10.180.1.2"]), &Changes::default()), (vec![], vec![]));
     let replaced = vec![(vip("172.30.0.41:80"), endpoints(&["10.180.1.4:8080"]))];
-    assert_eq!(told(&mut backend, &web(&["10.180.1.4"]), &changed(&["web"])), (replaced, vec![]));
+    assert_eq!(planned(&mut backend, &web(&["10.180.1.4"]), &changed(&["web"])), (replaced, vec![]));
 
     // A new process knows the VIPs of the previous one. Changes of a failed sync are reported with the commit that
     // succeeds.
@@ -532,11 +533,11 @@ fn what_flows_are_about_is_told_once_and_only_of_what_changed() {
     second.kernel.denied = true;
     second.apply(&state([]), &Changes::everything()).unwrap_err();
     second.kernel.denied = false;
-    let (frontends, mut remembered) = told(&mut second, &state([]), &Changes::everything());
+    let (frontends, mut remembered) = planned(&mut second, &state([]), &Changes::everything());
     remembered.sort();
     remembered.dedup();
     assert_eq!((frontends, remembered), (vec![], vec![vip("172.30.0.41:80"), vip("172.30.0.42:80")]));
-    let gone = told(&mut backend, &state([]), &changed(&["web", "other"]));
+    let gone = planned(&mut backend, &state([]), &changed(&["web", "other"]));
     assert_eq!(gone, (vec![(vip("172.30.0.41:80"), None), (vip("172.30.0.42:80"), None)], vec![]));
 }
 

@@ -130,7 +130,7 @@ fn usable(
             skip(
                 Code::AddressTaken,
                 format!("{address} port {port}/{protocol} belongs to Service {to}, which is older or sorts first"),
-                "give one of the two another address or port",
+                "change the address or port of one of the two",
             );
         } else {
             usable.push((position, address));

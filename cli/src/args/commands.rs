@@ -15,7 +15,7 @@ use crate::{
     causes::{Answer, Evidence},
     configuration::{Configuration, ConfigurationArgs},
     diff::{self, Reading},
-    doctor::{self, Findings, Known},
+    doctor::{self, Evidence as NodeEvidence, Findings},
     explain::{self, Many, World},
     failure::Failure,
     get::{Endpoints, Filter, Kind, NodeFacts, Services, State},
@@ -49,7 +49,7 @@ pub(super) async fn get(global: &Global, arguments: Get) -> Answered {
     let brain = global.brain()?;
     if arguments.kind == Kind::Revision {
         let Some(brain) = brain else {
-            return Err(Failure::Usage("a saved state has no revision: ask a brain (--api)".to_owned()));
+            return Err(Failure::Usage("a saved state has no revision; query a brain with --api".to_owned()));
         };
         print(global, &arguments.output, &global.status(&brain).await?)?;
         return Ok(false);
@@ -63,8 +63,8 @@ pub(super) async fn get(global: &Global, arguments: Get) -> Answered {
         Kind::Endpoints => {
             // The format `name` prints only endpoints of the state, so the brain's conditions are not needed.
             let brain = brain.as_ref().filter(|_| arguments.output.output != Format::Name);
-            let told = conditions(brain, filter.services(&state)).await;
-            print(global, &arguments.output, &Endpoints::of(filter.services(&state), &told))?;
+            let reasons = conditions(brain, filter.services(&state)).await;
+            print(global, &arguments.output, &Endpoints::of(filter.services(&state), &reasons))?;
         }
         Kind::Node => print(global, &arguments.output, &NodeFacts(&state.node))?,
         Kind::State | Kind::Revision => print(global, &arguments.output, &State::of(&state))?,
@@ -72,7 +72,7 @@ pub(super) async fn get(global: &Global, arguments: Get) -> Answered {
     let is_of_services = matches!(arguments.kind, Kind::Services | Kind::Endpoints);
     match filter.missing(&state) {
         missing if is_of_services && !missing.is_empty() => Err(Failure::Missing(format!(
-            "this node serves no Service {}; localnet explain --why-not says why",
+            "this node has no Service {}; localnet explain --why-not shows the cause",
             missing.join(", ")
         ))),
         _ => Ok(false),
@@ -80,27 +80,27 @@ pub(super) async fn get(global: &Global, arguments: Get) -> Answered {
 }
 
 /// How many Services are queried one after the other.
-const MOST_ASKED: usize = 1000;
+const MAX_QUERIED: usize = 1000;
 
 /// Returns the brain's reasons about each Service. The result is empty without a brain or for too many Services.
 async fn conditions(brain: Option<&Brain>, services: impl Iterator<Item = &Service>) -> BTreeMap<ServiceKey, Why> {
-    let mut told = BTreeMap::new();
-    let services: Vec<&Service> = services.take(MOST_ASKED + 1).collect();
-    let Some(brain) = brain else { return told };
-    if services.len() > MOST_ASKED {
+    let mut reasons = BTreeMap::new();
+    let services: Vec<&Service> = services.take(MAX_QUERIED + 1).collect();
+    let Some(brain) = brain else { return reasons };
+    if services.len() > MAX_QUERIED {
         let note = format!(
-            "note: STATE and endpoints that are not ready are shown of at most {MOST_ASKED} Services: name some, or a namespace\n"
+            "note: STATE and endpoints that are not ready are shown for at most {MAX_QUERIED} Services; select Services or a namespace\n"
         );
         // The note is optional, so a failed write is no error.
         _ = io::stderr().write_all(note.as_bytes());
-        return told;
+        return reasons;
     }
     for service in services {
         // An older brain does not know this call.
         let Ok(why) = brain.why(&service.key).await else { break };
-        told.insert(service.key.clone(), Why::from(why));
+        reasons.insert(service.key.clone(), Why::from(why));
     }
-    told
+    reasons
 }
 
 fn unreadable(global: &Global, why: &str) -> Failure {
@@ -109,7 +109,7 @@ fn unreadable(global: &Global, why: &str) -> Failure {
 
 pub(super) async fn watch(global: &Global, arguments: Watch) -> Answered {
     let Some(brain) = global.brain()? else {
-        return Err(Failure::Usage("a saved state does not change: ask a brain (--api)".to_owned()));
+        return Err(Failure::Usage("a saved state does not change; query a brain with --api".to_owned()));
     };
     let options = watch::Options {
         filter: Filter { namespace: arguments.namespace, names: arguments.names },
@@ -122,7 +122,7 @@ pub(super) async fn watch(global: &Global, arguments: Watch) -> Answered {
 }
 
 /// Whether the command reads the kernel of this machine.
-fn asks_kernel(global: &Global, node: &OfNode) -> bool {
+fn reads_kernel(global: &Global, node: &OfNode) -> bool {
     match node.kernel {
         When::Auto => global.is_of_this_node(),
         When::Yes => true,
@@ -134,7 +134,7 @@ fn asks_kernel(global: &Global, node: &OfNode) -> bool {
 async fn ask_status(global: &Global, brain: Option<&Brain>) -> Result<Status, String> {
     match brain {
         Some(brain) => global.status(brain).await.map_err(|error| format!("{error:#}")),
-        None => Err("a saved state does not say what backends report".to_owned()),
+        None => Err("a saved state has no reports of backends".to_owned()),
     }
 }
 
@@ -151,23 +151,23 @@ async fn world(
     state: Snapshot,
 ) -> Result<World, Failure> {
     let configuration = configured(&node.configuration, status)?;
-    let asked = asks_kernel(global, node);
-    let local = match asked {
+    let is_here = reads_kernel(global, node);
+    let local = match is_here {
         true => kernel::addresses().await.unwrap_or_default(),
         false => state.node.addresses.clone(),
     };
     let newest = status.as_ref().ok().and_then(Status::newest).map(|backend| &backend.name);
     let kernel = match newest.filter(|name| *name != "nft" && node.kernel == When::Auto) {
-        _ if !asked => {
-            Err(kernel::unread("the state may be another node's (--kernel yes looks at this one's all the same)"))
+        _ if !is_here => {
+            Err(kernel::unread("the state may describe another node (--kernel yes reads this node's kernel anyway)"))
         }
         Some(other) => {
-            Err(kernel::unread(format!("the node's backend is {other}; only the rules of nft are looked at")))
+            Err(kernel::unread(format!("the node's backend is {other}; this command reads only the rules of nft")))
         }
         None => Kernel::read(),
     };
-    let facts = configuration.facts(&state.node, asked.then_some(&local));
-    Ok(World { state, configuration, facts, local, is_here: asked, kernel })
+    let facts = configuration.facts(&state.node, is_here.then_some(&local));
+    Ok(World { state, configuration, facts, local, is_here, kernel })
 }
 
 pub(super) async fn explain(global: &Global, arguments: Explain) -> Answered {
@@ -179,8 +179,8 @@ pub(super) async fn explain(global: &Global, arguments: Explain) -> Answered {
             Ok(state) => {
                 let status = ask_status(global, brain).await;
                 let mut world = world(global, &arguments.node, &status, state).await?;
-                let told = why_not::ask(brain, &asked.service, status.ok()).await;
-                why_not::gather(&mut world, &asked, told).await
+                let replies = why_not::ask(brain, &asked.service, status.ok()).await;
+                why_not::gather(&mut world, &asked, replies).await
             }
             Err(failure) => Evidence {
                 asked: format!("{}:{}", asked.service, asked.port),
@@ -205,10 +205,10 @@ pub(super) async fn explain(global: &Global, arguments: Explain) -> Answered {
         return Ok(many.0.iter().any(|one| one.outcome != "endpoints"));
     }
     let (Some(from), Some(to)) = (arguments.from, &arguments.to) else {
-        return Err(Failure::Usage("--from and --to are both needed".to_owned()));
+        return Err(Failure::Usage("--from and --to are both required".to_owned()));
     };
-    let (packet, known) = packet(&world, from, to).await?;
-    let explanation = explain::explain(&mut world, brain, packet, known).await;
+    let (packet, has_source) = packet(&world, from, to).await?;
+    let explanation = explain::explain(&mut world, brain, packet, has_source).await;
     print(global, &arguments.output, &explanation)?;
     Ok(!explanation.arrives())
 }
@@ -217,7 +217,7 @@ pub(super) async fn explain(global: &Global, arguments: Explain) -> Answered {
 async fn packet(world: &World, from: Sender, to: &To) -> Result<(localnet_client::route::Packet, bool), Failure> {
     let destination = question::destination(to, from.address().map(Family::of), &world.state);
     let destination =
-        destination.map_err(|no| Failure::Missing(format!("{no}; localnet explain --why-not says why")))?;
+        destination.map_err(|no| Failure::Missing(format!("{no}; localnet explain --why-not shows the cause")))?;
     if let Some(source) = from.address().filter(|source| source.is_ipv4() != destination.0.is_ipv4()) {
         return Err(Failure::Usage(format!("{source} and {} are of different families", destination.0)));
     }
@@ -227,23 +227,23 @@ async fn packet(world: &World, from: Sender, to: &To) -> Result<(localnet_client
 
 /// Computes the outcome for each packet of a text.
 async fn many(world: &World, text: &str) -> Result<Many, Failure> {
-    let mut told = Vec::new();
+    let mut explanations = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
         let words: Vec<&str> = line.split('#').next().unwrap_or_default().split_whitespace().collect();
         let wrong = |why: String| Failure::Usage(format!("line {number}: {why}"));
         let (from, to) = match words[..] {
             [] => continue,
             [from, to] => (from.parse::<Sender>().map_err(wrong)?, to.parse::<To>().map_err(wrong)?),
-            _ => return Err(wrong("a sender and a destination are expected".to_owned())),
+            _ => return Err(wrong("expected a sender and a destination".to_owned())),
         };
-        let (packet, known) = packet(world, from, &to).await?;
-        let mut one = explain::told(world, &world.judge(packet));
-        if !known {
+        let (packet, has_source) = packet(world, from, &to).await?;
+        let mut one = explain::from_state(world, &world.judge(packet));
+        if !has_source {
             one.from = String::new();
         }
-        told.push(one);
+        explanations.push(one);
     }
-    Ok(Many(told))
+    Ok(Many(explanations))
 }
 
 fn read(path: &Path) -> anyhow::Result<String> {
@@ -259,7 +259,7 @@ fn read(path: &Path) -> anyhow::Result<String> {
 pub(super) async fn differ(global: &Global, arguments: Diff) -> Answered {
     let brain = global.brain()?;
     // The kernel is read while the state arrives and is planned. Both take long with many Services.
-    let reading = asks_kernel(global, &arguments.node).then(Reading::start);
+    let reading = reads_kernel(global, &arguments.node).then(Reading::start);
     let state = global.snapshot(brain.as_ref()).await?;
     let status = ask_status(global, brain.as_ref()).await;
     let World { state, local, kernel, configuration, .. } = world(global, &arguments.node, &status, state).await?;
@@ -286,12 +286,12 @@ pub(super) async fn top(global: &Global, arguments: Top) -> Answered {
     let brain = global.brain()?;
     let mut state = global.snapshot(brain.as_ref()).await?;
     let configuration = configured(&arguments.configuration, &ask_status(global, brain.as_ref()).await)?;
-    let looks = arguments.count.unwrap_or(if arguments.interval.is_some() { u64::MAX } else { 1 });
+    let samples = arguments.count.unwrap_or(if arguments.interval.is_some() { u64::MAX } else { 1 });
     let mut ticks = tokio::time::interval(Duration::from_secs(arguments.interval.unwrap_or(1)));
     let mut before: Option<Sample> = None;
-    for look in 0..looks {
+    for number in 0..samples {
         ticks.tick().await;
-        if look > 0 && brain.is_some() {
+        if number > 0 && brain.is_some() {
             state = global.snapshot(brain.as_ref()).await?;
         }
         let local = kernel::addresses().await.unwrap_or_default();
@@ -302,17 +302,17 @@ pub(super) async fn top(global: &Global, arguments: Top) -> Answered {
         top.rows.truncate(arguments.most);
         (top.time, top.counts_bytes) = (utc(SystemTime::now()), kernel::counts_bytes());
         top.configuration = configuration.origin.clone();
-        print_look(global, &arguments.output, &top, looks)?;
+        print_sample(global, &arguments.output, &top, samples)?;
         before = Some(sample);
     }
     Ok(false)
 }
 
 /// Prints one of several samples, after its time or as a document of its own.
-fn print_look(global: &Global, output: &Output, top: &top::Top, looks: u64) -> Result<(), Failure> {
+fn print_sample(global: &Global, output: &Output, top: &top::Top, samples: u64) -> Result<(), Failure> {
     Ok(output::print(|out| {
         match output.output {
-            _ if looks == 1 => {}
+            _ if samples == 1 => {}
             Format::Table | Format::Wide => writeln!(out, "{}", top.time)?,
             Format::Yaml => writeln!(out, "---")?,
             Format::Json | Format::Name => {}
@@ -323,7 +323,7 @@ fn print_look(global: &Global, output: &Output, top: &top::Top, looks: u64) -> R
 
 pub(super) async fn status(global: &Global, output: &Output) -> Answered {
     let Some(brain) = global.brain()? else {
-        return Err(Failure::Usage("a saved state has no status: ask a brain (--api)".to_owned()));
+        return Err(Failure::Usage("a saved state has no status; query a brain with --api".to_owned()));
     };
     let status = global.status(&brain).await?;
     print(global, output, &status)?;
@@ -347,31 +347,31 @@ pub(super) async fn version(global: &Global, output: &Output) -> Answered {
 pub(super) async fn examine(global: &Global, arguments: Doctor) -> Answered {
     let brain = global.brain()?;
     let brain = brain.as_ref();
-    let mut known = Known { api: global.describe(), ..Known::default() };
+    let mut evidence = NodeEvidence { api: global.describe(), ..NodeEvidence::default() };
     let status = ask_status(global, brain).await;
-    known.status = brain.map(|_| status.clone());
+    evidence.status = brain.map(|_| status.clone());
     let state = global.snapshot(brain).await;
     let (state, error) = match state {
         Ok(state) => (state, None),
         Err(failure) => (Snapshot::default(), Some(failure.to_string())),
     };
-    known.state = Some(error.clone().map_or_else(|| Ok(doctor::count(&state)), Err));
+    evidence.state = Some(error.clone().map_or_else(|| Ok(doctor::count(&state)), Err));
     if error.is_some() {
         // An unavailable brain is reported only once.
-        known.status = known.status.filter(Result::is_ok);
+        evidence.status = evidence.status.filter(Result::is_ok);
     }
     let mut world = world(global, &arguments.node, &status, state).await?;
-    known.configuration = Some(world.configuration.origin.clone());
+    evidence.configuration = Some(world.configuration.origin.clone());
     let affinity = Family::BOTH.map(|family| path::has_affinity(&world.state, &world.facts, family));
-    let wanted = |family: localnet_linux::nft::Family| match error {
+    let planned = |family: localnet_linux::nft::Family| match error {
         // Without a state there is no plan.
         Some(_) => Vec::new(),
         None => Way::new(&world.facts, localnet_nft::plan::model_family(family), affinity[family as usize])
             .chains()
             .to_vec(),
     };
-    doctor::look(&mut world.kernel, &mut known, wanted);
-    let findings = Findings::of(&known);
+    doctor::read_kernel(&mut world.kernel, &mut evidence, planned);
+    let findings = Findings::of(&evidence);
     print(global, &arguments.output, &findings)?;
     Ok(findings.fail())
 }

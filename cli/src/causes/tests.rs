@@ -40,7 +40,7 @@ fn left_out(rule: Rule) -> LeftOut {
     let of =
         wire::LeftOut { rule: rule.into(), from: Some(from), port_name: "http".to_owned(), ..wire::LeftOut::default() };
     let remedy = "kubectl describe pod".to_owned();
-    LeftOut { address: "10.0.0.1".to_owned(), problem: "it is so".to_owned(), remedy, ..of.into() }
+    LeftOut { address: "10.0.0.1".to_owned(), problem: "the reason".to_owned(), remedy, ..of.into() }
 }
 
 /// A cause is recognized by the code of a finding, however its text reads.
@@ -50,7 +50,7 @@ fn finding(code: &str) -> Finding {
         left_out: true,
         object: "Service shop/web".to_owned(),
         field: "spec.clusterIPs[0]".to_owned(),
-        problem: "in words of any kind".to_owned(),
+        problem: "any text".to_owned(),
         remedy: "correct it".to_owned(),
     }
 }
@@ -91,12 +91,12 @@ fn check(change: impl FnOnce(&mut Evidence), expected: &[&str]) {
 }
 
 #[test]
-fn a_service_that_is_well_has_no_cause() {
+fn a_healthy_service_has_no_cause() {
     check(|_| {}, &[]);
 }
 
 #[test]
-fn what_the_cluster_says_is_a_cause_of_its_own() {
+fn each_problem_in_the_cluster_is_a_cause() {
     let standing = |standing| {
         move |evidence: &mut Evidence| {
             evidence.is_served = false;
@@ -135,7 +135,7 @@ fn what_the_cluster_says_is_a_cause_of_its_own() {
 }
 
 #[test]
-fn the_rule_that_leaves_endpoints_out_is_the_cause() {
+fn the_rule_that_excludes_endpoints_is_the_cause() {
     let rules = |rules: &'static [Rule]| {
         move |evidence: &mut Evidence| {
             evidence.fronts = vec![front("reject")];
@@ -179,7 +179,7 @@ fn the_rule_that_leaves_endpoints_out_is_the_cause() {
 }
 
 #[test]
-fn what_the_backend_says_explains_what_the_kernel_lacks() {
+fn a_problem_of_the_backend_explains_missing_elements() {
     let with = |backends: Vec<Backend>, missing: bool| {
         move |evidence: &mut Evidence| {
             evidence.status.as_mut().unwrap().backends = backends;
@@ -196,7 +196,7 @@ fn what_the_backend_says_explains_what_the_kernel_lacks() {
 }
 
 #[test]
-fn what_the_kernel_lacks_comes_before_what_others_do() {
+fn missing_elements_rank_before_foreign_rules() {
     check(|evidence| evidence.fronts[0].no_table = true, &["table-missing"]);
     check(|evidence| evidence.fronts[0].damaged = vec!["services".to_owned()], &["rules-differ"]);
     check(|evidence| evidence.fronts[0].missing = vec![row(Some("goto lb-3"))], &["elements-differ"]);
@@ -237,7 +237,7 @@ fn what_the_kernel_lacks_comes_before_what_others_do() {
 }
 
 #[test]
-fn the_cluster_ip_comes_before_other_addresses_and_findings_last() {
+fn causes_at_the_cluster_ip_rank_first_and_findings_last() {
     check(
         |evidence| {
             let mut outside = front("drop");
@@ -255,7 +255,7 @@ fn the_cluster_ip_comes_before_other_addresses_and_findings_last() {
 }
 
 #[test]
-fn a_brain_that_is_away_is_said_first() {
+fn an_unavailable_brain_ranks_first() {
     check(
         |evidence| (evidence.no_state, evidence.is_served) = (Some("refused".to_owned()), false),
         &["brain-unreachable"],
@@ -263,7 +263,7 @@ fn a_brain_that_is_away_is_said_first() {
 }
 
 #[test]
-fn an_old_state_is_said_where_it_matters() {
+fn an_outdated_state_ranks_first_only_if_it_matters() {
     let troubled = |evidence: &mut Evidence| {
         let code = "yaml-invalid".to_owned();
         let trouble =
@@ -306,12 +306,12 @@ fn an_old_state_is_said_where_it_matters() {
 }
 
 #[test]
-fn an_answer_is_told_to_people() {
+fn an_answer_is_readable() {
     let mut evidence = served();
-    assert!(Answer::of(&evidence).human(Style::default()).starts_with("nothing is wrong with it here"));
+    assert!(Answer::of(&evidence).human(Style::default()).starts_with("no problem found on this node"));
     evidence.unanswered_node_port = Some(30080);
     let text = Answer::of(&evidence).human(Style::default());
-    assert!(text.contains("   not looked at NodePort 30080: it is answered at no address"), "{text}");
+    assert!(text.contains("   not checked NodePort 30080: no address of this node answers it"), "{text}");
     evidence.fronts[0].no_table = true;
     let text = Answer::of(&evidence).human(Style::default());
     assert!(text.starts_with("1. table-missing at 10.96.0.1:80\n   the kernel has no table"), "{text}");

@@ -16,7 +16,7 @@ use localnet_nft::{
     whole::{History, is_history},
 };
 
-use super::{FAMILIES, Said};
+use super::{FAMILIES, PlanChange};
 use crate::kernel::{self, Kernel};
 
 /// The contents of our tables in the kernel.
@@ -25,7 +25,7 @@ pub(super) struct Held {
     pub(super) tables: [Option<HeldTable>; 2],
     pub(super) generation: u32,
     /// Whether the history that was planned with equals the one of the final read.
-    pub(super) as_told: bool,
+    pub(super) is_current: bool,
 }
 
 #[derive(Debug)]
@@ -114,7 +114,7 @@ impl Reading {
 impl Held {
     /// Reads both tables, and sends the history as soon as it is read.
     fn read(kernel: &mut Kernel, to: &Sender<History>) -> Result<Self, nft::Error> {
-        let mut told = None;
+        let mut sent = None;
         for _ in 0..ATTEMPTS {
             let generation = kernel.generation()?;
             let [v4, v6] = FAMILIES.map(|family| kernel.outline(family));
@@ -127,7 +127,7 @@ impl Held {
                 held.fill(family, id, elements);
             }
             history.iter_mut().for_each(|sets| sets.sort_unstable_by(|(one, _), (other, _)| one.name.cmp(&other.name)));
-            let told = told.get_or_insert_with(|| {
+            let sent = sent.get_or_insert_with(|| {
                 // If planning failed, there is no receiver any more.
                 _ = to.send(history.clone());
                 history.clone()
@@ -136,7 +136,7 @@ impl Held {
                 held.fill(family, id, elements);
             }
             if kernel.generation()? == generation {
-                held.as_told = *told == history;
+                held.is_current = *sent == history;
                 return Ok(held);
             }
         }
@@ -151,7 +151,7 @@ impl Held {
             sets.extend(declared.filter_map(|set| Some((family, SetId::of_name(&set.name)?, set))));
         }
         sets.sort_by_key(|(_, id, _)| BIG.iter().position(|big| big == id).unwrap_or(BIG.len()));
-        (Self { tables: dumps.map(|dump| dump.map(HeldTable::of)), generation, as_told: true }, sets)
+        (Self { tables: dumps.map(|dump| dump.map(HeldTable::of)), generation, is_current: true }, sets)
     }
 
     fn fill(&mut self, family: nft::Family, id: SetId, elements: Vec<Element>) {
@@ -211,9 +211,9 @@ impl HeldTable {
 
 impl HeldSet {
     /// Compares what the kernel holds with a change of the plan.
-    pub(super) fn hear(&mut self, said: &Said) {
-        match said {
-            Said::Set(element) => {
+    pub(super) fn compare(&mut self, change: &PlanChange) {
+        match change {
+            PlanChange::Set(element) => {
                 let what = match self.elements.get_mut(&element.key) {
                     Some((data, planned, _)) => {
                         let is_new = usize::from(!std::mem::replace(planned, true));
@@ -230,7 +230,7 @@ impl HeldSet {
                     self.off.remove(&element.key);
                 }
             }
-            Said::Removed(key) => {
+            PlanChange::Removed(key) => {
                 let was_off = self.off.remove(key).is_some();
                 let was = match self.elements.get_mut(key) {
                     Some((_, planned, _)) => {

@@ -39,7 +39,7 @@ struct Loaded {
     contents: Contents,
     config: Arc<ClientConfig>,
     /// Why the present files cannot be used, if that was logged.
-    said: Option<String>,
+    logged: Option<String>,
 }
 
 impl Tls {
@@ -50,7 +50,7 @@ impl Tls {
     pub(super) fn load(files: TlsFiles) -> anyhow::Result<Self> {
         let contents = read(&files)?;
         let config = Arc::new(config(&files, &contents)?);
-        Ok(Self { files, loaded: Mutex::new(Loaded { contents, config, said: None }) })
+        Ok(Self { files, loaded: Mutex::new(Loaded { contents, config, logged: None }) })
     }
 
     /// Connects to a brain with the present contents of the files.
@@ -77,7 +77,7 @@ impl Tls {
         });
         match read {
             Ok(changed) => {
-                loaded.said = None;
+                loaded.logged = None;
                 if let Some((contents, config)) = changed {
                     (loaded.contents, loaded.config) = (contents, Arc::new(config));
                     info!("TLS files read again");
@@ -85,9 +85,9 @@ impl Tls {
             }
             Err(error) => {
                 let error = format!("{error:#}");
-                if loaded.said.as_ref() != Some(&error) {
+                if loaded.logged.as_ref() != Some(&error) {
                     warn!(error, "the changed TLS files are not usable; the former ones stay in use");
-                    loaded.said = Some(error);
+                    loaded.logged = Some(error);
                 }
             }
         }

@@ -181,7 +181,7 @@ pub const FLAGS: &[Flag] = &[
         "iptables-masquerade-bit",
         Int,
         MasqueradeBit,
-        "iptables, ipvs: bit of the packet mark that asks for masquerading",
+        "iptables, ipvs: bit of the packet mark that requests masquerading",
     ),
     flag(
         "iptables-min-sync-period",

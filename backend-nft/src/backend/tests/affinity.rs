@@ -606,7 +606,7 @@ proptest! {
                 Step::State(services) => {
                     applied = state_of(&services);
                     world.apply(&applied);
-                    assert_as_told(&applied, world.backend.kernel());
+                    assert_delivered_equals_kernel(&applied, world.backend.kernel());
                     retain_known(&mut remembered, &applied, world.now);
                 }
                 Step::Denied(services) => {
@@ -621,13 +621,13 @@ proptest! {
                 Step::Restart => {
                     world.restart();
                     world.apply(&applied);
-                    assert_as_told(&applied, world.backend.kernel());
+                    assert_delivered_equals_kernel(&applied, world.backend.kernel());
                 }
                 Step::RestartWith(services) => {
                     applied = state_of(&services);
                     world.restart();
                     world.apply(&applied);
-                    assert_as_told(&applied, world.backend.kernel());
+                    assert_delivered_equals_kernel(&applied, world.backend.kernel());
                     retain_known(&mut remembered, &applied, world.now);
                 }
                 Step::Wait(seconds) => {

@@ -38,11 +38,11 @@ fn a_node_that_is_well_is_told_so_by_every_command() {
     run(&["explain", "--from", "pod", "--to", "172.30.0.41:81"], 1);
     run(&["explain", "--from", "pod", "--to", "shop/none:81"], 4);
     let why_not = ["explain", "--why-not", "shop/web:http"];
-    assert!(run(&why_not, 0).starts_with("nothing is wrong with it here"));
-    assert!(run(&["diff"], 0).contains("the kernel holds what is planned"));
+    assert!(run(&why_not, 0).starts_with("no problem found on this node"));
+    assert!(run(&["diff"], 0).contains("the kernel matches the plan"));
     let other = run(&["diff", "--cluster-cidr", "10.9.0.0/16"], 1);
     assert!(other.contains("table ip localnet services"), "with another CIDR of pods: {other}");
-    assert!(other.contains("configuration: as the nft backend reports it, but for --cluster-cidr"), "{other}");
+    assert!(other.contains("configuration: reported by the nft backend, except --cluster-cidr"), "{other}");
     assert!(run(&["doctor"], 0).contains("table ip localnet has its chains"));
     assert!(run(&["top", "-o", "json"], 0).contains("\"rows\""));
     assert!(!run(&["get", "services", "-A", "--no-headers"], 0).contains("NAMESPACE"));
@@ -56,13 +56,13 @@ fn a_node_that_is_well_is_told_so_by_every_command() {
 #[test]
 fn every_command_answers_with_the_configuration_of_the_backend() {
     let node = well();
-    let as_reported = "configuration: as the nft backend reports it\n";
+    let as_reported = "configuration: reported by the nft backend\n";
     for (arguments, expected) in [
         // Only the configuration distinguishes a pod of the cluster from other clients.
         (&["explain", "--from", "pod", "--to", "shop/web:http"][..], "source   kept"),
         (&["explain", "--from", "10.180.1.9", "--to", "shop/web:http"], "10.180.1.9 (pod)"),
-        (&["explain", "--why-not", "shop/web:http"], "nothing is wrong with it here"),
-        (&["diff"], "the kernel holds what is planned"),
+        (&["explain", "--why-not", "shop/web:http"], "no problem found on this node"),
+        (&["diff"], "the kernel matches the plan"),
         (&["top"], "0 flows to Services"),
     ] {
         let said = node.localnet(arguments).unwrap();
@@ -71,10 +71,8 @@ fn every_command_answers_with_the_configuration_of_the_backend() {
     }
     let doctor = node.localnet(&["doctor"]).unwrap();
     assert_eq!(doctor.code, 0, "{doctor:?}");
-    let pods = format!(
-        "as the nft backend reports it: pods: ClusterCIDR {}; NodePorts: all addresses",
-        CLUSTER_CIDRS.join(",")
-    );
+    let pods =
+        format!("reported by the nft backend: pods: ClusterCIDR {}; NodePorts: all addresses", CLUSTER_CIDRS.join(","));
     assert!(doctor.out.contains(&pods), "{}", doctor.out);
 }
 
