@@ -31,21 +31,21 @@ pub struct Arguments {
     client: ClientArgs,
     #[command(flatten)]
     flags: ConfigArgs,
-    /// Which of the host's tools to use; by default those whose rules the host has
+    /// Variant of iptables [default: the variant that already has rules on this host]
     #[arg(long, value_enum, global = true)]
     iptables_flavour: Option<Flavour>,
-    /// Print what the present state gives, as iptables-restore reads it, and change nothing; needs no privileges
+    /// Print the rules for the current state in the format of iptables-restore and change nothing; needs no privileges
     #[arg(long)]
     dry_run: bool,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Remove the chains of this program, and of kube-proxy's iptables mode; those of the kubelet stay
+    /// Remove the chains of this program and of kube-proxy's mode iptables; keep those of the kubelet
     Cleanup,
-    /// Print what the rules serve, read back from the kernel: one line for each address and port
+    /// Print the VIPs in the kernel's rules, one line for each address and port
     Dump,
-    /// Set the kernel's limits of connection tracking, as configured, and exit
+    /// Apply the configured limits of connection tracking to the kernel and exit
     Init(ConfigArgs),
 }
 
@@ -79,12 +79,12 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let only_init = only_init || to_do.init_only;
     let Some(running) = flags.begin(Mode::Iptables)? else { return Ok(()) };
     client.start_log(running.config())?;
-    running.say();
+    running.log_warnings();
     if only_init {
         return init(running.config());
     }
-    flags.say_of_brain();
-    ConfigArgs::say_mode(running.config(), Mode::Iptables);
+    flags.warn_of_brain_flags();
+    ConfigArgs::warn_of_other_mode(running.config(), Mode::Iptables);
     let source = client.source()?;
     if dry_run {
         let localhost = wants_localhost(running.config());
@@ -115,7 +115,7 @@ pub async fn open(
 ) -> anyhow::Result<Adapter<LiveBackend>> {
     let chosen = flavour.is_some();
     let flavour = flavour.unwrap_or_else(Flavour::of_host);
-    info!(?flavour, chosen, "using the tools");
+    info!(?flavour, chosen, "selected the variant of iptables");
     let localhost = wants_localhost(config) && route_localhost(&Settings::default());
     let backend = LiveBackend::open(args.config(config), localhost, Tools::find(flavour)?).await?;
     if args.kube_proxy.configures_node() {
@@ -125,7 +125,7 @@ pub async fn open(
     let liberal = is_liberal(config, &Settings::default());
     if liberal {
         info!(
-            "net.netfilter.nf_conntrack_tcp_be_liberal is set: packets that connection tracking calls invalid are forwarded"
+            "net.netfilter.nf_conntrack_tcp_be_liberal is set; the node forwards packets that connection tracking calls invalid"
         );
     }
     Ok(Adapter::new(if liberal { backend.forwarding_invalid() } else { backend }))
@@ -157,12 +157,14 @@ fn route_localhost(settings: &Settings) -> bool {
         Ok(Set::Already) => true,
         Ok(Set::From(_)) => {
             info!(
-                "net.ipv4.conf.all.route_localnet is set, so that NodePorts answer on 127.0.0.1; iptables.localhostNodePorts: false does without"
+                "set net.ipv4.conf.all.route_localnet, so that NodePorts answer on 127.0.0.1; to avoid this, configure iptables.localhostNodePorts: false"
             );
             true
         }
         Err(error) => {
-            warn!("{error}; NodePorts do not answer on 127.0.0.1: set it, or say iptables.localhostNodePorts: false");
+            warn!(
+                "{error}; NodePorts do not answer on 127.0.0.1; set it, or configure iptables.localhostNodePorts: false"
+            );
             false
         }
     }
@@ -208,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn invalid_packets_are_forwarded_where_windows_do_not_count() {
+    fn invalid_packets_are_forwarded_if_tcp_windows_are_ignored() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join(TCP_BE_LIBERAL);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -227,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn init_makes_each_setting_that_it_can() {
+    fn a_setting_that_fails_does_not_stop_the_others() {
         const UDP_TIMEOUT: &str = "proc/sys/net/netfilter/nf_conntrack_udp_timeout";
         for (localhost, has_route, has_timeout, expected) in [
             (true, true, true, None),
@@ -265,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_addresses_answer_where_they_may() {
+    fn loopback_addresses_answer_if_the_configuration_allows_it() {
         for (version, lines, expected) in [
             // The default of v1alpha1 is that of kube-proxy; v1alpha2 has another one.
             ("v1alpha1", "", true),

@@ -133,7 +133,7 @@ impl<K: Kernel> IptablesBackend<K> {
     ///
     /// # Errors
     /// The tables cannot be read.
-    pub fn look(&mut self) -> Result<bool, Error> {
+    pub fn needs_repair(&mut self) -> Result<bool, Error> {
         self.forget();
         let mut wrong = false;
         for family in self.families() {
@@ -143,7 +143,7 @@ impl<K: Kernel> IptablesBackend<K> {
         Ok(wrong)
     }
 
-    /// Whether the kernel's own chains of a table still jump to our chains. This is much cheaper than [`Self::look`]. It notices
+    /// Whether the kernel's own chains of a table still jump to our chains. This is much cheaper than [`Self::needs_repair`]. It notices
     /// when another program flushes the table, but not when it changes the chain of one Service.
     pub fn is_entered(&mut self, table: Table) -> bool {
         let text = cleanup::check(table);
@@ -165,7 +165,7 @@ impl<K: Kernel> IptablesBackend<K> {
     /// In every family, the tools cannot be run or the kernel refuses something that belongs to no single Service.
     pub fn apply(&mut self) -> anyhow::Result<Synced> {
         if std::mem::take(&mut self.first) && !self.kernel.has_family(Family::V6) {
-            info!("this host has no IPv6: only IPv4 is programmed");
+            info!("this host has no IPv6; programming only IPv4");
         }
         for notice in self.desired.settle() {
             warn!("{notice}");
@@ -219,14 +219,14 @@ impl<K: Kernel> IptablesBackend<K> {
                 if fresh || !matches!(error, Error::Refused { .. }) {
                     return Err(error.into());
                 }
-                info!("the tables are not as they were left: reading them ({error})");
+                info!("the tables differ from the applied state; reading them ({error})");
                 self.forget();
                 continue;
             };
             let owner = match subject {
                 Subject::Removal(chain) if kept < MAX_KEPT => {
                     kept += 1;
-                    warn!(chain = &*chain.name, table = %chain.table, "somebody else refers to a chain that is to go: it stays, empty");
+                    warn!(chain = &*chain.name, table = %chain.table, "another program's rule jumps to a chain that should be deleted; keeping it empty");
                     self.desired.keep(family, chain);
                     continue;
                 }
@@ -240,7 +240,7 @@ impl<K: Kernel> IptablesBackend<K> {
                 return Err(anyhow::Error::from(error.clone()).context(format!("rule {rule:?}")));
             };
             *refused += 1;
-            let text = format!("left out, and tried again later: {why}");
+            let text = format!("the kernel refuses it; retrying later: {why}");
             if self.desired.refuse(&service, text.clone()) {
                 warn!("{}", vips::refused(&service, text));
             } else {
@@ -258,7 +258,7 @@ impl<K: Kernel> IptablesBackend<K> {
         let counted = Counted { input: &input, rules: Cell::default() };
         self.kernel.restore(family, &counted)?;
         let rules = counted.rules.get();
-        debug!(%family, filter = rules[0], nat = rules[1], "rules are written");
+        debug!(%family, filter = rules[0], nat = rules[1], "rules written");
         self.written[index(family)] = rules;
         Ok(())
     }
@@ -278,7 +278,7 @@ impl<K: Kernel> IptablesBackend<K> {
         let concerned: BTreeSet<&ServiceKey> = subjects.iter().filter_map(|subject| owners.get(subject)).collect();
         let all: Vec<&ServiceKey> = concerned.into_iter().collect();
         if let Some(message) = self.attempt(family, &owners, &[])? {
-            debug!(message, "refused even without services");
+            debug!(message, "the kernel refuses the table even without Services");
             return Ok(None);
         }
         let (mut good, mut bad) = (0, all.len());

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kubelets_chains_and_others_stay() {
+    fn cleanup_keeps_the_chains_of_the_kubelet_and_others() {
         let saved = "\
 *filter
 :INPUT ACCEPT [0:0]

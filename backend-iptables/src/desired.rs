@@ -75,8 +75,8 @@ impl Desired {
     /// Adds or changes a Service. See [`localnet_client::incremental::Listener`].
     pub fn set_service(&mut self, head: &Service) {
         let mut service = head.clone();
-        if let Some(known) = self.tables.services.get(&head.key) {
-            service.endpoints.clone_from(&known.endpoints);
+        if let Some(old) = self.tables.services.get(&head.key) {
+            service.endpoints.clone_from(&old.endpoints);
         }
         self.tables.services.insert(head.key.clone(), Arc::new(service));
         self.staged.insert(head.key.clone());
@@ -135,8 +135,8 @@ impl Desired {
         let former = self.former.take().unwrap_or_default();
         self.staged.extend(former.keys().filter(|key| !self.tables.services.contains_key(*key)).cloned());
         for key in std::mem::take(&mut self.staged) {
-            if let Some(told) = self.tables.services.get_mut(&key).and_then(Arc::get_mut) {
-                told.endpoints.shrink_to_fit();
+            if let Some(service) = self.tables.services.get_mut(&key).and_then(Arc::get_mut) {
+                service.endpoints.shrink_to_fit();
             }
             let service = self.tables.services.get(&key).cloned();
             let known = former.get(&key);

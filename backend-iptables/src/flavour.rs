@@ -10,7 +10,7 @@ use crate::tool::run;
 pub enum Flavour {
     /// The kernel's ip_tables
     Legacy,
-    /// nf_tables, by the tools that look like iptables
+    /// nf_tables, through the iptables-nft tools
     Nft,
 }
 

@@ -40,7 +40,7 @@ pub struct LiveBackend {
     addresses: NodeAddresses,
     pace: Pace,
     /// When to read the tables, after a hint that another program changed them.
-    look_at: Option<Instant>,
+    read_at: Option<Instant>,
     /// Whether the tables could not be read. The log already has a warning.
     unreadable: bool,
     /// Whether the next commit repairs the tables.
@@ -65,7 +65,7 @@ impl LiveBackend {
         tools.save(Family::V4, &mut |_| {}).context("read the tables (CAP_NET_ADMIN is needed)")?;
         let counts = watch::Sender::new(Counts::default());
         let count = counts.clone();
-        let cleaner = Cleaner::start(move |families| count.send_modify(|counts| counts.looked(families)));
+        let cleaner = Cleaner::start(move |families| count.send_modify(|counts| counts.flows_checked(families)));
         let backend = IptablesBackend::new(config, tools);
         let mut live = Self {
             backend: if localhost { backend.with_localhost_node_ports() } else { backend },
@@ -74,7 +74,7 @@ impl LiveBackend {
             watch,
             addresses: NodeAddresses::default(),
             pace: Pace::default(),
-            look_at: None,
+            read_at: None,
             unreadable: false,
             repairing: false,
             recheck: Recheck::default(),
@@ -92,10 +92,10 @@ impl LiveBackend {
     }
 
     /// Reads the tables. Returns whether they need a repair.
-    fn look(&mut self) -> bool {
+    fn read_tables(&mut self) -> bool {
         let began = Instant::now();
-        let result = self.backend.look();
-        self.watch.looked(began.elapsed());
+        let result = self.backend.needs_repair();
+        self.watch.tables_read(began.elapsed());
         match result {
             Ok(wrong) => {
                 self.unreadable = false;
@@ -103,9 +103,9 @@ impl LiveBackend {
             }
             Err(error) => {
                 if !std::mem::replace(&mut self.unreadable, true) {
-                    warn!(%error, "the tables cannot be read; will be tried again");
+                    warn!(%error, "cannot read the tables; retrying every second");
                 }
-                self.look_at = Some(Instant::now() + AGAIN);
+                self.read_at = Some(Instant::now() + AGAIN);
                 false
             }
         }
@@ -122,7 +122,9 @@ impl LiveBackend {
         let result = self.backend.apply();
         self.watch.wrote(before, self.backend.kernel());
         if repairs && self.pace.repaired(Instant::now(), began.elapsed()) {
-            warn!("someone keeps changing the chains of Services: repairs slow down until that ends");
+            warn!(
+                "another program keeps changing the chains of Services; the backend repairs them less often until it stops"
+            );
         }
         let rules = self.backend.rule_counts();
         self.counts.send_if_modified(|counts| {
@@ -190,11 +192,11 @@ impl Listener for LiveBackend {
 
     async fn disturbed(&mut self) {
         loop {
-            if let Some(at) = self.look_at {
+            if let Some(at) = self.read_at {
                 time::sleep_until(at.into()).await;
-                self.look_at = None;
-                if blocking(|| self.look()) {
-                    info!("the chains of Services were changed by someone else, repairing");
+                self.read_at = None;
+                if blocking(|| self.read_tables()) {
+                    info!("another program changed the chains of Services; repairing them");
                     self.repairing = true;
                     return;
                 }
@@ -203,7 +205,7 @@ impl Listener for LiveBackend {
             select! {
                 hint = self.watch.next() => {
                     let suspicious = match hint {
-                        Hint::Look => true,
+                        Hint::Read => true,
                         Hint::Check(table) => {
                             let began = Instant::now();
                             let before = self.watch.before(self.backend.kernel());
@@ -213,12 +215,12 @@ impl Listener for LiveBackend {
                         }
                     };
                     if suspicious {
-                        self.look_at = Some(self.pace.next_at(Instant::now()));
+                        self.read_at = Some(self.pace.next_at(Instant::now()));
                     }
                 }
                 addresses = self.addresses.next() => {
                     if self.backend.set_local_addresses(addresses) {
-                        info!("the node's addresses changed: its NodePorts follow");
+                        info!("the node's addresses changed; moving its NodePorts");
                         return;
                     }
                 }

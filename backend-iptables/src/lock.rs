@@ -22,7 +22,7 @@ pub(crate) struct LockWatch {
 }
 
 /// The number of events per table that a tool writes: it opens and closes the lock file.
-pub(crate) const TOLD: usize = 2;
+pub(crate) const EVENTS_PER_LOCK: usize = 2;
 
 /// The size of the buffer for events, in bytes. The events have no names.
 const ROOM: usize = 4096;
@@ -77,7 +77,7 @@ impl LockWatch {
         }
         // The file was removed, which ends the watches. Create and watch it again, as the tools would.
         if gone && let Err(error) = self.add() {
-            debug!(%error, path = %self.path.display(), "the lock file is gone");
+            debug!(%error, path = %self.path.display(), "the lock file was deleted");
         }
         count
     }
@@ -95,16 +95,16 @@ mod tests {
 
     /// Tokio's clock is paused and advances only when no task can run. So a timeout means that no event will come.
     #[tokio::test(start_paused = true)]
-    async fn whoever_takes_the_lock_is_noticed_also_after_the_file_was_replaced() {
+    async fn lock_users_are_noticed_even_after_the_file_was_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lock");
         let mut watch = LockWatch::at(&path).unwrap();
-        assert_eq!(watch.drain(), 0, "to watch it is no use of it");
+        assert_eq!(watch.drain(), 0, "watching the lock does not take it");
         drop(File::open(&path).unwrap());
         timeout(SOON, watch.touched()).await.unwrap();
         drop(File::open(&path).unwrap());
-        assert_eq!(watch.drain(), TOLD);
-        assert!(timeout(SOON, watch.touched()).await.is_err(), "what was counted wakes nobody");
+        assert_eq!(watch.drain(), EVENTS_PER_LOCK);
+        assert!(timeout(SOON, watch.touched()).await.is_err(), "counted events wake no waiter");
         fs::remove_file(&path).unwrap();
         timeout(SOON, watch.touched()).await.unwrap();
         drop(File::open(&path).unwrap());

@@ -186,7 +186,7 @@ COMMIT
 ";
 
     #[test]
-    fn what_is_ours_is_found_and_nothing_else() {
+    fn only_our_own_chains_and_rules_are_found() {
         let found = Found::read(SAVED);
         let chains: Vec<_> = found.chains.iter().map(|(id, rules)| (id.table, &*id.name, rules.rules())).collect();
         assert_eq!(

@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rules_are_read_as_what_they_serve() {
+    fn rules_are_read_back_as_vips() {
         let text = "*filter\n\
             -A KUBE-SERVICES -d 10.96.0.11/32 -p tcp -m comment --comment \"a/none:http has no endpoints\" -m tcp --dport 80 -j REJECT\n\
             -A KUBE-EXTERNAL-SERVICES -d 192.0.2.1/32 -p tcp -m tcp --dport 30080 -j DROP\n\

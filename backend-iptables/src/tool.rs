@@ -44,30 +44,30 @@ pub(crate) fn run(
     command.args(flags).stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    let (read, said) = thread::scope(|scope| {
+    let (read, message) = thread::scope(|scope| {
         // A thread reads stderr, because the program blocks when a pipe is full.
-        let said = scope.spawn(move || {
-            let mut said = Vec::new();
-            let read = stderr.map_or(Ok(0), |mut stderr| stderr.read_to_end(&mut said));
-            read.map(|_| said)
+        let message = scope.spawn(move || {
+            let mut message = Vec::new();
+            let read = stderr.map_or(Ok(0), |mut stderr| stderr.read_to_end(&mut message));
+            read.map(|_| message)
         });
         if let Some((input, stdin)) = input.zip(stdin) {
             // The program may exit before it has read everything. Its exit status then tells why.
             _ = write(input, stdin);
         }
         let read = stdout.map_or(Ok(()), |stdout| read_lines(stdout, line));
-        (read, said.join().unwrap_or_else(|_| Ok(Vec::new())))
+        (read, message.join().unwrap_or_else(|_| Ok(Vec::new())))
     });
     let status = child.wait().map_err(|error| failed(error.to_string()))?;
-    let said = read.and(said).map_err(|error| failed(error.to_string()))?;
+    let message = read.and(message).map_err(|error| failed(error.to_string()))?;
     if status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&said).trim().to_owned();
-    Err(match line_number(&said) {
-        Some(line) if input.is_some() => Error::Refused { line, message: one_line(&said) },
-        _ if said.is_empty() => failed(format!("ended with {status}")),
-        _ => failed(one_line(&said)),
+    let message = String::from_utf8_lossy(&message).trim().to_owned();
+    Err(match line_number(&message) {
+        Some(line) if input.is_some() => Error::Refused { line, message: one_line(&message) },
+        _ if message.is_empty() => failed(format!("ended with {status}")),
+        _ => failed(one_line(&message)),
     })
 }
 
@@ -101,16 +101,16 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
 }
 
 /// The line number in a message of a restore: `line 7 failed`, `Error occurred at line: 7`, `line 7: RULE_APPEND failed`.
-fn line_number(said: &str) -> Option<usize> {
-    said.match_indices("line").find_map(|(at, word)| {
-        let rest = said[at + word.len()..].trim_start_matches([':', ' ']);
+fn line_number(message: &str) -> Option<usize> {
+    message.match_indices("line").find_map(|(at, word)| {
+        let rest = message[at + word.len()..].trim_start_matches([':', ' ']);
         let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
         rest[..digits].parse().ok()
     })
 }
 
-fn one_line(said: &str) -> String {
-    let lines = said.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("Try `"));
+fn one_line(message: &str) -> String {
+    let lines = message.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("Try `"));
     lines.collect::<Vec<_>>().join("; ")
 }
 
@@ -119,8 +119,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_that_is_refused_is_known() {
-        for (said, expected) in [
+    fn the_refused_line_is_found_in_the_message() {
+        for (message, expected) in [
             ("iptables-restore: line 7 failed", Some(7)),
             (
                 "iptables-restore v1.8.9 (legacy): unknown option \"--x\"\nError occurred at line: 12\nTry `iptables-restore -h'",
@@ -133,7 +133,7 @@ mod tests {
             ("Fatal: can't open lock file /run/xtables.lock: Permission denied", None),
             ("in line with expectations", None),
         ] {
-            assert_eq!(line_number(said), expected, "{said}");
+            assert_eq!(line_number(message), expected, "{message}");
         }
     }
 }

@@ -13,7 +13,7 @@ use tracing::{debug, warn};
 
 use crate::{
     Flavour, Tools,
-    lock::{LockWatch, TOLD},
+    lock::{EVENTS_PER_LOCK, LockWatch},
     plan::Table,
 };
 
@@ -29,7 +29,7 @@ pub(crate) enum Hint {
     /// Check whether the kernel's own chains of a table still jump to ours.
     Check(Table),
     /// Read the tables.
-    Look,
+    Read,
 }
 
 /// Counters from before the tools ran.
@@ -52,13 +52,13 @@ impl Watch {
             Flavour::Legacy => {
                 let lock = LockWatch::open();
                 let lock = lock.inspect_err(
-                    |error| warn!(%error, "the lock of iptables cannot be watched: others are noticed later"),
+                    |error| warn!(%error, "cannot watch the lock of iptables; the backend notices changes by other programs later"),
                 );
                 Self::Legacy(Clock {
                     checks: Table::ALL.map(Check::new),
-                    look: Instant::now() + LOOK,
-                    look_not_before: Instant::now(),
-                    look_is_touched: false,
+                    read_at: Instant::now() + READ,
+                    read_not_before: Instant::now(),
+                    read_is_touched: false,
                     lock: lock.ok(),
                 })
             }
@@ -70,7 +70,7 @@ impl Watch {
         match self {
             Self::Nft(rules) => {
                 rules.next().await;
-                Hint::Look
+                Hint::Read
             }
             Self::Legacy(clock) => clock.next().await,
         }
@@ -113,11 +113,11 @@ impl Watch {
     }
 
     /// Must be called after the tables were read as a whole.
-    pub(crate) fn looked(&mut self, took: Duration) {
+    pub(crate) fn tables_read(&mut self, took: Duration) {
         if let Self::Legacy(clock) = self {
             let now = Instant::now();
-            let again = if std::mem::take(&mut clock.look_is_touched) { took * CHECK_REST } else { Duration::ZERO };
-            (clock.look, clock.look_not_before) = (now + LOOK.max(took * LOOK_REST), now + again);
+            let again = if std::mem::take(&mut clock.read_is_touched) { took * CHECK_REST } else { Duration::ZERO };
+            (clock.read_at, clock.read_not_before) = (now + READ.max(took * READ_REST), now + again);
             clock.checks = Table::ALL.map(Check::new);
         }
     }
@@ -125,26 +125,26 @@ impl Watch {
 
 /// How often the backend checks whether the tables of ip_tables still jump to our chains, and how often it reads them as a whole.
 const CHECK: Duration = Duration::from_millis(700);
-const LOOK: Duration = Duration::from_secs(30);
+const READ: Duration = Duration::from_secs(30);
 /// How long the backend rests after a check or a read, as a multiple of its duration. The kernel copies whole tables for each
 /// answer, so this limits the use of the CPU. If the lock is watched, periodic checks are only for programs that do not take the
 /// lock.
 const CHECK_REST: u32 = 8;
 const WATCHED_CHECK_REST: u32 = 50;
-const LOOK_REST: u32 = 100;
+const READ_REST: u32 = 100;
 /// The shortest pause between checks that follow events on the lock. Two backends that watch the same lock wake each other, so
 /// repeated events lead to longer pauses.
 const TOUCHED: Duration = Duration::from_millis(250);
 /// The tables are read this long after an event on the lock.
-const LOOK_TOUCHED: Duration = Duration::from_millis(300);
+const READ_TOUCHED: Duration = Duration::from_millis(300);
 
 #[derive(Debug)]
 pub(crate) struct Clock {
     checks: [Check; 2],
-    look: Instant,
-    look_not_before: Instant,
+    read_at: Instant,
+    read_not_before: Instant,
     /// Whether the next read follows an event on the lock.
-    look_is_touched: bool,
+    read_is_touched: bool,
     lock: Option<LockWatch>,
 }
 
@@ -190,8 +190,8 @@ impl Clock {
                 }
             };
             select! {
-                () = time::sleep_until(at.min(self.look).into()) => {
-                    return if at <= self.look { Hint::Check(table) } else { Hint::Look };
+                () = time::sleep_until(at.min(self.read_at).into()) => {
+                    return if at <= self.read_at { Hint::Check(table) } else { Hint::Read };
                 }
                 () = touched => self.touched(),
             }
@@ -201,14 +201,14 @@ impl Clock {
     fn touched(&mut self) {
         let now = Instant::now();
         self.checks.iter_mut().for_each(|check| check.touched(now));
-        self.look_is_touched = true;
-        self.look = self.look.min((now + LOOK_TOUCHED).max(self.look_not_before));
+        self.read_is_touched = true;
+        self.read_at = self.read_at.min((now + READ_TOUCHED).max(self.read_not_before));
     }
 
     /// Schedules checks if other processes took the lock. `own`: how often our own tools took it since the last call.
     fn see_others(&mut self, own: u32) {
-        let told = self.lock.as_mut().map_or(0, LockWatch::drain);
-        if told > own as usize * TOLD {
+        let events = self.lock.as_mut().map_or(0, LockWatch::drain);
+        if events > own as usize * EVENTS_PER_LOCK {
             self.touched();
         }
     }
@@ -234,7 +234,7 @@ impl Rules {
         match Monitor::subscribe(Vec::new()) {
             Ok(monitor) => self.monitor = Some(monitor),
             Err(error) if self.again.is_some() => debug!(%error, "still no subscription to nf_tables"),
-            Err(error) => warn!(%error, "changes of the tables by others are not noticed; will be tried again"),
+            Err(error) => warn!(%error, "cannot subscribe to changes of nf_tables; retrying every second"),
         }
         self.again = self.monitor.is_none().then(|| Instant::now() + AGAIN);
         self.monitor.is_some()
@@ -270,7 +270,7 @@ impl Rules {
                     let concerns = commit.tables.iter().any(|table| ["filter", "nat"].contains(&&*table.name));
                     if concerns && !self.own.iter().any(|range| range.contains(&commit.generation)) {
                         let by = commit.process_name.as_deref().unwrap_or_default();
-                        debug!(by, pid = commit.process_id, "the tables were changed, looking");
+                        debug!(by, pid = commit.process_id, "another program changed the tables; reading them");
                         return;
                     }
                 }
@@ -280,7 +280,7 @@ impl Rules {
     }
 
     fn lose(&mut self, error: &nft::Error) {
-        warn!(%error, "the subscription to nf_tables broke; subscribing again");
+        warn!(%error, "the subscription to nf_tables failed; subscribing again");
         self.monitor = None;
         self.again = Some(Instant::now() + AGAIN);
     }
@@ -293,29 +293,29 @@ mod tests {
     const TOOK: Duration = Duration::from_millis(400);
 
     /// Runs the next check of `check` and returns its time after `start`.
-    fn asked(check: &mut Check, start: Instant) -> Duration {
+    fn next_check(check: &mut Check, start: Instant) -> Duration {
         let began = check.at;
         check.done(began + TOOK, TOOK, true);
         began - start
     }
 
     #[test]
-    fn who_takes_the_lock_is_noticed_at_once_and_two_who_wake_each_other_rest() {
+    fn lock_events_cause_immediate_checks_with_growing_pauses() {
         let start = Instant::now();
         let mut check = Check { table: Table::Nat, at: start, not_before: start, is_touched: false };
-        assert_eq!(asked(&mut check, start), Duration::ZERO);
+        assert_eq!(next_check(&mut check, start), Duration::ZERO);
         // The periodic check alone would run again after 20 seconds.
         assert_eq!(check.at, start + TOOK + TOOK * WATCHED_CHECK_REST);
         let flush = start + Duration::from_secs(1);
         check.touched(flush);
-        assert_eq!(asked(&mut check, start), flush - start);
+        assert_eq!(next_check(&mut check, start), flush - start);
         // The other process reacts to our check, and so on.
         check.touched(flush + TOOK);
-        assert_eq!(asked(&mut check, start), flush - start + TOOK + TOOK * CHECK_REST);
+        assert_eq!(next_check(&mut check, start), flush - start + TOOK + TOOK * CHECK_REST);
     }
 
     #[test]
-    fn small_tables_are_asked_often() {
+    fn small_tables_are_checked_often() {
         let start = Instant::now();
         let mut check = Check { table: Table::Filter, at: start, not_before: start, is_touched: false };
         let took = Duration::from_millis(5);

@@ -24,7 +24,7 @@ fn config(flows: &Flows) -> Config {
 }
 
 /// Syncs the listener with the whole state.
-fn tell<L: Listener>(listener: L, state: &Snapshot) -> anyhow::Result<Adapter<L>> {
+fn adapter_for<L: Listener>(listener: L, state: &Snapshot) -> anyhow::Result<Adapter<L>> {
     let mut adapter = Adapter::new(listener);
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     runtime.block_on(adapter.sync(state, &Changes::everything()))?.whole()?;
@@ -34,8 +34,8 @@ fn tell<L: Listener>(listener: L, state: &Snapshot) -> anyhow::Result<Adapter<L>
 /// The plan of a state, in the configuration of `flows`.
 fn plan(flows: &Flows, state: &Snapshot) -> String {
     let listener = DryRun::new(config(flows)).with_addresses(flows.local_addresses()).silent();
-    let mut told = tell(listener, state).unwrap_or_else(|error| panic!("{error:#}"));
-    told.listener_mut().text()
+    let mut adapter = adapter_for(listener, state).unwrap_or_else(|error| panic!("{error:#}"));
+    adapter.listener_mut().text()
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn states_give_plans() {
 }
 
 #[test]
-fn a_mistake_in_any_line_of_a_plan_is_found() {
+fn a_mistake_in_any_line_of_a_plan_is_detected() {
     for case in cases() {
         check_that_mistakes_show(&case, 17, plan);
     }
@@ -61,9 +61,9 @@ fn wrong_packets(flavour: Flavour, many_vips: usize) -> Vec<String> {
             let mut backend =
                 IptablesBackend::new(config(&case.flows), Tools::find(flavour)?).with_many_vips(many_vips);
             backend.set_local_addresses(case.flows.local_addresses());
-            let mut told = tell(backend, &case.read_state()?)?;
+            let mut adapter = adapter_for(backend, &case.read_state()?)?;
             // The backend reads exactly what it wrote, so a restart would write nothing.
-            anyhow::ensure!(!told.listener_mut().look()?, "the tables are not read as they were written");
+            anyhow::ensure!(!adapter.listener_mut().needs_repair()?, "the tables read back differ from those written");
             Ok(())
         })
     })
@@ -72,25 +72,25 @@ fn wrong_packets(flavour: Flavour, many_vips: usize) -> Vec<String> {
 const USUAL: usize = 1000;
 
 #[test]
-fn packets_go_where_the_flows_say_by_nf_tables() {
+fn packets_match_the_flows_with_nf_tables() {
     let wrong = wrong_packets(Flavour::Nft, USUAL);
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
 }
 
 #[test]
-fn packets_go_where_the_flows_say_by_ip_tables() {
+fn packets_match_the_flows_with_ip_tables() {
     let wrong = wrong_packets(Flavour::Legacy, USUAL);
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
 }
 
 #[test]
-fn packets_go_where_the_flows_say_by_nf_tables_where_there_are_many_vips() {
+fn packets_match_the_flows_with_nf_tables_and_many_vips() {
     let wrong = wrong_packets(Flavour::Nft, 0);
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
 }
 
 #[test]
-fn packets_go_where_the_flows_say_by_ip_tables_where_there_are_many_vips() {
+fn packets_match_the_flows_with_ip_tables_and_many_vips() {
     let wrong = wrong_packets(Flavour::Legacy, 0);
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
 }

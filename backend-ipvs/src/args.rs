@@ -39,7 +39,7 @@ pub struct Arguments {
     flags: ConfigArgs,
     #[command(flatten)]
     ipvs: IpvsArgs,
-    /// Print the virtual servers, addresses and tables that the present state gives, and change nothing; needs no privileges
+    /// Print the virtual servers, addresses and tables for the current state and change nothing; needs no privileges
     #[arg(long)]
     dry_run: bool,
 }
@@ -47,26 +47,26 @@ pub struct Arguments {
 /// The flags for virtual servers. They take precedence over the configuration.
 #[derive(Args, Clone, Debug, Default)]
 pub struct IpvsArgs {
-    /// Who chooses the endpoint of a connection, where the Service does not say: rr, wrr, lc, wlc, lblc, lblcr, dh, sh, sed,
+    /// IPVS scheduler for Services that do not name one: rr, wrr, lc, wlc, lblc, lblcr, dh, sh, sed,
     /// nq, fo, ovf, or mh, also called maglev
     #[arg(long, value_name = "NAME", value_parser = scheduler)]
     pub scheduler: Option<Scheduler>,
-    /// Virtual servers with addresses in these CIDRs are somebody else's, and left alone
+    /// CIDRs whose virtual servers belong to other programs and stay unchanged
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     pub exclude_cidrs: Option<Vec<IpNet>>,
-    /// Answer ARP for an address only at the interface that has it, for networks in which VIPs are announced
+    /// Answer ARP for an address only on the interface that has it; needed where VIPs are announced by ARP
     #[arg(long)]
     pub strict_arp: bool,
-    /// Seconds after which the connections of an endpoint that is gone are cut off; without, when they end by themselves
+    /// Seconds after which the connections of a removed endpoint are cut [default: they end by themselves]
     #[arg(long, value_name = "SECONDS")]
     pub drain_limit: Option<NonZeroU64>,
-    /// Seconds after which an idle TCP connection is forgotten
+    /// Timeout of an idle TCP connection, in seconds
     #[arg(long, value_name = "SECONDS")]
     pub tcp_timeout: Option<u32>,
-    /// Seconds after which a TCP connection of which one side has closed is forgotten
+    /// Timeout of a TCP connection after one side has closed it, in seconds
     #[arg(long, value_name = "SECONDS")]
     pub tcp_fin_timeout: Option<u32>,
-    /// Seconds after which an idle flow of UDP datagrams is forgotten
+    /// Timeout of an idle UDP flow, in seconds
     #[arg(long, value_name = "SECONDS")]
     pub udp_timeout: Option<u32>,
 }
@@ -101,13 +101,13 @@ impl IpvsArgs {
 enum Command {
     /// Remove the virtual servers of VIPs, the interface kube-ipvs0 and the tables localnet-ipvs, if they exist
     Cleanup {
-        /// Virtual servers with addresses in these CIDRs are somebody else's, and left alone
+        /// CIDRs whose virtual servers belong to other programs and stay unchanged
         #[arg(long, value_name = "CIDR", value_delimiter = ',')]
         exclude_cidrs: Vec<IpNet>,
     },
-    /// Print what IPVS and the tables serve, read back from the kernel: one line for each address and port
+    /// Print the VIPs in IPVS and the kernel's tables, one line for each address and port
     Dump,
-    /// Set the kernel's limits of connection tracking, as configured, and exit
+    /// Apply the configured limits of connection tracking to the kernel and exit
     Init(ConfigArgs),
 }
 
@@ -139,12 +139,12 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         return cleanup(ipvs.options(&config.ipvs)?.exclude_cidrs).await;
     }
     client.start_log(config)?;
-    running.say();
+    running.log_warnings();
     if only_init {
         return init(config);
     }
-    flags.say_of_brain();
-    ConfigArgs::say_mode(config, Mode::Ipvs);
+    flags.warn_of_brain_flags();
+    ConfigArgs::warn_of_other_mode(config, Mode::Ipvs);
     let source = client.source()?;
     if dry_run {
         let (vips, ipvs) = (flags.config(config), ipvs.options(&config.ipvs)?);
@@ -203,12 +203,12 @@ mod tests {
     fn options(flags: &[&str]) -> Result<Options, String> {
         let parsed = Both::try_parse_from([&["backend"], flags].concat()).map_err(|error| error.to_string())?;
         let running = parsed.flags.begin(Mode::Ipvs).map_err(|error| error.to_string())?;
-        let running = running.ok_or("nothing is left to do")?;
+        let running = running.ok_or("the flags only write a file")?;
         parsed.ipvs.options(&running.config().ipvs).map_err(|error| format!("{error:#}"))
     }
 
     #[test]
-    fn flags_become_options_by_kube_proxys_names_and_by_short_ones() {
+    fn flags_have_kube_proxys_names_and_short_ones() {
         let defaults = Options::default();
         let maglev = Options { scheduler: "mh".parse().unwrap(), ..defaults.clone() };
         let several = Options {

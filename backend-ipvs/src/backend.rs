@@ -42,7 +42,7 @@ pub struct IpvsBackend<K> {
     /// Whether this sync read the live state, by family.
     read: [bool; 2],
     /// The virtual server whose destinations were checked last.
-    looked_at: Option<Frontend>,
+    checked: Option<Frontend>,
     /// The virtual server whose draining destinations were checked last.
     drained: Option<Frontend>,
 }
@@ -61,7 +61,7 @@ impl<K: Kernel> IpvsBackend<K> {
             first: true,
             found: Default::default(),
             read: [false; 2],
-            looked_at: None,
+            checked: None,
             drained: None,
         }
     }
@@ -136,7 +136,7 @@ impl<K: Kernel> IpvsBackend<K> {
     /// IPVS cannot be reached, or the rules of every family are refused.
     pub async fn apply(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
         if std::mem::take(&mut self.first) && !self.kernel.has_family(Family::V6) {
-            info!("this host has no IPv6: only IPv4 is programmed");
+            info!("this host has no IPv6; programming only IPv4");
         }
         for notice in self.desired.update(state, changes) {
             warn!("{notice}");
@@ -168,7 +168,7 @@ impl<K: Kernel> IpvsBackend<K> {
             refused.extend(self.change(&changes)?);
             let surprise = |refused: &Refused| EXISTENCE.contains(&refused.errno) && refused.scheduler.is_none();
             if !fresh && refused.iter().any(surprise) {
-                info!("virtual servers are not as they were left: reading them");
+                info!("the virtual servers differ from the applied state; reading them");
                 // The kernel may have refused these changes only because the applied state was wrong.
                 self.desired.servers_mut().retry_refused();
                 self.forget();
@@ -257,7 +257,7 @@ impl<K: Kernel> IpvsBackend<K> {
                     return Ok(());
                 }
                 Err(error @ Error::Refused { .. }) if !fresh => {
-                    info!("the tables are not as they were left: reading them ({error})");
+                    info!("the tables differ from the applied state; reading them ({error})");
                     self.desired.table(family).forget();
                 }
                 Err(error) => return Err(error.into()),
@@ -414,6 +414,6 @@ fn vips(found: &LiveTable) -> impl Iterator<Item = Frontend> {
         .map(|vip| frontend(&vip))
 }
 
-mod look;
+mod check;
 #[cfg(test)]
 mod tests;

@@ -339,12 +339,15 @@ impl Parts {
         let Some(name) = vip.ipvs_scheduler.as_deref() else { return (default.clone(), None) };
         let why = match options::scheduler(name) {
             Ok(scheduler) if self.missing.contains(&scheduler) => {
-                format!("this kernel has no scheduler {scheduler}: load its module (modprobe {})", scheduler.module())
+                format!(
+                    "this kernel has no IPVS scheduler {scheduler}: load its module with modprobe {}",
+                    scheduler.module()
+                )
             }
             Ok(scheduler) => return (scheduler, None),
             Err(error) => error.to_string(),
         };
-        (default.clone(), Some(format!("annotation localnet.dev/ipvs-scheduler: {why}; {default} is used instead")))
+        (default.clone(), Some(format!("annotation localnet.dev/ipvs-scheduler: {why}; using {default} instead")))
     }
 
     /// Plans the virtual servers of Services that name this scheduler again.
@@ -387,8 +390,9 @@ impl Parts {
     fn excluded(&self) -> impl Iterator<Item = Diagnostic> {
         let all = self.programmed.iter().filter(|(key, _)| self.options.excludes(key.address));
         all.map(|(key, vip)| {
-            let problem =
-                format!("{key} is in an excluded CIDR (--exclude-cidrs): its virtual server is somebody else's");
+            let problem = format!(
+                "{key} is in an excluded CIDR (--exclude-cidrs), whose virtual servers belong to other programs"
+            );
             Diagnostic::new(Code::AddressExcluded, Subject::service(&vip.service), problem)
         })
     }

@@ -98,23 +98,23 @@ impl FakeKernel {
     }
 
     fn table(&mut self, table: &Table) -> &mut FakeTable {
-        self.tables.get_mut(table).expect("the table is there")
+        self.tables.get_mut(table).expect("the table exists")
     }
 
     fn set(&mut self, table: &Table, set: &Set) -> &mut BTreeMap<ElementKey, Element> {
-        &mut self.table(table).sets.get_mut(&set.name).expect("the set is there").1
+        &mut self.table(table).sets.get_mut(&set.name).expect("the set exists").1
     }
 
     fn write(&mut self, change: &Rules) {
         match change {
             Rules::AddTable(table) => _ = self.tables.entry(table.clone()).or_default(),
-            Rules::DeleteTable(table) => _ = self.tables.remove(table).expect("the table is there"),
+            Rules::DeleteTable(table) => _ = self.tables.remove(table).expect("the table exists"),
             Rules::AddChain(table, chain) => {
                 let chains = &mut self.table(table).chains;
                 chains.entry(chain.name.clone()).or_insert_with(|| Chain::clone(chain));
             }
             Rules::AddRule(table, chain, rule) => {
-                let chain = self.table(table).chains.get_mut(chain).expect("the chain is there");
+                let chain = self.table(table).chains.get_mut(chain).expect("the chain exists");
                 chain.rules.push(rule.clone());
             }
             Rules::AddSet(table, set) => {
@@ -126,9 +126,9 @@ impl FakeKernel {
             }
             Rules::DeleteElements(table, set, elements) => {
                 let held = self.set(table, set);
-                elements.iter().for_each(|one| _ = held.remove(&one.key).expect("the element is there"));
+                elements.iter().for_each(|one| _ = held.remove(&one.key).expect("the element exists"));
             }
-            other => panic!("this backend does not do that: {other:?}"),
+            other => panic!("the fake does not support {other:?}"),
         }
     }
 }

@@ -49,7 +49,7 @@ pub struct LiveBackend {
     /// Whether stale flows have to be checked again because something was missing or wrong.
     recheck: Recheck,
     /// When to list the virtual servers again.
-    look_at: Instant,
+    list_at: Instant,
     /// Whether the virtual servers could not be listed. The log already has a warning.
     unreadable: bool,
     /// When to check the draining destinations again.
@@ -59,9 +59,9 @@ pub struct LiveBackend {
 
 /// The minimum interval between lists of the virtual servers. After a list that took time t, the backend rests 100 × t, but at
 /// most 30 s, which is how often kube-proxy writes all virtual servers by default.
-const LOOK: Duration = Duration::from_secs(2);
-const LOOK_REST: u32 = 100;
-const LOOK_AT_LEAST: Duration = Duration::from_secs(30);
+const LIST: Duration = Duration::from_secs(2);
+const LIST_REST: u32 = 100;
+const LIST_AT_LEAST: Duration = Duration::from_secs(30);
 /// How often the backend checks draining destinations.
 const DRAIN: Duration = Duration::from_secs(1);
 const DRAIN_REST: u32 = 50;
@@ -77,7 +77,7 @@ impl LiveBackend {
         for result in ipvs::apply_settings(&Settings::default(), options.strict_arp) {
             match result {
                 Ok((name, set)) => debug!(name, ?set, "kernel setting"),
-                Err(error) => warn!(%error, "a setting that virtual servers need is not made"),
+                Err(error) => warn!(%error, "cannot apply a setting that virtual servers need"),
             }
         }
         kernel.set_timeouts(&options.timeouts)?;
@@ -86,7 +86,7 @@ impl LiveBackend {
         backend.check().context("program IPVS")?;
         let counts = watch::Sender::new(Counts::default());
         let count = counts.clone();
-        let cleaner = Cleaner::start(move |families| count.send_modify(|counts| counts.looked(families)));
+        let cleaner = Cleaner::start(move |families| count.send_modify(|counts| counts.flows_checked(families)));
         let now = Instant::now();
         let mut live = Self {
             backend,
@@ -97,7 +97,7 @@ impl LiveBackend {
             pace: Pace::default(),
             repair_at: None,
             recheck: Recheck::default(),
-            look_at: now + LOOK,
+            list_at: now + LIST,
             unreadable: false,
             drain_at: now,
             began: now,
@@ -115,7 +115,7 @@ impl LiveBackend {
                 let ours = commit.tables.iter().any(|table| *table.name == *plan::TABLE);
                 if ours {
                     let by = commit.process_name.as_deref().unwrap_or("an unknown process");
-                    info!(by, pid = commit.process_id, "the tables were changed by someone else, repairing");
+                    info!(by, pid = commit.process_id, "another program changed the tables; repairing them");
                 }
                 ours
             }
@@ -124,22 +124,22 @@ impl LiveBackend {
     }
 
     /// Lists virtual servers and addresses. Returns whether they need a repair. If it is cancelled, the next call continues.
-    async fn look(&mut self) -> bool {
+    async fn check_servers(&mut self) -> bool {
         let began = Instant::now();
-        self.look_at = began + LOOK_AT_LEAST;
+        self.list_at = began + LIST_AT_LEAST;
         let result = self.backend.is_undisturbed().await;
-        self.look_at = Instant::now() + (began.elapsed() * LOOK_REST).clamp(LOOK, LOOK_AT_LEAST);
+        self.list_at = Instant::now() + (began.elapsed() * LIST_REST).clamp(LIST, LIST_AT_LEAST);
         match result {
             Ok(undisturbed) => {
                 self.unreadable = false;
                 if !undisturbed {
-                    info!("virtual servers, or addresses of {INTERFACE}, were changed by someone else, repairing");
+                    info!("another program changed virtual servers or addresses of {INTERFACE}; repairing them");
                 }
                 !undisturbed
             }
             Err(error) => {
                 if !std::mem::replace(&mut self.unreadable, true) {
-                    warn!("virtual servers cannot be listed; will be tried again: {error:#}");
+                    warn!("cannot list the virtual servers; retrying: {error:#}");
                 }
                 false
             }
@@ -151,7 +151,7 @@ impl LiveBackend {
         let began = Instant::now();
         self.drain_at = began + DRAIN;
         if let Err(error) = self.backend.drain(began - self.began).await {
-            debug!("endpoints that are gone are not looked at: {error:#}");
+            debug!("cannot check draining endpoints; retrying: {error:#}");
         }
         self.drain_at = Instant::now() + DRAIN.max(began.elapsed() * DRAIN_REST);
     }
@@ -186,7 +186,7 @@ impl Backend for LiveBackend {
         let result = self.backend.apply(state, changes).await;
         if repairs && self.pace.repaired(Instant::now(), began.elapsed()) {
             warn!(
-                "someone keeps changing virtual servers, {INTERFACE} or the tables: repairs slow down until that ends"
+                "another program keeps changing virtual servers, {INTERFACE} or the tables; the backend repairs them less often until it stops"
             );
         }
         let synced = result?;
@@ -215,7 +215,7 @@ impl Backend for LiveBackend {
                 event = self.rules.next() => Self::noticed(&event),
                 addresses = self.addresses.next() => {
                     if self.backend.set_local_addresses(addresses) {
-                        info!("the node's addresses changed: VIPs and NodePorts follow");
+                        info!("the node's addresses changed; moving VIPs and NodePorts");
                         return;
                     }
                     false
@@ -224,7 +224,7 @@ impl Backend for LiveBackend {
                     self.drain().await;
                     false
                 }
-                () = time::sleep_until(self.look_at.into()) => self.look().await,
+                () = time::sleep_until(self.list_at.into()) => self.check_servers().await,
             };
             if repair {
                 self.repair_at = Some(self.pace.next_at(Instant::now()));

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn maglev_is_mh_and_hashes_ports() {
+    fn maglev_is_an_alias_of_mh_with_hashed_ports() {
         assert_eq!(scheduler("maglev"), scheduler("mh"));
         assert_eq!(scheduler("maglev").map(|maglev| flags(&maglev)), Ok(Flags::SCHEDULER_2));
         assert_eq!(flags(&Scheduler::default()), Flags::default());
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_both_families_are_excluded() {
+    fn cidrs_exclude_addresses_of_both_families() {
         let exclude_cidrs = ["10.0.0.0/8", "fd00::/16"].map(|cidr| cidr.parse().unwrap()).into();
         let options = Options { exclude_cidrs, ..Options::default() };
         for (address, excluded) in [("10.1.2.3", true), ("11.0.0.1", false), ("fd00::1", true), ("fd01::1", false)] {

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn every_case_reads_back_as_its_state() {
+    fn the_dump_of_every_case_equals_its_state() {
         let mut served = 0;
         for case in cases() {
             let read = Kernel::of_case(&case).served();
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_in_the_kernel_is_missing_in_the_dump() {
+    fn objects_missing_from_the_kernel_are_missing_from_the_dump() {
         let (state, whole) = local_policy();
         let differences = |change: fn(&mut Kernel)| {
             let mut kernel = whole.clone();
@@ -222,7 +222,7 @@ mod tests {
             // A destination with weight 0 drains.
             (
                 |kernel| kernel.servers.iter_mut().for_each(|state| state.destinations[0].destination.weight = 0),
-                format!("has too much: {cluster} -> 10.180.1.1:8080"),
+                format!("has extra: {cluster} -> 10.180.1.1:8080"),
             ),
             (
                 |kernel| {
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_comes_before_destinations() {
+    fn a_verdict_has_precedence_over_destinations() {
         let (mut state, kernel) = local_policy();
         let web = state.services.values_mut().next().unwrap();
         std::sync::Arc::make_mut(web).endpoints.clear();

@@ -103,11 +103,11 @@ impl Servers {
             })
             .collect();
         self.dirty = held.keys().chain(self.wanted.keys()).copied().collect();
-        let mut known = std::mem::take(&mut self.draining);
+        let mut before = std::mem::take(&mut self.draining);
         let all =
             held.iter().flat_map(|(frontend, held)| held.destinations.keys().map(|address| (*frontend, *address)));
         let draining = all.filter(|(frontend, address)| !self.serves(frontend, address));
-        self.draining = draining.map(|key| (key, known.remove(&key).flatten())).collect();
+        self.draining = draining.map(|key| (key, before.remove(&key).flatten())).collect();
         self.held = Some(held);
     }
 

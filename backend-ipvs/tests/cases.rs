@@ -23,7 +23,7 @@ fn states_give_plans() {
 }
 
 #[test]
-fn a_mistake_in_any_line_of_a_plan_is_found() {
+fn a_mistake_in_any_line_of_a_plan_is_detected() {
     for case in cases() {
         check_that_mistakes_show(&case, 17, plan);
     }

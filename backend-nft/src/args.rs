@@ -30,7 +30,7 @@ pub struct Arguments {
     client: ClientArgs,
     #[command(flatten)]
     flags: ConfigArgs,
-    /// Print the tables that the present state gives, as nft text, and change nothing; needs no privileges
+    /// Print the tables for the current state as nft text and change nothing; needs no privileges
     #[arg(long)]
     dry_run: bool,
 }
@@ -39,13 +39,13 @@ pub struct Arguments {
 enum Command {
     /// Remove the tables ip localnet and ip6 localnet, if they exist
     Cleanup {
-        /// Remove what kube-proxy's mode nftables has left instead: the tables ip kube-proxy and ip6 kube-proxy
+        /// Remove the tables of kube-proxy's mode nftables instead: ip kube-proxy and ip6 kube-proxy
         #[arg(long)]
         kube_proxy: bool,
     },
-    /// Print what the tables serve, read back from the kernel: one line for each address and port
+    /// Print the VIPs in the kernel's tables, one line for each address and port
     Dump,
-    /// Set the kernel's limits of connection tracking, as configured, and exit: the one thing that needs more than CAP_NET_ADMIN
+    /// Apply the configured limits of connection tracking to the kernel and exit; only this needs more than CAP_NET_ADMIN
     Init(ConfigArgs),
 }
 
@@ -58,7 +58,7 @@ async fn local_addresses() -> anyhow::Result<Vec<IpAddr>> {
 /// # Errors
 /// Returns an error if nf_tables cannot be used at all, for instance without privileges.
 pub async fn open(args: &ConfigArgs, config: &Config) -> anyhow::Result<LiveBackend> {
-    let backend = LiveBackend::open(args.config(config)).await?.looking_every(config.sync_period);
+    let backend = LiveBackend::open(args.config(config)).await?.resync_every(config.sync_period);
     // After the backend, because its use of nf_tables makes the kernel load connection tracking.
     if args.kube_proxy.configures_node() {
         Setup::from_config(&config.linux).at_start(&Settings::default());
@@ -93,12 +93,12 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let only_init = only_init || to_do.init_only;
     let Some(running) = flags.begin(Mode::Nftables)? else { return Ok(()) };
     client.start_log(running.config())?;
-    running.say();
+    running.log_warnings();
     if only_init {
         return init(running.config());
     }
-    flags.say_of_brain();
-    ConfigArgs::say_mode(running.config(), Mode::Nftables);
+    flags.warn_of_brain_flags();
+    ConfigArgs::warn_of_other_mode(running.config(), Mode::Nftables);
     let source = client.source()?;
     if dry_run {
         let config = flags.config(running.config());

@@ -104,7 +104,7 @@ impl<K: Kernel> NftBackend<K> {
     /// or because it cannot be reached.
     pub fn apply(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
         if std::mem::take(&mut self.first) && !self.kernel.has_family(Family::V6) {
-            info!("this host has no IPv6: only IPv4 is programmed");
+            info!("this host has no IPv6; programming only IPv4");
         }
         for notice in self.desired.update(state, changes) {
             warn!("{notice}");
@@ -149,12 +149,12 @@ impl<K: Kernel> NftBackend<K> {
 
     /// Records the commit of another process. Returns whether the tables must be read again.
     pub fn committed_elsewhere(&mut self, tables: &BTreeSet<Table>, generation: u32) -> bool {
-        let is_next = |known: u32| generation == known.wrapping_add(1);
+        let is_next = |last: u32| generation == last.wrapping_add(1);
         let mut touched = Family::ALL.into_iter().filter(|family| tables.contains(&plan::table(*family))).peekable();
         if touched.peek().is_none() {
-            self.generations.undisturbed = self.generations.undisturbed.map(|known| match is_next(known) {
+            self.generations.undisturbed = self.generations.undisturbed.map(|last| match is_next(last) {
                 true => generation,
-                false => known,
+                false => last,
             });
             return false;
         }
@@ -171,7 +171,7 @@ impl<K: Kernel> NftBackend<K> {
 
     fn apply_transaction(&mut self, transaction: &Transaction) -> Result<TransactionSize, Error> {
         let sent = self.kernel.apply(transaction)?;
-        let next = self.generations.undisturbed.map(|known| known.wrapping_add(1));
+        let next = self.generations.undisturbed.map(|last| last.wrapping_add(1));
         if next.is_some() && self.kernel.generation() == next {
             self.generations.undisturbed = next;
         }
@@ -210,7 +210,7 @@ impl<K: Kernel> NftBackend<K> {
             let Some((index, transaction, error)) = self.apply_portions(family, &portions, count) else {
                 self.desired.commit(family);
                 if let Err(error) = self.remove_substitute(family) {
-                    debug!(%error, "a table that was to work for a moment is still there");
+                    debug!(%error, "cannot delete the temporary table");
                 }
                 return Ok(());
             };
@@ -232,7 +232,7 @@ impl<K: Kernel> NftBackend<K> {
             match owner {
                 Some(service) if fresh && *refused < MAX_REFUSED => {
                     *refused += 1;
-                    let text = format!("left out, and tried again later: {error}");
+                    let text = format!("the kernel refuses it; retrying later: {error}");
                     if self.desired.refuse(&service, text.clone()) {
                         warn!("{}", vips::refused(&service, text));
                     } else {
@@ -244,7 +244,7 @@ impl<K: Kernel> NftBackend<K> {
                     if fresh || !matches!(error, Error::Refused { .. }) {
                         return Err(self.named(owner, error));
                     }
-                    info!("the tables are not as they were left: reading them ({error})");
+                    info!("the tables differ from the applied state; reading them ({error})");
                 }
             }
         }
@@ -292,7 +292,7 @@ impl<K: Kernel> NftBackend<K> {
         }
         match self.apply_transaction(&transaction) {
             Ok(_) => self.desired.tables()[family as usize].prepared(names),
-            Err(error) => debug!(%error, "new chains come with what leads to them"),
+            Err(error) => debug!(%error, "cannot add new chains in advance; adding them with the rules that use them"),
         }
     }
 
@@ -381,7 +381,7 @@ impl<K: Kernel> NftBackend<K> {
                 if emptying.is_empty() { Ok(TransactionSize::default()) } else { self.apply_transaction(&emptying) };
             match emptied.and_then(|_| self.apply_transaction(&removal)) {
                 Ok(_) => self.desired.tables()[family as usize].stale_chains_are_gone(),
-                Err(error) => debug!(%error, "unused chains stay for now"),
+                Err(error) => debug!(%error, "cannot delete unused chains yet"),
             }
         }
     }
@@ -393,7 +393,7 @@ impl<K: Kernel> NftBackend<K> {
         for (place, chore) in self.desired.chores() {
             match self.change_clients_in(place, &chore) {
                 Ok(()) => self.desired.done(&place),
-                Err(error) => debug!(%error, place.slot, "clients of session affinity are still as they were"),
+                Err(error) => debug!(%error, place.slot, "cannot update the clients of session affinity"),
             }
         }
     }

@@ -34,7 +34,7 @@ pub fn remove() -> anyhow::Result<()> {
             if found.is_some_and(|found| found.chain(chain).is_some()) {
                 let family = family.as_str();
                 bail!(
-                    "{chain} of table {family} {table} is left of kube-proxy's mode iptables, and maybe more: run `localnet-iptables cleanup`, which removes it with the tools that made it"
+                    "{chain} of table {family} {table} remains of kube-proxy's mode iptables, maybe with others: run `localnet-iptables cleanup`, which removes them with the tools that created them"
                 );
             }
         }

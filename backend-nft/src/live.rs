@@ -43,7 +43,7 @@ pub struct LiveBackend {
     /// The process ID of another localnet backend on this node, if a warning has named it already.
     rival: Option<u32>,
     /// The period of resyncs without a notification of a change, and when the next one is due.
-    look: Option<(Duration, Instant)>,
+    resync: Option<(Duration, Instant)>,
 }
 
 impl LiveBackend {
@@ -58,7 +58,7 @@ impl LiveBackend {
         backend.check().context("program nf_tables")?;
         let counts = watch::Sender::new(Counts::default());
         let count = counts.clone();
-        let cleaner = Cleaner::start(move |families| count.send_modify(|counts| counts.looked(families)));
+        let cleaner = Cleaner::start(move |families| count.send_modify(|counts| counts.flows_checked(families)));
         let mut live = Self {
             backend,
             cleaner,
@@ -69,7 +69,7 @@ impl LiveBackend {
             repair_at: None,
             recheck: Recheck::default(),
             rival: None,
-            look: None,
+            resync: None,
         };
         if let Some(addresses) = live.addresses.list_or_warn().await {
             live.backend.set_local_addresses(addresses);
@@ -80,19 +80,19 @@ impl LiveBackend {
     /// Sets the period for checking the tables without a notification, kube-proxy's `syncPeriod`. A check is cheap if
     /// no program has changed them.
     #[must_use]
-    pub fn looking_every(mut self, period: Duration) -> Self {
-        self.look = Some((period, Instant::now() + period));
+    pub fn resync_every(mut self, period: Duration) -> Self {
+        self.resync = Some((period, Instant::now() + period));
         self
     }
 
     /// Records a periodic check. Returns whether the tables need a repair.
-    fn looked(&mut self) -> bool {
-        if let Some((period, next)) = &mut self.look {
+    fn is_resync_needed(&mut self) -> bool {
+        if let Some((period, next)) = &mut self.resync {
             *next = Instant::now() + *period;
         }
         let changed = self.backend.lost_sight();
         if changed {
-            info!("the tables may have been changed unseen: reading them");
+            info!("another program may have changed the tables unnoticed; resyncing");
         }
         changed
     }
@@ -101,26 +101,26 @@ impl LiveBackend {
     fn noticed(&mut self, event: &Event) -> bool {
         match event {
             Event::Committed(commit) if self.backend.committed_elsewhere(&commit.tables, commit.generation) => {
-                self.say_who(commit);
+                self.log_author(commit);
                 true
             }
             Event::Committed(_) => false,
             Event::Lost if self.backend.lost_sight() => {
-                info!("too much changed in nf_tables to follow it: reading the tables");
+                info!("nf_tables changed faster than the notifications; resyncing");
                 true
             }
             Event::Lost => false,
         }
     }
 
-    fn say_who(&mut self, commit: &Commit) {
+    fn log_author(&mut self, commit: &Commit) {
         let name = commit.process_name.as_deref().unwrap_or("an unknown process");
         let pid = commit.process_id.unwrap_or_default();
         if ["localnet-nft", "localnet-node"].contains(&name) && self.rival != Some(pid) {
             self.rival = Some(pid);
-            warn!(pid, "another {name} writes the same tables: only one may run on a node, stop the other");
+            warn!(pid, "another {name} writes the same tables; stop one of the two: a node may run only one");
         } else {
-            info!(by = name, pid, "the tables were changed by someone else, repairing");
+            info!(by = name, pid, "another program changed the tables; repairing them");
         }
     }
 
@@ -135,7 +135,9 @@ impl LiveBackend {
         }
         let result = self.backend.apply(state, changes);
         if repairs && self.pace.repaired(Instant::now(), began.elapsed()) {
-            warn!("someone keeps changing the tables ip localnet and ip6 localnet: repairs slow down until that ends");
+            warn!(
+                "another program keeps changing the tables ip localnet and ip6 localnet; the backend repairs them less often until it stops"
+            );
         }
         let synced = result?;
         let commit = self.recheck.after_sync(!synced.failed.is_empty(), self.backend.take_commit());
@@ -182,14 +184,14 @@ impl Backend for LiveBackend {
                         self.repair_at = Some(self.pace.next_at(Instant::now()));
                     }
                 }
-                () = at(self.look.map(|(_, next)| next)) => {
-                    if self.looked() {
+                () = at(self.resync.map(|(_, next)| next)) => {
+                    if self.is_resync_needed() {
                         self.repair_at = Some(self.pace.next_at(Instant::now()));
                     }
                 }
                 addresses = self.addresses.next() => {
                     if self.backend.set_local_addresses(addresses) {
-                        info!("the node's addresses changed: its NodePorts follow");
+                        info!("the node's addresses changed; moving its NodePorts");
                         return;
                     }
                 }
@@ -222,19 +224,19 @@ mod tests {
 
     /// Without notifications, the periodic check must find the change.
     #[test]
-    fn tables_are_looked_at_now_and_then() {
+    fn tables_are_resynced_periodically() {
         let in_namespace = thread::spawn(|| {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("these tests need root");
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let backend = LiveBackend::open(vips::Config::default()).await.unwrap();
-                let mut backend = backend.looking_every(Duration::from_millis(20));
+                let mut backend = backend.resync_every(Duration::from_millis(20));
                 // From here on, the backend gets no notifications.
                 backend.rules = Subscription::none();
                 let (state, everything) = (Snapshot::default(), Changes::everything());
                 assert!(backend.sync(&state, &everything).await.unwrap().failed.is_empty());
                 nft("delete table ip localnet");
-                time::timeout(Duration::from_secs(60), backend.disturbed()).await.expect("it looks");
+                time::timeout(Duration::from_secs(60), backend.disturbed()).await.expect("a resync");
                 assert!(backend.sync(&state, &Changes::default()).await.unwrap().failed.is_empty());
                 assert!(nft("list tables").contains("table ip localnet\n"));
                 let counts = backend.counts().map(|counts| counts.borrow().clone());

@@ -63,8 +63,8 @@ pub fn of(table: &TableDump) -> Served {
         .filter_map(|element| Some((read_vip(element.key.start())?, verdict(&element.data))))
         .collect();
     let by_policy: BTreeSet<VipKey> = members(ExternalLocal).collect();
-    let known = services.iter().chain(&local_services).chain(all.keys()).chain(local.keys()).chain(verdicts.keys());
-    let keys: BTreeSet<VipKey> = known.copied().collect();
+    let vips = services.iter().chain(&local_services).chain(all.keys()).chain(local.keys()).chain(verdicts.keys());
+    let keys: BTreeSet<VipKey> = vips.copied().collect();
     let entry = |key: VipKey| {
         let to = |serves: bool, plain: &ByVip, affine: &ByVip| {
             // An endpoint is served only if an element of `services` leads to it.

@@ -42,7 +42,7 @@ fn states_give_plans() {
 }
 
 #[test]
-fn a_mistake_in_any_line_of_a_plan_is_found() {
+fn a_mistake_in_any_line_of_a_plan_is_detected() {
     for case in cases() {
         check_that_mistakes_show(&case, 17, plan);
     }
@@ -63,7 +63,7 @@ impl ElementSink for Collected {
 }
 
 #[test]
-fn what_is_told_at_once_is_what_would_be_kept() {
+fn delivered_tables_equal_the_desired_tables() {
     for case in cases() {
         let state: Snapshot = case.read_state().unwrap();
         let (config, addresses) = (config(&case.flows), case.flows.local_addresses());
@@ -93,7 +93,7 @@ fn what_is_told_at_once_is_what_would_be_kept() {
 }
 
 #[test]
-fn packets_go_where_the_flows_say() {
+fn packets_match_the_flows() {
     let wrong = check_cases(&cases(), |case, network| {
         network.node().run(|| {
             let mut backend = NftBackend::new(config(&case.flows), Netlink::open()?);

@@ -20,7 +20,7 @@ fn check_refused(arguments: &[&str], words: &[&str]) {
 }
 
 #[test]
-fn what_contradicts_itself_is_refused() {
+fn contradicting_flags_are_refused() {
     check_refused(&["--cleanup", "--init-only"], &["--cleanup: cannot be combined with --init-only"]);
     check_refused(&["--cleanup", "--dry-run"], &["--dry-run changes nothing, and --cleanup does"]);
     check_refused(&["init", "--cleanup"], &["--cleanup: the command init does not do that"]);

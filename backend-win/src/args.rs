@@ -35,27 +35,27 @@ pub struct Arguments {
     client: ClientArgs,
     #[command(flatten)]
     flags: ConfigArgs,
-    /// Print the load balancers and endpoints that the present state gives, and change nothing
+    /// Print the load balancers and endpoints for the current state and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Append the log to this file: a Windows service has no other place for it
+    /// Append the log to this file; a Windows service cannot log elsewhere
     #[arg(long, value_name = "FILE")]
     log_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Remove the load balancers and endpoints that have identifiers of localnet's
+    /// Remove the load balancers and endpoints with identifiers of localnet
     Cleanup {
         #[command(flatten)]
         flags: Box<ConfigArgs>,
-        /// Remove all load balancers of this host, whoever made them: what kube-proxy does at its start
+        /// Remove all load balancers of this host, including those of other programs, as kube-proxy does at its start
         #[arg(long)]
         everything: bool,
     },
-    /// Make load balancers and endpoints for documentation addresses, see whether this HNS does what is expected of it, and remove them
+    /// Test whether this HNS behaves as localnet-win requires, with temporary load balancers for documentation addresses
     Check(Box<ConfigArgs>),
-    /// Print what the load balancers of this host serve, read back from HNS: one line for each address and port
+    /// Print the VIPs in the load balancers of HNS, one line for each address and port
     Dump,
 }
 
@@ -121,7 +121,7 @@ pub async fn run<K: Kernel>(
     let Some(running) = flags.begin(Mode::Kernelspace)? else { return Ok(()) };
     let config = running.config();
     if to_do.init_only {
-        bail!("--init-only: there is nothing on Windows that needs more privileges than the rest");
+        bail!("--init-only: Windows has no settings that need more privileges; remove the flag");
     }
     if to_do.cleanup {
         telemetry::init(LogFormat::Text, "info")?;
@@ -134,8 +134,8 @@ pub async fn run<K: Kernel>(
         }
         None => client.start_log(config)?,
     }
-    running.say();
-    ConfigArgs::say_mode(config, Mode::Kernelspace);
+    running.log_warnings();
+    ConfigArgs::warn_of_other_mode(config, Mode::Kernelspace);
     let source = client.source()?;
     if dry_run {
         let options = localnet_client::Options { once: true, dry_run: true, ..client.options() };
@@ -153,14 +153,13 @@ fn backend<K: Kernel>(args: &ConfigArgs, config: &Config, kernel: K) -> WinBacke
 
 /// Runs the test suite on this HNS and prints the observations.
 fn check(options: &Options, kernel: &mut impl Kernel) -> anyhow::Result<()> {
-    let network =
-        options.network.as_deref().context("name a network on which endpoints may be made (--network-name)")?;
-    let seen = contract::check(kernel, network).context("this HNS does not do what is expected of it")?;
+    let network = options.network.as_deref().context("name a network for test endpoints with --network-name")?;
+    let seen = contract::check(kernel, network).context("this HNS does not behave as localnet-win requires")?;
     let mut out = io::stdout().lock();
     for one in seen {
         writeln!(out, "{}: {}", if one.is_so { "yes" } else { "no " }, one.what)?;
     }
-    writeln!(out, "This HNS does what localnet-win expects of it.")?;
+    writeln!(out, "This HNS behaves as localnet-win requires.")?;
     Ok(())
 }
 
@@ -176,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn kube_proxys_flags_become_options() {
+    fn kube_proxys_flags_set_options() {
         let defaults = Options { network: Some("from-environment".to_owned()), ..Options::default() };
         for (flags, expected) in [
             (&[][..], defaults.clone()),
@@ -208,9 +207,9 @@ mod tests {
 
     /// None of these commands reaches HNS.
     #[tokio::test]
-    async fn what_cannot_be_done_is_refused() {
+    async fn contradicting_flags_are_refused() {
         for (flags, expected) in [
-            (&["--init-only"][..], "--init-only: there is nothing on Windows that needs more privileges than the rest"),
+            (&["--init-only"][..], "--init-only: Windows has no settings that need more privileges; remove the flag"),
             (&["--init-only", "--dry-run"], "--dry-run changes nothing, and --init-only does"),
             (&["--cleanup", "--dry-run"], "--dry-run changes nothing, and --cleanup does"),
             (&["--cleanup", "--init-only"], "--cleanup: cannot be combined with --init-only"),
@@ -221,7 +220,7 @@ mod tests {
             (&["--proxy-mode", "nftables"], "mode"),
         ] {
             let arguments = Arguments::try_parse_from([&["localnet-win"], flags].concat()).unwrap();
-            let open = || -> anyhow::Result<FakeHcn> { panic!("{flags:?} has opened HNS") };
+            let open = || -> anyhow::Result<FakeHcn> { panic!("{flags:?} opened HNS") };
             let error = run(arguments, open, std::future::pending()).await.unwrap_err();
             let error = format!("{error:#}");
             assert!(error.contains(expected), "{flags:?}: {error}");
@@ -229,7 +228,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_suite_runs_on_the_network_that_is_named() {
+    async fn the_check_runs_on_the_named_network() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("config.yaml");
         let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha2\nkind: KubeProxyConfiguration\nwinkernel: {networkName: cbr0}\nwindows: {runAsService: true}\n";

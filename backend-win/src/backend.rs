@@ -33,8 +33,8 @@ use crate::{
 use write::Outcome;
 
 /// How often HNS is polled, and the minimum pause as a multiple of the duration of the last poll.
-const LOOK: Duration = Duration::from_secs(2);
-const LOOK_REST: u32 = 10;
+const CHECK: Duration = Duration::from_secs(2);
+const CHECK_REST: u32 = 10;
 /// How often all documents are read again, and the minimum pause as a multiple of the duration of the last read.
 const READ: Duration = Duration::from_secs(30);
 const READ_REST: u32 = 100;
@@ -56,14 +56,14 @@ pub struct WinBackend<K> {
     /// Load balancers that HNS has refused with their current document, each with the error.
     refused: BTreeMap<Frontend, (plan::Planned, String)>,
     /// The refusals that were logged already.
-    said: BTreeSet<String>,
+    logged: BTreeSet<String>,
     /// Whether NodePorts should answer on some addresses only.
     narrow: bool,
     /// Whether the limits of this HNS were logged.
     introduced: bool,
     /// Whether the last read of HNS failed. Then the failure was logged already.
     unreadable: bool,
-    look_at: Instant,
+    check_at: Instant,
     read_at: Instant,
 }
 
@@ -83,10 +83,10 @@ impl<K: Kernel> WinBackend<K> {
             node: Node::default(),
             host: None,
             refused: BTreeMap::new(),
-            said: BTreeSet::new(),
+            logged: BTreeSet::new(),
             introduced: false,
             unreadable: false,
-            look_at: now,
+            check_at: now,
             read_at: now + READ,
         }
     }
@@ -119,7 +119,7 @@ impl<K: Kernel> WinBackend<K> {
     pub fn plan(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<(Plan, Vec<Diagnostic>)> {
         self.desired.update(state, changes);
         self.node.clone_from(&state.node);
-        self.look()?;
+        self.refresh()?;
         let plan = self.planned()?;
         let skipped = self.skipped(&plan);
         Ok((plan, skipped))
@@ -127,15 +127,15 @@ impl<K: Kernel> WinBackend<K> {
 
     fn write_all(&mut self) -> anyhow::Result<Synced> {
         let mut read = self.inventory.network().is_none();
-        self.look()?;
+        self.refresh()?;
         let mut plan = self.planned()?;
         let mut outcome = self.write(&plan);
         if !outcome.taken.is_empty() {
             // Another load balancer has the frontend but is not in the inventory, so the inventory is outdated.
-            info!("load balancers are not as they were left: reading them");
+            info!("the load balancers differ from the applied state; reading them");
             self.inventory.forget();
             read = true;
-            self.look()?;
+            self.refresh()?;
             plan = self.planned()?;
             let calls = outcome.calls;
             outcome = self.write(&plan);
@@ -156,19 +156,19 @@ impl<K: Kernel> WinBackend<K> {
     }
 
     /// Reads the changes in HNS. Returns what differs from the last read.
-    fn look(&mut self) -> anyhow::Result<Changed> {
+    fn refresh(&mut self) -> anyhow::Result<Changed> {
         let began = Instant::now();
         if self.version.is_none() {
             let version = schema::read_version(&self.kernel.version()?)?;
             if !Features::of(version).v2 {
-                bail!("HNS is of version {version}: 9.2 is the first that has its present API; update Windows");
+                bail!("HNS has version {version}, but localnet-win needs 9.2 or later: update Windows");
             }
             self.version = Some(version);
         }
         let root = self.options.forward_health_check_vip.then_some(self.options.root_endpoint.as_str());
-        let changed = self.inventory.look(&mut self.kernel, self.options.network.as_deref(), root)?;
-        debug!(?changed, took_ms = began.elapsed().as_secs_f64() * 1000.0, "HNS looked at");
-        self.look_at = Instant::now() + LOOK.max(began.elapsed() * LOOK_REST);
+        let changed = self.inventory.refresh(&mut self.kernel, self.options.network.as_deref(), root)?;
+        debug!(?changed, took_ms = began.elapsed().as_secs_f64() * 1000.0, "HNS read");
+        self.check_at = Instant::now() + CHECK.max(began.elapsed() * CHECK_REST);
         self.host()?;
         Ok(changed)
     }
@@ -181,15 +181,17 @@ impl<K: Kernel> WinBackend<K> {
         }
         if self.options.source_vip.is_none() {
             bail!(
-                "the network is an overlay: name the address that packets come from (--source-vip, or winkernel.sourceVip)"
+                "the network is an overlay: set the source address of its packets with --source-vip or winkernel.sourceVip"
             );
         }
         let Some(address) = self.node.primary_address(Family::V4) else {
-            bail!("the network is an overlay, and the Node object has no IPv4 address: see status.addresses");
+            bail!("the network is an overlay, but the Node object has no IPv4 address: check its status.addresses");
         };
         if self.host.as_ref().is_none_or(|host| host.address != address) {
             let Some(mac) = self.kernel.mac_of(address)? else {
-                bail!("no interface has {address}, which is the node's address: is the brain that of this node?");
+                bail!(
+                    "no interface has the node's address {address}: check that the brain serves the state of this node"
+                );
             };
             self.host = Some(Host { address, mac });
         }
@@ -217,13 +219,15 @@ impl<K: Kernel> WinBackend<K> {
         let version = self.version.unwrap_or_default();
         info!(%version, network = ?self.inventory.kind(), "HNS found");
         if !has_ipv6(features, self.inventory.kind()) {
-            info!("this HNS, or an overlay network, has no load balancers for IPv6: only IPv4 is programmed");
+            info!("this HNS or network does not support load balancers for IPv6; programming only IPv4");
         }
         if self.options.dsr && !features.dsr {
-            warn!("this HNS has no direct server return: ClusterIPs do without (winkernel.enableDSR)");
+            warn!("this HNS does not support direct server return; ignoring winkernel.enableDSR");
         }
         if self.narrow {
-            warn!("HNS answers NodePorts on all of the node's addresses, or on none (nodePortAddresses)");
+            warn!(
+                "HNS answers NodePorts on all addresses of the node or on none; it cannot select some of them (nodePortAddresses)"
+            );
         }
     }
 
@@ -249,7 +253,7 @@ impl<K: Kernel> WinBackend<K> {
         for (frontend, by) in &diff.blocked {
             if let Some(planned) = plan.balancers.get(frontend) {
                 let why = format!(
-                    "{frontend} is part of a load balancer of somebody else ({by}), which also does other things"
+                    "{frontend} is part of another program's load balancer ({by}), which has other frontends too; delete that load balancer"
                 );
                 self.refused.insert(*frontend, (planned.clone(), why));
             }
@@ -268,17 +272,17 @@ impl<K: Kernel> WinBackend<K> {
         // balancers.
         let remedy = match failure.reason() {
             Reason::Exists => {
-                "; something else has it, or the node is out of dynamic ports: direct server return (--enable-dsr) takes none"
+                "; another program uses it, or the node has no dynamic ports left; direct server return (--enable-dsr) needs none"
             }
             _ => "",
         };
         let why = format!("{}: {failure}{remedy}", write.frontend);
-        let told = format!("service {}: {why}", write.planned.service);
-        if self.said.contains(&told) {
-            debug!("still: {told}");
+        let line = format!("service {}: {why}", write.planned.service);
+        if self.logged.contains(&line) {
+            debug!("still: {line}");
         } else {
-            warn!("{told}");
-            self.said.insert(told);
+            warn!("{line}");
+            self.logged.insert(line);
         }
         self.refused.insert(write.frontend, (write.planned, why));
     }
@@ -286,7 +290,7 @@ impl<K: Kernel> WinBackend<K> {
     /// Lets the next sync retry what HNS has refused. A refusal is logged again only if the retry succeeds in between.
     pub fn retry_refused(&mut self) {
         let service = |(planned, why): &(plan::Planned, String)| format!("service {}: {why}", planned.service);
-        self.said = std::mem::take(&mut self.refused).values().map(service).collect();
+        self.logged = std::mem::take(&mut self.refused).values().map(service).collect();
     }
 
     /// Reads the changes in HNS. Returns whether a sync is needed.
@@ -297,7 +301,7 @@ impl<K: Kernel> WinBackend<K> {
             self.inventory.forget();
             self.host = None;
         }
-        let changed = self.look()?;
+        let changed = self.refresh()?;
         if all {
             self.read_at = Instant::now() + READ.max(began.elapsed() * READ_REST);
         }
@@ -311,7 +315,7 @@ impl<K: Kernel> WinBackend<K> {
             info!(
                 balancers = diff.balancers.len() + diff.delete_balancers.len(),
                 endpoints = diff.create_endpoints.len() + diff.delete_endpoints.len(),
-                "HNS does not hold what it should: somebody changed it, or endpoints came or went"
+                "HNS differs from the desired state; repairing it"
             );
         }
         Ok(!diff.is_empty())
@@ -342,7 +346,7 @@ impl<K: Kernel> WinBackend<K> {
         info!(load_balancers = removed[0], endpoints = removed[1], "removed");
         let failed = outcome.failed.len();
         match outcome.failed.into_iter().next() {
-            Some((_, error)) => Err(error.context(format!("{failed} objects could not be removed; the first"))),
+            Some((_, error)) => Err(error.context(format!("failed to remove {failed} objects; the first error"))),
             None => Ok(()),
         }
     }
@@ -371,16 +375,16 @@ impl<K: Kernel> Backend for WinBackend<K> {
 
     async fn disturbed(&mut self) {
         loop {
-            time::sleep_until(self.look_at.into()).await;
+            time::sleep_until(self.check_at.into()).await;
             match self.is_disturbed() {
                 Ok(true) => return,
                 Ok(false) => self.unreadable = false,
                 Err(error) => {
-                    self.look_at = Instant::now() + LOOK;
+                    self.check_at = Instant::now() + CHECK;
                     // The inventory may be outdated, so everything is read again once HNS is available.
                     self.inventory.forget();
                     if !std::mem::replace(&mut self.unreadable, true) {
-                        warn!("HNS cannot be looked at; will be tried again: {error:#}");
+                        warn!("cannot read HNS; retrying: {error:#}");
                     }
                 }
             }

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nodes_addresses_are_one_frontend_for_each_family() {
+    fn the_nodes_addresses_have_one_frontend_for_each_family() {
         let mut state: Snapshot = serde_saphyr::from_str(STATE).unwrap();
         let vips = [
             "1.1.1.1:80/tcp LoadBalancerIp",

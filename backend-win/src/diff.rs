@@ -85,9 +85,9 @@ impl Memory {
 
 /// Returns a document without identifier and unknown flags, with sorted lists.
 fn normal(balancer: &LoadBalancer) -> LoadBalancer {
-    let mut balancer = LoadBalancer { id: None, flags: balancer.flags.known(), ..balancer.clone() };
+    let mut balancer = LoadBalancer { id: None, flags: balancer.flags.without_unknown(), ..balancer.clone() };
     for mapping in &mut balancer.port_mappings {
-        mapping.flags = mapping.flags.known();
+        mapping.flags = mapping.flags.without_unknown();
     }
     balancer.host_compute_endpoints.sort_unstable();
     balancer.frontend_vips.sort_unstable();
@@ -302,12 +302,12 @@ mod tests {
             fake.objects.insert((Kind::LoadBalancer, *id), serde_json::to_value(balancer).unwrap());
         }
         let mut inventory = Inventory::default();
-        inventory.look(&mut fake, None, None).unwrap();
+        inventory.refresh(&mut fake, None, None).unwrap();
         (inventory, pod)
     }
 
     #[test]
-    fn what_does_our_work_is_kept_whoever_made_it() {
+    fn a_load_balancer_that_fits_the_plan_is_kept_even_if_foreign() {
         let (first, pod) = inventory(&[]);
         assert!(first.balancers().is_empty());
         for id in [frontend(1).id(), Guid::new(77)] {
@@ -318,7 +318,7 @@ mod tests {
             let mut memory = Memory::default();
             memory.adopt(&changes.kept, &inventory);
             let gone = diff(&Plan::default(), &inventory, &memory, &NOBODY).delete_balancers;
-            assert_eq!(gone, [id].into(), "it was ours as long as it was wanted, and is when it is not");
+            assert_eq!(gone, [id].into(), "an adopted load balancer is deleted when it is no longer planned");
             let other = Plan {
                 balancers: [(frontend(1), planned(document(1, &[pod, Guid::new(9)])))].into(),
                 ..Plan::default()
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_wants_goes_if_it_is_ours() {
+    fn unplanned_objects_are_deleted_only_if_they_are_ours() {
         let (_, pod) = inventory(&[]);
         let foreign = Guid::new(77);
         let (inventory, _) = inventory(&[(frontend(1).id(), document(1, &[pod])), (foreign, document(2, &[pod]))]);
@@ -338,16 +338,16 @@ mod tests {
         assert_eq!(gone(&Memory::default(), &NOBODY), [frontend(1).id()].into());
         let service_cidrs = ["172.30.0.0/16".parse().unwrap()];
         let of_cluster = Owner { service_cidrs: &service_cidrs, host: None };
-        assert_eq!(gone(&Memory::default(), &of_cluster).len(), 2, "nobody else has load balancers at ClusterIPs");
+        assert_eq!(gone(&Memory::default(), &of_cluster).len(), 2, "only proxies have load balancers at ClusterIPs");
         let mut memory = Memory::default();
         memory.wrote(foreign, &document(2, &[pod]), &document(2, &[pod]));
-        assert_eq!(gone(&memory, &NOBODY).len(), 2, "it was taken over");
+        assert_eq!(gone(&memory, &NOBODY).len(), 2, "adopted load balancers are ours");
         memory.lost(foreign);
         assert_eq!(gone(&memory, &NOBODY).len(), 1);
     }
 
     #[test]
-    fn other_words_for_what_was_written_are_no_difference() {
+    fn a_normalized_document_is_no_difference() {
         let (_, pod) = inventory(&[]);
         let mut shown = document(1, &[pod]);
         // Unknown flags and an address that was not written are no difference.
@@ -363,11 +363,11 @@ mod tests {
         assert!(memory.wrote(frontend(1).id(), &document(1, &[pod]), &shown));
         assert!(diff(&plan, &inventory, &memory, &NOBODY).is_empty());
         assert!(memory.wrote(frontend(1).id(), &document(1, &[pod]), &document(1, &[pod])));
-        assert_eq!(diff(&plan, &inventory, &memory, &NOBODY).balancers.len(), 1, "somebody changed it since");
+        assert_eq!(diff(&plan, &inventory, &memory, &NOBODY).balancers.len(), 1, "another program changed it since");
     }
 
     #[test]
-    fn hns_need_not_say_where_a_remote_endpoint_is() {
+    fn hns_may_omit_the_location_of_a_remote_endpoint() {
         let remote = |provider: Option<[u8; 4]>| {
             let address = [10, 0, 1, 1].into();
             Endpoint::remote(Guid::new(1), address, remote::mac(address), provider.map(Into::into))
@@ -384,13 +384,13 @@ mod tests {
             assert_eq!(memory.holds_endpoint(id, &wanted, &found), expected, "{found:?}");
         }
         memory.wrote_endpoint(id, &remote(Some([192, 168, 0, 4])));
-        assert!(!memory.holds_endpoint(id, &wanted, &remote(None)), "it was written, and is on another node now");
+        assert!(!memory.holds_endpoint(id, &wanted, &remote(None)), "the endpoint has moved to another node");
         memory.lost(id);
         assert!(memory.holds_endpoint(id, &wanted, &remote(None)));
     }
 
     #[test]
-    fn what_does_something_else_is_no_other_words() {
+    fn a_changed_document_is_a_difference() {
         let pod = Guid::new(9);
         let wanted = document(1, &[pod, Guid::new(10)]);
         let mut other_port = wanted.clone();
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_ours_that_somebody_gave_another_frontend_goes() {
+    fn our_load_balancer_with_a_changed_frontend_is_deleted() {
         let (_, pod) = inventory(&[]);
         let plan = |last| (frontend(last), planned(document(last, &[pod])));
         let plan = Plan { balancers: [plan(1), plan(2)].into(), ..Plan::default() };
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_balancer_of_somebody_else_that_does_more_is_left_alone() {
+    fn a_foreign_load_balancer_with_more_frontends_stays() {
         let (_, pod) = inventory(&[]);
         let mut several = document(1, &[pod]);
         several.port_mappings.push(PortMapping { protocol: 17, external_port: 53, ..PortMapping::default() });

@@ -39,7 +39,7 @@ pub enum Error {
     #[error(transparent)]
     Odd(#[from] Odd),
     /// HNS has no network with this name.
-    #[error("HNS has no network {wanted:?}, but {}; it is made by the CNI plugin: wait for that, or name another one (--network-name)", names(.there))]
+    #[error("HNS has no network {wanted:?}; it has {}: wait until the CNI plugin creates the network, or name another one with --network-name", names(.there))]
     NoNetwork {
         /// The configured name.
         wanted: String,
@@ -47,7 +47,7 @@ pub enum Error {
         there: Vec<String>,
     },
     /// No name is configured, and there is no network for pods or more than one.
-    #[error("the network of the pods is to be named (--network-name, winkernel.networkName, or KUBE_NETWORK): HNS has {}", names(.there))]
+    #[error("name the network of the pods with --network-name, winkernel.networkName or KUBE_NETWORK: HNS has {}", names(.there))]
     Which {
         /// The names of the existing networks.
         there: Vec<String>,
@@ -132,7 +132,7 @@ impl Inventory {
     ///
     /// # Errors
     /// Returns an error if HNS does not answer or does not have the network. The inventory then contains what was read so far.
-    pub fn look(&mut self, hcn: &mut impl Hcn, network: Option<&str>, root: Option<&str>) -> Result<Changed, Error> {
+    pub fn refresh(&mut self, hcn: &mut impl Hcn, network: Option<&str>, root: Option<&str>) -> Result<Changed, Error> {
         let found = find(hcn, network)?;
         let new = found.id.map(|id| (id, found.kind(), found.remote_subnets()));
         let mut changed = Changed { surroundings: new != self.network, balancers: false };
@@ -222,25 +222,27 @@ fn properties(hcn: &mut impl Hcn, kind: Kind, id: Guid) -> Result<Option<String>
     }
 }
 
-/// Updates `known` to the list of identifiers. Returns whether anything changed.
+/// Updates `cached` to the list of identifiers. Returns whether anything changed.
 fn update<T: DeserializeOwned>(
     hcn: &mut impl Hcn,
     kind: Kind,
     what: &'static str,
-    known: &mut BTreeMap<Guid, Option<T>>,
+    cached: &mut BTreeMap<Guid, Option<T>>,
     listed: Vec<Guid>,
 ) -> Result<bool, Error> {
     let listed: BTreeSet<Guid> = listed.into_iter().collect();
-    let before = known.len();
-    known.retain(|id, _| listed.contains(id));
-    let mut changed = known.len() != before;
+    let before = cached.len();
+    cached.retain(|id, _| listed.contains(id));
+    let mut changed = cached.len() != before;
     for id in listed {
-        if known.contains_key(&id) {
+        if cached.contains_key(&id) {
             continue;
         }
         let Some(properties) = properties(hcn, kind, id)? else { continue };
-        let document = schema::read(what, &properties).inspect_err(|odd| debug!(%id, %odd, "left alone")).ok();
-        known.insert(id, document);
+        let document = schema::read(what, &properties)
+            .inspect_err(|odd| debug!(%id, %odd, "ignoring an object that cannot be parsed"))
+            .ok();
+        cached.insert(id, document);
         changed = true;
     }
     Ok(changed)
@@ -283,7 +285,7 @@ pub fn documents<T: DeserializeOwned>(
         let Some(properties) = properties(hcn, kind, id)? else { continue };
         match schema::read(what, &properties) {
             Ok(document) => _ = documents.insert(id, document),
-            Err(odd) => debug!(%id, %odd, "left alone"),
+            Err(odd) => debug!(%id, %odd, "ignoring an object that cannot be parsed"),
         }
     }
     Ok(documents)

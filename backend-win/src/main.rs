@@ -15,5 +15,5 @@ fn main() -> ExitCode {
 #[cfg(not(windows))]
 fn main() -> ExitCode {
     Arguments::parse_from(spelled(std::env::args_os()));
-    localnet_client::args::exit(Err(anyhow::anyhow!("localnet-win programs HNS, which only Windows has")))
+    localnet_client::args::exit(Err(anyhow::anyhow!("localnet-win programs HNS, which exists only on Windows")))
 }

@@ -67,7 +67,7 @@ mod tests {
     use crate::hcn::fake::FakeHcn;
 
     #[test]
-    fn each_load_balancer_is_read_with_its_endpoints() {
+    fn the_dump_has_each_load_balancer_with_its_endpoints() {
         let mut fake = FakeHcn::with_network("pods", "L2Bridge", &[], &["10.180.0.1", "fd00::1"]);
         let [v4, v6] = ["10.180.0.1", "fd00::1"].map(|pod| fake.add_pod("pods", pod));
         for (number, document) in [

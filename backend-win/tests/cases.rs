@@ -111,7 +111,7 @@ fn what_was_planned_is_held_and_a_restart_writes_nothing() {
 const LACKS: [Lack; 6] = [Lack::Verdicts, Lack::Scopes, Lack::Seconds, Lack::Ports, Lack::HostNetwork, Lack::Sources];
 
 #[test]
-fn every_case_reads_back_as_its_state() {
+fn the_dump_of_every_case_equals_its_state() {
     let mut destinations = 0;
     for case in cases() {
         let state: Snapshot = case.read_state().unwrap();
@@ -144,7 +144,7 @@ fn frontend(case: &Case, flow: &Flow) -> [Frontend; 2] {
     [of(Address::Vip(flow.to.ip())), of(node)]
 }
 
-/// What HNS cannot express is left out of this, by rule: who sends (source ranges, and this node's own traffic under a local external policy),
+/// What HNS cannot express is left out of this, by rule: the sender (source ranges, and this node's own traffic under a local external policy),
 /// several ports, endpoints on the node's own network, NodePorts on some addresses only, and where the destination is kept (`docs/backends/windows.md`).
 #[test]
 fn load_balancers_have_the_endpoints_that_answer() {

@@ -52,7 +52,7 @@ fn brain(arguments: Arguments) -> anyhow::Result<bool> {
     programs_nothing(&arguments.kube_proxy)?;
     let Some(running) = read(&arguments.kube_proxy, Mode::Nftables)? else { return Ok(true) };
     arguments.log.start(running.config())?;
-    running.say();
+    running.log_warnings();
     for problem in arguments.kube_proxy.elsewhere(Part::Brain) {
         warn!("{problem}");
     }
@@ -79,8 +79,8 @@ fn programs_nothing(flags: &KubeProxyFlags) -> anyhow::Result<()> {
 fn read(flags: &KubeProxyFlags, empty_mode: Mode) -> anyhow::Result<Option<Box<Running>>> {
     match begin(flags.clone(), Reader { platform: Platform::Linux, empty_mode })? {
         Begin::Run(running) => Ok(Some(running)),
-        Begin::Done { said } => {
-            let lines: String = said.iter().map(|line| format!("{line}\n")).collect();
+        Begin::Done { messages } => {
+            let lines: String = messages.iter().map(|line| format!("{line}\n")).collect();
             _ = io::stderr().write_all(lines.as_bytes());
             Ok(None)
         }

@@ -39,13 +39,13 @@ struct Lines {
     services: BTreeMap<ServiceKey, Vec<String>>,
     endpoints: BTreeSet<(ServiceKey, String)>,
     /// The line of each endpoint, by Service, port and address.
-    known: BTreeMap<(ServiceKey, String), String>,
+    endpoint_lines: BTreeMap<(ServiceKey, String), String>,
 }
 
 impl Lines {
     fn of(path: PathBuf) -> Self {
-        let (services, endpoints, known) = Default::default();
-        Self { path, node: String::new(), services, endpoints, known }
+        let (services, endpoints, endpoint_lines) = Default::default();
+        Self { path, node: String::new(), services, endpoints, endpoint_lines }
     }
 }
 
@@ -101,7 +101,7 @@ impl Listener for Lines {
         let scopes = words(endpoint.scopes);
         let line = format!("endpoint {service} {port} {} {} {scopes}", address.ip(), address.port());
         let id = (service.clone(), format!("{port} {address}"));
-        if let Some(before) = self.known.insert(id, line.clone()) {
+        if let Some(before) = self.endpoint_lines.insert(id, line.clone()) {
             self.endpoints.remove(&(service.clone(), before));
         }
         self.endpoints.insert((service.clone(), line));
@@ -109,7 +109,7 @@ impl Listener for Lines {
 
     fn delete_endpoint(&mut self, service: &ServiceKey, endpoint: &PortEndpoint) {
         let id = (service.clone(), format!("{} {}", named(&endpoint.port_name), endpoint.address));
-        if let Some(line) = self.known.remove(&id) {
+        if let Some(line) = self.endpoint_lines.remove(&id) {
             self.endpoints.remove(&(service.clone(), line));
         }
     }

@@ -21,20 +21,20 @@ use crate::{
     telemetry::{self, LogFormat},
 };
 
-/// Where the state comes from, and how the loop runs. Flatten it into the backend's own arguments.
+/// The source of the state, and the options of the loop. Flatten it into the backend's own arguments.
 #[derive(Args, Clone, Debug)]
 pub struct ClientArgs {
     #[cfg_attr(not(windows), doc = "Address of the brain: unix:///path or tcp://host:port")]
-    #[cfg_attr(windows, doc = "Where the brain is served: tcp://host:port or npipe:////./pipe/name")]
+    #[cfg_attr(windows, doc = "Address of the brain: tcp://host:port or npipe:////./pipe/name")]
     #[arg(long, value_name = "ADDR", default_value = DEFAULT_ADDRESS)]
     pub api: Address,
     /// Apply one state, print how to resume, and exit
     #[arg(long)]
     pub once: bool,
-    /// The brain's instance whose state was seen last (with --rev)
+    /// Instance of the brain whose state was applied last; needs --rev
     #[arg(long, value_name = "NUMBER", default_value_t = 0, requires = "rev")]
     pub instance_id: u64,
-    /// The revision that was seen last: wait for another one
+    /// Revision that was applied last; wait for another one
     #[arg(long, value_name = "NUMBER", default_value_t = 0, requires = "instance_id")]
     pub rev: u64,
     /// CA certificates that verify the brain's TLS certificate
@@ -46,10 +46,10 @@ pub struct ClientArgs {
     /// Private key of the client TLS certificate
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Shortest time between two syncs, in milliseconds; changes in between are joined [default: 0, or as configured]
+    /// Minimum time between two syncs, in milliseconds; changes in between are merged [default: 0, or as configured]
     #[arg(long, value_name = "MS")]
     pub min_sync_interval: Option<u64>,
-    /// How log lines look [default: text, or as configured]
+    /// Format of log lines [default: text, or as configured]
     #[arg(long, value_enum)]
     pub log_format: Option<LogFormat>,
 }
@@ -62,7 +62,7 @@ impl ClientArgs {
     pub fn source(&self) -> anyhow::Result<Brain> {
         ensure!(
             self.tls_ca.is_none() || matches!(self.api, Address::Tcp { .. }),
-            "--tls-ca: {} is not reached by TLS; use --api tcp://HOST:PORT, or leave --tls-ca out",
+            "--tls-ca: {} does not use TLS; use --api tcp://HOST:PORT, or remove --tls-ca",
             self.api
         );
         let identity = self.tls_cert.clone().zip(self.tls_key.clone());
@@ -81,8 +81,8 @@ impl ClientArgs {
     }
 
     /// The loop's options from the flags; where no flag is given, from the configuration.
-    pub fn configured_options(&self, said: &Config) -> Options {
-        let options = self.options().configured(said);
+    pub fn configured_options(&self, config: &Config) -> Options {
+        let options = self.options().configured(config);
         let min_interval = self.min_sync_interval.map_or(options.min_interval, Duration::from_millis);
         Options { min_interval, ..options }
     }

@@ -8,7 +8,7 @@ use localnet_proto::{Family, wire};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// The checks for stale flows.
-    pub looks: [Looks; 2],
+    pub flow_checks: [FlowChecks; 2],
     /// The rules in the backend's kernel tables. Empty if the backend uses no rules.
     pub rules: [Vec<RuleCount>; 2],
     /// The number of repairs, of both families together. A repair is a sync that changed something after another process
@@ -19,11 +19,11 @@ pub struct Counts {
 impl Counts {
     /// Adds one check for stale flows. Each family that was checked has the duration and the number of deleted flows;
     /// the other families are `None`.
-    pub fn looked(&mut self, families: [Option<(Duration, usize)>; 2]) {
-        for (looks, of_family) in self.looks.iter_mut().zip(families) {
+    pub fn flows_checked(&mut self, families: [Option<(Duration, usize)>; 2]) {
+        for (flow_checks, of_family) in self.flow_checks.iter_mut().zip(families) {
             let Some((took, ended)) = of_family else { continue };
-            looks.took.add(took);
-            looks.ended += u64::try_from(ended).unwrap_or(u64::MAX);
+            flow_checks.took.add(took);
+            flow_checks.ended += u64::try_from(ended).unwrap_or(u64::MAX);
         }
     }
 }
@@ -38,7 +38,7 @@ pub(crate) fn index(family: Family) -> usize {
 
 /// The checks for stale flows, which are flows to endpoints that are no longer eligible.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Looks {
+pub struct FlowChecks {
     /// The durations of the checks.
     pub took: Attempts,
     /// How many flows the checks deleted.
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attempts_are_counted_by_limits_that_double() {
+    fn attempts_are_counted_in_buckets_with_doubling_limits() {
         let mut attempts = Attempts::default();
         for micros in [1, 1_000, 1_001, 2_000, 16_384_000, 16_384_001, 60_000_000] {
             attempts.add(Duration::from_micros(micros));

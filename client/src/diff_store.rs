@@ -318,7 +318,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn applying_the_diff_gives_what_is_desired(kernel in map(), steps in proptest::collection::vec((map(), 0..4_u8), 1..8), adopt in any::<bool>()) {
+        fn applying_the_diff_gives_the_desired_state(kernel in map(), steps in proptest::collection::vec((map(), 0..4_u8), 1..8), adopt in any::<bool>()) {
             let mut store = DiffStore::new();
             let mut kernel = kernel;
             if adopt {
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_diff_holds_only_what_changed() {
+    fn a_diff_contains_only_changes() {
         let mut store = DiffStore::new();
         store.replace((0..1000).map(|key| (key, key)));
         assert!(store.diff().unknown);
@@ -363,6 +363,6 @@ mod tests {
         assert_eq!(diff.removed, [(&9, &9)]);
         store.set(7, 7);
         store.set(9, 9);
-        assert!(store.diff().is_empty(), "there and back again is no change");
+        assert!(store.diff().is_empty(), "a change that is undone is no change");
     }
 }

@@ -373,7 +373,7 @@ impl<B: Backend> Sync<B> {
             Family::BOTH.into_iter().zip(self.applied).zip(&self.attempts).map(|((family, applied), attempts)| {
                 let of_this_instance = applied.instance == self.state.revision.instance;
                 let applied = if of_this_instance { applied.rev } else { 0 };
-                let flows = counts.as_ref().map(|counts| counts.looks[index(family)].clone());
+                let flows = counts.as_ref().map(|counts| counts.flow_checks[index(family)].clone());
                 let rules = counts.as_ref().map(|counts| counts.rules[index(family)].clone()).unwrap_or_default();
                 (family, Outcome { applied, flows, rules, ..attempts.clone() })
             });

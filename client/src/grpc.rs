@@ -107,7 +107,7 @@ impl Source for Brain {
         match assembler.finish().map_err(|error| SourceError::Invalid(error.to_string()))? {
             // The caller holds no state to fold changes into. Folding them anyway would give a state that never existed.
             Update::Delta { .. } if !fold => {
-                Err(SourceError::Invalid("changes, where the full state was asked for".to_owned()))
+                Err(SourceError::Invalid("changes instead of the requested full state".to_owned()))
             }
             update => Ok(update),
         }
@@ -163,7 +163,7 @@ fn failed(status: &Status) -> SourceError {
     while let Some(error) = cause {
         if error.downcast_ref::<io::Error>().is_some_and(is_out_of_files) {
             return SourceError::Unreachable(format!(
-                "{error}: this process has no file descriptor left for the connection, and the brain is not to blame; raise the limit of open files (LimitNOFILE= of the unit, ulimit -n)"
+                "{error}: this process has no file descriptor left for the connection; raise the limit of open files (LimitNOFILE= of the unit, ulimit -n)"
             ));
         }
         texts.push(error.to_string());
@@ -185,7 +185,7 @@ mod tests {
     /// A process with a limit of 12 descriptors printed "no state from the brain: Too many open files", which seemed to
     /// blame the brain.
     #[test]
-    fn who_has_no_descriptor_left_does_not_blame_the_brain() {
+    fn a_lack_of_descriptors_is_not_blamed_on_the_brain() {
         let failing = |code| {
             let status = Status::from_error(Box::new(io::Error::from_raw_os_error(code)));
             failed(&status).to_string()

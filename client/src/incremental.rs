@@ -89,8 +89,8 @@ pub struct PortEndpoint {
 pub struct Adapter<L> {
     listener: L,
     /// What was set on the listener, whether or not it could commit it.
-    told: BTreeMap<ServiceKey, Arc<Service>>,
-    told_node: Option<Node>,
+    delivered: BTreeMap<ServiceKey, Arc<Service>>,
+    delivered_node: Option<Node>,
     /// Whether everything has to be set again.
     replay: bool,
 }
@@ -98,7 +98,7 @@ pub struct Adapter<L> {
 impl<L: Listener> Adapter<L> {
     /// Wraps a listener on which nothing has been set yet.
     pub fn new(listener: L) -> Self {
-        Self { listener, told: BTreeMap::new(), told_node: None, replay: false }
+        Self { listener, delivered: BTreeMap::new(), delivered_node: None, replay: false }
     }
 
     /// The wrapped listener.
@@ -106,29 +106,29 @@ impl<L: Listener> Adapter<L> {
         &mut self.listener
     }
 
-    fn tell(&mut self, state: &Snapshot, changes: &Changes) {
+    fn deliver(&mut self, state: &Snapshot, changes: &Changes) {
         let replay = std::mem::take(&mut self.replay);
         if replay {
             self.listener.reset();
-            self.told.clear();
-            self.told_node = None;
+            self.delivered.clear();
+            self.delivered_node = None;
         }
-        if self.told_node.as_ref() != Some(&state.node) {
+        if self.delivered_node.as_ref() != Some(&state.node) {
             self.listener.set_node(&state.node);
-            self.told_node = Some(state.node.clone());
+            self.delivered_node = Some(state.node.clone());
         }
         if changes.everything || replay {
-            let keys: BTreeSet<_> = self.told.keys().chain(state.services.keys()).cloned().collect();
-            keys.iter().for_each(|key| self.tell_service(key, state.services.get(key)));
+            let keys: BTreeSet<_> = self.delivered.keys().chain(state.services.keys()).cloned().collect();
+            keys.iter().for_each(|key| self.deliver_service(key, state.services.get(key)));
         } else {
-            changes.services.iter().for_each(|key| self.tell_service(key, state.services.get(key)));
+            changes.services.iter().for_each(|key| self.deliver_service(key, state.services.get(key)));
         }
     }
 
-    fn tell_service(&mut self, key: &ServiceKey, now: Option<&Arc<Service>>) {
+    fn deliver_service(&mut self, key: &ServiceKey, now: Option<&Arc<Service>>) {
         let before = match now {
-            Some(service) => self.told.insert(key.clone(), Arc::clone(service)),
-            None => self.told.remove(key),
+            Some(service) => self.delivered.insert(key.clone(), Arc::clone(service)),
+            None => self.delivered.remove(key),
         };
         if before.as_ref() == now {
             return;
@@ -173,7 +173,7 @@ impl<L: Listener> Backend for Adapter<L> {
     }
 
     async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
-        self.tell(state, changes);
+        self.deliver(state, changes);
         self.listener.commit(state.revision).await
     }
 

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_refused_is_tried_again_ever_more_rarely_and_what_is_new_soon() {
+    fn refusals_are_retried_with_backoff_and_new_ones_soon() {
         let services = |names: &[&str]| names.iter().map(|name| ServiceKey::new("ns", *name)).collect::<BTreeSet<_>>();
         let mut refusals = Refusals::default();
         let mut now = Instant::now();

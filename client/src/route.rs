@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn external_policy_local_as_in_kube_proxys_table() {
+    fn external_policy_local_matches_kube_proxys_table() {
         let remote = endpoint("10.180.0.1", false, &["internal", "shortCircuit", "established"]);
         let local = endpoint("10.180.2.1", true, &["internal", "external", "shortCircuit", "established"]);
         let both = "10.180.0.1,10.180.2.1";
@@ -264,7 +264,7 @@ mod tests {
 
     /// kube-proxy v1.36.3 keeps SCTP flows, and all flows of a service without any serving endpoint.
     #[test]
-    fn a_flow_lives_as_long_as_its_endpoint_serves() {
+    fn a_flow_lives_as_long_as_its_endpoint_is_eligible() {
         let rules = Rules { node_port_addresses: [NODE.parse().unwrap()].into(), ..Rules::default() };
         let draining = endpoint("10.180.0.1", false, &["established"]);
         let unready = endpoint("10.180.0.2", false, &[]);
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn external_policy_cluster_masquerades_everyone() {
+    fn external_policy_cluster_masquerades_all_senders() {
         let one = endpoint("10.180.0.1", false, &["internal", "external", "established"]);
         check(
             &state(false, "{\"internal\": \"reject\", \"external\": \"reject\"}", &one),
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nothing_serves_is_refused_or_dropped() {
+    fn vips_without_an_eligible_endpoint_are_rejected_or_dropped() {
         let nowhere = "{\"internal\": \"reject\", \"external\": \"reject\"}";
         let elsewhere = "{\"internal\": \"drop\", \"external\": \"drop\"}";
         let terminating = endpoint("10.180.0.1", false, &["established"]);

@@ -237,7 +237,7 @@ impl Expected {
             differ(&format!("(an {family} address of the node) {protocol} {port}"), expected, &nothing);
         }
         let lacks = lacks.iter().map(|line| format!("\n  lacks: {line}"));
-        let more = more.iter().map(|line| format!("\n  has too much: {line}"));
+        let more = more.iter().map(|line| format!("\n  has extra: {line}"));
         lacks.chain(more).take(MOST).collect()
     }
 }
@@ -304,7 +304,7 @@ mod tests {
     const BOTH: &str = "-> 10.1.0.2:8080 10.1.0.1:8080";
 
     #[test]
-    fn lines_and_endpoints_come_in_any_order_and_node_ports_at_any_address() {
+    fn the_order_of_lines_and_the_address_of_node_ports_do_not_matter() {
         for address in ["192.0.2.1", "192.0.2.7", "0.0.0.0"] {
             let served = read(&format!(
                 "{address} TCP 30080 outside -> 10.1.0.1:8080\n# a comment\n\n10.96.0.10 TCP 80 {BOTH}\n{address} TCP 30080 {BOTH}"
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nothing_serves_has_a_verdict_and_no_affinity() {
+    fn a_vip_without_an_eligible_endpoint_has_a_verdict_and_no_affinity() {
         let nothing = expected(|service| {
             service.endpoints.truncate(0);
             service.client_ip_affinity = Some(60);
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_kernel_cannot_hold_is_not_expected() {
+    fn features_that_a_backend_lacks_are_not_expected() {
         let affine = |service: &mut Service| service.client_ip_affinity = Some(60);
         let several_ports = |service: &mut Service| {
             service.endpoints[0].ports[0].port = 9090;
@@ -360,12 +360,12 @@ mod tests {
     fn what_differs_is_named() {
         let affine = expected(|service| service.client_ip_affinity = Some(60));
         let differences = affine.differences(&read(&format!("10.96.0.10 TCP 80 {BOTH}\n10.96.0.10 TCP 81 drop")));
-        for said in [
+        for line in [
             "lacks: 10.96.0.10 TCP 80 affinity 60",
             "lacks: (an IPv4 address of the node) TCP 30080 outside -> 10.1.0.1:8080",
-            "has too much: 10.96.0.10 TCP 81 drop",
+            "has extra: 10.96.0.10 TCP 81 drop",
         ] {
-            assert!(differences.contains(said), "{differences}");
+            assert!(differences.contains(line), "{differences}");
         }
         for bad in [
             "10.96.0.10",

@@ -4,7 +4,7 @@ use localnet_core::{Code, Diagnostic};
 use localnet_proto::{Family, Revision, ServiceKey, Update, wire};
 
 use crate::{
-    counts::{Attempts, Looks, RuleCount},
+    counts::{Attempts, FlowChecks, RuleCount},
     vips::Effective,
 };
 
@@ -32,16 +32,16 @@ pub trait Source: Send + Sync {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
     /// No process answers at the address.
-    #[error("cannot be reached, is localnet-brain running and serving there? {0}")]
+    #[error("the brain is unavailable; check that localnet-brain runs and serves this address: {0}")]
     Unreachable(String),
     /// The stream broke before its end. What it had delivered is discarded.
-    #[error("the stream broke: {0}")]
+    #[error("the stream was interrupted: {0}")]
     Broken(String),
     /// The peer sent an invalid state.
-    #[error("sent what is no state: {0}")]
+    #[error("the brain sent an invalid state: {0}")]
     Invalid(String),
     /// The peer answers but refuses the request. Sending the same again cannot succeed.
-    #[error("does not take it: {0}")]
+    #[error("the brain refused the request: {0}")]
     Refused(String),
 }
 
@@ -80,7 +80,7 @@ pub struct Outcome {
     /// How many of `partial` failed.
     pub partial_failures: u64,
     /// The checks for stale flows. `None` if the backend does not check for them.
-    pub flows: Option<Looks>,
+    pub flows: Option<FlowChecks>,
     /// The rules in the backend's kernel tables.
     pub rules: Vec<RuleCount>,
 }
@@ -126,8 +126,8 @@ fn event_reason(code: Code) -> String {
     }
 }
 
-fn flows(looks: &Looks) -> wire::FlowLooks {
-    wire::FlowLooks { took: Some((&looks.took).into()), ended: looks.ended }
+fn flows(flow_checks: &FlowChecks) -> wire::FlowLooks {
+    wire::FlowLooks { took: Some((&flow_checks.took).into()), ended: flow_checks.ended }
 }
 
 fn rules(count: &RuleCount) -> wire::RuleCount {

@@ -70,8 +70,8 @@ fn outcome(flows: &Flows, state: &Snapshot, flow: &Flow) -> Outcome {
 
 /// How the oracle's answer differs from the expected one; `None` if it does not.
 fn differs(flows: &Flows, state: &Snapshot, flow: &Flow) -> Option<String> {
-    let told = outcome(flows, state, flow);
-    let right = match (&flow.expect, &told) {
+    let outcome_is = outcome(flows, state, flow);
+    let right = match (&flow.expect, &outcome_is) {
         (Expect::Answers { by, .. }, Outcome::NotOurs) => *by == BTreeSet::from([flow.to]),
         (Expect::Answers { by, source }, Outcome::Endpoints { choices, masquerade, hairpin, .. }) => {
             // A packet to the node itself is never masqueraded, whatever was requested.
@@ -90,11 +90,11 @@ fn differs(flows: &Flows, state: &Snapshot, flow: &Flow) -> Option<String> {
         (Expect::Reject, Outcome::NotOurs) => Pod::at(flow.to.ip()).is_some(),
         _ => false,
     };
-    (!right).then(|| format!("{flow}\n    wanted {}\n    told {told:?}", flow.expect))
+    (!right).then(|| format!("{flow}\n    expected {}\n    got {outcome_is:?}", flow.expect))
 }
 
 #[test]
-fn the_oracle_says_what_the_flows_say() {
+fn the_oracle_agrees_with_the_flows() {
     let mut wrong = Vec::new();
     for case in cases() {
         let state: Snapshot = case.read_state().unwrap();

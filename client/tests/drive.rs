@@ -23,7 +23,7 @@ use tokio::{
 /// A source that delivers what the test sends to it.
 struct Script {
     answers: Mutex<mpsc::UnboundedReceiver<Result<Update, SourceError>>>,
-    asked: Arc<StdMutex<Vec<(Revision, bool)>>>,
+    requested: Arc<StdMutex<Vec<(Revision, bool)>>>,
     reports: mpsc::UnboundedSender<Report>,
     /// How many of the next reports fail.
     deaf: AtomicUsize,
@@ -33,7 +33,7 @@ struct Script {
 
 impl Source for Script {
     async fn next(&self, have: Revision, fold: bool) -> Result<Update, SourceError> {
-        self.asked.lock().unwrap().push((have, fold));
+        self.requested.lock().unwrap().push((have, fold));
         match self.answers.lock().await.recv().await {
             Some(answer) => answer,
             None => std::future::pending().await,
@@ -56,7 +56,7 @@ impl Source for Script {
 /// The test's end of a [`Script`].
 struct Hand {
     answers: mpsc::UnboundedSender<Result<Update, SourceError>>,
-    asked: Arc<StdMutex<Vec<(Revision, bool)>>>,
+    requested: Arc<StdMutex<Vec<(Revision, bool)>>>,
     reports: mpsc::UnboundedReceiver<Report>,
 }
 
@@ -72,11 +72,11 @@ impl Hand {
 
 fn script(deaf: usize) -> (Script, Hand) {
     let (give, answers) = mpsc::unbounded_channel();
-    let (tell, reports) = mpsc::unbounded_channel();
-    let asked = Arc::new(StdMutex::new(Vec::new()));
+    let (sender, reports) = mpsc::unbounded_channel();
+    let requested = Arc::new(StdMutex::new(Vec::new()));
     let (deaf, why) = (AtomicUsize::new(deaf), SourceError::Unreachable("not now".to_owned()));
-    let script = Script { answers: Mutex::new(answers), asked: Arc::clone(&asked), reports: tell, deaf, why };
-    (script, Hand { answers: give, asked, reports })
+    let script = Script { answers: Mutex::new(answers), requested: Arc::clone(&requested), reports: sender, deaf, why };
+    (script, Hand { answers: give, requested, reports })
 }
 
 /// A backend that fails its first syncs, and records the arguments of each call.
@@ -172,22 +172,25 @@ fn fake(refuse: usize) -> (Fake, mpsc::UnboundedReceiver<(Revision, Changes, Ins
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_state_is_synced_with_what_changed_and_reported() {
+async fn each_state_is_synced_with_its_changes_and_reported() {
     let (backend, mut called, _) = fake(0);
     let (source, mut hand) = script(0);
     tokio::spawn(run(backend, source, Options::default(), std::future::pending()));
     hand.give(Ok(full(1, &["a"])));
     let first = called.recv().await.unwrap();
     assert_eq!(first.0, revision(1));
-    assert!(first.1.everything, "nothing is known of the kernel before the first sync");
+    assert!(first.1.everything, "the kernel is unknown before the first sync");
     assert_eq!(hand.reports.recv().await.unwrap().families[0].1.applied, 1);
     hand.give(Ok(delta(2, "b")));
     assert_eq!(called.recv().await.unwrap().1, named(&["b"]));
     hand.give(Ok(full(3, &["b"])));
     assert_eq!(called.recv().await.unwrap().1, named(&["a"]), "a full state names only real differences");
     while hand.reports.recv().await.unwrap().families[0].1.applied < 3 {}
-    let asked = hand.asked.lock().unwrap().clone();
-    assert_eq!(asked, [(Revision::default(), false), (revision(1), true), (revision(2), true), (revision(3), true)]);
+    let requested = hand.requested.lock().unwrap().clone();
+    assert_eq!(
+        requested,
+        [(Revision::default(), false), (revision(1), true), (revision(2), true), (revision(3), true)]
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -202,11 +205,11 @@ async fn states_that_wait_are_folded_into_one_sync() {
     hand.give(Ok(delta(3, "c")));
     let (newest, changes, at) = called.recv().await.unwrap();
     assert_eq!((newest, changes), (revision(3), named(&["b", "c"])));
-    assert_eq!(at - began, Duration::from_secs(1), "not before the interval has passed");
+    assert_eq!(at - began, Duration::from_secs(1), "the sync waits for the interval");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_state_is_tried_again_and_a_newer_one_wins() {
+async fn a_refused_state_is_retried_and_a_newer_one_wins() {
     let (backend, mut called, _) = fake(2);
     let (source, mut hand) = script(0);
     tokio::spawn(run(backend, source, Options::default(), std::future::pending()));
@@ -218,7 +221,7 @@ async fn a_refused_state_is_tried_again_and_a_newer_one_wins() {
     hand.give(Ok(delta(2, "b")));
     let (newer, changes, at) = called.recv().await.unwrap();
     assert_eq!(newer, revision(2), "the newest state wins over the retry");
-    assert!(changes.everything, "what was refused is still due");
+    assert!(changes.everything, "the refused changes are still due");
     let (again, changes, then) = called.recv().await.unwrap();
     assert_eq!(again, revision(2));
     assert!(changes.everything);
@@ -233,7 +236,7 @@ async fn a_refused_state_is_tried_again_and_a_newer_one_wins() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_family_that_fails_holds_up_no_other_and_is_tried_again() {
+async fn a_failed_family_does_not_delay_the_other_and_is_retried() {
     let (mut backend, mut called, _) = fake(0);
     backend.refuse_v6 = 1;
     let (source, mut hand) = script(0);
@@ -244,14 +247,14 @@ async fn a_family_that_fails_holds_up_no_other_and_is_tried_again() {
     let outcomes: Vec<_> = report.families.iter().map(|(_, one)| (one.applied, one.error.as_deref())).collect();
     assert_eq!(outcomes, [(1, None), (0, Some("no NAT"))]);
     assert_eq!(report.skipped[0].problem, "too odd");
-    assert!(called.recv().await.unwrap().1.everything, "what one family lacks is still due");
+    assert!(called.recv().await.unwrap().1.everything, "the changes of the failed family are still due");
     let report = hand.reports.recv().await.unwrap();
     assert!(report.families.iter().all(|(_, one)| one.applied == 1 && one.error.is_none()));
 }
 
 /// A kernel may accept later what it refuses now. Refused services are retried without a change, with growing delays.
 #[tokio::test(start_paused = true)]
-async fn what_the_kernel_refuses_of_a_service_is_tried_again_though_nothing_changed() {
+async fn a_service_that_the_kernel_refuses_is_retried_without_a_change() {
     let (mut backend, mut called, _) = fake(0);
     backend.refuse_service = 3;
     let (source, hand) = script(0);
@@ -264,12 +267,12 @@ async fn what_the_kernel_refuses_of_a_service_is_tried_again_though_nothing_chan
         before = at;
     }
     tokio::time::sleep(Duration::from_secs(3600)).await;
-    assert!(called.try_recv().is_err(), "it is served");
+    assert!(called.try_recv().is_err(), "no retry after a success");
 }
 
 /// The backend decides for each family which attempts were full.
 #[tokio::test(start_paused = true)]
-async fn an_attempt_is_full_at_first_and_when_the_backend_says_so() {
+async fn the_first_sync_is_full_and_later_ones_if_the_backend_reports_so() {
     let (mut backend, mut called, disturbed) = fake(0);
     backend.full = vec![Family::V4];
     let (source, mut hand) = script(0);
@@ -291,12 +294,12 @@ async fn an_attempt_is_full_at_first_and_when_the_backend_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_counted_beside_syncs_is_reported_once_a_second_at_most() {
+async fn counters_are_reported_at_most_once_a_second() {
     let (backend, mut called, _) = fake(0);
     let counts = backend.counts.clone();
     let (source, mut hand) = script(0);
     tokio::spawn(run(backend, source, Options::default(), std::future::pending()));
-    let count = || counts.send_modify(|counts| counts.looked([Some((Duration::from_millis(3), 2)), None]));
+    let count = || counts.send_modify(|counts| counts.flows_checked([Some((Duration::from_millis(3), 2)), None]));
     // Before the first sync no report exists that could contain the counters.
     count();
     hand.give(Ok(full(1, &["a"])));
@@ -308,7 +311,7 @@ async fn what_is_counted_beside_syncs_is_reported_once_a_second_at_most() {
     let report = hand.reports.recv().await.unwrap();
     assert_eq!((ended(&report), report.received, report.families[0].1.applied), (22, revision(1), 1));
     assert_eq!(began.elapsed(), Duration::from_secs(1));
-    assert!(called.try_recv().is_err(), "nothing was to be synced");
+    assert!(called.try_recv().is_err(), "no sync is needed");
     // A sync reports the counters of that moment.
     count();
     hand.give(Ok(delta(2, "b")));
@@ -317,7 +320,7 @@ async fn what_is_counted_beside_syncs_is_reported_once_a_second_at_most() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_stream_changes_nothing_and_is_resumed() {
+async fn a_lost_stream_is_resumed_and_changes_nothing() {
     let (backend, mut called, _) = fake(0);
     let (source, hand) = script(0);
     tokio::spawn(run(backend, source, Options::default(), std::future::pending()));
@@ -329,7 +332,11 @@ async fn a_lost_stream_changes_nothing_and_is_resumed() {
     hand.give(Ok(delta(2, "b")));
     let (second, changes, _) = called.recv().await.unwrap();
     assert_eq!((second, changes), (revision(2), named(&["b"])));
-    assert_eq!(hand.asked.lock().unwrap()[2..5], [(revision(1), true); 3], "it asks for what follows what it holds");
+    assert_eq!(
+        hand.requested.lock().unwrap()[2..5],
+        [(revision(1), true); 3],
+        "it requests the changes since its revision"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -344,12 +351,12 @@ async fn a_disturbed_kernel_is_repaired_even_without_a_brain() {
     let at = Instant::now();
     disturbed.notify_one();
     let (same, changes, then) = called.recv().await.unwrap();
-    assert_eq!((same, changes.is_empty(), then), (revision(1), true, at), "at once, with the present state");
+    assert_eq!((same, changes.is_empty(), then), (revision(1), true, at), "at once, with the current state");
 }
 
 /// If states change without a pause, a new one is always waiting when a sync ends.
 #[tokio::test(start_paused = true)]
-async fn new_states_keep_nothing_from_being_repaired() {
+async fn new_states_do_not_delay_a_repair() {
     let (mut backend, mut called, disturbed) = fake(0);
     backend.refuse_service = 1;
     let (source, hand) = script(0);
@@ -365,18 +372,18 @@ async fn new_states_keep_nothing_from_being_repaired() {
     hand.give(Ok(delta(2, "b")));
     disturbed.notify_one();
     synced(2).await;
-    assert!(timeout(Duration::ZERO, disturbed.notified()).await.is_err(), "it was heard");
+    assert!(timeout(Duration::ZERO, disturbed.notified()).await.is_err(), "the notification was consumed");
     // The retry of the refused service becomes due while new states keep arriving.
     for rev in 3..9 {
         hand.give(Ok(delta(rev, "b")));
         synced(rev).await;
     }
     tokio::time::sleep(Duration::from_secs(3600)).await;
-    assert!(called.try_recv().is_err(), "it was tried again meanwhile");
+    assert!(called.try_recv().is_err(), "no retry in between");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_half_read_survives_a_repair() {
+async fn a_partly_received_state_survives_a_repair() {
     let (backend, mut called, disturbed) = fake(0);
     let (source, hand) = script(0);
     tokio::spawn(run(backend, source, Options::default(), std::future::pending()));
@@ -386,7 +393,11 @@ async fn what_is_half_read_survives_a_repair() {
     called.recv().await.unwrap();
     hand.give(Ok(delta(2, "b")));
     called.recv().await.unwrap();
-    assert_eq!(hand.asked.lock().unwrap()[..2], [(Revision::default(), false), (revision(1), true)], "asked once each");
+    assert_eq!(
+        hand.requested.lock().unwrap()[..2],
+        [(Revision::default(), false), (revision(1), true)],
+        "each state is requested once"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -408,19 +419,18 @@ async fn once_ends_with_the_first_success_or_failure() {
     let (source, hand) = script(0);
     hand.lose();
     let lost = run(backend, source, options(), std::future::pending()).await;
-    let expected =
-        "getting the state from a script: cannot be reached, is localnet-brain running and serving there? gone";
+    let expected = "getting the state from a script: the brain is unavailable; check that localnet-brain runs and serves this address: gone";
     assert_eq!(format!("{:#}", lost.unwrap_err()), expected);
 }
 
 #[tokio::test(start_paused = true)]
-async fn resuming_waits_for_another_state_but_asks_for_all_of_it() {
+async fn resuming_waits_for_another_revision_and_requests_the_full_state() {
     let (backend, ..) = fake(0);
     let (source, hand) = script(0);
     hand.give(Ok(full(8, &["a"])));
     let options = Options { once: true, resume: revision(7), ..Options::default() };
     run(backend, source, options, std::future::pending()).await.unwrap();
-    assert_eq!(hand.asked.lock().unwrap()[0], (revision(7), false));
+    assert_eq!(hand.requested.lock().unwrap()[0], (revision(7), false));
 }
 
 #[tokio::test(start_paused = true)]
@@ -431,7 +441,7 @@ async fn shutdown_ends_the_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_report_that_is_lost_is_offered_again() {
+async fn a_lost_report_is_sent_again() {
     let (backend, mut called, _) = fake(0);
     let (source, mut hand) = script(3);
     tokio::spawn(run(backend, source, Options::default(), std::future::pending()));
@@ -439,8 +449,8 @@ async fn a_report_that_is_lost_is_offered_again() {
     called.recv().await.unwrap();
     assert_eq!(hand.reports.recv().await.unwrap().families[0].1.applied, 1);
     tokio::time::sleep(Duration::from_secs(30)).await;
-    assert!(hand.reports.try_recv().is_err(), "and not once more after it was taken");
-    assert!(called.try_recv().is_err(), "nothing is synced again for it");
+    assert!(hand.reports.try_recv().is_err(), "and not again after the brain accepted it");
+    assert!(called.try_recv().is_err(), "a lost report causes no sync");
 }
 
 /// The captured log.
@@ -459,9 +469,9 @@ impl std::io::Write for Lines {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_report_that_the_brain_refuses_is_said_once_and_that_it_is_away_is_not() {
+async fn a_refused_report_is_logged_once_and_an_unavailable_brain_is_not() {
     let refused = "the brain refuses this backend's reports";
-    for (why, said) in [
+    for (why, expected) in [
         (SourceError::Refused("InvalidArgument: no name".to_owned()), 1),
         (SourceError::Unreachable("not now".to_owned()), 0),
     ] {
@@ -480,13 +490,13 @@ async fn a_report_that_the_brain_refuses_is_said_once_and_that_it_is_away_is_not
         };
         run(backend, source, Options::default(), taken).await.unwrap();
         let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
-        assert_eq!(lines.matches(refused).count(), said, "{lines}");
-        assert_eq!(lines.matches("the brain accepts reports again").count(), said, "{lines}");
+        assert_eq!(lines.matches(refused).count(), expected, "{lines}");
+        assert_eq!(lines.matches("the brain accepts reports again").count(), expected, "{lines}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn readers_that_do_not_stay_or_program_nothing_do_not_report() {
+async fn readers_with_once_or_without_a_kernel_do_not_report() {
     for options in [Options { once: true, ..Options::default() }, Options { report: false, ..Options::default() }] {
         let (backend, ..) = fake(0);
         let (source, mut hand) = script(0);
@@ -507,7 +517,7 @@ fn logged() -> (Lines, tracing::subscriber::DefaultGuard) {
 /// Without `spec.podCIDRs`, mode NodeCIDR recognizes no pod, and nothing is masqueraded. kube-proxy waits five minutes
 /// for them and then exits. localnet warns in the log and in its reports until they exist.
 #[tokio::test(start_paused = true)]
-async fn a_node_without_pod_cidrs_is_warned_of_where_they_are_needed() {
+async fn a_missing_pod_cidr_is_a_warning_only_if_it_is_needed() {
     for (needs_pod_cidrs, expected) in [(true, 1), (false, 0)] {
         let (lines, _log) = logged();
         let (backend, ..) = fake(0);

@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use localnet_client::{Code, Diagnostic, Looks, Report, Revision, RuleCount, Source as _, SourceError, Subject};
+use localnet_client::{Code, Diagnostic, FlowChecks, Report, Revision, RuleCount, Source as _, SourceError, Subject};
 use localnet_client::{
     grpc::{Brain, TlsFiles},
     vips::{Config, Effective},
@@ -36,7 +36,7 @@ type Items = Vec<Result<wire::NextItem, Status>>;
 #[derive(Clone, Default)]
 struct Peer {
     items: Arc<Mutex<Items>>,
-    asked: Arc<Mutex<Vec<wire::NextFilter>>>,
+    requested: Arc<Mutex<Vec<wire::NextFilter>>>,
     reports: Arc<Mutex<Vec<wire::BackendReport>>>,
     /// The status with which it refuses reports, if any.
     refusal: Arc<Mutex<Option<Status>>>,
@@ -47,14 +47,14 @@ impl Endpoints for Peer {
     type NextStream = tokio_stream::Iter<std::vec::IntoIter<Result<wire::NextItem, Status>>>;
 
     async fn next(&self, request: Request<wire::NextFilter>) -> Result<Response<Self::NextStream>, Status> {
-        self.asked.lock().await.push(request.into_inner());
+        self.requested.lock().await.push(request.into_inner());
         Ok(Response::new(tokio_stream::iter(self.items.lock().await.clone())))
     }
 
     type WatchStream = tokio_stream::Empty<Result<wire::OpItem, Status>>;
 
     async fn watch(&self, _: Request<tonic::Streaming<wire::WatchReq>>) -> Result<Response<Self::WatchStream>, Status> {
-        Err(Status::unimplemented("KPNG's clients are not expected here"))
+        Err(Status::unimplemented("this test expects no clients of KPNG"))
     }
 }
 
@@ -86,7 +86,7 @@ fn full(rev: u64) -> Items {
 }
 
 #[tokio::test]
-async fn answers_become_updates_and_broken_ones_never_happened() {
+async fn answers_become_updates_and_broken_ones_are_discarded() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("brain.sock");
     let brain = Brain::new(Address::Unix(path.clone()), None).unwrap();
@@ -99,7 +99,7 @@ async fn answers_become_updates_and_broken_ones_never_happened() {
     *peer.items.lock().await = full(4);
     let state = Snapshot { revision, ..Snapshot::default() };
     assert_eq!(brain.next(Revision { instance: 9, rev: 3 }, true).await, Ok(Update::Full(state)));
-    assert_eq!(peer.asked.lock().await[0], wire::NextFilter { instance_id: 9, rev: 3, delta: true });
+    assert_eq!(peer.requested.lock().await[0], wire::NextFilter { instance_id: 9, rev: 3, delta: true });
 
     peer.items.lock().await.push(Err(Status::aborted("brain is going down")));
     let broken = brain.next(revision, true).await;
@@ -109,7 +109,7 @@ async fn answers_become_updates_and_broken_ones_never_happened() {
     *peer.items.lock().await = vec![Ok(encode::next_item(revision, true))];
     assert!(matches!(brain.next(Revision { instance: 9, rev: 3 }, true).await, Ok(Update::Delta { .. })));
     let unasked = brain.next(revision, false).await;
-    assert_eq!(unasked, Err(SourceError::Invalid("changes, where the full state was asked for".to_owned())));
+    assert_eq!(unasked, Err(SourceError::Invalid("changes instead of the requested full state".to_owned())));
 
     *peer.items.lock().await = Vec::new();
     let empty = brain.next(revision, true).await;
@@ -172,7 +172,7 @@ impl Pki {
 
 /// The brain disconnects its clients so that they present their current certificates.
 #[tokio::test]
-async fn files_of_tls_are_read_at_each_connect_and_the_last_good_ones_stay() {
+async fn tls_files_are_read_at_each_connection_and_the_last_valid_ones_stay() {
     let pki = Pki::new();
     let first = pki.renew();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -187,8 +187,8 @@ async fn files_of_tls_are_read_at_each_connect_and_the_last_good_ones_stay() {
             let stream = acceptor.accept(stream).await.unwrap();
             stream.get_ref().1.peer_certificates().unwrap()[0].clone().into_owned()
         };
-        let (shown, asked) = tokio::join!(accepted, brain.next(Revision::default(), false));
-        asked.unwrap_err();
+        let (shown, requested) = tokio::join!(accepted, brain.next(Revision::default(), false));
+        requested.unwrap_err();
         shown
     };
     assert_eq!(shown().await, first);
@@ -210,7 +210,7 @@ async fn files_of_tls_are_read_at_each_connect_and_the_last_good_ones_stay() {
 }
 
 #[tokio::test]
-async fn a_pipe_is_dialled_on_windows_alone() {
+async fn pipes_are_supported_only_on_windows() {
     let error = Brain::new(Address::Pipe("localnet".to_owned()), None).map(drop).unwrap_err().to_string();
     assert_eq!(
         error,
@@ -219,7 +219,7 @@ async fn a_pipe_is_dialled_on_windows_alone() {
 }
 
 #[tokio::test]
-async fn a_report_that_is_refused_is_told_from_one_that_did_not_arrive() {
+async fn a_refused_report_differs_from_a_lost_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("brain.sock");
     let peer = Peer::default();
@@ -247,7 +247,7 @@ async fn a_report_that_is_refused_is_told_from_one_that_did_not_arrive() {
 }
 
 #[tokio::test]
-async fn reports_arrive_family_by_family() {
+async fn reports_contain_each_family() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("brain.sock");
     let peer = Peer::default();
@@ -258,7 +258,7 @@ async fn reports_arrive_family_by_family() {
         error: error.map(str::to_owned),
         failures: 2,
         partial_failures: 1,
-        flows: Some(Looks { ended: 5, ..Looks::default() }),
+        flows: Some(FlowChecks { ended: 5, ..FlowChecks::default() }),
         rules: rules.clone(),
         ..Default::default()
     };

@@ -36,7 +36,7 @@ impl Listener for &mut Fold {
     }
 
     fn set_service(&mut self, service: &Service) {
-        assert!(self.node.is_some(), "the node comes first");
+        assert!(self.node.is_some(), "the node is set first");
         assert!(service.endpoints.is_empty());
         let before = self.services.insert(service.key.clone(), service.clone());
         assert_ne!(before.as_ref(), Some(service), "an unchanged service is not set again");
@@ -45,12 +45,15 @@ impl Listener for &mut Fold {
 
     fn delete_service(&mut self, key: &ServiceKey) {
         assert!(self.services.remove(key).is_some());
-        assert!(!self.endpoints.keys().any(|(service, ..)| service == key), "endpoints go before their service");
+        assert!(
+            !self.endpoints.keys().any(|(service, ..)| service == key),
+            "endpoints are deleted before their service"
+        );
         self.calls += 1;
     }
 
     fn set_endpoint(&mut self, service: &ServiceKey, endpoint: &PortEndpoint) {
-        assert!(self.services.contains_key(service), "a service comes before its endpoints");
+        assert!(self.services.contains_key(service), "a service is set before its endpoints");
         let id = (service.clone(), Arc::clone(&endpoint.port_name), endpoint.address);
         let before = self.endpoints.insert(id, endpoint.clone());
         assert_ne!(before.as_ref(), Some(endpoint), "an unchanged endpoint is not set again");
@@ -115,7 +118,7 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
 
 proptest! {
     #[test]
-    fn what_a_listener_hears_folds_to_the_state(history in vec((snapshot(), any::<bool>(), any::<bool>()), 1..8)) {
+    fn the_calls_of_a_listener_fold_to_the_state(history in vec((snapshot(), any::<bool>(), any::<bool>()), 1..8)) {
         let mut fold = Fold::default();
         let mut adapter = Adapter::new(&mut fold);
         let mut state = Snapshot::default();
@@ -136,7 +139,7 @@ proptest! {
         runtime.block_on(adapter.sync(&state, &changes)).unwrap().whole().unwrap();
         let calls = adapter.listener_mut().calls;
         runtime.block_on(adapter.sync(&state, &Changes::everything())).unwrap().whole().unwrap();
-        prop_assert_eq!(adapter.listener_mut().calls, calls, "an equal state is no news");
+        prop_assert_eq!(adapter.listener_mut().calls, calls, "an equal state causes no call");
 
         prop_assert_eq!(fold.node.as_ref(), Some(&last.node));
         prop_assert!(fold.services.keys().eq(last.services.keys()));

@@ -39,12 +39,12 @@ impl Source for Still {
 }
 
 /// Reports its configuration at each sync.
-struct Teller {
+struct Reporter {
     bit: u8,
     syncs: mpsc::UnboundedSender<(u8, bool)>,
 }
 
-impl Backend for Teller {
+impl Backend for Reporter {
     fn name(&self) -> &'static str {
         "teller"
     }
@@ -73,30 +73,33 @@ fn write(file: &PathBuf, lines: &str) {
 }
 
 #[tokio::test]
-async fn a_backend_begins_again_when_the_configuration_changes_in_what_concerns_it() {
+async fn a_backend_restarts_when_its_part_of_the_configuration_changes() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.yaml");
     write(&file, "nftables: {masqueradeBit: 1}");
     let arguments = Arguments::parse_from(["backend", "--config", file.to_str().unwrap()]);
     let (current, _following) = arguments.config.begin(Mode::Nftables).unwrap().unwrap().follow();
-    let (syncs, mut told) = mpsc::unbounded_channel();
+    let (syncs, mut reported) = mpsc::unbounded_channel();
     let (stop, stopped) = oneshot::channel::<()>();
     let mut opened = 0;
     let program = program::run(
         current,
-        |said| arguments.config.config(said),
-        async |said| {
+        |config| arguments.config.config(config),
+        async |config| {
             opened += 1;
-            Ok((Teller { bit: arguments.config.config(said).masquerade_bit, syncs: syncs.clone() }, Options::default()))
+            Ok((
+                Reporter { bit: arguments.config.config(config).masquerade_bit, syncs: syncs.clone() },
+                Options::default(),
+            ))
         },
         Still,
         async { _ = stopped.await },
     );
     let test = async {
-        let mut next = async || timeout(Duration::from_secs(60), told.recv()).await.unwrap();
+        let mut next = async || timeout(Duration::from_secs(60), reported.recv()).await.unwrap();
         assert_eq!(next().await, Some((1, true)));
         write(&file, "nftables: {masqueradeBit: 2}");
-        assert_eq!(next().await, Some((2, true)), "with everything: it knows nothing of its kernel yet");
+        assert_eq!(next().await, Some((2, true)), "a full sync, because the kernel is unknown");
         // An invalid file, and then one whose changes do not concern this backend.
         write(&file, "nftables: {masqueradeBit: 99}");
         write(&file, "nftables: {masqueradeBit: 2}\nenableProfiling: true");
@@ -111,29 +114,29 @@ async fn a_backend_begins_again_when_the_configuration_changes_in_what_concerns_
 
 /// For instance, this kernel may not have a configured scheduler. The node must stay programmed nevertheless.
 #[tokio::test]
-async fn a_configuration_that_opens_no_backend_leaves_the_one_before() {
+async fn an_unusable_configuration_keeps_the_previous_one() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.yaml");
     write(&file, "nftables: {masqueradeBit: 1}");
     let arguments = Arguments::parse_from(["backend", "--config", file.to_str().unwrap()]);
     let (current, _following) = arguments.config.begin(Mode::Nftables).unwrap().unwrap().follow();
-    let (syncs, mut told) = mpsc::unbounded_channel();
+    let (syncs, mut reported) = mpsc::unbounded_channel();
     let (stop, stopped) = oneshot::channel::<()>();
     let program = program::run(
         current,
-        |said| arguments.config.config(said),
-        async |said| match arguments.config.config(said).masquerade_bit {
+        |config| arguments.config.config(config),
+        async |config| match arguments.config.config(config).masquerade_bit {
             2 => anyhow::bail!("not that one"),
-            bit => Ok((Teller { bit, syncs: syncs.clone() }, Options::default())),
+            bit => Ok((Reporter { bit, syncs: syncs.clone() }, Options::default())),
         },
         Still,
         async { _ = stopped.await },
     );
     let test = async {
-        let mut next = async || timeout(Duration::from_secs(60), told.recv()).await.unwrap();
+        let mut next = async || timeout(Duration::from_secs(60), reported.recv()).await.unwrap();
         assert_eq!(next().await, Some((1, true)));
         write(&file, "nftables: {masqueradeBit: 2}");
-        assert_eq!(next().await, Some((1, true)), "with everything: it was away for a moment");
+        assert_eq!(next().await, Some((1, true)), "a full sync, because the backend restarted");
         write(&file, "nftables: {masqueradeBit: 3}");
         assert_eq!(next().await, Some((3, true)));
         stop.send(()).unwrap();
@@ -147,18 +150,18 @@ async fn a_backend_that_cannot_be_opened_is_an_error() {
     let arguments = Arguments::parse_from(["backend"]);
     let (current, _following) = arguments.config.begin(Mode::Nftables).unwrap().unwrap().follow();
     let open = async |_: &localnet_config::Config| anyhow::bail!("no kernel here");
-    let ended = program::run::<_, Teller, _>(current, |_| (), open, Still, std::future::pending()).await;
+    let ended = program::run::<_, Reporter, _>(current, |_| (), open, Still, std::future::pending()).await;
     assert_eq!(ended.unwrap_err().to_string(), "no kernel here");
 }
 
 #[test]
 fn a_dry_run_removes_and_sets_nothing() {
-    for (flag, asked) in [("--cleanup", true), ("--init-only", true), ("--cleanup=false", false)] {
+    for (flag, is_set) in [("--cleanup", true), ("--init-only", true), ("--cleanup=false", false)] {
         let config = Arguments::parse_from(["backend", flag]).config;
         assert!(config.to_do(false).is_ok());
         let error = config.to_do(true).err().map(|error| error.to_string());
-        let expected = format!("--dry-run changes nothing, and {flag} does: leave one of them out");
-        assert_eq!(error, asked.then_some(expected), "{flag}");
+        let expected = format!("--dry-run changes nothing, and {flag} does: remove one of the two flags");
+        assert_eq!(error, is_set.then_some(expected), "{flag}");
     }
 }
 

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_added_where_there_is_none() {
+    fn a_missing_port_is_added() {
         for (text, expected) in [
             ("10.0.0.1", "10.0.0.1:10256"),
             ("::1", "[::1]:10256"),

@@ -99,34 +99,29 @@ fn lost(old: &v1alpha1::Document, new: &v1alpha2::Document) -> Vec<Diagnostic> {
         ("nftables.syncPeriod", old.nftables.sync_period, default.nftables.sync_period, new.sync_period),
         ("nftables.minSyncPeriod", old.nftables.min_sync_period, default.nftables.min_sync_period, new.min_sync_period),
     ];
-    for (field, said, default, carried) in periods {
-        if said != default && said != carried {
+    for (field, given, default, carried) in periods {
+        if given != default && given != carried {
             let name = field.rsplit('.').next().unwrap_or(field);
             let problem = format!(
-                "\"{said}\" is not carried over: v1alpha2 has one {name}, and mode {mode} makes it \"{carried}\""
+                "\"{given}\" is not carried over: v1alpha2 has one {name}, and mode {mode} sets it to \"{carried}\""
             );
-            findings.add(Code::FieldLost, field, problem, &format!("set {name} if that is meant for the mode you use"));
+            findings.add(Code::FieldLost, field, problem, &format!("set {name} if you want the value in your mode"));
         }
     }
     let masquerade = [
         ("iptables.masqueradeAll", old.iptables.masquerade_all),
         ("nftables.masqueradeAll", old.nftables.masquerade_all),
     ];
-    for (field, said) in masquerade {
-        if said && !new.linux.masquerade_all {
+    for (field, given) in masquerade {
+        if given && !new.linux.masquerade_all {
             let problem =
-                format!("true is not carried over: v1alpha2 has one masqueradeAll, and mode {mode} makes it false");
-            findings.add(
-                Code::FieldLost,
-                field,
-                problem,
-                "set linux.masqueradeAll if that is meant for the mode you use",
-            );
+                format!("true is not carried over: v1alpha2 has one masqueradeAll, and mode {mode} sets it to false");
+            findings.add(Code::FieldLost, field, problem, "set linux.masqueradeAll if you want the value in your mode");
         }
     }
     if !old.port_range.is_empty() {
         let problem = format!("{:?} is not carried over", old.port_range);
-        findings.add(Code::FieldLost, "portRange", problem, "nothing has used it since the userspace mode went");
+        findings.add(Code::FieldLost, "portRange", problem, "no mode uses it since the userspace mode was removed");
     }
     findings.into_unique()
 }

@@ -172,7 +172,7 @@ impl<'de> Deserialize<'de> for GoDuration {
     }
 }
 
-const NO_NANOSECONDS: &str = "is no number of nanoseconds that a duration can have; write it like 5s";
+const NO_NANOSECONDS: &str = "is too large or small for a duration in nanoseconds; write it like 5s";
 
 struct DurationVisitor;
 
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_read_and_written_as_go_does() {
+    fn durations_are_parsed_and_written_like_in_go() {
         for (text, nanos, written) in [
             ("0", 0, "0s"),
             ("0s", 0, "0s"),
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_go_refuses_is_refused() {
+    fn texts_that_go_refuses_are_refused() {
         for text in [
             "",
             "-",
@@ -277,7 +277,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_again(nanos: i64) {
+        fn written_documents_parse_to_the_same_values(nanos: i64) {
             prop_assert_eq!(GoDuration(nanos).to_string().parse(), Ok(GoDuration(nanos)));
         }
 

@@ -48,15 +48,15 @@ pub enum Formerly {
 /// The fields of v1alpha1 that v1alpha2 does not have, each with the remedy.
 pub const DROPPED: &[(&str, &str)] = &[
     ("bindAddress", "use nodeIPOverride"),
-    ("portRange", "remove it: nothing has used it since the userspace mode went"),
+    ("portRange", "remove it: no mode uses it since the userspace mode was removed"),
 ];
 
 use Effect::{AtStart, Live, No, OfMode};
 use Formerly::{At, InModes, New, Same};
 
-const READS_JSON: Effect = No("the API server is read as JSON");
-const NO_LIMIT: Effect = No("a brain makes a handful of requests");
-const AT_ONCE: Effect = No("lines are written at once, to standard error");
+const READS_JSON: Effect = No("the brain requests JSON from the API server");
+const NO_LIMIT: Effect = No("a brain makes few requests");
+const AT_ONCE: Effect = No("log lines are written at once to standard error");
 const NOTHING_HIDDEN: Effect = No("no metric is hidden");
 
 const ALL_MODES: &[&str] = &["iptables", "ipvs", "nftables"];
@@ -65,7 +65,7 @@ const ALL_MODES: &[&str] = &["iptables", "ipvs", "nftables"];
 pub const FIELDS: &[Field] = &[
     field("apiVersion", Same, r#""kubeproxy.config.k8s.io/v1alpha2""#, "the version of the document", Live),
     field("kind", Same, r#""KubeProxyConfiguration""#, "the kind of the document", Live),
-    field("featureGates", Same, "{}", "names of feature gates, and whether they are on", AtStart),
+    field("featureGates", Same, "{}", "feature gates: name and true or false", AtStart),
     field(
         "clientConnection.kubeconfig",
         Same,
@@ -77,7 +77,7 @@ pub const FIELDS: &[Field] = &[
         "clientConnection.acceptContentTypes",
         Same,
         r#""""#,
-        "content types that are accepted of the API server",
+        "content types accepted from the API server",
         READS_JSON,
     ),
     field(
@@ -87,17 +87,17 @@ pub const FIELDS: &[Field] = &[
         "content type of requests to the API server",
         READS_JSON,
     ),
-    field("clientConnection.qps", Same, "5.0", "requests to the API server a second", NO_LIMIT),
-    field("clientConnection.burst", Same, "10", "requests that may be made at once beyond that", NO_LIMIT),
+    field("clientConnection.qps", Same, "5.0", "requests per second to the API server", NO_LIMIT),
+    field("clientConnection.burst", Same, "10", "burst of requests beyond that", NO_LIMIT),
     field("logging.format", Same, r#""text""#, "`text` or `json`", AtStart),
-    field("logging.flushFrequency", Same, r#""5s""#, "how long log lines may wait before they are written", AT_ONCE),
-    field("logging.verbosity", Same, "0", "how much is logged", AtStart),
+    field("logging.flushFrequency", Same, r#""5s""#, "maximum delay of log lines", AT_ONCE),
+    field("logging.verbosity", Same, "0", "log verbosity", AtStart),
     field(
         "logging.vmodule",
         Same,
         "[]",
         "verbosity of source files: `filePattern`, `verbosity`",
-        No("the source files of kube-proxy are not ours"),
+        No("localnet does not have kube-proxy's source files"),
     ),
     field(
         "logging.options.text.splitStream",
@@ -106,7 +106,13 @@ pub const FIELDS: &[Field] = &[
         "text: errors to standard error, the rest to standard output",
         AT_ONCE,
     ),
-    field("logging.options.text.infoBufferSize", Same, r#""0""#, "text: bytes that may be held back then", AT_ONCE),
+    field(
+        "logging.options.text.infoBufferSize",
+        Same,
+        r#""0""#,
+        "text: size of the buffer for standard output",
+        AT_ONCE,
+    ),
     field(
         "logging.options.json.splitStream",
         Same,
@@ -114,7 +120,13 @@ pub const FIELDS: &[Field] = &[
         "json: errors to standard error, the rest to standard output",
         AT_ONCE,
     ),
-    field("logging.options.json.infoBufferSize", Same, r#""0""#, "json: bytes that may be held back then", AT_ONCE),
+    field(
+        "logging.options.json.infoBufferSize",
+        Same,
+        r#""0""#,
+        "json: size of the buffer for standard output",
+        AT_ONCE,
+    ),
     field("hostnameOverride", Same, r#""""#, "name of the Node; empty: the host's name in lower case", AtStart),
     field(
         "nodeIPOverride",
@@ -127,25 +139,19 @@ pub const FIELDS: &[Field] = &[
         "ipFamilyPolicy",
         New,
         r#""""#,
-        "families of the node's primary addresses: `SingleStack`, `PreferDualStack`, `RequireDualStack`; empty: as many as it has",
+        "families of the node's primary addresses: `SingleStack`, `PreferDualStack`, `RequireDualStack`; empty: all families that the node has",
         Live,
     ),
-    field(
-        "configHardFail",
-        New,
-        "true",
-        "errors of the configuration end the program, where otherwise they are only said",
-        Live,
-    ),
+    field("configHardFail", New, "true", "exit on errors of the configuration that are otherwise only warnings", Live),
     field("healthzBindAddress", Same, r#""0.0.0.0:10256""#, "where `/healthz` and `/livez` are answered", Live),
     field("metricsBindAddress", Same, r#""127.0.0.1:10249""#, "where `/metrics` is answered", Live),
-    field("bindAddressHardFail", Same, "true", "the program ends when it cannot bind to those", AtStart),
-    field("enableProfiling", Same, "false", "profiles can be had where metrics are", Live),
+    field("bindAddressHardFail", Same, "true", "exit if these addresses cannot be bound", AtStart),
+    field("enableProfiling", Same, "false", "serve profiles at the address of metrics", Live),
     field(
         "showHiddenMetricsForVersion",
         Same,
         r#""""#,
-        "the minor version before this one: show metrics hidden since",
+        "previous minor version, to show the metrics hidden since then",
         NOTHING_HIDDEN,
     ),
     field("mode", Same, r#""""#, "`iptables`, `ipvs`, `nftables`; on Windows `kernelspace`", AtStart),
@@ -153,54 +159,54 @@ pub const FIELDS: &[Field] = &[
         "linux.conntrack.maxPerCore",
         At("conntrack.maxPerCore"),
         "32768",
-        "tracked connections for each core; 0: left alone",
+        "maximum of tracked connections per core; 0: keep the kernel's limit",
         Live,
     ),
-    field("linux.conntrack.min", At("conntrack.min"), "131072", "but at least so many", Live),
+    field("linux.conntrack.min", At("conntrack.min"), "131072", "minimum of the maximum of tracked connections", Live),
     field(
         "linux.conntrack.tcpEstablishedTimeout",
         At("conntrack.tcpEstablishedTimeout"),
         r#""24h0m0s""#,
-        "how long an idle connection is tracked; 0: left alone",
+        "tracking timeout of idle TCP connections; 0: keep the kernel's timeout",
         Live,
     ),
     field(
         "linux.conntrack.tcpCloseWaitTimeout",
         At("conntrack.tcpCloseWaitTimeout"),
         r#""1h0m0s""#,
-        "how long a half closed connection is tracked; 0: left alone",
+        "tracking timeout of half-closed TCP connections; 0: keep the kernel's timeout",
         Live,
     ),
     field(
         "linux.conntrack.tcpBeLiberal",
         At("conntrack.tcpBeLiberal"),
         "false",
-        "packets outside of the window are not invalid",
+        "accept TCP packets outside of the window",
         Live,
     ),
     field(
         "linux.conntrack.udpTimeout",
         At("conntrack.udpTimeout"),
         r#""0s""#,
-        "how long UDP without an answer is tracked; 0: left alone",
+        "tracking timeout of UDP flows without an answer; 0: keep the kernel's timeout",
         Live,
     ),
     field(
         "linux.conntrack.udpStreamTimeout",
         At("conntrack.udpStreamTimeout"),
         r#""0s""#,
-        "how long UDP with an answer is tracked; 0: left alone",
+        "tracking timeout of UDP flows with an answer; 0: keep the kernel's timeout",
         Live,
     ),
     field(
         "linux.masqueradeAll",
         InModes(&["iptables", "nftables"], "masqueradeAll"),
         "false",
-        "masquerade everything that is sent to a ClusterIP",
+        "masquerade all traffic to ClusterIPs",
         Live,
     ),
-    field("linux.oomScoreAdj", At("oomScoreAdj"), "-999", "how readily the kernel ends it when memory is short", Live),
-    field("windows.runAsService", At("windowsRunAsService"), "false", "runs as a Windows service", OfMode),
+    field("linux.oomScoreAdj", At("oomScoreAdj"), "-999", "OOM score adjustment of the process", Live),
+    field("windows.runAsService", At("windowsRunAsService"), "false", "run as a Windows service", OfMode),
     field("iptables.masqueradeBit", Same, "14", "iptables: bit of the packet mark that requests masquerading", Live),
     field("iptables.localhostNodePorts", Same, "false", "iptables: NodePorts answer on 127.0.0.1", OfMode),
     field(
@@ -211,14 +217,26 @@ pub const FIELDS: &[Field] = &[
         Live,
     ),
     field("ipvs.scheduler", Same, r#""""#, "ipvs: scheduler; empty: `rr`", OfMode),
-    field("ipvs.excludeCIDRs", Same, "[]", "ipvs: virtual servers in these are left alone", OfMode),
+    field("ipvs.excludeCIDRs", Same, "[]", "ipvs: CIDRs whose virtual servers belong to other programs", OfMode),
     field("ipvs.strictARP", Same, "false", "ipvs: `arp_ignore` 1 and `arp_announce` 2", OfMode),
-    field("ipvs.tcpTimeout", Same, r#""0s""#, "ipvs: timeout of idle TCP sessions; 0: left alone", OfMode),
-    field("ipvs.tcpFinTimeout", Same, r#""0s""#, "ipvs: timeout of TCP sessions after a FIN; 0: left alone", OfMode),
+    field(
+        "ipvs.tcpTimeout",
+        Same,
+        r#""0s""#,
+        "ipvs: timeout of idle TCP connections; 0: keep the kernel's timeout",
+        OfMode,
+    ),
+    field(
+        "ipvs.tcpFinTimeout",
+        Same,
+        r#""0s""#,
+        "ipvs: timeout of TCP connections after a FIN; 0: keep the kernel's timeout",
+        OfMode,
+    ),
     field("ipvs.udpTimeout", Same, r#""0s""#, "ipvs: timeout of UDP; 0: left alone", OfMode),
     field("nftables.masqueradeBit", Same, "14", "nftables: bit of the packet mark that requests masquerading", Live),
     field("winkernel.networkName", Same, r#""""#, "kernelspace: name of the HNS network", OfMode),
-    field("winkernel.sourceVip", Same, r#""""#, "kernelspace: address that balanced traffic is sent from", OfMode),
+    field("winkernel.sourceVip", Same, r#""""#, "kernelspace: source address of balanced traffic", OfMode),
     field("winkernel.enableDSR", Same, "false", "kernelspace: direct server return", OfMode),
     field(
         "winkernel.rootHnsEndpointName",
@@ -231,14 +249,14 @@ pub const FIELDS: &[Field] = &[
         "winkernel.forwardHealthCheckVip",
         Same,
         "false",
-        "kernelspace: the health check port is forwarded on VIPs",
+        "kernelspace: forward the health check port on VIPs",
         OfMode,
     ),
     field(
         "detectLocalMode",
         Same,
         r#""""#,
-        "how the node's own pods are told: `ClusterCIDR` (default), `NodeCIDR`, `BridgeInterface`, `InterfaceNamePrefix`",
+        "how this node's pods are recognized: `ClusterCIDR` (default), `NodeCIDR`, `BridgeInterface`, `InterfaceNamePrefix`",
         Live,
     ),
     field("detectLocal.bridgeInterface", Same, r#""""#, "for `BridgeInterface`: the bridge of the node's pods", Live),
@@ -253,7 +271,7 @@ pub const FIELDS: &[Field] = &[
         "detectLocal.interfaceNamePrefix",
         Same,
         r#""""#,
-        "for `InterfaceNamePrefix`: how the names of the pods' interfaces begin",
+        "for `InterfaceNamePrefix`: prefix of the interface names of this node's pods",
         Live,
     ),
     field(
@@ -263,20 +281,14 @@ pub const FIELDS: &[Field] = &[
         "CIDRs of addresses that answer NodePorts, or `primary`; empty: all, in mode nftables `primary`",
         Live,
     ),
-    field("syncPeriod", InModes(ALL_MODES, "syncPeriod"), r#""30s""#, "how often everything is looked at again", Live),
-    field(
-        "minSyncPeriod",
-        InModes(ALL_MODES, "minSyncPeriod"),
-        r#""1s""#,
-        "how long there is at least between two syncs",
-        Live,
-    ),
+    field("syncPeriod", InModes(ALL_MODES, "syncPeriod"), r#""30s""#, "period of resyncs", Live),
+    field("minSyncPeriod", InModes(ALL_MODES, "minSyncPeriod"), r#""1s""#, "minimum time between two syncs", Live),
     field(
         "configSyncPeriod",
         Same,
         r#""15m0s""#,
-        "how often everything is compared with the API server",
-        No("objects are watched, and listed again whenever a watch begins anew"),
+        "how often all objects are compared with the API server",
+        No("the brain watches objects, and lists them again whenever a watch restarts"),
     ),
 ];
 
@@ -454,7 +466,7 @@ mod tests {
             ("nftables.masqueradeAll", Some("in v1alpha2 it is linux.masqueradeAll")),
             ("ipvs.syncPeriod", Some("in v1alpha2 it is syncPeriod")),
             ("bindAddress", Some("use nodeIPOverride")),
-            ("portRange", Some("remove it: nothing has used it since the userspace mode went")),
+            ("portRange", Some("remove it: no mode uses it since the userspace mode was removed")),
             ("con", None),
             ("mode", None),
         ] {

@@ -71,7 +71,7 @@ impl FeatureGates {
             let field = format!("featureGates.{name}");
             let Some(gate) = GATES.iter().find(|gate| gate.name == name) else {
                 // A flag sets all gates at once, so the text has to name the gate.
-                let problem = format!("feature gate {name} is not known and has no effect");
+                let problem = format!("feature gate {name} is unknown and has no effect");
                 findings.add(Code::GateUnknown, &field, problem, "remove it");
                 continue;
             };
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_is_as_it_is_named_or_as_its_stage_is() {
+    fn a_gate_follows_its_own_value_or_that_of_its_stage() {
         check(&[], "ComponentStatusz", true);
         check(&[("ComponentStatusz", false)], "ComponentStatusz", false);
         check(&[("AllBeta", false)], "ComponentStatusz", false);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn gates_are_sorted_and_named_once() {
+    fn gates_are_sorted_and_unique() {
         assert!(GATES.is_sorted_by(|a, b| a.name.to_lowercase() < b.name.to_lowercase()));
     }
 }

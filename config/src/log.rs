@@ -58,7 +58,7 @@ fn check(text: &str) -> Result<(), BadLevel> {
     }
     let is_good = |directive: &str| {
         let level = directive.rsplit_once('=').map_or(directive, |(_, level)| level);
-        LEVELS.iter().any(|known| known.eq_ignore_ascii_case(level.trim()))
+        LEVELS.iter().any(|valid| valid.eq_ignore_ascii_case(level.trim()))
     };
     match directives.iter().map(|directive| directive.trim()).find(|directive| !is_good(directive)) {
         Some(bad) => Err(BadLevel(bad.to_owned())),
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_are_no_level_are_refused() {
+    fn unknown_levels_are_refused() {
         for good in ["info", "WARN", "off", "warn,localnet_brain=debug", "a[b{c=1,d=2}]=trace,info", "a::b=error"] {
             assert!(super::directives(good).is_ok(), "{good}");
         }
@@ -103,25 +103,27 @@ mod tests {
             ("localnet_brain", "localnet_brain"),
             ("3", "3"),
         ] {
-            let said = super::directives(text).map_err(|bad| bad.to_string());
+            let message = super::directives(text).map_err(|bad| bad.to_string());
             let expected = format!(
                 "{bad:?} is not a log level; use one of off, error, warn, info, debug, trace, or MODULE=LEVEL, with commas between several"
             );
-            assert_eq!(said, Err(expected), "{text}");
+            assert_eq!(message, Err(expected), "{text}");
         }
     }
 
     #[test]
-    fn libraries_are_quiet_unless_they_are_asked_for() {
+    fn libraries_are_quiet_unless_selected() {
         let debug = directives("debug");
         assert!(
             debug.contains("h2=error,") && debug.contains("kube_client=off,") && debug.ends_with(",debug"),
             "{debug}"
         );
-        let asked = directives("info,h2=debug");
+        let directives_of_h2 = directives("info,h2=debug");
         assert!(
-            !asked.contains("h2=error") && asked.contains("hyper=warn,") && asked.ends_with(",info,h2=debug"),
-            "{asked}"
+            !directives_of_h2.contains("h2=error")
+                && directives_of_h2.contains("hyper=warn,")
+                && directives_of_h2.ends_with(",info,h2=debug"),
+            "{directives_of_h2}"
         );
         assert_eq!(directives("trace"), "trace");
     }

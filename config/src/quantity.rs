@@ -173,7 +173,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_is_read_again(bytes: i64) {
+        fn written_documents_parse_to_the_same_values(bytes: i64) {
             prop_assert_eq!(Quantity(bytes).to_string().parse(), Ok(Quantity(bytes)));
         }
     }

@@ -81,7 +81,7 @@ impl Reader {
         let misfits = shape::compare(tree, &pattern.unwrap_or_default(), &elsewhere);
         let old: v1alpha1::Document = decode(tree, misfits.mistyped)?;
         let section = fields::section_of_mode(&old.mode);
-        let min_sync_period = says_min_sync_period(tree.field(section).map(|(_, section)| section), &old);
+        let min_sync_period = is_min_sync_period_set(tree.field(section).map(|(_, section)| section), &old);
         let mut old = old.complete();
         let mut findings = Findings::default();
         leave_out_split_streams(&mut old, &mut findings);
@@ -112,26 +112,26 @@ impl Reader {
         let document: v1alpha2::Document = decode(tree, misfits)?;
         let mut findings = Findings::default();
         let mut config = resolve(&document.complete(), self, &mut findings);
-        config.explicit.min_sync_period = says(Some(tree), "minSyncPeriod");
+        config.explicit.min_sync_period = is_set(Some(tree), "minSyncPeriod");
         findings.iter_mut().for_each(|found| found.subject = tree.place_of(&found.field));
         Ok(Reading { config, version: Version::V1alpha2, warnings: findings.finish()?, lost: Vec::new() })
     }
 }
 
 /// Whether a field is present and not null.
-fn says(section: Option<&Tree>, name: &str) -> bool {
+fn is_set(section: Option<&Tree>, name: &str) -> bool {
     section.and_then(|section| section.field(name)).is_some_and(|(_, value)| !matches!(value.node, Node::Null))
 }
 
 /// Whether a document sets the minimum time between two syncs. The document must not be complete yet, since zero counts as
 /// missing.
-fn says_min_sync_period(section: Option<&Tree>, old: &v1alpha1::Document) -> bool {
-    let said = match fields::section_of_mode(&old.mode) {
+fn is_min_sync_period_set(section: Option<&Tree>, old: &v1alpha1::Document) -> bool {
+    let period = match fields::section_of_mode(&old.mode) {
         "ipvs" => old.ipvs.min_sync_period,
         "nftables" => old.nftables.min_sync_period,
         _ => old.iptables.min_sync_period,
     };
-    says(section, "minSyncPeriod") && !said.is_zero()
+    is_set(section, "minSyncPeriod") && !period.is_zero()
 }
 
 /// Removes `splitStream` if its gate is disabled. kube-proxy overwrites it with a flag's default before it checks the gate, so
@@ -141,8 +141,8 @@ fn leave_out_split_streams(document: &mut v1alpha1::Document, findings: &mut Fin
         let options = &mut document.logging.options;
         for (name, routing) in [("text", &mut options.text), ("json", &mut options.json)] {
             if std::mem::take(&mut routing.split_stream) {
-                let problem = format!("left out: Feature {} is disabled", gates::LOGGING_ALPHA_OPTIONS);
-                let remedy = "turn that feature gate on, or remove it";
+                let problem = format!("skipped: Feature {} is disabled", gates::LOGGING_ALPHA_OPTIONS);
+                let remedy = "turn on that feature gate, or remove it";
                 findings.unused(Code::GateDisabled, &format!("logging.options.{name}.splitStream"), problem, remedy);
             }
         }
@@ -151,8 +151,8 @@ fn leave_out_split_streams(document: &mut v1alpha1::Document, findings: &mut Fin
 
 /// Warns about a document after the first one.
 fn another(line: u64) -> Diagnostic {
-    let problem = "another document begins here, and only the first is read";
-    Diagnostic::new(Code::DocumentExtra, Subject::text(line), problem).remedy(format!("leave only the {KIND}"))
+    let problem = "another document begins here, but only the first is read";
+    Diagnostic::new(Code::DocumentExtra, Subject::text(line), problem).remedy(format!("keep only the {KIND}"))
 }
 
 /// Returns the version of a document.
@@ -178,7 +178,9 @@ fn version(tree: &Tree) -> Result<Version, Diagnostic> {
     }
     [Version::V1alpha1, Version::V1alpha2]
         .into_iter()
-        .find(|known| version.strip_prefix(GROUP).and_then(|rest| rest.strip_prefix('/')) == Some(known.as_str()))
+        .find(|supported| {
+            version.strip_prefix(GROUP).and_then(|rest| rest.strip_prefix('/')) == Some(supported.as_str())
+        })
         .ok_or_else(|| wrong(Code::KindUnknown, version_line, "apiVersion", &unknown))
 }
 
@@ -213,8 +215,8 @@ fn ranged(message: &str) -> (String, String) {
 /// Converts the error for a field into the warning that a lenient reader gives.
 fn lenient(mut misfit: Diagnostic) -> Diagnostic {
     misfit.problem += match misfit.code {
-        Code::FieldTwice => ": the last one counts, as v1alpha1 is read leniently",
-        _ => ": left out, as v1alpha1 is read leniently",
+        Code::FieldTwice => "; the last one applies, because v1alpha1 is parsed leniently",
+        _ => "; skipped, because v1alpha1 is parsed leniently",
     };
     misfit.severity(Severity::Warning)
 }

@@ -110,43 +110,43 @@ impl Check<'_> {
             self.findings.unused(
                 Code::ValueInvalid,
                 field,
-                format!("Invalid value: {value}: {why}; it is not used and left out"),
+                format!("Invalid value: {value}: {why}; skipped, because the mode does not use it"),
                 remedy,
             );
         }
     }
 
-    fn client_connection(&mut self, said: &crate::sections::ClientConnection) -> ClientConnection {
-        let burst = u32::try_from(said.burst).unwrap_or_else(|_| {
-            self.findings.invalid("clientConnection.burst", said.burst, NOT_NEGATIVE, "use 0 for the default");
+    fn client_connection(&mut self, given: &crate::sections::ClientConnection) -> ClientConnection {
+        let burst = u32::try_from(given.burst).unwrap_or_else(|_| {
+            self.findings.invalid("clientConnection.burst", given.burst, NOT_NEGATIVE, "use 0 for the default");
             0
         });
         ClientConnection {
-            kubeconfig: Some(&said.kubeconfig).filter(|path| !path.is_empty()).map(Into::into),
-            accept_content_types: said.accept_content_types.clone(),
-            content_type: said.content_type.clone(),
-            qps: said.qps,
+            kubeconfig: Some(&given.kubeconfig).filter(|path| !path.is_empty()).map(Into::into),
+            accept_content_types: given.accept_content_types.clone(),
+            content_type: given.content_type.clone(),
+            qps: given.qps,
             burst,
         }
     }
 
     /// Returns the name without surrounding spaces and in lower case, as Nodes are named.
-    fn hostname(&mut self, said: &str) -> Option<String> {
-        let name = said.trim().to_lowercase();
-        if name.is_empty() && !said.is_empty() {
+    fn hostname(&mut self, given: &str) -> Option<String> {
+        let name = given.trim().to_lowercase();
+        if name.is_empty() && !given.is_empty() {
             self.findings.invalid(
                 "hostnameOverride",
-                format_args!("{said:?}"),
+                format_args!("{given:?}"),
                 "empty hostname-override is invalid",
-                "name the Node, or leave it out",
+                "name the Node, or remove the field",
             );
         }
         Some(name).filter(|name| !name.is_empty())
     }
 
-    fn node_ips(&mut self, said: &[String]) -> Vec<IpAddr> {
+    fn node_ips(&mut self, given: &[String]) -> Vec<IpAddr> {
         let mut ips: Vec<IpAddr> = Vec::new();
-        for (position, text) in said.iter().enumerate() {
+        for (position, text) in given.iter().enumerate() {
             let field = format!("nodeIPOverride[{position}]");
             let mut invalid = |why, remedy| self.findings.invalid(&field, format_args!("{text:?}"), why, remedy);
             match address::ip(text) {
@@ -167,16 +167,16 @@ impl Check<'_> {
     }
 
     fn family_policy(&mut self, document: &Document) -> Option<IpFamilyPolicy> {
-        let (field, said) = ("ipFamilyPolicy", document.ip_family_policy.as_str());
-        if said.is_empty() {
+        let (field, given) = ("ipFamilyPolicy", document.ip_family_policy.as_str());
+        if given.is_empty() {
             return None;
         }
-        let policy = IpFamilyPolicy::ALL.into_iter().find(|policy| policy.as_str() == said);
+        let policy = IpFamilyPolicy::ALL.into_iter().find(|policy| policy.as_str() == given);
         match policy {
-            None => self.unsupported(field, said, IpFamilyPolicy::ALL.map(IpFamilyPolicy::as_str).as_slice()),
+            None => self.unsupported(field, given, IpFamilyPolicy::ALL.map(IpFamilyPolicy::as_str).as_slice()),
             Some(IpFamilyPolicy::SingleStack) if document.node_ip_override.len() > 1 => self.findings.invalid(
                 field,
-                format_args!("{said:?}"),
+                format_args!("{given:?}"),
                 "nodeIPOverride has addresses of two families",
                 "remove one of them, or use PreferDualStack",
             ),
@@ -185,18 +185,18 @@ impl Check<'_> {
         policy
     }
 
-    fn unsupported(&mut self, field: &str, said: &str, supported: &[&str]) {
+    fn unsupported(&mut self, field: &str, given: &str, supported: &[&str]) {
         let supported: Vec<_> = supported.iter().map(|value| format!("{value:?}")).collect();
-        let problem = format!("Unsupported value: {said:?}: supported values: {}", supported.join(", "));
-        self.findings.add(Code::ValueUnsupported, field, problem, "use one of them, or leave it out");
+        let problem = format!("Unsupported value: {given:?}: supported values: {}", supported.join(", "));
+        self.findings.add(Code::ValueUnsupported, field, problem, "use one of them, or remove the field");
     }
 
-    fn healthz(&mut self, said: &str) -> Option<SocketAddr> {
-        if said.is_empty() { None } else { Some(self.socket("healthzBindAddress", said)) }
+    fn healthz(&mut self, given: &str) -> Option<SocketAddr> {
+        if given.is_empty() { None } else { Some(self.socket("healthzBindAddress", given)) }
     }
 
-    fn socket(&mut self, field: &str, said: &str) -> SocketAddr {
-        address::socket(said).unwrap_or_else(|bad| {
+    fn socket(&mut self, field: &str, given: &str) -> SocketAddr {
+        address::socket(given).unwrap_or_else(|bad| {
             let remedy = "write it like 0.0.0.0:10256 or [::]:10256";
             self.findings.invalid(field, format_args!("{:?}", bad.value), bad.why, remedy);
             SocketAddr::from(([0, 0, 0, 0], 0))
@@ -204,58 +204,58 @@ impl Check<'_> {
     }
 
     /// Only the previous minor version has hidden metrics that can be shown.
-    fn hidden_metrics(&mut self, said: &str) -> Option<MinorVersion> {
+    fn hidden_metrics(&mut self, given: &str) -> Option<MinorVersion> {
         let previous = MinorVersion { minor: KUBERNETES.minor - 1, ..KUBERNETES };
-        if said.is_empty() {
+        if given.is_empty() {
             return None;
         }
-        if said == previous.to_string() {
+        if given == previous.to_string() {
             return Some(previous);
         }
         self.findings.invalid(
             "showHiddenMetricsForVersion",
-            format_args!("{said:?}"),
+            format_args!("{given:?}"),
             &format!("only the previous minor version is meaningful, {previous}"),
-            "use that, or leave it out",
+            "use that, or remove the field",
         );
         None
     }
 
-    fn mode(&mut self, said: &str, reader: Reader) -> Mode {
-        if said.is_empty() {
+    fn mode(&mut self, given: &str, reader: Reader) -> Mode {
+        if given.is_empty() {
             return reader.empty_mode;
         }
         let modes = reader.platform.modes();
-        modes.iter().copied().find(|mode| mode.as_str() == said).unwrap_or_else(|| {
+        modes.iter().copied().find(|mode| mode.as_str() == given).unwrap_or_else(|| {
             let names: Vec<_> = modes.iter().map(|mode| mode.as_str()).collect();
             let why = format!("must be {} or blank", names.join(", "));
-            self.findings.invalid("mode", format_args!("{said:?}"), &why, "use one of them");
+            self.findings.invalid("mode", format_args!("{given:?}"), &why, "use one of them");
             reader.empty_mode
         })
     }
 
-    fn bit(&mut self, field: &str, said: i32, used: bool) -> u8 {
-        u8::try_from(said).ok().filter(|bit| *bit < 32).unwrap_or_else(|| {
-            self.wrong(used, field, &said.to_string(), "must be within the range [0, 31]", "14 is the default");
+    fn bit(&mut self, field: &str, given: i32, used: bool) -> u8 {
+        u8::try_from(given).ok().filter(|bit| *bit < 32).unwrap_or_else(|| {
+            self.wrong(used, field, &given.to_string(), "must be within the range [0, 31]", "14 is the default");
             14
         })
     }
 
-    fn ipvs(&mut self, said: &crate::v1alpha2::Ipvs, used: bool) -> Ipvs {
+    fn ipvs(&mut self, given: &crate::v1alpha2::Ipvs, used: bool) -> Ipvs {
         Ipvs {
-            masquerade_bit: self.bit("ipvs.masqueradeBit", said.masquerade_bit, used),
-            scheduler: Some(said.scheduler.clone()).filter(|name| !name.is_empty()),
-            exclude_cidrs: self.cidrs("ipvs.excludeCIDRs", &said.exclude_cidrs, used),
-            strict_arp: said.strict_arp,
-            tcp_timeout: self.timeout("ipvs.tcpTimeout", said.tcp_timeout, used),
-            tcp_fin_timeout: self.timeout("ipvs.tcpFinTimeout", said.tcp_fin_timeout, used),
-            udp_timeout: self.timeout("ipvs.udpTimeout", said.udp_timeout, used),
+            masquerade_bit: self.bit("ipvs.masqueradeBit", given.masquerade_bit, used),
+            scheduler: Some(given.scheduler.clone()).filter(|name| !name.is_empty()),
+            exclude_cidrs: self.cidrs("ipvs.excludeCIDRs", &given.exclude_cidrs, used),
+            strict_arp: given.strict_arp,
+            tcp_timeout: self.timeout("ipvs.tcpTimeout", given.tcp_timeout, used),
+            tcp_fin_timeout: self.timeout("ipvs.tcpFinTimeout", given.tcp_fin_timeout, used),
+            udp_timeout: self.timeout("ipvs.udpTimeout", given.udp_timeout, used),
         }
     }
 
-    fn cidrs(&mut self, field: &str, said: &[String], used: bool) -> Vec<IpNet> {
+    fn cidrs(&mut self, field: &str, given: &[String], used: bool) -> Vec<IpNet> {
         let mut cidrs = Vec::new();
-        for (position, text) in said.iter().enumerate() {
+        for (position, text) in given.iter().enumerate() {
             match address::cidr(text) {
                 Some(cidr) => cidrs.push(cidr),
                 None => self.wrong(
@@ -271,46 +271,46 @@ impl Check<'_> {
     }
 
     /// Returns `None` for zero, which means that the setting stays unchanged.
-    fn timeout(&mut self, field: &str, said: GoDuration, used: bool) -> Option<std::time::Duration> {
-        let Some(timeout) = said.positive() else {
-            let remedy = "use 0s to leave it as it is";
-            self.wrong(used, field, &format!("\"{said}\""), NOT_NEGATIVE, remedy);
+    fn timeout(&mut self, field: &str, given: GoDuration, used: bool) -> Option<std::time::Duration> {
+        let Some(timeout) = given.positive() else {
+            let remedy = "use 0s to keep the kernel's value";
+            self.wrong(used, field, &format!("\"{given}\""), NOT_NEGATIVE, remedy);
             return None;
         };
         Some(timeout).filter(|timeout| !timeout.is_zero())
     }
 
     fn winkernel(&mut self, document: &Document, platform: Platform) -> Winkernel {
-        let said = &document.winkernel;
+        let given = &document.winkernel;
         let name = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-        let source_vip = address::ip(&said.source_vip);
-        if source_vip.is_none() && !said.source_vip.is_empty() {
-            let value = format!("{:?}", said.source_vip);
+        let source_vip = address::ip(&given.source_vip);
+        if source_vip.is_none() && !given.source_vip.is_empty() {
+            let value = format!("{:?}", given.source_vip);
             // kube-proxy parses it too late to refuse it, and then runs without it.
             self.wrong(false, "winkernel.sourceVip", &value, "must be a valid IP", "write it like 10.0.0.1");
         }
-        let root = match (platform, said.root_hns_endpoint_name.as_str()) {
+        let root = match (platform, given.root_hns_endpoint_name.as_str()) {
             (Platform::Windows, "") => Some("cbr0".to_owned()),
             (_, text) => name(text),
         };
         Winkernel {
-            network_name: name(&said.network_name),
+            network_name: name(&given.network_name),
             source_vip,
-            enable_dsr: said.enable_dsr,
+            enable_dsr: given.enable_dsr,
             root_hns_endpoint_name: root,
-            forward_health_check_vip: said.forward_health_check_vip,
+            forward_health_check_vip: given.forward_health_check_vip,
         }
     }
 
     /// kube-proxy's default depends on the configured mode, even if another backend takes over under an empty mode: an address
     /// that answered NodePorts must still answer them.
-    fn node_port_addresses(&mut self, said: &[String], mode: &str) -> NodePortAddresses {
+    fn node_port_addresses(&mut self, given: &[String], mode: &str) -> NodePortAddresses {
         let field = "nodePortAddresses";
-        match said {
+        match given {
             [] if mode == Mode::Nftables.as_str() => NodePortAddresses::Primary,
             [] => NodePortAddresses::All,
             [only] if only == PRIMARY => NodePortAddresses::Primary,
-            _ => match said.iter().position(|text| text == PRIMARY) {
+            _ => match given.iter().position(|text| text == PRIMARY) {
                 Some(position) => {
                     self.findings.invalid(
                         &format!("{field}[{position}]"),
@@ -320,7 +320,7 @@ impl Check<'_> {
                     );
                     NodePortAddresses::Primary
                 }
-                None => NodePortAddresses::Cidrs(self.cidrs(field, said, true)),
+                None => NodePortAddresses::Cidrs(self.cidrs(field, given, true)),
             },
         }
     }
@@ -341,10 +341,10 @@ impl Check<'_> {
     }
 
     /// Returns zero if the period is not positive.
-    fn more_than_zero(&mut self, field: &str, said: GoDuration) -> std::time::Duration {
-        let period = said.positive().filter(|period| !period.is_zero());
+    fn more_than_zero(&mut self, field: &str, given: GoDuration) -> std::time::Duration {
+        let period = given.positive().filter(|period| !period.is_zero());
         period.unwrap_or_else(|| {
-            self.findings.invalid(field, format_args!("\"{said}\""), "must be greater than 0", "write it like 30s");
+            self.findings.invalid(field, format_args!("\"{given}\""), "must be greater than 0", "write it like 30s");
             std::time::Duration::ZERO
         })
     }

@@ -21,17 +21,17 @@ pub(crate) struct Misfits {
 
 /// Compares a text with the pattern of its version. `elsewhere` returns the remedy for a field of another version.
 pub(crate) fn compare(text: &Tree, pattern: &Value, elsewhere: &dyn Fn(&str) -> Option<String>) -> Misfits {
-    let mut look = Look { misfits: Misfits::default(), elsewhere };
-    look.at("", text.line, text, pattern);
-    look.misfits
+    let mut walk = Walk { misfits: Misfits::default(), elsewhere };
+    walk.at("", text.line, text, pattern);
+    walk.misfits
 }
 
-struct Look<'a> {
+struct Walk<'a> {
     misfits: Misfits,
     elsewhere: &'a dyn Fn(&str) -> Option<String>,
 }
 
-impl Look<'_> {
+impl Walk<'_> {
     fn at(&mut self, path: &str, line: u64, text: &Tree, pattern: &Value) {
         match (&text.node, pattern) {
             // A null field counts as missing.
@@ -54,7 +54,7 @@ impl Look<'_> {
             (Node::Bool(_), Value::Bool(_)) | (Node::Text(_), Value::String(_)) => {}
             (Node::Number(number), Value::Number(expected)) => {
                 if expected.is_i64() && number.is_f64() {
-                    self.mistyped(path, line, text, "a whole number", "leave out the fraction");
+                    self.mistyped(path, line, text, "a whole number", "remove the fraction");
                 }
             }
             // A duration in nanoseconds, or a size in bytes.
@@ -140,12 +140,17 @@ fn wanted(found: &Node, pattern: &Value) -> (&'static str, &'static str) {
 
 /// Returns a remedy that suggests a known field with a similar name.
 fn similar(name: &str, pattern: &serde_json::Map<String, Value>) -> String {
-    let distance = |known: &str| strsim::damerau_levenshtein(&known.to_lowercase(), &name.to_lowercase());
+    let distance =
+        |name_of_field: &str| strsim::damerau_levenshtein(&name_of_field.to_lowercase(), &name.to_lowercase());
     // Long names take long to compare and are similar to none.
     let close = Some(pattern).filter(|_| name.len() <= 64);
-    let closest = close.into_iter().flat_map(|pattern| pattern.keys()).map(|known| (distance(known), known)).min();
+    let closest = close
+        .into_iter()
+        .flat_map(|pattern| pattern.keys())
+        .map(|name_of_field| (distance(name_of_field), name_of_field))
+        .min();
     match closest.filter(|(distance, _)| *distance * 3 <= name.len()) {
-        Some((_, known)) => format!("perhaps {known} is meant"),
+        Some((_, name_of_field)) => format!("did you mean {name_of_field}?"),
         None => "remove it, or correct its name".to_owned(),
     }
 }

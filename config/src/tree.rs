@@ -219,7 +219,7 @@ mod tests {
     const TEXT: &str = "a:\n  b: 1\n  c:\n  - x\n  - d: null\n    e: 2\na:\n  b: [yes, 010, ~]\n";
 
     #[test]
-    fn fields_have_lines_and_the_last_of_a_name_counts() {
+    fn fields_have_lines_and_the_last_duplicate_applies() {
         let tree = Tree::read(TEXT).unwrap();
         assert_eq!(tree.value(), serde_json::json!({"a": {"b": [true, 8, null]}}));
         assert_eq!(tree.line_of("a.b[0]"), 8);
@@ -230,12 +230,12 @@ mod tests {
     }
 
     #[test]
-    fn a_field_without_value_is_not_there() {
+    fn a_field_without_value_is_missing() {
         assert_eq!(Tree::read("a: 1\na:\nb: null\nc: {}").unwrap().value(), serde_json::json!({"c": {}}));
     }
 
     #[test]
-    fn json_is_read_with_lines() {
+    fn json_is_parsed_with_lines() {
         let tree = Tree::read("{\n\t\"a\": {\n\t\t\"b\": 1.5\n\t}\n}\n").unwrap();
         assert_eq!(tree.value(), serde_json::json!({"a": {"b": 1.5}}));
         assert_eq!(tree.line_of("a.b"), 3);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_yaml_is_refused_with_its_line() {
+    fn invalid_yaml_is_refused_with_its_line() {
         refused("a: 1\nb: [\n", 2, "unclosed bracket");
         refused("a: 1\n b: 2\n", 2, "");
         refused("bindAddress: ::\n", 1, "");

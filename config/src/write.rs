@@ -141,19 +141,19 @@ impl From<&Config> for v1alpha1::Document {
 }
 
 fn client_connection(config: &Config) -> sections::ClientConnection {
-    let said = &config.client_connection;
-    let kubeconfig = said.kubeconfig.as_ref().map(|path| path.to_string_lossy().into_owned());
+    let connection = &config.client_connection;
+    let kubeconfig = connection.kubeconfig.as_ref().map(|path| path.to_string_lossy().into_owned());
     sections::ClientConnection {
         kubeconfig: kubeconfig.unwrap_or_default(),
-        accept_content_types: said.accept_content_types.clone(),
-        content_type: said.content_type.clone(),
-        qps: said.qps,
-        burst: said.burst.try_into().unwrap_or(i32::MAX),
+        accept_content_types: connection.accept_content_types.clone(),
+        content_type: connection.content_type.clone(),
+        qps: connection.qps,
+        burst: connection.burst.try_into().unwrap_or(i32::MAX),
     }
 }
 
 fn logging(config: &Config) -> sections::Logging {
-    let said = &config.logging;
+    let logging = &config.logging;
     let routing = |routing: OutputRouting| sections::OutputRouting {
         split_stream: routing.split_stream,
         info_buffer_size: Quantity(routing.info_buffer_size.try_into().unwrap_or(i64::MAX)),
@@ -163,26 +163,26 @@ fn logging(config: &Config) -> sections::Logging {
         verbosity: item.verbosity,
     };
     sections::Logging {
-        format: said.format.as_str().to_owned(),
-        flush_frequency: said.flush_frequency.into(),
-        verbosity: said.verbosity,
-        vmodule: said.vmodule.iter().map(vmodule).collect(),
-        options: sections::LogOptions { text: routing(said.text), json: routing(said.json) },
+        format: logging.format.as_str().to_owned(),
+        flush_frequency: logging.flush_frequency.into(),
+        verbosity: logging.verbosity,
+        vmodule: logging.vmodule.iter().map(vmodule).collect(),
+        options: sections::LogOptions { text: routing(logging.text), json: routing(logging.json) },
     }
 }
 
 fn linux(config: &Config) -> v1alpha2::Linux {
-    let said = &config.linux.conntrack;
+    let conntrack = &config.linux.conntrack;
     let number = |number: u32| number.try_into().unwrap_or(i32::MAX);
     v1alpha2::Linux {
         conntrack: sections::Conntrack {
-            max_per_core: number(said.max_per_core.unwrap_or_default()),
-            min: number(said.min),
-            tcp_established_timeout: timeout(said.tcp_established_timeout),
-            tcp_close_wait_timeout: timeout(said.tcp_close_wait_timeout),
-            tcp_be_liberal: said.tcp_be_liberal,
-            udp_timeout: timeout(said.udp_timeout),
-            udp_stream_timeout: timeout(said.udp_stream_timeout),
+            max_per_core: number(conntrack.max_per_core.unwrap_or_default()),
+            min: number(conntrack.min),
+            tcp_established_timeout: timeout(conntrack.tcp_established_timeout),
+            tcp_close_wait_timeout: timeout(conntrack.tcp_close_wait_timeout),
+            tcp_be_liberal: conntrack.tcp_be_liberal,
+            udp_timeout: timeout(conntrack.udp_timeout),
+            udp_stream_timeout: timeout(conntrack.udp_stream_timeout),
         },
         masquerade_all: config.linux.masquerade_all,
         oom_score_adj: config.linux.oom_score_adj.into(),
@@ -190,26 +190,26 @@ fn linux(config: &Config) -> v1alpha2::Linux {
 }
 
 fn ipvs(config: &Config) -> v1alpha2::Ipvs {
-    let said = &config.ipvs;
+    let ipvs = &config.ipvs;
     v1alpha2::Ipvs {
-        masquerade_bit: said.masquerade_bit.into(),
-        scheduler: said.scheduler.clone().unwrap_or_default(),
-        exclude_cidrs: texts(&said.exclude_cidrs),
-        strict_arp: said.strict_arp,
-        tcp_timeout: timeout(said.tcp_timeout),
-        tcp_fin_timeout: timeout(said.tcp_fin_timeout),
-        udp_timeout: timeout(said.udp_timeout),
+        masquerade_bit: ipvs.masquerade_bit.into(),
+        scheduler: ipvs.scheduler.clone().unwrap_or_default(),
+        exclude_cidrs: texts(&ipvs.exclude_cidrs),
+        strict_arp: ipvs.strict_arp,
+        tcp_timeout: timeout(ipvs.tcp_timeout),
+        tcp_fin_timeout: timeout(ipvs.tcp_fin_timeout),
+        udp_timeout: timeout(ipvs.udp_timeout),
     }
 }
 
 fn winkernel(config: &Config) -> sections::Winkernel {
-    let said = &config.winkernel;
+    let winkernel = &config.winkernel;
     sections::Winkernel {
-        network_name: said.network_name.clone().unwrap_or_default(),
-        source_vip: said.source_vip.map(|ip| ip.to_string()).unwrap_or_default(),
-        enable_dsr: said.enable_dsr,
-        root_hns_endpoint_name: said.root_hns_endpoint_name.clone().unwrap_or_default(),
-        forward_health_check_vip: said.forward_health_check_vip,
+        network_name: winkernel.network_name.clone().unwrap_or_default(),
+        source_vip: winkernel.source_vip.map(|ip| ip.to_string()).unwrap_or_default(),
+        enable_dsr: winkernel.enable_dsr,
+        root_hns_endpoint_name: winkernel.root_hns_endpoint_name.clone().unwrap_or_default(),
+        forward_health_check_vip: winkernel.forward_health_check_vip,
     }
 }
 
@@ -224,7 +224,7 @@ fn texts<T: ToString>(values: &[T]) -> Vec<String> {
 /// Serializes a document as YAML.
 fn yaml(document: &impl serde::Serialize) -> String {
     // A document contains only maps, lists, texts and numbers, and a string has no size limit.
-    serde_saphyr::to_string(document).expect("a document has nothing that YAML cannot say")
+    serde_saphyr::to_string(document).expect("YAML can express every document")
 }
 
 impl Config {

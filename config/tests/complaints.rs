@@ -1,4 +1,4 @@
-//! Whether a configuration fits a node, as kube-proxy looks at it when it starts.
+//! Whether a configuration fits a node, as kube-proxy checks at its start.
 
 use ipnet::IpNet;
 use localnet_config::{Config, Family, Node, Platform, Reader};
@@ -20,7 +20,7 @@ struct Row<'a> {
 }
 
 #[test]
-fn families_fit_those_of_the_node() {
+fn families_must_match_those_of_the_node() {
     let cluster = "detectLocal: {clusterCIDRs: ['fd00::/48']}";
     let rows = [
         Row { lines: "", pod_cidrs: &["10.0.0.0/24"], dual: None, single: None },
@@ -82,26 +82,26 @@ fn families_fit_those_of_the_node() {
             let node = Node { primary: Family::V4, dual_stack, has_both: false, pod_cidrs: &pod_cidrs };
             for hard in [false, true] {
                 let lines = format!("{lines}\nnodePortAddresses: [primary]\nconfigHardFail: {hard}");
-                let said: Vec<_> = config(&lines)
+                let message: Vec<_> = config(&lines)
                     .complaints(&node)
                     .into_iter()
                     .map(|complaint| (complaint.to_string(), complaint.severity == Severity::Error))
                     .collect();
                 let expected: Vec<_> =
                     expected.iter().map(|(text, fatal)| ((*text).to_owned(), *fatal || hard)).collect();
-                assert_eq!(said, expected, "{lines}, dual stack: {dual_stack}");
+                assert_eq!(message, expected, "{lines}, dual stack: {dual_stack}");
             }
         }
     }
 }
 
 #[test]
-fn an_ipv6_node_is_looked_at_the_other_way_round() {
+fn an_ipv6_node_is_checked_with_swapped_families() {
     let node = Node { primary: Family::V6, dual_stack: false, has_both: false, pod_cidrs: &[] };
     let lines = "nodePortAddresses: [primary]\ndetectLocal: {clusterCIDRs: [10.0.0.0/8]}";
-    let said: Vec<_> = config(lines).complaints(&node).into_iter().map(|complaint| complaint.to_string()).collect();
+    let message: Vec<_> = config(lines).complaints(&node).into_iter().map(|complaint| complaint.to_string()).collect();
     assert_eq!(
-        said,
+        message,
         [
             "cluster is IPv6-only but clusterCIDRs contains only addresses of IPv4",
             "cluster is IPv6-only but metricsBindAddress is IPv4"
@@ -110,7 +110,7 @@ fn an_ipv6_node_is_looked_at_the_other_way_round() {
 }
 
 #[test]
-fn node_ports_answer_where_it_was_meant() {
+fn node_ports_on_unintended_addresses_are_warned_of() {
     let only_v4 = "cluster appears to be dual-stack but nodePortAddresses contains only IPv4 addresses; NodePort connections will be accepted on all local IPv6 IPs";
     let only_v6 = "cluster appears to be IPv4-primary but nodePortAddresses contains only IPv6 addresses; NodePort connections will be accepted on all local IPv4 IPs";
     let unset = "nodePortAddresses is unset; NodePort connections will be accepted on all local IPs. Consider using `--nodeport-addresses primary`";
@@ -134,20 +134,20 @@ fn node_ports_answer_where_it_was_meant() {
         let node = Node { primary: Family::V4, dual_stack: true, has_both: true, pod_cidrs };
         for hard in [false, true] {
             let lines = format!("{lines}\nconfigHardFail: {hard}");
-            let said: Vec<_> = config(&lines)
+            let message: Vec<_> = config(&lines)
                 .complaints(&node)
                 .into_iter()
                 .map(|complaint| (complaint.to_string(), complaint.severity == Severity::Error))
                 .collect();
             // Advice is never fatal: the default document must start.
             let expected: Vec<_> = expected.iter().map(|text| ((*text).to_owned(), fatal && hard)).collect();
-            assert_eq!(said, expected, "{lines}");
+            assert_eq!(message, expected, "{lines}");
         }
     }
 }
 
 #[test]
-fn both_families_may_be_required() {
+fn dual_stack_can_be_required() {
     for (policy, has_both, expected) in [
         ("RequireDualStack", false, 1),
         ("RequireDualStack", true, 0),

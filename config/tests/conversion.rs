@@ -35,18 +35,18 @@ fn nested(path: &str, value: &Value) -> Value {
 
 /// A field of v1alpha1 in a mode, its value, and what v1alpha2 then says of a field.
 #[track_caller]
-fn row(mode: &str, from: &str, said: &Value, to: &str, expected: &Value) {
+fn row(mode: &str, from: &str, value: &Value, to: &str, expected: &Value) {
     let mut fields = json!({ "mode": mode });
-    merge(&mut fields, &nested(from, said));
+    merge(&mut fields, &nested(from, value));
     let (new, lost) = converted(&fields);
-    assert_eq!(at(&new, to), expected, "{from}: {said} in mode {mode:?} → {to}");
-    assert_eq!(lost, [""; 0], "{from}: {said} in mode {mode:?}");
+    assert_eq!(at(&new, to), expected, "{from}: {value} in mode {mode:?} → {to}");
+    assert_eq!(lost, [""; 0], "{from}: {value} in mode {mode:?}");
 }
 
 const MODES: [&str; 4] = ["", "iptables", "ipvs", "nftables"];
 
 #[test]
-fn what_is_not_moved_stays() {
+fn other_fields_stay_in_place() {
     for (path, value) in [
         ("kind", json!("KubeProxyConfiguration")),
         ("featureGates", json!({"AllAlpha": true})),
@@ -103,7 +103,7 @@ fn what_is_not_moved_stays() {
 }
 
 #[test]
-fn what_is_for_linux_or_windows_is_in_their_sections() {
+fn fields_of_one_system_move_to_its_section() {
     for (from, value) in [
         ("conntrack.maxPerCore", json!(1)),
         ("conntrack.min", json!(2)),
@@ -122,7 +122,7 @@ fn what_is_for_linux_or_windows_is_in_their_sections() {
 }
 
 #[test]
-fn the_section_of_the_mode_says_how_often_and_what_is_masqueraded() {
+fn the_section_of_the_mode_gives_periods_and_masquerading() {
     for (mode, section) in [("", "iptables"), ("iptables", "iptables"), ("ipvs", "ipvs"), ("nftables", "nftables")] {
         for name in ["syncPeriod", "minSyncPeriod"] {
             row(mode, &format!("{section}.{name}"), &json!("7s"), name, &json!("7s"));
@@ -137,14 +137,14 @@ fn the_section_of_the_mode_says_how_often_and_what_is_masqueraded() {
 }
 
 #[test]
-fn ipvs_gets_a_bit_of_its_own() {
+fn ipvs_gets_its_own_masquerade_bit() {
     for mode in MODES {
         row(mode, "iptables.masqueradeBit", &json!(15), "ipvs.masqueradeBit", &json!(15));
     }
 }
 
 #[test]
-fn a_list_of_cluster_cidrs_was_a_text() {
+fn the_text_of_cluster_cidrs_becomes_a_list() {
     for (text, list) in [
         ("", json!([])),
         ("10.0.0.0/8", json!(["10.0.0.0/8"])),
@@ -155,7 +155,7 @@ fn a_list_of_cluster_cidrs_was_a_text() {
 }
 
 #[test]
-fn an_address_of_the_node_was_called_bind_address() {
+fn bind_address_becomes_node_ip_override() {
     for (text, list) in [
         ("", json!([])),
         ("0.0.0.0", json!([])),
@@ -173,7 +173,7 @@ fn an_address_of_the_node_was_called_bind_address() {
 }
 
 #[test]
-fn what_is_new_changes_nothing() {
+fn new_fields_have_neutral_defaults() {
     let (new, lost) = converted(&json!({}));
     assert_eq!(new["configHardFail"], json!(false));
     assert_eq!(new["ipFamilyPolicy"], json!(""));
@@ -183,7 +183,7 @@ fn what_is_new_changes_nothing() {
 }
 
 #[test]
-fn what_cannot_be_carried_over_is_said() {
+fn lost_values_are_reported() {
     let periods = |section: &str| json!({section: {"syncPeriod": "20s", "minSyncPeriod": "2s"}});
     for (mode, own, others) in [
         ("", "iptables", ["ipvs", "nftables"]),
@@ -198,9 +198,9 @@ fn what_cannot_be_carried_over_is_said() {
         let min = if own == "ipvs" { "0s" } else { "1s" };
         let mut expected = Vec::new();
         for section in others {
-            for (name, said, carried) in [("syncPeriod", "20s", "30s"), ("minSyncPeriod", "2s", min)] {
+            for (name, value, carried) in [("syncPeriod", "20s", "30s"), ("minSyncPeriod", "2s", min)] {
                 expected.push(format!(
-                    "{section}.{name}: \"{said}\" is not carried over: v1alpha2 has one {name}, and mode {shown} makes it \"{carried}\"; set {name} if that is meant for the mode you use"
+                    "{section}.{name}: \"{value}\" is not carried over: v1alpha2 has one {name}, and mode {shown} sets it to \"{carried}\"; set {name} if you want the value in your mode"
                 ));
             }
         }
@@ -215,16 +215,16 @@ fn what_cannot_be_carried_over_is_said() {
         assert_eq!(
             lost,
             [format!(
-                "{section}.masqueradeAll: true is not carried over: v1alpha2 has one masqueradeAll, and mode {shown} makes it false; set linux.masqueradeAll if that is meant for the mode you use"
+                "{section}.masqueradeAll: true is not carried over: v1alpha2 has one masqueradeAll, and mode {shown} sets it to false; set linux.masqueradeAll if you want the value in your mode"
             )]
         );
     }
     let (_, lost) = converted(&json!({"portRange": "1-2"}));
-    assert_eq!(lost, ["portRange: \"1-2\" is not carried over; nothing has used it since the userspace mode went"]);
+    assert_eq!(lost, ["portRange: \"1-2\" is not carried over; no mode uses it since the userspace mode was removed"]);
 }
 
 #[test]
-fn what_is_lost_has_the_line_it_stands_on() {
+fn a_lost_value_is_reported_with_its_line() {
     let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 mode: nftables

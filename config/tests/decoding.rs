@@ -7,10 +7,10 @@ use std::{path::Path, time::Duration};
 use localnet_config::{Config, Mode, Platform, Reader, Version};
 
 fn read(text: &str) -> Result<(Config, Vec<String>), Vec<String>> {
-    let said = |problems: &[localnet_core::Diagnostic]| problems.iter().map(ToString::to_string).collect();
+    let message = |problems: &[localnet_core::Diagnostic]| problems.iter().map(ToString::to_string).collect();
     match Reader::kube_proxy(Platform::Linux).read(text) {
-        Ok(reading) => Ok((reading.config, said(&reading.warnings))),
-        Err(problems) => Err(said(&problems.0)),
+        Ok(reading) => Ok((reading.config, message(&reading.warnings))),
+        Err(problems) => Err(message(&problems.0)),
     }
 }
 
@@ -31,33 +31,33 @@ fn refused(text: &str, expected: &[&str]) {
 #[track_caller]
 fn strict(lines: &str, errors: &[&str], warnings: &[&str]) -> Config {
     refused(&text("v1alpha2", lines), errors);
-    let (config, said) = read(&text("v1alpha1", lines)).unwrap();
-    assert_eq!(said, warnings, "{lines}");
+    let (config, message) = read(&text("v1alpha1", lines)).unwrap();
+    assert_eq!(message, warnings, "{lines}");
     config
 }
 
 #[test]
-fn unknown_fields_are_errors_in_v1alpha2_and_left_out_in_v1alpha1() {
+fn unknown_fields_are_errors_in_v1alpha2_and_skipped_in_v1alpha1() {
     let config = strict(
         "mode: nftables\nmodes: x\niptables:\n  masqueradebit: 3\n  foo:\n    bar: 1\nclientConnection: {burst: 7, zzz: null}",
         &[
-            "line 4: modes: unknown field \"modes\"; perhaps mode is meant",
-            "line 6: iptables.masqueradebit: unknown field \"masqueradebit\"; perhaps masqueradeBit is meant",
+            "line 4: modes: unknown field \"modes\"; did you mean mode?",
+            "line 6: iptables.masqueradebit: unknown field \"masqueradebit\"; did you mean masqueradeBit?",
             "line 7: iptables.foo: unknown field \"foo\"; remove it, or correct its name",
             "line 9: clientConnection.zzz: unknown field \"zzz\"; remove it, or correct its name",
         ],
         &[
-            "line 4: modes: unknown field \"modes\": left out, as v1alpha1 is read leniently; perhaps mode is meant",
-            "line 6: iptables.masqueradebit: unknown field \"masqueradebit\": left out, as v1alpha1 is read leniently; perhaps masqueradeBit is meant",
-            "line 7: iptables.foo: unknown field \"foo\": left out, as v1alpha1 is read leniently; remove it, or correct its name",
-            "line 9: clientConnection.zzz: unknown field \"zzz\": left out, as v1alpha1 is read leniently; remove it, or correct its name",
+            "line 4: modes: unknown field \"modes\"; skipped, because v1alpha1 is parsed leniently; did you mean mode?",
+            "line 6: iptables.masqueradebit: unknown field \"masqueradebit\"; skipped, because v1alpha1 is parsed leniently; did you mean masqueradeBit?",
+            "line 7: iptables.foo: unknown field \"foo\"; skipped, because v1alpha1 is parsed leniently; remove it, or correct its name",
+            "line 9: clientConnection.zzz: unknown field \"zzz\"; skipped, because v1alpha1 is parsed leniently; remove it, or correct its name",
         ],
     );
     assert_eq!((config.mode, config.client_connection.burst), (Mode::Nftables, 7));
 }
 
 #[test]
-fn duplicate_fields_are_errors_in_v1alpha2_and_the_last_counts_in_v1alpha1() {
+fn duplicate_fields_are_errors_in_v1alpha2_and_the_last_applies_in_v1alpha1() {
     let config = strict(
         "mode: nftables\niptables:\n  masqueradeBit: 3\n  masqueradeBit: 4\nmode: ipvs\nfeatureGates: {AllBeta: true, AllBeta: false}",
         &[
@@ -66,9 +66,9 @@ fn duplicate_fields_are_errors_in_v1alpha2_and_the_last_counts_in_v1alpha1() {
             "line 8: featureGates.AllBeta: key \"AllBeta\" already set in map, on line 8; remove one of them",
         ],
         &[
-            "line 7: mode: key \"mode\" already set in map, on line 3: the last one counts, as v1alpha1 is read leniently; remove one of them",
-            "line 6: iptables.masqueradeBit: key \"masqueradeBit\" already set in map, on line 5: the last one counts, as v1alpha1 is read leniently; remove one of them",
-            "line 8: featureGates.AllBeta: key \"AllBeta\" already set in map, on line 8: the last one counts, as v1alpha1 is read leniently; remove one of them",
+            "line 7: mode: key \"mode\" already set in map, on line 3; the last one applies, because v1alpha1 is parsed leniently; remove one of them",
+            "line 6: iptables.masqueradeBit: key \"masqueradeBit\" already set in map, on line 5; the last one applies, because v1alpha1 is parsed leniently; remove one of them",
+            "line 8: featureGates.AllBeta: key \"AllBeta\" already set in map, on line 8; the last one applies, because v1alpha1 is parsed leniently; remove one of them",
         ],
     );
     assert_eq!((config.mode, config.iptables.masquerade_bit), (Mode::Ipvs, 4));
@@ -76,7 +76,7 @@ fn duplicate_fields_are_errors_in_v1alpha2_and_the_last_counts_in_v1alpha1() {
 }
 
 #[test]
-fn fields_of_the_other_version_say_so() {
+fn errors_about_fields_of_the_other_version_name_that_version() {
     refused(
         &text(
             "v1alpha2",
@@ -86,23 +86,24 @@ fn fields_of_the_other_version_say_so() {
             "line 3: bindAddress: unknown field \"bindAddress\"; use nodeIPOverride",
             "line 4: conntrack: unknown field \"conntrack\"; in v1alpha2 it is linux.conntrack",
             "line 6: clusterCIDR: unknown field \"clusterCIDR\"; in v1alpha2 it is detectLocal.clusterCIDRs",
-            "line 7: portRange: unknown field \"portRange\"; remove it: nothing has used it since the userspace mode went",
+            "line 7: portRange: unknown field \"portRange\"; remove it: no mode uses it since the userspace mode was removed",
             "line 8: ipvs.syncPeriod: unknown field \"syncPeriod\"; in v1alpha2 it is syncPeriod",
         ],
     );
     let (_, warnings) = read(&text("v1alpha1", "linux:\n  oomScoreAdj: 1\nipFamilyPolicy: SingleStack")).unwrap();
-    let left_out = "left out, as v1alpha1 is read leniently; v1alpha2 has it: convert the file with --write-config-to";
+    let skipped =
+        "skipped, because v1alpha1 is parsed leniently; v1alpha2 has it: convert the file with --write-config-to";
     assert_eq!(
         warnings,
         [
-            format!("line 3: linux: unknown field \"linux\": {left_out}"),
-            format!("line 5: ipFamilyPolicy: unknown field \"ipFamilyPolicy\": {left_out}"),
+            format!("line 3: linux: unknown field \"linux\"; {skipped}"),
+            format!("line 5: ipFamilyPolicy: unknown field \"ipFamilyPolicy\"; {skipped}"),
         ]
     );
 }
 
 #[test]
-fn values_of_another_kind_are_errors_all_at_once() {
+fn all_mistyped_values_are_reported_at_once() {
     for version in ["v1alpha1", "v1alpha2"] {
         refused(
             &text(
@@ -130,7 +131,7 @@ detectLocalMode: [x]",
                 "line 4: mode: is 1, not a text; put it in quotes",
                 "line 6: iptables.masqueradeBit: is \"14\", not a number; write it in digits, without quotes",
                 "line 7: iptables.localhostNodePorts: is 1, not true or false; write true or false, without quotes",
-                "line 9: clientConnection.burst: is 1.5, not a whole number; leave out the fraction",
+                "line 9: clientConnection.burst: is 1.5, not a whole number; remove the fraction",
                 "line 10: clientConnection.qps: is \"fast\", not a number; write it in digits, without quotes",
                 "line 11: nodePortAddresses: is \"primary\", not a list; begin each of its items with '- '",
                 "line 12: ipvs: is a list, not a map of fields; write its fields as name: value, indented below it",
@@ -155,10 +156,9 @@ fn items_without_value_are_errors() {
 }
 
 #[test]
-fn numbers_and_texts_have_limits() {
-    const NANOS: &str =
-        "logging.flushFrequency: is no number of nanoseconds that a duration can have; write it like 5s";
-    for (lines, said) in [
+fn values_out_of_range_are_errors() {
+    const NANOS: &str = "logging.flushFrequency: is too large or small for a duration in nanoseconds; write it like 5s";
+    for (lines, message) in [
         (
             "iptables: {masqueradeBit: 3000000000}",
             "iptables.masqueradeBit: 3000000000 is out of range; use a number that is closer to zero",
@@ -173,15 +173,15 @@ fn numbers_and_texts_have_limits() {
         ),
     ] {
         for version in ["v1alpha1", "v1alpha2"] {
-            refused(&text(version, lines), &[&format!("line 3: {said}")]);
+            refused(&text(version, lines), &[&format!("line 3: {message}")]);
         }
     }
 }
 
 #[test]
-fn a_text_that_is_no_configuration_says_what_it_should_be() {
+fn the_error_for_another_document_names_the_expected_one() {
     let remedy = "write kind: KubeProxyConfiguration and apiVersion: kubeproxy.config.k8s.io/v1alpha2 or kubeproxy.config.k8s.io/v1alpha1";
-    for (text, said) in [
+    for (text, message) in [
         ("", "line 1: is nothing, not a KubeProxyConfiguration"),
         ("# nothing\n", "line 2: is nothing, not a KubeProxyConfiguration"),
         ("just words", "line 1: is \"just words\", not a KubeProxyConfiguration"),
@@ -200,19 +200,19 @@ fn a_text_that_is_no_configuration_says_what_it_should_be() {
             "line 1: apiVersion: no kind \"KubeProxyConfiguration\" is registered for version \"v1alpha1\"",
         ),
     ] {
-        refused(text, &[&format!("{said}; {remedy}")]);
+        refused(text, &[&format!("{message}; {remedy}")]);
     }
 }
 
 #[test]
-fn what_is_no_yaml_is_refused_with_its_line() {
+fn invalid_yaml_is_refused_with_its_line() {
     for lines in
         ["bindAddress: ::", "mode: [", "mode: ipvs\n\tiptables: {}", "mode: ipvs\n  iptables: {}", "mode: *none"]
     {
         for version in ["v1alpha1", "v1alpha2"] {
-            let said = read(&text(version, lines)).unwrap_err();
-            let placed = said[0].starts_with("line 3: ") || said[0].starts_with("line 4: ");
-            assert!(said.len() == 1 && placed && said[0].ends_with("; correct the YAML"), "{lines}: {said:?}");
+            let message = read(&text(version, lines)).unwrap_err();
+            let placed = message[0].starts_with("line 3: ") || message[0].starts_with("line 4: ");
+            assert!(message.len() == 1 && placed && message[0].ends_with("; correct the YAML"), "{lines}: {message:?}");
         }
     }
 }
@@ -221,8 +221,8 @@ fn what_is_no_yaml_is_refused_with_its_line() {
 fn only_the_first_document_is_read() {
     strict(
         "mode: ipvs\n---\nmode: nftables",
-        &["line 4: another document begins here, and only the first is read; leave only the KubeProxyConfiguration"],
-        &["line 4: another document begins here, and only the first is read; leave only the KubeProxyConfiguration"],
+        &["line 4: another document begins here, but only the first is read; keep only the KubeProxyConfiguration"],
+        &["line 4: another document begins here, but only the first is read; keep only the KubeProxyConfiguration"],
     );
     let (config, warnings) = read(&format!("---\n{}---\n# the end\n", text("v1alpha2", "mode: ipvs"))).unwrap();
     assert_eq!((config.mode, warnings), (Mode::Ipvs, Vec::new()));
@@ -248,7 +248,7 @@ fn json_is_read_too() {
 }
 
 #[test]
-fn yaml_is_read_as_kube_proxy_reads_it() {
+fn yaml_is_parsed_like_in_kube_proxy() {
     let lines = "enableProfiling: yes
 bindAddressHardFail: Off
 iptables: &bits {masqueradeBit: 010}
@@ -266,7 +266,7 @@ clusterCIDR: >-
 }
 
 #[test]
-fn problems_name_the_file_too() {
+fn problems_name_the_file() {
     let problems = Reader::kube_proxy(Platform::Linux).read(&text("v1alpha2", "mode: x\nsyncPeriod: -1s")).unwrap_err();
     let named: Vec<_> =
         problems.0.iter().map(|problem| problem.clone().in_file(Path::new("/etc/proxy.yaml")).to_string()).collect();

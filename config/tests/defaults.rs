@@ -31,7 +31,7 @@ fn config(text: &str) -> Config {
 }
 
 #[test]
-fn the_default_documents_are_what_they_were() {
+fn the_default_documents_are_unchanged() {
     check_golden("v1alpha1.yaml", &v1alpha1::Document::default().complete().to_yaml());
     check_golden("v1alpha2.yaml", &v1alpha2::Document::default().complete().to_yaml());
     let converted = config(&header("v1alpha1")).to_yaml();
@@ -43,13 +43,13 @@ fn header(version: &str) -> String {
 }
 
 #[test]
-fn a_document_that_says_nothing_is_the_default_document() {
+fn an_empty_document_is_the_default_document() {
     for version in ["v1alpha1", "v1alpha2"] {
         let text = fs::read_to_string(golden(&format!("{version}.yaml"))).unwrap();
-        let mut said = config(&text);
+        let mut message = config(&text);
         // Its default is of a value that would be obeyed if somebody had written it down.
-        assert!(std::mem::take(&mut said.explicit.min_sync_period), "{version}");
-        assert_eq!(said, config(&header(version)), "{version}");
+        assert!(std::mem::take(&mut message.explicit.min_sync_period), "{version}");
+        assert_eq!(message, config(&header(version)), "{version}");
     }
 }
 
@@ -66,7 +66,7 @@ fn the_versions_differ_in_the_defaults_that_the_kep_changes() {
 }
 
 #[test]
-fn an_empty_mode_is_what_the_reader_says() {
+fn the_reader_replaces_an_empty_mode() {
     for version in ["v1alpha1", "v1alpha2"] {
         for (reader, mode, node_ports) in [
             (Reader::kube_proxy(Platform::Linux), Mode::Iptables, NodePortAddresses::All),
@@ -90,7 +90,7 @@ fn an_empty_mode_is_what_the_reader_says() {
 
 /// kube-proxy's empty mode is iptables: what its section says is what the operator chose.
 #[test]
-fn an_empty_mode_keeps_the_bit_that_was_in_use() {
+fn an_empty_mode_keeps_the_masquerade_bit() {
     let nft = Reader { platform: Platform::Linux, empty_mode: Mode::Nftables };
     for (lines, expected) in [
         ("", 14),
@@ -107,7 +107,7 @@ fn an_empty_mode_keeps_the_bit_that_was_in_use() {
 
 /// kube-proxy waits for a second by default because its syncs cost what there is. Whoever writes a second down means it.
 #[test]
-fn only_a_pause_that_is_written_down_is_kept() {
+fn only_an_explicit_minimum_period_is_kept() {
     for (version, lines, expected) in [
         ("v1alpha1", "", 0),
         ("v1alpha1", "iptables: {minSyncPeriod: 0s}", 0),
@@ -131,7 +131,7 @@ fn only_a_pause_that_is_written_down_is_kept() {
 }
 
 #[test]
-fn a_verbosity_is_a_level() {
+fn the_verbosity_maps_to_a_log_level() {
     let level = |verbosity: u32| {
         config(&format!("{}logging: {{verbosity: {verbosity}}}\n", header("v1alpha1"))).logging.level()
     };
@@ -167,7 +167,7 @@ fn addresses_follow_the_family_of_the_node() {
 }
 
 #[test]
-fn zero_is_the_default_where_kube_proxy_cannot_tell_it_from_nothing() {
+fn zero_means_the_default_where_kube_proxy_treats_it_as_unset() {
     let zeros = "configSyncPeriod: 0s
 clientConnection: {qps: 0, burst: 0, contentType: ''}
 logging: {format: '', flushFrequency: 0}
@@ -189,13 +189,13 @@ nodeIPOverride: null
 }
 
 #[test]
-fn zero_is_zero_where_it_means_something() {
-    let said = "conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
+fn zero_stays_zero_where_it_has_a_meaning() {
+    let message = "conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
 oomScoreAdj: 0
 iptables: {masqueradeBit: 0, localhostNodePorts: false}
 nftables: {masqueradeBit: 0}
 ";
-    let config = config(&format!("{}{said}", header("v1alpha1")));
+    let config = config(&format!("{}{message}", header("v1alpha1")));
     let conntrack = &config.linux.conntrack;
     assert_eq!((conntrack.max_per_core, conntrack.min), (None, 0));
     assert_eq!((conntrack.tcp_established_timeout, conntrack.tcp_close_wait_timeout), (None, None));

@@ -87,7 +87,7 @@ fn node_ports_answer_on_the_addresses_on_which_kube_proxy_answered() {
 }
 
 #[test]
-fn a_mode_that_is_nftables_by_name_has_primary_addresses() {
+fn an_explicit_mode_nftables_uses_primary_addresses() {
     for empty_mode in READERS {
         let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n";
         for reading in
@@ -98,7 +98,7 @@ fn a_mode_that_is_nftables_by_name_has_primary_addresses() {
         // A command line without a mode is one for kube-proxy's mode iptables.
         let flags = read(&["--cluster-cidr=10.0.0.0/8"], None, empty_mode).config;
         assert_eq!(flags.node_port_addresses, NodePortAddresses::All);
-        assert!(!flags.iptables.localhost_node_ports, "nobody asked for the loopback address");
+        assert!(!flags.iptables.localhost_node_ports, "no flag requests the loopback address");
     }
 }
 
@@ -111,7 +111,7 @@ fn no_sync_waits() {
 }
 
 #[test]
-fn what_they_say_is_all_that_differs_from_the_defaults() {
+fn only_their_own_settings_differ_from_the_defaults() {
     for empty_mode in READERS {
         let reading = kubeadm(empty_mode);
         let mut expected = defaults(empty_mode);

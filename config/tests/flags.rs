@@ -19,10 +19,10 @@ fn flags(given: &[&str]) -> Result<KubeProxyFlags, String> {
 
 fn read(given: &[&str], text: Option<&str>) -> Result<(Config, Vec<String>), Vec<String>> {
     let flags = flags(given).map_err(|error| vec![error])?;
-    let said = |problems: &[localnet_core::Diagnostic]| problems.iter().map(ToString::to_string).collect();
+    let message = |problems: &[localnet_core::Diagnostic]| problems.iter().map(ToString::to_string).collect();
     match flags.read(Reader::kube_proxy(Platform::Linux), text) {
-        Ok(reading) => Ok((reading.config, said(&reading.warnings))),
-        Err(problems) => Err(said(&problems.0)),
+        Ok(reading) => Ok((reading.config, message(&reading.warnings))),
+        Err(problems) => Err(message(&problems.0)),
     }
 }
 
@@ -132,14 +132,14 @@ fn each_flag_sets_its_field() {
 }
 
 #[test]
-fn without_flags_everything_but_node_ports_on_loopback_is_as_in_kube_proxy() {
+fn defaults_equal_kube_proxys_except_node_ports_on_loopback() {
     let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\niptables: {localhostNodePorts: false}\n";
     let file = Reader::kube_proxy(Platform::Linux).read(text).map(|reading| reading.config);
     assert_eq!(read(&[], None).ok().map(|(config, _)| config), file.ok());
 }
 
 #[test]
-fn periods_are_those_of_the_mode() {
+fn periods_depend_on_the_mode() {
     for (given, sync, min) in [
         (&["--proxy-mode=ipvs"][..], "30s", "1s"),
         (&["--proxy-mode=ipvs", "--ipvs-sync-period=20s", "--ipvs-min-sync-period=5s"], "20s", "5s"),
@@ -147,16 +147,16 @@ fn periods_are_those_of_the_mode() {
         (&["--proxy-mode=nftables", "--iptables-sync-period=20s", "--iptables-min-sync-period=5s"], "20s", "5s"),
         (&["--proxy-mode=nftables", "--ipvs-sync-period=20s"], "30s", "1s"),
     ] {
-        let said = given.iter().any(|flag| flag.contains("min-sync-period") && min == "5s");
+        let is_set = given.iter().any(|flag| flag.contains("min-sync-period") && min == "5s");
         let config = read(given, None).unwrap_or_else(|problems| panic!("{given:?}: {problems:?}")).0;
-        assert_eq!(config.min_interval().as_secs(), if said { 5 } else { 0 }, "{given:?}");
+        assert_eq!(config.min_interval().as_secs(), if is_set { 5 } else { 0 }, "{given:?}");
         sets(given, "syncPeriod", &format!("\"{sync}\""));
         sets(given, "minSyncPeriod", &format!("\"{min}\""));
     }
 }
 
 #[test]
-fn a_flag_given_again_replaces_or_adds() {
+fn a_repeated_flag_replaces_or_adds() {
     sets(&["--proxy-mode=ipvs", "--proxy-mode=nftables"], "mode", "\"nftables\"");
     sets(
         &["--nodeport-addresses=10.0.0.0/8", "--nodeport-addresses=fd00::/48"],
@@ -172,7 +172,7 @@ fn a_flag_given_again_replaces_or_adds() {
 }
 
 #[test]
-fn a_switch_alone_is_on() {
+fn a_switch_without_value_is_on() {
     sets(&["--masquerade-all"], "linux.masqueradeAll", "true");
     sets(&["--masquerade-all", "--profiling"], "enableProfiling", "true");
     for (text, expected) in [("1", "true"), ("T", "true"), ("True", "true"), ("0", "false"), ("F", "false")] {
@@ -181,7 +181,7 @@ fn a_switch_alone_is_on() {
 }
 
 #[test]
-fn deprecated_ports_count_for_addresses_without_one() {
+fn deprecated_port_flags_apply_to_addresses_without_a_port() {
     sets(&["--healthz-port=80"], "healthzBindAddress", "\"0.0.0.0:10256\"");
     sets(&["--healthz-bind-address=10.0.0.1", "--healthz-port=80"], "healthzBindAddress", "\"10.0.0.1:80\"");
     sets(&["--metrics-bind-address=10.0.0.1", "--metrics-port=81"], "metricsBindAddress", "\"10.0.0.1:81\"");
@@ -192,8 +192,8 @@ fn deprecated_ports_count_for_addresses_without_one() {
 }
 
 #[test]
-fn what_is_wrong_names_the_flag_and_the_remedy() {
-    for (given, said) in [
+fn errors_name_the_flag_and_the_remedy() {
+    for (given, message) in [
         ("--bind-address=x", "\"x\" is not a valid IP address; write it like 10.0.0.1"),
         (
             "--cluster-cidr=x",
@@ -202,7 +202,7 @@ fn what_is_wrong_names_the_flag_and_the_remedy() {
         ("--config-sync-period=30", "\"30\" is not a duration; write it like 30s, 1h30m or 250ms"),
         ("--conntrack-min=x", "\"x\" is not a whole number; write it in digits"),
         ("--conntrack-min=-1", "Invalid value: -1: must be greater than or equal to 0; use 0 for no minimum"),
-        ("--feature-gates=A", "\"A\" is no feature gate; write name=true or name=false"),
+        ("--feature-gates=A", "\"A\" is not a feature gate; write name=true or name=false"),
         (
             "--feature-gates=WinDSR=false",
             "Invalid value: false: cannot set feature gate WinDSR to false, feature is locked to true; remove it",
@@ -219,7 +219,7 @@ fn what_is_wrong_names_the_flag_and_the_remedy() {
         ),
         (
             "--hostname-override=  ",
-            "Invalid value: \"  \": empty hostname-override is invalid; name the Node, or leave it out",
+            "Invalid value: \"  \": empty hostname-override is invalid; name the Node, or remove the field",
         ),
         ("--iptables-masquerade-bit=32", "Invalid value: 32: must be within the range [0, 31]; 14 is the default"),
         ("--iptables-sync-period=0s", "Invalid value: \"0s\": must be greater than 0; write it like 30s"),
@@ -243,12 +243,12 @@ fn what_is_wrong_names_the_flag_and_the_remedy() {
             "--proxy-mode=userspace",
             "Invalid value: \"userspace\": must be iptables, ipvs, nftables or blank; use one of them",
         ),
-        ("--vmodule=a", "\"a\" does not have the pattern=N format; write it so"),
+        ("--vmodule=a", "\"a\" does not have the pattern=N format; write pattern=N"),
         ("--source-vip=10.0.0.1", "is a flag of Windows; remove it"),
         ("--windows-service", "is a flag of Windows; remove it"),
     ] {
         let name = given.split('=').next().unwrap_or_default();
-        assert_eq!(read(&[given], None).map(|_| ()), Err(vec![format!("{name}: {said}")]), "{given}");
+        assert_eq!(read(&[given], None).map(|_| ()), Err(vec![format!("{name}: {message}")]), "{given}");
     }
     let many = read(&["--conntrack-min=x", "--masquerade-all=x"], None);
     assert_eq!(many.map(|_| ()).map_err(|problems| problems.len()), Err(2), "all at once");
@@ -258,7 +258,7 @@ fn what_is_wrong_names_the_flag_and_the_remedy() {
 }
 
 #[test]
-fn flags_without_effect_say_why() {
+fn warnings_about_flags_without_effect_give_the_reason() {
     for flag in FLAGS.iter().filter(|flag| flag.no_effect.is_some()) {
         let value = match flag.kind {
             Kind::Bool => "false",
@@ -268,8 +268,8 @@ fn flags_without_effect_say_why() {
             _ => "x",
         };
         let warnings = read(&[&format!("--{}={value}", flag.name)], None).map(|(_, warnings)| warnings);
-        let said = format!("--{}: has no effect: {}; remove it", flag.name, flag.no_effect.unwrap_or_default());
-        assert_eq!(warnings, Ok(vec![said]));
+        let message = format!("--{}: has no effect: {}; remove it", flag.name, flag.no_effect.unwrap_or_default());
+        assert_eq!(warnings, Ok(vec![message]));
     }
     assert_eq!(read(&["--proxy-mode=nftables"], None).map(|(_, warnings)| warnings), Ok(Vec::new()));
 }
@@ -286,27 +286,27 @@ logging:
 ";
 
 #[test]
-fn beside_a_file_nearly_all_flags_are_ignored() {
+fn a_file_overrides_nearly_all_flags() {
     let (config, warnings) =
         read(&["--config=x", "--proxy-mode=ipvs", "--conntrack-min=x", "--kubeconfig=k"], Some(FILE))
             .unwrap_or_else(|problems| panic!("{problems:?}"));
     assert_eq!(
         warnings,
         ["conntrack-min", "kubeconfig", "proxy-mode"]
-            .map(|name| format!("--{name}: is ignored: --config is given; say it in that file"))
+            .map(|name| format!("--{name}: is ignored: --config is given; set it in that file"))
     );
     let file = Reader::kube_proxy(Platform::Linux).read(FILE).map(|reading| reading.config);
     assert_eq!(Ok(config), file.map_err(|problems| problems.to_string()));
 }
 
 #[test]
-fn the_name_of_the_node_and_logging_count_beside_a_file() {
+fn the_flags_for_node_name_and_logging_apply_beside_a_file() {
     let given =
         ["--config=x", "--hostname-override=From-Flag", "-v=5", "--logging-format=text", "--log-flush-frequency=1s"];
     let (config, warnings) = read(&given, Some(FILE)).unwrap_or_else(|problems| panic!("{problems:?}"));
     assert_eq!(
         warnings,
-        ["--log-flush-frequency: has no effect: lines are written at once, to standard error; remove it"]
+        ["--log-flush-frequency: has no effect: log lines are written at once to standard error; remove it"]
     );
     assert_eq!(config.hostname_override.as_deref(), Some("from-flag"));
     assert_eq!((config.logging.verbosity, config.logging.format.as_str()), (5, "text"));
@@ -353,7 +353,7 @@ fn the_name_of_the_node_and_logging_count_beside_a_file() {
 }
 
 #[test]
-fn what_to_do_is_told() {
+fn flags_request_actions() {
     let given =
         ["--config=/a", "--write-config-to", "/b", "--cleanup=false", "--init-only=false", "--master=https://m"];
     let flags = flags(&given).unwrap_or_else(|error| panic!("{error}"));
@@ -369,14 +369,14 @@ fn what_to_do_is_told() {
     assert_eq!(KubeProxyFlags::default().to_do(), Ok(localnet_config::flags::ToDo::default()));
     let wrong =
         self::flags(&["--cleanup=x"]).map(|flags| flags.to_do().map(|_| ()).map_err(|problems| problems.to_string()));
-    let said = "--cleanup: \"x\" is neither true nor false; write true or false, or only the flag".to_owned();
-    assert_eq!(wrong, Ok(Err(said)));
+    let message = "--cleanup: \"x\" is neither true nor false; write true or false, or only the flag".to_owned();
+    assert_eq!(wrong, Ok(Err(message)));
 }
 
 /// Each of these flags ends the program: only one of them could be obeyed.
 #[test]
-fn flags_that_end_the_program_are_not_combined() {
-    for (given, said) in [
+fn flags_that_end_the_program_cannot_be_combined() {
+    for (given, message) in [
         (&["--cleanup", "--init-only"][..], "--cleanup: cannot be combined with --init-only"),
         (&["--write-config-to=/b", "--cleanup"], "--write-config-to: cannot be combined with --cleanup"),
         (
@@ -385,9 +385,8 @@ fn flags_that_end_the_program_are_not_combined() {
         ),
     ] {
         let problems = flags(given).map(|flags| flags.to_do().map(|_| ()).map_err(|problems| problems.to_string()));
-        let said =
-            format!("{said}: each of them ends the program; give one of them, and run the program again for the other");
-        assert_eq!(problems, Ok(Err(said)), "{given:?}");
+        let message = format!("{message}: each of them ends the program; run the program once for each");
+        assert_eq!(problems, Ok(Err(message)), "{given:?}");
     }
 }
 
@@ -396,9 +395,9 @@ fn flags_that_end_the_program_are_not_combined() {
 fn command_lines_of_earlier_versions_are_accepted() {
     let old = ["--logtostderr=true", "--cleanup-ipvs=false", "--proxy-port-range=0-0"];
     let (_, warnings) = read(&old, None).unwrap_or_else(|problems| panic!("{problems:?}"));
-    let said = ["cleanup-ipvs", "logtostderr", "proxy-port-range"]
+    let message = ["cleanup-ipvs", "logtostderr", "proxy-port-range"]
         .map(|name| format!("--{name}: has no effect: kube-proxy no longer has this flag; remove it"));
-    assert_eq!(warnings, said);
+    assert_eq!(warnings, message);
     let (_, warnings) =
         read(&["--config=x", "--logtostderr"], Some(FILE)).unwrap_or_else(|problems| panic!("{problems:?}"));
     assert_eq!(warnings, ["--logtostderr: has no effect: kube-proxy no longer has this flag; remove it"]);
@@ -413,17 +412,20 @@ fn command_lines_of_earlier_versions_are_accepted() {
 
 /// kube-proxy is one program. Where it is two, a flag that is given to the wrong one would have no effect in silence.
 #[test]
-fn flags_for_the_other_program_are_named() {
+fn flags_for_the_other_program_are_reported() {
     let elsewhere = |given: &[&str], here| {
         let flags = flags(given).unwrap_or_else(|error| panic!("{error}"));
         flags.elsewhere(here).iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     let given = ["--masquerade-all", "--kubeconfig=k", "--proxy-mode=nftables"];
-    let to_backend = "--masquerade-all: has no effect in this program; give it to the backend";
+    let to_backend = "--masquerade-all: has no effect in this program; pass it to the backend";
     assert_eq!(elsewhere(&given, Part::Brain), [to_backend]);
-    let to_brain = "--kubeconfig: has no effect in this program; give it to localnet-brain";
+    let to_brain = "--kubeconfig: has no effect in this program; pass it to localnet-brain";
     assert_eq!(elsewhere(&given, Part::Backend), [to_brain]);
-    assert!(elsewhere(&["--config=x", "--hostname-override=a"], Part::Backend).is_empty(), "both are given the same");
+    assert!(
+        elsewhere(&["--config=x", "--hostname-override=a"], Part::Backend).is_empty(),
+        "both programs get the same flags"
+    );
 }
 
 /// A flag names all gates at once, so the text says which of them it is about.
@@ -433,12 +435,12 @@ fn an_unknown_feature_gate_is_named() {
         .unwrap_or_else(|problems| panic!("{problems:?}"));
     assert_eq!(
         warnings,
-        ["--feature-gates: feature gate CloudDualStackNodeIPs is not known and has no effect; remove it"]
+        ["--feature-gates: feature gate CloudDualStackNodeIPs is unknown and has no effect; remove it"]
     );
 }
 
 #[test]
-fn a_node_is_set_up_when_someone_has_said_how() {
+fn node_settings_are_applied_only_if_configured() {
     for (given, expected) in [
         (&[][..], false),
         (&["--masquerade-all", "--proxy-mode=nftables"], false),
@@ -451,7 +453,7 @@ fn a_node_is_set_up_when_someone_has_said_how() {
 }
 
 #[test]
-fn flags_of_windows_count_there() {
+fn windows_flags_apply_only_on_windows() {
     let given =
         ["--source-vip=10.0.0.1", "--enable-dsr", "--network-name=n", "--root-hnsendpoint-name=r", "--windows-service"];
     let flags = flags(&given).unwrap_or_else(|error| panic!("{error}"));

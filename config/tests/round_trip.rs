@@ -107,9 +107,9 @@ fn document() -> impl Strategy<Value = Value> {
         version,
         prop::collection::vec((0..FIELDS.len(), any::<prop::sample::Index>(), any::<prop::sample::Index>()), 0..6),
     )
-        .prop_map(|(version, said)| {
+        .prop_map(|(version, fields)| {
             let mut document = json!({});
-            for (field, path, value) in said {
+            for (field, path, value) in fields {
                 let field = FIELDS[field];
                 let default: Value = serde_json::from_str(field.default).unwrap();
                 // Those were texts.
@@ -138,7 +138,7 @@ fn readers() -> [Reader; 3] {
 
 proptest! {
     #[test]
-    fn what_is_read_is_written_and_read_again(document in document()) {
+    fn documents_round_trip(document in document()) {
         for (text, reader) in [document.to_string(), serde_saphyr::to_string(&document).unwrap()].iter().zip(readers()) {
             // What is refused has its place.
             let reading = match reader.read(text) {
@@ -162,7 +162,7 @@ proptest! {
     }
 
     #[test]
-    fn json_and_yaml_say_the_same(document in document()) {
+    fn json_and_yaml_give_the_same_configuration(document in document()) {
         let reader = Reader::kube_proxy(Platform::Linux);
         let without_lines = |text: &str| reader.read(text).map_err(|problems| {
             problems.0.into_iter().map(|problem| (problem.field, problem.problem)).collect::<Vec<_>>()

@@ -4,10 +4,10 @@ use localnet_config::{Platform, Reader};
 
 fn read(version: &str, lines: &str, platform: Platform) -> (Vec<String>, Vec<String>) {
     let text = format!("apiVersion: kubeproxy.config.k8s.io/{version}\nkind: KubeProxyConfiguration\n{lines}\n");
-    let said = |problems: &[localnet_core::Diagnostic]| problems.iter().map(ToString::to_string).collect();
+    let message = |problems: &[localnet_core::Diagnostic]| problems.iter().map(ToString::to_string).collect();
     match Reader::kube_proxy(platform).read(&text) {
-        Ok(reading) => (Vec::new(), said(&reading.warnings)),
-        Err(problems) => (said(&problems.0), Vec::new()),
+        Ok(reading) => (Vec::new(), message(&reading.warnings)),
+        Err(problems) => (message(&problems.0), Vec::new()),
     }
 }
 
@@ -46,26 +46,26 @@ fn feature_gates_are_settable() {
     );
     good("featureGates: {WinDSR: true, AllowServiceExternalIPs: false}");
     for version in ["v1alpha1", "v1alpha2"] {
-        let said = read(version, "featureGates:\n  SidecarContainers: true", Platform::Linux);
-        let warning = "line 4: featureGates.SidecarContainers: feature gate SidecarContainers is not known and has no effect; remove it";
-        assert_eq!(said, (Vec::new(), vec![warning.to_owned()]), "{version}");
+        let message = read(version, "featureGates:\n  SidecarContainers: true", Platform::Linux);
+        let warning = "line 4: featureGates.SidecarContainers: feature gate SidecarContainers is unknown and has no effect; remove it";
+        assert_eq!(message, (Vec::new(), vec![warning.to_owned()]), "{version}");
     }
 }
 
 #[test]
 fn masquerade_bits_are_bits() {
-    let said = |field: &str, bit: i32| {
+    let message = |field: &str, bit: i32| {
         format!("line 3: {field}: Invalid value: {bit}: must be within the range [0, 31]; 14 is the default")
     };
     for bit in [-1, 32] {
-        check_both(&format!("iptables: {{masqueradeBit: {bit}}}"), &[&said("iptables.masqueradeBit", bit)]);
+        check_both(&format!("iptables: {{masqueradeBit: {bit}}}"), &[&message("iptables.masqueradeBit", bit)]);
         let lines = format!("nftables: {{masqueradeBit: {bit}}}\nmode: nftables");
-        check_both(&lines, &[&said("nftables.masqueradeBit", bit)]);
+        check_both(&lines, &[&message("nftables.masqueradeBit", bit)]);
         let lines = format!("ipvs: {{masqueradeBit: {bit}}}\nmode: ipvs");
-        check("", &lines, &[&said("ipvs.masqueradeBit", bit)]);
+        check("", &lines, &[&message("ipvs.masqueradeBit", bit)]);
     }
     // It is one field there, and named once.
-    check("iptables: {masqueradeBit: 32}\nmode: ipvs", "", &[&said("iptables.masqueradeBit", 32)]);
+    check("iptables: {masqueradeBit: 32}\nmode: ipvs", "", &[&message("iptables.masqueradeBit", 32)]);
     for bit in [0, 31] {
         good(&format!("iptables: {{masqueradeBit: {bit}}}\nnftables: {{masqueradeBit: {bit}}}\nmode: nftables"));
     }
@@ -77,9 +77,9 @@ fn ipvs_has_timeouts_and_cidrs() {
         "mode: ipvs\nipvs:\n  tcpTimeout: -1s\n  tcpFinTimeout: -2s\n  udpTimeout: -3s\n  excludeCIDRs:\n  - 10.0.0.0/8\n  - 10.0.0.1",
         &[
             "line 10: ipvs.excludeCIDRs[1]: Invalid value: \"10.0.0.1\": must be a valid CIDR; write it like 10.0.0.0/8 or 2001:db8::/32",
-            "line 5: ipvs.tcpTimeout: Invalid value: \"-1s\": must be greater than or equal to 0; use 0s to leave it as it is",
-            "line 6: ipvs.tcpFinTimeout: Invalid value: \"-2s\": must be greater than or equal to 0; use 0s to leave it as it is",
-            "line 7: ipvs.udpTimeout: Invalid value: \"-3s\": must be greater than or equal to 0; use 0s to leave it as it is",
+            "line 5: ipvs.tcpTimeout: Invalid value: \"-1s\": must be greater than or equal to 0; use 0s to keep the kernel's value",
+            "line 6: ipvs.tcpFinTimeout: Invalid value: \"-2s\": must be greater than or equal to 0; use 0s to keep the kernel's value",
+            "line 7: ipvs.udpTimeout: Invalid value: \"-3s\": must be greater than or equal to 0; use 0s to keep the kernel's value",
         ],
     );
     good(
@@ -88,15 +88,15 @@ fn ipvs_has_timeouts_and_cidrs() {
 }
 
 #[test]
-fn conntrack_has_no_negative_values() {
+fn negative_conntrack_values_are_errors() {
     let fields = "  maxPerCore: -1\n  min: -2\n  tcpEstablishedTimeout: -3s\n  tcpCloseWaitTimeout: -4s\n  udpTimeout: -5s\n  udpStreamTimeout: -6s";
     let expected = |prefix: &str, first: usize| {
         let rows = [
-            ("maxPerCore", "-1", 0, "use 0 to leave the limit as it is"),
-            ("tcpEstablishedTimeout", "\"-3s\"", 2, "use 0s to leave it as it is"),
-            ("tcpCloseWaitTimeout", "\"-4s\"", 3, "use 0s to leave it as it is"),
-            ("udpTimeout", "\"-5s\"", 4, "use 0s to leave it as it is"),
-            ("udpStreamTimeout", "\"-6s\"", 5, "use 0s to leave it as it is"),
+            ("maxPerCore", "-1", 0, "use 0 to keep the kernel's limit"),
+            ("tcpEstablishedTimeout", "\"-3s\"", 2, "use 0s to keep the kernel's value"),
+            ("tcpCloseWaitTimeout", "\"-4s\"", 3, "use 0s to keep the kernel's value"),
+            ("udpTimeout", "\"-5s\"", 4, "use 0s to keep the kernel's value"),
+            ("udpStreamTimeout", "\"-6s\"", 5, "use 0s to keep the kernel's value"),
             ("min", "-2", 1, "use 0 for no minimum"),
         ];
         rows.map(|(name, value, line, remedy)| {
@@ -116,13 +116,13 @@ fn conntrack_has_no_negative_values() {
 #[test]
 fn oom_scores_are_limited() {
     for score in [-1001, 1001] {
-        let said = |field: &str, line: u64| {
+        let message = |field: &str, line: u64| {
             format!(
                 "line {line}: {field}: Invalid value: {score}: must be within the range [-1000, 1000]; -999 is the default"
             )
         };
-        check(&format!("oomScoreAdj: {score}"), "", &[&said("oomScoreAdj", 3)]);
-        check("", &format!("linux:\n  oomScoreAdj: {score}"), &[&said("linux.oomScoreAdj", 4)]);
+        check(&format!("oomScoreAdj: {score}"), "", &[&message("oomScoreAdj", 3)]);
+        check("", &format!("linux:\n  oomScoreAdj: {score}"), &[&message("linux.oomScoreAdj", 4)]);
     }
     for score in [-1000, 0, 1000] {
         assert_eq!(read("v1alpha1", &format!("oomScoreAdj: {score}"), Platform::Linux), (Vec::new(), Vec::new()));
@@ -130,25 +130,25 @@ fn oom_scores_are_limited() {
 }
 
 #[test]
-fn modes_are_those_of_the_platform() {
+fn modes_depend_on_the_platform() {
     for mode in ["userspace", "kernelspace", "NFTables"] {
-        let said = format!(
+        let message = format!(
             "line 3: mode: Invalid value: {mode:?}: must be iptables, ipvs, nftables or blank; use one of them"
         );
-        check_both(&format!("mode: {mode}"), &[&said]);
+        check_both(&format!("mode: {mode}"), &[&message]);
     }
     for mode in ["iptables", "ipvs", "nftables", "''"] {
         good(&format!("mode: {mode}"));
     }
     for version in ["v1alpha1", "v1alpha2"] {
-        let said = "line 3: mode: Invalid value: \"ipvs\": must be kernelspace or blank; use one of them".to_owned();
-        assert_eq!(read(version, "mode: ipvs", Platform::Windows), (vec![said], Vec::new()));
+        let message = "line 3: mode: Invalid value: \"ipvs\": must be kernelspace or blank; use one of them".to_owned();
+        assert_eq!(read(version, "mode: ipvs", Platform::Windows), (vec![message], Vec::new()));
         assert_eq!(read(version, "mode: kernelspace", Platform::Windows), (Vec::new(), Vec::new()));
     }
 }
 
 #[test]
-fn the_client_has_no_negative_burst() {
+fn a_negative_burst_is_an_error() {
     check_both(
         "clientConnection:\n  qps: -1\n  burst: -1",
         &[
@@ -159,29 +159,29 @@ fn the_client_has_no_negative_burst() {
 }
 
 #[test]
-fn periods_are_longer_than_nothing_and_in_order() {
+fn periods_are_positive_and_in_order() {
     check_both(
         "configSyncPeriod: -1s",
         &["line 3: configSyncPeriod: Invalid value: \"-1s\": must be greater than 0; write it like 30s"],
     );
     for (mode, section) in [("", "iptables"), ("iptables", "iptables"), ("ipvs", "ipvs"), ("nftables", "nftables")] {
         let lines = |fields: &str| format!("mode: '{mode}'\n{section}: {{{fields}}}");
-        let said = |name: &str, rest: &str| format!("line 4: {section}.{name}: Invalid value: {rest}");
+        let message = |name: &str, rest: &str| format!("line 4: {section}.{name}: Invalid value: {rest}");
         check(
             &lines("syncPeriod: -1s"),
             "",
-            &[&said("syncPeriod", "\"-1s\": must be greater than 0; write it like 30s")],
+            &[&message("syncPeriod", "\"-1s\": must be greater than 0; write it like 30s")],
         );
         check(
             &lines("minSyncPeriod: -1s"),
             "",
-            &[&said("minSyncPeriod", "\"-1s\": must be greater than or equal to 0; use 0s to sync at once")],
+            &[&message("minSyncPeriod", "\"-1s\": must be greater than or equal to 0; use 0s to sync at once")],
         );
         let order = "\"10s\": must be greater than or equal to minSyncPeriod, \"11s\"; make it longer, or minSyncPeriod shorter";
-        check(&lines("syncPeriod: 10s, minSyncPeriod: 11s"), "", &[&said("syncPeriod", order)]);
+        check(&lines("syncPeriod: 10s, minSyncPeriod: 11s"), "", &[&message("syncPeriod", order)]);
         assert_eq!(read("v1alpha1", &lines("syncPeriod: 10s, minSyncPeriod: 10s"), Platform::Linux).0, [""; 0]);
     }
-    for (lines, said) in [
+    for (lines, message) in [
         ("syncPeriod: -1s", "syncPeriod: Invalid value: \"-1s\": must be greater than 0; write it like 30s"),
         (
             "minSyncPeriod: -1s",
@@ -192,7 +192,7 @@ fn periods_are_longer_than_nothing_and_in_order() {
             "syncPeriod: Invalid value: \"10s\": must be greater than or equal to minSyncPeriod, \"11s\"; make it longer, or minSyncPeriod shorter",
         ),
     ] {
-        check("", lines, &[&format!("line 3: {said}")]);
+        check("", lines, &[&format!("line 3: {message}")]);
     }
 }
 
@@ -200,9 +200,9 @@ fn periods_are_longer_than_nothing_and_in_order() {
 fn a_node_has_addresses() {
     let remedy = "write it like 10.0.0.1 or 2001:db8::1";
     for text in ["nonsense", "10.0.0.1:80", "10.0.0.1,fd00::1"] {
-        let said = format!("Invalid value: {text:?}: not a valid textual representation of an IP address; {remedy}");
-        check(&format!("bindAddress: '{text}'"), "", &[&format!("line 3: bindAddress: {said}")]);
-        check("", &format!("nodeIPOverride: ['{text}']"), &[&format!("line 3: nodeIPOverride[0]: {said}")]);
+        let message = format!("Invalid value: {text:?}: not a valid textual representation of an IP address; {remedy}");
+        check(&format!("bindAddress: '{text}'"), "", &[&format!("line 3: bindAddress: {message}")]);
+        check("", &format!("nodeIPOverride: ['{text}']"), &[&format!("line 3: nodeIPOverride[0]: {message}")]);
     }
     check(
         "",
@@ -216,12 +216,12 @@ fn a_node_has_addresses() {
 }
 
 #[test]
-fn a_family_policy_is_one_of_three() {
+fn unknown_family_policies_are_errors() {
     check(
         "",
         "ipFamilyPolicy: DualStack",
         &[
-            "line 3: ipFamilyPolicy: Unsupported value: \"DualStack\": supported values: \"SingleStack\", \"PreferDualStack\", \"RequireDualStack\"; use one of them, or leave it out",
+            "line 3: ipFamilyPolicy: Unsupported value: \"DualStack\": supported values: \"SingleStack\", \"PreferDualStack\", \"RequireDualStack\"; use one of them, or remove the field",
         ],
     );
     check(
@@ -238,7 +238,7 @@ fn a_family_policy_is_one_of_three() {
 }
 
 #[test]
-fn servers_have_an_address_and_a_port() {
+fn addresses_without_ip_or_port_are_errors() {
     for field in ["healthzBindAddress", "metricsBindAddress"] {
         for (value, shown, why) in [
             ("nonsense", "nonsense", "must be IP:port"),
@@ -247,9 +247,9 @@ fn servers_have_an_address_and_a_port() {
             ("10.0.0.1:0", "0", "must be a valid port"),
             ("10.0.0.1:70000", "70000", "must be a valid port"),
         ] {
-            let said =
+            let message =
                 format!("line 3: {field}: Invalid value: {shown:?}: {why}; write it like 0.0.0.0:10256 or [::]:10256");
-            check_both(&format!("{field}: '{value}'"), &[&said]);
+            check_both(&format!("{field}: '{value}'"), &[&message]);
         }
         for value in ["10.0.0.1:1", "[fd00::1]:65535", "10.0.0.1", "'fd00::1'", "''"] {
             let value = if value.starts_with('[') { format!("'{value}'") } else { value.to_owned() };
@@ -268,8 +268,8 @@ fn node_port_addresses_are_cidrs_or_primary() {
         ],
     );
     for lines in ["[primary, 10.0.0.0/8]", "[primary, primary]"] {
-        let said = "line 3: nodePortAddresses[0]: Invalid value: \"primary\": can't use both 'primary' and CIDRs; use only primary, or only CIDRs";
-        check_both(&format!("nodePortAddresses: {lines}"), &[said]);
+        let message = "line 3: nodePortAddresses[0]: Invalid value: \"primary\": can't use both 'primary' and CIDRs; use only primary, or only CIDRs";
+        check_both(&format!("nodePortAddresses: {lines}"), &[message]);
     }
     good("nodePortAddresses: [primary]");
     good("nodePortAddresses: [10.0.0.0/8, 10.1.0.0/16, 'fd00::/8']");
@@ -277,22 +277,22 @@ fn node_port_addresses_are_cidrs_or_primary() {
 }
 
 #[test]
-fn hidden_metrics_are_those_of_the_previous_version() {
+fn hidden_metrics_can_be_shown_only_for_the_previous_version() {
     for version in ["1.36", "1.34", "1", "x"] {
-        let said = format!(
-            "line 3: showHiddenMetricsForVersion: Invalid value: {version:?}: only the previous minor version is meaningful, 1.35; use that, or leave it out"
+        let message = format!(
+            "line 3: showHiddenMetricsForVersion: Invalid value: {version:?}: only the previous minor version is meaningful, 1.35; use that, or remove the field"
         );
-        check_both(&format!("showHiddenMetricsForVersion: '{version}'"), &[&said]);
+        check_both(&format!("showHiddenMetricsForVersion: '{version}'"), &[&message]);
     }
     good("showHiddenMetricsForVersion: '1.35'");
 }
 
 #[test]
-fn local_traffic_is_detected_by_what_the_mode_needs() {
+fn each_detect_local_mode_needs_its_field() {
     check_both(
         "detectLocalMode: PodCIDR",
         &[
-            "line 3: detectLocalMode: Unsupported value: \"PodCIDR\": supported values: \"ClusterCIDR\", \"NodeCIDR\", \"BridgeInterface\", \"InterfaceNamePrefix\"; use one of them, or leave it out",
+            "line 3: detectLocalMode: Unsupported value: \"PodCIDR\": supported values: \"ClusterCIDR\", \"NodeCIDR\", \"BridgeInterface\", \"InterfaceNamePrefix\"; use one of them, or remove the field",
         ],
     );
     check_both(
@@ -308,10 +308,10 @@ fn local_traffic_is_detected_by_what_the_mode_needs() {
         ],
     );
     for (mode, field) in [("BridgeInterface", "bridgeInterface"), ("InterfaceNamePrefix", "interfaceNamePrefix")] {
-        let said = format!(
+        let message = format!(
             "line 4: detectLocal.{field}: Invalid value: \"sixteen-letters-\": must be no longer than 15 bytes; no interface has a longer name"
         );
-        check_both(&format!("detectLocalMode: {mode}\ndetectLocal: {{{field}: sixteen-letters-}}"), &[&said]);
+        check_both(&format!("detectLocalMode: {mode}\ndetectLocal: {{{field}: sixteen-letters-}}"), &[&message]);
         good(&format!("detectLocalMode: {mode}\ndetectLocal: {{{field}: fifteen-letters}}"));
         good(&format!("detectLocal: {{{field}: sixteen-letters-}}"));
     }
@@ -321,7 +321,7 @@ fn local_traffic_is_detected_by_what_the_mode_needs() {
 }
 
 #[test]
-fn cluster_cidrs_are_one_of_each_family() {
+fn cluster_cidrs_have_at_most_one_cidr_per_family() {
     let block = "must be a valid CIDR block (e.g. 10.100.0.0/16 or fde4:8dba:82e1::/48); write CIDRs without spaces around them";
     let pair = "must be either a single CIDR or a dual-stack pair of CIDRs (e.g. [10.100.0.0/16, fde4:8dba:82e1::/48]); name one CIDR of each family";
     for (list, index, shown, why) in [
@@ -331,11 +331,11 @@ fn cluster_cidrs_are_one_of_each_family() {
         ("10.0.0.0/8,fd00::/48,fd01::/48", "", "[\"10.0.0.0/8\", \"fd00::/48\", \"fd01::/48\"]", pair),
     ] {
         for mode in ["", "ClusterCIDR"] {
-            let said = format!("line 4: clusterCIDR: Invalid value: {shown}: {why}");
-            check(&format!("detectLocalMode: '{mode}'\nclusterCIDR: '{list}'"), "", &[&said]);
+            let message = format!("line 4: clusterCIDR: Invalid value: {shown}: {why}");
+            check(&format!("detectLocalMode: '{mode}'\nclusterCIDR: '{list}'"), "", &[&message]);
             let items = list.split(',').map(|item| format!("'{item}'")).collect::<Vec<_>>().join(",");
-            let said = format!("line 5: detectLocal.clusterCIDRs{index}: Invalid value: {shown}: {why}");
-            check("", &format!("detectLocalMode: '{mode}'\ndetectLocal:\n  clusterCIDRs: [{items}]"), &[&said]);
+            let message = format!("line 5: detectLocal.clusterCIDRs{index}: Invalid value: {shown}: {why}");
+            check("", &format!("detectLocalMode: '{mode}'\ndetectLocal:\n  clusterCIDRs: [{items}]"), &[&message]);
         }
     }
     assert_eq!(read("v1alpha1", "clusterCIDR: 10.0.0.0/8,fd00::/48", Platform::Linux), (Vec::new(), Vec::new()));
@@ -343,7 +343,7 @@ fn cluster_cidrs_are_one_of_each_family() {
 }
 
 #[test]
-fn logging_is_what_its_library_allows() {
+fn logging_follows_the_rules_of_component_base() {
     check_both(
         "logging:\n  flushFrequency: -1s\n  format: xml\n  verbosity: 2147483648\n  vmodule:\n  - filePattern: ''\n  - filePattern: a=b,c\n    verbosity: 4294967295",
         &[
@@ -360,20 +360,20 @@ fn logging_is_what_its_library_allows() {
         &["line 5: logging.vmodule: Forbidden: Only supported for text log format; remove it, or use format text"],
     );
     let options = "logging:\n  options:\n    text: {splitStream: true}\n    json: {infoBufferSize: 4Ki}";
-    let why = "Feature LoggingAlphaOptions is disabled; turn that feature gate on, or remove it";
+    let why = "Feature LoggingAlphaOptions is disabled; turn on that feature gate, or remove it";
     let buffer = format!("line 6: logging.options.json.infoBufferSize: Forbidden: {why}");
     let split = format!("line 5: logging.options.text.splitStream: Forbidden: {why}");
     check("", options, &[&split, &buffer]);
     check(options, "", &[&buffer]);
     // kube-proxy never gets to see it.
-    let left_out = format!("line 5: logging.options.text.splitStream: left out: {why}");
-    assert_eq!(read("v1alpha1", &options.replace("4Ki", "0"), Platform::Linux), (Vec::new(), vec![left_out]));
+    let skipped = format!("line 5: logging.options.text.splitStream: skipped: {why}");
+    assert_eq!(read("v1alpha1", &options.replace("4Ki", "0"), Platform::Linux), (Vec::new(), vec![skipped]));
     good(&format!("{options}\nfeatureGates: {{LoggingAlphaOptions: true}}"));
     good(&format!("{options}\nfeatureGates: {{AllAlpha: true}}"));
     check_both(
         "logging: {format: json}\nfeatureGates: {LoggingBetaOptions: false}",
         &[
-            "line 3: logging.format: Forbidden: Log format json is disabled, see LoggingBetaOptions feature; turn that feature gate on, or use text",
+            "line 3: logging.format: Forbidden: Log format json is disabled, see LoggingBetaOptions feature; turn on that feature gate, or use text",
         ],
     );
     good("logging: {format: json, verbosity: 4, flushFrequency: 1000000000}");
@@ -381,11 +381,11 @@ fn logging_is_what_its_library_allows() {
 }
 
 #[test]
-fn a_host_name_is_not_blank() {
+fn a_blank_host_name_is_an_error() {
     check_both(
         "hostnameOverride: '  '",
         &[
-            "line 3: hostnameOverride: Invalid value: \"  \": empty hostname-override is invalid; name the Node, or leave it out",
+            "line 3: hostnameOverride: Invalid value: \"  \": empty hostname-override is invalid; name the Node, or remove the field",
         ],
     );
     let text =
@@ -396,7 +396,7 @@ fn a_host_name_is_not_blank() {
 
 /// kube-proxy does not look at what its mode does not use. v1alpha2 does, unless told otherwise.
 #[test]
-fn what_the_mode_does_not_use_is_an_error_only_with_config_hard_fail() {
+fn errors_in_unused_sections_count_only_with_config_hard_fail() {
     for (lines, field, why) in [
         (
             "ipvs: {excludeCIDRs: [x]}",
@@ -406,7 +406,7 @@ fn what_the_mode_does_not_use_is_an_error_only_with_config_hard_fail() {
         (
             "ipvs: {udpTimeout: -1s}",
             "ipvs.udpTimeout: Invalid value: \"-1s\": must be greater than or equal to 0",
-            "use 0s to leave it as it is",
+            "use 0s to keep the kernel's value",
         ),
         (
             "nftables: {masqueradeBit: 40}",
@@ -419,7 +419,7 @@ fn what_the_mode_does_not_use_is_an_error_only_with_config_hard_fail() {
             "write it like 10.0.0.1",
         ),
     ] {
-        let warning = format!("line 3: {field}; it is not used and left out; {why}");
+        let warning = format!("line 3: {field}; skipped, because the mode does not use it; {why}");
         let error = format!("line 3: {field}; {why}");
         assert_eq!(read("v1alpha1", lines, Platform::Linux), (Vec::new(), vec![warning.clone()]));
         assert_eq!(read("v1alpha2", lines, Platform::Linux), (vec![error], Vec::new()));

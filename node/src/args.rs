@@ -94,12 +94,12 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let Some(running) = arguments.config.begin(preferred.mode())? else { return Ok(()) };
     let config = running.config();
     arguments.log.start(config)?;
-    running.say();
+    running.log_warnings();
     let backend = arguments.backend.unwrap_or(BackendName::of(config.mode));
     if arguments.backend.is_none() && backend.mode() != config.mode {
         warn!(mode = config.mode.as_str(), "localnet-node has no backend for this mode; using nft");
     } else {
-        ConfigArgs::say_mode(config, backend.mode());
+        ConfigArgs::warn_of_other_mode(config, backend.mode());
     }
     let (flavour, flags) = (arguments.iptables_flavour, arguments.config.clone());
     let to_do = flags.kube_proxy.to_do()?;

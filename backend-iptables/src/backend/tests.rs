@@ -9,7 +9,7 @@ use proptest::{collection::vec, prelude::*};
 use super::*;
 use crate::fake::Fake;
 
-type Told = Adapter<IptablesBackend<Fake>>;
+type TestAdapter = Adapter<IptablesBackend<Fake>>;
 
 fn state(yaml: &str) -> Snapshot {
     serde_saphyr::from_str(yaml).unwrap()
@@ -23,28 +23,28 @@ const WEB: &str = "{node: {name: n, addresses: [192.168.0.2, \"fd00::2\"], podCI
      {address: \"fd00:10::1\", ports: [{name: http, port: 8080}], scopes: {internal: true, external: true}}]},
     {service: ns/none, type: ClusterIP, clusterIPs: [172.30.0.2], ports: [{name: p, protocol: UDP, port: 53}]}]}";
 
-fn told(state: &Snapshot, kernel: Fake) -> Told {
-    told_with(state, kernel, usize::MAX)
+fn adapter(state: &Snapshot, kernel: Fake) -> TestAdapter {
+    adapter_with(state, kernel, usize::MAX)
 }
 
 /// An adapter that has synced `state`, on `kernel`. `many_vips`: the number of VIPs above which they are grouped.
-fn told_with(state: &Snapshot, kernel: Fake, many_vips: usize) -> Told {
-    let mut told = Adapter::new(IptablesBackend::new(Config::default(), kernel).with_many_vips(many_vips));
-    sync(&mut told, state, &Changes::everything()).whole().unwrap();
-    told
+fn adapter_with(state: &Snapshot, kernel: Fake, many_vips: usize) -> TestAdapter {
+    let mut adapter = Adapter::new(IptablesBackend::new(Config::default(), kernel).with_many_vips(many_vips));
+    sync(&mut adapter, state, &Changes::everything()).whole().unwrap();
+    adapter
 }
 
-fn sync(told: &mut Told, state: &Snapshot, changes: &Changes) -> Synced {
+fn sync(adapter: &mut TestAdapter, state: &Snapshot, changes: &Changes) -> Synced {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    runtime.block_on(told.sync(state, changes)).unwrap()
+    runtime.block_on(adapter.sync(state, changes)).unwrap()
 }
 
-fn kernel(told: &mut Told) -> &mut Fake {
-    told.listener_mut().kernel_mut()
+fn kernel(adapter: &mut TestAdapter) -> &mut Fake {
+    adapter.listener_mut().kernel_mut()
 }
 
-fn into_kernel(told: &mut Told) -> Fake {
-    std::mem::take(kernel(told))
+fn into_kernel(adapter: &mut TestAdapter) -> Fake {
+    std::mem::take(kernel(adapter))
 }
 
 /// The lines of the tables, sorted where their order does not matter.
@@ -72,14 +72,14 @@ fn sorted(fake: &Fake) -> Vec<Vec<String>> {
 #[test]
 fn a_change_of_one_endpoint_writes_its_chains_only() {
     let mut state = state(WEB);
-    let mut told = told(&state, Fake::default());
-    assert_eq!(kernel(&mut told).saves, 2, "one for each family, at the start");
-    kernel(&mut told).inputs.clear();
+    let mut adapter = adapter(&state, Fake::default());
+    assert_eq!(kernel(&mut adapter).saves, 2, "one for each family, at the start");
+    kernel(&mut adapter).inputs.clear();
     let key = ServiceKey::new("ns", "web");
     Arc::make_mut(state.services.get_mut(&key).unwrap()).endpoints[0].address = IpAddr::from([10, 0, 0, 9]);
     let changes = Changes { services: [key].into(), ..Changes::default() };
-    assert!(sync(&mut told, &state, &changes).skipped.is_empty());
-    let fake = kernel(&mut told);
+    assert!(sync(&mut adapter, &state, &changes).skipped.is_empty());
+    let fake = kernel(&mut adapter);
     assert_eq!((fake.inputs.len(), fake.saves), (1, 2));
     let (family, text, _) = &fake.inputs[0];
     assert_eq!(*family, Family::V4);
@@ -103,66 +103,67 @@ fn a_change_of_one_endpoint_writes_its_chains_only() {
 }
 
 #[test]
-fn rules_are_counted_as_they_are_and_as_they_are_written() {
+fn rule_counts_match_the_kernel_and_the_writes() {
     let full = state(WEB);
-    let mut told = told(&full, Fake::default());
-    let counted = |told: &mut Told, last: bool| {
-        let counts = told.listener_mut().rule_counts();
+    let mut adapter = adapter(&full, Fake::default());
+    let counted = |adapter: &mut TestAdapter, last: bool| {
+        let counts = adapter.listener_mut().rule_counts();
         counts.map(|counts| {
             counts.into_iter().map(|count| if last { count.last } else { count.total }).collect::<Vec<_>>()
         })
     };
-    let there = |told: &mut Told| {
+    let there = |adapter: &mut TestAdapter| {
         let of = |tables: &BTreeMap<String, BTreeMap<String, Vec<String>>>, table: &str| {
             tables[table].values().map(|rules| rules.len() as u64).sum::<u64>()
         };
-        [0, 1].map(|family| ["filter", "nat"].map(|table| of(&kernel(told).tables[family], table)).to_vec())
+        [0, 1].map(|family| ["filter", "nat"].map(|table| of(&kernel(adapter).tables[family], table)).to_vec())
     };
-    assert_eq!(counted(&mut told, false), there(&mut told));
-    assert_eq!(counted(&mut told, true), there(&mut told), "all of them were written");
+    assert_eq!(counted(&mut adapter, false), there(&mut adapter));
+    assert_eq!(counted(&mut adapter, true), there(&mut adapter), "all rules were written");
     let mut part = full.clone();
     let key = ServiceKey::new("ns", "web");
     part.services.remove(&key);
-    _ = sync(&mut told, &part, &Changes { services: [key].into(), ..Changes::default() });
-    assert_eq!(counted(&mut told, false), there(&mut told));
-    assert_eq!(counted(&mut told, true), [vec![0, 0], vec![0, 0]], "rules were only removed");
-    _ = sync(&mut told, &full, &Changes::everything());
-    assert_eq!(counted(&mut told, false), there(&mut told));
+    _ = sync(&mut adapter, &part, &Changes { services: [key].into(), ..Changes::default() });
+    assert_eq!(counted(&mut adapter, false), there(&mut adapter));
+    assert_eq!(counted(&mut adapter, true), [vec![0, 0], vec![0, 0]], "rules were only removed");
+    _ = sync(&mut adapter, &full, &Changes::everything());
+    assert_eq!(counted(&mut adapter, false), there(&mut adapter));
 }
 
 #[test]
-fn a_new_service_adds_lines_and_a_deleted_one_takes_them_with_it() {
+fn a_new_service_adds_rules_and_its_deletion_removes_them() {
     let full = state(WEB);
     let mut part = full.clone();
     let key = ServiceKey::new("ns", "web");
     part.services.remove(&key);
     let changes = Changes { services: [key].into(), ..Changes::default() };
-    let mut told = told(&part, Fake::default());
-    let before = sorted(kernel(&mut told));
-    kernel(&mut told).inputs.clear();
-    _ = sync(&mut told, &full, &changes);
-    let text = kernel(&mut told).inputs[0].1.clone();
+    let mut adapter = adapter(&part, Fake::default());
+    let before = sorted(kernel(&mut adapter));
+    kernel(&mut adapter).inputs.clear();
+    _ = sync(&mut adapter, &full, &changes);
+    let text = kernel(&mut adapter).inputs[0].1.clone();
     assert!(!text.contains(":KUBE-SERVICES"), "single lines are added: {text}");
     assert!(text.contains("-I KUBE-SERVICES -d 172.30.0.1/32 -p tcp"), "{text}");
-    assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self::told(&full, Fake::default()))));
-    _ = sync(&mut told, &part, &changes);
-    assert_eq!(sorted(kernel(&mut told)), before);
+    assert_eq!(sorted(kernel(&mut adapter)), sorted(kernel(&mut self::adapter(&full, Fake::default()))));
+    _ = sync(&mut adapter, &part, &changes);
+    assert_eq!(sorted(kernel(&mut adapter)), before);
 }
 
 #[test]
-fn a_restart_writes_nothing_and_stale_chains_leave() {
+fn a_restart_writes_nothing_and_removes_stale_chains() {
     let state = state(WEB);
-    let mut first = told(&state, Fake::default());
+    let mut first = adapter(&state, Fake::default());
     let mut fake = into_kernel(&mut first);
     fake.inputs.clear();
-    let mut second = told(&state, fake);
+    let mut second = adapter(&state, fake);
     assert_eq!(kernel(&mut second).inputs, []);
     let right = sorted(kernel(&mut second));
     let mut fake = into_kernel(&mut second);
     fake.tables[0].get_mut("nat").unwrap().insert("KUBE-SEP-STALE".into(), vec!["-j RETURN".into()]);
     fake.tables[0].get_mut("filter").unwrap().insert("KUBE-FIREWALL".into(), vec!["-j DROP".into()]);
-    let mut third = told(&state, fake);
-    let chains = |told: &mut Told, table: &str| kernel(told).tables[0][table].keys().cloned().collect::<Vec<_>>();
+    let mut third = adapter(&state, fake);
+    let chains =
+        |adapter: &mut TestAdapter, table: &str| kernel(adapter).tables[0][table].keys().cloned().collect::<Vec<_>>();
     assert!(!chains(&mut third, "nat").contains(&"KUBE-SEP-STALE".to_owned()));
     assert!(chains(&mut third, "filter").contains(&"KUBE-FIREWALL".to_owned()), "the kubelet's");
     kernel(&mut third).tables[0].get_mut("filter").unwrap().remove("KUBE-FIREWALL");
@@ -170,11 +171,11 @@ fn a_restart_writes_nothing_and_stale_chains_leave() {
 }
 
 #[test]
-fn whatever_others_do_is_seen_and_put_right() {
+fn changes_by_other_programs_are_noticed_and_repaired() {
     let state = state(WEB);
-    let mut first = told(&state, Fake::default());
+    let mut first = adapter(&state, Fake::default());
     let right = sorted(kernel(&mut first));
-    assert!(!first.listener_mut().look().unwrap());
+    assert!(!first.listener_mut().needs_repair().unwrap());
     let damages: [fn(&mut Fake); 6] = [
         |fake| *fake = Fake { inputs: std::mem::take(&mut fake.inputs), ..Fake::default() },
         |fake| fake.tables[0].get_mut("filter").unwrap().values_mut().for_each(Vec::clear),
@@ -185,7 +186,7 @@ fn whatever_others_do_is_seen_and_put_right() {
     ];
     for (number, damage) in damages.into_iter().enumerate() {
         damage(kernel(&mut first));
-        assert!(first.listener_mut().look().unwrap(), "{number}");
+        assert!(first.listener_mut().needs_repair().unwrap(), "{number}");
         _ = sync(&mut first, &state, &Changes::default());
         assert_eq!(sorted(kernel(&mut first)), right, "{number}");
     }
@@ -195,86 +196,86 @@ fn whatever_others_do_is_seen_and_put_right() {
     let mut changed = state.clone();
     changed.services.remove(&key);
     _ = sync(&mut first, &changed, &Changes { services: [key].into(), ..Changes::default() });
-    assert_eq!(sorted(kernel(&mut first)), sorted(kernel(&mut told(&changed, Fake::default()))));
+    assert_eq!(sorted(kernel(&mut first)), sorted(kernel(&mut adapter(&changed, Fake::default()))));
 }
 
 #[test]
-fn what_is_refused_is_named_and_left_out_and_the_rest_is_programmed() {
+fn a_refused_service_is_named_and_skipped_and_the_others_are_programmed() {
     for (at_the_end, many_vips) in [(false, usize::MAX), (true, usize::MAX), (false, 0), (true, 0)] {
         let state = state(WEB);
         let refuses = Some(("--to-destination 10.0.0.2:8080".to_owned(), at_the_end));
         let backend = IptablesBackend::new(Config::default(), Fake { refuses, ..Fake::default() });
-        let mut told = Adapter::new(backend.with_many_vips(many_vips));
-        let self_told = |state: &Snapshot| told_with(state, Fake::default(), many_vips);
-        let synced = sync(&mut told, &state, &Changes::everything());
+        let mut adapter = Adapter::new(backend.with_many_vips(many_vips));
+        let expected_adapter = |state: &Snapshot| adapter_with(state, Fake::default(), many_vips);
+        let synced = sync(&mut adapter, &state, &Changes::everything());
         assert_eq!(synced.skipped.len(), 1);
         assert_eq!(synced.skipped[0].subject.service_key(), Some(ServiceKey::new("ns", "web")));
         assert!(synced.skipped[0].problem.contains("--to-destination 10.0.0.2:8080") || at_the_end, "{synced:?}");
         let mut rest = state.clone();
         rest.services.remove(&ServiceKey::new("ns", "web"));
-        assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self_told(&rest))));
+        assert_eq!(sorted(kernel(&mut adapter)), sorted(kernel(&mut expected_adapter(&rest))));
         // A retry is refused as long as the kernel refuses the rule.
-        told.listener_mut().retry_refused();
-        let synced = sync(&mut told, &state, &Changes::default());
+        adapter.listener_mut().retry_refused();
+        let synced = sync(&mut adapter, &state, &Changes::default());
         assert_eq!((synced.skipped.len(), synced.refused), (1, [ServiceKey::new("ns", "web")].into()));
-        let refuses = kernel(&mut told).refuses.take();
-        told.listener_mut().retry_refused();
-        let synced = sync(&mut told, &state, &Changes::default());
+        let refuses = kernel(&mut adapter).refuses.take();
+        adapter.listener_mut().retry_refused();
+        let synced = sync(&mut adapter, &state, &Changes::default());
         assert_eq!((synced.skipped, synced.refused), (vec![], BTreeSet::new()));
-        assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self_told(&state))));
-        kernel(&mut told).refuses = refuses;
-        kernel(&mut told).tables = Fake::default().tables;
-        assert!(told.listener_mut().look().unwrap());
-        assert_eq!(sync(&mut told, &state, &Changes::default()).skipped.len(), 1);
+        assert_eq!(sorted(kernel(&mut adapter)), sorted(kernel(&mut expected_adapter(&state))));
+        kernel(&mut adapter).refuses = refuses;
+        kernel(&mut adapter).tables = Fake::default().tables;
+        assert!(adapter.listener_mut().needs_repair().unwrap());
+        assert_eq!(sync(&mut adapter, &state, &Changes::default()).skipped.len(), 1);
         // The Service is programmed once the kernel accepts its rules.
-        kernel(&mut told).refuses = None;
+        kernel(&mut adapter).refuses = None;
         let mut changed = state.clone();
         Arc::make_mut(changed.services.get_mut(&ServiceKey::new("ns", "web")).unwrap()).endpoints.pop();
-        assert_eq!(sync(&mut told, &changed, &Changes::everything()).skipped, []);
-        assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self_told(&changed))));
+        assert_eq!(sync(&mut adapter, &changed, &Changes::everything()).skipped, []);
+        assert_eq!(sorted(kernel(&mut adapter)), sorted(kernel(&mut expected_adapter(&changed))));
     }
 }
 
 /// A refusal for lack of memory is not the fault of the Service being written: the sync fails and skips no Service.
 #[test]
-fn want_of_memory_is_no_services_fault() {
+fn lack_of_memory_is_blamed_on_no_service() {
     for at_the_end in [false, true] {
         let refuses = Some(("--to-destination 10.0.0.2:8080".to_owned(), at_the_end));
         let fake = Fake { refuses, short: true, ..Fake::default() };
-        let mut told = Adapter::new(IptablesBackend::new(Config::default(), fake));
+        let mut adapter = Adapter::new(IptablesBackend::new(Config::default(), fake));
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let synced = runtime.block_on(told.sync(&state(WEB), &Changes::everything())).unwrap();
+        let synced = runtime.block_on(adapter.sync(&state(WEB), &Changes::everything())).unwrap();
         assert_eq!((synced.failed.len(), synced.skipped.len()), (1, 0), "{synced:?}");
         let error = format!("{:#}", synced.whole().unwrap_err());
         assert!(error.contains("Cannot allocate memory"), "{error}");
-        kernel(&mut told).refuses = None;
-        assert_eq!(sync(&mut told, &state(WEB), &Changes::default()).skipped, []);
-        assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self::told(&state(WEB), Fake::default()))));
+        kernel(&mut adapter).refuses = None;
+        assert_eq!(sync(&mut adapter, &state(WEB), &Changes::default()).skipped, []);
+        assert_eq!(sorted(kernel(&mut adapter)), sorted(kernel(&mut self::adapter(&state(WEB), Fake::default()))));
     }
 }
 
 #[test]
-fn what_is_not_of_a_service_fails_the_sync() {
+fn a_refused_rule_of_no_service_fails_the_sync() {
     let refuses = Some(("MASQUERADE".to_owned(), false));
-    let mut told = Adapter::new(IptablesBackend::new(Config::default(), Fake { refuses, ..Fake::default() }));
+    let mut adapter = Adapter::new(IptablesBackend::new(Config::default(), Fake { refuses, ..Fake::default() }));
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let error = runtime.block_on(told.sync(&state(WEB), &Changes::everything())).unwrap_err();
+    let error = runtime.block_on(adapter.sync(&state(WEB), &Changes::everything())).unwrap_err();
     assert!(format!("{error:#}").contains("MASQUERADE"), "{error:#}");
-    kernel(&mut told).refuses = None;
-    _ = sync(&mut told, &state(WEB), &Changes::default());
-    assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self::told(&state(WEB), Fake::default()))));
+    kernel(&mut adapter).refuses = None;
+    _ = sync(&mut adapter, &state(WEB), &Changes::default());
+    assert_eq!(sorted(kernel(&mut adapter)), sorted(kernel(&mut self::adapter(&state(WEB), Fake::default()))));
 }
 
 #[test]
-fn cleanup_leaves_what_was_there_before() {
+fn cleanup_restores_the_tables_of_before() {
     let mut fake = Fake::default();
     fake.tables[0].get_mut("filter").unwrap().get_mut("INPUT").unwrap().push("-j KUBE-FIREWALL".into());
     fake.tables[0].get_mut("filter").unwrap().insert("KUBE-FIREWALL".into(), vec!["-j DROP".into()]);
     let before = sorted(&fake);
-    let mut told = told(&state(WEB), fake);
-    assert_ne!(sorted(kernel(&mut told)), before);
-    told.listener_mut().remove_all().unwrap();
-    assert_eq!(sorted(kernel(&mut told)), before);
+    let mut adapter = adapter(&state(WEB), fake);
+    assert_ne!(sorted(kernel(&mut adapter)), before);
+    adapter.listener_mut().remove_all().unwrap();
+    assert_eq!(sorted(kernel(&mut adapter)), before);
 }
 
 /// A step: the Service to change, its new shape or `None` to delete it, and whether another program changes the tables first.
@@ -302,7 +303,7 @@ fn service(name: u8, (external, endpoints, local): (u8, u8, bool)) -> Service {
 /// Service that gains or loses its last endpoint are still translated or rejected. Otherwise they would leave the node, and
 /// another host might answer them. kube-proxy writes both tables in each sync, filter first.
 #[test]
-fn nothing_leaves_untranslated_between_two_commits() {
+fn no_packet_leaves_untranslated_between_two_commits() {
     // Half of 150 Services gain their endpoint and half lose it, so chains change line by line and as a whole.
     for services in [1, 2, 150_u8] {
         let swapped = |turn: u8| {
@@ -314,18 +315,18 @@ fn nothing_leaves_untranslated_between_two_commits() {
             }
             state
         };
-        let mut told = told(&swapped(0), Fake::default());
+        let mut adapter = adapter(&swapped(0), Fake::default());
         for turn in [1, 2, 3] {
-            kernel(&mut told).committed.clear();
+            kernel(&mut adapter).committed.clear();
             let state = swapped(turn);
             _ = sync(
-                &mut told,
+                &mut adapter,
                 &state,
                 &Changes { services: state.services.keys().cloned().collect(), ..Changes::default() },
             );
-            let committed = kernel(&mut told).committed.clone();
+            let committed = kernel(&mut adapter).committed.clone();
             let expected = if services == 1 { 2 } else { 3 };
-            assert_eq!(committed.len(), expected, "no more commits than it takes");
+            assert_eq!(committed.len(), expected, "no more commits than necessary");
             for (step, (_, tables)) in committed.iter().enumerate() {
                 for name in 0..services {
                     let to = format!("-d 192.168.0.{}/32 ", name + 1);
@@ -334,7 +335,7 @@ fn nothing_leaves_untranslated_between_two_commits() {
                     assert!(translated || refused, "turn {turn}, commit {step} of {expected}: {to}");
                 }
             }
-            assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self::told(&state, Fake::default()))));
+            assert_eq!(sorted(kernel(&mut adapter)), sorted(kernel(&mut self::adapter(&state, Fake::default()))));
         }
     }
 }
@@ -346,7 +347,7 @@ proptest! {
         let mut state = state(&format!("{{node: {node}, services: []}}"));
         // The number of VIPs varies around this limit.
         const MANY_VIPS: usize = 4;
-        let mut told = told_with(&state, Fake::default(), MANY_VIPS);
+        let mut adapter = adapter_with(&state, Fake::default(), MANY_VIPS);
         for (name, shape, flush) in steps {
             let key = ServiceKey::new("ns", name.to_string());
             match shape {
@@ -354,18 +355,18 @@ proptest! {
                 None => _ = state.services.remove(&key),
             }
             if flush {
-                kernel(&mut told).tables = Fake::default().tables;
-                prop_assert!(told.listener_mut().look().unwrap());
+                kernel(&mut adapter).tables = Fake::default().tables;
+                prop_assert!(adapter.listener_mut().needs_repair().unwrap());
             }
-            _ = sync(&mut told, &state, &Changes { services: [key].into(), ..Changes::default() });
+            _ = sync(&mut adapter, &state, &Changes { services: [key].into(), ..Changes::default() });
         }
-        let mut new = told_with(&state, Fake::default(), MANY_VIPS);
-        prop_assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut new)));
+        let mut new = adapter_with(&state, Fake::default(), MANY_VIPS);
+        prop_assert_eq!(sorted(kernel(&mut adapter)), sorted(kernel(&mut new)));
     }
 }
 
 #[test]
-fn where_there_are_many_endpoints_their_rules_have_no_comments() {
+fn rules_have_no_comments_if_there_are_many_endpoints() {
     let mut state = state(WEB);
     let few = state.clone();
     let key = ServiceKey::new("ns", "web");
@@ -377,47 +378,47 @@ fn where_there_are_many_endpoints_their_rules_have_no_comments() {
         more
     }));
     service.endpoints.sort_by_key(|endpoint| endpoint.address);
-    let mut told = told(&few, Fake::default());
-    let with = |told: &mut Told| {
-        let nat = &kernel(told).tables[0]["nat"];
+    let mut adapter = adapter(&few, Fake::default());
+    let with = |adapter: &mut TestAdapter| {
+        let nat = &kernel(adapter).tables[0]["nat"];
         let commented = |start: &str| {
             let of = nat.iter().filter(|(chain, _)| chain.starts_with(start)).flat_map(|(_, rules)| rules);
             of.filter(|rule| rule.contains("--comment")).count()
         };
         (commented("KUBE-SEP-"), commented("KUBE-SVC-"), commented("KUBE-SERVICES") > 0)
     };
-    assert_eq!(with(&mut told), (4, 2, true));
+    assert_eq!(with(&mut adapter), (4, 2, true));
     let changes = Changes { services: [key].into(), ..Changes::default() };
-    _ = sync(&mut told, &state, &changes);
-    assert_eq!(with(&mut told), (0, 0, true));
-    assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self::told(&state, Fake::default()))));
-    _ = sync(&mut told, &few, &changes);
-    assert_eq!(with(&mut told), (4, 2, true));
-    assert_eq!(sorted(kernel(&mut told)), sorted(kernel(&mut self::told(&few, Fake::default()))));
+    _ = sync(&mut adapter, &state, &changes);
+    assert_eq!(with(&mut adapter), (0, 0, true));
+    assert_eq!(sorted(kernel(&mut adapter)), sorted(kernel(&mut self::adapter(&state, Fake::default()))));
+    _ = sync(&mut adapter, &few, &changes);
+    assert_eq!(with(&mut adapter), (4, 2, true));
+    assert_eq!(sorted(kernel(&mut adapter)), sorted(kernel(&mut self::adapter(&few, Fake::default()))));
 }
 
 #[test]
-fn many_vips_are_reached_by_groups() {
+fn many_vips_are_dispatched_in_groups() {
     let full = state(WEB);
     let mut fewer = full.clone();
     let key = ServiceKey::new("ns", "web");
     fewer.services.remove(&key);
     let changes = Changes { services: [key].into(), ..Changes::default() };
-    let mut told = told_with(&full, Fake::default(), 3);
-    let dispatch = |told: &mut Told| kernel(told).tables[0]["nat"]["KUBE-SERVICES"].clone();
-    let before = dispatch(&mut told);
+    let mut adapter = adapter_with(&full, Fake::default(), 3);
+    let dispatch = |adapter: &mut TestAdapter| kernel(adapter).tables[0]["nat"]["KUBE-SERVICES"].clone();
+    let before = dispatch(&mut adapter);
     assert!(
         before.iter().all(|rule| rule.contains("-j KUBE-VIPS-") || rule.ends_with("-j KUBE-NODEPORTS")),
         "{before:?}"
     );
-    kernel(&mut told).inputs.clear();
+    kernel(&mut adapter).inputs.clear();
     // After a restart, the backend finds the VIPs and the addresses that they answer.
-    let fake = into_kernel(&mut told);
-    let mut again = told_with(&full, fake, 3);
+    let fake = into_kernel(&mut adapter);
+    let mut again = adapter_with(&full, fake, 3);
     assert_eq!(kernel(&mut again).inputs, []);
     assert_eq!(again.listener_mut().take_commit().remembered.len(), 3);
     _ = sync(&mut again, &fewer, &changes);
     let nat = &kernel(&mut again).tables[0]["nat"];
     assert!(!nat.keys().any(|chain| chain.starts_with("KUBE-VIPS-")), "{nat:?}");
-    assert_eq!(sorted(kernel(&mut again)), sorted(kernel(&mut told_with(&fewer, Fake::default(), 3))));
+    assert_eq!(sorted(kernel(&mut again)), sorted(kernel(&mut adapter_with(&fewer, Fake::default(), 3))));
 }

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_one_network_are_in_one_chain() {
+    fn rules_of_one_network_share_a_chain() {
         let vip = |address: &str| Line::new(Dispatch::SERVICES, format!("-d {address} -p tcp -j KUBE-SVC-A"));
         let mut groups = Groups::default();
         for address in ["10.0.1.9/32", "10.0.1.200/32", "10.0.2.1/32", "fd00::1:2/128"] {

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_kept_whole_and_sort_as_texts_do() {
+    fn names_are_complete_and_sort_like_strings() {
         let mut names = ["KUBE-VIPS-ABCDEFGHIJKLMNOP", "KUBE-SVC-B", "KUBE-SVC-AB", "KUBE-SVC-A", ""];
         let mut ids = names.map(|name| ChainId::new(Table::Nat, name));
         names.sort_unstable();
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn other_rules_or_another_order_are_another_digest() {
+    fn the_digest_depends_on_the_rules_and_their_order() {
         let of = |rules: &[&str]| Digest::of(&rules.iter().map(|rule| (*rule).to_owned()).collect::<Vec<_>>());
         let digests = [of(&[]), of(&[""]), of(&["a", "b"]), of(&["b", "a"]), of(&["ab"]), of(&["a", "b", ""])];
         for (place, digest) in digests.iter().enumerate() {

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_kube_proxy() {
+    fn names_equal_those_of_kube_proxy() {
         for (name, expected) in [("ns1/svc1:p80", "XPGD46QRK7WJZT7O"), ("ns1/svc1", "AQI2S6QIMU7PVVRP")] {
             assert_eq!(of_port(CLUSTER, name, Protocol::Tcp, ""), format!("KUBE-SVC-{expected}"));
         }

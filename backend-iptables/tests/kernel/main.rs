@@ -35,10 +35,10 @@ fn network() -> Network {
 /// Syncs with a backend that has just started. Returns the number of tables that it wrote, and the outcome.
 fn sync(node: &Namespace, flavour: Flavour, state: &Snapshot) -> (u32, Synced) {
     let work = || {
-        let mut told = Adapter::new(IptablesBackend::new(config(), Tools::find(flavour)?));
+        let mut adapter = Adapter::new(IptablesBackend::new(config(), Tools::find(flavour)?));
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-        let synced = runtime.block_on(told.sync(state, &Changes::everything()))?;
-        Ok((told.listener_mut().kernel().commits(), synced))
+        let synced = runtime.block_on(adapter.sync(state, &Changes::everything()))?;
+        Ok((adapter.listener_mut().kernel().commits(), synced))
     };
     node.run(work).unwrap()
 }
@@ -84,19 +84,19 @@ fn a_restart_writes_nothing() {
 }
 
 #[test]
-fn services_that_come_and_go_leave_nothing() {
+fn deleted_services_leave_no_rules() {
     for flavour in FLAVOURS {
         let network = network();
         let none = Snapshot { services: Default::default(), ..state() };
         let work = || {
-            let mut told = Adapter::new(IptablesBackend::new(config(), Tools::find(flavour)?));
+            let mut adapter = Adapter::new(IptablesBackend::new(config(), Tools::find(flavour)?));
             let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-            let mut apply = |state: &Snapshot| runtime.block_on(told.sync(state, &Changes::everything()))?.whole();
+            let mut apply = |state: &Snapshot| runtime.block_on(adapter.sync(state, &Changes::everything()))?.whole();
             apply(&none)?;
             let before = list(network.node(), flavour);
             for _ in 0..3 {
                 apply(&state())?;
-                anyhow::ensure!(list(network.node(), flavour).len() > before.len() + 20, "nothing was programmed");
+                anyhow::ensure!(list(network.node(), flavour).len() > before.len() + 20, "no rules were programmed");
                 apply(&none)?;
             }
             Ok((before, list(network.node(), flavour)))
@@ -107,7 +107,7 @@ fn services_that_come_and_go_leave_nothing() {
 }
 
 #[test]
-fn cleanup_leaves_what_was_there_before() {
+fn cleanup_restores_the_tables_of_before() {
     for flavour in FLAVOURS {
         let network = network();
         let node = network.node();
@@ -144,7 +144,7 @@ fn cleanup_leaves_what_was_there_before() {
 }
 
 #[test]
-fn a_service_that_is_refused_is_named_and_the_others_are_programmed() {
+fn a_refused_service_is_named_and_the_others_are_programmed() {
     for flavour in FLAVOURS {
         let network = network();
         let mut state = state();
@@ -177,9 +177,9 @@ fn repairs(flavour: Flavour, damages: &[&str]) {
     // While no backend runs, every command does damage. A backend that is started afterwards repairs it.
     for damage in &damages {
         run(node, damage);
-        assert!(list(node, flavour) != right, "{damage} does no damage");
+        assert!(list(node, flavour) != right, "{damage} changes nothing");
         program();
-        assert!(list(node, flavour) == right, "{damage} and a start");
+        assert!(list(node, flavour) == right, "after {damage} and a start");
     }
     let _live = Live::start(&network, config(), flavour, state());
     for damage in &damages {

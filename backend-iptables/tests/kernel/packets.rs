@@ -109,20 +109,20 @@ fn nothing_leaves(flavour: Flavour) {
             }
         });
         let (stop, heard, network) = (&stop, &heard, &network);
-        let asking = scope.spawn(move || {
+        let querying = scope.spawn(move || {
             // Without rules, packets to the address would leave the node.
             may_begin.recv()?;
             ask(network, stop, heard)
         });
         let changing = move || {
             let cleaner = Cleaner::start(|_| {}).expect("a thread");
-            let mut told = Adapter::new(IptablesBackend::new(config(), Tools::find(flavour)?));
+            let mut adapter = Adapter::new(IptablesBackend::new(config(), Tools::find(flavour)?));
             let runtime = tokio::runtime::Builder::new_current_thread().build()?;
             let mut begin = Some(begin);
             for _ in 0..ROUNDS {
                 for serves in [false, true] {
-                    runtime.block_on(told.sync(&dns(serves), &Changes::everything()))?.whole()?;
-                    cleaner.committed(told.listener_mut().take_commit());
+                    runtime.block_on(adapter.sync(&dns(serves), &Changes::everything()))?.whole()?;
+                    cleaner.committed(adapter.listener_mut().take_commit());
                     begin.take().map_or(Ok(()), |begin| begin.send(()))?;
                     if serves {
                         await_that(
@@ -140,22 +140,22 @@ fn nothing_leaves(flavour: Flavour) {
         // After a panic, the other threads have to end, too.
         let changed = catch_unwind(AssertUnwindSafe(|| network.node().run(changing)));
         stop.store(true, Ordering::Relaxed);
-        let asked = asking.join().unwrap();
+        let queried = querying.join().unwrap();
         changed.unwrap_or_else(|panic| resume_unwind(panic)).unwrap();
-        asked.unwrap();
+        queried.unwrap();
     });
     assert_eq!(strayed.load(Ordering::Relaxed), 0, "{flavour:?}: packets left the node untranslated");
 }
 
 #[test]
-fn nothing_leaves_untranslated_while_a_service_gains_or_loses_all_endpoints() {
+fn no_packet_leaves_untranslated_while_a_service_gains_or_loses_all_endpoints() {
     FLAVOURS.into_iter().for_each(nothing_leaves);
 }
 
 /// Invalid packets are dropped as in kube-proxy's iptables mode (kubernetes/kubernetes#74839). A segment outside of the window of
 /// a translated connection would reach the client untranslated, and the client would reset the connection.
 #[test]
-fn invalid_packets_are_dropped_unless_windows_do_not_count() {
+fn invalid_packets_are_dropped_unless_tcp_windows_are_ignored() {
     for (flavour, forwards) in FLAVOURS.into_iter().flat_map(|flavour| [(flavour, false), (flavour, true)]) {
         let network = Network::build(Topology::with_pods([POD, "10.180.0.2"]).unwrap()).unwrap();
         let state = "node: {name: node-a, addresses: [192.168.0.2]}
@@ -169,11 +169,11 @@ services:
 ";
         let work = || {
             let backend = IptablesBackend::new(config(), Tools::find(flavour)?);
-            let mut told = Adapter::new(if forwards { backend.forwarding_invalid() } else { backend });
+            let mut adapter = Adapter::new(if forwards { backend.forwarding_invalid() } else { backend });
             let runtime = tokio::runtime::Builder::new_current_thread().build()?;
             let state = serde_saphyr::from_str(state)?;
-            runtime.block_on(told.sync(&state, &Changes::everything()))?.whole()?;
-            anyhow::ensure!(!told.listener_mut().look()?, "the tables are not read as they were written");
+            runtime.block_on(adapter.sync(&state, &Changes::everything()))?.whole()?;
+            anyhow::ensure!(!adapter.listener_mut().needs_repair()?, "the tables read back differ from those written");
             Ok(())
         };
         network.node().run(work).unwrap();

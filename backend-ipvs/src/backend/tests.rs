@@ -77,9 +77,9 @@ fn run<T>(future: impl Future<Output = T>) -> T {
 }
 
 #[test]
-fn the_configuration_is_reported_with_the_addresses_of_node_ports() {
+fn the_reported_configuration_has_the_addresses_of_node_ports() {
     let mut backend = backend(Options::default());
-    assert_eq!(backend.configuration(), None, "nothing is known of the node");
+    assert_eq!(backend.configuration(), None, "the node is unknown");
     sync(&mut backend, &state(), &Changes::everything());
     let effective = Effective { config: config(), node_port_addresses: vec![IpAddr::from([192, 168, 0, 2])] };
     assert_eq!(backend.configuration(), Some(effective));
@@ -93,7 +93,7 @@ fn foreign(port: u16, address: [u8; 4]) -> (Frontend, FakeServer) {
 }
 
 #[test]
-fn rules_come_before_virtual_servers_and_addresses_last_and_a_steady_state_sends_nothing() {
+fn rules_are_written_first_and_addresses_last_and_an_unchanged_state_sends_nothing() {
     let mut backend = backend(Options::default());
     let log = sync(&mut backend, &state(), &Changes::everything());
     let expected = [
@@ -112,7 +112,7 @@ fn rules_come_before_virtual_servers_and_addresses_last_and_a_steady_state_sends
 }
 
 #[test]
-fn one_endpoint_less_is_one_change_for_each_virtual_server() {
+fn removing_an_endpoint_changes_each_virtual_server_once() {
     let mut backend = backend(Options::default());
     sync(&mut backend, &state(), &Changes::everything());
     let log = sync(&mut backend, &shrunk(), &web_changed());
@@ -131,7 +131,7 @@ fn one_endpoint_less_is_one_change_for_each_virtual_server() {
 }
 
 #[test]
-fn what_is_gone_leaves_in_the_opposite_order() {
+fn removals_have_the_opposite_order() {
     let mut backend = backend(Options::default());
     sync(&mut backend, &state(), &Changes::everything());
     let empty = Snapshot { services: Default::default(), ..state() };
@@ -144,7 +144,7 @@ fn what_is_gone_leaves_in_the_opposite_order() {
 }
 
 #[test]
-fn virtual_servers_of_others_stay_through_everything() {
+fn virtual_servers_of_other_programs_always_stay() {
     let options = Options { exclude_cidrs: vec!["172.30.9.0/24".parse().unwrap()], ..Options::default() };
     let mut backend = backend(options);
     let others = [foreign(80, [10, 9, 9, 1]), foreign(31_000, [192, 168, 0, 2]), foreign(80, [172, 30, 9, 1])];
@@ -165,7 +165,7 @@ fn virtual_servers_of_others_stay_through_everything() {
 }
 
 #[test]
-fn a_vip_in_an_excluded_cidr_is_left_out_and_said() {
+fn a_vip_in_an_excluded_cidr_is_skipped_with_a_diagnostic() {
     let options = Options { exclude_cidrs: vec!["172.30.0.0/24".parse().unwrap()], ..Options::default() };
     let mut backend = backend(options);
     let (log, skipped) = synced(&mut backend, &state(), &Changes::everything());
@@ -175,7 +175,7 @@ fn a_vip_in_an_excluded_cidr_is_left_out_and_said() {
 }
 
 #[test]
-fn what_others_delete_comes_back() {
+fn objects_that_other_programs_delete_are_restored() {
     let mut backend = backend(Options::default());
     sync(&mut backend, &state(), &Changes::everything());
     let before = backend.kernel.clone();
@@ -200,7 +200,7 @@ fn what_others_delete_comes_back() {
 }
 
 #[test]
-fn destinations_that_others_change_are_noticed_and_put_right() {
+fn destinations_that_other_programs_change_are_repaired() {
     let mut backend = backend(Options::default());
     sync(&mut backend, &state(), &Changes::everything());
     let before = backend.kernel.servers.clone();
@@ -228,24 +228,21 @@ fn destinations_that_others_change_are_noticed_and_put_right() {
 
 /// A change must not wait for the check of 1,000 virtual servers.
 #[test]
-fn a_look_can_be_broken_off_and_goes_on_where_it_was() {
+fn a_cancelled_check_continues_where_it_stopped() {
     let mut backend = backend(Options::default());
     sync(&mut backend, &state(), &Changes::everything());
     let last = *backend.kernel.servers.keys().next_back().unwrap();
     {
-        let mut look = pin!(backend.is_undisturbed());
-        assert!(look.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "it looked at all in one go");
+        let mut check = pin!(backend.is_undisturbed());
+        assert!(check.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "the check did not yield");
     }
-    assert_eq!(backend.desired.servers().after(backend.looked_at, 1), [last]);
+    assert_eq!(backend.desired.servers().after(backend.checked, 1), [last]);
     let mut draining = self::backend(Options::default());
     sync(&mut draining, &state(), &Changes::everything());
     sync(&mut draining, &shrunk(), &web_changed());
     {
         let mut drain = pin!(draining.drain(Duration::ZERO));
-        assert!(
-            drain.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(),
-            "it looked at all in one go"
-        );
+        assert!(drain.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "the check did not yield");
     }
     // The first virtual server has drained. The next call continues with the other one.
     let first = ["-d -t 172.30.0.1:80 -r 10.180.1.2:8080"];
@@ -257,7 +254,7 @@ fn a_look_can_be_broken_off_and_goes_on_where_it_was() {
 
 /// The rules of a VIP decide who may reach it, so a family without rules gets no virtual servers.
 #[test]
-fn what_has_no_rules_yet_has_no_virtual_server_either() {
+fn a_vip_without_rules_has_no_virtual_server() {
     let mut backend = backend(Options::default());
     backend.kernel.no_rules = Some(Family::V4);
     let synced = run(backend.apply(&state(), &Changes::everything())).unwrap();
@@ -270,7 +267,7 @@ fn what_has_no_rules_yet_has_no_virtual_server_either() {
 }
 
 #[test]
-fn an_endpoint_that_the_kernel_refuses_is_left_out_and_said() {
+fn an_endpoint_that_the_kernel_refuses_is_skipped_with_a_diagnostic() {
     let mut backend = backend(Options::default());
     backend.kernel.hated.insert("10.180.1.2:8080".parse().unwrap());
     let (_, skipped) = synced(&mut backend, &state(), &Changes::everything());
@@ -292,7 +289,7 @@ fn an_endpoint_that_the_kernel_refuses_is_left_out_and_said() {
 }
 
 #[test]
-fn what_the_kernel_takes_later_is_served_without_having_changed() {
+fn a_refused_endpoint_is_retried_without_a_change() {
     let mut backend = backend(Options::default());
     backend.kernel.hated.insert("10.180.1.2:8080".parse().unwrap());
     let synced = run(backend.apply(&state(), &Changes::everything())).unwrap();
@@ -305,13 +302,13 @@ fn what_the_kernel_takes_later_is_served_without_having_changed() {
 }
 
 #[test]
-fn an_address_that_the_kernel_refuses_is_said_and_tried_again() {
+fn an_address_that_the_kernel_refuses_is_reported_and_retried() {
     let mut backend = backend(Options::default());
     backend.kernel.hated_addresses.insert("172.30.0.1".parse().unwrap());
     let (_, skipped) = synced(&mut backend, &state(), &Changes::everything());
     let reason = "failed to add the address 172.30.0.1 to the interface kube-ipvs0: hated".to_owned();
     assert_eq!(skipped, [vips::refused(&ServiceKey::new("default", "web"), reason)]);
-    assert!(run(backend.is_undisturbed()).unwrap(), "nobody took it away");
+    assert!(run(backend.is_undisturbed()).unwrap(), "no other program removed it");
     // The backend does not retry it, but the change stays pending.
     assert_eq!(synced(&mut backend, &state(), &Changes::default()), (vec![], skipped.clone()));
     backend.forget();
@@ -328,7 +325,7 @@ fn an_address_that_the_kernel_refuses_is_said_and_tried_again() {
 
 /// A refusal for lack of memory is not the fault of the Service being written: the sync fails, is retried, and skips no Service.
 #[test]
-fn want_of_memory_is_no_services_fault() {
+fn lack_of_memory_is_blamed_on_no_service() {
     let hate: [fn(&mut FakeKernel); 2] = [
         |kernel| _ = kernel.hated.insert("10.180.1.2:8080".parse().unwrap()),
         |kernel| _ = kernel.hated_addresses.insert("172.30.0.1".parse().unwrap()),
@@ -350,7 +347,7 @@ fn want_of_memory_is_no_services_fault() {
 
 /// Every sync without an applied state is a full sync, not only the first one.
 #[test]
-fn what_was_lost_makes_a_full_attempt() {
+fn a_lost_table_causes_a_full_sync() {
     let mut backend = backend(Options::default());
     let mut full = |lose: bool| {
         if lose {
@@ -363,29 +360,29 @@ fn what_was_lost_makes_a_full_attempt() {
 }
 
 #[test]
-fn a_scheduler_that_the_kernel_lacks_is_said_with_what_helps() {
+fn an_error_about_a_missing_scheduler_names_its_module() {
     let mut backend = backend(Options { scheduler: "mh".parse().unwrap(), ..Options::default() });
     backend.kernel.lacks.insert("mh".to_owned());
     let error = backend.check().unwrap_err().to_string();
-    assert!(error.contains("no scheduler mh: load its module (modprobe ip_vs_mh)"), "{error}");
+    assert!(error.contains("no IPVS scheduler mh: load its module with modprobe ip_vs_mh"), "{error}");
     backend.kernel.lacks.clear();
     backend.check().unwrap();
-    assert_eq!(backend.kernel.servers, Default::default(), "the question leaves nothing behind");
+    assert_eq!(backend.kernel.servers, Default::default(), "the check for the scheduler creates no virtual server");
 }
 
 #[test]
-fn an_address_that_another_interface_has_stays_there() {
+fn an_address_of_another_interface_stays_there() {
     let mut backend = backend(Options::default());
     backend.set_local_addresses(vec!["172.30.0.1".parse().unwrap()]);
     sync(&mut backend, &state(), &Changes::everything());
     assert_eq!(backend.kernel.addresses, None);
     assert!(backend.set_local_addresses(vec!["192.168.0.2".parse().unwrap()]));
     assert_eq!(sync(&mut backend, &state(), &Changes::default()), ["rules", "addresses +[172.30.0.1] -[]"]);
-    assert!(!backend.set_local_addresses(vec!["192.168.0.3".parse().unwrap()]), "that is nobody's business");
+    assert!(!backend.set_local_addresses(vec!["192.168.0.3".parse().unwrap()]), "no NodePort depends on this address");
 }
 
 #[test]
-fn a_service_may_name_its_scheduler() {
+fn an_annotation_selects_the_scheduler() {
     let named = |name: &str| {
         let mut state = state();
         let web = state.services.get_mut(&ServiceKey::new("default", "web")).unwrap();
@@ -402,8 +399,8 @@ fn a_service_may_name_its_scheduler() {
     assert_eq!(log, ["-E -t 172.30.0.1:80 -s mh -b mh-port; -E -t 192.168.0.2:30080 -s mh -b mh-port"]);
     assert_eq!(skipped, []);
     for (name, reason) in [
-        ("sed", "this kernel has no scheduler sed: load its module (modprobe ip_vs_sed); rr is used instead"),
-        ("round robin", "\"round robin\" is no name of an IPVS scheduler"),
+        ("sed", "this kernel has no IPVS scheduler sed: load its module with modprobe ip_vs_sed; using rr instead"),
+        ("round robin", "\"round robin\" is not the name of an IPVS scheduler"),
     ] {
         backend.kernel.lacks.insert("sed".to_owned());
         let (_, skipped) = synced(&mut backend, &named(name), &web_changed());

@@ -181,7 +181,7 @@ fn missed() -> Chain {
     let to_vip = || Statement::is_in(VIP, SetId::Vips.name());
     let drop = || Statement::Verdict(Verdict::Drop);
     Chain::new(names::MISSED)
-        .comment("virtual servers that are missing come back")
+        .comment("traffic to missing virtual servers returns")
         .rule([on_interface(), to_vip(), Statement::TcpOpens, drop()])
         .rule([Statement::Protocol(Op::Ne, Protocol::Tcp), on_interface(), to_vip(), drop()])
 }

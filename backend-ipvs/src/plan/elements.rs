@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_node_comes_from_the_vip_itself() {
+    fn traffic_of_the_node_has_the_vip_as_its_source() {
         let vip = "198.51.100.1".parse().unwrap();
         let node = ["192.168.0.2", "fd00::2"].map(|address| address.parse().unwrap());
         for (ranges, expected) in [

@@ -71,16 +71,16 @@ impl SetId {
     pub fn comment(self) -> &'static str {
         match self {
             Self::Vips => "VIPs, each a virtual server of IPVS",
-            Self::Addresses => "addresses of kube-ipvs0: what is no VIP there is refused",
+            Self::Addresses => "addresses of kube-ipvs0: ports without a VIP are refused",
             Self::ClusterIps => "ClusterIPs",
             Self::External => "VIPs whose traffic is masqueraded",
             Self::ExternalLocal => "VIPs that send traffic from outside to local endpoints",
             Self::Services => "VIP to the choice of an endpoint for this node's own traffic",
             Self::Endpoints => "VIP and slot to endpoint",
-            Self::NoEndpoints => "VIPs that nothing serves",
+            Self::NoEndpoints => "VIPs without an eligible endpoint",
             Self::Hairpin => "local endpoints that reach themselves",
-            Self::Firewalled => "VIPs that not everyone may reach",
-            Self::AllowedSources => "who may reach them",
+            Self::Firewalled => "VIPs with source ranges",
+            Self::AllowedSources => "sources that may reach these VIPs",
         }
     }
 

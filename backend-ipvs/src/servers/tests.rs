@@ -68,20 +68,20 @@ impl Ipvs {
 /// Sends all pending changes, and returns them in the notation of ipvsadm.
 #[track_caller]
 fn send(servers: &mut Servers, ipvs: &mut Ipvs) -> String {
-    let mut said = String::new();
+    let mut script = String::new();
     let steps: [fn(&Servers) -> Vec<Change>; 2] = [Servers::deletions, |servers| servers.changes(|_| true)];
     for step in steps {
         let changes = step(servers);
         ipvs.apply(&changes);
         assert_eq!(servers.applied(&changes, &[]), []);
-        said += &localnet_linux::ipvs::script(&changes);
+        script += &localnet_linux::ipvs::script(&changes);
     }
     servers.settle();
-    said
+    script
 }
 
 #[test]
-fn each_change_sends_what_differs_and_no_more() {
+fn each_change_sends_only_the_difference() {
     let (mut servers, mut ipvs) = (Servers::default(), Ipvs::default());
     servers.adopt([]);
     let (tcp, udp) = (frontend(Protocol::Tcp, 80), frontend(Protocol::Udp, 53));
@@ -113,10 +113,10 @@ fn each_change_sends_what_differs_and_no_more() {
 }
 
 #[test]
-fn a_destination_goes_when_its_last_connection_has_ended_or_its_time_is_over() {
+fn a_destination_is_deleted_after_its_last_connection_or_its_time_limit() {
     let tcp = frontend(Protocol::Tcp, 80);
     let seconds = Duration::from_secs;
-    for (limit, looks, expected) in [
+    for (limit, checks, expected) in [
         (None, &[(10, 2), (1_000_000, 1), (1_000_001, 0)][..], 3),
         (Some(60), &[(10, 2), (69, 2), (70, 2)], 3),
         (None, &[(10, 0)], 1),
@@ -129,7 +129,7 @@ fn a_destination_goes_when_its_last_connection_has_ended_or_its_time_is_over() {
         send(&mut servers, &mut ipvs);
         assert_eq!(servers.draining(), [tcp].into());
         let mut looked = 0;
-        for (at, active) in looks {
+        for (at, active) in checks {
             looked += 1;
             let found = [(endpoint(1), Connections { active: *active, ..Connections::default() })];
             let changes = servers.drained(&tcp, seconds(*at), limit.map(seconds), &found);
@@ -145,7 +145,7 @@ fn a_destination_goes_when_its_last_connection_has_ended_or_its_time_is_over() {
 }
 
 #[test]
-fn what_drains_is_found_again_after_a_restart() {
+fn draining_destinations_are_found_after_a_restart() {
     let tcp = frontend(Protocol::Tcp, 80);
     let (mut servers, mut ipvs) = (Servers::default(), Ipvs::default());
     servers.adopt([]);
@@ -162,10 +162,10 @@ fn what_drains_is_found_again_after_a_restart() {
 }
 
 #[test]
-fn what_others_changed_is_noticed_but_not_what_others_have() {
+fn changes_to_our_servers_are_noticed_and_foreign_servers_ignored() {
     let tcp = frontend(Protocol::Tcp, 80);
     let (mut servers, mut ipvs) = (Servers::default(), Ipvs::default());
-    assert!(!servers.are(&[]), "nothing is known yet");
+    assert!(!servers.are(&[]), "the live state is unknown");
     servers.adopt([]);
     servers.set(plan(tcp, &[1]));
     send(&mut servers, &mut ipvs);
@@ -184,10 +184,10 @@ fn what_others_changed_is_noticed_but_not_what_others_have() {
 }
 
 #[test]
-fn destinations_are_compared_with_what_is_held() {
+fn destinations_are_compared_with_the_applied_state() {
     let tcp = frontend(Protocol::Tcp, 80);
     let (mut servers, mut ipvs) = (Servers::default(), Ipvs::default());
-    assert!(!servers.has(&tcp, &[]), "nothing is known yet");
+    assert!(!servers.has(&tcp, &[]), "the live state is unknown");
     servers.adopt([]);
     servers.set(plan(tcp, &[1, 2]));
     send(&mut servers, &mut ipvs);
@@ -212,7 +212,7 @@ fn destinations_are_compared_with_what_is_held() {
 }
 
 #[test]
-fn all_that_are_held_have_their_turn() {
+fn all_servers_are_checked_in_turn() {
     let (mut servers, mut ipvs) = (Servers::default(), Ipvs::default());
     assert_eq!(servers.after(None, 9), []);
     servers.adopt([]);
@@ -265,7 +265,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     /// After any history, IPVS has accepted each change, and exactly the desired endpoints get new connections.
     #[test]
-    fn any_history_ends_where_it_should(steps in steps()) {
+    fn any_history_ends_in_the_desired_state(steps in steps()) {
         let (mut servers, mut ipvs) = (Servers::default(), Ipvs::default());
         servers.adopt([]);
         let of = |tcp, port| frontend(if tcp { Protocol::Tcp } else { Protocol::Udp }, port);

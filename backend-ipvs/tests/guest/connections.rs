@@ -96,7 +96,7 @@ fn with_backend<T: Send>(
 }
 
 #[test]
-fn connections_outlive_their_endpoint_and_the_backend() {
+fn connections_survive_the_removal_of_their_endpoint_and_of_the_backend() {
     on_ipvs(|| {
         in_network(|network| {
             let all = state();
@@ -107,13 +107,13 @@ fn connections_outlive_their_endpoint_and_the_backend() {
             assert!(draining);
             assert!(is_answered(&mut long), "it keeps its endpoint");
             for _ in 0..8 {
-                assert_eq!(connect(network).1, 1 - gone, "nothing new goes there");
+                assert_eq!(connect(network).1, 1 - gone, "new connections go elsewhere");
             }
             // The restarted backend still knows that the endpoint drains, and the connection continues.
             with_backend(network, Options::default(), &rest, async |backend| {
                 assert!(backend.is_draining());
                 backend.drain(Duration::ZERO).await.unwrap();
-                assert!(backend.is_draining(), "there is a connection left");
+                assert!(backend.is_draining(), "a connection is left");
             });
             assert!(is_answered(&mut long));
             // The endpoint returns and keeps its connection.
@@ -126,7 +126,7 @@ fn connections_outlive_their_endpoint_and_the_backend() {
                 let began = Instant::now();
                 while backend.is_draining() {
                     backend.drain(began.elapsed()).await.unwrap();
-                    assert!(began.elapsed() < PATIENCE, "it is never deleted");
+                    assert!(began.elapsed() < PATIENCE, "the destination is never deleted");
                     std::thread::sleep(Duration::from_millis(100));
                 }
             });
@@ -135,7 +135,7 @@ fn connections_outlive_their_endpoint_and_the_backend() {
 }
 
 #[test]
-fn a_limit_ends_what_does_not_end_by_itself() {
+fn the_drain_limit_cuts_connections() {
     on_ipvs(|| {
         in_network(|network| {
             let all = state();

@@ -54,7 +54,7 @@ fn as_ipvs_shows_it(mut case: Case) -> anyhow::Result<Case> {
 
 /// Verifies every `PARTS`-th Case from `part` on. Building a network in the guest is slow, so Cases share one. They are
 /// programmed one after the other, and each starts with the live state of the previous one, as after a restart.
-fn packets_go_where_the_flows_say(part: usize) {
+fn packets_match_the_flows(part: usize) {
     let mut groups: BTreeMap<Vec<IpAddr>, Vec<Case>> = BTreeMap::new();
     for dir in case_dirs().into_iter().skip(part).step_by(PARTS) {
         let case = as_ipvs_shows_it(Case::load(&dir).unwrap()).unwrap();
@@ -101,7 +101,7 @@ fn program(case: &Case) -> anyhow::Result<()> {
         backend.set_local_addresses(case.flows.local_addresses());
         backend.apply(&case.read_state()?, &Changes::everything()).await?.whole()?;
         // The backend reads exactly what it wrote.
-        anyhow::ensure!(backend.is_undisturbed().await?, "IPVS is not read as it was written");
+        anyhow::ensure!(backend.is_undisturbed().await?, "the live state of IPVS differs from the applied state");
         Ok(())
     })
 }
@@ -126,11 +126,11 @@ const PARTS: usize = 4;
 
 macro_rules! parts {
     ($($name:ident: $part:expr),+) => {
-        mod packets_go_where_the_flows_say {
+        mod packets_match_the_flows {
             $(
                 #[test]
                 fn $name() {
-                    super::on_ipvs(|| super::packets_go_where_the_flows_say($part));
+                    super::on_ipvs(|| super::packets_match_the_flows($part));
                 }
             )+
         }

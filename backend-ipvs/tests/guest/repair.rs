@@ -37,7 +37,7 @@ fn everything() -> (Vec<String>, String, String) {
 }
 
 #[test]
-fn what_others_take_away_comes_back_and_cleanup_leaves_what_is_theirs() {
+fn deleted_objects_are_restored_and_cleanup_keeps_foreign_ones() {
     on_ipvs(|| {
         let network = Network::build(Topology::default()).unwrap();
         let work = || {

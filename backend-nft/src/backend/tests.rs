@@ -219,7 +219,7 @@ fn without_slots(table: &mut crate::fake::FakeTable) {
 }
 
 #[test]
-fn a_second_sync_and_a_restart_send_nothing() {
+fn neither_a_second_sync_nor_a_restart_sends_anything() {
     let mut backend = backend();
     let state = state([service("web", "172.30.0.41", &["10.180.0.1", "10.180.1.2"])]);
     backend.apply(&state, &Changes::everything()).unwrap().whole().unwrap();
@@ -231,7 +231,7 @@ fn a_second_sync_and_a_restart_send_nothing() {
 }
 
 #[test]
-fn one_endpoint_more_sends_only_what_differs() {
+fn adding_an_endpoint_sends_only_the_difference() {
     let mut backend = backend();
     let web = |endpoints: &[&str]| service("web", "172.30.0.41", endpoints);
     let others = || (0..50).map(|i| service(&format!("s{i}"), &format!("172.30.1.{i}"), &["10.180.1.2", "10.180.1.4"]));
@@ -263,7 +263,7 @@ fn a_restart_sends_only_differences() {
 }
 
 #[test]
-fn what_others_changed_is_found_and_repaired() {
+fn changes_by_other_programs_are_repaired() {
     let mut backend = backend();
     let web = |endpoints: &[&str]| state([service("web", "172.30.0.41", endpoints)]);
     backend.apply(&web(&["10.180.1.2"]), &Changes::everything()).unwrap().whole().unwrap();
@@ -310,7 +310,7 @@ fn tables_of_another_shape_are_replaced_in_one_transaction() {
 }
 
 #[test]
-fn the_first_service_by_name_has_a_vip_and_leaves_it_to_the_next() {
+fn a_shared_vip_goes_to_the_next_service_by_name() {
     let claimants = |names: &[&str]| state(names.iter().map(|name| service(name, "172.30.0.41", &["10.180.1.2"])));
     let owner = |backend: &NftBackend<FakeKernel>| {
         has(backend, SetId::Services, ("172.30.0.41", 80)).unwrap().comment.unwrap().to_string()
@@ -321,11 +321,14 @@ fn the_first_service_by_name_has_a_vip_and_leaves_it_to_the_next() {
     let notices = backend.desired.update(&claimants(&["a", "b"]), &changed(&["a"]));
     assert_eq!(
         notices.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        ["Service default/b: 172.30.0.41:80/tcp belongs to service default/a, which comes first by name"]
+        ["Service default/b: 172.30.0.41:80/tcp belongs to service default/a, whose name sorts first"]
     );
     backend.apply(&claimants(&["a", "b"]), &Changes::default()).unwrap().whole().unwrap();
     assert_eq!(owner(&backend), "default/a:http");
-    assert!(backend.desired.update(&claimants(&["a", "b", "c"]), &changed(&["a", "b", "c"])).len() == 1, "said once");
+    assert!(
+        backend.desired.update(&claimants(&["a", "b", "c"]), &changed(&["a", "b", "c"])).len() == 1,
+        "reported once"
+    );
     backend.apply(&claimants(&["b", "c"]), &changed(&["a"])).unwrap().whole().unwrap();
     assert_eq!(owner(&backend), "default/b:http");
     backend.apply(&claimants(&[]), &changed(&["b", "c"])).unwrap().whole().unwrap();
@@ -334,7 +337,7 @@ fn the_first_service_by_name_has_a_vip_and_leaves_it_to_the_next() {
 }
 
 #[test]
-fn an_address_comes_before_a_node_port_whatever_the_names() {
+fn an_own_address_has_precedence_over_a_node_port() {
     let mut by_port = service("a", "172.30.0.41", &["10.180.1.2"]);
     by_port.ports[0].node_port = Some(30_080);
     let mut by_address = service("z", "172.30.0.42", &["10.180.1.4"]);
@@ -349,7 +352,7 @@ fn an_address_comes_before_a_node_port_whatever_the_names() {
     assert_eq!(
         notices.iter().map(ToString::to_string).collect::<Vec<_>>(),
         [
-            "Service default/a: 192.168.0.2:30080/tcp belongs to service default/z, as its own address, which comes before NodePorts"
+            "Service default/a: 192.168.0.2:30080/tcp belongs to service default/z, as its own address, which has precedence over NodePorts"
         ]
     );
     backend.apply(&both, &Changes::default()).unwrap().whole().unwrap();
@@ -359,7 +362,7 @@ fn an_address_comes_before_a_node_port_whatever_the_names() {
 }
 
 #[test]
-fn a_service_that_the_kernel_refuses_is_left_out_until_it_changes_or_is_tried_again() {
+fn a_service_that_the_kernel_refuses_is_skipped_until_it_changes_or_is_retried() {
     [false, true].into_iter().for_each(refused_service);
 }
 
@@ -383,7 +386,7 @@ fn refused_service(vague: bool) {
     backend.retry_refused();
     let synced = backend.apply(&state, &Changes::default()).unwrap();
     assert_eq!(synced.refused, [ServiceKey::new("default", "s-172.30.0.42")].into());
-    assert!(synced.skipped[0].problem.starts_with("left out, and tried again later: "), "{synced:?}");
+    assert!(synced.skipped[0].problem.starts_with("the kernel refuses it; retrying later: "), "{synced:?}");
     let hated = std::mem::take(&mut backend.kernel.hated);
     backend.retry_refused();
     let synced = backend.apply(&state, &Changes::default()).unwrap();
@@ -403,7 +406,7 @@ fn refused_service(vague: bool) {
 /// A lack of memory is not the fault of the service that hit it. The sync fails and is retried, and no service is
 /// skipped.
 #[test]
-fn want_of_memory_is_no_services_fault() {
+fn lack_of_memory_is_blamed_on_no_service() {
     for vague in [false, true] {
         let mut backend = backend();
         backend.kernel.vague = vague;
@@ -425,7 +428,7 @@ fn want_of_memory_is_no_services_fault() {
 
 /// An attempt with an unknown applied state is a full one, also after the first attempt.
 #[test]
-fn a_table_that_was_lost_makes_a_full_attempt() {
+fn a_lost_table_causes_a_full_sync() {
     let mut backend = backend();
     let state = state([service("web", "172.30.0.41", &["10.180.1.2"])]);
     let both = localnet_proto::Family::BOTH.to_vec();
@@ -469,7 +472,7 @@ fn growth_replaces_the_table_in_one_transaction() {
 }
 
 #[test]
-fn the_node_moves_its_node_ports_along() {
+fn a_changed_node_address_moves_the_node_ports() {
     let mut backend = backend();
     let mut with_node_port = service("web", "172.30.0.41", &["10.180.1.2"]);
     with_node_port.ports[0].node_port = Some(30_080);
@@ -509,7 +512,7 @@ fn cleanup_leaves_nothing_and_sync_starts_anew() {
 }
 
 #[test]
-fn what_flows_are_about_is_told_once_and_only_of_what_changed() {
+fn a_commit_names_each_changed_vip_once() {
     let mut backend = backend();
     let web =
         |endpoints: &[&str]| state([service("web", "172.30.0.41", endpoints), service("other", "172.30.0.42", &[])]);
@@ -542,7 +545,7 @@ fn what_flows_are_about_is_told_once_and_only_of_what_changed() {
 }
 
 #[test]
-fn only_commits_since_the_tables_were_read_disturb() {
+fn only_commits_after_the_read_cause_a_repair() {
     let mut backend = backend();
     backend.kernel.generation = Some(40);
     let web = state([service("web", "172.30.0.41", &["10.180.1.2"])]);
@@ -665,11 +668,11 @@ proptest! {
         let mut keys: Vec<_> = state.services.keys().cloned().collect();
         let len = keys.len().max(1);
         keys.rotate_left(seed as usize % len);
-        let mut known = Snapshot { services: BTreeMap::new(), ..state.clone() };
+        let mut partial = Snapshot { services: BTreeMap::new(), ..state.clone() };
         for key in keys {
-            known.services.insert(key.clone(), state.services[&key].clone());
+            partial.services.insert(key.clone(), state.services[&key].clone());
             let changes = Changes { services: BTreeSet::from([key]), ..Changes::default() };
-            one_by_one.apply(&known, &changes).unwrap().whole().unwrap();
+            one_by_one.apply(&partial, &changes).unwrap().whole().unwrap();
         }
         prop_assert_eq!(normal(at_once.kernel()), normal(one_by_one.kernel()));
         prop_assert_eq!(planned(&at_once), planned(&one_by_one));

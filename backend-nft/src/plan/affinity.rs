@@ -135,7 +135,7 @@ pub fn clients(family: Family, slot: u32) -> Set {
     Set::new(clients_name(slot), [family.address_type(), FieldType::Priority])
         .dynamic(None)
         .size(CLIENTS)
-        .comment("client and number of a port: who stays with this slot")
+        .comment("clients that stay with this slot, with the number of a port")
 }
 
 /// How many clients each slot remembers.
@@ -307,44 +307,44 @@ mod tests {
     }
 
     /// The numbers behind a VIP in each set, as text.
-    fn said(vip: &Vip) -> String {
-        let mut said: BTreeMap<SetId, Vec<String>> = BTreeMap::new();
+    fn listed(vip: &Vip) -> String {
+        let mut listed: BTreeMap<SetId, Vec<String>> = BTreeMap::new();
         of_vip(&Tuple::new(), vip, &slots_of(vip), &mut |set, element| {
             let number = element.key.start().as_bytes().try_into().map(u32::from_ne_bytes);
-            let number = number.map_or_else(|_| "there".to_owned(), |number| number.to_string());
-            said.entry(set).or_default().push(match element.data {
+            let number = number.map_or_else(|_| "present".to_owned(), |number| number.to_string());
+            listed.entry(set).or_default().push(match element.data {
                 localnet_linux::nft::ElementData::Verdict(Verdict::Jump(chain)) => format!("{number} {chain}"),
                 _ => number,
             });
         });
-        let said = said.into_iter().map(|(set, numbers)| format!("{} {}", set.name(), numbers.join(" ")));
-        said.collect::<Vec<_>>().join(", ").replace("affinity-", "")
+        let listed = listed.into_iter().map(|(set, numbers)| format!("{} {}", set.name(), numbers.join(" ")));
+        listed.collect::<Vec<_>>().join(", ").replace("affinity-", "")
     }
 
     #[test]
     fn an_endpoint_has_one_slot_in_both_pools() {
         for (cluster, local, expected) in [
             (&[][..], &[][..], ""),
-            (&[1, 2], &[], "vips there, timeouts 600, sizes 2, slots 0 1, picks 0 slot-0 1 slot-1, endpoints 0 1"),
-            (&[], &[3], "vips there, timeouts 600, local-sizes 1, local-slots 0, local-picks 0 slot-0, endpoints 0"),
+            (&[1, 2], &[], "vips present, timeouts 600, sizes 2, slots 0 1, picks 0 slot-0 1 slot-1, endpoints 0 1"),
+            (&[], &[3], "vips present, timeouts 600, local-sizes 1, local-slots 0, local-picks 0 slot-0, endpoints 0"),
             (
                 &[1, 3],
                 &[2, 3],
-                "vips there, timeouts 600, sizes 2, slots 0 2, picks 0 slot-0 1 slot-2, \
+                "vips present, timeouts 600, sizes 2, slots 0 2, picks 0 slot-0 1 slot-2, \
                  local-sizes 2, local-slots 1 2, local-picks 0 slot-1 1 slot-2, endpoints 0 1 2",
             ),
         ] {
-            assert_eq!(said(&vip(cluster, local, 600)), expected, "{cluster:?} {local:?}");
+            assert_eq!(listed(&vip(cluster, local, 600)), expected, "{cluster:?} {local:?}");
         }
     }
 
     #[test]
-    fn a_timeout_of_zero_is_not_for_ever() {
-        assert!(said(&vip(&[1], &[], 0)).contains("timeouts 1,"));
+    fn a_timeout_of_zero_becomes_one_second() {
+        assert!(listed(&vip(&[1], &[], 0)).contains("timeouts 1,"));
     }
 
     #[test]
-    fn what_is_used_is_counted() {
+    fn used_chains_are_counted() {
         let vips = [vip(&[1, 2], &[], 60), vip(&[1, 2, 3], &[1], 600), vip(&[1, 2, 3], &[], 60), vip(&[], &[], 7)];
         let mut uses = Uses::default();
         assert_eq!(uses.shape(), Shape::default());

@@ -140,7 +140,7 @@ mod tests {
     }
 
     /// The number of elements in each set, and the chains that verdicts lead to, as text.
-    fn said(exposure: Exposure, cluster: u8, local: u8, when_empty: WhenEmpty) -> String {
+    fn listed(exposure: Exposure, cluster: u8, local: u8, when_empty: WhenEmpty) -> String {
         let key = VipKey { address: IpAddr::from([172, 30, 0, 1]), protocol: Protocol::Tcp, port: 80 };
         let vip = Vip {
             service: ServiceKey::new("default", "web"),
@@ -156,9 +156,9 @@ mod tests {
             when_empty,
             sources: None,
         };
-        let mut said: BTreeMap<SetId, (usize, String)> = BTreeMap::new();
+        let mut listed: BTreeMap<SetId, (usize, String)> = BTreeMap::new();
         of_vip(&key, &vip, &Slots::default(), &ChainNames::default(), |set, element| {
-            let (count, target) = said.entry(set).or_default();
+            let (count, target) = listed.entry(set).or_default();
             *count += 1;
             if let ElementData::Verdict(verdict) = element.data {
                 *target = match verdict {
@@ -167,11 +167,11 @@ mod tests {
                 };
             }
         });
-        let said = said.into_iter().map(|(set, (count, target))| match count {
+        let listed = listed.into_iter().map(|(set, (count, target))| match count {
             1 => format!("{}{target}", set.name()),
             _ => format!("{} ×{count}", set.name()),
         });
-        said.collect::<Vec<_>>().join(", ")
+        listed.collect::<Vec<_>>().join(", ")
     }
 
     #[test]
@@ -202,7 +202,7 @@ mod tests {
             ),
             (ExternalLocal, 0, 0, Reject, "no-endpoints reject-port"),
         ] {
-            assert_eq!(said(exposure, cluster, local, when_empty), expected, "{exposure:?} {cluster} {local}");
+            assert_eq!(listed(exposure, cluster, local, when_empty), expected, "{exposure:?} {cluster} {local}");
         }
     }
 

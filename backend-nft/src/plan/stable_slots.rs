@@ -144,10 +144,10 @@ mod tests {
     fn moved(slots: &mut Slots, from: &[u8], to: &[u8]) -> String {
         slots.release(&endpoints(from));
         slots.take(&endpoints(to));
-        said(slots)
+        listed(slots)
     }
 
-    fn said(slots: &Slots) -> String {
+    fn listed(slots: &Slots) -> String {
         let host = |endpoint: &SocketAddr| endpoint.ip().to_string().rsplit('.').next().unwrap().to_owned();
         let used = slots.used.iter().filter(|(_, used)| used.vips > 0);
         let used = used.map(|(endpoint, used)| format!("{}:{}", host(endpoint), used.slot));
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn who_stays_keeps_its_slot_and_who_is_new_gets_the_lowest_that_nobody_had() {
+    fn endpoints_keep_their_slots_and_new_ones_get_the_lowest_unused_slot() {
         let mut slots = Slots::new(1);
         assert_eq!(moved(&mut slots, &[], &[5, 7, 9]), "5:0 7:1 9:2");
         assert_eq!(moved(&mut slots, &[5, 7, 9], &[1, 5, 9]), "1:3 5:0 9:2");
@@ -166,13 +166,13 @@ mod tests {
         assert_eq!(moved(&mut slots, &[1, 2, 5, 9], &[1, 2, 3, 4, 5, 9]), "1:3 2:4 3:1 4:5 5:0 9:2");
         assert_eq!(moved(&mut slots, &[1, 2, 3, 4, 5, 9], &[]), "");
         slots.commit();
-        assert_eq!(said(&slots), "left 0 left 1 left 2 left 3 left 4 left 5");
+        assert_eq!(listed(&slots), "left 0 left 1 left 2 left 3 left 4 left 5");
         (0..6).for_each(|slot| slots.purged(slot));
         assert!(slots.is_empty());
     }
 
     #[test]
-    fn who_comes_back_gets_its_slot_only_if_nobody_heard_that_it_left() {
+    fn a_returning_endpoint_gets_its_slot_back_only_before_its_removal_was_taken() {
         let mut slots = Slots::new(1);
         moved(&mut slots, &[], &[5, 7]);
         slots.commit();
@@ -193,20 +193,20 @@ mod tests {
         slots.commit();
         assert_eq!(moved(&mut slots, &[7, 9], &[9]), "5:0 9:2");
         slots.commit();
-        assert_eq!(said(&slots), "5:0 9:2 left 1");
+        assert_eq!(listed(&slots), "5:0 9:2 left 1");
     }
 
     #[test]
-    fn what_is_in_the_kernel_is_taken_up() {
+    fn slots_in_the_kernel_are_adopted() {
         let mut slots = Slots::found(3, [(endpoint(5), 4), (endpoint(7), 0), (endpoint(5), 4), (endpoint(5), 2)]);
-        assert!(!slots.leave(4), "it has an endpoint");
+        assert!(!slots.leave(4), "the slot has an endpoint");
         assert!(slots.leave(1));
         assert_eq!(moved(&mut slots, &[], &[5, 7, 9]), "5:4 7:0 9:3 left 1 left 2");
         assert_eq!(slots.number(), 3);
     }
 
     #[test]
-    fn where_vips_disagree_no_slot_has_two_endpoints() {
+    fn no_slot_has_two_endpoints_even_if_vips_disagree() {
         let mut slots = Slots::found(1, [(endpoint(5), 0), (endpoint(7), 1), (endpoint(9), 0), (endpoint(5), 0)]);
         assert_eq!(moved(&mut slots, &[], &[5, 7, 9]), "5:0 7:1 9:2");
     }

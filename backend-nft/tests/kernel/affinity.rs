@@ -102,7 +102,7 @@ fn used(ends: &Ends) -> BTreeSet<IpAddr> {
 }
 
 #[test]
-fn each_client_stays_with_one_endpoint_and_listings_work_meanwhile() {
+fn each_client_stays_with_one_endpoint_while_the_tables_are_listed() {
     let world = World::build();
     let mut backend = world.backend();
     world.apply(&mut backend, &state(&ENDPOINTS[..2], Some(10_800)));
@@ -130,7 +130,7 @@ fn each_client_stays_with_one_endpoint_and_listings_work_meanwhile() {
 /// kube-proxy remembers a client for each port of a Service, whichever address it connects to. localnet once did so for
 /// each address.
 #[test]
-fn a_client_has_one_endpoint_by_all_addresses_of_a_port() {
+fn a_client_has_one_endpoint_for_all_addresses_of_a_port() {
     let world = World::build();
     let mut backend = world.backend();
     let mut state = state(&ENDPOINTS, Some(10_800));
@@ -170,7 +170,7 @@ fn a_client_has_one_endpoint_by_all_addresses_of_a_port() {
 /// mode the new timeout counts at once, from each client's last connection. In its nftables mode it counts only from
 /// the next one.
 #[test]
-fn another_timeout_counts_at_once() {
+fn a_changed_timeout_counts_at_once() {
     let world = World::build();
     let mut backend = world.backend();
     world.apply(&mut backend, &state(&ENDPOINTS, Some(10_800)));
@@ -180,42 +180,42 @@ fn another_timeout_counts_at_once() {
     let count = |text: &str| remembered.iter().map(|set| set.matches(text).count()).sum::<usize>();
     assert_eq!((count("timeout 10m expires 9m"), count("timeout 3h")), (usize::from(CLIENTS), 0), "{remembered:?}");
     world.apply(&mut backend, &state(&ENDPOINTS, Some(7200)));
-    assert_eq!(world.ends(Protocol::Tcp, TCP), first, "nobody's time is over");
+    assert_eq!(world.ends(Protocol::Tcp, TCP), first, "no client's timeout has passed");
 
     world.apply(&mut backend, &state(&ENDPOINTS, Some(1)));
     let deadline = Instant::now() + PATIENCE;
     while (0..3).any(|slot| world.elements(&format!("affinity-{slot}")).contains("expires")) {
-        assert!(Instant::now() < deadline, "clients are remembered for as long as before");
+        assert!(Instant::now() < deadline, "clients are remembered for the previous timeout");
     }
-    assert_ne!(world.ends(Protocol::Tcp, TCP), first, "by chance one in 500,000 times");
+    assert_ne!(world.ends(Protocol::Tcp, TCP), first, "equal by chance once in 500,000 runs");
 }
 
 #[test]
-fn only_clients_of_an_endpoint_that_left_go_elsewhere() {
+fn only_clients_of_a_removed_endpoint_move() {
     let world = World::build();
     let mut backend = world.backend();
     world.apply(&mut backend, &state(&ENDPOINTS[..2], Some(10_800)));
     let first = world.ends(Protocol::Tcp, TCP);
 
     world.apply(&mut backend, &state(&ENDPOINTS, Some(10_800)));
-    assert_eq!(world.ends(Protocol::Tcp, TCP), first, "one endpoint more moves nobody");
+    assert_eq!(world.ends(Protocol::Tcp, TCP), first, "one more endpoint moves no client");
     let mut backend = world.backend();
     world.apply(&mut backend, &state(&ENDPOINTS, Some(10_800)));
-    assert_eq!(world.ends(Protocol::Tcp, TCP), first, "nor does another process");
+    assert_eq!(world.ends(Protocol::Tcp, TCP), first, "another process moves no client");
     world.apply(&mut backend, &crowded(state(&ENDPOINTS, Some(10_800))));
     assert!(list(world.network.node()).contains("size 16384"));
-    assert_eq!(world.ends(Protocol::Tcp, TCP), first, "nor do maps that grow");
+    assert_eq!(world.ends(Protocol::Tcp, TCP), first, "growing maps move no client");
 
     let gone: IpAddr = ENDPOINTS[0].parse().unwrap();
     world.apply(&mut backend, &state(&ENDPOINTS[1..], Some(10_800)));
-    assert!(!world.elements("affinity-0").contains("expires"), "who had slot 0 is forgotten");
+    assert!(!world.elements("affinity-0").contains("expires"), "clients of slot 0 are forgotten");
     let second = world.ends(Protocol::Tcp, TCP);
     for (number, before) in &first {
         let after = second[number];
         assert!(if before.ip() == gone { after.ip() != gone } else { after == *before }, "{before} {after}");
     }
     world.apply(&mut backend, &state(&ENDPOINTS, Some(10_800)));
-    assert_eq!(world.ends(Protocol::Tcp, TCP), second, "who comes back gets nobody");
+    assert_eq!(world.ends(Protocol::Tcp, TCP), second, "a returning endpoint gets no former client");
     assert_eq!(sync(world.network.node(), &config(), &state(&ENDPOINTS, Some(10_800))), []);
 }
 
@@ -240,14 +240,14 @@ fn clients_are_forgotten_after_the_timeout() {
     // A client may get the same endpoint again by chance.
     while world.ends(Protocol::Tcp, TCP) == first {
         while ["affinity-0", "affinity-1"].iter().any(|set| world.elements(set).contains("expires")) {
-            assert!(Instant::now() < deadline, "clients are remembered for ever");
+            assert!(Instant::now() < deadline, "clients are never forgotten");
         }
-        assert!(Instant::now() < deadline, "nobody ever goes elsewhere");
+        assert!(Instant::now() < deadline, "no client ever moves");
     }
 }
 
 #[test]
-fn without_room_for_clients_connections_are_served_all_the_same() {
+fn connections_work_even_if_the_set_of_clients_is_full() {
     let world = World::build();
     let node = world.network.node();
     world.apply(&mut world.backend(), &state(&ENDPOINTS[..2], Some(10_800)));
@@ -296,7 +296,7 @@ fn an_upgrade_from_affinity_by_address_fails_no_connection() {
     assert!(!former.contains("priority set") && !former.contains("classid"), "{former}");
     load(node, &former);
     let first = world.ends(Protocol::Tcp, TCP);
-    assert_eq!(world.ends(Protocol::Tcp, TCP), first, "they are remembered there, too");
+    assert_eq!(world.ends(Protocol::Tcp, TCP), first, "the previous version remembers them, too");
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (world, done) = (&world, &done);
@@ -320,7 +320,7 @@ fn an_upgrade_from_affinity_by_address_fails_no_connection() {
 }
 
 #[test]
-fn affinity_that_is_switched_off_leaves_no_object() {
+fn switching_off_affinity_removes_all_its_objects() {
     let world = World::build();
     let mut backend = world.backend();
     for seconds in [Some(10_800), None, Some(60)] {
@@ -338,7 +338,7 @@ fn affinity_that_is_switched_off_leaves_no_object() {
 }
 
 #[test]
-fn someone_elses_flush_is_repaired() {
+fn a_flush_by_another_program_is_repaired() {
     let world = World::build();
     let mut backend = world.backend();
     world.apply(&mut backend, &state(&ENDPOINTS, Some(10_800)));
@@ -350,18 +350,18 @@ fn someone_elses_flush_is_repaired() {
     nft("flush map ip localnet affinity-vips");
     backend.forget();
     world.apply(&mut backend, &state(&ENDPOINTS, Some(10_800)));
-    assert_eq!(world.ends(Protocol::Tcp, TCP), first, "clients are where they were");
+    assert_eq!(world.ends(Protocol::Tcp, TCP), first, "clients keep their endpoints");
 }
 
 #[test]
-fn clients_that_come_and_go_disturb_nobody() {
+fn new_and_expired_clients_cause_no_sync() {
     let world = World::build();
     let state = state(&ENDPOINTS, Some(1));
     let live = Live::start(&world.network, config(), state.clone());
     let deadline = Instant::now() + PATIENCE;
     world.ends(Protocol::Tcp, TCP);
     while (0..3).any(|slot| world.elements(&format!("affinity-{slot}")).contains("expires")) {
-        assert!(Instant::now() < deadline, "clients are remembered for ever");
+        assert!(Instant::now() < deadline, "clients are never forgotten");
     }
     assert_eq!(live.set(state), 1, "no sync but this one");
 }

@@ -113,7 +113,7 @@ impl World {
 /// all addresses that no other one owns, but never answers with a pod's name.
 fn ask(socket: &UdpSocket) -> Option<String> {
     let mut answer = [0; 256];
-    let length = socket.send(b"who is there?").and_then(|_| socket.recv(&mut answer)).ok()?;
+    let length = socket.send(b"hello?").and_then(|_| socket.recv(&mut answer)).ok()?;
     let text = String::from_utf8_lossy(&answer[..length]).into_owned();
     let pod = text.split(':').next()?;
     [A, B].contains(&pod).then(|| pod.to_owned())
@@ -123,7 +123,7 @@ fn ask(socket: &UdpSocket) -> Option<String> {
 fn await_answer(socket: &UdpSocket, by: &str) {
     let began = Instant::now();
     while ask(socket).as_deref() != Some(by) {
-        assert!(began.elapsed() < PATIENCE, "{by} does not answer");
+        assert!(began.elapsed() < PATIENCE, "{by} gives no answer");
     }
 }
 
@@ -179,7 +179,7 @@ fn a_flow_moves_from_an_endpoint_that_was_replaced() {
 
 /// B-08: an SCTP association that is being set up with a removed endpoint.
 #[test]
-fn sctp_flows_move_as_well() {
+fn sctp_flows_move_too() {
     let world = World::build();
     let live = world.live(dns(&[(A, SERVES)]));
     let selection = Selection { family: conntrack::Family::V4, protocol: conntrack::Protocol::Sctp };
@@ -242,7 +242,7 @@ fn a_service_that_was_deleted_while_no_backend_ran_keeps_no_flow() {
 }
 
 #[test]
-fn an_endpoint_that_only_finishes_keeps_its_flows() {
+fn a_terminating_endpoint_keeps_its_flows() {
     let world = World::build();
     let live = world.live(dns(&[(A, SERVES)]));
     let (old, by) = world.flow(VIP);
@@ -282,7 +282,7 @@ fn a_changed_node_port_ends_flows_to_the_node_s_addresses_only() {
 
 /// B-05
 #[test]
-fn a_restart_leaves_good_flows_alone() {
+fn a_restart_keeps_valid_flows() {
     let world = World::build();
     let live = world.live(dns(&[(A, SERVES), (B, SERVES)]));
     let flows: Vec<_> = (0..20).map(|_| world.flow(VIP)).collect();
@@ -320,7 +320,7 @@ fn cleanup_ends_no_flow() {
 
 /// A datagram that arrives while the rules are missing is tracked without translation, and its flow would stay so.
 #[test]
-fn flows_that_went_astray_while_rules_were_gone_are_put_right() {
+fn flows_that_began_while_rules_were_missing_are_corrected() {
     let world = World::build();
     let _live = world.live(dns(&[(A, SERVES)]));
     // Connection tracking must stay active without localnet's rules.
@@ -379,7 +379,7 @@ fn an_established_connection_is_never_cut() {
 
 /// B-07
 #[test]
-fn a_connection_that_is_asked_for_moves_from_a_dead_endpoint() {
+fn an_unanswered_connection_moves_from_a_dead_endpoint() {
     let world = World::build();
     echo(world.network.pod(B.parse().unwrap()).unwrap(), &format!("{B}:5353"));
     let dead = world.network.pod(A.parse().unwrap()).unwrap();
@@ -401,7 +401,7 @@ fn a_connection_that_is_asked_for_moves_from_a_dead_endpoint() {
 /// A ServiceCIDR contains the pods, and a Service has a pod's address as its ClusterIP. Packets that another VIP
 /// translated to that pod are neither for an unallocated address nor for an unused port.
 #[test]
-fn endpoints_whose_addresses_look_like_cluster_ips_answer() {
+fn endpoints_with_addresses_in_the_service_cidr_answer() {
     let vip: SocketAddr = "172.30.0.13:80".parse().unwrap();
     let network = Arc::new(Network::build(Topology::with_pods([A]).unwrap()).unwrap());
     let endpoint = Endpoint { protocol: Protocol::Tcp, address: format!("{A}:8080").parse().unwrap() };

@@ -111,7 +111,7 @@ fn assert_same(left: &str, right: &str, what: &str) {
 }
 
 #[test]
-fn text_and_netlink_give_the_same_tables_and_their_listing_can_be_loaded() {
+fn text_and_netlink_create_the_same_tables_and_their_listing_can_be_loaded() {
     for config in detectors() {
         let [by_netlink, by_text, again] = std::array::from_fn(|_| network());
         sync(by_netlink.node(), &config, &state());
@@ -136,7 +136,7 @@ fn a_restart_changes_nothing() {
 }
 
 #[test]
-fn what_nft_loaded_is_adopted() {
+fn tables_that_nft_loaded_are_adopted() {
     let network = network();
     load(network.node(), &DryRun::new(config()).text(&state(), &Changes::everything()));
     let before = list_with_handles(network.node());
@@ -158,7 +158,7 @@ fn another_configuration_rewrites_only_its_chains() {
 }
 
 #[test]
-fn one_endpoint_changed_sends_one_element_and_deletes_one() {
+fn replacing_an_endpoint_sends_one_element_and_deletes_one() {
     let network = network();
     let sent = network.node().run(|| {
         let mut state = state();
@@ -180,7 +180,7 @@ fn one_endpoint_changed_sends_one_element_and_deletes_one() {
 }
 
 #[test]
-fn a_size_that_is_used_no_longer_leaves_no_chain() {
+fn the_chain_of_an_unused_size_is_deleted() {
     let network = network();
     let mut state = state();
     sync(network.node(), &config(), &state);
@@ -188,7 +188,7 @@ fn a_size_that_is_used_no_longer_leaves_no_chain() {
     let many = Arc::make_mut(state.services.get_mut(&ServiceKey::new("default", "many")).unwrap());
     many.endpoints.truncate(2);
     let sent = sync(network.node(), &config(), &state);
-    assert_eq!(sent.len(), 2, "the chain goes after its last element");
+    assert_eq!(sent.len(), 2, "the chain is deleted after its last element");
     let fresh = self::network();
     sync(fresh.node(), &config(), &state);
     assert_same(&list(network.node()), &list(fresh.node()), "");
@@ -196,7 +196,7 @@ fn a_size_that_is_used_no_longer_leaves_no_chain() {
 }
 
 #[test]
-fn whatever_is_in_the_tables_is_put_right() {
+fn any_damage_to_the_tables_is_repaired_at_the_start() {
     let network = network();
     let node = network.node();
     sync(node, &config(), &state());
@@ -219,7 +219,7 @@ fn whatever_is_in_the_tables_is_put_right() {
 }
 
 #[test]
-fn a_running_backend_notices_at_the_next_change_that_its_tables_are_gone() {
+fn a_running_backend_restores_deleted_tables_at_the_next_change() {
     let network = network();
     let node = network.node();
     let mut state = state();
@@ -268,14 +268,14 @@ fn outgrown_maps_are_replaced_in_one_transaction() {
 }
 
 #[test]
-fn foreign_tables_stay_and_cleanup_leaves_nothing_else() {
+fn cleanup_removes_only_our_tables() {
     let network = network();
     let node = network.node();
     let foreign = ForeignTables::install(node).unwrap();
     let before = list_with_handles(node);
     let cleanup = || node.output(Command::new(env!("CARGO_BIN_EXE_localnet-nft")).arg("cleanup")).unwrap();
     cleanup();
-    assert_eq!(list_with_handles(node), before, "nothing to remove is no error");
+    assert_eq!(list_with_handles(node), before, "cleanup without tables is no error");
     sync(node, &config(), &state());
     foreign.check_unchanged(node).unwrap();
     cleanup();
@@ -283,7 +283,7 @@ fn foreign_tables_stay_and_cleanup_leaves_nothing_else() {
 }
 
 #[test]
-fn without_privileges_there_is_one_line_and_exit_code_1() {
+fn without_privileges_the_program_prints_one_line_and_exits_with_1() {
     let node = network();
     for arguments in [&["--api", "unix:///nowhere.sock"][..], &["cleanup"]] {
         let program = env!("CARGO_BIN_EXE_localnet-nft");

@@ -55,7 +55,7 @@ fn await_answered(node: &Namespace, family: &str, expected: &[&str]) {
 }
 
 #[test]
-fn addresses_that_come_and_go_are_followed() {
+fn node_ports_follow_the_addresses_of_the_node() {
     let network = Arc::new(super::network());
     let node = network.node();
     let live = Live::start(&network, in_cidrs(&["192.168.0.0/16", "127.0.0.0/8"]), state());
@@ -64,11 +64,11 @@ fn addresses_that_come_and_go_are_followed() {
     await_answered(node, "ip", &["192.168.0.2", "192.168.77.7"]);
     node.ip(["address add 10.9.9.9/32 dev lo".to_owned(), "address del 192.168.77.7/32 dev lo".to_owned()]).unwrap();
     await_answered(node, "ip", &["192.168.0.2"]);
-    assert_eq!(live.set(state()), 3, "an address that no CIDR contains is nobody's business");
+    assert_eq!(live.set(state()), 3, "an address outside of all CIDRs causes no sync");
 }
 
 #[test]
-fn all_addresses_are_those_of_the_interfaces_but_loopback_and_link_local_ones() {
+fn all_addresses_excludes_loopback_and_link_local_ones() {
     for config in [in_cidrs(&["0.0.0.0/0", "::/0"]), in_cidrs(&[])] {
         let network = Arc::new(super::network());
         let node = network.node();
@@ -92,7 +92,7 @@ fn all_addresses_are_those_of_the_interfaces_but_loopback_and_link_local_ones() 
 }
 
 #[test]
-fn primary_is_all_of_a_family_that_the_node_object_does_not_name() {
+fn primary_means_all_addresses_of_a_family_that_the_node_object_does_not_name() {
     let network: Arc<Network> = Arc::new(super::network());
     let node = network.node();
     let _live = Live::start(&network, config(), state());
@@ -106,7 +106,7 @@ fn primary_is_all_of_a_family_that_the_node_object_does_not_name() {
 }
 
 #[test]
-fn unallocated_addresses_are_dropped_in_the_service_cidrs_of_the_moment() {
+fn unallocated_addresses_are_dropped_in_the_current_service_cidrs() {
     let network = Arc::new(super::network());
     let live = Live::start(&network, config(), state());
     let silence = std::time::Duration::from_millis(300);

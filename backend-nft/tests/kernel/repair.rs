@@ -71,7 +71,7 @@ impl Wanted {
 
 /// Receives every commit in a node until the receiver is dropped.
 fn commits(network: &Arc<Network>) -> Receiver<Commit> {
-    let (told, receiver) = channel();
+    let (sender, receiver) = channel();
     let (ready, is_ready) = channel();
     let network = network.clone();
     let work = move || {
@@ -80,7 +80,7 @@ fn commits(network: &Arc<Network>) -> Receiver<Commit> {
             let mut monitor = Monitor::subscribe(Vec::new())?;
             ready.send(())?;
             while let Event::Committed(commit) = monitor.next().await? {
-                if told.send(commit).is_err() {
+                if sender.send(commit).is_err() {
                     break;
                 }
             }
@@ -119,7 +119,7 @@ fn repairs(network: &Arc<Network>, rounds: usize) {
 }
 
 #[test]
-fn what_others_damage_is_repaired_at_once() {
+fn damage_by_other_programs_is_repaired_at_once() {
     let network = Arc::new(super::network());
     let _live = Live::start(&network, config(), state());
     repairs(&network, 40);
@@ -139,11 +139,11 @@ fn changes_of_other_tables_cost_nothing() {
     while sorted(&list(network.node())) != before {
         assert!(began.elapsed() < PATIENCE, "{}", list(network.node()));
     }
-    assert_eq!(live.set(state()), 2, "one disturbance, one repair, and what was just asked for");
+    assert_eq!(live.set(state()), 2, "the first sync, and one repair");
 }
 
 #[test]
-fn another_instance_with_the_same_state_starts_no_fight() {
+fn two_backends_with_the_same_state_do_not_repair_each_other() {
     let network = Arc::new(super::network());
     let first = Live::start(&network, config(), state());
     let second = Live::start(&network, config(), state());

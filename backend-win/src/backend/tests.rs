@@ -99,7 +99,7 @@ fn the_configuration_is_reported() {
 }
 
 #[test]
-fn endpoints_come_before_load_balancers_and_a_steady_state_writes_nothing() {
+fn endpoints_are_written_before_load_balancers_and_an_unchanged_state_writes_nothing() {
     let mut backend = backend(fake("L2Bridge"));
     let expected = [
         "CreateEndpoint 10.180.1.2",
@@ -114,7 +114,7 @@ fn endpoints_come_before_load_balancers_and_a_steady_state_writes_nothing() {
 }
 
 #[test]
-fn a_change_is_made_in_place_where_hns_can() {
+fn a_change_is_made_in_place_if_hns_supports_it() {
     let names = ["172.30.0.1:80/tcp", "NodePort 30080/tcp of IPv4"];
     let replaced =
         names.map(|name| [format!("DeleteLoadBalancer {name}"), format!("CreateLoadBalancer {name}")]).concat();
@@ -146,7 +146,7 @@ fn a_change_is_made_in_place_where_hns_can() {
 }
 
 #[test]
-fn an_endpoint_that_a_change_does_not_find_costs_no_load_balancer() {
+fn an_endpoint_that_hns_no_longer_has_costs_no_load_balancer() {
     let mut backend = backend(with(fake("L2Bridge"), |fake| fake.version = Version::new(15, 5)));
     sync(&mut backend, &state(), &Changes::everything());
     backend.kernel.deletes_what_is_named = true;
@@ -155,14 +155,14 @@ fn an_endpoint_that_a_change_does_not_find_costs_no_load_balancer() {
     let synced = backend.apply(&shrunk(), &web_changed()).unwrap();
     assert_eq!((synced.failed.len(), backend.kernel.load_balancers().len()), (1, 2), "{synced:?}");
     let calls = calls(&mut backend);
-    assert!(!calls.iter().any(|call| call.starts_with("Delete")), "nor the endpoint that it still names: {calls:?}");
+    assert!(!calls.iter().any(|call| call.starts_with("Delete")), "the endpoint that it still names stays: {calls:?}");
     sync(&mut backend, &shrunk(), &Changes::default());
     assert_eq!(backend.kernel.documents(Kind::Endpoint).count(), 1);
     assert!(backend.kernel.load_balancers().iter().all(|one| one.host_compute_endpoints.len() == 1));
 }
 
 #[test]
-fn what_is_gone_leaves_nothing_also_after_a_restart() {
+fn removed_services_leave_nothing_even_after_a_restart() {
     for network in ["L2Bridge", "Overlay"] {
         let before = fake(network);
         let mut backend = backend(before.clone());
@@ -178,33 +178,33 @@ fn what_is_gone_leaves_nothing_also_after_a_restart() {
 }
 
 #[test]
-fn cleanup_needs_no_network_and_goes_past_what_fails() {
+fn cleanup_needs_no_network_and_continues_after_failures() {
     let mut backend = backend(fake("L2Bridge"));
     sync(&mut backend, &state(), &Changes::everything());
     backend.kernel.objects.retain(|(kind, _), _| *kind != Kind::Network);
     let busy = Failure::new("HcnDeleteLoadBalancer", 0x8000_4005, "");
     backend.kernel.fail("HcnDeleteLoadBalancer", 1, busy);
     let error = format!("{:#}", backend.remove_all(false).unwrap_err());
-    assert!(error.contains("1 objects could not be removed"), "{error}");
+    assert!(error.contains("failed to remove 1 objects"), "{error}");
     assert_eq!(backend.kernel.load_balancers().len(), 1);
     backend.remove_all(false).unwrap();
     assert_eq!((backend.kernel.load_balancers().len(), backend.kernel.documents(Kind::Endpoint).count()), (0, 1));
 }
 
 #[test]
-fn a_look_at_what_is_as_it_was_left_plans_nothing_and_what_failed_is_left_to_the_loop() {
+fn an_unchanged_hns_causes_no_sync_and_failures_are_left_to_the_loop() {
     let mut backend = backend(fake("L2Bridge"));
     backend.kernel.fail("HcnCreateLoadBalancer", 1, Failure::new("HcnCreateLoadBalancer", 0x8000_4005, ""));
     assert_eq!(backend.apply(&state(), &Changes::everything()).unwrap().failed.len(), 1);
-    assert!(!backend.is_disturbed().unwrap(), "the loop tries it again, with patience");
+    assert!(!backend.is_disturbed().unwrap(), "the loop retries it with backoff");
     backend.kernel.add_pod("cbr0", "10.180.0.77");
-    assert!(backend.is_disturbed().unwrap(), "something is new, and something is to be done");
+    assert!(backend.is_disturbed().unwrap(), "a change in HNS causes a sync");
     backend.read_at = Instant::now();
     assert!(backend.is_disturbed().unwrap());
 }
 
 #[test]
-fn in_an_overlay_network_source_and_services_are_endpoints_that_go_with_the_last_user() {
+fn in_an_overlay_network_source_and_service_endpoints_are_deleted_with_their_last_user() {
     let mut backend = backend(fake("Overlay"));
     let expected = [
         "CreateEndpoint 10.180.1.2",
@@ -235,7 +235,7 @@ fn in_an_overlay_network_source_and_services_are_endpoints_that_go_with_the_last
 }
 
 #[test]
-fn a_node_that_moves_its_subnet_has_its_endpoints_replaced() {
+fn a_changed_subnet_of_a_node_replaces_its_endpoints() {
     let mut backend = backend(fake("Overlay"));
     sync(&mut backend, &state(), &Changes::everything());
     let network = backend.inventory.network().unwrap();
@@ -257,7 +257,7 @@ fn a_node_that_moves_its_subnet_has_its_endpoints_replaced() {
 }
 
 #[test]
-fn what_others_take_away_or_change_comes_back() {
+fn objects_that_other_programs_delete_or_change_are_restored() {
     let mut backend = backend(fake("L2Bridge"));
     sync(&mut backend, &state(), &Changes::everything());
     let before = backend.kernel.objects.clone();
@@ -266,7 +266,7 @@ fn what_others_take_away_or_change_comes_back() {
     type Disturb<'a> = &'a dyn Fn(&mut FakeHcn);
     let disturbances: [(&str, Disturb<'_>); 4] = [
         ("one load balancer", &|fake| _ = fake.objects.remove(&(Kind::LoadBalancer, cluster_ip))),
-        ("all of them", &|fake| fake.objects.retain(|(kind, _), _| *kind != Kind::LoadBalancer)),
+        ("all load balancers", &|fake| fake.objects.retain(|(kind, _), _| *kind != Kind::LoadBalancer)),
         ("an endpoint", &|fake| _ = fake.objects.remove(&(Kind::Endpoint, remote))),
         ("the contents", &|fake| fake.objects.get_mut(&(Kind::LoadBalancer, cluster_ip)).unwrap()["Flags"] = json!(1)),
     ];
@@ -290,7 +290,7 @@ fn what_others_take_away_or_change_comes_back() {
 }
 
 #[test]
-fn pods_that_the_cni_plugin_makes_late_are_picked_up() {
+fn endpoints_that_the_cni_plugin_creates_late_are_used() {
     let mut backend = backend(FakeHcn::with_network("cbr0", "L2Bridge", &[], &[]));
     let synced = backend.apply(&state(), &Changes::everything()).unwrap();
     assert!(
@@ -301,16 +301,16 @@ fn pods_that_the_cni_plugin_makes_late_are_picked_up() {
     assert!(backend.kernel.load_balancers().iter().all(|one| one.host_compute_endpoints.len() == 1));
     assert!(!backend.is_disturbed().unwrap());
     backend.kernel.add_pod("cbr0", "10.180.0.1");
-    assert!(backend.is_disturbed().unwrap(), "it is noticed without a change of the state");
+    assert!(backend.is_disturbed().unwrap(), "a new endpoint is noticed without a new state");
     let synced = backend.apply(&state(), &Changes::default()).unwrap();
     assert_eq!(synced.skipped, []);
     assert!(backend.kernel.load_balancers().iter().all(|one| one.host_compute_endpoints.len() == 2));
     backend.kernel.add_pod("cbr0", "10.180.0.77");
-    assert!(!backend.is_disturbed().unwrap(), "that one is nobody's endpoint");
+    assert!(!backend.is_disturbed().unwrap(), "no Service uses that endpoint");
 }
 
 #[test]
-fn a_remote_endpoint_with_the_address_of_a_pod_goes() {
+fn a_remote_endpoint_with_the_address_of_a_local_pod_is_deleted() {
     let mut elsewhere = state();
     let endpoints = &mut Arc::make_mut(elsewhere.services.get_mut(&web()).unwrap()).endpoints;
     endpoints[0].local = false;
@@ -326,7 +326,7 @@ fn a_remote_endpoint_with_the_address_of_a_pod_goes() {
 }
 
 #[test]
-fn what_kube_proxy_left_is_taken_over_and_nothing_is_deleted_at_the_start() {
+fn kube_proxys_objects_are_adopted_and_nothing_is_deleted_at_the_start() {
     // kube-proxy's load balancers equal ours, except for the identifiers.
     let mut kernel = fake("L2Bridge");
     kernel.chooses_ids = true;
@@ -343,13 +343,13 @@ fn what_kube_proxy_left_is_taken_over_and_nothing_is_deleted_at_the_start() {
     sync(&mut after, &shrunk(), &web_changed());
     sync(&mut after, &empty(), &Changes::everything());
     assert_eq!(after.kernel.documents(Kind::LoadBalancer).map(|(id, _)| id).collect::<Vec<_>>(), [Guid::new(0xb)]);
-    assert_eq!(after.kernel.documents(Kind::Endpoint).count(), 1, "their remote endpoint is gone");
+    assert_eq!(after.kernel.documents(Kind::Endpoint).count(), 1, "kube-proxy's remote endpoint is deleted");
     after.remove_all(true).unwrap();
     assert_eq!(after.kernel.documents(Kind::LoadBalancer).count(), 0);
 }
 
 #[test]
-fn a_port_that_is_taken_is_read_again_and_then_left_out_and_said() {
+fn a_port_in_use_is_retried_after_a_read_and_then_skipped() {
     let mut backend = backend(fake("L2Bridge"));
     sync(&mut backend, &state(), &Changes::everything());
     // Another program has replaced our load balancer since the last read.
@@ -358,7 +358,7 @@ fn a_port_that_is_taken_is_read_again_and_then_left_out_and_said() {
         Failure::new("HcnCreateLoadBalancer", 0x803b_0013, "{\"Error\":\"The specified port already exists.\"}");
     backend.kernel.fail("HcnCreateLoadBalancer", 1, taken.clone());
     backend.kernel.objects.remove(&(Kind::LoadBalancer, id));
-    assert_eq!(sync(&mut backend, &state(), &Changes::default()).len(), 2, "the second attempt is made at once");
+    assert_eq!(sync(&mut backend, &state(), &Changes::default()).len(), 2, "the second attempt follows at once");
     // The frontend is taken by an object that HNS does not list.
     backend.kernel.fail("HcnCreateLoadBalancer", 99, taken);
     backend.kernel.objects.remove(&(Kind::LoadBalancer, id));
@@ -371,9 +371,13 @@ fn a_port_that_is_taken_is_read_again_and_then_left_out_and_said() {
         "{synced:?}"
     );
     backend.kernel.log.clear();
-    assert_eq!(sync(&mut backend, &state(), &Changes::default()), NOTHING, "it is not tried again and again");
+    assert_eq!(
+        sync(&mut backend, &state(), &Changes::default()),
+        NOTHING,
+        "the refused load balancer is not retried at each sync"
+    );
     backend.read_at = Instant::now();
-    assert!(!backend.is_disturbed().unwrap(), "nor whenever all is read again");
+    assert!(!backend.is_disturbed().unwrap(), "a full read does not retry it");
     // The refusal is retried when requested. Once the cause is gone, the retry succeeds although the state has not changed.
     backend.retry_refused();
     let synced = backend.apply(&state(), &Changes::default()).unwrap();
@@ -386,7 +390,7 @@ fn a_port_that_is_taken_is_read_again_and_then_left_out_and_said() {
 }
 
 #[test]
-fn an_endpoint_of_ours_on_a_network_of_before_is_made_anew() {
+fn our_endpoint_on_a_former_network_is_created_again() {
     let mut backend = backend(fake("L2Bridge"));
     let stale = Guid::of_remote_endpoint([10, 180, 1, 2].into());
     backend.kernel.objects.insert((Kind::Endpoint, stale), json!({"HostComputeNetwork": Guid::new(0xdead)}));
@@ -396,7 +400,7 @@ fn an_endpoint_of_ours_on_a_network_of_before_is_made_anew() {
 }
 
 #[test]
-fn failures_are_tried_again_and_stop_nothing_else() {
+fn failures_are_retried_and_stop_nothing_else() {
     let busy = |call| Failure::new(call, 0x8000_4005, "");
     for call in ["HcnCreateLoadBalancer", "HcnCreateEndpoint"] {
         let mut backend = backend(fake("L2Bridge"));
@@ -422,7 +426,7 @@ fn failures_are_tried_again_and_stop_nothing_else() {
 }
 
 #[test]
-fn what_hns_needs_is_said_before_anything_is_written() {
+fn missing_requirements_are_errors_before_anything_is_written() {
     let message = |kernel: FakeHcn, options: Options, state: &Snapshot| {
         let mut backend = WinBackend::new(Config::default(), options, kernel);
         let error = format!("{:#}", backend.apply(state, &Changes::everything()).unwrap_err());
@@ -435,13 +439,13 @@ fn what_hns_needs_is_said_before_anything_is_written() {
     for (error, expected) in [
         (
             message(with(fake("L2Bridge"), |fake| fake.version = Version::new(9, 1)), Options::default(), &state()),
-            "HNS is of version 9.1",
+            "HNS has version 9.1",
         ),
         (message(fake("Overlay"), Options::default(), &state()), "--source-vip"),
         (message(fake("Overlay"), overlay.clone(), &nameless), "the Node object has no IPv4 address"),
         (
             message(with(fake("Overlay"), |fake| fake.interfaces.clear()), overlay, &state()),
-            "no interface has 192.168.0.2",
+            "no interface has the node's address 192.168.0.2",
         ),
         (message(FakeHcn::default(), Options::default(), &state()), "HNS has none"),
     ] {
@@ -450,7 +454,7 @@ fn what_hns_needs_is_said_before_anything_is_written() {
 }
 
 #[test]
-fn an_hns_that_shows_other_words_or_other_identifiers_is_not_written_to_for_ever() {
+fn an_hns_that_normalizes_documents_or_identifiers_is_not_written_to_forever() {
     let mut kernel = fake("L2Bridge");
     kernel.chooses_ids = true;
     kernel.rewrites = Some(|document| {
@@ -534,12 +538,12 @@ proptest! {
             }
             prop_assert!(attempt < 40, "{synced:?}");
         }
-        let mut told = self::backend(fake(network));
-        told.kernel.objects = backend.kernel.objects.clone();
-        told.kernel.objects.retain(|(kind, id), _| *kind != Kind::LoadBalancer && !id.is_ours());
-        told.apply(&state, &Changes::everything()).unwrap().whole().unwrap();
+        let mut fresh = self::backend(fake(network));
+        fresh.kernel.objects = backend.kernel.objects.clone();
+        fresh.kernel.objects.retain(|(kind, id), _| *kind != Kind::LoadBalancer && !id.is_ours());
+        fresh.apply(&state, &Changes::everything()).unwrap().whole().unwrap();
         let documents = |fake: &FakeHcn| fake.objects.clone();
-        prop_assert_eq!(documents(&backend.kernel), documents(&told.kernel));
+        prop_assert_eq!(documents(&backend.kernel), documents(&fresh.kernel));
     }
 
     /// Unknown objects in HNS stop nothing. Documents that cannot be parsed are left alone, or replaced if they are ours.

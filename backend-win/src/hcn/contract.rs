@@ -27,11 +27,11 @@ pub struct Observation {
 }
 
 /// New objects keep the requested identifier. It lets us recognize our own load balancers after a restart.
-pub const KEEPS_IDS: &str = "a new object has the identifier that was asked for";
+pub const KEEPS_IDS: &str = "a new object has the requested identifier";
 /// A load balancer is shown as it was written. It lets us keep correct load balancers unchanged after a restart.
-pub const SHOWS_WHAT_WAS_WRITTEN: &str = "a load balancer is shown as it was written";
+pub const SHOWS_WHAT_WAS_WRITTEN: &str = "HNS returns a load balancer as it was written";
 /// Two endpoints may have one address.
-pub const TAKES_DUPLICATES: &str = "an address that an endpoint has is taken for another one";
+pub const TAKES_DUPLICATES: &str = "two endpoints may have the same address";
 /// Load balancers can be changed in place.
 pub const MODIFIES: &str = "a load balancer can be changed in place";
 
@@ -56,7 +56,7 @@ pub fn check(hcn: &mut dyn Hcn, network: &str) -> anyhow::Result<Vec<Observation
     ensure!(ids.len() == 1, "{} networks are called {network}", ids.len());
     let id = ids[0];
     let found: Network = schema::read("network", &hcn.properties(Kind::Network, id)?)?;
-    ensure!((found.id, &*found.name) == (Some(id), network), "the network {id} says it is {found:?}");
+    ensure!((found.id, &*found.name) == (Some(id), network), "the network {id} returns {found:?}");
     let features = Features::of(version);
     let mut suite = Suite { hcn, network: found, id, features, made: BTreeMap::new(), seen: Vec::new() };
     suite.remove_all();
@@ -82,13 +82,13 @@ const NOBODY: u8 = 99;
 
 impl Suite<'_> {
     fn run(&mut self) -> anyhow::Result<()> {
-        self.nothing_has_a_name_that_nobody_gave().context("networks by name")?;
+        self.an_unknown_name_finds_no_network().context("networks by name")?;
         self.endpoints_come_and_go().context("endpoints")?;
         self.one_address_twice().context("an address twice")?;
-        self.load_balancers_come_and_go().context("load balancers")?;
-        self.a_port_is_taken_once().context("a port twice")?;
+        self.load_balancers_are_created_and_deleted().context("load balancers")?;
+        self.a_port_is_used_once().context("a port twice")?;
         self.a_load_balancer_changes().context("a change in place")?;
-        self.documents_that_are_wrong_change_nothing().context("wrong documents")
+        self.invalid_documents_change_nothing().context("wrong documents")
     }
 
     fn remove_all(&mut self) {
@@ -130,7 +130,7 @@ impl Suite<'_> {
         Ok(match self.hcn.create_endpoint(self.id, guid(id), &settings) {
             Ok(made) => {
                 let made: Endpoint = schema::read("endpoint", &made)?;
-                self.made.insert((Kind::Endpoint, id), made.id.context("an endpoint was made, and has no identifier")?);
+                self.made.insert((Kind::Endpoint, id), made.id.context("the created endpoint has no identifier")?);
                 Ok(made)
             }
             Err(failure) => Err(failure),
@@ -151,7 +151,7 @@ impl Suite<'_> {
         Ok(match self.hcn.create_load_balancer(guid(id), &schema::write(wanted)) {
             Ok(made) => {
                 let made: LoadBalancer = schema::read("load balancer", &made)?;
-                let given = made.id.context("a load balancer was made, and has no identifier")?;
+                let given = made.id.context("the created load balancer has no identifier")?;
                 self.made.insert((Kind::LoadBalancer, id), given);
                 Ok(made)
             }
@@ -159,10 +159,13 @@ impl Suite<'_> {
         })
     }
 
-    fn nothing_has_a_name_that_nobody_gave(&mut self) -> anyhow::Result<()> {
+    fn an_unknown_name_finds_no_network(&mut self) -> anyhow::Result<()> {
         let ids = self.ids(Kind::Network, &Query::named("localnet has never given this name"))?;
         ensure!(ids.is_empty(), "{ids:?} are listed");
-        ensure!(self.ids(Kind::Network, &Query::all())?.contains(&self.id), "the network is not in the list of all");
+        ensure!(
+            self.ids(Kind::Network, &Query::all())?.contains(&self.id),
+            "the list of all networks lacks the network"
+        );
         let absent = self.hcn.properties(Kind::Network, guid(NOBODY));
         is(absent, Reason::NotFound)
     }
@@ -173,16 +176,19 @@ impl Suite<'_> {
         let (id, keeps_ids) = (self.endpoint(1), self.endpoint(1) == guid(1));
         self.observe(KEEPS_IDS, keeps_ids);
         let shown: Endpoint = schema::read("endpoint", &self.hcn.properties(Kind::Endpoint, id)?)?;
-        ensure!(shown == made, "made {made:?}, shown {shown:?}");
+        ensure!(shown == made, "created {made:?}, returned {shown:?}");
         let addresses: Vec<IpAddr> = shown.addresses().collect();
         ensure!(addresses == [address(1)] && shown.is_remote(), "{shown:?}");
         ensure!(shown.host_compute_network == Some(self.id), "{shown:?}");
-        ensure!(self.endpoints()?.contains(&id), "it is not listed");
+        ensure!(self.endpoints()?.contains(&id), "the new object is not listed");
         if keeps_ids {
             is(self.create_endpoint(1, 2)?.map(|_| String::new()), Reason::Exists)?;
         }
         self.hcn.delete_endpoint(id)?;
-        ensure!(sorted(self.endpoints()?) == sorted(before), "it is still listed, or others are not");
+        ensure!(
+            sorted(self.endpoints()?) == sorted(before),
+            "the deleted endpoint is still listed, or another one is missing"
+        );
         is(self.hcn.delete_endpoint(id).map(|()| String::new()), Reason::NotFound)?;
         is(self.hcn.properties(Kind::Endpoint, id), Reason::NotFound)
     }
@@ -197,22 +203,25 @@ impl Suite<'_> {
         Ok(())
     }
 
-    fn load_balancers_come_and_go(&mut self) -> anyhow::Result<()> {
+    fn load_balancers_are_created_and_deleted(&mut self) -> anyhow::Result<()> {
         self.new_endpoint(2)?;
         let wanted = self.load_balancer(&[1, 2], 200, 6);
         let made = self.create_load_balancer(17, &wanted)??;
         let id = self.balancer(17);
         self.observe(SHOWS_WHAT_WAS_WRITTEN, made == LoadBalancer { id: Some(id), ..wanted });
         let shown: LoadBalancer = schema::read("load balancer", &self.hcn.properties(Kind::LoadBalancer, id)?)?;
-        ensure!(shown == made, "made {made:?}, shown {shown:?}");
-        ensure!(self.ids(Kind::LoadBalancer, &Query::all())?.contains(&id), "it is not listed");
+        ensure!(shown == made, "created {made:?}, returned {shown:?}");
+        ensure!(self.ids(Kind::LoadBalancer, &Query::all())?.contains(&id), "the new object is not listed");
         self.hcn.delete_load_balancer(id)?;
-        ensure!(!self.ids(Kind::LoadBalancer, &Query::all())?.contains(&id), "it is still listed");
+        ensure!(
+            !self.ids(Kind::LoadBalancer, &Query::all())?.contains(&id),
+            "the deleted load balancer is still listed"
+        );
         is(self.hcn.delete_load_balancer(id).map(|()| String::new()), Reason::NotFound)?;
         is(self.hcn.properties(Kind::LoadBalancer, id), Reason::NotFound)
     }
 
-    fn a_port_is_taken_once(&mut self) -> anyhow::Result<()> {
+    fn a_port_is_used_once(&mut self) -> anyhow::Result<()> {
         self.create_load_balancer(17, &self.load_balancer(&[1], 201, 6))??;
         let same = self.create_load_balancer(18, &self.load_balancer(&[2], 201, 6))?;
         is(same.map(|_| String::new()), Reason::Exists)?;
@@ -235,45 +244,54 @@ impl Suite<'_> {
         match changed {
             Ok(changed) => {
                 let changed: LoadBalancer = schema::read("load balancer", &changed)?;
-                ensure!(changed == shown, "changed {changed:?}, shown {shown:?}");
+                ensure!(changed == shown, "changed {changed:?}, returned {shown:?}");
                 // One version of HNS reports success and changes nothing.
                 let modifies = shown.host_compute_endpoints.len() == 2;
                 self.observe(MODIFIES, modifies);
-                let known = self.features.modify_load_balancer;
-                ensure!(known || !modifies, "this version is not known to change load balancers");
+                let supported = self.features.modify_load_balancer;
+                ensure!(supported || !modifies, "this version should not support changes of load balancers");
             }
             Err(failure) => {
                 self.observe(MODIFIES, false);
                 is(Err(failure), Reason::Unsupported)?;
                 let before = [self.endpoint(1)];
-                ensure!(shown.host_compute_endpoints == before, "it was not changed, but is {shown:?}");
+                ensure!(
+                    shown.host_compute_endpoints == before,
+                    "the load balancer should be unchanged, but is {shown:?}"
+                );
             }
         }
         self.hcn.delete_load_balancer(id)?;
         is(self.hcn.modify_load_balancer(id, &schema::write(&other)), Reason::NotFound)
     }
 
-    fn documents_that_are_wrong_change_nothing(&mut self) -> anyhow::Result<()> {
+    fn invalid_documents_change_nothing(&mut self) -> anyhow::Result<()> {
         let before = sorted(self.ids(Kind::LoadBalancer, &Query::all())?);
         let endpoints = self.endpoints()?;
         let nobody = self.load_balancer(&[NOBODY], 204, 6);
         ensure!(
             self.create_load_balancer(17, &nobody)?.is_err(),
-            "a load balancer has an endpoint that does not exist"
+            "HNS accepts a load balancer with an endpoint that does not exist"
         );
         for settings in ["", "{", "[]", "\u{e9}"] {
             ensure!(
                 self.hcn.create_load_balancer(guid(17), settings).is_err(),
-                "{settings:?} is taken for a load balancer"
+                "HNS accepts {settings:?} as a load balancer"
             );
             ensure!(
                 self.hcn.create_endpoint(self.id, guid(3), settings).is_err(),
-                "{settings:?} is taken for an endpoint"
+                "HNS accepts {settings:?} as an endpoint"
             );
         }
-        ensure!(self.hcn.create_endpoint(guid(NOBODY), guid(3), "{}").is_err(), "an endpoint is on no network");
-        ensure!(sorted(self.ids(Kind::LoadBalancer, &Query::all())?) == before, "something was made");
-        ensure!(sorted(self.endpoints()?) == sorted(endpoints), "an endpoint was made");
+        ensure!(
+            self.hcn.create_endpoint(guid(NOBODY), guid(3), "{}").is_err(),
+            "HNS accepts an endpoint without a network"
+        );
+        ensure!(
+            sorted(self.ids(Kind::LoadBalancer, &Query::all())?) == before,
+            "an invalid document created a load balancer"
+        );
+        ensure!(sorted(self.endpoints()?) == sorted(endpoints), "an invalid document created an endpoint");
         Ok(())
     }
 
@@ -293,9 +311,9 @@ fn sorted(mut ids: Vec<Guid>) -> Vec<Guid> {
 
 fn is(result: Result<String, Failure>, expected: Reason) -> anyhow::Result<()> {
     match result {
-        Ok(_) => Err(anyhow!("it succeeds; {expected:?} was expected")),
+        Ok(_) => Err(anyhow!("the call succeeds; expected {expected:?}")),
         Err(failure) if failure.reason() == expected => Ok(()),
-        Err(failure) => Err(anyhow!("{failure} ({:?}); {expected:?} was expected", failure.reason())),
+        Err(failure) => Err(anyhow!("{failure} ({:?}); expected {expected:?}", failure.reason())),
     }
 }
 
@@ -319,7 +337,7 @@ mod tests {
             let mut fake = fake(kind);
             let before = fake.objects.clone();
             assert_eq!(observed(&mut fake).unwrap(), [KEEPS_IDS, TAKES_DUPLICATES, SHOWS_WHAT_WAS_WRITTEN]);
-            assert_eq!(fake.objects, before, "nothing is left");
+            assert_eq!(fake.objects, before, "no object is left");
             fake.version = Version::new(15, 5);
             assert_eq!(observed(&mut fake).unwrap(), [KEEPS_IDS, TAKES_DUPLICATES, SHOWS_WHAT_WAS_WRITTEN, MODIFIES]);
             fake.modify_does_nothing = true;
@@ -328,12 +346,12 @@ mod tests {
             assert!(!observed(&mut fake).unwrap().contains(&MODIFIES));
             fake.chooses_ids = true;
             assert_eq!(observed(&mut fake).unwrap(), [TAKES_DUPLICATES, SHOWS_WHAT_WAS_WRITTEN]);
-            assert_eq!(fake.objects, before, "nothing is left");
+            assert_eq!(fake.objects, before, "no object is left");
         }
     }
 
     #[test]
-    fn what_does_not_keep_it_is_told() {
+    fn a_violation_of_the_contract_is_an_error() {
         type Disturb = fn(&mut FakeHcn);
         const LIST: &str = "HcnEnumerateEndpoints";
         const DELETE: &str = "HcnDeleteEndpoint";
@@ -351,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_in_other_words_is_observed() {
+    fn normalized_documents_are_observed() {
         let mut fake = fake("L2Bridge");
         fake.rewrites = Some(|document| {
             if document.get("PortMappings").is_some() {

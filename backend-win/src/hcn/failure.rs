@@ -115,9 +115,9 @@ impl Failure {
 
     /// The message in the record, if any: one line of limited length, whatever HNS wrote.
     fn text(&self) -> Option<String> {
-        let said = self.record().and_then(|record| Some(record.get("Error")?.as_str()?.to_owned()));
-        let said = said.unwrap_or_else(|| self.record.clone());
-        let line: String = said.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST).collect();
+        let message = self.record().and_then(|record| Some(record.get("Error")?.as_str()?.to_owned()));
+        let message = message.unwrap_or_else(|| self.record.clone());
+        let line: String = message.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST).collect();
         Some(line.trim().to_owned()).filter(|line| !line.is_empty())
     }
 }
@@ -133,7 +133,7 @@ impl fmt::Display for Failure {
         }
         f.write_str(match self.reason() {
             Reason::Denied => "; run as Administrator or as a HostProcess container",
-            Reason::Unavailable => "; is the service hns running?",
+            Reason::Unavailable => "; check that the service hns is running",
             _ => "",
         })
     }
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_mean_what_windows_calls_them() {
+    fn codes_have_their_meaning_in_windows() {
         for (codes, expected) in [
             (
                 &[
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_beside_success_counts() {
+    fn an_error_record_counts_despite_success() {
         let failure = |record: &str| Failure { call: "HcnOpenNetwork", hresult: 0, record: record.to_owned() };
         assert_eq!(
             failure(r#"{"Success":false,"ErrorCode":2147943568,"Error":"Element not found."}"#).reason(),
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_said_in_one_line() {
+    fn failures_are_printed_on_one_line() {
         for (failure, expected) in [
             (
                 Failure::new(
@@ -253,7 +253,10 @@ mod tests {
                 "HcnCreateLoadBalancer: The specified port already exists. (0x803b0013)",
             ),
             (Failure::new("HcnDeleteEndpoint", 0x8007_0490, ""), "HcnDeleteEndpoint: error 0x80070490"),
-            (Failure::new("HNSCall", 0x8007_06ba, "oh\n\0"), "HNSCall: oh (0x800706ba); is the service hns running?"),
+            (
+                Failure::new("HNSCall", 0x8007_06ba, "oh\n\0"),
+                "HNSCall: oh (0x800706ba); check that the service hns is running",
+            ),
             (
                 Failure::new("HcnOpenNetwork", 0x8007_0005, "{}"),
                 "HcnOpenNetwork: {} (0x80070005); run as Administrator or as a HostProcess container",

@@ -159,7 +159,7 @@ impl FakeHcn {
         self.may(call)
     }
 
-    fn tell(&mut self, call: &'static str, about: Guid) -> Result<(), Failure> {
+    fn notify(&mut self, call: &'static str, about: Guid) -> Result<(), Failure> {
         self.log.push(format!("{call} {about}"));
         self.may(call)
     }
@@ -277,7 +277,7 @@ impl Hcn for FakeHcn {
 
     fn create_endpoint(&mut self, network: Guid, id: Guid, settings: &str) -> Result<String, Failure> {
         const CALL: &str = "HcnCreateEndpoint";
-        self.tell(CALL, id)?;
+        self.notify(CALL, id)?;
         if !self.objects.contains_key(&(Kind::Network, network)) {
             return Err(failure(CALL, NOT_FOUND));
         }
@@ -288,7 +288,7 @@ impl Hcn for FakeHcn {
 
     fn create_load_balancer(&mut self, id: Guid, settings: &str) -> Result<String, Failure> {
         const CALL: &str = "HcnCreateLoadBalancer";
-        self.tell(CALL, id)?;
+        self.notify(CALL, id)?;
         let document = document(CALL, settings)?;
         self.check(CALL, &document, None)?;
         let id = self.id_for(CALL, Kind::LoadBalancer, id)?;
@@ -297,7 +297,7 @@ impl Hcn for FakeHcn {
 
     fn modify_load_balancer(&mut self, id: Guid, settings: &str) -> Result<String, Failure> {
         const CALL: &str = "HcnModifyLoadBalancer";
-        self.tell(CALL, id)?;
+        self.notify(CALL, id)?;
         let Some(shown) = self.show(Kind::LoadBalancer, id) else {
             return Err(failure("HcnOpenLoadBalancer", NOT_FOUND));
         };
@@ -314,7 +314,7 @@ impl Hcn for FakeHcn {
 
     fn delete_endpoint(&mut self, id: Guid) -> Result<(), Failure> {
         const CALL: &str = "HcnDeleteEndpoint";
-        self.tell(CALL, id)?;
+        self.notify(CALL, id)?;
         let is_named = self.load_balancers().iter().any(|balancer| balancer.host_compute_endpoints.contains(&id));
         if is_named && !self.deletes_what_is_named {
             return Err(failure(CALL, HAS_REFERENCES));
@@ -324,7 +324,7 @@ impl Hcn for FakeHcn {
 
     fn delete_load_balancer(&mut self, id: Guid) -> Result<(), Failure> {
         const CALL: &str = "HcnDeleteLoadBalancer";
-        self.tell(CALL, id)?;
+        self.notify(CALL, id)?;
         self.objects.remove(&(Kind::LoadBalancer, id)).map(drop).ok_or_else(|| failure(CALL, NOT_FOUND))
     }
 }

@@ -95,7 +95,7 @@ impl fmt::Debug for Guid {
 
 /// The error for a text that is not an identifier.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no identifier: 32 hexadecimal digits with hyphens are expected")]
+#[error("{0:?} is not an identifier: use 32 hexadecimal digits with hyphens")]
 pub struct NotAGuid(String);
 
 impl FromStr for Guid {
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn identifiers_are_read_as_anybody_writes_them() {
+    fn identifiers_are_parsed_in_all_notations() {
         let guid = Guid::new(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef);
         assert_eq!(guid.to_string(), "01234567-89ab-cdef-0123-456789abcdef");
         for text in [
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_say_what_they_are_for() {
+    fn our_identifiers_encode_their_purpose() {
         let address = |text: &str| text.parse::<IpAddr>().unwrap();
         let remote = Guid::of_remote_endpoint(address("10.180.1.2"));
         assert_eq!(remote.to_string(), "6c6f6361-6c6e-8001-8004-00000ab40102");

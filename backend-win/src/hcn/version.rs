@@ -83,24 +83,24 @@ mod tests {
     use crate::hcn::schema;
 
     #[test]
-    fn the_version_is_read_from_what_hns_answers() {
+    fn the_version_is_parsed_from_the_response() {
         let read = |response: &str| output(response.to_owned()).map(|output| schema::read_version(&output));
         let answer = r#"{"Success":true,"Error":"","Output":{"Major":15,"Minor":3}}"#;
         assert_eq!(read(answer), Ok(Ok(Version::new(15, 3))));
         assert!(read(r#"{"Success":true,"Output":"15.3"}"#).unwrap().is_err());
-        for (response, said) in [
+        for (response, message) in [
             (r#"{"Success":false,"Error":"Access is denied."}"#, "Access is denied."),
             (r#"{"Output":{"Major":15,"Minor":3}}"#, "Major"),
             ("[]", "[]"),
             ("", "HNSCall: error"),
         ] {
             let failure = read(response).unwrap_err().to_string();
-            assert!(failure.contains(said), "{response}: {failure}");
+            assert!(failure.contains(message), "{response}: {failure}");
         }
     }
 
     #[test]
-    fn features_begin_where_microsofts_library_says() {
+    fn features_begin_at_the_versions_of_microsofts_library() {
         let features = |version: &str| {
             let (major, minor) = version.split_once('.').unwrap();
             let features = Features::of(Version::new(major.parse().unwrap(), minor.parse().unwrap()));

@@ -121,7 +121,7 @@ impl Planner<'_> {
             return;
         }
         if want.sources == Sources::Some {
-            let reason = format!("{frontend} is open to everybody: HNS has no rule for loadBalancerSourceRanges");
+            let reason = format!("{frontend} admits all sources: HNS does not support loadBalancerSourceRanges");
             self.skip(&want.service, Code::HnsUnsupported, reason);
         }
         let Some(port) = target_port(&want.endpoints) else { return };
@@ -130,7 +130,7 @@ impl Planner<'_> {
         if !others.is_empty() {
             let others: Vec<String> = others.into_iter().map(ToString::to_string).collect();
             let reason = format!(
-                "{frontend} goes to port {port} of endpoints: HNS has one port for all of them, so {} are left out",
+                "{frontend} uses port {port} of its endpoints: HNS supports one port for all endpoints, so {} are skipped",
                 others.join(", ")
             );
             self.skip(&want.service, Code::HnsUnsupported, reason);
@@ -154,7 +154,7 @@ impl Planner<'_> {
             self.skip(
                 &want.service,
                 Code::HnsUnsupported,
-                format!("{frontend} remembers no clients: this HNS is older than 12.0"),
+                format!("{frontend} has no session affinity: HNS supports it from version 12.0"),
             );
         }
         let mapping = PortMapping {
@@ -237,7 +237,7 @@ impl Planner<'_> {
         }
         if !missing.is_empty() {
             let reason = format!(
-                "{frontend} waits for HNS endpoints of this node's {}: the CNI plugin has not made them, or they are on the host's network",
+                "{frontend} waits for HNS endpoints of this node's {}: the CNI plugin has not created them, or the pods use the host's network",
                 missing.join(", ")
             );
             self.skip(&want.service, Code::HnsEndpointMissing, reason);

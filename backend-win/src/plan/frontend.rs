@@ -67,16 +67,16 @@ impl Frontend {
             [] => vec![Address::Node(family)],
             vips => vips.iter().copied().map(Address::Vip).collect(),
         };
-        let known = balancer.port_mappings.iter().filter_map(|mapping| {
+        let mappings = balancer.port_mappings.iter().filter_map(|mapping| {
             let protocol = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
             let protocol = protocol.into_iter().find(|protocol| u32::from(protocol.number()) == mapping.protocol)?;
             Some((protocol, *mapping))
         });
-        let known: Vec<_> = known.collect();
+        let mappings: Vec<_> = mappings.collect();
         let of_address = |address: Address| {
             let frontend =
                 move |protocol, mapping: PortMapping| Self { address, protocol, port: mapping.external_port };
-            known.iter().map(move |(protocol, mapping)| (frontend(*protocol, *mapping), *mapping))
+            mappings.iter().map(move |(protocol, mapping)| (frontend(*protocol, *mapping), *mapping))
         };
         addresses.into_iter().flat_map(of_address).collect()
     }
@@ -103,7 +103,7 @@ mod tests {
     use crate::hcn::schema;
 
     #[test]
-    fn frontends_of_a_listed_load_balancer_are_all_that_it_takes() {
+    fn a_load_balancer_has_a_frontend_for_each_address_and_port() {
         let of = |json: &str| {
             let frontends = Frontend::all_of(&schema::read("load balancer", json).unwrap());
             frontends.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_remote_endpoint_is_where_the_network_says() {
+    fn a_remote_endpoint_follows_the_networks_remote_subnets() {
         let subnets = [("192.168.2.0/24", "10.0.0.3"), ("192.168.3.0/24", "10.0.0.4")]
             .map(|(prefix, provider)| RemoteSubnet { prefix: prefix.parse().unwrap(), provider: ip(provider) });
         let host = Host { address: ip("10.0.0.2"), mac: "00-15-5d-00-00-02".to_owned() };
@@ -98,14 +98,14 @@ mod tests {
     }
 
     #[test]
-    fn hardware_addresses_are_those_of_kube_proxy() {
+    fn hardware_addresses_equal_those_of_kube_proxy() {
         for (address, expected) in [("192.168.2.3", "02-11-c0-a8-02-03"), ("fd00::102:304", "02-11-04-03-02-01")] {
             assert_eq!(mac(ip(address)), expected);
         }
     }
 
     #[test]
-    fn what_kube_proxy_made_is_known_by_how_it_looks() {
+    fn kube_proxys_endpoints_are_recognized() {
         let host = Host { address: ip("10.0.0.2"), mac: "00-15-5d-00-00-02".to_owned() };
         let made = document(Guid::new(1), NetworkType::Flat, &[], None, ip("192.168.2.3"));
         let of_service =

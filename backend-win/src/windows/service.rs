@@ -27,16 +27,16 @@ define_windows_service!(begin, serve);
 /// Returns an error if this process was not started as a service.
 pub(super) fn run() -> anyhow::Result<()> {
     service_dispatcher::start(NAME, begin)
-        .context("run as a Windows service: only the service control manager can start it so (sc.exe create)")
+        .context("failed to run as a Windows service: start it with the service control manager (sc.exe create)")
 }
 
 /// Runs the service. The process's command line has its arguments.
 fn serve(_arguments: Vec<OsString>) {
     let ended = Arc::new(Notify::new());
-    let tell = Arc::clone(&ended);
+    let notify = Arc::clone(&ended);
     let handler = move |control| match control {
         ServiceControl::Stop | ServiceControl::Shutdown => {
-            tell.notify_one();
+            notify.notify_one();
             ServiceControlHandlerResult::NoError
         }
         ServiceControl::Interrogate => ServiceControlHandlerResult::NoError,
@@ -44,10 +44,10 @@ fn serve(_arguments: Vec<OsString>) {
     };
     // Without a handler, no status can be reported.
     let Ok(status) = service_control_handler::register(NAME, handler) else { return };
-    tell_state(status, ServiceState::Running, ServiceExitCode::NO_ERROR);
+    report_state(status, ServiceState::Running, ServiceExitCode::NO_ERROR);
     let ending = async move {
         ended.notified().await;
-        tell_state(status, ServiceState::StopPending, ServiceExitCode::NO_ERROR);
+        report_state(status, ServiceState::StopPending, ServiceExitCode::NO_ERROR);
     };
     let code = match block_on(Arguments::parse_from(localnet_config::flags::spelled(std::env::args_os())), ending) {
         Ok(()) => ServiceExitCode::NO_ERROR,
@@ -56,16 +56,16 @@ fn serve(_arguments: Vec<OsString>) {
             ServiceExitCode::ServiceSpecific(1)
         }
     };
-    tell_state(status, ServiceState::Stopped, code);
+    report_state(status, ServiceState::Stopped, code);
 }
 
 /// How long a pending call of HNS may take after the service was told to stop.
 const STOPPING: Duration = Duration::from_secs(30);
 
-fn tell_state(status: ServiceStatusHandle, state: ServiceState, exit_code: ServiceExitCode) {
+fn report_state(status: ServiceStatusHandle, state: ServiceState, exit_code: ServiceExitCode) {
     let running = state == ServiceState::Running;
     let accepted = ServiceControlAccept::STOP | ServiceControlAccept::SHUTDOWN;
-    let told = status.set_service_status(ServiceStatus {
+    let reported = status.set_service_status(ServiceStatus {
         service_type: ServiceType::OWN_PROCESS,
         current_state: state,
         controls_accepted: if running { accepted } else { ServiceControlAccept::empty() },
@@ -74,7 +74,7 @@ fn tell_state(status: ServiceStatusHandle, state: ServiceState, exit_code: Servi
         wait_hint: if state == ServiceState::StopPending { STOPPING } else { Duration::ZERO },
         process_id: None,
     });
-    if let Err(error) = told {
-        error!(%error, "the service control manager is not told");
+    if let Err(error) = reported {
+        error!(%error, "cannot report the state to the service control manager");
     }
 }

@@ -35,7 +35,7 @@ pub(super) fn channel(address: &Address, endpoint: &Endpoint) -> anyhow::Result<
             let path = format!(r"\\.\pipe\{name}");
             Ok(connecting(endpoint, move || open(path.clone())))
         }
-        other => anyhow::bail!("{other} is not dialled on Windows; use tcp://host:port or npipe:////./pipe/name"),
+        other => anyhow::bail!("{other} is not supported on Windows; use tcp://host:port or npipe:////./pipe/name"),
     }
 }
 

@@ -86,7 +86,7 @@ impl Tls {
             Err(error) => {
                 let error = format!("{error:#}");
                 if loaded.logged.as_ref() != Some(&error) {
-                    warn!(error, "the changed TLS files are not usable; the former ones stay in use");
+                    warn!(error, "cannot use the changed TLS files; keeping the previous ones");
                     loaded.logged = Some(error);
                 }
             }
@@ -107,7 +107,7 @@ fn read(files: &TlsFiles) -> anyhow::Result<Contents> {
 fn config(files: &TlsFiles, contents: &Contents) -> anyhow::Result<ClientConfig> {
     let mut roots = RootCertStore::empty();
     for root in certificates(&files.ca, &contents.ca)? {
-        roots.add(root).with_context(|| format!("{} holds a bad certificate", files.ca.display()))?;
+        roots.add(root).with_context(|| format!("{} contains an invalid certificate", files.ca.display()))?;
     }
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()?
@@ -129,6 +129,6 @@ fn config(files: &TlsFiles, contents: &Contents) -> anyhow::Result<ClientConfig>
 fn certificates(path: &Path, pem: &[u8]) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let found = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
     let found = found.with_context(|| format!("failed to read certificates in PEM from {}", path.display()))?;
-    anyhow::ensure!(!found.is_empty(), "{} holds no certificate in PEM", path.display());
+    anyhow::ensure!(!found.is_empty(), "{} contains no certificate in PEM", path.display());
     Ok(found)
 }

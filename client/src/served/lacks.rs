@@ -51,7 +51,7 @@ impl std::error::Error for BadLack {}
 
 impl fmt::Display for BadLack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} is none of {}", self.0, Lack::ALL.map(Lack::as_str).join(", "))
+        write!(f, "{:?} is not one of {}", self.0, Lack::ALL.map(Lack::as_str).join(", "))
     }
 }
 
@@ -116,16 +116,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_read_and_others_are_refused() {
+    fn only_known_words_are_accepted() {
         for lack in Lack::ALL {
             assert_eq!(lack.as_str().parse(), Ok(lack));
         }
         let error = "affinity".parse::<Lack>().unwrap_err().to_string();
-        assert_eq!(error, "\"affinity\" is none of verdicts, scopes, seconds, ports, host-network, sources");
+        assert_eq!(error, "\"affinity\" is not one of verdicts, scopes, seconds, ports, host-network, sources");
     }
 
     #[test]
-    fn one_port_is_the_most_frequent_one_and_the_least_of_several() {
+    fn the_most_frequent_port_is_used_and_the_lowest_of_several() {
         for (endpoints, expected) in [
             (&["10.0.0.1:2", "10.0.0.2:1", "10.0.0.3:2"][..], Some(2)),
             (&["10.0.0.1:2", "10.0.0.2:1"], Some(1)),

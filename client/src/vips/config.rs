@@ -8,7 +8,7 @@ use localnet_config::DetectLocalMode;
 /// How a backend programs the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Whether to masquerade everything that is sent to a ClusterIP.
+    /// Whether to masquerade all traffic to ClusterIPs.
     pub masquerade_all: bool,
     /// The bit of the packet mark that requests masquerading, 0–31.
     pub masquerade_bit: u8,
@@ -32,11 +32,11 @@ impl Default for Config {
 
 impl Config {
     /// The values of kube-proxy's configuration.
-    pub fn of(said: &localnet_config::Config) -> Self {
-        let local = &said.detect_local;
+    pub fn of(config: &localnet_config::Config) -> Self {
+        let local = &config.detect_local;
         Self {
-            masquerade_all: said.linux.masquerade_all,
-            masquerade_bit: said.masquerade_bit(said.mode),
+            masquerade_all: config.linux.masquerade_all,
+            masquerade_bit: config.masquerade_bit(config.mode),
             detector: match local.mode {
                 DetectLocalMode::ClusterCidr if local.cluster_cidrs.is_empty() => Detector::None,
                 DetectLocalMode::ClusterCidr => Detector::ClusterCidr(local.cluster_cidrs.clone()),
@@ -46,7 +46,7 @@ impl Config {
                     Detector::InterfaceNamePrefix(local.interface_name_prefix.as_str().into())
                 }
             },
-            node_port_addresses: match &said.node_port_addresses {
+            node_port_addresses: match &config.node_port_addresses {
                 localnet_config::NodePortAddresses::All => NodePortAddresses::Cidrs(Vec::new()),
                 localnet_config::NodePortAddresses::Primary => NodePortAddresses::Primary,
                 localnet_config::NodePortAddresses::Cidrs(cidrs) => NodePortAddresses::Cidrs(cidrs.clone()),

@@ -61,31 +61,31 @@ impl TryFrom<&BackendConfiguration> for Effective {
 
     /// # Errors
     /// Returns an error if a field has a value that this version does not know: the backend is newer or faulty.
-    fn try_from(said: &BackendConfiguration) -> Result<Self, Self::Error> {
-        let interface = || said.interface.as_str().into();
-        let detector = match said.detect_local() {
+    fn try_from(report: &BackendConfiguration) -> Result<Self, Self::Error> {
+        let interface = || report.interface.as_str().into();
+        let detector = match report.detect_local() {
             DetectLocal::Unknown => {
-                return Err(Unreadable { field: "DetectLocal", value: said.detect_local.to_string() });
+                return Err(Unreadable { field: "DetectLocal", value: report.detect_local.to_string() });
             }
             DetectLocal::None => Detector::None,
-            DetectLocal::ClusterCidr => Detector::ClusterCidr(cidrs("ClusterCIDRs", &said.cluster_cid_rs)?),
+            DetectLocal::ClusterCidr => Detector::ClusterCidr(cidrs("ClusterCIDRs", &report.cluster_cid_rs)?),
             DetectLocal::NodeCidr => Detector::NodeCidr,
             DetectLocal::BridgeInterface => Detector::BridgeInterface(interface()),
             DetectLocal::InterfaceNamePrefix => Detector::InterfaceNamePrefix(interface()),
         };
-        let node_port_addresses = match said.node_ports_on_primary {
+        let node_port_addresses = match report.node_ports_on_primary {
             true => NodePortAddresses::Primary,
-            false => NodePortAddresses::Cidrs(cidrs("NodePortCIDRs", &said.node_port_cid_rs)?),
+            false => NodePortAddresses::Cidrs(cidrs("NodePortCIDRs", &report.node_port_cid_rs)?),
         };
-        let bit = u8::try_from(said.masquerade_bit).ok().filter(|bit| *bit < 32);
-        let unreadable = || Unreadable { field: "MasqueradeBit", value: said.masquerade_bit.to_string() };
+        let bit = u8::try_from(report.masquerade_bit).ok().filter(|bit| *bit < 32);
+        let unreadable = || Unreadable { field: "MasqueradeBit", value: report.masquerade_bit.to_string() };
         let config = Config {
-            masquerade_all: said.masquerade_all,
+            masquerade_all: report.masquerade_all,
             masquerade_bit: bit.ok_or_else(unreadable)?,
             detector,
             node_port_addresses,
         };
-        let addresses = said.node_port_addresses.iter().flat_map(|set| set.v4.iter().chain(&set.v6));
+        let addresses = report.node_port_addresses.iter().flat_map(|set| set.v4.iter().chain(&set.v6));
         Ok(Self { config, node_port_addresses: read("NodePortAddresses", addresses)? })
     }
 }
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn every_configuration_survives_the_wire() {
+    fn every_configuration_round_trips() {
         let detectors = [
             Detector::None,
             Detector::ClusterCidr(cidrs(&["10.244.0.0/16", "fd00::/48"])),
@@ -144,13 +144,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_named() {
-        let known = BackendConfiguration { detect_local: DetectLocal::None.into(), ..BackendConfiguration::default() };
-        let error = |said: BackendConfiguration| Effective::try_from(&said).unwrap_err().to_string();
-        let said = error(BackendConfiguration { detect_local: 99, ..known.clone() });
-        assert_eq!(said, "DetectLocal is \"99\", which this version does not know");
-        assert!(error(BackendConfiguration { masquerade_bit: 32, ..known.clone() }).contains("MasqueradeBit"));
-        assert!(error(BackendConfiguration { node_port_cid_rs: vec!["x".to_owned()], ..known }).contains("\"x\""));
+    fn an_error_names_the_unknown_value() {
+        let valid = BackendConfiguration { detect_local: DetectLocal::None.into(), ..BackendConfiguration::default() };
+        let error = |report: BackendConfiguration| Effective::try_from(&report).unwrap_err().to_string();
+        let report = error(BackendConfiguration { detect_local: 99, ..valid.clone() });
+        assert_eq!(report, "DetectLocal is \"99\", which this version does not know");
+        assert!(error(BackendConfiguration { masquerade_bit: 32, ..valid.clone() }).contains("MasqueradeBit"));
+        assert!(error(BackendConfiguration { node_port_cid_rs: vec!["x".to_owned()], ..valid }).contains("\"x\""));
         assert!(error(BackendConfiguration::default()).contains("DetectLocal"));
     }
 }

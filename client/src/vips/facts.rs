@@ -13,7 +13,7 @@ use super::{Config, Detector, node_ports};
 /// The parts of the configuration and of the node that plans depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// Whether to masquerade everything that is sent to a ClusterIP.
+    /// Whether to masquerade all traffic to ClusterIPs.
     pub masquerade_all: bool,
     /// The mark of packets to masquerade.
     pub masquerade_mark: u32,

@@ -19,7 +19,7 @@ use super::Config;
 /// The flags that say how the node is programmed; every backend that proxies has them.
 #[derive(Args, Clone, Debug, Default)]
 pub struct ConfigArgs {
-    /// Bit of the packet mark that asks for masquerading, whatever the configuration says
+    /// Bit of the packet mark that requests masquerading; overrides the configuration
     #[arg(long, value_name = "BIT", value_parser = clap::value_parser!(u8).range(0..32))]
     pub masquerade_bit: Option<u8>,
     /// kube-proxy's flags, `--config` among them.
@@ -37,8 +37,8 @@ impl ConfigArgs {
         let platform = if mode == Mode::Kernelspace { Platform::Windows } else { Platform::Linux };
         match begin(self.kube_proxy.clone(), Reader { platform, empty_mode: mode })? {
             Begin::Run(running) => Ok(Some(running)),
-            Begin::Done { said } => {
-                let lines: String = said.iter().map(|line| format!("{line}\n")).collect();
+            Begin::Done { messages } => {
+                let lines: String = messages.iter().map(|line| format!("{line}\n")).collect();
                 // A closed standard error is no reason to fail.
                 _ = io::stderr().write_all(lines.as_bytes());
                 Ok(None)
@@ -53,8 +53,8 @@ impl ConfigArgs {
     /// set.
     pub fn to_do(&self, dry_run: bool) -> anyhow::Result<ToDo<'_>> {
         let to_do = self.kube_proxy.to_do()?;
-        for (asked, flag) in [(to_do.cleanup, "--cleanup"), (to_do.init_only, "--init-only")] {
-            ensure!(!(asked && dry_run), "--dry-run changes nothing, and {flag} does: leave one of them out");
+        for (is_set, flag) in [(to_do.cleanup, "--cleanup"), (to_do.init_only, "--init-only")] {
+            ensure!(!(is_set && dry_run), "--dry-run changes nothing, and {flag} does: remove one of the two flags");
         }
         Ok(to_do)
     }
@@ -71,43 +71,43 @@ impl ConfigArgs {
             ("--write-config-to", to_do.write_config_to.is_some()),
         ];
         match others.iter().find(|(_, given)| *given) {
-            Some((flag, _)) => bail!("{flag}: the command {command} does not do that; leave out one of them"),
+            Some((flag, _)) => bail!("{flag}: the command {command} does not do that; remove the flag or the command"),
             None => Ok(()),
         }
     }
 
     /// Warns about flags that only affect the brain.
-    pub fn say_of_brain(&self) {
+    pub fn warn_of_brain_flags(&self) {
         for problem in self.kube_proxy.elsewhere(Part::Backend) {
             warn!("{problem}");
         }
     }
 
     /// Logs if the configured mode is not the one that this backend programs.
-    pub fn say_mode(said: &localnet_config::Config, ours: Mode) {
-        if said.mode != ours {
-            let (mode, programmed) = (said.mode.as_str(), ours.as_str());
+    pub fn warn_of_other_mode(config: &localnet_config::Config, ours: Mode) {
+        if config.mode != ours {
+            let (mode, programmed) = (config.mode.as_str(), ours.as_str());
             warn!(
                 mode,
-                programmed, "the configuration is for another mode: its section counts, but not for what is programmed"
+                programmed, "the configuration is for another mode; this backend uses the section of that mode"
             );
         }
     }
 
     /// The part of a configuration that a backend uses. When it changes, the backend restarts.
-    pub fn concerns(&self, said: &localnet_config::Config) -> Concerns {
+    pub fn concerns(&self, config: &localnet_config::Config) -> Concerns {
         Concerns {
-            vips: self.config(said),
-            conntrack: said.linux.conntrack.clone(),
-            min_sync_period: said.min_interval(),
-            sync_period: said.sync_period,
+            vips: self.config(config),
+            conntrack: config.linux.conntrack.clone(),
+            min_sync_period: config.min_interval(),
+            sync_period: config.sync_period,
         }
     }
 
     /// How to program the node.
-    pub fn config(&self, said: &localnet_config::Config) -> Config {
-        let config = Config::of(said);
-        Config { masquerade_bit: self.masquerade_bit.unwrap_or(config.masquerade_bit), ..config }
+    pub fn config(&self, config: &localnet_config::Config) -> Config {
+        let vips = Config::of(config);
+        Config { masquerade_bit: self.masquerade_bit.unwrap_or(vips.masquerade_bit), ..vips }
     }
 }
 
@@ -136,7 +136,7 @@ mod tests {
     fn config(flags: &[&str]) -> Result<Config, String> {
         let arguments = Arguments::try_parse_from([&["backend"], flags].concat()).map_err(|e| e.to_string())?;
         let running = arguments.config.begin(Mode::Nftables).map_err(|error| error.to_string())?;
-        Ok(arguments.config.config(running.ok_or("nothing is left to do")?.config()))
+        Ok(arguments.config.config(running.ok_or("the flags only write a file")?.config()))
     }
 
     #[test]

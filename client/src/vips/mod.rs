@@ -296,8 +296,8 @@ impl Vips {
             None => format!("{vip} is not programmed"),
             Some(owner) => {
                 let rank = match (owner.by_node_port, loser.by_node_port) {
-                    (false, true) => "as its own address, which comes before NodePorts",
-                    _ => "which comes first by name",
+                    (false, true) => "as its own address, which has precedence over NodePorts",
+                    _ => "whose name sorts first",
                 };
                 format!("{vip} belongs to service {}, {rank}", owner.service)
             }

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_chosen_in_each_family() {
+    fn node_port_addresses_are_selected_in_each_family() {
         const LOCAL: &str = "10.0.0.9 127.0.0.1 169.254.1.1 192.168.0.2 192.168.0.3 192.168.0.2 ::1 fd00::2 fe80::1";
         const ALL_V4: &str = "10.0.0.9 192.168.0.2 192.168.0.3";
         for (cidrs, primaries, expected) in [

@@ -269,10 +269,10 @@ impl Planner<'_> {
                 vacant.insert(plan.vips.len());
                 plan.vips.push((key, vip));
             }
-            Entry::Occupied(known) => {
-                let (_, known) = &plan.vips[*known.get()];
-                if known.comment != vip.comment || known.exposure != vip.exposure {
-                    let problem = format!("{} on {key}: {} has it already", vip.comment, known.comment);
+            Entry::Occupied(first) => {
+                let (_, first) = &plan.vips[*first.get()];
+                if first.comment != vip.comment || first.exposure != vip.exposure {
+                    let problem = format!("{} on {key}: {} already has it", vip.comment, first.comment);
                     plan.skipped.push(Diagnostic::new(Code::PortTwice, Subject::service(&vip.service), problem));
                 }
             }
@@ -356,11 +356,11 @@ mod tests {
         );
         let hairpin = Hairpin { endpoint: "10.0.0.2:8080".parse().unwrap(), protocol: Protocol::Tcp };
         assert_eq!(plan.hairpins, [hairpin]);
-        assert_eq!(plan.skipped, [], "an address that is named twice is one");
+        assert_eq!(plan.skipped, [], "a duplicate address counts once");
     }
 
     #[test]
-    fn endpoints_are_those_of_the_port_by_name_and_of_a_name_twice_the_first_counts() {
+    fn endpoints_match_the_port_by_name_and_the_first_of_a_duplicate_name_applies() {
         let mut web = service(WEB);
         web.ports.push(Port { name: "dns".into(), port: 53, ..web.ports[0].clone() });
         let port = |name: &str, port| localnet_proto::EndpointPort { name: name.into(), port };
@@ -386,19 +386,19 @@ mod tests {
     }
 
     #[test]
-    fn flows_may_stay_at_whoever_serves_in_any_scope() {
+    fn flows_may_stay_at_endpoints_eligible_in_any_scope() {
         let serving = plan(&service(WEB), &facts()).vips[0].1.serving.clone();
         let expected = ["10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.4:8080"].map(|text| text.parse().unwrap());
         assert_eq!(*serving, expected);
     }
 
     #[test]
-    fn what_cannot_be_is_left_out_and_said() {
+    fn impossible_ports_are_skipped_with_a_diagnostic() {
         let mut odd = service(WEB);
         odd.ports.push(Port { name: "again".into(), ..odd.ports[0].clone() });
         let plan = plan(&odd, &facts());
         assert_eq!(plan.vips.len(), 3);
-        assert_eq!(plan.skipped[0].problem, "default/web:again on 172.30.0.1:80/tcp: default/web:http has it already");
+        assert_eq!(plan.skipped[0].problem, "default/web:again on 172.30.0.1:80/tcp: default/web:http already has it");
     }
 
     #[test]
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn allowed_sources_do_not_overlap_and_none_means_nobody() {
+    fn allowed_sources_do_not_overlap_and_an_empty_list_admits_none() {
         let mut web = service(WEB);
         let filter = |ranges: &[&str]| SourceFilter {
             targets: vec!["1.1.1.1".parse().unwrap()],

@@ -21,7 +21,7 @@ impl Program for Held {
     }
 
     fn unprogram(&mut self, key: &VipKey, vip: &Vip) {
-        assert_eq!(self.vips.remove(key).as_ref(), Some(vip), "{key} was programmed otherwise");
+        assert_eq!(self.vips.remove(key).as_ref(), Some(vip), "{key} had another content");
     }
 
     fn cluster_ip(&mut self, address: IpAddr, present: bool) {
@@ -51,7 +51,7 @@ fn owners(held: &Held) -> String {
 }
 
 #[test]
-fn addresses_come_before_node_ports_then_the_first_by_name_and_losers_follow() {
+fn own_addresses_have_precedence_then_the_first_by_name_and_others_follow() {
     let mut state = state(CLASH);
     let (mut vips, mut held) = (Vips::new(Config::default()), Held::default());
     let settled = vips.update(&state, &Changes::everything(), &mut held);
@@ -60,11 +60,11 @@ fn addresses_come_before_node_ports_then_the_first_by_name_and_losers_follow() {
     assert_eq!(
         notices,
         [
-            "Service ns/b: 192.168.0.2:30080/tcp belongs to service ns/a, which comes first by name",
-            "Service ns/0: 192.168.0.2:30080/tcp belongs to service ns/a, as its own address, which comes before NodePorts",
+            "Service ns/b: 192.168.0.2:30080/tcp belongs to service ns/a, whose name sorts first",
+            "Service ns/0: 192.168.0.2:30080/tcp belongs to service ns/a, as its own address, which has precedence over NodePorts",
         ]
     );
-    assert_eq!(vips.skipped().len(), 2, "said for as long as it lasts");
+    assert_eq!(vips.skipped().len(), 2, "reported for as long as it lasts");
     for (gone, owner, left) in [("a", "ns/b", 1), ("b", "ns/0", 0)] {
         let key = ServiceKey::new("ns", gone);
         state.services.remove(&key);
@@ -76,7 +76,7 @@ fn addresses_come_before_node_ports_then_the_first_by_name_and_losers_follow() {
 }
 
 #[test]
-fn a_refused_service_leaves_until_it_changes_and_others_take_its_place() {
+fn a_refused_service_is_skipped_until_it_changes_and_others_take_its_vips() {
     let mut state = state(CLASH);
     let (mut vips, mut held) = (Vips::new(Config::default()), Held::default());
     vips.update(&state, &Changes::everything(), &mut held);
@@ -88,8 +88,8 @@ fn a_refused_service_leaves_until_it_changes_and_others_take_its_place() {
     assert_eq!(owners(&held), "192.168.0.2:30080/tcp ns/b", "it did not change");
     vips.retry_refused();
     vips.update(&state, &Changes::default(), &mut held);
-    assert_eq!((owners(&held).as_str(), vips.refused().len()), ("192.168.0.2:30080/tcp ns/a", 0), "tried again");
-    assert!(!vips.refuse(&key, "no room".to_owned(), &mut held), "that was said");
+    assert_eq!((owners(&held).as_str(), vips.refused().len()), ("192.168.0.2:30080/tcp ns/a", 0), "retried");
+    assert!(!vips.refuse(&key, "no room".to_owned(), &mut held), "already reported");
     vips.retry_refused();
     vips.update(&state, &Changes::default(), &mut held);
     assert!(vips.refuse(&key, "no memory".to_owned(), &mut held), "for another reason");
@@ -98,7 +98,7 @@ fn a_refused_service_leaves_until_it_changes_and_others_take_its_place() {
     Arc::make_mut(state.services.get_mut(&key).unwrap()).ports[0].name = "other".into();
     vips.update(&state, &Changes::everything(), &mut held);
     assert_eq!(owners(&held), "192.168.0.2:30080/tcp ns/a");
-    assert!(vips.refuse(&key, "no memory".to_owned(), &mut held), "it is another service now");
+    assert!(vips.refuse(&key, "no memory".to_owned(), &mut held), "the service has changed");
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn service(name: u8, (external, node_port, endpoint): (u8, u8, u8)) -> Service {
 
 proptest! {
     #[test]
-    fn any_history_ends_where_the_state_alone_would(steps in vec(step(), 1..24)) {
+    fn any_history_ends_like_a_fresh_start(steps in vec(step(), 1..24)) {
         let config = Config { node_port_addresses: NodePortAddresses::Cidrs(Vec::new()), ..Config::default() };
         let (mut vips, mut held) = (Vips::new(config.clone()), Held::default());
         let mut state = Snapshot::default();

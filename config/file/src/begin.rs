@@ -18,7 +18,7 @@ pub enum Begin {
     /// Exit: the configuration was written to a file.
     Done {
         /// Lines to print: warnings, and fields that the written version cannot express.
-        said: Vec<String>,
+        messages: Vec<String>,
     },
 }
 
@@ -36,11 +36,11 @@ pub fn begin(flags: KubeProxyFlags, reader: Reader) -> anyhow::Result<Begin> {
         return Ok(Begin::Run(Box::new(Running::new(flags, reader, config, text, reading))));
     };
     fs::write(&to, reading.config.to_yaml()).with_context(|| format!("failed to write {}", to.display()))?;
-    let said = reading
+    let messages = reading
         .warnings
         .iter()
         .chain(&reading.lost)
         .map(|found| placed(found, config.as_deref()).to_string())
         .collect();
-    Ok(Begin::Done { said })
+    Ok(Begin::Done { messages })
 }

@@ -48,14 +48,14 @@ pub(crate) fn text(path: &Path) -> anyhow::Result<String> {
     let unreadable = |error: io::Error| {
         let remedy = match error.kind() {
             io::ErrorKind::NotFound => "; give the path of a KubeProxyConfiguration",
-            io::ErrorKind::PermissionDenied => "; let the user that this runs as read it",
+            io::ErrorKind::PermissionDenied => "; let the user of this program read it",
             _ => "",
         };
         anyhow::anyhow!("{}: cannot be read: {error}{remedy}", path.display())
     };
     // Opening a FIFO blocks until another process opens its other end.
     if !fs::metadata(path).map_err(unreadable)?.is_file() {
-        bail!("{}: is no regular file; give the path of a KubeProxyConfiguration", path.display());
+        bail!("{}: is not a regular file; give the path of a KubeProxyConfiguration", path.display());
     }
     let mut bytes = Vec::new();
     File::open(path).and_then(|file| file.take(LARGEST + 1).read_to_end(&mut bytes)).map_err(unreadable)?;

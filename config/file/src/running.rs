@@ -75,11 +75,11 @@ impl Running {
     }
 
     /// Logs the warnings of the configuration. Call it after logging has begun, which the configuration sets up.
-    pub fn say(&self) {
+    pub fn log_warnings(&self) {
         if let Some(file) = &self.file {
             info!(file = %file.display(), version = self.reading.version.as_str(), "configuration read");
         }
-        self.say_warnings(&[]);
+        self.log_new_warnings(&[]);
     }
 
     /// Follows the file until the returned `Following` is dropped. Each part of the program gets a clone of `Current`.
@@ -98,7 +98,7 @@ impl Running {
     }
 
     /// Logs only the warnings that were not logged before.
-    fn say_warnings(&self, before: &[Diagnostic]) {
+    fn log_new_warnings(&self, before: &[Diagnostic]) {
         for warning in self.reading.warnings.iter().filter(|warning| !before.contains(warning)) {
             warn!("{}", placed(warning, self.file.as_deref()));
         }
@@ -113,16 +113,16 @@ impl Running {
         loop {
             let watch = self.watch.get_or_insert_with(|| Watch::new(&file));
             if !std::mem::take(&mut first) {
-                watch.looked_at().await;
+                watch.check_due().await;
             }
-            if self.look(&file).await {
+            if self.read_file(&file).await {
                 return &self.reading.config;
             }
         }
     }
 
     /// Reads the file. Returns whether it contains another configuration.
-    async fn look(&mut self, file: &Path) -> bool {
+    async fn read_file(&mut self, file: &Path) -> bool {
         let path = file.to_owned();
         let read_text = task::spawn_blocking(move || text(&path)).await;
         let text = match read_text.map_err(anyhow::Error::from).flatten() {
@@ -130,7 +130,7 @@ impl Running {
             Err(why) => {
                 // A file may be missing for a moment while it is replaced, so this is reported once.
                 if self.text.take().is_some() {
-                    error!("{why:#}; the running configuration stays");
+                    error!("{why:#}; keeping the previous configuration");
                 }
                 return false;
             }
@@ -143,21 +143,21 @@ impl Running {
         match reading {
             Ok(reading) => {
                 let before = std::mem::replace(&mut self.reading, reading);
-                self.say_warnings(&before.warnings);
+                self.log_new_warnings(&before.warnings);
                 if before.config == self.reading.config {
-                    info!(file = %file.display(), "the configuration says the same as before");
+                    info!(file = %file.display(), "the configuration is unchanged");
                     return false;
                 }
-                info!(file = %file.display(), "the configuration has changed");
+                info!(file = %file.display(), "the configuration changed");
                 let waiting = before.config.at_start(&self.reading.config);
                 if !waiting.is_empty() {
-                    warn!(fields = waiting.join(", "), "these have their effect when the program starts again");
+                    warn!(fields = waiting.join(", "), "restart the program to apply these fields");
                 }
                 true
             }
             Err(why) => {
                 for line in why.to_string().lines() {
-                    error!("{line}; the running configuration stays");
+                    error!("{line}; keeping the previous configuration");
                 }
                 false
             }
@@ -196,7 +196,9 @@ impl Following {
     /// Waits until the task crashes. Without this error, later changes of the file would be ignored silently. Cancel-safe.
     pub async fn failed(&mut self) -> anyhow::Error {
         match self.work.join_next().await {
-            Some(Err(error)) => anyhow::Error::new(error).context("following the configuration's file has crashed"),
+            Some(Err(error)) => {
+                anyhow::Error::new(error).context("the task that follows the configuration file crashed")
+            }
             // The task has ended normally.
             Some(Ok(())) | None => std::future::pending().await,
         }
@@ -225,15 +227,17 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_follower_that_crashes_is_told() {
+    async fn a_crash_of_the_following_task_is_an_error() {
         let mut work = JoinSet::new();
         work.spawn(async { panic!("out of luck") });
         let error = format!("{:#}", Following { work }.failed().await);
-        assert!(error.contains("following the configuration's file has crashed") && error.contains("out of luck"));
+        assert!(
+            error.contains("the task that follows the configuration file crashed") && error.contains("out of luck")
+        );
         let mut work = JoinSet::new();
         work.spawn(async {});
         let hour = tokio::time::timeout(Duration::from_secs(3600), Following { work }.failed()).await;
-        assert!(hour.is_err(), "who only ends was asked to");
+        assert!(hour.is_err(), "a task that ends without a crash is no error");
     }
 
     #[tokio::test]
@@ -260,7 +264,7 @@ mod tests {
                 None => _ = fs::remove_file(&file),
             }
             let before = running.config().clone();
-            assert_eq!(running.look(&file).await, changes, "{text:?}");
+            assert_eq!(running.read_file(&file).await, changes, "{text:?}");
             assert_eq!(running.config() != &before, changes, "{text:?}");
         }
         assert_eq!(running.config().sync_period, Duration::from_secs(120));

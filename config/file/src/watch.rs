@@ -19,7 +19,7 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// The longest time that a change is delayed because of further events.
 const SETTLE_AT_MOST: Duration = Duration::from_millis(500);
 /// The interval of polling without an event.
-const LOOK: Duration = Duration::from_secs(10);
+const CHECK: Duration = Duration::from_secs(10);
 
 /// Watches the folders on the path to a file.
 pub(crate) struct Watch {
@@ -39,18 +39,16 @@ impl Watch {
     /// Starts to watch a file.
     pub(crate) fn new(file: &Path) -> Self {
         let changed = Arc::new(Notify::new());
-        let tell = Arc::clone(&changed);
+        let notify = Arc::clone(&changed);
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
             // A failed watch may have missed a change. Reading a file is no change.
             if event.map_or(true, |event| !is_only_read(event.kind)) {
-                tell.notify_one();
+                notify.notify_one();
             }
         });
-        let seconds = LOOK.as_secs();
+        let seconds = CHECK.as_secs();
         let watcher = watcher
-            .inspect_err(
-                |error| warn!(%error, "the configuration file is not watched: it is looked at every {seconds} s"),
-            )
+            .inspect_err(|error| warn!(%error, "cannot watch the configuration file; reading it every {seconds} s"))
             .ok();
         let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
         let mut watch = Self { file, changed, watcher, armed: Vec::new() };
@@ -59,8 +57,8 @@ impl Watch {
     }
 
     /// Returns when the file should be checked.
-    pub(crate) async fn looked_at(&mut self) {
-        if time::timeout(LOOK, self.changed.notified()).await.is_ok() {
+    pub(crate) async fn check_due(&mut self) {
+        if time::timeout(CHECK, self.changed.notified()).await.is_ok() {
             let quiet = async { while time::timeout(SETTLE, self.changed.notified()).await.is_ok() {} };
             let _ = time::timeout(SETTLE_AT_MOST, quiet).await;
         }

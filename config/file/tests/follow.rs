@@ -27,7 +27,7 @@ fn flags(given: &[&str]) -> KubeProxyFlags {
 fn run(given: &[&str]) -> anyhow::Result<Running> {
     match begin(flags(given), Reader::kube_proxy(Platform::Linux))? {
         Begin::Run(running) => Ok(*running),
-        Begin::Done { said } => anyhow::bail!("nothing runs: {said:?}"),
+        Begin::Done { messages } => anyhow::bail!("expected a running program, not: {messages:?}"),
     }
 }
 
@@ -35,7 +35,7 @@ fn text(period: &str) -> String {
     format!("apiVersion: kubeproxy.config.k8s.io/v1alpha2\nkind: KubeProxyConfiguration\nsyncPeriod: {period}\n")
 }
 
-/// The period that the file says next.
+/// The next period in the file.
 async fn next(running: &mut Running) -> Duration {
     timeout(Duration::from_secs(60), running.changed()).await.unwrap().sync_period
 }
@@ -68,14 +68,14 @@ fn replace(path: &Path, text: &str) {
 }
 
 #[tokio::test]
-async fn a_file_that_is_written_or_replaced_is_read_again() {
+async fn a_written_or_replaced_file_is_read_again() {
     let files = Files::new();
     let path = files.path("config.yaml");
     fs::write(&path, text("1m")).unwrap();
     let mut running = files.run("config.yaml");
     assert_eq!(running.config().sync_period, 60 * SECOND);
     fs::write(&path, text("2m")).unwrap();
-    assert_eq!(next(&mut running).await, 120 * SECOND, "written before anyone watched");
+    assert_eq!(next(&mut running).await, 120 * SECOND, "written before the watch began");
     fs::write(&path, text("3m")).unwrap();
     assert_eq!(next(&mut running).await, 180 * SECOND);
     replace(&path, &text("4m"));
@@ -110,7 +110,7 @@ fn publish(folder: &Path, version: &str, text: &str) {
 }
 
 #[tokio::test]
-async fn a_config_map_that_is_swapped_is_read_again() {
+async fn a_swapped_config_map_is_read_again() {
     let files = Files::new();
     publish(files.folder.path(), "2026_11_21", &text("1m"));
     symlink("..data/config.conf", files.path("config.conf")).unwrap();
@@ -134,7 +134,7 @@ async fn a_link_to_another_folder_is_followed() {
 }
 
 #[tokio::test]
-async fn flags_that_count_beside_a_file_still_do_when_it_changes() {
+async fn flags_that_apply_beside_a_file_still_apply_after_it_changes() {
     let files = Files::new();
     let path = files.path("config.yaml");
     fs::write(&path, text("1m")).unwrap();
@@ -161,7 +161,7 @@ async fn all_parts_of_a_program_follow_the_file() {
 }
 
 #[test]
-fn a_file_that_cannot_be_used_is_an_error_that_names_it() {
+fn an_error_about_an_unusable_file_names_the_file() {
     let files = Files::new();
     let path = files.path("config.yaml");
     let shown = path.display();
@@ -184,7 +184,7 @@ fn a_file_that_cannot_be_used_is_an_error_that_names_it() {
     );
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
-    assert_eq!(error(&config), format!("{shown}: is no regular file; give the path of a KubeProxyConfiguration"));
+    assert_eq!(error(&config), format!("{shown}: is not a regular file; give the path of a KubeProxyConfiguration"));
     assert_eq!(error(&["--conntrack-min=x"]), "--conntrack-min: \"x\" is not a whole number; write it in digits");
 }
 
@@ -203,18 +203,18 @@ nftables:
 ";
     fs::write(&old, v1alpha1).unwrap();
     let given = ["--config", old.to_str().unwrap(), "--write-config-to", new.to_str().unwrap()];
-    let Begin::Done { said } = begin(flags(&given), Reader::kube_proxy(Platform::Linux)).unwrap() else {
-        panic!("it was to be written")
+    let Begin::Done { messages } = begin(flags(&given), Reader::kube_proxy(Platform::Linux)).unwrap() else {
+        panic!("expected a written file")
     };
     let shown = old.display();
     assert_eq!(
-        said,
+        messages,
         [
             format!(
-                "{shown}:6: odd: unknown field \"odd\": left out, as v1alpha1 is read leniently; remove it, or correct its name"
+                "{shown}:6: odd: unknown field \"odd\"; skipped, because v1alpha1 is parsed leniently; remove it, or correct its name"
             ),
             format!(
-                "{shown}:5: portRange: \"1-2\" is not carried over; nothing has used it since the userspace mode went"
+                "{shown}:5: portRange: \"1-2\" is not carried over; no mode uses it since the userspace mode was removed"
             ),
         ]
     );
@@ -229,7 +229,7 @@ nftables:
     // From flags, too.
     let given = ["--proxy-mode=ipvs", "--write-config-to", new.to_str().unwrap()];
     assert!(
-        matches!(begin(flags(&given), Reader::kube_proxy(Platform::Linux)), Ok(Begin::Done { said }) if said.is_empty())
+        matches!(begin(flags(&given), Reader::kube_proxy(Platform::Linux)), Ok(Begin::Done { messages }) if messages.is_empty())
     );
     assert!(fs::read_to_string(&new).unwrap().contains("\nmode: ipvs\n"));
     let nowhere = ["--write-config-to", "/no/such/folder/new.yaml"];

@@ -39,7 +39,7 @@ impl KubeProxyFlags {
         let mut warnings = Vec::new();
         for given in &self.given {
             if !given.flag.beside_config {
-                let (ignored, remedy) = ("is ignored: --config is given".to_owned(), "say it in that file");
+                let (ignored, remedy) = ("is ignored: --config is given".to_owned(), "set it in that file");
                 warnings.push(value::about(Code::FlagIgnored, given, ignored, remedy));
             }
         }

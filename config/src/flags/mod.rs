@@ -84,7 +84,7 @@ impl KubeProxyFlags {
             let others: Vec<_> = others.iter().map(|name| format!("--{name}")).collect();
             let problem = format!("cannot be combined with {}: each of them ends the program", others.join(" and "));
             let conflict = Diagnostic::new(Code::FlagConflict, Subject::Flag(first), problem);
-            return Err(conflict.remedy("give one of them, and run the program again for the other").into());
+            return Err(conflict.remedy("run the program once for each").into());
         }
         Ok(to_do)
     }
@@ -122,8 +122,8 @@ impl KubeProxyFlags {
             return Vec::new();
         }
         let (others, remedy) = match here {
-            Part::Brain => (table::OF_BACKENDS, "give it to the backend"),
-            Part::Backend => (table::OF_THE_BRAIN, "give it to localnet-brain"),
+            Part::Brain => (table::OF_BACKENDS, "pass it to the backend"),
+            Part::Backend => (table::OF_THE_BRAIN, "pass it to localnet-brain"),
         };
         let others = self.given.iter().filter(|given| others.contains(&given.flag.name));
         others

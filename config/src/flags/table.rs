@@ -79,35 +79,45 @@ pub enum Sets {
 use Kind::{Bool, Duration, Float, Gates, Int, Ip, IpPort, List, Path, Size, Text, VModule};
 use Sets::{BindAddress, ButIpvs, ClusterCidr, Field, InIpvs, MasqueradeBit, Nothing, Port, Program};
 
-const READS_JSON: &str = "the API server is read as JSON";
-const NO_LIMIT: &str = "a brain makes a handful of requests, and none is held back";
-const NO_CADVISOR: &str = "nothing reads it, in kube-proxy either";
-const AT_ONCE: &str = "lines are written at once, to standard error";
+const READS_JSON: &str = "the brain requests JSON from the API server";
+const NO_LIMIT: &str = "a brain makes few requests and delays none";
+const NO_CADVISOR: &str = "neither localnet nor kube-proxy reads it";
+const AT_ONCE: &str = "log lines are written at once to standard error";
 const GONE: &str = "kube-proxy no longer has this flag";
-const NO_RESYNC: &str = "objects are watched, and compared with the API server whenever a watch begins anew";
+const NO_RESYNC: &str = "the brain watches objects, and compares them with the API server whenever a watch restarts";
 
 /// All flags, sorted. Those with [`Sets::Nothing`] belong to versions before v1.36.
 pub const FLAGS: &[Flag] = &[
     gone("add-dir-header", Bool),
     gone("alsologtostderr", Bool),
-    flag("bind-address", Ip, BindAddress, "the node's primary IP, instead of the Node's; nothing is bound to it"),
-    flag("bind-address-hard-fail", Bool, Field("bindAddressHardFail"), "end when health or metrics cannot be bound to"),
-    without_effect(flag("boot-id-file", Text, Program, "files to look for a boot id in"), NO_CADVISOR),
-    beside(flag("cleanup", Bool, Program, "remove everything that was programmed, and exit")),
+    flag(
+        "bind-address",
+        Ip,
+        BindAddress,
+        "primary IP of the node, instead of the Node object's; nothing listens on it",
+    ),
+    flag(
+        "bind-address-hard-fail",
+        Bool,
+        Field("bindAddressHardFail"),
+        "exit if the address of health or metrics cannot be bound",
+    ),
+    without_effect(flag("boot-id-file", Text, Program, "files that may contain a boot ID"), NO_CADVISOR),
+    beside(flag("cleanup", Bool, Program, "remove everything that the backend has programmed, and exit")),
     gone("cleanup-ipvs", Bool),
     flag("cluster-cidr", Text, ClusterCidr, "CIDRs of all pods, at most one of each family, with commas between them"),
     beside(flag(
         "config",
         Path,
         Program,
-        "a KubeProxyConfiguration of v1alpha1 or v1alpha2; it replaces nearly all flags",
+        "file with a KubeProxyConfiguration, v1alpha1 or v1alpha2; it replaces nearly all flags",
     )),
     without_effect(
         flag(
             "config-sync-period",
             Duration,
             Field("configSyncPeriod"),
-            "how often everything is compared with the API server",
+            "how often all objects are compared with the API server",
         ),
         NO_RESYNC,
     ),
@@ -115,44 +125,44 @@ pub const FLAGS: &[Flag] = &[
         "conntrack-max-per-core",
         Int,
         Field("linux.conntrack.maxPerCore"),
-        "tracked connections for each core; 0: left alone",
+        "maximum of tracked connections per core; 0: keep the kernel's limit",
     ),
-    flag("conntrack-min", Int, Field("linux.conntrack.min"), "but at least so many"),
+    flag("conntrack-min", Int, Field("linux.conntrack.min"), "minimum of the maximum of tracked connections"),
     flag(
         "conntrack-tcp-be-liberal",
         Bool,
         Field("linux.conntrack.tcpBeLiberal"),
-        "packets outside of the window are not invalid",
+        "accept TCP packets outside of the window",
     ),
     flag(
         "conntrack-tcp-timeout-close-wait",
         Duration,
         Field("linux.conntrack.tcpCloseWaitTimeout"),
-        "how long a half closed connection is tracked; 0: left alone",
+        "tracking timeout of half-closed TCP connections; 0: keep the kernel's timeout",
     ),
     flag(
         "conntrack-tcp-timeout-established",
         Duration,
         Field("linux.conntrack.tcpEstablishedTimeout"),
-        "how long an idle connection is tracked; 0: left alone",
+        "tracking timeout of idle TCP connections; 0: keep the kernel's timeout",
     ),
     flag(
         "conntrack-udp-timeout",
         Duration,
         Field("linux.conntrack.udpTimeout"),
-        "how long UDP without an answer is tracked; 0: left alone",
+        "tracking timeout of UDP flows without an answer; 0: keep the kernel's timeout",
     ),
     flag(
         "conntrack-udp-timeout-stream",
         Duration,
         Field("linux.conntrack.udpStreamTimeout"),
-        "how long UDP with an answer is tracked; 0: left alone",
+        "tracking timeout of UDP flows with an answer; 0: keep the kernel's timeout",
     ),
     flag(
         "detect-local-mode",
         Text,
         Field("detectLocalMode"),
-        "how this node's pods are told: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix",
+        "how this node's pods are recognized: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix",
     ),
     windows(flag("enable-dsr", Bool, Field("winkernel.enableDSR"), "direct server return")),
     flag("feature-gates", Gates, Field("featureGates"), "feature gates: name=true|false, with commas between them"),
@@ -160,17 +170,12 @@ pub const FLAGS: &[Flag] = &[
         "forward-healthcheck-vip",
         Bool,
         Field("winkernel.forwardHealthCheckVip"),
-        "the health check port is forwarded on VIPs",
+        "forward the health check port on VIPs",
     )),
-    flag(
-        "healthz-bind-address",
-        IpPort,
-        Field("healthzBindAddress"),
-        "where /healthz and /livez are answered: IP or IP:port",
-    ),
+    flag("healthz-bind-address", IpPort, Field("healthzBindAddress"), "address of /healthz and /livez: IP or IP:port"),
     flag("healthz-port", Int, Port("healthzBindAddress"), "deprecated: use --healthz-bind-address; 0 answers nowhere"),
     beside(flag("hostname-override", Text, Field("hostnameOverride"), "name of this Node, instead of the host's name")),
-    beside(flag("init-only", Bool, Program, "do what needs privileges, and exit")),
+    beside(flag("init-only", Bool, Program, "apply the settings that need more privileges, and exit")),
     flag(
         "iptables-localhost-nodeports",
         Bool,
@@ -187,34 +192,34 @@ pub const FLAGS: &[Flag] = &[
         "iptables-min-sync-period",
         Duration,
         ButIpvs("minSyncPeriod"),
-        "how long there is at least between two syncs, except in mode ipvs",
+        "minimum time between two syncs, except in mode ipvs",
     ),
+    flag("iptables-sync-period", Duration, ButIpvs("syncPeriod"), "period of resyncs, except in mode ipvs"),
     flag(
-        "iptables-sync-period",
-        Duration,
-        ButIpvs("syncPeriod"),
-        "how often everything is looked at again, except in mode ipvs",
+        "ipvs-exclude-cidrs",
+        List,
+        Field("ipvs.excludeCIDRs"),
+        "ipvs: CIDRs whose virtual servers belong to other programs",
     ),
-    flag("ipvs-exclude-cidrs", List, Field("ipvs.excludeCIDRs"), "ipvs: virtual servers in these CIDRs are left alone"),
-    flag(
-        "ipvs-min-sync-period",
-        Duration,
-        InIpvs("minSyncPeriod"),
-        "ipvs: how long there is at least between two syncs",
-    ),
+    flag("ipvs-min-sync-period", Duration, InIpvs("minSyncPeriod"), "ipvs: minimum time between two syncs"),
     flag("ipvs-scheduler", Text, Field("ipvs.scheduler"), "ipvs: scheduler, instead of rr"),
     flag("ipvs-strict-arp", Bool, Field("ipvs.strictARP"), "ipvs: arp_ignore 1 and arp_announce 2"),
-    flag("ipvs-sync-period", Duration, InIpvs("syncPeriod"), "ipvs: how often everything is looked at again"),
-    flag("ipvs-tcp-timeout", Duration, Field("ipvs.tcpTimeout"), "ipvs: timeout of idle TCP sessions; 0: left alone"),
+    flag("ipvs-sync-period", Duration, InIpvs("syncPeriod"), "ipvs: period of resyncs"),
+    flag(
+        "ipvs-tcp-timeout",
+        Duration,
+        Field("ipvs.tcpTimeout"),
+        "ipvs: timeout of idle TCP connections; 0: keep the kernel's timeout",
+    ),
     flag(
         "ipvs-tcpfin-timeout",
         Duration,
         Field("ipvs.tcpFinTimeout"),
-        "ipvs: timeout of TCP sessions after a FIN; 0: left alone",
+        "ipvs: timeout of TCP connections after a FIN; 0: keep the kernel's timeout",
     ),
     flag("ipvs-udp-timeout", Duration, Field("ipvs.udpTimeout"), "ipvs: timeout of UDP; 0: left alone"),
     without_effect(
-        flag("kube-api-burst", Int, Field("clientConnection.burst"), "requests to the API server at once"),
+        flag("kube-api-burst", Int, Field("clientConnection.burst"), "burst of requests to the API server"),
         NO_LIMIT,
     ),
     without_effect(
@@ -227,7 +232,7 @@ pub const FLAGS: &[Flag] = &[
         READS_JSON,
     ),
     without_effect(
-        flag("kube-api-qps", Float, Field("clientConnection.qps"), "requests to the API server a second"),
+        flag("kube-api-qps", Float, Field("clientConnection.qps"), "requests per second to the API server"),
         NO_LIMIT,
     ),
     flag(
@@ -240,7 +245,7 @@ pub const FLAGS: &[Flag] = &[
     gone("log-dir", Path),
     gone("log-file-max-size", Int),
     without_effect(
-        beside(flag("log-flush-frequency", Duration, Field("logging.flushFrequency"), "how long log lines may wait")),
+        beside(flag("log-flush-frequency", Duration, Field("logging.flushFrequency"), "maximum delay of log lines")),
         AT_ONCE,
     ),
     without_effect(
@@ -248,7 +253,7 @@ pub const FLAGS: &[Flag] = &[
             "log-json-info-buffer-size",
             Size,
             Field("logging.options.json.infoBufferSize"),
-            "json: bytes held back",
+            "json: size of the buffer",
         )),
         AT_ONCE,
     ),
@@ -261,7 +266,7 @@ pub const FLAGS: &[Flag] = &[
             "log-text-info-buffer-size",
             Size,
             Field("logging.options.text.infoBufferSize"),
-            "text: bytes held back",
+            "text: size of the buffer",
         )),
         AT_ONCE,
     ),
@@ -271,10 +276,10 @@ pub const FLAGS: &[Flag] = &[
     ),
     beside(flag("logging-format", Text, Field("logging.format"), "text or json")),
     gone("logtostderr", Bool),
-    without_effect(flag("machine-id-file", Text, Program, "files to look for a machine id in"), NO_CADVISOR),
-    flag("masquerade-all", Bool, Field("linux.masqueradeAll"), "masquerade everything that is sent to a ClusterIP"),
+    without_effect(flag("machine-id-file", Text, Program, "files that may contain a machine ID"), NO_CADVISOR),
+    flag("masquerade-all", Bool, Field("linux.masqueradeAll"), "masquerade all traffic to ClusterIPs"),
     beside(flag("master", Text, Program, "URL of the API server, instead of the kubeconfig's")),
-    flag("metrics-bind-address", IpPort, Field("metricsBindAddress"), "where /metrics is answered: IP or IP:port"),
+    flag("metrics-bind-address", IpPort, Field("metricsBindAddress"), "address of /metrics: IP or IP:port"),
     flag("metrics-port", Int, Port("metricsBindAddress"), "deprecated: use --metrics-bind-address"),
     windows(flag("network-name", Text, Field("winkernel.networkName"), "name of the HNS network")),
     flag(
@@ -284,12 +289,7 @@ pub const FLAGS: &[Flag] = &[
         "CIDRs of the addresses that answer NodePorts, or primary",
     ),
     gone("one-output", Bool),
-    flag(
-        "oom-score-adj",
-        Int,
-        Field("linux.oomScoreAdj"),
-        "how readily the kernel ends this when memory is short, -1000 to 1000",
-    ),
+    flag("oom-score-adj", Int, Field("linux.oomScoreAdj"), "OOM score adjustment of the process, -1000 to 1000"),
     flag(
         "pod-bridge-interface",
         Text,
@@ -300,9 +300,9 @@ pub const FLAGS: &[Flag] = &[
         "pod-interface-name-prefix",
         Text,
         Field("detectLocal.interfaceNamePrefix"),
-        "how the names of this node's pods' interfaces begin, for InterfaceNamePrefix",
+        "prefix of the interface names of this node's pods, for InterfaceNamePrefix",
     ),
-    flag("profiling", Bool, Field("enableProfiling"), "profiles can be had where metrics are"),
+    flag("profiling", Bool, Field("enableProfiling"), "serve profiles at the address of metrics"),
     flag("proxy-mode", Text, Field("mode"), "iptables, ipvs or nftables; on Windows kernelspace"),
     gone("proxy-port-range", Text),
     gone("resource-container", Text),
@@ -316,15 +316,20 @@ pub const FLAGS: &[Flag] = &[
         "show-hidden-metrics-for-version",
         Text,
         Field("showHiddenMetricsForVersion"),
-        "the minor version before this one: show metrics hidden since",
+        "previous minor version, to show the metrics hidden since then",
     ),
     gone("skip-headers", Bool),
     gone("skip-log-headers", Bool),
-    windows(flag("source-vip", Text, Field("winkernel.sourceVip"), "address that balanced traffic is sent from")),
+    windows(flag("source-vip", Text, Field("winkernel.sourceVip"), "source address of balanced traffic")),
     gone("stderrthreshold", Text),
     Flag {
         short: Some('v'),
-        ..beside(flag("v", Int, Field("logging.verbosity"), "how much is logged: from 4 on more, from 6 on all"))
+        ..beside(flag(
+            "v",
+            Int,
+            Field("logging.verbosity"),
+            "log verbosity: 4 and above is debug, 6 and above is trace",
+        ))
     },
     without_effect(
         beside(flag(
@@ -333,7 +338,7 @@ pub const FLAGS: &[Flag] = &[
             Field("logging.vmodule"),
             "verbosity of source files: pattern=N, with commas between them",
         )),
-        "the source files of kube-proxy are not ours",
+        "localnet does not have kube-proxy's source files",
     ),
     windows(beside(flag("windows-service", Bool, Field("windows.runAsService"), "run as a Windows service"))),
     beside(flag("write-config-to", Path, Program, "write the configuration as a v1alpha2 file, and exit")),

@@ -103,8 +103,9 @@ fn gates(given: &Given) -> Result<Value, Diagnostic> {
     let mut gates = Map::new();
     for pair in given.values.iter().flat_map(|text| commas(text)).filter(|pair| !pair.is_empty()) {
         let gate = pair.split_once('=').and_then(|(name, on)| Some((name.trim(), truth(on.trim())?)));
-        let (name, on) = gate
-            .ok_or_else(|| problem(given, format!("{pair:?} is no feature gate"), "write name=true or name=false"))?;
+        let (name, on) = gate.ok_or_else(|| {
+            problem(given, format!("{pair:?} is not a feature gate"), "write name=true or name=false")
+        })?;
         gates.insert(name.to_owned(), json!(on));
     }
     Ok(Value::Object(gates))
@@ -117,8 +118,8 @@ fn vmodule(given: &Given) -> Result<Value, Diagnostic> {
             let level = level.parse::<u32>().ok().filter(|level| i32::try_from(*level).is_ok())?;
             Some((pattern, level)).filter(|(pattern, _)| !pattern.is_empty())
         });
-        let (pattern, level) =
-            item.ok_or_else(|| problem(given, format!("{pair:?} does not have the pattern=N format"), "write it so"))?;
+        let (pattern, level) = item
+            .ok_or_else(|| problem(given, format!("{pair:?} does not have the pattern=N format"), "write pattern=N"))?;
         items.push(json!({"filePattern": pattern, "verbosity": level}));
     }
     Ok(Value::Array(items))

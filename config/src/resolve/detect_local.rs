@@ -16,10 +16,10 @@ const BLOCK: &str = "must be a valid CIDR block (e.g. 10.100.0.0/16 or fde4:8dba
 
 impl Check<'_> {
     pub(super) fn detect_local(&mut self, document: &Document) -> DetectLocal {
-        let (said, detect) = (document.detect_local_mode.as_str(), &document.detect_local);
-        let mode = DetectLocalMode::ALL.into_iter().find(|mode| mode.as_str() == said);
-        if mode.is_none() && !said.is_empty() {
-            self.unsupported("detectLocalMode", said, DetectLocalMode::ALL.map(DetectLocalMode::as_str).as_slice());
+        let (given, detect) = (document.detect_local_mode.as_str(), &document.detect_local);
+        let mode = DetectLocalMode::ALL.into_iter().find(|mode| mode.as_str() == given);
+        if mode.is_none() && !given.is_empty() {
+            self.unsupported("detectLocalMode", given, DetectLocalMode::ALL.map(DetectLocalMode::as_str).as_slice());
         }
         let mode = mode.unwrap_or_default();
         let needed = match mode {
@@ -51,10 +51,10 @@ impl Check<'_> {
         }
     }
 
-    fn cluster_cidrs(&mut self, said: &[String], used: bool) -> Vec<ipnet::IpNet> {
+    fn cluster_cidrs(&mut self, given: &[String], used: bool) -> Vec<ipnet::IpNet> {
         let field = "detectLocal.clusterCIDRs";
         let mut cidrs: Vec<ipnet::IpNet> = Vec::new();
-        for (position, text) in said.iter().enumerate() {
+        for (position, text) in given.iter().enumerate() {
             match address::cidr(text) {
                 Some(cidr) => cidrs.push(cidr),
                 None => {
@@ -64,8 +64,8 @@ impl Check<'_> {
             }
         }
         let twice = matches!(cidrs.as_slice(), [a, b] if a.addr().is_ipv4() == b.addr().is_ipv4());
-        if said.len() > 2 || twice {
-            self.wrong(used, field, &format!("{said:?}"), PAIR, "name one CIDR of each family");
+        if given.len() > 2 || twice {
+            self.wrong(used, field, &format!("{given:?}"), PAIR, "name one CIDR of each family");
             // The whole value is skipped: the remaining half could be the wrong one.
             cidrs.clear();
         }

@@ -241,7 +241,7 @@ async fn keep_asking(flows: &[Flow], every: Duration, mut stopped: oneshot::Rece
 
 /// Sends a datagram on a flow, and returns the endpoint that answers.
 async fn ask(socket: &UdpSocket) -> anyhow::Result<SocketAddr> {
-    socket.send(b"who is there?").await?;
+    socket.send(b"hello?").await?;
     let mut answer = [0; 256];
     let length = timeout(ANSWER_WITHIN, socket.recv(&mut answer)).await.context("waiting for an answer")??;
     name(&String::from_utf8_lossy(&answer[..length]))

@@ -90,7 +90,7 @@ fn reason(change: &Change, errno: Errno) -> String {
     let text = match (change, errno) {
         (Change::AddServer(server) | Change::UpdateServer(server), Errno::NOENT) => {
             return format!(
-                "this kernel has no scheduler {}: load its module (modprobe {}), or choose another scheduler",
+                "this kernel has no IPVS scheduler {}: load its module with modprobe {}, or choose another scheduler",
                 server.scheduler,
                 server.scheduler.module()
             );
@@ -130,8 +130,8 @@ mod tests {
             (
                 Change::AddServer(server.clone()),
                 Errno::NOENT,
-                "failed to add virtual server tcp 10.96.0.1:80: this kernel has no scheduler mh: load its module (modprobe \
-                 ip_vs_mh), or choose another scheduler",
+                "failed to add virtual server tcp 10.96.0.1:80: this kernel has no IPVS scheduler mh: load its module with modprobe \
+                 ip_vs_mh, or choose another scheduler",
             ),
             (
                 Change::UpdateServer(server.clone()),

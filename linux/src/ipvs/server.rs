@@ -75,7 +75,7 @@ impl fmt::Display for Scheduler {
 /// A name that no scheduler can have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is no name of an IPVS scheduler: use one of rr, wrr, lc, wlc, lblc, lblcr, dh, sh, sed, nq, fo, ovf, mh, or that of \
+    "{0:?} is not the name of an IPVS scheduler: use one of rr, wrr, lc, wlc, lblc, lblcr, dh, sh, sed, nq, fo, ovf, mh, or that of \
      a module ip_vs_NAME of your own"
 )]
 pub struct InvalidScheduler(String);

@@ -20,13 +20,13 @@ fn refusals_name_object_and_remedy_and_do_not_stop_other_changes() {
         ),
         (
             Change::AddServer(server(Protocol::Tcp, "10.96.0.2:80", "nosuch")),
-            "failed to add virtual server tcp 10.96.0.2:80: this kernel has no scheduler nosuch: load its module (modprobe \
-             ip_vs_nosuch), or choose another scheduler",
+            "failed to add virtual server tcp 10.96.0.2:80: this kernel has no IPVS scheduler nosuch: load its module with modprobe \
+             ip_vs_nosuch, or choose another scheduler",
         ),
         (
             Change::UpdateServer(server(Protocol::Tcp, "10.96.0.1:80", "nosuch")),
-            "failed to change virtual server tcp 10.96.0.1:80: this kernel has no scheduler nosuch: load its module (modprobe \
-             ip_vs_nosuch), or choose another scheduler",
+            "failed to change virtual server tcp 10.96.0.1:80: this kernel has no IPVS scheduler nosuch: load its module with modprobe \
+             ip_vs_nosuch, or choose another scheduler",
         ),
         (
             Change::UpdateServer(server(Protocol::Udp, "10.96.0.9:53", "rr")),

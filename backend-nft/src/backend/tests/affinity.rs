@@ -136,7 +136,7 @@ impl World {
             Statement::Address(AddressField::Source, op, net) => net.contains(&packet.source) == (*op == Op::Eq),
             Statement::Local(AddressField::Source, op) => *op == Op::Ne,
             Statement::MarkOr(_) => true,
-            other => panic!("what does {other:?} do?"),
+            other => panic!("unsupported statement {other:?}"),
         }
     }
 
@@ -154,7 +154,7 @@ impl World {
                 self.random ^= self.random << 17;
                 key.index(((self.random >> 32) % u64::from(*modulus)) as u32)
             }
-            other => panic!("what is {other:?}?"),
+            other => panic!("unsupported expression {other:?}"),
         });
         fields.into()
     }
@@ -210,7 +210,7 @@ fn crowd(world: &mut World, clients: u8) -> Vec<IpAddr> {
 }
 
 #[test]
-fn clients_stay_whatever_happens_to_other_endpoints() {
+fn clients_stay_while_other_endpoints_change() {
     let mut world = World::new();
     world.apply(&web(&FOUR));
     let first = crowd(&mut world, 100);
@@ -218,10 +218,10 @@ fn clients_stay_whatever_happens_to_other_endpoints() {
     assert_eq!(crowd(&mut world, 100), first);
 
     world.apply(&web(&[&FOUR[..], &["10.180.1.1", "10.180.1.5"]].concat()));
-    assert_eq!(crowd(&mut world, 100), first, "one more moves nobody");
+    assert_eq!(crowd(&mut world, 100), first, "one more endpoint moves no client");
     world.restart();
     world.apply(&web(&[&FOUR[..], &["10.180.1.1", "10.180.1.5"]].concat()));
-    assert_eq!(crowd(&mut world, 100), first, "nor does a restart");
+    assert_eq!(crowd(&mut world, 100), first, "a restart moves no client");
 
     let gone: IpAddr = FOUR[1].parse().unwrap();
     world.apply(&web(&[FOUR[0], FOUR[2], FOUR[3], "10.180.1.7"]));
@@ -231,13 +231,13 @@ fn clients_stay_whatever_happens_to_other_endpoints() {
     }
     world.apply(&web(&FOUR));
     let moved = first.iter().zip(crowd(&mut world, 100)).filter(|(before, after)| **before != gone && *before != after);
-    assert_eq!(moved.count(), 0, "whose endpoint stayed, stays");
+    assert_eq!(moved.count(), 0, "clients whose endpoint stayed stay with it");
 }
 
 /// kube-proxy remembers a client for each port of a Service, so the client has one endpoint for all addresses of the
 /// port.
 #[test]
-fn a_client_has_one_endpoint_by_all_addresses_of_a_port() {
+fn a_client_has_one_endpoint_for_all_addresses_of_a_port() {
     let mut world = World::new();
     let mut web = sticky("web", VIPS[0].0, &FOUR);
     web.external_ips = vec![VIPS[2].0.parse().unwrap()];
@@ -250,17 +250,17 @@ fn a_client_has_one_endpoint_by_all_addresses_of_a_port() {
     let both = state([web, other]);
     world.apply(&both);
     let client = |number: u8| format!("10.180.7.{number}");
-    let asked = |world: &mut World, number, vip| world.connect(&client(number), vip).unwrap();
-    let ends: Vec<_> = (0..100).map(|number| asked(&mut world, number, VIPS[usize::from(number % 2) * 2])).collect();
+    let connect = |world: &mut World, number, vip| world.connect(&client(number), vip).unwrap();
+    let ends: Vec<_> = (0..100).map(|number| connect(&mut world, number, VIPS[usize::from(number % 2) * 2])).collect();
     world.restart();
     world.apply(&both);
     for vip in [VIPS[0], VIPS[2], VIPS[5]] {
-        let same: Vec<_> = (0..100).map(|number| asked(&mut world, number, vip)).collect();
+        let same: Vec<_> = (0..100).map(|number| connect(&mut world, number, vip)).collect();
         assert_eq!(same, ends, "{vip:?}");
     }
     for vip in [VIPS[1], (VIPS[1].0, 81)] {
         let elsewhere =
-            (0..100).filter(|number| asked(&mut world, *number, vip).ip() != ends[usize::from(*number)].ip());
+            (0..100).filter(|number| connect(&mut world, *number, vip).ip() != ends[usize::from(*number)].ip());
         assert!(elsewhere.count() > 30, "another port is another matter: {vip:?}");
     }
 }
@@ -269,7 +269,7 @@ fn a_client_has_one_endpoint_by_all_addresses_of_a_port() {
 /// mode the new timeout counts from the client's last connection. In its nftables mode, and formerly here, it counts
 /// from the next one.
 #[test]
-fn another_timeout_counts_from_the_last_connection() {
+fn a_changed_timeout_counts_from_the_last_connection() {
     let with = |seconds| {
         let web = Service { client_ip_affinity: Some(seconds), ..sticky("web", VIPS[0].0, &FOUR) };
         state([web, sticky("other", VIPS[1].0, &FOUR)])
@@ -282,12 +282,12 @@ fn another_timeout_counts_from_the_last_connection() {
     world.wait(8);
     world.apply(&with(10));
     world.wait(1);
-    assert_eq!(crowd(&mut world, 100), first, "their time is not over");
+    assert_eq!(crowd(&mut world, 100), first, "their timeout has not passed");
     world.wait(8);
     world.apply(&with(5));
     let second = crowd(&mut world, 100);
-    assert!(stay(&first, &second) < 60, "their time was over at once");
-    assert_eq!(world.connect(POD, VIPS[1]), Some(other), "others stay");
+    assert!(stay(&first, &second) < 60, "their timeout had passed at once");
+    assert_eq!(world.connect(POD, VIPS[1]), Some(other), "other clients stay");
 
     world.wait(4);
     world.backend.kernel.blind = true;
@@ -298,16 +298,16 @@ fn another_timeout_counts_from_the_last_connection() {
     world.apply(&with(100));
     assert_eq!(world.backend.desired.chores(), vec![]);
     world.wait(90);
-    assert_eq!(crowd(&mut world, 100), second, "a longer one counts at once, too");
+    assert_eq!(crowd(&mut world, 100), second, "a longer timeout counts at once, too");
     let dumps = world.backend.kernel.dumps;
     world.apply(&with(100));
     world.restart();
     world.apply(&with(100));
-    assert_eq!(world.backend.kernel.dumps, dumps, "nothing is looked for where no timeout changes");
+    assert_eq!(world.backend.kernel.dumps, dumps, "nothing is read if no timeout changes");
 }
 
 #[test]
-fn a_slot_is_used_again_only_when_its_clients_are_forgotten() {
+fn a_slot_is_reused_only_after_its_clients_are_forgotten() {
     let mut world = World::new();
     world.apply(&web(&FOUR));
     crowd(&mut world, 100);
@@ -318,12 +318,12 @@ fn a_slot_is_used_again_only_when_its_clients_are_forgotten() {
     assert_eq!(slot.len(), 0);
     let then = crowd(&mut world, 100);
     world.apply(&web(&[FOUR[0], FOUR[1], FOUR[2], "10.180.1.9"]));
-    assert_eq!(crowd(&mut world, 100), then, "nobody is sent to who has the slot now");
-    assert_eq!(world.backend.kernel.dumps, dumps + 1, "nothing is read where no endpoint left");
+    assert_eq!(crowd(&mut world, 100), then, "no client moves to the slot's new endpoint");
+    assert_eq!(world.backend.kernel.dumps, dumps + 1, "nothing is read if no endpoint left");
 }
 
 #[test]
-fn a_client_is_forgotten_after_the_timeout_and_each_connection_begins_it_anew() {
+fn a_client_is_forgotten_a_timeout_after_its_last_connection() {
     let mut world = World::new();
     world.apply(&web(&FOUR));
     let mut ends = BTreeSet::new();
@@ -340,7 +340,7 @@ fn a_client_is_forgotten_after_the_timeout_and_each_connection_begins_it_anew() 
 }
 
 #[test]
-fn where_no_client_can_be_remembered_traffic_flows() {
+fn traffic_flows_even_if_no_client_can_be_remembered() {
     let mut world = World::new();
     world.apply(&web(&FOUR));
     for (set, _) in world.backend.kernel.tables.get_mut(&plan::table(Family::V4)).unwrap().sets.values_mut() {
@@ -352,7 +352,7 @@ fn where_no_client_can_be_remembered_traffic_flows() {
 }
 
 #[test]
-fn new_clients_are_spread_evenly_though_slots_have_holes() {
+fn new_clients_are_spread_evenly_despite_empty_slots() {
     let mut world = World::new();
     let many: Vec<String> = (0..24).map(|host| format!("10.180.3.{host}")).collect();
     world.apply(&web(&many.iter().map(String::as_str).collect::<Vec<_>>()));
@@ -365,7 +365,7 @@ fn new_clients_are_spread_evenly_though_slots_have_holes() {
 }
 
 #[test]
-fn objects_do_not_grow_with_services() {
+fn the_number_of_objects_is_independent_of_the_services() {
     let objects = |services: u8| {
         let mut backend = backend();
         let services = (1..=services).map(|i| sticky(&format!("s{i}"), &format!("172.30.0.{i}"), &FOUR));
@@ -378,7 +378,7 @@ fn objects_do_not_grow_with_services() {
     let mut plain = backend();
     plain.apply(&state([service("web", "172.30.0.1", &FOUR)]), &Changes::everything()).unwrap().whole().unwrap();
     let table = &plain.kernel.tables[&plan::table(Family::V4)];
-    assert!(!table.sets.keys().any(|name| name.contains("affinity")), "nothing without affinity");
+    assert!(!table.sets.keys().any(|name| name.contains("affinity")), "no affinity sets without affinity");
 }
 
 #[test]
@@ -398,9 +398,9 @@ fn affinity_comes_and_goes() {
     let ends = crowd(&mut world, 100);
     world.apply(&without);
     world.apply(&with);
-    assert!(crowd(&mut world, 100) != ends, "whose affinity was switched off is forgotten");
+    assert!(crowd(&mut world, 100) != ends, "clients are forgotten when affinity is switched off");
     let v6 = &world.backend.kernel.tables[&plan::table(Family::V6)];
-    assert!(!v6.sets.contains_key("affinity-vips"), "only in the family that has it");
+    assert!(!v6.sets.contains_key("affinity-vips"), "only in the family that has affinity");
 }
 
 #[test]
@@ -430,11 +430,11 @@ fn growth_keeps_the_clients() {
     let from = world.backend.kernel.log.len();
     world.restart();
     world.apply(&crowded("q", true));
-    assert_eq!(world.backend.kernel.log.len(), from, "what has grown is adopted");
+    assert_eq!(world.backend.kernel.log.len(), from, "a grown table is adopted");
 }
 
 #[test]
-fn clients_of_what_vanished_while_nobody_looked_are_forgotten_at_the_start() {
+fn clients_of_endpoints_removed_while_no_backend_ran_are_forgotten_at_the_start() {
     let mut world = World::new();
     world.apply(&web(&FOUR));
     let first = crowd(&mut world, 100);
@@ -470,7 +470,7 @@ fn a_slot_whose_clients_cannot_be_forgotten_stays_empty_until_they_are() {
     };
     assert!(
         clients(&world, "affinity-3") > 0 && clients(&world, "affinity-4") > 0,
-        "the other one has a slot of its own"
+        "the other endpoint has its own slot"
     );
     // The process ends before it changes the clients.
     world.restart();
@@ -482,7 +482,7 @@ fn a_slot_whose_clients_cannot_be_forgotten_stays_empty_until_they_are() {
 }
 
 #[test]
-fn a_client_that_expires_while_it_is_to_be_forgotten_is_no_error() {
+fn a_client_that_expires_before_its_deletion_is_no_error() {
     let mut world = World::new();
     world.apply(&web(&FOUR));
     let gone = crowd(&mut world, 100)[0].to_string();
@@ -494,7 +494,7 @@ fn a_client_that_expires_while_it_is_to_be_forgotten_is_no_error() {
 }
 
 #[test]
-fn a_service_with_affinity_that_the_kernel_refuses_is_left_out_alone() {
+fn only_the_refused_service_with_affinity_is_skipped() {
     for vague in [false, true] {
         let mut world = World::new();
         world.backend.kernel.vague = vague;
@@ -576,7 +576,7 @@ type Remembered = BTreeMap<(usize, usize), BTreeMap<std::net::SocketAddr, u64>>;
 
 /// Removes clients that must be forgotten: those of endpoints that no VIP of the port uses any more or that lost
 /// affinity, and those whose timeout has passed. The present timeout counts, whatever it was when they connected.
-fn retain_known(remembered: &mut Remembered, state: &Snapshot, now: u64) {
+fn retain_valid(remembered: &mut Remembered, state: &Snapshot, now: u64) {
     for ((_, port), ends) in remembered.iter_mut() {
         let service = state.services.get(&ServiceKey::new("default", if *port == 1 { "s2" } else { "s1" }));
         let seconds = service.and_then(|service| service.client_ip_affinity).unwrap_or_default();
@@ -596,7 +596,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_happens_clients_keep_endpoints_that_serve(steps in proptest::collection::vec(any_step(), 1..60)) {
+    fn clients_always_keep_eligible_endpoints(steps in proptest::collection::vec(any_step(), 1..60)) {
         let mut world = World::new();
         let mut applied = state([]);
         world.apply(&applied);
@@ -607,7 +607,7 @@ proptest! {
                     applied = state_of(&services);
                     world.apply(&applied);
                     assert_delivered_equals_kernel(&applied, world.backend.kernel());
-                    retain_known(&mut remembered, &applied, world.now);
+                    retain_valid(&mut remembered, &applied, world.now);
                 }
                 Step::Denied(services) => {
                     world.backend.kernel.denied = true;
@@ -615,7 +615,7 @@ proptest! {
                     world.backend.kernel.denied = false;
                     if result.and_then(Synced::whole).is_ok() {
                         applied = state_of(&services);
-                        retain_known(&mut remembered, &applied, world.now);
+                        retain_valid(&mut remembered, &applied, world.now);
                     }
                 }
                 Step::Restart => {
@@ -628,11 +628,11 @@ proptest! {
                     world.restart();
                     world.apply(&applied);
                     assert_delivered_equals_kernel(&applied, world.backend.kernel());
-                    retain_known(&mut remembered, &applied, world.now);
+                    retain_valid(&mut remembered, &applied, world.now);
                 }
                 Step::Wait(seconds) => {
                     world.wait(seconds);
-                    retain_known(&mut remembered, &applied, world.now);
+                    retain_valid(&mut remembered, &applied, world.now);
                 }
                 Step::Connect(client, vip) => {
                     let packet = packet(CLIENTS[client], VIPS[vip]);
@@ -642,17 +642,17 @@ proptest! {
                     let (choices, affinity) = choices(&applied, &packet);
                     let end = world.connect(CLIENTS[client], VIPS[vip]);
                     let Some(end) = end else {
-                        prop_assert!(choices.is_empty(), "nothing serves {packet:?}");
+                        prop_assert!(choices.is_empty(), "no endpoint is eligible for {packet:?}");
                         continue;
                     };
-                    prop_assert!(choices.contains(&end), "{end} does not serve {packet:?}");
+                    prop_assert!(choices.contains(&end), "{end} is not eligible for {packet:?}");
                     if affinity.is_none() {
                         continue;
                     }
-                    let known = remembered.entry((client, PORTS[vip])).or_default();
-                    let kept = known.keys().any(|known| choices.contains(known));
-                    prop_assert!(!kept || known.contains_key(&end), "{packet:?} went to {end}, not to {known:?}");
-                    known.insert(end, world.now);
+                    let kept_ends = remembered.entry((client, PORTS[vip])).or_default();
+                    let kept = kept_ends.keys().any(|kept_ends| choices.contains(kept_ends));
+                    prop_assert!(!kept || kept_ends.contains_key(&end), "{packet:?} went to {end}, not to {kept_ends:?}");
+                    kept_ends.insert(end, world.now);
                 }
             }
         }

@@ -61,7 +61,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_vip_is_what_it_was_or_what_it_is_to_be(history in proptest::collection::vec((any_state(), any::<bool>()), 1..5), portion in 1..40_usize) {
+    fn a_vip_always_has_its_old_or_its_new_content(history in proptest::collection::vec((any_state(), any::<bool>()), 1..5), portion in 1..40_usize) {
         let mut backend = backend();
         let mut before = Snapshot::default();
         let mut changes = Changes::everything();
@@ -87,7 +87,7 @@ fn many(count: u8) -> Snapshot {
 const EACH: usize = 4;
 
 #[test]
-fn a_big_table_is_replaced_by_way_of_another() {
+fn a_large_table_is_replaced_through_a_temporary_one() {
     let mut backend = backend();
     backend.limits = Limits { entered: 10 * EACH, filled: 10 * EACH };
     let state = many(100);
@@ -97,13 +97,17 @@ fn a_big_table_is_replaced_by_way_of_another() {
     }
     let mut next = restarted(&backend);
     next.limits = backend.limits;
-    assert_eq!(apply(&mut next, &state, &Changes::everything()), 10 + 10 + 1, "there and back, and IPv6");
+    assert_eq!(
+        apply(&mut next, &state, &Changes::everything()),
+        10 + 10 + 1,
+        "to the temporary table and back, and IPv6"
+    );
     assert_eq!(normal(&next.kernel), planned(&next));
 }
 
 /// Regression: a first load needed memory for all elements twice.
 #[test]
-fn a_first_load_comes_in_small_portions_and_a_table_that_packets_enter_changes_at_once() {
+fn a_first_load_is_split_and_a_table_in_use_changes_at_once() {
     let mut backend = backend();
     backend.limits = Limits { entered: 200 * EACH, filled: 10 * EACH };
     let state = many(100);
@@ -130,7 +134,7 @@ fn a_first_load_comes_in_small_portions_and_a_table_that_packets_enter_changes_a
 }
 
 #[test]
-fn a_replacement_that_broke_off_is_finished_by_the_next_start() {
+fn the_next_start_finishes_an_interrupted_replacement() {
     let mut backend = backend();
     backend.limits = Limits { entered: 10 * EACH, filled: 10 * EACH };
     let state = many(100);

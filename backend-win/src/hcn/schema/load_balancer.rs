@@ -81,7 +81,7 @@ macro_rules! flags {
 
             /// Returns the flags without unknown bits.
             #[must_use]
-            pub fn known(self) -> Self {
+            pub fn without_unknown(self) -> Self {
                 Self(self.0 & (0 $(| $value)+))
             }
 

@@ -49,7 +49,7 @@ pub struct Policy {
 
 /// The error for a document that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("HNS says what is no {what}: {why}")]
+#[error("cannot parse the {what} that HNS returned: {why}")]
 pub struct Odd {
     /// The expected kind of document.
     pub what: &'static str,
@@ -64,7 +64,7 @@ pub struct Odd {
 pub fn read<T: DeserializeOwned>(what: &'static str, json: &str) -> Result<T, Odd> {
     // serde would accept a list and take its items as the fields in order.
     if json.trim_start().starts_with('[') {
-        return Err(Odd { what, why: "it is a list".to_owned() });
+        return Err(Odd { what, why: "it is a list, not an object".to_owned() });
     }
     parse(what, json)
 }
@@ -109,7 +109,9 @@ fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserial
 fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<IpAddr>, D::Error> {
     match Option::<String>::deserialize(deserializer)?.as_deref() {
         None | Some("") => Ok(None),
-        Some(text) => text.parse().map(Some).map_err(|_| de::Error::custom(format_args!("{text:?} is no address"))),
+        Some(text) => {
+            text.parse().map(Some).map_err(|_| de::Error::custom(format_args!("{text:?} is not an IP address")))
+        }
     }
 }
 

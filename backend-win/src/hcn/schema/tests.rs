@@ -37,7 +37,7 @@ fn fuzz_documents_of_hcn() {
 
 /// The documents of kube-proxy v1.36, as its own types write them. The order of fields may differ.
 #[test]
-fn documents_are_those_that_kube_proxy_sends() {
+fn documents_equal_those_of_kube_proxy() {
     let mapping = PortMapping { protocol: 6, internal_port: 8080, external_port: 80, ..PortMapping::default() };
     let cluster_ip = LoadBalancer {
         host_compute_endpoints: vec![guid()],
@@ -84,7 +84,7 @@ fn documents_are_those_that_kube_proxy_sends() {
 }
 
 #[test]
-fn what_is_written_is_read_again() {
+fn written_documents_parse_to_the_same_values() {
     let balancer = LoadBalancer {
         id: Some(guid()),
         host_compute_endpoints: vec![guid(), Guid::new(7)],
@@ -133,7 +133,7 @@ fn remote_subnets_are_read_from_policies() {
 }
 
 #[test]
-fn odd_documents_are_understood_as_far_as_they_can_be() {
+fn unusual_documents_are_parsed_as_far_as_possible() {
     let balancer = |json: &str| read::<LoadBalancer>("load balancer", json);
     let empty = LoadBalancer::default();
     for json in [
@@ -225,7 +225,7 @@ fn read_all(text: &str) {
 
 /// Inputs that once caused a panic or may cause one.
 #[test]
-fn known_garbage_is_read_without_a_panic() {
+fn known_garbage_is_parsed_without_a_panic() {
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
     let nested = format!("{}1{}", r#"{"Policies":["#.repeat(5_000), "]}".repeat(5_000));
     for text in [
@@ -245,12 +245,12 @@ fn known_garbage_is_read_without_a_panic() {
 
 proptest! {
     #[test]
-    fn whatever_hns_says_is_read_without_a_panic(json in any_json()) {
+    fn any_json_is_parsed_without_a_panic(json in any_json()) {
         read_all(&json.to_string());
     }
 
     #[test]
-    fn whatever_bytes_come_are_read_without_a_panic(text in ".*", cut in any::<prop::sample::Index>(), json in any_json()) {
+    fn any_text_is_parsed_without_a_panic(text in ".*", cut in any::<prop::sample::Index>(), json in any_json()) {
         read_all(&text);
         let json = json.to_string();
         let at = cut.index(json.len() + 1);

@@ -46,7 +46,7 @@ impl Node {
         let gateway = fake.add_pod("cbr0", "10.0.0.254");
         fake.objects.get_mut(&(Kind::Endpoint, gateway)).unwrap()["Name"] = "gw".into();
         let mut inventory = Inventory::default();
-        inventory.look(&mut fake, Some("cbr0"), Some("gw")).unwrap();
+        inventory.refresh(&mut fake, Some("cbr0"), Some("gw")).unwrap();
         let node = localnet_proto::Node { addresses: vec![[192, 168, 0, 2].into()], ..Default::default() };
         let service = std::sync::Arc::new(self.service.clone());
         let state = Snapshot { node, services: [(self.service.key.clone(), service)].into(), ..Snapshot::default() };
@@ -112,11 +112,11 @@ fn each_kind_of_address_has_its_flags() {
     assert_eq!(dsr.balancers()[2], "172.30.0.1:80/tcp LR 8080 lb1 port0");
     assert_eq!(dsr.balancers()[..2], cluster[..2]);
     dsr.version = Version::new(10, 0);
-    assert_eq!(dsr.balancers(), cluster, "this HNS has no direct server return");
+    assert_eq!(dsr.balancers(), cluster, "this HNS does not support direct server return");
 }
 
 #[test]
-fn local_policies_have_local_endpoints_and_direct_return() {
+fn local_policies_use_local_endpoints_and_direct_server_return() {
     let expected = [
         "1.1.1.1:80/tcp L 8080 lb1 port16",
         "5.5.5.5:80/tcp L 8080 lb1 port16",
@@ -134,7 +134,7 @@ fn local_policies_have_local_endpoints_and_direct_return() {
 }
 
 #[test]
-fn an_annotation_keeps_the_destination_of_what_comes_to_load_balancers() {
+fn an_annotation_preserves_the_destination_of_load_balancer_traffic() {
     let mut kept = node();
     kept.service.preserve_destination = true;
     let expected = [
@@ -149,45 +149,45 @@ fn an_annotation_keeps_the_destination_of_what_comes_to_load_balancers() {
 }
 
 #[test]
-fn load_balancers_may_ask_the_node_for_its_health() {
-    let mut asked = node();
-    asked.options.forward_health_check_vip = true;
+fn load_balancer_health_checks_can_be_forwarded_to_the_node() {
+    let mut world = node();
+    world.options.forward_health_check_vip = true;
     let check = |node: &Node| node.balancers().into_iter().filter(|line| line.contains(" G ")).collect::<Vec<_>>();
-    assert_eq!(check(&asked), ["5.5.5.5:10256/tcp G 10256 lb0 port0"]);
+    assert_eq!(check(&world), ["5.5.5.5:10256/tcp G 10256 lb0 port0"]);
     // There is one health check, however many ports the Service has, and it is TCP.
-    asked.service.ports.push(localnet_proto::Port {
+    world.service.ports.push(localnet_proto::Port {
         name: "dns".into(),
         protocol: Protocol::Udp,
         port: 53,
-        ..asked.service.ports[0].clone()
+        ..world.service.ports[0].clone()
     });
-    for endpoint in &mut asked.service.endpoints {
+    for endpoint in &mut world.service.endpoints {
         endpoint.ports.insert(0, localnet_proto::EndpointPort { name: "dns".into(), port: 53 });
     }
-    assert_eq!(check(&asked), ["5.5.5.5:10256/tcp G 10256 lb0 port0"]);
-    asked.service.preserve_destination = true;
-    assert_eq!(check(&asked), ["5.5.5.5:10256/tcp G 10256 lb0 port12"]);
-    asked.service.health_check_node_port = Some(31_000);
-    assert_eq!(check(&asked), ["5.5.5.5:31000/tcp G 31000 lb0 port12"]);
-    asked.service.health_check_node_port = Some(80);
-    assert_eq!(check(&asked), [] as [&str; 0], "the service itself is there");
-    asked.service.health_check_node_port = None;
-    asked.service.endpoints.clear();
-    assert_eq!(asked.balancers(), [] as [&str; 0], "what nothing serves is not healthy");
+    assert_eq!(check(&world), ["5.5.5.5:10256/tcp G 10256 lb0 port0"]);
+    world.service.preserve_destination = true;
+    assert_eq!(check(&world), ["5.5.5.5:10256/tcp G 10256 lb0 port12"]);
+    world.service.health_check_node_port = Some(31_000);
+    assert_eq!(check(&world), ["5.5.5.5:31000/tcp G 31000 lb0 port12"]);
+    world.service.health_check_node_port = Some(80);
+    assert_eq!(check(&world), [] as [&str; 0], "the Service itself uses the port");
+    world.service.health_check_node_port = None;
+    world.service.endpoints.clear();
+    assert_eq!(world.balancers(), [] as [&str; 0], "a Service without endpoints is not healthy");
 }
 
 #[test]
-fn clients_are_remembered_where_hns_can() {
+fn session_affinity_is_used_if_hns_supports_it() {
     let mut node = node();
     node.service.client_ip_affinity = Some(60);
     assert!(node.balancers().iter().all(|line| line.ends_with(" by2")), "{:?}", node.balancers());
     node.version = Version::new(11, 11);
     assert!(node.balancers().iter().all(|line| !line.contains(" by")));
-    assert!(node.skipped().iter().all(|why| why.contains("remembers no clients")) && node.skipped().len() == 4);
+    assert!(node.skipped().iter().all(|why| why.contains("has no session affinity")) && node.skipped().len() == 4);
 }
 
 #[test]
-fn both_families_have_load_balancers_of_their_own() {
+fn each_family_has_its_own_load_balancers() {
     let mut node = node();
     node.service.cluster_ips.push("fd00:30::1".parse().unwrap());
     node.service.load_balancer_ips.push("fd05::5".parse().unwrap());
@@ -205,7 +205,7 @@ fn both_families_have_load_balancers_of_their_own() {
 }
 
 #[test]
-fn in_an_overlay_network_services_and_the_source_vip_are_endpoints() {
+fn in_an_overlay_network_vips_and_the_source_vip_are_endpoints() {
     let mut node = node();
     node.network = "Overlay";
     node.options.source_vip = Some([10, 0, 0, 250].into());
@@ -225,7 +225,7 @@ fn in_an_overlay_network_services_and_the_source_vip_are_endpoints() {
 }
 
 #[test]
-fn what_hns_cannot_express_is_left_out_and_said() {
+fn unsupported_features_are_skipped_with_a_diagnostic() {
     let mut ranges = node();
     let targets = vec!["5.5.5.5".parse().unwrap()];
     ranges.service.source_filters = vec![localnet_proto::SourceFilter {
@@ -233,9 +233,9 @@ fn what_hns_cannot_express_is_left_out_and_said() {
         source_ranges: vec!["10.0.0.0/8".parse().unwrap()],
     }];
     assert_eq!(ranges.balancers(), node().balancers());
-    assert_eq!(ranges.skipped(), ["5.5.5.5:80/tcp is open to everybody: HNS has no rule for loadBalancerSourceRanges"]);
+    assert_eq!(ranges.skipped(), ["5.5.5.5:80/tcp admits all sources: HNS does not support loadBalancerSourceRanges"]);
     ranges.service.source_filters = vec![localnet_proto::SourceFilter { targets, source_ranges: vec![] }];
-    assert_eq!((ranges.balancers().len(), ranges.skipped().len()), (3, 0), "nobody may reach it, and nobody does");
+    assert_eq!((ranges.balancers().len(), ranges.skipped().len()), (3, 0), "no client may reach it, and none does");
 
     let mut ports = node();
     ports.service.endpoints[0].ports[0].port = 9090;
@@ -249,14 +249,14 @@ fn what_hns_cannot_express_is_left_out_and_said() {
         ports.balancers()
     );
     assert!(
-        ports.skipped()[0].contains("HNS has one port for all of them, so 10.0.0.1:9090 are left out"),
+        ports.skipped()[0].contains("HNS supports one port for all endpoints, so 10.0.0.1:9090 are skipped"),
         "{:?}",
         ports.skipped()
     );
     ports.service.endpoints.pop();
     assert!(
         ports.balancers().iter().all(|line| line.contains(" R 8080 ")),
-        "of as many the least port: {:?}",
+        "the lowest of equally frequent ports: {:?}",
         ports.balancers()
     );
 

@@ -345,7 +345,7 @@ fn no_number(text: &str) -> Words {
             (Code::ValueInvalid, format!("{text} is out of range"), "use a smaller number")
         }
         Ok(number) if number.is_finite() => {
-            (Code::FieldMistyped, format!("{text} is not a whole number"), "leave out the fraction")
+            (Code::FieldMistyped, format!("{text} is not a whole number"), "remove the fraction")
         }
         _ => (Code::FieldMistyped, format!("{text:?} is not a number"), "write it in digits"),
     }

@@ -187,7 +187,7 @@ fn a_scalar_of_another_type_is_quoted() {
     let rows = [
         ("eighty # http", "\"eighty\" is not a number; write it in digits"),
         ("'8o'", "\"8o\" is not a number; write it in digits"),
-        ("80.5", "80.5 is not a whole number; leave out the fraction"),
+        ("80.5", "80.5 is not a whole number; remove the fraction"),
         ("99999999999", "99999999999 is out of range; use a smaller number"),
     ];
     for (text, problem) in rows {

@@ -227,7 +227,7 @@ impl Flow {
 
     /// Sends a datagram, and returns the endpoint that answers.
     fn ask(&self) -> anyhow::Result<String> {
-        self.socket.send(b"who is there?")?;
+        self.socket.send(b"hello?")?;
         let mut answer = [0; 256];
         let length = self.socket.recv(&mut answer)?;
         let text = String::from_utf8_lossy(&answer[..length]).into_owned();

@@ -40,18 +40,18 @@ fn run(namespace: &Namespace, name: &str, arguments: &[&str], wrapper: &[&str]) 
 /// Verifies that the program exits with `code` and prints one error line with each of `words`.
 #[track_caller]
 fn refused(output: &Output, code: i32, words: &[&str]) {
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{said}");
-    let errors: Vec<_> = said.lines().filter(|line| line.starts_with("error: ")).collect();
-    assert_eq!(errors.len(), 1, "one line of error: {said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{stderr}");
+    let errors: Vec<_> = stderr.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert_eq!(errors.len(), 1, "one line of error: {stderr}");
     for word in words {
-        assert!(errors[0].contains(word), "{word:?} is missing in: {said}");
+        assert!(errors[0].contains(word), "{word:?} is missing in: {stderr}");
     }
-    assert!(!said.contains("panicked"), "{said}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
 }
 
 #[test]
-fn a_bad_file_is_refused_at_the_start_by_line_object_and_field() -> anyhow::Result<()> {
+fn an_invalid_file_is_refused_at_the_start_with_line_object_and_field() -> anyhow::Result<()> {
     let network = Network::build(Topology::default())?;
     let programs = Programs::new()?;
     let path = programs.path().join("services.yaml");
@@ -81,7 +81,7 @@ fn a_bad_file_is_refused_at_the_start_by_line_object_and_field() -> anyhow::Resu
 }
 
 #[test]
-fn what_cannot_be_used_is_named_with_a_remedy() -> anyhow::Result<()> {
+fn errors_about_unusable_arguments_name_a_remedy() -> anyhow::Result<()> {
     let network = Network::build(Topology::default())?;
     let node = network.node();
     let programs = Programs::new()?;
@@ -101,7 +101,7 @@ fn what_cannot_be_used_is_named_with_a_remedy() -> anyhow::Result<()> {
 
     let dead = format!("unix://{}", at("dead.sock"));
     let nft = |arguments: &[&str], wrapper: &[&str]| run(node, "localnet-nft", arguments, wrapper);
-    refused(&nft(&["--once", "--api", &dead], &[])?, 1, &["dead.sock", "is localnet-brain running"]);
+    refused(&nft(&["--once", "--api", &dead], &[])?, 1, &["dead.sock", "check that localnet-brain runs"]);
     refused(&nft(&["--once", "--api", "brain.sock"], &[])?, 2, &["brain.sock", "unix:///absolute/path"]);
     let without = ["setpriv", "--bounding-set=-net_admin"];
     refused(&nft(&["--once", "--api", &dead], &without)?, 1, &["CAP_NET_ADMIN"]);
@@ -110,7 +110,7 @@ fn what_cannot_be_used_is_named_with_a_remedy() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_file_that_goes_bad_changes_nothing_until_it_is_mended() -> anyhow::Result<()> {
+fn a_file_that_becomes_invalid_changes_nothing_until_it_is_corrected() -> anyhow::Result<()> {
     let pods = ["10.180.0.1", "10.180.0.2"];
     let network = Network::build(Topology::with_pods(pods)?)?;
     let endpoint = |pod: &str| localnet_lab::Endpoint {
@@ -150,7 +150,7 @@ fn a_file_that_goes_bad_changes_nothing_until_it_is_mended() -> anyhow::Result<(
 }
 
 #[test]
-fn a_log_that_cannot_be_written_ends_nothing() -> anyhow::Result<()> {
+fn an_unwritable_log_ends_no_program() -> anyhow::Result<()> {
     let network = Network::build(Topology::default())?;
     let programs = Programs::new()?;
     let path = programs.path().join("services.yaml");

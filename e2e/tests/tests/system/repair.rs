@@ -35,7 +35,7 @@ impl World {
         let world = Self { kind, programs, pods, brain, _backend, _servers, network };
         world.await_answers()?;
         // One family may answer before the other is programmed.
-        world.await_said(" applied revision=")?;
+        world.await_log(" applied revision=")?;
         Ok(world)
     }
 
@@ -44,24 +44,24 @@ impl World {
         self.programs.await_answers(self.network.client(), web, &self.pods)
     }
 
-    fn await_said(&self, text: &str) -> anyhow::Result<()> {
+    fn await_log(&self, text: &str) -> anyhow::Result<()> {
         await_condition(text, || self.programs.log(self.kind.program()).contains(text))
             .with_context(|| self.programs.log(self.kind.program()))
     }
 }
 
 #[test]
-fn flushed_rules_come_back_while_the_brain_is_away() -> anyhow::Result<()> {
-    Backend::ALL.into_iter().try_for_each(come_back_while_the_brain_is_away)
+fn flushed_rules_are_repaired_while_the_brain_is_unavailable() -> anyhow::Result<()> {
+    Backend::ALL.into_iter().try_for_each(repaired_while_the_brain_is_unavailable)
 }
 
-fn come_back_while_the_brain_is_away(kind: Backend) -> anyhow::Result<()> {
+fn repaired_while_the_brain_is_unavailable(kind: Backend) -> anyhow::Result<()> {
     let mut world = World::build(kind)?;
     let node = world.network.node();
     let before = kind.listing(node)?;
     world.brain.kill()?;
     world.brain.wait()?;
-    world.await_said("no state from the brain")?;
+    world.await_log("cannot get the state from the brain")?;
     for _ in 0..ROUNDS {
         kind.flush(node)?;
         world.await_answers()?;
@@ -78,31 +78,34 @@ fn come_back_while_the_brain_is_away(kind: Backend) -> anyhow::Result<()> {
     }
     let log = world.programs.log(kind.program());
     let (text, most) = match kind {
-        Backend::Nft => ("the tables were changed by someone else", ROUNDS),
+        Backend::Nft => ("another program changed the tables", ROUNDS),
         // The tools flush each table of each family separately.
-        Backend::Iptables(_) => ("the chains of Services were changed by someone else", 4 * ROUNDS),
+        Backend::Iptables(_) => ("another program changed the chains of Services", 4 * ROUNDS),
     };
-    let said: BTreeSet<_> = log.lines().filter(|line| line.contains(text)).collect();
-    assert!((1..=most).contains(&said.len()), "{log}");
-    assert!(kind != Backend::Nft || said.iter().all(|line| line.contains("nft")), "it says who it was: {log}");
+    let repairs_logged: BTreeSet<_> = log.lines().filter(|line| line.contains(text)).collect();
+    assert!((1..=most).contains(&repairs_logged.len()), "{log}");
+    assert!(
+        kind != Backend::Nft || repairs_logged.iter().all(|line| line.contains("nft")),
+        "the log names the program: {log}"
+    );
     Ok(())
 }
 
 /// If two backends run on one node, each repairs the changes of the other. They must not keep the node busy, and must report this
 /// to the operator.
 #[test]
-fn two_backends_of_one_node_say_so_and_fight_ever_more_slowly() -> anyhow::Result<()> {
+fn two_backends_on_one_node_warn_and_repair_with_backoff() -> anyhow::Result<()> {
     let world = World::build(Backend::Nft)?;
     let node = world.network.node();
     let before = world.kind.listing(node)?;
     let api = world.programs.api();
     let mut rival = world.programs.start(node, "localnet-nft", &["--api", &api, "--masquerade-all"])?;
-    world.await_said("another localnet-nft writes the same tables: only one may run on a node")?;
-    world.await_said("someone keeps changing the tables ip localnet and ip6 localnet: repairs slow down")?;
+    world.await_log("another localnet-nft writes the same tables")?;
+    world.await_log("another program keeps changing the tables ip localnet and ip6 localnet")?;
     rival.kill()?;
     rival.wait()?;
     let repairs = world.programs.states_applied("localnet-nft");
-    assert!((50..150).contains(&repairs), "{repairs} repairs until the fight slowed down");
+    assert!((50..150).contains(&repairs), "{repairs} repairs before the repairs slowed down");
     await_condition("the tables are as they were", || world.kind.listing(node).is_ok_and(|now| now == before))?;
     world.await_answers()
 }

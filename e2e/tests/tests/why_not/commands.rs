@@ -143,7 +143,7 @@ fn a_backend_that_is_gone_is_not_well() {
     let node = Scenario::build(&named("no-slices"), &steps).unwrap();
     let is_said = || {
         let said = node.localnet(&["doctor"]).unwrap();
-        said.code == 1 && said.out.contains("no backend waits for what is new")
+        said.code == 1 && said.out.contains("no backend waits for the next state")
     };
     await_condition("doctor", is_said).unwrap();
 }

@@ -16,11 +16,11 @@ fn the_library_is_called_as_its_header_says_and_nothing_leaks() {
         windows.run(network.node(), &["check", "--network-name", "pods"]).unwrap();
         let said = windows.said();
         for line in [
-            "yes: a new object has the identifier that was asked for",
-            "yes: an address that an endpoint has is taken for another one",
-            "yes: a load balancer is shown as it was written",
+            "yes: a new object has the requested identifier",
+            "yes: two endpoints may have the same address",
+            "yes: HNS returns a load balancer as it was written",
             &format!("{in_place}: a load balancer can be changed in place"),
-            "This HNS does what localnet-win expects of it.",
+            "This HNS behaves as localnet-win requires.",
         ] {
             assert!(said.contains(line), "{line} is missing:\n{said}");
         }
@@ -40,8 +40,8 @@ fn what_is_wrong_is_said() {
     for (arguments, expected) in [
         (&["check", "--network-name", "other"][..], "0 networks are called other"),
         (&["check"], "--network-name"),
-        (&["--once", "--api", "tcp://127.0.0.1:1", "--network-name", "pods"], "is localnet-brain running"),
-        (&["--once", "--api", "unix:///run/localnet/brain.sock"], "is not dialled on Windows; use tcp://host:port"),
+        (&["--once", "--api", "tcp://127.0.0.1:1", "--network-name", "pods"], "check that localnet-brain runs"),
+        (&["--once", "--api", "unix:///run/localnet/brain.sock"], "is not supported on Windows; use tcp://host:port"),
     ] {
         let error = format!("{:#}", windows.run(network.node(), arguments).unwrap_err());
         assert!(error.contains(expected), "{arguments:?}: {error}");

@@ -78,7 +78,7 @@ fn the_program_follows_a_brain_through_changes_and_restarts() {
     windows.set_objects(&objects).unwrap();
     both(&[POD, "0ab40102"]);
     drop(first_brain);
-    await_condition("the program notices", || windows.said().contains("no state from the brain")).unwrap();
+    await_condition("the program notices", || windows.said().contains("cannot get the state from the brain")).unwrap();
     both(&[POD, "0ab40102"]);
     write(&file, &cluster(&[3]));
     let _second_brain = brain(&programs, node, &file);

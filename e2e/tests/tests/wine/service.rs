@@ -74,7 +74,7 @@ fn a_brain_on_a_named_pipe_is_followed() {
     both(&[POD, "0ab40101", "0ab40102"]);
     // The connection breaks, and the program connects again.
     drop(first_brain);
-    await_condition("the program notices", || windows.said().contains("no state from the brain")).unwrap();
+    await_condition("the program notices", || windows.said().contains("cannot get the state from the brain")).unwrap();
     write(&file, &cluster(&[3]));
     let _second_brain = brain(&programs, node, &file);
     both(&[POD, "0ab40103"]);

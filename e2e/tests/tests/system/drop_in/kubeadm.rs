@@ -45,7 +45,7 @@ impl Volume {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_config_map_of_kubeadm_starts_ours_and_is_followed() -> anyhow::Result<()> {
+async fn localnet_starts_with_a_config_map_of_kubeadm_and_follows_it() -> anyhow::Result<()> {
     let world = World::build().await?;
     let config_map: serde_json::Value = serde_saphyr::from_str(CONFIG_MAP)?;
     let config = config_map["data"]["config.conf"].as_str().context("the ConfigMap has a configuration")?;
@@ -98,7 +98,7 @@ async fn a_config_map_of_kubeadm_starts_ours_and_is_followed() -> anyhow::Result
     write(&invalid)?;
     await_condition("the invalid file is reported", || {
         let log = world.programs.log("unshare");
-        log.contains("10.244.0.0/33") && log.contains("the running configuration stays")
+        log.contains("10.244.0.0/33") && log.contains("keeping the previous configuration")
     })
     .with_context(|| world.logs())?;
     assert_eq!(sysctl("nf_conntrack_tcp_timeout_close_wait")?, "3600");
@@ -118,12 +118,12 @@ async fn a_config_map_of_kubeadm_starts_ours_and_is_followed() -> anyhow::Result
     .with_context(|| world.logs())?;
     await_condition("so is the OOM score", || oom_score().is_ok_and(|score| score == "500"))
         .with_context(|| world.logs())?;
-    await_condition("metrics and health are told elsewhere", || {
+    await_condition("metrics and health have moved", || {
         let moved = ["127.0.0.1:10250", "127.0.0.1:10257"].map(|at| world.get(at, "/healthz"));
         moved.iter().all(|page| page.as_ref().is_ok_and(|page| page.status == 200))
     })
     .with_context(|| world.logs())?;
-    assert!(world.get("127.0.0.1:10249", "/healthz").is_err(), "it is told at the former address, too");
+    assert!(world.get("127.0.0.1:10249", "/healthz").is_err(), "the former address still answers");
     await_condition("NodePorts are only where they are configured", || {
         !matches!(client.probe(node_port(0)), Ok(localnet_lab::Outcome::Answer { .. }))
     })

@@ -25,12 +25,12 @@ impl<K: Kernel> IpvsBackend<K> {
         if !self.desired.servers().is_known() || !self.desired.servers().are(&self.kernel.heads()?) {
             return Ok(false);
         }
-        for frontend in self.desired.servers().after(self.looked_at, AT_ONCE) {
+        for frontend in self.desired.servers().after(self.checked, AT_ONCE) {
             let found = self.kernel.destinations(&frontend)?;
             if !self.desired.servers().has(&frontend, &found) {
                 return Ok(false);
             }
-            self.looked_at = Some(frontend);
+            self.checked = Some(frontend);
             yield_now().await;
         }
         let addresses = self.kernel.addresses().await?.unwrap_or_default();
@@ -60,7 +60,7 @@ impl<K: Kernel> IpvsBackend<K> {
             let found: Vec<_> = found.iter().map(|state| (state.destination.address, state.connections)).collect();
             let changes = self.desired.servers_mut().drained(&frontend, now, limit, &found);
             if !changes.is_empty() {
-                info!(%frontend, destinations = changes.len(), "endpoints that are gone have no more connections");
+                info!(%frontend, destinations = changes.len(), "draining endpoints have no connections left");
                 self.change(&changes)?;
             }
             self.drained = Some(frontend);
