@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Context as _;
 use localnet_client::{
-    RuleCount, Synced,
+    Mode, RuleCount, Synced,
     incremental::{Listener, PortEndpoint},
     vips::{self, Config, Effective},
 };
@@ -361,6 +361,10 @@ impl<K: Kernel> IptablesBackend<K> {
 impl<K: Kernel> Listener for IptablesBackend<K> {
     fn name(&self) -> &'static str {
         "iptables"
+    }
+
+    fn mode(&self) -> Option<Mode> {
+        Some(Mode::Iptables)
     }
 
     fn configuration(&self) -> Option<Effective> {

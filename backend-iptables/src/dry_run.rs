@@ -6,7 +6,7 @@ use std::{
 };
 
 use localnet_client::{
-    Synced,
+    Mode, Synced,
     incremental::{Listener, PortEndpoint},
     vips::Config,
 };
@@ -64,6 +64,10 @@ impl DryRun {
 impl Listener for DryRun {
     fn name(&self) -> &'static str {
         "iptables"
+    }
+
+    fn mode(&self) -> Option<Mode> {
+        Some(Mode::Iptables)
     }
 
     fn set_node(&mut self, node: &Node) {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use localnet_client::{
-    Counts, Synced,
+    Counts, Mode, Synced,
     incremental::{Listener, PortEndpoint},
     vips::{Config, Effective},
 };
@@ -144,6 +144,10 @@ impl LiveBackend {
 impl Listener for LiveBackend {
     fn name(&self) -> &'static str {
         self.backend.name()
+    }
+
+    fn mode(&self) -> Option<Mode> {
+        self.backend.mode()
     }
 
     fn counts(&self) -> Option<watch::Receiver<Counts>> {

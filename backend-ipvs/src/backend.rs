@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use anyhow::Context as _;
 use localnet_client::{
-    Backend, Synced,
+    Backend, Mode, Synced,
     vips::{self, Config, Effective},
 };
 use localnet_linux::{
@@ -374,6 +374,10 @@ impl<K: Kernel> IpvsBackend<K> {
 impl<K: Kernel> Backend for IpvsBackend<K> {
     fn name(&self) -> &'static str {
         "ipvs"
+    }
+
+    fn mode(&self) -> Option<Mode> {
+        Some(Mode::Ipvs)
     }
 
     fn configuration(&self) -> Option<Effective> {

@@ -6,7 +6,7 @@ use std::{
     net::IpAddr,
 };
 
-use localnet_client::{Backend, Synced, vips::Config};
+use localnet_client::{Backend, Mode, Synced, vips::Config};
 use localnet_linux::{
     ipvs::{self, Change, Destination},
     nft,
@@ -74,6 +74,10 @@ impl DryRun {
 impl Backend for DryRun {
     fn name(&self) -> &'static str {
         "ipvs"
+    }
+
+    fn mode(&self) -> Option<Mode> {
+        Some(Mode::Ipvs)
     }
 
     async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use localnet_client::{
-    Backend, Code, Counts, Diagnostic, Subject, Synced,
+    Backend, Code, Counts, Diagnostic, Mode, Subject, Synced,
     vips::{Config, Effective},
 };
 use localnet_linux::{
@@ -160,6 +160,10 @@ impl LiveBackend {
 impl Backend for LiveBackend {
     fn name(&self) -> &'static str {
         self.backend.name()
+    }
+
+    fn mode(&self) -> Option<Mode> {
+        self.backend.mode()
     }
 
     fn warnings(&self) -> Vec<Diagnostic> {

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Context as _;
 use localnet_client::{
-    Backend, Synced,
+    Backend, Mode, Synced,
     vips::{self, Config, Effective},
 };
 use localnet_linux::{
@@ -449,6 +449,10 @@ impl<K: Kernel> NftBackend<K> {
 impl<K: Kernel> Backend for NftBackend<K> {
     fn name(&self) -> &'static str {
         "nft"
+    }
+
+    fn mode(&self) -> Option<Mode> {
+        Some(Mode::Nftables)
     }
 
     fn configuration(&self) -> Option<Effective> {

@@ -5,7 +5,7 @@ use std::{
     net::IpAddr,
 };
 
-use localnet_client::{Backend, Synced, vips::Config};
+use localnet_client::{Backend, Mode, Synced, vips::Config};
 use localnet_linux::nft;
 use localnet_proto::{Changes, Snapshot};
 
@@ -41,6 +41,10 @@ impl DryRun {
 impl Backend for DryRun {
     fn name(&self) -> &'static str {
         "nft"
+    }
+
+    fn mode(&self) -> Option<Mode> {
+        Some(Mode::Nftables)
     }
 
     async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {

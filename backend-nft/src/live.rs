@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use localnet_client::{
-    Backend, Counts, Synced,
+    Backend, Counts, Mode, Synced,
     vips::{Config, Effective},
 };
 use localnet_linux::{
@@ -151,6 +151,10 @@ impl LiveBackend {
 impl Backend for LiveBackend {
     fn name(&self) -> &'static str {
         self.backend.name()
+    }
+
+    fn mode(&self) -> Option<Mode> {
+        self.backend.mode()
     }
 
     fn counts(&self) -> Option<watch::Receiver<Counts>> {

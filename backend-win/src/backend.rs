@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use ipnet::IpNet;
 use localnet_client::{
-    Backend, Code, Diagnostic, Subject, Synced,
+    Backend, Code, Diagnostic, Mode, Subject, Synced,
     vips::{Config, Effective},
 };
 use localnet_proto::{Changes, Family, Node, Snapshot};
@@ -355,6 +355,10 @@ impl<K: Kernel> WinBackend<K> {
 impl<K: Kernel> Backend for WinBackend<K> {
     fn name(&self) -> &'static str {
         "win"
+    }
+
+    fn mode(&self) -> Option<Mode> {
+        Some(Mode::Kernelspace)
     }
 
     fn configuration(&self) -> Option<Effective> {

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write as _};
 
-use localnet_client::{Backend, Diagnostic, Synced};
+use localnet_client::{Backend, Diagnostic, Mode, Synced};
 use localnet_proto::{Changes, Snapshot};
 
 use crate::{
@@ -48,6 +48,10 @@ pub fn text(plan: &Plan, skipped: &[Diagnostic]) -> String {
 impl<K: Kernel> Backend for DryRun<K> {
     fn name(&self) -> &'static str {
         "win"
+    }
+
+    fn mode(&self) -> Option<Mode> {
+        Some(Mode::Kernelspace)
     }
 
     async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use localnet_config::Mode;
 use localnet_proto::wire::BackendReport;
 use tokio::{sync::watch, time::Instant};
 
@@ -20,6 +21,13 @@ pub struct Received {
     pub report: BackendReport,
     /// When the brain received it.
     pub at: Instant,
+}
+
+impl Received {
+    /// The mode of kube-proxy that the backend corresponds to. `None` if it reports none, or an unknown one.
+    pub fn mode(&self) -> Option<Mode> {
+        Mode::ALL.into_iter().find(|mode| mode.as_str() == self.report.proxy_mode)
+    }
 }
 
 /// The latest report of each backend, by name. Clones share the reports.

@@ -144,11 +144,10 @@ impl Pages {
         let reports = self.reports.all();
         // If one backend has replaced another, both have reports. The newest one counts.
         let newest = reports.values().max_by_key(|received| received.at);
-        match newest.map(|received| received.report.backend.as_str()) {
-            Some("nft") => "nftables".to_owned(),
-            Some("win") => "kernelspace".to_owned(),
-            Some(other) => other.to_owned(),
-            None => self.current.now().mode.as_str().to_owned(),
+        match newest.map(|received| (received, received.mode())) {
+            Some((_, Some(mode))) => mode.to_string(),
+            Some((received, None)) => received.report.backend.clone(),
+            None => self.current.now().mode.to_string(),
         }
     }
 
@@ -244,10 +243,18 @@ mod tests {
                 .contains("kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"healthz\"} 1\n")
         );
         assert_eq!(get("/proxyMode"), text("nftables"));
-        pages.reports.record(BackendReport { backend: "iptables".to_owned(), ..BackendReport::default() }).unwrap();
-        assert_eq!(get("/proxyMode"), text("iptables"));
-        pages.reports.record(BackendReport { backend: "nft".to_owned(), ..BackendReport::default() }).unwrap();
+        let report = |backend: &str, mode: &str| {
+            let (backend, proxy_mode) = (backend.to_owned(), mode.to_owned());
+            pages.reports.record(BackendReport { backend, proxy_mode, ..BackendReport::default() }).unwrap();
+        };
+        report("other", "");
+        assert_eq!(get("/proxyMode"), text("other"));
+        report("nft", "ipvs");
+        assert_eq!(get("/proxyMode"), text("ipvs"));
+        report("nft", "nftables");
         assert_eq!(get("/proxyMode"), text("nftables"));
+        report("nft", "no mode");
+        assert_eq!(get("/proxyMode"), text("nft"));
         let (status, kind, body) = get("/configz");
         assert_eq!((status, kind.as_str()), (200, "application/json"));
         let body: serde_json::Value = serde_json::from_str(&body).unwrap();

@@ -85,6 +85,7 @@ async fn healthz_is_served_and_reports_change_the_answer() {
     let families = vec![(Family::V4, outcome)];
     let report = Report {
         backend: "nft",
+        mode: None,
         received: snapshot.revision,
         families,
         skipped: Vec::new(),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use localnet_config::Mode;
 use localnet_core::Diagnostic;
 use localnet_proto::{Changes, Family, ServiceKey, Snapshot};
 use tokio::sync::watch;
@@ -12,6 +13,12 @@ use crate::{counts::Counts, vips::Effective};
 pub trait Backend: Send {
     /// The backend's name in its reports to the brain, for instance `nft`.
     fn name(&self) -> &'static str;
+
+    /// The mode of kube-proxy that the backend corresponds to. The brain answers it at `/proxyMode`, and uses
+    /// kube-proxy's metric names of that mode. `None` if there is no such mode.
+    fn mode(&self) -> Option<Mode> {
+        None
+    }
 
     /// Warnings for operators about the backend itself, known from its start. The brain posts each as an Event of the
     /// Node.

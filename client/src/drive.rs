@@ -379,6 +379,7 @@ impl<B: Backend> Sync<B> {
             });
         self.outbox.send_replace(Some(Report {
             backend: self.backend.name(),
+            mode: self.backend.mode(),
             received: self.state.revision,
             families: families.collect(),
             skipped: self.skipped.clone(),

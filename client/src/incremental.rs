@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use localnet_config::Mode;
 use localnet_core::Diagnostic;
 use localnet_proto::{Changes, Node, Protocol, Revision, Scopes, Service, ServiceKey, Snapshot};
 use tokio::sync::watch;
@@ -25,6 +26,10 @@ use crate::{
 pub trait Listener: Send {
     /// The backend's name in its reports to the brain.
     fn name(&self) -> &'static str;
+    /// See [`Backend::mode`].
+    fn mode(&self) -> Option<Mode> {
+        None
+    }
     /// Sets the node's facts. Called before all other calls, and whenever they change.
     fn set_node(&mut self, node: &Node);
     /// Adds a service, or changes something other than its endpoints. The `endpoints` of `service` are empty here.
@@ -158,6 +163,10 @@ impl<L: Listener> Adapter<L> {
 impl<L: Listener> Backend for Adapter<L> {
     fn name(&self) -> &'static str {
         self.listener.name()
+    }
+
+    fn mode(&self) -> Option<Mode> {
+        self.listener.mode()
     }
 
     fn warnings(&self) -> Vec<Diagnostic> {

@@ -29,6 +29,7 @@ pub use backend::{Backend, Synced};
 pub use counts::{Attempts, Counts, FlowChecks, RuleCount};
 pub use diff_store::{Diff, DiffStore, Difference, KeyRange, Set};
 pub use drive::{Options, run};
+pub use localnet_config::Mode;
 pub use localnet_core::{Code, Diagnostic, Severity, Subject};
 pub use localnet_proto::{
     Changes, Endpoint, EndpointPort, Family, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, Snapshot,

@@ -1,5 +1,6 @@
 //! [`Source`]: delivers the state of the node.
 
+use localnet_config::Mode;
 use localnet_core::{Code, Diagnostic};
 use localnet_proto::{Family, Revision, ServiceKey, Update, wire};
 
@@ -50,6 +51,8 @@ pub enum SourceError {
 pub struct Report {
     /// The name of the backend.
     pub backend: &'static str,
+    /// The mode of kube-proxy that the backend corresponds to.
+    pub mode: Option<Mode>,
     /// The newest revision that it has received.
     pub received: Revision,
     /// The progress of each family.
@@ -161,6 +164,7 @@ impl From<&Report> for wire::BackendReport {
             warnings: report.warnings.iter().map(warning).collect(),
             configuration: report.configuration.as_ref().map(Into::into),
             repairs: report.repairs,
+            proxy_mode: report.mode.map(|mode| mode.to_string()).unwrap_or_default(),
         }
     }
 }

@@ -8,7 +8,9 @@ use std::{
     sync::Arc,
 };
 
-use localnet_client::{Code, Diagnostic, FlowChecks, Report, Revision, RuleCount, Source as _, SourceError, Subject};
+use localnet_client::{
+    Code, Diagnostic, FlowChecks, Mode, Report, Revision, RuleCount, Source as _, SourceError, Subject,
+};
 use localnet_client::{
     grpc::{Brain, TlsFiles},
     vips::{Config, Effective},
@@ -227,6 +229,7 @@ async fn a_refused_report_differs_from_a_lost_one() {
     let brain = Brain::new(Address::Unix(path), None).unwrap();
     let report = Report {
         backend: "nft",
+        mode: None,
         received: Revision { instance: 9, rev: 4 },
         families: Vec::new(),
         skipped: Vec::new(),
@@ -270,7 +273,16 @@ async fn reports_contain_each_family() {
     let received = Revision { instance: 9, rev: 4 };
     let effective = Effective { config: Config::default(), node_port_addresses: vec![IpAddr::from([192, 168, 0, 2])] };
     let configuration = Some(effective);
-    let report = Report { backend: "nft", received, families, skipped, warnings, configuration, repairs: 6 };
+    let report = Report {
+        backend: "nft",
+        mode: Some(Mode::Nftables),
+        received,
+        families,
+        skipped,
+        warnings,
+        configuration,
+        repairs: 6,
+    };
     Brain::new(Address::Unix(path), None).unwrap().report(&report).await.unwrap();
     let family = |family: wire::IpFamily, error: &str| wire::FamilyReport {
         family: family.into(),
@@ -316,6 +328,7 @@ async fn reports_contain_each_family() {
             ..wire::BackendConfiguration::default()
         }),
         repairs: 6,
+        proxy_mode: "nftables".to_owned(),
     };
     assert_eq!(*peer.reports.lock().await, [expected]);
 }

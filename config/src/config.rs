@@ -104,6 +104,9 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// All modes.
+    pub const ALL: [Self; 4] = [Self::Iptables, Self::Ipvs, Self::Nftables, Self::Kernelspace];
+
     /// The name in documents.
     pub fn as_str(self) -> &'static str {
         match self {

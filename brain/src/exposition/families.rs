@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use localnet_config::Mode;
 use localnet_proto::{Family, wire::Attempts};
 use prometheus::proto::{Bucket, Histogram, Metric, MetricFamily, MetricType};
 
@@ -56,7 +57,8 @@ pub(super) fn of_reports(reports: &BTreeMap<String, Received>) -> Vec<MetricFami
     let (mut nftables, mut iptables, mut partly) = (Vec::new(), Vec::new(), Vec::new());
     let (mut looks, mut ended) = ([Total::default(), Total::default()], [None; 2]);
     let (mut rules, mut written) = (Vec::new(), Vec::new());
-    for (backend, Received { report, .. }) in reports {
+    for (backend, received) in reports {
+        let report = &received.report;
         repairs.push((vec![("backend", backend.as_str())], report.repairs as f64));
         skipped.push((vec![("backend", backend.as_str())], f64::from(report.skipped_count)));
         for said in &report.families {
@@ -69,13 +71,13 @@ pub(super) fn of_reports(reports: &BTreeMap<String, Received>) -> Vec<MetricFami
             failures.push((labels, said.failures as f64));
             // The metric has the name that kube-proxy's modes use.
             let of_mode = (vec![("ip_family", name(family))], said.failures as f64);
-            match backend.as_str() {
-                "nft" => nftables.push(of_mode),
-                "iptables" => {
+            match received.mode() {
+                Some(Mode::Nftables) => nftables.push(of_mode),
+                Some(Mode::Iptables) => {
                     iptables.push(of_mode);
                     partly.push((vec![("ip_family", name(family))], said.partial_failures as f64));
                 }
-                _ => {}
+                Some(Mode::Ipvs | Mode::Kernelspace) | None => {}
             }
             if let Some(flows) = &said.flows {
                 looks[place].add(flows.took.as_ref());

@@ -65,7 +65,14 @@ mod tests {
             flows: Some(FlowLooks { took: Some(Attempts { counts: vec![0, 0, 1], sum_micros: 3_000 }), ended: 5 }),
             rules: vec![RuleCount { table: "nat".to_owned(), total: 70, last: 7 }],
         };
-        BackendReport { backend: "nft".to_owned(), instance_id: 7, rev, families: vec![family], ..Default::default() }
+        BackendReport {
+            backend: "nft".to_owned(),
+            proxy_mode: "nftables".to_owned(),
+            instance_id: 7,
+            rev,
+            families: vec![family],
+            ..Default::default()
+        }
     }
 
     fn micros_now() -> i64 {
@@ -156,7 +163,7 @@ mod tests {
     #[tokio::test]
     async fn totals_of_backends_have_the_names_of_kube_proxy() {
         let (feed, reports) = (Feed::new(7), Reports::default());
-        reports.record(BackendReport { backend: "iptables".to_owned(), ..report(1, "", vec![]) }).unwrap();
+        reports.record(BackendReport { proxy_mode: "iptables".to_owned(), ..report(1, "", vec![]) }).unwrap();
         let text = text(feed.metrics(), &feed.state(), &reports.all());
         for line in [
             "kubeproxy_sync_proxy_rules_iptables_restore_failures_total{ip_family=\"IPv4\"} 3",

@@ -26,6 +26,7 @@ fn told() -> anyhow::Result<(BTreeSet<String>, BTreeSet<String>)> {
     };
     let report = BackendReport {
         backend: "nft".to_owned(),
+        proxy_mode: "nftables".to_owned(),
         instance_id: 7,
         rev: 1,
         families: vec![family],
