@@ -1,4 +1,4 @@
-//! The backend's flags, and the program that they run.
+//! The flags of `localnet-nft`, and what the program does with them.
 
 use std::net::IpAddr;
 

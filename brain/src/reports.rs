@@ -52,8 +52,8 @@ pub enum BadReport {
 }
 
 impl Reports {
-    /// Stores `report` in place of the backend's previous one. If there are too many backends, the one whose report is oldest
-    /// is forgotten.
+    /// Stores `report` in place of the backend's previous one. If there are too many backends, it forgets the
+    /// one whose report is oldest.
     ///
     /// # Errors
     /// Returns an error if the report's name is invalid.

@@ -18,10 +18,10 @@ release, so no program should compare them.
 | `localnetv1.Reasons/Status` | `Troubles[].Code`, and each backend's `Skipped[].Code` and `Warnings[].Code` |
 | the brain's log | `code` of `skipped` and `odd` |
 
-**Severity**: an `error` is not used or not programmed; a `warning` is, but somebody should check whether that is intended. The column has the usual severity of
-a code, and a diagnostic may differ from it: kube-proxy reads v1alpha1 leniently, for example, so `field-unknown` is a warning there.
+**Severity**: after an `error`, localnet does not use or program the subject. After a `warning` it does, but check whether that is intended. The column has the usual
+severity of a code. A single diagnostic may have another one: kube-proxy ignores unknown fields of v1alpha1, for example, so `field-unknown` is a warning there.
 
-A reader must accept codes that it does not know. Newer programs have more of them, and older programs send none.
+A program that reads codes must accept codes that it does not know: newer versions of localnet have more of them. Older versions send none.
 
 | code | severity | meaning | remedy |
 |---|---|---|---|

@@ -1,6 +1,6 @@
-//! The facts behind health answers to load balancers. They are kept beside the states, because they may change without a
-//! change of the state, and backends do not need them. An example is an endpoint that starts to terminate and continues to
-//! serve because no other endpoint is ready.
+//! The facts behind health answers to load balancers. The feed keeps them apart from the states: backends do not need them,
+//! and they may change while the state does not. For example, an endpoint starts to terminate, but continues to serve because
+//! no other endpoint is ready.
 
 use std::net::IpAddr;
 

@@ -99,7 +99,7 @@ pub struct Vips {
 }
 
 impl Vips {
-    /// No VIPs yet.
+    /// Returns a set without VIPs.
     pub fn new(config: Config) -> Self {
         Self {
             config,

@@ -10,8 +10,8 @@ pub(super) fn bare(site: &Site, connections: usize) -> anyhow::Result<f64> {
     Ok(bare)
 }
 
-/// The medians of `connections` connections each. The four destinations take turns, so that other activity on the machine affects
-/// them equally.
+/// The median time to connect to each of four destinations, over `connections` connections. The destinations take turns, so that
+/// other activity on the machine affects them equally.
 pub(super) fn measure(site: &Site, bare_us: f64, connections: usize) -> anyhow::Result<Connect> {
     let size = site.size;
     let targets = [size.direct(), size.vip(0), size.vip(size.services / 2), size.vip(size.services - 1)];
