@@ -103,7 +103,7 @@ fn head_bytes(service: &Service) -> usize {
     texts.iter().sum::<usize>() + lists + ports.sum::<usize>()
 }
 
-/// The items of a service, each encoded.
+/// Encodes each `NextItem` of a Service.
 pub fn service_bytes(service: &Service) -> Vec<bytes::Bytes> {
     service_items(service).iter().map(|item| item.encode_to_vec().into()).collect()
 }

@@ -1,10 +1,10 @@
-//! The way of a change, step by step, each alone: reduce and localize, publish, encode, plan, and the netlink batch.
+//! Measures each step of a change by itself: reduce and localize, publish, encode, plan, and the netlink batch.
 //!
 //! ```text
 //! cargo bench -p localnet-bench           # as root; -- --quick: short; -- plan: only these
 //! ```
 //!
-//! 10,000 Services of three endpoints; "one" is a change of one endpoint, "all" is everything from nothing.
+//! The cluster has 10,000 Services with three endpoints each. "one" changes one endpoint; "all" processes the whole cluster.
 
 use std::{
     cell::RefCell,

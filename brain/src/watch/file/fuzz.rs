@@ -1,4 +1,4 @@
-//! Whatever the content of a file, reading it gives objects or problems.
+//! Fuzzes the reader of files: whatever a file contains, the reader returns objects or problems.
 
 use std::{path::Path, sync::Arc};
 
