@@ -26,9 +26,9 @@ pub(crate) struct FakeKernel {
     pub(crate) expiring: usize,
     /// Whether reading sets fails.
     pub(crate) blind: bool,
-    /// Elements that are refused, for any reason that a kernel may have.
+    /// Elements that the fake kernel refuses, for any reason that a kernel may have.
     pub(crate) hated: BTreeSet<ElementKey>,
-    /// Whether these are refused for lack of memory, so that the elements are not at fault.
+    /// Whether it refuses them for lack of memory, so that the elements are not at fault.
     pub(crate) short: bool,
     /// Whether the errors of elements name only their set.
     pub(crate) vague: bool,

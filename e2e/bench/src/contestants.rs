@@ -21,7 +21,7 @@ pub(crate) struct Contestant {
     pub(crate) name: &'static str,
     /// Its role in comparisons.
     pub(crate) role: Role,
-    /// The minimum time between two of its syncs. Changes with longer pauses are single ones.
+    /// The minimum time between two of its syncs. Changes that are further apart get a sync each.
     pub(crate) rest: Duration,
     /// The programs, which are started at the same time in the namespace of the node.
     pub(crate) programs: fn(&Place<'_>) -> anyhow::Result<Vec<Program>>,

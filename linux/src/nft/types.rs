@@ -114,7 +114,7 @@ impl FieldType {
         }
     }
 
-    /// The size in a concatenation in bytes: fields start at multiples of four.
+    /// The size of a value in bytes as a field of a concatenation, padded to a multiple of four.
     pub fn padded_len(self) -> usize {
         self.byte_len().next_multiple_of(4)
     }
