@@ -48,7 +48,7 @@ pub struct Changes {
     pub family: Family,
     /// The changes before the elements.
     pub before: Transaction,
-    /// The sets that have elements afterwards.
+    /// The sets that have elements once the changes are applied.
     pub sets: Vec<Filled>,
     /// The changes after the elements.
     pub after: Transaction,

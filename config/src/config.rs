@@ -34,7 +34,7 @@ pub struct Config {
     pub enable_profiling: bool,
     /// `showHiddenMetricsForVersion`: show the metrics that were hidden in the version after this one.
     pub show_hidden_metrics_for_version: Option<MinorVersion>,
-    /// `mode`: the kernel subsystem that is programmed. The reader decides what an empty `mode` means.
+    /// `mode`: the kernel subsystem that the backend programs. The reader decides what an empty `mode` means.
     pub mode: Mode,
     /// Which values are set explicitly, where an explicit default differs in effect from a missing value.
     pub explicit: Explicit,

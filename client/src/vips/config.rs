@@ -1,4 +1,4 @@
-//! The operator's choices, as planners need them. [`super::flags`] reads them.
+//! The operator's choices, in the form that backends need to plan. [`super::flags`] reads them.
 
 use std::sync::Arc;
 

@@ -74,8 +74,8 @@ impl NodeOptions {
     }
 }
 
-/// Verifies that golden files of changes find the mistakes that whole plans would find: a line that is missing, a line that
-/// stands twice, and two lines in the wrong order, each at every `step`th line.
+/// Verifies that a golden file of changes finds every mistake that a whole plan would find. It makes three mistakes, one at a
+/// time, at every `step`th line: it removes the line, repeats it, and swaps it with the next one.
 ///
 /// # Panics
 /// If a mistake leaves the changes equal.

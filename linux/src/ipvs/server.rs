@@ -186,7 +186,7 @@ pub struct Connections {
     pub active: u32,
     /// Connections that are closing, and flows of datagrams.
     pub inactive: u32,
-    /// Clients that are bound to the destination by persistence.
+    /// The number of clients that persistence binds to the destination.
     pub persistent: u32,
 }
 
