@@ -36,7 +36,7 @@ pub struct Config {
     pub show_hidden_metrics_for_version: Option<MinorVersion>,
     /// `mode`: the kernel subsystem that the backend programs. The reader decides what an empty `mode` means.
     pub mode: Mode,
-    /// Which values are set explicitly, where an explicit default differs in effect from a missing value.
+    /// Which values the configuration sets explicitly. Only values for which an explicit default and a missing value differ.
     pub explicit: Explicit,
     /// `linux`: options for Linux in every mode.
     pub linux: Linux,

@@ -153,7 +153,7 @@ pub struct Destination {
     pub forwarding: Forwarding,
     /// The number of connections from which on it gets no new ones; 0 for no limit.
     pub upper_threshold: u32,
-    /// The number of connections below which it gets new ones again; at most the upper threshold.
+    /// An overloaded destination gets new connections again below this number of connections; at most the upper threshold.
     pub lower_threshold: u32,
 }
 
