@@ -41,7 +41,7 @@ pub mod names {
     pub const ACCESS: &str = "access";
     /// Drops packets to VIPs whose virtual server is missing.
     pub const MISSED: &str = "missed";
-    /// Drops packets to addresses of the service CIDRs that no Service has.
+    /// Drops packets to those addresses of the service CIDRs that belong to no Service.
     pub const UNALLOCATED: &str = "unallocated";
 }
 
