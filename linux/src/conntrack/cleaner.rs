@@ -4,7 +4,7 @@
 //!  backend ─ Commit ─▶ Inbox: pending commits, merged ─▶ Cleaner's thread: Reconciler ─▶ Conntrack
 //! ```
 //!
-//! A run that fails stays due and is retried with backoff. The log has one line when failures begin and one when they end. A
+//! If a run fails, it stays due, and the thread retries it with backoff. The log has one line when failures begin and one when they end. A
 //! panic counts as a failure; the thread survives it.
 
 use std::{

@@ -35,7 +35,7 @@ pub trait Kernel: Send {
 /// The live state of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveTable {
-    /// The sets and maps with their elements; `None` for one that cannot be represented by [`Set`].
+    /// The sets and maps with their elements; `None` for one that [`Set`] cannot represent.
     pub sets: Vec<Option<(Arc<Set>, Vec<Element>)>>,
     /// The chains, each with the result of the comparison.
     pub chains: Vec<(Name, ChainMatch)>,
