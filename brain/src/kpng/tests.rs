@@ -1,4 +1,4 @@
-//! The bytes are those of KPNG's messages, the order is KPNG's, and replaying the items gives the state.
+//! Tests that the bytes are those of KPNG's messages, that the order is KPNG's, and that replaying the items gives the state.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -46,7 +46,7 @@ impl Subscription {
         self.monitor.is_some()
     }
 
-    /// Waits for the next event. After a new subscription that is [`Event::Lost`]. Cancel-safe.
+    /// Waits for the next event. The first event of a new subscription is [`Event::Lost`]. Cancel-safe.
     pub async fn next(&mut self) -> Event {
         loop {
             let Some(monitor) = &mut self.monitor else {
