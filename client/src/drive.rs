@@ -1,4 +1,4 @@
-//! The loop in which every backend runs. The newest state wins, failures are retried, and a lost stream undoes nothing.
+//! The loop in which every backend runs. It applies the newest state and retries failures. A lost stream undoes nothing.
 //!
 //! ```text
 //! source ──► read ──Update──► sync ──► backend

@@ -1,4 +1,4 @@
-//! The command line of `localnet-node`, and the program that runs it.
+//! The flags of `localnet-node`, and what the program does with them.
 
 use std::pin::pin;
 

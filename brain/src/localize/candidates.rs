@@ -54,7 +54,7 @@ impl Candidate<'_> {
         self.source.0
     }
 
-    /// Whether the endpoint serves while it terminates. Such endpoints are used if no endpoint is ready.
+    /// Whether the endpoint serves while it terminates. If no endpoint is ready, these endpoints get the traffic.
     pub(super) fn serves_while_terminating(&self) -> bool {
         self.conditions.serving && self.conditions.terminating
     }
