@@ -58,7 +58,8 @@ pub struct Options {
     pub controllers: bool,
     /// `GOGC` of all processes, in percent: how much the heap may grow between garbage collections.
     pub gogc: u32,
-    /// The initial data of etcd: a folder that [`ControlPlane::save`] wrote, with the same `service_cidrs`. The control plane copies it.
+    /// The initial data of etcd: a folder that [`ControlPlane::save`] wrote, with the same `service_cidrs`. The control plane
+    /// copies it.
     pub data: Option<PathBuf>,
 }
 

@@ -4,8 +4,8 @@
 //!  backend ─ Commit ─▶ Inbox: pending commits, merged ─▶ Cleaner's thread: Reconciler ─▶ Conntrack
 //! ```
 //!
-//! If a run fails, it stays due, and the thread retries it with backoff. The log has one line when failures begin and one when they end. A
-//! panic counts as a failure; the thread survives it.
+//! If a run fails, it stays due, and the thread retries it with backoff. The log has one line when failures begin and one
+//! when they end. A panic counts as a failure; the thread survives it.
 
 use std::{
     collections::{BTreeSet, HashMap},
