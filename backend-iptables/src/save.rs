@@ -1,4 +1,4 @@
-//! Parses the output of `iptables-save`. Tables, chains and rules that are not ours are skipped. It accepts any text.
+//! Parses the output of `iptables-save`. The parser skips tables, chains and rules that are not ours. It accepts any text.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -155,8 +155,8 @@ impl Desired {
         [add, remove]
     }
 
-    /// Records that all address changes were made except `refused`. Those that are no shortage count as refused from now on.
-    /// Returns the messages that are new.
+    /// Records that the kernel made all address changes except `refused`. From now on, each of these counts as refused, unless
+    /// the cause was a shortage. Returns the messages that are new.
     pub fn addresses_changed(&mut self, refused: Vec<dummy::Refused>) -> Vec<String> {
         let Parts { addresses, refused_addresses, retried_addresses, .. } = &mut self.parts;
         addresses.commit();

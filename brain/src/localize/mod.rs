@@ -153,8 +153,8 @@ pub fn service<'a>(
     (Some(service), skips.skipped)
 }
 
-/// How hints narrow the endpoints of each port of a proxied Service in each family, and why they are ignored where they are. This
-/// is computed on request, for diagnosis only.
+/// How hints narrow the endpoints of each port of a proxied Service in each family. If a port ignores them, the reason. The brain
+/// computes this on request, for diagnosis only.
 pub fn topology<'a>(
     object: &ServiceObject,
     slices: impl IntoIterator<Item = &'a SliceObject>,

@@ -55,7 +55,7 @@ pub(super) struct Follow {
 }
 
 impl Follow {
-    /// Follows until the receiver of the events is dropped. Objects are reduced as soon as they arrive, to save memory.
+    /// Follows until the receiver of the events is dropped. Reduces objects as soon as they arrive, to save memory.
     pub(super) async fn run<K>(self, reduce: fn(K) -> Object)
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
