@@ -221,7 +221,7 @@ mod tests {
     fn rules_are_read_back_as_vips() {
         let text = "*filter\n\
             -A KUBE-SERVICES -d 10.96.0.11/32 -p tcp -m comment --comment \"a/none:http has no endpoints\" -m tcp --dport 80 -j REJECT\n\
-            -A KUBE-EXTERNAL-SERVICES -d 192.0.2.1/32 -p tcp -m tcp --dport 30080 -j DROP\n\
+            -A KUBE-EXTERNAL-SERVICES ! -s 10.1.0.0/16 -d 192.0.2.1/32 -p tcp -m tcp --dport 30080 -m addrtype ! --src-type LOCAL -j DROP\n\
             -A KUBE-PROXY-FIREWALL -d 192.0.2.9/32 -p tcp -m tcp --dport 80 -j DROP\n\
             *nat\n\
             -A KUBE-SERVICES -d 10.96.0.10/32 -p tcp -m comment --comment \"a/web:http -d 1.1.1.1\" -m tcp --dport 80 -j KUBE-SVC-A\n\

@@ -18,6 +18,7 @@ use localnet_proto::Verdict as WhenEmpty;
 use crate::plan::{
     TABLE,
     elements::read_vip,
+    names,
     sets::SetId::{
         self, AffinityEndpoints, AffinityLocalSlots, AffinitySlots, AffinityTimeouts, Endpoints, ExternalLocal,
         LocalEndpoints, LocalServices, NoEndpoints, Services,
@@ -110,7 +111,11 @@ fn indexed(key: &Tuple) -> Option<(VipKey, u32)> {
 }
 
 fn verdict(data: &ElementData) -> WhenEmpty {
-    if matches!(data, ElementData::Verdict(Verdict::Drop)) { WhenEmpty::Drop } else { WhenEmpty::Reject }
+    match data {
+        ElementData::Verdict(Verdict::Drop) => WhenEmpty::Drop,
+        ElementData::Verdict(Verdict::Goto(chain)) if **chain == *names::UNSERVED_LOCAL => WhenEmpty::Drop,
+        _ => WhenEmpty::Reject,
+    }
 }
 
 /// The address and port in an element's value.

@@ -125,9 +125,13 @@ impl<'a> Path<'a> {
                 self.unserved(packet, at_node, "unserved");
                 self.rule(names::UNSERVED, |statement| matches!(statement, Statement::VerdictMap(..)));
                 of(SetId::NoEndpoints).for_each(|(id, element)| self.element(id, element));
-                if *outcome == Outcome::Reject {
-                    self.rule(names::REJECT_PORT, |_| true);
-                }
+                let end = of(SetId::NoEndpoints).find_map(|(_, element)| match element.data {
+                    ElementData::Verdict(Verdict::Goto(chain)) => Some(chain),
+                    _ => None,
+                });
+                let refuses =
+                    |statement: &Statement| matches!(statement, Statement::Reject | Statement::Verdict(Verdict::Drop));
+                end.into_iter().for_each(|chain| self.rule(&chain, refuses));
             }
             Outcome::Reject | Outcome::Drop | Outcome::NotOurs => {}
         }

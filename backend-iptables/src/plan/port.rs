@@ -260,25 +260,19 @@ impl Planner<'_> {
 
     /// The rules that masquerade packets to the ClusterIP.
     fn masquerade_internal(&self, port: &Port) -> Vec<String> {
-        let from: fn(Rule, &Facts, Family) -> Rule = match (self.facts.masquerade_all, self.facts.pods(self.family)) {
-            (true, _) => |rule, _, _| rule,
-            (false, Some(_)) => |rule, facts, family| match facts.pods(family) {
-                Some(pods) => rule.not_from_pod(pods),
-                None => rule,
-            },
-            (false, None) => return Vec::new(),
-        };
+        let pods = self.facts.pods(self.family);
+        if !self.facts.masquerade_all && pods.is_none() {
+            return Vec::new();
+        }
+        let pods = pods.filter(|_| !self.facts.masquerade_all);
         let internal = port.vips.iter().filter(|(_, vip)| vip.exposure == Exposure::Internal);
         let rule = |(key, _): &(VipKey, Vip)| {
             let comment = format!("{} cluster IP", self.text);
-            // `iptables-save` prints the source before the destination.
-            let matched = match self.facts.pods(self.family) {
-                Some(localnet_client::vips::PodSource::Cidr(_)) => {
-                    from(Rule::new(), self.facts, self.family).to_address(key.address)
-                }
-                _ => from(Rule::new().to_address(key.address), self.facts, self.family),
+            let matched = match pods {
+                Some(pods) => Rule::new().to_vip_not_from_pod(key, pods, &comment),
+                None => Rule::new().to_vip(key, &comment),
             };
-            matched.protocol(key.protocol).comment(&comment).port(key.protocol, key.port).jump(names::MARK_MASQ)
+            matched.jump(names::MARK_MASQ)
         };
         internal.map(rule).collect()
     }
@@ -418,16 +412,26 @@ impl Planner<'_> {
             Exposure::Internal => Dispatch::UNSERVED,
             Exposure::External | Exposure::ExternalLocal => Dispatch::UNSERVED_EXTERNAL,
         };
+        let of_all = vip.endpoints.is_empty();
         let rule = match vip.when_empty {
-            Verdict::Reject => {
-                let comment = format!("{} has no endpoints", self.text);
-                Rule::new().to_vip(key, &comment).untranslated().reject(self.family)
-            }
-            Verdict::Drop => {
-                let comment = format!("{} has no local endpoints", self.text);
-                Rule::new().to_vip(key, &comment).untranslated().jump("DROP")
-            }
+            Verdict::Reject => self.untranslated(key, of_all, "has no endpoints").reject(self.family),
+            Verdict::Drop => self.untranslated(key, of_all, "has no local endpoints").jump("DROP"),
         };
         self.line(chain, rule);
+    }
+
+    /// A rule for packets to a VIP that were not translated, of all senders or only of those outside of this node. The kernel
+    /// does not call a connection translated if its endpoint has the VIP's own address and port, such as a pod of the host
+    /// network behind its node's address. So packets of senders that have an endpoint must not match.
+    fn untranslated(&self, key: &VipKey, of_all: bool, words: &str) -> Rule {
+        let comment = format!("{} {words}", self.text);
+        if of_all {
+            return Rule::new().to_vip(key, &comment).untranslated();
+        }
+        let rule = match self.facts.pods(self.family) {
+            Some(pods) => Rule::new().to_vip_not_from_pod(key, pods, &comment),
+            None => Rule::new().to_vip(key, &comment),
+        };
+        rule.untranslated().not_from_node()
     }
 }

@@ -52,9 +52,13 @@ impl Rule {
         self.pod("", pods)
     }
 
-    /// Matches packets that do not come from a pod of this node.
-    pub fn not_from_pod(self, pods: &PodSource) -> Self {
-        self.pod("! ", pods)
+    /// Matches packets to this address that do not come from a pod of this node. `iptables-save` prints the source before the
+    /// destination, and the interface after it.
+    pub fn to_address_not_from_pod(self, address: IpAddr, pods: &PodSource) -> Self {
+        match pods {
+            PodSource::Cidr(_) => self.pod("! ", pods).to_address(address),
+            PodSource::Interface(_) | PodSource::InterfacePrefix(_) => self.to_address(address).pod("! ", pods),
+        }
     }
 
     fn pod(self, not: &str, pods: &PodSource) -> Self {
@@ -82,7 +86,16 @@ impl Rule {
 
     /// Matches packets to a VIP, with a comment.
     pub fn to_vip(self, key: &VipKey, comment: &str) -> Self {
-        self.to_address(key.address).protocol(key.protocol).comment(comment).port(key.protocol, key.port)
+        self.to_address(key.address).at_port(key, comment)
+    }
+
+    /// As [`Self::to_vip`], but matches no packets from a pod of this node.
+    pub fn to_vip_not_from_pod(self, key: &VipKey, pods: &PodSource, comment: &str) -> Self {
+        self.to_address_not_from_pod(key.address, pods).at_port(key, comment)
+    }
+
+    fn at_port(self, key: &VipKey, comment: &str) -> Self {
+        self.protocol(key.protocol).comment(comment).port(key.protocol, key.port)
     }
 
     /// Adds any other match.
@@ -93,6 +106,11 @@ impl Rule {
     /// Matches packets from an address of this node.
     pub fn from_node(self) -> Self {
         self.matches("addrtype --src-type LOCAL")
+    }
+
+    /// Matches packets from an address that is not this node's.
+    pub fn not_from_node(self) -> Self {
+        self.matches("addrtype ! --src-type LOCAL")
     }
 
     /// Matches packets of connections that were not translated.

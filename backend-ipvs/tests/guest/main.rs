@@ -31,18 +31,19 @@ fn frontend(protocol: Protocol, address: SocketAddr) -> ipvs::Frontend {
 
 /// The Case with the verdicts that are specific to IPVS (`docs/backends/ipvs.md`). First, all ports of a VIP's address are local,
 /// so packets to other ports are rejected. Second, a packet from the node to a VIP has that VIP's address as its source, so it
-/// has to be masqueraded.
+/// has to be masqueraded. Third, IPVS takes every packet to a VIP, so an endpoint with the VIP's own address and port gets none.
 fn as_ipvs_shows_it(mut case: Case) -> anyhow::Result<Case> {
     let mut plan = dry_run(&case.flows);
     plan.text(&case.read_state()?, &Changes::everything());
     let addresses: BTreeSet<IpAddr> = plan.addresses().collect();
     for flow in &mut case.flows.flows {
+        let has_server = plan.has_server(&frontend(flow.protocol, flow.to));
+        let is_endpoint = matches!(&flow.expect, Expect::Answers { by, .. } if by.contains(&flow.to));
         match &mut flow.expect {
-            expect @ (Expect::Untouched | Expect::Drop)
-                if addresses.contains(&flow.to.ip()) && !plan.has_server(&frontend(flow.protocol, flow.to)) =>
-            {
+            expect @ (Expect::Untouched | Expect::Drop) if addresses.contains(&flow.to.ip()) && !has_server => {
                 *expect = Expect::Reject;
             }
+            expect @ Expect::Answers { .. } if is_endpoint && has_server => *expect = Expect::Drop,
             Expect::Answers { source: source @ Some(Source::Kept), .. } if flow.from == Sender::Node => {
                 *source = Some(Source::Masqueraded);
             }

@@ -45,6 +45,7 @@ pub fn fixed(facts: &Facts, family: Family, affinity: bool) -> Vec<Chain> {
         masquerading(facts),
         firewall(),
         unserved(),
+        unserved_local(facts, family),
         unallocated_chain(facts, family),
         Chain::new(names::REJECT_PORT).rule(Statement::Reject),
     ]
@@ -75,19 +76,23 @@ fn to_affinity(verdict: Statement) -> Rule {
 /// looks up the map `services`, because the kernel validates everything behind a map again for each path that reaches
 /// it.
 fn external_local(facts: &Facts, family: Family, affinity: bool) -> Chain {
-    let mut chain = Chain::new(names::EXTERNAL_LOCAL).comment("external traffic policy Local");
-    if let Some(pods) = facts.pods(model_family(family)) {
-        let rule = Rule::new([from_pod(pods, Op::Eq), Statement::Verdict(Verdict::Return)]);
-        chain = chain.rule(rule.comment("pods of this node reach any endpoint"));
-    }
-    let from_node = Statement::Local(AddressField::Source, Op::Eq);
-    chain = chain
-        .rule(Rule::new([from_node, Statement::goto(names::MARK_MASQUERADE)]).comment("and so does the node itself"))
+    let chain = Chain::new(names::EXTERNAL_LOCAL).comment("external traffic policy Local");
+    let mut chain = own_traffic(chain, facts, family, Statement::goto(names::MARK_MASQUERADE))
         .rule(Statement::vmap(VIP, SetId::LocalServices.name()));
     if affinity {
         chain = chain.rule(to_affinity(Statement::jump(names::AFFINITY_LOCAL)));
     }
     chain.rule(Rule::from(Statement::Verdict(Verdict::Accept)).comment("no local endpoint: not translated"))
+}
+
+/// Adds the rules for senders that external policy Local does not concern. `of_node` is for packets from the node itself.
+fn own_traffic(mut chain: Chain, facts: &Facts, family: Family, of_node: Statement) -> Chain {
+    if let Some(pods) = facts.pods(model_family(family)) {
+        let rule = Rule::new([from_pod(pods, Op::Eq), Statement::Verdict(Verdict::Return)]);
+        chain = chain.rule(rule.comment("pods of this node reach any endpoint"));
+    }
+    let from_node = Statement::Local(AddressField::Source, Op::Eq);
+    chain.rule(Rule::new([from_node, of_node]).comment("and so does the node itself"))
 }
 
 fn masquerading(facts: &Facts) -> Chain {
@@ -111,6 +116,14 @@ fn firewall() -> Chain {
 /// the host network behind a node's address. Packets that another VIP already translated to it pass.
 fn unserved() -> Chain {
     Chain::new(names::UNSERVED).rule(translated()).rule(Statement::vmap(VIP, SetId::NoEndpoints.name()))
+}
+
+/// The chain for VIPs whose only endpoints are on other nodes, under external policy Local. The kernel does not call a
+/// connection translated if its endpoint has the VIP's own address and port, such as a pod of the host network behind its
+/// node's address. So this chain goes by the sender: pods of this node and the node itself always have an endpoint.
+fn unserved_local(facts: &Facts, family: Family) -> Chain {
+    let chain = Chain::new(names::UNSERVED_LOCAL).comment("external traffic policy Local without a local endpoint");
+    own_traffic(chain, facts, family, Statement::Verdict(Verdict::Return)).rule(Statement::Verdict(Verdict::Drop))
 }
 
 fn translated() -> Rule {

@@ -36,12 +36,13 @@ pub fn of_vip(key: &VipKey, vip: &Vip, slots: &Slots, names: &ChainNames, mut em
     }
 
     // Only packets that were not translated are looked up here, so the element is harmless if one of the two pools has
-    // endpoints.
+    // endpoints. `unserved-local` takes care of packets that keep their destination in translation.
     let local_is_empty = vip.exposure == Exposure::ExternalLocal && vip.local_endpoints.is_empty();
     if vip.endpoints.is_empty() || local_is_empty {
         let verdict = match vip.when_empty {
             WhenEmpty::Reject => Verdict::Goto(names.reject().clone()),
-            WhenEmpty::Drop => Verdict::Drop,
+            WhenEmpty::Drop if vip.endpoints.is_empty() => Verdict::Drop,
+            WhenEmpty::Drop => Verdict::Goto(names.unserved_local().clone()),
         };
         emit(SetId::NoEndpoints, Element::verdict(tuple.clone(), verdict).comment(comment()));
     }
@@ -192,7 +193,14 @@ mod tests {
                 Drop,
                 "external-local-vips, services lb-3, endpoints ×3, local-services lb-local-2, local-endpoints ×2",
             ),
-            (ExternalLocal, 3, 0, Drop, "external-local-vips, services lb-3, endpoints ×3, no-endpoints drop"),
+            (ExternalLocal, 0, 0, Drop, "no-endpoints drop"),
+            (
+                ExternalLocal,
+                3,
+                0,
+                Drop,
+                "external-local-vips, services lb-3, endpoints ×3, no-endpoints unserved-local",
+            ),
             (
                 ExternalLocal,
                 0,

@@ -70,6 +70,7 @@ pub struct ChainNames {
     cluster: Vec<Name>,
     local: Vec<Name>,
     reject: Name,
+    unserved_local: Name,
 }
 
 impl Default for ChainNames {
@@ -79,6 +80,7 @@ impl Default for ChainNames {
             cluster: sizes().map(|size| format!("lb-{size}").into()).collect(),
             local: sizes().map(|size| format!("lb-local-{size}").into()).collect(),
             reject: names::REJECT_PORT.into(),
+            unserved_local: names::UNSERVED_LOCAL.into(),
         }
     }
 }
@@ -87,6 +89,11 @@ impl ChainNames {
     /// The chain that rejects.
     pub fn reject(&self) -> &Name {
         &self.reject
+    }
+
+    /// The chain that drops traffic from outside if no endpoint is local.
+    pub fn unserved_local(&self) -> &Name {
+        &self.unserved_local
     }
 
     /// The chain that picks one of `slots` slots, a number that [`slots`] returns.

@@ -14,6 +14,8 @@ pub const REJECT_PORT: &str = "reject-port";
 pub const FIREWALL: &str = "firewall";
 /// Gives the verdicts for VIPs without endpoints.
 pub const UNSERVED: &str = "unserved";
+/// Drops traffic from outside to VIPs with external policy Local that have no local endpoint.
+pub const UNSERVED_LOCAL: &str = "unserved-local";
 /// Gives the verdicts for unused ports and addresses of Services.
 pub const UNALLOCATED: &str = "unallocated";
 /// Handles traffic to VIPs with session affinity.
