@@ -23,6 +23,12 @@ fn settings_for(release: &str, strict_arp: bool) -> Vec<(&'static str, i64)> {
     }
     // A packet of a connection whose destination was deleted ends the connection instead of being dropped silently.
     pairs.push(("proc/sys/net/ipv4/vs/expire_nodest_conn", 1));
+    // A packet of an SCTP association whose destination was deleted goes to another destination, which ends the association, and
+    // the client opens another one. Otherwise the client gets no answer until its retransmissions end. Before 3.11 the setting did
+    // not exist.
+    if version(release) >= (3, 11) {
+        pairs.push(("proc/sys/net/ipv4/vs/sloppy_sctp", 1));
+    }
     // A persistent client whose destination drains gets another destination.
     pairs.push(("proc/sys/net/ipv4/vs/expire_quiescent_template", 1));
     if strict_arp {
@@ -61,6 +67,15 @@ mod tests {
         ] {
             let reuse = settings_for(release, false).iter().any(|(name, _)| name.ends_with("/conn_reuse_mode"));
             assert_eq!(reuse, expected, "{release}");
+        }
+    }
+
+    /// Regression: an SCTP association was not answered after its endpoint had been deleted.
+    #[test]
+    fn kernels_from_3_11_route_associations_anew() {
+        for (release, expected) in [("3.10.0-1160.el7.x86_64", false), ("3.11.0", true), ("6.1.0-56-amd64", true)] {
+            let sloppy = settings_for(release, false).iter().any(|(name, _)| name.ends_with("/sloppy_sctp"));
+            assert_eq!(sloppy, expected, "{release}");
         }
     }
 

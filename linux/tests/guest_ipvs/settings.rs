@@ -23,6 +23,7 @@ fn all_settings_can_be_applied() {
             let expected = [
                 ("proc/sys/net/ipv4/vs/conntrack", "1"),
                 ("proc/sys/net/ipv4/vs/expire_nodest_conn", "1"),
+                ("proc/sys/net/ipv4/vs/sloppy_sctp", "1"),
                 ("proc/sys/net/ipv4/vs/expire_quiescent_template", "1"),
                 ("proc/sys/net/ipv4/conf/all/arp_ignore", "1"),
                 ("proc/sys/net/ipv4/conf/all/arp_announce", "2"),

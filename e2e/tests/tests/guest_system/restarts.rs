@@ -16,7 +16,8 @@ use std::{
 use anyhow::Context as _;
 use localnet_e2e::Programs;
 use localnet_lab::{
-    Endpoint, Namespace, Network, Probe, Protocol, Running, Servers, Topology,
+    Endpoint, Namespace, Network, OpenFlow, Outcome, Probe, Protocol, Running, Servers, Topology,
+    probe::ANSWER_TIMEOUT,
     topology::{CLUSTER_CIDRS, NODE},
 };
 use localnet_vm::on_ipvs;
@@ -28,6 +29,7 @@ const ASKING: &str = "10.180.0.4";
 const WEB: &str = "172.30.0.10:80";
 const CHAT: &str = "172.30.0.10:7";
 const DNS: &str = "172.30.0.10:53";
+const SIGNALS: &str = "172.30.0.10:9";
 const RESTARTS: usize = 3;
 const FLOWS: usize = 4;
 /// Maximum time for anything that must happen, on an emulated processor.
@@ -43,7 +45,7 @@ struct World {
 impl World {
     fn build() -> anyhow::Result<Self> {
         let network = Network::build(Topology::with_pods(PODS.into_iter().chain([ASKING]))?)?;
-        let servers = Servers::start(&network, endpoints(80).chain(endpoints(53)))?;
+        let servers = Servers::start(&network, [80, 53, 9].into_iter().flat_map(endpoints))?;
         for pod in PODS {
             chat(&network, pod)?;
         }
@@ -76,6 +78,7 @@ spec:
   - {{name: web, port: 80}}
   - {{name: chat, port: 7}}
   - {{name: dns, port: 53, protocol: UDP}}
+  - {{name: signals, port: 9, protocol: SCTP}}
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
@@ -85,6 +88,7 @@ ports:
 - {{name: web, port: 80}}
 - {{name: chat, port: 7}}
 - {{name: dns, port: 53, protocol: UDP}}
+- {{name: signals, port: 9, protocol: SCTP}}
 endpoints: [{}]
 ",
             node.join(", "),
@@ -119,7 +123,7 @@ endpoints: [{}]
         Ok([backend, brain])
     }
 
-    fn wait_until(&self, what: &str, so: impl Fn() -> bool) -> anyhow::Result<Duration> {
+    fn wait_until(&self, what: &str, mut so: impl FnMut() -> bool) -> anyhow::Result<Duration> {
         let began = Instant::now();
         while !so() {
             let log = || self.programs.log(BACKEND);
@@ -159,7 +163,11 @@ fn home(pod: &str) -> &'static str {
 
 /// The servers at a port of all pods.
 fn endpoints(port: u16) -> impl Iterator<Item = Endpoint> {
-    let protocol = if port == 53 { Protocol::Udp } else { Protocol::Tcp };
+    let protocol = match port {
+        53 => Protocol::Udp,
+        9 => Protocol::Sctp,
+        _ => Protocol::Tcp,
+    };
     PODS.iter().map(move |pod| Endpoint { protocol, address: SocketAddr::new(ip(pod), port) })
 }
 
@@ -328,6 +336,31 @@ fn outlive() -> anyhow::Result<()> {
     let took = world.wait_until("the endpoint goes", || !has(""))?;
     println!("the endpoint went {took:.1?} after its last connection");
     drop(backend);
+    Ok(())
+}
+
+/// Regression: without `sloppy_sctp`, IPVS gives an endpoint only to the first packet of an association, so the client got no
+/// answer after its endpoint had been deleted.
+#[test]
+fn an_association_is_answered_by_another_endpoint_once_its_own_is_deleted() {
+    on_ipvs(|| is_routed_anew().unwrap_or_else(|error| panic!("{error:#}")));
+}
+
+fn is_routed_anew() -> anyhow::Result<()> {
+    let world = World::build()?;
+    let _programs = world.start()?;
+    let client = world.network.client();
+    let mut flow = OpenFlow::new(client, Probe::new(Protocol::Sctp, SIGNALS.parse()?));
+    let mut ask = || match flow.exchange(client, ANSWER_TIMEOUT)? {
+        Outcome::Answer { by, .. } => Ok(Some(by)),
+        _ => anyhow::Ok(None),
+    };
+    let by = ask()?.context("the association gets no answer")?;
+    anyhow::ensure!(ask()? == Some(by), "the association does not stay with its endpoint");
+    let rest: Vec<&str> = PODS.into_iter().filter(|pod| ip(pod) != by.ip()).collect();
+    world.write(&rest)?;
+    let took = world.wait_until("another endpoint answers", || matches!(ask(), Ok(Some(other)) if other != by))?;
+    println!("another endpoint answered after {took:.1?}");
     Ok(())
 }
 
