@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane helm vm wine python examples build demo test conformance-ipvs chart images packages differential fuzz mutants lint deny bless bench bench-ipvs clean
+.PHONY: help deps controlplane helm vm wine python examples build demo test conformance-ipvs chart images packages differential differential-ipvs fuzz mutants lint deny bless bench bench-ipvs clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -65,8 +65,12 @@ packages: ## The Debian package, in target/
 	packaging/deb.sh
 
 differential: deps controlplane ## Random clusters and N (20000) random packets: the oracle, our backends and kube-proxy must agree (a new seed each time; SEED=… repeats one)
-	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-iptables
+	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-iptables -p localnet
 	N=$(or $(N),20000) SEED=$(SEED) $(CARGO) test --locked -p localnet-e2e --test system differential:: -- --nocapture
+
+differential-ipvs: deps controlplane vm ## The same for localnet-ipvs and the oracle, in the guest, with N (2000) random packets (10 minutes)
+	$(CARGO) build --locked -p localnet-brain -p localnet-ipvs -p localnet
+	N=$(or $(N),2000) SEED=$(SEED) $(CARGO) test --locked -p localnet-e2e --test guest_system differential:: -- --nocapture
 
 fuzz: ## Inputs made of the corpora, for SECONDS (20) for each target; what breaks one is kept in e2e/fuzz/corpus
 	FUZZ_SECONDS=$(or $(SECONDS),20) $(CARGO) test --locked --workspace --lib --test fuzz fuzz_ -- --nocapture --test-threads 2

@@ -72,7 +72,8 @@ pub struct Port<'a> {
 }
 
 impl Objects {
-    pub(crate) fn new(client: Client, namespace: &str) -> Objects {
+    /// Access to the objects of this Kubernetes namespace.
+    pub fn new(client: Client, namespace: &str) -> Objects {
         Objects { client, namespace: namespace.to_owned() }
     }
 

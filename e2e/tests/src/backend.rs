@@ -11,10 +11,12 @@ pub enum Backend {
     Nft,
     /// `localnet-iptables`: kube-proxy's chains, with the tools of this flavour: `legacy` or `nft`.
     Iptables(&'static str),
+    /// `localnet-ipvs`: IPVS, and its own tables. It needs a kernel with IPVS.
+    Ipvs,
 }
 
 impl Backend {
-    /// All backends.
+    /// The backends that run on every kernel.
     pub const ALL: [Self; 3] = [Self::Nft, Self::Iptables("nft"), Self::Iptables("legacy")];
 
     /// The name of its program.
@@ -22,13 +24,14 @@ impl Backend {
         match self {
             Self::Nft => "localnet-nft",
             Self::Iptables(_) => "localnet-iptables",
+            Self::Ipvs => "localnet-ipvs",
         }
     }
 
     /// The flags that only this backend needs.
     pub fn flags(self) -> Vec<&'static str> {
         match self {
-            Self::Nft => Vec::new(),
+            Self::Nft | Self::Ipvs => Vec::new(),
             Self::Iptables(flavour) => vec!["--iptables-flavour", flavour],
         }
     }
@@ -39,9 +42,12 @@ impl Backend {
     /// Returns an error if the tools fail.
     pub fn listing(self, node: &Namespace) -> anyhow::Result<Vec<String>> {
         let mut parts = Vec::new();
+        if self == Self::Ipvs {
+            parts = virtual_servers(node)?;
+        }
         match self {
             // The kernel lists elements in any order.
-            Self::Nft => {
+            Self::Nft | Self::Ipvs => {
                 let listing = node.output(Command::new("nft").args(["list", "ruleset"]))?;
                 parts.extend(listing.split([' ', ',', '\n', '\t']).map(str::to_owned));
             }
@@ -75,7 +81,8 @@ impl Backend {
             let listing = node.output(Command::new("nft").args(["-a", "-s", "list", "ruleset"]))?;
             // Skip the comments about rules that nft cannot list.
             let kept = listing.lines().filter(|line| !line.trim_start().starts_with('#'));
-            return Ok(kept.flat_map(|line| [line, "\n"]).collect());
+            let rules: String = kept.flat_map(|line| [line, "\n"]).collect();
+            return Ok(if self == Self::Ipvs { virtual_servers(node)?.join("\n") + "\n" + &rules } else { rules });
         };
         let mut all = String::new();
         for tables in ["iptables", "ip6tables"] {
@@ -93,6 +100,10 @@ impl Backend {
     pub fn flush(self, node: &Namespace) -> anyhow::Result<()> {
         match self {
             Self::Nft => _ = node.output(Command::new("nft").args(["flush", "ruleset"]))?,
+            Self::Ipvs => {
+                node.output(Command::new("ipvsadm").arg("-C"))?;
+                node.output(Command::new("nft").args(["flush", "ruleset"]))?;
+            }
             Self::Iptables(flavour) => {
                 for tables in ["iptables", "ip6tables"] {
                     for table in ["nat", "filter"] {
@@ -103,4 +114,13 @@ impl Backend {
         }
         Ok(())
     }
+}
+
+/// The virtual servers and destinations, sorted, and the addresses of VIPs.
+fn virtual_servers(node: &Namespace) -> anyhow::Result<Vec<String>> {
+    let listing = node.output(Command::new("ipvsadm").args(["-S", "-n"]))?;
+    let mut lines: Vec<String> = listing.lines().map(|line| line.trim_end().to_owned()).collect();
+    lines.sort();
+    lines.push(node.output(Command::new("ip").args(["-o", "address", "show", "dev", "kube-ipvs0"]))?);
+    Ok(lines)
 }

@@ -5,14 +5,14 @@ use std::fmt::Write as _;
 use super::{
     ask::{Asked, Seen},
     cluster::Service,
+    pair::Side,
     scene::Scene,
 };
 
 impl Scene<'_> {
-    pub(crate) fn describe(&self, asked: &Asked, [ours, theirs]: [&Seen; 2]) -> String {
+    pub(crate) fn describe(&self, asked: &Asked, seen: &[(Side, &Seen)]) -> String {
         let mut text = format!(
-            "  cluster: SEED={}, after {} changes\n  node: {:?}, more ServiceCIDRs {:?}, as {}\n  packet: {}\n  oracle: {:?}\n  ours: {ours}\n  \
-             kube-proxy: {theirs}\n",
+            "  cluster: SEED={}, after {} changes\n  node: {:?}, more ServiceCIDRs {:?}, as {}\n  packet: {}\n  oracle: {:?}\n",
             self.seed,
             self.changes,
             self.cluster.node,
@@ -21,6 +21,9 @@ impl Scene<'_> {
             asked.question,
             asked.expected,
         );
+        for (side, seen) in seen {
+            let _ = writeln!(text, "  {side:?}: {seen}");
+        }
         let to = asked.question.to.ip();
         let concerns = |service: &&Service| {
             service.name == asked.question.about

@@ -9,20 +9,18 @@ use localnet_client::{
 use localnet_lab::{Topology, probe};
 use localnet_proto::Service;
 
-use crate::kube_proxy::Mode;
-
 use super::{
     ask::{Asked, Seen},
     judge::judge,
+    pair::{Pair, Side},
     pools,
     question::Sender,
     scene::{Scene, cannot_return},
-    world::Side,
 };
 
 /// An outcome on one side that differs from the oracle's.
 pub(crate) struct Difference<'a> {
-    pub(crate) mode: Mode,
+    pub(crate) pair: Pair,
     pub(crate) side: Side,
     pub(crate) asked: &'a Asked,
     pub(crate) seen: &'a Seen,
@@ -32,24 +30,37 @@ pub(crate) struct Difference<'a> {
 
 struct Entry {
     number: usize,
+    /// Whether only mode iptables differs.
+    only_iptables: bool,
     matches: fn(&Difference<'_>) -> bool,
 }
 
 const ENTRIES: [Entry; 9] = [
-    Entry { number: 1, matches: translated_packet_meets_another_service },
-    Entry { number: 3, matches: |difference| claimant_has_it(difference, |claimants| claimants >= 2) },
-    Entry { number: 4, matches: |difference| claimant_has_it(difference, |claimants| claimants == 1) },
-    Entry { number: 5, matches: node_port_of_link_local_address },
-    Entry { number: 7, matches: unallocated_address_is_let_through },
-    Entry { number: 8, matches: node_is_not_refused },
-    Entry { number: 9, matches: node_port_is_refused_elsewhere },
-    Entry { number: 10, matches: source_ranges_are_ignored },
-    Entry { number: 12, matches: external_ip_passes_source_ranges },
+    Entry { number: 1, only_iptables: false, matches: translated_packet_meets_another_service },
+    Entry {
+        number: 3,
+        only_iptables: false,
+        matches: |difference| claimant_has_it(difference, |claimants| claimants >= 2),
+    },
+    Entry {
+        number: 4,
+        only_iptables: false,
+        matches: |difference| claimant_has_it(difference, |claimants| claimants == 1),
+    },
+    Entry { number: 5, only_iptables: false, matches: node_port_of_link_local_address },
+    Entry { number: 7, only_iptables: false, matches: unallocated_address_is_let_through },
+    Entry { number: 8, only_iptables: true, matches: node_is_not_refused },
+    Entry { number: 9, only_iptables: true, matches: node_port_is_refused_elsewhere },
+    Entry { number: 10, only_iptables: true, matches: source_ranges_are_ignored },
+    Entry { number: 12, only_iptables: true, matches: external_ip_passes_source_ranges },
 ];
 
 /// The number of the entry that explains the difference.
 pub(crate) fn explain(difference: &Difference<'_>) -> Option<usize> {
-    let matching = |difference: &Difference<'_>| ENTRIES.iter().find(|entry| (entry.matches)(difference));
+    let matching = |difference: &Difference<'_>| {
+        let applies = |entry: &&Entry| difference.pair.is_iptables() || !entry.only_iptables;
+        ENTRIES.iter().filter(applies).find(|entry| (entry.matches)(difference))
+    };
     let number = matching(difference).map(|entry| entry.number);
     number.or_else(|| {
         former_owner_keeps_its_slices(difference, |difference| matching(difference).is_some()).then_some(14)
@@ -59,25 +70,25 @@ pub(crate) fn explain(difference: &Difference<'_>) -> Option<usize> {
 /// Whether kube-proxy behaves as if a slice that moved to another Service still belonged to its former one, too. The consequences
 /// may match another entry in turn.
 fn former_owner_keeps_its_slices(difference: &Difference<'_>, matches: impl Fn(&Difference<'_>) -> bool) -> bool {
-    let Difference { mode, side: Side::KubeProxy, asked, seen, scene, topology } = *difference else { return false };
+    let Difference { pair, side: Side::KubeProxy, asked, seen, scene, topology } = *difference else { return false };
     let Some((cluster, state)) = scene.former else { return false };
     let packet = scene.setup.packet(&asked.question);
     let expected = route::route(state, &scene.setup.rules(packet.destination), &packet);
     // The original expectation determined the number of packets, so not every endpoint must be seen.
     let asked = &Asked { expected, cover: false, ..asked.clone() };
     let scene = &Scene { cluster, state, former: None, ..*scene };
-    is_right(mode, asked, seen, topology) || matches(&Difference { asked, scene, ..*difference })
+    is_right(pair, asked, seen, topology) || matches(&Difference { asked, scene, ..*difference })
 }
 
 /// Whether the outcome is right. Some of several connections may go to an endpoint whose answer bypasses the node, so silence is
 /// right, too. iptables rules masquerade a pod that connects to itself on any node. In nftables mode, only pods of this node are
 /// known.
-fn is_right(mode: Mode, asked: &Asked, seen: &Seen, topology: &Topology) -> bool {
+fn is_right(pair: Pair, asked: &Asked, seen: &Seen, topology: &Topology) -> bool {
     let (mut asked, mut heard) = (asked.clone(), seen.clone());
     if cannot_return(&asked.expected, &asked.question) {
         heard.others.remove(&probe::Outcome::Dropped);
     }
-    if let (Mode::Iptables(_), Outcome::Endpoints { choices, hairpin, .. }) = (mode, &mut asked.expected) {
+    if let (true, Outcome::Endpoints { choices, hairpin, .. }) = (pair.is_iptables(), &mut asked.expected) {
         let source = asked.question.source();
         hairpin.extend(choices.iter().filter(|choice| choice.ip() == source));
     }
@@ -112,21 +123,21 @@ fn translated_packet_meets_another_service(difference: &Difference<'_>) -> bool 
 /// Whether one of several claimants of the address gets the packet, as if it were alone. It must also claim the port, if any
 /// claimant does.
 fn claimant_has_it(difference: &Difference<'_>, is_number: fn(usize) -> bool) -> bool {
-    let Difference { mode, side: Side::KubeProxy, asked, seen, scene, topology, .. } = difference else { return false };
+    let Difference { pair, side: Side::KubeProxy, asked, seen, scene, topology, .. } = difference else { return false };
     let to = asked.question.to.ip();
     let claimants = scene.claimants(to);
     let states: Vec<&Snapshot> = scene.claims_of_port(&claimants, asked).collect();
     let (rules, packet) = (scene.setup.rules(to), scene.setup.packet(&asked.question));
     let alone = states.iter().map(|state| route::route(state, &rules, &packet));
     // The difference may match entry 10 or 12 as well.
-    let ignores_sources = matches!(mode, Mode::Iptables(_));
+    let ignores_sources = pair.is_iptables();
     let unguarded = states.iter().filter(|_| ignores_sources).flat_map(|state| {
         [without_sources(state, &rules, &packet), past_sources(state, &rules, &packet)].into_iter().flatten()
     });
     let outcomes: Vec<Outcome> = alone.chain(unguarded).collect();
     // The original expectation determined the number of packets, so not every endpoint must be seen.
     let asked = |expected| Asked { expected, cover: false, ..(*asked).clone() };
-    let is_right = |expected: Outcome| is_right(*mode, &asked(expected), seen, topology);
+    let is_right = |expected: Outcome| is_right(*pair, &asked(expected), seen, topology);
     claimants.len() >= 2 && is_number(states.len()) && outcomes.into_iter().any(is_right)
 }
 
@@ -160,9 +171,7 @@ fn unallocated_address_is_let_through(difference: &Difference<'_>) -> bool {
 
 /// Whether a packet of the node itself to an external address without endpoints leaves the node.
 fn node_is_not_refused(difference: &Difference<'_>) -> bool {
-    let Difference { mode: Mode::Iptables(_), side: Side::KubeProxy, asked, seen, topology, .. } = difference else {
-        return false;
-    };
+    let Difference { side: Side::KubeProxy, asked, seen, topology, .. } = difference else { return false };
     let is_unserved = matches!(asked.expected, Outcome::Reject | Outcome::Drop);
     let untouched = Asked { expected: Outcome::NotOurs, ..(*asked).clone() };
     asked.question.sender == Sender::Node && is_unserved && judge(&untouched, seen, topology).is_none()
@@ -170,10 +179,7 @@ fn node_is_not_refused(difference: &Difference<'_>) -> bool {
 
 /// Whether a NodePort without endpoints is rejected or dropped on all of the node's addresses.
 fn node_port_is_refused_elsewhere(difference: &Difference<'_>) -> bool {
-    let Difference { mode: Mode::Iptables(_), side: Side::KubeProxy, asked, seen, scene, topology, .. } = difference
-    else {
-        return false;
-    };
+    let Difference { side: Side::KubeProxy, asked, seen, scene, topology, .. } = difference else { return false };
     let to = asked.question.to.ip();
     let mut rules = scene.setup.rules(to);
     let answers_elsewhere = topology.node_has(to) && rules.node_port_addresses.insert(to);
@@ -189,10 +195,7 @@ fn node_port_is_refused_elsewhere(difference: &Difference<'_>) -> bool {
 
 /// Whether a Service without endpoints rejects packets from all senders, regardless of its source ranges.
 fn source_ranges_are_ignored(difference: &Difference<'_>) -> bool {
-    let Difference { mode: Mode::Iptables(_), side: Side::KubeProxy, asked, seen, scene, topology, .. } = difference
-    else {
-        return false;
-    };
+    let Difference { side: Side::KubeProxy, asked, seen, scene, topology, .. } = difference else { return false };
     let packet = scene.setup.packet(&asked.question);
     let unserved = without_sources(scene.state, &scene.setup.rules(packet.destination), &packet);
     unserved.is_some_and(|expected| judge(&Asked { expected, ..(*asked).clone() }, seen, topology).is_none())
@@ -208,10 +211,7 @@ fn without_sources(state: &Snapshot, rules: &Rules, packet: &Packet) -> Option<O
 /// Whether an address that is both an external IP and a load balancer IP of one Service bypasses the source ranges. The rule of
 /// the external IP matches first.
 fn external_ip_passes_source_ranges(difference: &Difference<'_>) -> bool {
-    let Difference { mode: Mode::Iptables(_), side: Side::KubeProxy, asked, seen, scene, topology, .. } = difference
-    else {
-        return false;
-    };
+    let Difference { side: Side::KubeProxy, asked, seen, scene, topology, .. } = difference else { return false };
     let packet = scene.setup.packet(&asked.question);
     let passes = past_sources(scene.state, &scene.setup.rules(packet.destination), &packet);
     // The original expectation determined the number of packets, so not every endpoint must be seen.
@@ -255,8 +255,8 @@ fn of_several_connections_some_may_be_answered_past_the_node() {
         ..Seen::default()
     };
     let (all, one) = (asked(BTreeSet::from([foreign, pod, itself])), asked(BTreeSet::from([foreign])));
-    let iptables = Mode::Iptables("nft");
-    for (mode, asked, seen, right) in [
+    let iptables = Pair::IPTABLES[0];
+    for (pair, asked, seen, right) in [
         (iptables, &all, seen(&[(foreign, source)], &DROPPED), true),
         (iptables, &all, seen(&[], &DROPPED), true),
         (iptables, &all, seen(&[(foreign, source), (itself, node)], &[]), true),
@@ -264,9 +264,9 @@ fn of_several_connections_some_may_be_answered_past_the_node() {
         (iptables, &all, seen(&[(foreign, source)], &[probe::Outcome::Rejected]), false),
         (iptables, &all, seen(&[(to, source)], &DROPPED), false),
         (iptables, &one, seen(&[(foreign, source)], &DROPPED), false),
-        (Mode::Nftables, &all, seen(&[(foreign, source)], &DROPPED), true),
-        (Mode::Nftables, &all, seen(&[(foreign, source), (itself, node)], &[]), false),
+        (Pair::NFT, &all, seen(&[(foreign, source)], &DROPPED), true),
+        (Pair::NFT, &all, seen(&[(foreign, source), (itself, node)], &[]), false),
     ] {
-        assert_eq!(is_right(mode, asked, &seen, &pools::topology()), right, "{mode:?} {asked:?}: {seen}");
+        assert_eq!(is_right(pair, asked, &seen, &pools::topology()), right, "{pair} {asked:?}: {seen}");
     }
 }

@@ -20,13 +20,26 @@ pub(crate) struct Disturbance {
 /// An edit of the rules by another program, in one transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Edit {
-    /// Deletes an element of a set or map. iptables has none, so it deletes a rule.
+    /// Deletes an element of a set or map, or a destination of IPVS. iptables has none, so it deletes a rule.
     Element,
+    /// Deletes a rule, or a virtual server of IPVS.
     Rule,
-    /// Deletes all rules of a table.
+    /// Deletes all rules of a table, or all virtual servers of IPVS.
     Flush,
-    /// Deletes the table with everything that it has stored. iptables needs its tables, so it flushes one.
+    /// Deletes the table with everything that it has stored, or the interface of the ipvs backend. iptables needs its tables, so
+    /// it flushes one.
     Table,
+}
+
+/// An edit that was made.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Edited {
+    /// The edit, for messages.
+    pub(crate) edit: String,
+    /// Whether it may have removed the clients of session affinity.
+    pub(crate) forgets: bool,
+    /// Whether it may have ended flows.
+    pub(crate) cuts: bool,
 }
 
 /// The percentage of states without a disturbance.
@@ -60,26 +73,23 @@ impl fmt::Display for Disturbance {
 }
 
 impl Edit {
-    /// Makes the edit at a place that `random` selects. Returns the edit, and whether it may have removed the clients of
-    /// session affinity.
-    pub(crate) fn make(
-        self,
-        backend: Backend,
-        node: &Namespace,
-        random: &mut Random,
-    ) -> anyhow::Result<(String, bool)> {
+    /// Makes the edit at a place that `random` selects.
+    pub(crate) fn make(self, backend: Backend, node: &Namespace, random: &mut Random) -> anyhow::Result<Edited> {
         match backend {
-            Backend::Nft => self.by_nft(node, random),
+            Backend::Nft => self.by_nft("localnet", node, random),
             Backend::Iptables(flavour) => self.by_iptables(flavour, node, random),
+            Backend::Ipvs if random.percent(50) => self.by_nft("localnet-ipvs", node, random),
+            Backend::Ipvs => self.by_ipvsadm(node, random),
         }
     }
 
-    fn by_nft(self, node: &Namespace, random: &mut Random) -> anyhow::Result<(String, bool)> {
+    /// Edits the tables with this name.
+    fn by_nft(self, name: &str, node: &Namespace, random: &mut Random) -> anyhow::Result<Edited> {
         let listing: Value = serde_json::from_str(&node.output(Command::new("nft").args(["-j", "list", "ruleset"]))?)?;
         let of_kinds = |kinds: &'static [&'static str]| {
             let objects = listing["nftables"].as_array().into_iter().flatten();
             let all = objects.flat_map(move |object| kinds.iter().filter_map(|kind| object.get(kind)));
-            all.filter(|object| object["table"] == "localnet" || object["name"] == "localnet")
+            all.filter(move |object| object["table"] == name || object["name"] == name)
         };
         let (kind, mut all): (_, Vec<Value>) = match self {
             Self::Element => ("element", of_kinds(&["set", "map"]).flat_map(elements).collect()),
@@ -95,10 +105,46 @@ impl Edit {
         let command = json!({ "nftables": [{ does: { kind: object } }] }).to_string();
         node.output_with_input(Command::new("nft").args(["-j", "-f", "-"]), &command)?;
         let is_memory = object["name"].as_str().is_some_and(|name| name.starts_with("affinity"));
-        Ok((command, self == Self::Table || self == Self::Element && is_memory))
+        let forgets = self == Self::Table || self == Self::Element && is_memory;
+        Ok(Edited { edit: command, forgets, cuts: false })
     }
 
-    fn by_iptables(self, flavour: &str, node: &Namespace, random: &mut Random) -> anyhow::Result<(String, bool)> {
+    /// Deletes a destination, a virtual server, all of them, or the interface with the addresses of VIPs.
+    fn by_ipvsadm(self, node: &Namespace, random: &mut Random) -> anyhow::Result<Edited> {
+        let listing = node.output(Command::new("ipvsadm").args(["-S", "-n"]))?;
+        let of_kind = |kind: &'static str| {
+            let mut all: Vec<Vec<&str>> = listing.lines().map(|line| line.split_whitespace().collect()).collect();
+            all.retain(|words| words.first() == Some(&kind));
+            // The kernel lists them in any order.
+            all.sort_unstable();
+            all
+        };
+        let mut command = Command::new("ipvsadm");
+        match self {
+            // `-a -t VIP -r ENDPOINT …`
+            Self::Element => {
+                let all = of_kind("-a");
+                anyhow::ensure!(!all.is_empty(), "there is no destination to delete: {listing}");
+                command.arg("-d").args(&random.pick(&all)[1..5]);
+            }
+            // `-A -t VIP …`
+            Self::Rule => {
+                let all = of_kind("-A");
+                anyhow::ensure!(!all.is_empty(), "there is no virtual server to delete: {listing}");
+                command.arg("-D").args(&random.pick(&all)[1..3]);
+            }
+            Self::Flush => _ = command.arg("-C"),
+            Self::Table => {
+                command = Command::new("ip");
+                command.args(["link", "delete", "kube-ipvs0"]);
+            }
+        }
+        node.output(&mut command)?;
+        let ends = self != Self::Table;
+        Ok(Edited { edit: format!("{command:?}"), forgets: ends, cuts: ends })
+    }
+
+    fn by_iptables(self, flavour: &str, node: &Namespace, random: &mut Random) -> anyhow::Result<Edited> {
         let (tools, table) = (*random.pick(&["iptables", "ip6tables"]), *random.pick(&["nat", "filter"]));
         let mut command = Command::new(format!("{tools}-{flavour}"));
         command.args(["-w", "-t", table]);
@@ -116,7 +162,7 @@ impl Edit {
         }
         node.output(&mut command)?;
         // A list of clients is deleted with the last rule that refers to it.
-        Ok((format!("{command:?}"), is_flush && table == "nat"))
+        Ok(Edited { edit: format!("{command:?}"), forgets: is_flush && table == "nat", cuts: false })
     }
 }
 

@@ -7,12 +7,7 @@ use anyhow::Context as _;
 use localnet_client::route::Outcome;
 use serde::Deserialize;
 
-use super::{
-    ask::Asked,
-    question::Question,
-    setup::Setup,
-    world::{Side, World},
-};
+use super::{ask::Asked, pair::Side, question::Question, setup::Setup, world::World};
 
 /// The fields of an answer that determine the outcome.
 #[derive(Debug, Deserialize)]

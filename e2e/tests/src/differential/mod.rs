@@ -1,5 +1,6 @@
 //! The differential test: random clusters and random packets, for which the oracle, our backend and kube-proxy v1.36.3 in the
-//! same mode must agree. [`agree`] runs it for one [`Pair`].
+//! same mode must agree. [`agree`] runs it for one [`Pair`]. The ipvs backend runs in a guest, and is compared with the oracle
+//! alone.
 //!
 //! ```text
 //!   seed ─▶ generate ─▶ write ─▶ API server ─┬─▶ brain ─▶ backend in network A ─▶ packets ─────┐
@@ -14,8 +15,9 @@
 //! backend is killed or another program edits its rules, and the same packets are sent once more (`disturb`).
 //!
 //! Each run uses a new seed and prints it first. `SEED` repeats a run, and `N` is the minimum number of packets. For each packet,
-//! `localnet explain` must report the oracle's outcome. Each difference must match an entry of `docs/differences.md`; any other
-//! fails the test. `PAUSE` waits for this many seconds at each such difference, so that the node can be inspected.
+//! `localnet explain` must report the oracle's outcome. Each difference must match an entry of `docs/differences.md`, or
+//! of the list in `docs/backends/ipvs.md`; any other fails the test. `PAUSE` waits for this many seconds at each such difference,
+//! so that the node can be inspected.
 
 mod alone;
 mod ask;
@@ -26,6 +28,7 @@ mod disturb;
 mod explained;
 mod former;
 mod generate;
+mod ipvs;
 mod judge;
 mod open;
 mod pair;
@@ -47,25 +50,34 @@ use std::{
 };
 
 use anyhow::Context as _;
+use localnet_vm::{HostSide, relay::is_guest};
+
+use crate::{
+    Backend,
+    api_server::{self, Kept},
+};
 
 pub use pair::Pair;
 
 /// With this many returning clients, the chance that all of them get their previous endpoint again, out of several, is below
 /// 10⁻¹².
 const ENOUGH_RETURNED: usize = 40;
-/// The default number of packets of a run.
+/// The default number of packets of a run, and of a run on an emulated processor.
 const PACKETS: usize = 2000;
+const PACKETS_IN_GUEST: usize = 500;
+/// The time limit of a run in a guest: for its start, and for each packet.
+const START_IN_GUEST: Duration = Duration::from_secs(600);
+const PACKET_IN_GUEST: Duration = Duration::from_secs(2);
 
 /// Runs one pair, which sends its part of all packets of a run.
 ///
 /// # Errors
 /// Returns an error if there is an unexplained difference, or if a program does not start or does not reach a state.
 pub fn agree(pair: Pair, parts: usize) -> anyhow::Result<()> {
-    let who = format!("differential: {:?} and kube-proxy {:?}", pair.backend, pair.mode);
+    let who = format!("differential: {pair}");
     let started = Instant::now();
-    let packets = setting("N")?.map_or(PACKETS, |packets| usize::try_from(packets).unwrap_or(usize::MAX));
-    let packets = packets.div_ceil(parts);
-    let seed = setting("SEED")?.map_or_else(new_seed, Ok)?;
+    let packets = packets(if is_guest() { PACKETS_IN_GUEST } else { PACKETS })?.div_ceil(parts);
+    let seed = seed()?;
     // Print this first, so that the run can be repeated whatever happens.
     say(&format!("{who}: {packets} packets from SEED={seed}"));
     let pause = Duration::from_secs(setting("PAUSE")?.unwrap_or_default());
@@ -76,9 +88,32 @@ pub fn agree(pair: Pair, parts: usize) -> anyhow::Result<()> {
     say(&format!("{who}: {report} in {:.1?}", started.elapsed()));
     anyhow::ensure!(report.unexplained == 0, "{} unexplained differences, see above", report.unexplained);
     let sticky::Returned { count, elsewhere } = report.returned;
-    let ends = count < ENOUGH_RETURNED || elsewhere > 0;
+    // With IPVS, a client keeps its endpoint until its connections are forgotten, too.
+    let ends = pair.backend == Backend::Ipvs || count < ENOUGH_RETURNED || elsewhere > 0;
     anyhow::ensure!(ends, "{count} clients came back, and affinity never ended");
     Ok(())
+}
+
+/// Starts what a run of the pair in a guest needs on the host: an API server, and the seed. It prints the seed at once, because the
+/// output of the guest appears only at its end.
+///
+/// # Errors
+/// Returns an error if the API server does not start.
+pub fn host_side(pair: Pair) -> anyhow::Result<(HostSide, Kept)> {
+    let (packets, seed) = (packets(PACKETS_IN_GUEST)?, seed()?);
+    say(&format!("differential: {pair} in a guest: {packets} packets from SEED={seed}"));
+    let limit = START_IN_GUEST + PACKET_IN_GUEST * u32::try_from(packets).unwrap_or(u32::MAX);
+    let (mut host_side, kept) = api_server::host_side(pair.sides().count(), true, limit)?;
+    host_side.variables.push(("SEED", seed.to_string().into()));
+    Ok((host_side, kept))
+}
+
+fn packets(default: usize) -> anyhow::Result<usize> {
+    Ok(setting("N")?.map_or(default, |packets| usize::try_from(packets).unwrap_or(usize::MAX)))
+}
+
+fn seed() -> anyhow::Result<u64> {
+    setting("SEED")?.map_or_else(new_seed, Ok)
 }
 
 fn setting(name: &str) -> anyhow::Result<Option<u64>> {

@@ -19,14 +19,18 @@ use localnet_client::{
 use localnet_lab::{Network, OpenFlow, Probe, Protocol, probe};
 use localnet_proto::Family;
 
+use crate::Backend;
+
 use super::{
     ask::{Asked, Seen, Span},
     cluster::{Cluster, Slice},
+    ipvs,
     judge::judge,
+    pair::Side,
     question::{Question, Sender},
     random::Random,
     scene::{Scene, cannot_return},
-    world::{Side, World},
+    world::World,
     write::must_move,
 };
 
@@ -37,15 +41,17 @@ const MOST: usize = 48;
 /// Maximum time for the removal of stale flows.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(20);
+/// How many requests a flow that has ended may need to be routed anew.
+const TRIES: usize = 3;
 
 /// The endpoint that answers a flow, and the source address that it sees.
 type Carried = (SocketAddr, IpAddr);
 
-/// A flow on both sides.
+/// A flow on each side.
 #[derive(Debug)]
 struct Open {
     question: Question,
-    sides: [Held; 2],
+    sides: Vec<(Side, Held)>,
 }
 
 #[derive(Debug)]
@@ -56,6 +62,8 @@ struct Held {
     unanswered: bool,
     /// Whether the backend was started after the flow was last routed. A started backend does not know the previous endpoints.
     restarted: bool,
+    /// Whether another program may have ended the flow.
+    cut: bool,
 }
 
 /// One side of a flow, and its question.
@@ -86,6 +94,8 @@ pub(crate) enum Became {
     /// The flow continued although its endpoint no longer serves, or ended although its endpoint is ready, or a connection that met
     /// silence still does although the Service has endpoints now. kube-proxy does all three.
     Kept,
+    /// The flow ended with its virtual server, and was routed anew.
+    Ended,
     Wrong,
 }
 
@@ -97,7 +107,16 @@ impl OpenFlows {
 
     /// Records that the programs were started again.
     pub(crate) fn restarted(&mut self) {
-        self.0.iter_mut().flat_map(|open| &mut open.sides).for_each(|held| held.restarted = true);
+        self.held().for_each(|(_, held)| held.restarted = true);
+    }
+
+    /// Records that another program may have ended the flows of a side.
+    pub(crate) fn cut(&mut self, side: Side) {
+        self.held().filter(|(of, _)| *of == side).for_each(|(_, held)| held.cut = true);
+    }
+
+    fn held(&mut self) -> impl Iterator<Item = &mut (Side, Held)> {
+        self.0.iter_mut().flat_map(|open| &mut open.sides)
     }
 
     /// Sends on all open flows, then opens new ones and sends twice on these.
@@ -110,7 +129,7 @@ impl OpenFlows {
         self.0.retain(|open| {
             let expected = expected(scene.state, scene, &open.question);
             let is_connection =
-                open.question.protocol == Protocol::Tcp && open.sides.iter().all(|held| held.carried.is_some());
+                open.question.protocol == Protocol::Tcp && open.sides.iter().all(|(_, held)| held.carried.is_some());
             is_connection || !cannot_return(&expected, &open.question)
         });
         let mut all = ask(world, scene, &mut self.0)?;
@@ -120,9 +139,9 @@ impl OpenFlows {
             let probe = Probe::new(question.protocol, question.to).from(question.source());
             let held = |side| {
                 let flow = OpenFlow::new(question.home(world.network(side))?, probe);
-                anyhow::Ok(Held { flow, carried: None, unanswered: false, restarted: false })
+                anyhow::Ok((side, Held { flow, carried: None, unanswered: false, restarted: false, cut: false }))
             };
-            let sides = [held(Side::Ours)?, held(Side::KubeProxy)?];
+            let sides = world.pair.sides().map(held).collect::<anyhow::Result<_>>()?;
             new.push(Open { question, sides });
         }
         for _ in 0..2 {
@@ -143,12 +162,12 @@ fn ask(world: &World, scene: &Scene<'_>, open: &mut [Open]) -> anyhow::Result<Ve
         let is_silent = expected(scene.state, scene, question) == Outcome::Drop && question.protocol != Protocol::Sctp;
         let number = if is_silent { number + 1 } else { 0 };
         let home = if question.sender == Sender::SecondClient { Sender::Client } else { question.sender };
-        for (side, held) in Side::BOTH.into_iter().zip(sides) {
-            lanes.entry((side, home, number)).or_default().push((question, held));
+        for (side, held) in sides {
+            lanes.entry((*side, home, number)).or_default().push((question, held));
         }
     }
     let follow_all = |side, lane: Vec<Asking<'_>>| -> anyhow::Result<Vec<Followed>> {
-        lane.into_iter().map(|(question, held)| held.follow(side, question, scene, world.network(side))).collect()
+        lane.into_iter().map(|(question, held)| held.follow(side, question, scene, world)).collect()
     };
     thread::scope(|scope| {
         let lanes: Vec<_> =
@@ -167,8 +186,9 @@ impl Held {
         side: Side,
         question: &Question,
         scene: &Scene<'_>,
-        network: &Network,
+        world: &World,
     ) -> anyhow::Result<Followed> {
+        let network = world.network(side);
         let asked =
             Asked { question: question.clone(), expected: expected(scene.state, scene, question), cover: false };
         let packet = scene.setup.packet(question);
@@ -183,14 +203,17 @@ impl Held {
             Side::Ours => self.restarted && route::target(scene.state, &rules, &packet).is_none(),
             Side::KubeProxy => kube_proxy_keeps(scene, &packet, by),
         });
+        let ends =
+            side == Side::Ours && world.pair.backend == Backend::Ipvs && ipvs::server_was_deleted(&packet, scene);
         let timeout = match asked.expected {
             Outcome::Drop if !goes_on => probe::SILENCE_TIMEOUT,
             _ => probe::ANSWER_TIMEOUT,
         };
-        let (began, mut history, mut was_same) = (Instant::now(), String::new(), false);
+        let (began, mut history, mut was_same, mut tries) = (Instant::now(), String::new(), false, 0);
         let deadline = began + PATIENCE;
         let (seen, became) = loop {
             let seen = self.ask(question, network, timeout)?;
+            tries += 1;
             let same = before.is_some() && self.carried == before;
             if !same || !was_same {
                 history = format!("{history}; after {:.1?} {seen}", began.elapsed());
@@ -203,7 +226,10 @@ impl Held {
                 (true, false) if side == Side::KubeProxy && is_new && scene.is_ready_only(&packet, before) => {
                     Became::Kept
                 }
-                (true, false) if !is_certain && is_new => Became::Anew,
+                (true, false) if (!is_certain || self.cut) && is_new => Became::Anew,
+                (true, false) if ends && is_new => Became::Ended,
+                // The first answer shows the end of the flow.
+                (true, false) if (self.cut || ends) && tries <= TRIES => continue,
                 (true, false) if !is_certain && is_silent(&seen) && Instant::now() < deadline => continue,
                 (true, false) => Became::Wrong,
                 (false, _) if is_new => Became::Anew,
@@ -227,6 +253,7 @@ impl Held {
         let before = before.map_or_else(|| "nobody".to_owned(), |(by, source)| format!("{by}, which saw {source}"));
         let before = before + &history;
         self.restarted &= became == Became::WentOn;
+        self.cut &= became == Became::WentOn;
         self.unanswered = is_silent(&seen);
         Ok(Followed { side, asked, seen, became, before })
     }

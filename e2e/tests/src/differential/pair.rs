@@ -1,24 +1,50 @@
 //! The pairs to compare: one of our backends, and kube-proxy in one of its modes.
 
-use crate::Backend;
+use std::fmt;
 
-use crate::kube_proxy::Mode;
+use crate::{Backend, kube_proxy::Mode};
+
+/// The proxy that programs the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Side {
+    Ours,
+    KubeProxy,
+}
 
 /// A backend, and the mode of kube-proxy that it is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair {
     /// The backend.
     pub backend: Backend,
-    /// The mode of kube-proxy.
-    pub mode: Mode,
+    /// The mode of kube-proxy; `None` if only the backend is compared with the oracle.
+    pub kube_proxy: Option<Mode>,
 }
 
 impl Pair {
     /// The nft backend.
-    pub const NFT: Self = Self { backend: Backend::Nft, mode: Mode::Nftables };
+    pub const NFT: Self = Self { backend: Backend::Nft, kube_proxy: Some(Mode::Nftables) };
     /// The iptables backend. Each program uses each flavour of the tools in one of the pairs.
     pub const IPTABLES: [Self; 2] = [
-        Self { backend: Backend::Iptables("nft"), mode: Mode::Iptables("legacy") },
-        Self { backend: Backend::Iptables("legacy"), mode: Mode::Iptables("nft") },
+        Self { backend: Backend::Iptables("nft"), kube_proxy: Some(Mode::Iptables("legacy")) },
+        Self { backend: Backend::Iptables("legacy"), kube_proxy: Some(Mode::Iptables("nft")) },
     ];
+    /// The ipvs backend, without kube-proxy.
+    pub const IPVS: Self = Self { backend: Backend::Ipvs, kube_proxy: None };
+
+    /// Whether kube-proxy runs in mode iptables.
+    pub(crate) fn is_iptables(self) -> bool {
+        matches!(self.kube_proxy, Some(Mode::Iptables(_)))
+    }
+
+    /// The proxies that run.
+    pub(crate) fn sides(self) -> impl Iterator<Item = Side> {
+        [Some(Side::Ours), self.kube_proxy.map(|_| Side::KubeProxy)].into_iter().flatten()
+    }
+}
+
+impl fmt::Display for Pair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.backend)?;
+        self.kube_proxy.map_or(Ok(()), |mode| write!(f, " and kube-proxy {mode:?}"))
+    }
 }

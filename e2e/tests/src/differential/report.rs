@@ -6,6 +6,24 @@ use localnet_client::route::Outcome;
 
 use super::{ask::Asked, disturb::Disturbance, sticky::Returned};
 
+/// An intended difference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Intended {
+    /// An entry of `docs/differences.md`.
+    Entry(usize),
+    /// A difference that `docs/backends/ipvs.md` lists.
+    Ipvs(usize),
+}
+
+impl fmt::Display for Intended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Entry(number) => write!(f, "entry {number} of docs/differences.md"),
+            Self::Ipvs(number) => write!(f, "difference {number} of docs/backends/ipvs.md"),
+        }
+    }
+}
+
 /// The counts of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
@@ -21,7 +39,7 @@ pub(crate) struct Report {
     open: [usize; 2],
     expected: BTreeMap<&'static str, usize>,
     protocols: BTreeMap<String, usize>,
-    explained: BTreeMap<usize, usize>,
+    explained: BTreeMap<Intended, usize>,
     disturbances: BTreeMap<String, usize>,
 }
 
@@ -53,8 +71,8 @@ impl Report {
     }
 
     /// Counts an intended difference.
-    pub(crate) fn explained(&mut self, entry: usize) {
-        *self.explained.entry(entry).or_default() += 1;
+    pub(crate) fn explained(&mut self, by: Intended) {
+        *self.explained.entry(by).or_default() += 1;
     }
 }
 
@@ -74,8 +92,8 @@ impl fmt::Display for Report {
         write!(f, "of open flows {went_on} went on and {anew} were routed anew; ")?;
         let disturbances = self.disturbances.iter().map(|(kind, count)| format!("{count} {kind}"));
         write!(f, "sent again after {}; ", disturbances.collect::<Vec<_>>().join(", "))?;
-        for (entry, count) in &self.explained {
-            write!(f, "{count} as entry {entry} of docs/differences.md, ")?;
+        for (by, count) in &self.explained {
+            write!(f, "{count} as {by}, ")?;
         }
         write!(f, "{} packets told by localnet explain, {unexplained} unexplained differences", self.told)
     }

@@ -5,23 +5,27 @@ use std::{collections::BTreeMap, thread, time::Duration};
 use localnet_client::route::Outcome;
 use localnet_lab::Protocol;
 
+use crate::Backend;
+
 use super::{
     ask::{Asked, Seen},
     cluster::Cluster,
     differences::{Difference, explain},
-    disturb::Disturbance,
+    disturb::{Disturbance, Edited},
     explained,
     former::Former,
+    ipvs,
     judge::judge,
     open::{Became, Followed, OpenFlows},
+    pair::Side,
     question::Sender,
     random::Random,
-    report::Report,
+    report::{Intended, Report},
     say,
     scene::Scene,
     setup::Setup,
     sticky::Memory,
-    world::{Side, World},
+    world::World,
     write::Writer,
 };
 
@@ -30,9 +34,9 @@ const STATES_PER_CLUSTER: usize = 8;
 const USUAL_STATES: usize = 4;
 const PACKETS_PER_STATE: usize = 63;
 /// The entry of `docs/differences.md` about a kube-proxy that does not know the zone of its Node.
-const ZONE_UNKNOWN: usize = 6;
+const ZONE_UNKNOWN: Intended = Intended::Entry(6);
 /// The entry about flows that kube-proxy keeps.
-const FLOW_KEPT: usize = 15;
+const FLOW_KEPT: Intended = Intended::Entry(15);
 
 /// Consecutive runs in one world.
 pub(crate) struct Runs {
@@ -49,7 +53,7 @@ pub(crate) struct Runs {
 impl Runs {
     pub(crate) fn new(world: World, pause: Duration) -> Self {
         let writer = world.writer();
-        let memory = Memory::new();
+        let memory = Memory::new(world.pair.backend);
         let (former, open, report) = (Former::default(), OpenFlows::default(), Report::default());
         Self { world, writer, memory, former, open, pause, report }
     }
@@ -104,7 +108,7 @@ impl Runs {
             // A flow that continues does not show where new flows of its client go.
             let left = match became {
                 Became::WentOn => None,
-                Became::Anew | Became::Kept | Became::Wrong => self.memory.check(side, asked, seen, scene),
+                Became::Anew | Became::Kept | Became::Ended | Became::Wrong => self.remember(side, asked, seen, scene),
             };
             // For flows without a connection, kube-proxy's result depends on its intermediate syncs, which are not visible.
             let left_alone = side == Side::KubeProxy && *became == Became::Wrong;
@@ -118,15 +122,16 @@ impl Runs {
                     self.report.explained(FLOW_KEPT);
                     continue;
                 }
-                Became::WentOn | Became::Anew => {
+                Became::WentOn | Became::Anew | Became::Ended => {
                     self.report.followed(*became == Became::WentOn);
+                    if *became == Became::Ended {
+                        self.report.explained(Intended::Ipvs(ipvs::CONNECTIONS_END));
+                    }
                     let Some(left) = left else { continue };
                     left
                 }
             };
-            let nothing = Seen::default();
-            let both = if side == Side::Ours { [seen, &nothing] } else { [&nothing, seen] };
-            self.differs(side, asked, both, scene, &wrong);
+            self.differs(side, asked, &[(side, seen)], scene, &wrong);
         }
         Ok(())
     }
@@ -136,22 +141,23 @@ impl Runs {
         self.follow_open(scene, random)?;
         let asked: Vec<Asked> = (0..PACKETS_PER_STATE).map(|_| scene.draw(random)).collect();
         let told = explained::outcomes(&self.world, scene.setup, &asked)?;
-        let seen = ask_all(&self.world, &Side::BOTH, &asked)?;
+        let sides: Vec<Side> = self.world.pair.sides().collect();
+        let seen = ask_all(&self.world, &sides, &asked)?;
         self.report.states += 1;
         for (number, asked) in asked.iter().enumerate() {
             self.report.count(asked);
-            let both = Side::BOTH.map(|side| &seen[&(side, number)]);
+            let all: Vec<_> = sides.iter().map(|side| (*side, &seen[&(*side, number)])).collect();
             if told[number] == asked.expected {
                 self.report.told += 1;
             } else {
                 self.report.unexplained += 1;
                 let said = format!("localnet explain says {:?}", told[number]);
-                say(&format!("\ndifference: {said}\n{}", scene.describe(asked, both)));
+                say(&format!("\ndifference: {said}\n{}", scene.describe(asked, &all)));
             }
-            for (side, seen) in Side::BOTH.into_iter().zip(both) {
+            for &(side, seen) in &all {
                 self.report.connections += seen.connections;
                 if let Some(wrong) = self.wrong(side, asked, seen, scene) {
-                    self.differs(side, asked, both, scene, &wrong);
+                    self.differs(side, asked, &all, scene, &wrong);
                 }
             }
         }
@@ -160,8 +166,16 @@ impl Runs {
 
     /// The error in the outcome of a question, if there is one.
     fn wrong(&mut self, side: Side, asked: &Asked, seen: &Seen, scene: &Scene<'_>) -> Option<String> {
-        let left = self.memory.check(side, asked, seen, scene);
+        let left = self.remember(side, asked, seen, scene);
         judge(asked, seen, self.world.network(side).topology()).or(left)
+    }
+
+    /// The error in an answer that is right apart from affinity, if there is one.
+    fn remember(&mut self, side: Side, asked: &Asked, seen: &Seen, scene: &Scene<'_>) -> Option<String> {
+        if self.world.pair.backend == Backend::Ipvs && side == Side::Ours && ipvs::has_no_affinity(asked, scene) {
+            return None;
+        }
+        self.memory.check(side, asked, seen, scene)
     }
 
     /// Usually disturbs our side, and sends the same packets again. The disturbance is drawn independently of the cluster and its
@@ -169,17 +183,20 @@ impl Runs {
     fn disturb(&mut self, scene: &Scene<'_>, asked: &[Asked]) -> anyhow::Result<()> {
         let mut random = Random::new(scene.seed.rotate_left(32) ^ scene.changes as u64);
         let Some(disturbance) = Disturbance::random(&mut random) else { return Ok(()) };
-        let (edited, forgets) = self.world.disturb(disturbance, scene.state, &mut random)?;
+        let side = Side::Ours;
+        let Edited { edit, forgets, cuts } = self.world.disturb(disturbance, scene.state, &mut random)?;
         if forgets {
-            self.memory.forget(Side::Ours);
+            self.memory.forget(side);
+        }
+        if cuts {
+            self.open.cut(side);
         }
         self.report.disturbed(disturbance);
-        let (side, nothing) = (Side::Ours, Seen::default());
         for ((_, number), seen) in ask_all(&self.world, &[side], asked)? {
             self.report.connections += seen.connections;
             if let Some(wrong) = self.wrong(side, &asked[number], &seen, scene) {
-                let wrong = format!("{wrong}, after {disturbance}: {edited}");
-                self.differs(side, &asked[number], [&seen, &nothing], scene, &wrong);
+                let wrong = format!("{wrong}, after {disturbance}: {edit}");
+                self.differs(side, &asked[number], &[(side, &seen)], scene, &wrong);
             }
         }
         Ok(())
@@ -198,14 +215,16 @@ impl Runs {
     }
 
     /// Records a difference from the expected outcome on one side.
-    fn differs(&mut self, side: Side, asked: &Asked, both: [&Seen; 2], scene: &Scene<'_>, wrong: &str) {
-        let (mode, topology) = (self.world.pair.mode, self.world.network(side).topology());
-        let seen = if side == Side::Ours { both[0] } else { both[1] };
-        match explain(&Difference { mode, side, asked, seen, scene, topology }) {
-            Some(entry) => self.report.explained(entry),
+    fn differs(&mut self, side: Side, asked: &Asked, all: &[(Side, &Seen)], scene: &Scene<'_>, wrong: &str) {
+        let (pair, topology) = (self.world.pair, self.world.network(side).topology());
+        let Some((_, seen)) = all.iter().find(|(of, _)| *of == side) else { return };
+        let difference = Difference { pair, side, asked, seen, scene, topology };
+        let by_entry = || explain(&difference).map(Intended::Entry);
+        match by_entry().or_else(|| ipvs::explain(&difference).map(Intended::Ipvs)) {
+            Some(by) => self.report.explained(by),
             None => {
                 self.report.unexplained += 1;
-                say(&format!("\ndifference: {side:?}: {wrong}\n{}", scene.describe(asked, both)));
+                say(&format!("\ndifference: {side:?}: {wrong}\n{}", scene.describe(asked, all)));
                 self.pause(side);
             }
         }

@@ -14,17 +14,20 @@ use std::{
 use localnet_client::route::Outcome;
 use localnet_proto::Service as Localized;
 
+use crate::Backend;
+
 use super::{
     ask::{Asked, Seen, Span},
     cluster::Service,
+    ipvs,
+    pair::Side,
     scene::Scene,
-    world::Side,
 };
 
 /// A client of a Service's port.
 type Client = (Side, IpAddr, PortKey);
-/// The names of a Service and of its port.
-type PortKey = (String, String);
+/// The names of a Service and of its port, and the destination if each has its own clients.
+type PortKey = (String, String, Option<SocketAddr>);
 
 /// A timeout in seconds that does not end within a run.
 const LONG: u32 = 60;
@@ -36,6 +39,7 @@ const SURELY_AFTER: Duration = Duration::from_millis(200);
 /// The endpoints of clients.
 #[derive(Debug)]
 pub(crate) struct Memory {
+    backend: Backend,
     clients: BTreeMap<Client, (Known, Endpoints)>,
     /// Each answer to a client, for short timeouts.
     short: BTreeMap<Client, (Known, Vec<Short>)>,
@@ -77,8 +81,8 @@ struct Known {
 
 impl Memory {
     /// A memory without clients.
-    pub(crate) fn new() -> Self {
-        Self { clients: BTreeMap::new(), short: BTreeMap::new(), returned: Returned::default() }
+    pub(crate) fn new(backend: Backend) -> Self {
+        Self { backend, clients: BTreeMap::new(), short: BTreeMap::new(), returned: Returned::default() }
     }
 
     /// Adopts the Services of a new state. If a Service has changed, its endpoints may have been removed and added in between, so
@@ -104,7 +108,8 @@ impl Memory {
             return None;
         }
         let (by, _) = *seen.answers.keys().next()?;
-        let port = port(scene, asked)?;
+        let (service, port) = port(scene, asked)?;
+        let port = (service, port, ipvs::keeps_clients_apart(self.backend, side).then_some(asked.question.to));
         let known = Known::find(scene, &port.0)?;
         if *seconds < LONG {
             let time = Duration::from_secs((*seconds).into());
@@ -194,7 +199,7 @@ impl Known {
 }
 
 /// The port that the packet belongs to.
-fn port(scene: &Scene<'_>, asked: &Asked) -> Option<PortKey> {
+fn port(scene: &Scene<'_>, asked: &Asked) -> Option<(String, String)> {
     let packet = scene.setup.packet(&asked.question);
     let to = packet.destination;
     let node_port_addresses = scene.setup.rules(to).node_port_addresses;

@@ -1,31 +1,38 @@
-//! Two networks with the same addresses and one control plane: our programs run in one, kube-proxy in the other.
+//! Networks with the same addresses and one control plane: our programs run in one network, kube-proxy, if any, in another.
 //!
 //! ```text
 //!   network A                                  network B
 //!   node-a: brain, backend, API server ──────── node-a: kube-proxy
 //!           100.64.0.1            a link of their own           100.64.0.2
 //! ```
+//!
+//! In a guest, the API server runs on the host, and each node has a link to it.
 
 use std::{
-    collections::BTreeSet,
-    net::{Ipv4Addr, SocketAddr},
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    process::Command,
     time::{Duration, Instant},
 };
 
-use crate::{PATIENCE, Programs, await_condition};
 use anyhow::Context as _;
 use localnet_client::{Snapshot, Source as _, grpc::Brain};
-use localnet_controlplane::{ControlPlane, Options};
-use localnet_lab::{Network, Outcome, Probe, Protocol, Running, Servers, topology::SERVICE_CIDRS};
+use localnet_lab::{Namespace, Network, Outcome, Probe, Protocol, Running, Servers};
 use localnet_proto::{Revision, Update, wire::BackendReport};
 use tokio::{runtime::Runtime, time::timeout};
 
-use crate::kube_proxy::{self, KUBE_PROXY};
+use crate::{
+    Programs,
+    api_server::Api,
+    await_condition,
+    kube_proxy::{self, KUBE_PROXY, Mode},
+    patience,
+};
 
 use super::{
     cluster::NAMESPACE,
-    disturb::Disturbance,
-    pair::Pair,
+    disturb::{Disturbance, Edited},
+    pair::{Pair, Side},
     pools,
     random::Random,
     setup::Setup,
@@ -45,11 +52,11 @@ pub(crate) struct World {
     // Fields are dropped in this order: first the programs that run in a network.
     proxies: Option<Proxies>,
     running_brain: Option<(&'static str, Running)>,
-    plane: ControlPlane,
+    api_server: Api,
     brain: Brain,
     programs: Programs,
     _servers: Vec<Servers>,
-    sides: [Network; 2],
+    networks: BTreeMap<Side, Network>,
     runtime: Runtime,
     /// The zone of the Node that both proxies have programmed.
     zone: Option<&'static str>,
@@ -64,23 +71,13 @@ struct Proxies {
     repairs: u64,
 }
 
-/// The proxy that programs the node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Side {
-    Ours,
-    KubeProxy,
-}
-
-impl Side {
-    pub(crate) const BOTH: [Self; 2] = [Self::Ours, Self::KubeProxy];
-}
-
 impl World {
     pub(crate) fn build(pair: Pair) -> anyhow::Result<Self> {
         let runtime = Runtime::new()?;
-        let sides = [Network::build(pools::topology())?, Network::build(pools::topology())?];
-        link(&sides)?;
-        for network in &sides {
+        let built = pair.sides().map(|side| anyhow::Ok((side, Network::build(pools::topology())?)));
+        let networks = built.collect::<anyhow::Result<BTreeMap<_, _>>>()?;
+        load_conntrack(networks[&Side::Ours].node())?;
+        for network in networks.values() {
             // Forget closed short connections soon, because there are thousands.
             let short = [("net/netfilter/nf_conntrack_tcp_timeout_time_wait", "2")];
             // Keep open flows, which are used only once in each state.
@@ -92,19 +89,14 @@ impl World {
             let long = long.map(|setting| (setting, "600"));
             network.node().sysctl(&short.into_iter().chain(long).collect::<Vec<_>>())?;
         }
-        let servers = sides.iter().map(|network| Servers::start_with_open_connections(network, pools::servers()));
+        let servers = networks.values().map(|network| Servers::start_with_open_connections(network, pools::servers()));
         let servers = servers.collect::<Result<_, _>>()?;
         let programs = Programs::new()?;
-        let options = Options {
-            netns: Some(sides[0].node().path()),
-            bind_address: LINK[0].parse::<Ipv4Addr>()?.into(),
-            service_cidrs: SERVICE_CIDRS.map(str::to_owned).to_vec(),
-            ..Options::default()
-        };
-        let plane = runtime.block_on(async {
-            let plane = ControlPlane::start(options).await?;
-            fill(&plane).await?;
-            anyhow::Ok(plane)
+        let nodes: Vec<&Namespace> = networks.values().map(Network::node).collect();
+        let api_server = runtime.block_on(async {
+            let api_server = reach_api_server(&nodes).await?;
+            api_server.objects(NAMESPACE).ensure_namespace().await?;
+            anyhow::Ok(api_server)
         })?;
         let brain = {
             let _inside = runtime.enter();
@@ -114,11 +106,11 @@ impl World {
             pair,
             proxies: None,
             running_brain: None,
-            plane,
+            api_server,
             brain,
             programs,
             _servers: servers,
-            sides,
+            networks,
             runtime,
             zone: None,
         })
@@ -152,8 +144,10 @@ impl World {
     /// Starts kube-proxy if it does not run. Returns whether it was started. It has exactly the objects that were written
     /// earlier. It may or may not have objects that change while it starts.
     pub(crate) fn run_kube_proxy(&mut self) -> anyhow::Result<bool> {
-        let Some(Proxies { setup, kube_proxy: None, .. }) = &self.proxies else { return Ok(false) };
-        let started = self.start_kube_proxy(setup)?;
+        let (Some(mode), Some(Proxies { setup, kube_proxy: None, .. })) = (self.pair.kube_proxy, &self.proxies) else {
+            return Ok(false);
+        };
+        let started = self.start_kube_proxy(mode, setup)?;
         if let Some(proxies) = &mut self.proxies {
             proxies.kube_proxy = Some(started);
         }
@@ -161,14 +155,13 @@ impl World {
         Ok(true)
     }
 
-    /// Disturbs our side and waits until the backend has repaired it. Returns the edit, and whether it may have removed the
-    /// clients of session affinity.
+    /// Disturbs our side and waits until the backend has repaired it. Returns the edit.
     pub(crate) fn disturb(
         &mut self,
         Disturbance { kill, edit }: Disturbance,
         state: &Snapshot,
         random: &mut Random,
-    ) -> anyhow::Result<(String, bool)> {
+    ) -> anyhow::Result<Edited> {
         let repairs = self.proxies.as_ref().context("nothing runs")?.repairs;
         self.await_report(state, |number| number == repairs)?;
         let proxies = self.proxies.as_mut().context("nothing runs")?;
@@ -178,18 +171,18 @@ impl World {
         }
         let from = self.programs.log(self.pair.backend.program()).len();
         let edited = match edit {
-            Some(edit) => edit.make(self.pair.backend, self.sides[0].node(), random)?,
-            None => Default::default(),
+            Some(edit) => edit.make(self.pair.backend, self.networks[&Side::Ours].node(), random)?,
+            None => Edited::default(),
         };
         let repairs = if kill {
             let setup = proxies.setup;
             let backend = self.start_backend(&setup)?;
             self.proxies.as_mut().context("nothing runs")?.backend = backend;
-            self.await_applied(state, from).with_context(|| edited.0.clone())?;
+            self.await_applied(state, from).with_context(|| edited.edit.clone())?;
             // Until the new backend reports, the report of its predecessor remains.
             self.await_report(state, |number| number == 0)?
         } else {
-            self.await_report(state, |number| number > repairs).with_context(|| edited.0.clone())?
+            self.await_report(state, |number| number > repairs).with_context(|| edited.edit.clone())?
         };
         self.proxies.as_mut().context("nothing runs")?.repairs = repairs;
         Ok(edited)
@@ -200,7 +193,7 @@ impl World {
         let (brain, runtime) = (&mut self.brain, &self.runtime);
         let mut said = None;
         let is_up = await_condition("the brain answers", || {
-            let answer = runtime.block_on(async { timeout(PATIENCE, brain.next(Revision::default(), false)).await });
+            let answer = runtime.block_on(async { timeout(patience(), brain.next(Revision::default(), false)).await });
             let answer = answer.map_err(anyhow::Error::from).and_then(|answer| answer.map_err(anyhow::Error::from));
             said = answer.as_ref().err().map(|error| format!("{error:#}"));
             answer.is_ok()
@@ -209,21 +202,21 @@ impl World {
     }
 
     fn start_brain(&self, node: &str) -> anyhow::Result<Running> {
-        let source = format!("kube:{}", self.plane.kube_proxy_kubeconfig().display());
+        let source = format!("kube:{}", self.api_server.kube_proxy.display());
         let (api, log) = (self.programs.api(), "localnet-brain");
-        self.programs.start(self.sides[0].node(), log, &["--source", &source, "--node-name", node, "--listen", &api])
+        self.programs.start(self.node(Side::Ours), log, &["--source", &source, "--node-name", node, "--listen", &api])
     }
 
     fn start_backend(&self, setup: &Setup) -> anyhow::Result<Running> {
         let (api, flags, backend) = (self.programs.api(), setup.flags(), self.pair.backend);
         let mut arguments = vec!["--api", &api];
         arguments.extend(flags.iter().map(String::as_str).chain(backend.flags()));
-        self.programs.start(self.sides[0].node(), backend.program(), &arguments)
+        self.programs.start(self.node(Side::Ours), backend.program(), &arguments)
     }
 
-    fn start_kube_proxy(&self, setup: &Setup) -> anyhow::Result<Running> {
-        let whose = (self.plane.kube_proxy_kubeconfig(), setup.node);
-        kube_proxy::start(self.sides[1].node(), &self.programs, self.pair.mode, whose, &setup.kube_proxy_lines())
+    fn start_kube_proxy(&self, mode: Mode, setup: &Setup) -> anyhow::Result<Running> {
+        let whose = (&*self.api_server.kube_proxy, setup.node);
+        kube_proxy::start(self.node(Side::KubeProxy), &self.programs, mode, whose, &setup.kube_proxy_lines())
     }
 
     /// The address of the brain's listener.
@@ -237,14 +230,15 @@ impl World {
     }
 
     pub(crate) fn network(&self, side: Side) -> &Network {
-        match side {
-            Side::Ours => &self.sides[0],
-            Side::KubeProxy => &self.sides[1],
-        }
+        &self.networks[&side]
+    }
+
+    fn node(&self, side: Side) -> &Namespace {
+        self.network(side).node()
     }
 
     pub(crate) fn writer(&self) -> Writer {
-        Writer::new(&self.plane.client())
+        Writer::new(&self.api_server.client)
     }
 
     pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
@@ -257,11 +251,11 @@ impl World {
         for told_again in 0..=MOST_TOLD_AGAIN {
             let state = self.await_state(&format!("{sentinel:?}"), |state| sentinel.has_come(state))?;
             self.await_applied(&state, 0)?;
-            for side in Side::BOTH {
+            for side in self.pair.sides() {
                 for (to, endpoint) in sentinel.paths() {
                     // Until it is programmed, probes may be silent.
                     let probe = Probe::new(Protocol::Tcp, to).timeout(Duration::from_millis(200));
-                    self.await_answers(side, probe, 1, &BTreeSet::from([endpoint]), PATIENCE)?;
+                    self.await_answers(side, probe, 1, &BTreeSet::from([endpoint]), patience())?;
                 }
             }
             if self.zone == Some(sentinel.zone()) {
@@ -273,9 +267,14 @@ impl World {
                     self.await_answers(side, Probe::new(Protocol::Tcp, *to), ENOUGH, endpoints, patience)
                 })
             };
-            await_zone(Side::Ours, PATIENCE)?;
+            await_zone(Side::Ours, patience())?;
             let has_just_started = self.zone.is_none() && told_again < MOST_TOLD_AGAIN;
-            match await_zone(Side::KubeProxy, if has_just_started { KNOWS_ZONE_WITHIN } else { PATIENCE }) {
+            let theirs = match self.pair.kube_proxy {
+                Some(_) if has_just_started => await_zone(Side::KubeProxy, KNOWS_ZONE_WITHIN),
+                Some(_) => await_zone(Side::KubeProxy, patience()),
+                None => Ok(()),
+            };
+            match theirs {
                 Ok(()) => {
                     self.zone = Some(sentinel.zone());
                     return Ok((state, told_again));
@@ -308,7 +307,7 @@ impl World {
                 have = state.revision;
             }
         };
-        let awaited = self.runtime.block_on(async { timeout(PATIENCE, newest).await });
+        let awaited = self.runtime.block_on(async { timeout(patience(), newest).await });
         awaited.map_err(anyhow::Error::from).flatten().with_context(|| {
             format!("the brain has not come to {what}\n{}", tail(&self.programs.log("localnet-brain")))
         })
@@ -336,7 +335,7 @@ impl World {
     fn await_report(&self, state: &Snapshot, is_right: impl Fn(u64) -> bool) -> anyhow::Result<u64> {
         let Revision { instance, rev } = state.revision;
         let repairs = || -> anyhow::Result<Option<u64>> {
-            let status = self.runtime.block_on(async { timeout(PATIENCE, self.brain.status()).await })??;
+            let status = self.runtime.block_on(async { timeout(patience(), self.brain.status()).await })??;
             let mut reports = status.backends.into_iter().filter_map(|received| received.report);
             let holds = |report: &BackendReport| {
                 report.instance_id == instance && report.families.iter().all(|family| family.applied_rev >= rev)
@@ -394,18 +393,32 @@ impl World {
     }
 }
 
-fn link([ours, theirs]: &[Network; 2]) -> anyhow::Result<()> {
-    let (ours, theirs) = (ours.node(), theirs.node());
+/// Loads connection tracking, whose settings do not exist earlier. A kernel may have it as a module, and loads it with the first
+/// rule that uses it.
+fn load_conntrack(node: &Namespace) -> anyhow::Result<()> {
+    const RULES: &str = "table inet load { chain load { ct state new counter; }; }; delete table inet load";
+    node.output(Command::new("nft").arg(RULES)).map(drop)
+}
+
+/// Connects the nodes to the API server of the host. Outside of a guest, starts one on the first node.
+async fn reach_api_server(nodes: &[&Namespace]) -> anyhow::Result<Api> {
+    if let Some(of_host) = Api::of_host(nodes).await? {
+        return Ok(of_host);
+    }
+    match nodes {
+        [ours, theirs] => link(ours, theirs)?,
+        _ => nodes[0].ip([format!("addr add {}/32 dev lo", LINK[0])])?,
+    }
+    Api::start(nodes[0].path(), LINK[0].parse()?, true).await
+}
+
+fn link(ours: &Namespace, theirs: &Namespace) -> anyhow::Result<()> {
     let peer = theirs.name();
     ours.ip([format!("link add link-b index 900 type veth peer name link-a index 901 netns {peer}")])?;
     for (node, name, address) in [(ours, "link-b", LINK[0]), (theirs, "link-a", LINK[1])] {
         node.ip([format!("addr add {address}/30 dev {name}"), format!("link set {name} up")])?;
     }
     Ok(())
-}
-
-async fn fill(plane: &ControlPlane) -> anyhow::Result<()> {
-    plane.objects(NAMESPACE).ensure_namespace().await
 }
 
 fn tail(log: &str) -> String {

@@ -1,98 +1,30 @@
-//! An API server, and a writer that replaces the objects of one Case's `cluster.yaml` by those of the next.
-//!
-//! In a guest, a test uses the API server of the host, whose processors are not emulated.
+//! The API server, and a writer that replaces the objects of one Case's `cluster.yaml` by those of the next.
 
-use std::{
-    collections::BTreeSet,
-    env,
-    ffi::OsString,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    path::PathBuf,
-    time::Duration,
-};
+use std::{collections::BTreeSet, net::SocketAddr};
 
 use anyhow::Context as _;
 use http::Request;
-use kube::{
-    Client, Config,
-    config::{KubeConfigOptions, Kubeconfig},
-};
-use localnet_controlplane::{ControlPlane, NewNode, Options};
+use kube::Client;
+use localnet_controlplane::NewNode;
+use localnet_e2e::api_server::Api;
 use localnet_lab::{
-    Case, Endpoint, Network, Protocol, Topology,
-    topology::{CLIENT, NODE, POD_CIDRS, SERVICE_CIDRS},
+    Case, Endpoint, Network, Protocol,
+    topology::{CLIENT, NODE, POD_CIDRS},
 };
-use localnet_vm::{HostSide, nic};
 use serde_json::{Value, json};
-use tokio::runtime::Runtime;
 
 /// The only node.
 pub(crate) const NODE_NAME: &str = "node-a";
-/// The address of the API server in the namespace that belongs to a guest.
-const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(100, 64, 0, 1));
-/// Environment variables with the kubeconfigs of the host's API server, for an administrator and for kube-proxy.
-const ADMIN: &str = "LOCALNET_TEST_ADMIN";
-const KUBE_PROXY: &str = "LOCALNET_TEST_KUBE_PROXY";
-
-/// What runs on the host while a test runs in a guest. Dropping it ends it.
-pub(crate) struct Kept {
-    _plane: ControlPlane,
-    _network: Network,
-    _runtime: Runtime,
-}
-
-/// Starts an API server for a guest.
-pub(crate) fn outside(limit: Duration) -> anyhow::Result<(HostSide, Kept)> {
-    let runtime = Runtime::new()?;
-    let network = Network::build(Topology::default())?;
-    network.node().ip([format!("address add {ADDRESS}/32 dev lo")])?;
-    let plane = runtime.block_on(start(network.node().path(), ADDRESS))?;
-    let variable = |name, path: &std::path::Path| (name, OsString::from(path));
-    let outside = HostSide {
-        network: localnet_vm::Network { namespace: network.node().path(), nics: 2 },
-        variables: vec![variable(ADMIN, plane.kubeconfig()), variable(KUBE_PROXY, plane.kube_proxy_kubeconfig())],
-        limit,
+/// Reaches the API server of the host. Outside of a guest, starts one that the node of the network can reach.
+pub(crate) async fn reach(network: &Network) -> anyhow::Result<Api> {
+    let api = match Api::of_host(&[network.node()]).await? {
+        Some(api) => api,
+        None => Api::start(network.client().path(), CLIENT[0], false).await?,
     };
-    Ok((outside, Kept { _plane: plane, _network: network, _runtime: runtime }))
-}
-
-/// Access to the API server from the place where the test runs.
-pub(crate) struct Api {
-    pub(crate) client: Client,
-    pub(crate) kube_proxy: PathBuf,
-    /// `None` in a guest.
-    _plane: Option<ControlPlane>,
-}
-
-impl Api {
-    /// Finds the host's API server, or starts one that the node of the network can reach.
-    pub(crate) async fn reach(network: &Network) -> anyhow::Result<Self> {
-        let (Some(admin), Some(kube_proxy)) = (env::var_os(ADMIN), env::var_os(KUBE_PROXY)) else {
-            let plane = start(network.client().path(), CLIENT[0]).await?;
-            let kube_proxy = plane.kube_proxy_kubeconfig().to_owned();
-            return Ok(Self { client: plane.client(), kube_proxy, _plane: Some(plane) });
-        };
-        nic::connect(0, None, &[ADDRESS])?;
-        nic::connect(1, Some(network.node().name()), &[ADDRESS])?;
-        let file = Kubeconfig::read_from(admin)?;
-        let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
-        Ok(Self { client: Client::try_from(config)?, kube_proxy: kube_proxy.into(), _plane: None })
-    }
-}
-
-async fn start(netns: PathBuf, bind_address: IpAddr) -> anyhow::Result<ControlPlane> {
-    let plane = ControlPlane::start(Options {
-        netns: Some(netns),
-        bind_address,
-        service_cidrs: SERVICE_CIDRS.map(str::to_owned).to_vec(),
-        controllers: false,
-        ..Options::default()
-    })
-    .await?;
-    let objects = plane.objects(SENTINEL);
+    let objects = api.objects(SENTINEL);
     objects.ensure_namespace().await?;
     objects.ensure_node(NewNode { name: NODE_NAME, addresses: &NODE, labels: &[], pod_cidrs: &POD_CIDRS }).await?;
-    Ok(plane)
+    Ok(api)
 }
 
 /// The Service, slices and namespace that show the progress of a proxy.

@@ -14,6 +14,7 @@ use std::{
 use anyhow::Context as _;
 use localnet_e2e::{
     Programs,
+    api_server::{Api, host_side},
     kube_proxy::{self, KUBE_PROXY, Mode},
 };
 use localnet_lab::{
@@ -22,7 +23,7 @@ use localnet_lab::{
 use localnet_vm::on_ipvs_with_host_side;
 use tokio::runtime::Runtime;
 
-use crate::api::{self, Api, NODE_NAME, Sentinel, Writer};
+use crate::api::{self, NODE_NAME, Sentinel, Writer};
 
 /// Maximum time for the whole test.
 const LIMIT: Duration = Duration::from_secs(1800);
@@ -36,7 +37,7 @@ type Listed = BTreeMap<String, BTreeMap<usize, BTreeSet<String>>>;
 
 #[test]
 fn what_kube_proxy_does_otherwise_is_listed() {
-    on_ipvs_with_host_side(|| api::outside(LIMIT), || compare().unwrap_or_else(|error| panic!("{error:#}")));
+    on_ipvs_with_host_side(|| host_side(1, false, LIMIT), || compare().unwrap_or_else(|error| panic!("{error:#}")));
 }
 
 fn compare() -> anyhow::Result<()> {
@@ -104,7 +105,7 @@ impl<'a> World<'a> {
         let network = Network::build(all.topology(&endpoints))?;
         let servers = Servers::start(&network, endpoints)?;
         let programs = Programs::new()?;
-        let api = runtime.block_on(Api::reach(&network))?;
+        let api = runtime.block_on(api::reach(&network))?;
         let lines = format!(
             "clusterCIDR: \"{}\"\nnodePortAddresses: [primary]\nipvs: {{minSyncPeriod: 50ms, syncPeriod: 1h}}\n",
             CLUSTER_CIDRS.join(",")

@@ -2,14 +2,16 @@
 //!
 //! | file | what it verifies |
 //! |---|---|
-//! | `api` | an API server for a guest, and the objects of Cases in it |
+//! | `api` | the API server, and the objects of Cases in it |
 //! | `conformance` | the backend passes the conformance kit |
+//! | `differential` | the oracle and the backend agree about random clusters and packets |
 //! | `kube_proxy` | where kube-proxy's ipvs mode differs from the Cases, by entry of `docs/differences.md` |
 //! | `privileges` | one capability is enough, and the backend starts no program |
 //! | `restarts` | connections survive killed programs, terminating endpoints, and `ipvsadm -C` |
 
 mod api;
 mod conformance;
+mod differential;
 mod kube_proxy;
 mod privileges;
 mod restarts;

@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use localnet_e2e::Programs;
+use localnet_e2e::{Backend, Programs};
 use localnet_lab::{
     Endpoint, Namespace, Network, OpenFlow, Outcome, Probe, Protocol, Running, Servers, Topology,
     probe::ANSWER_TIMEOUT,
@@ -137,22 +137,9 @@ endpoints: [{}]
         self.network.node().output(Command::new(program).args(arguments))
     }
 
-    /// The virtual servers and destinations, sorted.
-    fn servers(&self) -> anyhow::Result<Vec<String>> {
-        let mut lines: Vec<_> =
-            self.run("ipvsadm", &["-S", "-n"])?.lines().map(|line| line.trim_end().to_owned()).collect();
-        lines.sort();
-        Ok(lines)
-    }
-
     /// Everything that the backend has programmed. Rewritten rules differ.
     fn identity(&self) -> anyhow::Result<String> {
-        let mut all = self.servers()?;
-        all.push(self.run("ip", &["-o", "address", "show", "dev", "kube-ipvs0"])?);
-        for family in ["ip", "ip6"] {
-            all.push(self.run("nft", &["-a", "-s", "list", "table", family, BACKEND])?);
-        }
-        Ok(all.join("\n"))
+        Backend::Ipvs.identity(self.network.node())
     }
 }
 
@@ -313,7 +300,7 @@ fn outlive() -> anyhow::Result<()> {
     world.write(&rest)?;
     let has = |weight: &str| {
         let line = format!("-a -t {CHAT} -r {gone}:7 -m -w {weight}");
-        world.servers().is_ok_and(|servers| servers.iter().any(|server| server.starts_with(&line)))
+        world.run("ipvsadm", &["-S", "-n"]).is_ok_and(|servers| servers.lines().any(|server| server.starts_with(&line)))
     };
     world.wait_until("the endpoint drains", || has("0"))?;
     long.say()?;

@@ -1,0 +1,99 @@
+//! The intended differences of the ipvs backend from the oracle: those that `docs/backends/ipvs.md` lists, by number.
+
+use std::net::IpAddr;
+
+use localnet_client::route::{self, Origin, Outcome, Packet};
+
+use crate::Backend;
+
+use super::{
+    ask::Asked, cluster::Cluster, differences::Difference, judge::judge, pair::Side, scene::Scene, write::must_move,
+};
+
+struct Entry {
+    number: usize,
+    matches: fn(&Difference<'_>) -> bool,
+}
+
+/// The difference about connections that end with their virtual server.
+pub(crate) const CONNECTIONS_END: usize = 5;
+
+const ENTRIES: [Entry; 2] =
+    [Entry { number: 1, matches: address_is_of_services }, Entry { number: 4, matches: is_spread_without_affinity }];
+
+/// The number of the difference that explains an outcome of the ipvs backend.
+pub(crate) fn explain(difference: &Difference<'_>) -> Option<usize> {
+    let is_ours = difference.side == Side::Ours && difference.pair.backend == Backend::Ipvs;
+    let entry = ENTRIES.iter().find(|entry| is_ours && (entry.matches)(difference));
+    entry.map(|entry| entry.number)
+}
+
+/// Whether each address and port of a Service remembers its own clients (difference 3).
+pub(crate) fn keeps_clients_apart(backend: Backend, side: Side) -> bool {
+    backend == Backend::Ipvs && side == Side::Ours
+}
+
+/// Whether the packet is to another port of an address that a Service has, and is rejected.
+fn address_is_of_services(difference: &Difference<'_>) -> bool {
+    let Difference { asked, seen, scene, topology, .. } = difference;
+    let to = asked.question.to.ip();
+    let is_of_services = has_external(scene, to) && !topology.node_has(to);
+    let rejected = Asked { expected: Outcome::Reject, ..(*asked).clone() };
+    asked.expected == Outcome::NotOurs && is_of_services && judge(&rejected, seen, topology).is_none()
+}
+
+fn has_external(scene: &Scene<'_>, ip: IpAddr) -> bool {
+    let mut services = scene.state.services.values();
+    services.any(|service| service.external_ips.contains(&ip) || service.load_balancer_ips.contains(&ip))
+}
+
+/// Whether nf_tables spreads the packet over the endpoints before IPVS sees it, and nothing but the affinity is wrong.
+fn is_spread_without_affinity(difference: &Difference<'_>) -> bool {
+    let Difference { asked, seen, scene, topology, .. } = difference;
+    let mut asked = (*asked).clone();
+    if let Outcome::Endpoints { affinity, .. } = &mut asked.expected {
+        *affinity = None;
+    }
+    // The original expectation determined the number of packets, so not every endpoint must be seen.
+    asked.cover = false;
+    has_no_affinity(&asked, scene) && judge(&asked, seen, topology).is_none()
+}
+
+/// Whether the virtual server of the packet's destination was deleted in the last change: no Service claims the destination any
+/// more, or a Service that was created in the change.
+pub(crate) fn server_was_deleted(packet: &Packet, scene: &Scene<'_>) -> bool {
+    let Some(found) = route::target(scene.state, &scene.setup.rules(packet.destination), packet) else { return true };
+    let named = |cluster: &Cluster| {
+        let mut services = cluster.services.values();
+        services.find(|service| *service.name == *found.service.key.name).cloned()
+    };
+    match (named(scene.before), named(scene.cluster)) {
+        (Some(old), Some(new)) => must_move(&old, &new),
+        _ => true,
+    }
+}
+
+/// Whether the packet is the node's own traffic, or that of its pods, to an external address with policy Local.
+pub(crate) fn has_no_affinity(asked: &Asked, scene: &Scene<'_>) -> bool {
+    let packet = scene.setup.packet(&asked.question);
+    let found = route::target(scene.state, &scene.setup.rules(packet.destination), &packet);
+    let is_external_local = found.is_some_and(|found| !found.internal && found.service.external_traffic_to_local);
+    is_external_local && packet.origin != Origin::Outside
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+
+    #[test]
+    fn every_difference_that_is_named_is_described() {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().join("docs/backends/ipvs.md");
+        let page = fs::read_to_string(page).unwrap();
+        let list = page.split("\n## Differences from the nft backend\n").nth(1).unwrap();
+        for number in ENTRIES.iter().map(|entry| entry.number).chain([CONNECTIONS_END]) {
+            assert!(list.contains(&format!("\n{number}. ")), "{number}");
+        }
+    }
+}
