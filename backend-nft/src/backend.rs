@@ -206,8 +206,8 @@ impl<K: Kernel> NftBackend<K> {
         loop {
             fresh |= self.read_unknown(family)?;
             self.prepare(family);
-            let (portions, count) = self.desired.tables()[family as usize].changes(self.limits);
-            let Some((index, transaction, error)) = self.apply_portions(family, &portions, count) else {
+            let portions = self.desired.tables()[family as usize].changes(self.limits);
+            let Some((index, transaction, error)) = self.apply_portions(family, &portions) else {
                 self.desired.commit(family);
                 if let Err(error) = self.remove_substitute(family) {
                     debug!(%error, "cannot delete the temporary table");
@@ -215,13 +215,13 @@ impl<K: Kernel> NftBackend<K> {
                 return Ok(());
             };
             let failed = if fresh { self.pinpoint(transaction, error) } else { Some((transaction, error)) };
-            if count > 1 && (index > 0 || failed.is_none()) {
+            if portions.count() > 1 && (index > 0 || failed.is_none()) {
                 // The table now holds a part of the change.
                 self.desired.forget(family);
                 self.has_substitute[family as usize] = true;
             }
             let Some((transaction, error)) = failed else {
-                if count == 1 {
+                if portions.count() == 1 {
                     self.desired.commit(family);
                     return Ok(());
                 }
@@ -251,13 +251,8 @@ impl<K: Kernel> NftBackend<K> {
     }
 
     /// Applies the portions in order. Returns the first one that failed, with its index.
-    fn apply_portions(
-        &mut self,
-        family: Family,
-        portions: &Portions,
-        count: usize,
-    ) -> Option<(usize, Transaction, Error)> {
-        for index in 0..count {
+    fn apply_portions(&mut self, family: Family, portions: &Portions) -> Option<(usize, Transaction, Error)> {
+        for index in 0..portions.count() {
             let transaction = self.desired.tables()[family as usize].transaction(portions, index);
             match self.apply_transaction(&transaction) {
                 Ok(sent) => debug!(?family, sent.messages, sent.bytes, sent.elements, "transaction applied"),

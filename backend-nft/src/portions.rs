@@ -75,6 +75,7 @@ pub struct Portions {
     tables: Vec<Table>,
     /// The first key of each portion but the first.
     starts: Vec<ElementKey>,
+    count: usize,
 }
 
 /// All keys.
@@ -97,16 +98,16 @@ impl Portions {
     }
 
     fn cut(tables: Vec<Table>, changes: Changes, elements: &Elements, limit: Option<usize>) -> Self {
-        let Some(limit) = limit else { return Self { changes, tables, starts: Vec::new() } };
-        let starts = changes.starts(elements, limit);
-        Self { changes: changes.entered_last(), tables, starts }
+        let starts = limit.map(|limit| changes.starts(elements, limit)).unwrap_or_default();
+        let changes = if limit.is_some() { changes.entered_last() } else { changes };
+        let is_nothing = || changes.before.is_empty() && changes.after.is_empty() && changes.size(elements) == 0;
+        let count = if starts.is_empty() && is_nothing() { 0 } else { tables.len() * (starts.len() + 1) };
+        Self { changes, tables, starts, count }
     }
 
-    /// The number of transactions.
-    pub fn count(&self, elements: &Elements) -> usize {
-        let Changes { before, after, .. } = &self.changes;
-        let is_nothing = || before.is_empty() && after.is_empty() && self.changes.size(elements) == 0;
-        if self.starts.is_empty() && is_nothing() { 0 } else { self.tables.len() * (self.starts.len() + 1) }
+    /// The number of transactions; 0 if there is nothing to change.
+    pub fn count(&self) -> usize {
+        self.count
     }
 
     /// The transaction of this index.

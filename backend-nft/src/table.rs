@@ -252,7 +252,7 @@ impl TableState {
 
     /// The changes from the applied to the desired state, and the number of transactions they need: 0 if both are
     /// equal. [`transaction`](Self::transaction) creates each of them.
-    pub fn changes(&mut self, limits: Limits) -> (Portions, usize) {
+    pub fn changes(&mut self, limits: Limits) -> Portions {
         let (next, portions) = match self.held.as_ref().and_then(|held| self.in_place(held)) {
             Some((next, changes)) => (next, Portions::in_place(changes, &self.elements, limits)),
             None => {
@@ -264,8 +264,7 @@ impl TableState {
             }
         };
         self.next = Some(next);
-        let count = portions.count(&self.elements);
-        (portions, count)
+        portions
     }
 
     /// The transaction of this index. Valid until the next `set`, `remove`, `commit` or `forget`.

@@ -1,19 +1,19 @@
 //! The node's addresses, in a temporary network namespace.
 
-use std::process::Command;
+mod namespace;
 
 use localnet_linux::addresses::Addresses;
 
+use namespace::{isolated, run};
+
 /// Runs `ip` with these arguments, separated by spaces.
 fn ip(words: &str) {
-    let status = Command::new("ip").args(words.split(' ')).status().expect("ip is installed");
-    assert!(status.success(), "ip {words}");
+    run("ip", &words.split(' ').collect::<Vec<_>>(), "");
 }
 
 #[test]
 fn addresses_are_listed_and_changes_are_reported() {
-    let thread = std::thread::spawn(|| {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("these tests need root");
+    isolated(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let mut addresses = Addresses::watch().unwrap();
@@ -41,5 +41,4 @@ fn addresses_are_listed_and_changes_are_reported() {
             }
         });
     });
-    thread.join().unwrap();
 }

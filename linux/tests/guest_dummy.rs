@@ -2,10 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
+mod namespace;
+
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
-use std::process::Command;
 use std::time::Instant;
 
 use localnet_linux::dummy::{Dummy, Error};
@@ -15,22 +16,16 @@ const NAME: &str = "kube-ipvs0";
 
 /// Runs a test in a new network namespace, which ends with the thread.
 fn isolated<Test: Future<Output = ()>>(test: impl FnOnce() -> Test + Send + 'static) {
-    let thread = std::thread::spawn(move || {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("these tests need root");
+    namespace::isolated(move || {
         ip("link set lo up");
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test());
     });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
 }
 
 /// Runs `ip` with these arguments, separated by spaces, and returns its output.
 #[track_caller]
 fn ip(words: &str) -> String {
-    let output = Command::new("ip").args(words.split(' ')).output().expect("ip is installed");
-    assert!(output.status.success(), "ip {words}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
+    namespace::run("ip", &words.split(' ').collect::<Vec<_>>(), "")
 }
 
 fn addresses(texts: &[&str]) -> Vec<IpAddr> {

@@ -1,19 +1,19 @@
 //! Route lookups, in a temporary network namespace.
 
-use std::process::Command;
+mod namespace;
 
 use localnet_linux::routes::{Route, Routes};
 
+use namespace::{isolated, run};
+
 /// Runs `ip` with these arguments, separated by spaces.
 fn ip(words: &str) {
-    let status = Command::new("ip").args(words.split(' ')).status().expect("ip is installed");
-    assert!(status.success(), "ip {words}");
+    run("ip", &words.split(' ').collect::<Vec<_>>(), "");
 }
 
 #[test]
 fn each_kind_of_route_is_found() {
-    let thread = std::thread::spawn(|| {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("these tests need root");
+    isolated(|| {
         ip("link set lo up");
         ip("link add d0 type veth peer name d1");
         ip("link set d0 up");
@@ -53,5 +53,4 @@ fn each_kind_of_route_is_found() {
             }
         });
     });
-    thread.join().unwrap();
 }

@@ -23,26 +23,16 @@ use super::{
 
 /// The names of the chains that other chains jump to.
 pub mod names {
+    pub use localnet_linux::nft::chain_names::{
+        EXTERNAL_LOCAL, FIREWALL, MARK_MASQUERADE, MASQUERADING, REJECT_PORT, UNALLOCATED, UNSERVED,
+    };
+
     /// Decides about traffic to VIPs before IPVS sees it.
     pub const SERVICES: &str = "services-entry";
-    /// Handles traffic to VIPs with external policy Local.
-    pub const EXTERNAL_LOCAL: &str = "external-local";
-    /// Marks packets for masquerading.
-    pub const MARK_MASQUERADE: &str = "mark-masquerade";
-    /// Masquerades marked packets, hairpin connections, and packets from a VIP.
-    pub const MASQUERADING: &str = "masquerading";
-    /// Rejects packets, which clients see as "connection refused".
-    pub const REJECT_PORT: &str = "reject-port";
-    /// Drops packets from sources outside of the source ranges.
-    pub const FIREWALL: &str = "firewall";
-    /// Rejects or drops packets to VIPs without eligible endpoints.
-    pub const UNSERVED: &str = "unserved";
     /// Rejects packets to an address of VIPs that match no VIP.
     pub const ACCESS: &str = "access";
     /// Drops packets to VIPs whose virtual server is missing.
     pub const MISSED: &str = "missed";
-    /// Drops packets to those addresses of the service CIDRs that belong to no Service.
-    pub const UNALLOCATED: &str = "unallocated";
 }
 
 /// Before destination NAT, and before IPVS, which has priority -98 in `output` and 98 in `input`.

@@ -128,8 +128,8 @@ fn plan(criterion: &mut Criterion) {
             desired.update(&state.borrow(), &changes);
             let mut transactions = Vec::new();
             for table in desired.tables() {
-                let (portions, count) = table.changes(Limits::default());
-                transactions.extend((0..count).map(|index| table.transaction(&portions, index)));
+                let portions = table.changes(Limits::default());
+                transactions.extend((0..portions.count()).map(|index| table.transaction(&portions, index)));
             }
             Family::ALL.into_iter().for_each(|family| desired.commit(family));
             transactions

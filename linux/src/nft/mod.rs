@@ -9,6 +9,7 @@
 //! loads the output of each into a kernel and compares the listings.
 
 mod answer;
+pub mod chain_names;
 mod comment;
 mod dump;
 mod element;

@@ -5,7 +5,8 @@ use std::net::{TcpListener, TcpStream};
 use localnet_linux::conntrack::{Conntrack, Error, Family, Kernel, Protocol, Selection, Zone};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
-use crate::namespace::{address, dump, exchange, isolated, lines, listed, redirect, run, udp};
+use crate::flows::{address, dump, exchange, isolated, lines, listed, redirect, udp};
+use crate::namespace::run;
 
 const SELECTIONS: [(Family, Protocol); 6] = [
     (Family::V4, Protocol::Tcp),

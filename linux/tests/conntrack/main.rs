@@ -2,7 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
+mod flows;
 mod kernel;
-mod namespace;
 mod reconcile;
 mod scale;
+
+#[path = "../namespace/mod.rs"]
+mod namespace;

@@ -6,7 +6,8 @@ use std::net::{TcpListener, TcpStream};
 
 use localnet_linux::conntrack::{Due, Endpoints, Family, Frontend, Kernel, Protocol, Reconciler};
 
-use crate::namespace::{address, exchange, isolated, listed, redirect, run, udp};
+use crate::flows::{address, exchange, isolated, listed, redirect, udp};
+use crate::namespace::run;
 
 use Protocol::{Sctp, Tcp, Udp};
 

@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use localnet_linux::conntrack::{Endpoints, Family, Frontend, Kernel, Protocol, Reconciler};
 
-use crate::namespace::{dump, isolated, run, udp};
+use crate::flows::{dump, isolated, udp};
+use crate::namespace::run;
 
 const FLOWS: u32 = 50_000;
 

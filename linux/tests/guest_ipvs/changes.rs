@@ -6,7 +6,8 @@ use localnet_linux::ipvs::{
 };
 use localnet_vm::on_ipvs;
 
-use crate::namespace::{apply, destination, frontend, ipvsadm, isolated, run, server, sorted};
+use crate::namespace::run;
+use crate::servers::{apply, destination, frontend, ipvsadm, isolated, server, sorted};
 
 /// Virtual servers and destinations of all kinds.
 fn additions() -> Vec<Change> {

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use localnet_linux::ipvs::{Change, Connections, Family, Persistence, Protocol, Socket, VirtualServer};
 use localnet_vm::on_ipvs;
 
-use crate::namespace::{apply, destination, frontend, isolated, run, server};
+use crate::namespace::run;
+use crate::servers::{apply, destination, frontend, isolated, server};
 
 /// A timeout that no step reaches.
 const PATIENCE: Duration = Duration::from_secs(20);

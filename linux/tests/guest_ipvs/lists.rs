@@ -9,7 +9,8 @@ use localnet_linux::ipvs::{
 };
 use localnet_vm::on_ipvs;
 
-use crate::namespace::{apply, destination, frontend, ipvsadm, isolated, run, server};
+use crate::namespace::run;
+use crate::servers::{apply, destination, frontend, ipvsadm, isolated, server};
 
 const SERVERS: u32 = 300;
 const DESTINATIONS: u32 = 3;

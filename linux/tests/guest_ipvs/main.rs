@@ -5,6 +5,9 @@
 mod changes;
 mod connections;
 mod lists;
-mod namespace;
 mod refusals;
+mod servers;
 mod settings;
+
+#[path = "../namespace/mod.rs"]
+mod namespace;

@@ -4,7 +4,8 @@ use localnet_linux::ipvs::{Change, Destination, Error, Protocol, Socket};
 use localnet_vm::on_ipvs;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-use crate::namespace::{apply, destination, frontend, ipvsadm, isolated, run, server};
+use crate::namespace::run;
+use crate::servers::{apply, destination, frontend, ipvsadm, isolated, server};
 
 #[test]
 fn refusals_name_object_and_remedy_and_do_not_stop_other_changes() {

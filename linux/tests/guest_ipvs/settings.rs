@@ -6,7 +6,7 @@ use localnet_linux::ipvs::{Socket, apply_settings};
 use localnet_linux::sysctl::{Set, Settings};
 use localnet_vm::on_ipvs;
 
-use crate::namespace::isolated;
+use crate::servers::isolated;
 
 #[test]
 fn all_settings_can_be_applied() {

@@ -8,7 +8,8 @@ use localnet_linux::nft::{
     TableContent, Transaction, Tuple, Verdict,
 };
 
-use crate::namespace::{isolated, nft};
+use crate::listing::nft;
+use crate::namespace::isolated;
 use crate::ruleset::{everything, load};
 
 /// nft 1.0.6 has no type for a lookup of `ct original proto-dst`, so there is no listing to compare with.

@@ -7,7 +7,8 @@ use localnet_linux::nft::{
     foreign::{Fate, Packet},
 };
 
-use crate::namespace::{isolated, nft};
+use crate::listing::nft;
+use crate::namespace::isolated;
 use crate::ruleset::{everything, load};
 
 fn ip(text: &str) -> IpAddr {

@@ -4,7 +4,10 @@
 
 mod dump;
 mod foreign;
+mod listing;
 mod monitor;
-mod namespace;
 mod ruleset;
 mod transaction;
+
+#[path = "../namespace/mod.rs"]
+mod namespace;

@@ -2,7 +2,8 @@
 
 use localnet_linux::nft::{Chain, Event, Family, Monitor, Socket, Table, Transaction};
 
-use crate::namespace::{isolated, nft};
+use crate::listing::nft;
+use crate::namespace::isolated;
 use crate::ruleset::everything;
 
 fn runtime() -> tokio::runtime::Runtime {

@@ -8,7 +8,8 @@ use localnet_linux::nft::{
     script,
 };
 
-use crate::namespace::{assert_same, isolated, nft};
+use crate::listing::{assert_same, nft};
+use crate::namespace::isolated;
 
 /// A table of that family with everything that the plain values can represent.
 pub(crate) fn everything(family: Family) -> TableContent {

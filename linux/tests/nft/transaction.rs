@@ -9,7 +9,8 @@ use localnet_linux::nft::{
     Change, Element, Error, Family, FieldType, Rule, Set, Socket, Statement, Table, Transaction, Tuple,
 };
 
-use crate::namespace::{isolated, nft};
+use crate::listing::nft;
+use crate::namespace::isolated;
 
 fn table() -> Table {
     Table::new(Family::V4, "t")

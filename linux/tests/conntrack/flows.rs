@@ -1,13 +1,12 @@
-//! A temporary network namespace with clients, virtual addresses and endpoints on its loopback interface.
+//! Clients, virtual addresses and endpoints on the loopback interface of a temporary network namespace, and the flows between them.
 
 use std::collections::BTreeSet;
-use std::io::Write;
 use std::net::{SocketAddr, UdpSocket};
-use std::process::{Command, Stdio};
-use std::thread;
 use std::time::Duration;
 
 use localnet_linux::conntrack::{Conntrack, Family, Flow, Kernel, Protocol, Selection, Status};
+
+use crate::namespace::{self, run};
 
 /// A timeout that no step reaches.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -30,16 +29,12 @@ route add 10.99.0.0/16 dev lo src 10.0.0.9
 route add fd00:96::/64 dev lo
 ";
 
-/// Runs `test` in a new network namespace, which ends with the thread.
+/// Runs `test` in a new network namespace with these addresses, which ends with the thread.
 pub(crate) fn isolated(test: impl FnOnce() + Send + 'static) {
-    let thread = thread::spawn(move || {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("these tests need root");
+    namespace::isolated(|| {
         run("ip", &["-batch", "-"], NETWORK);
         test();
     });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
 }
 
 /// Replaces the rules: packets to the first address of each pair go to the second.
@@ -55,23 +50,6 @@ pub(crate) fn redirect(rules: &[(Protocol, &str, &str)]) {
             &format!("add rule inet test output {family} daddr {ip} {protocol} dport {port} dnat {family} to {to}\n");
     }
     run("nft", &["-f", "-"], &text);
-}
-
-/// Runs a program with that input and returns its output.
-#[track_caller]
-pub(crate) fn run(program: &str, arguments: &[&str], input: &str) -> String {
-    let mut child = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap_or_else(|error| panic!("failed to run {program}: {error}"));
-    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
-    let output = child.wait_with_output().unwrap();
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {arguments:?}: {error}\n{input}");
-    String::from_utf8(output.stdout).unwrap()
 }
 
 pub(crate) fn address(text: &str) -> SocketAddr {

@@ -1,38 +1,15 @@
-//! A temporary network namespace on a kernel with IPVS, and `ipvsadm` in it.
-
-use std::io::Write;
-use std::process::{Command, Stdio};
-use std::thread;
+//! Virtual servers in a temporary network namespace, and `ipvsadm` in it.
 
 use localnet_linux::ipvs::{Change, Destination, Frontend, Protocol, Socket, VirtualServer};
 
+use crate::namespace::{self, run};
+
 /// Runs `test` in a new network namespace, which ends with the thread.
 pub(crate) fn isolated(test: impl FnOnce() + Send + 'static) {
-    let thread = thread::spawn(move || {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("these tests need root");
+    namespace::isolated(|| {
         run("ip", &["link", "set", "lo", "up"], "");
         test();
     });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
-}
-
-/// Runs a program with that input and returns its output.
-#[track_caller]
-pub(crate) fn run(program: &str, arguments: &[&str], input: &str) -> String {
-    let mut child = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap_or_else(|error| panic!("failed to run {program}: {error}"));
-    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
-    let output = child.wait_with_output().unwrap();
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {arguments:?}: {error}\n{input}");
-    String::from_utf8(output.stdout).unwrap()
 }
 
 /// The sorted lines of `ipvsadm -S -n`.

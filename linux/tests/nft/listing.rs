@@ -1,35 +1,11 @@
-//! A temporary network namespace, and `nft` in it.
+//! `nft`, and comparisons of its listings.
 
-use std::io::Write;
-use std::process::{Command, Stdio};
-use std::thread;
-
-/// Runs `test` in a new network namespace, which ends with the thread.
-pub(crate) fn isolated(test: impl FnOnce() + Send + 'static) {
-    let thread = thread::spawn(move || {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("these tests need root");
-        test();
-    });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
-}
+use crate::namespace::run;
 
 /// Runs `nft` with these arguments and that input, and returns its output.
 #[track_caller]
 pub(crate) fn nft(arguments: &[&str], input: &str) -> String {
-    let mut child = Command::new("nft")
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("nft is installed");
-    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
-    let output = child.wait_with_output().unwrap();
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "nft {arguments:?}: {error}\n{input}");
-    String::from_utf8(output.stdout).unwrap()
+    run("nft", arguments, input)
 }
 
 /// Sorts the elements in a listing, one per line, because the kernel lists those of hash sets in no stable order.
