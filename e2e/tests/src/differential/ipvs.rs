@@ -1,8 +1,9 @@
 //! The intended differences of the ipvs backend from the oracle: those that `docs/backends/ipvs.md` lists, by number.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use localnet_client::route::{self, Origin, Outcome, Packet};
+use localnet_proto::Protocol;
 
 use crate::Backend;
 
@@ -16,7 +17,9 @@ struct Entry {
 }
 
 /// The difference about connections that end with their virtual server.
-pub(crate) const CONNECTIONS_END: usize = 5;
+const WITH_SERVER: usize = 5;
+/// The difference about flows that end because their endpoint is no destination any more.
+const WITH_DESTINATION: usize = 6;
 
 const ENTRIES: [Entry; 2] =
     [Entry { number: 1, matches: address_is_of_services }, Entry { number: 4, matches: is_spread_without_affinity }];
@@ -59,9 +62,22 @@ fn is_spread_without_affinity(difference: &Difference<'_>) -> bool {
     has_no_affinity(&asked, scene) && judge(&asked, seen, topology).is_none()
 }
 
+/// The number of the difference that ends a flow to the endpoint `by`, which the oracle expects to continue. `expected`: the outcome
+/// for a new flow.
+pub(crate) fn flow_ends(packet: &Packet, by: SocketAddr, expected: &Outcome, scene: &Scene<'_>) -> Option<usize> {
+    let is_destination = matches!(expected, Outcome::Endpoints { choices, .. } if choices.contains(&by));
+    if server_was_deleted(packet, scene) {
+        Some(WITH_SERVER)
+    } else if packet.protocol != Protocol::Tcp && !is_destination {
+        Some(WITH_DESTINATION)
+    } else {
+        None
+    }
+}
+
 /// Whether the virtual server of the packet's destination was deleted in the last change: no Service claims the destination any
 /// more, or a Service that was created in the change.
-pub(crate) fn server_was_deleted(packet: &Packet, scene: &Scene<'_>) -> bool {
+fn server_was_deleted(packet: &Packet, scene: &Scene<'_>) -> bool {
     let Some(found) = route::target(scene.state, &scene.setup.rules(packet.destination), packet) else { return true };
     let named = |cluster: &Cluster| {
         let mut services = cluster.services.values();
@@ -92,7 +108,7 @@ mod tests {
         let page = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().join("docs/backends/ipvs.md");
         let page = fs::read_to_string(page).unwrap();
         let list = page.split("\n## Differences from the nft backend\n").nth(1).unwrap();
-        for number in ENTRIES.iter().map(|entry| entry.number).chain([CONNECTIONS_END]) {
+        for number in ENTRIES.iter().map(|entry| entry.number).chain([WITH_SERVER, WITH_DESTINATION]) {
             assert!(list.contains(&format!("\n{number}. ")), "{number}");
         }
     }

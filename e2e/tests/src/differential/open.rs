@@ -94,8 +94,8 @@ pub(crate) enum Became {
     /// The flow continued although its endpoint no longer serves, or ended although its endpoint is ready, or a connection that met
     /// silence still does although the Service has endpoints now. kube-proxy does all three.
     Kept,
-    /// The flow ended with its virtual server, and was routed anew.
-    Ended,
+    /// The flow ended and was routed anew, by this difference of the ipvs backend.
+    Ended(usize),
     Wrong,
 }
 
@@ -203,8 +203,8 @@ impl Held {
             Side::Ours => self.restarted && route::target(scene.state, &rules, &packet).is_none(),
             Side::KubeProxy => kube_proxy_keeps(scene, &packet, by),
         });
-        let ends =
-            side == Side::Ours && world.pair.backend == Backend::Ipvs && ipvs::server_was_deleted(&packet, scene);
+        let is_ipvs = side == Side::Ours && world.pair.backend == Backend::Ipvs;
+        let ends = before.filter(|_| is_ipvs).and_then(|(by, _)| ipvs::flow_ends(&packet, by, &asked.expected, scene));
         let timeout = match asked.expected {
             Outcome::Drop if !goes_on => probe::SILENCE_TIMEOUT,
             _ => probe::ANSWER_TIMEOUT,
@@ -227,9 +227,9 @@ impl Held {
                     Became::Kept
                 }
                 (true, false) if (!is_certain || self.cut) && is_new => Became::Anew,
-                (true, false) if ends && is_new => Became::Ended,
+                (true, false) if is_new && let Some(number) = ends => Became::Ended(number),
                 // The first answer shows the end of the flow.
-                (true, false) if (self.cut || ends) && tries <= TRIES => continue,
+                (true, false) if (self.cut || ends.is_some()) && tries <= TRIES => continue,
                 (true, false) if !is_certain && is_silent(&seen) && Instant::now() < deadline => continue,
                 (true, false) => Became::Wrong,
                 (false, _) if is_new => Became::Anew,

@@ -108,7 +108,9 @@ impl Runs {
             // A flow that continues does not show where new flows of its client go.
             let left = match became {
                 Became::WentOn => None,
-                Became::Anew | Became::Kept | Became::Ended | Became::Wrong => self.remember(side, asked, seen, scene),
+                Became::Anew | Became::Kept | Became::Ended(_) | Became::Wrong => {
+                    self.remember(side, asked, seen, scene)
+                }
             };
             // For flows without a connection, kube-proxy's result depends on its intermediate syncs, which are not visible.
             let left_alone = side == Side::KubeProxy && *became == Became::Wrong;
@@ -122,10 +124,10 @@ impl Runs {
                     self.report.explained(FLOW_KEPT);
                     continue;
                 }
-                Became::WentOn | Became::Anew | Became::Ended => {
+                Became::WentOn | Became::Anew | Became::Ended(_) => {
                     self.report.followed(*became == Became::WentOn);
-                    if *became == Became::Ended {
-                        self.report.explained(Intended::Ipvs(ipvs::CONNECTIONS_END));
+                    if let Became::Ended(number) = became {
+                        self.report.explained(Intended::Ipvs(*number));
                     }
                     let Some(left) = left else { continue };
                     left
