@@ -7,11 +7,10 @@ use localnet_config::{BadDuration, Config, GoDuration, KubeProxyFlags, Mode};
 use localnet_proto::{Address, DEFAULT_ADDRESS};
 
 use crate::{
-    cluster,
-    objects::node_name,
     serve::{self, TlsFiles},
     telemetry::{self, LogFormat},
 };
+use localnet_cluster::{self as cluster, objects::node_name};
 
 /// Turn Services, EndpointSlices and the Node of this machine into the state of one node, and serve it to backends
 #[derive(Clone, Debug, Parser)]

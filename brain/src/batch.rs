@@ -5,7 +5,7 @@ use std::sync::Arc;
 use localnet_proto::ServiceKey;
 use tokio::{sync::Notify, time::Instant};
 
-use crate::objects::Event;
+use localnet_cluster::objects::Event;
 
 /// Events that take effect together.
 #[derive(Debug)]

@@ -17,7 +17,8 @@ use localnet_proto::{Port, Protocol, Service, ServiceKey};
 use tokio::{sync::mpsc, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::{args::CheckArguments, cluster::Cluster, configured, localize::Localized, metrics::Metrics, run};
+use crate::{args::CheckArguments, configured, metrics::Metrics, run};
+use localnet_cluster::{Cluster, localize::Localized};
 
 /// Maximum time for the first list of all kinds.
 const PATIENCE: Duration = Duration::from_secs(120);

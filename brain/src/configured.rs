@@ -22,10 +22,10 @@ use crate::{
         node_ports,
         port::{Listening, Port, Status},
     },
-    localize::NodeIps,
     reports::Reports,
     status,
 };
+use localnet_cluster::localize::NodeIps;
 
 /// The configured choice of the node's addresses.
 pub fn node_ips(config: &Config) -> NodeIps {

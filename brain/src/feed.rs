@@ -31,10 +31,11 @@ use localnet_proto::{
 use prost::Message as _;
 use tokio::sync::watch;
 
-use crate::{localize::Localized, metrics::Metrics};
+use crate::metrics::Metrics;
 pub use counts::Counts;
 pub use health::{HealthFacts, NodeFacts};
 pub use items::Items;
+use localnet_cluster::localize::Localized;
 
 /// Maximum number of removed Services that are remembered for deltas. A reader that missed more removals gets the full state.
 const TOMBSTONES: usize = 4096;

@@ -9,35 +9,14 @@ use std::{
     time::Duration,
 };
 
+use localnet_cluster::{Lack, objects::Kind};
 use localnet_proto::ServiceKey;
 use tokio::{sync::Notify, time::Instant};
 
-use crate::objects::Kind;
-
-/// The default of `--shrink-hold`: how long missing objects are held.
-pub const HOLD: Duration = Duration::from_secs(300);
-/// A loss of fewer Services or endpoints than this is never suspicious.
-const MIN_LOSS: usize = 20;
 /// How many lists the guard requests while it holds removals.
 const LISTS: u32 = 5;
 /// Maximum number of missing objects that a message names.
 const MAX_NAMED: usize = 3;
-
-/// The size of a loss.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lack {
-    /// How many Services or endpoints are missing.
-    pub lost: usize,
-    /// How many there were.
-    pub of: usize,
-}
-
-impl Lack {
-    /// Whether the loss is more likely a mistake than a change: at least [`MIN_LOSS`], and more than half.
-    fn is_suspicious(self) -> bool {
-        self.lost >= MIN_LOSS && self.lost > self.of / 2
-    }
-}
 
 /// The held removals of one kind.
 #[derive(Debug)]
@@ -157,6 +136,8 @@ impl Guard {
 
 #[cfg(test)]
 mod tests {
+    use localnet_cluster::SHRINK_HOLD;
+
     use super::*;
 
     fn keys(count: usize) -> BTreeSet<ServiceKey> {
@@ -188,7 +169,7 @@ mod tests {
                     assert_eq!(guard.describe(Kind::Service).is_some(), guard.due().is_some());
                     go.is_empty() && lost > 0
                 };
-                assert_eq!(judge(HOLD), held, "{lost} of {of}");
+                assert_eq!(judge(SHRINK_HOLD), held, "{lost} of {of}");
                 assert!(!judge(Duration::ZERO), "{lost} of {of}: the guard is switched off");
             }
         }
@@ -198,7 +179,7 @@ mod tests {
     fn time_confirms_files_and_a_later_list_confirms_a_list() {
         let (now, all) = (Instant::now(), Lack { lost: 50, of: 50 });
         let at = |seconds| now + Duration::from_secs(seconds);
-        let mut files = Guard::new(HOLD);
+        let mut files = Guard::new(SHRINK_HOLD);
         assert!(files.judge(Kind::Slice, keys(50), all, None, now).is_empty());
         assert_eq!(files.due(), Some(at(300)));
         // A second reread does not restart the hold time.
@@ -206,7 +187,7 @@ mod tests {
         assert!(files.act(at(299)).is_empty());
         assert_eq!((files.act(at(300)).len(), files.due()), (50, None));
 
-        let (mut lists, relist) = (Guard::new(HOLD), Arc::new(Notify::new()));
+        let (mut lists, relist) = (Guard::new(SHRINK_HOLD), Arc::new(Notify::new()));
         assert!(lists.judge(Kind::Service, keys(50), all, Some(&relist), now).is_empty());
         for minute in 1..=6 {
             assert_eq!(lists.due(), Some(at(60 * minute)));
@@ -220,7 +201,7 @@ mod tests {
     #[test]
     fn restored_objects_are_released() {
         let (now, relist) = (Instant::now(), Arc::new(Notify::new()));
-        let mut guard = Guard::new(HOLD);
+        let mut guard = Guard::new(SHRINK_HOLD);
         guard.judge(Kind::Service, keys(50), Lack { lost: 50, of: 60 }, Some(&relist), now);
         assert!(guard.forget(Kind::Service, "shop", "web-0"));
         assert!(!guard.forget(Kind::Service, "shop", "web-0"));

@@ -9,11 +9,13 @@ use tokio::{
     time::{self, Instant},
 };
 
+use crate::guard::Guard;
 use crate::{
     batch::{Batch, Origin},
-    cluster::Cluster,
-    guard::Guard,
     metrics::Troubles,
+};
+use localnet_cluster::{
+    Cluster,
     objects::{Event, Kind, Object},
 };
 
@@ -174,9 +176,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{
-        cluster::Options,
-        guard::HOLD,
+    use localnet_cluster::{
+        Options, SHRINK_HOLD,
         localize::fixtures::{endpoint, service, slice},
     };
 
@@ -259,10 +260,10 @@ mod tests {
             assert!(problem.starts_with(&format!("{} of 1200 Services are missing", 1200 - left)), "{problem}");
             assert!(problem.contains("default/web-") && problem.contains("--shrink-hold 300 s"), "{problem}");
 
-            while world.now < start + HOLD {
+            while world.now < start + SHRINK_HOLD {
                 world.wait();
                 // The requested list lacks the same objects.
-                if world.now < start + HOLD {
+                if world.now < start + SHRINK_HOLD {
                     world.list(Kind::Service, services(left));
                 }
                 assert_eq!(world.known(Kind::Service), 1200);
@@ -361,6 +362,6 @@ mod tests {
         world.take(gone(0, 20), Origin::Reread);
         assert_eq!(world.known(Kind::Service), 110);
         world.wait();
-        assert_eq!((world.now - start, world.known(Kind::Service), world.trouble()), (HOLD, 0, None));
+        assert_eq!((world.now - start, world.known(Kind::Service), world.trouble()), (SHRINK_HOLD, 0, None));
     }
 }

@@ -95,7 +95,7 @@ mod tests {
     use localnet_proto::{Port, Protocol, Service};
 
     use super::*;
-    use crate::localize::Localized;
+    use localnet_cluster::localize::Localized;
 
     fn web(name: &str, port: u16) -> Arc<Service> {
         let mut service = Service::new(ServiceKey::new("shop", name), vec!["10.96.0.1".parse().unwrap()]);

@@ -5,9 +5,9 @@
 //!                      └─────────────── pump ─────────────────────────┘         └──► health
 //! ```
 //!
-//! Only [`watch`], `serve`, `health`, `status`, [`events`], [`configured`] and the program do I/O. [`cluster`] and [`localize`] are
-//! synchronous and pure: they return diagnostics, which [`pump`] logs. [`objects`] has the Kubernetes objects that all steps use.
-//! [`guard`] decides which removals wait, and reads no clock.
+//! The steps `cluster` and `localize` are the crate `localnet_cluster`, which is synchronous and pure: it returns diagnostics, which
+//! [`pump`] logs. Only [`watch`], `serve`, `health`, `status`, [`events`], [`configured`] and the program do I/O. `guard` decides which
+//! removals wait, and reads no clock.
 //!
 //! Modules use each other in one direction. [`run`] is at the top: it connects all of them. [`batch`], [`metrics`] and [`reports`]
 //! are near the bottom, because several modules fill or read them.
@@ -15,19 +15,16 @@
 pub mod args;
 pub mod batch;
 pub mod check;
-pub mod cluster;
 pub mod configured;
 pub mod events;
 pub mod exposition;
 pub mod feed;
-pub mod guard;
+mod guard;
 pub mod health;
 mod intake;
 pub mod journal;
 pub mod kpng;
-pub mod localize;
 pub mod metrics;
-pub mod objects;
 pub mod pump;
 pub mod reports;
 pub mod run;

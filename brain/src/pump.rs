@@ -15,11 +15,9 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{
-    batch::Batch,
-    cluster::Cluster,
-    feed::Feed,
-    intake::Intake,
+use crate::{batch::Batch, feed::Feed, intake::Intake};
+use localnet_cluster::{
+    Cluster,
     localize::{Localized, NodeIps, Reasons},
 };
 
@@ -164,8 +162,8 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        cluster::Options,
+    use localnet_cluster::{
+        Options,
         localize::fixtures::service,
         objects::{Event, Kind, Object},
     };
@@ -233,7 +231,10 @@ mod tests {
         sender.send(lists("10.96.0.1").into()).await.unwrap();
         revisions.wait_for(|revision| revision.rev > 0).await.unwrap();
         let (revision, reasons) = ask.why(web()).await.unwrap();
-        assert_eq!((revision, reasons.standing), (Revision { instance: 7, rev: 1 }, crate::localize::Standing::Served));
+        assert_eq!(
+            (revision, reasons.standing),
+            (Revision { instance: 7, rev: 1 }, localnet_cluster::localize::Standing::Served)
+        );
         let (_, unknown) = ask.why(ServiceKey::new("default", "unknown")).await.unwrap();
         assert_eq!(unknown, Reasons::default());
         drop(sender);

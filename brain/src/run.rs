@@ -14,12 +14,10 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::{
     args::{Arguments, Source},
     batch::Batch,
-    cluster::{self, Cluster},
     configured::{self, Configured},
     events::Events,
     feed::Feed,
     journal,
-    localize::NodeIps,
     metrics::Metrics,
     pump::{self, Questions},
     reports::Reports,
@@ -27,6 +25,7 @@ use crate::{
     views::{Allowed, Started, Views},
     watch::{file, kube},
 };
+use localnet_cluster::{self, Cluster, localize::NodeIps};
 
 /// Maximum number of batches that wait for the pump. A source that is faster than the pump has to wait.
 const QUEUE: usize = 64;
@@ -100,7 +99,7 @@ pub(crate) async fn failed(work: &mut JoinSet<anyhow::Result<()>>) -> anyhow::Er
 /// Returns an error if the configuration of the source is invalid, for instance its kubeconfig.
 pub async fn start(
     source: &Source,
-    options: cluster::Options,
+    options: localnet_cluster::Options,
     node_ips: watch::Receiver<NodeIps>,
 ) -> anyhow::Result<Brain> {
     let feed = Feed::new(rand::random());
@@ -124,7 +123,7 @@ pub async fn start(
 /// See [`start`].
 pub(crate) async fn watch(
     source: &Source,
-    options: &cluster::Options,
+    options: &localnet_cluster::Options,
     (events, metrics): (mpsc::Sender<Batch>, &Metrics),
     stop: CancellationToken,
     work: &mut JoinSet<anyhow::Result<()>>,
@@ -185,10 +184,10 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
 }
 
 /// The view of this node, and the views of the other nodes that `--serve-node` allows, from the same source.
-fn views(own: Feed, allowed: &[String], source: Source, options: cluster::Options) -> Views {
+fn views(own: Feed, allowed: &[String], source: Source, options: localnet_cluster::Options) -> Views {
     let source = Arc::new(source);
     Views::with_others(own, Allowed::new(allowed), move |node_name| {
-        let (source, options) = (Arc::clone(&source), cluster::Options { node_name, ..options.clone() });
+        let (source, options) = (Arc::clone(&source), localnet_cluster::Options { node_name, ..options.clone() });
         // The configuration selects addresses of this node only.
         let (_, node_ips) = watch::channel(NodeIps::default());
         Box::pin(async move { start(&source, options, node_ips).await.map(Started::from) })

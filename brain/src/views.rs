@@ -16,7 +16,8 @@ use tokio::{sync::Mutex, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::{feed::Feed, objects::node_name};
+use crate::feed::Feed;
+use localnet_cluster::objects::node_name;
 
 /// Maximum number of open views of other nodes. Each costs as much as a brain.
 const MAX_OTHERS: usize = 64;

@@ -2,11 +2,8 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use localnet_brain::{
-    cluster::{Cluster, Options},
-    localize::Localized,
-    watch::file,
-};
+use localnet_brain::watch::file;
+use localnet_cluster::{Cluster, Options, localize::Localized};
 use localnet_core::Severity;
 use localnet_lab::{cases, expect_file};
 use localnet_proto::Snapshot;

@@ -11,7 +11,6 @@ use std::{
 };
 
 use localnet_brain::{
-    cluster::{Cluster, Options as ClusterOptions},
     feed::Feed,
     health::{
         self, HealthzAddress, Options, Servers,
@@ -19,9 +18,12 @@ use localnet_brain::{
         node_ports::NodePortAddresses,
         port::{Listening, Port, Status},
     },
+    reports::Reports,
+};
+use localnet_cluster::{
+    Cluster, Options as ClusterOptions,
     localize::{HealthCheck, Localized},
     objects::{Event, Kind, Object},
-    reports::Reports,
 };
 use localnet_proto::{
     ServiceKey,

@@ -21,7 +21,8 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use localnet_brain::{feed::Feed, localize::Localized};
+use localnet_brain::feed::Feed;
+use localnet_cluster::localize::Localized;
 use localnet_lab::Namespace;
 use localnet_proto::{Address, Revision, Snapshot, wire::backends_server::BackendsServer};
 use tokio::runtime::Runtime;

@@ -43,11 +43,8 @@ mod tests {
     use localnet_proto::wire::{Attempts, BackendReport, FamilyReport, FlowLooks, IpFamily, RuleCount};
 
     use super::*;
-    use crate::{
-        feed::Feed,
-        localize::{Localized, ObjectChanges},
-        reports::Reports,
-    };
+    use crate::{feed::Feed, reports::Reports};
+    use localnet_cluster::localize::{Localized, ObjectChanges};
 
     fn lines(text: &str, prefix: &str) -> Vec<String> {
         text.lines().filter(|line| line.starts_with(prefix)).map(str::to_owned).collect()

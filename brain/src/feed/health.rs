@@ -8,7 +8,7 @@ use imbl::OrdMap;
 use ipnet::IpNet;
 use localnet_proto::{Family, ServiceKey};
 
-use crate::localize::{HealthCheck, Localized};
+use localnet_cluster::localize::{HealthCheck, Localized};
 
 /// The facts that health answers need, as of the newest state. Cheap to clone.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,10 +68,8 @@ mod tests {
     use localnet_proto::{Node, Revision};
 
     use super::*;
-    use crate::{
-        feed::Feed,
-        localize::{Here, fixtures, service},
-    };
+    use crate::feed::Feed;
+    use localnet_cluster::localize::{Here, fixtures, service};
 
     fn check(ready: usize) -> HealthCheck {
         HealthCheck { port: 30123, v4: Some(ready), v6: None }

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use prost::Message as _;
 
 use super::{Feed, State, TOMBSTONES};
-use crate::localize::Localized;
+use localnet_cluster::localize::Localized;
 
 /// A Service with one port, whose number distinguishes its versions.
 fn service(name: &str, port: u16) -> Arc<Service> {

@@ -163,7 +163,7 @@ mod tests {
     use imbl::OrdMap;
 
     use super::*;
-    use crate::localize::HealthCheck;
+    use localnet_cluster::localize::HealthCheck;
 
     fn ips(texts: &[&str]) -> Vec<IpAddr> {
         texts.iter().map(|text| text.parse().unwrap()).collect()

@@ -12,10 +12,8 @@ use proptest::prelude::*;
 use prost::Message as _;
 
 use super::*;
-use crate::{
-    feed::{Feed, State},
-    localize::Localized,
-};
+use crate::feed::{Feed, State};
+use localnet_cluster::localize::Localized;
 
 const ALL: Scopes = Scopes { internal: true, external: true, short_circuit: false, established: true };
 /// An endpoint that terminates while others are ready.

@@ -35,7 +35,7 @@ use self::{
     lag::Lag,
     waiting::{Published, Waiting},
 };
-use crate::localize::ObjectChanges;
+use localnet_cluster::localize::ObjectChanges;
 pub use requests::Requests;
 pub use troubles::{Trouble, Troubles};
 

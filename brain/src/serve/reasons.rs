@@ -13,7 +13,7 @@ use localnet_proto::{
 use tonic::{Request, Response, Status};
 
 use super::ServerState;
-use crate::{
+use localnet_cluster::{
     localize::{Mode, Reasons, Rule, Standing, Topology, reasons::LeftOut},
     objects::Conditions,
 };
@@ -170,7 +170,9 @@ fn topology(of: &Topology) -> wire::Topology {
         Family::V4 => wire::IpFamily::IPv4,
         Family::V6 => wire::IpFamily::IPv6,
     };
-    let text = |reason: &Option<crate::localize::Reason>| reason.as_ref().map(ToString::to_string).unwrap_or_default();
+    let text = |reason: &Option<localnet_cluster::localize::Reason>| {
+        reason.as_ref().map(ToString::to_string).unwrap_or_default()
+    };
     wire::Topology {
         port_name: of.port.to_string(),
         family: family.into(),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures::FutureExt as _;
-use localnet_brain::objects::Kind;
+use localnet_cluster::objects::Kind;
 use tokio::time::Instant;
 
 use crate::{

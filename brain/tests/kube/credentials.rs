@@ -14,11 +14,10 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use localnet_brain::{
-    cluster::Options,
     metrics::{Metrics, Trouble},
-    objects::Kind,
     watch::kube::{self as watch, ApiServer, KeepAlive},
 };
+use localnet_cluster::{Options, objects::Kind};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, KeyUsagePurpose};
 use serde_json::{Value, json};
 use tempfile::TempDir;

@@ -16,13 +16,15 @@ use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use kube::client::Body;
 use localnet_brain::{
     batch::Batch,
-    cluster::Options,
     exposition::text,
     feed::Feed,
     metrics::{Metrics, Troubles},
-    objects::{Event, Kind, Object},
     reports::Reports,
     watch::kube::{self as watch, ApiServer},
+};
+use localnet_cluster::{
+    Options,
+    objects::{Event, Kind, Object},
 };
 use serde_json::{Value, json};
 use tokio::{

@@ -4,7 +4,7 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use localnet_brain::objects::Kind;
+use localnet_cluster::objects::Kind;
 use tokio::time::{self, Instant};
 
 use crate::{

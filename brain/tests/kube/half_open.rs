@@ -10,11 +10,8 @@ use hyper_util::{
     server::conn::auto,
     service::TowerToHyperService,
 };
-use localnet_brain::{
-    cluster::Options,
-    objects::Kind,
-    watch::kube::{self as watch, ApiServer, KeepAlive},
-};
+use localnet_brain::watch::kube::{self as watch, ApiServer, KeepAlive};
+use localnet_cluster::{Options, objects::Kind};
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::json;
 use tempfile::TempDir;

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use futures::FutureExt as _;
-use localnet_brain::objects::Kind;
+use localnet_cluster::objects::Kind;
 use tokio::time::{self, Instant};
 
 use crate::{

@@ -1,7 +1,7 @@
 //! Tests of requests, lists and changes.
 
 use futures::FutureExt as _;
-use localnet_brain::objects::{Event, Kind, Object};
+use localnet_cluster::objects::{Event, Kind, Object};
 
 use crate::fake::{Fake, brief, node, service, soon};
 

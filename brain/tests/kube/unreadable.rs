@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use localnet_brain::objects::Kind;
+use localnet_cluster::objects::Kind;
 use serde_json::{Value, json};
 use tokio::time;
 

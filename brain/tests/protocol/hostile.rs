@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use h2::{Reason, client::SendRequest};
 use http::Request;
-use localnet_brain::localize::Localized;
+use localnet_cluster::localize::Localized;
 use localnet_proto::{
     Address, Revision, encode,
     wire::{BackendReport, FamilyReport, backends_client::BackendsClient},

@@ -1,7 +1,7 @@
 //! Tests of reflection, `grpc.health.v1`, unknown methods and reports.
 
 use futures::FutureExt as _;
-use localnet_brain::localize::Localized;
+use localnet_cluster::localize::Localized;
 use localnet_proto::wire::{BackendReport, FamilyReport, IpFamily, backends_client::BackendsClient};
 use prost::Message as _;
 use tonic::{Code, transport::Channel};

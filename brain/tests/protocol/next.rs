@@ -1,7 +1,8 @@
 //! Tests of `Next`: what it answers, and when.
 
 use futures::FutureExt as _;
-use localnet_brain::{localize::Localized, serve::Options};
+use localnet_brain::serve::Options;
+use localnet_cluster::localize::Localized;
 use localnet_proto::{Change, Revision, ServiceKey, Snapshot, Update, encode, wire::endpoints_client::EndpointsClient};
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 

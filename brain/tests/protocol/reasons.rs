@@ -1,10 +1,10 @@
 //! Tests of `Reasons`: explanations of Services, and the status of the brain.
 
-use localnet_brain::{
-    cluster::{Cluster, Options},
+use localnet_brain::pump;
+use localnet_cluster::{
+    Cluster, Options,
     localize::NodeIps,
     objects::{Event, Kind, NodeObject, Object, ServiceObject, SliceObject},
-    pump,
 };
 use localnet_proto::wire::{
     self, BackendReport, Nearness, Rule, ServiceKey, Standing, StatusRequest, backends_client::BackendsClient,

@@ -5,11 +5,11 @@ use std::{future::Future, sync::Arc, time::Duration};
 use hyper_util::rt::TokioIo;
 use localnet_brain::{
     feed::Feed,
-    localize::Localized,
     pump::{self, Asked},
     reports::Reports,
     serve::{self, Listener, Options, ServerState},
 };
+use localnet_cluster::localize::Localized;
 use localnet_proto::{
     Address, Node, Port, Protocol, Revision, Service, ServiceKey, Update, WhenEmpty,
     decode::Assembler,

@@ -4,13 +4,15 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures::{FutureExt as _, TryFutureExt as _};
 use localnet_brain::{
-    cluster::Options,
-    localize::{Localized, NodeIps},
     pump,
     reports::Reports,
     serve::{self, Listener, ServerState},
     start,
     views::{Allowed, Started, Views},
+};
+use localnet_cluster::{
+    Options,
+    localize::{Localized, NodeIps},
 };
 use localnet_proto::{
     Address,

@@ -8,10 +8,8 @@ use std::{
 };
 
 use anyhow::bail;
-use localnet_brain::{
-    cluster::{Cluster, Options},
-    watch::file,
-};
+use localnet_brain::watch::file;
+use localnet_cluster::{Cluster, Options};
 use localnet_proto::{
     Endpoint, EndpointPort, Family, Node, Port, Protocol, Scopes, Service, ServiceKey, Snapshot, WhenEmpty,
 };

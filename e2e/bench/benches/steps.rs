@@ -14,13 +14,13 @@ use std::{
 
 use criterion::{BatchSize, Criterion};
 use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
-use localnet_brain::{
-    cluster::{Cluster, Options},
-    feed::Feed,
+use localnet_brain::feed::Feed;
+use localnet_client::vips::{Config, Detector, NodePortAddresses};
+use localnet_cluster::{
+    Cluster, Options,
     localize::Localized,
     objects::{Event, Kind, Object},
 };
-use localnet_client::vips::{Config, Detector, NodePortAddresses};
 use localnet_lab::{Network, Topology};
 use localnet_linux::nft::{Family, Socket, Table, Transaction};
 use localnet_nft::{desired::Desired, portions::Limits};

@@ -3,7 +3,8 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use anyhow::Context as _;
-use localnet_brain::{exposition::text, feed::Feed, localize::Localized, reports::Reports};
+use localnet_brain::{exposition::text, feed::Feed, reports::Reports};
+use localnet_cluster::localize::Localized;
 use localnet_proto::wire::{Attempts, BackendReport, FamilyReport, IpFamily};
 use serde::Deserialize;
 use serde_json::Value;

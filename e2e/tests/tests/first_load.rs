@@ -16,11 +16,11 @@ use std::{env, fs, net::Ipv4Addr, path::PathBuf, process::Stdio, sync::Arc, time
 use anyhow::{Context as _, ensure};
 use localnet_brain::{
     feed::Feed,
-    localize::Localized,
     pump,
     reports::Reports,
     serve::{self, Listener},
 };
+use localnet_cluster::localize::Localized;
 use localnet_e2e::program;
 use localnet_lab::{Network, Topology};
 use localnet_proto::{Address, Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Service, ServiceKey, WhenEmpty};

@@ -12,12 +12,12 @@ use std::{
 
 use localnet_brain::{
     feed::Feed,
-    localize::Localized,
     pump,
     reports::Reports,
     serve::{self, Listener, Options, ServerState},
 };
 use localnet_client::{Revision, Source as _, grpc::Brain};
+use localnet_cluster::localize::Localized;
 use localnet_e2e::python;
 use localnet_proto::{
     Address, Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Service, ServiceKey, Snapshot, Update, WhenEmpty,

@@ -22,15 +22,17 @@ use k8s_openapi::{
     api::discovery::v1::EndpointSlice,
 };
 use localnet_brain::{
-    cluster::{Cluster, Options},
     feed::Feed,
-    localize::NodeIps,
-    objects::{Event, Kind, Object},
     pump,
     reports::Reports,
     serve::{self, Listener},
 };
 use localnet_client::{Backend, Revision, Snapshot, Source as _, grpc::Brain, incremental::Adapter, vips::Config};
+use localnet_cluster::{
+    Cluster, Options,
+    localize::NodeIps,
+    objects::{Event, Kind, Object},
+};
 use localnet_iptables::{Flavour, Tools};
 use localnet_lab::{Network, Topology};
 use localnet_nft::LiveBackend;

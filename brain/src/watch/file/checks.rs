@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Service;
 use localnet_core::{Code, Diagnostic, Subject};
 
-use crate::objects::{NodeObject, Object, Parsed, ServiceCidrObject, ServiceObject, SliceObject};
+use localnet_cluster::objects::{NodeObject, Object, Parsed, ServiceCidrObject, ServiceObject, SliceObject};
 
 /// The list of ClusterIPs. A file may contain only [`CLUSTER_IP`] instead.
 pub(super) const CLUSTER_IPS: &str = "clusterIPs";

@@ -5,8 +5,8 @@ use std::{path::Path, sync::Arc};
 use localnet_core::yaml;
 
 use super::{reading, tests::WEB};
-use crate::cluster::{Cluster, Options};
-use crate::objects::{Event, Kind};
+use localnet_cluster::objects::{Event, Kind};
+use localnet_cluster::{Cluster, Options};
 
 const MORE: &str = "
 apiVersion: discovery.k8s.io/v1

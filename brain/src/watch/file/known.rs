@@ -32,7 +32,7 @@ use super::{
     problems, reading,
     stamp::Stamp,
 };
-use crate::objects::{Event, Kind, Object, ServiceType};
+use localnet_cluster::objects::{Event, Kind, Object, ServiceType};
 
 /// A file may change twice between two ticks of the clock that stamps it. So a file that changed this shortly before it was read
 /// is read again, whatever its stamp.

@@ -5,7 +5,7 @@ use std::{path::Path, thread::JoinHandle, time::SystemTime};
 use localnet_core::Diagnostic;
 
 use super::{known::Known, problems, thread};
-use crate::objects::Event;
+use localnet_cluster::objects::Event;
 
 /// The content of the files.
 #[derive(Debug, Default, PartialEq)]

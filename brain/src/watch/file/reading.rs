@@ -23,7 +23,7 @@ use super::{
     tree::Tree,
     words::{Words, words},
 };
-use crate::objects::{Kind, Object};
+use localnet_cluster::objects::{Kind, Object};
 
 /// Documents above this size, in bytes, are not parsed again to name the field at fault.
 const LARGEST_TREE: usize = 8 << 20;

@@ -18,11 +18,8 @@ use super::{
     load, run,
     watcher::{Pace, run_at},
 };
-use crate::{
-    batch::Batch,
-    metrics::Troubles,
-    objects::{Event, Kind, Object, Parsed},
-};
+use crate::{batch::Batch, metrics::Troubles};
+use localnet_cluster::objects::{Event, Kind, Object, Parsed};
 
 pub(super) const WEB: &str = "apiVersion: v1
 kind: Service

@@ -33,8 +33,8 @@ use super::{
 use crate::{
     batch::{Batch, Origin},
     metrics::Troubles,
-    objects::Event,
 };
+use localnet_cluster::objects::Event;
 
 /// Events with shorter pauses belong to the same change.
 const SETTLE: Duration = Duration::from_millis(5);

@@ -20,10 +20,8 @@ use super::{
     trouble::{Trouble, resource, unreadable},
     watch_health::{TRANSIENT, WatchHealth},
 };
-use crate::{
-    batch::{Batch, Origin},
-    objects::{Event, Kind, Object},
-};
+use crate::batch::{Batch, Origin};
+use localnet_cluster::objects::{Event, Kind, Object};
 
 /// Maximum number of events in one batch, except for lists.
 const BATCH: usize = 256;

@@ -30,9 +30,9 @@ use self::{
     follow::{Absent, Follow},
     steps::Selectors,
 };
-use crate::{
-    batch::Batch,
-    cluster::Options,
+use crate::batch::Batch;
+use localnet_cluster::{
+    Options,
     objects::{
         Kind, Object,
         reduce::{HEADLESS, SERVICE_PROXY_NAME},

@@ -5,7 +5,7 @@ use std::error::Error;
 use kube::{client::AuthError, core::Status};
 use localnet_core::Code;
 
-use crate::objects::Kind;
+use localnet_cluster::objects::Kind;
 
 /// A reason why a kind cannot be watched.
 #[derive(Clone, Debug, PartialEq, Eq)]

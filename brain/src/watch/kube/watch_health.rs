@@ -19,7 +19,7 @@ use super::{
     steps::Step,
     trouble::{Trouble, resource},
 };
-use crate::objects::Kind;
+use localnet_cluster::objects::Kind;
 
 /// A trouble counts from this occurrence on. An API server that has just started refuses requests until it has loaded its RBAC
 /// rules.

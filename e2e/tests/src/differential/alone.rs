@@ -8,9 +8,9 @@ use k8s_openapi::api::{
     core::v1::{self, Node},
     discovery::v1::EndpointSlice,
 };
-use localnet_brain::cluster;
-use localnet_brain::objects::{Event, Kind, Object};
 use localnet_client::Snapshot;
+use localnet_cluster;
+use localnet_cluster::objects::{Event, Kind, Object};
 use localnet_proto::{Node as NodeState, Service as Localized};
 use serde_json::Value;
 
@@ -31,7 +31,7 @@ pub(crate) fn alone(service: &Service, facts: &NodeFacts, node: &NodeState) -> a
     });
     let slices = slices.collect::<anyhow::Result<_>>().context("reading a slice")?;
     let of_node: Node = serde_json::from_value(facts.object(&node.name)).context("reading a Node")?;
-    let mut cluster = cluster::Cluster::new(cluster::Options::of_node(&node.name));
+    let mut cluster = localnet_cluster::Cluster::new(localnet_cluster::Options::of_node(&node.name));
     for (kind, objects) in [
         (Kind::Service, vec![Object::Service(object.into())]),
         (Kind::Slice, slices),

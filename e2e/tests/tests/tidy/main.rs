@@ -43,7 +43,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("localnet-config", &["localnet-core"]),
     ("localnet-config-file", &["localnet-core", "localnet-config"]),
     ("localnet-client", &["localnet-core", "localnet-proto", "localnet-config", "localnet-config-file"]),
-    ("localnet-brain", &["localnet-core", "localnet-proto", "localnet-config", "localnet-config-file"]),
+    ("localnet-cluster", &["localnet-core", "localnet-proto"]),
+    (
+        "localnet-brain",
+        &["localnet-core", "localnet-proto", "localnet-config", "localnet-config-file", "localnet-cluster"],
+    ),
     ("localnet-nft", &["localnet-core", "localnet-proto", "localnet-client", "localnet-config", "localnet-linux"]),
     ("localnet-iptables", &["localnet-core", "localnet-proto", "localnet-client", "localnet-config", "localnet-linux"]),
     ("localnet-ipvs", &["localnet-core", "localnet-proto", "localnet-client", "localnet-config", "localnet-linux"]),
@@ -71,7 +75,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "localnet",
         &["localnet-core", "localnet-proto", "localnet-client", "localnet-config", "localnet-linux", "localnet-nft"],
     ),
-    ("localnet-conformance", &["localnet-proto", "localnet-brain", "localnet-client", "localnet-lab"]),
+    (
+        "localnet-conformance",
+        &["localnet-proto", "localnet-cluster", "localnet-brain", "localnet-client", "localnet-lab"],
+    ),
     ("localnet-lab", &["localnet-proto"]),
     ("localnet-controlplane", &[]),
     ("localnet-vm", &[]),
@@ -86,6 +93,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "localnet-vm",
             "localnet-proto",
             "localnet-client",
+            "localnet-cluster",
             "localnet-brain",
         ],
     ),
@@ -106,6 +114,8 @@ const NEVER: &[(&str, &[&str])] = &[
     ("localnet-iptables", &["kube", "k8s-openapi", "tonic", "prost", "nftables"]),
     ("localnet-win", &["kube", "k8s-openapi", "tonic", "prost", "rtnetlink", "nftables"]),
     ("localnet-brain", &["rtnetlink", "netlink-sys", "nftables"]),
+    // This crate is pure.
+    ("localnet-cluster", &["tokio", "tracing", "anyhow", "kube", "tonic", "clap"]),
     ("localnet", &["kube", "k8s-openapi", "tonic", "prost", "rtnetlink", "netlink-sys", "nftables"]),
 ];
 
@@ -222,7 +232,8 @@ fn nothing_is_left_undone_or_switched_off() {
 /// docs/operations.md names the programs that start others. Their dependencies must not start programs, either.
 #[test]
 fn only_the_iptables_backend_starts_programs() {
-    const FOLDERS: [&str; 8] = ["proto", "config", "client", "linux", "brain", "backend-nft", "backend-ipvs", "node"];
+    const FOLDERS: [&str; 9] =
+        ["proto", "config", "client", "linux", "cluster", "brain", "backend-nft", "backend-ipvs", "node"];
     let mut found = Vec::new();
     for (path, text) in rust_sources() {
         let name = name(&path);

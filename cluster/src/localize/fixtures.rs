@@ -9,7 +9,7 @@ use crate::objects::{
 };
 
 /// `default/web` with a ClusterIP and ports. The first port's name is `p80`, after its number.
-pub(crate) fn service(ip: &str, ports: &[(i32, &str)]) -> ServiceObject {
+pub fn service(ip: &str, ports: &[(i32, &str)]) -> ServiceObject {
     ServiceObject {
         namespace: "default".into(),
         name: "web".into(),
@@ -41,7 +41,7 @@ pub(crate) fn service(ip: &str, ports: &[(i32, &str)]) -> ServiceObject {
 }
 
 /// A slice of `default/web` with named ports.
-pub(crate) fn slice(name: &str, ports: &[(&str, i32)], endpoints: Vec<SliceEndpoint>) -> SliceObject {
+pub fn slice(name: &str, ports: &[(&str, i32)], endpoints: Vec<SliceEndpoint>) -> SliceObject {
     SliceObject {
         triggered: None,
         namespace: "default".into(),
@@ -62,7 +62,7 @@ pub(crate) fn slice(name: &str, ports: &[(&str, i32)], endpoints: Vec<SliceEndpo
 }
 
 /// A ready endpoint without a node.
-pub(crate) fn endpoint(address: &str) -> SliceEndpoint {
+pub fn endpoint(address: &str) -> SliceEndpoint {
     SliceEndpoint {
         address: Some(parsed(address)),
         hostname: None,
@@ -73,16 +73,19 @@ pub(crate) fn endpoint(address: &str) -> SliceEndpoint {
     }
 }
 
-pub(crate) fn cluster_ip(ip: &str) -> Box<[Parsed<IpAddr>]> {
+/// One ClusterIP.
+pub fn cluster_ip(ip: &str) -> Box<[Parsed<IpAddr>]> {
     addresses(&[ip])
 }
 
-pub(crate) fn addresses(texts: &[&str]) -> Box<[Parsed<IpAddr>]> {
+/// Addresses as an object has them.
+pub fn addresses(texts: &[&str]) -> Box<[Parsed<IpAddr>]> {
     texts.iter().map(|text| parsed(text)).collect()
 }
 
-pub(crate) fn ips(texts: &[&str]) -> Vec<IpAddr> {
-    texts.iter().map(|text| text.parse().unwrap()).collect()
+/// Valid addresses.
+pub fn ips(texts: &[&str]) -> Vec<IpAddr> {
+    texts.iter().map(|text| text.parse().expect("an address")).collect()
 }
 
 fn parsed(text: &str) -> Parsed<IpAddr> {

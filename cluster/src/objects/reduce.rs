@@ -232,7 +232,7 @@ fn parsed_address(text: &str) -> Parsed<IpAddr> {
 }
 
 /// Parses a CIDR. The API server accepts white space around source ranges.
-pub(crate) fn parsed_cidr(text: &str) -> Parsed<IpNet> {
+pub fn parsed_cidr(text: &str) -> Parsed<IpNet> {
     address::cidr(text.trim()).map_or_else(|| Parsed::Bad(text.into()), Parsed::Good)
 }
 

@@ -12,8 +12,8 @@
 mod candidates;
 mod categorize;
 mod endpoints;
-#[cfg(test)]
-pub(crate) mod fixtures;
+#[cfg(any(test, feature = "fixtures"))]
+pub mod fixtures;
 mod front;
 mod health;
 mod node;

@@ -1,9 +1,18 @@
 //! The Kubernetes objects that the brain has received, and which Services it must localize again.
 //!
 //! [`Cluster::handle`] applies an event and marks only the Services that it affects. Once every kind has been listed completely,
-//! [`Cluster::localize`] localizes the marked Services. The cluster stores no results: [`crate::feed`] stores and compares them.
+//! [`Cluster::localize`] localizes the marked Services. The cluster stores no results: the brain's feed stores and compares them.
+//!
+//! ```text
+//! objects ──► Cluster ──► localize ──► Localized
+//! ```
+//!
+//! This crate is synchronous and pure. It returns diagnostics, which the brain logs.
 
 mod claims;
+mod lack;
+pub mod localize;
+pub mod objects;
 #[cfg(test)]
 mod tests;
 
@@ -18,12 +27,13 @@ use std::{
 use localnet_core::Diagnostic;
 use localnet_proto::ServiceKey;
 
-use crate::{
-    guard::{self, Lack},
-    localize::{self, Here, Localized, NodeIps, ObjectChanges},
-    objects::{Event, Kind, NodeObject, Object, Parsed, ServiceCidrObject, ServiceObject, SliceObject},
-};
 use claims::Claims;
+pub use lack::Lack;
+use localize::{Here, Localized, NodeIps, ObjectChanges};
+use objects::{Event, Kind, NodeObject, Object, Parsed, ServiceCidrObject, ServiceObject, SliceObject};
+
+/// The default of [`Options::shrink_hold`].
+pub const SHRINK_HOLD: Duration = Duration::from_secs(300);
 
 /// The configuration of a brain for one node.
 #[derive(Clone, Debug)]
@@ -42,7 +52,7 @@ pub struct Options {
 impl Options {
     /// The defaults for a node.
     pub fn of_node(node_name: impl Into<String>) -> Self {
-        Self { node_name: node_name.into(), service_proxy_name: None, external_ips: true, shrink_hold: guard::HOLD }
+        Self { node_name: node_name.into(), service_proxy_name: None, external_ips: true, shrink_hold: SHRINK_HOLD }
     }
 }
 

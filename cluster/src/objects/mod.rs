@@ -209,7 +209,7 @@ pub struct ServiceCidrObject {
 }
 
 /// Parses the name of a Node, and returns it in the canonical form.
-pub(crate) fn node_name(text: &str) -> Result<String, &'static str> {
+pub fn node_name(text: &str) -> Result<String, &'static str> {
     let name = text.trim().to_lowercase();
     let good = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
     if good { Ok(name) } else { Err("not the name of a Node: letters, digits, '-', '.'") }
