@@ -139,14 +139,14 @@ fn of_mode(service: &Service, said: &Config) -> Vec<(u8, String)> {
                     found.push((
                         12,
                         format!(
-                            "{both} is in externalIPs and in status.loadBalancer.ingress: loadBalancerSourceRanges guards it; kube-proxy in mode iptables lets everybody through"
+                            "{both} is in externalIPs and in status.loadBalancer.ingress: loadBalancerSourceRanges guards it; kube-proxy in mode iptables accepts every source"
                         ),
                     ));
                 }
                 if service.ports.iter().any(|port| !is_served(service, port, ipv4)) {
                     found.push((
                         10,
-                        "nothing serves it, which only those in loadBalancerSourceRanges are told; kube-proxy in mode iptables tells everybody".to_owned(),
+                        "no endpoint serves it: localnet rejects only clients inside loadBalancerSourceRanges; kube-proxy in mode iptables rejects every client".to_owned(),
                     ));
                 }
             }

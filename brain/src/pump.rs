@@ -150,7 +150,7 @@ impl Report {
         let now: HashSet<Diagnostic> = skipped.into_iter().cloned().collect();
         let logged = self.skipped.remove(&service.cloned()).unwrap_or_default();
         for Diagnostic { subject, field, code, severity, problem, remedy } in now.difference(&logged) {
-            let what = if *severity == Severity::Error { "skipped" } else { "odd" };
+            let what = if *severity == Severity::Error { "skipped" } else { "suspicious" };
             tracing::warn!(object = %subject, %field, %problem, %remedy, %code, "{what}");
         }
         if !now.is_empty() {

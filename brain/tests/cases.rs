@@ -25,7 +25,7 @@ fn snapshot(cluster_yaml: &Path, node_name: &str) -> (Snapshot, Localized) {
 /// The diagnostics, as comments to write above the state.
 fn skipped(localized: &Localized) -> String {
     localized.skipped.iter().fold(String::new(), |mut text, (_, skipped)| {
-        let what = if skipped.severity == Severity::Error { "skipped" } else { "odd" };
+        let what = if skipped.severity == Severity::Error { "skipped" } else { "suspicious" };
         text.push_str(&format!("# {what}: {}: {}: {}\n", skipped.subject, skipped.field, skipped.problem));
         text
     })

@@ -178,7 +178,7 @@ async fn report(source: &impl Source, mut reports: watch::Receiver<Option<Report
                 let is_news = matches!(error, SourceError::Refused(_) | SourceError::Invalid(_))
                     && logged.as_ref() != Some(&error);
                 if is_news {
-                    warn!(%error, "the brain refuses this backend's reports, so its health checks cannot see that this node is programmed");
+                    warn!(%error, "the brain refuses this backend's reports, so the brain's health checks cannot see that this node is programmed");
                     logged = Some(error);
                 } else {
                     debug!(%error, "the brain did not accept the report");

@@ -16,7 +16,7 @@ release, so no program should compare them.
 | `localnet explain --why-not … -o json` | `causes[].id` |
 | `localnetv1.Reasons/Why` | `Findings[].Code` |
 | `localnetv1.Reasons/Status` | `Troubles[].Code`, and each backend's `Skipped[].Code` and `Warnings[].Code` |
-| the brain's log | `code` of `skipped` and `odd` |
+| the brain's log | `code` of `skipped` and `suspicious` |
 
 **Severity**: after an `error`, localnet does not use or program the subject. After a `warning` it does, but check whether that is intended. The column has the usual
 severity of a code. A single diagnostic may have another one: kube-proxy ignores unknown fields of v1alpha1, for example, so `field-unknown` is a warning there.

@@ -20,13 +20,13 @@ use tracing::{debug, warn};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The subscription ended, so changes since then are unknown. Call [`Addresses::watch`] again.
-    #[error("rtnetlink subscription ended: watch the addresses again")]
+    #[error("the rtnetlink subscription ended: subscribe again")]
     Ended,
     /// The kernel refused to list the addresses.
     #[error("failed to list the node's addresses: {0}")]
     List(#[from] rtnetlink::Error),
     /// The netlink socket failed.
-    #[error("rtnetlink socket: {0}")]
+    #[error("the rtnetlink socket failed: {0}")]
     Io(#[from] io::Error),
 }
 

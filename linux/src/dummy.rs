@@ -30,7 +30,7 @@ pub enum Error {
         action: String,
     },
     /// The kernel has no dummy interfaces.
-    #[error("this kernel has no dummy interfaces, for {name}: load the module dummy (modprobe dummy)")]
+    #[error("this kernel cannot create the dummy interface {name}: load the module dummy (modprobe dummy)")]
     Unsupported {
         /// The name of the requested interface.
         name: String,
@@ -58,7 +58,7 @@ pub enum Error {
         error: rtnetlink::Error,
     },
     /// The netlink socket failed.
-    #[error("rtnetlink socket: {0}")]
+    #[error("the rtnetlink socket failed: {0}")]
     Io(#[from] io::Error),
 }
 
@@ -333,7 +333,7 @@ mod tests {
         for (errno, expected) in [
             (
                 Errno::OPNOTSUPP,
-                "this kernel has no dummy interfaces, for kube-ipvs0: load the module dummy (modprobe dummy)",
+                "this kernel cannot create the dummy interface kube-ipvs0: load the module dummy (modprobe dummy)",
             ),
             (
                 Errno::PERM,

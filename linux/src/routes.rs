@@ -14,10 +14,10 @@ use tokio::task::JoinHandle;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The kernel's answer is an error other than "no route", or cannot be parsed.
-    #[error("failed to ask for a route: {0}")]
+    #[error("failed to look up a route: {0}")]
     Ask(#[from] rtnetlink::Error),
     /// The netlink socket failed.
-    #[error("rtnetlink socket: {0}")]
+    #[error("the rtnetlink socket failed: {0}")]
     Io(#[from] io::Error),
 }
 

@@ -56,7 +56,7 @@ codes! {
     FileUnreadable = "file-unreadable", Error, "Check the path, and that the program's user may read it.";
     /// A file is not UTF-8 text.
     FileNotText = "file-not-text", Error, "Save it as UTF-8.";
-    /// What is at the path is not a file that can be read: it is too large, a device, or a link that leads nowhere.
+    /// The path is not a readable file: it is too large, a device, or a link that leads nowhere.
     FileUnsuitable = "file-unsuitable", Error, "Put a regular file of a reasonable size there.";
     /// A file had objects before and is empty now. The objects stay, as a writer may not have finished.
     FileEmptied = "file-emptied", Error, "Write the file, delete it, or write a List without items.";
@@ -104,7 +104,7 @@ codes! {
     GateUnknown = "gate-unknown", Warning, "Remove the gate.";
     /// The field needs a feature gate that is off.
     GateDisabled = "gate-disabled", Error, "Turn the gate on, or remove the field.";
-    /// NodePorts are answered on all addresses of the node.
+    /// All addresses of the node answer NodePorts.
     NodePortsEverywhere = "node-ports-everywhere", Warning, "Set nodePortAddresses, for instance to primary.";
     /// nodePortAddresses names addresses of one family only; in the other one, NodePorts are answered on all addresses.
     NodePortsOfOneFamily = "node-ports-of-one-family", Warning, "Name addresses of both families in nodePortAddresses.";
@@ -140,7 +140,7 @@ codes! {
     ServiceTooLarge = "service-too-large", Error, "Split it into several Services.";
     /// A list of a Node or ServiceCIDR is longer than any real one; the first items are used.
     ListTooLong = "list-too-long", Error, "Shorten the list.";
-    /// The Node object is gone. What was last known of it stays in use.
+    /// The Node object was deleted. The brain keeps what it last knew of it.
     NodeGone = "node-gone", Warning, "Check the name of the node (--node-name), and that its Node exists.";
 
     // Problems that keep the brain from reading the cluster. Until they end, it serves the last state that it could read.
@@ -158,15 +158,15 @@ codes! {
     ApiFails = "api-fails", Error, "Check the log of the API server.";
     /// The stream of changes breaks again and again, or does not report changes.
     WatchFails = "watch-fails", Error, "Check proxies between the node and the API server.";
-    /// The API server sent an object that cannot be read. What was last known of it stays in use.
+    /// The API server sent an object that the brain cannot decode. The brain keeps its previous version.
     ObjectUnreadable = "object-unreadable", Error, "Correct the field, or find the webhook that changes it.";
     /// A new list lacks so many objects that their removal awaits confirmation.
     RemovalsHeld = "removals-held", Warning, "Check whether so many objects were really deleted.";
 
     // Things that a backend does not program.
-    /// The kernel refuses what a Service needs. It is tried again now and then.
+    /// The kernel refuses what a Service needs. The backend retries with backoff.
     KernelRefused = "kernel-refused", Error, "Change the Service as the kernel's message suggests.";
-    /// The address is in a CIDR that the backend leaves to others.
+    /// The address is in a CIDR that the configuration excludes.
     AddressExcluded = "address-excluded", Error, "Remove the CIDR from ipvs.excludeCIDRs if localnet is to serve the address.";
     /// The Service names a scheduler that IPVS does not have; the default one is used.
     SchedulerUnknown = "scheduler-unknown", Warning, "Correct the annotation localnet.dev/ipvs-scheduler.";
@@ -183,7 +183,7 @@ codes! {
     /// The brain cannot be reached, or has no state yet.
     BrainUnreachable = "brain-unreachable", Error, "Start localnet-brain, or select another brain with --api.";
     /// The brain cannot read changes of the cluster, and serves the last state that it could read.
-    SourceFails = "source-fails", Error, "Remove what the message names.";
+    SourceFails = "source-fails", Error, "Correct the problem that the message names.";
     /// The Service does not have the address that was asked for.
     NotItsAddress = "not-its-address", Error, "Ask for one of its addresses.";
     /// The Service has no ClusterIP of the family, so it does not exist in it.
@@ -200,11 +200,11 @@ codes! {
     ServiceOfAnotherProxy = "service-of-another-proxy", Error, "Remove the label service.kubernetes.io/service-proxy-name.";
     /// Nothing of the Service can be served.
     ServiceUnusable = "service-unusable", Error, "Correct what the message names.";
-    /// The port was left out of the Service because something in it is wrong.
+    /// localnet skips the port, because something in it is invalid.
     PortLeftOut = "port-left-out", Error, "Correct what the message names.";
     /// The Service has no such port.
     PortAbsent = "port-absent", Error, "Ask for one of its ports; targetPort and nodePort are other numbers.";
-    /// Something of the Service was left out.
+    /// localnet skips part of the Service.
     LeftOut = "left-out", Error, "Correct what the message names.";
     /// spec.loadBalancerSourceRanges keeps the sender out.
     SourceRanges = "source-ranges", Error, "Add the sender to spec.loadBalancerSourceRanges.";
@@ -254,14 +254,14 @@ codes! {
     TrackingFull = "tracking-full", Error, "Raise net.netfilter.nf_conntrack_max.";
     /// IP forwarding is disabled on the node.
     ForwardingOff = "forwarding-off", Error, "Set net.ipv4.ip_forward and net.ipv6.conf.all.forwarding to 1.";
-    /// Tracked flows lead to an endpoint that no longer serves.
+    /// Tracked flows lead to an endpoint that is no longer eligible.
     StaleFlow = "stale-flow", Error, "Wait for the backend, or delete them: conntrack -D.";
     /// No backend has reported to the brain: nothing programs the node.
     BackendMissing = "backend-missing", Error, "Start localnet-nft or another backend.";
-    /// The backend does not program something of the Service.
+    /// The backend skips part of the Service.
     BackendSkips = "backend-skips", Error, "Change the Service as the message says.";
     /// The backend cannot apply the newest state.
-    BackendFails = "backend-fails", Error, "Remove what the error names; the backend tries again by itself.";
+    BackendFails = "backend-fails", Error, "Correct what the error names; the backend retries by itself.";
     /// The backend has not applied the newest state.
     BackendBehind = "backend-behind", Error, "Check that the backend runs and reaches the brain.";
     /// A rule of another program drops or rejects the packets.

@@ -48,7 +48,7 @@ pub enum Error {
     #[error("the kernel's answer was lost: list the virtual servers before the next change")]
     Unanswered,
     /// The netlink socket failed.
-    #[error("netlink socket for IPVS: {0}")]
+    #[error("the netlink socket of IPVS failed: {0}")]
     Io(#[from] io::Error),
 }
 

@@ -17,7 +17,7 @@ use crate::shortage::is_shortage;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The kernel refused one change, and with it the whole transaction.
-    #[error("change {change} ({what}) refused by the kernel: {}{}", errno_text(*errno), note(message))]
+    #[error("the kernel refused change {change} ({what}): {}{}", errno_text(*errno), note(message))]
     Refused {
         /// The index into the transaction's changes.
         change: usize,
@@ -31,7 +31,7 @@ pub enum Error {
         message: Option<String>,
     },
     /// The kernel refused the batch without naming a change.
-    #[error("transaction refused by the kernel: {}{}", errno_text(*errno), note(message))]
+    #[error("the kernel refused the transaction: {}{}", errno_text(*errno), note(message))]
     TransactionRefused {
         /// The kernel's error number.
         errno: i32,
@@ -56,10 +56,10 @@ pub enum Error {
     #[error("the kernel's answer about nf_tables was lost for lack of memory: try again later")]
     Lost,
     /// Changes interrupted every attempt to read.
-    #[error("tables keep changing while they are read: try again later")]
+    #[error("other programs changed the tables during every attempt to read them: try again later")]
     Changing,
     /// The netlink socket failed.
-    #[error("netlink socket: {0}")]
+    #[error("the netlink socket failed: {0}")]
     Io(#[from] io::Error),
 }
 

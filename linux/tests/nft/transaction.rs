@@ -35,7 +35,7 @@ fn the_refused_change_is_named_and_nothing_is_applied() {
         assert_eq!((error.change(), error.errno()), (Some(1), Some(2)), "{error}");
         assert_eq!(
             error.to_string(),
-            "change 1 (add rule t absent masquerade fully-random) refused by the kernel: No such file or directory (os error 2)"
+            "the kernel refused change 1 (add rule t absent masquerade fully-random): No such file or directory (os error 2)"
         );
         assert_eq!(nft(&["list", "ruleset"], ""), "");
     });

@@ -168,7 +168,7 @@ impl Said {
         if lacks_node && !self.lacks_node {
             tracing::warn!(
                 node_name,
-                "no Node of this name is in the files: addresses for node ports are not known; add the Node, or correct --node-name"
+                "the files have no Node of this name, so the addresses of NodePorts are unknown; add the Node, or correct --node-name"
             );
         }
         self.lacks_node = lacks_node;
@@ -320,7 +320,7 @@ impl Watch {
                     self.armed.push(folder.to_owned());
                 }
                 Err(error) if self.unwatched.insert(folder.to_owned()) => {
-                    tracing::warn!(folder = %folder.display(), %error, "cannot be watched: it is looked at every 10 s");
+                    tracing::warn!(folder = %folder.display(), %error, "cannot watch this folder; reading it every 10 s");
                 }
                 Err(_) => {}
             }
