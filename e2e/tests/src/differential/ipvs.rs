@@ -21,8 +21,11 @@ const WITH_SERVER: usize = 5;
 /// The difference about flows that end because their endpoint is no destination any more.
 const WITH_DESTINATION: usize = 6;
 
-const ENTRIES: [Entry; 2] =
-    [Entry { number: 1, matches: address_is_of_services }, Entry { number: 4, matches: is_spread_without_affinity }];
+const ENTRIES: [Entry; 3] = [
+    Entry { number: 1, matches: address_is_of_services },
+    Entry { number: 4, matches: is_spread_without_affinity },
+    Entry { number: 7, matches: translated_packet_meets_another_service },
+];
 
 /// The number of the difference that explains an outcome of the ipvs backend.
 pub(crate) fn explain(difference: &Difference<'_>) -> Option<usize> {
@@ -60,6 +63,21 @@ fn is_spread_without_affinity(difference: &Difference<'_>) -> bool {
     // The original expectation determined the number of packets, so not every endpoint must be seen.
     asked.cover = false;
     has_no_affinity(&asked, scene) && judge(&asked, seen, topology).is_none()
+}
+
+/// Whether nf_tables translates the packet to an endpoint that has the address and port of another Service's VIP, and that Service
+/// has no endpoint for it.
+fn translated_packet_meets_another_service(difference: &Difference<'_>) -> bool {
+    let Difference { asked, seen, scene, topology, .. } = difference;
+    let Outcome::Endpoints { choices, .. } = &asked.expected else { return false };
+    let packet = scene.setup.packet(&asked.question);
+    let meets = |choice: &SocketAddr| {
+        let translated = Packet { destination: choice.ip(), port: choice.port(), ..packet };
+        let expected = route::route(scene.state, &scene.setup.rules(choice.ip()), &translated);
+        let is_unserved = matches!(expected, Outcome::Reject | Outcome::Drop);
+        is_unserved && judge(&Asked { expected, ..(*asked).clone() }, seen, topology).is_none()
+    };
+    has_no_affinity(asked, scene) && choices.iter().any(meets)
 }
 
 /// The number of the difference that ends a flow to the endpoint `by`, which the oracle expects to continue. `expected`: the outcome
